@@ -1,0 +1,3 @@
+"""Echelon: a model and a cluster become a parallel training run that you can trust."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,68 @@
+"""One event of a run, planned or measured: the simulator, the rehearsal and the run write the same.
+
+So one renderer draws all of them and one function compares any two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Record one thing that a rank did.
+
+    `kind` is a collective (``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``,
+    ``broadcast``, ``send``), a pipeline action (``F``, ``B``, ``W``, ``BW``) or ``step``. `bytes`
+    are those that this rank sends over the links of its group (`cost/collectives.py`), not the
+    payload. `start` and `end` are seconds on the rank's own clock since the run began.
+    """
+
+    kind: str
+    name: str
+    axis: str = ""
+    stage: int | None = None
+    microbatch: int | None = None
+    bytes: int = 0
+    start: float = 0.0
+    end: float = 0.0
+    rank: int = 0
+
+    def to_json(self) -> dict[str, object]:
+        """Return the event as a JSON object."""
+        return asdict(self)
+
+
+class EventSink(Protocol):
+    """Anything that takes events."""
+
+    def record(self, event: Event) -> None:
+        """Take one event."""
+        ...
+
+
+@dataclass(slots=True)
+class EventList:
+    """Keep events in memory, in the order in which they came."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def record(self, event: Event) -> None:
+        """Append one event."""
+        self.events.append(event)
+
+    def bytes_by_axis(self) -> dict[str, int]:
+        """Return the bytes sent per axis."""
+        total: dict[str, int] = {}
+        for event in self.events:
+            if event.axis:
+                total[event.axis] = total.get(event.axis, 0) + event.bytes
+        return total
+
+
+class NoEvents:
+    """Take events and keep none."""
+
+    def record(self, event: Event) -> None:
+        """Drop one event."""

@@ -1,0 +1,201 @@
+"""Every parameter of a model: canonical name, shape, how tensor parallelism splits it, first value.
+
+This table is the one description of the weights: initialisation, tensor slicing, byte formulas,
+checkpoints and the prover all read it. Weights are stored [out, in], so a column-parallel matrix
+(Megatron-LM, section 3) is split along dim 0 and a row-parallel one along dim 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from echelon.core.model_shape import Experts, LatentAttention, ModelShape
+
+Initial = Literal["normal", "residual", "ones", "zeros"]
+
+EMBEDDING = "embedding.weight"
+HEAD = "head.weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterSpec:
+    """Describe one parameter of the whole (unsplit) model.
+
+    `layer` is the block that owns it (None: before the first or after the last block),
+    `split_dim` the dim cut over `tp` (None: each tensor rank holds all of it), `padded` whether
+    that dim is first padded to a multiple of the degree (the vocabulary).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    layer: int | None
+    split_dim: int | None = None
+    padded: bool = False
+    initial: Initial = "normal"
+
+    @property
+    def numel(self) -> int:
+        """Return the number of elements of the whole parameter."""
+        return prod(self.shape)
+
+    @property
+    def decays(self) -> bool:
+        """Return whether weight decay applies: to matrices, not to biases and norms."""
+        return len(self.shape) > 1
+
+    def local_shape(self, tp: int) -> tuple[int, ...]:
+        """Return the shape that one of `tp` tensor ranks holds, padding included."""
+        if self.split_dim is None:
+            return self.shape
+        size = self.shape[self.split_dim]
+        if size % tp and not self.padded:
+            raise ValueError(f"{self.name}: dim {self.split_dim} = {size} is not divisible by {tp}")
+        local = -(-size // tp)
+        return (*self.shape[: self.split_dim], local, *self.shape[self.split_dim + 1 :])
+
+    def local_numel(self, tp: int) -> int:
+        """Return the number of elements that one of `tp` tensor ranks holds, padding included."""
+        return prod(self.local_shape(tp))
+
+    def local_range(self, tp: int, tp_rank: int) -> tuple[int, int]:
+        """Return the half-open range of `split_dim` that is real (not padding) on `tp_rank`."""
+        assert self.split_dim is not None
+        size = self.shape[self.split_dim]
+        local = -(-size // tp)
+        return min(size, tp_rank * local), min(size, (tp_rank + 1) * local)
+
+
+def parameters(shape: ModelShape) -> tuple[ParameterSpec, ...]:
+    """Return the parameters of a model in the order in which a forward pass meets them."""
+    return tuple(_parameters(shape))
+
+
+def num_parameters(shape: ModelShape) -> int:
+    """Return the number of weights of a model, each counted once (tied weights too)."""
+    return sum(spec.numel for spec in _parameters(shape))
+
+
+def num_active_parameters(shape: ModelShape) -> int:
+    """Return the number of weights that one token meets: of the routed experts, only its top k."""
+    total = num_parameters(shape)
+    if shape.experts is None:
+        return total
+    moe_layers = sum(shape.layer_has_experts(layer) for layer in range(shape.layers))
+    per_expert = 3 * shape.hidden * shape.experts.ffn
+    idle = shape.experts.num_experts - shape.experts.top_k
+    return total - moe_layers * idle * per_expert
+
+
+def _parameters(shape: ModelShape) -> Iterator[ParameterSpec]:
+    hidden = shape.hidden
+    yield ParameterSpec(
+        name=EMBEDDING, shape=(shape.vocab, hidden), layer=None, split_dim=0, padded=True
+    )
+    if shape.positions == "learned":
+        yield ParameterSpec(
+            name="positions.weight", shape=(shape.max_positions, hidden), layer=None
+        )
+    for layer in range(shape.layers):
+        yield from _block(shape, layer)
+    yield from _norm(shape, "norm", None)
+    if not shape.tied:
+        yield ParameterSpec(
+            name=HEAD, shape=(shape.vocab, hidden), layer=None, split_dim=0, padded=True
+        )
+
+
+def _block(shape: ModelShape, layer: int) -> Iterator[ParameterSpec]:
+    prefix = f"layers.{layer}"
+    yield from _norm(shape, f"{prefix}.attention_norm", layer)
+    if shape.latent is None:
+        yield from _attention(shape, f"{prefix}.attention", layer)
+    else:
+        yield from _latent_attention(shape, shape.latent, f"{prefix}.attention", layer)
+    yield from _norm(shape, f"{prefix}.mlp_norm", layer)
+    if shape.experts is not None and shape.layer_has_experts(layer):
+        yield from _experts(shape, shape.experts, f"{prefix}.mlp", layer)
+    else:
+        yield from _mlp(shape, shape.ffn, f"{prefix}.mlp", layer)
+
+
+def _norm(shape: ModelShape, name: str, layer: int | None) -> Iterator[ParameterSpec]:
+    yield ParameterSpec(name=f"{name}.weight", shape=(shape.hidden,), layer=layer, initial="ones")
+    if shape.norm == "layernorm":
+        yield ParameterSpec(
+            name=f"{name}.bias", shape=(shape.hidden,), layer=layer, initial="zeros"
+        )
+
+
+def _column(name: str, out: int, inner: int, layer: int, bias: bool) -> Iterator[ParameterSpec]:
+    yield ParameterSpec(name=f"{name}.weight", shape=(out, inner), layer=layer, split_dim=0)
+    if bias:
+        yield ParameterSpec(
+            name=f"{name}.bias", shape=(out,), layer=layer, split_dim=0, initial="zeros"
+        )
+
+
+def _row(name: str, out: int, inner: int, layer: int, bias: bool) -> Iterator[ParameterSpec]:
+    yield ParameterSpec(
+        name=f"{name}.weight", shape=(out, inner), layer=layer, split_dim=1, initial="residual"
+    )
+    if bias:
+        yield ParameterSpec(name=f"{name}.bias", shape=(out,), layer=layer, initial="zeros")
+
+
+def _attention(shape: ModelShape, name: str, layer: int) -> Iterator[ParameterSpec]:
+    bias = shape.qkv_bias
+    yield from _column(f"{name}.q", shape.query_dim, shape.hidden, layer, bias)
+    yield from _column(f"{name}.k", shape.kv_dim, shape.hidden, layer, bias)
+    yield from _column(f"{name}.v", shape.kv_dim, shape.hidden, layer, bias)
+    if shape.qk_norm:
+        for norm in ("q_norm", "k_norm"):
+            yield ParameterSpec(
+                name=f"{name}.{norm}.weight", shape=(shape.head_dim,), layer=layer, initial="ones"
+            )
+    yield from _row(f"{name}.o", shape.hidden, shape.query_dim, layer, shape.output_bias)
+
+
+def _latent_attention(
+    shape: ModelShape, latent: LatentAttention, name: str, layer: int
+) -> Iterator[ParameterSpec]:
+    head_dim = latent.nope_dim + latent.rope_dim
+    kv_dim = latent.nope_dim + latent.value_dim
+    sizes = (
+        ("q_down.weight", (latent.query_rank, shape.hidden), None),
+        ("q_up.weight", (shape.heads * head_dim, latent.query_rank), 0),
+        ("kv_down.weight", (latent.kv_rank + latent.rope_dim, shape.hidden), None),
+        ("kv_up.weight", (shape.heads * kv_dim, latent.kv_rank), 0),
+    )
+    for norm, size in (("q_norm", latent.query_rank), ("kv_norm", latent.kv_rank)):
+        yield ParameterSpec(
+            name=f"{name}.{norm}.weight", shape=(size,), layer=layer, initial="ones"
+        )
+    for suffix, size, split_dim in sizes:
+        yield ParameterSpec(name=f"{name}.{suffix}", shape=size, layer=layer, split_dim=split_dim)
+    yield from _row(f"{name}.o", shape.hidden, shape.heads * latent.value_dim, layer, False)
+
+
+def _mlp(shape: ModelShape, ffn: int, name: str, layer: int) -> Iterator[ParameterSpec]:
+    if shape.gated:
+        yield from _column(f"{name}.gate", ffn, shape.hidden, layer, shape.mlp_bias)
+    yield from _column(f"{name}.up", ffn, shape.hidden, layer, shape.mlp_bias)
+    yield from _row(f"{name}.down", shape.hidden, ffn, layer, shape.mlp_bias)
+
+
+def _experts(
+    shape: ModelShape, experts: Experts, name: str, layer: int
+) -> Iterator[ParameterSpec]:
+    yield ParameterSpec(
+        name=f"{name}.router.weight", shape=(experts.num_experts, shape.hidden), layer=layer
+    )
+    if experts.router_bias:
+        yield ParameterSpec(
+            name=f"{name}.router.bias", shape=(experts.num_experts,), layer=layer, initial="zeros"
+        )
+    for expert in range(experts.num_experts):
+        yield from _mlp(shape, experts.ffn, f"{name}.experts.{expert}", layer)
+    if experts.shared_experts:
+        yield from _mlp(shape, experts.ffn * experts.shared_experts, f"{name}.shared", layer)

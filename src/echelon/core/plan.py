@@ -1,0 +1,185 @@
+"""The Plan: one frozen value that is planned, proven, trained and compared with reality.
+
+What can change the mathematics (`Mathematics`) and what can only change speed and memory
+(`Layout`) are two nested records, so "the same mathematics, another layout" is one comparison.
+Nothing in a Plan is "auto": `config/` resolves every choice before it builds one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from echelon.core.cluster import Cluster
+from echelon.core.mesh import Mesh
+from echelon.core.model_shape import ModelShape
+from echelon.core.serialize import content_hash, from_json, to_json
+
+DType = Literal["fp64", "fp32", "bf16", "fp16"]
+DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+
+OptimizerKind = Literal["adamw"]
+LearningRateSchedule = Literal["constant", "linear", "cosine", "wsd"]
+ZeroStage = Literal[0, 1, 2, 3]
+RecomputePolicy = Literal["none", "selective", "full"]
+
+PLAN_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Give the dtype of parameters, gradients, their reduction, and the master copy."""
+
+    parameters: DType = "fp32"
+    gradients: DType = "fp32"
+    reduction: DType = "fp32"
+    master: DType = "fp32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """Give the optimizer and its learning rate over the steps.
+
+    `clip_norm` of None leaves gradients as they are. The learning rate rises linearly over
+    `warmup_steps`, then follows `schedule` down to `final_ratio` x `learning_rate` at
+    `total_steps`; "wsd" stays flat and falls linearly over the last `decay_steps`.
+    """
+
+    kind: OptimizerKind = "adamw"
+    learning_rate: float = 3e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float | None = 1.0
+    schedule: LearningRateSchedule = "cosine"
+    warmup_steps: int = 0
+    decay_steps: int = 0
+    total_steps: int = 1
+    final_ratio: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mathematics:
+    """Hold everything that can change the numbers of a run."""
+
+    model: ModelShape
+    global_sequences: int
+    sequence_length: int
+    seed: int = 0
+    precision: Precision = field(default_factory=Precision)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Zero:
+    """Say what of parameters, gradients and optimizer state data-parallel ranks share out."""
+
+    stage: ZeroStage = 0
+    bucket_bytes: int = 25 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Give the schedule and, for each stage, the blocks that it owns.
+
+    `stages[s]` lists block indices; stage 0 also owns the embedding, the last stage the final
+    norm and the head. Stage `s` lives on pipeline rank `s % pp`.
+    """
+
+    schedule: str = "1f1b"
+    virtual_stages: int = 1
+    stages: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """Say which blocks store only their input and run forward again in backward.
+
+    "full" recomputes every block whose index is divisible by `every`.
+    """
+
+    policy: RecomputePolicy = "none"
+    every: int = 1
+
+    def recomputes(self, layer: int) -> bool:
+        """Return whether block `layer` is recomputed in full."""
+        return self.policy == "full" and layer % self.every == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Hold everything that can change only speed and memory."""
+
+    mesh: Mesh
+    microbatch_sequences: int
+    pipeline: Pipeline
+    sequence_parallel: bool = False
+    zero: Zero = field(default_factory=Zero)
+    recompute: Recompute = field(default_factory=Recompute)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Say how one training run is split; complete, resolved, and legal."""
+
+    name: str
+    mathematics: Mathematics
+    layout: Layout
+    cluster: Cluster
+    schema: int = PLAN_SCHEMA
+
+    @property
+    def model(self) -> ModelShape:
+        """Return the shape of the model."""
+        return self.mathematics.model
+
+    @property
+    def mesh(self) -> Mesh:
+        """Return the mesh of ranks."""
+        return self.layout.mesh
+
+    @property
+    def num_microbatches(self) -> int:
+        """Return the microbatches per step of one data-parallel rank."""
+        return self.mathematics.global_sequences // (
+            self.layout.microbatch_sequences * self.mesh.dp
+        )
+
+    @property
+    def num_stages(self) -> int:
+        """Return the number of pipeline stages, virtual ones included."""
+        return len(self.layout.pipeline.stages)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Return the token positions of a global batch, ignored ones included."""
+        return self.mathematics.global_sequences * self.mathematics.sequence_length
+
+    def same_mathematics(self, other: Plan) -> bool:
+        """Return whether both plans must give the same numbers."""
+        return self.mathematics == other.mathematics
+
+    def content_hash(self) -> str:
+        """Return 16 hex digits that name the content of this plan."""
+        return content_hash(self)
+
+    def to_json(self) -> str:
+        """Return the plan as readable JSON."""
+        return json.dumps(to_json(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Return the plan that `to_json` wrote; ValueError where it is not one."""
+        data = json.loads(text)
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if schema != PLAN_SCHEMA:
+            raise ValueError(f"plan schema {schema!r}; this version reads schema {PLAN_SCHEMA}")
+        return from_json(cls, data, where="plan")
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        """Return the plan in the file at `path`."""
+        return cls.from_json(path.read_text(encoding="utf-8"))

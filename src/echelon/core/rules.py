@@ -1,0 +1,64 @@
+"""A rule: a stable id, why it exists, a bad and a fixed example, and the problems it reports.
+
+Rules are declared in `core/rulebook/`, one file per area, so that `echelon explain RULE` knows all
+of them without importing torch, and an error can only name a rule that is explained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from inspect import cleandoc
+
+from echelon.core.errors import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Name one thing that must hold, and explain it to whoever broke it."""
+
+    id: str
+    why: str
+    bad: str
+    fixed: str
+
+    def problem(
+        self,
+        message: str,
+        *,
+        key: str = "",
+        set_by: str = "",
+        works: Iterable[object] = (),
+    ) -> Problem:
+        """Return a `Problem` of this rule: `message` states the numbers, `works` what would do."""
+        return Problem(
+            rule=self.id,
+            message=message,
+            key=key,
+            set_by=set_by,
+            works=tuple(str(value) for value in works),
+        )
+
+    def page(self) -> str:
+        """Return the page that `echelon explain` prints."""
+        bad = "\n".join("    " + line for line in cleandoc(self.bad).splitlines())
+        fixed = "\n".join("    " + line for line in cleandoc(self.fixed).splitlines())
+        return f"{self.id}\n\n{cleandoc(self.why)}\n\nRefused:\n{bad}\n\nWorks:\n{fixed}\n"
+
+
+def nearest_divisors(number: int, wanted: int, *, limit: int = 4) -> tuple[int, ...]:
+    """Return up to `limit` divisors of `number`, those nearest to `wanted`, in rising order."""
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    nearest = sorted(divisors, key=lambda d: (abs(d - wanted), d))[:limit]
+    return tuple(sorted(nearest))
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> tuple[str, ...]:
+    """Return the known words closest to a misspelt one, best first."""
+    return tuple(get_close_matches(word, list(known), n=3, cutoff=0.55))
+
+
+def find_rule(rule_id: str, rules: Iterable[Rule]) -> Iterator[Rule]:
+    """Yield the rules with this id (one, or none)."""
+    return (rule for rule in rules if rule.id == rule_id)
