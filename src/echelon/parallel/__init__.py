@@ -1,0 +1,1 @@
+"""The parallelisms: one file each, on `torch.distributed`."""
