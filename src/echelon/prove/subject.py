@@ -1,0 +1,142 @@
+"""The thing under proof: what the prover asks of a training engine, and nothing more.
+
+A subject is named "module:function", for ranks are other processes; the function is a `Factory`.
+The prover reads attributes only, so an engine needs no import from here: any object with the
+attributes of a `StepReport` is one.
+
+Shapes: B sequences of the whole global batch, T positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from echelon.core.plan import Plan
+from echelon.parallel.shards import Shard
+
+IGNORED_LABEL = -100
+"""The label of a position whose loss is not counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalBatch:
+    """Hold a whole global batch; every rank is given all of it and takes its own rows.
+
+    Data-parallel rank r (`dp_replicate` major, `dp_shard` minor), microbatch m of M, b sequences
+    each, owns rows ``(r * M + m) * b`` to ``(r * M + m + 1) * b``. `sample_ids` names the rows.
+    """
+
+    sample_ids: tuple[int, ...]
+    inputs_BT: torch.Tensor
+    labels_BT: torch.Tensor
+
+    def microbatch(self, plan: Plan, dp_rank: int, microbatch: int) -> GlobalBatch:
+        """Return the rows of one microbatch of one data-parallel rank."""
+        size = plan.layout.microbatch_sequences
+        start = (dp_rank * plan.num_microbatches + microbatch) * size
+        rows = slice(start, start + size)
+        return GlobalBatch(
+            sample_ids=self.sample_ids[rows],
+            inputs_BT=self.inputs_BT[rows],
+            labels_BT=self.labels_BT[rows],
+        )
+
+
+class StepReport(Protocol):
+    """What one rank says about one optimizer step (a frozen dataclass with these fields does)."""
+
+    @property
+    def loss(self) -> float:
+        """Mean loss over the valid tokens of the global batch; the same on every rank."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """Valid tokens (label not -100) of the global batch; the same on every rank."""
+        ...
+
+    @property
+    def grad_norm(self) -> float:
+        """L2 norm of the gradient of the whole model before clipping; the same on every rank."""
+        ...
+
+    @property
+    def microbatch_losses(self) -> Mapping[tuple[int, int], tuple[float, int]]:
+        """(dp rank, microbatch) -> (sum of token losses, valid tokens), those this rank computed.
+
+        Empty on a rank that does not own the last pipeline stage.
+        """
+        ...
+
+    @property
+    def samples(self) -> Sequence[int]:
+        """Ids of the samples that this rank worked on, in the order of its microbatches."""
+        ...
+
+    @property
+    def layers(self) -> Sequence[int]:
+        """Blocks that this rank ran forward, each named once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """Hold a `StepReport`; for subjects that may import the prover."""
+
+    loss: float
+    tokens: int
+    grad_norm: float
+    microbatch_losses: Mapping[tuple[int, int], tuple[float, int]]
+    samples: Sequence[int]
+    layers: Sequence[int]
+
+
+class Subject(Protocol):
+    """One rank of a model under training, built for a plan and seeded by it.
+
+    Names are those of `core.parameters`; a tied head is `embedding.weight` and has no name of its
+    own. A rank gives only what it holds, in as many rectangles as it needs; a tensor that it holds
+    nothing of is absent. Tensors may be views of live buffers: the prover copies them at once.
+    """
+
+    def step(self, batch: GlobalBatch, step: int) -> StepReport:
+        """Run optimizer step `step` (from 0): all microbatches, reduction, clip, update."""
+        ...
+
+    def gradients(self) -> Mapping[str, Sequence[Shard]]:
+        """Return the gradient of the mean loss in the last step: reduced, not yet clipped."""
+        ...
+
+    def parameters(self) -> Mapping[str, Sequence[Shard]]:
+        """Return the parameters as they are now (before the first step: the initial weights)."""
+        ...
+
+
+class RankPlace(Protocol):
+    """What a factory may ask of its rank (`launch.rank.RankContext` is one).
+
+    The default process group of torch.distributed is initialised over exactly the plan's ranks.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This rank, from 0."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank."""
+        ...
+
+
+Factory = Callable[[RankPlace, Plan], Subject]
+"""Build this rank's part of the model, initialised from `plan.mathematics.seed`."""
