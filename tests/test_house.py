@@ -1,0 +1,82 @@
+"""The house rules that no linter knows: sizes, names, what an import loads, what has a test."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import echelon
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_LINES = 400
+TEXT = {".py", ".ts", ".md", ".toml", ".txt", ".cfg", ".yml", ".yaml", ".json", ".html", ".sh", ""}
+NOT_OURS = {".git", ".venv", "runs", "node_modules", "dist", "build", "__pycache__"}
+
+# A home or workplace of some machine, written so that this line is not one.
+MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:hom[e]|roo[t]|wor[k]|User[s]|far[m])/\w")
+
+
+def _files(*suffixes: str) -> Iterator[Path]:
+    for path in sorted(ROOT.rglob("*")):
+        parts = path.relative_to(ROOT).parts
+        if any(part in NOT_OURS or part.endswith("_cache") for part in parts[:-1]):
+            continue
+        if path.is_file() and path.suffix in (suffixes or TEXT):
+            yield path
+
+
+def _run_python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_no_file_is_long() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in _files(".py", ".ts")
+    }
+    assert len(lengths) > 20
+    assert {name: count for name, count in lengths.items() if count > MAX_LINES} == {}
+
+
+def test_source_is_ascii() -> None:
+    assert [str(path) for path in _files(".py") if not path.read_bytes().isascii()] == []
+
+
+def test_no_file_names_a_path_of_some_machine() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {match.group()}"
+        for path in _files()
+        for match in MACHINE_PATH.finditer(path.read_text(encoding="utf-8", errors="replace"))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import echelon",
+        "import echelon; dir(echelon)",
+    ],
+)
+def test_no_torch_is_imported_by(code: str) -> None:
+    assert _run_python(f"{code}\nimport sys; print('torch' in sys.modules)") == "False\n"
+
+
+def test_the_exported_names_are_these() -> None:
+    assert echelon.__all__ == ["__version__"]
+
+
+def test_every_package_has_a_floor() -> None:
+    contract = (ROOT / ".importlinter").read_text(encoding="utf-8")
+    packages = [path.parent.name for path in (ROOT / "src/echelon").glob("*/__init__.py")]
+    assert "core" in packages
+    assert [name for name in packages if not re.search(rf"\b{name}\b", contract)] == []
