@@ -1,0 +1,105 @@
+"""The Job: a Plan, and the settings of a run that are no part of it.
+
+A Job is resolved and legal, crosses processes as JSON, and keeps for every setting where its value
+came from.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from echelon.core.plan import Plan
+from echelon.core.serialize import content_hash, from_json, to_json
+
+Never = Literal["never"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSettings:
+    """Say what the model reads.
+
+    `source` is "stdlib" (the standard library's own source) or an absolute path, `tokenizer` is
+    "bytes", "bpe-N" (byte-pair encoding of N ids, trained on the source) or an absolute path.
+    `validation_fraction` of the tokens is held out.
+    """
+
+    source: str = "stdlib"
+    tokenizer: str = "bytes"
+    validation_fraction: float = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """Say how long a run is and where it writes: `runs_dir`/`run_name`.
+
+    Every `validate_every` steps, `validation_batches` global batches of the held-out part are
+    read. A step that takes longer than `step_timeout_s` ends the run.
+    """
+
+    steps: int
+    run_name: str
+    runs_dir: str = "runs"
+    validate_every: int | Never = "never"
+    validation_batches: int = 1
+    step_timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSettings:
+    """Say after how many steps a checkpoint is written, and how many of the newest are kept."""
+
+    every: int | Never = "never"
+    keep: int | Literal["all"] = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserveSettings:
+    """Say how often a step line is printed and whether ranks write events.jsonl."""
+
+    log_every: int = 1
+    events: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedSetting:
+    """Name a setting, its value as it stands in a TOML file, and where the value came from."""
+
+    key: str
+    value: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Hold one run: what is computed and how it is split (the plan), and everything around it."""
+
+    plan: Plan
+    data: DataSettings
+    train: TrainSettings
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    observe: ObserveSettings = field(default_factory=ObserveSettings)
+    sources: tuple[ResolvedSetting, ...] = ()
+
+    def content_hash(self) -> str:
+        """Return 16 hex digits of everything but `sources`: what ranks must agree on."""
+        return content_hash({**to_json(self), "sources": []})
+
+    def for_ranks(self) -> dict[str, Any]:
+        """Return the job as JSON values, to be handed to other processes."""
+        return to_json(self)
+
+    def to_json(self) -> str:
+        """Return the job as readable JSON."""
+        return json.dumps(to_json(self), indent=2) + "\n"
+
+    @classmethod
+    def from_ranks(cls, data: Any) -> Job:
+        """Return the job that `for_ranks` gave; ValueError where it is not one."""
+        return from_json(cls, data, where="job")
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        """Return the job that `to_json` wrote; ValueError where it is not one."""
+        return cls.from_ranks(json.loads(text))
