@@ -1,0 +1,137 @@
+"""Rules about pipeline schedules: which exist, what they need, and what a legal one looks like."""
+
+from __future__ import annotations
+
+from echelon.core.rules import Rule
+
+SCHEDULE_KNOWN = Rule(
+    id="schedule-known",
+    why="""
+    A pipeline schedule is chosen by name: naive, gpipe or 1f1b. A name that no builder answers
+    to cannot be run, and a silent fallback would train with another bubble and another peak of
+    activation memory than the one you planned.
+    """,
+    bad="""
+    [pipeline]
+    schedule = "1b1f"
+    """,
+    fixed="""
+    [pipeline]
+    schedule = "1f1b"
+    """,
+)
+
+SCHEDULE_NEEDS_MICROBATCHES = Rule(
+    id="schedule-needs-microbatches",
+    why="""
+    A pipeline is filled by microbatches. 1F1B needs at least as many as it has stages: with
+    m < p the first stages finish all forward passes before their first backward pass, so there
+    is no steady phase, the peak of activation memory is that of GPipe, and at least half of the
+    step is bubble: (p-1)/(m+p-1) >= 1/2. GPipe takes any number. The number of microbatches is
+    global_sequences / (microbatch_sequences x data-parallel degree).
+    """,
+    bad="""
+    [mesh]
+    pp = 4
+    [pipeline]
+    schedule = "1f1b"
+    [batch]                     # 2 microbatches for 4 stages
+    global_sequences = 16
+    microbatch_sequences = 8
+    """,
+    fixed="""
+    [mesh]
+    pp = 4
+    [pipeline]
+    schedule = "1f1b"
+    [batch]                     # 8 microbatches for 4 stages
+    global_sequences = 16
+    microbatch_sequences = 2
+    """,
+)
+
+SCHEDULE_STAGES_PER_RANK = Rule(
+    id="schedule-stages-per-rank",
+    why="""
+    naive, gpipe and 1f1b place exactly one stage on each pipeline rank. With more stages than
+    ranks a rank would hold stages that these schedules never visit; with fewer, a rank would
+    hold nothing.
+    """,
+    bad="""
+    [mesh]
+    pp = 2
+    [pipeline]
+    schedule = "1f1b"
+    virtual_stages = 2          # 4 stages for 2 ranks
+    """,
+    fixed="""
+    [mesh]
+    pp = 2
+    [pipeline]
+    schedule = "1f1b"
+    virtual_stages = 1
+    """,
+)
+
+SCHEDULE_PLACES_STAGES = Rule(
+    id="schedule-places-stages",
+    why="""
+    A schedule has one list of actions per rank, and names for each stage the rank that holds
+    it. A stage on a rank that does not exist is never computed; a rank without a stage waits
+    for nothing.
+    """,
+    bad="""
+    {"num_ranks": 2, "stage_ranks": [0, 2], ...}     # ranks are 0 and 1
+    """,
+    fixed="""
+    {"num_ranks": 2, "stage_ranks": [0, 1], ...}
+    """,
+)
+
+SCHEDULE_COVERS_ONCE = Rule(
+    id="schedule-covers-once",
+    why="""
+    Every microbatch crosses every stage forward once and backward once, on the rank that holds
+    the stage: F, and then either BW or the pair B and W. A missing cell drops gradients without
+    an error; a doubled one counts a microbatch twice.
+    """,
+    bad="""
+    rank 0:  F0.0 F0.0 BW0.0                         # F0.0 twice, microbatch 1 never
+    """,
+    fixed="""
+    rank 0:  F0.0 F0.1 BW0.0 BW0.1
+    """,
+)
+
+SCHEDULE_KEEPS_ORDER = Rule(
+    id="schedule-keeps-order",
+    why="""
+    An action can only use what an earlier one made: a stage needs the output of the stage before
+    it, a backward pass the activations of its own forward pass and the gradient of the stage after
+    it, a weight gradient W its input gradient B. A rank runs its list from left to right, so where
+    one rank owns both, the maker stands left of the user.
+    """,
+    bad="""
+    rank 0:  F0.0 BW0.1 F0.1 BW0.0                   # BW0.1 stands before F0.1
+    """,
+    fixed="""
+    rank 0:  F0.0 F0.1 BW0.0 BW0.1
+    """,
+)
+
+SCHEDULE_CANNOT_DEADLOCK = Rule(
+    id="schedule-cannot-deadlock",
+    why="""
+    Ranks wait for one another's activations and gradients. Where the waits form a circle, every
+    rank in it waits for ever and the run hangs. The message names the circle: each rank, the
+    action that it cannot start, and the action elsewhere that it waits for.
+    """,
+    bad="""
+    rank 0:  F0.0 BW0.0 F0.1 BW0.1                   # waits for BW1.0
+    rank 1:  F1.0 F1.1 BW1.0 BW1.1                   # waits for F0.1, behind BW0.0
+    """,
+    fixed="""
+    rank 0:  F0.0 F0.1 BW0.0 BW0.1
+    rank 1:  F1.0 F1.1 BW1.0 BW1.1
+    """,
+)
