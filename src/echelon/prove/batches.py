@@ -1,0 +1,55 @@
+"""Made-up global batches, a function of (seed, step): each rank and the oracle make the same.
+
+No two microbatches have the same tokens, and, as far as the lengths allow, no two have the same
+number of valid tokens: then a mean of means, a swapped microbatch, or the same data on two
+replicas gives other numbers.
+
+Shapes: B sequences of the whole global batch, T positions, K microbatches of all replicas.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from echelon.core.plan import Plan
+from echelon.prove.subject import IGNORED_LABEL, GlobalBatch
+
+_SAMPLES_PER_STEP = 10_007
+_LEAST_VALID = 0.3
+
+
+def global_batch(plan: Plan, step: int) -> GlobalBatch:
+    """Return the batch of `step`: distinct sample ids, random tokens, uneven valid labels."""
+    mathematics = plan.mathematics
+    length, sequences = mathematics.sequence_length, mathematics.global_sequences
+    generator = np.random.default_rng([mathematics.seed, step])
+    tokens = generator.integers(0, plan.model.vocab, size=(sequences, length + 1))
+    # The largest id lies beside the padding of the last vocabulary shard: it must be met.
+    tokens[0, 0] = tokens[-1, -1] = plan.model.vocab - 1
+    labels = tokens[:, 1:].copy()
+    _ignore(labels, valid_counts(plan), generator)
+    ids = step * _SAMPLES_PER_STEP + generator.permutation(_SAMPLES_PER_STEP)[:sequences]
+    return GlobalBatch(
+        sample_ids=tuple(int(i) for i in ids),
+        inputs_BT=torch.from_numpy(tokens[:, :-1].copy()),
+        labels_BT=torch.from_numpy(labels),
+    )
+
+
+def valid_counts(plan: Plan) -> list[int]:
+    """Return the valid tokens of each microbatch, replicas outermost: falling from nearly all.
+
+    The fall is even over all K microbatches, so the sums of two replicas differ too.
+    """
+    positions = plan.layout.microbatch_sequences * plan.mathematics.sequence_length
+    count = plan.mathematics.global_sequences // plan.layout.microbatch_sequences
+    most, least = positions - 1, max(1, round(_LEAST_VALID * positions))
+    return [round(most - (most - least) * k / max(1, count - 1)) for k in range(count)]
+
+
+def _ignore(labels_BT: np.ndarray, counts: list[int], generator: np.random.Generator) -> None:
+    """Put the ignored label at random places until each microbatch has its count of valid ones."""
+    for labels, count in zip(np.split(labels_BT, len(counts)), counts, strict=True):
+        places = generator.permutation(labels.size)[count:]
+        labels.reshape(-1)[places] = IGNORED_LABEL

@@ -1,0 +1,157 @@
+"""A plan made small enough for a laptop, with everything kept that can go wrong.
+
+The mesh, the schedule, the ZeRO stage, sequence parallelism, recompute, tied weights, the ratio of
+query to key heads, norms, biases and every remainder (of the vocabulary over `tp`, of the
+microbatches over `pp`, of the blocks over the stages) stay; the sizes go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from echelon.core.model_shape import ModelShape
+from echelon.core.parameters import num_parameters
+from echelon.core.plan import (
+    DTYPE_BYTES,
+    DType,
+    Layout,
+    Mathematics,
+    Optimizer,
+    Plan,
+    Precision,
+)
+
+NUM_STEPS = 3
+"""The optimizer steps of a proof: the first has no history, the second warms up, the third decays."""
+
+_SIGNAL = 1e-3
+_BUCKETS = 3
+
+
+def shrink(plan: Plan, *, precision: DType | None = None) -> Plan:
+    """Return a small plan with the shape of `plan`; all in `precision` where it is given."""
+    stages = shrink_stages(plan.layout.pipeline.stages)
+    sequence_length = _sequence_length(plan)
+    model = _model(plan, sum(len(stage) for stage in stages), sequence_length)
+    microbatch = min(plan.layout.microbatch_sequences, 2)
+    num_microbatches = _num_microbatches(plan)
+    mathematics = replace(
+        plan.mathematics,
+        model=model,
+        global_sequences=microbatch * num_microbatches * plan.mesh.dp,
+        sequence_length=sequence_length,
+        optimizer=_optimizer(plan.mathematics.optimizer),
+        precision=plan.mathematics.precision if precision is None else uniform(precision),
+    )
+    return replace(
+        plan,
+        name=f"{plan.name}, shrunk",
+        mathematics=mathematics,
+        layout=_layout(plan, model, stages, microbatch, mathematics),
+    )
+
+
+def uniform(dtype: DType) -> Precision:
+    """Return the precision that does everything in `dtype`."""
+    return Precision(parameters=dtype, gradients=dtype, reduction=dtype, master=dtype)
+
+
+def shrink_stages(stages: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """Return as many stages with few blocks each; uneven ones stay uneven, empty ones empty.
+
+    Each stage gets the rank of its block count among the different counts, so an order between
+    two stages is kept. Up to two stages keep two blocks each, so a block that feeds a block of its
+    own stage is there.
+    """
+    counts = [len(stage) for stage in stages]
+    ranks = {count: index for index, count in enumerate(sorted({c for c in counts if c}), start=1)}
+    smallest = min(ranks, default=0)
+    extra = 1 if smallest > 1 and len(stages) <= 2 else 0
+    result: list[tuple[int, ...]] = []
+    start = 0
+    for count in counts:
+        size = ranks[count] + extra if count else 0
+        result.append(tuple(range(start, start + size)))
+        start += size
+    return tuple(result)
+
+
+def _model(plan: Plan, layers: int, sequence_length: int) -> ModelShape:
+    shape, tp = plan.model, plan.mesh.tp
+    head_dim = 4
+    kv_heads = tp * min(2, max(1, shape.kv_heads // tp))
+    heads = kv_heads * (shape.heads // shape.kv_heads)
+    square = shape.query_dim == shape.hidden
+    hidden = heads * head_dim if square else heads * head_dim + 4
+    per_rank = max(5, 24 // tp)
+    spare_positions = 3 if shape.max_positions > plan.mathematics.sequence_length else 0
+    return replace(
+        shape,
+        name=f"{shape.name}-shrunk",
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=tp * max(3, 12 // tp),
+        vocab=tp * per_rank + shape.vocab % tp,
+        max_positions=sequence_length + spare_positions,
+        # A narrow model needs wide weights: with the std of a wide one its blocks would add next
+        # to nothing to the residual stream, and a wrong one would hardly show.
+        initial_std=max(shape.initial_std, hidden**-0.5),
+    )
+
+
+def _sequence_length(plan: Plan) -> int:
+    chunks = plan.mesh.tp * plan.mesh.cp * 2
+    return chunks * max(1, 8 // chunks)
+
+
+def _num_microbatches(plan: Plan) -> int:
+    """Return few microbatches with the remainder over `pp` of the plan's, and enough for it."""
+    count, pp = plan.num_microbatches, plan.mesh.pp
+    if pp == 1:
+        return min(count, 3)
+    if count <= pp:
+        return count
+    return min(count, pp + (count % pp or pp))
+
+
+def _optimizer(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer with constants under which every mistake in it shows.
+
+    AdamW's first step is the sign of the gradient when `eps` is tiny: a gradient twice too large,
+    or a clip by the wrong norm, would leave the same weights. With `eps` of the size of a clipped
+    gradient the update follows the gradient's size. Clipping, where it is on, must act; the
+    learning rate must differ at each step; the decay must be larger than the noise.
+    """
+    return replace(
+        optimizer,
+        learning_rate=1e-2,
+        eps=_SIGNAL,
+        clip_norm=None if optimizer.clip_norm is None else 50 * _SIGNAL,
+        weight_decay=0.1 if optimizer.weight_decay else 0.0,
+        warmup_steps=2 if optimizer.warmup_steps else 0,
+        decay_steps=2 * NUM_STEPS - 2 if optimizer.schedule == "wsd" else 0,
+        total_steps=2 * NUM_STEPS,
+    )
+
+
+def _layout(
+    plan: Plan,
+    model: ModelShape,
+    stages: tuple[tuple[int, ...], ...],
+    microbatch: int,
+    mathematics: Mathematics,
+) -> Layout:
+    layout = plan.layout
+    # Several buckets per rank, as the whole model has: one of them may be the wrong one.
+    per_rank = num_parameters(model) // (plan.mesh.tp * plan.mesh.pp)
+    bucket = per_rank * DTYPE_BYTES[mathematics.precision.gradients] // _BUCKETS
+    return replace(
+        layout,
+        microbatch_sequences=microbatch,
+        pipeline=replace(layout.pipeline, stages=stages),
+        recompute=replace(layout.recompute, every=min(layout.recompute.every, 2)),
+        zero=replace(layout.zero, bucket_bytes=min(layout.zero.bucket_bytes, max(1, bucket))),
+    )
