@@ -1,0 +1,174 @@
+"""Rules of starting ranks, keeping them together, and ending them together."""
+
+from __future__ import annotations
+
+from echelon.core.rules import Rule
+
+TARGET_NOT_FOUND = Rule(
+    id="target-not-found",
+    why="""
+    Ranks are other processes: what they run is named as package.module:function and imported
+    there. A lambda, a nested function or a function of the main script has no such name.
+    """,
+    bad='run_ranks("my_module.train", ...)',
+    fixed='run_ranks("my_module:train", ...)',
+)
+
+PORT_IN_USE = Rule(
+    id="port-in-use",
+    why="""
+    The ranks of a run find one another through one port of the first rank. Two runs on one
+    machine cannot share it; without MASTER_PORT, Echelon takes a free one.
+    """,
+    bad="MASTER_PORT=29500 echelon train run.toml      # while another run holds 29500",
+    fixed="echelon train run.toml",
+)
+
+RANK_ENVIRONMENT = Rule(
+    id="rank-environment",
+    why="""
+    A launcher tells each process its rank in RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
+    MASTER_PORT. With some of them missing, or one that is no number or out of range, nobody
+    knows which rank this is.
+    """,
+    bad="RANK=0 WORLD_SIZE=2 echelon train run.toml",
+    fixed="torchrun --nproc-per-node 2 -m echelon train run.toml",
+)
+
+LAUNCHED_WORLD_SIZE = Rule(
+    id="launched-world-size",
+    why="""
+    The world size is the product of the degrees of the mesh. torchrun decides how many
+    processes there are before Echelon sees the run file, so the two must agree.
+    """,
+    bad="torchrun --nproc-per-node 4 -m echelon train run.toml      # a mesh of 8 ranks",
+    fixed="torchrun --nproc-per-node 8 -m echelon train run.toml",
+)
+
+RANK_NEVER_JOINED = Rule(
+    id="rank-never-joined",
+    why="""
+    A run begins when every rank has joined. One that does not (its host is down, it cannot
+    reach MASTER_ADDR, or its imports hang) would leave the others waiting for ever.
+    """,
+    bad="torchrun --nnodes 2 ...      # on one of the two hosts only",
+    fixed="torchrun --nnodes 2 ...      # on both hosts, each reaching MASTER_ADDR:MASTER_PORT",
+)
+
+ENOUGH_DEVICES = Rule(
+    id="enough-devices",
+    why="""
+    With the nccl backend each rank of a host drives one GPU of its own. The cluster of the
+    run file promises more than this host has, or the installed torch cannot see them.
+    """,
+    bad="eight ranks on a host where torch sees two GPUs",
+    fixed='[cluster] preset = "laptop"      # CPU ranks over gloo',
+)
+
+RANK_RAISED = Rule(
+    id="rank-raised",
+    why="""
+    A rank raised an exception, so the run ended: the others cannot go on without it. What is
+    shown is the first rank that failed; what the others saw afterwards is in their logs.
+    """,
+    bad="an error in the code or the data of one rank",
+    fixed="read the traceback below the rank's name, and logs/rank-NNNN.log",
+)
+
+RANK_KILLED = Rule(
+    id="rank-killed",
+    why="""
+    A process of the run ended by a signal or without a word: kill -9, the kernel when memory
+    is short (SIGKILL), or a crash in native code (SIGSEGV, SIGABRT). The others were ended.
+    """,
+    bad="kill -9 of one rank, or more memory asked for than the machine has",
+    fixed="echelon train run.toml --resume      # after a look at dmesg for 'Out of memory'",
+)
+
+RANK_STOPPED = Rule(
+    id="rank-stopped",
+    why="""
+    A process of the run is stopped (SIGSTOP, a debugger, a frozen container) or has not said
+    for long that it is alive. The others would wait for it for ever, so the run ended.
+    """,
+    bad="kill -STOP of one rank",
+    fixed="echelon train run.toml --resume",
+)
+
+RANK_STUCK = Rule(
+    id="rank-stuck",
+    why="""
+    A rank is alive, but its main thread has not moved for longer than the step timeout while
+    others wait for it. Its stack is shown. If a step may take that long, raise the timeout.
+    """,
+    bad="a data file on a network disk that does not answer",
+    fixed="--set train.step_timeout_s=1800      # where steps are really that slow",
+)
+
+JOB_TIMED_OUT = Rule(
+    id="job-timed-out",
+    why="""
+    Every rank was still moving, but the job as a whole took longer than it was given.
+    """,
+    bad="a proof of a large model with a time limit for a small one",
+    fixed="a longer time limit, or a smaller model",
+)
+
+RUN_INTERRUPTED = Rule(
+    id="run-interrupted",
+    why="""
+    The first Ctrl-C asks for a stop at the next step boundary with a checkpoint. The second
+    ends the run at once, and what was done since the last checkpoint is lost.
+    """,
+    bad="Ctrl-C twice",
+    fixed="Ctrl-C once, and wait for the step to end",
+)
+
+LAUNCHER_LOST = Rule(
+    id="launcher-lost",
+    why="""
+    Local ranks are forked by one process that has imported torch for all of them. It ended
+    or could not start, and the ranks ended with it.
+    """,
+    bad="kill -9 of echelon.launch.nursery, or an environment without torch",
+    fixed="pip install 'echelon[train]'",
+)
+
+SAME_CODE = Rule(
+    id="same-code",
+    why="""
+    All ranks must run the same Echelon: hosts with different checkouts would train different
+    models without an error. The version and a hash of the source are compared at start.
+    """,
+    bad="two hosts, one not updated",
+    fixed="the same version, installed on every host",
+)
+
+SAME_TORCH = Rule(
+    id="same-torch",
+    why="""
+    All ranks must run the same torch: kernels and collectives differ between versions.
+    """,
+    bad="torch 2.13.0 on one host, 2.12.1 on another",
+    fixed="pip install -c constraints.txt 'echelon[train]' on every host",
+)
+
+SAME_CONFIG = Rule(
+    id="same-config",
+    why="""
+    All ranks must run the same plan. A run file edited on one host, or another environment
+    variable there, gives ranks that do not fit together.
+    """,
+    bad="run.toml differs between two hosts",
+    fixed="one run.toml on a shared disk, or copies that are equal",
+)
+
+SAME_STATE = Rule(
+    id="same-state",
+    why="""
+    Ranks that hold the same tensors must hold the same values at the start: the initial
+    weights of replicas are compared by digest.
+    """,
+    bad="one rank loaded another checkpoint",
+    fixed="the same seed and the same checkpoint on every rank",
+)

@@ -1,0 +1,151 @@
+"""The one table of environment variables that launching reads and writes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from echelon.core.errors import EnvironmentProblem, Problem
+from echelon.core.rulebook.launch import LAUNCHED_WORLD_SIZE, RANK_ENVIRONMENT
+
+RANK = "RANK"
+LOCAL_RANK = "LOCAL_RANK"
+WORLD_SIZE = "WORLD_SIZE"
+MASTER_ADDR = "MASTER_ADDR"
+MASTER_PORT = "MASTER_PORT"
+RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
+RUN_ID = "TORCHELASTIC_RUN_ID"
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+OMP_THREADS = "OMP_NUM_THREADS"
+OPENBLAS_THREADS = "OPENBLAS_NUM_THREADS"
+
+VARIABLES: Mapping[str, str] = {
+    RANK: "read: which rank this process is, set by torchrun; written for local ranks",
+    LOCAL_RANK: "read: which device of its host; written for local ranks",
+    WORLD_SIZE: "read: how many ranks there are; written for local ranks",
+    MASTER_ADDR: "read: the host of the first rank; written for local ranks",
+    MASTER_PORT: "read: the port where ranks meet, also for local ranks; written for them",
+    RESTART_COUNT: "read: which attempt of torchrun this is; keeps attempts apart",
+    RUN_ID: "read: the run of torchrun; keeps runs apart",
+    AGENT_STORE: "read: whether torchrun itself hosts the store at MASTER_ADDR:MASTER_PORT",
+    GLOO_INTERFACE: "written for local ranks unless set: lo, so that no traffic leaves the host",
+    OMP_THREADS: "written for local ranks unless set: cores / ranks, at least 1",
+    OPENBLAS_THREADS: "written for the process that forks ranks unless set: 1, so it may fork",
+}
+"""Every variable, and what for."""
+
+_PLACE = (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)
+_LARGEST_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Say which rank of which launch this process is, as torchrun tells it."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    attempt: str = "0"
+    hosted: bool = False
+
+
+def launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether a launcher such as torchrun started this process as one of several ranks."""
+    return RANK in environment and WORLD_SIZE in environment
+
+
+def read_place(environment: Mapping[str, str] = os.environ) -> Place:
+    """Return the place of this process; EnvironmentProblem names every variable that is wrong."""
+    missing = [name for name in _PLACE if not environment.get(name)]
+    if missing:
+        raise EnvironmentProblem(
+            RANK_ENVIRONMENT.problem(f"{', '.join(missing)} not set, so this rank has no place")
+        )
+    problems: list[Problem] = []
+    world_size = _whole(environment, WORLD_SIZE, 1, None, problems)
+    rank = _whole(environment, RANK, 0, world_size, problems)
+    local_rank = _whole(environment, LOCAL_RANK, 0, world_size, problems)
+    port = _whole(environment, MASTER_PORT, 1, _LARGEST_PORT + 1, problems)
+    if problems:
+        raise EnvironmentProblem(problems)
+    attempt = f"{environment.get(RUN_ID, 'run')}/{environment.get(RESTART_COUNT, '0')}"
+    return Place(
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        master_addr=environment[MASTER_ADDR],
+        master_port=port,
+        attempt=attempt,
+        hosted=environment.get(AGENT_STORE, "") == str(True),
+    )
+
+
+def wanted_port(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the port that the user asks local ranks to meet at; 0 for any free one."""
+    if not environment.get(MASTER_PORT):
+        return 0
+    problems: list[Problem] = []
+    port = _whole(environment, MASTER_PORT, 1, _LARGEST_PORT + 1, problems)
+    if problems:
+        raise EnvironmentProblem(problems)
+    return port
+
+
+def check_world_size(place: Place, mesh_world_size: int) -> None:
+    """Raise EnvironmentProblem unless the launcher started as many ranks as the mesh has."""
+    if place.world_size != mesh_world_size:
+        raise EnvironmentProblem(
+            LAUNCHED_WORLD_SIZE.problem(
+                f"{place.world_size} ranks were started, but the mesh has {mesh_world_size}",
+                set_by=f"{WORLD_SIZE}={place.world_size}",
+                works=[f"--nproc-per-node {mesh_world_size} on one host"],
+            )
+        )
+
+
+def local_environment(
+    world_size: int, environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Return what the process that forks `world_size` local ranks gets, unless the user set it."""
+    defaults = {
+        OMP_THREADS: str(max(1, (os.cpu_count() or 1) // world_size)),
+        OPENBLAS_THREADS: "1",
+        GLOO_INTERFACE: "lo0" if sys.platform == "darwin" else "lo",
+    }
+    return {name: value for name, value in defaults.items() if not environment.get(name)}
+
+
+def rank_environment(*, rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Return what a local rank finds in its environment, as under torchrun."""
+    return {
+        RANK: str(rank),
+        LOCAL_RANK: str(rank),
+        WORLD_SIZE: str(world_size),
+        MASTER_ADDR: "127.0.0.1",
+        MASTER_PORT: str(port),
+    }
+
+
+def _whole(
+    environment: Mapping[str, str],
+    name: str,
+    least: int,
+    end: int | None,
+    problems: list[Problem],
+) -> int:
+    text = environment[name]
+    limit = f"a whole number from {least}" + ("" if end is None else f" to {end - 1}")
+    try:
+        value = int(text)
+    except ValueError:
+        problems.append(RANK_ENVIRONMENT.problem(f"{name} = {text!r} is not {limit}"))
+        return least
+    if value < least or (end is not None and value >= end):
+        problems.append(RANK_ENVIRONMENT.problem(f"{name} = {value} is not {limit}"))
+        return least
+    return value

@@ -1,0 +1,96 @@
+"""The thread of a rank that talks to the supervisor while the main thread works.
+
+It sends beats during a job, takes requests, and ends the process when told to or when the
+supervisor is gone. A stopped process stops beating; a stuck main thread does not.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+
+from echelon.launch.channel import Channel
+from echelon.launch.context import Progress
+from echelon.launch.messages import Beat, Dismiss, End, Job, ShowStack, Stack, StopRequest
+
+BEAT_S = 0.5
+EXIT_ENDED = 1
+
+
+class Heart(threading.Thread):
+    """Beat for one rank; `inbox` gets what is for the main thread."""
+
+    def __init__(self, channel: Channel, progress: Progress) -> None:
+        """Prepare the thread; `start` starts it."""
+        super().__init__(name="heart", daemon=True)
+        self.inbox: queue.SimpleQueue[Job | Dismiss] = queue.SimpleQueue()
+        self._channel = channel
+        self._progress = progress
+        self._main = threading.main_thread()
+        self._working = False
+
+    def run(self) -> None:
+        """Beat and listen until the supervisor is gone."""
+        try:
+            while True:
+                for message in self._channel.receive(BEAT_S):
+                    self._take(message)
+                if self._working:
+                    self._channel.send_if_room(self._beat())
+        except (EOFError, OSError):
+            end_process("the supervisor is gone")
+
+    def _beat(self) -> Beat:
+        progress = self._progress
+        return Beat(count=progress.count, doing=progress.doing, waiting=progress.waiting)
+
+    def _take(self, message: object) -> None:
+        match message:
+            case Job():
+                self._working = True
+                self.inbox.put(message)
+            case Dismiss():
+                self._working = False
+                self.inbox.put(message)
+            case StopRequest():
+                self._progress.request_stop()
+            case ShowStack():
+                text, waiting = stacks_of_process(self._main)
+                waiting = self._progress.waiting or waiting
+                self._channel.send(Stack(text=text, waiting=waiting))
+            case End(reason=reason):
+                end_process(reason)
+            case _:
+                raise AssertionError(f"no rank knows the message {message!r}")
+
+
+def end_process(reason: str) -> None:
+    """Write `reason` to the log and leave without waiting for anything."""
+    print(f"{time.strftime('%H:%M:%S')} ends: {reason}", file=sys.__stderr__, flush=True)
+    os._exit(EXIT_ENDED)
+
+
+def stacks_of_process(main: threading.Thread) -> tuple[str, str]:
+    """Return the stacks of this process's threads, main first, and the collective one is in.
+
+    torch runs backward hooks in threads of its own on GPUs, so each thread counts.
+    """
+    own = threading.get_ident()
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts: list[str] = []
+    waiting = ""
+    for ident, frame in sys._current_frames().items():
+        if ident == own:
+            continue
+        summary = traceback.extract_stack(frame)
+        for entry in reversed(summary[-4:]):
+            if f"{os.sep}torch{os.sep}distributed{os.sep}" in entry.filename:
+                waiting = waiting or entry.name
+        text = "".join(traceback.format_list(summary))
+        part = f"thread {names.get(ident, ident)}:\n{text}"
+        parts.insert(0 if ident == main.ident else len(parts), part)
+    return "\n".join(parts), waiting

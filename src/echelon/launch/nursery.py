@@ -1,0 +1,174 @@
+"""The process that imports torch once and forks every local rank from there.
+
+Importing torch takes seconds of CPU in each interpreter; a fork takes milliseconds and shares the
+memory. That is safe while this process has one thread and has touched no GPU, so it does nothing
+else: it forks what the supervisor asks for, tells which children ended, and ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import io
+import os
+import select
+import signal
+import socket
+import sys
+from typing import TextIO
+
+from echelon.launch.channel import Channel
+from echelon.launch.messages import Exited, NurseryReady, Seat, Spawned
+
+PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "echelon.launch.rank")
+"""torch._dynamo is what the first optimizer of a process imports, for as long as torch itself."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(control_descriptor: int) -> int:
+    """Fork ranks for the supervisor at the other end of `control_descriptor` until it goes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    control = Channel(socket.socket(fileno=control_descriptor))
+    problem = ""
+    try:
+        for module in PRELOADED:
+            importlib.import_module(module)
+    except ImportError as error:
+        problem = f"cannot import {error.name}: {error}"
+    gc.collect()
+    gc.freeze()
+    control.send(NurseryReady(problem))
+    woken, wake = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    children: set[int] = set()
+    try:
+        while True:
+            ready, _, _ = select.select([control, woken], [], [])
+            if woken in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(woken, 4096)
+                _tell_ended(children, control)
+            if control in ready:
+                seat, descriptors = control.receive_with_descriptors(2)
+                assert isinstance(seat, Seat)
+                pid = _fork(seat, descriptors, [control.fileno(), woken, wake])
+                children.add(pid)
+                control.send(Spawned(seat.rank, pid))
+    except (EOFError, OSError):
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return 0
+
+
+def _tell_ended(children: set[int], control: Channel) -> None:
+    for pid in list(children):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            children.discard(pid)
+            control.send(Exited(pid, os.waitstatus_to_exitcode(status)))
+
+
+def _fork(seat: Seat, descriptors: list[int], ours: list[int]) -> int:
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return pid
+    code = 1
+    try:
+        _become_rank(seat, descriptors, ours, parent)
+        code = 0
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _become_rank(seat: Seat, descriptors: list[int], ours: list[int], parent: int) -> None:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for descriptor in ours:
+        os.close(descriptor)
+    _die_with(parent)
+    _redirect(seat)
+    os.environ.update(seat.environment)
+    sys.path[:] = seat.path
+    from echelon.launch.rank import serve
+
+    channel = Channel(socket.socket(fileno=descriptors[0]))
+    serve(channel, seat, descriptors[1] if len(descriptors) > 1 else None)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies, however that happens."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+class Tee(io.TextIOBase):
+    """Write to the terminal and to the log; be the terminal to whoever asks."""
+
+    def __init__(self, terminal: TextIO, log: TextIO) -> None:
+        """Write to both from now on."""
+        super().__init__()
+        self._terminal = terminal
+        self._log = log
+
+    @property
+    def encoding(self) -> str:
+        """Return the encoding of the terminal."""
+        return self._terminal.encoding
+
+    def write(self, text: str, /) -> int:
+        """Write `text` to both."""
+        self._log.write(text)
+        return self._terminal.write(text)
+
+    def flush(self) -> None:
+        """Flush both."""
+        self._log.flush()
+        self._terminal.flush()
+
+    def isatty(self) -> bool:
+        """Return whether the terminal is one."""
+        return self._terminal.isatty()
+
+    def fileno(self) -> int:
+        """Return the descriptor of the terminal."""
+        return self._terminal.fileno()
+
+
+def _redirect(seat: Seat) -> None:
+    """Send what this process writes to its log; a shown rank's Python streams go to both.
+
+    Native code writes to descriptors 1 and 2, which are the log: the terminal stays readable.
+    """
+    log = os.open(seat.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    shown = [os.dup(1), os.dup(2)] if seat.shown else []
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+    if shown:
+        out = open(shown[0], "w", buffering=1, encoding="utf-8", errors="replace")
+        err = open(shown[1], "w", buffering=1, encoding="utf-8", errors="replace")
+        sys.stdout = Tee(out, sys.__stdout__ or out)
+        sys.stderr = Tee(err, sys.__stderr__ or err)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,89 @@
+"""Ranks that stay alive between jobs: for proofs and tests, which run many short ones."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from echelon.core.cluster import Backend
+from echelon.launch.crew import Crew
+from echelon.launch.messages import Dismiss, Job
+from echelon.launch.target import TargetFunction, name_target
+from echelon.launch.watch import Limits, Watch
+
+JOB_TIMEOUT_S = 120.0
+
+
+class RankPool:
+    """Keep up to `max_world` local ranks; each job gets a fresh process group on the first n.
+
+    Ranks start with the first job that needs them. A job that fails ends the ranks it ran on; the
+    next job gets new ones, so a pool is usable whatever happened. Use as a context manager.
+    """
+
+    def __init__(self, max_world: int, *, backend: Backend = "gloo") -> None:
+        """Prepare a pool; nothing is started yet."""
+        self._directory = tempfile.TemporaryDirectory(prefix="echelon-pool-")
+        self._crew = Crew(max_world, Path(self._directory.name))
+        self._backend: Backend = backend
+        self._max_world = max_world
+        self._jobs = 0
+
+    def __enter__(self) -> RankPool:
+        """Return the pool."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End all ranks."""
+        self.close()
+
+    def run(
+        self,
+        target: str | TargetFunction,
+        argument: object = None,
+        world_size: int = 1,
+        *,
+        labels: Sequence[str] = (),
+        timeout_s: float = JOB_TIMEOUT_S,
+    ) -> list[Any]:
+        """Return ``target(context, argument)`` of every rank, in the order of ranks.
+
+        `target` is ``"package.module:function"`` or a top-level function. Arguments and results
+        are pickled. RankFailure names the rank that failed first and carries its traceback.
+        """
+        if not 1 <= world_size <= self._max_world:
+            raise ValueError(f"world size {world_size} in a pool of {self._max_world} ranks")
+        named = name_target(target)
+        limits = Limits(step_s=timeout_s, job_s=timeout_s)
+        try:
+            self._crew.ensure(world_size)
+            self._jobs += 1
+            names = list(labels) or [""] * world_size
+            for process, label in zip(self._crew.ranks, names, strict=False):
+                process.channel.send(
+                    Job(
+                        number=self._jobs,
+                        target=named,
+                        argument=argument,
+                        world_size=world_size,
+                        label=label,
+                        backend=self._backend,
+                        port=self._crew.store_port,
+                        join_timeout_s=limits.join_s,
+                        collective_timeout_s=limits.collective_s,
+                    )
+                )
+            results = Watch(self._crew, names, limits).results()
+            for process in self._crew.ranks[:world_size]:
+                process.channel.send(Dismiss())
+        except BaseException:
+            self._crew.discard(after_s=0.0)
+            raise
+        return results
+
+    def close(self) -> None:
+        """End all ranks and remove their logs."""
+        self._crew.close()
+        self._directory.cleanup()
