@@ -1,0 +1,66 @@
+"""Rules about what is typed: commands, flags and arguments."""
+
+from __future__ import annotations
+
+from echelon.core.rules import Rule
+
+UNKNOWN_COMMAND = Rule(
+    id="unknown-command",
+    why="""
+    The first word after `echelon` names what to do. A word that names nothing is refused, with the
+    commands that look like it, and nothing is started.
+    """,
+    bad="echelon trian run.toml",
+    fixed="echelon train run.toml",
+)
+
+UNKNOWN_FLAG = Rule(
+    id="unknown-flag",
+    why="""
+    A flag that the command does not have is refused rather than ignored: a run that silently drops
+    a setting is a different run. Flags are few on purpose; everything in run.toml is reached by
+    `--set table.key=value`, as often as needed.
+    """,
+    bad="echelon train run.toml --steps 100",
+    fixed="echelon train run.toml --set train.steps=100",
+)
+
+BAD_ARGUMENT = Rule(
+    id="bad-argument",
+    why="""
+    A required argument is missing, there is one too many, or a flag has no value or one of the
+    wrong type. `echelon COMMAND --help` shows what the command takes.
+    """,
+    bad="echelon train",
+    fixed="echelon train run.toml",
+)
+
+UNKNOWN_RULE = Rule(
+    id="unknown-rule",
+    why="""
+    `echelon explain` takes the id in the brackets of an error. Without an id it lists every rule by
+    area.
+    """,
+    bad="echelon explain tp-divides-heds",
+    fixed="echelon explain tp-divides-heads",
+)
+
+NEVER_OVERWRITE = Rule(
+    id="never-overwrite",
+    why="""
+    No command writes over a file that exists, because it may hold the only copy of your settings.
+    Name another file, or remove this one yourself.
+    """,
+    bad="echelon init run.toml     # run.toml exists",
+    fixed="echelon init run-2.toml",
+)
+
+CANNOT_WRITE = Rule(
+    id="cannot-write",
+    why="""
+    The file cannot be written where it was asked for: its folder does not exist, may not be written
+    to, or the disk is full.
+    """,
+    bad="echelon init missing-folder/run.toml",
+    fixed="mkdir missing-folder\nechelon init missing-folder/run.toml",
+)

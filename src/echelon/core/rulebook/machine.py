@@ -1,0 +1,93 @@
+"""Rules about the machine: what a run needs of it. `echelon doctor` checks all of them."""
+
+from __future__ import annotations
+
+from echelon.core.rules import Rule
+
+PYTHON_VERSION = Rule(
+    id="python-version",
+    why="Echelon reads TOML with the standard library and uses `StrEnum`: Python 3.11 or later.",
+    bad="python3.10 -m pip install echelon",
+    fixed="python3.11 -m venv .venv\n.venv/bin/python -m pip install echelon",
+)
+
+TORCH_INSTALLED = Rule(
+    id="torch-installed",
+    why="""
+    Planning needs no torch; proving and training do. It is an extra, so that a plan can be made on
+    a machine that will never train.
+    """,
+    bad="pip install echelon",
+    fixed="pip install 'echelon[train]'",
+)
+
+TORCH_VERSION = Rule(
+    id="torch-version",
+    why="""
+    Echelon is tested with the torch that constraints.txt pins and supports 2.11 and later: earlier
+    versions lack collectives and options that it uses.
+    """,
+    bad="pip install torch==2.4",
+    fixed="pip install 'echelon[train]' -c constraints.txt",
+)
+
+BACKEND_AVAILABLE = Rule(
+    id="backend-available",
+    why="""
+    Ranks on CPUs talk over Gloo, ranks on NVIDIA GPUs over NCCL. A build of torch without the
+    backend that the devices need cannot start a process group.
+    """,
+    bad="a torch built with USE_DISTRIBUTED=0",
+    fixed="the torch from PyPI, which has Gloo, and NCCL in its CUDA builds",
+)
+
+ENOUGH_MEMORY = Rule(
+    id="enough-memory",
+    why="""
+    Every rank is a process that imports torch, which alone takes about 0.3 GB. With less free
+    memory than a few ranks need, the system ends one of them without a message.
+    """,
+    bad="8 ranks in a container limited to 1 GB",
+    fixed="echelon demo     # takes 2 ranks instead of 8 where memory is small",
+)
+
+SHARED_MEMORY = Rule(
+    id="shared-memory",
+    why="""
+    NCCL moves data between the GPUs of one machine through /dev/shm. Containers often get 64 MiB of
+    it, and then a rank dies with a bus error in its first collective.
+    """,
+    bad="docker run --gpus all IMAGE",
+    fixed="docker run --gpus all --shm-size=8g IMAGE",
+)
+
+PORT_AVAILABLE = Rule(
+    id="port-available",
+    why="""
+    The ranks of a run find each other at a TCP port of the machine with rank 0, and talk over more
+    of them. A sandbox that forbids listening, even on the loopback address, forbids runs.
+    """,
+    bad="a sandbox without network namespaces or a loopback device",
+    fixed="ip link set lo up",
+)
+
+DISK_SPACE = Rule(
+    id="disk-space",
+    why="""
+    Checkpoints are written beside the ones before them and only then are old ones removed, so a run
+    needs room for one more than it keeps. The folder must be writable.
+    """,
+    bad="echelon train run.toml     # in a full or read-only folder",
+    fixed="echelon train run.toml --set train.runs_dir=DIR     # DIR has room",
+)
+
+GLOO_INTERFACE = Rule(
+    id="gloo-interface",
+    why="""
+    Gloo listens at the address that the host's own name resolves to. Where the name does not
+    resolve to an address of this machine, ranks wait for each other until they time out. The variable
+    GLOO_SOCKET_IFNAME names the interface to use instead.
+    """,
+    bad="a host whose name is missing from /etc/hosts",
+    fixed="GLOO_SOCKET_IFNAME=lo echelon train run.toml     # all ranks on this machine",
+)
