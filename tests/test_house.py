@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import echelon
+from echelon.core.rulebook import all_rules
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
@@ -73,6 +74,20 @@ def test_no_torch_is_imported_by(code: str) -> None:
 
 def test_the_exported_names_are_these() -> None:
     assert echelon.__all__ == ["__version__"]
+
+
+def test_rule_ids_are_unique() -> None:
+    ids = [rule.id for rule in all_rules()]
+    assert sorted(set(ids)) == sorted(ids)
+
+
+def test_every_rule_has_a_test() -> None:
+    tests = "".join(
+        path.read_text(encoding="utf-8")
+        for path in _files(".py")
+        if path.is_relative_to(ROOT / "tests")
+    )
+    assert [rule.id for rule in all_rules() if f'"{rule.id}"' not in tests] == []
 
 
 def test_every_package_has_a_floor() -> None:

@@ -85,8 +85,8 @@ GLOO_INTERFACE = Rule(
     id="gloo-interface",
     why="""
     Gloo listens at the address that the host's own name resolves to. Where the name does not
-    resolve to an address of this machine, ranks wait for each other until they time out. The variable
-    GLOO_SOCKET_IFNAME names the interface to use instead.
+    resolve to an address of this machine, ranks wait for each other until they time out. The
+    variable GLOO_SOCKET_IFNAME names the interface to use instead.
     """,
     bad="a host whose name is missing from /etc/hosts",
     fixed="GLOO_SOCKET_IFNAME=lo echelon train run.toml     # all ranks on this machine",
