@@ -80,6 +80,7 @@ class ModelShape:
     output_bias: bool = False
     mlp_bias: bool = False
     initial_std: float = 0.02
+    dropout: float = 0.0
     latent: LatentAttention | None = None
     experts: Experts | None = None
 

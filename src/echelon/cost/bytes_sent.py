@@ -1,0 +1,187 @@
+"""Bytes that each rank sends in one optimizer step, by axis: equal to what the run records.
+
+Every function gives the terms of one axis; a term is a count of equal collectives. `b` sequences
+of `T` positions are a microbatch, N = b T, D is the hidden width, `s` the bytes of an element,
+`M` the microbatches per step, `n` the degree of the axis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from echelon.core.axis import LOSS_AXES, Axis
+from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.buckets import BucketPlan, plan_buckets
+from echelon.cost.collectives import all_gather_bytes, all_reduce_bytes, reduce_scatter_bytes
+from echelon.cost.stage import StagePart, stage_of_rank, stage_part
+
+COUNT_BYTES = 8
+"""The token count that data ranks exchange: one int64."""
+
+STEP_ROW_BYTES = 3 * 8
+"""What every rank tells all others of a step: loss, squared norm, stop request, as float64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentTerm:
+    """Say what one kind of message adds to the bytes that a rank sends per step.
+
+    `formula` is in the letters of this file; `source` is where it comes from.
+    """
+
+    axis: str
+    name: str
+    count: int
+    each: int
+    formula: str
+    source: str
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of all of them."""
+        return self.count * self.each
+
+
+def bytes_sent(plan: Plan, rank: int) -> tuple[SentTerm, ...]:
+    """Return the terms of what `rank` sends per step; those of zero bytes are left out."""
+    part = stage_part(plan, stage_of_rank(plan, rank))
+    buckets = plan_buckets(plan, part)
+    terms = (
+        *data_bytes(plan, buckets),
+        *tensor_bytes(plan, part, buckets),
+        *pipeline_bytes(plan, part, buckets),
+        *world_bytes(plan),
+    )
+    return tuple(term for term in terms if term.bytes)
+
+
+def bytes_sent_by_axis(plan: Plan, rank: int) -> dict[str, int]:
+    """Return the bytes that `rank` sends per step over each axis that it uses."""
+    total: dict[str, int] = {}
+    for term in bytes_sent(plan, rank):
+        total[term.axis] = total.get(term.axis, 0) + term.bytes
+    return total
+
+
+def data_bytes(plan: Plan, buckets: tuple[BucketPlan, ...]) -> tuple[SentTerm, ...]:
+    """Return the terms of data parallelism: one all-reduce of the gradients per step."""
+    degree = plan.mesh.degree(*LOSS_AXES)
+    size = DTYPE_BYTES[plan.mathematics.precision.reduction]
+    reduced = sum(all_reduce_bytes(bucket.num_elements * size, degree) for bucket in buckets)
+    return (
+        SentTerm(
+            axis="dp",
+            name="gradients",
+            count=1,
+            each=reduced,
+            formula="2 (n-1)/n x parameters of the rank x s",
+            source="Patarasuk and Yuan, 2009",
+        ),
+        SentTerm(
+            axis="dp",
+            name="token count",
+            count=1,
+            each=all_gather_bytes(COUNT_BYTES, degree),
+            formula="(n-1) x 8",
+            source="the loss has one denominator, known before backward",
+        ),
+    )
+
+
+def tensor_bytes(
+    plan: Plan, part: StagePart, buckets: tuple[BucketPlan, ...]
+) -> tuple[SentTerm, ...]:
+    """Return the terms of tensor (and sequence) parallelism of one stage."""
+    degree, microbatches = plan.mesh.tp, plan.num_microbatches
+    size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+    stream, tokens = stream_bytes(plan), _tokens(plan)
+    blocks = len(part.blocks)
+    again = sum(plan.layout.recompute.recomputes(layer) for layer in part.blocks)
+    if plan.layout.sequence_parallel:
+        each = all_gather_bytes(stream // degree, degree)
+        assert each == reduce_scatter_bytes(stream // degree, degree)
+        forward, backward, ends = 4, 6, 2
+        formula = "(n-1)/n N D s"
+        source = "Korthikanti et al., 2022, section 4.2.2"
+    else:
+        each = all_reduce_bytes(stream, degree)
+        forward, backward, ends = 2, 2, 1
+        formula = "2 (n-1)/n N D s"
+        source = "Shoeybi et al., 2019, section 3"
+
+    def term(name: str, count: int, each: int, formula: str = formula) -> SentTerm:
+        return SentTerm(
+            axis=Axis.TP.value, name=name, count=count, each=each, formula=formula, source=source
+        )
+
+    partial = sum(
+        all_reduce_bytes(bucket.num_elements * size, degree)
+        for bucket in buckets
+        if bucket.kind == "partial"
+    )
+    return (
+        term("blocks forward", microbatches * forward * blocks, each),
+        term("blocks forward again", microbatches * forward * again, each),
+        term("blocks backward", microbatches * backward * blocks, each),
+        term("embedding", microbatches * ends * part.first, each),
+        term("head", microbatches * ends * part.last, each),
+        term(
+            "loss statistics",
+            microbatches * part.last,
+            all_gather_bytes(3 * tokens * size, degree),
+            "(n-1) 3 N s",
+        ),
+        term("replicated parameters", 1, partial, "2 (n-1)/n x norms and output biases x s"),
+    )
+
+
+def pipeline_bytes(
+    plan: Plan, part: StagePart, buckets: tuple[BucketPlan, ...]
+) -> tuple[SentTerm, ...]:
+    """Return the terms of pipeline parallelism: one activation on, one gradient back."""
+    if plan.mesh.pp == 1:
+        return ()
+    size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+    split = plan.mesh.tp if plan.layout.sequence_parallel else 1
+    message = stream_bytes(plan) // split
+    tied = sum(
+        all_reduce_bytes(bucket.num_elements * size, 2)
+        for bucket in buckets
+        if bucket.kind == "tied"
+    )
+
+    def term(name: str, count: int, each: int, formula: str) -> SentTerm:
+        source = "Huang et al., GPipe, 2019"
+        return SentTerm(
+            axis=Axis.PP.value, name=name, count=count, each=each, formula=formula, source=source
+        )
+
+    return (
+        term("activations", plan.num_microbatches * (not part.last), message, "N D s per stage"),
+        term("gradients", plan.num_microbatches * (not part.first), message, "N D s per stage"),
+        term("tied embedding", 1, tied, "V D s / tp between first and last stage"),
+    )
+
+
+def world_bytes(plan: Plan) -> tuple[SentTerm, ...]:
+    """Return the term of what all ranks tell one another at the end of a step."""
+    return (
+        SentTerm(
+            axis="world",
+            name="step row",
+            count=1,
+            each=all_gather_bytes(STEP_ROW_BYTES, plan.mesh.world_size),
+            formula="(world - 1) x 24",
+            source="loss, norm and stop request, the same on every rank",
+        ),
+    )
+
+
+def stream_bytes(plan: Plan) -> int:
+    """Return N D s: the residual stream of one microbatch, whole."""
+    size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+    return _tokens(plan) * plan.model.hidden * size
+
+
+def _tokens(plan: Plan) -> int:
+    return plan.layout.microbatch_sequences * plan.mathematics.sequence_length

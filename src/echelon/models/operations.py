@@ -1,0 +1,136 @@
+"""The operations that a decoder is made of: here in plain PyTorch, for one device.
+
+These are the reference: short, derived by autograd, and what the prover's oracle computes with.
+`parallel/operations.py` overrides them with kernels that write gradients by hand and talk to other
+ranks; the decoder itself is the same code for both.
+
+Shape suffixes: B sequences, T positions, N = T * B tokens (sequence first), D hidden, H query
+heads, K key/value heads, E = head_dim / 2, F inner width of the MLP, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional as fn
+
+from echelon.core.model_shape import ModelShape
+from echelon.models.batch import IGNORED_LABEL, TokenBatch
+from echelon.models.counter_random import key_of, uniform
+from echelon.models.rotary import rotary_tables
+
+
+class Operations:
+    """Compute every step of a decoder on one device."""
+
+    def embed(
+        self, weight_VD: nn.Parameter, positions: nn.Parameter | None, batch: TokenBatch
+    ) -> torch.Tensor:
+        """Return x_ND: token vectors, plus learned position vectors where the model has them."""
+        x_ND = fn.embedding(batch.tokens_N, weight_VD)
+        if positions is not None:
+            x_TD = positions[: batch.sequence_length]
+            x_ND = x_ND + x_TD.repeat_interleave(batch.num_sequences, dim=0)
+        return x_ND
+
+    def norm(
+        self, x: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter | None, eps: float
+    ) -> torch.Tensor:
+        """Return x normalised over its last dim: LayerNorm with a bias, RMSNorm without."""
+        if bias is not None:
+            return fn.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        return x * scale * weight
+
+    def head_norm(self, x: torch.Tensor, weight: nn.Parameter, eps: float) -> torch.Tensor:
+        """Return x of shape [..., head_dim] with each head normalised (QK-norm)."""
+        return self.norm(x, weight, None, eps)
+
+    def project_in(self, x_ND: torch.Tensor, linears: Sequence[nn.Linear]) -> torch.Tensor:
+        """Return the outputs of `linears` (that read the same x) side by side, [N, sum of outs]."""
+        return torch.cat([linear(x_ND) for linear in linears], dim=-1)
+
+    def project_out(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
+        """Return x through the linear layer that writes to the residual stream, [N, D]."""
+        return linear(x)
+
+    def rotary_tables(
+        self, shape: ModelShape, length: int, like: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cos_TE and sin_TE for positions 0 to length - 1, in the dtype of `like`."""
+        return rotary_tables(shape, torch.arange(length, device=like.device), like.dtype)
+
+    def rotate(self, x: torch.Tensor, cos_TE: torch.Tensor, sin_TE: torch.Tensor) -> torch.Tensor:
+        """Return x [T, B, heads, head_dim] with each half-pair turned by its position."""
+        first, second = x.chunk(2, dim=-1)
+        cos, sin = cos_TE[:, None, None], sin_TE[:, None, None]
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return causal attention of q [T,B,H,hd] over k, v [T,B,K,hd], as [N, H * hd]."""
+        length, num_sequences, heads, head_dim = q.shape
+        repeats = heads // k.shape[2]
+        k, v = (x.repeat_interleave(repeats, dim=2) for x in (k, v))
+        scores = torch.einsum("tbhd,sbhd->bhts", q, k) / head_dim**0.5
+        future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+        weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
+        out = torch.einsum("bhts,sbhd->tbhd", weights, v)
+        return out.reshape(length * num_sequences, heads * head_dim)
+
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Return SwiGLU's silu(gate) * up for gate and up side by side, [N, F]."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return fn.silu(gate) * up
+
+    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """Return the activation of an MLP without a gate."""
+        return fn.gelu(x, approximate="tanh") if activation == "gelu" else fn.silu(x)
+
+    def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
+        """Return the residual stream x with a block's output y added."""
+        return x_ND + y_ND
+
+    def dropout(
+        self, x_ND: torch.Tensor, probability: float, site: str, batch: TokenBatch
+    ) -> torch.Tensor:
+        """Return x with elements zeroed by a mask keyed by (step, site, sample, position, d)."""
+        if probability == 0.0 or not batch.train:
+            return x_ND
+        rows = torch.arange(x_ND.shape[0], device=x_ND.device)
+        return x_ND * dropout_mask(rows, x_ND, probability, site, batch)
+
+    def head_loss(
+        self, x_ND: torch.Tensor, weight_VD: nn.Parameter, labels_N: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Return scale x the sum of the cross-entropies of all counted tokens, a scalar."""
+        logits_NV = fn.linear(x_ND, weight_VD)
+        total = fn.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED_LABEL, reduction="sum")
+        return total * scale
+
+    def logits(self, x_ND: torch.Tensor, weight_VD: nn.Parameter) -> torch.Tensor:
+        """Return the logits_NV of every token (for generation; training never builds them)."""
+        return fn.linear(x_ND, weight_VD)
+
+
+def dropout_mask(
+    rows: torch.Tensor, like: torch.Tensor, probability: float, site: str, batch: TokenBatch
+) -> torch.Tensor:
+    """Return the mask (0 or 1 / (1 - p)) of the global token rows `rows`, shaped like `like`.
+
+    The value at (sample, position, channel) depends on nothing but these, the site and the step,
+    so every layout drops the same elements.
+    """
+    width = like.shape[-1]
+    position = rows // batch.num_sequences
+    sample = batch.sample_ids_B.to(rows.device)[rows % batch.num_sequences]
+    token = sample * batch.sequence_length + position
+    index = token.unsqueeze(-1) * width + torch.arange(width, device=rows.device)
+    keep = uniform(key_of("dropout", batch.step, site), index) >= probability
+    return keep.to(like.dtype) / (1.0 - probability)

@@ -1,0 +1,162 @@
+"""Every collective and message of a run: typed, recorded, and checked at the boundary.
+
+Nothing else in Echelon calls `torch.distributed`. A `Group` is this rank's group over one axis;
+each call records an Event with the bytes that the rank sends (`cost/collectives.py`). Asynchrony
+is `Pending.wait()`; there are no hand-made streams. A tensor must be contiguous: Gloo reduces the
+raw memory of a strided view in silence.
+
+Gloo's own reduce-scatter sends as much as its all-reduce, so here it is one all-to-all and a sum
+in rank order: the bytes of the formula, and the same result bit for bit on every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from echelon.cost.collectives import (
+    all_gather_bytes,
+    all_reduce_bytes,
+    reduce_scatter_bytes,
+)
+from echelon.parallel.recorder import Recorder
+
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Pending:
+    """A collective under way; `wait` ends it, finishes its result, and records its event."""
+
+    __slots__ = ("_finish", "_work")
+
+    def __init__(self, work: dist.Work | None, finish: Callable[[], None] | None = None) -> None:
+        """Hold the handle of torch and what is left to do when it is done."""
+        self._work, self._finish = work, finish
+
+    def done(self) -> bool:
+        """Return whether `wait` would return at once."""
+        return self._work is None or self._work.is_completed()
+
+    def wait(self) -> None:
+        """Return when the result is there; a second call returns at once."""
+        work, finish = self._work, self._finish
+        self._work = self._finish = None
+        if work is not None:
+            work.wait()
+        if finish is not None:
+            finish()
+
+
+class Group:
+    """The ranks that this rank talks to over one axis (or over several axes at once)."""
+
+    def __init__(
+        self,
+        axis: str,
+        ranks: Sequence[int],
+        rank: int,
+        process_group: dist.ProcessGroup | None,
+        recorder: Recorder,
+    ) -> None:
+        """Hold the group of `ranks` (global, in order) that `rank` belongs to."""
+        self.axis, self.ranks, self.recorder = axis, tuple(ranks), recorder
+        self.size, self.index = len(self.ranks), self.ranks.index(rank)
+        self._group = process_group
+        self._gloo = process_group is not None and dist.get_backend(process_group) == "gloo"
+
+    def all_reduce(self, tensor: torch.Tensor, *, name: str, async_op: bool = False) -> Pending:
+        """Sum `tensor` over the group, in place."""
+        if self.size == 1:
+            return Pending(None)
+        _check(tensor, name)
+        start = self.recorder.now()
+        work = dist.all_reduce(tensor, group=self._group, async_op=True)
+        sent = all_reduce_bytes(tensor.nbytes, self.size)
+        return self._pending("all_reduce", name, work, sent, start, async_op)
+
+    def all_gather(
+        self, whole: torch.Tensor, piece: torch.Tensor, *, name: str, async_op: bool = False
+    ) -> Pending:
+        """Fill `whole` [n * piece, ...] with the pieces of all ranks, in group order."""
+        if self.size == 1:
+            whole.copy_(piece)
+            return Pending(None)
+        _check(whole, name)
+        _check(piece, name)
+        start = self.recorder.now()
+        work = _all_gather(whole, piece, group=self._group, async_op=True)
+        sent = all_gather_bytes(piece.nbytes, self.size)
+        return self._pending("all_gather", name, work, sent, start, async_op)
+
+    def reduce_scatter(
+        self, piece: torch.Tensor, whole: torch.Tensor, *, name: str, async_op: bool = False
+    ) -> Pending:
+        """Fill `piece` with this rank's part of the sum of `whole` over the group."""
+        if self.size == 1:
+            piece.copy_(whole)
+            return Pending(None)
+        _check(whole, name)
+        _check(piece, name)
+        start = self.recorder.now()
+        sent = reduce_scatter_bytes(piece.nbytes, self.size)
+        if not self._gloo:
+            work = _reduce_scatter(piece, whole, group=self._group, async_op=True)
+            return self._pending("reduce_scatter", name, work, sent, start, async_op)
+        received = torch.empty_like(whole)
+        work = dist.all_to_all_single(received, whole, group=self._group, async_op=True)
+
+        def add_up() -> None:
+            torch.sum(received.view(self.size, *piece.shape), dim=0, out=piece)
+
+        return self._pending("reduce_scatter", name, work, sent, start, async_op, add_up)
+
+    def gather_rows(self, row: torch.Tensor, *, name: str) -> torch.Tensor:
+        """Return [n, len(row)]: the small vector of every rank, the same on all of them."""
+        whole = row.new_empty((self.size, row.numel()))
+        self.all_gather(whole.view(-1), row, name=name).wait()
+        return whole
+
+    def send(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
+        """Send `tensor` to member `index` of the group; it must live until `wait`."""
+        _check(tensor, name)
+        start = self.recorder.now()
+        work = dist.isend(tensor, self.ranks[index], group=self._group, tag=tag)
+        return self._pending("send", name, work, tensor.nbytes, start, True, microbatch=tag)
+
+    def receive(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
+        """Receive into `tensor` from member `index` of the group."""
+        _check(tensor, name)
+        work = dist.irecv(tensor, self.ranks[index], group=self._group, tag=tag)
+        return Pending(work)
+
+    def _pending(
+        self,
+        kind: str,
+        name: str,
+        work: dist.Work | None,
+        sent: int,
+        start: float,
+        async_op: bool,
+        finish: Callable[[], None] | None = None,
+        microbatch: int | None = None,
+    ) -> Pending:
+        def done() -> None:
+            if finish is not None:
+                finish()
+            self.recorder.record(
+                kind, name, axis=self.axis, num_bytes=sent, start=start, microbatch=microbatch
+            )
+
+        pending = Pending(work, done)
+        if not async_op:
+            pending.wait()
+        return pending
+
+
+def _check(tensor: torch.Tensor, name: str) -> None:
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name}: a strided tensor cannot be sent without a copy")

@@ -1,0 +1,63 @@
+"""The one place where a Mesh becomes process groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from echelon.core.axis import LOSS_AXES, MESH_AXES, Axis
+from echelon.core.event import EventSink
+from echelon.core.mesh import Mesh
+from echelon.parallel.collectives import Group
+from echelon.parallel.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGroups:
+    """Hold the groups of one rank.
+
+    `data` sums losses and gradients (dp_replicate x dp_shard x cp); `tensor` is `tp`. Activations
+    travel on `pipe_forward` and gradients on `pipe_backward`: one communicator each, because NCCL
+    runs the messages of a communicator in order and the two directions would wait for each other.
+    `tied` joins the first and the last stage where both hold the embedding; `world` carries the
+    few numbers of a step that every rank needs.
+    """
+
+    mesh: Mesh
+    rank: int
+    recorder: Recorder
+    world: Group
+    data: Group
+    tensor: Group
+    pipe_forward: Group
+    pipe_backward: Group
+    tied: Group
+
+
+def rank_groups(mesh: Mesh, rank: int, sink: EventSink, *, tied: bool) -> RankGroups:
+    """Make the groups of `mesh`; every rank must call this, with the same mesh."""
+    recorder = Recorder(rank, sink)
+
+    def over(axis: str, groups: tuple[tuple[int, ...], ...]) -> Group:
+        mine, handle = (rank,), None
+        for ranks in groups:
+            # Every rank takes part in making every group, its own or not: torch asks for it.
+            made = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+            if rank in ranks:
+                mine, handle = ranks, made
+        return Group(axis, mine, rank, handle, recorder)
+
+    pipes = mesh.groups(Axis.PP)
+    ends = tuple((ranks[0], ranks[-1]) for ranks in pipes) if tied and mesh.pp > 1 else ()
+    return RankGroups(
+        mesh=mesh,
+        rank=rank,
+        recorder=recorder,
+        world=over("world", mesh.groups(*MESH_AXES)),
+        data=over("dp", mesh.groups(*LOSS_AXES)),
+        tensor=over(Axis.TP.value, mesh.groups(Axis.TP)),
+        pipe_forward=over(Axis.PP.value, pipes),
+        pipe_backward=over(Axis.PP.value, pipes),
+        tied=over(Axis.PP.value, ends),
+    )

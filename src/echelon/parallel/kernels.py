@@ -1,0 +1,128 @@
+"""Operations with their backward written by hand: fewer passes over memory, less kept for backward.
+
+Each equals the plain formula in `models/operations.py` (the tests compare both in float64). None
+talks to other ranks. Weight gradients go to a GradientStore.
+
+Shape suffixes: N tokens, D hidden, F inner width, E = head_dim / 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as fn
+
+from echelon.parallel.gradients import GradientStore
+
+
+class RMSNorm(torch.autograd.Function):
+    """Root-mean-square norm (Zhang and Sennrich, 2019) over the last dim."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: nn.Parameter, eps: float, store: GradientStore
+    ) -> torch.Tensor:
+        """Return x / rms(x) * weight; keep x and the inverse rms."""
+        mean_square = torch.linalg.vecdot(x, x).unsqueeze(-1) / x.shape[-1]
+        inverse = torch.rsqrt(mean_square + eps)
+        ctx.save_for_backward(x, inverse, weight)
+        ctx.store = store
+        return (x * inverse).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return dx = inverse * (dy w - x_hat mean(dy w x_hat))."""
+        x, inverse, weight = ctx.saved_tensors
+        x_hat = x * inverse
+        scaled = dy * weight
+        pull = torch.linalg.vecdot(scaled, x_hat).unsqueeze(-1) / x.shape[-1]
+        dweight = (dy * x_hat).reshape(-1, x.shape[-1]).sum(0)
+        ctx.store.add(weight, dweight)
+        dx = scaled.addcmul_(x_hat, pull, value=-1).mul_(inverse)
+        return dx, None, None, None
+
+
+class LayerNorm(torch.autograd.Function):
+    """Layer norm (Ba et al., 2016) over the last dim, on PyTorch's own fused kernels."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: nn.Parameter,
+        bias: nn.Parameter,
+        eps: float,
+        store: GradientStore,
+    ) -> torch.Tensor:
+        """Return the normalised x; keep x, its mean and inverse deviation."""
+        y, mean, inverse = torch.native_layer_norm(x, (x.shape[-1],), weight, bias, eps)
+        ctx.save_for_backward(x, mean, inverse, weight, bias)
+        ctx.store = store
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return dx; the gradients of weight and bias go to the store."""
+        x, mean, inverse, weight, bias = ctx.saved_tensors
+        dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
+            dy.contiguous(), x, (x.shape[-1],), mean, inverse, weight, bias, [True, True, True]
+        )
+        ctx.store.add(weight, dweight)
+        ctx.store.add(bias, dbias)
+        return dx, None, None, None, None
+
+
+class SwiGLU(torch.autograd.Function):
+    """silu(gate) * up (Shazeer, 2020); keeps its input only and computes silu again."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
+        """Return the product, [N, F], for gate and up side by side."""
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return fn.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of gate and up, side by side."""
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        grad = torch.empty_like(gate_up)
+        dgate, dup = grad.chunk(2, dim=-1)
+        sigmoid = torch.sigmoid(gate)
+        silu = gate * sigmoid
+        torch.mul(dy, silu, out=dup)
+        # d silu / d gate = sigmoid + silu (1 - sigmoid)
+        slope = torch.addcmul(sigmoid, silu, sigmoid, value=-1, out=sigmoid).add_(silu)
+        torch.mul(slope.mul_(up), dy, out=dgate)
+        return grad
+
+
+class Rotate(torch.autograd.Function):
+    """Turn half-pairs by their position: the transpose of a rotation is the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Return x [T, B, heads, head_dim] turned by cos, sin [T, 1, 1, E]."""
+        ctx.save_for_backward(cos, sin)
+        return turn(x, cos, sin, direction=1)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return dy turned back."""
+        cos, sin = ctx.saved_tensors
+        return turn(dy, cos, sin, direction=-1), None, None
+
+
+def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, direction: int) -> torch.Tensor:
+    """Return x with its half-pairs turned forwards (1) or back (-1)."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    first, second = x.chunk(2, dim=-1)
+    out_first, out_second = out.chunk(2, dim=-1)
+    torch.mul(first, cos, out=out_first)
+    out_first.addcmul_(second, sin, value=-direction)
+    torch.mul(second, cos, out=out_second)
+    out_second.addcmul_(first, sin, value=direction)
+    return out

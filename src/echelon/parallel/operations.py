@@ -1,0 +1,103 @@
+"""The operations of a decoder as a rank computes them: split over `tp`, gradients by hand.
+
+Overrides `models.operations.Operations` step by step; with a group of one it is the fast path of a
+single device, so data and pipeline parallel runs use it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional as fn
+
+from echelon.core.model_shape import ModelShape
+from echelon.models.batch import TokenBatch
+from echelon.models.operations import Operations, dropout_mask
+from echelon.parallel.kernels import LayerNorm, RMSNorm, Rotate, SwiGLU
+from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
+from echelon.parallel.vocabulary import (
+    PositionEmbedding,
+    VocabularyEmbedding,
+    VocabularyLoss,
+    stream_rows,
+)
+
+
+class RankOperations(Operations):
+    """Compute the steps of a decoder on one of the ranks of a tensor-parallel group."""
+
+    def __init__(self, split: TensorSplit, vocab: int) -> None:
+        """Split layers as `split` says; `vocab` is the number of real token ids."""
+        self.split, self.vocab = split, vocab
+        self._tables: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def embed(
+        self, weight_VD: nn.Parameter, positions: nn.Parameter | None, batch: TokenBatch
+    ) -> torch.Tensor:
+        """Return x_ND, or this rank's rows of it."""
+        x_ND: torch.Tensor = VocabularyEmbedding.apply(weight_VD, batch, self.split)
+        if positions is None:
+            return x_ND
+        rows_N = stream_rows(batch.tokens_N.numel(), self.split, x_ND.device)
+        positions_N = rows_N // batch.num_sequences
+        return PositionEmbedding.apply(x_ND, positions, positions_N, self.split)
+
+    def norm(
+        self, x: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter | None, eps: float
+    ) -> torch.Tensor:
+        """Return x normalised over its last dim."""
+        if bias is not None:
+            return LayerNorm.apply(x, weight, bias, eps, self.split.store)
+        return RMSNorm.apply(x, weight, eps, self.split.store)
+
+    def project_in(self, x_ND: torch.Tensor, linears: Sequence[nn.Linear]) -> torch.Tensor:
+        """Return the outputs of column-parallel layers side by side."""
+        return ColumnLinear.apply(x_ND, linears, self.split)
+
+    def project_out(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
+        """Return the output of a row-parallel layer."""
+        return RowLinear.apply(x, linear, self.split)
+
+    def rotary_tables(
+        self, shape: ModelShape, length: int, like: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the tables of the reference, computed once per length and dtype."""
+        key = (length, like.dtype, like.device)
+        if key not in self._tables:
+            self._tables[key] = super().rotary_tables(shape, length, like)
+        return self._tables[key]
+
+    def rotate(self, x: torch.Tensor, cos_TE: torch.Tensor, sin_TE: torch.Tensor) -> torch.Tensor:
+        """Return x [T, B, heads, head_dim] turned by position."""
+        return Rotate.apply(x, cos_TE[:, None, None], sin_TE[:, None, None])
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Return causal attention over the heads of this rank, by PyTorch's fused kernel."""
+        length, num_sequences, heads, head_dim = q.shape
+        repeats = heads // k.shape[2]
+        if repeats > 1:
+            k, v = (x.repeat_interleave(repeats, dim=2) for x in (k, v))
+        q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))
+        out = fn.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return out.permute(2, 0, 1, 3).reshape(length * num_sequences, heads * head_dim)
+
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Return silu(gate) * up."""
+        return SwiGLU.apply(gate_up)
+
+    def dropout(
+        self, x_ND: torch.Tensor, probability: float, site: str, batch: TokenBatch
+    ) -> torch.Tensor:
+        """Return x with the elements dropped that one device would drop."""
+        if probability == 0.0 or not batch.train:
+            return x_ND
+        rows = stream_rows(batch.tokens_N.numel(), self.split, x_ND.device)
+        return x_ND * dropout_mask(rows, x_ND, probability, site, batch)
+
+    def head_loss(
+        self, x_ND: torch.Tensor, weight_VD: nn.Parameter, labels_N: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Return scale x the sum of token losses; no rank holds the logits of all ids."""
+        return VocabularyLoss.apply(x_ND, weight_VD, labels_N, scale, self.vocab, self.split)

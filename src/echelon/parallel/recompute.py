@@ -1,0 +1,53 @@
+"""Recompute: keep only the input of a block, and run its forward again in backward.
+
+Split: nothing; it trades compute for memory.
+Sent:  the forward collectives of each recomputed block a second time.
+Bytes: `cost.bytes_sent.tensor_bytes` counts the forward of a recomputed block twice.
+Must divide: nothing.
+Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
+
+The policy says which blocks: none, all ("full"), or every k-th. Dropout masks are functions of the
+token, so the second forward drops what the first did and no generator state is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from echelon.core.plan import Recompute
+from echelon.models.batch import TokenBatch
+from echelon.models.decoder import Block, BlockRunner, run_block
+
+
+class _RecomputedBlock(torch.autograd.Function):
+    """Run a block without keeping what its backward needs; make it again when asked."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: torch.Tensor, block: Block, batch: TokenBatch) -> torch.Tensor:
+        """Return the block's output; keep its input only."""
+        ctx.save_for_backward(x_ND)
+        ctx.block, ctx.batch = block, batch
+        return block(x_ND, batch)
+
+    @staticmethod
+    def backward(ctx: Any, dy_ND: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Run the block forward again, then its backward."""
+        (x_ND,) = ctx.saved_tensors
+        x_ND = x_ND.detach().requires_grad_()
+        with torch.enable_grad():
+            y_ND = ctx.block(x_ND, ctx.batch)
+        torch.autograd.backward(y_ND, dy_ND)
+        return x_ND.grad, None, None
+
+
+def block_runner(policy: Recompute) -> BlockRunner:
+    """Return how a decoder runs its blocks under this policy."""
+
+    def run(block: Block, x_ND: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+        if policy.recomputes(block.index) and torch.is_grad_enabled():
+            return _RecomputedBlock.apply(x_ND, block, batch)
+        return run_block(block, x_ND, batch)
+
+    return run

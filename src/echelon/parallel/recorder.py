@@ -1,0 +1,60 @@
+"""What a rank writes down while it runs: one Event per collective, message and action."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from echelon.core.event import Event, EventSink
+
+
+class Recorder:
+    """Stamp events with this rank, its clock, and the stage and microbatch now at work."""
+
+    def __init__(self, rank: int, sink: EventSink) -> None:
+        """Send the events of `rank` to `sink`; the clock starts now."""
+        self.rank, self.sink = rank, sink
+        self.stage: int | None = None
+        self.microbatch: int | None = None
+        self._zero = time.perf_counter()
+
+    def now(self) -> float:
+        """Return the seconds since this recorder was made."""
+        return time.perf_counter() - self._zero
+
+    def record(
+        self,
+        kind: str,
+        name: str,
+        *,
+        start: float,
+        axis: str = "",
+        num_bytes: int = 0,
+        microbatch: int | None = None,
+    ) -> None:
+        """Write one event that began at `start` and ends now."""
+        self.sink.record(
+            Event(
+                kind=kind,
+                name=name,
+                axis=axis,
+                stage=self.stage,
+                microbatch=self.microbatch if microbatch is None else microbatch,
+                bytes=num_bytes,
+                start=start,
+                end=self.now(),
+                rank=self.rank,
+            )
+        )
+
+    @contextmanager
+    def action(self, kind: str, stage: int, microbatch: int) -> Iterator[None]:
+        """Record what happens inside as one pipeline action."""
+        self.stage, self.microbatch = stage, microbatch
+        start = self.now()
+        try:
+            yield
+        finally:
+            self.record(kind, f"{kind}{stage}.{microbatch}", start=start)
+            self.stage, self.microbatch = None, None

@@ -1,0 +1,147 @@
+"""Tensor parallelism: a pair of linear layers, the first split by columns, the second by rows.
+
+Split: q, k, v, gate and up by output column (whole heads), o and down by input row; [out/tp, in]
+       and [out, in/tp] of each stored [out, in] weight.
+Sent:  nothing between the two; after the row layer one all-reduce of [N, D] forward, before the
+       column layer one backward (reduce-scatter and all-gather under sequence parallelism).
+Bytes: `cost.bytes_sent.tensor_bytes`.
+Must divide: tp | heads, kv_heads, ffn (the vocabulary is padded).
+Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
+
+The backward's collective is in flight while weight gradients are computed, those of the row layer
+included, which were put off until then. Biases of row layers are added once, after the sum.
+Shape suffixes: N tokens, I inputs, O outputs of a layer on this rank, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from echelon.parallel.collectives import Group
+from echelon.parallel.gradients import GradientStore
+from echelon.parallel.sequence import gather_rows, scatter_sum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSplit:
+    """Say how layers are split: the group, whether the stream is split too, where gradients go."""
+
+    group: Group
+    sequence_parallel: bool
+    store: GradientStore
+
+    @property
+    def scattered(self) -> bool:
+        """Return whether this rank holds only a slice of the rows of the residual stream."""
+        return self.sequence_parallel and self.group.size > 1
+
+
+class ColumnLinear(torch.autograd.Function):
+    """Several linear layers that read the same input, each split by output column."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, linears: Sequence[nn.Linear], split: TensorSplit
+    ) -> torch.Tensor:
+        """Return the outputs side by side, [N, O]; x is [N, I], or [N/tp, I] when scattered."""
+        ctx.save_for_backward(x)
+        ctx.linears, ctx.split = linears, split
+        if split.scattered:
+            x, gathered = gather_rows(x, split.group, name="column.forward")
+            gathered.wait()
+        weight = split.store.matrices([linear.weight for linear in linears])
+        if weight is None:
+            y = torch.cat([x @ linear.weight.t() for linear in linears], dim=-1)
+        else:
+            y = x @ weight.t()
+        biases = [linear.bias for linear in linears if linear.bias is not None]
+        if biases:
+            y += torch.cat(biases)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return dx, summed over the tensor ranks; weight gradients run while it is in flight."""
+        (x,) = ctx.saved_tensors
+        split: TensorSplit = ctx.split
+        dy = dy.contiguous()
+        gathered = None
+        if split.scattered:
+            x, gathered = gather_rows(x, split.group, name="column.backward.input")
+        dx = _input_gradient(dy, ctx.linears, split.store)
+        if gathered is not None:
+            gathered.wait()
+            dx, pending = scatter_sum(dx, split.group, name="column.backward")
+        else:
+            pending = split.group.all_reduce(dx, name="column.backward", async_op=True)
+        linears: Sequence[nn.Linear] = ctx.linears
+        split.store.defer(lambda: _column_weights(linears, split.store, dy, x))
+        split.store.run_deferred()
+        pending.wait()
+        return dx, None, None
+
+
+class RowLinear(torch.autograd.Function):
+    """A linear layer split by input row: each rank gives a partial sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, linear: nn.Linear, split: TensorSplit) -> torch.Tensor:
+        """Return the sum over the tensor ranks, [N, D], or this rank's rows of it."""
+        ctx.save_for_backward(x)
+        ctx.linear, ctx.split = linear, split
+        y = x @ linear.weight.t()
+        if split.scattered:
+            y, pending = scatter_sum(y, split.group, name="row.forward")
+        else:
+            pending = split.group.all_reduce(y, name="row.forward", async_op=True)
+        pending.wait()
+        if linear.bias is not None:
+            y += linear.bias
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return dx; the weight gradient is put off until a collective is in flight."""
+        (x,) = ctx.saved_tensors
+        linear: nn.Linear = ctx.linear
+        split: TensorSplit = ctx.split
+        dy = dy.contiguous()
+        if linear.bias is not None:
+            split.store.add(linear.bias, dy.sum(0))
+        if split.scattered:
+            dy, gathered = gather_rows(dy, split.group, name="row.backward")
+            split.store.run_deferred()
+            gathered.wait()
+        dx = dy @ linear.weight
+        split.store.defer(lambda: split.store.add_product([linear.weight], dy, x))
+        if split.group.size == 1:
+            split.store.run_deferred()
+        return dx, None, None
+
+
+def _input_gradient(
+    dy: torch.Tensor, linears: Sequence[nn.Linear], store: GradientStore
+) -> torch.Tensor:
+    weight = store.matrices([linear.weight for linear in linears])
+    if weight is not None:
+        return dy @ weight
+    parts = dy.split([linear.out_features for linear in linears], dim=-1)
+    dx = parts[0] @ linears[0].weight
+    for part, linear in zip(parts[1:], linears[1:], strict=True):
+        dx.addmm_(part, linear.weight)
+    return dx
+
+
+def _column_weights(
+    linears: Sequence[nn.Linear], store: GradientStore, dy: torch.Tensor, x: torch.Tensor
+) -> None:
+    store.add_product([linear.weight for linear in linears], dy, x)
+    parts = dy.split([linear.out_features for linear in linears], dim=-1)
+    for part, linear in zip(parts, linears, strict=True):
+        if linear.bias is not None:
+            store.add(linear.bias, part.sum(0))

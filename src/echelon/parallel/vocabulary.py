@@ -1,0 +1,184 @@
+"""Vocabulary parallelism: the embedding and the loss, split over the token ids.
+
+Split: rows of the embedding and of the head, [ceil(V/tp), D]; the last rows may be padding.
+Sent:  embedding: one all-reduce (or reduce-scatter) of [N, D] forward; loss: an all-gather of
+       three numbers per token forward, one all-reduce (or reduce-scatter) of [N, D] backward.
+Bytes: `cost.bytes_sent.tensor_bytes`.
+Must divide: nothing; padded rows are masked out of the loss and get no gradient.
+Source: Shoeybi et al., "Megatron-LM", 2019, section 3; the loss never holds more than [N, V/tp].
+
+Shape suffixes: N tokens, D hidden, V local vocabulary with padding, C rows of a chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from echelon.models.batch import IGNORED_LABEL, TokenBatch
+from echelon.parallel.collectives import Group
+from echelon.parallel.sequence import gather_rows, own_rows, scatter_sum
+from echelon.parallel.tensor import TensorSplit
+
+_CHUNK_ELEMENTS = 1 << 18
+"""Rows of logits are worked on in pieces of about this many elements, to stay in cache."""
+
+
+class VocabularyEmbedding(torch.autograd.Function):
+    """Look up the rows that this rank holds, and sum over the ranks: one of them has each."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, weight_VD: nn.Parameter, batch: TokenBatch, split: TensorSplit
+    ) -> torch.Tensor:
+        """Return x_ND, or this rank's rows of it under sequence parallelism."""
+        group = split.group
+        local_N, elsewhere_N = local_ids(batch.tokens_N, weight_VD.shape[0], group)
+        ctx.weight, ctx.split = weight_VD, split
+        ctx.save_for_backward(local_N, elsewhere_N)
+        x_ND = weight_VD.detach()[local_N]
+        if group.size == 1:
+            return x_ND
+        x_ND[elsewhere_N] = 0
+        if split.scattered:
+            x_ND, pending = scatter_sum(x_ND, group, name="embedding.forward")
+        else:
+            pending = group.all_reduce(x_ND, name="embedding.forward", async_op=True)
+        pending.wait()
+        return x_ND
+
+    @staticmethod
+    def backward(ctx: Any, dx_ND: torch.Tensor) -> tuple[None, ...]:
+        """Add each token's gradient to the row that was looked up."""
+        local_N, elsewhere_N = ctx.saved_tensors
+        split: TensorSplit = ctx.split
+        if split.scattered:
+            dx_ND, gathered = gather_rows(dx_ND, split.group, name="embedding.backward")
+            gathered.wait()
+        if split.group.size > 1:
+            here_N = ~elsewhere_N
+            local_N, dx_ND = local_N[here_N], dx_ND[here_N]
+        split.store.add_rows(ctx.weight, local_N, dx_ND)
+        return None, None, None
+
+
+class PositionEmbedding(torch.autograd.Function):
+    """Add learned position vectors to the rows of the stream that this rank holds."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_ND: torch.Tensor,
+        weight_TD: nn.Parameter,
+        positions_N: torch.Tensor,
+        split: TensorSplit,
+    ) -> torch.Tensor:
+        """Return x plus the vector of each row's position."""
+        ctx.weight, ctx.split = weight_TD, split
+        ctx.save_for_backward(positions_N)
+        return x_ND + weight_TD[positions_N]
+
+    @staticmethod
+    def backward(ctx: Any, dx_ND: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Add each row's gradient to its position's; pass it on."""
+        (positions_N,) = ctx.saved_tensors
+        ctx.split.store.add_rows(ctx.weight, positions_N, dx_ND)
+        return dx_ND, None, None, None
+
+
+class VocabularyLoss(torch.autograd.Function):
+    """Cross-entropy of logits that no rank holds whole."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_ND: torch.Tensor,
+        weight_VD: nn.Parameter,
+        labels_N: torch.Tensor,
+        scale: float,
+        vocab: int,
+        split: TensorSplit,
+    ) -> torch.Tensor:
+        """Return scale x the sum over counted tokens of log(sum exp(logits)) - logit[label]."""
+        group = split.group
+        if split.scattered:
+            x_ND, gathered = gather_rows(x_ND, group, name="head.forward")
+            gathered.wait()
+        real = max(0, min(weight_VD.shape[0], vocab - group.index * weight_VD.shape[0]))
+        counted_N = labels_N != IGNORED_LABEL
+        local_N, elsewhere_N = local_ids(labels_N.clamp(min=0), weight_VD.shape[0], group)
+        exp_NV = x_ND @ weight_VD.t()
+        exp_NV[:, real:] = float("-inf")
+        local = _local_statistics(exp_NV, local_N)
+        local[2].masked_fill_(elsewhere_N, 0.0)
+        maximum_N, total_N, target_N = _merge(local, group)
+        loss_N = maximum_N + total_N.log() - target_N
+        # exp_NV holds exp(logit - local maximum); the factor makes it scale * softmax.
+        factor_N = torch.where(counted_N, scale * (local[0] - maximum_N).exp() / total_N, 0.0)
+        mine_N = counted_N & ~elsewhere_N
+        ctx.save_for_backward(x_ND, exp_NV, factor_N, local_N, mine_N)
+        ctx.weight, ctx.split, ctx.scale = weight_VD, split, scale
+        return torch.where(counted_N, loss_N, 0.0).sum() * scale
+
+    @staticmethod
+    def backward(ctx: Any, dloss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return dx, summed over the tensor ranks; the head's gradient runs meanwhile."""
+        x_ND, logits_NV, factor_N, local_N, mine_N = ctx.saved_tensors
+        split: TensorSplit = ctx.split
+        weight: nn.Parameter = ctx.weight
+        logits_NV.mul_((factor_N * dloss).unsqueeze(-1))
+        rows = torch.arange(len(local_N), device=local_N.device)[mine_N]
+        logits_NV[rows, local_N[mine_N]] -= ctx.scale * dloss
+        dx_ND = logits_NV @ weight
+        if split.scattered:
+            dx_ND, pending = scatter_sum(dx_ND, split.group, name="head.backward")
+        else:
+            pending = split.group.all_reduce(dx_ND, name="head.backward", async_op=True)
+        split.store.add_product([weight], logits_NV, x_ND)
+        pending.wait()
+        return dx_ND, None, None, None, None, None
+
+
+def local_ids(
+    ids_N: torch.Tensor, num_local: int, group: Group
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each id as a row of this rank (0 where another holds it), and where one does."""
+    local_N = ids_N - group.index * num_local
+    elsewhere_N = (local_N < 0) | (local_N >= num_local)
+    return local_N.masked_fill(elsewhere_N, 0), elsewhere_N
+
+
+def stream_rows(num_rows: int, split: TensorSplit, device: torch.device) -> torch.Tensor:
+    """Return the global rows of the residual stream that this rank holds."""
+    rows = torch.arange(num_rows, device=device)
+    return rows[own_rows(num_rows, split.group)] if split.scattered else rows
+
+
+def _local_statistics(logits_NV: torch.Tensor, local_N: torch.Tensor) -> torch.Tensor:
+    """Turn logits into exp(logit - row maximum) in place; return maximum, sum, target [3, N]."""
+    num_rows, width = logits_NV.shape
+    statistics = logits_NV.new_empty((3, num_rows))
+    chunk = max(1, _CHUNK_ELEMENTS // width)
+    for start in range(0, num_rows, chunk):
+        rows = slice(start, start + chunk)
+        logits_CV = logits_NV[rows]
+        statistics[2, rows] = logits_CV.gather(1, local_N[rows, None]).squeeze(1)
+        # A rank that holds only padding has no maximum; any finite number does, its sum is 0.
+        maximum_C = logits_CV.amax(1).clamp_(min=torch.finfo(logits_CV.dtype).min)
+        statistics[0, rows] = maximum_C
+        logits_CV.sub_(maximum_C.unsqueeze(1)).exp_()
+        torch.sum(logits_CV, dim=1, out=statistics[1, rows])
+    return statistics
+
+
+def _merge(local: torch.Tensor, group: Group) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return maximum, sum of exponentials and target logit over the whole vocabulary."""
+    if group.size == 1:
+        return local[0], local[1], local[2]
+    every = local.new_empty((group.size, *local.shape))
+    group.all_gather(every.view(-1, local.shape[-1]), local, name="head.statistics").wait()
+    maximum_N = every[:, 0].amax(0)
+    total_N = (every[:, 1] * (every[:, 0] - maximum_N).exp()).sum(0)
+    return maximum_N, total_N, every[:, 2].sum(0)

@@ -1,0 +1,1 @@
+"""Training: data, the engine's step, checkpoints, the loop."""

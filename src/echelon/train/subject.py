@@ -1,0 +1,121 @@
+"""Our engine as the thing under proof (`echelon.train.subject:build`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from echelon.core.event import EventList
+from echelon.core.plan import Plan
+from echelon.models.batch import TokenBatch
+from echelon.parallel.shards import Shard
+from echelon.train.engine import StepResult, TrainEngine
+
+
+class GlobalRows(Protocol):
+    """A whole global batch, one sequence per row (the prover's `GlobalBatch` is one)."""
+
+    sample_ids: tuple[int, ...]
+    inputs_BT: torch.Tensor
+    labels_BT: torch.Tensor
+
+
+class RankPlace(Protocol):
+    """What is asked of a rank's context."""
+
+    rank: int
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReport:
+    """Say what one rank did in one step."""
+
+    result: StepResult
+    samples: tuple[int, ...]
+    layers: tuple[int, ...]
+
+    @property
+    def loss(self) -> float:
+        """Return the mean loss of the global batch."""
+        return self.result.loss
+
+    @property
+    def tokens(self) -> int:
+        """Return the counted tokens of the global batch."""
+        return self.result.tokens
+
+    @property
+    def grad_norm(self) -> float:
+        """Return the norm of the whole gradient before clipping."""
+        return self.result.grad_norm
+
+    @property
+    def microbatch_losses(self) -> Mapping[tuple[int, int], tuple[float, int]]:
+        """Return (loss sum, counted tokens) of each microbatch that this rank finished."""
+        return self.result.microbatch_losses
+
+
+class EngineSubject:
+    """Run a TrainEngine for the prover, keeping each step's gradients before they are clipped."""
+
+    def __init__(self, plan: Plan, place: RankPlace) -> None:
+        """Build this rank's part of `plan`."""
+        self.events = EventList()
+        self.engine = TrainEngine(plan, place.rank, place.device, self.events)
+        self.engine.on_gradients = self._keep_gradients
+        self._gradients: dict[str, list[Shard]] = {}
+
+    def step(self, batch: GlobalRows, step: int) -> EngineReport:
+        """Take one optimizer step on this rank's rows of `batch`."""
+        batches = rank_batches(self.engine.plan, batch, self.engine.data_rank, step)
+        ran: dict[int, None] = {}
+        handles = [
+            block.register_forward_pre_hook(lambda _m, _a, index=int(name): ran.setdefault(index))
+            for name, block in self.engine.model.stage.layers.items()
+        ]
+        result = self.engine.step(batches, step)
+        for handle in handles:
+            handle.remove()
+        samples = tuple(int(i) for one in batches for i in one.sample_ids_B)
+        return EngineReport(result=result, samples=samples, layers=tuple(ran))
+
+    def gradients(self) -> Mapping[str, Sequence[Shard]]:
+        """Return the gradients of the last step, reduced and not clipped."""
+        return self._gradients
+
+    def parameters(self) -> Mapping[str, Sequence[Shard]]:
+        """Return the parameters as they are now."""
+        return self.engine.parameters()
+
+    def _keep_gradients(self) -> None:
+        self._gradients = {
+            name: [replace(shard, tensor=shard.tensor.clone()) for shard in shards]
+            for name, shards in self.engine.gradients().items()
+        }
+
+
+def rank_batches(plan: Plan, batch: GlobalRows, data_rank: int, step: int) -> list[TokenBatch]:
+    """Return the microbatches of one data-parallel rank."""
+    size, num_microbatches = plan.layout.microbatch_sequences, plan.num_microbatches
+    batches: list[TokenBatch] = []
+    for microbatch in range(num_microbatches):
+        start = (data_rank * num_microbatches + microbatch) * size
+        rows = slice(start, start + size)
+        batches.append(
+            TokenBatch.from_rows(
+                batch.inputs_BT[rows],
+                batch.labels_BT[rows],
+                torch.tensor(batch.sample_ids[rows]),
+                step=step,
+            )
+        )
+    return batches
+
+
+def build(place: RankPlace, plan: Plan) -> EngineSubject:
+    """Return this rank of `plan` as a subject."""
+    return EngineSubject(plan, place)
