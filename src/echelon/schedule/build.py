@@ -86,7 +86,7 @@ def _builder(name: str) -> type[Builder]:
 
 
 def _unknown(name: str) -> Problem:
-    close = did_you_mean(name, SCHEDULES)
+    close = did_you_mean(name.lower(), SCHEDULES)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return SCHEDULE_KNOWN.problem(
         f"{name!r} is not a schedule{hint}", key="pipeline.schedule", works=SCHEDULES

@@ -8,7 +8,7 @@ What is proved, and under which conditions:
   make arrives as messages, and is waited for.
 - *No deadlock*, when every rank runs its list from left to right, waits before an action until the
   message that it needs has arrived, posts its sends without waiting for them, and posts its
-  receives in the order in which the sender posts the sends (`messages.receives`), at the latest
+  receives in the order in which the sender posts the sends (`Traffic.receives`), at the latest
   before the action that needs them. This holds whether a send is buffered or a rendezvous: take
   the order in which the actions run with buffered sends and place each transfer directly before
   the first action for which its receive is posted. Its sender is done by then, as it posts its
@@ -38,7 +38,7 @@ from echelon.core.rulebook.schedule import (
 from echelon.schedule.action import Action, ActionKind, Schedule
 from echelon.schedule.deadlock import send_window, shares_queue, stuck_cycle
 from echelon.schedule.dependencies import needs_of, result_of
-from echelon.schedule.messages import channels, receives
+from echelon.schedule.messages import Traffic
 
 _MOST_NAMED = 8
 
@@ -71,15 +71,16 @@ def check_schedule(schedule: Schedule) -> ScheduleReport:
         problems = find(schedule)
         if problems:
             raise InfeasiblePlan(problems)
+    traffic = Traffic.of(schedule)
     return ScheduleReport(
         name=schedule.name,
         num_actions=sum(len(row) for row in schedule.actions),
-        num_messages=sum(len(messages) for messages in channels(schedule).values()),
+        num_messages=sum(len(messages) for messages in traffic.channels.values()),
         peak_in_flight_per_stage=peak_in_flight_per_stage(schedule),
         peak_in_flight_per_rank=peak_in_flight_per_rank(schedule),
-        send_window=send_window(schedule),
-        shares_queue=shares_queue(schedule),
-        consumes_in_order=all(len(posted) <= 1 for row in receives(schedule) for posted in row),
+        send_window=send_window(traffic),
+        shares_queue=shares_queue(traffic),
+        consumes_in_order=all(len(posted) <= 1 for row in traffic.receives for posted in row),
     )
 
 

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from echelon.schedule.action import Action, Schedule
 from echelon.schedule.dependencies import needs_of, result_of, run_lists
-from echelon.schedule.messages import Channel, Message, Step, channels, rank_steps, receives
+from echelon.schedule.messages import Channel, Message, Step, Traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +55,18 @@ def stuck_cycle(schedule: Schedule) -> tuple[Wait, ...]:
     return min((circle for circle in circles if circle), key=len, default=())
 
 
-def send_window(schedule: Schedule) -> int:
+def send_window(traffic: Traffic) -> int:
     """Return how many sends per channel a rank must be able to leave pending when it goes on.
 
     0: sends may block until they are received. k: before a rank goes on after posting a send, all
     but the last k on that channel must be complete, so k + 1 send buffers per channel suffice.
     The schedule must not deadlock with sends that never wait.
     """
-    rendezvous = _Rendezvous.of(schedule)
-    low, high = 0, max((len(sent) for sent in channels(schedule).values()), default=0)
+    rendezvous = _Rendezvous.of(traffic)
+    low, high, longest = 0, 0, max((len(sent) for sent in traffic.channels.values()), default=0)
+    while high < longest and not _finishes(rendezvous.with_window(high)):
+        low, high = high + 1, 2 * high + 1
+    high = min(high, longest)
     while low < high:
         middle = (low + high) // 2
         if _finishes(rendezvous.with_window(middle)):
@@ -73,17 +76,17 @@ def send_window(schedule: Schedule) -> int:
     return low
 
 
-def shares_queue(schedule: Schedule) -> bool:
+def shares_queue(traffic: Traffic) -> bool:
     """Return whether both directions between two ranks may share one queue on each side.
 
     That is one NCCL communicator per pair without batching: operations of a pair run one at a
     time in the order in which each side posted them. Where this is False, each direction needs a
     group of its own (or sends and receives that meet must be posted as one batch).
     """
-    graph = _Rendezvous.of(schedule).graph
-    for rank, posts in enumerate(receives(schedule)):
+    graph = _Rendezvous.of(traffic).graph
+    for rank, (steps, posts) in enumerate(zip(traffic.steps, traffic.receives, strict=True)):
         last: dict[int, Message] = {}
-        for step, received in zip(rank_steps(schedule, rank), posts, strict=True):
+        for step, received in zip(steps, posts, strict=True):
             for message in (*received, *((step.send,) if step.send else ())):
                 peer = message.target_rank if message.source_rank == rank else message.source_rank
                 if peer in last:
@@ -109,21 +112,20 @@ class _Rendezvous:
     after_send: dict[Channel, list[tuple[_Node, ...]]]
 
     @classmethod
-    def of(cls, schedule: Schedule) -> _Rendezvous:
-        """Return the graph of `schedule` with sends that are posted and not waited for."""
-        sent = channels(schedule)
+    def of(cls, traffic: Traffic) -> _Rendezvous:
+        """Return the graph of `traffic` with sends that are posted and not waited for."""
+        sent = traffic.channels
         graph: _Graph = {message: [] for messages in sent.values() for message in messages}
         after_send: dict[Channel, list[tuple[_Node, ...]]] = {channel: [] for channel in sent}
-        for rank, posts in enumerate(receives(schedule)):
+        for steps, posts in zip(traffic.steps, traffic.receives, strict=True):
             previous: Step | None = None
-            for step, received in zip(rank_steps(schedule, rank), posts, strict=True):
+            for step, received in zip(steps, posts, strict=True):
                 graph[step.action] = [] if step.receive is None else [step.receive]
                 if previous is not None:
                     for node in (step.action, *received):
                         graph[node].append(previous.action)
                     if previous.send is not None:
-                        channel = (rank, previous.send.target_rank)
-                        after_send[channel].append((step.action, *received))
+                        after_send[previous.send.channel].append((step.action, *received))
                 if step.send is not None:
                     graph[step.send].append(step.action)
                 previous = step

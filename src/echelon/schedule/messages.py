@@ -32,6 +32,11 @@ class Message:
     source_rank: int
     target_rank: int
 
+    @property
+    def channel(self) -> Channel:
+        """Return the source and the target rank."""
+        return self.source_rank, self.target_rank
+
     def __str__(self) -> str:
         """Return the short form: ``activation 3 stage 0 -> 1``."""
         stages = f"{self.source_stage} -> {self.target_stage}"
@@ -56,11 +61,6 @@ class Step:
     local_output: bool
 
 
-def rank_steps(schedule: Schedule, rank: int) -> tuple[Step, ...]:
-    """Return the actions of `rank` in order, each with its messages."""
-    return tuple(step_of(schedule, action) for action in schedule.actions[rank])
-
-
 def step_of(schedule: Schedule, action: Action) -> Step:
     """Return `action` with the message that it needs and the one that it yields, if any."""
     if action.kind is ActionKind.W:
@@ -83,42 +83,57 @@ Channel = tuple[int, int]
 """A source rank and a target rank."""
 
 
-def channels(schedule: Schedule) -> dict[Channel, tuple[Message, ...]]:
-    """Return the messages of each channel in the order in which the source rank posts them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Hold all that the ranks of a schedule send and receive in one step.
 
-    The target rank posts its receives in this same order, as a transport without tags (NCCL)
-    demands: to get a message that is not the next of its channel, it first receives those before
-    it and keeps them.
+    - `steps[r]`: the actions of rank `r` in order, each with its messages.
+    - `channels[source, target]`: the messages in the order in which the source rank posts them.
+    - `receives[r][i]`: the receives that rank `r` posts at the latest before its action `i`.
+
+    Receives are posted in the order of their channel, as a transport without tags (NCCL) demands.
+    So `receives[r][i]` is mostly the message that the action needs, or empty; it is longer where
+    others come before that message on its channel (they are received and kept), and empty where
+    the message has been received already. A receive may be posted earlier, to overlap it with
+    compute, but never out of order.
     """
-    posted: dict[Channel, list[Message]] = {}
-    for rank in range(schedule.num_ranks):
-        for step in rank_steps(schedule, rank):
-            if step.send is not None:
-                posted.setdefault((rank, step.send.target_rank), []).append(step.send)
-    return {channel: tuple(messages) for channel, messages in posted.items()}
+
+    steps: tuple[tuple[Step, ...], ...]
+    channels: dict[Channel, tuple[Message, ...]]
+    receives: tuple[tuple[tuple[Message, ...], ...], ...]
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Traffic:
+        """Return the traffic of a complete schedule."""
+        steps = tuple(
+            tuple(step_of(schedule, action) for action in row) for row in schedule.actions
+        )
+        sent: dict[Channel, list[Message]] = {}
+        for row in steps:
+            for step in row:
+                if step.send is not None:
+                    sent.setdefault(step.send.channel, []).append(step.send)
+        channels = {channel: tuple(messages) for channel, messages in sent.items()}
+        return cls(steps=steps, channels=channels, receives=_receives(steps, channels))
 
 
-def receives(schedule: Schedule) -> tuple[tuple[tuple[Message, ...], ...], ...]:
-    """Return, per rank and action, the receives to post at the latest before it, in order.
-
-    Mostly one or none; more where the message that the action needs is not the next of its
-    channel. A receive may be posted earlier (to overlap it with compute), never out of order.
-    """
-    sent = channels(schedule)
-    place = {message: k for messages in sent.values() for k, message in enumerate(messages)}
-    posted = dict.fromkeys(sent, 0)
+def _receives(
+    steps: tuple[tuple[Step, ...], ...], channels: dict[Channel, tuple[Message, ...]]
+) -> tuple[tuple[tuple[Message, ...], ...], ...]:
+    place = {message: k for messages in channels.values() for k, message in enumerate(messages)}
+    posted = dict.fromkeys(channels, 0)
     rows: list[tuple[tuple[Message, ...], ...]] = []
-    for rank in range(schedule.num_ranks):
-        row: list[tuple[Message, ...]] = []
-        for step in rank_steps(schedule, rank):
+    for row in steps:
+        received: list[tuple[Message, ...]] = []
+        for step in row:
             if step.receive is None:
-                row.append(())
+                received.append(())
                 continue
-            channel = (step.receive.source_rank, rank)
-            end = max(posted[channel], place[step.receive] + 1)
-            row.append(sent[channel][posted[channel] : end])
-            posted[channel] = end
-        rows.append(tuple(row))
+            channel = step.receive.channel
+            start, end = posted[channel], place[step.receive] + 1
+            received.append(channels[channel][start:end])
+            posted[channel] = max(start, end)
+        rows.append(tuple(received))
     return tuple(rows)
 
 

@@ -112,7 +112,7 @@ def simulate(schedule: Schedule, durations: Durations) -> Simulation:
         busy[rank] += end - start
         events.append(_computed(action, rank, start, end))
         if step.send is not None:
-            channel = (rank, step.send.target_rank)
+            channel = step.send.channel
             sent = max(end, link_free.get(channel, 0.0))
             boundary = min(step.send.source_stage, step.send.target_stage)
             link_free[channel] = arrived[step.send] = sent + durations.transfer_s[boundary]

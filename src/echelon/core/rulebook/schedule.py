@@ -13,7 +13,7 @@ SCHEDULE_KNOWN = Rule(
     """,
     bad="""
     [pipeline]
-    schedule = "1b1f"
+    schedule = "1F1B"
     """,
     fixed="""
     [pipeline]

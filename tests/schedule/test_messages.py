@@ -1,0 +1,100 @@
+"""What a schedule sends and receives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+from hypothesis import given
+
+from echelon.schedule.action import Action, ActionKind, Schedule
+from echelon.schedule.build import build_schedule
+from echelon.schedule.messages import Payload, Step, Traffic, step_of
+from tests.schedule.examples import runnable_schedules, schedule_of
+
+
+def _said(step: Step) -> tuple[str, str]:
+    return str(step.receive or ""), str(step.send or "")
+
+
+def test_the_middle_stage_receives_and_sends_both_ways() -> None:
+    schedule = build_schedule("gpipe", num_stages=3, num_ranks=3, num_microbatches=1)
+    forward, backward = Traffic.of(schedule).steps[1]
+    assert _said(forward) == ("activation 0 stage 0 -> 1", "activation 0 stage 1 -> 2")
+    assert _said(backward) == ("gradient 0 stage 2 -> 1", "gradient 0 stage 1 -> 0")
+
+
+def test_the_ends_start_from_the_data_and_end_in_the_loss() -> None:
+    schedule = build_schedule("gpipe", num_stages=2, num_ranks=2, num_microbatches=1)
+    (first, back), (last, loss) = Traffic.of(schedule).steps
+    assert (first.receive, first.local_input) == (None, False)
+    assert (back.send, back.local_output) == (None, False)
+    assert (last.send, last.local_output) == (None, False)
+    assert (loss.receive, loss.local_input) == (None, False)
+
+
+def test_neighbours_on_one_rank_hand_over_without_a_message() -> None:
+    schedule = schedule_of(
+        "F0.0 BW0.0", "F1.0 F2.0 BW2.0 BW1.0", num_microbatches=1, stage_ranks=(0, 1, 1)
+    )
+    traffic = Traffic.of(schedule)
+    enter, leave, turn, back = traffic.steps[1]
+    assert (enter.local_input, enter.local_output) == (False, True)
+    assert (leave.local_input, leave.send) == (True, None)
+    assert (turn.local_output, turn.send) == (True, None)
+    assert (back.local_input, str(back.send)) == (True, "gradient 0 stage 1 -> 0")
+    assert sum(map(len, traffic.channels.values())) == 2
+
+
+def test_a_weight_gradient_needs_no_message() -> None:
+    schedule = schedule_of("F0.0 B0.0 W0.0", "F1.0 B1.0 W1.0", num_microbatches=1)
+    step = step_of(schedule, Action(ActionKind.W, 0, 0))
+    assert (step.receive, step.send, step.local_input, step.local_output) == (
+        None,
+        None,
+        False,
+        False,
+    )
+    assert str(Traffic.of(schedule).steps[0][1].receive) == "gradient 0 stage 1 -> 0"
+
+
+def test_four_stages_send_three_messages_per_microbatch_each_way() -> None:
+    schedule = build_schedule("1f1b", num_stages=4, num_ranks=4, num_microbatches=8)
+    count = Counter(
+        message.payload
+        for messages in Traffic.of(schedule).channels.values()
+        for message in messages
+    )
+    assert count == {Payload.ACTIVATION: 24, Payload.GRADIENT: 24}
+
+
+@given(runnable_schedules)
+def test_every_send_has_one_receive_in_the_order_of_its_channel(schedule: Schedule) -> None:
+    traffic = Traffic.of(schedule)
+    received: dict[tuple[int, int], list[object]] = {channel: [] for channel in traffic.channels}
+    for rank, posts in enumerate(traffic.receives):
+        seen: set[object] = set()
+        for step, posted in zip(traffic.steps[rank], posts, strict=True):
+            for message in posted:
+                assert message.target_rank == rank
+                received[message.channel].append(message)
+            seen.update(posted)
+            assert step.receive is None or step.receive in seen
+    assert {channel: tuple(messages) for channel, messages in received.items()} == traffic.channels
+
+
+@given(runnable_schedules)
+def test_messages_are_twice_the_microbatches_over_each_boundary_between_ranks(
+    schedule: Schedule,
+) -> None:
+    owners = schedule.stage_ranks
+    crossings = sum(a != b for a, b in pairwise(owners))
+    total = sum(map(len, Traffic.of(schedule).channels.values()))
+    assert total == 2 * crossings * schedule.num_microbatches
+
+
+def test_a_message_that_is_not_next_on_its_channel_waits_for_those_before_it() -> None:
+    schedule = schedule_of("F0.0 F0.1 BW0.0 BW0.1", "F1.1 BW1.1 F1.0 BW1.0", num_microbatches=2)
+    first, _, third, _ = Traffic.of(schedule).receives[1]
+    assert [message.microbatch for message in first] == [0, 1]
+    assert third == ()
