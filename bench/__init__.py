@@ -1,0 +1,1 @@
+"""Echelon beside its peers: one model, one data stream, one machine, interleaved steps."""

@@ -1,0 +1,159 @@
+"""Keep all cases of a mode alive and let them take turns: A B C, A B C, ...
+
+What both `bench.train` and `bench.cluster` do: options, start-up, rounds, orderly ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.catalogue import DEFAULT_PEERS, Case, chosen_modes, ours, peers
+from bench.hosts import Host, remove_leftovers
+from bench.ranks import CaseFailed, CaseSkipped, Measurement, RankGroup
+from bench.spec import MODES, SIZES, Mode, Size
+
+HostMaker = Callable[[], contextlib.AbstractContextManager[Sequence[Host]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Hold what the commands have in common."""
+
+    modes: tuple[Mode, ...]
+    size: Size
+    rounds: int
+    steps: int
+    warmup: int
+    num_peers: int
+    with_echelon: bool
+    peers_home: Path
+    json: Path | None
+    logs: Path
+
+    def cases(self, mode: Mode) -> tuple[Case, ...]:
+        """Return the cases of a mode: Echelon first, then the fastest known peers."""
+        own = (ours(mode),) if self.with_echelon else ()
+        return own + peers(mode, self.peers_home, at_most=self.num_peers)
+
+
+def add_options(parser: argparse.ArgumentParser, *, steps: int) -> None:
+    """Add the common flags to a command's parser."""
+    add = parser.add_argument
+    add("--modes", default=",".join(MODES), help="comma-separated: %(default)s")
+    add("--size", choices=SIZES, default="spec", help="size of the model (default: %(default)s)")
+    add("--rounds", type=int, default=3, help="turns of every case (default: %(default)s)")
+    add("--steps", type=int, default=steps, help="timed steps a turn (default: %(default)s)")
+    add("--warmup", type=int, default=1, help="untimed steps a turn (default: %(default)s)")
+    add("--peers", type=int, default=2, help="how many, the fastest known first (default: 2)")
+    add("--no-echelon", action="store_true", help="measure the peers only")
+    add("--peers-home", type=Path, default=DEFAULT_PEERS, help="where setup_peers.sh put them")
+    add("--json", type=Path, help="write every measurement to this file")
+    add("--logs", type=Path, help="folder for the output of ranks (default: a new one)")
+
+
+def read_options(arguments: argparse.Namespace) -> Options:
+    """Return the common options; exits with a usage error on an unknown mode."""
+    try:
+        modes = chosen_modes(arguments.modes)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    logs = arguments.logs or Path(tempfile.mkdtemp(prefix="echelon-bench-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    options = Options(
+        modes=modes,
+        size=SIZES[arguments.size],
+        rounds=arguments.rounds,
+        steps=arguments.steps,
+        warmup=arguments.warmup,
+        num_peers=arguments.peers,
+        with_echelon=not arguments.no_echelon,
+        peers_home=arguments.peers_home.absolute(),
+        json=arguments.json,
+        logs=logs,
+    )
+    python = options.peers_home / "venv" / "bin" / "python"
+    if options.num_peers and not python.exists():
+        sys.exit(f"error: {python} is missing; run: bench/setup_peers.sh {options.peers_home}")
+    return options
+
+
+def end_cleanly() -> None:
+    """Turn SIGTERM and SIGHUP into an exit that runs every `finally`, and clear old leftovers."""
+
+    def leave(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, leave)
+    for name in remove_leftovers():
+        print(f"removed {name}, left over by a run that was killed", file=sys.stderr)
+
+
+@dataclass(slots=True)
+class Contest:
+    """The live cases of one mode, what they took so far, and why some are out."""
+
+    logs: Path
+    size: Size
+    rounds: dict[str, list[Measurement]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    groups: dict[str, tuple[RankGroup, Sequence[Host]]] = field(default_factory=dict)
+
+    def enter(self, case: Case, stack: contextlib.ExitStack, make_hosts: HostMaker) -> None:
+        """Start a case and run its first step, which is never measured."""
+        case_stack = contextlib.ExitStack()
+        try:
+            hosts = case_stack.enter_context(make_hosts())
+            group = RankGroup(case, case.settings(self.size), hosts, self.logs)
+            case_stack.enter_context(group)
+            group.run(warmup=0, steps=1)
+        except (CaseFailed, CaseSkipped) as error:
+            case_stack.close()
+            self._out(case.label, error)
+            return
+        except BaseException:
+            case_stack.close()
+            raise
+        stack.push(case_stack)
+        self.groups[case.label] = (group, hosts)
+        self.rounds[case.label] = []
+
+    def turn(self, label: str, *, warmup: int, steps: int) -> Measurement | None:
+        """Let one case run; None where it fails, after which it is out."""
+        group, _ = self.groups[label]
+        try:
+            taken = group.run(warmup=warmup, steps=steps)
+        except (CaseFailed, CaseSkipped) as error:
+            self._out(label, error)
+            group.close()
+            del self.groups[label]
+            return None
+        say(f"  {label}: {taken.step_s:.3f} s, CPU {taken.cpu_s:.3f} s")
+        return taken
+
+    def _out(self, label: str, error: Exception) -> None:
+        lines = str(error).strip().splitlines()
+        self.failures[label] = " ".join(lines)[:300]
+        say(f"  {label} did not run: {self.failures[label]}")
+
+
+@contextlib.contextmanager
+def contest(cases: Sequence[Case], options: Options, make_hosts: HostMaker) -> Iterator[Contest]:
+    """Yield a contest with every case started that can start; ends them all."""
+    with contextlib.ExitStack() as stack:
+        entered = Contest(logs=options.logs, size=options.size)
+        for case in cases:
+            entered.enter(case, stack, make_hosts)
+        yield entered
+
+
+def say(text: str) -> None:
+    """Print progress to stderr."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,133 @@
+"""DeepSpeed on CPU and Gloo. Variants: "zero0", "autotp", "pipe"; its own C++ AdamW.
+
+A stale build lock hangs every later run, so `setup_peers.sh` builds the C++ ops beforehand.
+"""
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bench.data import rank_batch
+from bench.peers.llama import cross_entropy, llama
+from bench.spec import Settings, StepFunction
+
+
+def _deepspeed() -> Any:
+    """Import DeepSpeed for the CPU and let it join the process group."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ["LOCAL_SIZE"] = os.environ["LOCAL_WORLD_SIZE"]
+    ninja = Path(sys.executable).parent
+    os.environ["PATH"] = f"{ninja}{os.pathsep}{os.environ['PATH']}"
+    logging.disable(logging.INFO)
+    import deepspeed
+
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    return deepspeed
+
+
+def _config(settings: Settings) -> dict[str, Any]:
+    mode = settings.mode
+    rows = settings.size.global_sequences // mode.dp
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": rows // mode.microbatches,
+        "gradient_accumulation_steps": mode.microbatches,
+        "train_batch_size": settings.size.global_sequences,
+        "zero_optimization": {"stage": 0},
+        "zero_allow_untested_optimizer": True,
+        "gradient_clipping": 0.0,
+        "steps_per_print": 10**9,
+        "wall_clock_breakdown": False,
+        "optimizer": {
+            "type": "AdamW",
+            "params": {
+                "lr": settings.learning_rate,
+                "betas": [0.9, 0.999],
+                "eps": 1e-8,
+                "weight_decay": settings.weight_decay,
+            },
+        },
+    }
+    if mode.tp > 1:
+        config["tensor_parallel"] = {"autotp_size": mode.tp}
+        del config["train_batch_size"]
+    return config
+
+
+def build(settings: Settings) -> StepFunction:
+    """Return the step of one rank."""
+    deepspeed = _deepspeed()
+    if settings.variant == "pipe":
+        return _pipeline(settings, deepspeed)
+    mode = settings.mode
+    model = llama(settings)
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=_config(settings)
+    )
+    dp_rank = dist.get_rank() // mode.tp
+    positions = torch.arange(settings.size.sequence).unsqueeze(0)
+
+    def step(number: int) -> float:
+        inputs, labels = rank_batch(settings, number, dp_rank, mode.dp)
+        logits = engine(input_ids=inputs, position_ids=positions).logits
+        loss = cross_entropy(logits, labels)
+        engine.backward(loss)
+        engine.step()
+        return loss.item()
+
+    return step
+
+
+class _Layer(nn.Module):
+    """Wrap one decoder layer so that hidden states are all that flows."""
+
+    def __init__(self, layer: nn.Module, rotary: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.rotary = rotary
+
+    def forward(self, h_BTD: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(h_BTD.shape[1]).unsqueeze(0)
+        out = self.layer(
+            h_BTD,
+            attention_mask=None,
+            position_ids=positions,
+            position_embeddings=self.rotary(h_BTD, positions),
+        )
+        return out[0] if isinstance(out, tuple) else out
+
+
+def _pipeline(settings: Settings, deepspeed: Any) -> StepFunction:
+    from deepspeed.pipe import PipelineModule
+
+    mode = settings.mode
+    whole = llama(settings)
+    inner = whole.model
+    layers = [_Layer(layer, inner.rotary_emb) for layer in inner.layers]
+    net = PipelineModule(
+        layers=[inner.embed_tokens, *layers, inner.norm, whole.lm_head],
+        num_stages=mode.pp,
+        loss_fn=cross_entropy,
+        partition_method="type:_Layer",
+        activation_checkpoint_interval=0,
+    )
+    parameters = [p for p in net.parameters() if p.requires_grad]
+    engine, *_ = deepspeed.initialize(
+        model=net, model_parameters=parameters, config=_config(settings)
+    )
+    dp_rank = engine.grid.get_data_parallel_rank()
+
+    def step(number: int) -> float:
+        inputs, labels = rank_batch(settings, number, dp_rank, mode.dp)
+        chunks = zip(inputs.chunk(mode.microbatches), labels.chunk(mode.microbatches), strict=True)
+        return float(engine.train_batch(iter(list(chunks))))
+
+    return step

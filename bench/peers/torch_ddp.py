@@ -1,0 +1,44 @@
+"""torch DistributedDataParallel, bare or driven by Accelerate (variant "accelerate")."""
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.data import rank_batch
+from bench.peers.llama import adamw, cross_entropy, join, llama
+from bench.spec import Settings, StepFunction
+
+
+def build(settings: Settings) -> StepFunction:
+    """Return the step of one replica."""
+    if settings.variant == "accelerate":
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+    rank, world = join(settings)
+    model: Any
+    optimizer: Any
+    if settings.variant == "accelerate":
+        from accelerate import Accelerator
+
+        accelerator = Accelerator(cpu=True)
+        whole = llama(settings)
+        model, optimizer = accelerator.prepare(whole, adamw(settings, whole.parameters()))
+        backward = accelerator.backward
+    else:
+        model = DistributedDataParallel(llama(settings), gradient_as_bucket_view=True)
+        optimizer = adamw(settings, model.parameters())
+        backward = torch.Tensor.backward
+
+    def step(number: int) -> float:
+        optimizer.zero_grad(set_to_none=True)
+        inputs, labels = rank_batch(settings, number, rank, world)
+        loss = cross_entropy(model(input_ids=inputs).logits, labels)
+        backward(loss)
+        optimizer.step()
+        return loss.item()
+
+    return step

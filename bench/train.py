@@ -1,0 +1,105 @@
+"""Measure Echelon and its peers side by side on this machine: `python -m bench.train`.
+
+All cases of a mode are alive at once and take turns, so a busy moment of the machine hits every
+one alike; ratios are those of medians over rounds. The limit is what one process with one thread
+needs, spread over the cores (and lengthened by a pipeline's bubble). Exit 1 where a target is
+missed, 0 where all are met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from bench.catalogue import single
+from bench.hosts import Host, one_host
+from bench.interleave import (
+    Contest,
+    Options,
+    add_options,
+    contest,
+    end_cleanly,
+    read_options,
+    say,
+)
+from bench.ranks import Measurement
+from bench.report import Verdict, compare, rows, table
+from bench.spec import Mode
+
+
+def main() -> int:
+    """Measure the chosen modes, print tables and verdicts."""
+    parser = argparse.ArgumentParser(prog="python -m bench.train", description=__doc__)
+    add_options(parser, steps=4)
+    options = read_options(parser.parse_args())
+    end_cleanly()
+    started = time.monotonic()
+    results: list[dict[str, Any]] = []
+    verdicts: list[Verdict] = []
+    alone = single(options.peers_home)
+    with contest((alone,) if options.num_peers else (), options, _one) as reference:
+        reference.rounds.setdefault(alone.label, [])
+        for mode in options.modes:
+            say(f"{mode.name} ({time.monotonic() - started:.0f} s)")
+            verdicts += _measure(mode, options, reference, alone.label, results)
+    for label, reason in reference.failures.items():
+        say(f"no limits: {label} did not run: {reason}")
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    missed = [verdict for verdict in verdicts if not verdict.met]
+    print(
+        f"{len(verdicts) - len(missed)} of {len(verdicts)} targets met"
+        f" ({options.size.name}, load {os.getloadavg()[0]:.1f}; logs in {options.logs})"
+    )
+    return 1 if missed else 0
+
+
+@contextlib.contextmanager
+def _one() -> Iterator[Sequence[Host]]:
+    with one_host() as host:
+        yield (host,)
+
+
+def _measure(
+    mode: Mode,
+    options: Options,
+    reference: Contest,
+    alone: str,
+    results: list[dict[str, Any]],
+) -> list[Verdict]:
+    """Run the rounds of one mode, print its table and return its verdicts."""
+    with contest(options.cases(mode), options, _one) as entered:
+        for number in range(options.rounds):
+            say(f" round {number + 1} of {options.rounds}")
+            if alone in reference.groups:
+                _keep(reference, alone, warmup=0, steps=1)
+            for label in list(entered.groups):
+                _keep(entered, label, warmup=options.warmup, steps=options.steps)
+    for label, taken in entered.rounds.items():
+        results += [{"mode": mode.name, "label": label, **asdict(one)} for one in taken]
+    found = rows(entered.rounds)
+    print(f"\n{table(mode, found, entered.failures)}")
+    limits = rows(reference.rounds)
+    wall = mode.limit_s(limits[0].step_s, os.cpu_count() or 1) if limits else None
+    verdicts = compare(found, wall_limit_s=wall, cpu_limit_s=limits[0].cpu_s if limits else None)
+    for verdict in verdicts:
+        print(f"{mode.name} {verdict.line()}")
+    sys.stdout.flush()
+    return verdicts
+
+
+def _keep(entered: Contest, label: str, *, warmup: int, steps: int) -> None:
+    taken: Measurement | None = entered.turn(label, warmup=warmup, steps=steps)
+    if taken is not None:
+        entered.rounds[label].append(taken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
