@@ -22,7 +22,7 @@ from echelon.cost.collectives import (
     all_reduce_bytes,
     reduce_scatter_bytes,
 )
-from echelon.parallel.recorder import Recorder
+from echelon.parallel.recorder import Recorder, WaitMarks
 
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -31,11 +31,18 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.redu
 class Pending:
     """A collective under way; `wait` ends it, finishes its result, and records its event."""
 
-    __slots__ = ("_finish", "_work")
+    __slots__ = ("_finish", "_name", "_waits", "_work")
 
-    def __init__(self, work: dist.Work | None, finish: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        work: dist.Work | None = None,
+        finish: Callable[[], None] | None = None,
+        *,
+        name: str = "",
+        waits: WaitMarks | None = None,
+    ) -> None:
         """Hold the handle of torch and what is left to do when it is done."""
-        self._work, self._finish = work, finish
+        self._work, self._finish, self._name, self._waits = work, finish, name, waits
 
     def done(self) -> bool:
         """Return whether `wait` would return at once."""
@@ -45,8 +52,10 @@ class Pending:
         """Return when the result is there; a second call returns at once."""
         work, finish = self._work, self._finish
         self._work = self._finish = None
-        if work is not None:
+        if work is not None and self._waits is not None:
+            self._waits.enter(self._name)
             work.wait()
+            self._waits.leave()
         if finish is not None:
             finish()
 
@@ -71,7 +80,7 @@ class Group:
     def all_reduce(self, tensor: torch.Tensor, *, name: str, async_op: bool = False) -> Pending:
         """Sum `tensor` over the group, in place."""
         if self.size == 1:
-            return Pending(None)
+            return Pending()
         _check(tensor, name)
         start = self.recorder.now()
         work = dist.all_reduce(tensor, group=self._group, async_op=True)
@@ -84,7 +93,7 @@ class Group:
         """Fill `whole` [n * piece, ...] with the pieces of all ranks, in group order."""
         if self.size == 1:
             whole.copy_(piece)
-            return Pending(None)
+            return Pending()
         _check(whole, name)
         _check(piece, name)
         start = self.recorder.now()
@@ -98,7 +107,7 @@ class Group:
         """Fill `piece` with this rank's part of the sum of `whole` over the group."""
         if self.size == 1:
             piece.copy_(whole)
-            return Pending(None)
+            return Pending()
         _check(whole, name)
         _check(piece, name)
         start = self.recorder.now()
@@ -131,7 +140,7 @@ class Group:
         """Receive into `tensor` from member `index` of the group."""
         _check(tensor, name)
         work = dist.irecv(tensor, self.ranks[index], group=self._group, tag=tag)
-        return Pending(work)
+        return Pending(work, name=name, waits=self.recorder.waits)
 
     def _pending(
         self,
@@ -151,7 +160,7 @@ class Group:
                 kind, name, axis=self.axis, num_bytes=sent, start=start, microbatch=microbatch
             )
 
-        pending = Pending(work, done)
+        pending = Pending(work, done, name=name, waits=self.recorder.waits)
         if not async_op:
             pending.wait()
         return pending

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from echelon.core.axis import LOSS_AXES, MESH_AXES, Axis
-from echelon.core.event import EventSink
 from echelon.core.mesh import Mesh
 from echelon.parallel.collectives import Group
 from echelon.parallel.recorder import Recorder
@@ -35,9 +34,9 @@ class RankGroups:
     tied: Group
 
 
-def rank_groups(mesh: Mesh, rank: int, sink: EventSink, *, tied: bool) -> RankGroups:
-    """Make the groups of `mesh`; every rank must call this, with the same mesh."""
-    recorder = Recorder(rank, sink)
+def rank_groups(mesh: Mesh, recorder: Recorder, *, tied: bool) -> RankGroups:
+    """Make the groups of the recorder's rank; every rank must call this, with the same mesh."""
+    rank = recorder.rank
 
     def over(axis: str, groups: tuple[tuple[int, ...], ...]) -> Group:
         mine, handle = (rank,), None

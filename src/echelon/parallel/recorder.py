@@ -5,16 +5,40 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from echelon.core.event import Event, EventSink
+
+
+class WaitMarks(Protocol):
+    """Whoever watches the rank: told when it starts and stops to wait for others."""
+
+    def enter(self, collective: str) -> None:
+        """Learn that the rank now waits in `collective`."""
+        ...
+
+    def leave(self) -> None:
+        """Learn that the wait is over."""
+        ...
+
+
+class NoWaitMarks:
+    """Watch nothing."""
+
+    def enter(self, collective: str) -> None:
+        """Ignore the start of a wait."""
+
+    def leave(self) -> None:
+        """Ignore the end of a wait."""
 
 
 class Recorder:
     """Stamp events with this rank, its clock, and the stage and microbatch now at work."""
 
-    def __init__(self, rank: int, sink: EventSink) -> None:
-        """Send the events of `rank` to `sink`; the clock starts now."""
+    def __init__(self, rank: int, sink: EventSink, waits: WaitMarks | None = None) -> None:
+        """Send the events of `rank` to `sink` and its waits to `waits`; the clock starts now."""
         self.rank, self.sink = rank, sink
+        self.waits = waits or NoWaitMarks()
         self.stage: int | None = None
         self.microbatch: int | None = None
         self._zero = time.perf_counter()

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 
 from echelon.core.axis import Axis
-from echelon.core.event import EventSink
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
 from echelon.parallel.apply import RankModel, apply_plan
 from echelon.parallel.device_mesh import RankGroups, rank_groups
+from echelon.parallel.recorder import Recorder
 from echelon.parallel.shards import Shard
 from echelon.parallel.weights import bucket_shards
 from echelon.schedule.action import Action, ActionKind, Schedule
@@ -50,11 +50,10 @@ class StepResult:
 class TrainEngine:
     """Hold one rank's part of a run and take steps."""
 
-    def __init__(self, plan: Plan, rank: int, device: torch.device, sink: EventSink) -> None:
-        """Build the rank's part of `plan`; every rank of the mesh must do so together."""
-        tied = plan.model.tied
+    def __init__(self, plan: Plan, recorder: Recorder, device: torch.device) -> None:
+        """Build the part of the recorder's rank; every rank of the mesh must do so together."""
         self.plan = plan
-        self.groups: RankGroups = rank_groups(plan.mesh, rank, sink, tied=tied)
+        self.groups: RankGroups = rank_groups(plan.mesh, recorder, tied=plan.model.tied)
         self.model: RankModel = apply_plan(plan, self.groups, device)
         self.optimizer = FlatAdamW(self.model.buckets, plan.mathematics.optimizer)
         self.schedule = build_schedule(

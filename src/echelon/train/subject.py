@@ -11,6 +11,7 @@ import torch
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
+from echelon.parallel.recorder import Recorder
 from echelon.parallel.shards import Shard
 from echelon.train.engine import StepResult, TrainEngine
 
@@ -65,7 +66,7 @@ class EngineSubject:
     def __init__(self, plan: Plan, place: RankPlace) -> None:
         """Build this rank's part of `plan`."""
         self.events = EventList()
-        self.engine = TrainEngine(plan, place.rank, place.device, self.events)
+        self.engine = TrainEngine(plan, Recorder(place.rank, self.events), place.device)
         self.engine.on_gradients = self._keep_gradients
         self._gradients: dict[str, list[Shard]] = {}
 
