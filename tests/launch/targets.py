@@ -2,16 +2,113 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from echelon.core.errors import DataError
+from echelon.core.rules import Rule
 from echelon.launch.context import RankContext
+from echelon.launch.handshake import compare_state
+
+BROKEN_FILE = Rule(id="broken-file", why="for tests", bad="", fixed="")
 
 
-def add_ranks(context: RankContext, argument: Any) -> dict[str, Any]:
-    """Sum the ranks of the world, times `argument`."""
-    total = torch.tensor(float(context.rank) * argument)
+def add_ranks(context: RankContext, factor: float) -> dict[str, Any]:
+    """Sum the ranks of the world, times `factor`."""
+    total = torch.tensor(float(context.rank) * factor)
     dist.all_reduce(total)
     return {"rank": context.rank, "world": dist.get_world_size(), "total": total.item()}
+
+
+def train(context: RankContext, argument: dict[str, Any]) -> dict[str, Any]:
+    """Step in lockstep as training does; rank `rank` fails in the way `how` before step `step`."""
+    pids = argument.get("pids")
+    if pids:
+        Path(pids, str(context.rank)).write_text(str(os.getpid()))
+    for step in range(argument.get("steps", 10_000)):
+        context.progress.mark(f"step {step}")
+        if context.rank == argument.get("rank") and step == argument.get("step", 3):
+            fail(argument["how"])
+        time.sleep(argument.get("pause", 0.01))
+        stop = torch.tensor(float(context.stop_requested()))
+        with context.progress.waits_for("all_reduce dp"):
+            dist.all_reduce(stop, op=dist.ReduceOp.MAX)
+        if stop.item():
+            return {"stopped": step}
+    return {"done": True}
+
+
+def fail(how: str) -> None:
+    """Fail in the way `how`."""
+    match how:
+        case "raise":
+            raise ValueError("the loss of my life")
+        case "user-error":
+            raise DataError(BROKEN_FILE.problem("shard 3 is 12 bytes short"))
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "segfault":
+            ctypes.string_at(0)
+        case "exit":
+            os._exit(7)
+        case "sys-exit":
+            sys.exit(0)
+        case "hang":
+            time.sleep(1000)
+        case _:
+            raise AssertionError(how)
+
+
+def slow(context: RankContext, seconds: float) -> int:
+    """Keep one rank busy while the others wait for it in a collective."""
+    if context.rank == context.world_size - 1:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            sum(range(1000))
+    dist.barrier()
+    return context.rank
+
+
+def leave_early(context: RankContext, seconds: float) -> int:
+    """Return at once on rank 0 while the others still talk."""
+    group = dist.new_group(list(range(1, context.world_size)))
+    if context.rank > 0:
+        time.sleep(seconds)
+        dist.all_reduce(torch.ones(3), group=group)
+    return context.rank
+
+
+def unpicklable(context: RankContext, argument: Any) -> Any:
+    """Return a value that cannot be pickled."""
+    return lambda: None
+
+
+def state_digests(context: RankContext, odd: int) -> str:
+    """Compare digests where rank `odd` holds another value."""
+    digests = {"wte": "other" if context.rank == odd else "same"}
+    if context.rank % 2:
+        digests["head of odd ranks"] = "equal"
+    labels = tuple(f"tp{rank}" for rank in range(context.world_size))
+    compare_state(context, digests, labels)
+    return "agreed"
+
+
+def environment(context: RankContext, name: str) -> str | None:
+    """Return one environment variable of the rank."""
+    return os.environ.get(name)
+
+
+def talk(context: RankContext, argument: Any) -> None:
+    """Print on both streams."""
+    print(f"out {context.rank}")
+    print(f"err {context.rank}", file=sys.stderr)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import Store
+    from torch.distributed.distributed_c10d import Store
 
 
 class Progress:

@@ -21,12 +21,13 @@ from echelon.core.errors import EnvironmentProblem, RunFailed
 from echelon.core.rulebook.launch import LAUNCHER_LOST
 from echelon.launch.channel import Channel, channel_pair
 from echelon.launch.environment import local_environment, rank_environment
-from echelon.launch.messages import Exited, NurseryReady, Seat, Spawned
+from echelon.launch.messages import Exited, Leave, NurseryReady, Seat, Spawned
 from echelon.launch.ports import listen
 
 _SEND_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 120.0
 _END_TIMEOUT_S = 10.0
+_LEAVE_S = 5.0
 _POLL_S = 0.1
 
 M = TypeVar("M")
@@ -119,6 +120,12 @@ class Crew:
                         yield rank, message
                 except EOFError:
                     rank.deaf = True
+
+    def dismiss(self) -> None:
+        """Let all ranks leave: they flush what they wrote and end by themselves."""
+        for rank in self.ranks:
+            rank.send(Leave())
+        self.discard(after_s=_LEAVE_S)
 
     def discard(self, after_s: float) -> None:
         """Kill all ranks that have not ended `after_s` from now, and forget them."""

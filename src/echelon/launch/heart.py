@@ -15,10 +15,12 @@ import traceback
 
 from echelon.launch.channel import Channel
 from echelon.launch.context import Progress
-from echelon.launch.messages import Beat, Dismiss, End, Job, ShowStack, Stack, StopRequest
+from echelon.launch.messages import Beat, Dismiss, End, Job, Leave, ShowStack, Stack, StopRequest
 
 BEAT_S = 0.5
 EXIT_ENDED = 1
+CALLER = "call_target"
+"""The function that calls targets: what is above it in a stack is ours, and no news."""
 
 
 class Heart(threading.Thread):
@@ -27,7 +29,7 @@ class Heart(threading.Thread):
     def __init__(self, channel: Channel, progress: Progress) -> None:
         """Prepare the thread; `start` starts it."""
         super().__init__(name="heart", daemon=True)
-        self.inbox: queue.SimpleQueue[Job | Dismiss] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Job | Dismiss | Leave] = queue.SimpleQueue()
         self._channel = channel
         self._progress = progress
         self._main = threading.main_thread()
@@ -53,7 +55,7 @@ class Heart(threading.Thread):
             case Job():
                 self._working = True
                 self.inbox.put(message)
-            case Dismiss():
+            case Dismiss() | Leave():
                 self._working = False
                 self.inbox.put(message)
             case StopRequest():
@@ -74,6 +76,14 @@ def end_process(reason: str) -> None:
     os._exit(EXIT_ENDED)
 
 
+def target_frames(stack: traceback.StackSummary) -> traceback.StackSummary:
+    """Return the frames of a stack from the target on, without those that called it."""
+    for index, entry in enumerate(stack):
+        if entry.name == CALLER and entry.filename.endswith(f"launch{os.sep}rank.py"):
+            return traceback.StackSummary.from_list(stack[index + 1 :] or stack[index:])
+    return stack
+
+
 def stacks_of_process(main: threading.Thread) -> tuple[str, str]:
     """Return the stacks of this process's threads, main first, and the collective one is in.
 
@@ -86,7 +96,7 @@ def stacks_of_process(main: threading.Thread) -> tuple[str, str]:
     for ident, frame in sys._current_frames().items():
         if ident == own:
             continue
-        summary = traceback.extract_stack(frame)
+        summary = target_frames(traceback.extract_stack(frame))
         for entry in reversed(summary[-4:]):
             if f"{os.sep}torch{os.sep}distributed{os.sep}" in entry.filename:
                 waiting = waiting or entry.name

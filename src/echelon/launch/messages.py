@@ -30,22 +30,35 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Ask a rank to call `target(context, argument)` in a fresh process group."""
+    """Ask a rank to call `target(context, argument)` in a fresh process group.
+
+    `introduce` asks all ranks to compare code, torch and configuration first.
+    """
 
     number: int
     target: Target
     argument: object
-    world_size: int
-    label: str
+    labels: tuple[str, ...]
     backend: Backend
     port: int
     join_timeout_s: float
     collective_timeout_s: float
+    introduce: bool
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks of the job."""
+        return len(self.labels)
 
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
     """Tell a rank that every rank is done: it may leave the process group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Tell a rank that there will be no more jobs."""
 
 
 @dataclass(frozen=True, slots=True)

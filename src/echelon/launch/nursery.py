@@ -164,10 +164,12 @@ def _redirect(seat: Seat) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
     if shown:
-        out = open(shown[0], "w", buffering=1, encoding="utf-8", errors="replace")
-        err = open(shown[1], "w", buffering=1, encoding="utf-8", errors="replace")
-        sys.stdout = Tee(out, sys.__stdout__ or out)
-        sys.stderr = Tee(err, sys.__stderr__ or err)
+        sys.stdout = Tee(_line_writer(shown[0]), sys.stdout)
+        sys.stderr = Tee(_line_writer(shown[1]), sys.stderr)
+
+
+def _line_writer(descriptor: int) -> TextIO:
+    return os.fdopen(descriptor, "w", buffering=1, encoding="utf-8", errors="replace")
 
 
 if __name__ == "__main__":

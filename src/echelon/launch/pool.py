@@ -60,19 +60,19 @@ class RankPool:
         try:
             self._crew.ensure(world_size)
             self._jobs += 1
-            names = list(labels) or [""] * world_size
-            for process, label in zip(self._crew.ranks, names, strict=False):
+            names = tuple(labels) or ("",) * world_size
+            for process in self._crew.ranks[:world_size]:
                 process.channel.send(
                     Job(
                         number=self._jobs,
                         target=named,
                         argument=argument,
-                        world_size=world_size,
-                        label=label,
+                        labels=names,
                         backend=self._backend,
                         port=self._crew.store_port,
                         join_timeout_s=limits.join_s,
                         collective_timeout_s=limits.collective_s,
+                        introduce=False,
                     )
                 )
             results = Watch(self._crew, names, limits).results()

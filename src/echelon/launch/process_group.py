@@ -12,6 +12,7 @@ import torch.distributed as dist
 from echelon.core.cluster import Backend
 from echelon.core.errors import EnvironmentProblem
 from echelon.core.rulebook.launch import ENOUGH_DEVICES
+from echelon.launch.store import Store
 
 
 def device_of(backend: Backend, local_rank: int) -> torch.device:
@@ -32,7 +33,7 @@ def device_of(backend: Backend, local_rank: int) -> torch.device:
 
 @contextmanager
 def process_group(
-    backend: Backend, store: dist.Store, *, rank: int, world_size: int, timeout_s: float
+    backend: Backend, store: Store, *, rank: int, world_size: int, timeout_s: float
 ) -> Iterator[None]:
     """Hold the default process group open; it is destroyed whatever happens inside.
 

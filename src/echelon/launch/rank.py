@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
-import os
 import signal
 import sys
 import threading
 import time
 import traceback
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,10 +19,13 @@ import torch.distributed as dist
 from echelon.core.errors import EchelonError
 from echelon.launch.channel import Channel
 from echelon.launch.context import Progress, RankContext
+from echelon.launch.environment import MASTER_PORT
+from echelon.launch.handshake import introduce
 from echelon.launch.heart import Heart, end_process
 from echelon.launch.messages import Job, Joined, Raised, Returned, Seat
 from echelon.launch.process_group import device_of, process_group
-from echelon.launch.target import find_target
+from echelon.launch.store import PrefixStore, Store, host_store, join_store
+from echelon.launch.target import TargetFunction, find_target
 
 DUMP_SIGNAL = signal.SIGUSR2
 """Makes a rank write all its stacks to its log, even when its interpreter is held."""
@@ -51,28 +54,29 @@ _CONNECTION_WORDS = (
 
 
 def serve(channel: Channel, seat: Seat, store_descriptor: int | None) -> None:
-    """Run jobs until the supervisor closes the channel; never returns normally.
+    """Run jobs until the supervisor sends `Leave`; a lost supervisor ends the process.
 
     `store_descriptor` is the listening socket of the store, which the first rank hosts.
     """
     progress = Progress()
-    faulthandler.enable(sys.__stderr__)
-    faulthandler.register(DUMP_SIGNAL, sys.__stderr__)
+    log_descriptor = 2
+    faulthandler.enable(log_descriptor)
+    faulthandler.register(DUMP_SIGNAL, log_descriptor)
     for ask in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ask, lambda *_: progress.request_stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     heart = Heart(channel, progress)
     heart.start()
-    hosted = _host_store(store_descriptor) if store_descriptor is not None else None
-    while True:
-        job = heart.inbox.get()
-        assert isinstance(job, Job), f"expected a job, not {job!r}"
+    hosted: Store | None = None
+    if store_descriptor is not None:
+        hosted = host_store(int(seat.environment[MASTER_PORT]), store_descriptor)
+    while isinstance(job := heart.inbox.get(), Job):
         _work(job, seat, channel, heart, progress, hosted)
 
 
 def describe_error(error: BaseException) -> Raised:
     """Return `error` as a message: `connection` says that another rank may be its cause."""
-    text = "".join(traceback.format_exception(error))
+    text = "".join(traceback.format_exception(_without_caller(error)))
     summary = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
     return Raised(
         at=time.monotonic(),
@@ -97,19 +101,27 @@ def _work(
     channel: Channel,
     heart: Heart,
     progress: Progress,
-    hosted: dist.TCPStore | None,
+    hosted: Store | None,
 ) -> None:
     progress.reset()
     _same_start()
     try:
         target = find_target(job.target)
-        store = hosted or _join_store(job)
-        store = dist.PrefixStore(f"job{job.number}", store)
-        store.set_timeout(timedelta(seconds=job.join_timeout_s))
+        timeout_s = job.join_timeout_s
+        store = PrefixStore(f"job{job.number}", hosted or join_store(job.port, timeout_s))
+        store.set_timeout(timedelta(seconds=timeout_s))
+        if job.introduce:
+            introduce(
+                store,
+                rank=seat.rank,
+                labels=job.labels,
+                argument=job.argument,
+                timeout_s=timeout_s,
+            )
         device = device_of(job.backend, seat.rank)
         group = process_group(
             job.backend,
-            dist.PrefixStore("group", store),
+            PrefixStore("group", store),
             rank=seat.rank,
             world_size=job.world_size,
             timeout_s=job.collective_timeout_s,
@@ -121,11 +133,11 @@ def _work(
                 world_size=job.world_size,
                 local_rank=seat.rank,
                 device=device,
-                store=dist.PrefixStore("target", store),
+                store=PrefixStore("target", store),
                 progress=progress,
-                label=job.label,
+                label=job.labels[seat.rank],
             )
-            channel.send(Returned(target(context, job.argument)))
+            channel.send(Returned(call_target(target, context, job.argument)))
             progress.enter("the end of the other ranks")
             heart.inbox.get()
     except BaseException as error:
@@ -140,28 +152,23 @@ def _work(
     gc.collect()
 
 
+def call_target(target: TargetFunction, context: RankContext, argument: object) -> Any:
+    """Call the target; stacks and tracebacks are shown from here on."""
+    return target(context, argument)
+
+
+def _without_caller(error: BaseException) -> BaseException:
+    """Return `error` with a traceback that starts in the target, where it came that far."""
+    here = error.__traceback__
+    while here is not None:
+        if here.tb_frame.f_code is call_target.__code__:
+            return error.with_traceback(here.tb_next or here)
+        here = here.tb_next
+    return error
+
+
 def _same_start() -> None:
     """Undo what an earlier job may have set for the whole process."""
     torch.set_default_dtype(torch.float32)
     torch.manual_seed(0)
     torch.set_grad_enabled(True)
-
-
-def _host_store(descriptor: int) -> dist.TCPStore:
-    return dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=descriptor,
-    )
-
-
-def _join_store(job: Job) -> dist.TCPStore:
-    return dist.TCPStore(
-        "127.0.0.1",
-        job.port,
-        is_master=False,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=job.join_timeout_s),
-    )

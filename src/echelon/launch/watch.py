@@ -67,7 +67,7 @@ class _Seen:
     @property
     def place(self) -> str:
         """Return what the rank was last doing, as an ending of a sentence."""
-        return f" at {self.beat.doing}" if self.beat.doing else ""
+        return f", last heard of at {self.beat.doing}" if self.beat.doing else ""
 
 
 class Watch:
