@@ -24,10 +24,8 @@ def _decay(optimizer: Optimizer, step: int) -> float:
     final, end = optimizer.final_ratio, optimizer.total_steps
     if optimizer.schedule == "constant":
         return 1.0
-    if optimizer.schedule == "wsd":
-        start = end - optimizer.decay_steps
-    else:
-        start = optimizer.warmup_steps
+    stable = optimizer.schedule == "wsd"
+    start = end - optimizer.decay_steps if stable else optimizer.warmup_steps
     if step < start:
         return 1.0
     progress = min(1.0, (step - start) / max(1, end - start))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -75,7 +76,7 @@ class EngineSubject:
         batches = rank_batches(self.engine.plan, batch, self.engine.data_rank, step)
         ran: dict[int, None] = {}
         handles = [
-            block.register_forward_pre_hook(lambda _m, _a, index=int(name): ran.setdefault(index))
+            block.register_forward_pre_hook(partial(_note, ran, int(name)))
             for name, block in self.engine.model.stage.layers.items()
         ]
         result = self.engine.step(batches, step)
@@ -97,6 +98,10 @@ class EngineSubject:
             name: [replace(shard, tensor=shard.tensor.clone()) for shard in shards]
             for name, shards in self.engine.gradients().items()
         }
+
+
+def _note(ran: dict[int, None], index: int, _module: object, _inputs: object) -> None:
+    ran.setdefault(index)
 
 
 def rank_batches(plan: Plan, batch: GlobalRows, data_rank: int, step: int) -> list[TokenBatch]:

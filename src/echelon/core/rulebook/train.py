@@ -1,0 +1,17 @@
+"""Rules about a run that has started."""
+
+from __future__ import annotations
+
+from echelon.core.rules import Rule
+
+LOSS_NOT_FINITE = Rule(
+    id="loss-not-finite",
+    why="""
+    A loss or a gradient that is NaN or infinite would spoil every weight. All ranks learn of it in
+    the same step, before the optimizer runs, so the weights and the last checkpoint are those of
+    the step before. The step is then run forward once more to find the first module, microbatch
+    and samples whose output is not finite.
+    """,
+    bad="--set optimizer.learning_rate=1000",
+    fixed="--set optimizer.learning_rate=3e-4 --set optimizer.warmup_steps=100",
+)

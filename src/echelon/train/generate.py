@@ -1,0 +1,33 @@
+"""Write text with a trained model, on one device: what the demo shows at its end."""
+
+from __future__ import annotations
+
+import torch
+
+from echelon.models.batch import IGNORED_LABEL, TokenBatch
+from echelon.models.decoder import Decoder
+
+
+@torch.no_grad()
+def generate(
+    decoder: Decoder, tokens: list[int], count: int, *, temperature: float = 0.8, seed: int = 0
+) -> list[int]:
+    """Return `count` token ids that continue `tokens`, sampled at `temperature`.
+
+    The whole context is run again for each token: right for a few hundred tokens of a small model.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    written = list(tokens)
+    for _ in range(count):
+        context = torch.tensor(written[-decoder.shape.max_positions :])
+        batch = TokenBatch(
+            tokens_N=context,
+            labels_N=torch.full_like(context, IGNORED_LABEL),
+            sample_ids_B=torch.zeros(1, dtype=torch.int64),
+            train=False,
+        )
+        x_ND = decoder.norm(decoder.hidden(None, batch)[-1:])
+        logits_V = decoder.operations.logits(x_ND, decoder.head_weight)[0]
+        weights_V = (logits_V / temperature).softmax(-1)
+        written.append(int(torch.multinomial(weights_V, 1, generator=generator)))
+    return written[len(tokens) :]
