@@ -45,6 +45,10 @@ class TrainSettings:
     validation_batches: int = 1
     step_timeout_s: float = 600.0
 
+    def validates_after(self, num_steps: int) -> bool:
+        """Return whether to validate when `num_steps` steps are done."""
+        return self.validate_every != "never" and num_steps % self.validate_every == 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSettings:
@@ -52,6 +56,10 @@ class CheckpointSettings:
 
     every: int | Never = "never"
     keep: int | Literal["all"] = 2
+
+    def saves_after(self, num_steps: int) -> bool:
+        """Return whether to write a checkpoint when `num_steps` steps are done."""
+        return self.every != "never" and num_steps % self.every == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from inspect import cleandoc
+from math import isqrt
 
 from echelon.core.errors import Problem
 
@@ -49,7 +50,8 @@ class Rule:
 
 def nearest_divisors(number: int, wanted: int, *, limit: int = 4) -> tuple[int, ...]:
     """Return up to `limit` divisors of `number`, those nearest to `wanted`, in rising order."""
-    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    divisors = sorted({*small, *(number // d for d in small)})
     nearest = sorted(divisors, key=lambda d: (abs(d - wanted), d))[:limit]
     return tuple(sorted(nearest))
 

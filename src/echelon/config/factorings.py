@@ -1,0 +1,103 @@
+"""The nearest meshes that work for a number of ranks: what an error about the world size suggests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import log2
+
+from echelon.config.checks import CHECKS, mesh_of, run_checks
+from echelon.config.effects import EFFECTS
+from echelon.config.entries import Entry
+from echelon.config.view import View
+from echelon.core.axis import MESH_AXES
+from echelon.core.cluster import Cluster
+from echelon.core.errors import Problem
+from echelon.core.mesh import Mesh
+from echelon.core.rulebook.mesh import FITS_CLUSTER, WORLD_SIZE_IS_PRODUCT
+from echelon.core.rules import nearest_divisors
+
+SPLIT_TODAY = ("pp", "dp_replicate", "tp")
+
+
+def nearest_meshes(view: View, world_size: int, *, limit: int = 4) -> tuple[str, ...]:
+    """Return up to `limit` legal settings of the mesh with this many ranks, nearest first."""
+    now = mesh_of(view)
+    fixed = now.world_size // (now.pp * now.dp_replicate * now.tp)
+    if world_size % fixed:
+        return ()
+    changes = sorted(
+        _triples(world_size // fixed),
+        key=lambda degrees: (_distance(now, degrees), degrees),
+    )
+    found: list[str] = []
+    for degrees in changes:
+        changed = dict(zip(SPLIT_TODAY, degrees, strict=True))
+        if _is_legal(view, changed):
+            found.append(", ".join(f"{axis} = {degree}" for axis, degree in changed.items()))
+            if len(found) == limit:
+                break
+    return tuple(found)
+
+
+def world_size_problems(view: View, world_size: int | None) -> Iterator[Problem]:
+    """Yield the problem of a launcher that started another number of ranks than the mesh has."""
+    mesh = mesh_of(view)
+    if world_size is None or world_size == mesh.world_size:
+        return
+    yield WORLD_SIZE_IS_PRODUCT.problem(
+        f"{world_size} ranks were started, but {product_text(mesh)}",
+        key="mesh",
+        set_by=_mesh_set_by(view),
+        works=(*nearest_meshes(view, world_size), f"{mesh.world_size} ranks"),
+    )
+
+
+def cluster_problems(view: View, cluster: Cluster) -> Iterator[Problem]:
+    """Yield the problem of more ranks than the cluster has devices."""
+    mesh = mesh_of(view)
+    if mesh.world_size <= cluster.num_devices:
+        return
+    _, _, device = cluster.name.partition("x")
+    nodes = -(-mesh.world_size // cluster.devices_per_node)
+    bigger = f'cluster.preset = "{nodes * cluster.devices_per_node}x{device or "cpu"}"'
+    yield FITS_CLUSTER.problem(
+        f"{product_text(mesh)} ranks, but {cluster.name} has {cluster.num_devices} devices",
+        key="mesh",
+        set_by=_mesh_set_by(view),
+        works=(
+            *nearest_meshes(view, cluster.num_devices),
+            *(() if view.has("cluster.file") else (bigger,)),
+        ),
+    )
+
+
+def product_text(mesh: Mesh) -> str:
+    """Return the degrees of a mesh and their product, in words."""
+    degrees = " x ".join(f"{axis.value} {mesh.degree(axis)}" for axis in MESH_AXES)
+    return f"the mesh is {degrees} = {mesh.world_size}"
+
+
+def _mesh_set_by(view: View) -> str:
+    return view.set_by(*(f"mesh.{axis.value}" for axis in MESH_AXES))
+
+
+def _triples(number: int) -> Iterator[tuple[int, int, int]]:
+    divisors = nearest_divisors(number, 1, limit=number)
+    for pp in divisors:
+        for dp in divisors:
+            if number % (pp * dp) == 0:
+                yield pp, dp, number // (pp * dp)
+
+
+def _distance(mesh: Mesh, degrees: tuple[int, int, int]) -> tuple[float, int]:
+    now = [getattr(mesh, axis) for axis in SPLIT_TODAY]
+    steps = [abs(log2(new / old)) for new, old in zip(degrees, now, strict=True)]
+    return round(sum(steps), 6), sum(step > 0 for step in steps)
+
+
+def _is_legal(view: View, degrees: dict[str, int]) -> bool:
+    entries = dict(view.entries)
+    for axis, degree in degrees.items():
+        entries[f"mesh.{axis}"] = Entry(value=degree, source="")
+    return not run_checks(replace(view, entries=entries), (*CHECKS, *EFFECTS))

@@ -1,0 +1,242 @@
+"""Gather the layers of a run: presets, the chain of `extends`, the run file, the --set flags."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from echelon.config.entries import Entries, Entry, check_layer, flatten, merge
+from echelon.config.kinds import Text
+from echelon.config.presets import (
+    Preset,
+    extendable_names,
+    preset_names,
+    read_extendable,
+    read_preset,
+)
+from echelon.config.schema import SETTINGS, Setting
+from echelon.config.toml_lines import key_lines, line_of
+from echelon.core.errors import Problem
+from echelon.core.rulebook.config import (
+    CONFLICTING_SETTINGS,
+    EXTENDS_CYCLE,
+    NO_SUCH_FILE,
+    SET_SYNTAX,
+    TOML_SYNTAX,
+    UNKNOWN_PRESET,
+)
+from echelon.core.rules import did_you_mean
+
+
+@dataclass(slots=True)
+class Gathered:
+    """Collect layers, lowest first, and every problem met on the way.
+
+    It is incomplete where a file or preset could not be read: then nothing is said to be missing.
+    """
+
+    layers: list[Entries] = field(default_factory=list[Entries])
+    problems: list[Problem] = field(default_factory=list[Problem])
+    incomplete: bool = False
+
+    def add(self, layer: Entries) -> None:
+        """Check a layer and keep what fits."""
+        fitting, problems = check_layer(layer)
+        self.layers.append(fitting)
+        self.problems.extend(problems)
+
+    def fail(self, problem: Problem) -> None:
+        """Note that a layer could not be read."""
+        self.problems.append(problem)
+        self.incomplete = True
+
+    def merged(self) -> dict[str, Entry]:
+        """Return the entries of all layers, the last winning."""
+        return merge(self.layers)
+
+
+def gather(source: Path | str, sets: Sequence[str]) -> Gathered:
+    """Return the layers of a run file or preset, with --set on top."""
+    gathered = Gathered()
+    _add_source(gathered, source, folder=Path(), set_by="", chain=())
+    layer, problems = parse_sets(sets)
+    gathered.problems.extend(problems)
+    gathered.add(layer)
+    return gathered
+
+
+def read_toml(path: Path, set_by: str) -> tuple[Mapping[str, object], Mapping[str, int]] | Problem:
+    """Return the tables of a TOML file and the line of each key, or the problem with it."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        return TOML_SYNTAX.problem(f"{path} is not UTF-8 text: {error.reason}", set_by=str(path))
+    except OSError as error:
+        return missing_file(path, error, set_by)
+    try:
+        return tomllib.loads(text), key_lines(text)
+    except tomllib.TOMLDecodeError as error:
+        message, _, place = str(error).partition(" (at ")
+        line = re.search(r"line (\d+)", place)
+        where = f"{path}:{line[1]}" if line else f"{path}, at its end"
+        return TOML_SYNTAX.problem(f"{path} is not TOML: {message}", set_by=where)
+
+
+def missing_file(path: Path, error: OSError, set_by: str) -> Problem:
+    """Return the problem of a file that cannot be read, with what lies beside it."""
+    folder = path.parent
+    beside: list[str] = []
+    if folder.is_dir():
+        names = sorted(entry.name for entry in folder.iterdir() if entry.suffix == path.suffix)
+        close = did_you_mean(path.name, names)
+        beside = [str(folder / name) for name in (*close, *(n for n in names if n not in close))]
+        there = "" if beside else f"; {folder} has no {path.suffix or 'such'} file"
+    else:
+        there = f"; there is no folder {folder}"
+    reason = error.strerror or str(error)
+    return NO_SUCH_FILE.problem(
+        f"{path} cannot be read ({reason}){there}", set_by=set_by, works=beside[:8]
+    )
+
+
+def entries_of(
+    tables: Mapping[str, object],
+    lines: Mapping[str, int],
+    path: Path,
+    settings: Mapping[str, Setting] = SETTINGS,
+) -> dict[str, Entry]:
+    """Return the entries of a TOML file, each with its line."""
+    return {
+        key: Entry(value=value, source=_place(path, line_of(key, lines)), folder=path.parent)
+        for key, value in flatten(tables, settings=settings)
+    }
+
+
+def preset_entries(preset: Preset) -> dict[str, Entry]:
+    """Return the entries of a preset."""
+    source = f"preset {preset.name}"
+    entries = {key: Entry(value=v, source=source) for key, v in flatten(preset.tables)}
+    if preset.kind == "models":
+        entries["model.preset"] = Entry(value=preset.name, source=source)
+    return entries
+
+
+def parse_sets(sets: Sequence[str]) -> tuple[Entries, list[Problem]]:
+    """Return the entries of --set flags, and a problem for each that is not KEY=VALUE."""
+    entries: dict[str, Entry] = {}
+    problems: list[Problem] = []
+    for text in sets:
+        key, equals, value = text.partition("=")
+        key, source = key.strip(), f"--set {text}"
+        if not equals or not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", key):
+            problems.append(
+                SET_SYNTAX.problem(f"--set {text!r} is not table.key=value", set_by=source)
+            )
+            continue
+        if key == "extends":
+            problems.append(
+                SET_SYNTAX.problem("extends stands in a run file, not after --set", set_by=source)
+            )
+            continue
+        for name, item in flatten({key: _set_value(key, value.strip())}):
+            entry = Entry(value=item, source=source, folder=Path())
+            before = entries.setdefault(name, entry)
+            if before.value != item:
+                problems.append(
+                    CONFLICTING_SETTINGS.problem(
+                        f"{name} is set twice, to different values",
+                        key=name,
+                        set_by=f"{before.source}, {source}",
+                    )
+                )
+    return entries, problems
+
+
+def _set_value(key: str, text: str) -> object:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    value = parsed["value"] if len(parsed) == 1 else text
+    setting = SETTINGS.get(key)
+    # A run named 2024-11-21, or a folder named 7, needs no quotes.
+    if setting is not None and isinstance(setting.kind, Text) and not isinstance(value, str):
+        return text
+    return value
+
+
+def _add_source(
+    gathered: Gathered, source: Path | str, *, folder: Path, set_by: str, chain: tuple[str, ...]
+) -> None:
+    is_name = isinstance(source, str) and not source.endswith(".toml") and "/" not in source
+    path = folder / Path(source).expanduser()
+    if is_name and (preset := read_extendable(str(source))):
+        gathered.add(preset_entries(preset))
+    elif is_name and not path.is_file():
+        gathered.fail(_unknown_preset(str(source), folder, set_by))
+    else:
+        _add_file(gathered, path, set_by=set_by, chain=chain)
+
+
+def _add_file(gathered: Gathered, path: Path, *, set_by: str, chain: tuple[str, ...]) -> None:
+    here = str(path.resolve())
+    if here in chain:
+        files = " -> ".join(Path(file).name for file in (*chain[chain.index(here) :], here))
+        gathered.fail(
+            EXTENDS_CYCLE.problem(f"{files}: a file builds on itself", key="extends", set_by=set_by)
+        )
+        return
+    read = read_toml(path, set_by)
+    if isinstance(read, Problem):
+        gathered.fail(read)
+        return
+    entries = entries_of(*read, path)
+    base = entries.pop("extends", None)
+    if base is not None:
+        layer, problems = check_layer({"extends": base})
+        gathered.problems.extend(problems)
+        if layer:
+            _add_source(
+                gathered,
+                str(base.value),
+                folder=path.parent,
+                set_by=base.source,
+                chain=(*chain, here),
+            )
+    gathered.add(entries)
+
+
+def _unknown_preset(name: str, folder: Path, set_by: str) -> Problem:
+    names = extendable_names()
+    close = did_you_mean(name, names)
+    hint = f'; did you mean "{close[0]}"?' if close else ""
+    files = sorted(str(path) for path in folder.glob("*.toml"))
+    return UNKNOWN_PRESET.problem(
+        f'"{name}" is neither a file nor a preset{hint}',
+        key="extends" if set_by else "",
+        set_by=set_by,
+        works=(*(close or names), *files[:8]),
+    )
+
+
+def model_preset_problem(entry: Entry) -> Problem | None:
+    """Return the problem of a `model.preset` that names nothing."""
+    name = str(entry.value)
+    if read_preset("models", name):
+        return None
+    names = preset_names("models")
+    close = did_you_mean(name, names)
+    hint = f'; did you mean "{close[0]}"?' if close else ""
+    return UNKNOWN_PRESET.problem(
+        f'model.preset = "{name}" is not a model{hint}',
+        key="model.preset",
+        set_by=entry.source,
+        works=close or names,
+    )
+
+
+def _place(path: Path, line: int | None) -> str:
+    return f"{path}:{line}" if line is not None else str(path)

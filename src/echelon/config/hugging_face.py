@@ -1,0 +1,285 @@
+"""A Hugging Face config.json -> settings of the model, for architectures that are computed exactly.
+
+What is read is the shape. Dropout probabilities tell how a checkpoint was trained and are not read:
+`model.dropout` says how yours is. A sliding window shortens `max_positions` to the window, up to
+which windowed and full attention are the same. DeepSeek-V3's YaRN is an extension after
+pretraining: its shape is read as pretrained, up to the original positions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from echelon.config.entries import Entry, check_layer
+from echelon.config.gather import missing_file
+from echelon.config.kinds import toml_text
+from echelon.core.errors import Problem
+from echelon.core.rulebook.model import (
+    HF_CONFIG_MISSING_KEY,
+    HF_CONFIG_MODEL_TYPE,
+    HF_CONFIG_UNREADABLE,
+    HF_CONFIG_VALUE,
+)
+from echelon.core.rules import did_you_mean
+
+
+@dataclass(slots=True)
+class Reader:
+    """Take values out of a config.json, noting what is missing, unsupported, and taken."""
+
+    path: Path
+    config: Mapping[str, object]
+    entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
+    problems: list[Problem] = field(default_factory=list[Problem])
+
+    def where(self, key: str) -> str:
+        """Return what to call the place of a key."""
+        return f"{self.path}: {key}"
+
+    def set(self, name: str, value: object, key: str) -> None:
+        """Set `model.name` to a value that comes from `key`."""
+        self.entries[f"model.{name}"] = Entry(value=value, source=self.where(key))
+
+    def need(self, name: str, key: str) -> None:
+        """Set `model.name` to the value of `key`, which must be there."""
+        if self.config.get(key) is None:
+            close = did_you_mean(key, self.config)
+            hint = f"; did you mean to write {close[0]}?" if close else ""
+            self.problems.append(
+                HF_CONFIG_MISSING_KEY.problem(
+                    f"{self.path} has no {key}, which a {self.config['model_type']} model "
+                    f"needs{hint}",
+                    key="model.hf_config",
+                    set_by=str(self.path),
+                )
+            )
+        else:
+            self.set(name, self.config[key], key)
+
+    def take(self, name: str, key: str, default: object = None) -> None:
+        """Set `model.name` to the value of `key`, else to the default of the architecture."""
+        value = self.config.get(key)
+        value = default if value is None else value
+        if value is not None:
+            self.set(name, value, key)
+
+    def only(self, key: str, *supported: object) -> None:
+        """Refuse a value of `key` that is none of these; the first is what absence means."""
+        value = self.config.get(key, supported[0])
+        if value not in supported:
+            self.refuse(key, value, *supported)
+
+    def refuse(self, key: str, value: object, *supported: object) -> None:
+        """Note that the value of a key is not supported."""
+        self.problems.append(
+            HF_CONFIG_VALUE.problem(
+                f"{key} = {json.dumps(value, default=str)} is not supported for "
+                f"{self.config['model_type']}",
+                key="model.hf_config",
+                set_by=self.where(key),
+                works=[json.dumps(item) for item in supported],
+            )
+        )
+
+
+def read_hf_config(path: Path, set_by: str) -> tuple[dict[str, Entry], list[Problem]]:
+    """Return the `model.*` entries of a config.json (or of the folder that holds one)."""
+    if path.is_dir():
+        path = path / "config.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        return {}, [missing_file(path, error, set_by)]
+    except ValueError as error:
+        return {}, [_unreadable(path, f"is not JSON: {error}", set_by)]
+    if not isinstance(data, dict):
+        return {}, [_unreadable(path, "is not a JSON object", set_by)]
+    config = cast("dict[str, object]", data)
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        close = did_you_mean(str(kind), ARCHITECTURES)
+        problem = HF_CONFIG_MODEL_TYPE.problem(
+            f"{path} has model_type = {toml_text(kind) if kind else 'none'}, which is not supported",
+            key="model.hf_config",
+            set_by=set_by,
+            works=close or ARCHITECTURES,
+        )
+        return {}, [problem]
+    reader = Reader(path=path, config=config)
+    ARCHITECTURES[kind](reader)
+    entries, problems = check_layer(reader.entries)
+    return dict(entries), reader.problems + problems
+
+
+def _unreadable(path: Path, why: str, set_by: str) -> Problem:
+    return HF_CONFIG_UNREADABLE.problem(f"{path} {why}", key="model.hf_config", set_by=set_by)
+
+
+def _decoder(reader: Reader, *, theta: float = 10_000.0) -> None:
+    reader.need("layers", "num_hidden_layers")
+    reader.need("hidden", "hidden_size")
+    reader.need("heads", "num_attention_heads")
+    reader.need("ffn", "intermediate_size")
+    reader.need("vocab", "vocab_size")
+    reader.need("max_positions", "max_position_embeddings")
+    reader.take("kv_heads", "num_key_value_heads")
+    reader.take("norm_eps", "rms_norm_eps", 1e-6)
+    reader.take("initial_std", "initializer_range", 0.02)
+    reader.take("tied", "tie_word_embeddings", False)
+    reader.only("hidden_act", "silu", "swish")
+    _rope(reader, theta)
+
+
+def _rope(reader: Reader, theta: float) -> None:
+    # transformers 5 keeps both under rope_parameters, before that they were two keys.
+    key = "rope_parameters" if "rope_parameters" in reader.config else "rope_scaling"
+    value = reader.config.get(key) or {}
+    if not isinstance(value, dict):
+        reader.refuse(key, value)
+        return
+    rope = cast("dict[str, object]", value)
+    reader.set("rope_theta", rope.get("rope_theta", reader.config.get("rope_theta", theta)), key)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "llama3":
+        names = {
+            "factor": "factor",
+            "low_frequency_factor": "low_freq_factor",
+            "high_frequency_factor": "high_freq_factor",
+            "original_positions": "original_max_position_embeddings",
+        }
+        for name, hf_name in names.items():
+            if hf_name in rope:
+                reader.set(f"rope_scaling.{name}", rope[hf_name], f"{key}.{hf_name}")
+            else:
+                reader.problems.append(
+                    HF_CONFIG_MISSING_KEY.problem(
+                        f"{reader.path} has no {key}.{hf_name}, which llama3 scaling needs",
+                        key="model.hf_config",
+                        set_by=reader.where(key),
+                    )
+                )
+    elif kind == "yarn" and reader.config["model_type"] == "deepseek_v3":
+        original = rope.get("original_max_position_embeddings")
+        if original is None:
+            reader.refuse(key, rope)
+        else:
+            reader.set("max_positions", original, f"{key}.original_max_position_embeddings")
+    elif kind != "default":
+        reader.refuse(key, rope, {"rope_type": "default"}, {"rope_type": "llama3"})
+
+
+def _window(reader: Reader, *, used: bool) -> None:
+    window, longest = (reader.config.get(k) for k in ("sliding_window", "max_position_embeddings"))
+    if used and isinstance(window, int) and isinstance(longest, int) and window < longest:
+        reader.set("max_positions", window, "sliding_window")
+
+
+def _llama(reader: Reader) -> None:
+    _decoder(reader)
+    reader.take("head_dim", "head_dim")
+    reader.take("qkv_bias", "attention_bias", False)
+    reader.take("output_bias", "attention_bias", False)
+    reader.take("mlp_bias", "mlp_bias", False)
+
+
+def _mistral(reader: Reader) -> None:
+    _decoder(reader)
+    reader.take("head_dim", "head_dim")
+    _window(reader, used=True)
+
+
+def _qwen2(reader: Reader) -> None:
+    _decoder(reader)
+    reader.set("qkv_bias", True, "model_type")
+    _window(reader, used=reader.config.get("use_sliding_window") is True)
+
+
+def _qwen3(reader: Reader) -> None:
+    _decoder(reader)
+    reader.take("head_dim", "head_dim", 128)
+    reader.set("qk_norm", True, "model_type")
+    reader.take("qkv_bias", "attention_bias", False)
+    reader.take("output_bias", "attention_bias", False)
+    _window(reader, used=reader.config.get("use_sliding_window") is True)
+
+
+def _qwen3_moe(reader: Reader) -> None:
+    _qwen3(reader)
+    reader.only("decoder_sparse_step", 1)
+    reader.only("mlp_only_layers", [], None)
+    key = "num_local_experts" if "num_local_experts" in reader.config else "num_experts"
+    reader.need("experts.num_experts", key)
+    reader.need("experts.top_k", "num_experts_per_tok")
+    reader.need("experts.ffn", "moe_intermediate_size")
+
+
+def _mixtral(reader: Reader) -> None:
+    _decoder(reader, theta=1e6)
+    reader.take("head_dim", "head_dim")
+    reader.take("norm_eps", "rms_norm_eps", 1e-5)
+    reader.need("experts.num_experts", "num_local_experts")
+    reader.need("experts.top_k", "num_experts_per_tok")
+    reader.need("experts.ffn", "intermediate_size")
+    _window(reader, used=True)
+
+
+def _deepseek_v3(reader: Reader) -> None:
+    _decoder(reader)
+    reader.only("attention_bias", False)
+    reader.only("moe_layer_freq", 1)
+    reader.only("scoring_func", "sigmoid")
+    reader.only("topk_method", "noaux_tc")
+    reader.need("latent.query_rank", "q_lora_rank")
+    reader.need("latent.kv_rank", "kv_lora_rank")
+    reader.need("latent.nope_dim", "qk_nope_head_dim")
+    reader.need("latent.rope_dim", "qk_rope_head_dim")
+    reader.need("latent.value_dim", "v_head_dim")
+    nope, rope = (reader.config.get(k) for k in ("qk_nope_head_dim", "qk_rope_head_dim"))
+    if isinstance(nope, int) and isinstance(rope, int):
+        reader.set("head_dim", nope + rope, "qk_nope_head_dim + qk_rope_head_dim")
+    reader.need("experts.num_experts", "n_routed_experts")
+    reader.need("experts.top_k", "num_experts_per_tok")
+    reader.need("experts.ffn", "moe_intermediate_size")
+    reader.take("experts.shared_experts", "n_shared_experts")
+    reader.take("experts.first_dense_layers", "first_k_dense_replace")
+    reader.set("experts.router", "sigmoid", "scoring_func")
+    reader.set("experts.router_bias", True, "topk_method")
+
+
+def _gpt2(reader: Reader) -> None:
+    reader.need("layers", "n_layer")
+    reader.need("hidden", "n_embd")
+    reader.need("heads", "n_head")
+    reader.need("vocab", "vocab_size")
+    reader.need("max_positions", "n_positions")
+    hidden = reader.config.get("n_embd")
+    reader.take("ffn", "n_inner", 4 * hidden if isinstance(hidden, int) else None)
+    reader.take("norm_eps", "layer_norm_epsilon", 1e-5)
+    reader.take("initial_std", "initializer_range", 0.02)
+    reader.take("tied", "tie_word_embeddings", True)
+    reader.only("activation_function", "gelu_new", "gelu_pytorch_tanh")
+    reader.only("scale_attn_weights", True)
+    reader.only("scale_attn_by_inverse_layer_idx", False)
+    reader.only("add_cross_attention", False)
+    values = {"norm": "layernorm", "positions": "learned", "gated": False, "activation": "gelu"}
+    for name in ("qkv_bias", "output_bias", "mlp_bias"):
+        values[name] = True
+    for name, value in values.items():
+        reader.set(name, value, "model_type")
+
+
+ARCHITECTURES: Mapping[str, Callable[[Reader], None]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+    "mixtral": _mixtral,
+    "gpt2": _gpt2,
+    "deepseek_v3": _deepseek_v3,
+}
+"""How to read each `model_type`."""

@@ -1,0 +1,244 @@
+"""Kinds of values that a setting takes: what fits, and how a person would say so."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from echelon.core.rulebook.config import OUT_OF_RANGE, UNKNOWN_CHOICE, WRONG_TYPE
+from echelon.core.rules import Rule, did_you_mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misfit:
+    """Say why a value does not fit: the rule, the end of the sentence "KEY = VALUE", what works."""
+
+    rule: Rule
+    message: str
+    works: tuple[str, ...] = ()
+
+
+class Kind(Protocol):
+    """What a setting takes."""
+
+    def misfit(self, value: object) -> Misfit | None:
+        """Return why `value` does not fit, or None where it does."""
+        ...
+
+    def describe(self) -> str:
+        """Return what fits, in words."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Integer:
+    """A whole number from `minimum` (below it `rule` refuses) to `maximum`, or one of `words`."""
+
+    minimum: int = 1
+    maximum: int = 2**40
+    words: tuple[str, ...] = ()
+    rule: Rule = OUT_OF_RANGE
+
+    def misfit(self, value: object) -> Misfit | None:
+        """Return why `value` does not fit."""
+        if isinstance(value, str) and value in self.words:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int):
+            return _wrong_type(value, self.describe(), self._works(value))
+        if value < self.minimum:
+            return Misfit(
+                rule=self.rule,
+                message=f"is below {self.minimum}; it takes {self.describe()}",
+                works=(str(self.minimum), *_quoted(self.words)),
+            )
+        if value > self.maximum:
+            return Misfit(
+                rule=OUT_OF_RANGE,
+                message=f"is above {self.maximum}; it takes {self.describe()}",
+                works=(str(self.maximum), *_quoted(self.words)),
+            )
+        return None
+
+    def describe(self) -> str:
+        """Return what fits."""
+        if self.maximum >= 2**40:
+            return _or_words(f"a whole number of at least {self.minimum}", self.words)
+        return _or_words(f"a whole number from {self.minimum} to {self.maximum}", self.words)
+
+    def _works(self, value: object) -> tuple[str, ...]:
+        if isinstance(value, str):
+            digits = re.fullmatch(r"\s*\+?(\d+)\s*", value)
+            if digits and int(digits[1]) >= self.minimum:
+                return (digits[1],)
+            return _quoted(did_you_mean(value, self.words) or self.words)
+        if isinstance(value, float) and not isinstance(value, bool) and abs(value) < 1e15:
+            near = {int(value // 1), int(-(-value // 1))}
+            return tuple(str(number) for number in sorted(near) if number >= self.minimum)
+        return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Real:
+    """A number from `minimum` to `maximum`, or one of a few `words`.
+
+    `above` excludes the minimum itself, `below` the maximum.
+    """
+
+    minimum: float = 0.0
+    maximum: float = float("inf")
+    above: bool = False
+    below: bool = False
+    words: tuple[str, ...] = ()
+
+    def misfit(self, value: object) -> Misfit | None:
+        """Return why `value` does not fit; not-a-number and infinity never do."""
+        if isinstance(value, str) and value in self.words:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return _wrong_type(value, self.describe(), _number_in(value))
+        low = value > self.minimum if self.above else value >= self.minimum
+        high = value < self.maximum if self.below else value <= self.maximum
+        if low and high and abs(value) != float("inf"):
+            return None
+        return Misfit(
+            rule=OUT_OF_RANGE,
+            message=f"is out of range; it takes {self.describe()}",
+            works=_quoted(self.words),
+        )
+
+    def describe(self) -> str:
+        """Return what fits."""
+        low = f"{'above' if self.above else 'of at least'} {self.minimum:g}"
+        if self.maximum == float("inf"):
+            return _or_words(f"a number {low}", self.words)
+        high = f"{'below' if self.below else 'at most'} {self.maximum:g}"
+        return _or_words(f"a number {low} and {high}", self.words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """true or false."""
+
+    def misfit(self, value: object) -> Misfit | None:
+        """Return why `value` does not fit."""
+        if isinstance(value, bool):
+            return None
+        return _wrong_type(value, self.describe(), ("true", "false"))
+
+    def describe(self) -> str:
+        """Return what fits."""
+        return "true or false"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One of a few words."""
+
+    options: tuple[str, ...]
+
+    def misfit(self, value: object) -> Misfit | None:
+        """Return why `value` does not fit."""
+        if not isinstance(value, str):
+            return _wrong_type(value, self.describe(), _quoted(self.options))
+        if value in self.options:
+            return None
+        return Misfit(
+            rule=UNKNOWN_CHOICE,
+            message=f"is not known{hint(value, self.options)}",
+            works=_quoted(self.options),
+        )
+
+    def describe(self) -> str:
+        """Return what fits."""
+        return " or ".join(_quoted(self.options))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """A string that is not empty and matches `pattern`, which `means` puts in words."""
+
+    pattern: str = r".*\S.*"
+    means: str = "a string that is not empty"
+
+    def misfit(self, value: object) -> Misfit | None:
+        """Return why `value` does not fit."""
+        if not isinstance(value, str):
+            return _wrong_type(value, self.describe(), ())
+        if re.fullmatch(self.pattern, value):
+            return None
+        return Misfit(rule=OUT_OF_RANGE, message=f"does not fit; it takes {self.describe()}")
+
+    def describe(self) -> str:
+        """Return what fits."""
+        return self.means
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLists:
+    """The block indices of each pipeline stage, or "auto"."""
+
+    def misfit(self, value: object) -> Misfit | None:
+        """Return why `value` does not fit; which blocks they are is judged with the model."""
+        if value == "auto":
+            return None
+        if isinstance(value, list) and all(map(_is_index_list, cast("list[object]", value))):
+            return None
+        return _wrong_type(value, self.describe(), ('"auto"', "[[0, 1], [2, 3]]"))
+
+    def describe(self) -> str:
+        """Return what fits."""
+        return 'a list of block indices for each stage, or "auto"'
+
+
+def toml_text(value: object) -> str:
+    """Return `value` as it would stand in a TOML file."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped) + '"'
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_text, cast("list[object]", value))) + "]"
+    if isinstance(value, dict):
+        pairs = cast("dict[str, object]", value).items()
+        return "{ " + ", ".join(f"{key} = {toml_text(item)}" for key, item in pairs) + " }"
+    return str(value)
+
+
+def hint(word: str, known: tuple[str, ...]) -> str:
+    """Return ``; did you mean "..."?`` for a misspelt word, or nothing."""
+    close = did_you_mean(word, known)
+    return f'; did you mean "{close[0]}"?' if close else ""
+
+
+def _is_index_list(value: object) -> bool:
+    if not isinstance(value, list):
+        return False
+    items = cast("list[object]", value)
+    return all(isinstance(item, int) and not isinstance(item, bool) for item in items)
+
+
+def _wrong_type(value: object, wanted: str, works: tuple[str, ...]) -> Misfit:
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+    names |= {list: "a list", dict: "a table"}
+    found = names.get(type(value), f"a {type(value).__name__}")
+    return Misfit(rule=WRONG_TYPE, message=f"is {found}; it takes {wanted}", works=works)
+
+
+def _number_in(value: object) -> tuple[str, ...]:
+    if not isinstance(value, str):
+        return ()
+    try:
+        float(value)
+    except ValueError:
+        return ()
+    return (value.strip(),)
+
+
+def _quoted(words: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f'"{word}"' for word in words)
+
+
+def _or_words(text: str, words: tuple[str, ...]) -> str:
+    return " or ".join((text, *_quoted(words)))

@@ -1,0 +1,187 @@
+"""Settings -> Job: everything derived, everything checked, nothing "auto" left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from echelon.config.checks import CHECKS, mesh_of, num_stages, run_checks
+from echelon.config.cluster import DEFAULT_CLUSTER, read_cluster
+from echelon.config.effects import EFFECTS
+from echelon.config.entries import DEFAULT, Entry
+from echelon.config.factorings import cluster_problems, world_size_problems
+from echelon.config.gather import Gathered
+from echelon.config.job import (
+    CheckpointSettings,
+    DataSettings,
+    Job,
+    ObserveSettings,
+    ResolvedSetting,
+    TrainSettings,
+)
+from echelon.config.kinds import toml_text
+from echelon.config.model import (
+    MODEL_CHECKS,
+    PARTS,
+    build_model,
+    derive_model,
+    expand_model,
+    model_problems,
+)
+from echelon.config.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTINGS
+from echelon.config.view import View, record
+from echelon.core.cluster import Cluster
+from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
+from echelon.core.plan import (
+    Layout,
+    Mathematics,
+    Optimizer,
+    Pipeline,
+    Plan,
+    Precision,
+    Recompute,
+    Zero,
+)
+from echelon.core.rulebook.config import MISSING_SETTING
+
+PARTS_OF_MODEL = tuple(f"model.{part}" for part in PARTS)
+
+
+def split_layers(layers: int, stages: int) -> tuple[tuple[int, ...], ...]:
+    """Return consecutive blocks for each stage, as even as they can be.
+
+    Blocks that are left over go to stages between the ends first, the latest first: the last stage
+    has the head and the loss to compute, the first the embedding, and under 1F1B an early stage
+    holds the activations of more microbatches. The ends take one only when all others have.
+    """
+    base, rest = divmod(layers, stages)
+    takers = [*range(stages - 2, 0, -1), 0, stages - 1][:rest]
+    result: list[tuple[int, ...]] = []
+    start = 0
+    for stage in range(stages):
+        end = start + base + (stage in takers)
+        result.append(tuple(range(start, end)))
+        start = end
+    return tuple(result)
+
+
+def resolve(gathered: Gathered, run_name: str, world_size: int | None) -> Job:
+    """Return the Job, or raise ConfigError with every problem that was found.
+
+    Where each value is legal and only their combination is not, it is an InfeasiblePlan.
+    """
+    problems = list(gathered.problems)
+    if gathered.incomplete:
+        raise ConfigError(problems)
+    merged = gathered.merged()
+    wrong = {problem.key for problem in problems if problem.key in SETTINGS}
+    if not wrong.intersection(MODEL_SOURCES):
+        merged, source_problems = expand_model(merged)
+        problems.extend(source_problems)
+        wrong.update(problem.key for problem in source_problems if problem.key in SETTINGS)
+    if wrong.intersection(MODEL_SOURCES):
+        wrong.update(key for key in SETTINGS if key.startswith("model."))
+    else:
+        # Derived values stand below what was set, and are judged together with it.
+        first = View(entries=merged, wrong=frozenset(wrong))
+        merged.update(derive_model(first, run_name))
+    _resolve_names(merged, run_name)
+    view = View(entries=merged, wrong=frozenset(wrong))
+    problems.extend(_missing(view))
+    legal_by_themselves = not problems
+    cluster = None if wrong.intersection(CLUSTER_SOURCES) else read_cluster(view)
+    if isinstance(cluster, list):
+        problems.extend(cluster)
+        legal_by_themselves = False
+    problems.extend(run_checks(view, (*MODEL_CHECKS, *CHECKS, *EFFECTS)))
+    problems.extend(run_checks(view, (lambda v: world_size_problems(v, world_size),)))
+    if isinstance(cluster, Cluster):
+        problems.extend(run_checks(view, (lambda v: cluster_problems(v, cluster),)))
+    if problems:
+        raise (InfeasiblePlan if legal_by_themselves else ConfigError)(problems)
+    assert isinstance(cluster, Cluster)
+    return _build_job(view, cluster)
+
+
+def _resolve_names(entries: dict[str, Entry], run_name: str) -> None:
+    if not any(key in entries for key in CLUSTER_SOURCES):
+        entries["cluster.preset"] = Entry(value=DEFAULT_CLUSTER, source=DEFAULT)
+    name = entries.get("train.run_name")
+    if name is None or name.value == "auto":
+        entries["train.run_name"] = Entry(value=run_name, source="derived: the file or preset")
+    for key in ("data.source", "data.tokenizer", "cluster.file"):
+        entry = entries.get(key)
+        if entry is not None and isinstance(entry.value, str) and not _is_word(key, entry.value):
+            path = (entry.folder or Path()) / Path(entry.value).expanduser()
+            entries[key] = Entry(value=str(path.resolve()), source=entry.source)
+
+
+def _is_word(key: str, value: str) -> bool:
+    if key == "data.source":
+        return value == "stdlib"
+    return key == "data.tokenizer" and (value == "bytes" or value.startswith("bpe-"))
+
+
+def _missing(view: View) -> Iterator[Problem]:
+    yield from model_problems(view)
+    for key in ("batch.global_sequences", "batch.sequence_length"):
+        if not view.has(key) and key not in view.wrong:
+            yield MISSING_SETTING.problem(
+                f"{key} is not set and has no default: {SETTINGS[key].about}", key=key
+            )
+
+
+def _build_job(view: View, cluster: Cluster) -> Job:
+    model = build_model(view)
+    steps = view.integer("train.steps")
+    listed = view.stage_lists()
+    stages = (
+        split_layers(model.layers, num_stages(view))
+        if listed is None
+        else tuple(tuple(stage) for stage in listed)
+    )
+    clip = view.entry("optimizer.clip_norm").value
+    mathematics = Mathematics(
+        model=model,
+        global_sequences=view.integer("batch.global_sequences"),
+        sequence_length=view.integer("batch.sequence_length"),
+        seed=view.integer("train.seed"),
+        precision=record(view, Precision, "precision"),
+        optimizer=record(
+            view,
+            Optimizer,
+            "optimizer",
+            total_steps=steps,
+            clip_norm=None if clip == "none" else clip,
+        ),
+    )
+    layout = Layout(
+        mesh=mesh_of(view),
+        microbatch_sequences=view.integer("batch.microbatch_sequences"),
+        pipeline=record(view, Pipeline, "pipeline", stages=stages),
+        sequence_parallel=view.flag("mesh.sequence_parallel"),
+        zero=record(view, Zero, "zero"),
+        recompute=record(view, Recompute, "recompute"),
+    )
+    run_name = view.word("train.run_name")
+    return Job(
+        plan=Plan(name=run_name, mathematics=mathematics, layout=layout, cluster=cluster),
+        data=record(view, DataSettings, "data"),
+        train=record(view, TrainSettings, "train"),
+        checkpoint=record(view, CheckpointSettings, "checkpoint"),
+        observe=record(view, ObserveSettings, "observe"),
+        sources=tuple(_rows(view, stages)),
+    )
+
+
+def _rows(view: View, stages: tuple[tuple[int, ...], ...]) -> Iterator[ResolvedSetting]:
+    for key in SETTINGS:
+        if not view.has(key):
+            continue
+        if SETTINGS[key].table in PARTS_OF_MODEL and not view.has_table(SETTINGS[key].table):
+            continue
+        entry = view.entry(key)
+        value, source = view.value(key), entry.source
+        if key == "pipeline.stages" and value == "auto":
+            value, source = stages, "derived: an even split"
+        yield ResolvedSetting(key=key, value=toml_text(value), source=source)

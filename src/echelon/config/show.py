@@ -1,0 +1,58 @@
+"""What `echelon config show` prints: every resolved setting with its source, and a run.toml of them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Sequence
+
+from echelon.config.job import Job, ResolvedSetting
+from echelon.config.presets import about, preset_names, read_preset
+from echelon.config.schema import MODEL_SOURCES
+
+SCHEMA = 1
+
+
+def setting_rows(job: Job) -> Sequence[ResolvedSetting]:
+    """Return key, value and source of every setting, in the order of a run file."""
+    return job.sources
+
+
+def settings_json(job: Job) -> dict[str, object]:
+    """Return every setting with its source, and the hashes, as one versioned JSON object."""
+    return {
+        "schema": SCHEMA,
+        "plan_hash": job.plan.content_hash(),
+        "job_hash": job.content_hash(),
+        "settings": {
+            row.key: {"value": tomllib.loads(f"v = {row.value}")["v"], "source": row.source}
+            for row in job.sources
+        },
+    }
+
+
+def resolved_toml(job: Job) -> str:
+    """Return a run.toml that gives this very job without presets of models or config.json."""
+    return "\n".join(_toml_lines(job)) + "\n"
+
+
+def _toml_lines(job: Job) -> Iterator[str]:
+    tables: dict[str, list[str]] = {}
+    for row in job.sources:
+        table, _, name = row.key.rpartition(".")
+        if row.key not in MODEL_SOURCES:
+            tables.setdefault(table, []).append(f"{name} = {row.value}")
+    for number, (table, lines) in enumerate(tables.items()):
+        yield from ([""] if number else [])
+        yield f"[{table}]"
+        yield from lines
+
+
+def preset_rows() -> tuple[tuple[str, str, str], ...]:
+    """Return kind, name and one line about every preset."""
+    rows: list[tuple[str, str, str]] = []
+    for kind in ("runs", "models", "clusters"):
+        for name in preset_names(kind):
+            preset = read_preset(kind, name)
+            assert preset is not None
+            rows.append((kind.removesuffix("s"), name, about(preset)))
+    return tuple(rows)

@@ -1,0 +1,109 @@
+"""What checks and the resolver read: typed access to settings, and where each was set.
+
+A setting that is missing or was already found wrong raises `Unavailable`, which skips the checks
+that need it: one mistake is reported once, and everything independent of it is still checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from echelon.config.entries import DEFAULT, Entry
+from echelon.config.kinds import Real
+from echelon.config.schema import SETTINGS, Setting
+
+T = TypeVar("T")
+
+
+class Unavailable(Exception):
+    """Say that a setting has no usable value; never seen by users."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Hold the merged settings, and the keys that are wrong and must not be used."""
+
+    entries: Mapping[str, Entry]
+    wrong: frozenset[str] = field(default_factory=frozenset[str])
+    settings: Mapping[str, Setting] = field(default_factory=lambda: SETTINGS)
+
+    def entry(self, key: str) -> Entry:
+        """Return the entry of a setting, its default where nobody set it."""
+        if key in self.wrong:
+            raise Unavailable(key)
+        if key in self.entries:
+            return self.entries[key]
+        if self.settings[key].default is None:
+            raise Unavailable(key)
+        return Entry(value=self.settings[key].default, source=DEFAULT)
+
+    def has(self, key: str) -> bool:
+        """Return whether a setting has a value."""
+        return key not in self.wrong and (
+            key in self.entries or self.settings[key].default is not None
+        )
+
+    def has_table(self, table: str) -> bool:
+        """Return whether any key of a table was set; Unavailable where one of them is wrong."""
+        if any(key.startswith(f"{table}.") for key in self.wrong):
+            raise Unavailable(table)
+        return any(key.startswith(f"{table}.") for key in self.entries)
+
+    def is_default(self, key: str) -> bool:
+        """Return whether a setting has its default value, whoever set it."""
+        return self.entry(key).value == self.settings[key].default
+
+    def value(self, key: str) -> object:
+        """Return a value as it stands in a record: a number is a float, 3 as well as 3.0."""
+        value = self.entry(key).value
+        is_real = isinstance(self.settings[key].kind, Real) and isinstance(value, int)
+        return float(value) if is_real else value
+
+    def integer(self, key: str) -> int:
+        """Return a whole number."""
+        return cast(int, self.entry(key).value)
+
+    def number(self, key: str) -> float:
+        """Return a number."""
+        return cast(float, self.value(key))
+
+    def flag(self, key: str) -> bool:
+        """Return a truth value."""
+        return cast(bool, self.entry(key).value)
+
+    def word(self, key: str) -> str:
+        """Return a string."""
+        return cast(str, self.entry(key).value)
+
+    def stage_lists(self) -> Sequence[Sequence[int]] | None:
+        """Return the explicit blocks of each stage, or None for "auto"."""
+        value = self.entry("pipeline.stages").value
+        return None if value == "auto" else cast("list[list[int]]", value)
+
+    def path(self, key: str) -> Path:
+        """Return a path, taken from the folder of the file that sets it."""
+        entry = self.entry(key)
+        return (entry.folder or Path()) / Path(cast(str, entry.value)).expanduser()
+
+    def set_by(self, *keys: str) -> str:
+        """Return where these settings were set, those that somebody set; else "default"."""
+        sources = [
+            self.entries[key].source if len(keys) == 1 else f"{self.entries[key].source} ({key})"
+            for key in keys
+            if key in self.entries
+        ]
+        return ", ".join(sources) or DEFAULT
+
+    @property
+    def model_name(self) -> str:
+        """Return what to call the model in a sentence."""
+        return self.word("model.name") if self.has("model.name") else "the model"
+
+
+def record(view: View, kind: type[T], table: str, **given: object) -> T:
+    """Return a dataclass whose fields are the settings of `table` but for those given."""
+    names = [f.name for f in fields(cast(Any, kind)) if f.name not in given]
+    return kind(**{name: view.value(f"{table}.{name}") for name in names}, **given)

@@ -1,0 +1,211 @@
+"""Rules about run files: syntax, names, types, presets, and what one setting means to another."""
+
+from __future__ import annotations
+
+from echelon.core.rules import Rule
+
+TOML_SYNTAX = Rule(
+    id="toml-syntax",
+    why="""
+    A run file is TOML 1.0 in UTF-8. Strings stand in double quotes, tables in [brackets], and a key
+    is set once. The message names the line.
+    """,
+    bad="""
+    [mesh]
+    tp = two
+    """,
+    fixed="""
+    [mesh]
+    tp = 2
+    """,
+)
+
+NO_SUCH_FILE = Rule(
+    id="no-such-file",
+    why="""
+    A file that a run names must exist and be readable. The message lists what does lie beside it.
+    A path inside a run file is relative to that file; one after --set is relative to where you are.
+    """,
+    bad="echelon train exmaples/nano.toml",
+    fixed="echelon train examples/nano.toml",
+)
+
+UNKNOWN_PRESET = Rule(
+    id="unknown-preset",
+    why="""
+    A preset is a run, a model or a cluster that comes with Echelon. A cluster is also COUNTxDEVICE,
+    such as 8xh100 or 256xa100-80gb: whole nodes, or one part of a node.
+    """,
+    bad="""
+    [model]
+    preset = "lama3-8b"
+    """,
+    fixed="""
+    [model]
+    preset = "llama3-8b"
+    """,
+)
+
+EXTENDS_CYCLE = Rule(
+    id="extends-cycle",
+    why="""
+    `extends` names what a run file builds on. A file that builds on itself, directly or through
+    others, has no first value.
+    """,
+    bad="""
+    # a.toml
+    extends = "b.toml"
+    # b.toml
+    extends = "a.toml"
+    """,
+    fixed="""
+    # b.toml
+    extends = "nano"
+    """,
+)
+
+SET_SYNTAX = Rule(
+    id="set-syntax",
+    why="""
+    --set takes table.key=value. The value is TOML; a word that is not TOML is taken as a string, so
+    quotes are needed only inside lists. `extends` is not a setting of one run but of a file.
+    """,
+    bad="echelon train run.toml --set mesh.tp 8",
+    fixed="echelon train run.toml --set mesh.tp=8",
+)
+
+UNKNOWN_KEY = Rule(
+    id="unknown-key",
+    why="""
+    A key or table that Echelon does not know is refused rather than ignored: a misspelt setting
+    that is silently dropped is a different run.
+    """,
+    bad="""
+    [mesh]
+    tensor = 8
+    """,
+    fixed="""
+    [mesh]
+    tp = 8
+    """,
+)
+
+WRONG_TYPE = Rule(
+    id="wrong-type",
+    why="""
+    Values are not converted: "2" is a string, 2.0 a number with a fraction, true a truth value, and
+    none of them is the whole number 2.
+    """,
+    bad="""
+    [mesh]
+    tp = "2"
+    """,
+    fixed="""
+    [mesh]
+    tp = 2
+    """,
+)
+
+OUT_OF_RANGE = Rule(
+    id="out-of-range",
+    why="""
+    The value has the right type and lies outside what the setting can mean: a count below one, a
+    negative learning rate, a fraction of one or more.
+    """,
+    bad="""
+    [optimizer]
+    learning_rate = -0.001
+    """,
+    fixed="""
+    [optimizer]
+    learning_rate = 0.001
+    """,
+)
+
+UNKNOWN_CHOICE = Rule(
+    id="unknown-choice",
+    why="""
+    Some settings take one of a few words. Nothing else is understood, and nothing is guessed.
+    """,
+    bad="""
+    [optimizer]
+    schedule = "cosin"
+    """,
+    fixed="""
+    [optimizer]
+    schedule = "cosine"
+    """,
+)
+
+MISSING_SETTING = Rule(
+    id="missing-setting",
+    why="""
+    Most settings have a default; the model and the size of a batch have none, because no value is
+    right for most people. A preset under `extends` brings both.
+    """,
+    bad="""
+    [model]
+    preset = "gpt2"
+    """,
+    fixed="""
+    [model]
+    preset = "gpt2"
+    [batch]
+    global_sequences = 512
+    sequence_length = 1024
+    """,
+)
+
+CONFLICTING_SETTINGS = Rule(
+    id="conflicting-settings",
+    why="""
+    Two settings of one file say different things about the same choice, and neither is the more
+    special. A value of yours does override one of a preset, and --set overrides a file: those are
+    no conflicts.
+    """,
+    bad="""
+    [model]
+    preset = "llama3-8b"
+    hf_config = "config.json"
+    """,
+    fixed="""
+    [model]
+    preset = "llama3-8b"
+    layers = 4                  # a field of yours overrides the preset's
+    """,
+)
+
+NO_EFFECT = Rule(
+    id="no-effect",
+    why="""
+    A setting that cannot change anything is an error: whoever wrote it believes that it does. The
+    message says which other setting would give it a meaning. A value equal to the default is fine.
+    """,
+    bad="""
+    [mesh]
+    tp = 1
+    sequence_parallel = true    # splits over tp, and tp is 1
+    """,
+    fixed="""
+    [mesh]
+    tp = 2
+    sequence_parallel = true
+    """,
+)
+
+NOT_BUILT_YET = Rule(
+    id="not-built-yet",
+    why="""
+    The name is reserved: the setting is part of Echelon's design and this version cannot do it. It
+    is refused, not ignored, and the message says what works today.
+    """,
+    bad="""
+    [mesh]
+    cp = 2
+    """,
+    fixed="""
+    [mesh]
+    tp = 2
+    sequence_parallel = true    # today's way to split a sequence
+    """,
+)

@@ -1,0 +1,231 @@
+"""Rules about the mesh: degrees, world size, what a degree must divide, and which blocks go where."""
+
+from __future__ import annotations
+
+from echelon.core.rules import Rule
+
+DEGREE_AT_LEAST_ONE = Rule(
+    id="degree-at-least-one",
+    why="""
+    A degree is the number of ranks along one axis of the mesh. One rank is the least; an axis that
+    you do not want has degree 1. There is no "as many as are left".
+    """,
+    bad="""
+    [mesh]
+    tp = 0
+    """,
+    fixed="""
+    [mesh]
+    tp = 1
+    """,
+)
+
+WORLD_SIZE_IS_PRODUCT = Rule(
+    id="world-size-is-product",
+    why="""
+    Ranks form a grid, so their number is the product pp x dp_replicate x dp_shard x cp x tp. A rank
+    more would have no place, a rank less would leave a group waiting for ever.
+    """,
+    bad="torchrun --nproc-per-node 6 ... # mesh: pp = 2, dp_replicate = 2, tp = 2",
+    fixed="torchrun --nproc-per-node 8 ... # 2 x 2 x 2 = 8",
+)
+
+FITS_CLUSTER = Rule(
+    id="fits-cluster",
+    why="""
+    Every rank needs a device of its own. Memory is another matter: this rule counts devices.
+    """,
+    bad="""
+    [cluster]
+    preset = "8xh100"
+    [mesh]
+    tp = 8
+    dp_replicate = 2            # 16 ranks, 8 devices
+    """,
+    fixed="""
+    [cluster]
+    preset = "16xh100"
+    [mesh]
+    tp = 8
+    dp_replicate = 2
+    """,
+)
+
+TP_DIVIDES_HEADS = Rule(
+    id="tp-divides-heads",
+    why="""
+    Tensor parallelism gives each rank whole attention heads (Megatron-LM, section 3), so tp must
+    divide their number. Hidden itself is never split, and the vocabulary is padded and masked.
+    """,
+    bad="""
+    [model]
+    heads = 6
+    [mesh]
+    tp = 4
+    """,
+    fixed="""
+    [model]
+    heads = 6
+    [mesh]
+    tp = 3
+    """,
+)
+
+TP_DIVIDES_KV_HEADS = Rule(
+    id="tp-divides-kv-heads",
+    why="""
+    Grouped-query attention shares a key/value head among several query heads. Each tensor rank
+    holds whole key/value heads beside the queries that use them, so tp must divide their number.
+    """,
+    bad="""
+    [model]
+    heads = 32
+    kv_heads = 8
+    [mesh]
+    tp = 16
+    """,
+    fixed="""
+    [model]
+    heads = 32
+    kv_heads = 8
+    [mesh]
+    tp = 8
+    """,
+)
+
+TP_DIVIDES_FFN = Rule(
+    id="tp-divides-ffn",
+    why="""
+    The inner width of the MLP is cut over the tensor ranks: columns of the first matrix, rows of
+    the second (Megatron-LM, section 3). Each rank takes an equal part.
+    """,
+    bad="""
+    [model]
+    ffn = 350
+    [mesh]
+    tp = 4
+    """,
+    fixed="""
+    [model]
+    ffn = 352
+    [mesh]
+    tp = 4
+    """,
+)
+
+SEQUENCE_PARALLEL_DIVIDES_SEQUENCE = Rule(
+    id="sequence-parallel-divides-sequence",
+    why="""
+    Sequence parallelism cuts a sequence into one equal piece per tensor rank between the matrices
+    (Korthikanti et al. 2022, section 4.2), so tp must divide sequence_length.
+    """,
+    bad="""
+    [mesh]
+    tp = 4
+    sequence_parallel = true
+    [batch]
+    sequence_length = 130
+    """,
+    fixed="""
+    [mesh]
+    tp = 4
+    sequence_parallel = true
+    [batch]
+    sequence_length = 128
+    """,
+)
+
+LAYERS_FILL_STAGES = Rule(
+    id="layers-fill-stages",
+    why="""
+    Every pipeline stage owns at least one block, so a model needs as many blocks as there are
+    stages: pp x virtual_stages.
+    """,
+    bad="""
+    [model]
+    layers = 4
+    [mesh]
+    pp = 8
+    """,
+    fixed="""
+    [model]
+    layers = 4
+    [mesh]
+    pp = 4
+    """,
+)
+
+STAGES_COVER_LAYERS = Rule(
+    id="stages-cover-layers",
+    why="""
+    Explicit stages name each block once, in order, and give every stage at least one: a block that
+    no stage owns would be dropped, one that two own would run twice.
+    """,
+    bad="""
+    [pipeline]
+    stages = [[0, 1], [3, 2]]
+    """,
+    fixed="""
+    [pipeline]
+    stages = [[0, 1], [2, 3]]
+    """,
+)
+
+STAGES_MATCH_MESH = Rule(
+    id="stages-match-mesh",
+    why="""
+    There is one list of blocks for each pipeline stage: pp x virtual_stages of them.
+    """,
+    bad="""
+    [mesh]
+    pp = 2
+    [pipeline]
+    stages = [[0], [1], [2, 3]]
+    """,
+    fixed="""
+    [mesh]
+    pp = 2
+    [pipeline]
+    stages = [[0, 1], [2, 3]]
+    """,
+)
+
+WHOLE_NODES = Rule(
+    id="whole-nodes",
+    why="""
+    A cluster named COUNTxDEVICE is part of one node, or whole nodes. Other shapes are written down
+    in a file: [cluster] file = "cluster.toml".
+    """,
+    bad="""
+    [cluster]
+    preset = "12xh100"          # 8 to a node
+    """,
+    fixed="""
+    [cluster]
+    preset = "16xh100"
+    """,
+)
+
+LINKS_JOIN_CLUSTER = Rule(
+    id="links-join-cluster",
+    why="""
+    The tiers of links are listed from the fastest, within a node, to the slowest; the last joins
+    all devices, or some ranks could not reach one another.
+    """,
+    bad="""
+    # cluster.toml
+    nodes = 2
+    devices_per_node = 8
+    [[links]]
+    degree = 8
+    """,
+    fixed="""
+    # cluster.toml
+    nodes = 2
+    devices_per_node = 8
+    [[links]]
+    degree = 8
+    [[links]]
+    degree = "all"
+    """,
+)

@@ -1,0 +1,134 @@
+"""Rules about the shape of a model, and about Hugging Face config.json files."""
+
+from __future__ import annotations
+
+from echelon.core.rules import Rule
+
+HEADS_DIVIDE_HIDDEN = Rule(
+    id="heads-divide-hidden",
+    why="""
+    Without a head_dim of its own, a head is hidden / heads wide, which must be a whole number.
+    """,
+    bad="""
+    [model]
+    hidden = 100
+    heads = 6
+    """,
+    fixed="""
+    [model]
+    hidden = 96
+    heads = 6                   # or: head_dim = 16
+    """,
+)
+
+KV_HEADS_DIVIDE_HEADS = Rule(
+    id="kv-heads-divide-heads",
+    why="""
+    In grouped-query attention each key/value head serves an equal number of query heads.
+    """,
+    bad="""
+    [model]
+    heads = 8
+    kv_heads = 3
+    """,
+    fixed="""
+    [model]
+    heads = 8
+    kv_heads = 4
+    """,
+)
+
+ROPE_NEEDS_EVEN_HEAD = Rule(
+    id="rope-needs-even-head",
+    why="""
+    Rotary positions turn pairs of dims, so the width of a head is even.
+    """,
+    bad="""
+    [model]
+    head_dim = 15
+    """,
+    fixed="""
+    [model]
+    head_dim = 16
+    """,
+)
+
+ROPE_SCALING_ORDER = Rule(
+    id="rope-scaling-order",
+    why="""
+    Llama 3.1 stretches frequencies of fewer than low_frequency_factor turns over the original
+    positions, keeps those of more than high_frequency_factor, and blends between; so low < high.
+    """,
+    bad="""
+    [model.rope_scaling]
+    low_frequency_factor = 4.0
+    high_frequency_factor = 1.0
+    """,
+    fixed="""
+    [model.rope_scaling]
+    low_frequency_factor = 1.0
+    high_frequency_factor = 4.0
+    """,
+)
+
+EXPERTS_ENOUGH = Rule(
+    id="experts-enough",
+    why="""
+    A token meets top_k different experts, and at least one block has experts.
+    """,
+    bad="""
+    [model.experts]
+    num_experts = 4
+    top_k = 8
+    """,
+    fixed="""
+    [model.experts]
+    num_experts = 8
+    top_k = 4
+    """,
+)
+
+HF_CONFIG_UNREADABLE = Rule(
+    id="hf-config-unreadable",
+    why="""
+    model.hf_config is the config.json that lies beside the weights of a Hugging Face model: one
+    JSON object.
+    """,
+    bad="""
+    [model]
+    hf_config = "model.safetensors"
+    """,
+    fixed="""
+    [model]
+    hf_config = "Llama-3.1-8B/config.json"
+    """,
+)
+
+HF_CONFIG_MODEL_TYPE = Rule(
+    id="hf-config-model-type",
+    why="""
+    Only architectures that Echelon computes exactly are read: a look-alike with another norm or
+    another attention would load, train, and be a different model.
+    """,
+    bad='{"model_type": "bloom", ...}',
+    fixed='{"model_type": "llama", ...}',
+)
+
+HF_CONFIG_MISSING_KEY = Rule(
+    id="hf-config-missing-key",
+    why="""
+    A count that the architecture cannot do without is absent from config.json.
+    """,
+    bad='{"model_type": "llama", "hidden_size": 4096, ...}     # no num_hidden_layers',
+    fixed='{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, ...}',
+)
+
+HF_CONFIG_VALUE = Rule(
+    id="hf-config-value",
+    why="""
+    config.json asks for something of this architecture that Echelon does not compute, or a value
+    has the wrong type. Leaving it out would give a different model under the same name.
+    """,
+    bad='{"model_type": "llama", "hidden_act": "relu", ...}',
+    fixed='{"model_type": "llama", "hidden_act": "silu", ...}',
+)
