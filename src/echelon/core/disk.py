@@ -1,0 +1,69 @@
+"""Files that must survive a kill or a power cut, and what a disk's refusals mean to a user."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from echelon.core.errors import EnvironmentProblem
+from echelon.core.rulebook.machine import DISK_SPACE
+from echelon.core.rulebook.run_directory import DISK_WORKS, FOLDER_WRITABLE
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR})
+
+
+@contextmanager
+def disk_errors(doing: str) -> Generator[None]:
+    """Turn an OSError inside into an EnvironmentProblem: `doing` says what failed."""
+    try:
+        yield
+    except OSError as error:
+        raise explain_disk_error(error, doing) from error
+
+
+def explain_disk_error(error: OSError, doing: str) -> EnvironmentProblem:
+    """Return the error that a user reads when the disk refused `doing` (such as "to write X")."""
+    reason = error.strerror or str(error)
+    if error.errno in _NO_SPACE:
+        rule = DISK_SPACE
+    elif error.errno in _NOT_WRITABLE:
+        rule = FOLDER_WRITABLE
+    else:
+        rule = DISK_WORKS
+    return EnvironmentProblem(rule.problem(f"the disk refused {doing}: {reason}"))
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a new file and flush it to the disk; FileExistsError where there is one."""
+    with path.open("xb") as file:
+        file.write(content)
+        flush_file(file.fileno())
+
+
+def flush_file(descriptor: int) -> None:
+    """Return when what was written to an open file is on the disk."""
+    os.fsync(descriptor)
+
+
+def flush_folder(path: Path) -> None:
+    """Return when the names in a folder (files made, renamed, removed) are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def list_names(path: Path, *, limit: int = 12) -> str:
+    """Return what a folder holds, as part of a message: at most `limit` names."""
+    if not path.is_dir():
+        return f"{path} is no folder" if path.exists() else f"{path} does not exist"
+    names = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in path.iterdir())
+    if not names:
+        return f"{path} is empty"
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"{path} holds {', '.join(names[:limit])}{more}"

@@ -1,0 +1,201 @@
+"""Read a checkpoint into any layout: each rank reads the rectangles that it holds, from any file.
+
+Everything is checked before the first tensor is touched, and every rank raises what any rank
+found. Ranks share out the checksums, so each byte is hashed once however many ranks there are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from echelon.core.disk import list_names
+from echelon.core.errors import CheckpointError, Problem
+from echelon.core.rulebook.checkpoint import (
+    CHECKPOINT_COMPLETE,
+    CHECKPOINT_COVERS_TENSORS,
+    CHECKPOINT_SAME_MODEL,
+    CHECKPOINT_UNDAMAGED,
+)
+from echelon.train.checkpoint.exchange import Exchange, OneRank, everywhere
+from echelon.train.checkpoint.folder import list_checkpoints
+from echelon.train.checkpoint.identity import RunIdentity, identity_problems, shown
+from echelon.train.checkpoint.index import STATE_FILE, Index, read_index
+from echelon.train.checkpoint.rectangles import Rectangle
+from echelon.train.checkpoint.shard_file import DTYPE_NAMES, Shards, every_shard, hash_file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedCheckpoint:
+    """Hold what a checkpoint says besides its tensors."""
+
+    path: Path
+    step: int
+    state: Mapping[str, Any]
+    plan_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """One copy to do: which rectangle of which piece goes where in which shard."""
+
+    key: str
+    cut: tuple[slice, ...]
+    target: torch.Tensor
+
+
+def load_checkpoint(
+    path: Path,
+    *,
+    wanted: Shards,
+    identity: RunIdentity,
+    exchange: Exchange,
+    accept: Collection[str] = (),
+) -> LoadedCheckpoint:
+    """Fill the tensors of `wanted` in place from the checkpoint folder `path`; every rank calls it.
+
+    `wanted` may be cut in any way (other degrees, other stages, one rank, parameters only); all of
+    its shards are filled, primary or not. `accept` lists entries of the mathematics that may
+    differ, such as ``optimizer.total_steps``. CheckpointError names all that is wrong, on every
+    rank, and leaves the tensors as they were.
+    """
+    index, reads = everywhere(exchange, lambda: _prepare(path, wanted, identity, accept))[
+        exchange.rank
+    ]
+    everywhere(exchange, lambda: _verify_share(path, index, exchange))
+    everywhere(exchange, lambda: _read_all(path, reads))
+    state = json.loads((path / STATE_FILE).read_bytes())
+    return LoadedCheckpoint(path=path, step=index.step, state=state, plan_hash=index.plan_hash)
+
+
+def check_checkpoint(path: Path) -> Index:
+    """Return the index of the checkpoint at `path` once every file in it has its checksum."""
+    index = read_index(path)
+    problems = list(_file_problems(path, index))
+    if problems:
+        raise CheckpointError(problems)
+    _verify_share(path, index, OneRank())
+    return index
+
+
+def _prepare(
+    path: Path, wanted: Shards, identity: RunIdentity, accept: Collection[str]
+) -> tuple[Index, dict[str, list[_Read]]]:
+    index = read_index(path)
+    problems = [
+        *_file_problems(path, index),
+        *identity_problems(index, identity, where=str(path), accept=accept),
+    ]
+    if not problems:
+        problems.extend(_tensor_problems(path, index, wanted))
+    if problems:
+        raise CheckpointError(problems)
+    return index, _plan_reads(path, index, wanted)
+
+
+def _file_problems(path: Path, index: Index) -> Iterator[Problem]:
+    for name, entry in index.files.items():
+        file = path / name
+        if not file.is_file():
+            yield CHECKPOINT_COMPLETE.problem(
+                f"{file} is missing: {list_names(path)}", works=_others(path)
+            )
+        elif file.stat().st_size != entry.size_bytes:
+            yield CHECKPOINT_UNDAMAGED.problem(
+                f"{file} has {file.stat().st_size} bytes of {entry.size_bytes}",
+                works=_others(path),
+            )
+
+
+def _verify_share(path: Path, index: Index, exchange: Exchange) -> None:
+    names = sorted(index.files)[exchange.rank :: exchange.world_size]
+    problems: list[Problem] = []
+    for name in names:
+        try:
+            found = hash_file(path / name)
+        except OSError as error:
+            found = f"unreadable ({error.strerror})"
+        if found != index.files[name].sha256:
+            problems.append(
+                CHECKPOINT_UNDAMAGED.problem(
+                    f"{path / name} is damaged: its checksum was {index.files[name].sha256[:12]}..."
+                    f" when it was written, and is {found[:12]}...",
+                    works=_others(path),
+                )
+            )
+    if problems:
+        raise CheckpointError(problems)
+
+
+def _tensor_problems(path: Path, index: Index, wanted: Shards) -> Iterator[Problem]:
+    differences: dict[str, None] = {}
+    for kind, name, shard in every_shard(wanted):
+        entry = index.tensors.get(kind, {}).get(name)
+        dtype = DTYPE_NAMES[shard.tensor.dtype]
+        if entry is None:
+            differences[f"{kind}/{name} is not in it"] = None
+        elif entry.shape != tuple(shard.global_shape):
+            differences[
+                f"{kind}/{name} is {list(entry.shape)} in it, {list(shard.global_shape)} here"
+            ] = None
+        elif entry.dtype != dtype:
+            differences[f"{kind}/{name} is {entry.dtype} in it, {dtype} here"] = None
+    if differences:
+        yield CHECKPOINT_SAME_MODEL.problem(
+            f"{path} is of another model: {shown(list(differences))}"
+        )
+
+
+def _plan_reads(path: Path, index: Index, wanted: Shards) -> dict[str, list[_Read]]:
+    reads: dict[str, list[_Read]] = {}
+    holes: list[str] = []
+    for kind, name, shard in every_shard(wanted):
+        place = Rectangle(tuple(shard.offset), tuple(shard.tensor.shape))
+        found = 0
+        for piece in index.tensors[kind][name].pieces:
+            source = Rectangle(piece.offset, piece.shape)
+            common = place.meet(source)
+            if common is None:
+                continue
+            found += common.numel
+            target = shard.tensor.detach()[common.slices_within(place)]
+            reads.setdefault(piece.file, []).append(
+                _Read(piece.key, common.slices_within(source), target)
+            )
+        if found != place.numel:
+            holes.append(f"{kind}/{name} from {list(place.offset)}: {found} of {place.numel}")
+    if holes:
+        raise CheckpointError(
+            CHECKPOINT_COVERS_TENSORS.problem(
+                f"{path} does not hold all elements that were asked for: {shown(holes)}"
+            )
+        )
+    return reads
+
+
+def _read_all(path: Path, reads: Mapping[str, Sequence[_Read]]) -> None:
+    for name, entries in reads.items():
+        try:
+            with safe_open(path / name, framework="pt") as file:
+                for read in entries:
+                    whole = not read.cut
+                    data = (
+                        file.get_tensor(read.key) if whole else file.get_slice(read.key)[read.cut]
+                    )
+                    read.target.copy_(data)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                CHECKPOINT_UNDAMAGED.problem(
+                    f"{path / name} cannot be read: {error}", works=_others(path)
+                )
+            ) from error
+
+
+def _others(path: Path) -> list[Path]:
+    return [other.path for other in list_checkpoints(path.parent) if other.path != path][::-1]

@@ -1,0 +1,144 @@
+"""One rank's file: its primary shards, in the safetensors format, hashed as they are written.
+
+The format is eight bytes of header length, a JSON header, and the bytes of the tensors. It is
+written here tensor by tensor, for the library's writer first copies all of them; it is read with
+the library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from echelon.core.disk import disk_errors, flush_file, flush_folder
+from echelon.parallel.shards import Shard
+from echelon.train.checkpoint.index import FileEntry, Piece
+
+DTYPE_NAMES: Mapping[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+Shards = Mapping[str, Mapping[str, Sequence[Shard]]]
+"""Shards by kind ("parameters", "optimizer.exp_avg", ...), then by canonical name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPiece:
+    """Say of one piece in a file what the index must know."""
+
+    kind: str
+    name: str
+    dtype: str
+    global_shape: tuple[int, ...]
+    piece: Piece
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenFile:
+    """Say what a rank wrote: its file (None: it is primary for nothing) and the pieces in it."""
+
+    file: str
+    entry: FileEntry | None
+    pieces: tuple[StoredPiece, ...]
+
+
+def write_shard_file(folder: Path, file: str, shards: Shards) -> WrittenFile:
+    """Write the primary shards to `folder`/`file`, flush file and folder, and say what was written.
+
+    Tensors are stored bit for bit in their own dtype. EnvironmentProblem where the disk refuses.
+    """
+    found = _primary(file, shards)
+    if not found:
+        return WrittenFile(file=file, entry=None, pieces=())
+    # Wide elements first keeps every tensor aligned to its element, as the library does.
+    found.sort(key=lambda item: (-item[1].tensor.element_size(), item[0].piece.key))
+    header = _header(found)
+    digest, size = hashlib.sha256(header), len(header)
+    with disk_errors(f"to write {folder / file}"), (folder / file).open("xb") as stream:
+        stream.write(header)
+        for _, shard in found:
+            data = _bytes(shard.tensor)
+            digest.update(data)
+            stream.write(data)
+            size += len(data)
+        stream.flush()
+        flush_file(stream.fileno())
+        flush_folder(folder)
+    return WrittenFile(
+        file=file,
+        entry=FileEntry(size_bytes=size, sha256=digest.hexdigest()),
+        pieces=tuple(stored for stored, _ in found),
+    )
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _primary(file: str, shards: Shards) -> list[tuple[StoredPiece, Shard]]:
+    found: list[tuple[StoredPiece, Shard]] = []
+    for kind, name, shard in every_shard(shards):
+        if not shard.primary or not shard.tensor.numel():
+            continue
+        start = ",".join(map(str, shard.offset))
+        piece = Piece(
+            file=file,
+            key=f"{kind}/{name}@{start}",
+            offset=tuple(shard.offset),
+            shape=tuple(shard.tensor.shape),
+        )
+        stored = StoredPiece(
+            kind=kind,
+            name=name,
+            dtype=DTYPE_NAMES[shard.tensor.dtype],
+            global_shape=tuple(shard.global_shape),
+            piece=piece,
+        )
+        found.append((stored, shard))
+    return found
+
+
+def every_shard(shards: Shards) -> Iterator[tuple[str, str, Shard]]:
+    """Yield each shard with its kind and its name."""
+    for kind, by_name in shards.items():
+        for name, pieces in by_name.items():
+            for shard in pieces:
+                yield kind, name, shard
+
+
+def _header(found: Sequence[tuple[StoredPiece, Shard]]) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for stored, shard in found:
+        start, end = end, end + shard.tensor.numel() * shard.tensor.element_size()
+        entries[stored.piece.key] = {
+            "dtype": stored.dtype,
+            "shape": list(stored.piece.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
