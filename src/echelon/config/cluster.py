@@ -13,7 +13,7 @@ from typing import cast
 
 from echelon.config.entries import Entry, check_layer, flatten
 from echelon.config.gather import entries_of, read_toml
-from echelon.config.kinds import Choice, Integer, Kind, Real, Text, toml_text
+from echelon.config.kinds import Choice, Integer, Kind, Real, Text
 from echelon.config.presets import preset_names, read_preset
 from echelon.config.schema import COUNT, DTYPES, POSITIVE, Setting
 from echelon.config.view import View
@@ -69,7 +69,7 @@ def named_cluster(name: str, set_by: str) -> Cluster | list[Problem]:
     preset = read_preset("clusters", device)
     if preset is None or not re.fullmatch(r"[1-9]\d{0,6}", count):
         return [_unknown(name, count, device, set_by)]
-    node = cast("dict[str, object]", dict(preset.tables))
+    node = dict(preset.tables)
     size, wanted = cast(int, node["devices_per_node"]), int(count)
     if wanted > size and wanted % size:
         whole = wanted - wanted % size
@@ -102,15 +102,12 @@ def _build(entries: Mapping[str, Entry], where: str) -> Cluster | list[Problem]:
     links = entries.get("links")
     plain = {key: entry for key, entry in entries.items() if key != "links"}
     view, problems = _checked(plain, CLUSTER_SETTINGS, "", where)
-    tiers = links.value if links else []
-    if not isinstance(tiers, list) or not all(
-        isinstance(tier, dict) for tier in cast("list[object]", tiers)
-    ):
-        message = f"links = {toml_text(tiers)} is not a list of tables; write [[links]] for each"
+    tiers = _tables_in(links.value) if links else []
+    if tiers is None:
+        message = "links is not a list of tables; write [[links]] above each"
         problems.append(WRONG_TYPE.problem(message, key="links", set_by=where))
-        tiers = []
     views: list[View] = []
-    for index, tier in enumerate(cast("list[dict[str, object]]", tiers)):
+    for index, tier in enumerate(tiers or []):
         source = links.source if links else where
         inner = {key: Entry(value=value, source=source) for key, value in tier.items()}
         link_view, link_problems = _checked(inner, LINK_SETTINGS, f"links[{index}].", where)
@@ -119,6 +116,13 @@ def _build(entries: Mapping[str, Entry], where: str) -> Cluster | list[Problem]:
     if problems:
         return problems
     return _cluster(view, views, where)
+
+
+def _tables_in(value: object) -> list[dict[str, object]] | None:
+    items = cast("list[object]", value) if isinstance(value, list) else [None]
+    if not all(isinstance(item, dict) for item in items):
+        return None
+    return cast("list[dict[str, object]]", items)
 
 
 def _checked(

@@ -1,4 +1,4 @@
-"""The nearest meshes that work for a number of ranks: what an error about the world size suggests."""
+"""The meshes nearest to a wrong one that do work: what an error about the world size suggests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from echelon.core.mesh import Mesh
 from echelon.core.rulebook.mesh import FITS_CLUSTER, WORLD_SIZE_IS_PRODUCT
 from echelon.core.rules import nearest_divisors
 
-SPLIT_TODAY = ("pp", "dp_replicate", "tp")
+SPLIT_TODAY: tuple[str, ...] = ("pp", "dp_replicate", "tp")
 
 
 def nearest_meshes(view: View, world_size: int, *, limit: int = 4) -> tuple[str, ...]:

@@ -102,8 +102,9 @@ def read_hf_config(path: Path, set_by: str) -> tuple[dict[str, Entry], list[Prob
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         close = did_you_mean(str(kind), ARCHITECTURES)
+        named = f"model_type = {toml_text(kind)}" if kind else "no model_type"
         problem = HF_CONFIG_MODEL_TYPE.problem(
-            f"{path} has model_type = {toml_text(kind) if kind else 'none'}, which is not supported",
+            f"{path} has {named}; that architecture is not supported",
             key="model.hf_config",
             set_by=set_by,
             works=close or ARCHITECTURES,
@@ -137,11 +138,11 @@ def _decoder(reader: Reader, *, theta: float = 10_000.0) -> None:
 def _rope(reader: Reader, theta: float) -> None:
     # transformers 5 keeps both under rope_parameters, before that they were two keys.
     key = "rope_parameters" if "rope_parameters" in reader.config else "rope_scaling"
-    value = reader.config.get(key) or {}
-    if not isinstance(value, dict):
+    value = reader.config.get(key)
+    if value is not None and not isinstance(value, dict):
         reader.refuse(key, value)
         return
-    rope = cast("dict[str, object]", value)
+    rope = cast("dict[str, object]", value or {})
     reader.set("rope_theta", rope.get("rope_theta", reader.config.get("rope_theta", theta)), key)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "llama3":

@@ -9,6 +9,15 @@ from typing import Protocol, cast
 from echelon.core.rulebook.config import OUT_OF_RANGE, UNKNOWN_CHOICE, WRONG_TYPE
 from echelon.core.rules import Rule, did_you_mean
 
+TYPE_NAMES = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number with a fraction",
+    "str": "a string",
+    "list": "a list",
+    "dict": "a table",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misfit:
@@ -72,7 +81,7 @@ class Integer:
             if digits and int(digits[1]) >= self.minimum:
                 return (digits[1],)
             return _quoted(did_you_mean(value, self.words) or self.words)
-        if isinstance(value, float) and not isinstance(value, bool) and abs(value) < 1e15:
+        if isinstance(value, float) and abs(value) < 1e15:
             near = {int(value // 1), int(-(-value // 1))}
             return tuple(str(number) for number in sorted(near) if number >= self.minimum)
         return ()
@@ -182,7 +191,8 @@ class StageLists:
         """Return why `value` does not fit; which blocks they are is judged with the model."""
         if value == "auto":
             return None
-        if isinstance(value, list) and all(map(_is_index_list, cast("list[object]", value))):
+        items = cast("list[object]", value) if isinstance(value, list) else [None]
+        if all(map(_is_index_list, items)):
             return None
         return _wrong_type(value, self.describe(), ('"auto"', "[[0, 1], [2, 3]]"))
 
@@ -220,9 +230,8 @@ def _is_index_list(value: object) -> bool:
 
 
 def _wrong_type(value: object, wanted: str, works: tuple[str, ...]) -> Misfit:
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-    names |= {list: "a list", dict: "a table"}
-    found = names.get(type(value), f"a {type(value).__name__}")
+    name = type(value).__name__
+    found = TYPE_NAMES.get(name, f"a {name}")
     return Misfit(rule=WRONG_TYPE, message=f"is {found}; it takes {wanted}", works=works)
 
 

@@ -1,4 +1,4 @@
-"""Settings of the model -> ModelShape: presets and config.json expanded, derived counts filled in."""
+"""Settings of the model -> ModelShape: presets and config.json expanded, the rest derived."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `echelon config show` prints: every resolved setting with its source, and a run.toml of them."""
+"""What `echelon config show` prints: every resolved setting with its source, also as TOML."""
 
 from __future__ import annotations
 

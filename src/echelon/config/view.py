@@ -59,8 +59,9 @@ class View:
     def value(self, key: str) -> object:
         """Return a value as it stands in a record: a number is a float, 3 as well as 3.0."""
         value = self.entry(key).value
-        is_real = isinstance(self.settings[key].kind, Real) and isinstance(value, int)
-        return float(value) if is_real else value
+        if isinstance(value, int) and isinstance(self.settings[key].kind, Real):
+            return float(value)
+        return value
 
     def integer(self, key: str) -> int:
         """Return a whole number."""
