@@ -19,6 +19,9 @@ from echelon.cost.stage import (
     stage_parameters,
 )
 
+FIRST_BUCKET_BYTES = 2**20
+"""The first bucket is small, so that the link has work as soon as backward begins."""
+
 BucketKind = Literal["whole", "partial", "tied"]
 """whole: summed over data ranks; partial: over tensor ranks first; tied: over both ends first."""
 
@@ -36,22 +39,25 @@ class BucketPlan:
 def plan_buckets(plan: Plan, part: StagePart) -> tuple[BucketPlan, ...]:
     """Return the buckets of a stage, in the order in which backward completes them."""
     specs = stage_parameters(plan, part)
-    limit = plan.layout.zero.bucket_bytes // DTYPE_BYTES[plan.mathematics.precision.gradients]
+    size = DTYPE_BYTES[plan.mathematics.precision.gradients]
+    limit = plan.layout.zero.bucket_bytes // size
     tp = plan.mesh.tp
-    special: dict[BucketKind, list[ParameterSpec]] = {"partial": [], "tied": []}
+    partial: list[ParameterSpec] = []
+    tied: list[ParameterSpec] = []
     runs: list[list[ParameterSpec]] = [[]]
     for unit in _units_backward(specs):
         for spec in unit:
             if shared_by_ends(plan, part, spec):
-                special["tied"].append(spec)
+                tied.append(spec)
             elif partial_over_tensor(plan, spec):
-                special["partial"].append(spec)
+                partial.append(spec)
             else:
                 runs[-1].append(spec)
-        if sum(spec.local_numel(tp) for spec in runs[-1]) >= limit:
+        full = limit if len(runs) > 1 else min(limit, FIRST_BUCKET_BYTES // size)
+        if sum(spec.local_numel(tp) for spec in runs[-1]) >= full:
             runs.append([])
     named: list[tuple[BucketKind, Sequence[ParameterSpec]]] = [("whole", run) for run in runs]
-    named += list(special.items())
+    named += [("partial", partial), ("tied", tied)]
     return tuple(
         _bucket(f"bucket{index}", kind, run, tp, plan.mesh.degree(*LOSS_AXES))
         for index, (kind, run) in enumerate((k, r) for k, r in named if r)

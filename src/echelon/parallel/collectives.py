@@ -129,6 +129,16 @@ class Group:
         self.all_gather(whole.view(-1), row, name=name).wait()
         return whole
 
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return what every rank gave, in group order; for small things, outside of steps."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        self.recorder.waits.enter("gather_objects")
+        dist.all_gather_object(values, value, group=self._group)
+        self.recorder.waits.leave()
+        return values
+
     def send(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
         """Send `tensor` to member `index` of the group; it must live until `wait`."""
         _check(tensor, name)

@@ -12,9 +12,9 @@ computed while a collective is in flight.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
-from torch import nn
 
 from echelon.parallel.buckets import Bucket, Slot
 
@@ -60,13 +60,13 @@ class GradientStore:
         for work in deferred:
             work()
 
-    def matrices(self, parameters: Sequence[nn.Parameter]) -> torch.Tensor | None:
+    def matrices(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """Return matrices of equal width that lie side by side as one; None if they do not."""
         joined = self._join(parameters)
         return None if joined is None else joined[0]
 
     def add_product(
-        self, parameters: Sequence[nn.Parameter], dy_NO: torch.Tensor, x_NI: torch.Tensor
+        self, parameters: Sequence[torch.Tensor], dy_NO: torch.Tensor, x_NI: torch.Tensor
     ) -> None:
         """Add dy^T x to the gradient of `parameters`, whose rows dy's columns are in order."""
         joined = self._join(parameters)
@@ -83,7 +83,7 @@ class GradientStore:
             self._arrived(slot)
             start = end
 
-    def add(self, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
+    def add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """Add a gradient that was computed elsewhere."""
         slot = self._slots[id(parameter)]
         if slot.fresh:
@@ -93,7 +93,7 @@ class GradientStore:
         self._arrived(slot)
 
     def add_rows(
-        self, parameter: nn.Parameter, rows_N: torch.Tensor, gradient_ND: torch.Tensor
+        self, parameter: torch.Tensor, rows_N: torch.Tensor, gradient_ND: torch.Tensor
     ) -> None:
         """Add row n of a gradient to row `rows_N[n]` of the parameter's."""
         slot = self._slots[id(parameter)]
@@ -110,7 +110,7 @@ class GradientStore:
         if slot.bucket.missing == 0:
             self._on_full(slot.bucket)
 
-    def _join(self, parameters: Sequence[nn.Parameter]) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _join(self, parameters: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | None:
         key = tuple(id(parameter) for parameter in parameters)
         if key not in self._joined:
             self._joined[key] = self._find_joined([self._slots[one] for one in key])
@@ -119,7 +119,7 @@ class GradientStore:
     @staticmethod
     def _find_joined(slots: Sequence[Slot]) -> tuple[torch.Tensor, torch.Tensor] | None:
         bucket, shape = slots[0].bucket, slots[0].parameter.shape[1:]
-        for before, after in zip(slots, slots[1:], strict=False):
+        for before, after in pairwise(slots):
             beside = after.bucket is bucket and after.start == before.end
             if not beside or after.parameter.shape[1:] != shape:
                 return None

@@ -59,7 +59,7 @@ class ColumnLinear(torch.autograd.Function):
             y = torch.cat([x @ linear.weight.t() for linear in linears], dim=-1)
         else:
             y = x @ weight.t()
-        biases = [linear.bias for linear in linears if linear.bias is not None]
+        biases: list[torch.Tensor] = [one.bias for one in linears if one.bias is not None]
         if biases:
             y += torch.cat(biases)
         return y
