@@ -31,7 +31,7 @@ class Problem:
     def render(self) -> str:
         """Return the problem as the two or three lines that a user reads."""
         lines = [f"error[{self.rule}]: {self.message}"]
-        hints = []
+        hints: list[str] = []
         if self.set_by:
             hints.append(f"set by: {self.set_by}")
         if self.works:

@@ -46,7 +46,7 @@ class EventSink(Protocol):
 class EventList:
     """Keep events in memory, in the order in which they came."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list[Event])
 
     def record(self, event: Event) -> None:
         """Append one event."""

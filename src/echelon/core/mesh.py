@@ -100,7 +100,7 @@ class Mesh:
 
     def expert_groups(self, *, expert_tp: int = 1) -> tuple[tuple[int, ...], ...]:
         """Return the groups that hold all experts once: `ep` consecutive ranks of each fold."""
-        return self._fold(expert_tp, lambda group, ep: _chunks(group, ep))
+        return self._fold(expert_tp, _chunks)
 
     def expert_data_groups(self, *, expert_tp: int = 1) -> tuple[tuple[int, ...], ...]:
         """Return the groups whose ranks hold the same experts: their gradients are summed."""

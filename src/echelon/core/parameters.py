@@ -84,7 +84,7 @@ def num_active_parameters(shape: ModelShape) -> int:
     if shape.experts is None:
         return total
     moe_layers = sum(shape.layer_has_experts(layer) for layer in range(shape.layers))
-    per_expert = 3 * shape.hidden * shape.experts.ffn
+    per_expert = sum(spec.numel for spec in _mlp(shape, shape.experts.ffn, "expert", 0))
     idle = shape.experts.num_experts - shape.experts.top_k
     return total - moe_layers * idle * per_expert
 
@@ -185,9 +185,7 @@ def _mlp(shape: ModelShape, ffn: int, name: str, layer: int) -> Iterator[Paramet
     yield from _row(f"{name}.down", shape.hidden, ffn, layer, shape.mlp_bias)
 
 
-def _experts(
-    shape: ModelShape, experts: Experts, name: str, layer: int
-) -> Iterator[ParameterSpec]:
+def _experts(shape: ModelShape, experts: Experts, name: str, layer: int) -> Iterator[ParameterSpec]:
     yield ParameterSpec(
         name=f"{name}.router.weight", shape=(experts.num_experts, shape.hidden), layer=layer
     )

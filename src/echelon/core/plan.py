@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 from echelon.core.cluster import Cluster
 from echelon.core.mesh import Mesh
@@ -173,8 +173,9 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """Return the plan that `to_json` wrote; ValueError where it is not one."""
-        data = json.loads(text)
-        schema = data.get("schema") if isinstance(data, dict) else None
+        data: Any = json.loads(text)
+        entries = cast("dict[str, object]", data) if isinstance(data, dict) else {}
+        schema = entries.get("schema")
         if schema != PLAN_SCHEMA:
             raise ValueError(f"plan schema {schema!r}; this version reads schema {PLAN_SCHEMA}")
         return from_json(cls, data, where="plan")

@@ -25,7 +25,8 @@ def to_json(value: object) -> Any:
     if isinstance(value, tuple | list):
         return [to_json(item) for item in cast("list[object]", value)]
     if isinstance(value, dict):
-        return {str(key): to_json(item) for key, item in cast("dict[object, object]", value).items()}
+        entries = cast("dict[object, object]", value)
+        return {str(key): to_json(item) for key, item in entries.items()}
     return value
 
 
@@ -45,7 +46,8 @@ def _decode(kind: Any, data: Any, where: str) -> object:
     if origin in (Union, types.UnionType):
         return _decode_union(kind, data, where)
     if origin is Literal:
-        if data not in get_args(kind):
+        # True == 1 == 1.0: what is written must also have the type of the choice.
+        if not any(data == arm and type(data) is type(arm) for arm in get_args(kind)):
             raise ValueError(f"{where}: {data!r} is none of {get_args(kind)}")
         return data
     if origin is tuple:
@@ -53,10 +55,12 @@ def _decode(kind: Any, data: Any, where: str) -> object:
     if is_dataclass(kind):
         return _decode_dataclass(kind, data, where)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
+        if data not in list(kind):
+            raise ValueError(f"{where}: {data!r} is none of {[member.value for member in kind]}")
         return kind(data)
-    if kind is float and isinstance(data, int) and not isinstance(data, bool):
+    if kind is float and type(data) is int:
         return float(data)
-    if isinstance(kind, type) and isinstance(data, bool) == (kind is bool) and isinstance(data, kind):
+    if isinstance(kind, type) and type(data) is kind:
         return data
     raise ValueError(f"{where}: expected {kind}, found {data!r}")
 

@@ -10,6 +10,7 @@ Shape suffixes: see `models/operations.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import nn
@@ -170,20 +171,19 @@ class Decoder(nn.Module):
             x_ND = self.operations.dropout(x_ND, self.shape.dropout, "embedding", batch)
         assert x_ND is not None, "a stage that is not the first needs its input"
         for block in self.layers.values():
-            x_ND = self.run_block(block, x_ND, batch)  # pyright: ignore[reportArgumentType]
+            x_ND = self.run_block(cast(Block, block), x_ND, batch)
         return x_ND
 
     def forward(
         self, x_ND: torch.Tensor | None, batch: TokenBatch, *, scale: float = 1.0
     ) -> torch.Tensor:
         """Return x_ND for the next stage or, on the last part, scale x the sum of token losses."""
-        x_ND = self.hidden(x_ND, batch)
+        out_ND = self.hidden(x_ND, batch)
         if not self.last:
-            return x_ND
-        x_ND = self.norm(x_ND)
-        return self.operations.head_loss(x_ND, self.head_weight, batch.labels_N, scale)
+            return out_ND
+        return self.operations.head_loss(self.norm(out_ND), self.head_weight, batch.labels_N, scale)
 
 
 def linear(inner: int, out: int, bias: bool) -> nn.Linear:
     """Return a linear layer whose values are set later (see `models/initial.py`)."""
-    return nn.utils.skip_init(nn.Linear, inner, out, bias=bias)
+    return cast(nn.Linear, nn.utils.skip_init(nn.Linear, inner, out, bias=bias))
