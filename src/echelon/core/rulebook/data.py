@@ -1,0 +1,229 @@
+"""Rules of text, tokens and the files that hold them."""
+
+from __future__ import annotations
+
+from echelon.core.rules import Rule
+
+PACKAGE_INSTALLED = Rule(
+    id="package-installed",
+    why="""
+    Planning needs few packages. What reads parquet or trains a tokenizer comes as an extra and is
+    imported only where it is used.
+    """,
+    bad="echelon data prepare corpus.parquet --output tokens     # without pyarrow",
+    fixed="pip install 'echelon[data]'",
+)
+
+DATA_SOURCE_UNREADABLE = Rule(
+    id="data-source-unreadable",
+    why="""
+    A source is a file or a folder that exists and can be read to its end. All sources are looked
+    at before any is tokenized; one that breaks half-way leaves no output behind.
+    """,
+    bad="echelon data prepare corpsu.txt --output tokens",
+    fixed="echelon data prepare corpus.txt --output tokens",
+)
+
+DATA_FORMAT_KNOWN = Rule(
+    id="data-format-known",
+    why="""
+    The end of a file's name says what is inside: text (.txt, .md, .py, ...), one JSON object per
+    line (.jsonl), parquet or arrow; .gz in front of the first two is unpacked. A name that says
+    nothing is not guessed at: state the format. In a folder, files of unknown formats are skipped
+    and counted.
+    """,
+    bad="echelon data prepare corpus.dump --output tokens",
+    fixed="echelon data prepare corpus.dump --format text --output tokens",
+)
+
+DATA_FIELD = Rule(
+    id="data-field",
+    why="""
+    Each record (a line of jsonl, a row of parquet or arrow) has one field that holds the text of
+    a document, as a string. A record without it would silently shrink the corpus.
+    """,
+    bad="echelon data prepare corpus.jsonl --output tokens     # the text is under 'content'",
+    fixed="echelon data prepare corpus.jsonl --field content --output tokens",
+)
+
+DATA_RECORD = Rule(
+    id="data-record",
+    why="""
+    Every line of a jsonl file is a JSON object. A line that is not one usually means that the
+    file was cut off, or that it is one JSON document over several lines.
+    """,
+    bad='[{"text": "one"},\n {"text": "two"}]',
+    fixed='{"text": "one"}\n{"text": "two"}',
+)
+
+DATA_UTF8 = Rule(
+    id="data-utf8",
+    why="""
+    Text is read as UTF-8. Replacing or dropping what does not decode would train on text that
+    nobody wrote, so the file and the byte are named instead.
+    """,
+    bad="echelon data prepare latin1.txt --output tokens",
+    fixed="iconv -f latin1 -t utf-8 latin1.txt > text.txt\n"
+    "echelon data prepare text.txt --output tokens",
+)
+
+DATA_SPLIT_KNOWN = Rule(
+    id="data-split-known",
+    why="""
+    A Hugging Face dataset folder holds splits ("train", "test", ...). One of them is read, so
+    that a test set never ends up in the training data.
+    """,
+    bad="echelon data prepare my-dataset --split training --output tokens",
+    fixed="echelon data prepare my-dataset --split train --output tokens",
+)
+
+DATA_EMPTY = Rule(
+    id="data-empty",
+    why="""
+    An empty file or folder is nearly always the wrong one, or a download that failed. Empty files
+    and records among others are skipped and counted.
+    """,
+    bad="touch corpus.txt\nechelon data prepare corpus.txt --output tokens",
+    fixed="echelon data prepare shakespeare.txt --output tokens",
+)
+
+DATA_OUTPUT_EXISTS = Rule(
+    id="data-output-exists",
+    why="""
+    Prepared data is never written over: a run may be reading it, and a run that is resumed must
+    find the tokens that it was trained on.
+    """,
+    bad="echelon data prepare corpus.txt --output tokens     # tokens exists",
+    fixed="echelon data prepare corpus.txt --output tokens-2",
+)
+
+DATA_OUTPUT_WRITABLE = Rule(
+    id="data-output-writable",
+    why="""
+    The output is written to a folder beside its final place and then renamed, so the folder above
+    it must exist or be creatable, and must be writable.
+    """,
+    bad="echelon data prepare corpus.txt --output /proc/tokens",
+    fixed="echelon data prepare corpus.txt --output ./tokens",
+)
+
+DATA_DISK_FULL = Rule(
+    id="data-disk-full",
+    why="""
+    The disk, or the quota on it, had no room for the tokens (2 bytes each for vocabularies up to
+    65536, else 4). What was written is removed again; nothing half-finished is left.
+    """,
+    bad="echelon data prepare corpus.txt --output /small-disk/tokens",
+    fixed="echelon data prepare corpus.txt --output /large-disk/tokens",
+)
+
+DATA_PREPARED = Rule(
+    id="data-prepared",
+    why="""
+    Prepared data is a folder with an index.json, which is written last. A folder without one was
+    not written by `echelon data prepare`, or lost its index.
+    """,
+    bad="echelon data show texts/",
+    fixed="echelon data prepare texts/ --output tokens\nechelon data show tokens",
+)
+
+DATA_INDEX = Rule(
+    id="data-index",
+    why="""
+    index.json lists every file of the prepared data and carries a hash over all entries. One that
+    does not parse, lacks entries or does not match its own hash was cut off or edited.
+    """,
+    bad="an index.json with a changed token count",
+    fixed="echelon data prepare texts/ --output tokens-2     # prepare again",
+)
+
+DATA_SCHEMA = Rule(
+    id="data-schema",
+    why="""
+    The layout of prepared data has a version. Files of another version are refused instead of
+    being read as something that they are not.
+    """,
+    bad="data prepared by a later Echelon",
+    fixed="echelon data prepare texts/ --output tokens-2     # prepare again with this version",
+)
+
+DATA_SHARD_SIZE = Rule(
+    id="data-shard-size",
+    why="""
+    Every file of the prepared data has the size that the index states; this is checked each time
+    the data is opened. A shorter one was truncated, usually by a copy that stopped.
+    """,
+    bad="truncate -s -100 tokens/shard-00000.bin",
+    fixed="copy the folder again, or prepare it again",
+)
+
+DATA_SHARD_HASH = Rule(
+    id="data-shard-hash",
+    why="""
+    The sha256 of every file is in the index. Other content of the same size (an edit, or a disk
+    that lies) would change the run without a sign.
+    """,
+    bad="a byte of tokens/shard-00000.bin changed in place",
+    fixed="copy the folder again, or prepare it again",
+)
+
+DATA_TOKEN_RANGE = Rule(
+    id="data-token-range",
+    why="""
+    Every token id is smaller than the model's vocabulary. A larger one has no row in the
+    embedding: on a GPU that is a device-side assertion without a place, on a CPU an index error.
+    """,
+    bad="model.vocab = 256     # with data of the byte tokenizer: 256 bytes and end-of-document",
+    fixed="model.vocab = 257",
+)
+
+DATA_TOKENIZER_SAME = Rule(
+    id="data-tokenizer-same",
+    why="""
+    Token ids mean something only together with the tokenizer that made them. The hash of its
+    content travels with the data and with every checkpoint; names and paths are not compared.
+    """,
+    bad="echelon train run.toml --resume     # data prepared anew with another tokenizer",
+    fixed="echelon data prepare texts/ --tokenizer old-tokens/tokenizer.json --output tokens",
+)
+
+TOKENIZER_KNOWN = Rule(
+    id="tokenizer-known",
+    why="""
+    A tokenizer is "bytes" (257 ids, nothing to train), "bpe-N" (byte-pair encoding with at most N
+    ids, trained on the data itself; N from 257 to 1000000), or the path of a tokenizer.json.
+    """,
+    bad='data.tokenizer = "bpe4096"',
+    fixed='data.tokenizer = "bpe-4096"',
+)
+
+TOKENIZER_FILE = Rule(
+    id="tokenizer-file",
+    why="""
+    A tokenizer.json is in the format of Hugging Face `tokenizers` and has a token that ends a
+    document, such as <|endoftext|>, </s> or <eos>: without it, documents would run into each
+    other.
+    """,
+    bad='data.tokenizer = "vocab.json"',
+    fixed='data.tokenizer = "gpt2/tokenizer.json"',
+)
+
+DATA_TOO_SHORT = Rule(
+    id="data-too-short",
+    why="""
+    A sample is sequence_length tokens and, shifted by one, their labels. The training part and
+    the validation part each need at least one: sequence_length + 1 tokens.
+    """,
+    bad="batch.sequence_length = 4096     # 1000 tokens of data",
+    fixed="batch.sequence_length = 512",
+)
+
+DATA_SPLIT_FRACTION = Rule(
+    id="data-split-fraction",
+    why="""
+    The validation part is the tail of the data, cut between two documents where one ends near the
+    wanted place. Its fraction lies between 0 and 1, and both parts must hold tokens.
+    """,
+    bad="data.validation_fraction = 1.0",
+    fixed="data.validation_fraction = 0.01",
+)

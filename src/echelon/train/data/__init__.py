@@ -1,0 +1,1 @@
+"""Turn text into memory-mapped token shards, and read the same samples under every layout."""

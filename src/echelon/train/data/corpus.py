@@ -1,0 +1,99 @@
+"""The data of a run: prepared once below the folder of all runs, found again by its content.
+
+`data.source` is "stdlib", text, or data that is prepared already. What has to be prepared goes to
+`RUNS_DIR/data/HASH/`, where HASH covers the content of every source file, the tokenizer and the
+options: another text is another folder, the same text is prepared once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from echelon.core.errors import DataError
+from echelon.core.rulebook.data import DATA_OUTPUT_EXISTS, DATA_TOKENIZER_SAME
+from echelon.core.serialize import content_hash
+from echelon.train.data.digest import sha256_of_file, sha256_of_text
+from echelon.train.data.index import INDEX_FILE_NAME, INDEX_SCHEMA, read_index
+from echelon.train.data.prepare import PrepareOptions, prepare, source_files
+from echelon.train.data.sources import SourceFile
+from echelon.train.data.tokenizer import (
+    TokenizerDescription,
+    load_tokenizer,
+    require_same_tokenizer,
+    trained_vocabulary,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recipe:
+    """Hold everything that decides the prepared bytes."""
+
+    files: tuple[tuple[str, str, str], ...]
+    tokenizer: str
+    options: PrepareOptions
+    schema: int = INDEX_SCHEMA
+
+
+def prepared_data(
+    source: str,
+    tokenizer: str,
+    runs_dir: str | Path,
+    *,
+    options: PrepareOptions | None = None,
+) -> Path:
+    """Return the folder of prepared data for a run, and prepare it first where needed.
+
+    Several processes may ask at once: each writes its own folder, one renames it into place, and
+    all return that one.
+    """
+    folder = Path(source)
+    if (folder / INDEX_FILE_NAME).is_file():
+        _require_tokenizer(read_index(folder).tokenizer, tokenizer)
+        return folder
+    options = options or PrepareOptions()
+    output = Path(runs_dir) / "data" / _recipe_hash(source, tokenizer, options)
+    if output.exists():
+        return output
+    try:
+        prepare([source], output, tokenizer=tokenizer, options=options)
+    except DataError as error:
+        # Another process was faster: what it committed came from the same recipe.
+        if error.rules != (DATA_OUTPUT_EXISTS.id,):
+            raise
+    return output
+
+
+def _recipe_hash(source: str, tokenizer: str, options: PrepareOptions) -> str:
+    files = source_files([source], options).files
+    if trained_vocabulary(tokenizer) is None:
+        tokenizer = load_tokenizer(tokenizer).description.hash
+    recipe = _Recipe(
+        files=tuple((file.name, file.format, _content(file)) for file in files),
+        tokenizer=tokenizer,
+        options=options,
+    )
+    return content_hash(recipe)
+
+
+def _content(file: SourceFile) -> str:
+    try:
+        return sha256_of_file(file.path)
+    except OSError:
+        # `prepare` meets the same file and says what is wrong with it.
+        return sha256_of_text(f"unreadable {file.path}")
+
+
+def _require_tokenizer(found: TokenizerDescription, wanted: str) -> None:
+    """Raise DataError where the run names another tokenizer than the data was made with."""
+    if trained_vocabulary(wanted) is None:
+        expected = load_tokenizer(wanted).description
+        require_same_tokenizer(found, expected, expected_by=f"data.tokenizer = {wanted!r}")
+    elif found.name != wanted:
+        raise DataError(
+            DATA_TOKENIZER_SAME.problem(
+                f"the data was made with tokenizer {found.name!r}, the run names {wanted!r}",
+                key="data.tokenizer",
+                works=(found.name,),
+            )
+        )
