@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from bench.catalogue import single
+from bench.catalogue import OURS, single
 from bench.hosts import Host, one_host
 from bench.interleave import (
     Contest,
@@ -43,12 +43,17 @@ def main() -> int:
     started = time.monotonic()
     results: list[dict[str, Any]] = []
     verdicts: list[Verdict] = []
+    failed = False
     alone = single(options.peers_home)
     with contest((alone,) if options.num_peers else (), options, _one) as reference:
         reference.rounds.setdefault(alone.label, [])
         for mode in options.modes:
             say(f"{mode.name} ({time.monotonic() - started:.0f} s)")
-            verdicts += _measure(mode, options, reference, alone.label, results)
+            entered = _measure(mode, options, reference, alone.label)
+            failed = failed or OURS in entered.failures
+            verdicts += _judge(mode, entered, reference)
+            for label, taken in entered.rounds.items():
+                results += [{"mode": mode.name, "label": label, **asdict(one)} for one in taken]
     for label, reason in reference.failures.items():
         say(f"no limits: {label} did not run: {reason}")
     if options.json is not None:
@@ -58,7 +63,7 @@ def main() -> int:
         f"{len(verdicts) - len(missed)} of {len(verdicts)} targets met"
         f" ({options.size.name}, load {os.getloadavg()[0]:.1f}; logs in {options.logs})"
     )
-    return 1 if missed else 0
+    return 1 if missed or failed else 0
 
 
 @contextlib.contextmanager
@@ -67,14 +72,8 @@ def _one() -> Iterator[Sequence[Host]]:
         yield (host,)
 
 
-def _measure(
-    mode: Mode,
-    options: Options,
-    reference: Contest,
-    alone: str,
-    results: list[dict[str, Any]],
-) -> list[Verdict]:
-    """Run the rounds of one mode, print its table and return its verdicts."""
+def _measure(mode: Mode, options: Options, reference: Contest, alone: str) -> Contest:
+    """Run the rounds of one mode."""
     with contest(options.cases(mode), options, _one) as entered:
         for number in range(options.rounds):
             say(f" round {number + 1} of {options.rounds}")
@@ -82,8 +81,11 @@ def _measure(
                 _keep(reference, alone, warmup=0, steps=1)
             for label in list(entered.groups):
                 _keep(entered, label, warmup=options.warmup, steps=options.steps)
-    for label, taken in entered.rounds.items():
-        results += [{"mode": mode.name, "label": label, **asdict(one)} for one in taken]
+    return entered
+
+
+def _judge(mode: Mode, entered: Contest, reference: Contest) -> list[Verdict]:
+    """Print the table of one mode and return its verdicts."""
     found = rows(entered.rounds)
     print(f"\n{table(mode, found, entered.failures)}")
     limits = rows(reference.rounds)

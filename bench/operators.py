@@ -1,0 +1,46 @@
+"""Show where the CPU seconds of a step go, side by side: `python -m bench.operators --modes tp2`.
+
+Rank 0 of Echelon and of each peer under torch's profiler; the profiler itself costs time, so read
+proportions and differences, not totals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+
+from bench.hosts import Host, one_host
+from bench.interleave import add_options, contest, end_cleanly, read_options
+
+
+def main() -> int:
+    """Profile the chosen modes and print one table per case."""
+    parser = argparse.ArgumentParser(prog="python -m bench.operators", description=__doc__)
+    add_options(parser, steps=2)
+    parser.add_argument("--top", type=int, default=20, help="operators to show (20)")
+    arguments = parser.parse_args()
+    options = read_options(arguments)
+    end_cleanly()
+    for mode in options.modes:
+        with contest(options.cases(mode), options, _one) as entered:
+            for label, (group, _) in entered.groups.items():
+                operators = group.profile(steps=options.steps)
+                total = sum(seconds for _, _, seconds in operators)
+                print(f"\n{mode.name} {label}: {total:.3f} s in operators per step, rank 0")
+                for name, calls, seconds in operators[: arguments.top]:
+                    print(f"  {seconds * 1e3:9.2f} ms {calls:8.1f} x  {name}")
+            for label, reason in entered.failures.items():
+                print(f"\n{mode.name} {label} did not run: {reason}")
+    return 0
+
+
+@contextlib.contextmanager
+def _one() -> Iterator[Sequence[Host]]:
+    with one_host() as host:
+        yield (host,)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
