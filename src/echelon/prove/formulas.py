@@ -20,23 +20,20 @@ Tensors = Mapping[str, torch.Tensor]
 def learning_rate(optimizer: Optimizer, step: int) -> float:
     """Return the learning rate of `step` (from 0).
 
-    Warm-up reaches the full rate at its last step; the fall ends at `final_ratio` in the last step.
+    Warm-up gives the full rate in its last step; the fall would reach `final_ratio` in step
+    `total_steps`, the first one that is not taken.
     """
-    peak, last = optimizer.learning_rate, optimizer.total_steps - 1
+    peak, low, end = optimizer.learning_rate, optimizer.final_ratio, optimizer.total_steps
     if step < optimizer.warmup_steps:
         return peak * (step + 1) / optimizer.warmup_steps
-    low = optimizer.final_ratio
-    if optimizer.schedule == "constant":
+    wsd = optimizer.schedule == "wsd"
+    start = end - optimizer.decay_steps if wsd else optimizer.warmup_steps
+    if optimizer.schedule == "constant" or step < start:
         return peak
-    if optimizer.schedule == "wsd":
-        start = optimizer.total_steps - optimizer.decay_steps
-        share = min(1.0, max(0.0, (step - start + 1) / max(1, optimizer.decay_steps)))
-        return peak * (1 - share * (1 - low))
-    share = (step - optimizer.warmup_steps) / max(1, last - optimizer.warmup_steps)
-    share = min(1.0, share)
-    if optimizer.schedule == "linear":
-        return peak * (1 - share * (1 - low))
-    return peak * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * share)))
+    share = min(1.0, (step - start) / max(1, end - start))
+    if optimizer.schedule == "cosine":
+        return peak * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * share)))
+    return peak * (1 - share * (1 - low))
 
 
 def global_norm(gradients: Tensors) -> float:

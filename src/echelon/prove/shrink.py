@@ -22,7 +22,7 @@ from echelon.core.plan import (
 )
 
 NUM_STEPS = 3
-"""The optimizer steps of a proof: the first has no history, the second warms up, the third decays."""
+"""Optimizer steps of a proof: one without history, one in warm-up, one after it."""
 
 _SIGNAL = 1e-3
 _BUCKETS = 3

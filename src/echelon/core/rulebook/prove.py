@@ -1,0 +1,118 @@
+"""Rules of a proof: the claims that a plan must keep, in the order in which one causes the next."""
+
+from __future__ import annotations
+
+from echelon.core.rules import Rule
+
+PROVE_SUBJECT = Rule(
+    id="prove-subject",
+    why="""
+    The thing under proof is named as package.module:function, for every rank imports it by
+    itself. The function takes the rank's context and a plan and returns a subject.
+    """,
+    bad="echelon.prove.prove(plan, subject='my_engine', ...)",
+    fixed="echelon.prove.prove(plan, subject='my_engine.subject:build', ...)",
+)
+
+PROVE_INITIAL_WEIGHTS = Rule(
+    id="prove-initial-weights",
+    why="""
+    One seed gives one model under every layout: the first value of an element is a function of
+    (seed, parameter name, index in the whole parameter). No arithmetic depends on the layout, so
+    the ranks must hold the very bits that one device holds.
+    """,
+    bad="torch.manual_seed(seed + rank); nn.init.normal_(local_weight)",
+    fixed="initial_values(shape, spec, seed, offset=offset, size=size)",
+)
+
+PROVE_NOTHING_DROPPED = Rule(
+    id="prove-nothing-dropped",
+    why="""
+    The ranks together hold every element of every parameter (each with one primary holder), run
+    every block, and read every sample of the global batch once. Whatever is left out or done
+    twice still trains, and trains something else.
+    """,
+    bad="rank r reads samples[0:b]                       # the same on every replica",
+    fixed="rank r reads samples[(r * M + m) * b : (r * M + m + 1) * b]",
+)
+
+PROVE_TOKEN_COUNT = Rule(
+    id="prove-token-count",
+    why="""
+    The loss has one denominator: the number of valid tokens of the global batch. Every rank must
+    know it, whatever its own rows hold.
+    """,
+    bad="count = (labels != -100).sum()                  # of this rank's rows",
+    fixed="count = all_reduce((labels != -100).sum())",
+)
+
+PROVE_MICROBATCH_LOSS = Rule(
+    id="prove-microbatch-loss",
+    why="""
+    The sum of token losses of each microbatch equals that of one device: the forward pass is the
+    same function, on the right rows, with the right weights.
+    """,
+    bad="logits = x @ padded_head.T                      # padding ids take probability",
+    fixed="logits[:, vocab:] = -inf",
+)
+
+PROVE_LOSS = Rule(
+    id="prove-loss",
+    why="""
+    The loss that every rank reports is the sum over all valid tokens of the global batch divided
+    by their number, never a mean of means: microbatches and replicas hold different counts.
+    """,
+    bad="loss = all_reduce(local_sum / local_count) / dp",
+    fixed="loss = all_reduce(local_sum) / all_reduce(local_count)",
+)
+
+PROVE_GRADIENTS = Rule(
+    id="prove-gradients",
+    why="""
+    After reduction and before clipping, the gradient of every parameter equals that of the mean
+    loss over the global batch on one device, on every rank that holds a copy.
+    """,
+    bad="all_reduce(grad) / dp                           # of a loss already divided by all tokens",
+    fixed="all_reduce(grad)",
+)
+
+PROVE_GRADIENT_NORM = Rule(
+    id="prove-gradient-norm",
+    why="""
+    The gradient norm counts every parameter once: a split one over all its shards, a replicated
+    one not once per holder, a tied one not once per stage. Clipping depends on it.
+    """,
+    bad="norm = clip_grad_norm_(this_stage.parameters(), 1.0)",
+    fixed="norm = sqrt(all_reduce(sum of squares of what this rank counts))",
+)
+
+PROVE_CLIPPED_UPDATE = Rule(
+    id="prove-clipped-update",
+    why="""
+    What the optimizer adds to each parameter in each step equals AdamW of the gradient clipped by
+    the global norm. The proof uses an eps of the size of a gradient, so the update shows the
+    gradient's size and not only its sign.
+    """,
+    bad="grad *= clip_norm / local_norm",
+    fixed="grad *= min(1, clip_norm / global_norm)",
+)
+
+PROVE_PARAMETERS = Rule(
+    id="prove-parameters",
+    why="""
+    After three optimizer steps every parameter equals that of one device: nothing that was kept
+    between steps (moments, master copies, buffers) is stale, lost, or counted twice.
+    """,
+    bad="gradients of the last step are left in the bucket",
+    fixed="the first microbatch of a step overwrites the bucket",
+)
+
+PROVE_REPLICAS = Rule(
+    id="prove-replicas",
+    why="""
+    Ranks that hold copies of the same parameter hold the same bits after every step. Copies that
+    differ by rounding drift apart without end, for nothing ever brings them together again.
+    """,
+    bad="each rank adds the summands in an order of its own",
+    fixed="all_reduce, whose result is the same on every rank",
+)

@@ -1,0 +1,161 @@
+"""From the first thing that is wrong to a name for it: tensor, place, factor, axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from echelon.core.parameters import ParameterSpec, parameters
+from echelon.core.plan import Plan
+from echelon.core.rulebook import prove as rules
+from echelon.prove.checks import Evidence
+from echelon.prove.claims import ClaimResult, Failure, first_failure
+from echelon.prove.diagnose_gradients import explain_gradient
+from echelon.prove.diagnose_losses import explain_loss, explain_microbatch_losses
+from echelon.prove.diagnose_updates import explain_norm, explain_update, stage_of
+from echelon.prove.diagnosis import Diagnosis, Finding
+from echelon.prove.factors import EXPLAINED, fit_factor, known_factors, name_factor
+from echelon.prove.oracle import initial_parameters
+from echelon.prove.ranks import INITIAL
+
+Explained = tuple[str, Finding, tuple[int, ...]]
+"""The tensor that is told, what is wrong with it, and the ranks that hold it wrong."""
+
+
+def diagnose(evidence: Evidence, results: Sequence[ClaimResult]) -> Diagnosis | None:
+    """Return what the first failure in the order of causes is; None where all claims hold."""
+    failure = first_failure(results)
+    if failure is None:
+        return None
+    result = next(one for one in results if one.rule is failure.rule)
+    tensor, finding, ranks = _explain(evidence, failure)
+    return Diagnosis(
+        rule=failure.rule.id,
+        step=failure.step,
+        tensor=tensor,
+        where=_where(evidence.plan, tensor),
+        factor=finding.factor,
+        axis=finding.axis,
+        value=finding.value,
+        says=finding.says,
+        residual=finding.residual,
+        ranks=ranks,
+        num_wrong=len({(f.step, f.subject) for f in result.failures}),
+        num_compared=result.compared,
+    )
+
+
+def _explain(evidence: Evidence, failure: Failure) -> Explained:
+    explain = _EXPLANATIONS.get(failure.rule.id)
+    if explain is None:
+        finding = Finding(factor="none", says=failure.detail or "not as on one device")
+        return failure.subject, finding, ()
+    return explain(evidence, failure)
+
+
+def _gradient(evidence: Evidence, failure: Failure) -> Explained:
+    finding, ranks = explain_gradient(evidence, failure.step, failure.subject)
+    return failure.subject, finding, ranks
+
+
+def _microbatch_loss(evidence: Evidence, failure: Failure) -> Explained:
+    tensor, finding = explain_microbatch_losses(evidence, failure.step)
+    return tensor or failure.subject, finding, ()
+
+
+def _loss(evidence: Evidence, failure: Failure) -> Explained:
+    return "loss", explain_loss(evidence, failure.step), ()
+
+
+def _norm(evidence: Evidence, failure: Failure) -> Explained:
+    return "gradient norm", explain_norm(evidence, failure.step), ()
+
+
+def _update(evidence: Evidence, failure: Failure) -> Explained:
+    return failure.subject, explain_update(evidence, failure.step, failure.subject), ()
+
+
+def _initial(evidence: Evidence, failure: Failure) -> Explained:
+    """Tell a shard that holds another part of the right values from wrong values."""
+    name = failure.subject
+    right = initial_parameters(evidence.plan)[name].double()
+    pieces = evidence.observed.pieces("parameters", INITIAL, name)
+    wrong = [p for p in pieces if not bool((p.tensor.double() == right[p.region]).all())]
+    ranks = tuple(piece.rank for piece in wrong)
+    if not wrong:
+        return name, Finding(factor="missing", says="no rank holds it"), ranks
+    first = wrong[0]
+    spec = evidence.observed.specs[name]
+    if spec.split_dim is not None and evidence.plan.mesh.tp > 1:
+        size = first.tensor.shape[spec.split_dim]
+        for start in range(spec.shape[spec.split_dim] - size + 1):
+            other = right.narrow(spec.split_dim, start, size)
+            if bool((first.tensor.double() == other).all()):
+                says = f"holds dim {spec.split_dim} from {start} on instead of from "
+                says += f"{first.offset[spec.split_dim]}: a wrong slice"
+                return name, Finding(factor="shards permuted", says=says, axis="tp"), ranks
+    factor, residual = fit_factor(first.tensor, right[first.region])
+    if residual < EXPLAINED:
+        known = known_factors(evidence.plan, evidence.oracle[0])
+        return name, name_factor(factor, known, residual), ranks
+    return name, Finding(factor="none", says="other random numbers than one device has"), ranks
+
+
+def _dropped(evidence: Evidence, failure: Failure) -> Explained:
+    return failure.subject, _what_was_dropped(failure), ()
+
+
+def _what_was_dropped(failure: Failure) -> Finding:
+    if failure.subject.startswith("samples"):
+        factor = "same data" if "read the samples of dp" in failure.detail else "samples"
+        return Finding(factor=factor, says=failure.detail, axis="dp")
+    if "block" in failure.detail:
+        missing = "did not run" in failure.detail
+        return Finding(factor="zero" if missing else "extra", says=failure.detail, axis="pp")
+    factor = "doubled" if "more than one" in failure.detail else "one shard missing"
+    return Finding(factor=factor, says=failure.detail)
+
+
+def _tokens(evidence: Evidence, failure: Failure) -> Explained:
+    oracle = evidence.oracle[failure.step]
+    said = [report.tokens for report in evidence.observed.reports(failure.step)]
+    wrong = next(count for count in said if count != oracle.tokens)
+    named = name_factor(wrong / oracle.tokens, known_factors(evidence.plan, oracle))
+    says = f"{wrong} valid tokens instead of {oracle.tokens}: {named.says}"
+    finding = Finding(factor=named.factor, says=says, axis=named.axis, value=named.value)
+    return "token count", finding, ()
+
+
+_EXPLANATIONS: Mapping[str, Callable[[Evidence, Failure], Explained]] = {
+    rules.PROVE_INITIAL_WEIGHTS.id: _initial,
+    rules.PROVE_NOTHING_DROPPED.id: _dropped,
+    rules.PROVE_TOKEN_COUNT.id: _tokens,
+    rules.PROVE_MICROBATCH_LOSS.id: _microbatch_loss,
+    rules.PROVE_LOSS.id: _loss,
+    rules.PROVE_GRADIENTS.id: _gradient,
+    rules.PROVE_GRADIENT_NORM.id: _norm,
+    rules.PROVE_CLIPPED_UPDATE.id: _update,
+}
+
+
+def _where(plan: Plan, tensor: str) -> str:
+    """Return where a tensor (or a whole block) is in the model and on the mesh."""
+    specs = {spec.name: spec for spec in parameters(plan.model)}
+    if tensor not in specs:
+        inside = [spec for name, spec in specs.items() if name.startswith(tensor + ".")]
+        return _place(plan, inside[0]) if inside else ""
+    spec = specs[tensor]
+    if plan.mesh.tp == 1:
+        return _place(plan, spec)
+    split = (
+        "replicated over tp" if spec.split_dim is None else f"dim {spec.split_dim} split over tp"
+    )
+    return f"{_place(plan, spec)}, {split}"
+
+
+def _place(plan: Plan, spec: ParameterSpec) -> str:
+    if spec.layer is not None:
+        place = f"block {spec.layer} of {plan.model.layers}"
+    else:
+        before = spec.name.startswith(("embedding", "positions"))
+        place = "before the first block" if before else "after the last block"
+    return f"{place}, stage {stage_of(plan, spec)}" if plan.num_stages > 1 else place

@@ -1,0 +1,216 @@
+"""What a wrong gradient looks like: compared with sums over ranks, parts of microbatches, shards.
+
+The first explanation that fits to rounding is the one that is told; they are tried from the most
+telling to the least.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from echelon.core.axis import LOSS_AXES, Axis
+from echelon.prove.checks import Evidence, dp_rank_of
+from echelon.prove.diagnosis import Finding
+from echelon.prove.factors import (
+    EXPLAINED,
+    Factor,
+    fit_basis,
+    fit_factor,
+    known_factors,
+    name_factor,
+    relative_residual,
+)
+from echelon.prove.microbatch_weights import read_weights, sum_of, unmix
+from echelon.prove.oracle import OracleStep, Slot, contributions
+from echelon.prove.ranks import Piece
+
+GROUPED_AXES: tuple[tuple[str, tuple[Axis, ...]], ...] = (
+    ("dp", LOSS_AXES),
+    ("tp", (Axis.TP,)),
+    ("pp", (Axis.PP,)),
+)
+
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongGradient:
+    """Hold one wrong gradient and all that it is compared with."""
+
+    evidence: Evidence
+    oracle: OracleStep
+    name: str
+    pieces: Sequence[Piece]
+    wrong: Sequence[Piece]
+    known: Sequence[Factor]
+
+    @property
+    def right(self) -> torch.Tensor:
+        """Return the gradient of one device."""
+        return self.oracle.gradients[self.name]
+
+
+def explain_gradient(evidence: Evidence, step: int, name: str) -> tuple[Finding, tuple[int, ...]]:
+    """Return what is wrong with the gradient of `name`, and the ranks that hold it wrong."""
+    oracle = evidence.oracle[step]
+    right = oracle.gradients[name]
+    pieces = evidence.observed.pieces("gradients", step, name)
+    allowed = evidence.tolerance.allowed("gradients", step, name) * float(right.norm())
+    wrong = [p for p in pieces if not float((p.tensor - right[p.region]).norm()) <= allowed / 2]
+    gradient = WrongGradient(
+        evidence=evidence,
+        oracle=oracle,
+        name=name,
+        pieces=pieces,
+        wrong=wrong or pieces,
+        known=known_factors(evidence.plan, oracle),
+    )
+    ranks = tuple(piece.rank for piece in gradient.wrong)
+    finding = next(_findings(gradient), None) or Finding(
+        factor="none", says="another function: no factor, sum, shard or microbatch explains it"
+    )
+    return _narrow(gradient, finding), ranks
+
+
+def _findings(gradient: WrongGradient) -> Iterator[Finding]:
+    yield from _not_finite(gradient)
+    yield from _rounding(gradient)
+    yield from _missing_sum(gradient)
+    yield from _scalar(gradient)
+    yield from _mixture(gradient)
+    yield from _other_shards(gradient)
+
+
+def _narrow(gradient: WrongGradient, finding: Finding) -> Finding:
+    """Add the axis along which right and wrong ranks differ, where one tells them apart."""
+    mesh = gradient.evidence.plan.mesh
+    wrong = {piece.rank for piece in gradient.wrong}
+    right = {piece.rank for piece in gradient.pieces} - wrong
+    if not right:
+        return finding
+    for axis, members in GROUPED_AXES:
+        places = [
+            {tuple(mesh.coordinates(rank)[a] for a in members) for rank in ranks}
+            for ranks in (wrong, right)
+        ]
+        if not places[0] & places[1]:
+            only = f"only on {axis} {sorted(p[-1] for p in places[0])}: "
+            return replace(finding, says=only + finding.says, axis=finding.axis or axis)
+    return finding
+
+
+def _not_finite(gradient: WrongGradient) -> Iterator[Finding]:
+    if not all(bool(piece.tensor.isfinite().all()) for piece in gradient.wrong):
+        yield Finding(factor="not finite", says="not finite")
+
+
+def _rounding(gradient: WrongGradient) -> Iterator[Finding]:
+    right = gradient.right
+    scale = float(right.norm())
+    error = max(float((p.tensor - right[p.region]).norm()) for p in gradient.wrong)
+    if scale and error / scale < _ROUNDING:
+        says = (
+            f"off by rounding only ({error / scale:.1g}): another order of sums, or lower precision"
+        )
+        yield Finding(factor="reordering only", says=says, residual=error / scale)
+
+
+def _missing_sum(gradient: WrongGradient) -> Iterator[Finding]:
+    """Find copies that differ along one axis and add up to the right gradient."""
+    mesh = gradient.evidence.plan.mesh
+    by_place = {(piece.rank, piece.offset): piece for piece in gradient.pieces}
+    first = gradient.wrong[0]
+    for axis, members in GROUPED_AXES:
+        copies = [by_place.get((rank, first.offset)) for rank in mesh.group(first.rank, *members)]
+        held = [piece.tensor for piece in copies if piece is not None]
+        if len(held) < 2 or all(torch.equal(held[0], other) for other in held[1:]):
+            continue
+        if any(tensor.shape != held[0].shape for tensor in held):
+            continue
+        right = gradient.right[first.region]
+        residual = relative_residual(sum_of(held).double(), right)
+        if residual < EXPLAINED:
+            says = f"copies differ along {axis} and add up to the right one: their sum is missing"
+            yield Finding(factor="missing sum", says=says, axis=axis, residual=residual)
+
+
+def _scalar(gradient: WrongGradient) -> Iterator[Finding]:
+    for piece in gradient.wrong:
+        right = gradient.right[piece.region]
+        if not float(right.norm()):
+            continue
+        if not float(piece.tensor.norm()):
+            yield Finding(factor="zero", says="zero", value=0.0)
+            return
+        factor, residual = fit_factor(piece.tensor, right)
+        if residual < EXPLAINED and not math.isclose(factor, 1.0, rel_tol=EXPLAINED):
+            yield name_factor(factor, gradient.known, residual)
+            return
+
+
+def _mixture(gradient: WrongGradient) -> Iterator[Finding]:
+    """Find the weights of the microbatches of all replicas, and of the step before."""
+    evidence, step = gradient.evidence, gradient.oracle.step
+    parts = contributions(evidence.reference_plan, gradient.oracle)
+    for piece in gradient.wrong[:4]:
+        before = None
+        if step:
+            before = evidence.oracle[step - 1].gradients[gradient.name][piece.region]
+        own = {slot: part[gradient.name][piece.region] for slot, part in parts.items()}
+        mixture = unmix(piece.tensor, own, before)
+        if mixture is None:
+            continue
+        dp_rank = dp_rank_of(evidence.plan, piece.rank)
+        finding = read_weights(mixture, evidence.plan, gradient.oracle, gradient.known, dp_rank)
+        yield finding or _plain_weights(mixture.weights, mixture.residual)
+        return
+
+
+def _plain_weights(weights: Mapping[Slot, float], residual: float) -> Finding:
+    told = ", ".join(f"({r}, {m}): {weight:.4g}" for (r, m), weight in weights.items())
+    says = f"a sum of microbatches (dp rank, microbatch) with other weights than 1: {told}"
+    return Finding(factor="microbatches weighted", says=says, axis="dp", residual=residual)
+
+
+def _other_shards(gradient: WrongGradient) -> Iterator[Finding]:
+    """Find a shard that is made of other tensor ranks' shards: a wrong group, or a wrong slice."""
+    plan, spec = gradient.evidence.plan, gradient.evidence.observed.specs[gradient.name]
+    if spec.split_dim is None or plan.mesh.tp == 1:
+        return
+    parts = contributions(gradient.evidence.reference_plan, gradient.oracle)
+    replicas = [
+        sum_of([part[gradient.name] for slot, part in parts.items() if slot[0] == dp_rank])
+        for dp_rank in range(plan.mesh.dp)
+    ]
+    for piece in gradient.wrong[:4]:
+        size = piece.tensor.shape[spec.split_dim]
+        slots = [j for j in range(plan.mesh.tp) if (j + 1) * size <= spec.shape[spec.split_dim]]
+        cut = [r.narrow(spec.split_dim, j * size, size) for r in replicas for j in slots]
+        weights, residual = fit_basis(piece.tensor, cut)
+        if residual >= EXPLAINED:
+            continue
+        mixed = {
+            (dp_rank, slot): weights[dp_rank * len(slots) + index]
+            for dp_rank in range(plan.mesh.dp)
+            for index, slot in enumerate(slots)
+        }
+        yield _name_mixture(mixed, piece.offset[spec.split_dim] // size, plan.mesh.dp, residual)
+        return
+
+
+def _name_mixture(
+    mixed: dict[tuple[int, int], float], own: int, dp: int, residual: float
+) -> Finding:
+    used = sorted({slot for (_, slot), weight in mixed.items() if abs(weight) > EXPLAINED})
+    if own not in used:
+        says = f"the shard of tp {own} holds that of tp {used}: shards are permuted"
+        return Finding(factor="shards permuted", says=says, axis="tp", residual=residual)
+    lost = [r for r in range(dp) if abs(mixed[r, own]) <= EXPLAINED]
+    says = f"the shard of tp {own} was summed with those of tp {used}: the wrong group"
+    if lost:
+        says += f", while the parts of dp {lost} are missing"
+    return Finding(factor="wrong group", says=says, axis="tp", residual=residual)

@@ -1,0 +1,160 @@
+"""What wrong losses look like: another microbatch's, a factor, or those of a known mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+
+from echelon.prove.batches import global_batch
+from echelon.prove.checks import Evidence
+from echelon.prove.diagnosis import Finding
+from echelon.prove.factors import EXPLAINED, close, known_factors, name_factor, tokens_of_replicas
+from echelon.prove.oracle import OracleStep, Slot, build_decoder, sums_by_slot, token_losses
+from echelon.prove.subject import GlobalBatch
+from echelon.prove.variants import variants
+
+Losses = Mapping[Slot, float]
+
+_SAME = 1e-7
+
+
+def explain_microbatch_losses(evidence: Evidence, step: int) -> tuple[str, Finding]:
+    """Return the tensor and the mistake behind wrong losses of microbatches."""
+    oracle = evidence.oracle[step]
+    said = evidence.observed.microbatch_losses(step)
+    first = {slot: said[slot][0][0] for slot in oracle.microbatch_losses if slot in said}
+    for slot, values in said.items():
+        if any(abs(value - values[0][0]) > _SAME * abs(value) for value, _ in values):
+            says = f"tensor ranks disagree on the loss of dp {slot[0]} microbatch {slot[1]}"
+            return "", Finding(factor="replicas differ", says=says, axis="tp")
+    if len(first) < len(oracle.microbatch_losses):
+        return "", Finding(factor="missing", says="some microbatches have no loss", axis="pp")
+    for found in _explanations(evidence, oracle, first):
+        return found
+    says = "another forward pass: no factor, order or known mistake explains it"
+    return "", Finding(factor="none", says=says)
+
+
+def _explanations(
+    evidence: Evidence, oracle: OracleStep, observed: Losses
+) -> Iterator[tuple[str, Finding]]:
+    right = {slot: total for slot, (total, _) in oracle.microbatch_losses.items()}
+    ratios = [observed[slot] / right[slot] for slot in right]
+    if all(close(ratio, ratios[0]) for ratio in ratios):
+        yield "", name_factor(ratios[0], known_factors(evidence.plan, oracle))
+    yield from _moved(right, observed)
+    yield from _mixed_up(evidence, oracle, observed)
+    yield from _known_mistakes(evidence, oracle, observed)
+
+
+def _moved(right: Losses, observed: Losses) -> Iterator[tuple[str, Finding]]:
+    """Find losses that are right, but of other microbatches or replicas."""
+    source: dict[Slot, Slot] = {}
+    for slot, value in observed.items():
+        near = [other for other, total in right.items() if abs(total - value) <= _SAME * abs(total)]
+        if not near:
+            return
+        source[slot] = near[0]
+    moved = {slot: other for slot, other in source.items() if slot != other}
+    if any(slot[0] != other[0] for slot, other in moved.items()):
+        slot, other = next((s, o) for s, o in moved.items() if s[0] != o[0])
+        says = f"dp {slot[0]} worked on the samples of dp {other[0]}"
+        yield "", Finding(factor="same data", says=says, axis="dp")
+    elif moved:
+        told = ", ".join(f"{slot[1]} is {other[1]}" for slot, other in moved.items())
+        says = f"microbatches in another order: {told}"
+        yield "", Finding(factor="order", says=says, axis="microbatches")
+
+
+def _mixed_up(
+    evidence: Evidence, oracle: OracleStep, observed: Losses
+) -> Iterator[tuple[str, Finding]]:
+    """Find the activations of one microbatch beside the labels of another."""
+    plan = evidence.reference_plan
+    count = plan.num_microbatches
+    batch = global_batch(plan, oracle.step)
+    model = build_decoder(plan, oracle.before)
+    # table[r][i][l] is the loss of inputs i with labels l on replica r.
+    shifted = [_with_labels(evidence, batch, shift) for shift in range(count)]
+    with torch.no_grad():
+        sums = [sums_by_slot(plan, one, token_losses(model, one, oracle.step)) for one in shifted]
+    for dp_rank in range(plan.mesh.dp):
+        source: list[int] = []
+        for labels in range(count):
+            wanted = observed[dp_rank, labels]
+            near = [
+                inputs
+                for inputs in range(count)
+                for total, _ in [sums[(labels - inputs) % count][dp_rank, inputs]]
+                if abs(float(total) - wanted) <= _SAME * abs(wanted)
+            ]
+            if not near:
+                return
+            source.append(near[0])
+        if source != list(range(count)):
+            told = ", ".join(f"{i} with the labels of {m}" for m, i in enumerate(source) if i != m)
+            stale = len(set(source)) < count
+            says = f"activations of microbatch {told}: "
+            says += "a buffer was overwritten in flight" if stale else "taken in another order"
+            factor = "stale" if stale else "order"
+            yield "", Finding(factor=factor, says=says, axis="pp")
+            return
+
+
+def _with_labels(evidence: Evidence, batch: GlobalBatch, shift: int) -> GlobalBatch:
+    """Return the batch with the labels of microbatch m + shift beside the inputs of m."""
+    plan = evidence.plan
+    labels_BT = batch.labels_BT.view(
+        plan.mesh.dp, plan.num_microbatches, plan.layout.microbatch_sequences, -1
+    )
+    rolled = labels_BT.roll(-shift, dims=1).reshape(batch.labels_BT.shape)
+    return replace(batch, labels_BT=rolled)
+
+
+def _known_mistakes(
+    evidence: Evidence, oracle: OracleStep, observed: Losses
+) -> Iterator[tuple[str, Finding]]:
+    plan = evidence.reference_plan
+    batch = global_batch(plan, oracle.step)
+    slots = list(observed)
+    wanted = torch.tensor([observed[slot] for slot in slots], dtype=torch.float64)
+    for variant in variants(plan, oracle, known_factors(plan, oracle)):
+        with torch.no_grad():
+            losses_BT = token_losses(variant.build(), batch, oracle.step)
+        sums = sums_by_slot(plan, batch, losses_BT)
+        tried = torch.stack([sums[slot][0] for slot in slots])
+        residual = float(((tried - wanted) / wanted).abs().max())
+        if residual < _SAME:
+            yield variant.tensor, replace(variant.finding, residual=residual)
+            return
+
+
+def explain_loss(evidence: Evidence, step: int) -> Finding:
+    """Return what is wrong with the loss of the global batch, its microbatches being right."""
+    plan, oracle = evidence.plan, evidence.oracle[step]
+    values = [report.loss for report in evidence.observed.reports(step)]
+    sums: dict[int, float] = {}
+    means: list[float] = []
+    for (dp_rank, _), (total, count) in oracle.microbatch_losses.items():
+        sums[dp_rank] = sums.get(dp_rank, 0.0) + total
+        means.append(total / count)
+    tokens = tokens_of_replicas(oracle)
+    replica_means = [sums[r] / tokens[r] for r in sorted(sums)]
+    rows = [
+        ("a mean of the means of all microbatches", sum(means) / len(means)),
+        ("a mean of the means of the replicas", sum(replica_means) / len(replica_means)),
+    ]
+    for says, value in rows:
+        if close(values[0] / value, 1.0):
+            return Finding(factor="token ratio", says=says, axis="dp", value=value / oracle.loss)
+    for rank, value in enumerate(values):
+        for dp_rank, mean in enumerate(replica_means):
+            if plan.mesh.dp > 1 and close(value / mean, 1.0):
+                says = f"rank {rank} reports the mean of dp {dp_rank} alone"
+                return Finding(
+                    factor="missing sum", says=says, axis="dp", value=value / oracle.loss
+                )
+    wrong = next(v for v in values if abs(v - oracle.loss) > EXPLAINED * oracle.loss)
+    return name_factor(wrong / oracle.loss, known_factors(plan, oracle))

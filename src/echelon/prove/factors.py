@@ -1,0 +1,132 @@
+"""Wrong factors that have a name: a degree of the mesh, a count, a ratio of tokens, a sign."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from echelon.core.plan import Plan
+from echelon.prove.diagnosis import Finding
+from echelon.prove.oracle import OracleStep
+
+EXPLAINED = 1e-6
+"""The relative residual below which an explanation fits; float64 leaves 1e-12, luck 1e-1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor:
+    """Name a factor, its value in this plan, and the axis that it points to."""
+
+    name: str
+    value: float
+    axis: str = ""
+
+
+def known_factors(plan: Plan, oracle: OracleStep) -> tuple[Factor, ...]:
+    """Return the factors that parallel training is known to get wrong, most telling first."""
+    mesh = plan.mesh
+    counts = {
+        "dp": mesh.dp,
+        "tp": mesh.tp,
+        "pp": mesh.pp,
+        "cp": mesh.cp,
+        "microbatches": plan.num_microbatches,
+    }
+    found = [Factor(name="zero", value=0.0), Factor(name="sign", value=-1.0)]
+    for axis, degree in counts.items():
+        if degree > 1:
+            found.append(Factor(name=axis, value=degree, axis=axis))
+            found.append(Factor(name=f"1/{axis}", value=1 / degree, axis=axis))
+            found.append(Factor(name=f"sqrt({axis})", value=degree**0.5, axis=axis))
+    found += [
+        Factor(name="tokens", value=oracle.tokens),
+        Factor(name="1/tokens", value=1 / oracle.tokens),
+        Factor(name="clip scale", value=oracle.clip_scale),
+        Factor(name="1/clip scale", value=1 / oracle.clip_scale),
+        Factor(name="2", value=2.0),
+        Factor(name="1/2", value=0.5),
+    ]
+    for dp_rank, tokens in enumerate(tokens_of_replicas(oracle)):
+        found += _token_ratios(plan, dp_rank, tokens / oracle.tokens)
+    return tuple(found)
+
+
+def _token_ratios(plan: Plan, dp_rank: int, share: float) -> list[Factor]:
+    """Return the ways in which a replica's share of the tokens gets into a factor."""
+    if plan.mesh.dp == 1:
+        return []
+    of = f"token ratio of dp {dp_rank}"
+    return [
+        Factor(name=of, value=share, axis="dp"),
+        Factor(name=f"1/{of}", value=1 / share, axis="dp"),
+        Factor(name=f"1/(dp x {of})", value=1 / (plan.mesh.dp * share), axis="dp"),
+    ]
+
+
+def tokens_of_replicas(oracle: OracleStep) -> list[int]:
+    """Return the valid tokens of each data-parallel rank."""
+    totals: dict[int, int] = {}
+    for (dp_rank, _), (_, count) in oracle.microbatch_losses.items():
+        totals[dp_rank] = totals.get(dp_rank, 0) + count
+    return [totals[dp_rank] for dp_rank in sorted(totals)]
+
+
+def name_factor(value: float, known: Sequence[Factor], residual: float = 0.0) -> Finding:
+    """Return the finding that a thing is `value` times what it should be.
+
+    Where several axes have that degree, all are named: the number alone cannot tell them apart.
+    """
+    same = [factor for factor in known if close(factor.value, value)]
+    if not same:
+        return Finding(
+            factor="number",
+            says=f"{value:.6g} times the right value",
+            value=value,
+            residual=residual,
+        )
+    axes = [factor.axis for factor in same if factor.axis]
+    names = " = ".join(dict.fromkeys(factor.name for factor in same))
+    says = {"zero": "zero", "sign": "the right value with its sign turned"}.get(
+        same[0].name, f"{value:.6g} times the right value ({names})"
+    )
+    return Finding(
+        factor=same[0].name,
+        says=says,
+        axis=" or ".join(dict.fromkeys(axes)),
+        value=value,
+        residual=residual,
+    )
+
+
+def close(left: float, right: float) -> bool:
+    """Return whether two factors are the same number but for rounding."""
+    return abs(left - right) <= EXPLAINED * max(1e-3, abs(left), abs(right))
+
+
+def fit_factor(observed: torch.Tensor, oracle: torch.Tensor) -> tuple[float, float]:
+    """Return f that brings f x oracle nearest to `observed`, and the relative residual."""
+    observed, oracle = observed.double().reshape(-1), oracle.double().reshape(-1)
+    square = float(oracle @ oracle)
+    factor = float(oracle @ observed) / square if square else 0.0
+    return factor, relative_residual(observed, factor * oracle)
+
+
+def fit_basis(observed: torch.Tensor, basis: Sequence[torch.Tensor]) -> tuple[list[float], float]:
+    """Return the weights that bring a sum of `basis` nearest to `observed`, and the residual.
+
+    The residual is infinite where there are not enough elements to tell.
+    """
+    matrix = torch.stack([one.double().reshape(-1) for one in basis], dim=1)
+    if matrix.shape[0] < 2 * matrix.shape[1]:
+        return [0.0] * len(basis), float("inf")
+    target = observed.double().reshape(-1, 1)
+    weights = torch.linalg.lstsq(matrix, target, driver="gelsd").solution
+    return [float(w) for w in weights[:, 0]], relative_residual(target, matrix @ weights)
+
+
+def relative_residual(observed: torch.Tensor, explained: torch.Tensor) -> float:
+    """Return the norm of what is left unexplained over the norm of what was observed."""
+    scale = max(float(observed.norm()), float(explained.norm()))
+    return float((observed - explained).norm()) / scale if scale else 0.0
