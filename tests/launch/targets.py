@@ -63,6 +63,8 @@ def fail(how: str) -> None:
             os._exit(7)
         case "sys-exit":
             sys.exit(0)
+        case "hold-interpreter":
+            ctypes.PyDLL(None).sleep(1000)
         case "hang":
             time.sleep(1000)
         case _:
@@ -77,6 +79,11 @@ def slow(context: RankContext, seconds: float) -> int:
             sum(range(1000))
     dist.barrier()
     return context.rank
+
+
+def wait_in_a_circle(context: RankContext, argument: Any) -> None:
+    """Have every rank wait for the next one."""
+    dist.recv(torch.zeros(1), src=(context.rank + 1) % context.world_size)
 
 
 def leave_early(context: RankContext, seconds: float) -> int:
@@ -112,3 +119,16 @@ def talk(context: RankContext, argument: Any) -> None:
     """Print on both streams."""
     print(f"out {context.rank}")
     print(f"err {context.rank}", file=sys.stderr)
+
+
+def process_id(context: RankContext, argument: Any) -> int:
+    """Return the id of this process; it may be the only one of its job that lives."""
+    return os.getpid()
+
+
+def change_defaults(context: RankContext, argument: Any) -> tuple[str, bool, float]:
+    """Return what torch does by default, then change it for the process."""
+    found = (str(torch.get_default_dtype()), torch.is_grad_enabled(), torch.rand(1).item())
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(False)
+    return found

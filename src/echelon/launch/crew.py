@@ -22,6 +22,7 @@ from echelon.core.rulebook.launch import LAUNCHER_LOST
 from echelon.launch.channel import Channel, channel_pair
 from echelon.launch.environment import local_environment, rank_environment
 from echelon.launch.messages import Exited, Leave, NurseryReady, Seat, Spawned
+from echelon.launch.output import log_name
 from echelon.launch.ports import listen
 
 _SEND_TIMEOUT_S = 10.0
@@ -99,9 +100,9 @@ class Crew:
     def ensure(self, count: int) -> None:
         """Have ranks 0 to `count` - 1 alive; EnvironmentProblem where they cannot start."""
         control = self._start_nursery()
-        for _ in self.listen(0, 0):
+        for _ in self.listen(0, len(self.ranks)):
             pass
-        if any(rank.exit_code is not None for rank in self.ranks):
+        if any(rank.deaf or rank.exit_code is not None for rank in self.ranks):
             self.discard(after_s=0.0)
         while len(self.ranks) < count:
             self._spawn(control, len(self.ranks))
@@ -193,7 +194,7 @@ class Crew:
             listener = listen(self.port)
             self.store_port = listener.getsockname()[1]
             descriptors.append(listener.fileno())
-        log_path = self.log_dir / f"rank-{rank:04d}.log"
+        log_path = self.log_dir / log_name(rank)
         seat = Seat(
             rank=rank,
             log_path=str(log_path),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from echelon.core.errors import EnvironmentProblem, Problem
 from echelon.core.rulebook.launch import LAUNCHED_WORLD_SIZE, RANK_ENVIRONMENT
@@ -52,6 +52,10 @@ class Place:
     master_port: int
     attempt: str = "0"
     hosted: bool = False
+
+    def as_client(self) -> Place:
+        """Return the same place with the store hosted by someone else."""
+        return replace(self, hosted=True)
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> bool:

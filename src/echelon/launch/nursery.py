@@ -11,16 +11,16 @@ import contextlib
 import ctypes
 import gc
 import importlib
-import io
 import os
 import select
 import signal
 import socket
 import sys
-from typing import TextIO
+from pathlib import Path
 
 from echelon.launch.channel import Channel
 from echelon.launch.messages import Exited, NurseryReady, Seat, Spawned
+from echelon.launch.output import redirect_to_log
 
 PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "echelon.launch.rank")
 """torch._dynamo is what the first optimizer of a process imports, for as long as torch itself."""
@@ -100,7 +100,7 @@ def _become_rank(seat: Seat, descriptors: list[int], ours: list[int], parent: in
     for descriptor in ours:
         os.close(descriptor)
     _die_with(parent)
-    _redirect(seat)
+    redirect_to_log(Path(seat.log_path), shown=seat.shown)
     os.environ.update(seat.environment)
     sys.path[:] = seat.path
     from echelon.launch.rank import serve
@@ -115,61 +115,6 @@ def _die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-
-
-class Tee(io.TextIOBase):
-    """Write to the terminal and to the log; be the terminal to whoever asks."""
-
-    def __init__(self, terminal: TextIO, log: TextIO) -> None:
-        """Write to both from now on."""
-        super().__init__()
-        self._terminal = terminal
-        self._log = log
-
-    @property
-    def encoding(self) -> str:
-        """Return the encoding of the terminal."""
-        return self._terminal.encoding
-
-    def write(self, text: str, /) -> int:
-        """Write `text` to both."""
-        self._log.write(text)
-        return self._terminal.write(text)
-
-    def flush(self) -> None:
-        """Flush both."""
-        self._log.flush()
-        self._terminal.flush()
-
-    def isatty(self) -> bool:
-        """Return whether the terminal is one."""
-        return self._terminal.isatty()
-
-    def fileno(self) -> int:
-        """Return the descriptor of the terminal."""
-        return self._terminal.fileno()
-
-
-def _redirect(seat: Seat) -> None:
-    """Send what this process writes to its log; a shown rank's Python streams go to both.
-
-    Native code writes to descriptors 1 and 2, which are the log: the terminal stays readable.
-    """
-    log = os.open(seat.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    shown = [os.dup(1), os.dup(2)] if seat.shown else []
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)
-    if shown:
-        sys.stdout = Tee(_line_writer(shown[0]), sys.stdout)
-        sys.stderr = Tee(_line_writer(shown[1]), sys.stderr)
-
-
-def _line_writer(descriptor: int) -> TextIO:
-    return os.fdopen(descriptor, "w", buffering=1, encoding="utf-8", errors="replace")
 
 
 if __name__ == "__main__":

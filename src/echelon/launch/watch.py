@@ -17,6 +17,7 @@ _STACK_S = 2.0
 _GRACE_S = 1.0
 _LOST_S = 2.0
 _TAIL_LINES = 25
+_CANNOT_END = (FaultKind.STOPPED, FaultKind.SILENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +227,7 @@ class Watch:
         quiet_s = now - seen.moved_at
         if not seen.joined:
             kind, what = FaultKind.NEVER_JOINED, f"has not joined after {quiet_s:.0f} s"
-        elif self._limits.job_s is not None and quiet_s < min(self._limits.job_s, 5.0):
+        elif self._limits.job_s is not None and quiet_s < min(self._limits.job_s / 2, 5.0):
             kind, what = FaultKind.TIMED_OUT, f"did not end in {self._limits.job_s:g} s"
         else:
             kind, what = FaultKind.STUCK, f"has not moved for {quiet_s:.0f} s"
@@ -246,7 +247,9 @@ class Watch:
         label = self._seen[fault.rank].label
         failure = RankFailure(fault, label)
         for seen in self._seen:
-            if seen.process.rank == fault.rank:
+            if seen.process.rank == fault.rank and fault.kind in _CANNOT_END:
+                seen.process.signal(signal.SIGKILL)
+            elif seen.process.rank == fault.rank:
                 seen.process.send(End(f"{failure.who} failed first"))
             else:
                 name = rank_name(seen.process.rank, seen.label)

@@ -1,0 +1,204 @@
+"""The thread that watches a rank under torchrun, where no supervisor of ours sees the processes.
+
+Each rank beats into the store and watches the next rank: three small messages per rank and second,
+however many ranks there are. The first fault that anyone writes there ends all ranks.
+
+Limits: a stopped or killed process is recognised as such by a rank on the same host; across hosts
+only its silence is seen, after `silent_s`, so one native call that holds the interpreter for
+longer looks the same. When the launcher's store is lost, every rank ends without a name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+import psutil
+
+from echelon.core.errors import RunFailed
+from echelon.launch.context import Progress
+from echelon.launch.culprit import Fault, FaultKind, RankFailure, rank_name
+from echelon.launch.heart import stacks_of_process
+from echelon.launch.store import Store
+from echelon.launch.watch import Limits
+
+TICK_S = 1.0
+SILENT_S = 12.0
+_FAULT = "fault"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """State where a rank runs; `count` grows while it is alive."""
+
+    count: int
+    host: str
+    pid: int
+    done: bool
+
+
+class Sentinel(threading.Thread):
+    """Watch this rank and the next one; end this process when any rank has failed."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        labels: tuple[str, ...],
+        progress: Progress,
+        limits: Limits,
+    ) -> None:
+        """Prepare the thread; `store` must be a connection of its own."""
+        super().__init__(name="sentinel", daemon=True)
+        now = time.monotonic()
+        self._store = store
+        self._rank = rank
+        self._labels = labels
+        self._progress = progress
+        self._limits = limits
+        self._main = threading.main_thread()
+        self._host = socket.gethostname()
+        self._next = (rank + 1) % len(labels)
+        self._next_count, self._next_heard_at = -1, now
+        self._next_stopped_since: float | None = None
+        self._own_count, self._own_moved_at = -1, now
+        self._ticks = 0
+        self._done = False
+        self._ticked_at = now
+
+    def run(self) -> None:
+        """Beat and watch until this rank is done and left, or another one failed."""
+        try:
+            while True:
+                self._tick()
+                time.sleep(TICK_S)
+        except RuntimeError as error:
+            if not self._done:
+                self._exit(f"{self._called(self._rank)} ends: the run's store is gone ({error})")
+
+    def finish(self) -> None:
+        """Say that this rank needs no watching any more."""
+        self._done = True
+
+    def blame(self, fault: Fault) -> Fault:
+        """Write `fault` for all ranks to see, unless there is one; return the one that counts."""
+        text = json.dumps(
+            {
+                "rank": fault.rank,
+                "kind": fault.kind.value,
+                "at": fault.at,
+                "summary": fault.summary,
+                "detail": fault.detail,
+            }
+        )
+        first = json.loads(self._store.compare_set(_FAULT, "", text))
+        if first["rank"] == fault.rank and first["at"] == fault.at:
+            return fault
+        return Fault(**{**first, "kind": FaultKind(first["kind"])})
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if now - self._ticked_at > 3 * TICK_S:
+            # This process was stopped itself, perhaps with the others: start all clocks anew.
+            self._next_heard_at = self._own_moved_at = now
+            self._next_stopped_since = None
+        self._ticked_at = now
+        self._ticks += 1
+        self._store.set(
+            f"beat/{self._rank}",
+            json.dumps([self._ticks, self._host, os.getpid(), self._done]),
+        )
+        if self._store.check([_FAULT]):
+            first = json.loads(self._store.get(_FAULT))
+            self._obey(Fault(**{**first, "kind": FaultKind(first["kind"])}))
+        if not self._done:
+            self._watch_next(now)
+            self._watch_self(now)
+
+    def _watch_next(self, now: float) -> None:
+        if self._next == self._rank:
+            return
+        beat = self._beat_of(self._next)
+        if beat is None or beat.done:
+            return
+        if beat.count != self._next_count:
+            self._next_count, self._next_heard_at = beat.count, now
+        found: tuple[FaultKind, str] | None = None
+        state = _process_state(beat.pid) if beat.host == self._host else None
+        if state in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            found = (FaultKind.KILLED, "is gone: it was killed, or exited without a word")
+        elif state == psutil.STATUS_STOPPED:
+            self._next_stopped_since = self._next_stopped_since or now
+            if now - self._next_stopped_since >= self._limits.stopped_s:
+                found = (FaultKind.STOPPED, "is stopped (SIGSTOP)")
+        else:
+            self._next_stopped_since = None
+            limit = SILENT_S if state is None else self._limits.silent_s
+            if now - self._next_heard_at > limit:
+                found = (FaultKind.SILENT, f"has said nothing for {limit:g} s")
+        if found is not None:
+            fault = Fault(rank=self._next, kind=found[0], at=now, summary=found[1])
+            self._report(self.blame(fault))
+
+    def _watch_self(self, now: float) -> None:
+        if self._progress.count != self._own_count:
+            self._own_count, self._own_moved_at = self._progress.count, now
+        quiet_s = now - self._own_moved_at
+        if quiet_s <= self._limits.step_s or self._progress.waiting:
+            return
+        text, waiting = stacks_of_process(self._main)
+        if waiting:
+            return
+        what = f"has not moved for {quiet_s:.0f} s, last heard of at {self._progress.doing}"
+        fault = Fault(rank=self._rank, kind=FaultKind.STUCK, at=now, summary=what, detail=text)
+        self._report(self.blame(fault))
+
+    def _obey(self, fault: Fault) -> None:
+        """End for `fault`; a rank that raised it ends by its main thread, which has the story."""
+        if fault.rank == self._rank and fault.kind in (FaultKind.RAISED, FaultKind.CONNECTION):
+            return
+        self._end_culprit(fault)
+        who = rank_name(fault.rank, self._labels[fault.rank])
+        self._exit(f"{self._called(self._rank)} stops for {who}: {fault.summary}")
+
+    def _report(self, fault: Fault) -> None:
+        """Print all that is known of `fault`, as the one rank that found it, and end."""
+        self._end_culprit(fault)
+        self._exit(str(RankFailure(fault, self._labels[fault.rank])))
+
+    def _end_culprit(self, fault: Fault) -> None:
+        """Kill a process of this host that cannot end itself: its launcher would wait for it."""
+        beat = self._beat_of(fault.rank)
+        unable = (FaultKind.STOPPED, FaultKind.SILENT)
+        if beat and beat.host == self._host and beat.pid != os.getpid() and fault.kind in unable:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(beat.pid, signal.SIGKILL)
+
+    def _beat_of(self, rank: int) -> Beat | None:
+        key = f"beat/{rank}"
+        if not self._store.check([key]):
+            return None
+        count, host, pid, done = json.loads(self._store.get(key))
+        return Beat(count=count, host=host, pid=pid, done=done)
+
+    def _called(self, rank: int) -> str:
+        return rank_name(rank, self._labels[rank])
+
+    def _exit(self, message: str) -> None:
+        print(message, file=sys.stderr, flush=True)
+        os._exit(RunFailed.exit_code)
+
+
+def _process_state(pid: int) -> str:
+    try:
+        return psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        return psutil.STATUS_DEAD
