@@ -56,11 +56,11 @@ def plan_buckets(plan: Plan, part: StagePart) -> tuple[BucketPlan, ...]:
         full = limit if len(runs) > 1 else min(limit, FIRST_BUCKET_BYTES // size)
         if sum(spec.local_numel(tp) for spec in runs[-1]) >= full:
             runs.append([])
-    named: list[tuple[BucketKind, Sequence[ParameterSpec]]] = [("whole", run) for run in runs]
-    named += [("partial", partial), ("tied", tied)]
+    whole: list[tuple[BucketKind, list[ParameterSpec]]] = [("whole", run) for run in runs]
+    rest: list[tuple[BucketKind, list[ParameterSpec]]] = [("partial", partial), ("tied", tied)]
     return tuple(
         _bucket(f"bucket{index}", kind, run, tp, plan.mesh.degree(*LOSS_AXES))
-        for index, (kind, run) in enumerate((k, r) for k, r in named if r)
+        for index, (kind, run) in enumerate(pair for pair in (*whole, *rest) if pair[1])
     )
 
 

@@ -12,6 +12,7 @@ in rank order: the bytes of the formula, and the same result bit for bit on ever
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -60,6 +61,17 @@ class Pending:
             finish()
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What the event of a collective says."""
+
+    kind: str
+    name: str
+    sent: int
+    start: float
+    microbatch: int | None = None
+
+
 class Group:
     """The ranks that this rank talks to over one axis (or over several axes at once)."""
 
@@ -85,7 +97,7 @@ class Group:
         start = self.recorder.now()
         work = dist.all_reduce(tensor, group=self._group, async_op=True)
         sent = all_reduce_bytes(tensor.nbytes, self.size)
-        return self._pending("all_reduce", name, work, sent, start, async_op)
+        return self._pending(_Call("all_reduce", name, sent, start), work, async_op)
 
     def all_gather(
         self, whole: torch.Tensor, piece: torch.Tensor, *, name: str, async_op: bool = False
@@ -99,7 +111,7 @@ class Group:
         start = self.recorder.now()
         work = _all_gather(whole, piece, group=self._group, async_op=True)
         sent = all_gather_bytes(piece.nbytes, self.size)
-        return self._pending("all_gather", name, work, sent, start, async_op)
+        return self._pending(_Call("all_gather", name, sent, start), work, async_op)
 
     def reduce_scatter(
         self, piece: torch.Tensor, whole: torch.Tensor, *, name: str, async_op: bool = False
@@ -112,16 +124,17 @@ class Group:
         _check(piece, name)
         start = self.recorder.now()
         sent = reduce_scatter_bytes(piece.nbytes, self.size)
+        call = _Call("reduce_scatter", name, sent, start)
         if not self._gloo:
             work = _reduce_scatter(piece, whole, group=self._group, async_op=True)
-            return self._pending("reduce_scatter", name, work, sent, start, async_op)
+            return self._pending(call, work, async_op)
         received = torch.empty_like(whole)
         work = dist.all_to_all_single(received, whole, group=self._group, async_op=True)
 
         def add_up() -> None:
             torch.sum(received.view(self.size, *piece.shape), dim=0, out=piece)
 
-        return self._pending("reduce_scatter", name, work, sent, start, async_op, add_up)
+        return self._pending(call, work, async_op, add_up)
 
     def gather_rows(self, row: torch.Tensor, *, name: str) -> torch.Tensor:
         """Return [n, len(row)]: the small vector of every rank, the same on all of them."""
@@ -144,7 +157,7 @@ class Group:
         _check(tensor, name)
         start = self.recorder.now()
         work = dist.isend(tensor, self.ranks[index], group=self._group, tag=tag)
-        return self._pending("send", name, work, tensor.nbytes, start, True, microbatch=tag)
+        return self._pending(_Call("send", name, tensor.nbytes, start, tag), work, True)
 
     def receive(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
         """Receive into `tensor` from member `index` of the group."""
@@ -154,23 +167,24 @@ class Group:
 
     def _pending(
         self,
-        kind: str,
-        name: str,
+        call: _Call,
         work: dist.Work | None,
-        sent: int,
-        start: float,
         async_op: bool,
         finish: Callable[[], None] | None = None,
-        microbatch: int | None = None,
     ) -> Pending:
         def done() -> None:
             if finish is not None:
                 finish()
             self.recorder.record(
-                kind, name, axis=self.axis, num_bytes=sent, start=start, microbatch=microbatch
+                call.kind,
+                call.name,
+                axis=self.axis,
+                num_bytes=call.sent,
+                start=call.start,
+                microbatch=call.microbatch,
             )
 
-        pending = Pending(work, done, name=name, waits=self.recorder.waits)
+        pending = Pending(work, done, name=call.name, waits=self.recorder.waits)
         if not async_op:
             pending.wait()
         return pending

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch.distributed as dist
 
@@ -39,12 +40,13 @@ def rank_groups(mesh: Mesh, recorder: Recorder, *, tied: bool) -> RankGroups:
     rank = recorder.rank
 
     def over(axis: str, groups: tuple[tuple[int, ...], ...]) -> Group:
-        mine, handle = (rank,), None
+        mine: tuple[int, ...] = (rank,)
+        handle: dist.ProcessGroup | None = None
         for ranks in groups:
             # Every rank takes part in making every group, its own or not: torch asks for it.
             made = dist.new_group(list(ranks)) if len(ranks) > 1 else None
             if rank in ranks:
-                mine, handle = ranks, made
+                mine, handle = ranks, cast("dist.ProcessGroup | None", made)
         return Group(axis, mine, rank, handle, recorder)
 
     pipes = mesh.groups(Axis.PP)

@@ -18,6 +18,7 @@ from echelon.models.operations import Operations, dropout_mask
 from echelon.parallel.kernels import LayerNorm, RMSNorm, Rotate, SwiGLU
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
 from echelon.parallel.vocabulary import (
+    LossTerms,
     PositionEmbedding,
     VocabularyEmbedding,
     VocabularyLoss,
@@ -100,4 +101,5 @@ class RankOperations(Operations):
         self, x_ND: torch.Tensor, weight_VD: nn.Parameter, labels_N: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Return scale x the sum of token losses; no rank holds the logits of all ids."""
-        return VocabularyLoss.apply(x_ND, weight_VD, labels_N, scale, self.vocab, self.split)
+        terms = LossTerms(labels_N=labels_N, scale=scale, vocab=self.vocab)
+        return VocabularyLoss.apply(x_ND, weight_VD, terms, self.split)

@@ -12,6 +12,7 @@ Shape suffixes: N tokens, D hidden, V local vocabulary with padding, C rows of a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -88,6 +89,15 @@ class PositionEmbedding(torch.autograd.Function):
         return dx_ND, None, None, None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTerms:
+    """Give the labels of all rows, what the sum is multiplied by, and the number of real ids."""
+
+    labels_N: torch.Tensor
+    scale: float
+    vocab: int
+
+
 class VocabularyLoss(torch.autograd.Function):
     """Cross-entropy of logits that no rank holds whole."""
 
@@ -96,13 +106,11 @@ class VocabularyLoss(torch.autograd.Function):
         ctx: Any,
         x_ND: torch.Tensor,
         weight_VD: nn.Parameter,
-        labels_N: torch.Tensor,
-        scale: float,
-        vocab: int,
+        terms: LossTerms,
         split: TensorSplit,
     ) -> torch.Tensor:
         """Return scale x the sum over counted tokens of log(sum exp(logits)) - logit[label]."""
-        group = split.group
+        group, labels_N, scale, vocab = split.group, terms.labels_N, terms.scale, terms.vocab
         if split.scattered:
             x_ND, gathered = gather_rows(x_ND, group, name="head.forward")
             gathered.wait()
@@ -138,7 +146,7 @@ class VocabularyLoss(torch.autograd.Function):
             pending = split.group.all_reduce(dx_ND, name="head.backward", async_op=True)
         split.store.add_product([weight], logits_NV, x_ND)
         pending.wait()
-        return dx_ND, None, None, None, None, None
+        return dx_ND, None, None, None
 
 
 def local_ids(

@@ -10,9 +10,9 @@ from echelon.core.plan import Optimizer
 def learning_rate(optimizer: Optimizer, step: int) -> float:
     """Return the learning rate of optimizer step `step` (from 0).
 
-    Warm-up reaches the peak at step `warmup_steps`; the decay reaches `final_ratio` of it at
-    `total_steps`. "wsd" (warm-up, stable, decay: Hu et al., MiniCPM, 2024) falls linearly over
-    the last `decay_steps` only.
+    The last of `warmup_steps` has the whole rate; the decay reaches `final_ratio` of it at
+    `total_steps`, the first step that is not taken. "wsd" (warm-up, stable, decay: Hu et al.,
+    MiniCPM, 2024) falls linearly over the last `decay_steps` only.
     """
     peak = optimizer.learning_rate
     if step < optimizer.warmup_steps:
