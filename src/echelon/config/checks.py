@@ -55,14 +55,20 @@ def num_stages(view: View) -> int:
 def _tp_divides(view: View, rule: Rule, key: str, what: str) -> Iterator[Problem]:
     tp, count = view.integer("mesh.tp"), view.integer(key)
     if count % tp:
-        both = gcd(count, view.integer("model.heads"))
         yield rule.problem(
             f"mesh.tp = {tp}, but {view.model_name} has {what} {count} ({count} % {tp} = "
             f"{count % tp})",
             key="mesh.tp",
             set_by=view.set_by("mesh.tp", key),
-            works=nearest_divisors(both, tp),
+            works=nearest_divisors(_divided_by_tp(view), tp),
         )
+
+
+def _divided_by_tp(view: View) -> int:
+    keys = ["model.heads", "model.kv_heads", "model.ffn", "model.experts.ffn"]
+    if view.flag("mesh.sequence_parallel"):
+        keys.append("batch.sequence_length")
+    return gcd(*(view.integer(key) for key in keys if view.has(key)))
 
 
 def tp_divides_heads(view: View) -> Iterator[Problem]:

@@ -34,7 +34,7 @@ def nearest_meshes(view: View, world_size: int, *, limit: int = 4) -> tuple[str,
     for degrees in changes:
         changed = dict(zip(SPLIT_TODAY, degrees, strict=True))
         if _is_legal(view, changed):
-            found.append(", ".join(f"{axis} = {degree}" for axis, degree in changed.items()))
+            found.append(" x ".join(f"{axis} {degree}" for axis, degree in changed.items()))
             if len(found) == limit:
                 break
     return tuple(found)

@@ -96,6 +96,7 @@ def missing_file(path: Path, error: OSError, set_by: str) -> Problem:
         there = "" if beside else f"; {folder} has no {path.suffix or 'such'} file"
     else:
         there = f"; there is no folder {folder}"
+        beside = sorted(str(found) for found in folder.parent.glob(f"*/{path.name}"))
     reason = error.strerror or str(error)
     return NO_SUCH_FILE.problem(
         f"{path} cannot be read ({reason}){there}", set_by=set_by, works=beside[:8]
@@ -213,7 +214,9 @@ def _unknown_preset(name: str, folder: Path, set_by: str) -> Problem:
     names = extendable_names()
     close = did_you_mean(name, names)
     hint = f'; did you mean "{close[0]}"?' if close else ""
-    files = sorted(str(path) for path in folder.glob("*.toml"))
+    around = folder / name if (folder / name).is_dir() else folder
+    found = (path for path in around.glob("*.toml") if path.name != "pyproject.toml")
+    files = sorted(str(path) for path in found)
     return UNKNOWN_PRESET.problem(
         f'"{name}" is neither a file nor a preset{hint}',
         key="extends" if set_by else "",

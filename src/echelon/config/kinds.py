@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -191,8 +192,7 @@ class StageLists:
         """Return why `value` does not fit; which blocks they are is judged with the model."""
         if value == "auto":
             return None
-        items = cast("list[object]", value) if isinstance(value, list) else [None]
-        if all(map(_is_index_list, items)):
+        if _is_list_of(value, _is_index_list):
             return None
         return _wrong_type(value, self.describe(), ('"auto"', "[[0, 1], [2, 3]]"))
 
@@ -222,11 +222,12 @@ def hint(word: str, known: tuple[str, ...]) -> str:
     return f'; did you mean "{close[0]}"?' if close else ""
 
 
+def _is_list_of(value: object, fits: Callable[[object], bool]) -> bool:
+    return isinstance(value, list) and all(map(fits, cast("list[object]", value)))
+
+
 def _is_index_list(value: object) -> bool:
-    if not isinstance(value, list):
-        return False
-    items = cast("list[object]", value)
-    return all(isinstance(item, int) and not isinstance(item, bool) for item in items)
+    return _is_list_of(value, lambda item: isinstance(item, int) and not isinstance(item, bool))
 
 
 def _wrong_type(value: object, wanted: str, works: tuple[str, ...]) -> Misfit:

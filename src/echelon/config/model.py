@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
@@ -21,10 +22,12 @@ from echelon.core.rulebook.model import (
     KV_HEADS_DIVIDE_HEADS,
     ROPE_NEEDS_EVEN_HEAD,
     ROPE_SCALING_ORDER,
+    VOCABULARY_HOLDS_TOKENIZER,
 )
 from echelon.core.rules import nearest_divisors
 
 REQUIRED = ("layers", "hidden", "heads", "ffn", "vocab", "max_positions")
+BYTES_VOCABULARY = 257  # 256 bytes, and the end of a document: train/data/tokenizer.py
 PARTS = {"rope_scaling": RopeScaling, "latent": LatentAttention, "experts": Experts}
 
 
@@ -176,7 +179,30 @@ def experts_enough(view: View) -> Iterator[Problem]:
         )
 
 
+def vocabulary_holds_tokenizer(view: View) -> Iterator[Problem]:
+    """Check that every id of the tokenizer is in the vocabulary, where its size is known.
+
+    A prepared folder of tokens has a tokenizer of its own, which is checked when it is opened.
+    """
+    name = view.word("data.tokenizer")
+    if view.word("data.source") != "stdlib" and view.is_default("data.tokenizer"):
+        return
+    trained = re.fullmatch(r"bpe-(\d{1,9})", name)
+    if name != "bytes" and trained is None:
+        return
+    needed = int(trained[1]) if trained else BYTES_VOCABULARY
+    vocab = view.integer("model.vocab")
+    if vocab < needed:
+        yield VOCABULARY_HOLDS_TOKENIZER.problem(
+            f"model.vocab = {vocab}, but the tokenizer {name} has {needed} ids",
+            key="model.vocab",
+            set_by=view.set_by("model.vocab", "data.tokenizer"),
+            works=(f"model.vocab = {needed}",),
+        )
+
+
 MODEL_CHECKS = (
+    vocabulary_holds_tokenizer,
     heads_divide_hidden,
     kv_heads_divide_heads,
     rope_needs_even_head,

@@ -91,10 +91,10 @@ class View:
 
     def set_by(self, *keys: str) -> str:
         """Return where these settings were set, those that somebody set; else "default"."""
+        found = {key: self.entries[key].source for key in keys if key in self.entries}
         sources = [
-            self.entries[key].source if len(keys) == 1 else f"{self.entries[key].source} ({key})"
-            for key in keys
-            if key in self.entries
+            source if len(keys) == 1 or key in source else f"{source} ({key})"
+            for key, source in found.items()
         ]
         return ", ".join(sources) or DEFAULT
 

@@ -132,3 +132,23 @@ HF_CONFIG_VALUE = Rule(
     bad='{"model_type": "llama", "hidden_act": "relu", ...}',
     fixed='{"model_type": "llama", "hidden_act": "silu", ...}',
 )
+
+VOCABULARY_HOLDS_TOKENIZER = Rule(
+    id="vocabulary-holds-tokenizer",
+    why="""
+    Every id that the tokenizer gives needs a row of the embedding. "bytes" has 257 ids (256 bytes
+    and the end of a document), "bpe-N" up to N. A larger vocabulary is fine.
+    """,
+    bad="""
+    [model]
+    vocab = 256
+    [data]
+    tokenizer = "bytes"
+    """,
+    fixed="""
+    [model]
+    vocab = 257
+    [data]
+    tokenizer = "bytes"
+    """,
+)
