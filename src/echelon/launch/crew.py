@@ -99,13 +99,19 @@ class Crew:
 
     def ensure(self, count: int) -> None:
         """Have ranks 0 to `count` - 1 alive; EnvironmentProblem where they cannot start."""
-        control = self._start_nursery()
-        for _ in self.listen(0, len(self.ranks)):
-            pass
+        if self._control is not None:
+            for _ in self.listen(0, len(self.ranks)):
+                pass
         if any(rank.deaf or rank.exit_code is not None for rank in self.ranks):
             self.discard(after_s=0.0)
-        while len(self.ranks) < count:
-            self._spawn(control, len(self.ranks))
+        listener = None if self.ranks else listen(self.port)
+        try:
+            control = self._start_nursery()
+            while len(self.ranks) < count:
+                self._spawn(control, len(self.ranks), listener)
+        finally:
+            if listener is not None:
+                listener.close()
 
     def listen(self, timeout_s: float, most: int) -> Iterator[tuple[RankProcess, object]]:
         """Yield what the first `most` ranks say within `timeout_s`; exits are only noted."""
@@ -186,12 +192,11 @@ class Crew:
             raise EnvironmentProblem(LAUNCHER_LOST.problem(ready.problem))
         return control
 
-    def _spawn(self, control: Channel, rank: int) -> None:
+    def _spawn(self, control: Channel, rank: int, listener: socket.socket | None) -> None:
         channel, theirs = channel_pair(send_timeout_s=_SEND_TIMEOUT_S)
         descriptors = [theirs.fileno()]
-        listener: socket.socket | None = None
         if rank == 0:
-            listener = listen(self.port)
+            assert listener is not None
             self.store_port = listener.getsockname()[1]
             descriptors.append(listener.fileno())
         log_path = self.log_dir / log_name(rank)
@@ -206,8 +211,6 @@ class Crew:
         )
         control.send_with_descriptors(seat, descriptors)
         theirs.close()
-        if listener is not None:
-            listener.close()
         spawned = self._await(control, Spawned)
         self.ranks.append(
             RankProcess(rank=rank, pid=spawned.pid, channel=channel, log_path=log_path)

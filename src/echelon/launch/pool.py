@@ -70,7 +70,7 @@ class RankPool:
                         labels=names,
                         backend=self._backend,
                         port=self._crew.store_port,
-                        join_timeout_s=limits.join_s,
+                        join_timeout_s=limits.rendezvous_s,
                         collective_timeout_s=limits.collective_s,
                         introduce=False,
                     )

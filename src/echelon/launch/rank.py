@@ -110,6 +110,7 @@ def _work(
         timeout_s = job.join_timeout_s
         store = PrefixStore(f"job{job.number}", hosted or join_store(job.port, timeout_s))
         store.set_timeout(timedelta(seconds=timeout_s))
+        progress.enter("the joining of all ranks")
         if job.introduce:
             introduce(
                 store,
@@ -127,6 +128,7 @@ def _work(
             timeout_s=job.collective_timeout_s,
         )
         with group:
+            progress.leave()
             channel.send(Joined())
             context = RankContext(
                 rank=seat.rank,

@@ -110,7 +110,7 @@ def _send_job(
                 labels=labels,
                 backend=options.backend,
                 port=crew.store_port,
-                join_timeout_s=limits.join_s,
+                join_timeout_s=limits.rendezvous_s,
                 collective_timeout_s=limits.collective_s,
                 introduce=True,
             )

@@ -36,6 +36,11 @@ class Limits:
     job_s: float | None = None
 
     @property
+    def rendezvous_s(self) -> float:
+        """Return the timeout of joining: we want to find the missing rank before the others do."""
+        return self.join_s + 10.0
+
+    @property
     def collective_s(self) -> float:
         """Return the timeout of collectives: we want to find a stuck rank before torch does."""
         return max(self.step_s, self.join_s) + 30.0

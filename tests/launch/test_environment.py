@@ -1,0 +1,99 @@
+"""What launching reads from the environment, and what it says when that is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from echelon.core.errors import EnvironmentProblem
+from echelon.launch.environment import (
+    VARIABLES,
+    Place,
+    check_world_size,
+    launched,
+    local_environment,
+    rank_environment,
+    read_place,
+    wanted_port,
+)
+
+TORCHRUN = {
+    "RANK": "5",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "8",
+    "MASTER_ADDR": "node-0",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+    "TORCHELASTIC_RUN_ID": "abc",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+
+
+def test_a_place_is_read_as_torchrun_writes_it() -> None:
+    assert read_place(TORCHRUN) == Place(
+        rank=5,
+        local_rank=1,
+        world_size=8,
+        master_addr="node-0",
+        master_port=29500,
+        attempt="abc/2",
+        hosted=True,
+    )
+    assert launched(TORCHRUN)
+    assert not launched({})
+
+
+def test_missing_variables_are_named() -> None:
+    with pytest.raises(EnvironmentProblem, match="LOCAL_RANK, MASTER_PORT not set") as caught:
+        read_place({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"})
+    assert caught.value.rules == ("rank-environment",)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("RANK", "8", "RANK = 8 is not a whole number from 0 to 7"),
+        ("RANK", "-1", "RANK = -1 is not a whole number from 0 to 7"),
+        ("LOCAL_RANK", "one", "LOCAL_RANK = 'one' is not a whole number from 0 to 7"),
+        ("WORLD_SIZE", "0", "WORLD_SIZE = 0 is not a whole number from 1"),
+        ("MASTER_PORT", "70000", "MASTER_PORT = 70000 is not a whole number from 1 to 65535"),
+    ],
+)
+def test_a_wrong_variable_is_told(name: str, value: str, said: str) -> None:
+    with pytest.raises(EnvironmentProblem, match=said) as caught:
+        read_place({**TORCHRUN, name: value})
+    assert set(caught.value.rules) == {"rank-environment"}
+
+
+def test_all_wrong_variables_are_told_at_once() -> None:
+    with pytest.raises(EnvironmentProblem) as caught:
+        read_place({**TORCHRUN, "RANK": "x", "MASTER_PORT": "y"})
+    assert len(caught.value.problems) == 2
+
+
+def test_the_launched_world_must_be_the_mesh() -> None:
+    place = read_place(TORCHRUN)
+    check_world_size(place, 8)
+    with pytest.raises(EnvironmentProblem, match="8 ranks were started, but the mesh has 4") as e:
+        check_world_size(place, 4)
+    assert e.value.rules == ("launched-world-size",)
+
+
+def test_a_port_is_any_unless_asked_for() -> None:
+    assert wanted_port({}) == 0
+    assert wanted_port({"MASTER_PORT": "1234"}) == 1234
+    with pytest.raises(EnvironmentProblem) as caught:
+        wanted_port({"MASTER_PORT": "http"})
+    assert caught.value.rules == ("rank-environment",)
+
+
+def test_local_ranks_get_defaults_that_the_user_can_overrule() -> None:
+    assert int(local_environment(10_000, {})["OMP_NUM_THREADS"]) == 1
+    asked = {"OMP_NUM_THREADS": "3", "GLOO_SOCKET_IFNAME": "eth0"}
+    assert set(local_environment(2, asked)) == {"OPENBLAS_NUM_THREADS"}
+
+
+def test_everything_written_is_in_the_table() -> None:
+    written = {**local_environment(2, {}), **rank_environment(rank=1, world_size=2, port=5)}
+    assert set(written) <= set(VARIABLES)
+    assert written["RANK"] == written["LOCAL_RANK"] == "1"
+    assert written["MASTER_PORT"] == "5"
