@@ -25,12 +25,21 @@ EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
 
 COMMANDS = {
+    "init": ("echelon.cli.init:init", "Write a run.toml that builds on a preset."),
+    "plan": ("echelon.cli.plan:plan", "Check a run; show what its ranks hold and send."),
     "explain": ("echelon.cli.explain:explain", "Explain a rule, or list all of them."),
+    "config show": ("echelon.cli.config:show", "Show every setting and where it came from."),
+    "config presets": ("echelon.cli.config:presets", "List runs, models and clusters."),
+    "data prepare": ("echelon.cli.data:prepare", "Turn text into token shards."),
+    "data show": ("echelon.cli.data:show", "Say what is in prepared data."),
     "doctor": ("echelon.cli.doctor:doctor", "Check that this machine can plan, prove and train."),
 }
 """Each command, in the order of a first run: where its function is, and what it does."""
 
-FAMILIES: dict[str, str] = {}
+FAMILIES = {
+    "config": "Show the settings of a run, and the presets.",
+    "data": "Turn text into token shards, and look at them.",
+}
 """The first words that several commands share."""
 
 
@@ -46,13 +55,17 @@ def build_app() -> App:
         print_error=False,
         suppress_keyboard_interrupt=False,
     )
-    families = {name: App(name=name, help=help_line) for name, help_line in FAMILIES.items()}
+    firsts = [name.split()[0] for name in COMMANDS]
+    families = {
+        name: App(name=name, help=help_line, sort_key=firsts.index(name))
+        for name, help_line in FAMILIES.items()
+    }
+    for family in families.values():
+        app.command(family)
     for order, (name, (function, help_line)) in enumerate(COMMANDS.items()):
         family, _, verb = name.rpartition(" ")
         parent = families[family] if family else app
         parent.command(function, name=verb, help=help_line, sort_key=order)
-        if family and family not in app:
-            app.command(parent, sort_key=order)
     return app
 
 

@@ -1,0 +1,86 @@
+"""`echelon data`: turn text into token shards, and say what is in them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from echelon.cli.flags import Json
+from echelon.cli.output import note, print_json
+from echelon.core.units import binary_bytes, short_count
+
+if TYPE_CHECKING:
+    from echelon.train.data.prepare import DatasetSummary
+
+
+def prepare(
+    source: Annotated[
+        tuple[str, ...],
+        Parameter(help="Text, jsonl, parquet or arrow files, folders of them, or stdlib."),
+    ],
+    /,
+    *,
+    output: Annotated[Path, Parameter(help="The folder to write; it must not exist.")],
+    tokenizer: Annotated[
+        str, Parameter(help="bytes, bpe-N (trained on the sources), or a tokenizer.json.")
+    ] = "bytes",
+    format: Annotated[
+        Literal["auto", "text", "jsonl", "parquet", "arrow"],
+        Parameter(help="How to read the files; auto goes by their suffix."),
+    ] = "auto",
+    field: Annotated[str, Parameter(help="The field of a record that holds the text.")] = "text",
+    split: Annotated[str, Parameter(help="The part of a Hugging Face dataset.")] = "train",
+    max_bytes: Annotated[
+        int | None, Parameter(help="Stop after so many bytes of text.", show_default=False)
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Turn text into token shards that a run reads by --set data.source=FOLDER."""
+    from echelon.train.data.prepare import PrepareOptions, prepare
+
+    options = PrepareOptions(format=format, field=field, split=split, max_bytes=max_bytes)
+    summary = prepare(source, output, tokenizer=tokenizer, options=options)
+    if json:
+        print_json("data prepare", asdict(summary))
+        return 0
+    _print_dataset(summary.dataset)
+    print(f"read        {summary.num_files} files, {binary_bytes(summary.text_bytes)} of text")
+    if summary.num_empty:
+        print(f"empty       {summary.num_empty} files or records")
+    for what, count in summary.skipped.items():
+        print(f"not read    {count} x {what}")
+    note(f"next: echelon train run.toml --set data.source={output}")
+    return 0
+
+
+def show(
+    folder: Annotated[Path, Parameter(help="A folder that echelon data prepare wrote.")],
+    /,
+    *,
+    json: Json = False,
+) -> int:
+    """Say what is in prepared data, and whether it is whole."""
+    from echelon.train.data.prepare import describe
+
+    summary = describe(folder)
+    if json:
+        print_json("data show", asdict(summary))
+    else:
+        _print_dataset(summary)
+    return 0
+
+
+def _print_dataset(dataset: DatasetSummary) -> None:
+    size = binary_bytes(dataset.num_bytes)
+    for name, value in (
+        ("folder", dataset.path),
+        ("tokens", f"{short_count(dataset.num_tokens)} ({dataset.num_tokens}), {dataset.dtype}"),
+        ("documents", dataset.num_documents),
+        ("shards", f"{dataset.num_shards}, {size}"),
+        ("tokenizer", f"{dataset.tokenizer}, {dataset.vocabulary} ids ({dataset.tokenizer_hash})"),
+        ("hash", dataset.hash),
+    ):
+        print(f"{name:<12}{value}")

@@ -1,0 +1,65 @@
+"""`echelon data` prepares text, shows what it prepared, and tells damage by its rule."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from echelon.cli.main import main
+
+TEXT = "a word and another word\n" * 50
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "some.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def test_prepare_and_show_agree(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "tokens"
+    assert main(["data", "prepare", str(source), "--output", str(output), "--json"]) == 0
+    prepared = json.loads(capsys.readouterr().out)
+    assert prepared["command"] == "data prepare"
+    assert prepared["text_bytes"] == len(TEXT)
+    assert prepared["dataset"]["num_documents"] == 1
+    assert main(["data", "show", str(output), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {key: shown[key] for key in prepared["dataset"]} == prepared["dataset"]
+
+
+def test_text_names_the_next_command_beside_the_result(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "tokens"
+    limited = ["data", "prepare", str(source), "--output", str(output), "--max-bytes", "100"]
+    assert main(limited) == 0
+    printed = capsys.readouterr()
+    assert "read        1 files, 100 B of text" in printed.out
+    assert f"--set data.source={output}" in printed.err
+
+
+def test_an_output_that_exists_is_refused(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", "prepare", str(source), "--output", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("error[data-output-exists]")
+
+
+def test_a_folder_without_an_index_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", "show", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("error[data-prepared]")
+
+
+def test_prepare_needs_an_output(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "prepare", str(source)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error[bad-argument]")
+    assert "--output" in error
