@@ -1,43 +1,49 @@
-"""Numbers with units, for people: GB (10^9) and GiB (2^30) are never mixed, nor bits and bytes."""
+"""Numbers with units, for people: GB (10^9) and GiB (2^30) are never mixed, nor bits and bytes.
+
+A number that rounds up to the next unit is shown in it: 999,999 is ``1.00M``, not ``1000.00k``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SENT = ("B", "kB", "MB", "GB", "TB")
 _DECIMAL = ("", "k", "M", "B", "T")
 
 
 def binary_bytes(count: float) -> str:
-    """Return bytes held, in powers of 1024: ``61.8 GiB``."""
-    power = 0
-    while abs(count) >= 1024 and power < len(_BINARY) - 1:
-        count /= 1024
-        power += 1
-    return f"{count:.0f} {_BINARY[power]}" if power == 0 else f"{count:.2f} {_BINARY[power]}"
+    """Return bytes held, in powers of 1024: ``61.80 GiB``."""
+    value, unit = _scale(count, 1024, _BINARY)
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
 
 
 def decimal_bytes(count: float) -> str:
-    """Return bytes sent, in powers of 1000 as links are rated: ``286.1 MB``."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(count) >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count:.0f} B"
+    """Return bytes sent, in powers of 1000 as links are rated: ``286.10 MB``."""
+    value, unit = _scale(count, 1000, _SENT)
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
 
 
 def short_count(count: float) -> str:
-    """Return a count in thousands steps: ``8.03B`` parameters, ``412.3k`` tokens."""
-    power = 0
-    while abs(count) >= 1000 and power < len(_DECIMAL) - 1:
-        count /= 1000
-        power += 1
-    return f"{count:.0f}" if power == 0 else f"{count:.2f}{_DECIMAL[power]}"
+    """Return a count in thousands steps: ``8.03B`` parameters, ``412.30k`` tokens."""
+    value, unit = _scale(count, 1000, _DECIMAL)
+    return f"{value:.2f}{unit}" if unit else f"{value:.0f}"
 
 
 def duration(seconds: float) -> str:
     """Return seconds as ``3h12m``, ``4m05s`` or ``2.31s``."""
-    if seconds >= 3600:
-        minutes = round(seconds / 60)
-        return f"{minutes // 60}h{minutes % 60:02d}m"
-    if seconds >= 60:
-        whole = round(seconds)
+    if round(seconds, 2) < 60:
+        return f"{seconds:.2f}s"
+    whole = round(seconds)
+    if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{seconds:.2f}s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def _scale(count: float, step: int, units: Sequence[str]) -> tuple[float, str]:
+    power = 0
+    while round(abs(count), 2) >= step and power < len(units) - 1:
+        count /= step
+        power += 1
+    return count, units[power]

@@ -1,0 +1,71 @@
+"""Rules: their problems, their page, and the values nearest to what was wanted."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echelon.core.rules import Rule, did_you_mean, find_rule, nearest_divisors
+
+RULE = Rule(
+    id="tp-divides-heads",
+    why="""
+    Each tensor rank holds whole heads.
+    """,
+    bad="""
+    [mesh]
+    tp = 3
+    """,
+    fixed="tp = 2",
+)
+
+
+def test_a_rule_makes_problems_of_its_own_id() -> None:
+    problem = RULE.problem("tp = 3", key="mesh.tp", set_by="run.toml:2", works=(1, 2))
+    assert (problem.rule, problem.message) == ("tp-divides-heads", "tp = 3")
+    assert (problem.key, problem.set_by, problem.works) == ("mesh.tp", "run.toml:2", ("1", "2"))
+
+
+def test_the_page_of_a_rule() -> None:
+    assert RULE.page() == (
+        "tp-divides-heads\n\nEach tensor rank holds whole heads.\n\n"
+        "Refused:\n    [mesh]\n    tp = 3\n\nWorks:\n    tp = 2\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "wanted", "expected"),
+    [
+        (6, 8, (1, 2, 3, 6)),
+        (12, 5, (2, 3, 4, 6)),
+        (1, 7, (1,)),
+        (97, 4, (1, 97)),
+        (64, 7, (1, 2, 4, 8)),
+    ],
+)
+def test_nearest_divisors(number: int, wanted: int, expected: tuple[int, ...]) -> None:
+    assert nearest_divisors(number, wanted) == expected
+
+
+@given(st.integers(1, 2000), st.integers(1, 2000))
+@settings(deadline=None, max_examples=60)
+def test_divisors_divide_and_no_nearer_one_is_left_out(number: int, wanted: int) -> None:
+    found = nearest_divisors(number, wanted)
+    others = [d for d in range(1, number + 1) if number % d == 0 and d not in found]
+    assert all(number % d == 0 for d in found)
+    assert list(found) == sorted(found)
+    farthest = max(abs(d - wanted) for d in found)
+    assert all(abs(d - wanted) >= farthest for d in others)
+    assert len(found) == min(4, len(found) + len(others))
+
+
+def test_did_you_mean() -> None:
+    known = ("schedule", "stages", "virtual_stages")
+    assert did_you_mean("shedule", known)[0] == "schedule"
+    assert did_you_mean("xyz", known) == ()
+
+
+def test_a_rule_is_found_by_its_id() -> None:
+    assert list(find_rule("tp-divides-heads", [RULE])) == [RULE]
+    assert list(find_rule("other", [RULE])) == []

@@ -1,0 +1,121 @@
+"""Small models and plans for tests: every setting has a value, changed by keyword."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from echelon.core.cluster import Cluster, Device
+from echelon.core.mesh import Mesh
+from echelon.core.model_shape import ModelShape
+from echelon.core.plan import (
+    DType,
+    Layout,
+    Mathematics,
+    Optimizer,
+    Pipeline,
+    Plan,
+    Precision,
+    Recompute,
+    Zero,
+)
+
+LAPTOP = Cluster(
+    name="test",
+    device=Device(name="cpu", memory_bytes=2**34, memory_bandwidth=1e10),
+    devices_per_node=8,
+    nodes=1,
+    links=(),
+    backend="gloo",
+)
+
+NANO = ModelShape(
+    name="nano",
+    layers=4,
+    hidden=16,
+    heads=4,
+    kv_heads=2,
+    head_dim=4,
+    ffn=24,
+    vocab=37,
+    max_positions=16,
+)
+"""A Llama shape: an odd vocabulary (padded at every degree), two query heads to a key head."""
+
+QWEN = replace(NANO, name="qwen", qk_norm=True, qkv_bias=True, tied=True)
+
+GPT2 = replace(
+    NANO,
+    name="gpt2",
+    kv_heads=4,
+    gated=False,
+    activation="gelu",
+    tied=True,
+    norm="layernorm",
+    positions="learned",
+    qkv_bias=True,
+    output_bias=True,
+    mlp_bias=True,
+)
+
+STORE_ALL = Recompute()
+
+ADAMW = Optimizer(total_steps=8, clip_norm=0.5, eps=1e-3, warmup_steps=2)
+"""An eps of the size of a gradient, so that an update shows its size and not only its sign."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What tests vary of a plan; `stages` of None cuts the blocks as evenly as they go."""
+
+    model: ModelShape = NANO
+    pp: int = 1
+    dp: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    sequence_parallel: bool = False
+    schedule: str = "1f1b"
+    microbatches: int = 2
+    microbatch_sequences: int = 1
+    sequence_length: int = 8
+    stages: tuple[tuple[int, ...], ...] | None = None
+    recompute: Recompute = STORE_ALL
+    bucket_bytes: int = 4096
+    dtype: DType = "fp64"
+    optimizer: Optimizer = ADAMW
+
+
+def plan_of(choice: Choice | None = None, **changes: Any) -> Plan:
+    """Return the plan of a choice with some of it changed."""
+    one = replace(choice or Choice(), **changes)
+    return Plan(
+        name="test",
+        mathematics=Mathematics(
+            model=one.model,
+            global_sequences=(one.microbatches * one.microbatch_sequences * one.dp * one.dp_shard),
+            sequence_length=one.sequence_length,
+            seed=7,
+            precision=Precision(
+                parameters=one.dtype, gradients=one.dtype, reduction=one.dtype, master=one.dtype
+            ),
+            optimizer=one.optimizer,
+        ),
+        layout=Layout(
+            mesh=Mesh(pp=one.pp, dp_replicate=one.dp, dp_shard=one.dp_shard, tp=one.tp),
+            microbatch_sequences=one.microbatch_sequences,
+            pipeline=Pipeline(
+                schedule=one.schedule, stages=one.stages or cut(one.model.layers, one.pp)
+            ),
+            sequence_parallel=one.sequence_parallel,
+            zero=Zero(bucket_bytes=one.bucket_bytes),
+            recompute=one.recompute,
+        ),
+        cluster=LAPTOP,
+    )
+
+
+def cut(layers: int, stages: int) -> tuple[tuple[int, ...], ...]:
+    """Return the blocks of each stage, in order, the first stages holding one more."""
+    bounds = [-(-layers * s // stages) for s in range(stages + 1)]
+    return tuple(tuple(range(start, end)) for start, end in pairwise(bounds))
