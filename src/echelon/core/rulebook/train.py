@@ -15,3 +15,13 @@ LOSS_NOT_FINITE = Rule(
     bad="--set optimizer.learning_rate=1000",
     fixed="--set optimizer.learning_rate=3e-4 --set optimizer.warmup_steps=100",
 )
+
+RESUME_SAME_DATA = Rule(
+    id="resume-same-data",
+    why="""
+    Which samples a step reads is a function of the seed, the step and the data. A run that went on
+    with other data would read some samples twice and some never, and say nothing of it.
+    """,
+    bad="echelon train run.toml --resume runs/first --set data.source=another/",
+    fixed="echelon train run.toml --resume runs/first",
+)

@@ -1,0 +1,254 @@
+"""The training loop of one rank, from first weights or a checkpoint to the last step.
+
+Every rank runs this same loop; nothing in it depends on the layout. Ctrl-C and SIGTERM are agreed
+on at a step boundary, so all ranks save the same step and stop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from echelon.config.job import Job
+from echelon.core.errors import CheckpointError
+from echelon.core.rulebook.train import RESUME_SAME_DATA
+from echelon.core.serialize import from_json
+from echelon.launch.context import RankContext
+from echelon.launch.handshake import compare_state
+from echelon.models.batch import TokenBatch
+from echelon.parallel.collectives import Group
+from echelon.parallel.recorder import Recorder
+from echelon.parallel.shards import Shard
+from echelon.train.checkpoint.identity import RunIdentity
+from echelon.train.checkpoint.index import PARAMETERS
+from echelon.train.checkpoint.load import load_checkpoint
+from echelon.train.checkpoint.save import Snapshot, save_checkpoint
+from echelon.train.data.batches import (
+    BatchLayout,
+    GlobalBatch,
+    num_validation_batches,
+    training_batch,
+    validation_batch,
+)
+from echelon.train.data.dataset import TokenDataset
+from echelon.train.diagnosis import explain_not_finite
+from echelon.train.engine import TrainEngine
+from echelon.train.observer import ObserverFactory, RunObserver, StepFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTask:
+    """Hold what a rank is told: the job, where it writes, what it reads, who watches."""
+
+    job: Job
+    run_dir: str
+    data: str
+    observer: str
+    resume: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSummary:
+    """Say how a run ended, the same on every rank. `stopped`: before its last step, on request."""
+
+    steps: int
+    stopped: bool
+    loss: float | None
+    first_validation: float | None
+    last_validation: float | None
+    checkpoint: str | None
+
+
+class Exchange:
+    """The ranks of a run as checkpoints see them."""
+
+    def __init__(self, world: Group) -> None:
+        """Speak over the group of all ranks."""
+        self._world = world
+
+    @property
+    def rank(self) -> int:
+        """Return which rank this is."""
+        return self._world.index
+
+    @property
+    def world_size(self) -> int:
+        """Return how many ranks there are."""
+        return self._world.size
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return what every rank gave, in rank order."""
+        return self._world.gather_objects(value)
+
+
+class TrainLoop:
+    """Train one rank's part of a job."""
+
+    def __init__(self, context: RankContext, task: RankTask, observer: RunObserver) -> None:
+        """Build the engine and map the data; every rank does so together."""
+        job, plan = task.job, task.job.plan
+        self.context, self.task, self.job, self.observer = context, task, job, observer
+        self.layout = BatchLayout.of_plan(plan)
+        dataset = TokenDataset.open(task.data)
+        dataset.check_vocabulary(plan.model.vocab)
+        self.training, self.validation = dataset.split(job.data.validation_fraction)
+        self.data_hash = dataset.index.hash
+        self.identity = RunIdentity.of(plan, dataset.index.tokenizer.hash)
+        recorder = Recorder(context.rank, observer.sink, context.progress)
+        self.engine = TrainEngine(plan, recorder, context.device)
+        self.exchange = Exchange(self.engine.groups.world)
+        self.saved: Path | None = None
+
+    def run(self) -> TrainSummary:
+        """Take the steps that are left, validate and save where the job says so."""
+        job, start = self.job, self._begin()
+        step, stopped, loss = start, False, None
+        first = last = self._validate(start) if job.train.validate_every != "never" else None
+        while step < job.train.steps and not stopped:
+            began = time.perf_counter()
+            self.context.progress.mark(f"step {step + 1}")
+            batches = self._batches(
+                training_batch(
+                    self.training, self.layout, seed=job.plan.mathematics.seed, step=step
+                ),
+                step=step,
+            )
+            asked = self.context.stop_requested()
+            result = self.engine.step(batches, step, stop_requested=asked)
+            if not result.finite:
+                raise explain_not_finite(self.engine, batches, step + 1, result)
+            step, loss, stopped = step + 1, result.loss, result.stop_requests > 0
+            self.observer.stepped(
+                StepFacts(
+                    step=step,
+                    loss=result.loss,
+                    grad_norm=result.grad_norm,
+                    learning_rate=result.learning_rate,
+                    tokens=result.tokens,
+                    step_s=time.perf_counter() - began,
+                )
+            )
+            if job.train.validates_after(step) and not stopped:
+                last = self._validate(step)
+            if job.checkpoint.saves_after(step) or stopped or step == job.train.steps:
+                self._save(step)
+        return TrainSummary(
+            steps=step,
+            stopped=stopped and step < job.train.steps,
+            loss=loss,
+            first_validation=first,
+            last_validation=last,
+            checkpoint=None if self.saved is None else str(self.saved),
+        )
+
+    def _begin(self) -> int:
+        """Start from the seed or from a checkpoint; return the steps that are done."""
+        if self.task.resume is None:
+            step = 0
+        else:
+            path = Path(self.task.resume)
+            loaded = load_checkpoint(
+                path,
+                wanted=self._state(),
+                identity=self.identity,
+                exchange=self.exchange,
+                accept=("optimizer.total_steps",),
+            )
+            if loaded.state.get("data_hash") != self.data_hash:
+                raise CheckpointError(
+                    RESUME_SAME_DATA.problem(
+                        f"{path} was trained on data {loaded.state.get('data_hash')}, this run "
+                        f"reads data {self.data_hash}",
+                        key="data.source",
+                    )
+                )
+            step = loaded.step
+            self.engine.optimizer.set_num_steps(step)
+        mesh = self.engine.plan.mesh
+        labels = tuple(mesh.label(rank) for rank in range(mesh.world_size))
+        compare_state(self.context, digests(self.engine.parameters()), labels)
+        return step
+
+    def _state(self) -> Mapping[str, Mapping[str, list[Shard]]]:
+        moments = self.engine.moments().items()
+        kinds = {f"optimizer.{kind}": shards for kind, shards in moments}
+        return {PARAMETERS: self.engine.parameters(), **kinds}
+
+    def _batches(self, batch: GlobalBatch, *, step: int, train: bool = True) -> list[TokenBatch]:
+        device = self.context.device
+        made: list[TokenBatch] = []
+        for index in range(self.layout.num_microbatches):
+            rows = batch.microbatch(dp_rank=self.engine.data_rank, microbatch=index)
+            made.append(
+                TokenBatch.from_rows(
+                    torch.from_numpy(rows.inputs_BT).to(device),
+                    torch.from_numpy(rows.labels_BT).to(device),
+                    torch.from_numpy(rows.sample_ids_B).to(device),
+                    step=step,
+                    train=train,
+                )
+            )
+        return made
+
+    def _validate(self, step: int) -> float:
+        """Return the mean loss over the tokens of the validation batches."""
+        self.context.progress.mark(f"validation after step {step}")
+        wanted = self.job.train.validation_batches
+        total = tokens = 0.0
+        for index in range(min(wanted, num_validation_batches(self.validation, self.layout))):
+            batch = validation_batch(self.validation, self.layout, batch=index)
+            loss = self.engine.evaluate(self._batches(batch, step=step, train=False))
+            total, tokens = total + loss * batch.num_valid, tokens + batch.num_valid
+        self.observer.validated(step, total / max(1.0, tokens))
+        return total / max(1.0, tokens)
+
+    def _save(self, step: int) -> None:
+        self.context.progress.mark(f"checkpoint after step {step}")
+        snapshot = Snapshot(
+            step=step,
+            state={
+                "step": step,
+                "tokens_seen": step * self.engine.plan.tokens_per_step,
+                "data_hash": self.data_hash,
+                "seed": self.engine.plan.mathematics.seed,
+            },
+            shards=self._state(),
+        )
+        self.saved = save_checkpoint(
+            Path(self.task.run_dir) / "checkpoints",
+            snapshot,
+            identity=self.identity,
+            exchange=self.exchange,
+            keep=self.job.checkpoint.keep,
+        )
+        self.observer.saved(step, self.saved)
+
+
+def train_rank(context: RankContext, argument: Any) -> TrainSummary:
+    """Train one rank of the task that `argument` holds as JSON: what a launcher calls."""
+    task = from_json(RankTask, argument)
+    module, _, name = task.observer.partition(":")
+    factory = cast(ObserverFactory, getattr(importlib.import_module(module), name))
+    observer = factory(task.job, Path(task.run_dir), context.rank)
+    try:
+        return TrainLoop(context, task, observer).run()
+    finally:
+        observer.close()
+
+
+def digests(parameters: Mapping[str, list[Shard]]) -> dict[str, str]:
+    """Return a hash of each piece of a parameter; ranks that hold the same piece must agree."""
+    found: dict[str, str] = {}
+    for name, shards in parameters.items():
+        for shard in shards:
+            data = shard.tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+            place = ",".join(str(start) for start in shard.offset)
+            found[f"{name}[{place}]"] = hashlib.blake2b(data, digest_size=8).hexdigest()
+    return found
