@@ -60,7 +60,7 @@ def kill_repeatedly(run_dir: Path, *, begin: Begin, check: Callable[[], int], ki
         finally:
             _kill(processes)
         tally.kills += 1
-        tally.within_a_save += any((run_dir / CHECKPOINTS).glob(".tmp-*"))
+        tally.within_a_save += any((run_dir / CHECKPOINTS).glob(".*-step-*"))
         step = check()
         if step < tally.last_step:
             raise ValueError(f"the newest checkpoint went back from {tally.last_step} to {step}")

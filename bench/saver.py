@@ -70,10 +70,10 @@ def make_shards(step: int, rank: int, world_size: int) -> dict[str, dict[str, li
     shards: dict[str, dict[str, list[Shard]]] = {}
     for number, kind in enumerate(KINDS):
         for spec in parameters(identity().mathematics.model):
-            rows = spec.shape[0] // world_size
+            first, last = (spec.shape[0] * r // world_size for r in (rank, rank + 1))
             whole = torch.arange(spec.numel, dtype=torch.float32).reshape(spec.shape)
-            mine = whole[rank * rows : (rank + 1) * rows] + step + number / 8
-            offset = (rank * rows,) + (0,) * (len(spec.shape) - 1)
+            mine = whole[first:last] + step + number / 8
+            offset = (first,) + (0,) * (len(spec.shape) - 1)
             shard = Shard(
                 name=spec.name, global_shape=spec.shape, offset=offset, tensor=mine, primary=True
             )

@@ -70,7 +70,7 @@ def write_shard_file(folder: Path, file: str, shards: Shards) -> WrittenFile:
     found.sort(key=lambda item: (-item[1].tensor.element_size(), item[0].piece.key))
     header = _header(found)
     digest, size = hashlib.sha256(header), len(header)
-    with disk_errors(f"to write {folder / file}"), (folder / file).open("xb") as stream:
+    with disk_errors(f"to write into {folder.parent}"), (folder / file).open("xb") as stream:
         stream.write(header)
         for _, shard in found:
             data = _bytes(shard.tensor)
@@ -96,7 +96,7 @@ def hash_file(path: Path) -> str:
 def _primary(file: str, shards: Shards) -> list[tuple[StoredPiece, Shard]]:
     found: list[tuple[StoredPiece, Shard]] = []
     for kind, name, shard in every_shard(shards):
-        if not shard.primary or not shard.tensor.numel():
+        if not shard.primary:
             continue
         start = ",".join(map(str, shard.offset))
         piece = Piece(
@@ -117,11 +117,12 @@ def _primary(file: str, shards: Shards) -> list[tuple[StoredPiece, Shard]]:
 
 
 def every_shard(shards: Shards) -> Iterator[tuple[str, str, Shard]]:
-    """Yield each shard with its kind and its name."""
+    """Yield each shard that has elements, with its kind and its name."""
     for kind, by_name in shards.items():
         for name, pieces in by_name.items():
             for shard in pieces:
-                yield kind, name, shard
+                if shard.tensor.numel():
+                    yield kind, name, shard
 
 
 def _header(found: Sequence[tuple[StoredPiece, Shard]]) -> bytes:
