@@ -65,9 +65,11 @@ def load_checkpoint(
     differ, such as ``optimizer.total_steps``. CheckpointError names all that is wrong, on every
     rank, and leaves the tensors as they were.
     """
-    index, reads = everywhere(exchange, lambda: _prepare(path, wanted, identity, accept))[
-        exchange.rank
-    ]
+    prepared: list[tuple[Index, dict[str, list[_Read]]]] = []
+    # Kept here, not taken from what is gathered: what has crossed processes is a copy, and the
+    # tensors to fill must be this rank's own.
+    everywhere(exchange, lambda: prepared.append(_prepare(path, wanted, identity, accept)))
+    index, reads = prepared[0]
     everywhere(exchange, lambda: _verify_share(path, index, exchange))
     everywhere(exchange, lambda: _read_all(path, reads))
     state = json.loads((path / STATE_FILE).read_bytes())
