@@ -37,7 +37,6 @@ def sample_ids(*, seed: int, step: int, num_samples: int, count: int) -> NDArray
     assert count >= 0
     first = step * count
     position = first % num_samples + np.arange(count, dtype=np.int64)
-    # Python's integers for the first epoch: a long run with large batches may pass 2**63 samples.
     epoch = first // num_samples + position // num_samples
     keys = _keys(seed, epoch)
     return _permute(position % num_samples, keys, num_samples)
