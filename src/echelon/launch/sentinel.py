@@ -144,7 +144,7 @@ class Sentinel(threading.Thread):
             limit = SILENT_S if state is None else self._limits.silent_s
             if now - self._next_heard_at > limit:
                 found = (FaultKind.SILENT, f"has said nothing for {limit:g} s")
-        if found is not None:
+        if found is not None and not self._done:
             fault = Fault(rank=self._next, kind=found[0], at=now, summary=found[1])
             self._report(self.blame(fault))
 

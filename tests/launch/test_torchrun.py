@@ -1,0 +1,49 @@
+"""Under torchrun: join, find who failed first without a supervisor, and survive a restart."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+def torchrun(
+    argument: dict[str, Any], tmp_path: Path, *, mesh: int = 2, restarts: int = 0
+) -> subprocess.CompletedProcess[str]:
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *("--nproc-per-node", "2", "--standalone", "--max-restarts", str(restarts)),
+        *("-m", "tests.launch.torchrun_script", json.dumps(argument), str(mesh), str(tmp_path)),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_a_restart_finds_no_trace_of_the_failed_attempt(tmp_path: Path) -> None:
+    done = torchrun({"rank": 1, "how": "raise"}, tmp_path, restarts=1)
+    assert done.returncode == 0, done.stderr
+    assert "error[rank-raised]: rank 1 (dp1): ValueError: the loss of my life" in done.stderr
+    assert done.stderr.count("    raise ValueError") == 1
+    assert "rank 0 (dp0) stops for rank 1 (dp1): ValueError" in done.stderr
+    assert "result 0 ({'done': True},)" in done.stdout
+    assert "result 1 ({'done': True},)" in done.stdout
+    assert "result 0" in (tmp_path / "rank-0000.log").read_text()
+
+
+def test_a_stopped_rank_is_named_and_ended(tmp_path: Path) -> None:
+    done = torchrun({"rank": 0, "how": "stop"}, tmp_path)
+    assert done.returncode == 1
+    assert "error[rank-stopped]: rank 0 (dp0): is stopped (SIGSTOP)" in done.stderr
+
+
+def test_another_world_than_the_mesh_is_refused(tmp_path: Path) -> None:
+    done = torchrun({}, tmp_path, mesh=4)
+    assert done.returncode == 1
+    assert "error[launched-world-size]: 2 ranks were started, but the mesh has 4" in done.stderr

@@ -1,0 +1,31 @@
+"""What torchrun starts in these tests: one rank of a run that may fail in its first attempt."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from echelon.core.errors import EchelonError
+from echelon.launch.start import start
+
+
+def main() -> int:
+    """Run one rank; print its result, or the error as the command line does."""
+    argument = json.loads(sys.argv[1])
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT") != "0":
+        argument = {"steps": 3}
+    labels = [f"dp{rank}" for rank in range(int(sys.argv[2]))]
+    log_dir = Path(sys.argv[3])
+    try:
+        outcome = start("tests.launch.targets:train", argument, labels=labels, log_dir=log_dir)
+        print("result", outcome.rank, outcome.require())
+    except EchelonError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
