@@ -36,6 +36,10 @@ format: $(VENV)/installed-dev ## format the code and mend what ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+prove-matrix: $(VENV)/installed ## prove every layout of up to eight ranks (long; picks up where it stopped)
+	@mkdir -p runs
+	$(BIN)/python -m echelon.prove.matrix --all --results runs/matrix.jsonl
+
 clean: ## remove .venv and caches (runs/ is yours and stays)
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 

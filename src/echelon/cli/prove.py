@@ -1,0 +1,65 @@
+"""`echelon prove`: run a plan beside one process, and say of every claim whether it holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from echelon.cli.flags import Json, RunFile, Settings
+from echelon.cli.output import note, print_json, table
+
+if TYPE_CHECKING:
+    from echelon.prove.claims import ClaimResult
+    from echelon.prove.proof import Proof
+
+
+def prove(
+    run: RunFile,
+    /,
+    *,
+    settings: Settings = (),
+    subject: Annotated[
+        str | None,
+        Parameter(show_default=False, help="Another engine: module:function on PYTHONPATH."),
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Prove that a plan computes what one device computes; exit 1 where it does not."""
+    from echelon import api
+    from echelon.config.effects import require_trainable
+    from echelon.config.load import load_job
+
+    job = load_job(run, settings)
+    require_trainable(job)
+    note(f"proving {job.plan.name} on {job.plan.mesh.world_size} ranks beside one process ...")
+    proof = api.prove(job.plan, subject=subject)
+    if json:
+        print_json("prove", {"proven": proof.proven, "proof": proof.to_json()})
+        return 0 if proof.proven else 1
+    print(proof_text(proof), end="")
+    proof.require()
+    return 0
+
+
+def proof_text(proof: Proof) -> str:
+    """Return the claims as a table, one column of errors for each precision."""
+    rows = [
+        (first.statement, first.compared, *(_outcome(claim) for claim in (first, *others)))
+        for first, *others in zip(*(one.claims for one in proof.passes), strict=True)
+    ]
+    model = proof.shrunk_plan.model
+    head = (
+        f"{proof.plan}: {proof.mesh} beside one process, {proof.num_steps} steps, "
+        f"seed {proof.seed}; {model.layers} blocks x {model.hidden} wide stand for the model"
+    )
+    claims = table(("claim", "compared", *(one.precision for one in proof.passes)), rows)
+    answer = "proven" if proof.proven else "NOT PROVEN"
+    return f"{head}\n\n{claims}\n\n{answer}\n"
+
+
+def _outcome(claim: ClaimResult) -> str:
+    mark = "" if claim.holds else "  FAILS"
+    if claim.allowed == 0:
+        return (f"off by {claim.max_error:.1e}" if claim.max_error else "equal") + mark
+    return f"{claim.max_error:.1e} of {claim.allowed:.1e}{mark}"
