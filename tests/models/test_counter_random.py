@@ -1,0 +1,85 @@
+"""Random numbers by index: who asks does not matter, and they look random."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echelon.models.counter_random import key_of, normal, normal_rectangle, uniform
+
+INDEX = torch.arange(200_000)
+
+
+def test_a_key_depends_on_all_parts() -> None:
+    keys = {key_of("parameter", 0, "a"), key_of("parameter", 1, "a"), key_of("parameter", 0, "b")}
+    keys |= {key_of("parameter0", "a"), key_of(), key_of("a")}
+    assert len(keys) == 6
+    assert key_of("parameter", 0, "a") == key_of("parameter", 0, "a")
+    assert all(-(2**63) <= key < 2**63 for key in keys)
+
+
+def test_known_values_stay() -> None:
+    # The same seed must give the same model for ever: another value here is another model.
+    key = key_of("parameter", 0, "embedding.weight")
+    expected = [0.8134737257016005, 0.7831003770318594, 0.21822804474895946]
+    assert uniform(key, torch.arange(3)).tolist() == expected
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**62))
+@settings(deadline=None, max_examples=60)
+def test_values_are_those_of_split_mix_64_in_whole_numbers(key: int, index: int) -> None:
+    bits = (index * 0x9E3779B97F4A7C15 + key) % 2**64
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB % 2**64
+    bits ^= bits >> 31
+    assert float(uniform(key, torch.tensor([index]))) == ((bits >> 11) + 0.5) * 2.0**-53
+
+
+def test_uniform_values_are_uniform() -> None:
+    values = uniform(key_of("test"), INDEX)
+    assert values.min() > 0
+    assert values.max() < 1
+    assert abs(values.mean() - 0.5) < 5 / math.sqrt(12 * len(INDEX))
+    counts = torch.histc(values, bins=100, min=0, max=1)
+    chi_squared = ((counts - 2000) ** 2 / 2000).sum()
+    assert abs(chi_squared - 99) < 6 * math.sqrt(2 * 99)
+
+
+def test_normal_values_are_normal() -> None:
+    values = normal(key_of("test"), INDEX)
+    root = math.sqrt(len(INDEX))
+    assert abs(values.mean()) < 5 / root
+    assert abs(values.square().mean() - 1) < 5 * math.sqrt(2) / root
+    assert abs(values.pow(3).mean()) < 5 * math.sqrt(15) / root
+    assert abs(values.pow(4).mean() - 3) < 5 * math.sqrt(96) / root
+    assert values.isfinite().all()
+
+
+def test_neighbours_rows_and_keys_are_not_correlated() -> None:
+    values = normal(key_of("test"), INDEX)
+    others = normal(key_of("test", 1), INDEX)
+    bound = 5 / math.sqrt(len(INDEX))
+    for lag in (1, 2, 16, 64, 128, 1024, 4096):
+        assert abs((values[lag:] * values[:-lag]).mean()) < bound * 1.1
+    assert abs((values * others).mean()) < bound
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=40)
+def test_a_rectangle_is_a_part_of_the_whole(data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=3)))
+    offset = tuple(data.draw(st.integers(0, size - 1)) for size in shape)
+    size = tuple(data.draw(st.integers(0, n - o)) for n, o in zip(shape, offset, strict=True))
+    whole = normal_rectangle(5, shape, (0,) * len(shape), shape)
+    part = normal_rectangle(5, shape, offset, size)
+    cut = tuple(slice(o, o + n) for o, n in zip(offset, size, strict=True))
+    assert torch.equal(part, whole[cut])
+
+
+def test_pieces_of_a_large_rectangle_fit_together() -> None:
+    whole = normal_rectangle(5, (300, 700), (0, 0), (300, 700))
+    assert torch.equal(whole.reshape(-1), normal(5, torch.arange(300 * 700)))
+    assert torch.equal(normal_rectangle(5, (300, 700), (100, 0), (200, 700)), whole[100:])
