@@ -17,7 +17,6 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Layout, Mathematics, Optimizer, Pipeline, Plan
 from echelon.models.batch import TokenBatch
 from echelon.parallel.recorder import Recorder
-from echelon.parallel.recorder import Recorder
 from echelon.train.engine import TrainEngine
 from echelon.train.subject import rank_batches
 
