@@ -69,11 +69,13 @@ def local_norm_squared(buckets: Sequence[Bucket]) -> float:
     Every logical parameter counts on exactly one rank of a (pipeline x tensor) group, whatever
     holds it; short runs are added in the gradient's own precision, the runs in float64.
     """
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device=buckets[0].gradients.device)
+    # Runs as long as a cache on CPU; on a GPU fewer and longer ones, whose sums are trees.
+    run = _CHUNK if total.device.type == "cpu" else 256 * _CHUNK
     for bucket in buckets:
         for part in bucket.counted_ranges():
-            for piece in bucket.gradients[part].split(_CHUNK):
-                total += torch.dot(piece, piece).double().to(total.device)
+            for piece in bucket.gradients[part].split(run):
+                total += torch.dot(piece, piece).double()
     return float(total)
 
 
