@@ -47,6 +47,11 @@ def mesh_of(view: View) -> Mesh:
     return Mesh(**degrees, ep=view.integer("mesh.ep"))
 
 
+def data_ranks(view: View) -> int:
+    """Return how many ranks read different samples."""
+    return view.integer("mesh.dp_replicate") * view.integer("mesh.dp_shard")
+
+
 def num_stages(view: View) -> int:
     """Return how many pipeline stages there are."""
     return view.integer("mesh.pp") * view.integer("pipeline.virtual_stages")
@@ -120,7 +125,7 @@ def batch_divides(view: View) -> Iterator[Problem]:
         view.integer("batch.global_sequences"),
         view.integer("batch.microbatch_sequences"),
     )
-    dp = mesh_of(view).dp
+    dp = data_ranks(view)
     rest = total % (size * dp)
     if rest == 0:
         return
@@ -153,14 +158,14 @@ def schedule_fits(view: View) -> Iterator[Problem]:
             view.integer("batch.global_sequences"),
             view.integer("batch.microbatch_sequences"),
         )
-        mesh = mesh_of(view)
-        if total % (size * mesh.dp):
+        pp, dp = view.integer("mesh.pp"), data_ranks(view)
+        if total % (size * dp):
             return
         problems = schedule_problems(
             name,
-            num_stages=mesh.pp,
-            num_ranks=mesh.pp,
-            num_microbatches=total // (size * mesh.dp),
+            num_stages=pp,
+            num_ranks=pp,
+            num_microbatches=total // (size * dp),
         )
     keys = ["pipeline.schedule"]
     if name in SCHEDULES:

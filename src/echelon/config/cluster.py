@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import cast
 
 from echelon.config.entries import Entry, check_layer, flatten
-from echelon.config.gather import entries_of, read_toml
+from echelon.config.files import read_toml
+from echelon.config.gather import entries_of
 from echelon.config.kinds import Choice, Integer, Kind, Real, Text
 from echelon.config.presets import preset_names, read_preset
 from echelon.config.schema import COUNT, DTYPES, POSITIVE, Setting
@@ -88,6 +89,16 @@ def named_cluster(name: str, set_by: str) -> Cluster | list[Problem]:
     built = _build({key: Entry(value=v, source=set_by) for key, v in flat.items()}, set_by)
     assert isinstance(built, Cluster), built
     return built
+
+
+def smallest_cluster(name: str, num_devices: int) -> str:
+    """Return the name of the smallest cluster of the devices of `name` that has so many."""
+    device = ALIASES.get(name, name).partition("x")[2]
+    preset = read_preset("clusters", device)
+    assert preset is not None, f"{name} was resolved before"
+    size = cast(int, preset.tables["devices_per_node"])
+    count = num_devices if num_devices <= size else -(-num_devices // size) * size
+    return f"{count}x{device}"
 
 
 def _read_file(path: Path, set_by: str) -> Cluster | list[Problem]:

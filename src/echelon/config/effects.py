@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from echelon.config.checks import mesh_of
+from echelon.config.checks import data_ranks
 from echelon.config.job import Job
 from echelon.config.kinds import toml_text
 from echelon.config.schema import SETTINGS
@@ -34,7 +34,7 @@ def mesh_effects(view: View) -> Iterator[Problem]:
         yield from _no_effect(
             view, "mesh.sequence_parallel", "it splits over tp, and mesh.tp = 1", ["mesh.tp = 2"]
         )
-    if mesh_of(view).dp == 1:
+    if data_ranks(view) == 1:
         yield from _no_effect(
             view,
             "zero.bucket_bytes",
@@ -97,14 +97,11 @@ def learning_rate_effects(view: View) -> Iterator[Problem]:
 
 def validation_effects(view: View) -> Iterator[Problem]:
     """Yield settings of a validation that never happens, or that has nothing to read."""
-    every, steps = view.entry("train.validate_every").value, view.integer("train.steps")
+    every = view.entry("train.validate_every").value
     if every == "never":
         why = 'train.validate_every = "never"'
         yield from _no_effect(view, "train.validation_batches", why, ["validate_every = 50"])
         return
-    if view.integer("train.validate_every") > steps:
-        why = f"the run ends after train.steps = {steps}"
-        yield from _no_effect(view, "train.validate_every", why, [f"validate_every = {steps}"])
     if view.number("data.validation_fraction") == 0:
         yield CONFLICTING_SETTINGS.problem(
             f"train.validate_every = {every}, but data.validation_fraction = 0 holds nothing out",
@@ -142,7 +139,10 @@ def learning_rate_fits_steps(view: View) -> Iterator[Problem]:
             f"train.steps = {steps}",
             key="optimizer.warmup_steps",
             set_by=view.set_by("optimizer.warmup_steps", "optimizer.decay_steps", "train.steps"),
-            works=(f"train.steps = {warmup + decay}",),
+            works=(
+                f"train.steps = {warmup + decay}",
+                *([f"optimizer.warmup_steps = {steps - decay}"] if decay <= steps else []),
+            ),
         )
 
 

@@ -7,6 +7,7 @@ against the schema, so a mistake is reported even where a later layer overrides 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -27,6 +28,14 @@ class Entry:
     value: object
     source: str
     folder: Path | None = None
+
+    def path(self) -> Path:
+        """Return the value as a path, taken from the folder of the file that sets it."""
+        path = Path(str(self.value))
+        # The home of a user who does not exist: the file is then missed under the name as written.
+        with suppress(RuntimeError):
+            path = path.expanduser()
+        return (self.folder or Path()) / path
 
 
 Entries = Mapping[str, Entry]

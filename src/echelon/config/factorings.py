@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import log2
 
 from echelon.config.checks import CHECKS, mesh_of, run_checks
+from echelon.config.cluster import smallest_cluster
 from echelon.config.effects import EFFECTS
 from echelon.config.entries import Entry
 from echelon.config.view import View
@@ -58,18 +59,21 @@ def cluster_problems(view: View, cluster: Cluster) -> Iterator[Problem]:
     mesh = mesh_of(view)
     if mesh.world_size <= cluster.num_devices:
         return
-    _, _, device = cluster.name.partition("x")
-    nodes = -(-mesh.world_size // cluster.devices_per_node)
-    bigger = f'cluster.preset = "{nodes * cluster.devices_per_node}x{device or "cpu"}"'
     yield FITS_CLUSTER.problem(
         f"{product_text(mesh)} ranks, but {cluster.name} has {cluster.num_devices} devices",
         key="mesh",
         set_by=_mesh_set_by(view),
         works=(
             *nearest_meshes(view, cluster.num_devices),
-            *(() if view.has("cluster.file") else (bigger,)),
+            *_bigger_cluster(view, mesh.world_size),
         ),
     )
+
+
+def _bigger_cluster(view: View, num_devices: int) -> Iterator[str]:
+    if view.has("cluster.preset"):
+        name = smallest_cluster(view.word("cluster.preset"), num_devices)
+        yield f'cluster.preset = "{name}"'
 
 
 def product_text(mesh: Mesh) -> str:

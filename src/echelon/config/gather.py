@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from echelon.config.entries import Entries, Entry, check_layer, flatten, merge
+from echelon.config.files import is_file, is_folder, read_toml
 from echelon.config.kinds import Text
 from echelon.config.presets import (
     Preset,
@@ -18,14 +19,12 @@ from echelon.config.presets import (
     read_preset,
 )
 from echelon.config.schema import SETTINGS, Setting
-from echelon.config.toml_lines import key_lines, line_of
+from echelon.config.toml_lines import line_of
 from echelon.core.errors import Problem
 from echelon.core.rulebook.config import (
     CONFLICTING_SETTINGS,
     EXTENDS_CYCLE,
-    NO_SUCH_FILE,
     SET_SYNTAX,
-    TOML_SYNTAX,
     UNKNOWN_PRESET,
 )
 from echelon.core.rules import did_you_mean
@@ -66,41 +65,6 @@ def gather(source: Path | str, sets: Sequence[str]) -> Gathered:
     gathered.problems.extend(problems)
     gathered.add(layer)
     return gathered
-
-
-def read_toml(path: Path, set_by: str) -> tuple[Mapping[str, object], Mapping[str, int]] | Problem:
-    """Return the tables of a TOML file and the line of each key, or the problem with it."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        return TOML_SYNTAX.problem(f"{path} is not UTF-8 text: {error.reason}", set_by=str(path))
-    except OSError as error:
-        return missing_file(path, error, set_by)
-    try:
-        return tomllib.loads(text), key_lines(text)
-    except tomllib.TOMLDecodeError as error:
-        message, _, place = str(error).partition(" (at ")
-        line = re.search(r"line (\d+)", place)
-        where = f"{path}:{line[1]}" if line else f"{path}, at its end"
-        return TOML_SYNTAX.problem(f"{path} is not TOML: {message}", set_by=where)
-
-
-def missing_file(path: Path, error: OSError, set_by: str) -> Problem:
-    """Return the problem of a file that cannot be read, with what lies beside it."""
-    folder = path.parent
-    beside: list[str] = []
-    if folder.is_dir():
-        names = sorted(entry.name for entry in folder.iterdir() if entry.suffix == path.suffix)
-        close = did_you_mean(path.name, names)
-        beside = [str(folder / name) for name in (*close, *(n for n in names if n not in close))]
-        there = "" if beside else f"; {folder} has no {path.suffix or 'such'} file"
-    else:
-        there = f"; there is no folder {folder}"
-        beside = sorted(str(found) for found in folder.parent.glob(f"*/{path.name}"))
-    reason = error.strerror or str(error)
-    return NO_SUCH_FILE.problem(
-        f"{path} cannot be read ({reason}){there}", set_by=set_by, works=beside[:8]
-    )
 
 
 def entries_of(
@@ -159,7 +123,7 @@ def parse_sets(sets: Sequence[str]) -> tuple[Entries, list[Problem]]:
 def _set_value(key: str, text: str) -> object:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     value = parsed["value"] if len(parsed) == 1 else text
     setting = SETTINGS.get(key)
@@ -173,26 +137,26 @@ def _add_source(
     gathered: Gathered, source: Path | str, *, folder: Path, set_by: str, chain: tuple[str, ...]
 ) -> None:
     is_name = isinstance(source, str) and not source.endswith(".toml") and "/" not in source
-    path = folder / Path(source).expanduser()
+    path = Entry(value=str(source), source="", folder=folder).path()
     if is_name and (preset := read_extendable(str(source))):
         gathered.add(preset_entries(preset))
-    elif is_name and not path.is_file():
+    elif is_name and not is_file(path):
         gathered.fail(_unknown_preset(str(source), folder, set_by))
     else:
         _add_file(gathered, path, set_by=set_by, chain=chain)
 
 
 def _add_file(gathered: Gathered, path: Path, *, set_by: str, chain: tuple[str, ...]) -> None:
+    read = read_toml(path, set_by)
+    if isinstance(read, Problem):
+        gathered.fail(read)
+        return
     here = str(path.resolve())
     if here in chain:
         files = " -> ".join(Path(file).name for file in (*chain[chain.index(here) :], here))
         gathered.fail(
             EXTENDS_CYCLE.problem(f"{files}: a file builds on itself", key="extends", set_by=set_by)
         )
-        return
-    read = read_toml(path, set_by)
-    if isinstance(read, Problem):
-        gathered.fail(read)
         return
     entries = entries_of(*read, path)
     base = entries.pop("extends", None)
@@ -214,7 +178,8 @@ def _unknown_preset(name: str, folder: Path, set_by: str) -> Problem:
     names = extendable_names()
     close = did_you_mean(name, names)
     hint = f'; did you mean "{close[0]}"?' if close else ""
-    around = folder / name if (folder / name).is_dir() else folder
+    inner = folder / name
+    around = inner if is_folder(inner) else folder
     found = (path for path in around.glob("*.toml") if path.name != "pyproject.toml")
     files = sorted(str(path) for path in found)
     return UNKNOWN_PRESET.problem(

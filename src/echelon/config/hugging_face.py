@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import cast
 
 from echelon.config.entries import Entry, check_layer
-from echelon.config.gather import missing_file
+from echelon.config.files import is_folder, missing_file
 from echelon.config.kinds import toml_text
 from echelon.core.errors import Problem
 from echelon.core.rulebook.model import (
@@ -88,13 +88,13 @@ class Reader:
 
 def read_hf_config(path: Path, set_by: str) -> tuple[dict[str, Entry], list[Problem]]:
     """Return the `model.*` entries of a config.json (or of the folder that holds one)."""
-    if path.is_dir():
+    if is_folder(path):
         path = path / "config.json"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         return {}, [missing_file(path, error, set_by)]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return {}, [_unreadable(path, f"is not JSON: {error}", set_by)]
     if not isinstance(data, dict):
         return {}, [_unreadable(path, "is not a JSON object", set_by)]

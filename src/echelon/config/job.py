@@ -34,20 +34,22 @@ class DataSettings:
 class TrainSettings:
     """Say how long a run is and where it writes: `runs_dir`/`run_name`.
 
-    Every `validate_every` steps, `validation_batches` global batches of the held-out part are
-    read. A step that takes longer than `step_timeout_s` ends the run.
+    After every `validate_every` steps and after the last, `validation_batches` global batches of
+    the held-out part are read. A step that takes longer than `step_timeout_s` ends the run.
     """
 
     steps: int
     run_name: str
     runs_dir: str = "runs"
     validate_every: int | Never = "never"
-    validation_batches: int = 1
+    validation_batches: int = 8
     step_timeout_s: float = 600.0
 
     def validates_after(self, num_steps: int) -> bool:
         """Return whether to validate when `num_steps` steps are done."""
-        return self.validate_every != "never" and num_steps % self.validate_every == 0
+        if self.validate_every == "never":
+            return False
+        return num_steps % self.validate_every == 0 or num_steps == self.steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Protocol, cast
 from echelon.core.rulebook.config import OUT_OF_RANGE, UNKNOWN_CHOICE, WRONG_TYPE
 from echelon.core.rules import Rule, did_you_mean
 
+MAX_REAL = 1e300  # Short of infinity, so that a whole number of any length is judged too.
 TYPE_NAMES = {
     "bool": "true or false",
     "int": "a whole number",
@@ -109,7 +110,7 @@ class Real:
             return _wrong_type(value, self.describe(), _number_in(value))
         low = value > self.minimum if self.above else value >= self.minimum
         high = value < self.maximum if self.below else value <= self.maximum
-        if low and high and abs(value) != float("inf"):
+        if low and high and abs(value) < MAX_REAL:
             return None
         return Misfit(
             rule=OUT_OF_RANGE,
@@ -168,8 +169,8 @@ class Choice:
 class Text:
     """A string that is not empty and matches `pattern`, which `means` puts in words."""
 
-    pattern: str = r".*\S.*"
-    means: str = "a string that is not empty"
+    pattern: str = r"[^\x00]*[^\x00\s][^\x00]*"
+    means: str = "a string that is not empty, without NUL"
 
     def misfit(self, value: object) -> Misfit | None:
         """Return why `value` does not fit."""

@@ -103,12 +103,13 @@ def heads_divide_hidden(view: View) -> Iterator[Problem]:
     """Check that the width of a head is a whole number."""
     hidden, heads = view.integer("model.hidden"), view.integer("model.heads")
     if not view.has("model.head_dim") and hidden % heads:
+        below = hidden - hidden % (2 * heads)  # An even head, so that rotary positions fit too.
         yield HEADS_DIVIDE_HIDDEN.problem(
             f"model.hidden = {hidden} is not a multiple of model.heads = {heads} "
             f"({hidden} % {heads} = {hidden % heads}), and model.head_dim is not set",
             key="model.hidden",
             set_by=view.set_by("model.hidden", "model.heads"),
-            works=[f"heads = {heads}" for heads in nearest_divisors(hidden, heads)],
+            works=[f"hidden = {n}" for n in (below, below + 2 * heads) if n > 0],
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from echelon.config.checks import CHECKS, mesh_of, num_stages, run_checks
 from echelon.config.cluster import DEFAULT_CLUSTER, read_cluster
@@ -75,11 +74,12 @@ def resolve(gathered: Gathered, run_name: str, world_size: int | None) -> Job:
         raise ConfigError(problems)
     merged = gathered.merged()
     wrong = {problem.key for problem in problems if problem.key in SETTINGS}
-    if not wrong.intersection(MODEL_SOURCES):
+    unread = bool(wrong.intersection(MODEL_SOURCES))
+    if not unread:
         merged, source_problems = expand_model(merged)
         problems.extend(source_problems)
-        wrong.update(problem.key for problem in source_problems if problem.key in SETTINGS)
-    if wrong.intersection(MODEL_SOURCES):
+        unread = bool(source_problems)
+    if unread:
         wrong.update(key for key in SETTINGS if key.startswith("model."))
     else:
         # Derived values stand below what was set, and are judged together with it.
@@ -112,8 +112,7 @@ def _resolve_names(entries: dict[str, Entry], run_name: str) -> None:
     for key in ("data.source", "data.tokenizer", "cluster.file"):
         entry = entries.get(key)
         if entry is not None and isinstance(entry.value, str) and not _is_word(key, entry.value):
-            path = (entry.folder or Path()) / Path(entry.value).expanduser()
-            entries[key] = Entry(value=str(path.resolve()), source=entry.source)
+            entries[key] = Entry(value=str(entry.path().absolute()), source=entry.source)
 
 
 def _is_word(key: str, value: str) -> bool:

@@ -86,8 +86,7 @@ class View:
 
     def path(self, key: str) -> Path:
         """Return a path, taken from the folder of the file that sets it."""
-        entry = self.entry(key)
-        return (entry.folder or Path()) / Path(cast(str, entry.value)).expanduser()
+        return self.entry(key).path()
 
     def set_by(self, *keys: str) -> str:
         """Return where these settings were set, those that somebody set; else "default"."""

@@ -44,7 +44,7 @@ BACKEND_AVAILABLE = Rule(
 ENOUGH_MEMORY = Rule(
     id="enough-memory",
     why="""
-    Every rank is a process that imports torch, which alone takes about 0.3 GB. With less free
+    Every rank is a process with its own weights, and torch comes on top. With less free
     memory than a few ranks need, the system ends one of them without a message.
     """,
     bad="8 ranks in a container limited to 1 GB",

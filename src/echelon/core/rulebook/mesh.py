@@ -1,4 +1,4 @@
-"""Rules about the mesh: degrees, world size, what a degree must divide, and which blocks go where."""
+"""Rules about the mesh: degrees, world size, what a degree divides, which blocks go where."""
 
 from __future__ import annotations
 
