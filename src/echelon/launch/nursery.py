@@ -26,6 +26,7 @@ PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "echelon.launch.rank
 """torch._dynamo is what the first optimizer of a process imports, for as long as torch itself."""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 
 
 def main(control_descriptor: int) -> int:
@@ -100,6 +101,7 @@ def _become_rank(seat: Seat, descriptors: list[int], ours: list[int], parent: in
     for descriptor in ours:
         os.close(descriptor)
     _die_with(parent)
+    _take_name(process_name(seat.rank))
     redirect_to_log(Path(seat.log_path), shown=seat.shown)
     os.environ.update(seat.environment)
     sys.path[:] = seat.path
@@ -107,6 +109,16 @@ def _become_rank(seat: Seat, descriptors: list[int], ours: list[int], parent: in
 
     channel = Channel(socket.socket(fileno=descriptors[0]))
     serve(channel, seat, descriptors[1] if len(descriptors) > 1 else None)
+
+
+def process_name(rank: int) -> str:
+    """Return the name under which `ps` and `top` list the process of a rank."""
+    return f"rank-{rank:04d}"
+
+
+def _take_name(name: str) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
 
 
 def _die_with(parent: int) -> None:
