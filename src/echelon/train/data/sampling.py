@@ -11,6 +11,8 @@ begins in the same step.
 The permutation is a keyed bijection, a Feistel network on the bits of the index with cycle-walking
 (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002), so a step costs O(count) time
 and no memory, whatever the number of samples. The mixing function is SplitMix64's finaliser.
+
+Shape suffixes: R rounds, N samples.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ _SMALL_BITS = 12
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+_SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def sample_ids(*, seed: int, step: int, num_samples: int, count: int) -> NDArray[np.int64]:
@@ -38,8 +41,14 @@ def sample_ids(*, seed: int, step: int, num_samples: int, count: int) -> NDArray
     first = step * count
     position = first % num_samples + np.arange(count, dtype=np.int64)
     epoch = first // num_samples + position // num_samples
-    keys = _keys(seed, epoch)
-    return _permute(position % num_samples, keys, num_samples)
+    bits = (num_samples - 1).bit_length()
+    keys_RN = _keys(seed, epoch, _ROUNDS_SMALL if bits < _SMALL_BITS else _ROUNDS)
+    value = (position % num_samples).astype(np.uint64)
+    outside = np.arange(count)
+    while len(outside):
+        value[outside] = _feistel(value[outside], keys_RN[:, outside], bits)
+        outside = outside[value[outside] >= np.uint64(num_samples)]
+    return value.astype(np.int64)
 
 
 def sequential_ids(*, batch: int, count: int) -> NDArray[np.int64]:
@@ -51,41 +60,32 @@ def sequential_ids(*, batch: int, count: int) -> NDArray[np.int64]:
     return batch * count + np.arange(count, dtype=np.int64)
 
 
-def _keys(seed: int, epoch: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return one key for each entry of `epoch`."""
+def _keys(seed: int, epoch: NDArray[np.int64], num_rounds: int) -> NDArray[np.uint64]:
+    """Return the keys of all rounds for each entry of `epoch`."""
     text = f"sample-order\0{seed}".encode()
     base = np.frombuffer(hashlib.blake2b(text, digest_size=8).digest(), dtype="<u8")
-    return _mix(_mix(epoch.astype(np.uint64) * _GOLDEN + base))
+    keys = _mix(_mix(epoch.astype(np.uint64) * _GOLDEN + base))
+    rounds = np.arange(1, num_rounds + 1, dtype=np.uint64) * _GOLDEN
+    return _mix(keys[np.newaxis, :] + rounds[:, np.newaxis])
 
 
-def _permute(index: NDArray[np.int64], keys: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
-    """Map each index in [0, size) through the permutation that its key chooses."""
-    bits = (size - 1).bit_length()
-    value = index.astype(np.uint64)
-    outside = np.ones(len(value), dtype=bool)
-    while outside.any():
-        value[outside] = _feistel(value[outside], keys[outside], bits)
-        outside = value >= np.uint64(size)
-    return value.astype(np.int64)
-
-
-def _feistel(value: NDArray[np.uint64], keys: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
+def _feistel(
+    value: NDArray[np.uint64], keys_RN: NDArray[np.uint64], bits: int
+) -> NDArray[np.uint64]:
     """Map [0, 2**bits) onto itself; the two parts of the bits may differ in width by one."""
     right_bits = np.uint64((bits + 1) // 2)
     right_mask = np.uint64((1 << ((bits + 1) // 2)) - 1)
     left_mask = np.uint64((1 << (bits // 2)) - 1)
     left, right = value >> right_bits, value & right_mask
-    round_keys = keys
-    for number in range(_ROUNDS_SMALL if bits < _SMALL_BITS else _ROUNDS):
-        round_keys = round_keys + _GOLDEN
+    for number, keys in enumerate(keys_RN):
         if number % 2 == 0:
-            left = left ^ (_mix(right ^ _mix(round_keys)) & left_mask)
+            left = left ^ (_mix(right ^ keys) & left_mask)
         else:
-            right = right ^ (_mix(left ^ _mix(round_keys)) & right_mask)
+            right = right ^ (_mix(left ^ keys) & right_mask)
     return (left << right_bits) | right
 
 
 def _mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1
-    bits = (bits ^ (bits >> np.uint64(27))) * _MIX_2
-    return bits ^ (bits >> np.uint64(31))
+    bits = (bits ^ (bits >> _SHIFT_1)) * _MIX_1
+    bits = (bits ^ (bits >> _SHIFT_2)) * _MIX_2
+    return bits ^ (bits >> _SHIFT_3)

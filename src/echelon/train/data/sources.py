@@ -59,11 +59,6 @@ class SourceFiles:
     files: tuple[SourceFile, ...]
     skipped: Mapping[str, int] = field(default_factory=dict[str, int])
 
-    @property
-    def num_bytes(self) -> int:
-        """Return the size of all files on disk."""
-        return sum(file.path.stat().st_size for file in self.files)
-
 
 def find_files(
     sources: Sequence[str | Path], *, format: SourceFormat = "auto", split: str = "train"

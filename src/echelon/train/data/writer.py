@@ -173,8 +173,8 @@ class DatasetWriter:
         free = shutil.disk_usage(_existing(self._output)).free
         written = self.num_tokens * self._dtype.itemsize
         return DATA_DISK_FULL.problem(
-            f"{error.strerror}: {binary_bytes(written)} ({self.num_tokens} tokens) of "
-            f"{self._output} were written, {binary_bytes(free)} are free there"
+            f"{error.strerror} after {binary_bytes(written)} ({self.num_tokens} tokens) of "
+            f"{self._output}; {binary_bytes(free)} are free there"
         )
 
 
