@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FL
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format prove-matrix clean
+.PHONY: help setup demo test check format readme prove-matrix clean
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-22s %s\n", $$1, $$2 }'
@@ -35,6 +35,9 @@ check: $(VENV)/installed-dev ## check format, lint, types, import floors and fil
 format: $(VENV)/installed-dev ## format the code and mend what ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+readme: $(VENV)/installed-dev ## write the blocks of README.md that show output again
+	$(BIN)/python -m tests.readme
 
 prove-matrix: $(VENV)/installed ## prove every layout of up to eight ranks (long; picks up where it stopped)
 	@mkdir -p runs

@@ -91,6 +91,16 @@ def test_little_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not found.stops_runs
 
 
+def test_more_ranks_than_memory_holds_are_refused_with_what_fits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "available_memory_bytes", lambda: machine.START_BYTES + 2**26)
+    assert main(["prove", "nano", "--set", "mesh.dp_replicate=4"]) == 3
+    error = capsys.readouterr().err
+    assert error.startswith("error[enough-memory]: 4 ranks")
+    assert "a mesh of up to 2 ranks" in error
+
+
 @pytest.mark.parametrize(("nccl", "expected"), [(True, "shared-memory"), (False, None)])
 def test_little_shared_memory_matters_to_nccl_only(
     nccl: bool, expected: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

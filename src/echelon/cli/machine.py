@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from echelon.core.errors import Problem
+from echelon.core.errors import EnvironmentProblem, Problem
 from echelon.core.rulebook import machine as rules
 from echelon.core.units import binary_bytes
 
@@ -27,6 +27,11 @@ MIN_TORCH = (2, 11)
 MIN_MEMORY_BYTES = 2 * 2**30
 MIN_SHARED_MEMORY_BYTES = 2**30
 MIN_DISK_BYTES = 2**30
+
+START_BYTES = 2**28
+"""What starting ranks takes: torch, once."""
+RANK_BYTES = 2**25
+"""What each forked rank adds while it proves a shrunk model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +189,23 @@ def memory() -> Finding:
         problem=problem,
         needed=False,
     )
+
+
+def require_memory_for_ranks(num_ranks: int) -> None:
+    """Raise EnvironmentProblem where this machine has no room for so many small ranks."""
+    needed = START_BYTES + num_ranks * RANK_BYTES
+    available = available_memory_bytes()
+    if needed > available:
+        fits = max(0, available - START_BYTES) // RANK_BYTES
+        raise EnvironmentProblem(
+            rules.ENOUGH_MEMORY.problem(
+                f"{num_ranks} ranks on this machine take about {binary_bytes(START_BYTES)} + "
+                f"{num_ranks} x {binary_bytes(RANK_BYTES)} = {binary_bytes(needed)}, and "
+                f"{binary_bytes(available)} of memory is free",
+                key="mesh",
+                works=[f"a mesh of up to {fits} ranks"] if fits else [],
+            )
+        )
 
 
 def available_memory_bytes() -> int:

@@ -27,11 +27,13 @@ def prove(
 ) -> int:
     """Prove that a plan computes what one device computes; exit 1 where it does not."""
     from echelon import api
+    from echelon.cli.machine import require_memory_for_ranks
     from echelon.config.effects import require_trainable
     from echelon.config.load import load_job
 
     job = load_job(run, settings)
     require_trainable(job)
+    require_memory_for_ranks(job.plan.mesh.world_size)
     note(f"proving {job.plan.name} on {job.plan.mesh.world_size} ranks beside one process ...")
     proof = api.prove(job.plan, subject=subject)
     if json:
