@@ -4,7 +4,9 @@ A host is a network namespace, its uplink shaped to 200 Mbit/s: transfer takes t
 overlap and placement show, which loopback hides. Consecutive ranks share a host, so tensor (or
 data) neighbours stay inside where a mode has four ranks. Echelon also runs on links that are not
 shaped; the difference is its exposed transfer time, set beside what the dependency graph of the
-mode forces (`bench/exposed.py`). Needs root, `ip` and `tc`. Exit 1 where a target is missed.
+mode forces (`bench/exposed.py`). Where that is too little to be told from noise (a pipeline sends
+a few MB), the exposed time is taken on links ten times slower. Needs root, `ip` and `tc`. Exit 1
+where a target is missed.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from bench.catalogue import OURS
@@ -37,6 +39,8 @@ from bench.report import fastest_peer, rows, table
 from bench.spec import Mode
 
 NUM_HOSTS = 2
+NOISE = 0.05
+SLOWER = 10
 WALL_TARGET = 0.95
 EXPOSED_TARGET = 1.15
 
@@ -45,6 +49,7 @@ EXPOSED_TARGET = 1.15
 class Exposure:
     """Hold Echelon's step on shaped and on free links, and what the graph forces between them."""
 
+    link: Link
     shaped_s: float
     free_s: float
     forced_s: float
@@ -58,6 +63,23 @@ class Exposure:
     def ratio(self) -> float:
         """Return exposed over forced transfer time."""
         return self.exposed_s / self.forced_s
+
+    def line(self) -> str:
+        """Return the verdict as one line of text."""
+        met = self.ratio <= EXPOSED_TARGET
+        return (
+            f"exposed transfer at {self.link.bits_per_s / 1e6:.0f} Mbit/s: {self.shaped_s:.3f} -"
+            f" {self.free_s:.3f} = {self.exposed_s:.3f} s, forced {self.forced_s:.3f} s ="
+            f" {self.ratio:.2f}x, target <= {EXPOSED_TARGET:.2f}x: {_word(met)}"
+        )
+
+
+@dataclass(slots=True)
+class OwnTurns:
+    """Echelon's further turns in a mode: on free links and, where needed, on slower ones."""
+
+    free: list[Measurement] = field(default_factory=list)
+    slower: list[Measurement] = field(default_factory=list)
 
 
 def main() -> int:
@@ -77,9 +99,10 @@ def main() -> int:
     missed = 0
     for mode in options.modes:
         say(f"{mode.name} ({time.monotonic() - started:.0f} s)")
-        entered, free = _measure(mode, options, link)
-        missed += _judge(mode, options, link, entered, free)
-        for label, taken in {**entered.rounds, f"{OURS}, free links": free}.items():
+        entered, own = _measure(mode, options, link)
+        missed += _judge(mode, options, link, entered, own)
+        extra = {f"{OURS}, free links": own.free, f"{OURS}, slower links": own.slower}
+        for label, taken in {**entered.rounds, **extra}.items():
             results += [{"mode": mode.name, "label": label, **asdict(one)} for one in taken]
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
@@ -96,24 +119,37 @@ def _hosts() -> Iterator[Sequence[Host]]:
         yield hosts
 
 
-def _measure(mode: Mode, options: Options, link: Link) -> tuple[Contest, list[Measurement]]:
-    """Run the rounds of one mode; also return Echelon's turns on links that are not shaped."""
-    free: list[Measurement] = []
+def _measure(mode: Mode, options: Options, link: Link) -> tuple[Contest, OwnTurns]:
+    """Run the rounds of one mode; also return Echelon's turns on other links."""
+    own = OwnTurns()
     with contest(options.cases(mode), options, _hosts) as entered:
         for number in range(options.rounds):
             say(f" round {number + 1} of {options.rounds}")
             for label in list(entered.groups):
                 if label == OURS:
-                    _turn(entered, label, options, None, free)
-                if label in entered.groups:
-                    _turn(entered, label, options, link, entered.rounds[label])
-    return entered, free
+                    _turn(entered, label, options, None, own.free)
+                    if own.free and _lost_in_noise(mode, options, link, own.free):
+                        _turn(entered, label, options, _slower(link), own.slower)
+                _turn(entered, label, options, link, entered.rounds[label])
+    return entered, own
+
+
+def _lost_in_noise(mode: Mode, options: Options, link: Link, free: Sequence[Measurement]) -> bool:
+    """Return whether what the link forces is too small a part of a step to be measured."""
+    step_s = free[0].step_s
+    return forced_s(options.size, mode, link, step_s) < NOISE * step_s
+
+
+def _slower(link: Link) -> Link:
+    return replace(link, bits_per_s=link.bits_per_s / SLOWER)
 
 
 def _turn(
     entered: Contest, label: str, options: Options, link: Link | None, into: list[Measurement]
 ) -> None:
     """Shape the hosts of a case, let it run, keep what it took."""
+    if label not in entered.groups:
+        return
     _, hosts = entered.groups[label]
     for host in hosts:
         host.shape(link)
@@ -122,9 +158,7 @@ def _turn(
         into.append(taken)
 
 
-def _judge(
-    mode: Mode, options: Options, link: Link, entered: Contest, free: Sequence[Measurement]
-) -> int:
+def _judge(mode: Mode, options: Options, link: Link, entered: Contest, own: OwnTurns) -> int:
     """Print the table and the verdicts of one mode; return how many targets it misses."""
     found = rows(entered.rounds)
     print(f"\n{table(mode, found, entered.failures)}")
@@ -145,18 +179,18 @@ def _judge(
             f"{mode.name} wall: {OURS} {mine.step_s:.3f} s, {peer.label} {peer.step_s:.3f} s"
             f" = {ratio:.3f}x, target <= {WALL_TARGET:.2f}x: {_word(ratio <= WALL_TARGET)}"
         )
-    free_s = statistics.median(one.step_s for one in free)
-    exposure = Exposure(
-        shaped_s=mine.step_s,
-        free_s=free_s,
-        forced_s=forced_s(options.size, mode, link, free_s),
-    )
-    missed += exposure.ratio > EXPOSED_TARGET
-    print(
-        f"{mode.name} exposed transfer: {exposure.shaped_s:.3f} - {exposure.free_s:.3f} ="
-        f" {exposure.exposed_s:.3f} s, forced {exposure.forced_s:.3f} s = {exposure.ratio:.2f}x,"
-        f" target <= {EXPOSED_TARGET:.2f}x: {_word(exposure.ratio <= EXPOSED_TARGET)}"
-    )
+    if own.free:
+        free_s = statistics.median(one.step_s for one in own.free)
+        slower_s = [one.step_s for one in own.slower]
+        taken_at = _slower(link) if slower_s else link
+        exposure = Exposure(
+            link=taken_at,
+            shaped_s=statistics.median(slower_s) if slower_s else mine.step_s,
+            free_s=free_s,
+            forced_s=forced_s(options.size, mode, taken_at, free_s),
+        )
+        missed += exposure.ratio > EXPOSED_TARGET
+        print(f"{mode.name} {exposure.line()}")
     sys.stdout.flush()
     return missed
 
