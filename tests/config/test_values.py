@@ -89,6 +89,25 @@ def test_a_misspelt_key_is_told_what_was_meant(key: str, meant: str) -> None:
     assert f"did you mean {meant}?" in found["unknown-key"].message
 
 
+BATCH = "[batch]\nglobal_sequences = 1\nsequence_length = 8"
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("extends = 3", "wrong-type"),
+        ('extends = ""', "out-of-range"),
+        (f"model = 3\n{BATCH}", "wrong-type"),
+        (f"{BATCH}\n[model]\npreset = 'gpt2'\nrope_scaling = 8", "wrong-type"),
+    ],
+)
+def test_what_hangs_on_a_wrong_value_is_not_said_to_be_missing(
+    tmp_path: Path, text: str, rule: str
+) -> None:
+    found = problems_of(write(tmp_path, text))
+    assert list(found) == [rule]
+
+
 def test_an_unknown_table_is_reported_once_and_a_value_is_no_table(tmp_path: Path) -> None:
     run = write(tmp_path, SMALL + "\n[wandb]\nproject = 'x'\nentity = 'y'\nmode = 'z'\n")
     found = problems_of(run)
@@ -199,6 +218,8 @@ def test_one_choice_is_not_made_twice(tmp_path: Path) -> None:
 def test_what_has_no_default_is_missed(tmp_path: Path) -> None:
     found = problems_of(write(tmp_path, "[mesh]\ntp = 1"))
     assert list(found) == ["missing-setting"]
+    assert found["missing-setting"].key == "model"
+    assert 'model.preset = "gpt2"' in found["missing-setting"].works
     run = write(tmp_path, SMALL.replace("vocab = 300", "").replace("layers = 6", ""))
     assert "missing-setting" in problems_of(run)
     found = problems_of(write(tmp_path, SMALL + "\n[model.experts]\nnum_experts = 4\nffn = 6\n"))

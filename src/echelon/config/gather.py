@@ -163,6 +163,7 @@ def _add_file(gathered: Gathered, path: Path, *, set_by: str, chain: tuple[str, 
     if base is not None:
         layer, problems = check_layer({"extends": base})
         gathered.problems.extend(problems)
+        gathered.incomplete = gathered.incomplete or bool(problems)
         if layer:
             _add_source(
                 gathered,

@@ -79,7 +79,8 @@ def derive_model(view: View, run_name: str) -> Iterator[tuple[str, Entry]]:
 
 def model_problems(view: View) -> Iterator[Problem]:
     """Yield everything that is missing from the model, key by key."""
-    if not any(key.startswith("model.") for key in (*view.entries, *view.wrong)):
+    named = (key for key in (*view.entries, *view.wrong) if key.startswith("model."))
+    if not any(key != "model.name" for key in named):
         yield MISSING_SETTING.problem(
             "there is no model: name a preset, a config.json, or its layers, hidden, heads, "
             "ffn, vocab and max_positions",

@@ -73,7 +73,7 @@ def resolve(gathered: Gathered, run_name: str, world_size: int | None) -> Job:
     if gathered.incomplete:
         raise ConfigError(problems)
     merged = gathered.merged()
-    wrong = {problem.key for problem in problems if problem.key in SETTINGS}
+    wrong = {key for problem in problems for key in _keys_under(problem.key)}
     unread = bool(wrong.intersection(MODEL_SOURCES))
     if not unread:
         merged, source_problems = expand_model(merged)
@@ -101,6 +101,11 @@ def resolve(gathered: Gathered, run_name: str, world_size: int | None) -> Job:
         raise (InfeasiblePlan if legal_by_themselves else ConfigError)(problems)
     assert isinstance(cluster, Cluster)
     return _build_job(view, cluster)
+
+
+def _keys_under(name: str) -> Iterator[str]:
+    """Yield the setting of this name, or all settings of the table of this name."""
+    return (key for key in SETTINGS if key == name or (name and key.startswith(f"{name}.")))
 
 
 def _resolve_names(entries: dict[str, Entry], run_name: str) -> None:
