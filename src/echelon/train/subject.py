@@ -20,16 +20,34 @@ from echelon.train.engine import StepResult, TrainEngine
 class GlobalRows(Protocol):
     """A whole global batch, one sequence per row (the prover's `GlobalBatch` is one)."""
 
-    sample_ids: tuple[int, ...]
-    inputs_BT: torch.Tensor
-    labels_BT: torch.Tensor
+    @property
+    def sample_ids(self) -> tuple[int, ...]:
+        """Ids of the rows."""
+        ...
+
+    @property
+    def inputs_BT(self) -> torch.Tensor:
+        """Token ids."""
+        ...
+
+    @property
+    def labels_BT(self) -> torch.Tensor:
+        """The token that follows each, or the ignored label."""
+        ...
 
 
 class RankPlace(Protocol):
     """What is asked of a rank's context."""
 
-    rank: int
-    device: torch.device
+    @property
+    def rank(self) -> int:
+        """The rank in the world."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

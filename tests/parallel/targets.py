@@ -1,0 +1,313 @@
+"""What ranks run in these tests. Arguments hold a Plan; results hold tensors and events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from echelon.core.event import Event, EventList
+from echelon.core.mesh import Mesh
+from echelon.core.plan import Plan
+from echelon.launch.context import RankContext
+from echelon.models.batch import TokenBatch
+from echelon.models.decoder import Block
+from echelon.parallel.apply import RankModel, apply_plan
+from echelon.parallel.collectives import Group
+from echelon.parallel.device_mesh import RankGroups, rank_groups
+from echelon.parallel.recorder import Recorder
+from echelon.parallel.shards import Shard
+from echelon.parallel.weights import bucket_shards
+from echelon.train.subject import EngineSubject
+from tests.parallel.one_device import Rows, make_rows, place, random_values
+
+Shards = Mapping[str, list[Shard]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """One rank's part of a plan, with random values."""
+
+    groups: RankGroups
+    model: RankModel
+    events: EventList
+
+    def gradients(self) -> Shards:
+        """Return copies of the gradients in the buckets."""
+        flats = [bucket.gradients for bucket in self.model.buckets]
+        return copies(bucket_shards(self.model.buckets, flats, self.groups))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What one rank computed: an output, the gradient of the input, of the weights, and events."""
+
+    out: torch.Tensor
+    dx: torch.Tensor
+    gradients: Shards
+    events: list[Event]
+    saved: list[tuple[int, ...]]
+
+
+def copies(shards: Shards) -> dict[str, list[Shard]]:
+    """Return shards that no longer look into the buckets."""
+    return {
+        name: [replace(shard, tensor=shard.tensor.clone()) for shard in held]
+        for name, held in shards.items()
+    }
+
+
+def tensor_group(context: RankContext) -> tuple[Group, EventList]:
+    """Return the group of all ranks as tensor ranks, and what it records."""
+    events = EventList()
+    mesh = Mesh(tp=context.world_size)
+    return rank_groups(mesh, Recorder(context.rank, events), tied=False).tensor, events
+
+
+def build(context: RankContext, plan: Plan) -> Built:
+    """Return this rank's part of `plan` with random values in place of the first ones."""
+    events = EventList()
+    groups = rank_groups(plan.mesh, Recorder(context.rank, events), tied=plan.model.tied)
+    model = apply_plan(plan, groups, context.device)
+    values = random_values(plan)
+    held = bucket_shards(model.buckets, [bucket.values for bucket in model.buckets], groups)
+    for name, shards in held.items():
+        for shard in shards:
+            shard.tensor.copy_(values[name][place(shard)])
+    model.store.start_step()
+    model.store.start_backward(last=True)
+    return Built(groups=groups, model=model, events=events)
+
+
+def every_collective(context: RankContext, argument: Any) -> dict[str, Any]:
+    """Run each collective once on values that tell the ranks apart."""
+    group, events = tensor_group(context)
+    n, rank = context.world_size, context.rank
+    whole = torch.arange(4 * n, dtype=torch.float64).view(2 * n, 2) * (rank + 1)
+    summed = whole.clone()
+    group.all_reduce(summed, name="sum").wait()
+    gathered = torch.empty(2 * n, 2, dtype=torch.float64)
+    group.all_gather(gathered, whole[:2].clone(), name="gather").wait()
+    piece = torch.empty(2, 2, dtype=torch.float64)
+    kept = whole.clone()
+    pending = group.reduce_scatter(piece, kept, name="scatter", async_op=True)
+    pending.wait()
+    pending.wait()
+    rows = group.gather_rows(torch.tensor([rank, 10 * rank]), name="rows")
+    objects = group.gather_objects({"rank": rank})
+    arrived = torch.empty(3, dtype=torch.float64)
+    receive = group.receive(arrived, (rank - 1) % n, name="receive", tag=5)
+    sent = torch.full((3,), float(rank), dtype=torch.float64)
+    send = group.send(sent, (rank + 1) % n, name="pass", tag=5)
+    receive.wait()
+    send.wait()
+    return {
+        "whole": whole,
+        "summed": summed,
+        "gathered": gathered,
+        "piece": piece,
+        "kept": kept,
+        "rows": rows,
+        "objects": objects,
+        "arrived": arrived,
+        "done": receive.done() and send.done(),
+        "events": events.events,
+    }
+
+
+def strided_tensors(context: RankContext, argument: Any) -> list[str]:
+    """Offer a strided tensor to each collective; return the refusals."""
+    group, _ = tensor_group(context)
+    strided, flat = torch.ones(4, 4).t()[:2], torch.ones(2, 4)
+    assert not strided.is_contiguous()
+    calls: list[Callable[[], object]] = [
+        lambda: group.all_reduce(strided, name="reduce"),
+        lambda: group.all_gather(torch.ones(4, 4).t(), flat, name="gather"),
+        lambda: group.all_gather(torch.ones(4, 4), strided, name="gather piece"),
+        lambda: group.reduce_scatter(strided, torch.ones(4, 4), name="scatter piece"),
+        lambda: group.reduce_scatter(flat, torch.ones(4, 4).t(), name="scatter"),
+        lambda: group.send(strided, 1 - context.rank, name="send", tag=0),
+        lambda: group.receive(strided, 1 - context.rank, name="receive", tag=0),
+    ]
+    refusals: list[str] = []
+    for call in calls:
+        try:
+            call()
+        except ValueError as error:
+            refusals.append(str(error))
+    return refusals
+
+
+def run_and_record(
+    built: Built, compute: Callable[[], tuple[torch.Tensor, torch.Tensor]], dy: torch.Tensor | None
+) -> Pass:
+    """Run `compute` (which gives output and input) and its backward; note what was kept."""
+    saved: list[tuple[int, ...]] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tuple(tensor.shape))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out, x = compute()
+    out.backward(dy)
+    built.model.store.run_deferred()
+    built.model.reduction.finish()
+    assert x.grad is not None
+    return Pass(
+        out=out.detach(),
+        dx=x.grad,
+        gradients=built.gradients(),
+        events=built.events.events,
+        saved=saved,
+    )
+
+
+def own_rows(plan: Plan, groups: RankGroups, x_ND: torch.Tensor) -> torch.Tensor:
+    """Return the rows of the stream that this rank holds."""
+    if not plan.layout.sequence_parallel:
+        return x_ND.clone()
+    return x_ND.chunk(plan.mesh.tp)[groups.tensor.index].clone()
+
+
+def one_block(context: RankContext, argument: tuple[Plan, Any, Any, TokenBatch]) -> Pass:
+    """Run the first block forward and backward, on a given stream and its gradient."""
+    plan, x_ND, dy_ND, batch = argument
+    built = build(context, plan)
+    x_ND = own_rows(plan, built.groups, x_ND).requires_grad_()
+    block = built.model.stage.layers["0"]
+    assert isinstance(block, Block)
+    return run_and_record(
+        built, lambda: (block(x_ND, batch), x_ND), own_rows(plan, built.groups, dy_ND)
+    )
+
+
+def embed(context: RankContext, argument: tuple[Plan, Any, TokenBatch]) -> Pass:
+    """Embed the tokens; the gradient of the output is given."""
+    plan, dy_ND, batch = argument
+    built = build(context, plan)
+    stage = built.model.stage
+    anchor = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    positions = stage.positions.weight if plan.model.positions == "learned" else None
+
+    def compute() -> tuple[torch.Tensor, torch.Tensor]:
+        out = stage.operations.embed(stage.embedding.weight, positions, batch)
+        return out + anchor, anchor
+
+    return run_and_record(built, compute, own_rows(plan, built.groups, dy_ND))
+
+
+def head(context: RankContext, argument: tuple[Plan, Any, TokenBatch]) -> Pass:
+    """Compute the scaled loss of a stream, and its gradients."""
+    plan, x_ND, batch = argument
+    built = build(context, plan)
+    x_ND = own_rows(plan, built.groups, x_ND).requires_grad_()
+    stage = built.model.stage
+
+    def compute() -> tuple[torch.Tensor, torch.Tensor]:
+        loss = stage.operations.head_loss(x_ND, stage.head_weight, batch.labels_N, 0.25)
+        return loss, x_ND
+
+    return run_and_record(built, compute, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What one rank did in some steps: losses, norms, gradients of each step, parameters, events.
+
+    `held` are the bytes of parameters, gradients and moments; `in_flight` the most microbatches
+    whose activations this rank held at once; `order` what became ready and what was launched.
+    """
+
+    losses: list[float]
+    norms: list[float]
+    tokens: list[int]
+    gradients: list[Shards]
+    parameters: Shards
+    events: list[list[Event]]
+    held: tuple[int, int, int]
+    in_flight: int
+    order: list[tuple[str, str]]
+    samples: list[tuple[int, ...]]
+
+
+def train(context: RankContext, argument: tuple[Plan, int]) -> Trained:
+    """Take steps with the engine on this rank's rows."""
+    plan, num_steps = argument
+    subject = EngineSubject(plan, context)
+    engine = subject.engine
+    order = watch_order(subject)
+    peaks = watch_in_flight(subject)
+    losses: list[float] = []
+    norms: list[float] = []
+    tokens: list[int] = []
+    samples: list[tuple[int, ...]] = []
+    gradients: list[Shards] = []
+    events: list[list[Event]] = []
+    for step in range(num_steps):
+        start = len(subject.events.events)
+        order.clear()
+        report = subject.step(make_rows(plan, step), step)
+        losses.append(report.loss)
+        norms.append(report.grad_norm)
+        tokens.append(report.tokens)
+        samples.append(report.samples)
+        gradients.append(copies({n: list(s) for n, s in subject.gradients().items()}))
+        events.append(subject.events.events[start:])
+    buckets, moments = engine.model.buckets, engine.optimizer.moments
+    return Trained(
+        losses=losses,
+        norms=norms,
+        tokens=tokens,
+        gradients=gradients,
+        parameters=copies(engine.parameters()),
+        events=events,
+        held=(
+            sum(bucket.values.untyped_storage().nbytes() for bucket in buckets),
+            sum(bucket.gradients.untyped_storage().nbytes() for bucket in buckets),
+            sum(one.untyped_storage().nbytes() for kind in moments.values() for one in kind),
+        ),
+        in_flight=max(peaks),
+        order=list(order),
+        samples=samples,
+    )
+
+
+def watch_order(subject: EngineSubject) -> list[tuple[str, str]]:
+    """Return a list that each ready gradient and each launched bucket is written to."""
+    order: list[tuple[str, str]] = []
+    store: Any = subject.engine.model.store
+    arrived, on_full = store._arrived, store._on_full
+
+    def note_ready(slot: Any) -> None:
+        order.append(("ready", slot.spec.name))
+        arrived(slot)
+
+    def note_launch(bucket: Any) -> None:
+        order.append(("launch", bucket.name))
+        on_full(bucket)
+
+    store._arrived, store._on_full = note_ready, note_launch
+    return order
+
+
+def watch_in_flight(subject: EngineSubject) -> list[int]:
+    """Return a list of how many microbatches were held after each forward pass."""
+    peaks: list[int] = [0]
+    executor: Any = subject.engine.model.executor
+    forward = executor._forward
+
+    def note(state: Any, *rest: Any) -> Any:
+        out = forward(state, *rest)
+        peaks.append(len(state.outputs))
+        return out
+
+    executor._forward = note
+    return peaks
+
+
+def rows_batch(rows: Rows) -> TokenBatch:
+    """Return the rows as one batch of step 0."""
+    return rows.batch(0)
