@@ -137,16 +137,23 @@ def remove_leftovers() -> list[str]:
 
 
 def _owner_lives(name: str) -> bool:
-    """Return whether the run that made a namespace still runs (its name holds the process id)."""
-    owner = name.removeprefix(PREFIX).partition("-")[0]
+    """Return whether the run that made a namespace still runs: its name tells process and start."""
+    owner, _, rest = name.removeprefix(PREFIX).partition("-")
+    return owner.isdigit() and _started(int(owner)) == rest.partition("-")[0]
+
+
+def _started(pid: int) -> str | None:
+    """Return when a process started, in clock ticks since boot; None where there is none."""
     try:
-        return b"bench" in Path(f"/proc/{owner}/cmdline").read_bytes()
+        stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return False
+        return None
+    return stat.rpartition(")")[2].split()[19]
 
 
 def _name(role: str) -> str:
-    return f"{PREFIX}{os.getpid()}-{os.urandom(3).hex()}-{role}"
+    pid = os.getpid()
+    return f"{PREFIX}{pid}-{_started(pid)}-{os.urandom(3).hex()}-{role}"
 
 
 def _make_namespace(name: str) -> None:
