@@ -1,0 +1,165 @@
+"""The loop: what it says, where it stops, and that a resumed run is the unbroken one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from echelon.config.load import load_job
+from echelon.core.event import EventList
+from echelon.core.serialize import to_json
+from echelon.launch.culprit import RankFailure
+from echelon.launch.pool import RankPool
+from echelon.train.data.prepare import prepare
+from echelon.train.loop import RankTask, TrainSummary
+from echelon.train.observer import StepFacts
+
+TINY = (
+    "model.layers=2",
+    "model.hidden=32",
+    "model.ffn=48",
+    "batch.sequence_length=16",
+    "batch.global_sequences=8",
+    "batch.microbatch_sequences=1",
+    "optimizer.warmup_steps=2",
+    "precision.parameters=fp64",
+    "precision.gradients=fp64",
+    "precision.reduction=fp64",
+    "precision.master=fp64",
+    "train.steps=6",
+    "train.validate_every=3",
+    "checkpoint.every=3",
+    'checkpoint.keep="all"',
+)
+LAYOUTS = {
+    "dp2": ("mesh.dp_replicate=2",),
+    "tp2 sp": ("mesh.tp=2", "mesh.sequence_parallel=true"),
+    "pp2": ("mesh.pp=2",),
+}
+
+
+class Notes:
+    """Write down what a rank is told, in a file beside its run."""
+
+    def __init__(self, run_dir: Path, rank: int) -> None:
+        self.sink = EventList()
+        self._file = (run_dir / f"notes-{rank}.txt").open("a", encoding="ascii")
+
+    def stepped(self, facts: StepFacts) -> None:
+        self._file.write(f"step {facts.step} {facts.loss!r} {facts.grad_norm!r}\n")
+
+    def validated(self, step: int, loss: float) -> None:
+        self._file.write(f"valid {step} {loss!r}\n")
+
+    def saved(self, step: int, path: Path) -> None:
+        self._file.write(f"saved {step} {path.name}\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def notes(_job: object, run_dir: Path, rank: int) -> Notes:
+    """Build the observer of these tests."""
+    return Notes(run_dir, rank)
+
+
+def read_steps(run_dir: Path, rank: int = 0) -> dict[int, tuple[float, float]]:
+    """Return step -> (loss, gradient norm) as a rank noted them."""
+    lines = (run_dir / f"notes-{rank}.txt").read_text().splitlines()
+    words = [line.split() for line in lines if line.startswith("step")]
+    return {int(step): (float(loss), float(norm)) for _, step, loss, norm in words}
+
+
+def train(
+    pool: RankPool, run_dir: Path, data: Path, layout: Sequence[str], resume: Path | None = None
+) -> TrainSummary:
+    """Train the tiny model and return what rank 0 says; the ranks must say the same."""
+    job = load_job("nano", [*TINY, *layout])
+    run_dir.mkdir(parents=True, exist_ok=True)
+    task = RankTask(
+        job=job,
+        run_dir=str(run_dir),
+        data=str(data),
+        observer=f"{__name__}:notes",
+        resume=None if resume is None else str(resume),
+    )
+    world = job.plan.mesh.world_size
+    results = pool.run("echelon.train.loop:train_rank", to_json(task), world)
+    assert all(result == results[0] for result in results)
+    return results[0]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepare a few kilobytes of text."""
+    folder = tmp_path_factory.mktemp("text")
+    words = [f"line {i} of {i * i % 97} words, more or less\n" for i in range(400)]
+    (folder / "words.txt").write_text("".join(words))
+    prepare([str(folder / "words.txt")], folder / "data", tokenizer="bytes")
+    return folder / "data"
+
+
+def test_every_layout_takes_the_same_steps(rank_pool: RankPool, tmp_path: Path, data: Path) -> None:
+    alone = train(rank_pool, tmp_path / "alone", data, ())
+    expected = read_steps(tmp_path / "alone")
+    assert sorted(expected) == [1, 2, 3, 4, 5, 6]
+    assert alone.steps == 6
+    assert not alone.stopped
+    for name, layout in LAYOUTS.items():
+        train(rank_pool, tmp_path / name, data, layout)
+        for rank in range(2):
+            found = read_steps(tmp_path / name, rank)
+            for step, values in expected.items():
+                assert found[step] == pytest.approx(values, rel=1e-10, abs=0)
+
+
+def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(
+    rank_pool: RankPool, tmp_path: Path, data: Path
+) -> None:
+    layout = LAYOUTS["tp2 sp"]
+    whole = train(rank_pool, tmp_path / "whole", data, layout)
+    middle = tmp_path / "whole" / "checkpoints" / "step-000003"
+    resumed = train(rank_pool, tmp_path / "again", data, layout, resume=middle)
+    unbroken = read_steps(tmp_path / "whole")
+    assert read_steps(tmp_path / "again") == {step: unbroken[step] for step in (4, 5, 6)}
+    assert resumed.last_validation == whole.last_validation
+
+
+def test_a_run_goes_on_under_another_layout(
+    rank_pool: RankPool, tmp_path: Path, data: Path
+) -> None:
+    train(rank_pool, tmp_path / "tp", data, LAYOUTS["tp2 sp"])
+    middle = tmp_path / "tp" / "checkpoints" / "step-000003"
+    train(rank_pool, tmp_path / "pp", data, LAYOUTS["pp2"], resume=middle)
+    before, after = read_steps(tmp_path / "tp"), read_steps(tmp_path / "pp")
+    for step in (4, 5, 6):
+        assert after[step] == pytest.approx(before[step], rel=1e-10, abs=0)
+
+
+def test_a_nan_stops_all_ranks_at_one_step_and_is_located(
+    rank_pool: RankPool, tmp_path: Path, data: Path
+) -> None:
+    layout = (*LAYOUTS["pp2"], "optimizer.learning_rate=1e200", "optimizer.weight_decay=0")
+    with pytest.raises(RankFailure) as failure:
+        train(rank_pool, tmp_path / "nan", data, layout)
+    error = failure.value.error
+    assert error is not None
+    assert error.rules == ("loss-not-finite",)
+    message = error.problems[0].message
+    assert "first seen on rank " in message
+    steps = [sorted(read_steps(tmp_path / "nan", rank)) for rank in range(2)]
+    assert steps[0] == steps[1]
+    assert f"step {len(steps[0]) + 1}:" in message
+
+
+def test_other_data_is_not_resumed(rank_pool: RankPool, tmp_path: Path, data: Path) -> None:
+    train(rank_pool, tmp_path / "first", data, ())
+    (tmp_path / "other.txt").write_text("nothing like it\n" * 300)
+    prepare([str(tmp_path / "other.txt")], tmp_path / "other", tokenizer="bytes")
+    middle = tmp_path / "first" / "checkpoints" / "step-000003"
+    with pytest.raises(RankFailure) as failure:
+        train(rank_pool, tmp_path / "second", tmp_path / "other", (), resume=middle)
+    assert failure.value.error is not None
+    assert failure.value.error.rules == ("resume-same-data",)
