@@ -9,6 +9,7 @@ alike), and what is left of them is the rounding of larger numbers.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -165,20 +166,20 @@ def _samples(evidence: Evidence, step: int) -> Iterator[Check]:
 
 
 def _layers(evidence: Evidence, step: int) -> Iterator[Check]:
+    """Compare the blocks that the ranks of each pipeline ran with those of the model."""
     plan = evidence.plan
-    stages = plan.layout.pipeline.stages
-    for rank, report in enumerate(evidence.observed.reports(step)):
-        here = plan.mesh.coordinates(rank)[Axis.PP]
-        wanted = sorted(
-            b for s, blocks in enumerate(stages) if s % plan.mesh.pp == here for b in blocks
-        )
-        missing = sorted(set(wanted) - set(report.layers))
-        extra = sorted(set(report.layers) - set(wanted))
-        problem = f"rank {rank} did not run block {missing}" if missing else ""
-        if extra:
-            problem = f"rank {rank} ran block {extra}, which is not its own"
-        subject = f"layers.{(missing or extra)[0]}" if problem else f"blocks of rank {rank}"
-        yield _whole(step, subject, problem, position=rank - 500)
+    reports = evidence.observed.reports(step)
+    for position, ranks in enumerate(plan.mesh.groups(Axis.PP)):
+        ran = Counter(block for rank in ranks for block in set(reports[rank].layers))
+        wrong = [block for block in range(plan.model.layers) if ran[block] != 1]
+        problem = ""
+        if wrong:
+            times = f"{ran[wrong[0]]} of ranks {list(ranks)} ran block {wrong[0]}; one must"
+            problem = (
+                times if ran[wrong[0]] else f"none of ranks {list(ranks)} ran block {wrong[0]}"
+            )
+        subject = f"layers.{wrong[0]}" if wrong else f"blocks of ranks {list(ranks)}"
+        yield _whole(step, subject, problem, position=position - 500)
 
 
 def token_count(evidence: Evidence) -> Iterator[Check]:

@@ -99,14 +99,14 @@ def _load(check: Check) -> float:
 
 CLAIMS: tuple[Claim, ...] = (
     Claim(
-        rule=rules.PROVE_INITIAL_WEIGHTS,
-        statement="initial weights are the same bits",
-        checks=checks.initial_weights,
-    ),
-    Claim(
         rule=rules.PROVE_NOTHING_DROPPED,
         statement="nothing dropped: parameters, blocks, samples",
         checks=checks.nothing_dropped,
+    ),
+    Claim(
+        rule=rules.PROVE_INITIAL_WEIGHTS,
+        statement="initial weights are the same bits",
+        checks=checks.initial_weights,
     ),
     Claim(
         rule=rules.PROVE_TOKEN_COUNT,

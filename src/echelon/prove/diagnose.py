@@ -20,6 +20,9 @@ from echelon.prove.ranks import INITIAL
 Explained = tuple[str, Finding, tuple[int, ...]]
 """The tensor that is told, what is wrong with it, and the ranks that hold it wrong."""
 
+_FINE = 1e-6
+_COARSE = 1e-2
+
 
 def diagnose(evidence: Evidence, results: Sequence[ClaimResult]) -> Diagnosis | None:
     """Return what the first failure in the order of causes is; None where all claims hold."""
@@ -45,11 +48,23 @@ def diagnose(evidence: Evidence, results: Sequence[ClaimResult]) -> Diagnosis | 
 
 
 def _explain(evidence: Evidence, failure: Failure) -> Explained:
+    if evidence.tolerance.own_precision and failure.allowed < failure.error < _COARSE:
+        # A wrong factor would be as wrong in float64, which is judged first.
+        finding = _rounding(failure, "another order of sums, or a dtype coarser than the plan's")
+        return failure.subject, finding, ()
     explain = _EXPLANATIONS.get(failure.rule.id)
     if explain is None:
         finding = Finding(factor="none", says=failure.detail or "not as on one device")
         return failure.subject, finding, ()
-    return explain(evidence, failure)
+    tensor, finding, ranks = explain(evidence, failure)
+    if finding.factor == "none" and 0 < failure.error < _FINE:
+        finding = _rounding(failure, "another order of sums, or a part in a lower precision")
+    return tensor, finding, ranks
+
+
+def _rounding(failure: Failure, why: str) -> Finding:
+    says = f"off by rounding only ({failure.error:.1g}, allowed {failure.allowed:.1g}): {why}"
+    return Finding(factor="reordering only", says=says, residual=failure.error)
 
 
 def _gradient(evidence: Evidence, failure: Failure) -> Explained:
@@ -109,7 +124,7 @@ def _what_was_dropped(failure: Failure) -> Finding:
         factor = "same data" if "read the samples of dp" in failure.detail else "samples"
         return Finding(factor=factor, says=failure.detail, axis="dp")
     if "block" in failure.detail:
-        missing = "did not run" in failure.detail
+        missing = failure.detail.startswith("none")
         return Finding(factor="zero" if missing else "extra", says=failure.detail, axis="pp")
     factor = "doubled" if "more than one" in failure.detail else "one shard missing"
     return Finding(factor=factor, says=failure.detail)

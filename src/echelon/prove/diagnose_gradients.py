@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from echelon.core.axis import LOSS_AXES, Axis
+from echelon.core.mesh import Mesh
 from echelon.prove.checks import Evidence, dp_rank_of
 from echelon.prove.diagnosis import Finding
 from echelon.prove.factors import (
@@ -33,8 +34,6 @@ GROUPED_AXES: tuple[tuple[str, tuple[Axis, ...]], ...] = (
     ("tp", (Axis.TP,)),
     ("pp", (Axis.PP,)),
 )
-
-_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +77,6 @@ def explain_gradient(evidence: Evidence, step: int, name: str) -> tuple[Finding,
 
 def _findings(gradient: WrongGradient) -> Iterator[Finding]:
     yield from _not_finite(gradient)
-    yield from _rounding(gradient)
     yield from _missing_sum(gradient)
     yield from _scalar(gradient)
     yield from _mixture(gradient)
@@ -93,14 +91,16 @@ def _narrow(gradient: WrongGradient, finding: Finding) -> Finding:
     if not right:
         return finding
     for axis, members in GROUPED_AXES:
-        places = [
-            {tuple(mesh.coordinates(rank)[a] for a in members) for rank in ranks}
-            for ranks in (wrong, right)
-        ]
+        places = [{_place(mesh, rank, members) for rank in ranks} for ranks in (wrong, right)]
         if not places[0] & places[1]:
-            only = f"only on {axis} {sorted(p[-1] for p in places[0])}: "
+            only = f"only on {axis} {sorted(places[0])}: "
             return replace(finding, says=only + finding.says, axis=finding.axis or axis)
     return finding
+
+
+def _place(mesh: Mesh, rank: int, axes: Sequence[Axis]) -> int:
+    """Return the position of `rank` in its group over `axes`."""
+    return mesh.group(rank, *axes).index(rank)
 
 
 def _not_finite(gradient: WrongGradient) -> Iterator[Finding]:
@@ -108,24 +108,14 @@ def _not_finite(gradient: WrongGradient) -> Iterator[Finding]:
         yield Finding(factor="not finite", says="not finite")
 
 
-def _rounding(gradient: WrongGradient) -> Iterator[Finding]:
-    right = gradient.right
-    scale = float(right.norm())
-    error = max(float((p.tensor - right[p.region]).norm()) for p in gradient.wrong)
-    if scale and error / scale < _ROUNDING:
-        says = (
-            f"off by rounding only ({error / scale:.1g}): another order of sums, or lower precision"
-        )
-        yield Finding(factor="reordering only", says=says, residual=error / scale)
-
-
 def _missing_sum(gradient: WrongGradient) -> Iterator[Finding]:
     """Find copies that differ along one axis and add up to the right gradient."""
     mesh = gradient.evidence.plan.mesh
-    by_place = {(piece.rank, piece.offset): piece for piece in gradient.pieces}
+    by_place = {(piece.rank, piece.offset): piece for piece in gradient.wrong}
     first = gradient.wrong[0]
     for axis, members in GROUPED_AXES:
-        copies = [by_place.get((rank, first.offset)) for rank in mesh.group(first.rank, *members)]
+        group = mesh.group(first.rank, *members)
+        copies = [by_place.get((rank, first.offset)) for rank in group]
         held = [piece.tensor for piece in copies if piece is not None]
         if len(held) < 2 or all(torch.equal(held[0], other) for other in held[1:]):
             continue
@@ -162,7 +152,7 @@ def _mixture(gradient: WrongGradient) -> Iterator[Finding]:
             before = evidence.oracle[step - 1].gradients[gradient.name][piece.region]
         own = {slot: part[gradient.name][piece.region] for slot, part in parts.items()}
         mixture = unmix(piece.tensor, own, before)
-        if mixture is None:
+        if mixture is None or mixture.right:
             continue
         dp_rank = dp_rank_of(evidence.plan, piece.rank)
         finding = read_weights(mixture, evidence.plan, gradient.oracle, gradient.known, dp_rank)
@@ -186,20 +176,28 @@ def _other_shards(gradient: WrongGradient) -> Iterator[Finding]:
         sum_of([part[gradient.name] for slot, part in parts.items() if slot[0] == dp_rank])
         for dp_rank in range(plan.mesh.dp)
     ]
+    dim, tp = spec.split_dim, plan.mesh.tp
+    local = spec.local_shape(tp)[dim]
     for piece in gradient.wrong[:4]:
-        size = piece.tensor.shape[spec.split_dim]
-        slots = [j for j in range(plan.mesh.tp) if (j + 1) * size <= spec.shape[spec.split_dim]]
-        cut = [r.narrow(spec.split_dim, j * size, size) for r in replicas for j in slots]
+        size = piece.tensor.shape[dim]
+        cut = [
+            _pad(replica, dim, local * tp).narrow(dim, slot * local, size)
+            for replica in replicas
+            for slot in range(tp)
+        ]
         weights, residual = fit_basis(piece.tensor, cut)
-        if residual >= EXPLAINED:
-            continue
-        mixed = {
-            (dp_rank, slot): weights[dp_rank * len(slots) + index]
-            for dp_rank in range(plan.mesh.dp)
-            for index, slot in enumerate(slots)
-        }
-        yield _name_mixture(mixed, piece.offset[spec.split_dim] // size, plan.mesh.dp, residual)
-        return
+        if residual < EXPLAINED:
+            slots = [(dp_rank, slot) for dp_rank in range(plan.mesh.dp) for slot in range(tp)]
+            mixed = dict(zip(slots, weights, strict=True))
+            yield _name_mixture(mixed, piece.offset[dim] // local, plan.mesh.dp, residual)
+            return
+
+
+def _pad(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """Return a vocabulary dim padded with zeros, as ranks hold it."""
+    shape = list(tensor.shape)
+    shape[dim] = size - tensor.shape[dim]
+    return torch.cat((tensor, tensor.new_zeros(shape)), dim=dim)
 
 
 def _name_mixture(

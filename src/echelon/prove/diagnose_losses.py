@@ -76,31 +76,39 @@ def _mixed_up(
     count = plan.num_microbatches
     batch = global_batch(plan, oracle.step)
     model = build_decoder(plan, oracle.before)
-    # table[r][i][l] is the loss of inputs i with labels l on replica r.
-    shifted = [_with_labels(evidence, batch, shift) for shift in range(count)]
     with torch.no_grad():
-        sums = [sums_by_slot(plan, one, token_losses(model, one, oracle.step)) for one in shifted]
+        sums = [
+            sums_by_slot(plan, one, token_losses(model, one, oracle.step))
+            for shift in range(count)
+            for one in [_with_labels(evidence, batch, shift)]
+        ]
     for dp_rank in range(plan.mesh.dp):
-        source: list[int] = []
-        for labels in range(count):
-            wanted = observed[dp_rank, labels]
+        pairs: list[tuple[int, int]] = []
+        for microbatch in range(count):
+            wanted = observed[dp_rank, microbatch]
             near = [
-                inputs
+                (inputs, (inputs + shift) % count)
+                for shift in range(count)
                 for inputs in range(count)
-                for total, _ in [sums[(labels - inputs) % count][dp_rank, inputs]]
-                if abs(float(total) - wanted) <= _SAME * abs(wanted)
+                if abs(float(sums[shift][dp_rank, inputs][0]) - wanted) <= _SAME * abs(wanted)
             ]
             if not near:
                 return
-            source.append(near[0])
-        if source != list(range(count)):
-            told = ", ".join(f"{i} with the labels of {m}" for m, i in enumerate(source) if i != m)
-            stale = len(set(source)) < count
-            says = f"activations of microbatch {told}: "
-            says += "a buffer was overwritten in flight" if stale else "taken in another order"
-            factor = "stale" if stale else "order"
-            yield "", Finding(factor=factor, says=says, axis="pp")
+            pairs.append(near[0])
+        if any(inputs != labels for inputs, labels in pairs):
+            yield "", _name_pairs(pairs)
             return
+
+
+def _name_pairs(pairs: list[tuple[int, int]]) -> Finding:
+    told = ", ".join(f"{i} with the labels of {m}" for i, m in pairs if i != m)
+    overwritten = len({inputs for inputs, _ in pairs}) < len(pairs)
+    says = "a buffer was overwritten in flight" if overwritten else "taken in another order"
+    return Finding(
+        factor="stale" if overwritten else "order",
+        says=f"activations of microbatch {told}: {says}",
+        axis="pp",
+    )
 
 
 def _with_labels(evidence: Evidence, batch: GlobalBatch, shift: int) -> GlobalBatch:

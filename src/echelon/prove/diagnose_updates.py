@@ -20,6 +20,8 @@ from echelon.prove.factors import (
 from echelon.prove.oracle import OracleStep
 from echelon.prove.ranks import INITIAL
 
+_EXACT = 1e-9
+
 
 def explain_norm(evidence: Evidence, step: int) -> Finding:
     """Return what the wrong gradient norm is the norm of."""
@@ -109,6 +111,9 @@ def explain_update(evidence: Evidence, step: int, name: str) -> Finding:
         return Finding(factor="not finite", says="not finite")
     if not float(seen.norm()):
         return Finding(factor="zero", says="not updated at all", value=0.0)
+    finding = _clip_epsilon(evidence, oracle, seen - update.decay, name)
+    if finding is not None:
+        return finding
     if float(update.decay.norm()):
         weights, residual = fit_basis(seen, (update.adam, update.decay))
         if residual < EXPLAINED:
@@ -118,11 +123,9 @@ def explain_update(evidence: Evidence, step: int, name: str) -> Finding:
         if not close(factor, 1.0):
             return _learning_rate(factor, known, residual)
         return Finding(factor="zero", says="weight decay is missing", value=0.0)
-    if step == 0:
-        finding = _clip(evidence, oracle, seen - update.decay, name)
-        if finding is not None:
-            return finding
-    return Finding(factor="none", says="another update: no factor of its parts explains it")
+    return _clip(evidence, oracle, seen - update.decay, name) or Finding(
+        factor="none", says="another update: no factor of its parts explains it"
+    )
 
 
 def _name_parts(adam: float, decay: float, known: tuple[Factor, ...], residual: float) -> Finding:
@@ -152,23 +155,32 @@ def _learning_rate(factor: float, known: tuple[Factor, ...], residual: float) ->
     )
 
 
-def _clip(evidence: Evidence, oracle: OracleStep, adam: torch.Tensor, name: str) -> Finding | None:
-    """Invert the first update to the gradient that it was made from, and name its scale.
+def _clip_epsilon(
+    evidence: Evidence, oracle: OracleStep, adam: torch.Tensor, name: str
+) -> Finding | None:
+    """Know torch's own clipping, which divides by the norm + 1e-6, from rounding."""
+    clip_norm = evidence.plan.mathematics.optimizer.clip_norm
+    scale, residual = _scale_behind(evidence, oracle, adam, name)
+    if clip_norm is None or residual > _EXACT:
+        return None
+    padded = clip_norm / (oracle.grad_norm + 1e-6)
+    if abs(scale / padded - 1) > _EXACT or abs(scale / oracle.clip_scale - 1) < _EXACT:
+        return None
+    says = "clipped by the norm + 1e-6, as torch.nn.utils.clip_grad_norm_ does"
+    return Finding(factor="clip epsilon", says=says, value=scale / oracle.clip_scale)
 
-    In step 0 both moments are the gradient's own: u = -lr g / (|g| + eps), so |g| is
-    eps |u / lr| / (1 - |u / lr|).
-    """
-    optimizer = evidence.plan.mathematics.optimizer
-    share = -adam / oracle.learning_rate
-    gradient = optimizer.eps * share / (1 - share.abs())
-    scale, residual = fit_factor(gradient, oracle.gradients[name])
+
+def _clip(evidence: Evidence, oracle: OracleStep, adam: torch.Tensor, name: str) -> Finding | None:
+    """Name the scale of the gradient behind the first update."""
+    scale, residual = _scale_behind(evidence, oracle, adam, name)
     # The inverse magnifies rounding where the share is near 1.
     if residual > 1e3 * EXPLAINED or not scale:
         return None
     if close(scale, 1.0):
         return Finding(factor="clip", says="the gradient was not clipped", value=1.0)
-    if optimizer.clip_norm is not None:
-        named = _name_norm(evidence.plan, oracle, optimizer.clip_norm / scale)
+    clip_norm = evidence.plan.mathematics.optimizer.clip_norm
+    if clip_norm is not None:
+        named = _name_norm(evidence.plan, oracle, clip_norm / scale)
         if named is not None:
             says = f"clipped by a wrong norm: {named.says}"
             return Finding(factor="partial norm", says=says, axis=named.axis, value=named.value)
@@ -176,6 +188,21 @@ def _clip(evidence: Evidence, oracle: OracleStep, adam: torch.Tensor, name: str)
     named = name_factor(ratio, known_factors(evidence.plan, oracle), residual)
     says = f"the update is that of a gradient {ratio:.6g} times the clipped one"
     return Finding(factor=named.factor, says=says, axis=named.axis, value=ratio)
+
+
+def _scale_behind(
+    evidence: Evidence, oracle: OracleStep, adam: torch.Tensor, name: str
+) -> tuple[float, float]:
+    """Invert the first update to the gradient that it was made from; return its scale and residual.
+
+    In step 0 both moments are the gradient's own: u = -lr g / (|g| + eps), so |g| is
+    eps |u / lr| / (1 - |u / lr|). Later steps cannot be inverted: their residual is infinite.
+    """
+    if oracle.step:
+        return 0.0, float("inf")
+    share = -adam / oracle.learning_rate
+    gradient = evidence.plan.mathematics.optimizer.eps * share / (1 - share.abs())
+    return fit_factor(gradient, oracle.gradients[name])
 
 
 def stage_of(plan: Plan, spec: ParameterSpec) -> str:

@@ -29,6 +29,11 @@ class Mixture:
     residual: float
     stale: float
 
+    @property
+    def right(self) -> bool:
+        """Return whether this is the right gradient, but for rounding."""
+        return _all_close(self.weights, 1.0) and close(self.stale, 0.0)
+
 
 def unmix(
     observed: torch.Tensor, parts: Mapping[Slot, torch.Tensor], before: torch.Tensor | None

@@ -19,7 +19,7 @@ from echelon.prove.diagnose import diagnose
 from echelon.prove.observed import Observed
 from echelon.prove.oracle import run_oracle
 from echelon.prove.proof import Proof, ProofPass
-from echelon.prove.ranks import read_results
+from echelon.prove.ranks import find_factory, read_results
 from echelon.prove.shrink import NUM_STEPS, shrink
 from echelon.prove.tolerance import float64_tolerance, own_tolerance
 
@@ -62,7 +62,9 @@ def prove(
 
     `subject` names the engine under proof. `own_precision` False leaves the second part out (the
     matrix of all layouts proves the mathematics only). Ranks are started by `run_ranks`.
+    ConfigError, before any rank starts, where there is no such subject.
     """
+    find_factory(subject)
     variants = _variants(plan, own_precision=own_precision)
     with tempfile.TemporaryDirectory(prefix="echelon-prove-") as directory:
         argument = {

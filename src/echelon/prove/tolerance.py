@@ -49,6 +49,11 @@ class Tolerance:
     one_device: Mapping[_Key, float]
     typical: Mapping[tuple[str, int], float]
 
+    @property
+    def own_precision(self) -> bool:
+        """Return whether this is not the tolerance of float64."""
+        return bool(self.one_device)
+
     def allowed(self, kind: str, step: int, name: str) -> float:
         """Return the relative error that is allowed."""
         own = self.one_device.get((kind, step, name), 0.0)

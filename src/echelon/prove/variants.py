@@ -211,10 +211,11 @@ def _scaled_finding(names: tuple[str, ...], factor: Factor, simple: list[Factor]
 
 
 def _families(values: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, ...]]:
-    """Return all row-parallel biases, each name over all blocks, then each name alone."""
-    rows = tuple(n for n in values if n.endswith(("attention.o.bias", "mlp.down.bias")))
-    if rows:
-        yield rows
+    """Return all row-parallel biases or weights, each name over all blocks, each name alone."""
+    for kind in ("bias", "weight"):
+        rows = (f"attention.o.{kind}", f"mlp.down.{kind}")
+        if family := tuple(name for name in values if name.endswith(rows)):
+            yield family
     by_suffix: dict[str, list[str]] = {}
     for name in values:
         by_suffix.setdefault(re.sub(r"^layers\.\d+\.", "layers.*.", name), []).append(name)

@@ -1,0 +1,57 @@
+"""Plant a bug in the engine of one rank, for the length of one proof."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from echelon.core.plan import Plan
+from echelon.parallel.shards import Shard
+from echelon.prove.subject import Factory, GlobalBatch, RankPlace, StepReport
+from echelon.train.subject import build
+
+Plant = Callable[[pytest.MonkeyPatch, Plan], None]
+
+
+class MutantSubject:
+    """Run an engine with a bug in it; `close` takes the bug out, for ranks live on."""
+
+    def __init__(self, subject: Any, patch: pytest.MonkeyPatch) -> None:
+        """Hold the engine and what was changed."""
+        self._subject, self._patch = subject, patch
+
+    def step(self, batch: GlobalBatch, step: int) -> StepReport:
+        """Take one step."""
+        return self._subject.step(batch, step)
+
+    def gradients(self) -> Mapping[str, Sequence[Shard]]:
+        """Return the gradients of the last step."""
+        return self._subject.gradients()
+
+    def parameters(self) -> Mapping[str, Sequence[Shard]]:
+        """Return the parameters."""
+        return self._subject.parameters()
+
+    def close(self) -> None:
+        """Take the bug out."""
+        self._patch.undo()
+
+
+def mutant(plant: Plant) -> Factory:
+    """Return the factory of an engine in which `plant` has changed something."""
+
+    # The engine does not import the prover: its own words for a place are structural twins.
+    build_engine: Any = build
+
+    def build_mutant(place: RankPlace, plan: Plan) -> MutantSubject:
+        patch = pytest.MonkeyPatch()
+        try:
+            plant(patch, plan)
+            return MutantSubject(build_engine(place, plan), patch)
+        except BaseException:
+            patch.undo()
+            raise
+
+    return build_mutant

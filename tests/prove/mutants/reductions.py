@@ -1,0 +1,242 @@
+"""Bugs in how gradients are summed, scaled and accumulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from echelon.core.plan import Plan
+from echelon.models.batch import TokenBatch
+from echelon.parallel import data
+from echelon.parallel.buckets import Bucket
+from echelon.parallel.collectives import Group, Pending
+from echelon.parallel.gradients import GradientStore
+from echelon.parallel.pipeline import PipelineExecutor
+from echelon.parallel.tensor import RowLinear
+from echelon.train import engine
+from echelon.train.engine import TrainEngine
+from tests.prove.mutants.planting import mutant
+
+
+def _scale_microbatches(patch: pytest.MonkeyPatch, factor: Any) -> None:
+    """Multiply the loss of each microbatch before backward; what is reported stays right."""
+    forward = PipelineExecutor._forward
+
+    def scaled(
+        self: Any, state: Any, action: Any, x: Any, batch: TokenBatch, scale: float
+    ) -> torch.Tensor | None:
+        times = factor(action.microbatch, batch, scale)
+        out = forward(self, state, action, x, batch, scale * times)
+        if action.microbatch in state.losses:
+            state.losses[action.microbatch] = state.losses[action.microbatch] / times
+        return out
+
+    patch.setattr(PipelineExecutor, "_forward", scaled)
+
+
+@mutant
+def mean_of_means(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Divide each microbatch by its own tokens, then by the number of microbatches."""
+    parts = plan.mesh.dp * plan.num_microbatches
+    _scale_microbatches(patch, lambda m, batch, scale: 1 / (parts * batch.num_valid() * scale))
+
+
+@mutant
+def last_microbatch_unscaled(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Divide by the number of tokens in all microbatches but the last."""
+    last = plan.num_microbatches - 1
+    _scale_microbatches(patch, lambda m, batch, scale: 1 / scale if m == last else 1.0)
+
+
+@mutant
+def turned_sign(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Climb instead of descending."""
+    _scale_microbatches(patch, lambda m, batch, scale: -1.0)
+
+
+@mutant
+def loss_is_mean_of_means(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Report the mean over replicas of their own mean loss; gradients are right."""
+    agree, step = TrainEngine._agree, TrainEngine.step
+
+    def remember(self: Any, batches: Sequence[TokenBatch], number: int) -> Any:
+        self.share = sum(b.num_valid() for b in batches) / self.count_tokens(batches)
+        return step(self, batches, number)
+
+    def mean(self: Any, loss: float, norm: float, stop: bool) -> Any:
+        return agree(self, loss / self.share / plan.mesh.dp, norm, stop)
+
+    patch.setattr(TrainEngine, "step", remember)
+    patch.setattr(TrainEngine, "_agree", mean)
+
+
+@mutant
+def local_token_count(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Take this rank's tokens for those of the global batch."""
+
+    def count(self: TrainEngine, batches: Sequence[TokenBatch]) -> int:
+        return sum(batch.num_valid() for batch in batches)
+
+    patch.setattr(TrainEngine, "count_tokens", count)
+
+
+@mutant
+def missing_all_reduce(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Leave the second bucket unreduced."""
+    start = data._start
+
+    def skip(bucket: Bucket, group: Group) -> Pending:
+        return Pending(None) if bucket.name == "bucket1" else start(bucket, group)
+
+    patch.setattr(data, "_start", skip)
+
+
+@mutant
+def doubled_all_reduce(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Reduce every bucket twice."""
+    start = data._start
+
+    def twice(bucket: Bucket, group: Group) -> Pending:
+        start(bucket, group).wait()
+        return start(bucket, group)
+
+    patch.setattr(data, "_start", twice)
+
+
+@mutant
+def averaged_all_reduce(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Average over data ranks what is divided by the tokens of all of them already."""
+    start = data._start
+
+    def average(bucket: Bucket, group: Group) -> Pending:
+        bucket.gradients.div_(group.size)
+        return start(bucket, group)
+
+    patch.setattr(data, "_start", average)
+
+
+@mutant
+def wrong_group(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Sum gradients over the tensor ranks instead of the data ranks."""
+    groups: list[Group] = []
+    init = TrainEngine.__init__
+    start = data._start
+
+    def remember(self: TrainEngine, *args: Any) -> None:
+        init(self, *args)
+        groups.append(self.groups.tensor)
+
+    patch.setattr(TrainEngine, "__init__", remember)
+    patch.setattr(data, "_start", lambda bucket, group: start(bucket, groups[0]))
+
+
+def _drop_sums_over(patch: pytest.MonkeyPatch, axis: str) -> None:
+    groups = data._groups
+    patch.setattr(data, "_groups", lambda bucket: [g for g in groups(bucket) if g.axis != axis])
+
+
+@mutant
+def tied_gradient_not_summed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Leave each end of the pipeline its own part of the tied embedding's gradient."""
+    _drop_sums_over(patch, "pp")
+
+
+@mutant
+def norm_gradient_not_summed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Forget that under sequence parallelism a norm sees the tokens of its rank only."""
+    _drop_sums_over(patch, "tp")
+
+
+@mutant
+def column_backward_not_summed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Leave out the backward all-reduce of every column-parallel layer."""
+    reduce = Group.all_reduce
+
+    def skip(self: Group, tensor: torch.Tensor, *, name: str, **options: Any) -> Pending:
+        return (
+            Pending(None)
+            if name == "column.backward"
+            else reduce(self, tensor, name=name, **options)
+        )
+
+    patch.setattr(Group, "all_reduce", skip)
+
+
+@mutant
+def row_forward_doubled(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Sum the output of every row-parallel layer twice."""
+    reduce = Group.all_reduce
+
+    def twice(self: Group, tensor: torch.Tensor, *, name: str, **options: Any) -> Pending:
+        if name == "row.forward":
+            reduce(self, tensor, name=name)
+        return reduce(self, tensor, name=name, **options)
+
+    patch.setattr(Group, "all_reduce", twice)
+
+
+@mutant
+def bias_per_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Add the bias of a row-parallel layer before the sum over the ranks, so tp times."""
+
+    def forward(ctx: Any, x: torch.Tensor, linear: Any, split: Any) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.linear, ctx.split = linear, split
+        y = x @ linear.weight.t() + linear.bias
+        split.group.all_reduce(y, name="row.forward").wait()
+        return y
+
+    patch.setattr(RowLinear, "forward", staticmethod(forward))
+
+
+@mutant
+def dropped_accumulation(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Let every microbatch overwrite the gradients of the one before."""
+    start = GradientStore.start_backward
+
+    def afresh(self: GradientStore, *, last: bool) -> None:
+        self.start_step()
+        start(self, last=last)
+
+    patch.setattr(GradientStore, "start_backward", afresh)
+
+
+@mutant
+def stale_gradients(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Never clear the buckets: each step adds to the gradients of the one before."""
+    start, steps = GradientStore.start_step, [0]
+
+    def once(self: GradientStore) -> None:
+        steps[0] += 1
+        if steps[0] == 1:
+            start(self)
+
+    patch.setattr(GradientStore, "start_step", once)
+
+
+@mutant
+def stage_norm(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Take the norm of the last pipeline stage for that of the model."""
+    agree = TrainEngine._agree
+
+    def own(self: TrainEngine, loss: float, norm: float, stop: bool) -> Any:
+        last = self.groups.pipe_forward.index == self.groups.pipe_forward.size - 1
+        return agree(self, loss, norm if last else 0.0, stop)
+
+    patch.setattr(TrainEngine, "_agree", own)
+
+
+@mutant
+def clip_by_local_norm(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Clip by the norm of what this rank holds; the reported norm is right."""
+    scale = engine.scale_gradients
+    clip = plan.mathematics.optimizer.clip_norm
+
+    def local(buckets: Sequence[Bucket], factor: float) -> None:
+        assert clip is not None
+        scale(buckets, clip / engine.local_norm_squared(buckets) ** 0.5)
+
+    patch.setattr(engine, "scale_gradients", local)
