@@ -85,12 +85,15 @@ def read_options(arguments: argparse.Namespace) -> Options:
 
 
 def end_cleanly() -> None:
-    """Turn SIGTERM and SIGHUP into an exit that runs every `finally`, and clear old leftovers."""
+    """Turn signals into an exit that runs every `finally`, and clear what killed runs left."""
+    asked_to_end = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def leave(number: int, _: object) -> None:
+        for other in asked_to_end:
+            signal.signal(other, signal.SIG_IGN)  # a second one must not cut the cleaning short
         sys.exit(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in asked_to_end:
         signal.signal(number, leave)
     for name in remove_leftovers():
         print(f"removed {name}, left over by a run that was killed", file=sys.stderr)
