@@ -13,7 +13,7 @@ from echelon.core.rulebook.machine import DISK_SPACE
 from echelon.core.rulebook.run_directory import DISK_WORKS, FOLDER_WRITABLE
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR})
+_NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST})
 
 
 @contextmanager

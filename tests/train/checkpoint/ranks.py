@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,10 +51,10 @@ class ThreadExchange:
         self._values, self._barrier = values, barrier
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Return what every rank gave."""
-        self._values[self.rank] = value
+        """Return what every rank gave, as copies, for so they come from other processes."""
+        self._values[self.rank] = pickle.dumps(value)
         self._barrier.wait()
-        gathered = list(self._values)
+        gathered = [pickle.loads(given) for given in self._values]
         self._barrier.wait()
         return gathered
 

@@ -7,8 +7,8 @@ from echelon.core.rules import Rule
 RUN_WRITTEN_ONCE = Rule(
     id="run-written-once",
     why="""
-    A run is never overwritten. A name that was given by hand must be new; without one, the name is
-    made of the plan, the time and the settings, and numbered where even that is taken.
+    A run is never overwritten. A name that was given by hand must be new; a name that was derived
+    from the run file gets a number where it is taken.
     """,
     bad="echelon train run.toml --set train.run_name=nano     # runs/nano is there",
     fixed="echelon train run.toml --resume runs/nano     # or another name",

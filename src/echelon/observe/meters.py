@@ -1,0 +1,116 @@
+"""Meters: tokens per second, the time that is left, the memory that is used."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+
+class Throughput:
+    """Average tokens per second over the last steps: sums are divided, rates are not averaged."""
+
+    def __init__(self, window: int = 20) -> None:
+        """Look at the last `window` steps."""
+        self._steps: deque[tuple[int, float]] = deque(maxlen=window)
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Take one step."""
+        self._steps.append((tokens, seconds))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Return the tokens per second (0 before the first step)."""
+        seconds = sum(s for _, s in self._steps)
+        return sum(tokens for tokens, _ in self._steps) / seconds if seconds > 0 else 0.0
+
+    @property
+    def step_s(self) -> float:
+        """Return the mean seconds of a step (0 before the first)."""
+        return sum(s for _, s in self._steps) / len(self._steps) if self._steps else 0.0
+
+
+class TimeLeft:
+    """Estimate the seconds to the last step from all that passed, checkpoints included.
+
+    The first step warms up and is left out as soon as there is a second one.
+    """
+
+    def __init__(self, total_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """Count towards `total_steps`."""
+        self._total, self._clock = total_steps, clock
+        self._first: tuple[int, float] | None = None
+        self._latest: tuple[int, float] | None = None
+
+    def step(self, step: int) -> None:
+        """Note that `step` steps are done."""
+        self._latest = (step, self._clock())
+        self._first = self._first or self._latest
+
+    def seconds(self, first_step_s: float) -> float:
+        """Return the seconds that are left; `first_step_s` stands in until two steps are done."""
+        if self._first is None or self._latest is None:
+            return self._total * first_step_s
+        steps = self._latest[0] - self._first[0]
+        each = (self._latest[1] - self._first[1]) / steps if steps > 0 else first_step_s
+        return max(0, self._total - self._latest[0]) * each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Give the bytes in use now, the most there were, and what there is."""
+
+    used_bytes: int
+    peak_bytes: int
+    total_bytes: int
+
+
+class CudaMemory(Protocol):
+    """What is asked of `torch.cuda` (a module of floor 3, so it is passed in)."""
+
+    def memory_reserved(self) -> int:
+        """Return the bytes that the allocator holds now."""
+        ...
+
+    def max_memory_reserved(self) -> int:
+        """Return the most bytes that the allocator held."""
+        ...
+
+    def mem_get_info(self) -> tuple[int, int]:
+        """Return the free and the total bytes of the device."""
+        ...
+
+
+def process_memory(pid: int | None = None) -> Memory:
+    """Return the resident memory of a process (this one by default) and that of the machine."""
+    pid = os.getpid() if pid is None else pid
+    used = psutil.Process(pid).memory_info().rss
+    peak = max(used, _peak_bytes(pid))
+    return Memory(used_bytes=used, peak_bytes=peak, total_bytes=psutil.virtual_memory().total)
+
+
+def device_memory(cuda: CudaMemory) -> Memory:
+    """Return the memory of the current GPU that the allocator holds; pass `torch.cuda`."""
+    return Memory(
+        used_bytes=cuda.memory_reserved(),
+        peak_bytes=cuda.max_memory_reserved(),
+        total_bytes=cuda.mem_get_info()[1],
+    )
+
+
+def _peak_bytes(pid: int) -> int:
+    """Return the high-water mark that Linux keeps, or 0 elsewhere."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0
+    for line in status.splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0

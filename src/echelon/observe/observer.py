@@ -1,0 +1,163 @@
+"""The observer of one rank: training calls it, and it writes files and prints lines.
+
+Every rank writes its events and, when it ends, how much memory it came to use (a line of
+logs/rank-0000.jsonl); rank 0 also writes metrics.jsonl and prints the step line.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from echelon.config.job import Job
+from echelon.core.event import EventSink, NoEvents
+from echelon.core.plan import Plan
+from echelon.cost.flops import model_flops_per_token
+from echelon.observe.console import Console, StepLine
+from echelon.observe.events import EventWriter
+from echelon.observe.json_lines import JsonLines
+from echelon.observe.meters import Memory, Throughput, TimeLeft, device_memory, process_memory
+from echelon.train.observer import RunObserver, StepFacts
+
+METRICS_FILE = "metrics.jsonl"
+
+
+def observe_rank(job: Job, run_dir: Path, rank: int) -> RunObserver:
+    """Return the observer of `rank`: what training is given by name."""
+    return ChiefObserver(job, run_dir) if rank == 0 else RankObserver(job, run_dir, rank)
+
+
+class RankObserver:
+    """Write the events of one rank, and how much memory it came to use."""
+
+    def __init__(self, job: Job, run_dir: Path, rank: int) -> None:
+        """Open the files of `rank` in the run directory."""
+        self.job, self.run_dir, self.rank = job, run_dir, rank
+        self._events = EventWriter(run_dir, rank) if job.observe.events else None
+        self._closed = False
+
+    @property
+    def sink(self) -> EventSink:
+        """Return where the events of this rank go."""
+        return NoEvents() if self._events is None else self._events
+
+    def stepped(self, facts: StepFacts) -> None:
+        """Write the events of a step."""
+        if self._events is not None:
+            self._events.flush()
+
+    def validated(self, step: int, loss: float) -> None:
+        """Write the events of a validation."""
+        if self._events is not None:
+            self._events.flush()
+
+    def saved(self, step: int, path: Path) -> None:
+        """Learn that a checkpoint was committed: the chief writes it down."""
+
+    def close(self) -> None:
+        """Write what is left, and the peak memory of this rank."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._events is not None:
+            self._events.close()
+        with JsonLines(rank_path(self.run_dir, self.rank)) as lines:
+            memory = self.memory()
+            lines.add({"rank": self.rank, "time": time.time(), "peak_bytes": memory.peak_bytes})
+
+    def memory(self) -> Memory:
+        """Return the memory of the device that this rank drives, or of its process on a CPU."""
+        if self.job.plan.cluster.backend == "nccl":
+            import torch
+
+            return device_memory(torch.cuda)
+        return process_memory()
+
+
+class ChiefObserver(RankObserver):
+    """Write metrics.jsonl and print the step line as well: what rank 0 does."""
+
+    def __init__(self, job: Job, run_dir: Path) -> None:
+        """Open the files of rank 0, and note the start."""
+        super().__init__(job, run_dir, rank=0)
+        self._console = Console(log_every=job.observe.log_every, total_steps=job.train.steps)
+        self._throughput, self._left = Throughput(), TimeLeft(job.train.steps)
+        self._flops_per_s = peak_flops(job.plan)
+        self._metrics = JsonLines(run_dir / METRICS_FILE)
+        self._write("start", plan_hash=job.plan.content_hash(), steps=job.train.steps)
+
+    def stepped(self, facts: StepFacts) -> None:
+        """Write and print one step."""
+        super().stepped(facts)
+        self._throughput.add(facts.tokens, facts.step_s)
+        self._left.step(facts.step)
+        rate, memory, plan = self._throughput.tokens_per_s, self.memory(), self.job.plan
+        self._write(
+            "step",
+            step=facts.step,
+            loss=facts.loss,
+            grad_norm=facts.grad_norm,
+            learning_rate=facts.learning_rate,
+            tokens=facts.tokens,
+            step_s=facts.step_s,
+            used_bytes=memory.used_bytes,
+            peak_bytes=memory.peak_bytes,
+        )
+        self._console.step(
+            StepLine(
+                step=facts.step,
+                total_steps=self.job.train.steps,
+                loss=facts.loss,
+                grad_norm=facts.grad_norm,
+                learning_rate=facts.learning_rate,
+                tokens_per_s=rate,
+                num_ranks=plan.mesh.world_size,
+                rank_word="rank" if plan.cluster.backend == "gloo" else "gpu",
+                used_bytes=memory.used_bytes,
+                memory_bytes=memory.total_bytes,
+                seconds_left=self._left.seconds(facts.step_s),
+                mfu=self._utilization(facts),
+            )
+        )
+
+    def validated(self, step: int, loss: float) -> None:
+        """Write and print a validation loss."""
+        super().validated(step, loss)
+        self._write("validation", step=step, loss=loss)
+        self._console.validated(step, loss)
+
+    def saved(self, step: int, path: Path) -> None:
+        """Write and print that a checkpoint was committed."""
+        self._write("checkpoint", step=step, path=str(path))
+        self._console.saved(step, path)
+
+    def close(self) -> None:
+        """Write what is left, and take the progress bar away."""
+        self._console.close()
+        self._metrics.close()
+        super().close()
+
+    def _utilization(self, facts: StepFacts) -> float | None:
+        """Return the model FLOPs per second over the peak of all devices, where that is known."""
+        if self._flops_per_s is None or self._throughput.step_s <= 0:
+            return None
+        mathematics = self.job.plan.mathematics
+        per_token = model_flops_per_token(mathematics.model, mathematics.sequence_length)
+        # Every position is computed, whether or not its loss is counted.
+        done = per_token * self.job.plan.tokens_per_step / self._throughput.step_s
+        return done / self._flops_per_s
+
+    def _write(self, kind: str, **entry: object) -> None:
+        self._metrics.add({"kind": kind, "time": time.time(), **entry})
+        self._metrics.flush()
+
+
+def peak_flops(plan: Plan) -> float | None:
+    """Return the peak FLOP/s of all devices of a plan, or None where it is not known."""
+    each = plan.cluster.device.flops(plan.mathematics.precision.parameters)
+    return None if each is None else each * plan.mesh.world_size
+
+
+def rank_path(run_dir: Path, rank: int) -> Path:
+    """Return where a rank writes a line each time that it ends."""
+    return run_dir / "logs" / f"rank-{rank:04d}.jsonl"

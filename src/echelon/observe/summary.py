@@ -1,0 +1,79 @@
+"""What became of a run, read from its folder alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from echelon.observe.json_lines import last_of_each_step, read_json_lines
+from echelon.observe.observer import METRICS_FILE
+from echelon.observe.run_directory import open_run
+from echelon.train.checkpoint.folder import list_checkpoints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """Say what a run did. Steps that a resumed run took again count once; None: there is none yet.
+
+    `step_s` and `tokens_per_s` are medians over steps; `peak_bytes` is the most that any rank used
+    (of rank 0 alone while the run goes on).
+    """
+
+    name: str
+    plan_hash: str
+    starts: int
+    steps: int
+    total_steps: int
+    tokens: int
+    first_loss: float | None
+    last_loss: float | None
+    first_validation: float | None
+    last_validation: float | None
+    best_validation: float | None
+    step_s: float | None
+    tokens_per_s: float | None
+    peak_bytes: int | None
+    checkpoints: tuple[int, ...]
+
+
+def summarize_run(run_dir: Path) -> RunSummary:
+    """Return the summary of the run in `run_dir`; ConfigError where it is not a run."""
+    run = open_run(run_dir)
+    plan = run.plan()
+    by_kind: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in read_json_lines(run_dir / METRICS_FILE):
+        by_kind.setdefault(str(entry.get("kind")), []).append(entry)
+    steps = last_of_each_step(by_kind.get("step", []))
+    validations = _numbers(last_of_each_step(by_kind.get("validation", [])), "loss")
+    starts = by_kind.get("start", [])
+    seconds = _numbers(steps, "step_s")
+    losses = _numbers(steps, "loss")
+    return RunSummary(
+        name=run.name,
+        plan_hash=plan.content_hash(),
+        starts=len(starts),
+        steps=steps[-1]["step"] if steps else 0,
+        total_steps=starts[-1]["steps"] if starts else plan.mathematics.optimizer.total_steps,
+        tokens=sum(step["tokens"] for step in steps),
+        first_loss=losses[0] if losses else None,
+        last_loss=losses[-1] if losses else None,
+        first_validation=validations[0] if validations else None,
+        last_validation=validations[-1] if validations else None,
+        best_validation=min(validations, default=None),
+        step_s=median(seconds) if seconds else None,
+        tokens_per_s=median(s["tokens"] / s["step_s"] for s in steps) if seconds else None,
+        peak_bytes=_peak(run.logs, steps),
+        checkpoints=tuple(checkpoint.step for checkpoint in list_checkpoints(run.checkpoints)),
+    )
+
+
+def _numbers(entries: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    return [entry[key] for entry in entries if entry[key] is not None]
+
+
+def _peak(logs: Path, steps: Sequence[Mapping[str, Any]]) -> int | None:
+    ends = [entry for path in logs.glob("rank-*.jsonl") for entry in read_json_lines(path)]
+    return max((entry["peak_bytes"] for entry in (*ends, *steps)), default=None)

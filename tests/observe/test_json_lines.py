@@ -1,0 +1,104 @@
+"""Lines survive kills: half a line is cut off, and steps that were taken again count once."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echelon.core.errors import EnvironmentProblem
+from echelon.core.event import Event
+from echelon.observe.events import EventWriter, ranks_with_events, read_events
+from echelon.observe.json_lines import JsonLines, cut_half_line, last_of_each_step, read_json_lines
+
+
+def test_lines_are_on_disk_after_flush_and_not_before(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    with JsonLines(path) as lines:
+        lines.add({"a": 1})
+        assert path.read_text() == ""
+        lines.flush()
+        assert path.read_text() == '{"a":1}\n'
+        lines.add({"a": float("nan"), "b": float("-inf"), "c": 1.5})
+    assert list(read_json_lines(path)) == [{"a": 1}, {"a": None, "b": None, "c": 1.5}]
+
+
+@pytest.mark.parametrize("half", [b"", b'{"a":', b'{"a": 3}', b"x" * 200_000])
+def test_half_a_line_is_not_read_and_is_cut_off_by_the_next_writer(
+    tmp_path: Path, half: bytes
+) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"a":1}\n{"a":2}\n' + half)
+    assert [entry["a"] for entry in read_json_lines(path)] == [1, 2]
+    with JsonLines(path) as lines:
+        lines.add({"a": 3})
+    assert [entry["a"] for entry in read_json_lines(path)] == [1, 2, 3]
+
+
+def test_a_file_that_is_one_half_line_becomes_empty(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b"x" * 100_000)
+    cut_half_line(path)
+    assert path.read_bytes() == b""
+    assert list(read_json_lines(tmp_path / "none.jsonl")) == []
+
+
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    lines = JsonLines(tmp_path / "x.jsonl")
+    lines._file.close()
+    lines._file = full.open("wb", buffering=0)
+    lines.add({"a": 1})
+    with pytest.raises(EnvironmentProblem) as caught:
+        lines.flush()
+    assert caught.value.rules == ("disk-space",)
+    lines.close()
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), max_size=5))
+def test_each_step_counts_once_and_the_last_time_it_was_taken(
+    sessions: list[tuple[int, int]],
+) -> None:
+    entries: list[dict[str, int]] = []
+    expected: dict[int, int] = {}
+    for session, (start, count) in enumerate(sessions):
+        for step in range(start + 1, start + 1 + count):
+            entries.append({"step": step, "session": session})
+        expected = {step: who for step, who in expected.items() if step <= start}
+        expected |= dict.fromkeys(range(start + 1, start + 1 + count), session)
+    found = {entry["step"]: entry["session"] for entry in last_of_each_step(entries)}
+    assert found == expected
+    assert list(found) == sorted(found)
+
+
+def test_events_of_ranks_and_of_two_starts(tmp_path: Path) -> None:
+    sent = [
+        Event(
+            kind="all_reduce", name="bucket 0", axis="dp", bytes=128, start=0.5, end=0.75, rank=1
+        ),
+        Event(kind="F", name="F0.1", stage=0, microbatch=1, start=1, end=2, rank=1),
+    ]
+    for _ in range(2):
+        writer = EventWriter(tmp_path, rank=1)
+        for event in sent:
+            writer.record(event)
+        writer.flush()
+        writer.close()
+    EventWriter(tmp_path, rank=0).close()
+    found = list(read_events(tmp_path, rank=1))
+    assert [event.kind for event in found] == ["start", "all_reduce", "F"] * 2
+    assert found[1:3] == found[4:6] == sent
+    assert ranks_with_events(tmp_path) == (0, 1)
+    assert [event.kind for event in read_events(tmp_path, rank=0)] == ["start"]
+
+
+def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match="No such file") as caught:
+        EventWriter(tmp_path / "gone", rank=0)
+    assert caught.value.rules == ("disk-works",)
+    assert errno.ENOENT == 2
