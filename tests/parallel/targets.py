@@ -21,7 +21,7 @@ from echelon.parallel.recorder import Recorder
 from echelon.parallel.shards import Shard
 from echelon.parallel.weights import bucket_shards
 from echelon.train.subject import EngineSubject
-from tests.parallel.one_device import Rows, make_rows, place, random_values
+from tests.parallel.one_device import make_rows, place, random_values
 
 Shards = Mapping[str, list[Shard]]
 
@@ -154,6 +154,9 @@ def run_and_record(
         out, x = compute()
     out.backward(dy)
     built.model.store.run_deferred()
+    for bucket in built.model.buckets:
+        if bucket.missing:  # a part of the model fills a bucket in part
+            built.model.reduction.bucket_is_full(bucket)
     built.model.reduction.finish()
     assert x.grad is not None
     return Pass(
@@ -173,14 +176,17 @@ def own_rows(plan: Plan, groups: RankGroups, x_ND: torch.Tensor) -> torch.Tensor
 
 
 def one_block(context: RankContext, argument: tuple[Plan, Any, Any, TokenBatch]) -> Pass:
-    """Run the first block forward and backward, on a given stream and its gradient."""
+    """Run the first block as the plan's recompute policy says."""
     plan, x_ND, dy_ND, batch = argument
     built = build(context, plan)
     x_ND = own_rows(plan, built.groups, x_ND).requires_grad_()
-    block = built.model.stage.layers["0"]
+    stage = built.model.stage
+    block = stage.layers["0"]
     assert isinstance(block, Block)
     return run_and_record(
-        built, lambda: (block(x_ND, batch), x_ND), own_rows(plan, built.groups, dy_ND)
+        built,
+        lambda: (stage.run_block(block, x_ND, batch), x_ND),
+        own_rows(plan, built.groups, dy_ND),
     )
 
 
@@ -306,8 +312,3 @@ def watch_in_flight(subject: EngineSubject) -> list[int]:
 
     executor._forward = note
     return peaks
-
-
-def rows_batch(rows: Rows) -> TokenBatch:
-    """Return the rows as one batch of step 0."""
-    return rows.batch(0)

@@ -1,7 +1,8 @@
 """Operations with their backward written by hand: fewer passes over memory, less kept for backward.
 
 Each equals the plain formula in `models/operations.py` (the tests compare both in float64). None
-talks to other ranks. Weight gradients go to a GradientStore.
+talks to other ranks. Weight gradients go to a GradientStore, which knows a parameter by identity:
+so a parameter stays on `ctx`, for what comes back from `saved_tensors` may be another object.
 
 Shape suffixes: N tokens, D hidden, F inner width, E = head_dim / 2.
 """
@@ -27,14 +28,15 @@ class RMSNorm(torch.autograd.Function):
         """Return x / rms(x) * weight; keep x and the inverse rms."""
         mean_square = torch.linalg.vecdot(x, x).unsqueeze(-1) / x.shape[-1]
         inverse = torch.rsqrt(mean_square + eps)
-        ctx.save_for_backward(x, inverse, weight)
-        ctx.store = store
+        ctx.save_for_backward(x, inverse)
+        ctx.weight, ctx.store = weight, store
         return (x * inverse).mul_(weight)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return dx = inverse * (dy w - x_hat mean(dy w x_hat))."""
-        x, inverse, weight = ctx.saved_tensors
+        x, inverse = ctx.saved_tensors
+        weight: nn.Parameter = ctx.weight
         x_hat = x * inverse
         scaled = dy * weight
         pull = torch.linalg.vecdot(scaled, x_hat).unsqueeze(-1) / x.shape[-1]
@@ -58,14 +60,16 @@ class LayerNorm(torch.autograd.Function):
     ) -> torch.Tensor:
         """Return the normalised x; keep x, its mean and inverse deviation."""
         y, mean, inverse = torch.native_layer_norm(x, (x.shape[-1],), weight, bias, eps)
-        ctx.save_for_backward(x, mean, inverse, weight, bias)
-        ctx.store = store
+        ctx.save_for_backward(x, mean, inverse)
+        ctx.weight, ctx.bias, ctx.store = weight, bias, store
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return dx; the gradients of weight and bias go to the store."""
-        x, mean, inverse, weight, bias = ctx.saved_tensors
+        x, mean, inverse = ctx.saved_tensors
+        weight: nn.Parameter = ctx.weight
+        bias: nn.Parameter = ctx.bias
         dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
             dy.contiguous(), x, (x.shape[-1],), mean, inverse, weight, bias, [True, True, True]
         )
