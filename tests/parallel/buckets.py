@@ -1,0 +1,66 @@
+"""Buckets made by hand, for tests without a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from echelon.core.event import NoEvents
+from echelon.core.parameters import ParameterSpec
+from echelon.cost.buckets import BucketPlan
+from echelon.parallel.buckets import Bucket, BucketRule, make_buckets
+from echelon.parallel.collectives import Group
+from echelon.parallel.gradients import GradientStore
+from echelon.parallel.recorder import Recorder
+
+
+def alone() -> Group:
+    """Return a group of one rank."""
+    return Group("tp", (0,), 0, None, Recorder(0, NoEvents()))
+
+
+def by_hand(
+    parameters: Mapping[str, nn.Parameter],
+    cuts: Sequence[Sequence[str]],
+    *,
+    padding: int = 0,
+    uses: Mapping[str, int] | None = None,
+    counted: Mapping[str, bool] | None = None,
+) -> list[Bucket]:
+    """Return one bucket for each list of names, each with `padding` elements at its end."""
+    specs = [
+        ParameterSpec(name=name, shape=tuple(one.shape), layer=0)
+        for name, one in parameters.items()
+    ]
+    plans = [
+        BucketPlan(
+            name=f"bucket{index}",
+            kind="whole",
+            names=tuple(names),
+            num_elements=sum(parameters[name].numel() for name in names) + padding,
+        )
+        for index, names in enumerate(cuts)
+    ]
+    rule = BucketRule(
+        plans=plans,
+        reductions={"whole": (alone(),)},
+        counted={name: True for name in parameters} | dict(counted or {}),
+        uses=dict(uses or {}),
+    )
+    return make_buckets(dict(parameters), specs, rule)
+
+
+def store_of(parameters: Mapping[str, nn.Parameter]) -> GradientStore:
+    """Return a store that holds `parameters` in one bucket."""
+    store = GradientStore(lambda _: None)
+    store.hold(by_hand(parameters, [list(parameters)]))
+    store.start_step()
+    return store
+
+
+def matrix(*shape: int, seed: int = 0) -> nn.Parameter:
+    """Return a random float64 parameter."""
+    generator = torch.Generator().manual_seed(seed)
+    return nn.Parameter(torch.randn(*shape, dtype=torch.float64, generator=generator))
