@@ -11,6 +11,7 @@ from echelon.prove.oracle import run_oracle
 from echelon.prove.shrink import shrink
 from echelon.prove.tolerance import (
     FLOAT64_TOLERANCE,
+    family_of,
     float64_tolerance,
     num_partial_sums,
     own_tolerance,
@@ -38,6 +39,19 @@ def test_float32_may_be_off_by_a_few_roundings() -> None:
         assert 4 * tolerance.one_device["gradients", 0, name] < allowed < 1e-4
     assert 0 < tolerance.allowed("loss", 0, "") < 1e-5
     assert 0 < tolerance.allowed("grad_norm", 1, "") < 1e-4
+
+
+def test_a_lucky_draw_does_not_make_a_tolerance_small() -> None:
+    plan = shrink(layout())
+    exact, own = run_oracle(shrink(layout(), precision="fp64"), 2), run_oracle(plan, 2)
+    lucky = own_tolerance(plan, exact, (replace(own[0], gradients=exact[0].gradients), own[1]))
+
+    name = "layers.1.attention.k.weight"
+    assert lucky.one_device["gradients", 0, name] == 0.0
+    usual = lucky.one_device["gradients", 1, name]
+    assert lucky.allowed("gradients", 0, name) > usual
+    assert family_of(name) == family_of("layers.0.attention.k.weight")
+    assert family_of("head.weight") == "head.weight"
 
 
 def test_more_partial_sums_may_round_more() -> None:

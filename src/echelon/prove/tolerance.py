@@ -6,18 +6,22 @@ and far below any wrong factor; fixed, the same for every plan.
 Own precision: the oracle is run once more, on one device, in the plan's precision. Its own error
 against float64 says what that precision is worth for this model. The plan may be off by
 
-    4 x max(the one device's error in this tensor, its root mean square over all tensors)
+    4 x the largest of the one device's error in this tensor,
+                       its root mean square over this parameter of all blocks in all steps,
+                       its root mean square over all tensors in this step
     + (number of partial sums) x unit roundoff.
 
 A plan's error and the one device's are two draws of rounding errors of the same size, but a draw
-can be small by luck: hence the mean over all tensors, and the factor 4 for the largest ratio among
-hundreds of tensors. The last term is what a plan adds: each partial sum (over microbatches, data
-and tensor ranks, and at each stage boundary) is rounded once more.
+can be small by luck, most easily that of a short vector: hence the means over draws of the same
+kind, and the factor 4 for the largest ratio among hundreds of tensors. The last term is what a
+plan adds: each partial sum (over microbatches, data and tensor ranks, and at each stage boundary)
+is rounded once more.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,13 +45,14 @@ _Key = tuple[str, int, str]
 class Tolerance:
     """Give the error that is allowed for each thing compared.
 
-    `one_device` holds the one-device error of each (kind, step, name), and `typical` its root mean
-    square per (kind, step); both are empty in float64.
+    `one_device` holds the one-device error of each (kind, step, name), `typical` its root mean
+    square per (kind, step) and `family` per (kind, parameter of all blocks); empty in float64.
     """
 
     flat: float
     one_device: Mapping[_Key, float]
     typical: Mapping[tuple[str, int], float]
+    family: Mapping[tuple[str, str], float]
 
     @property
     def own_precision(self) -> bool:
@@ -56,13 +61,17 @@ class Tolerance:
 
     def allowed(self, kind: str, step: int, name: str) -> float:
         """Return the relative error that is allowed."""
-        own = self.one_device.get((kind, step, name), 0.0)
-        return _LUCK * max(own, self.typical.get((kind, step), 0.0)) + self.flat
+        draws = (
+            self.one_device.get((kind, step, name), 0.0),
+            self.family.get((kind, family_of(name)), 0.0),
+            self.typical.get((kind, step), 0.0),
+        )
+        return _LUCK * max(draws) + self.flat
 
 
 def float64_tolerance() -> Tolerance:
     """Return the tolerance of a proof in float64."""
-    return Tolerance(flat=FLOAT64_TOLERANCE, one_device={}, typical={})
+    return Tolerance(flat=FLOAT64_TOLERANCE, one_device={}, typical={}, family={})
 
 
 def own_tolerance(
@@ -75,20 +84,31 @@ def own_tolerance(
     errors: dict[_Key, float] = {}
     for exact, rough in zip(reference, one_device, strict=True):
         errors.update(_errors(exact, rough))
-    groups: dict[tuple[str, int], list[float]] = {}
-    for (kind, step, _), error in errors.items():
-        groups.setdefault((kind, step), []).append(error)
-    typical = {
-        key: math.sqrt(sum(error**2 for error in values) / len(values))
-        for key, values in groups.items()
-    }
+    by_step: dict[tuple[str, int], list[float]] = {}
+    by_family: dict[tuple[str, str], list[float]] = {}
+    for (kind, step, name), error in errors.items():
+        by_step.setdefault((kind, step), []).append(error)
+        by_family.setdefault((kind, family_of(name)), []).append(error)
+    typical = {key: _root_mean_square(values) for key, values in by_step.items()}
     # A single number is a draw of its own: the losses of the microbatches say what it is worth.
     for step in range(len(reference)):
         typical["loss", step] = typical["losses", step]
         typical["grad_norm", step] = typical["gradients", step]
     return Tolerance(
-        flat=num_partial_sums(plan) * roundoff(plan), one_device=errors, typical=typical
+        flat=num_partial_sums(plan) * roundoff(plan),
+        one_device=errors,
+        typical=typical,
+        family={key: _root_mean_square(values) for key, values in by_family.items()},
     )
+
+
+def family_of(name: str) -> str:
+    """Return the name of a parameter without its block."""
+    return re.sub(r"^layers\.\d+\.", "layers.*.", name)
+
+
+def _root_mean_square(values: Sequence[float]) -> float:
+    return math.sqrt(sum(value**2 for value in values) / len(values))
 
 
 def roundoff(plan: Plan) -> float:

@@ -7,7 +7,6 @@ with those of the ranks name the mistake, its tensor and its axis.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -24,6 +23,7 @@ from echelon.models.rotary import rotary_tables
 from echelon.prove.diagnosis import Finding
 from echelon.prove.factors import Factor
 from echelon.prove.oracle import OracleStep, build_decoder
+from echelon.prove.tolerance import family_of
 
 Build = Callable[[], Decoder]
 
@@ -218,7 +218,7 @@ def _families(values: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, ...]]:
             yield family
     by_suffix: dict[str, list[str]] = {}
     for name in values:
-        by_suffix.setdefault(re.sub(r"^layers\.\d+\.", "layers.*.", name), []).append(name)
+        by_suffix.setdefault(family_of(name), []).append(name)
     yield from (tuple(names) for names in by_suffix.values())
     yield from ((name,) for name in values)
 
