@@ -4,6 +4,7 @@
 
     plan = ec.plan("nano", settings=["mesh.tp=2", "mesh.pp=2"])
     ec.prove(plan).require()
+    ec.train(plan, data="stdlib")
 
 Everything is loaded when it is first used: importing Echelon takes milliseconds and no torch.
 """
@@ -16,16 +17,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from echelon.api import plan, prove
+    from echelon.api import plan, prove, train
     from echelon.core.errors import EchelonError
     from echelon.core.plan import Plan
 
 __version__ = "0.1.0"
 
-__all__ = ["EchelonError", "Plan", "__version__", "plan", "prove"]
+__all__ = ["EchelonError", "Plan", "__version__", "plan", "prove", "train"]
 
 _HOMES = {"EchelonError": "echelon.core.errors", "Plan": "echelon.core.plan", "plan": "echelon.api"}
-_VERBS = ("prove",)
+_VERBS = ("prove", "train")
 
 
 class _Verb(ModuleType):

@@ -1,0 +1,11 @@
+"""The verbs as functions: what `import echelon as ec` gives as `ec.plan`, `ec.prove`, `ec.train`.
+
+Each raises the errors of `echelon.core.errors`, and returns a value instead of printing it. The
+command line calls these; so may any program.
+"""
+
+from echelon.api.planning import plan
+from echelon.api.proving import prove
+from echelon.api.training import TrainResult, train
+
+__all__ = ["TrainResult", "plan", "prove", "train"]

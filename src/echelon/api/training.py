@@ -1,0 +1,132 @@
+"""`ec.train`: a job becomes a run: its folder, its data, its ranks, and how it ended.
+
+All that can be known is checked before the first process starts. Started by us, one process
+prepares the run and then starts the ranks; under torchrun the ranks are there already, rank 0
+prepares the run, and the others are told of it through the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from echelon.config.effects import require_trainable
+from echelon.config.job import DataSettings, Job, TrainSettings
+from echelon.core.optional import optional_package
+from echelon.core.plan import Plan
+
+if TYPE_CHECKING:
+    from echelon.launch.supervisor import LaunchOptions
+    from echelon.train.loop import TrainSummary
+
+JOINED_RANK = "echelon.api.joined:train_joined_rank"
+TRAIN_RANK = "echelon.train.loop:train_rank"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """Say how a run ended: its folder, the data it read, and the summary that all ranks agree on.
+
+    `rank` is 0 but under torchrun, where every process has its own.
+    """
+
+    run: Path
+    data: Path
+    summary: TrainSummary
+    rank: int = 0
+
+
+def train(
+    run: str | Path | Plan,
+    *,
+    data: str | None = None,
+    settings: Sequence[str] = (),
+    resume: str | Path | None = None,
+) -> TrainResult:
+    """Train a run.toml, a preset or a plan, on ranks that are started and ended here.
+
+    `data` ("stdlib" or a path) takes the place of `data.source`; `settings` are "table.key=value".
+    A plan trains for the steps of its learning-rate schedule. `resume` is a run or a checkpoint to
+    go on from.
+    """
+    if isinstance(run, Plan):
+        if settings:
+            raise TypeError("a plan is resolved already: settings belong to ec.plan")
+        job = job_of_plan(run, data or "stdlib")
+    else:
+        from echelon.config.kinds import toml_text
+        from echelon.config.load import load_job
+
+        over = [] if data is None else [f"data.source={toml_text(data)}"]
+        job = load_job(run, [*over, *settings], world_size=launched_world_size())
+    return train_job(job, resume=None if resume is None else Path(resume))
+
+
+def job_of_plan(plan: Plan, source: str) -> Job:
+    """Return a job that trains `plan` on `source` for the steps of its schedule."""
+    steps = plan.mathematics.optimizer.total_steps
+    return Job(
+        plan=plan,
+        data=DataSettings(source=source),
+        train=TrainSettings(steps=steps, run_name=plan.name),
+    )
+
+
+def launched_world_size() -> int | None:
+    """Return how many ranks torchrun has started, or None where it has not started us."""
+    from echelon.launch.environment import launched, read_place
+
+    return read_place().world_size if launched() else None
+
+
+def train_job(
+    job: Job, *, resume: Path | None = None, say: Callable[[str], None] = lambda _: None
+) -> TrainResult:
+    """Train `job` and return how it ended; `say` is told what happens before the ranks speak."""
+    require_trainable(job)
+    optional_package("torch", extra="train", purpose="training")
+    from echelon.launch.environment import launched
+
+    return _train_joined(job, resume) if launched() else _train_here(job, resume, say)
+
+
+def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> TrainResult:
+    from echelon.api.run_setup import prepare_run
+    from echelon.core.serialize import to_json
+    from echelon.launch.supervisor import run_ranks
+
+    run, task = prepare_run(job, resume, say)
+    with run.locked():
+        outcome = run_ranks(
+            TRAIN_RANK,
+            to_json(task),
+            world_size=job.plan.mesh.world_size,
+            labels=_labels(job),
+            log_dir=run.logs,
+            options=_options(job),
+        )
+        return TrainResult(run=run.path, data=Path(task.data), summary=outcome.require()[0])
+
+
+def _train_joined(job: Job, resume: Path | None) -> TrainResult:
+    from echelon.launch.joined import run_joined
+
+    argument = {"job": job.for_ranks(), "resume": None if resume is None else str(resume)}
+    outcome = run_joined(JOINED_RANK, argument, labels=_labels(job), options=_options(job))
+    return replace(outcome.require()[0], rank=outcome.rank)
+
+
+def _labels(job: Job) -> tuple[str, ...]:
+    mesh = job.plan.mesh
+    return tuple(mesh.label(rank) for rank in range(mesh.world_size))
+
+
+def _options(job: Job) -> LaunchOptions:
+    from echelon.launch.supervisor import LaunchOptions
+    from echelon.launch.watch import Limits
+
+    return LaunchOptions(
+        backend=job.plan.cluster.backend, limits=Limits(step_s=job.train.step_timeout_s)
+    )
