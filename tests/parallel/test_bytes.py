@@ -1,0 +1,93 @@
+"""What a run sends and holds is what the formulas say, to the byte, on every rank and axis."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from echelon.core.event import EventList
+from echelon.core.model_shape import ModelShape
+from echelon.core.plan import Plan, Recompute
+from echelon.cost.bytes_held import bytes_held
+from echelon.cost.bytes_sent import bytes_sent, bytes_sent_by_axis
+from echelon.launch.pool import RankPool
+from tests.parallel import targets
+from tests.parallel.layouts import GPT2, NANO, QWEN, plan_of
+from tests.parallel.targets import Trained
+
+FULL = Recompute(policy="full")
+
+PLANS = {
+    "one": plan_of(),
+    "dp2": plan_of(dp=2),
+    "dp3, padded": plan_of(dp=3, model=GPT2, bucket_bytes=2**20),
+    "dp2 x shard2, small buckets": plan_of(dp=2, dp_shard=2, bucket_bytes=64),
+    "tp2": plan_of(tp=2, model=QWEN, microbatches=3),
+    "tp2 scattered": plan_of(tp=2, model=QWEN, sequence_parallel=True, microbatches=3),
+    "tp2 recompute": plan_of(tp=2, recompute=FULL, dtype="fp32"),
+    "tp2 scattered, every other recomputed": plan_of(
+        tp=2, sequence_parallel=True, recompute=Recompute(policy="full", every=2)
+    ),
+    "pp2": plan_of(pp=2, model=QWEN),
+    "pp4 gpipe": plan_of(pp=4, schedule="gpipe", microbatches=5),
+    "pp3 naive, uneven": plan_of(pp=3, schedule="naive", model=QWEN, stages=((0,), (1, 2), (3,))),
+    "dp2 x pp2": plan_of(dp=2, pp=2, model=GPT2),
+    "dp2 x tp2 scattered": plan_of(dp=2, tp=2, model=GPT2, sequence_parallel=True),
+    "pp2 x tp2 scattered": plan_of(
+        pp=2, tp=2, model=QWEN, sequence_parallel=True, microbatch_sequences=2
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=list(PLANS.values()), ids=list(PLANS))
+def run(request: pytest.FixtureRequest, rank_pool: RankPool) -> tuple[Plan, list[Trained]]:
+    """Take two steps of each plan."""
+    plan: Plan = request.param
+    return plan, rank_pool.run(targets.train, (plan, 2), world_size=plan.mesh.world_size)
+
+
+def test_bytes_sent_by_axis(run: tuple[Plan, list[Trained]]) -> None:
+    plan, ranks = run
+    for index, rank in enumerate(ranks):
+        for step in rank.events:
+            assert EventList(step).bytes_by_axis() == bytes_sent_by_axis(plan, index)
+
+
+def test_the_terms_count_the_messages(run: tuple[Plan, list[Trained]]) -> None:
+    plan, ranks = run
+    for index, rank in enumerate(ranks):
+        counts = {(t.axis, t.name): t.count for t in bytes_sent(plan, index)}
+        names = [event.name for event in rank.events[1] if event.axis]
+        for term, prefixes in (
+            (("pp", "activations"), ("activation ",)),
+            (("pp", "gradients"), ("gradient ",)),
+            (("tp", "embedding"), ("embedding.",)),
+            (("tp", "head"), ("head.forward", "head.backward")),
+            (("tp", "loss statistics"), ("head.statistics",)),
+            (("tp", "blocks backward"), ("column.backward", "row.backward")),
+            (("dp", "token count"), ("tokens",)),
+            (("world", "step row"), ("step",)),
+        ):
+            assert sum(name.startswith(prefixes) for name in names) == counts.get(term, 0)
+        forward = ("column.forward", "row.forward")
+        assert sum(name.startswith(forward) for name in names) == (
+            counts.get(("tp", "blocks forward"), 0) + counts.get(("tp", "blocks forward again"), 0)
+        )
+
+
+def test_bytes_held(run: tuple[Plan, list[Trained]]) -> None:
+    plan, ranks = run
+    for index, rank in enumerate(ranks):
+        assert rank.held == tuple(term.bytes for term in bytes_held(plan, index))
+
+
+@pytest.mark.parametrize("model", [NANO, QWEN], ids=lambda model: model.name)
+def test_the_cube_of_eight_ranks(rank_pool: RankPool, model: ModelShape) -> None:
+    plan = plan_of(
+        dp=2, tp=2, pp=2, model=replace(model, layers=2), sequence_parallel=True, bucket_bytes=2048
+    )
+    ranks: list[Trained] = rank_pool.run(targets.train, (plan, 1), world_size=8)
+    for index, rank in enumerate(ranks):
+        assert EventList(rank.events[0]).bytes_by_axis() == bytes_sent_by_axis(plan, index)
+        assert rank.held == tuple(term.bytes for term in bytes_held(plan, index))

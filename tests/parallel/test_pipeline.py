@@ -1,0 +1,81 @@
+"""The pipeline runs the schedule: the same actions in the same order, no more held than proven."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from echelon.core.axis import Axis
+from echelon.core.plan import Plan
+from echelon.launch.pool import RankPool
+from echelon.schedule.build import build_schedule
+from tests.parallel import targets
+from tests.parallel.layouts import GPT2, QWEN, plan_of
+from tests.parallel.targets import Trained
+
+
+def train(rank_pool: RankPool, plan: Plan, steps: int = 1) -> list[Trained]:
+    """Take steps on the ranks of a plan."""
+    return rank_pool.run(targets.train, (plan, steps), world_size=plan.mesh.world_size)
+
+
+@pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b"])
+@pytest.mark.parametrize(("pp", "microbatches"), [(2, 3), (4, 6)])
+def test_executed_order_and_peak_are_those_of_the_schedule(
+    rank_pool: RankPool, schedule: str, pp: int, microbatches: int
+) -> None:
+    plan = plan_of(pp=pp, schedule=schedule, microbatches=microbatches)
+    planned = build_schedule(schedule, num_stages=pp, num_ranks=pp, num_microbatches=microbatches)
+    peak = {"naive": 1, "gpipe": microbatches}
+    for stage, rank in enumerate(train(rank_pool, plan, steps=2)):
+        for step in rank.events:
+            done = [event.name for event in step if event.kind in ("F", "B", "W", "BW")]
+            assert done == [str(action) for action in planned.actions[stage]]
+        assert rank.in_flight == peak.get(schedule, min(microbatches, pp - stage))
+
+
+def test_three_boundaries_carry_one_message_each_way(rank_pool: RankPool) -> None:
+    plan = plan_of(pp=4, microbatches=4)
+    sent = Counter(
+        event.name.split()[0]
+        for rank in train(rank_pool, plan)
+        for event in rank.events[0]
+        if event.kind == "send"
+    )
+    assert sent == {"activation": 3 * 4, "gradient": 3 * 4}
+
+
+def test_events_know_their_stage_and_microbatch(rank_pool: RankPool) -> None:
+    plan = plan_of(pp=2, tp=2, microbatches=3)
+    for index, rank in enumerate(train(rank_pool, plan)):
+        stage = plan.mesh.coordinates(index)[Axis.PP]
+        inside = [e for e in rank.events[0] if e.axis == "tp"]
+        assert {event.stage for event in inside} == {stage}
+        assert {event.microbatch for event in inside} == {0, 1, 2}
+        sends = [e for e in rank.events[0] if e.kind == "send"]
+        assert [event.microbatch for event in sends] == [0, 1, 2]
+
+
+def test_both_ends_of_a_tied_model_hold_the_same_embedding(rank_pool: RankPool) -> None:
+    plan = plan_of(pp=2, dp=2, model=GPT2)
+    ranks = train(rank_pool, plan, steps=3)
+    copies = [rank.parameters["embedding.weight"][0] for rank in ranks]
+    assert [shard.primary for shard in copies] == [True, False, False, False]
+    for shard in copies[1:]:
+        assert torch.equal(shard.tensor, copies[0].tensor)
+
+
+def test_every_schedule_computes_the_same_numbers(rank_pool: RankPool) -> None:
+    first, *others = (
+        train(rank_pool, plan_of(pp=2, schedule=schedule, microbatches=4, model=QWEN), steps=2)
+        for schedule in ("gpipe", "1f1b", "naive")
+    )
+    for other in others:
+        for one, two in zip(first, other, strict=True):
+            assert one.losses == two.losses
+            for name, shards in one.parameters.items():
+                torch.testing.assert_close(
+                    shards[0].tensor, two.parameters[name][0].tensor, rtol=1e-12, atol=1e-14
+                )
