@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +133,11 @@ def change_defaults(context: RankContext, argument: Any) -> tuple[str, bool, flo
     torch.set_default_dtype(torch.float64)
     torch.set_grad_enabled(False)
     return found
+
+
+def impatient(context: RankContext, argument: Any) -> None:
+    """Hang on the last rank while the others wait in a collective that gives up soon."""
+    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    if context.rank == context.world_size - 1:
+        time.sleep(1000)
+    dist.all_reduce(torch.ones(1), group=group)

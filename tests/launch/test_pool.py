@@ -71,6 +71,13 @@ def test_a_stuck_rank_is_named_with_its_stack(rank_pool: RankPool, world_size: i
     assert still_works(rank_pool)
 
 
+def test_a_timeout_of_others_leads_to_the_rank_they_waited_for(rank_pool: RankPool) -> None:
+    with pytest.raises(RankFailure, match=r"time\.sleep\(1000\)") as caught:
+        rank_pool.run(targets.impatient, None, 2)
+    assert caught.value.rank == 1
+    assert caught.value.rules == ("rank-stuck",)
+
+
 def test_a_circle_of_waits_is_told_as_such(rank_pool: RankPool) -> None:
     with pytest.raises(RankFailure, match="neither has any other rank: it waits in recv") as caught:
         rank_pool.run(targets.wait_in_a_circle, None, 2, timeout_s=1.0)

@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from echelon.core.errors import DataError, EnvironmentProblem
-from echelon.launch.culprit import FaultKind, RankFailure
+from echelon.launch.culprit import Fault, FaultKind, RankFailure
+from echelon.launch.process_group import device_of
 from echelon.launch.supervisor import LaunchOptions, RunOutcome, run_ranks
 from echelon.launch.watch import Limits
 from tests.launch import targets
@@ -61,11 +62,12 @@ def test_others_say_for_whom_they_stopped(
     assert capfd.readouterr().err == "rank 0 stopped for rank 1 (pp1)\n"
 
 
-def test_a_user_error_is_raised_as_it_was(tmp_path: Path) -> None:
-    outcome = run({"rank": 1, "how": "user-error"}, tmp_path)
+def test_a_user_error_is_raised_as_it_was() -> None:
+    error = DataError(targets.BROKEN_FILE.problem("shard 3 is 12 bytes short"))
+    fault = Fault(rank=1, kind=FaultKind.RAISED, at=0.0, summary="DataError", error=error)
     with pytest.raises(DataError) as caught:
-        outcome.require()
-    assert caught.value.rules == ("broken-file",)
+        RunOutcome(results=(), failure=RankFailure(fault, "pp1")).require()
+    assert caught.value is error
 
 
 def test_a_rank_that_holds_its_interpreter_is_found(tmp_path: Path) -> None:
@@ -103,16 +105,18 @@ def test_a_port_in_use_is_told_before_anything_starts() -> None:
     assert e.value.rules == ("port-in-use",)
 
 
-def test_more_gpus_than_there_are_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    outcome = run_ranks(
-        targets.talk, {}, world_size=1, log_dir=tmp_path, options=LaunchOptions(backend="nccl")
-    )
-    with pytest.raises(EnvironmentProblem, match="local rank 0 needs GPU 0, but torch sees 0") as e:
-        outcome.require()
+def test_more_ranks_than_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(EnvironmentProblem, match="local rank 2 needs GPU 2, but torch sees 2") as e:
+        device_of("nccl", 2)
     assert e.value.rules == ("enough-devices",)
+    assert device_of("gloo", 2).type == "cpu"
+
+
+def test_the_supervisor_does_without_torch() -> None:
+    code = "import sys, echelon.launch.start, echelon.launch.pool; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "False\n"
 
 
 class Run:

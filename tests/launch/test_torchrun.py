@@ -13,12 +13,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def torchrun(
-    argument: dict[str, Any], tmp_path: Path, *, mesh: int = 2, restarts: int = 0
+    argument: dict[str, Any], tmp_path: Path, *, restarts: int = 0
 ) -> subprocess.CompletedProcess[str]:
     command = [
         *(sys.executable, "-m", "torch.distributed.run"),
         *("--nproc-per-node", "2", "--standalone", "--max-restarts", str(restarts)),
-        *("-m", "tests.launch.torchrun_script", json.dumps(argument), str(mesh), str(tmp_path)),
+        *("-m", "tests.launch.torchrun_script", json.dumps(argument), "2", str(tmp_path)),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
@@ -41,9 +41,3 @@ def test_a_stopped_rank_is_named_and_ended(tmp_path: Path) -> None:
     done = torchrun({"rank": 0, "how": "stop"}, tmp_path)
     assert done.returncode == 1
     assert "error[rank-stopped]: rank 0 (dp0): is stopped (SIGSTOP)" in done.stderr
-
-
-def test_another_world_than_the_mesh_is_refused(tmp_path: Path) -> None:
-    done = torchrun({}, tmp_path, mesh=4)
-    assert done.returncode == 1
-    assert "error[launched-world-size]: 2 ranks were started, but the mesh has 4" in done.stderr

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from echelon.launch.output import copy_to_log, log_name
 from echelon.launch.process_group import device_of, process_group
 from echelon.launch.rank import call_target, describe_error
 from echelon.launch.sentinel import TICK_S, Sentinel
+from echelon.launch.stop_signals import handle_stop_signals
 from echelon.launch.store import PrefixStore, Store, open_place
 from echelon.launch.supervisor import LaunchOptions, RunOutcome
 from echelon.launch.target import TargetFunction, find_target, name_target
@@ -53,7 +52,8 @@ def run_joined(
     # A rank that hosts the store talks to it over a second connection: the first may block.
     stores.append(_attempt(open_place(place.as_client(), limits.join_s), place.attempt))
     sentinel = Sentinel(stores[1], rank=place.rank, labels=names, progress=progress, limits=limits)
-    with _stop_signals(progress):
+    # A launcher sends several signals for one Ctrl-C, and kills those that take too long itself.
+    with handle_stop_signals(lambda *_: progress.request_stop()):
         try:
             introduce(
                 stores[0],
@@ -127,15 +127,3 @@ def _wait_for_all(store: Store, world_size: int, timeout_s: float) -> None:
     if store.add("done", 1) == world_size:
         store.set("all-done", "1")
     store.wait(["all-done"], timedelta(seconds=timeout_s))
-
-
-@contextmanager
-def _stop_signals(progress: Progress) -> Iterator[None]:
-    """Turn the launcher's signals into a stop request: it kills those that take too long."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {n: signal.signal(n, lambda *_: progress.request_stop()) for n in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

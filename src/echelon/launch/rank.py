@@ -62,9 +62,10 @@ def serve(channel: Channel, seat: Seat, store_descriptor: int | None) -> None:
     log_descriptor = 2
     faulthandler.enable(log_descriptor)
     faulthandler.register(DUMP_SIGNAL, log_descriptor)
-    for ask in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ask, lambda *_: progress.request_stop())
+    # Ctrl-C and a closed terminal reach the supervisor too, which passes the request on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: progress.request_stop())
     heart = Heart(channel, progress)
     heart.start()
     hosted: Store | None = None

@@ -3,43 +3,50 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
+
+Handler = Callable[[int, FrameType | None], object]
 
 _REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignals:
-    """Catch stop signals while the context is open: the first asks, a second Ctrl-C interrupts.
-
-    Only the main thread of a process can do this; elsewhere nothing is caught.
-    """
+    """Keep the first stop signal; a second Ctrl-C raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
-        """Catch nothing yet."""
-        self.requested = False
-        self._before: dict[signal.Signals, object] = {}
+        """Nothing has come yet."""
+        self.received: signal.Signals | None = None
 
-    def __enter__(self) -> StopSignals:
-        """Start to catch."""
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._take) for number in _REQUESTS}
-        return self
+    @property
+    def requested(self) -> bool:
+        """Return whether someone asked for a stop."""
+        return self.received is not None
 
-    def __exit__(self, *_: object) -> None:
-        """Give the signals back to whoever had them."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
-
-    def _take(self, number: int, _frame: FrameType | None) -> None:
-        if self.requested and number == signal.SIGINT:
+    def take(self, number: int, _frame: FrameType | None) -> None:
+        """Take one signal."""
+        if self.received is None:
+            self.received = signal.Signals(number)
+        elif number == signal.SIGINT:
             raise KeyboardInterrupt
-        if not self.requested:
-            self.requested = True
-            name = signal.Signals(number).name
-            print(
-                f"{name}: stopping at the end of this step (Ctrl-C again ends at once)",
-                file=sys.stderr,
-                flush=True,
-            )
+
+
+@contextmanager
+def handle_stop_signals(handler: Handler) -> Iterator[None]:
+    """Give stop signals to `handler` while the context is open.
+
+    A signal that this process ignores stays ignored: `nohup` means what it says. Only the main
+    thread of a process can catch signals; elsewhere nothing is changed.
+    """
+    before: dict[signal.Signals, signal._HANDLER] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in _REQUESTS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)

@@ -17,7 +17,7 @@ from echelon.launch.crew import Crew
 from echelon.launch.culprit import RankFailure
 from echelon.launch.environment import wanted_port
 from echelon.launch.messages import Dismiss, Job, StopRequest
-from echelon.launch.stop_signals import StopSignals
+from echelon.launch.stop_signals import StopSignals, handle_stop_signals
 from echelon.launch.target import TargetFunction, name_target
 from echelon.launch.watch import Limits, Watch
 
@@ -76,7 +76,8 @@ def run_ranks(
     names = tuple(labels) or ("",) * world_size
     named = name_target(target)
     port = wanted_port() if options.port == "auto" else options.port
-    with _log_directory(log_dir) as logs, StopSignals() as stop:
+    stop = StopSignals()
+    with _log_directory(log_dir) as logs, handle_stop_signals(stop.take):
         crew = Crew(world_size, logs, port=port, shown_rank=options.shown_rank)
         try:
             with crew:
@@ -123,8 +124,10 @@ def _pass_on(stop: StopSignals, crew: Crew) -> Callable[[], None]:
 
     def each_poll() -> None:
         nonlocal sent
-        if stop.requested and not sent:
+        if stop.received is not None and not sent:
             sent = True
+            name = stop.received.name
+            _say(f"{name}: stopping at the end of this step (Ctrl-C again ends at once)")
             for process in crew.ranks:
                 process.send(StopRequest())
 
@@ -135,9 +138,13 @@ def _tell_others(failure: RankFailure, labels: tuple[str, ...]) -> None:
     others = [str(rank) for rank in range(len(labels)) if rank != failure.rank]
     if others:
         plural = "ranks" if len(others) > 1 else "rank"
-        print(
-            f"{plural} {', '.join(others)} stopped for {failure.who}", file=sys.stderr, flush=True
-        )
+        _say(f"{plural} {', '.join(others)} stopped for {failure.who}")
+
+
+def _say(text: str) -> None:
+    """Print one line, over the progress bar that a rank may have left on the terminal."""
+    clear_line = "\r\x1b[K" if sys.stderr.isatty() else ""
+    print(clear_line + text, file=sys.stderr, flush=True)
 
 
 @contextmanager

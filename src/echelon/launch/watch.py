@@ -12,10 +12,12 @@ from echelon.launch.culprit import Fault, FaultKind, RankFailure, first_fault, r
 from echelon.launch.messages import Beat, End, Joined, Raised, Returned, ShowStack, Stack
 
 _POLL_S = 0.2
+_CHECK_S = 0.4
 _ASLEEP_S = 2.0
 _STACK_S = 2.0
+_STALE_S = 10.0
 _GRACE_S = 1.0
-_LOST_S = 2.0
+_LOST_S = 5.0
 _TAIL_LINES = 25
 _CANNOT_END = (FaultKind.STOPPED, FaultKind.SILENT)
 
@@ -84,7 +86,7 @@ class Watch:
         now = time.monotonic()
         self._crew = crew
         self._limits = limits
-        self._began = self._polled_at = now
+        self._began = self._polled_at = self._checked_at = now
         self._seen = [
             _Seen(process=process, label=label, moved_at=now, heard_at=now)
             for process, label in zip(crew.ranks, labels, strict=False)
@@ -100,7 +102,11 @@ class Watch:
             each_poll()
             for seen in self._seen:
                 self._look_at(seen)
-            self._look_for_stuck()
+            if time.monotonic() - self._checked_at > _CHECK_S:
+                self._checked_at = time.monotonic()
+                for seen in self._seen:
+                    self._look_for_stop(seen)
+                self._look_for_stuck()
             fault = self._settled()
             if fault is not None:
                 raise self._end(fault)
@@ -128,7 +134,6 @@ class Watch:
             case Beat():
                 if message.count != seen.beat.count:
                     seen.moved_at = now
-                    seen.asked_at = None
                 seen.beat = message
             case Joined():
                 seen.joined = True
@@ -152,7 +157,7 @@ class Watch:
                 raise AssertionError(f"no supervisor knows the message {message!r}")
 
     def _look_at(self, seen: _Seen) -> None:
-        """Note an exit, a stop or a silence of one rank."""
+        """Note the exit of one rank."""
         now = time.monotonic()
         if seen.fault is not None:
             return
@@ -163,7 +168,13 @@ class Watch:
             seen.deaf_since = seen.deaf_since or now
             if now - seen.deaf_since > _LOST_S:
                 seen.fault = _fault(seen, FaultKind.EXITED, now, "closed its channel")
-        elif seen.process.stopped():
+
+    def _look_for_stop(self, seen: _Seen) -> None:
+        """Note that one rank is stopped or silent."""
+        now = time.monotonic()
+        if seen.fault is not None:
+            return
+        if seen.process.stopped():
             seen.stopped_since = seen.stopped_since or now
             if now - seen.stopped_since >= self._limits.stopped_s:
                 seen.fault = _fault(
@@ -195,10 +206,15 @@ class Watch:
 
     def _look_for_stuck(self) -> None:
         """Find a rank that has not moved for too long while it waits for nobody."""
+        if any(seen.fault is not None for seen in self._seen):
+            return
         now = time.monotonic()
         job_s = self._limits.job_s
         overdue = job_s is not None and now - self._began > job_s
         late = [seen for seen in self._seen if seen.open and (overdue or self._late(seen, now))]
+        for seen in self._seen:
+            if seen not in late:
+                seen.asked_at = None
         if not late or not self._know_stacks(late):
             return
         busy = [seen for seen in late if not _waits(seen)]
@@ -217,7 +233,7 @@ class Watch:
         """Ask for stacks; return whether all have answered or had the time to."""
         now = time.monotonic()
         for seen in late:
-            if seen.asked_at is None:
+            if seen.asked_at is None or now - seen.asked_at > _STALE_S:
                 seen.asked_at, seen.stack, seen.dumped = now, None, False
                 seen.process.send(ShowStack())
             elif seen.stack is None and not seen.dumped and now - seen.asked_at > _STACK_S:
