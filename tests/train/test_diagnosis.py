@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.launch.pool import RankPool
 from echelon.parallel.recorder import Recorder
+from echelon.prove.subject import GlobalBatch
 from echelon.train.diagnosis import explain_not_finite
 from echelon.train.engine import TrainEngine
 from echelon.train.subject import rank_batches
@@ -41,7 +41,7 @@ def step_with_poison(context: RankContext, argument: dict[str, Any]) -> tuple[bo
     before = [bucket.values.clone() for bucket in engine.model.buckets]
     tokens = torch.arange(4 * 8).reshape(4, 8) % 7
     tokens[2, 5] = POISONED_TOKEN
-    rows = SimpleNamespace(sample_ids=(40, 41, 42, 43), inputs_BT=tokens, labels_BT=tokens)
+    rows = GlobalBatch(sample_ids=(40, 41, 42, 43), inputs_BT=tokens, labels_BT=tokens)
     batches = rank_batches(plan, rows, engine.data_rank, 0)
     result = engine.step(batches, 0)
     error = explain_not_finite(engine, batches, 1, result)
