@@ -114,7 +114,9 @@ def test_more_ranks_than_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_supervisor_does_without_torch() -> None:
-    code = "import sys, echelon.launch.start, echelon.launch.pool; print('torch' in sys.modules)"
+    code = (
+        "import sys, echelon.launch.supervisor, echelon.launch.pool; print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "False\n"
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from echelon.core.errors import EchelonError
-from echelon.launch.start import start
+from echelon.launch.joined import run_joined
 
 
 def main() -> int:
@@ -19,7 +19,7 @@ def main() -> int:
     labels = [f"dp{rank}" for rank in range(int(sys.argv[2]))]
     log_dir = Path(sys.argv[3])
     try:
-        outcome = start("tests.launch.targets:train", argument, labels=labels, log_dir=log_dir)
+        outcome = run_joined("tests.launch.targets:train", argument, labels=labels, log_dir=log_dir)
         print("result", outcome.rank, outcome.require())
     except EchelonError as error:
         print(error, file=sys.stderr)
