@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -184,3 +185,36 @@ def test_leftovers_of_killed_writers_are_ignored_and_cleaned(tmp_path: Path) -> 
     assert len(clean_leftovers(directory)) == 2
     assert sorted(path.name for path in directory.iterdir()) == ["notes.txt", "step-000001"]
     assert clean_leftovers(tmp_path / "nowhere") == ()
+
+
+def test_everything_is_flushed_before_the_rename_and_removed_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill does not lose what the system has not written yet; a power cut does."""
+    save(tmp_path, step=1, world_size=1)
+    done: list[str] = []
+    flush, rename = os.fsync, os.rename
+
+    def noted_flush(descriptor: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        done.append("flush " + re.sub(r"-[0-9a-f]{12}$", "", name))
+        flush(descriptor)
+
+    def noted_rename(old: Path, new: Path) -> None:
+        done.append(f"rename to {re.sub(r'-[0-9a-f]{12}$', '', Path(new).name)}")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", noted_flush)
+    monkeypatch.setattr(os, "rename", noted_rename)
+    save(tmp_path, step=2, world_size=1, keep=1)
+    assert done == [
+        "flush rank-0000.safetensors",
+        "flush .tmp-step-000002",
+        "flush state.json",
+        "flush index.json",
+        "flush .tmp-step-000002",
+        "rename to step-000002",
+        f"flush {tmp_path.name}",
+        "rename to .old-step-000001",
+        f"flush {tmp_path.name}",
+    ]
