@@ -11,6 +11,7 @@ from echelon.launch.context import Progress, RankContext
 from echelon.launch.culprit import Fault, FaultKind, RankFailure
 from echelon.launch.environment import check_world_size, read_place
 from echelon.launch.handshake import introduce
+from echelon.launch.host_memory import keep_freed_memory
 from echelon.launch.messages import Raised
 from echelon.launch.output import copy_to_log, log_name
 from echelon.launch.process_group import device_of, process_group
@@ -41,6 +42,7 @@ def run_joined(
     options = options or LaunchOptions()
     place = read_place()
     check_world_size(place, len(labels))
+    keep_freed_memory()
     names = tuple(labels)
     if log_dir is not None:
         log_dir.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,7 @@ from echelon.launch.context import Progress, RankContext
 from echelon.launch.environment import MASTER_PORT
 from echelon.launch.handshake import introduce
 from echelon.launch.heart import Heart, end_process
+from echelon.launch.host_memory import keep_freed_memory
 from echelon.launch.messages import Job, Joined, Raised, Returned, Seat
 from echelon.launch.process_group import device_of, process_group
 from echelon.launch.store import PrefixStore, Store, host_store, join_store
@@ -58,6 +59,7 @@ def serve(channel: Channel, seat: Seat, store_descriptor: int | None) -> None:
 
     `store_descriptor` is the listening socket of the store, which the first rank hosts.
     """
+    keep_freed_memory()
     progress = Progress()
     log_descriptor = 2
     faulthandler.enable(log_descriptor)
