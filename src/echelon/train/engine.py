@@ -8,7 +8,7 @@ every rank before backward starts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -109,6 +109,7 @@ class TrainEngine:
     @torch.no_grad()
     def evaluate(self, batches: Sequence[TokenBatch]) -> float:
         """Return the mean loss over the counted tokens of a global batch, without dropout."""
+        batches = [replace(batch, train=False) for batch in batches]
         tokens = self.count_tokens(batches)
         schedule = forward_only(self.schedule, len(batches))
         losses = self.model.executor.run(schedule, batches, 1.0 / max(1, tokens))
