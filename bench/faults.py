@@ -139,7 +139,7 @@ def wait_for_ranks(run: subprocess.Popen[bytes]) -> list[psutil.Process]:
         if run.poll() is not None:
             raise SystemExit(f"the run ended by itself with code {run.returncode}")
         before = ranks
-        time.sleep(0.1)
+        time.sleep(0.5)
     raise SystemExit(f"no ranks after {START_TIMEOUT_S:g} s")
 
 

@@ -89,7 +89,7 @@ def test_a_port_is_any_unless_asked_for() -> None:
 def test_local_ranks_get_defaults_that_the_user_can_overrule() -> None:
     assert int(local_environment(10_000, {})["OMP_NUM_THREADS"]) == 1
     asked = {"OMP_NUM_THREADS": "3", "GLOO_SOCKET_IFNAME": "eth0"}
-    assert set(local_environment(2, asked)) == {"OPENBLAS_NUM_THREADS"}
+    assert local_environment(2, asked).keys().isdisjoint(asked)
 
 
 def test_everything_written_is_in_the_table() -> None:

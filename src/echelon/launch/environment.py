@@ -21,6 +21,7 @@ AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 OMP_THREADS = "OMP_NUM_THREADS"
 OPENBLAS_THREADS = "OPENBLAS_NUM_THREADS"
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 VARIABLES: Mapping[str, str] = {
     RANK: "read: which rank this process is, set by torchrun; written for local ranks",
@@ -34,6 +35,7 @@ VARIABLES: Mapping[str, str] = {
     GLOO_INTERFACE: "written for local ranks unless set: lo, so that no traffic leaves the host",
     OMP_THREADS: "written for local ranks unless set: cores / ranks, at least 1",
     OPENBLAS_THREADS: "written for the process that forks ranks unless set: 1, so it may fork",
+    NVML_CHECK: "written for it unless set: 1, so that no import starts the CUDA driver there",
 }
 """Every variable, and what for."""
 
@@ -119,6 +121,7 @@ def local_environment(
     defaults = {
         OMP_THREADS: str(max(1, (os.cpu_count() or 1) // world_size)),
         OPENBLAS_THREADS: "1",
+        NVML_CHECK: "1",
         GLOO_INTERFACE: "lo0" if sys.platform == "darwin" else "lo",
     }
     return {name: value for name, value in defaults.items() if not environment.get(name)}
