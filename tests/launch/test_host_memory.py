@@ -14,8 +14,9 @@ ROUNDS = 20
 
 
 def page_faults(_context: RankContext, _argument: object) -> int:
-    """Return the page faults of making and freeing one large tensor again and again."""
-    torch.ones(MEGABYTES * 2**18)
+    """Return the page faults of making and freeing a large tensor, once the heap has grown."""
+    for _ in range(ROUNDS):
+        torch.ones(MEGABYTES * 2**18)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(ROUNDS):
         torch.ones(MEGABYTES * 2**18)
