@@ -57,8 +57,9 @@ class GradientStore:
     def run_deferred(self) -> None:
         """Compute the weight gradients that were put off."""
         deferred, self._deferred = self._deferred, []
-        for work in deferred:
-            work()
+        with torch.no_grad():  # inside of backward it is so already, after it not
+            for work in deferred:
+                work()
 
     def matrices(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """Return matrices of equal width that lie side by side as one; None if they do not."""
