@@ -10,6 +10,7 @@ import contextlib
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from bench.catalogue import DEFAULT_PEERS, Case, chosen_modes, ours, peers
 from bench.hosts import Host, remove_leftovers
 from bench.ranks import CaseFailed, CaseSkipped, Measurement, RankGroup
 from bench.spec import MODES, SIZES, Mode, Size
+
+STALE_LOCK_S = 60.0
 
 HostMaker = Callable[[], contextlib.AbstractContextManager[Sequence[Host]]]
 
@@ -81,7 +84,19 @@ def read_options(arguments: argparse.Namespace) -> Options:
     python = options.peers_home / "venv" / "bin" / "python"
     if options.num_peers and not python.exists():
         sys.exit(f"error: {python} is missing; run: bench/setup_peers.sh {options.peers_home}")
+    _remove_stale_locks(options.peers_home)
     return options
+
+
+def _remove_stale_locks(peers_home: Path) -> None:
+    """Remove the locks that DeepSpeed's loader leaves when it is killed: it waits for them forever.
+
+    The operators are built beforehand, so a loader holds its lock for moments only.
+    """
+    for lock in peers_home.glob("torch_extensions/*/lock"):
+        if time.time() - lock.stat().st_mtime > STALE_LOCK_S:
+            lock.unlink(missing_ok=True)
+            say(f"removed {lock}, left over by a run that was killed")
 
 
 def end_cleanly() -> None:

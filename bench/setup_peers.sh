@@ -22,9 +22,10 @@ $pip megatron-core torchtitan
 [ -d "$home/triton/triton" ] || $pip --no-deps --target "$home/triton" triton
 
 # DeepSpeed compiles C++ at first use. Two ranks doing so under a timeout leave a stale lock, on
-# which every later run hangs: one process does it here.
+# which every later run hangs: one process does it here, into this environment's own folder.
 echo "building DeepSpeed's C++ operators ..."
-DS_ACCELERATOR=cpu PATH="$home/venv/bin:$PATH" "$home/venv/bin/python" - <<'PY'
+rm -f "$home"/torch_extensions/*/lock
+DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR="$home/torch_extensions" PATH="$home/venv/bin:$PATH" "$home/venv/bin/python" - <<'PY'
 from deepspeed.accelerator import get_accelerator
 
 for name in ("ShareMemCommBuilder", "FusedAdamBuilder"):

@@ -24,6 +24,8 @@ from bench.spec import Settings, StepFunction
 def _deepspeed() -> Any:
     """Import DeepSpeed for the CPU and let it join the process group."""
     os.environ["DS_ACCELERATOR"] = "cpu"
+    extensions = Path(sys.prefix).parent / "torch_extensions"
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(extensions)
     os.environ["LOCAL_SIZE"] = os.environ["LOCAL_WORLD_SIZE"]
     ninja = Path(sys.executable).parent
     os.environ["PATH"] = f"{ninja}{os.pathsep}{os.environ['PATH']}"
