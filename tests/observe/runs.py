@@ -36,5 +36,12 @@ def make_run(runs_dir: Path, name: str = "nano", *, name_was_given: bool = True)
 def facts(step: int, loss: float = 2.5) -> StepFacts:
     """Return what training says about one step."""
     return StepFacts(
-        step=step, loss=loss, grad_norm=0.5, learning_rate=3e-4, tokens=1000, step_s=0.5
+        step=step,
+        loss=loss,
+        grad_norm=0.5,
+        learning_rate=3e-4,
+        tokens=1000,
+        step_s=0.5,
+        rank_waits_s=(0.125, 0.0),
+        rank_used_bytes=(2**30, 2**31),
     )

@@ -109,7 +109,14 @@ def test_a_step_that_is_not_finite_leaves_everything_alone(
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_finite(value: float) -> None:
     good = StepResult(
-        loss=1.0, tokens=3, grad_norm=2.0, learning_rate=0.1, stop_requests=0, microbatch_losses={}
+        loss=1.0,
+        tokens=3,
+        grad_norm=2.0,
+        learning_rate=0.1,
+        stop_requests=0,
+        rank_waits_s=(0.0,),
+        rank_used_bytes=(0,),
+        microbatch_losses={},
     )
     assert good.finite
     assert not replace(good, loss=value).finite

@@ -18,8 +18,9 @@ from echelon.cost.stage import StagePart, stage_of_rank, stage_part
 COUNT_BYTES = 8
 """The token count that data ranks exchange: one int64."""
 
-STEP_ROW_BYTES = 3 * 8
-"""What every rank tells all others of a step: loss, squared norm, stop request, as float64."""
+STEP_ROW_BYTES = 5 * 8
+"""What every rank tells all others of a step, as float64: loss, squared norm, stop request, the
+seconds that it waited, the bytes that it uses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,8 +172,8 @@ def world_bytes(plan: Plan) -> tuple[SentTerm, ...]:
             name="step row",
             count=1,
             each=all_gather_bytes(STEP_ROW_BYTES, plan.mesh.world_size),
-            formula="(world - 1) x 24",
-            source="loss, norm and stop request, the same on every rank",
+            formula="(world - 1) x 40",
+            source="what every rank must know of a step, in one row",
         ),
     )
 

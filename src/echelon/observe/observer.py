@@ -41,6 +41,10 @@ class RankObserver:
         """Return where the events of this rank go."""
         return NoEvents() if self._events is None else self._events
 
+    def used_bytes(self) -> int:
+        """Return the memory that this rank uses now."""
+        return self.memory().used_bytes
+
     def stepped(self, facts: StepFacts) -> None:
         """Write the events of a step."""
         if self._events is not None:
@@ -100,7 +104,8 @@ class ChiefObserver(RankObserver):
             learning_rate=facts.learning_rate,
             tokens=facts.tokens,
             step_s=facts.step_s,
-            used_bytes=memory.used_bytes,
+            rank_waits_s=list(facts.rank_waits_s),
+            rank_used_bytes=list(facts.rank_used_bytes),
             peak_bytes=memory.peak_bytes,
         )
         self._console.step(
@@ -113,7 +118,7 @@ class ChiefObserver(RankObserver):
                 tokens_per_s=rate,
                 num_ranks=plan.mesh.world_size,
                 rank_word="rank" if plan.cluster.backend == "gloo" else "gpu",
-                used_bytes=memory.used_bytes,
+                used_bytes=max(facts.rank_used_bytes),
                 memory_bytes=memory.total_bytes,
                 seconds_left=self._left.seconds(facts.step_s),
                 mfu=self._utilization(facts),

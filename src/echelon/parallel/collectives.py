@@ -23,7 +23,7 @@ from echelon.cost.collectives import (
     all_reduce_bytes,
     reduce_scatter_bytes,
 )
-from echelon.parallel.recorder import Recorder, WaitMarks
+from echelon.parallel.recorder import Recorder
 
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -32,7 +32,7 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.redu
 class Pending:
     """A collective under way; `wait` ends it, finishes its result, and records its event."""
 
-    __slots__ = ("_finish", "_name", "_waits", "_work")
+    __slots__ = ("_finish", "_name", "_recorder", "_work")
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class Pending:
         finish: Callable[[], None] | None = None,
         *,
         name: str = "",
-        waits: WaitMarks | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """Hold the handle of torch and what is left to do when it is done."""
-        self._work, self._finish, self._name, self._waits = work, finish, name, waits
+        self._work, self._finish, self._name, self._recorder = work, finish, name, recorder
 
     def done(self) -> bool:
         """Return whether `wait` would return at once."""
@@ -53,10 +53,9 @@ class Pending:
         """Return when the result is there; a second call returns at once."""
         work, finish = self._work, self._finish
         self._work = self._finish = None
-        if work is not None and self._waits is not None:
-            self._waits.enter(self._name)
-            work.wait()
-            self._waits.leave()
+        if work is not None and self._recorder is not None:
+            with self._recorder.waiting(self._name):
+                work.wait()
         if finish is not None:
             finish()
 
@@ -147,9 +146,8 @@ class Group:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        self.recorder.waits.enter("gather_objects")
-        dist.all_gather_object(values, value, group=self._group)
-        self.recorder.waits.leave()
+        with self.recorder.waiting("gather_objects"):
+            dist.all_gather_object(values, value, group=self._group)
         return values
 
     def send(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
@@ -163,7 +161,7 @@ class Group:
         """Receive into `tensor` from member `index` of the group."""
         _check(tensor, name)
         work = dist.irecv(tensor, self.ranks[index], group=self._group, tag=tag)
-        return Pending(work, name=name, waits=self.recorder.waits)
+        return Pending(work, name=name, recorder=self.recorder)
 
     def _pending(
         self,
@@ -184,7 +182,7 @@ class Group:
                 microbatch=call.microbatch,
             )
 
-        pending = Pending(work, done, name=call.name, waits=self.recorder.waits)
+        pending = Pending(work, done, name=call.name, recorder=self.recorder)
         if not async_op:
             pending.wait()
         return pending

@@ -38,7 +38,8 @@ class Recorder:
     def __init__(self, rank: int, sink: EventSink, waits: WaitMarks | None = None) -> None:
         """Send the events of `rank` to `sink` and its waits to `waits`; the clock starts now."""
         self.rank, self.sink = rank, sink
-        self.waits = waits or NoWaitMarks()
+        self._waits = waits or NoWaitMarks()
+        self.waited_s = 0.0
         self.stage: int | None = None
         self.microbatch: int | None = None
         self._zero = time.perf_counter()
@@ -46,6 +47,20 @@ class Recorder:
     def now(self) -> float:
         """Return the seconds since this recorder was made."""
         return time.perf_counter() - self._zero
+
+    @contextmanager
+    def waiting(self, collective: str) -> Iterator[None]:
+        """Mark what happens inside as a wait for other ranks, and add up how long it took.
+
+        The rank that waits least is the one that the others wait for.
+        """
+        start = self.now()
+        self._waits.enter(collective)
+        try:
+            yield
+        finally:
+            self._waits.leave()
+            self.waited_s += self.now() - start
 
     def record(
         self,

@@ -27,11 +27,25 @@ from echelon.train.optimizer import FlatAdamW, local_norm_squared, scale_gradien
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """Hold what the ranks told one another at the end of a step, bitwise the same on each."""
+
+    loss: float
+    grad_norm: float
+    stop_requests: int
+    rank_waits_s: tuple[float, ...]
+    rank_used_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """Say what one step did; loss, tokens, grad_norm and flags are the same on every rank.
 
     `microbatch_losses` maps (data rank, microbatch) to (loss sum, counted tokens) of what this
-    rank computed; `flags` counts the ranks that asked to stop.
+    rank computed; `stop_requests` counts the ranks that asked to stop. `rank_waits_s` are the
+    seconds that each rank waited for others until its gradients were complete (the one that
+    waited least is the one that the others waited for), `rank_used_bytes` the memory that each
+    said it uses.
     """
 
     loss: float
@@ -39,6 +53,8 @@ class StepResult:
     grad_norm: float
     learning_rate: float
     stop_requests: int
+    rank_waits_s: tuple[float, ...]
+    rank_used_bytes: tuple[int, ...]
     microbatch_losses: Mapping[tuple[int, int], tuple[float, int]]
 
     @property
@@ -70,13 +86,19 @@ class TrainEngine:
         return self.groups.data.index
 
     def step(
-        self, batches: Sequence[TokenBatch], step: int, *, stop_requested: bool = False
+        self,
+        batches: Sequence[TokenBatch],
+        step: int,
+        *,
+        stop_requested: bool = False,
+        used_bytes: int = 0,
     ) -> StepResult:
-        """Take optimizer step `step` on this rank's microbatches.
+        """Take optimizer step `step` on this rank's microbatches; tell the others what it uses.
 
         The parameters are left alone when the loss or the norm is not finite; the caller looks at
         `finite` and ends the run.
         """
+        self.groups.recorder.waited_s = 0.0
         model, tokens = self.model, self.count_tokens(batches)
         scale = 1.0 / max(1, tokens)
         model.store.start_step()
@@ -85,16 +107,20 @@ class TrainEngine:
         if self.on_gradients is not None:
             self.on_gradients()
         mine = float(torch.stack(list(losses.values())).sum()) if losses else 0.0
-        result = self._agree(mine, local_norm_squared(model.buckets), stop_requested)
-        loss, norm, stop_requests = result
+        said = self._agree(
+            mine, local_norm_squared(model.buckets), stop_requested, used_bytes=used_bytes
+        )
+        norm = said.grad_norm
         settings = self.plan.mathematics.optimizer
         rate = learning_rate(settings, step)
         report = StepResult(
-            loss=loss,
+            loss=said.loss,
             tokens=tokens,
             grad_norm=norm,
             learning_rate=rate,
-            stop_requests=stop_requests,
+            stop_requests=said.stop_requests,
+            rank_waits_s=said.rank_waits_s,
+            rank_used_bytes=said.rank_used_bytes,
             microbatch_losses={
                 (self.data_rank, index): (float(value) / scale, batches[index].num_valid())
                 for index, value in losses.items()
@@ -114,7 +140,7 @@ class TrainEngine:
         schedule = forward_only(self.schedule, len(batches))
         losses = self.model.executor.run(schedule, batches, 1.0 / max(1, tokens))
         mine = float(torch.stack(list(losses.values())).sum()) if losses else 0.0
-        return self._agree(mine, 0.0, stop_requested=False)[0]
+        return self._agree(mine, 0.0, stop_requested=False).loss
 
     def count_tokens(self, batches: Sequence[TokenBatch]) -> int:
         """Return the counted tokens of the global batch."""
@@ -140,12 +166,12 @@ class TrainEngine:
         }
 
     def _agree(
-        self, loss: float, norm_squared: float, stop_requested: bool
-    ) -> tuple[float, float, int]:
-        """Return loss, gradient norm and stop requests over all ranks, bitwise the same on each.
+        self, loss: float, norm_squared: float, stop_requested: bool, *, used_bytes: int = 0
+    ) -> Agreement:
+        """Exchange all that every rank must know of a step, in one small all-gather.
 
-        One small all-gather carries all that every rank must know of a step. Losses are summed
-        over everything but the tensor ranks (they hold the same loss), squares over one replica.
+        Losses are summed over everything but the tensor ranks (they hold the same loss), squares
+        over one replica.
         """
         groups, mesh = self.groups, self.plan.mesh
         here = mesh.coordinates(groups.rank)
@@ -154,12 +180,21 @@ class TrainEngine:
                 loss if here[Axis.TP] == 0 else 0.0,
                 norm_squared if groups.data.index == 0 else 0.0,
                 float(stop_requested),
+                groups.recorder.waited_s,
+                float(used_bytes),
             ],
             dtype=torch.float64,
             device=next(self.model.stage.parameters()).device,
         )
-        total = groups.world.gather_rows(row, name="step").cpu().sum(0)
-        return float(total[0]), float(total[1].sqrt()), int(total[2])
+        rows = groups.world.gather_rows(row, name="step").cpu()
+        total = rows.sum(0)
+        return Agreement(
+            loss=float(total[0]),
+            grad_norm=float(total[1].sqrt()),
+            stop_requests=int(total[2]),
+            rank_waits_s=tuple(float(value) for value in rows[:, 3]),
+            rank_used_bytes=tuple(int(value) for value in rows[:, 4]),
+        )
 
 
 def forward_only(schedule: Schedule, num_microbatches: int) -> Schedule:

@@ -121,7 +121,8 @@ class TrainLoop:
                 step=step,
             )
             asked = self.context.stop_requested()
-            result = self.engine.step(batches, step, stop_requested=asked)
+            used = self.observer.used_bytes()
+            result = self.engine.step(batches, step, stop_requested=asked, used_bytes=used)
             if not result.finite:
                 raise explain_not_finite(self.engine, batches, step + 1, result)
             step, loss, stopped = step + 1, result.loss, result.stop_requests > 0
@@ -133,6 +134,8 @@ class TrainLoop:
                     learning_rate=result.learning_rate,
                     tokens=result.tokens,
                     step_s=time.perf_counter() - began,
+                    rank_waits_s=result.rank_waits_s,
+                    rank_used_bytes=result.rank_used_bytes,
                 )
             )
             if job.train.validates_after(step) and not stopped:

@@ -19,7 +19,8 @@ class StepFacts:
     """Say what one step did; the numbers are those of the whole run, the same on every rank.
 
     `step` counts the optimizer steps done, `tokens` are the counted tokens of the global batch,
-    `step_s` the seconds that this rank took.
+    `step_s` the seconds that this rank took, `rank_waits_s` those that each rank waited for others
+    (a straggler is the one that waited least), `rank_used_bytes` the memory of each.
     """
 
     step: int
@@ -28,6 +29,8 @@ class StepFacts:
     learning_rate: float
     tokens: int
     step_s: float
+    rank_waits_s: tuple[float, ...]
+    rank_used_bytes: tuple[int, ...]
 
 
 class RunObserver(Protocol):
@@ -36,6 +39,10 @@ class RunObserver(Protocol):
     @property
     def sink(self) -> EventSink:
         """Where the events of this rank go."""
+        ...
+
+    def used_bytes(self) -> int:
+        """Return the memory that this rank uses now."""
         ...
 
     def stepped(self, facts: StepFacts) -> None:

@@ -66,8 +66,8 @@ def loss_is_mean_of_means(patch: pytest.MonkeyPatch, plan: Plan) -> None:
         self.share = sum(b.num_valid() for b in batches) / self.count_tokens(batches)
         return step(self, batches, number)
 
-    def mean(self: Any, loss: float, norm: float, stop: bool) -> Any:
-        return agree(self, loss / self.share / plan.mesh.dp, norm, stop)
+    def mean(self: Any, loss: float, norm: float, stop: bool, **rest: Any) -> Any:
+        return agree(self, loss / self.share / plan.mesh.dp, norm, stop, **rest)
 
     patch.setattr(TrainEngine, "step", remember)
     patch.setattr(TrainEngine, "_agree", mean)
@@ -222,9 +222,9 @@ def stage_norm(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Take the norm of the last pipeline stage for that of the model."""
     agree = TrainEngine._agree
 
-    def own(self: TrainEngine, loss: float, norm: float, stop: bool) -> Any:
+    def own(self: TrainEngine, loss: float, norm: float, stop: bool, **rest: Any) -> Any:
         last = self.groups.pipe_forward.index == self.groups.pipe_forward.size - 1
-        return agree(self, loss, norm if last else 0.0, stop)
+        return agree(self, loss, norm if last else 0.0, stop, **rest)
 
     patch.setattr(TrainEngine, "_agree", own)
 
