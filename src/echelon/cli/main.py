@@ -29,6 +29,7 @@ COMMANDS = {
     "plan": ("echelon.cli.plan:plan", "Check a run; show what its ranks hold and send."),
     "prove": ("echelon.cli.prove:prove", "Prove that a plan computes what one device computes."),
     "train": ("echelon.cli.train:train", "Train a run; --resume goes on with one."),
+    "demo": ("echelon.cli.demo:demo", "Plan, prove and train a small model here."),
     "explain": ("echelon.cli.explain:explain", "Explain a rule, or list all of them."),
     "config show": ("echelon.cli.config:show", "Show every setting and where it came from."),
     "config presets": ("echelon.cli.config:presets", "List runs, models and clusters."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -12,6 +13,8 @@ from echelon.cli.output import note, print_json, table
 if TYPE_CHECKING:
     from echelon.prove.claims import ClaimResult
     from echelon.prove.proof import Proof
+
+PROOF_FILE = "proof.json"
 
 
 def prove(
@@ -25,17 +28,24 @@ def prove(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Prove that a plan computes what one device computes; exit 1 where it does not."""
+    """Prove that a plan computes what one device computes; exit 1 where it does not.
+
+    Of a run folder, the plan in it is proven, and proof.json is written beside it.
+    """
     from echelon import api
     from echelon.cli.machine import require_memory_for_ranks
     from echelon.config.effects import require_trainable
     from echelon.config.load import load_job
 
-    job = load_job(run, settings)
+    folder = Path(run)
+    is_run = (folder / "plan.json").is_file()
+    job = load_job(folder / "run.toml" if is_run else run, settings)
     require_trainable(job)
     require_memory_for_ranks(job.plan.mesh.world_size)
     note(f"proving {job.plan.name} on {job.plan.mesh.world_size} ranks beside one process ...")
     proof = api.prove(job.plan, subject=subject)
+    if is_run and not settings and subject is None:
+        proof.write(folder / PROOF_FILE)
     if json:
         print_json("prove", {"proven": proof.proven, "proof": proof.to_json()})
         return 0 if proof.proven else 1

@@ -41,7 +41,7 @@ def train(
         else:
             print(result_text(result, job), end="")
         if result.summary.stopped:
-            note(f"go on: echelon train {run} --resume {result.run}")
+            note(f"go on: echelon train {result.run}/run.toml --resume {result.run}")
     return EXIT_STOPPED_WITH_CHECKPOINT if result.summary.stopped else 0
 
 
@@ -59,8 +59,7 @@ def result_text(result: TrainResult, job: Job) -> str:
         facts.append(
             (
                 "validation",
-                f"{summary.first_validation:.4f} -> {summary.last_validation:.4f}, "
-                f"{share:.1f} % of the first",
+                f"{summary.first_validation:.4f} -> {summary.last_validation:.4f} ({share:.1f} %)",
             )
         )
     if summary.checkpoint is not None:

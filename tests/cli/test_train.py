@@ -1,0 +1,204 @@
+"""`echelon train` from the first process to the exit code, and what the demo makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from echelon.cli import demo
+from echelon.cli.main import main
+from echelon.config.load import load_job
+from echelon.core.plan import Plan
+from echelon.observe.summary import summarize_run
+from echelon.train.checkpoint.index import read_index
+from tests.readme import README
+
+TINY = (
+    "model.layers=2",
+    "model.hidden=32",
+    "model.ffn=48",
+    "batch.sequence_length=16",
+    "batch.global_sequences=8",
+    "batch.microbatch_sequences=1",
+    "optimizer.warmup_steps=2",
+    "train.steps=8",
+    "train.validate_every=4",
+    "checkpoint.every=4",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a folder of its own, with a text to train on."""
+    lines = [f"line {i} of {i * i % 97} words, more or less\n" for i in range(400)]
+    (tmp_path / "words.txt").write_text("".join(lines))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def flags(*settings: str) -> list[str]:
+    return [
+        word for text in ("data.source=words.txt", *TINY, *settings) for word in ("--set", text)
+    ]
+
+
+def result_of(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_run_leaves_its_folder_and_a_result(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "nano", *flags("mesh.tp=2"), "--json"]) == 0
+    result = result_of(capsys)
+    assert (result["command"], result["run"], result["stopped"]) == ("train", "runs/nano", False)
+    assert result["checkpoint"] == "runs/nano/checkpoints/step-000008"
+    summary = summarize_run(folder / "runs/nano")
+    assert (summary.steps, summary.checkpoints) == (8, (4, 8))
+    assert summary.last_validation == result["last_validation"]
+    logs = sorted(path.name for path in (folder / "runs/nano/logs").glob("*.log"))
+    assert logs == ["rank-0000.log", "rank-0001.log"]
+    # What is written down is enough to do it again.
+    again = load_job(folder / "runs/nano/run.toml")
+    assert again.plan.same_mathematics(Plan.read(folder / "runs/nano/plan.json"))
+
+
+def test_text_says_how_it_ended(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "nano", *flags()]) == 0
+    output = capsys.readouterr()
+    lines = dict(line.split(maxsplit=1) for line in output.out.splitlines())
+    assert lines["run"] == "runs/nano"
+    assert lines["steps"] == "8 of 8"
+    assert re.fullmatch(r"\d\.\d{4} -> \d\.\d{4} \(\d+\.\d %\)", lines["validation"])
+    assert "training nano in runs/nano" in output.err
+
+
+def test_a_run_goes_on_in_its_folder_and_another_split_in_a_new_one(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "nano", *flags(), "--json"]) == 0
+    assert main(["train", "nano", *flags("train.run_name=nano"), "--json"]) == 2
+    assert "run-written-once" in capsys.readouterr().out
+    assert main(["train", "nano", *flags(), "--resume", "runs/nano", "--json"]) == 0
+    assert result_of(capsys)["run"] == "runs/nano"
+    middle = "runs/nano/checkpoints/step-000004"
+    assert main(["train", "nano", *flags("mesh.pp=2"), "--resume", middle, "--json"]) == 0
+    other = result_of(capsys)
+    assert (other["run"], other["steps"]) == ("runs/nano-2", 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "resume", "rule"),
+    [
+        ((), "runs/absent", "checkpoint-exists"),
+        (("data.source=absent.txt",), None, "data-source-unreadable"),
+        (("model.vocab=64",), None, "data-token-range"),
+        (("batch.sequence_length=900", "data.validation_fraction=0.01"), None, "data-too-short"),
+    ],
+)
+def test_what_can_be_known_before_is_said_before_any_rank_starts(
+    settings: tuple[str, ...],
+    resume: str | None,
+    rule: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    keys = [text.split("=")[0] for text in settings]
+    kept = [text for text in ("data.source=words.txt", *TINY) if text.split("=")[0] not in keys]
+    words = [word for text in (*kept, *settings) for word in ("--set", text)]
+    words += [] if resume is None else ["--resume", resume]
+    assert main(["train", "nano", *words]) == 2
+    assert f"error[{rule}]" in capsys.readouterr().err
+    assert not (folder / "runs" / "nano").exists()
+
+
+def test_ctrl_c_stops_at_a_step_with_a_checkpoint(folder: Path) -> None:
+    arguments = [sys.executable, "-m", "echelon", "train", "nano", *flags("mesh.pp=2")]
+    arguments[arguments.index("train.steps=8")] = "train.steps=100000"
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        metrics = folder / "runs/nano/metrics.jsonl"
+        deadline = time.monotonic() + 120
+        while not (metrics.is_file() and '"step":2,' in metrics.read_text()):
+            assert time.monotonic() < deadline
+            assert child.poll() is None
+            time.sleep(0.1)
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=120)
+    assert child.returncode == 75
+    assert errors.rstrip().endswith("go on: echelon train runs/nano/run.toml --resume runs/nano")
+    summary = summarize_run(folder / "runs/nano")
+    assert summary.checkpoints[-1] == summary.steps
+    assert read_index(folder / f"runs/nano/checkpoints/step-{summary.steps:06d}").step > 0
+
+
+def test_ranks_of_torchrun_join_one_run(folder: Path) -> None:
+    arguments = ["--nproc-per-node", "2", "-m", "echelon", "train", "nano"]
+    arguments += [*flags("mesh.dp_replicate=2"), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["run"] == "runs/nano"
+    assert summarize_run(folder / "runs/nano").checkpoints == (4, 8)
+
+
+def test_a_run_folder_is_proven_and_gets_its_proof(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "nano", *flags("mesh.tp=2")]) == 0
+    assert main(["prove", "runs/nano"]) == 0
+    capsys.readouterr()
+    proof = json.loads((folder / "runs/nano/proof.json").read_text())
+    assert proof["proven"] is True
+
+
+def test_the_demo_plans_proves_trains_and_writes(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = flags("mesh.pp=1", "mesh.tp=1", "mesh.sequence_parallel=false")
+    settings[settings.index("train.steps=8")] = "train.steps=60"
+    settings[settings.index("train.validate_every=4")] = "train.validate_every=20"
+    assert main(["demo", *settings]) == 0
+    output = capsys.readouterr().out
+    parts = ["1. The plan", "2. The proof", "\nproven\n", "3. The run", "4. What it writes"]
+    places = [output.index(part) for part in [*parts, demo.PROMPT, "5. What to try next"]]
+    assert places == sorted(places)
+    assert (folder / "runs/nano/proof.json").is_file()
+
+
+def test_a_demo_that_does_not_learn_says_so(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = flags("mesh.pp=1", "mesh.tp=1", "mesh.sequence_parallel=false")
+    settings[settings.index("train.steps=8")] = "train.steps=4"
+    assert main(["demo", *settings]) == 1
+    assert "it has not learned enough" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("memory", "ranks"), [(2**34, 8), (2**31, 4)])
+def test_the_demo_takes_fewer_ranks_where_memory_is_small(
+    memory: int, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("echelon.cli.machine.available_memory_bytes", lambda: memory)
+    assert load_job("nano", demo.demo_settings(())).plan.mesh.world_size == ranks
+
+
+def test_the_example_is_the_run_of_the_demo() -> None:
+    example = load_job(README.parent / "examples/nano.toml")
+    ours = load_job("nano", [*demo.LARGE, *demo.QUIET])
+    assert example.plan == ours.plan
+    assert example.data == ours.data
