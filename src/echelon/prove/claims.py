@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from echelon.core.rulebook import prove as rules
 from echelon.core.rules import Rule
-from echelon.prove import checks
+from echelon.prove import checks, promises
 from echelon.prove.checks import Check, Evidence
 
 
@@ -48,11 +48,15 @@ class ClaimResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Name one claim: its rule, its sentence, and the comparisons that decide it."""
+    """Name one claim: its rule, its sentence, and the comparisons that decide it.
+
+    `if_said` claims are about what a subject need not say; one that says nothing is not judged.
+    """
 
     rule: Rule
     statement: str
     checks: Callable[[Evidence], Iterator[Check]] = field(repr=False)
+    if_said: bool = False
 
     def judge(self, evidence: Evidence) -> ClaimResult:
         """Return how the claim fares."""
@@ -148,13 +152,26 @@ CLAIMS: tuple[Claim, ...] = (
         statement="copies hold the same bits after every step",
         checks=checks.replicas,
     ),
+    Claim(
+        rule=rules.PROVE_SCHEDULE_ORDER,
+        statement="pipeline actions ran in the order of the schedule",
+        checks=promises.schedule_order,
+        if_said=True,
+    ),
+    Claim(
+        rule=rules.PROVE_BYTES_SENT,
+        statement="bytes sent over each axis are those of the formulas",
+        checks=promises.bytes_sent,
+        if_said=True,
+    ),
 )
 """All claims, in the order in which one causes the next."""
 
 
 def judge(evidence: Evidence) -> tuple[ClaimResult, ...]:
-    """Return how every claim fares."""
-    return tuple(claim.judge(evidence) for claim in CLAIMS)
+    """Return how every claim fares; those about what the subject does not say are left out."""
+    judged = ((claim, claim.judge(evidence)) for claim in CLAIMS)
+    return tuple(result for claim, result in judged if result.compared or not claim.if_said)
 
 
 def first_failure(results: Sequence[ClaimResult]) -> Failure | None:

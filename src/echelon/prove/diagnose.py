@@ -20,6 +20,7 @@ from echelon.prove.ranks import INITIAL
 Explained = tuple[str, Finding, tuple[int, ...]]
 """The tensor that is told, what is wrong with it, and the ranks that hold it wrong."""
 
+_PROMISES = frozenset({rules.PROVE_BYTES_SENT.id, rules.PROVE_SCHEDULE_ORDER.id})
 _FINE = 1e-6
 _COARSE = 1e-2
 
@@ -48,6 +49,8 @@ def diagnose(evidence: Evidence, results: Sequence[ClaimResult]) -> Diagnosis | 
 
 
 def _explain(evidence: Evidence, failure: Failure) -> Explained:
+    if failure.rule.id in _PROMISES:
+        return failure.subject, _promise(failure), ()
     if evidence.tolerance.own_precision and failure.allowed < failure.error < _COARSE:
         # A wrong factor would be as wrong in float64, which is judged first.
         finding = _rounding(failure, "another order of sums, or a dtype coarser than the plan's")
@@ -60,6 +63,11 @@ def _explain(evidence: Evidence, failure: Failure) -> Explained:
     if finding.factor == "none" and 0 < failure.error < _FINE:
         finding = _rounding(failure, "another order of sums, or a part in a lower precision")
     return tensor, finding, ranks
+
+
+def _promise(failure: Failure) -> Finding:
+    axis = failure.subject.rpartition(" over ")[2] if " over " in failure.subject else "pp"
+    return Finding(factor="not as planned", says=failure.detail, axis=axis)
 
 
 def _rounding(failure: Failure, why: str) -> Finding:

@@ -135,6 +135,8 @@ def _record(report: StepReport) -> StepRecord:
         },
         samples=tuple(int(i) for i in report.samples),
         layers=tuple(int(i) for i in report.layers),
+        bytes_sent=getattr(report, "bytes_sent", None),
+        actions=getattr(report, "actions", None),
     )
 
 

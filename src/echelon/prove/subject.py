@@ -85,7 +85,12 @@ class StepReport(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """Hold a `StepReport`; for subjects that may import the prover."""
+    """Hold a `StepReport`; for subjects that may import the prover.
+
+    An engine that writes its events down also says `bytes_sent` (per axis, in this step) and
+    `actions` (the pipeline actions that it ran, in order, such as ``F0.3``); what a report does
+    not have is not compared.
+    """
 
     loss: float
     tokens: int
@@ -93,6 +98,8 @@ class StepRecord:
     microbatch_losses: Mapping[tuple[int, int], tuple[float, int]]
     samples: Sequence[int]
     layers: Sequence[int]
+    bytes_sent: Mapping[str, int] | None = None
+    actions: Sequence[str] | None = None
 
 
 class Subject(Protocol):

@@ -14,6 +14,7 @@ from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
 from echelon.parallel.recorder import Recorder
 from echelon.parallel.shards import Shard
+from echelon.schedule.action import ActionKind
 from echelon.train.engine import StepResult, TrainEngine
 
 
@@ -57,6 +58,8 @@ class EngineReport:
     result: StepResult
     samples: tuple[int, ...]
     layers: tuple[int, ...]
+    bytes_sent: Mapping[str, int]
+    actions: tuple[str, ...]
 
     @property
     def loss(self) -> float:
@@ -97,11 +100,18 @@ class EngineSubject:
             block.register_forward_pre_hook(partial(_note, ran, int(name)))
             for name, block in self.engine.model.stage.layers.items()
         ]
+        self.events.events.clear()
         result = self.engine.step(batches, step)
         for handle in handles:
             handle.remove()
         samples = tuple(int(i) for one in batches for i in one.sample_ids_B)
-        return EngineReport(result=result, samples=samples, layers=tuple(ran))
+        return EngineReport(
+            result=result,
+            samples=samples,
+            layers=tuple(ran),
+            bytes_sent=self.events.bytes_by_axis(),
+            actions=tuple(e.name for e in self.events.events if e.kind in set(ActionKind)),
+        )
 
     def gradients(self) -> Mapping[str, Sequence[Shard]]:
         """Return the gradients of the last step, reduced and not clipped."""

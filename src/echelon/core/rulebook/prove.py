@@ -116,3 +116,25 @@ PROVE_REPLICAS = Rule(
     bad="each rank adds the summands in an order of its own",
     fixed="all_reduce, whose result is the same on every rank",
 )
+
+PROVE_SCHEDULE_ORDER = Rule(
+    id="prove-schedule-order",
+    why="""
+    The list of actions that was checked and simulated is the list that runs. An executor that
+    takes another order may hold more activations than the plan says, or hang on another machine.
+    """,
+    bad="for m in range(M): forward(m)                   # under 1F1B",
+    fixed="for action in schedule.actions[rank]: run(action)",
+)
+
+PROVE_BYTES_SENT = Rule(
+    id="prove-bytes-sent",
+    why="""
+    The bytes that the formulas of `cost/` say each rank sends over each axis are the bytes that it
+    sends, exactly: what a plan predicts is what is executed. A difference is a collective that is
+    missing, doubled, over the wrong group or of the wrong size, even where the numbers come out
+    right.
+    """,
+    bad="all_reduce(gradients)                           # in every microbatch",
+    fixed="all_reduce(gradients)                           # in the last microbatch",
+)

@@ -1,0 +1,62 @@
+"""What a plan promised beside its mathematics: the bytes it sends, the order it runs in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from echelon.core.axis import Axis
+from echelon.cost.bytes_sent import bytes_sent_by_axis
+from echelon.prove.checks import Check, Evidence
+from echelon.schedule.build import build_schedule
+
+
+def bytes_sent(evidence: Evidence) -> Iterator[Check]:
+    """Compare the bytes that each rank sent over each axis, in each step, with `cost/`."""
+    plan = evidence.plan
+    for oracle in evidence.oracle:
+        for rank, report in enumerate(evidence.observed.reports(oracle.step)):
+            if report.bytes_sent is None:
+                continue
+            wanted = bytes_sent_by_axis(plan, rank)
+            for axis in sorted({*wanted, *report.bytes_sent}):
+                predicted, sent = wanted.get(axis, 0), report.bytes_sent.get(axis, 0)
+                yield Check(
+                    step=oracle.step,
+                    subject=f"bytes of rank {rank} over {axis}",
+                    error=abs(sent - predicted) / max(predicted, 1),
+                    allowed=0.0,
+                    detail=f"{sent} sent, {predicted} by the formulas",
+                    position=rank,
+                )
+
+
+def schedule_order(evidence: Evidence) -> Iterator[Check]:
+    """Compare the actions that each rank ran with the schedule's."""
+    plan = evidence.plan
+    schedule = build_schedule(
+        plan.layout.pipeline.schedule,
+        num_stages=plan.num_stages,
+        num_ranks=plan.mesh.pp,
+        num_microbatches=plan.num_microbatches,
+    )
+    for oracle in evidence.oracle:
+        for rank, report in enumerate(evidence.observed.reports(oracle.step)):
+            if report.actions is None:
+                continue
+            wanted = [str(a) for a in schedule.actions[plan.mesh.coordinates(rank)[Axis.PP]]]
+            ran = list(report.actions)
+            yield Check(
+                step=oracle.step,
+                subject=f"actions of rank {rank}",
+                error=0.0 if ran == wanted else 1.0,
+                allowed=0.0,
+                detail="" if ran == wanted else _difference(ran, wanted),
+                position=rank,
+            )
+
+
+def _difference(ran: list[str], wanted: list[str]) -> str:
+    for position, (one, other) in enumerate(zip(ran, wanted, strict=False)):
+        if one != other:
+            return f"action {position} was {one}, the schedule has {other}"
+    return f"{len(ran)} actions ran, the schedule has {len(wanted)}"
