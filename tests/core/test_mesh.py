@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from echelon.core.axis import DATA_AXES, LOSS_AXES, MESH_AXES, Axis
 from echelon.core.mesh import Mesh
 
-DEGREES = st.integers(1, 4)
+DEGREES = st.integers(1, 3)
 MESHES = st.builds(Mesh, pp=DEGREES, dp_replicate=DEGREES, dp_shard=DEGREES, cp=DEGREES, tp=DEGREES)
 AXES = st.sets(st.sampled_from(MESH_AXES)).map(tuple)
 
 
 @given(MESHES)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 def test_ranks_and_coordinates_are_a_bijection(mesh: Mesh) -> None:
     seen: set[tuple[int, ...]] = set()
     for rank in range(mesh.world_size):
@@ -30,7 +30,7 @@ def test_ranks_and_coordinates_are_a_bijection(mesh: Mesh) -> None:
 
 
 @given(MESHES, AXES)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 def test_groups_partition_the_ranks(mesh: Mesh, axes: tuple[Axis, ...]) -> None:
     groups = mesh.groups(*axes)
     assert sorted(rank for group in groups for rank in group) == list(range(mesh.world_size))
@@ -43,7 +43,7 @@ def test_groups_partition_the_ranks(mesh: Mesh, axes: tuple[Axis, ...]) -> None:
 
 
 @given(MESHES, st.data())
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 def test_groups_over_disjoint_axes_meet_in_one_rank(mesh: Mesh, data: st.DataObject) -> None:
     first = data.draw(AXES)
     second = tuple(axis for axis in data.draw(AXES) if axis not in first)
@@ -127,7 +127,7 @@ def test_which_groups_cross_nodes() -> None:
 
 
 @given(MESHES, AXES, st.integers(1, 9))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 def test_node_crossings_are_those_of_pairs(
     mesh: Mesh, axes: tuple[Axis, ...], per_node: int
 ) -> None:
@@ -173,7 +173,7 @@ def test_sixty_four_way_experts_span_eight_nodes() -> None:
 
 
 @given(MESHES, st.sampled_from((1, 2)), st.data())
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 def test_each_expert_group_meets_each_of_its_data_groups_once(
     mesh: Mesh, expert_tp: int, data: st.DataObject
 ) -> None:

@@ -17,7 +17,7 @@ from echelon.parallel.gradients import GradientStore
 from echelon.parallel.recorder import Recorder
 from echelon.parallel.shards import Shard
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
-from echelon.train.subject import EngineSubject
+from echelon.train.engine import TrainEngine
 from tests.parallel.buckets import by_hand, matrix
 from tests.parallel.targets import build, copies, tensor_group
 
@@ -78,7 +78,8 @@ def group_members(context: RankContext, argument: tuple[Mesh, bool]) -> dict[str
 
 def first_weights(context: RankContext, plan: Plan) -> dict[str, list[Shard]]:
     """Return the parameters of a rank before the first step."""
-    return copies({n: list(s) for n, s in EngineSubject(plan, context).parameters().items()})
+    engine = TrainEngine(plan, Recorder(context.rank, NoEvents()), context.device)
+    return copies(engine.parameters())
 
 
 def random_weights(context: RankContext, plan: Plan) -> bool:

@@ -20,7 +20,8 @@ from echelon.parallel.device_mesh import RankGroups, rank_groups
 from echelon.parallel.recorder import Recorder
 from echelon.parallel.shards import Shard
 from echelon.parallel.weights import bucket_shards
-from echelon.train.subject import EngineSubject
+from echelon.train.engine import StepResult, TrainEngine
+from echelon.train.subject import rank_batches
 from tests.parallel.one_device import make_rows, place, random_values
 
 Shards = Mapping[str, list[Shard]]
@@ -224,7 +225,8 @@ class Trained:
     """What one rank did in some steps: losses, norms, gradients of each step, parameters, events.
 
     `held` are the bytes of parameters, gradients and moments; `in_flight` the most microbatches
-    whose activations this rank held at once; `order` what became ready and what was launched.
+    whose activations this rank held at once; `order` what became ready, was launched,
+    posted and run in the last step.
     """
 
     losses: list[float]
@@ -242,31 +244,27 @@ class Trained:
 def train(context: RankContext, argument: tuple[Plan, int]) -> Trained:
     """Take steps with the engine on this rank's rows."""
     plan, num_steps = argument
-    subject = EngineSubject(plan, context)
-    engine = subject.engine
-    order = watch_order(subject)
-    peaks = watch_in_flight(subject)
-    losses: list[float] = []
-    norms: list[float] = []
-    tokens: list[int] = []
-    samples: list[tuple[int, ...]] = []
+    recorded = EventList()
+    engine = TrainEngine(plan, Recorder(context.rank, recorded), context.device)
+    order = watch_order(engine)
+    peaks = watch_in_flight(engine)
     gradients: list[Shards] = []
+    engine.on_gradients = lambda: gradients.append(copies(engine.gradients()))
+    results: list[StepResult] = []
+    samples: list[tuple[int, ...]] = []
     events: list[list[Event]] = []
     for step in range(num_steps):
-        start = len(subject.events.events)
+        start = len(recorded.events)
         order.clear()
-        report = subject.step(make_rows(plan, step), step)
-        losses.append(report.loss)
-        norms.append(report.grad_norm)
-        tokens.append(report.tokens)
-        samples.append(report.samples)
-        gradients.append(copies({n: list(s) for n, s in subject.gradients().items()}))
-        events.append(subject.events.events[start:])
+        batches = rank_batches(plan, make_rows(plan, step), engine.data_rank, step)
+        results.append(engine.step(batches, step))
+        samples.append(tuple(int(i) for one in batches for i in one.sample_ids_B))
+        events.append(recorded.events[start:])
     buckets, moments = engine.model.buckets, engine.optimizer.moments
     return Trained(
-        losses=losses,
-        norms=norms,
-        tokens=tokens,
+        losses=[result.loss for result in results],
+        norms=[result.grad_norm for result in results],
+        tokens=[result.tokens for result in results],
         gradients=gradients,
         parameters=copies(engine.parameters()),
         events=events,
@@ -281,10 +279,10 @@ def train(context: RankContext, argument: tuple[Plan, int]) -> Trained:
     )
 
 
-def watch_order(subject: EngineSubject) -> list[tuple[str, str]]:
-    """Return a list that each ready gradient and each launched bucket is written to."""
+def watch_order(engine: TrainEngine) -> list[tuple[str, str]]:
+    """Return a list of what happens: gradients ready, buckets launched, receives, actions."""
     order: list[tuple[str, str]] = []
-    store: Any = subject.engine.model.store
+    store: Any = engine.model.store
     arrived, on_full = store._arrived, store._on_full
 
     def note_ready(slot: Any) -> None:
@@ -296,13 +294,25 @@ def watch_order(subject: EngineSubject) -> list[tuple[str, str]]:
         on_full(bucket)
 
     store._arrived, store._on_full = note_ready, note_launch
+    executor: Any = engine.model.executor
+    post, run = executor._post_receive, executor._run_step
+
+    def note_post(state: Any, message: Any, batch: Any) -> None:
+        order.append(("post", str(message)))
+        post(state, message, batch)
+
+    def note_run(state: Any, step: Any, *rest: Any, **named: Any) -> None:
+        order.append(("run", str(step.receive)))
+        run(state, step, *rest, **named)
+
+    executor._post_receive, executor._run_step = note_post, note_run
     return order
 
 
-def watch_in_flight(subject: EngineSubject) -> list[int]:
+def watch_in_flight(engine: TrainEngine) -> list[int]:
     """Return a list of how many microbatches were held after each forward pass."""
     peaks: list[int] = [0]
-    executor: Any = subject.engine.model.executor
+    executor: Any = engine.model.executor
     forward = executor._forward
 
     def note(state: Any, *rest: Any) -> Any:

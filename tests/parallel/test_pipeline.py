@@ -36,6 +36,19 @@ def test_executed_order_and_peak_are_those_of_the_schedule(
         assert rank.in_flight == peak.get(schedule, min(microbatches, pp - stage))
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_receives_are_posted_two_actions_ahead(rank_pool: RankPool, schedule: str) -> None:
+    for rank in train(rank_pool, plan_of(pp=2, schedule=schedule, microbatches=4)):
+        order = [(what, name) for what, name in rank.order if what in ("post", "run")]
+        posted = {name: index for index, (what, name) in enumerate(order) if what == "post"}
+        assert len(posted) == 4
+        for index, (what, name) in enumerate(order):
+            if what == "run" and name in posted:
+                actions_before = sum(kind == "run" for kind, _ in order[:index])
+                between = sum(kind == "run" for kind, _ in order[posted[name] : index])
+                assert between == min(2, actions_before)
+
+
 def test_three_boundaries_carry_one_message_each_way(rank_pool: RankPool) -> None:
     plan = plan_of(pp=4, microbatches=4)
     sent = Counter(

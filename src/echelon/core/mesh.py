@@ -70,10 +70,13 @@ class Mesh:
 
     def groups(self, *axes: Axis) -> tuple[tuple[int, ...], ...]:
         """Return every group over `axes`; together they hold each rank exactly once."""
-        seen: dict[tuple[int, ...], None] = {}
+        groups: list[tuple[int, ...]] = []
+        placed: set[int] = set()
         for rank in range(self.world_size):
-            seen.setdefault(self.group(rank, *axes))
-        return tuple(seen)
+            if rank not in placed:
+                groups.append(self.group(rank, *axes))
+                placed.update(groups[-1])
+        return tuple(groups)
 
     def label(self, rank: int) -> str:
         """Return the coordinates that tell `rank` from others, such as ``pp1 tp0``."""
