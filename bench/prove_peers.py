@@ -33,7 +33,6 @@ class Composed:
     subject: str
     mesh: Mesh
     proven: bool
-    virtual_stages: int = 1
     microbatches: int = 4
 
 
@@ -53,35 +52,30 @@ COMPOSITIONS = (
         subject="pipeline:interleaved",
         mesh=Mesh(pp=2, dp_replicate=2),
         proven=True,
-        virtual_stages=2,
     ),
     Composed(
         label="ZBV",
         subject="pipeline:zero_bubble_v",
         mesh=Mesh(pp=2),
         proven=True,
-        virtual_stages=2,
     ),
     Composed(
         label="InterleavedZeroBubble + DDP",
         subject="pipeline:interleaved_zero_bubble",
         mesh=Mesh(pp=2, dp_replicate=2),
         proven=False,
-        virtual_stages=2,
     ),
     Composed(
         label="ZBV + DDP",
         subject="pipeline:zero_bubble_v",
         mesh=Mesh(pp=2, dp_replicate=2),
         proven=False,
-        virtual_stages=2,
     ),
     Composed(
         label="DualPipeV + DDP",
         subject="pipeline:dual_pipe_v",
         mesh=Mesh(pp=2, dp_replicate=2),
         proven=False,
-        virtual_stages=2,
     ),
 )
 
@@ -119,8 +113,6 @@ def main() -> int:
 def composed_plan(composed: Composed) -> Plan:
     """Return the plan of one composition; the prover makes it smaller still."""
     mesh = composed.mesh
-    num_stages = mesh.pp * composed.virtual_stages
-    schedule = "1f1b"
     return Plan(
         name=composed.label,
         mathematics=Mathematics(
@@ -133,11 +125,7 @@ def composed_plan(composed: Composed) -> Plan:
         layout=Layout(
             mesh=mesh,
             microbatch_sequences=2,
-            pipeline=Pipeline(
-                schedule=schedule,
-                virtual_stages=composed.virtual_stages,
-                stages=split_layers(_SHAPE.layers, num_stages),
-            ),
+            pipeline=Pipeline(schedule="1f1b", stages=split_layers(_SHAPE.layers, mesh.pp)),
         ),
         cluster=Cluster(
             name="one machine",

@@ -20,6 +20,7 @@ from torch.nn import functional as fn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.subjects.composition import Composition, Losses
+from echelon.config.resolve import split_layers
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
@@ -68,14 +69,12 @@ class Pipelined(Composition):
             "cpu", (mesh.pp, self.dp, mesh.tp), mesh_dim_names=("pp", "dp", "tp")
         )
         count = mesh.pp * self.virtual_stages
-        assert plan.num_stages == count, "the plan must have the stages that the schedule needs"
+        blocks = split_layers(plan.model.layers, count)
         self.pipe_group = device_mesh["pp"].get_group()
         self.parts = []
         stages: list[PipelineStage] = []
         for index in self._own_stages(count):
-            part = self.decoder(
-                plan.layout.pipeline.stages[index], first=index == 0, last=index == count - 1
-            )
+            part = self.decoder(blocks[index], first=index == 0, last=index == count - 1)
             self.parts.append(part)
             module: nn.Module = StageModule(
                 part, plan.layout.microbatch_sequences, plan.mathematics.sequence_length
@@ -133,17 +132,16 @@ class Pipelined(Composition):
     def blocks_run(self) -> tuple[int, ...]:
         """Return the blocks that this rank ran, in the words of the plan.
 
-        A plan deals its stages out to ranks in turn; a V does not, and where a block runs is no
-        part of the mathematics. So a block of the plan's counts for the rank that the plan gives
-        it to when exactly one rank of the pipeline ran it.
+        A plan has one stage per rank here; a schedule with several deals blocks out otherwise, and
+        where a block runs is no part of the mathematics. So a block counts for the rank that the
+        plan gives it to when exactly one rank of the pipeline ran it.
         """
-        if not self.v_shaped:
+        if self.virtual_stages == 1:
             return super().blocks_run()
-        pp, stages = self.plan.mesh.pp, self.plan.layout.pipeline.stages
-        everyone: list[tuple[int, ...]] = [()] * pp
+        everyone: list[tuple[int, ...]] = [()] * self.plan.mesh.pp
         dist.all_gather_object(everyone, tuple(self.layers_run), group=self.pipe_group)
         ran = [block for one in everyone for block in one]
-        mine = [b for s in range(self.here[Axis.PP], len(stages), pp) for b in stages[s]]
+        mine = self.plan.layout.pipeline.stages[self.here[Axis.PP]]
         return tuple(block for block in mine if ran.count(block) == 1)
 
     def _loss(self, logits_NV: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:
