@@ -60,17 +60,18 @@ class Exposure:
         return self.shaped_s - self.free_s
 
     @property
-    def ratio(self) -> float:
-        """Return exposed over forced transfer time."""
-        return self.exposed_s / self.forced_s
+    def met(self) -> bool:
+        """Return whether little more is exposed than is forced (nothing but noise, if nothing)."""
+        allowed = EXPOSED_TARGET * self.forced_s if self.forced_s else NOISE * self.free_s
+        return self.exposed_s <= allowed
 
     def line(self) -> str:
         """Return the verdict as one line of text."""
-        met = self.ratio <= EXPOSED_TARGET
+        ratio = f"{self.exposed_s / self.forced_s:.2f}x" if self.forced_s else "nothing is forced"
         return (
             f"exposed transfer at {self.link.bits_per_s / 1e6:.0f} Mbit/s: {self.shaped_s:.3f} -"
             f" {self.free_s:.3f} = {self.exposed_s:.3f} s, forced {self.forced_s:.3f} s ="
-            f" {self.ratio:.2f}x, target <= {EXPOSED_TARGET:.2f}x: {_word(met)}"
+            f" {ratio}, target <= {EXPOSED_TARGET:.2f}x: {_word(self.met)}"
         )
 
 
@@ -189,7 +190,7 @@ def _judge(mode: Mode, options: Options, link: Link, entered: Contest, own: OwnT
             free_s=free_s,
             forced_s=forced_s(options.size, mode, taken_at, free_s),
         )
-        missed += exposure.ratio > EXPOSED_TARGET
+        missed += not exposure.met
         print(f"{mode.name} {exposure.line()}")
     sys.stdout.flush()
     return missed

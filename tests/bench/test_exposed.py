@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bench.cluster import Exposure
 from bench.exposed import (
     forced_by_data,
     forced_by_pipeline,
@@ -85,3 +86,15 @@ def test_the_burst_of_a_link_goes_out_at_once() -> None:
     link = Link(bits_per_s=8e6, burst_bytes=1000)
     assert transfer_s(1000, link) == 0
     assert transfer_s(1_001_000, link) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("shaped_s", "forced", "met", "says"),
+    [(4.1, 1.0, True, "1.10x"), (4.2, 1.0, False, "1.20x"), (3.1, 0.0, True, "nothing is forced")],
+)
+def test_exposure_is_judged_by_what_is_forced(
+    shaped_s: float, forced: float, met: bool, says: str
+) -> None:
+    exposure = Exposure(link=SLOW, shaped_s=shaped_s, free_s=3.0, forced_s=forced)
+    assert exposure.met is met
+    assert says in exposure.line()
