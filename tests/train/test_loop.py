@@ -157,6 +157,15 @@ def test_a_nan_stops_all_ranks_at_one_step_and_is_located(
     assert f"step {len(steps[0]) + 1}:" in message
 
 
+def test_all_of_the_data_may_be_trained_on(
+    rank_pool: RankPool, tmp_path: Path, data: Path
+) -> None:
+    nothing_held_out = ('train.validate_every="never"', "data.validation_fraction=0")
+    summary = train(rank_pool, tmp_path / "all", data, nothing_held_out)
+    assert summary.steps == 6
+    assert summary.first_validation is None
+
+
 def test_other_data_is_not_resumed(rank_pool: RankPool, tmp_path: Path, data: Path) -> None:
     train(rank_pool, tmp_path / "first", data, ())
     (tmp_path / "other.txt").write_text("nothing like it\n" * 300)

@@ -98,7 +98,9 @@ class TrainLoop:
         self.layout = BatchLayout.of_plan(plan)
         dataset = TokenDataset.open(task.data)
         dataset.check_vocabulary(plan.model.vocab)
-        self.training, self.validation = dataset.split(job.data.validation_fraction)
+        self.training, self.validation = dataset, dataset
+        if job.data.validation_fraction > 0:
+            self.training, self.validation = dataset.split(job.data.validation_fraction)
         self.data_hash = dataset.index.hash
         self.identity = RunIdentity.of(plan, dataset.index.tokenizer.hash)
         recorder = Recorder(context.rank, observer.sink, context.progress)

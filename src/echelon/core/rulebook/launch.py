@@ -92,7 +92,7 @@ RANK_STOPPED = Rule(
     for long that it is alive. The others would wait for it for ever, so the run ended.
     """,
     bad="kill -STOP of one rank",
-    fixed="echelon train run.toml --resume",
+    fixed="echelon train run.toml --resume runs/first",
 )
 
 RANK_STUCK = Rule(
