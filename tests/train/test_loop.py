@@ -29,10 +29,10 @@ TINY = (
     "precision.reduction=fp64",
     "precision.master=fp64",
     "train.steps=6",
-    "train.validate_every=3",
     "checkpoint.every=3",
     'checkpoint.keep="all"',
 )
+VALIDATED = "train.validate_every=3"
 LAYOUTS = {
     "dp2": ("mesh.dp_replicate=2",),
     "tp2 sp": ("mesh.tp=2", "mesh.sequence_parallel=true"),
@@ -79,7 +79,8 @@ def train(
     pool: RankPool, run_dir: Path, data: Path, layout: Sequence[str], resume: Path | None = None
 ) -> TrainSummary:
     """Train the tiny model and return what rank 0 says; the ranks must say the same."""
-    job = load_job("nano", [*TINY, *layout])
+    validation = [] if any("validate_every" in one for one in layout) else [VALIDATED]
+    job = load_job("nano", [*TINY, *validation, *layout])
     run_dir.mkdir(parents=True, exist_ok=True)
     task = RankTask(
         job=job,
