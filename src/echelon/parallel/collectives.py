@@ -1,12 +1,12 @@
 """Every collective and message of a run: typed, recorded, and checked at the boundary.
 
-Nothing else in Echelon calls `torch.distributed`. A `Group` is this rank's group over one axis;
-each call records an Event with the bytes that the rank sends (`cost/collectives.py`). Asynchrony
+Nothing else in Echelon (but `direct.py`, its part for Gloo) calls `torch.distributed`. A `Group`
+is this rank's group over one axis; each call records an Event with the bytes that the rank sends (`cost/collectives.py`). Asynchrony
 is `Pending.wait()`; there are no hand-made streams. A tensor must be contiguous: Gloo reduces the
 raw memory of a strided view in silence.
 
-Gloo's own reduce-scatter sends as much as its all-reduce, so here it is one all-to-all and a sum
-in rank order: the bytes of the formula, and the same result bit for bit on every run.
+Over Gloo, all-gather and reduce-scatter are direct exchanges (`direct.py`): the bytes of the
+formula, no idle link, and the same result bit for bit on every run.
 """
 
 from __future__ import annotations
@@ -23,6 +23,13 @@ from echelon.cost.collectives import (
     all_reduce_bytes,
     reduce_scatter_bytes,
 )
+from echelon.parallel.direct import (
+    Peers,
+    Works,
+    add_in_order,
+    start_all_gather,
+    start_reduce_scatter,
+)
 from echelon.parallel.recorder import Recorder
 
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -36,7 +43,7 @@ class Pending:
 
     def __init__(
         self,
-        work: dist.Work | None = None,
+        work: dist.Work | Works | None = None,
         finish: Callable[[], None] | None = None,
         *,
         name: str = "",
@@ -86,7 +93,9 @@ class Group:
         self.axis, self.ranks, self.recorder = axis, tuple(ranks), recorder
         self.size, self.index = len(self.ranks), self.ranks.index(rank)
         self._group = process_group
-        self._gloo = process_group is not None and dist.get_backend(process_group) == "gloo"
+        gloo = process_group is not None and dist.get_backend(process_group) == "gloo"
+        self._direct = process_group if gloo else None
+        self._exchanges = 0
 
     def all_reduce(self, tensor: torch.Tensor, *, name: str, async_op: bool = False) -> Pending:
         """Sum `tensor` over the group, in place."""
@@ -108,7 +117,11 @@ class Group:
         _check(whole, name)
         _check(piece, name)
         start = self.recorder.now()
-        work = _all_gather(whole, piece, group=self._group, async_op=True)
+        peers = self._peers()
+        if peers is None:
+            work = _all_gather(whole, piece, group=self._group, async_op=True)
+        else:
+            work = start_all_gather(whole, piece, peers)
         sent = all_gather_bytes(piece.nbytes, self.size)
         return self._pending(_Call("all_gather", name, sent, start), work, async_op)
 
@@ -124,16 +137,15 @@ class Group:
         start = self.recorder.now()
         sent = reduce_scatter_bytes(piece.nbytes, self.size)
         call = _Call("reduce_scatter", name, sent, start)
-        if not self._gloo:
+        peers = self._peers()
+        if peers is None:
             work = _reduce_scatter(piece, whole, group=self._group, async_op=True)
             return self._pending(call, work, async_op)
-        received = torch.empty_like(whole)
-        work = dist.all_to_all_single(received, whole, group=self._group, async_op=True)
-
-        def add_up() -> None:
-            torch.sum(received.view(self.size, *piece.shape), dim=0, out=piece)
-
-        return self._pending(call, work, async_op, add_up)
+        received = whole.new_empty((self.size, *piece.shape))
+        works = start_reduce_scatter(received, whole, peers)
+        return self._pending(
+            call, works, async_op, lambda: add_in_order(piece, received, whole, self.index)
+        )
 
     def gather_rows(self, row: torch.Tensor, *, name: str) -> torch.Tensor:
         """Return [n, len(row)]: the small vector of every rank, the same on all of them."""
@@ -163,10 +175,17 @@ class Group:
         work = dist.irecv(tensor, self.ranks[index], group=self._group, tag=tag)
         return Pending(work, name=name, recorder=self.recorder)
 
+    def _peers(self) -> Peers | None:
+        """Return the members of this group for the next direct exchange; None where not Gloo."""
+        if self._direct is None:
+            return None
+        self._exchanges += 1
+        return Peers(self._direct, self.ranks, self.index, self._exchanges)
+
     def _pending(
         self,
         call: _Call,
-        work: dist.Work | None,
+        work: dist.Work | Works | None,
         async_op: bool,
         finish: Callable[[], None] | None = None,
     ) -> Pending:
