@@ -1,9 +1,9 @@
 """Every collective and message of a run: typed, recorded, and checked at the boundary.
 
 Nothing else in Echelon (but `direct.py`, its part for Gloo) calls `torch.distributed`. A `Group`
-is this rank's group over one axis; each call records an Event with the bytes that the rank sends (`cost/collectives.py`). Asynchrony
-is `Pending.wait()`; there are no hand-made streams. A tensor must be contiguous: Gloo reduces the
-raw memory of a strided view in silence.
+is this rank's group over one axis; each call records an Event with the bytes that the rank sends
+(`cost/collectives.py`). Asynchrony is `Pending.wait()`; there are no hand-made streams. A tensor
+must be contiguous: Gloo reduces the raw memory of a strided view in silence.
 
 Over Gloo, all-gather and reduce-scatter are direct exchanges (`direct.py`): the bytes of the
 formula, no idle link, and the same result bit for bit on every run.
