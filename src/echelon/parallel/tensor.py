@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from echelon.parallel.collectives import Group
+from echelon.parallel.collectives import Group, Pending
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.sequence import gather_rows, scatter_sum
 
@@ -70,18 +70,19 @@ class ColumnLinear(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         split: TensorSplit = ctx.split
         dy = dy.contiguous()
-        gathered = None
+        linears: Sequence[nn.Linear] = ctx.linears
+        dx = _input_gradient(dy, linears, split.store)
         if split.scattered:
-            x, gathered = gather_rows(x, split.group, name="column.backward.input")
-        dx = _input_gradient(dy, ctx.linears, split.store)
-        if gathered is not None:
-            gathered.wait()
             dx, pending = scatter_sum(dx, split.group, name="column.backward")
+            # Only the weight gradient needs the whole input, and nothing waits for that: the
+            # gather follows the sum on the link, and the product runs in the next wait.
+            x, gathered = gather_rows(x, split.group, name="column.backward.input")
+            split.store.run_deferred()
+            split.store.defer(lambda: _after(gathered, linears, split.store, dy, x))
         else:
             pending = split.group.all_reduce(dx, name="column.backward", async_op=True)
-        linears: Sequence[nn.Linear] = ctx.linears
-        split.store.defer(lambda: _column_weights(linears, split.store, dy, x))
-        split.store.run_deferred()
+            split.store.defer(lambda: _column_weights(linears, split.store, dy, x))
+            split.store.run_deferred()
         pending.wait()
         return dx, None, None
 
@@ -135,6 +136,17 @@ def _input_gradient(
     for part, linear in zip(parts[1:], linears[1:], strict=True):
         dx.addmm_(part, linear.weight)
     return dx
+
+
+def _after(
+    gathered: Pending,
+    linears: Sequence[nn.Linear],
+    store: GradientStore,
+    dy: torch.Tensor,
+    x: torch.Tensor,
+) -> None:
+    gathered.wait()
+    _column_weights(linears, store, dy, x)
 
 
 def _column_weights(
