@@ -158,9 +158,7 @@ def test_a_nan_stops_all_ranks_at_one_step_and_is_located(
     assert f"step {len(steps[0]) + 1}:" in message
 
 
-def test_all_of_the_data_may_be_trained_on(
-    rank_pool: RankPool, tmp_path: Path, data: Path
-) -> None:
+def test_all_of_the_data_may_be_trained_on(rank_pool: RankPool, tmp_path: Path, data: Path) -> None:
     nothing_held_out = ('train.validate_every="never"', "data.validation_fraction=0")
     summary = train(rank_pool, tmp_path / "all", data, nothing_held_out)
     assert summary.steps == 6
