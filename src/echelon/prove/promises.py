@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from echelon.core.axis import Axis
+from echelon.core.plan import Plan
 from echelon.cost.bytes_sent import bytes_sent_by_axis
 from echelon.prove.checks import Check, Evidence
 from echelon.schedule.build import build_schedule
@@ -32,18 +33,11 @@ def bytes_sent(evidence: Evidence) -> Iterator[Check]:
 
 def schedule_order(evidence: Evidence) -> Iterator[Check]:
     """Compare the actions that each rank ran with the schedule's."""
-    plan = evidence.plan
-    schedule = build_schedule(
-        plan.layout.pipeline.schedule,
-        num_stages=plan.num_stages,
-        num_ranks=plan.mesh.pp,
-        num_microbatches=plan.num_microbatches,
-    )
     for oracle in evidence.oracle:
         for rank, report in enumerate(evidence.observed.reports(oracle.step)):
             if report.actions is None:
                 continue
-            wanted = [str(a) for a in schedule.actions[plan.mesh.coordinates(rank)[Axis.PP]]]
+            wanted = _planned_actions(evidence.plan, rank)
             ran = list(report.actions)
             yield Check(
                 step=oracle.step,
@@ -53,6 +47,16 @@ def schedule_order(evidence: Evidence) -> Iterator[Check]:
                 detail="" if ran == wanted else _difference(ran, wanted),
                 position=rank,
             )
+
+
+def _planned_actions(plan: Plan, rank: int) -> list[str]:
+    schedule = build_schedule(
+        plan.layout.pipeline.schedule,
+        num_stages=plan.num_stages,
+        num_ranks=plan.mesh.pp,
+        num_microbatches=plan.num_microbatches,
+    )
+    return [str(action) for action in schedule.actions[plan.mesh.coordinates(rank)[Axis.PP]]]
 
 
 def _difference(ran: list[str], wanted: list[str]) -> str:
