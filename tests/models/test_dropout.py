@@ -38,12 +38,13 @@ def test_a_sample_keeps_its_mask_in_any_microbatch() -> None:
         assert torch.equal(mask, WHOLE[place::B])
 
 
-def test_step_site_and_sample_change_the_mask() -> None:
+def test_seed_step_site_and_sample_change_the_mask() -> None:
     like = torch.zeros(T * B, D)
+    seed = dropout_mask(ROWS, like, 0.25, "layers.0.mlp", replace(BATCH, seed=1))
     step = dropout_mask(ROWS, like, 0.25, "layers.0.mlp", replace(BATCH, step=6))
     site = dropout_mask(ROWS, like, 0.25, "layers.1.mlp", BATCH)
     ids = replace(BATCH, sample_ids_B=BATCH.sample_ids_B + 1)
-    for other in (step, site, dropout_mask(ROWS, like, 0.25, "layers.0.mlp", ids)):
+    for other in (seed, step, site, dropout_mask(ROWS, like, 0.25, "layers.0.mlp", ids)):
         assert 0.2 < (other != WHOLE).double().mean() < 0.55
 
 

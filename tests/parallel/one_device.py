@@ -32,11 +32,16 @@ class Rows:
     sample_ids: tuple[int, ...]
     inputs_BT: torch.Tensor
     labels_BT: torch.Tensor
+    seed: int
 
     def batch(self, step: int) -> TokenBatch:
         """Return all rows as one batch."""
         return TokenBatch.from_rows(
-            self.inputs_BT, self.labels_BT, torch.tensor(self.sample_ids), step=step
+            self.inputs_BT,
+            self.labels_BT,
+            torch.tensor(self.sample_ids),
+            step=step,
+            seed=self.seed,
         )
 
 
@@ -60,7 +65,12 @@ def make_rows(plan: Plan, step: int) -> Rows:
     for row in range(sequences):
         labels[row, : row % (length - 1)] = IGNORED_LABEL
     ids = torch.randperm(1000, generator=generator)[:sequences]
-    return Rows(sample_ids=tuple(int(i) for i in ids), inputs_BT=tokens[:, :-1], labels_BT=labels)
+    return Rows(
+        sample_ids=tuple(int(i) for i in ids),
+        inputs_BT=tokens[:, :-1],
+        labels_BT=labels,
+        seed=plan.mathematics.seed,
+    )
 
 
 def decoder(plan: Plan, values: Mapping[str, torch.Tensor] | None = None) -> Decoder:

@@ -31,7 +31,7 @@ def test_the_loss_is_the_mean_over_all_valid_tokens() -> None:
     plan = shrink(layout(dp=2), precision="fp64")
     oracle = run_oracle(plan, 1)[0]
     batch = global_batch(plan, 0)
-    losses = token_losses(build_decoder(plan, oracle.before), batch, 0).detach()
+    losses = token_losses(plan, build_decoder(plan, oracle.before), batch, 0).detach()
     valid = batch.labels_BT != IGNORED_LABEL
     assert oracle.tokens == int(valid.sum())
     assert oracle.loss == pytest.approx(float(losses[valid].mean()), rel=1e-14)

@@ -52,7 +52,11 @@ class Toy:
         for number in range(self.plan.num_microbatches):
             rows = batch.microbatch(self.plan, self.rank, number)
             own = TokenBatch.from_rows(
-                rows.inputs_BT, rows.labels_BT, torch.tensor(rows.sample_ids), step=step
+                rows.inputs_BT,
+                rows.labels_BT,
+                torch.tensor(rows.sample_ids),
+                step=step,
+                seed=self.plan.mathematics.seed,
             )
             loss = self.model(None, own)
             (loss / tokens).backward()

@@ -18,14 +18,15 @@ IGNORED_LABEL = -100
 class TokenBatch:
     """Hold the tokens of one microbatch.
 
-    `tokens_N` and `labels_N` are int64; `sample_ids_B` are the global ids of the sequences (they
-    key dropout); `step` is the optimizer step; `train` turns dropout on.
+    `tokens_N` and `labels_N` are int64; `sample_ids_B` are the global ids of the sequences. They
+    key dropout, with the optimizer step `step` and the run's `seed`; `train` turns it on.
     """
 
     tokens_N: torch.Tensor
     labels_N: torch.Tensor
     sample_ids_B: torch.Tensor
     step: int = 0
+    seed: int = 0
     train: bool = True
 
     @property
@@ -50,6 +51,7 @@ class TokenBatch:
         sample_ids_B: torch.Tensor,
         *,
         step: int = 0,
+        seed: int = 0,
         train: bool = True,
     ) -> TokenBatch:
         """Return the batch of sequences given one per row."""
@@ -58,5 +60,6 @@ class TokenBatch:
             labels_N=labels_BT.t().reshape(-1).contiguous(),
             sample_ids_B=sample_ids_B,
             step=step,
+            seed=seed,
             train=train,
         )

@@ -100,7 +100,7 @@ class Operations:
     def dropout(
         self, x_ND: torch.Tensor, probability: float, site: str, batch: TokenBatch
     ) -> torch.Tensor:
-        """Return x with elements zeroed by a mask keyed by (step, site, sample, position, d)."""
+        """Return x with elements zeroed by a mask: see `dropout_mask`."""
         if probability == 0.0 or not batch.train:
             return x_ND
         rows = torch.arange(x_ND.shape[0], device=x_ND.device)
@@ -124,13 +124,13 @@ def dropout_mask(
 ) -> torch.Tensor:
     """Return the mask (0 or 1 / (1 - p)) of the global token rows `rows`, shaped like `like`.
 
-    The value at (sample, position, channel) depends on nothing but these, the site and the step,
-    so every layout drops the same elements.
+    The value at (sample, position, channel) depends on nothing but these, the seed, the step and
+    the site, so every layout drops the same elements.
     """
     width = like.shape[-1]
     position = rows // batch.num_sequences
     sample = batch.sample_ids_B.to(rows.device)[rows % batch.num_sequences]
     token = sample * batch.sequence_length + position
     index = token.unsqueeze(-1) * width + torch.arange(width, device=rows.device)
-    keep = uniform(key_of("dropout", batch.step, site), index) >= probability
+    keep = uniform(key_of("dropout", batch.seed, batch.step, site), index) >= probability
     return keep.to(like.dtype) / (1.0 - probability)

@@ -78,7 +78,7 @@ def _mixed_up(
     model = build_decoder(plan, oracle.before)
     with torch.no_grad():
         sums = [
-            sums_by_slot(plan, one, token_losses(model, one, oracle.step))
+            sums_by_slot(plan, one, token_losses(plan, model, one, oracle.step))
             for shift in range(count)
             for one in [_with_labels(evidence, batch, shift)]
         ]
@@ -130,7 +130,7 @@ def _known_mistakes(
     wanted = torch.tensor([observed[slot] for slot in slots], dtype=torch.float64)
     for variant in variants(plan, oracle, known_factors(plan, oracle)):
         with torch.no_grad():
-            losses_BT = token_losses(variant.build(), batch, oracle.step)
+            losses_BT = token_losses(plan, variant.build(), batch, oracle.step)
         sums = sums_by_slot(plan, batch, losses_BT)
         tried = torch.stack([sums[slot][0] for slot in slots])
         residual = float(((tried - wanted) / wanted).abs().max())

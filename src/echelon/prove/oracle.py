@@ -98,13 +98,14 @@ def build_decoder(
     return model
 
 
-def token_losses(model: Decoder, batch: GlobalBatch, step: int) -> torch.Tensor:
+def token_losses(plan: Plan, model: Decoder, batch: GlobalBatch, step: int) -> torch.Tensor:
     """Return the loss of each token, [B, T]; 0 where the label is not counted."""
     tokens = TokenBatch.from_rows(
         batch.inputs_BT,
         batch.labels_BT,
         torch.tensor(batch.sample_ids, dtype=torch.int64),
         step=step,
+        seed=plan.mathematics.seed,
     )
     x_ND = model.norm(model.hidden(None, tokens))
     return _head_losses(model, x_ND, tokens)
@@ -137,7 +138,7 @@ def contributions(plan: Plan, oracle: OracleStep) -> dict[Slot, dict[str, torch.
     """Return each microbatch's part of the gradient; all parts add up to the whole."""
     model = build_decoder(plan, oracle.before)
     batch = global_batch(plan, oracle.step)
-    sums = sums_by_slot(plan, batch, token_losses(model, batch, oracle.step))
+    sums = sums_by_slot(plan, batch, token_losses(plan, model, batch, oracle.step))
     parts: dict[Slot, dict[str, torch.Tensor]] = {}
     for slot, (total, _) in sums.items():
         model.zero_grad(set_to_none=True)
@@ -152,7 +153,7 @@ def _step(
     optimizer, precision = plan.mathematics.optimizer, plan.mathematics.precision
     model = build_decoder(plan, values)
     batch = global_batch(plan, step)
-    losses_BT = token_losses(model, batch, step)
+    losses_BT = token_losses(plan, model, batch, step)
     count = int((batch.labels_BT != IGNORED_LABEL).sum())
     loss = losses_BT.sum() / count
     loss.backward()

@@ -200,6 +200,7 @@ class TrainLoop:
                     train=train,
                 )
             )
+                    seed=self.job.plan.mathematics.seed,
         return made
 
     def _validate(self, step: int) -> float:

@@ -145,6 +145,7 @@ def rank_batches(plan: Plan, batch: GlobalRows, data_rank: int, step: int) -> li
                 batch.labels_BT[rows],
                 torch.tensor(batch.sample_ids[rows]),
                 step=step,
+                seed=plan.mathematics.seed,
             )
         )
     return batches
