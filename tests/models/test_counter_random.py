@@ -38,6 +38,26 @@ def test_values_are_those_of_split_mix_64_in_whole_numbers(key: int, index: int)
     assert float(uniform(key, torch.tensor([index]))) == ((bits >> 11) + 0.5) * 2.0**-53
 
 
+def unmix(bits: int) -> int:
+    """Return what SplitMix64's finaliser turns into `bits`."""
+    for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
+        found = bits
+        for _ in range(64 // shift):
+            found = bits ^ found >> shift
+        bits = found * pow(factor, -1, 2**64) % 2**64
+    return bits
+
+
+def test_even_the_outermost_values_are_within_zero_and_one() -> None:
+    for bits in (0, 2**64 - 1):
+        key = unmix(bits)
+        signed = key - 2**64 if key >= 2**63 else key
+        values = uniform(signed, torch.zeros(1, dtype=torch.int64))
+        assert min(float(values), 1 - float(values)) < 2.0**-52
+        assert 0 < values < 1
+        assert normal(signed, torch.zeros(1, dtype=torch.int64)).isfinite()
+
+
 def test_uniform_values_are_uniform() -> None:
     values = uniform(key_of("test"), INDEX)
     assert values.min() > 0

@@ -28,7 +28,9 @@ def key_of(*parts: object) -> int:
 def uniform(key: int, index: torch.Tensor) -> torch.Tensor:
     """Return float64 values in (0, 1), one for each int64 of `index`."""
     bits = _mix(index * _GOLDEN + key)
-    return (_shift_right(bits, 11).double() + 0.5) * 2.0**-53
+    values = (_shift_right(bits, 11).double() + 0.5) * 2.0**-53
+    # The largest of the 2^53 values rounds to 1, of which a normal value would be infinite.
+    return values.clamp_(max=1.0 - 2.0**-53)
 
 
 def normal(key: int, index: torch.Tensor) -> torch.Tensor:
