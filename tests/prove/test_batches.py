@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from echelon.models.batch import IGNORED_LABEL
 from echelon.prove.batches import global_batch, valid_counts
 from echelon.prove.shrink import shrink
-from echelon.prove.subject import IGNORED_LABEL
 from tests.prove.layouts import layout
 
 

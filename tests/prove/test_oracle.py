@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from echelon.core.plan import LearningRateSchedule, Optimizer
+from echelon.models.batch import IGNORED_LABEL
 from echelon.prove.batches import global_batch
 from echelon.prove.formulas import Moments, adamw, clip_scale, global_norm, learning_rate
 from echelon.prove.oracle import build_decoder, contributions, run_oracle, token_losses
 from echelon.prove.shrink import shrink
-from echelon.prove.subject import IGNORED_LABEL
 from echelon.train.learning_rate import learning_rate as learning_rate_of_the_engine
 from tests.prove.layouts import layout
 

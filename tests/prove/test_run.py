@@ -17,6 +17,8 @@ from echelon.prove.run import prove
 from echelon.prove.shrink import uniform
 from tests.prove.layouts import layout
 
+MICROBATCH = "loss of dp 0 microbatch 0"
+
 
 def no_ranks(target: str, argument: object, world_size: int, /, *, labels: Sequence[str]) -> None:
     """Fail: nothing may be started."""
@@ -88,6 +90,11 @@ def test_the_written_proof_says_all(rank_pool: RankPool, tmp_path: Path) -> None
         ("HalfIsMissing", "prove-nothing-dropped", "embedding.weight", "one shard missing"),
         ("TooLarge", "prove-nothing-dropped", "embedding.weight", "one shard missing"),
         ("RoundingTo32", "prove-gradients", "head.weight", "reordering only"),
+        ("LossIn32", "prove-loss", "loss", "reordering only"),
+        ("MicrobatchLossIn32", "prove-microbatch-loss", MICROBATCH, "reordering only"),
+        ("Miscounted", "prove-microbatch-loss", MICROBATCH, "token count"),
+        ("NormIn32", "prove-gradient-norm", "gradient norm", "reordering only"),
+        ("UpdateRounded", "prove-clipped-update", "norm.weight", "reordering only"),
         ("NotFinite", "prove-gradients", "norm.weight", "not finite"),
         ("Silent", "prove-gradients", "norm.weight", "zero"),
         ("Drifting", "prove-replicas", "norm.weight", "none"),

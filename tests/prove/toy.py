@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 
 from echelon.core.plan import Plan
-from echelon.models.batch import TokenBatch
+from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.parallel.shards import Shard
 from echelon.prove.oracle import build_decoder, initial_parameters
-from echelon.prove.subject import IGNORED_LABEL, GlobalBatch, RankPlace, StepRecord
+from echelon.prove.subject import GlobalBatch, RankPlace, StepRecord
 from echelon.train.learning_rate import learning_rate
 
 Gradients = dict[str, torch.Tensor]
@@ -146,6 +146,55 @@ class RoundingBelow64(Rounding):
         """Round, unless in float64."""
         if next(self.model.parameters()).dtype != torch.float64:
             super().after_reduction()
+
+
+class LossIn32(Toy):
+    """Report a loss that went through float32."""
+
+    def step(self, batch: GlobalBatch, step: int) -> StepRecord:
+        """Round the loss of the batch."""
+        record = super().step(batch, step)
+        return replace(record, loss=float(torch.tensor(record.loss, dtype=torch.float32)))
+
+
+class MicrobatchLossIn32(Toy):
+    """Report losses of microbatches that went through float32."""
+
+    def step(self, batch: GlobalBatch, step: int) -> StepRecord:
+        """Round the losses of the microbatches."""
+        record = super().step(batch, step)
+        rounded = {
+            slot: (float(torch.tensor(value, dtype=torch.float32)), count)
+            for slot, (value, count) in record.microbatch_losses.items()
+        }
+        return replace(record, microbatch_losses=rounded)
+
+
+class Miscounted(Toy):
+    """Report the right losses beside a wrong number of tokens."""
+
+    def step(self, batch: GlobalBatch, step: int) -> StepRecord:
+        """Count one token too many in each microbatch."""
+        record = super().step(batch, step)
+        counts = {slot: (value, n + 1) for slot, (value, n) in record.microbatch_losses.items()}
+        return replace(record, microbatch_losses=counts)
+
+
+class NormIn32(Toy):
+    """Add up the gradient norm in float32."""
+
+    def clip(self) -> float:
+        """Clip by the right norm; report the rounded one."""
+        return float(torch.tensor(super().clip(), dtype=torch.float32))
+
+
+class UpdateRounded(Toy):
+    """Keep a vector of parameters to nine digits."""
+
+    def after_update(self, step: int) -> None:
+        """Round the final norm."""
+        weight = self.model.norm.weight.data
+        weight.copy_((weight * 1e9).round() / 1e9)
 
 
 class NobodyAnswers(Toy):

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from echelon.core.plan import Plan
-from echelon.prove.subject import IGNORED_LABEL, GlobalBatch
+from echelon.models.batch import IGNORED_LABEL
+from echelon.prove.subject import GlobalBatch
 
 _SAMPLES_PER_STEP = 10_007
 _LEAST_VALID = 0.3

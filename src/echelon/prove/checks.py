@@ -96,6 +96,7 @@ def _tensor_checks(
 
 
 def initial_weights(evidence: Evidence) -> Iterator[Check]:
+    """Compare the first weights of every rank with those of the seed, bit for bit."""
     first = initial_parameters(evidence.plan)
     for position, (name, oracle) in enumerate(first.items()):
         observed = evidence.observed
@@ -114,6 +115,7 @@ def initial_weights(evidence: Evidence) -> Iterator[Check]:
 
 
 def nothing_dropped(evidence: Evidence) -> Iterator[Check]:
+    """Compare what the ranks hold, read and ran with the model and the batch."""
     observed = evidence.observed
     kinds = [("parameters", INITIAL)]
     for step in evidence.oracle:
@@ -183,6 +185,7 @@ def _layers(evidence: Evidence, step: int) -> Iterator[Check]:
 
 
 def token_count(evidence: Evidence) -> Iterator[Check]:
+    """Compare the valid tokens that each rank counted with those of the global batch."""
     for oracle in evidence.oracle:
         for rank, report in enumerate(evidence.observed.reports(oracle.step)):
             yield Check(
@@ -195,6 +198,7 @@ def token_count(evidence: Evidence) -> Iterator[Check]:
 
 
 def microbatch_losses(evidence: Evidence) -> Iterator[Check]:
+    """Compare the loss sum and the valid tokens of each microbatch of each replica."""
     for oracle in evidence.oracle:
         said = evidence.observed.microbatch_losses(oracle.step)
         for position, (slot, (total, count)) in enumerate(oracle.microbatch_losses.items()):
@@ -219,6 +223,8 @@ def _nan_last(error: float) -> float:
 
 
 def scalar(kind: str, said: str) -> Callable[[Evidence], Iterator[Check]]:
+    """Return the checks of one number, attribute `said` of each report, told as `kind`."""
+
     def checks(evidence: Evidence) -> Iterator[Check]:
         for oracle in evidence.oracle:
             wanted = getattr(oracle, said)
@@ -237,6 +243,7 @@ def scalar(kind: str, said: str) -> Callable[[Evidence], Iterator[Check]]:
 
 
 def gradients(evidence: Evidence) -> Iterator[Check]:
+    """Compare every gradient, from the last parameter to the first, as backward makes them."""
     for oracle in evidence.oracle:
         yield from _tensor_checks(
             evidence, "gradients", oracle.step, oracle.gradients, backward=True
@@ -244,6 +251,7 @@ def gradients(evidence: Evidence) -> Iterator[Check]:
 
 
 def updates(evidence: Evidence) -> Iterator[Check]:
+    """Compare what each step added to every parameter."""
     for oracle in evidence.oracle:
         updates = {name: update.adam + update.decay for name, update in oracle.updates.items()}
         total = math.sqrt(sum(float(value.double().square().sum()) for value in updates.values()))
@@ -261,11 +269,13 @@ def updates(evidence: Evidence) -> Iterator[Check]:
 
 
 def parameters(evidence: Evidence) -> Iterator[Check]:
+    """Compare every parameter after the last step."""
     last = evidence.oracle[-1]
     yield from _tensor_checks(evidence, "parameters", last.step, last.after)
 
 
 def replicas(evidence: Evidence) -> Iterator[Check]:
+    """Compare every copy of a parameter with that of its primary holder, bit for bit."""
     observed = evidence.observed
     for oracle in evidence.oracle:
         for position, name in enumerate(observed.specs):

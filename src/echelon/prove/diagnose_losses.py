@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from echelon.prove.batches import global_batch
 from echelon.prove.checks import Evidence
-from echelon.prove.diagnosis import Finding
-from echelon.prove.factors import EXPLAINED, close, known_factors, name_factor, tokens_of_replicas
+from echelon.prove.diagnosis import ROUNDING, Finding
+from echelon.prove.factors import (
+    close,
+    furthest,
+    known_factors,
+    name_factor,
+    tokens_of_replicas,
+)
 from echelon.prove.oracle import OracleStep, Slot, build_decoder, sums_by_slot, token_losses
 from echelon.prove.subject import GlobalBatch
 from echelon.prove.variants import variants
@@ -31,10 +37,24 @@ def explain_microbatch_losses(evidence: Evidence, step: int) -> tuple[str, Findi
             return "", Finding(factor="replicas differ", says=says, axis="tp")
     if len(first) < len(oracle.microbatch_losses):
         return "", Finding(factor="missing", says="some microbatches have no loss", axis="pp")
+    right = {slot: total for slot, (total, _) in oracle.microbatch_losses.items()}
+    if all(close(first[slot] / right[slot], 1.0) for slot in right):
+        return "", _miscounted(oracle, said) or Finding(factor="none", says=ROUNDING)
     for found in _explanations(evidence, oracle, first):
         return found
     says = "another forward pass: no factor, order or known mistake explains it"
     return "", Finding(factor="none", says=says)
+
+
+def _miscounted(
+    oracle: OracleStep, said: Mapping[Slot, Sequence[tuple[float, int]]]
+) -> Finding | None:
+    for slot, (_, right) in oracle.microbatch_losses.items():
+        for _, count in said[slot]:
+            if count != right:
+                says = f"{count} valid tokens instead of {right} beside the right loss"
+                return Finding(factor="token count", says=says, value=count / right)
+    return None
 
 
 def _explanations(
@@ -143,6 +163,9 @@ def explain_loss(evidence: Evidence, step: int) -> Finding:
     """Return what is wrong with the loss of the global batch, its microbatches being right."""
     plan, oracle = evidence.plan, evidence.oracle[step]
     values = [report.loss for report in evidence.observed.reports(step)]
+    wrong = furthest(values, oracle.loss)
+    if close(wrong / oracle.loss, 1.0):
+        return Finding(factor="none", says=ROUNDING)
     sums: dict[int, float] = {}
     means: list[float] = []
     for (dp_rank, _), (total, count) in oracle.microbatch_losses.items():
@@ -164,5 +187,4 @@ def explain_loss(evidence: Evidence, step: int) -> Finding:
                 return Finding(
                     factor="missing sum", says=says, axis="dp", value=value / oracle.loss
                 )
-    wrong = next(v for v in values if abs(v - oracle.loss) > EXPLAINED * oracle.loss)
     return name_factor(wrong / oracle.loss, known_factors(plan, oracle))

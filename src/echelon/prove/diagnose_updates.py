@@ -7,13 +7,14 @@ import torch
 from echelon.core.parameters import ParameterSpec, parameters
 from echelon.core.plan import Plan
 from echelon.prove.checks import Evidence
-from echelon.prove.diagnosis import Finding
+from echelon.prove.diagnosis import ROUNDING, Finding
 from echelon.prove.factors import (
     EXPLAINED,
     Factor,
     close,
     fit_basis,
     fit_factor,
+    furthest,
     known_factors,
     name_factor,
 )
@@ -27,7 +28,9 @@ def explain_norm(evidence: Evidence, step: int) -> Finding:
     """Return what the wrong gradient norm is the norm of."""
     oracle = evidence.oracle[step]
     values = [report.grad_norm for report in evidence.observed.reports(step)]
-    wrong = next(v for v in values if not close(v / oracle.grad_norm, 1.0))
+    wrong = furthest(values, oracle.grad_norm)
+    if close(wrong / oracle.grad_norm, 1.0):
+        return Finding(factor="none", says=ROUNDING)
     return _name_norm(evidence.plan, oracle, wrong) or name_factor(
         wrong / oracle.grad_norm, known_factors(evidence.plan, oracle)
     )
@@ -122,13 +125,17 @@ def explain_update(evidence: Evidence, step: int, name: str) -> Finding:
     if residual < EXPLAINED:
         if not close(factor, 1.0):
             return _learning_rate(factor, known, residual)
-        return Finding(factor="zero", says="weight decay is missing", value=0.0)
+        if float(update.decay.norm()):
+            return Finding(factor="zero", says="weight decay is missing", value=0.0)
+        return Finding(factor="none", says=ROUNDING, residual=residual)
     return _clip(evidence, oracle, seen - update.decay, name) or Finding(
         factor="none", says="another update: no factor of its parts explains it"
     )
 
 
 def _name_parts(adam: float, decay: float, known: tuple[Factor, ...], residual: float) -> Finding:
+    if close(adam, 1.0) and close(decay, 1.0):
+        return Finding(factor="none", says=ROUNDING, residual=residual)
     if close(adam, decay):
         return _learning_rate(adam, known, residual)
     if close(adam, 1.0):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ROUNDING = "right but for rounding"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -103,6 +104,11 @@ def name_factor(value: float, known: Sequence[Factor], residual: float = 0.0) ->
 def close(left: float, right: float) -> bool:
     """Return whether two factors are the same number but for rounding."""
     return abs(left - right) <= EXPLAINED * max(1e-3, abs(left), abs(right))
+
+
+def furthest(values: Sequence[float], right: float) -> float:
+    """Return the value that is furthest from the right one; one that is no number is."""
+    return max(values, key=lambda v: math.inf if math.isnan(v) else abs(v - right))
 
 
 def fit_factor(observed: torch.Tensor, oracle: torch.Tensor) -> tuple[float, float]:

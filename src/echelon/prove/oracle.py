@@ -16,7 +16,7 @@ from torch.nn import functional as fn
 
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
-from echelon.models.batch import TokenBatch
+from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.models.initial import initial_values
 from echelon.models.operations import Operations
@@ -29,7 +29,7 @@ from echelon.prove.formulas import (
     global_norm,
     learning_rate,
 )
-from echelon.prove.subject import IGNORED_LABEL, GlobalBatch
+from echelon.prove.subject import GlobalBatch
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "fp64": torch.float64,

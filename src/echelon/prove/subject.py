@@ -18,9 +18,6 @@ import torch
 from echelon.core.plan import Plan
 from echelon.parallel.shards import Shard
 
-IGNORED_LABEL = -100
-"""The label of a position whose loss is not counted."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalBatch:
