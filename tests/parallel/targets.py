@@ -96,6 +96,8 @@ def every_collective(context: RankContext, argument: Any) -> dict[str, Any]:
     pending = group.reduce_scatter(piece, kept, name="scatter", async_op=True)
     pending.wait()
     pending.wait()
+    exchanged = torch.empty_like(whole)
+    group.all_to_all(exchanged, whole, name="exchange").wait()
     rows = group.gather_rows(torch.tensor([rank, 10 * rank]), name="rows")
     objects = group.gather_objects({"rank": rank})
     arrived = torch.empty(3, dtype=torch.float64)
@@ -110,6 +112,7 @@ def every_collective(context: RankContext, argument: Any) -> dict[str, Any]:
         "gathered": gathered,
         "piece": piece,
         "kept": kept,
+        "exchanged": exchanged,
         "rows": rows,
         "objects": objects,
         "arrived": arrived,
@@ -129,6 +132,8 @@ def strided_tensors(context: RankContext, argument: Any) -> list[str]:
         lambda: group.all_gather(torch.ones(4, 4), strided, name="gather piece"),
         lambda: group.reduce_scatter(strided, torch.ones(4, 4), name="scatter piece"),
         lambda: group.reduce_scatter(flat, torch.ones(4, 4).t(), name="scatter"),
+        lambda: group.all_to_all(strided, flat, name="exchange received"),
+        lambda: group.all_to_all(flat, strided, name="exchange sent"),
         lambda: group.send(strided, 1 - context.rank, name="send", tag=0),
         lambda: group.receive(strided, 1 - context.rank, name="receive", tag=0),
     ]

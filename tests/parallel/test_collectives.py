@@ -37,6 +37,22 @@ def test_reduce_scatter_gives_each_rank_its_rows_of_the_sum(ranks: list[dict[str
         assert torch.equal(rank["kept"], rank["whole"])
 
 
+def test_all_to_all_transposes_ranks_and_parts(ranks: list[dict[str, Any]]) -> None:
+    for index, rank in enumerate(ranks):
+        parts = [other["whole"][2 * index : 2 * index + 2] for other in ranks]
+        assert torch.equal(rank["exchanged"], torch.cat(parts))
+    # It is its own transpose: <A x, g> = <x, A g> over all ranks.
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(r["whole"].shape, generator=generator).double() for r in ranks]
+    back = [
+        torch.cat([gradient[2 * index : 2 * index + 2] for gradient in gradients])
+        for index in range(len(ranks))
+    ]
+    forward = sum(float((r["exchanged"] * g).sum()) for r, g in zip(ranks, gradients, strict=True))
+    backward = sum(float((r["whole"] * b).sum()) for r, b in zip(ranks, back, strict=True))
+    assert forward == pytest.approx(backward, rel=1e-12)
+
+
 def test_an_all_reduce_is_a_gather_of_a_reduce_scatter(ranks: list[dict[str, Any]]) -> None:
     assert torch.equal(torch.cat([rank["piece"] for rank in ranks]), ranks[0]["summed"])
     sent = {event.name: event.bytes for event in ranks[0]["events"]}
@@ -65,16 +81,18 @@ def test_what_was_sent_is_recorded_once(ranks: list[dict[str, Any]]) -> None:
             ("all_reduce", "sum", 2 * (n - 1) * payload // n),
             ("all_gather", "gather", (n - 1) * payload // n),
             ("reduce_scatter", "scatter", (n - 1) * payload // n),
+            ("all_to_all", "exchange", (n - 1) * payload // n),
             ("all_gather", "rows", (n - 1) * 16),
             ("send", "pass", 24),
         ]
         assert {(e.axis, e.rank) for e in events} == {("tp", index)}
         assert all(0 <= e.start <= e.end for e in events)
-        assert [e.microbatch for e in events] == [None, None, None, None, 5]
+        assert [e.microbatch for e in events] == [None, None, None, None, None, 5]
 
 
 def test_strided_tensors_are_refused(rank_pool: RankPool) -> None:
-    names = ("reduce", "gather", "gather piece", "scatter piece", "scatter", "send", "receive")
+    names = ["reduce", "gather", "gather piece", "scatter piece", "scatter"]
+    names += ["exchange received", "exchange sent", "send", "receive"]
     expected = [f"{name}: a strided tensor cannot be sent without a copy" for name in names]
     assert rank_pool.run(targets.strided_tensors, None, world_size=2) == [expected, expected]
 
@@ -88,6 +106,8 @@ def test_a_group_of_one_sends_nothing() -> None:
     assert torch.equal(x, y)
     group.reduce_scatter(y, 2 * x, name="c").wait()
     assert torch.equal(y, 2 * x)
+    group.all_to_all(y, x, name="f").wait()
+    assert torch.equal(y, x)
     assert group.gather_rows(x, name="d").tolist() == [x.tolist()]
     assert group.gather_objects("e") == ["e"]
     assert (group.size, group.index, events.events) == (1, 0, [])

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from echelon.cost.collectives import (
     all_gather_bytes,
     all_reduce_bytes,
+    all_to_all_bytes,
     reduce_scatter_bytes,
 )
 from echelon.parallel.direct import (
@@ -147,6 +148,23 @@ class Group:
             call, works, async_op, lambda: add_in_order(piece, received, whole, self.index)
         )
 
+    def all_to_all(
+        self, received: torch.Tensor, sent: torch.Tensor, *, name: str, async_op: bool = False
+    ) -> Pending:
+        """Send part i of `sent` (equal parts of its rows) to member i; its part is i of `received`.
+
+        The exchange is its own transpose: backward is the same exchange of the gradient.
+        """
+        if self.size == 1:
+            received.copy_(sent)
+            return Pending()
+        _check(received, name)
+        _check(sent, name)
+        start = self.recorder.now()
+        work = dist.all_to_all_single(received, sent, group=self._group, async_op=True)
+        call = _Call("all_to_all", name, all_to_all_bytes(sent.nbytes, self.size), start)
+        return self._pending(call, work, async_op)
+
     def gather_rows(self, row: torch.Tensor, *, name: str) -> torch.Tensor:
         """Return [n, len(row)]: the small vector of every rank, the same on all of them."""
         whole = row.new_empty((self.size, row.numel()))
@@ -161,6 +179,21 @@ class Group:
         with self.recorder.waiting("gather_objects"):
             dist.all_gather_object(values, value, group=self._group)
         return values
+
+    def join_neighbours(self) -> None:
+        """Open the links to the members before and after this one; all members call it together.
+
+        NCCL opens a link inside of the first call that uses it, where either end waits for the
+        other. In a pipeline the first call of one rank may be on another link than that of its
+        neighbour, and both would wait for ever; so links are opened here, one after the other.
+        """
+        device = "cpu" if self._direct is not None else f"cuda:{torch.cuda.current_device()}"
+        token = torch.zeros(1, device=device)
+        with self.recorder.waiting("the neighbours in the pipeline"):
+            if self.index > 0:
+                dist.recv(token, self.ranks[self.index - 1], group=self._group)
+            if self.index + 1 < self.size:
+                dist.send(token, self.ranks[self.index + 1], group=self._group)
 
     def send(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
         """Send `tensor` to member `index` of the group; it must live until `wait`."""

@@ -51,7 +51,7 @@ def rank_groups(mesh: Mesh, recorder: Recorder, *, tied: bool) -> RankGroups:
 
     pipes = mesh.groups(Axis.PP)
     ends = tuple((ranks[0], ranks[-1]) for ranks in pipes) if tied and mesh.pp > 1 else ()
-    return RankGroups(
+    groups = RankGroups(
         mesh=mesh,
         rank=rank,
         recorder=recorder,
@@ -62,3 +62,7 @@ def rank_groups(mesh: Mesh, recorder: Recorder, *, tied: bool) -> RankGroups:
         pipe_backward=over(Axis.PP.value, pipes),
         tied=over(Axis.PP.value, ends),
     )
+    if mesh.pp > 1:
+        groups.pipe_forward.join_neighbours()
+        groups.pipe_backward.join_neighbours()
+    return groups
