@@ -53,6 +53,11 @@ def test_no_file_is_long() -> None:
     assert {name: count for name, count in lengths.items() if count > MAX_LINES} == {}
 
 
+def test_the_order_in_which_a_plan_is_applied_fits_one_look() -> None:
+    text = (ROOT / "src/echelon/parallel/apply.py").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 80
+
+
 def test_source_is_ascii() -> None:
     assert [str(path) for path in _files(".py") if not path.read_bytes().isascii()] == []
 

@@ -11,11 +11,10 @@ import torch
 
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
-from echelon.cost.buckets import plan_buckets
-from echelon.cost.stage import shared_by_ends, stage_of_rank, stage_parameters, stage_part
+from echelon.cost.stage import stage_of_rank, stage_parameters, stage_part
 from echelon.models.decoder import Decoder
-from echelon.parallel.buckets import Bucket, BucketRule, make_buckets
-from echelon.parallel.data import GradientReduction
+from echelon.parallel.buckets import Bucket, make_buckets
+from echelon.parallel.data import GradientReduction, bucket_rule
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
@@ -59,21 +58,7 @@ def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankMode
     stage.run_block = block_runner(plan.layout.recompute)
     materialise(stage, device, DTYPES[plan.mathematics.precision.parameters])
     fill_initial(stage, plan, specs, groups.tensor)
-    ends = {spec.name for spec in specs if shared_by_ends(plan, part, spec)}
-    rule = BucketRule(
-        plans=plan_buckets(plan, part),
-        reductions={
-            "whole": (groups.data,),
-            "partial": (groups.tensor, groups.data),
-            "tied": (groups.tied, groups.data),
-        },
-        counted={
-            spec.name: (spec.split_dim is not None or groups.tensor.index == 0)
-            and (part.first or spec.name not in ends)
-            for spec in specs
-        },
-        uses={"embedding.weight": int(part.first) + int(part.last and plan.model.tied)},
-    )
+    rule = bucket_rule(plan, part, specs, groups)
     buckets = make_buckets(dict(stage.named_parameters()), specs, rule)
     store.hold(buckets)
     executor = PipelineExecutor(

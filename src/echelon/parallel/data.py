@@ -18,8 +18,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from echelon.parallel.buckets import Bucket
+from echelon.core.parameters import EMBEDDING, ParameterSpec
+from echelon.core.plan import Plan
+from echelon.cost.buckets import plan_buckets
+from echelon.cost.stage import StagePart, shared_by_ends
+from echelon.parallel.buckets import Bucket, BucketRule
 from echelon.parallel.collectives import Group, Pending
+from echelon.parallel.device_mesh import RankGroups
+
+
+def bucket_rule(
+    plan: Plan, part: StagePart, specs: Sequence[ParameterSpec], groups: RankGroups
+) -> BucketRule:
+    """Return how the gradients of one rank are cut into buckets, summed, and counted in the norm.
+
+    In the norm every logical parameter counts on one rank of a (pipeline x tensor) group: of what
+    tensor ranks replicate on the first, of a tied embedding on the first stage.
+    """
+    tied = {spec.name for spec in specs if shared_by_ends(plan, part, spec)}
+    return BucketRule(
+        plans=plan_buckets(plan, part),
+        reductions={
+            "whole": (groups.data,),
+            "partial": (groups.tensor, groups.data),
+            "tied": (groups.tied, groups.data),
+        },
+        counted={
+            spec.name: (spec.split_dim is not None or groups.tensor.index == 0)
+            and (part.first or spec.name not in tied)
+            for spec in specs
+        },
+        uses={EMBEDDING: int(part.first) + int(part.last and plan.model.tied)},
+    )
 
 
 class GradientReduction:
