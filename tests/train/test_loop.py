@@ -60,6 +60,10 @@ class Notes:
         self._file.write(f"saved {step} {path.name}\n")
 
     def close(self) -> None:
+        kinds = [event.kind for event in self.sink.events]
+        if "update" in kinds:
+            step = kinds[kinds.index("load") : kinds.index("update") + 1]
+            self._file.write(f"phases {' '.join(dict.fromkeys(step))}\n")
         self._file.close()
 
 
@@ -117,6 +121,13 @@ def test_every_layout_takes_the_same_steps(rank_pool: RankPool, tmp_path: Path, 
             found = read_steps(tmp_path / name, rank)
             for step, values in expected.items():
                 assert found[step] == pytest.approx(values, rel=1e-10, abs=0)
+
+
+def test_events_name_the_phases_of_a_step(rank_pool: RankPool, tmp_path: Path, data: Path) -> None:
+    train(rank_pool, tmp_path, data, LAYOUTS["dp2"])
+    for rank in range(2):
+        *_, last = (tmp_path / f"notes-{rank}.txt").read_text().splitlines()
+        assert last == "phases load all_gather F BW all_reduce update"
 
 
 def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(

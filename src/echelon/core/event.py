@@ -14,9 +14,10 @@ class Event:
     """Record one thing that a rank did.
 
     `kind` is a collective (``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``,
-    ``broadcast``, ``send``), a pipeline action (``F``, ``B``, ``W``, ``BW``) or ``step``. `bytes`
-    are those that this rank sends over the links of its group (`cost/collectives.py`), not the
-    payload. `start` and `end` are seconds on the rank's own clock since the run began.
+    ``broadcast``, ``send``), a pipeline action (``F``, ``B``, ``W``, ``BW``), or what a rank does
+    before and after them in a step (``load`` the batch, ``update`` the parameters). `bytes` are
+    those that this rank sends over the links of its group (`cost/collectives.py`), not the payload.
+    `start` and `end` are seconds on the rank's own clock since the run began.
     """
 
     kind: str

@@ -31,7 +31,7 @@ def draw_timeline(events: Iterable[Event], width: int = 100) -> str:
     """Return `events` as lines of at most `width` columns (more if the names alone fill them).
 
     Time runs from the first start to the last end. A column shows what is going on in its middle,
-    so an event shorter than a column may not be seen. Events of other kinds, such as ``step``,
+    so an event shorter than a column may not be seen. Events of other kinds, such as ``update``,
     that neither compute a stage nor use an axis are left out.
     """
     drawn = [event for event in events if event.kind in _FILL or event.axis]

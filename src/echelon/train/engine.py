@@ -127,9 +127,11 @@ class TrainEngine:
             },
         )
         if report.finite:
+            start = self.groups.recorder.now()
             if settings.clip_norm is not None and norm > settings.clip_norm:
                 scale_gradients(model.buckets, settings.clip_norm / norm)
             self.optimizer.update(rate)
+            self.groups.recorder.record("update", "optimizer", start=start)
         return report
 
     @torch.no_grad()

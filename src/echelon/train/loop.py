@@ -116,12 +116,7 @@ class TrainLoop:
         while step < job.train.steps and not stopped:
             began = time.perf_counter()
             self.context.progress.mark(f"step {step + 1}")
-            batches = self._batches(
-                training_batch(
-                    self.training, self.layout, seed=job.plan.mathematics.seed, step=step
-                ),
-                step=step,
-            )
+            batches = self._load(step)
             asked = self.context.stop_requested()
             used = self.observer.used_bytes()
             result = self.engine.step(batches, step, stop_requested=asked, used_bytes=used)
@@ -186,6 +181,14 @@ class TrainLoop:
         kinds = {f"optimizer.{kind}": shards for kind, shards in moments}
         return {PARAMETERS: self.engine.parameters(), **kinds}
 
+    def _load(self, step: int) -> list[TokenBatch]:
+        recorder, seed = self.engine.groups.recorder, self.job.plan.mathematics.seed
+        start = recorder.now()
+        batch = training_batch(self.training, self.layout, seed=seed, step=step)
+        batches = self._batches(batch, step=step)
+        recorder.record("load", "batch", start=start)
+        return batches
+
     def _batches(self, batch: GlobalBatch, *, step: int, train: bool = True) -> list[TokenBatch]:
         device = self.context.device
         made: list[TokenBatch] = []
@@ -197,10 +200,10 @@ class TrainLoop:
                     torch.from_numpy(rows.labels_BT).to(device),
                     torch.from_numpy(rows.sample_ids_B).to(device),
                     step=step,
+                    seed=self.job.plan.mathematics.seed,
                     train=train,
                 )
             )
-                    seed=self.job.plan.mathematics.seed,
         return made
 
     def _validate(self, step: int) -> float:
