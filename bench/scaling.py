@@ -1,0 +1,158 @@
+"""Measure how Echelon scales over data-parallel ranks: `python -m bench.scaling`.
+
+Two definitions, for T(n, b) the seconds of a step of b sequences on n ranks:
+
+- *strong*: the same global batch on more ranks. Speed-up T(1, b) / T(n, b); efficiency: that / n.
+- *weak*: the same batch on each rank. Efficiency T(1, b) / T(n, n b).
+
+Source: Gustafson, "Reevaluating Amdahl's Law", 1988. The figures are printed as measured: with more
+ranks than cores neither can reach 1, and a busy machine shows in the spread. One rank is the same
+engine with one thread; the cases take turns as in `bench.train`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.catalogue import ours
+from bench.hosts import one_host
+from bench.interleave import end_cleanly, say
+from bench.ranks import CaseFailed, RankGroup
+from bench.spec import SIZES, Mode, Size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Name one thing that is timed: how many ranks share how many sequences."""
+
+    name: str
+    ranks: int
+    sequences: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """Hold the seconds per step of one rank, of n ranks on its batch, and of n ranks on n of it."""
+
+    ranks: int
+    one_s: float
+    strong_s: float
+    weak_s: float
+
+    @property
+    def speed_up(self) -> float:
+        """Return how many times faster n ranks finish the same batch."""
+        return self.one_s / self.strong_s
+
+    @property
+    def strong_efficiency(self) -> float:
+        """Return the speed-up over the number of ranks."""
+        return self.speed_up / self.ranks
+
+    @property
+    def weak_efficiency(self) -> float:
+        """Return the time of one rank over that of n ranks with as much work each."""
+        return self.one_s / self.weak_s
+
+
+def loads(size: Size, ranks: int) -> tuple[Load, ...]:
+    """Return what is timed; ValueError where the batch is not shared out evenly."""
+    sequences = size.global_sequences
+    if sequences % ranks:
+        raise ValueError(f"{sequences} sequences cannot be shared out to {ranks} ranks")
+    return (
+        Load(name="one", ranks=1, sequences=sequences),
+        Load(name="strong", ranks=ranks, sequences=sequences),
+        Load(name="weak", ranks=ranks, sequences=ranks * sequences),
+    )
+
+
+def measure(
+    size: Size, chosen: Sequence[Load], *, rounds: int, steps: int, logs: Path
+) -> dict[str, list[float]]:
+    """Return the seconds per step of each load, one per round; CaseFailed where one cannot run."""
+    taken: dict[str, list[float]] = {load.name: [] for load in chosen}
+    with contextlib.ExitStack() as stack:
+        groups: dict[str, RankGroup] = {}
+        for load in chosen:
+            case = ours(Mode(name=f"dp{load.ranks}-{load.name}", dp=load.ranks))
+            settings = case.settings(replace(size, global_sequences=load.sequences))
+            host = stack.enter_context(one_host())
+            groups[load.name] = stack.enter_context(RankGroup(case, settings, [host], logs))
+            groups[load.name].run(warmup=0, steps=1)
+        for number in range(rounds):
+            say(f"round {number + 1} of {rounds}")
+            for name, group in groups.items():
+                taken[name].append(group.run(warmup=1, steps=steps).step_s)
+                say(f"  {name}: {taken[name][-1]:.3f} s")
+    return taken
+
+
+def scaling_of(ranks: int, taken: Mapping[str, Sequence[float]]) -> Scaling:
+    """Return the scaling that the medians over rounds show."""
+    middle = {name: statistics.median(values) for name, values in taken.items()}
+    return Scaling(
+        ranks=ranks, one_s=middle["one"], strong_s=middle["strong"], weak_s=middle["weak"]
+    )
+
+
+def report(chosen: Sequence[Load], taken: Mapping[str, Sequence[float]]) -> str:
+    """Return the times as a Markdown table, and both efficiencies with their definitions."""
+    lines = ["| load | ranks | sequences | step s | spread |", "|---|---|---|---|---|"]
+    for load in chosen:
+        values = taken[load.name]
+        middle = statistics.median(values)
+        spread = (max(values) - min(values)) / middle
+        lines.append(
+            f"| {load.name} | {load.ranks} | {load.sequences} | {middle:.3f} | {spread:.0%} |"
+        )
+    n, b = chosen[-1].ranks, chosen[0].sequences
+    found = scaling_of(n, taken)
+    return "\n".join(
+        [
+            *lines,
+            f"strong scaling, the same {b} sequences on {n} ranks: speed-up T(1) / T({n}) = "
+            f"{found.speed_up:.2f}, efficiency T(1) / ({n} T({n})) = {found.strong_efficiency:.2f}",
+            f"weak scaling, {b} sequences on each rank: efficiency T(1) / T({n}) = "
+            f"{found.weak_efficiency:.2f}",
+        ]
+    )
+
+
+def main() -> int:
+    """Measure, and print what was measured."""
+    parser = argparse.ArgumentParser(prog="python -m bench.scaling", description=__doc__)
+    add = parser.add_argument
+    add("--size", choices=SIZES, default="spec", help="size of the model (default: %(default)s)")
+    add("--ranks", type=int, default=2, help="data-parallel ranks beside one (default: 2)")
+    add("--rounds", type=int, default=3, help="turns of every load (default: %(default)s)")
+    add("--steps", type=int, default=4, help="timed steps a turn (default: %(default)s)")
+    add("--logs", type=Path, help="folder for the output of ranks (default: a new one)")
+    options = parser.parse_args()
+    size = SIZES[options.size]
+    try:
+        chosen = loads(size, options.ranks)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    logs = options.logs or Path(tempfile.mkdtemp(prefix="echelon-bench-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    end_cleanly()
+    try:
+        taken = measure(size, chosen, rounds=options.rounds, steps=options.steps, logs=logs)
+    except CaseFailed as error:
+        sys.exit(f"error: {error}")
+    print(report(chosen, taken))
+    print(f"{size.name}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; logs in {logs}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
