@@ -67,6 +67,20 @@ DEEPSEEK_V3 = ModelShape(
 
 
 @pytest.mark.parametrize(
+    ("inner", "out", "tp", "each"),
+    [(4096, 16384, 2, (4096, 8192)), (4096, 16384, 4, (4096, 4096)), (12, 48, 4, (12, 12))],
+)
+def test_columns_of_a_weight_are_shared_out_as_in_the_papers(
+    inner: int, out: int, tp: int, each: tuple[int, int]
+) -> None:
+    # The papers write W [in, out]; weights are stored transposed, so columns are dim 0.
+    column = ParameterSpec(name="w", shape=(out, inner), layer=0, split_dim=0)
+    row = ParameterSpec(name="w", shape=(out, inner), layer=0, split_dim=1)
+    assert column.local_shape(tp)[::-1] == each
+    assert row.local_shape(tp)[::-1] == (inner // tp, out)
+
+
+@pytest.mark.parametrize(
     ("shape", "total"),
     [
         (LLAMA2_7B, 6_738_415_616),
