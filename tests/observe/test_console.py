@@ -93,6 +93,14 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
     assert "\r" not in stream.getvalue()
 
 
+def read_until(terminal: int, mark: str, *, last: str) -> str:
+    """Return what a terminal shows, up to `last` behind `mark`: it comes in pieces."""
+    shown = ""
+    while mark not in shown or not shown.endswith(last):
+        shown += os.read(terminal, 65536).decode()
+    return shown
+
+
 def test_a_bar_on_a_terminal_and_never_in_the_log() -> None:
     leader, follower = pty.openpty()
     log = io.StringIO()
@@ -103,7 +111,7 @@ def test_a_bar_on_a_terminal_and_never_in_the_log() -> None:
             for step in range(1, 5):
                 console.step(replace(LINE, step=step, total_steps=4))
             console.close()
-            shown = os.read(leader, 65536).decode()
+            shown = read_until(leader, "step 4/4", last="\r\x1b[K")
     finally:
         os.close(leader)
     assert log.getvalue().count("\n") == 3
