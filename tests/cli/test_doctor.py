@@ -16,6 +16,7 @@ import torch
 from echelon.cli import machine
 from echelon.cli.machine import Finding
 from echelon.cli.main import main
+from echelon.launch import cores
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -150,5 +151,5 @@ def test_a_full_disk_is_found(
 def test_a_container_quota_lowers_the_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(machine, "_first_words", lambda path: ["50000", "100000"])
-    assert machine.num_usable_cores() == 0.5
+    monkeypatch.setattr(cores, "first_words", lambda path: ["50000", "100000"])
+    assert cores.num_usable_cores() == 0.5

@@ -66,7 +66,7 @@ def test_every_model_but_nano_is_compared_with_what_was_published() -> None:
 
 def test_nano_is_small_and_fits_the_byte_tokenizer() -> None:
     job = load_job("nano")
-    require_trainable(job)
+    require_trainable(job.plan)
     assert num_parameters(job.plan.model) < 1_000_000
     assert job.plan.model.vocab == 257
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.core.errors import EnvironmentProblem
+from echelon.launch import environment
 from echelon.launch.environment import (
     VARIABLES,
     Place,
@@ -40,6 +41,15 @@ def test_a_place_is_read_as_torchrun_writes_it() -> None:
     )
     assert launched(TORCHRUN)
     assert not launched({})
+    assert not launched({"MASTER_PORT": "29500"})
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_half_a_launch_is_no_run_of_its_own(name: str) -> None:
+    half = {name: TORCHRUN[name]}
+    assert launched(half)
+    with pytest.raises(EnvironmentProblem, match="MASTER_ADDR, MASTER_PORT not set"):
+        read_place(half)
 
 
 def test_missing_variables_are_named() -> None:
@@ -86,8 +96,12 @@ def test_a_port_is_any_unless_asked_for() -> None:
     assert caught.value.rules == ("rank-environment",)
 
 
-def test_local_ranks_get_defaults_that_the_user_can_overrule() -> None:
+def test_local_ranks_get_defaults_that_the_user_can_overrule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert int(local_environment(10_000, {})["OMP_NUM_THREADS"]) == 1
+    monkeypatch.setattr(environment, "num_usable_cores", lambda: 6.5)
+    assert int(local_environment(2, {})["OMP_NUM_THREADS"]) == 3
     asked = {"OMP_NUM_THREADS": "3", "GLOO_SOCKET_IFNAME": "eth0"}
     assert local_environment(2, asked).keys().isdisjoint(asked)
 

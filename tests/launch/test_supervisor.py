@@ -18,7 +18,7 @@ import pytest
 
 from echelon.core.errors import DataError, EnvironmentProblem
 from echelon.launch.culprit import Fault, FaultKind, RankFailure
-from echelon.launch.process_group import device_of
+from echelon.launch.process_group import device_of, require_devices
 from echelon.launch.supervisor import LaunchOptions, RunOutcome, run_ranks
 from echelon.launch.watch import Limits
 from tests.launch import targets
@@ -111,6 +111,12 @@ def test_more_ranks_than_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch) -> N
         device_of("nccl", 2)
     assert e.value.rules == ("enough-devices",)
     assert device_of("gloo", 2).type == "cpu"
+    with pytest.raises(EnvironmentProblem, match="the mesh asks for 3, and torch sees 2 here") as e:
+        require_devices("nccl", 3, set_by="preset big")
+    assert e.value.rules == ("enough-devices",)
+    assert e.value.problems[0].works[0] == "a mesh of up to 2 ranks"
+    require_devices("nccl", 2)
+    require_devices("gloo", 64)
 
 
 def test_the_supervisor_does_without_torch() -> None:

@@ -20,7 +20,8 @@ def main() -> int:
     log_dir = Path(sys.argv[3])
     try:
         outcome = run_joined("tests.launch.targets:train", argument, labels=labels, log_dir=log_dir)
-        print("result", outcome.rank, outcome.require())
+        # One write for each rank: their lines meet in one pipe.
+        sys.stdout.write(f"result {outcome.rank} {outcome.require()}\n")
     except EchelonError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from echelon.config.effects import require_trainable
 from echelon.core.optional import optional_package
 from echelon.core.plan import Plan
 
@@ -17,6 +18,7 @@ def prove(plan: Plan, *, subject: str | None = None) -> Proof:
     The model is shrunk and the mesh kept. `subject` ("module:function") names another engine to put
     through the same claims. `proof.proven` is the answer; `proof.require()` raises ProofFailed.
     """
+    require_trainable(plan)
     optional_package("torch", extra="train", purpose="proving a plan")
     from echelon.launch.culprit import RankFailure
     from echelon.launch.pool import RankPool

@@ -85,7 +85,7 @@ def train_job(
     job: Job, *, resume: Path | None = None, say: Callable[[str], None] = lambda _: None
 ) -> TrainResult:
     """Train `job` and return how it ended; `say` is told what happens before the ranks speak."""
-    require_trainable(job)
+    require_trainable(job.plan, job.sources)
     optional_package("torch", extra="train", purpose="training")
     from echelon.launch.environment import launched
 
@@ -95,14 +95,17 @@ def train_job(
 def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> TrainResult:
     from echelon.api.run_setup import prepare_run
     from echelon.core.serialize import to_json
+    from echelon.launch.process_group import require_devices
     from echelon.launch.supervisor import run_ranks
 
+    mesh, backend = job.plan.mesh, job.plan.cluster.backend
+    require_devices(backend, mesh.world_size, set_by=job.source_of("cluster.preset"))
     run, task = prepare_run(job, resume, say)
     with run.locked():
         outcome = run_ranks(
             TRAIN_RANK,
             to_json(task),
-            world_size=job.plan.mesh.world_size,
+            world_size=mesh.world_size,
             labels=_labels(job),
             log_dir=run.logs,
             options=_options(job),

@@ -21,6 +21,7 @@ import psutil
 from echelon.core.errors import EnvironmentProblem, Problem
 from echelon.core.rulebook import machine as rules
 from echelon.core.units import binary_bytes
+from echelon.launch.cores import first_words, num_usable_cores
 
 MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 11)
@@ -162,16 +163,6 @@ def cores() -> Finding:
     )
 
 
-def num_usable_cores() -> float:
-    """Return the cores that this process may use: by affinity, and by the container's quota."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    usable = float(len(affinity(0)) if affinity else os.cpu_count() or 1)
-    quota = _first_words(Path("/sys/fs/cgroup/cpu.max"))
-    if len(quota) == 2 and quota[0] != "max":
-        usable = min(usable, int(quota[0]) / int(quota[1]))
-    return usable
-
-
 def memory() -> Finding:
     """Find how much memory ranks could take now."""
     available = available_memory_bytes()
@@ -211,8 +202,8 @@ def require_memory_for_ranks(num_ranks: int) -> None:
 def available_memory_bytes() -> int:
     """Return the bytes that new processes could take: of the machine, and of the container."""
     available = psutil.virtual_memory().available
-    limit = _first_words(Path("/sys/fs/cgroup/memory.max"))
-    used = _first_words(Path("/sys/fs/cgroup/memory.current"))
+    limit = first_words(Path("/sys/fs/cgroup/memory.max"))
+    used = first_words(Path("/sys/fs/cgroup/memory.current"))
     if limit and used and limit[0] != "max":
         available = min(available, int(limit[0]) - int(used[0]))
     return available
@@ -317,10 +308,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _first_words(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="ascii").split()
-    except OSError:
-        return []

@@ -36,16 +36,21 @@ def prove(
     from echelon.cli.machine import require_memory_for_ranks
     from echelon.config.effects import require_trainable
     from echelon.config.load import load_job
+    from echelon.observe.run_directory import RunDirectory
 
-    folder = Path(run)
-    is_run = (folder / "plan.json").is_file()
-    job = load_job(folder / "run.toml" if is_run else run, settings)
-    require_trainable(job)
-    require_memory_for_ranks(job.plan.mesh.world_size)
-    note(f"proving {job.plan.name} on {job.plan.mesh.world_size} ranks beside one process ...")
-    proof = api.prove(job.plan, subject=subject)
+    folder = RunDirectory(Path(run))
+    is_run = folder.plan_file.is_file()
+    if is_run and not settings:
+        plan = folder.plan()
+    else:
+        job = load_job(folder.run_file if is_run else run, settings)
+        plan = job.plan
+        require_trainable(plan, job.sources)
+    require_memory_for_ranks(plan.mesh.world_size)
+    note(f"proving {plan.name} on {plan.mesh.world_size} ranks beside one process ...")
+    proof = api.prove(plan, subject=subject)
     if is_run and not settings and subject is None:
-        proof.write(folder / PROOF_FILE)
+        proof.write(folder.path / PROOF_FILE)
     if json:
         print_json("prove", {"proven": proof.proven, "proof": proof.to_json()})
         return 0 if proof.proven else 1

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from echelon.config.checks import data_ranks
-from echelon.config.job import Job
+from echelon.config.job import ResolvedSetting
 from echelon.config.kinds import toml_text
 from echelon.config.schema import SETTINGS
 from echelon.config.view import View
 from echelon.core.errors import ConfigError, Problem
+from echelon.core.plan import Plan
 from echelon.core.rulebook.batch import LEARNING_RATE_FITS_STEPS
 from echelon.core.rulebook.config import CONFLICTING_SETTINGS, NO_EFFECT, NOT_BUILT_YET
 
@@ -206,9 +207,9 @@ EFFECTS = (
 )
 
 
-def require_trainable(job: Job) -> None:
+def require_trainable(plan: Plan, sources: Sequence[ResolvedSetting] = ()) -> None:
     """Raise ConfigError where a model can be planned but not yet proven or trained."""
-    model = job.plan.model
+    model = plan.model
     missing: list[tuple[str, str]] = []
     if model.experts is not None:
         missing.append(("model.experts.num_experts", f"{model.name} has experts"))
@@ -216,12 +217,12 @@ def require_trainable(job: Job) -> None:
         missing.append(("model.latent.kv_rank", f"{model.name} has latent attention"))
     if model.gated and model.activation != "silu":
         missing.append(("model.activation", f"{model.name} has a gate with {model.activation}"))
-    sources = {setting.key: setting.source for setting in job.sources}
+    set_by = {setting.key: setting.source for setting in sources}
     problems = [
         NOT_BUILT_YET.problem(
             f"{what}: it can be planned, but not yet proven or trained",
             key=key,
-            set_by=sources.get(key, ""),
+            set_by=set_by.get(key, ""),
             works=("gpt2, llama, mistral and dense qwen shapes",),
         )
         for key, what in missing

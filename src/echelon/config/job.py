@@ -92,6 +92,10 @@ class Job:
     observe: ObserveSettings = field(default_factory=ObserveSettings)
     sources: tuple[ResolvedSetting, ...] = ()
 
+    def source_of(self, key: str) -> str:
+        """Return where the value of a setting came from; "" where that is not known."""
+        return next((setting.source for setting in self.sources if setting.key == key), "")
+
     def content_hash(self) -> str:
         """Return 16 hex digits of everything but `sources`: what ranks must agree on."""
         return content_hash({**to_json(self), "sources": []})

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from echelon.core.errors import EnvironmentProblem, Problem
 from echelon.core.rulebook.launch import LAUNCHED_WORLD_SIZE, RANK_ENVIRONMENT
+from echelon.launch.cores import num_usable_cores
 
 RANK = "RANK"
 LOCAL_RANK = "LOCAL_RANK"
@@ -33,7 +34,7 @@ VARIABLES: Mapping[str, str] = {
     RUN_ID: "read: the run of torchrun; keeps runs apart",
     AGENT_STORE: "read: whether torchrun itself hosts the store at MASTER_ADDR:MASTER_PORT",
     GLOO_INTERFACE: "written for local ranks unless set: lo, so that no traffic leaves the host",
-    OMP_THREADS: "written for local ranks unless set: cores / ranks, at least 1",
+    OMP_THREADS: "written for local ranks unless set: usable cores / ranks, at least 1",
     OPENBLAS_THREADS: "written for the process that forks ranks unless set: 1, so it may fork",
     NVML_CHECK: "written for it unless set: 1, so that no import starts the CUDA driver there",
 }
@@ -61,16 +62,28 @@ class Place:
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a launcher such as torchrun started this process as one of several ranks."""
-    return RANK in environment and WORLD_SIZE in environment
+    """Return whether a launcher such as torchrun started this process as one of several ranks.
+
+    One variable is enough: where others are missing, `read_place` says so. To start all ranks here
+    instead would be another run in each of the processes of a broken launch.
+    """
+    return RANK in environment or WORLD_SIZE in environment
 
 
 def read_place(environment: Mapping[str, str] = os.environ) -> Place:
     """Return the place of this process; EnvironmentProblem names every variable that is wrong."""
     missing = [name for name in _PLACE if not environment.get(name)]
+    there = [name for name in _PLACE if environment.get(name)]
     if missing:
         raise EnvironmentProblem(
-            RANK_ENVIRONMENT.problem(f"{', '.join(missing)} not set, so this rank has no place")
+            RANK_ENVIRONMENT.problem(
+                f"{', '.join(missing)} not set, so this rank has no place",
+                set_by=", ".join(f"{name}={environment[name]}" for name in there),
+                works=(
+                    "torchrun --nproc-per-node N -m echelon ...",
+                    f"unset {' '.join(there)}, to start all ranks here",
+                ),
+            )
         )
     problems: list[Problem] = []
     world_size = _whole(environment, WORLD_SIZE, 1, None, problems)
@@ -119,7 +132,7 @@ def local_environment(
 ) -> dict[str, str]:
     """Return what the process that forks `world_size` local ranks gets, unless the user set it."""
     defaults = {
-        OMP_THREADS: str(max(1, (os.cpu_count() or 1) // world_size)),
+        OMP_THREADS: str(max(1, int(num_usable_cores()) // world_size)),
         OPENBLAS_THREADS: "1",
         NVML_CHECK: "1",
         GLOO_INTERFACE: "lo0" if sys.platform == "darwin" else "lo",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 from echelon.launch.context import Progress, RankContext
 from echelon.launch.culprit import Fault, FaultKind, RankFailure
-from echelon.launch.environment import check_world_size, read_place
+from echelon.launch.environment import Place, check_world_size, read_place
 from echelon.launch.handshake import introduce
 from echelon.launch.host_memory import keep_freed_memory
 from echelon.launch.messages import Raised
@@ -19,7 +20,7 @@ from echelon.launch.rank import call_target, describe_error
 from echelon.launch.sentinel import TICK_S, Sentinel
 from echelon.launch.stop_signals import handle_stop_signals
 from echelon.launch.store import PrefixStore, Store, open_place
-from echelon.launch.supervisor import LaunchOptions, RunOutcome
+from echelon.launch.supervisor import DEFAULT_OPTIONS, LaunchOptions, RunOutcome
 from echelon.launch.target import TargetFunction, find_target, name_target
 
 _VERDICT_S = 8.0
@@ -32,14 +33,13 @@ def run_joined(
     *,
     labels: Sequence[str],
     log_dir: Path | None = None,
-    options: LaunchOptions | None = None,
+    options: LaunchOptions = DEFAULT_OPTIONS,
 ) -> RunOutcome:
     """Call ``target(context, argument)`` as the one rank that the environment says this is.
 
     `results` of the outcome holds this rank's result. When another rank fails, this process says
     for whom it stops and exits with code 4 from wherever it is.
     """
-    options = options or LaunchOptions()
     place = read_place()
     check_world_size(place, len(labels))
     keep_freed_memory()
@@ -65,24 +65,7 @@ def run_joined(
                 timeout_s=limits.join_s,
             )
             sentinel.start()
-            device = device_of(options.backend, place.local_rank)
-            group = process_group(
-                options.backend,
-                PrefixStore("group", stores[0]),
-                rank=place.rank,
-                world_size=place.world_size,
-                timeout_s=limits.collective_s,
-            )
-            with group:
-                context = RankContext(
-                    rank=place.rank,
-                    world_size=place.world_size,
-                    local_rank=place.local_rank,
-                    device=device,
-                    store=PrefixStore("target", stores[0]),
-                    progress=progress,
-                    label=names[place.rank],
-                )
+            with _joined(place, names, stores[0], progress, options) as context:
                 result = call_target(function, context, argument)
                 progress.enter("the end of the other ranks")
                 sentinel.finish()
@@ -97,6 +80,35 @@ def run_joined(
                 rank=place.rank,
             )
     return RunOutcome(results=(result,), stop_requested=progress.stop_requested(), rank=place.rank)
+
+
+@contextmanager
+def _joined(
+    place: Place,
+    labels: tuple[str, ...],
+    store: Store,
+    progress: Progress,
+    options: LaunchOptions,
+) -> Iterator[RankContext]:
+    """Hold the process group of this run open, and yield what a target knows of its place."""
+    device = device_of(options.backend, place.local_rank)
+    group = process_group(
+        options.backend,
+        PrefixStore("group", store),
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout_s=options.limits.collective_s,
+    )
+    with group:
+        yield RankContext(
+            rank=place.rank,
+            world_size=place.world_size,
+            local_rank=place.local_rank,
+            device=device,
+            store=PrefixStore("target", store),
+            progress=progress,
+            label=labels[place.rank],
+        )
 
 
 def _attempt(store: Store, attempt: str) -> Store:

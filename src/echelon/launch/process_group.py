@@ -31,6 +31,27 @@ def device_of(backend: Backend, local_rank: int) -> torch.device:
     return device
 
 
+def require_devices(backend: Backend, num_ranks: int, *, set_by: str = "") -> None:
+    """Raise EnvironmentProblem where this host lacks GPUs for so many ranks: before any starts."""
+    if backend == "gloo":
+        return
+    devices = torch.cuda.device_count()
+    if num_ranks > devices:
+        raise EnvironmentProblem(
+            ENOUGH_DEVICES.problem(
+                f"nccl gives each rank a GPU of its own: the mesh asks for {num_ranks}, and torch "
+                f"sees {devices} here",
+                key="cluster.preset",
+                set_by=set_by,
+                works=(
+                    *([f"a mesh of up to {devices} ranks"] if devices else []),
+                    'cluster.preset = "laptop": CPU ranks over gloo',
+                    "torchrun, where the GPUs are those of several hosts",
+                ),
+            )
+        )
+
+
 @contextmanager
 def process_group(
     backend: Backend, store: Store, *, rank: int, world_size: int, timeout_s: float

@@ -35,6 +35,9 @@ class LaunchOptions:
     shown_rank: int | None = 0
 
 
+DEFAULT_OPTIONS = LaunchOptions()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
     """Say how a run ended: what the ranks returned, or which one failed first.
@@ -64,7 +67,7 @@ def run_ranks(
     world_size: int,
     labels: Sequence[str] = (),
     log_dir: Path | None = None,
-    options: LaunchOptions | None = None,
+    options: LaunchOptions = DEFAULT_OPTIONS,
 ) -> RunOutcome:
     """Call ``target(context, argument)`` on `world_size` local ranks; all end before this returns.
 
@@ -72,7 +75,6 @@ def run_ranks(
     ``log_dir/rank-000r.log``. Ctrl-C and SIGTERM become `RankContext.stop_requested`; a second
     Ctrl-C raises RunFailed at once.
     """
-    options = options or LaunchOptions()
     names = tuple(labels) or ("",) * world_size
     named = name_target(target)
     port = wanted_port() if options.port == "auto" else options.port
