@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from echelon.cli.main import main
+from echelon.config.load import load_job
+from echelon.train.data.corpus import prepared_data
+from echelon.train.data.dataset import TokenDataset
 
+BPE = ["--tokenizer", "bpe-260"]
 TEXT = "a word and another word\n" * 50
 
 
@@ -41,7 +45,18 @@ def test_text_names_the_next_command_beside_the_result(
     assert main(limited) == 0
     printed = capsys.readouterr()
     assert "read        1 files, 100 B of text" in printed.out
-    assert f"--set data.source={output}" in printed.err
+    assert printed.err.endswith(f"--set data.source={output}\n")
+
+
+def test_the_next_command_works_with_the_tokenizer_that_was_trained(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "tokens"
+    assert main(["data", "prepare", str(source), "--output", str(output), *BPE]) == 0
+    settings = capsys.readouterr().err.split(" --set ")[1:]
+    job = load_job("nano", [text.strip() for text in settings])
+    assert prepared_data(job.data.source, job.data.tokenizer, tmp_path / "runs") == output
+    TokenDataset.open(output).check_vocabulary(job.plan.model.vocab)
 
 
 def test_an_output_that_exists_is_refused(

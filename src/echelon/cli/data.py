@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -52,7 +53,7 @@ def prepare(
         print(f"empty       {summary.num_empty} files or records")
     for what, count in summary.skipped.items():
         print(f"not read    {count} x {what}")
-    note(f"next: echelon train run.toml --set data.source={output}")
+    note(f"next: echelon train run.toml {' '.join(_flags(output, summary.dataset))}")
     return 0
 
 
@@ -71,6 +72,19 @@ def show(
     else:
         _print_dataset(summary)
     return 0
+
+
+def _flags(output: Path, dataset: DatasetSummary) -> Iterator[str]:
+    """Yield what a run must be told to read this data."""
+    from echelon.train.data.corpus import tokenizer_setting
+    from echelon.train.data.tokenizer import trained_vocabulary
+
+    yield f"--set data.source={output}"
+    if dataset.tokenizer != "bytes":
+        yield f"--set data.tokenizer={tokenizer_setting(output, dataset.tokenizer)}"
+        # A short text may give fewer ids than were asked for.
+        asked = trained_vocabulary(dataset.tokenizer) or 0
+        yield f"--set model.vocab={max(asked, dataset.vocabulary)}"
 
 
 def _print_dataset(dataset: DatasetSummary) -> None:

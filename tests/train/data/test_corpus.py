@@ -82,6 +82,7 @@ def test_prepared_data_of_another_tokenizer_is_refused(
     with pytest.raises(DataError) as raised:
         prepared_data(str(tmp_path / "tokens"), tokenizer, tmp_path / "runs")
     assert raised.value.rules == ("data-tokenizer-same",)
+    assert raised.value.problems[0].works == ('data.tokenizer = "bpe-280"',)
 
 
 def test_a_missing_source_is_refused(tmp_path: Path) -> None:

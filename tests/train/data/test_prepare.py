@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from echelon.core.errors import DataError
+from echelon.core.errors import DataError, EnvironmentProblem
 from echelon.train.data import prepare as prepare_module
 from echelon.train.data import records
 from echelon.train.data.dataset import TokenDataset
@@ -158,7 +158,7 @@ def test_an_output_that_appears_meanwhile_is_kept(
 
 
 def test_an_output_below_a_file_is_refused(tmp_path: Path, text_file: Path) -> None:
-    with pytest.raises(DataError) as raised:
+    with pytest.raises(EnvironmentProblem) as raised:
         prepare([text_file], text_file / "tokens")
     assert raised.value.rules == ("data-output-writable",)
     assert text_file.stat().st_size == 2000
@@ -171,7 +171,7 @@ def test_a_read_only_output_is_refused(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(DataError) as raised:
+    with pytest.raises(EnvironmentProblem) as raised:
         prepare([text_file], tmp_path / "tokens")
     assert raised.value.rules == ("data-output-writable",)
     assert "Read-only file system" in str(raised.value)
@@ -189,7 +189,7 @@ def test_a_full_disk_is_reported_with_sizes_and_leaves_nothing(
         return original(self, *args)
 
     monkeypatch.setattr(HashedFile, when, full)
-    with pytest.raises(DataError) as raised:
+    with pytest.raises(EnvironmentProblem) as raised:
         prepare([text_file], tmp_path / "tokens", options=PrepareOptions(shard_tokens=600))
     assert raised.value.rules == ("data-disk-full",)
     written = "1.17 KiB (600 tokens)" if when == "write" else "2.34 KiB (1200 tokens)"
@@ -200,13 +200,13 @@ def test_a_full_disk_is_reported_with_sizes_and_leaves_nothing(
 
 _LIMITED = """
 import resource, signal, sys
-from echelon.core.errors import DataError
+from echelon.core.errors import EnvironmentProblem
 from echelon.train.data.prepare import prepare
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
 try:
     prepare([sys.argv[1]], sys.argv[2])
-except DataError as error:
+except EnvironmentProblem as error:
     print(error.rules)
 """
 
@@ -280,3 +280,12 @@ def test_a_damaged_output_is_not_described(tmp_path: Path, text_file: Path) -> N
     with pytest.raises(DataError) as raised:
         describe(tmp_path / "tokens")
     assert raised.value.rules == ("data-shard-size",)
+
+
+def test_an_edited_output_is_not_described(tmp_path: Path, text_file: Path) -> None:
+    prepare([text_file], tmp_path / "tokens")
+    shard = tmp_path / "tokens" / "shard-00000.bin"
+    shard.write_bytes(b"xx" + shard.read_bytes()[2:])
+    with pytest.raises(DataError) as raised:
+        describe(tmp_path / "tokens")
+    assert raised.value.rules == ("data-shard-hash",)

@@ -14,10 +14,11 @@ from echelon.core.errors import DataError
 from echelon.core.rulebook.data import DATA_OUTPUT_EXISTS, DATA_TOKENIZER_SAME
 from echelon.core.serialize import content_hash
 from echelon.train.data.digest import sha256_of_file, sha256_of_text
-from echelon.train.data.index import INDEX_FILE_NAME, INDEX_SCHEMA, read_index
-from echelon.train.data.prepare import PrepareOptions, prepare, source_files
+from echelon.train.data.index import DATA_FOLDER, INDEX_FILE_NAME, INDEX_SCHEMA, read_index
+from echelon.train.data.prepare import DEFAULT_OPTIONS, PrepareOptions, prepare, source_files
 from echelon.train.data.sources import SourceFile
 from echelon.train.data.tokenizer import (
+    TOKENIZER_FILE_NAME,
     TokenizerDescription,
     load_tokenizer,
     require_same_tokenizer,
@@ -40,7 +41,7 @@ def prepared_data(
     tokenizer: str,
     runs_dir: str | Path,
     *,
-    options: PrepareOptions | None = None,
+    options: PrepareOptions = DEFAULT_OPTIONS,
 ) -> Path:
     """Return the folder of prepared data for a run, and prepare it first where needed.
 
@@ -49,10 +50,9 @@ def prepared_data(
     """
     folder = Path(source)
     if (folder / INDEX_FILE_NAME).is_file():
-        _require_tokenizer(read_index(folder).tokenizer, tokenizer)
+        _require_tokenizer(folder, read_index(folder).tokenizer, tokenizer)
         return folder
-    options = options or PrepareOptions()
-    output = Path(runs_dir) / "data" / _recipe_hash(source, tokenizer, options)
+    output = Path(runs_dir) / DATA_FOLDER / _recipe_hash(source, tokenizer, options)
     if output.exists():
         return output
     try:
@@ -84,16 +84,24 @@ def _content(file: SourceFile) -> str:
         return sha256_of_text(f"unreadable {file.path}")
 
 
-def _require_tokenizer(found: TokenizerDescription, wanted: str) -> None:
+def tokenizer_setting(folder: Path, name: str) -> str:
+    """Return the `data.tokenizer` that fits prepared data made with the tokenizer `name`."""
+    known = name == "bytes" or trained_vocabulary(name) is not None
+    return name if known else str(folder / TOKENIZER_FILE_NAME)
+
+
+def _require_tokenizer(folder: Path, found: TokenizerDescription, wanted: str) -> None:
     """Raise DataError where the run names another tokenizer than the data was made with."""
+    works = (f'data.tokenizer = "{tokenizer_setting(folder, found.name)}"',)
     if trained_vocabulary(wanted) is None:
         expected = load_tokenizer(wanted).description
-        require_same_tokenizer(found, expected, expected_by=f"data.tokenizer = {wanted!r}")
+        expected_by = f"data.tokenizer = {wanted!r}"
+        require_same_tokenizer(found, expected, expected_by=expected_by, works=works)
     elif found.name != wanted:
         raise DataError(
             DATA_TOKENIZER_SAME.problem(
                 f"the data was made with tokenizer {found.name!r}, the run names {wanted!r}",
                 key="data.tokenizer",
-                works=(found.name,),
+                works=works,
             )
         )

@@ -24,6 +24,8 @@ INDEX_FILE_NAME = "index.json"
 DOCUMENTS_FILE_NAME = "documents.bin"
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 DOCUMENT_BYTES = 8
+DATA_FOLDER = "data"
+"""Where data is prepared below the folder of all runs: no run can have this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from echelon.core.errors import DataError
 from echelon.core.rulebook.data import DATA_EMPTY
-from echelon.train.data.index import DatasetIndex, read_index, size_problems
+from echelon.train.data.dataset import TokenDataset
+from echelon.train.data.index import DatasetIndex
 from echelon.train.data.records import PIECE_BYTES, Piece, read_pieces
 from echelon.train.data.sources import SourceFiles, SourceFormat, find_files
 from echelon.train.data.stdlib import STDLIB, stdlib_files
@@ -42,6 +43,9 @@ class PrepareOptions:
     max_bytes: int | None = None
     training_bytes: int = 64 * 2**20
     shard_tokens: int = 2**27
+
+
+DEFAULT_OPTIONS = PrepareOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,7 @@ def prepare(
     output: str | Path,
     *,
     tokenizer: str = "bytes",
-    options: PrepareOptions | None = None,
+    options: PrepareOptions = DEFAULT_OPTIONS,
 ) -> PrepareSummary:
     """Write the text of `sources` as token shards to the new folder `output`.
 
@@ -89,7 +93,6 @@ def prepare(
     `save_to_disk` wrote, or "stdlib", the source of Python's standard library. `tokenizer` is
     "bytes", "bpe-N" (trained on the sources) or the path of a tokenizer.json.
     """
-    options = options or PrepareOptions()
     target = Path(output)
     files = source_files(sources, options)
     trained = trained_vocabulary(tokenizer)
@@ -119,11 +122,8 @@ def prepare(
 
 def describe(path: str | Path) -> DatasetSummary:
     """Return what the prepared data at `path` is; DataError where it is missing or damaged."""
-    folder = Path(path)
-    index = read_index(folder)
-    if problems := size_problems(folder, index):
-        raise DataError(problems)
-    return _summary(folder, index)
+    dataset = TokenDataset.open(path, verify=True)
+    return _summary(dataset.path, dataset.index)
 
 
 def source_files(sources: Sequence[str | Path], options: PrepareOptions) -> SourceFiles:

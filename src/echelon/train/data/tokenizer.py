@@ -218,7 +218,11 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 
 def require_same_tokenizer(
-    found: TokenizerDescription, expected: TokenizerDescription, *, expected_by: str
+    found: TokenizerDescription,
+    expected: TokenizerDescription,
+    *,
+    expected_by: str,
+    works: Iterable[str] = (),
 ) -> None:
     """Raise DataError unless both are the same; `expected_by` says whose tokenizer is expected."""
     if found.hash != expected.hash:
@@ -227,6 +231,7 @@ def require_same_tokenizer(
                 f"the data was made with tokenizer {_short(found)}, but {expected_by} has "
                 f"{_short(expected)}",
                 key="data.tokenizer",
+                works=works,
             )
         )
 

@@ -16,7 +16,8 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.core.errors import DataError, Problem
+from echelon.core.disk import flush_folder
+from echelon.core.errors import DataError, EnvironmentProblem, Problem
 from echelon.core.rulebook.data import (
     DATA_DISK_FULL,
     DATA_EMPTY,
@@ -40,7 +41,7 @@ class DatasetWriter:
     """Take tokens, document after document, and commit them as one folder.
 
     Use it as a context: leaving it before `commit` removes everything. Failures of the file system
-    come out as DataError, with sizes.
+    come out as EnvironmentProblem, with sizes.
     """
 
     def __init__(self, output: Path, tokenizer: Tokenizer, *, shard_tokens: int) -> None:
@@ -67,7 +68,7 @@ class DatasetWriter:
             self._documents = HashedFile(self._folder / DOCUMENTS_FILE_NAME)
         except OSError as error:
             self._remove()
-            raise DataError(self._problem(error)) from error
+            raise EnvironmentProblem(self._problem(error)) from error
         return self
 
     def __exit__(
@@ -76,11 +77,11 @@ class DatasetWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Remove what was not committed, and turn failures of the file system into DataError."""
+        """Remove what was not committed, and turn failures of the file system into ours."""
         problem = self._problem(error) if isinstance(error, OSError) else None
         self._remove()
         if problem is not None:
-            raise DataError(problem) from error
+            raise EnvironmentProblem(problem) from error
 
     def add(self, tokens: NDArray[np.uint32], *, ends_document: bool) -> None:
         """Append `tokens`; `ends_document` adds the end-of-document and notes the boundary."""
@@ -107,7 +108,7 @@ class DatasetWriter:
             raise DataError(DATA_EMPTY.problem("the sources hold no text: 0 documents"))
         index = self._close_files()
         self._write_text(INDEX_FILE_NAME, index.to_text())
-        _sync_folder(self._folder)
+        flush_folder(self._folder)
         if self._output.exists():
             raise DataError(_exists(self._output))
         try:
@@ -117,7 +118,7 @@ class DatasetWriter:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise DataError(_exists(self._output)) from error
             raise
-        _sync_folder(self._output.parent)
+        flush_folder(self._output.parent)
         return index
 
     def _close_files(self) -> DatasetIndex:
@@ -184,12 +185,3 @@ def _existing(path: Path) -> Path:
 
 def _exists(output: Path) -> Problem:
     return DATA_OUTPUT_EXISTS.problem(f"{output} exists; prepared data is never written over")
-
-
-def _sync_folder(folder: Path) -> None:
-    # A rename is on the disk only when the folder that holds the name is.
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
