@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import echelon as ec
 from echelon.cli import demo
 from echelon.cli.main import main
 from echelon.config.load import load_job
@@ -95,6 +96,68 @@ def test_a_run_goes_on_in_its_folder_and_another_split_in_a_new_one(
     assert (other["run"], other["steps"]) == ("runs/nano-2", 8)
 
 
+def test_a_longer_or_renamed_run_goes_on_in_a_folder_of_its_own(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "nano", *flags(), "--json"]) == 0
+    capsys.readouterr()
+    again = ["train", "runs/nano/run.toml", "--resume", "runs/nano", "--json"]
+    assert main([*again, "--set", "train.steps=10"]) == 0
+    longer = result_of(capsys)
+    assert (longer["run"], longer["steps"]) == ("runs/nano-2", 10)
+    assert main([*again, "--set", "train.run_name=other"]) == 0
+    assert result_of(capsys)["run"] == "runs/other"
+    assert main([*again, "--set", "train.run_name=nano-2"]) == 2
+    assert "run-written-once" in capsys.readouterr().out
+
+
+def test_what_a_checkpoint_does_not_fit_is_said_before_any_rank_starts(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "nano", *flags()]) == 0
+    capsys.readouterr()
+    resume = ["--resume", "runs/nano"]
+    (folder / "words.txt").write_text("other words\n" * 400)
+    assert main(["train", "nano", *flags("mesh.tp=2"), *resume]) == 2
+    assert "error[resume-same-data]" in capsys.readouterr().err
+    (folder / "runs/nano/checkpoints/step-000008/rank-0000.safetensors").unlink()
+    assert main(["train", "nano", *flags("mesh.tp=2"), *resume]) == 2
+    assert "error[checkpoint-complete]" in capsys.readouterr().err
+    assert main(["train", "nano", *flags(), "--resume", "runs"]) == 2
+    assert "works here: runs/nano " in capsys.readouterr().err
+    assert not (folder / "runs/nano-2").exists()
+
+
+def test_a_cluster_of_gpus_on_a_machine_without_is_one_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert main(["train", "nano", *flags("cluster.preset=8xh100", "mesh.tp=2")]) == 3
+    error = capsys.readouterr().err
+    assert error.count("error[") == 1
+    assert error.startswith("error[enough-devices]: nccl gives each rank a GPU of its own")
+    assert "set by: --set cluster.preset=8xh100" in error
+    assert not (folder / "runs").exists()
+
+
+def test_all_of_the_data_may_be_trained_on(folder: Path) -> None:
+    settings = flags("data.validation_fraction=0")
+    settings[settings.index("train.validate_every=4")] = "train.validate_every=never"
+    assert main(["train", "nano", *settings]) == 0
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_half_of_what_a_launcher_sets_starts_nothing(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, "1")
+    assert main(["train", "nano", *flags()]) == 3
+    error = capsys.readouterr().err
+    assert error.startswith("error[rank-environment]")
+    assert f"set by: {name}=1" in error
+    assert not (folder / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("settings", "resume", "rule"),
     [
@@ -164,6 +227,13 @@ def test_a_run_folder_is_proven_and_gets_its_proof(
     capsys.readouterr()
     proof = json.loads((folder / "runs/nano/proof.json").read_text())
     assert proof["proven"] is True
+
+
+def test_a_run_started_from_python_is_proven_by_its_plan(folder: Path) -> None:
+    plan = ec.plan("nano", settings=[*TINY, "mesh.tp=2"])
+    ec.train(plan, data="words.txt")
+    assert main(["prove", "runs/nano"]) == 0
+    assert (folder / "runs/nano/proof.json").is_file()
 
 
 def test_the_demo_plans_proves_trains_and_writes(

@@ -56,6 +56,14 @@ def test_a_name_that_was_derived_gets_a_number(tmp_path: Path) -> None:
     assert [run.name for run in list_runs(tmp_path)] == names
 
 
+def test_no_run_is_called_as_the_folder_of_prepared_data(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_run(tmp_path, "data")
+    assert caught.value.rules == ("run-name",)
+    assert caught.value.problems[0].works == ("data-2",)
+    assert make_run(tmp_path, "data", name_was_given=False).name == "data-2"
+
+
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../up", "-x", "a b", "x\ny", "a" * 300])
 def test_a_name_that_is_no_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError) as caught:

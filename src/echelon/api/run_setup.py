@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +15,9 @@ from echelon.core.errors import CheckpointError
 from echelon.observe.environment import describe_environment
 from echelon.observe.run_directory import RunDirectory, create_run, open_run
 from echelon.train.checkpoint.folder import StoredCheckpoint, find_checkpoint, list_checkpoints
-from echelon.train.checkpoint.identity import RunIdentity, identity_problems
-from echelon.train.checkpoint.index import read_index
+from echelon.train.checkpoint.identity import RunIdentity, data_problems, identity_problems
+from echelon.train.checkpoint.index import STATE_FILE, read_index
+from echelon.train.checkpoint.load import file_problems
 from echelon.train.data.corpus import prepared_data
 from echelon.train.data.dataset import TokenDataset
 from echelon.train.loop import RankTask
@@ -29,12 +32,12 @@ def prepare_run(
     job: Job, resume: Path | None, say: Callable[[str], None]
 ) -> tuple[RunDirectory, RankTask]:
     """Return the folder of a run and what its ranks are told; errors come before any rank does."""
+    checkpoint = None if resume is None else find_checkpoint(resume)
     say(f"reading {job.data.source} ...")
     data = prepared_data(job.data.source, job.data.tokenizer, job.train.runs_dir)
     dataset = _checked_data(job, data)
-    checkpoint = None if resume is None else find_checkpoint(resume)
     if checkpoint is not None:
-        _check_identity(job, checkpoint, dataset.index.tokenizer.hash)
+        _check_checkpoint(job, checkpoint, dataset)
     run = _run_of(job, checkpoint)
     going_on = "" if checkpoint is None else f", from step {checkpoint.step}"
     say(f"training {job.plan.name} in {run.path}{going_on}")
@@ -52,7 +55,9 @@ def _checked_data(job: Job, data: Path) -> TokenDataset:
     """Return the data once it is whole, fits the model, and has samples to train on."""
     dataset = TokenDataset.open(data, verify=True)
     dataset.check_vocabulary(job.plan.model.vocab)
-    training, validation = dataset.split(job.data.validation_fraction)
+    training, validation = dataset, dataset
+    if job.data.validation_fraction > 0:
+        training, validation = dataset.split(job.data.validation_fraction)
     length = job.plan.mathematics.sequence_length
     training.num_samples(length)
     if job.train.validate_every != "never":
@@ -60,11 +65,20 @@ def _checked_data(job: Job, data: Path) -> TokenDataset:
     return dataset
 
 
-def _check_identity(job: Job, checkpoint: StoredCheckpoint, tokenizer_hash: str) -> None:
-    identity = RunIdentity.of(job.plan, tokenizer_hash)
-    index = read_index(checkpoint.path)
-    where = str(checkpoint.path)
-    problems = list(identity_problems(index, identity, where=where, accept=MAY_CHANGE))
+def _check_checkpoint(job: Job, checkpoint: StoredCheckpoint, dataset: TokenDataset) -> None:
+    """Raise CheckpointError where it is not whole or not of this run; ranks compare checksums."""
+    identity = RunIdentity.of(job.plan, dataset.index.tokenizer.hash)
+    path, where = checkpoint.path, str(checkpoint.path)
+    index = read_index(path)
+    problems = [
+        *file_problems(path, index),
+        *identity_problems(index, identity, where=where, accept=MAY_CHANGE),
+    ]
+    if not problems:
+        # What is no JSON is damaged, which the checksums of the ranks tell better.
+        with suppress(ValueError):
+            state = json.loads((path / STATE_FILE).read_bytes())
+            problems.extend(data_problems(state, dataset.index.hash, where=where))
     if problems:
         raise CheckpointError(problems)
 
@@ -72,20 +86,25 @@ def _check_identity(job: Job, checkpoint: StoredCheckpoint, tokenizer_hash: str)
 def _run_of(job: Job, checkpoint: StoredCheckpoint | None) -> RunDirectory:
     """Return the run that the checkpoint belongs to where this goes on with it, else a new one.
 
-    An older checkpoint, another split or another length makes another run: a folder holds one
-    plan, and its steps are taken once.
+    An older checkpoint, another split, another length or another name after --set makes another
+    run: a folder holds one plan, and its steps are taken once.
     """
+    named_by = job.source_of("train.run_name")
+    name_was_given = named_by != "" and not named_by.startswith("derived")
     if checkpoint is not None:
+        # The run file is often that of the resumed run: it names what this may not go on with.
+        name_was_given = named_by.startswith("--set")
         folder = checkpoint.path.parent.parent
         newest = list_checkpoints(checkpoint.path.parent)[-1:]
-        if (folder / "plan.json").is_file() and newest == (checkpoint,):
+        renamed = name_was_given and job.train.run_name != folder.resolve().name
+        if (folder / "plan.json").is_file() and newest == (checkpoint,) and not renamed:
             run = open_run(folder)
             if replace(run.plan(), name=job.plan.name) == job.plan:
                 return run
     return create_run(
         Path(job.train.runs_dir),
         job.train.run_name,
-        name_was_given=_name_was_given(job),
+        name_was_given=name_was_given,
         plan=job.plan,
         run_toml=resolved_toml(job) if job.sources else FROM_PLAN,
         environment=describe_environment(os.environ),
@@ -93,8 +112,3 @@ def _run_of(job: Job, checkpoint: StoredCheckpoint | None) -> RunDirectory:
 
 
 FROM_PLAN = "# Started from Python with a plan: plan.json says what was run.\n"
-
-
-def _name_was_given(job: Job) -> bool:
-    sources = {row.key: row.source for row in job.sources}
-    return not sources.get("train.run_name", "derived").startswith("derived")

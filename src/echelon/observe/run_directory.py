@@ -29,6 +29,7 @@ from echelon.core.rulebook.run_directory import (
     RUN_WRITTEN_ONCE,
 )
 from echelon.train.checkpoint.folder import CHECKPOINTS, clean_leftovers
+from echelon.train.data.index import DATA_FOLDER
 
 LOCK_FILE = ".lock"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,199}")
@@ -114,6 +115,14 @@ def create_run(
     A name that exists is an error where the user gave it, and gets a number where it was derived
     (nano, nano-2, nano-3). Raises ConfigError, or EnvironmentProblem where the disk refuses.
     """
+    if name == DATA_FOLDER and name_was_given:
+        raise ConfigError(
+            RUN_NAME.problem(
+                f"{runs_dir / name} is where the prepared data of all runs is kept",
+                key="train.run_name",
+                works=[_free_name(runs_dir, name)],
+            )
+        )
     if not _PLAIN_NAME.fullmatch(name):
         raise ConfigError(
             RUN_NAME.problem(
@@ -164,7 +173,7 @@ def _claim(runs_dir: Path, name: str, name_was_given: bool) -> Path:
     """Make the folder; whoever makes it first has the name."""
     with disk_errors(f"to make a run in {runs_dir}"):
         runs_dir.mkdir(parents=True, exist_ok=True)
-        number = 1
+        number = 1 if name != DATA_FOLDER else 2
         while True:
             path = runs_dir / (name if number == 1 else f"{name}-{number}")
             try:

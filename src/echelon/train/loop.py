@@ -18,7 +18,6 @@ import torch
 
 from echelon.config.job import Job
 from echelon.core.errors import CheckpointError
-from echelon.core.rulebook.train import RESUME_SAME_DATA
 from echelon.core.serialize import from_json
 from echelon.launch.context import RankContext
 from echelon.launch.handshake import compare_state
@@ -26,7 +25,7 @@ from echelon.models.batch import TokenBatch
 from echelon.parallel.collectives import Group
 from echelon.parallel.recorder import Recorder
 from echelon.parallel.shards import Shard
-from echelon.train.checkpoint.identity import RunIdentity
+from echelon.train.checkpoint.identity import RunIdentity, data_problems
 from echelon.train.checkpoint.index import PARAMETERS
 from echelon.train.checkpoint.load import load_checkpoint
 from echelon.train.checkpoint.save import Snapshot, save_checkpoint
@@ -161,14 +160,8 @@ class TrainLoop:
                 exchange=self.exchange,
                 accept=("optimizer.total_steps",),
             )
-            if loaded.state.get("data_hash") != self.data_hash:
-                raise CheckpointError(
-                    RESUME_SAME_DATA.problem(
-                        f"{path} was trained on data {loaded.state.get('data_hash')}, this run "
-                        f"reads data {self.data_hash}",
-                        key="data.source",
-                    )
-                )
+            if other := list(data_problems(loaded.state, self.data_hash, where=str(path))):
+                raise CheckpointError(other)
             step = loaded.step
             self.engine.optimizer.set_num_steps(step)
         mesh = self.engine.plan.mesh

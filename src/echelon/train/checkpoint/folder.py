@@ -63,7 +63,7 @@ def find_latest(run_dir: Path) -> StoredCheckpoint:
         seen = list_names(directory if directory.is_dir() else run_dir)
         raise CheckpointError(
             CHECKPOINT_EXISTS.problem(
-                f"{run_dir} has no committed checkpoint: {seen}", works=_runs_beside(run_dir)
+                f"{run_dir} has no committed checkpoint: {seen}", works=_runs_near(run_dir)
             )
         )
     return found[-1]
@@ -114,11 +114,11 @@ def prune(directory: Path, *, newest: int, keep: Keep) -> tuple[Path, ...]:
     return tuple(removed)
 
 
-def _runs_beside(run_dir: Path) -> list[Path]:
-    if not run_dir.parent.is_dir():
-        return []
-    return sorted(
-        path
-        for path in run_dir.parent.iterdir()
-        if path != run_dir and path.is_dir() and list_checkpoints(path / CHECKPOINTS)
-    )[:6]
+def _runs_near(run_dir: Path) -> list[Path]:
+    """Return runs with a checkpoint in this folder, else beside it."""
+    for folder in (run_dir, run_dir.parent):
+        inside = folder.iterdir() if folder.is_dir() else ()
+        runs = [path for path in inside if list_checkpoints(path / CHECKPOINTS)]
+        if runs:
+            return sorted(runs)[:6]
+    return []

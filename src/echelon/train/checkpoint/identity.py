@@ -14,6 +14,7 @@ from echelon.core.rulebook.checkpoint import (
     CHECKPOINT_SAME_MODEL,
     CHECKPOINT_SAME_TOKENIZER,
 )
+from echelon.core.rulebook.train import RESUME_SAME_DATA
 from echelon.core.serialize import content_hash, to_json
 from echelon.train.checkpoint.index import PARAMETERS, Index, TensorEntry
 
@@ -82,6 +83,16 @@ def identity_problems(
         differences = [f"{key} was {saved.get(key)!r}, is {wanted.get(key)!r}" for key in changed]
         yield CHECKPOINT_SAME_MATHEMATICS.problem(
             f"{where} continues other mathematics: {shown(differences)}", key=changed[0]
+        )
+
+
+def data_problems(state: Mapping[str, object], data_hash: str, *, where: str) -> Iterator[Problem]:
+    """Yield the problem of data that is not what the checkpoint `where` was trained on."""
+    if state.get("data_hash") != data_hash:
+        yield RESUME_SAME_DATA.problem(
+            f"{where} was trained on data {state.get('data_hash')}, this run reads data "
+            f"{data_hash}",
+            key="data.source",
         )
 
 

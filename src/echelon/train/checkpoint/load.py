@@ -79,7 +79,7 @@ def load_checkpoint(
 def check_checkpoint(path: Path) -> Index:
     """Return the index of the checkpoint at `path` once every file in it has its checksum."""
     index = read_index(path)
-    problems = list(_file_problems(path, index))
+    problems = list(file_problems(path, index))
     if problems:
         raise CheckpointError(problems)
     _verify_share(path, index, OneRank())
@@ -91,7 +91,7 @@ def _prepare(
 ) -> tuple[Index, dict[str, list[_Read]]]:
     index = read_index(path)
     problems = [
-        *_file_problems(path, index),
+        *file_problems(path, index),
         *identity_problems(index, identity, where=str(path), accept=accept),
     ]
     if not problems:
@@ -101,7 +101,8 @@ def _prepare(
     return index, _plan_reads(path, index, wanted)
 
 
-def _file_problems(path: Path, index: Index) -> Iterator[Problem]:
+def file_problems(path: Path, index: Index) -> Iterator[Problem]:
+    """Yield a problem for each file that is missing or has another size than it was given."""
     for name, entry in index.files.items():
         file = path / name
         if not file.is_file():
