@@ -48,6 +48,14 @@ def test_a_file_that_exists_is_left_as_it_is(
     assert written.read_text() == "mine"
 
 
+def test_a_folder_is_no_file_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "."]) == 2
+    assert "works here: run.toml " in capsys.readouterr().err
+
+
 def test_a_folder_that_is_missing_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

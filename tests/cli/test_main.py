@@ -50,6 +50,22 @@ def test_json_asks_for_errors_as_json_too(capsys: pytest.CaptureFixture[str]) ->
     assert output.err == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["config", "show", "nanno"], "config show"),
+        (["data", "show", "absent"], "data show"),
+        (["plan", "nanno"], "plan"),
+        (["trian"], "echelon"),
+    ],
+)
+def test_an_error_in_json_has_the_name_that_the_result_would_have(
+    arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*arguments, "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["command"] == name
+
+
 def test_help_and_version_go_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == __version__

@@ -28,6 +28,11 @@ def small(tmp_path: Path) -> Path:
         (["mesh.tp=4"], "tp-divides-kv-heads", ("1", "2", "3", "6")),
         (["mesh.tp=6", "model.ffn=100"], "tp-divides-ffn", ("1", "2")),
         (["model.hidden=50"], "heads-divide-hidden", ("hidden = 48", "hidden = 72")),
+        (
+            ["model.hidden=64", "model.kv_heads=1"],
+            "heads-divide-hidden",
+            ("heads = 8", "heads = 16"),
+        ),
         (["model.kv_heads=5"], "kv-heads-divide-heads", ("3", "4", "6")),
         (["model.head_dim=5"], "rope-needs-even-head", ("4", "6")),
         (["batch.sequence_length=65"], "sequence-fits-positions", ("1 to 64",)),
@@ -51,7 +56,7 @@ def small(tmp_path: Path) -> Path:
         (
             ["mesh.pp=6", "batch.microbatch_sequences=24"],
             "schedule-needs-microbatches",
-            ("6 microbatches", "schedule = 'gpipe'"),
+            ("batch.microbatch_sequences = 8", "6 microbatches", "schedule = 'gpipe'"),
         ),
         (["mesh.pp=2", "pipeline.stages=[[0, 1, 2, 3, 4, 5]]"], "stages-match-mesh", ('"auto"',)),
         (["optimizer.warmup_steps=2000"], "learning-rate-fits-steps", ("train.steps = 2000",)),
@@ -196,11 +201,12 @@ def test_shapes_that_can_only_be_planned_are_refused_by_train_and_prove(
 ) -> None:
     job = load_job(preset)
     with pytest.raises(ConfigError) as caught:
-        require_trainable(job)
+        require_trainable(job.plan, job.sources)
     assert set(caught.value.rules) == {"not-built-yet"}
     assert key in {problem.key for problem in caught.value.problems}
-    require_trainable(load_job("llama3.1-405b"))
-    require_trainable(load_job("gpt2"))
+    assert {problem.set_by for problem in caught.value.problems} == {f"preset {preset}"}
+    require_trainable(load_job("llama3.1-405b").plan)
+    require_trainable(load_job("gpt2").plan)
 
 
 def test_settings_of_experts_that_are_not_built_are_refused() -> None:

@@ -67,6 +67,7 @@ def test_a_value_must_fit_its_setting(setting: str, rule: str) -> None:
     assert rule in found
     assert found[rule].key == setting.partition("=")[0]
     assert found[rule].set_by == f"--set {setting}"
+    assert "conflicting-settings" not in found
 
 
 @pytest.mark.parametrize(

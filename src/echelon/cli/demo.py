@@ -55,6 +55,7 @@ def demo(*, settings: Settings = ()) -> int:
     if result.summary.stopped:
         note(f"go on: echelon train {result.run}/run.toml --resume {result.run}")
         return EXIT_STOPPED_WITH_CHECKPOINT
+    print()
     _title("4. What it writes after its first line")
     print(write_text(result, PROMPT, SAMPLE_TOKENS), end="\n\n")
     return _conclude(job, result)

@@ -95,7 +95,11 @@ def _write(file: Path, text: str) -> None:
 
 
 def _free_name(file: Path) -> Path:
+    # A folder is taken too, but it is no file: the name of a run file goes into it.
+    taken = file / "run.toml" if file.is_dir() else file
+    if not taken.exists():
+        return taken
     number = 2
-    while (free := file.with_stem(f"{file.stem}-{number}")).exists():
+    while (free := taken.with_stem(f"{taken.stem}-{number}")).exists():
         number += 1
     return free

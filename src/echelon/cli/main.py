@@ -103,10 +103,16 @@ def _run(arguments: list[str]) -> int:
 
 def _report(arguments: list[str], error: EchelonError) -> int:
     if "--json" in arguments:
-        print_error_json(next((a for a in arguments if not a.startswith("-")), "echelon"), error)
+        print_error_json(_command_of(arguments), error)
     else:
         print_error(error)
     return error.exit_code
+
+
+def _command_of(arguments: Sequence[str]) -> str:
+    """Return the name of the command as it stands in its results too; "echelon" for none."""
+    words = [argument for argument in arguments if not argument.startswith("-")]
+    return next((name for n in (2, 1) if (name := " ".join(words[:n])) in COMMANDS), "echelon")
 
 
 def _report_bug() -> int:

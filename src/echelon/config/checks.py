@@ -24,6 +24,7 @@ from echelon.core.rulebook.mesh import (
     TP_DIVIDES_HEADS,
     TP_DIVIDES_KV_HEADS,
 )
+from echelon.core.rulebook.schedule import SCHEDULE_NEEDS_MICROBATCHES
 from echelon.core.rules import Rule, nearest_divisors
 from echelon.schedule.build import SCHEDULES, schedule_problems
 
@@ -170,7 +171,19 @@ def schedule_fits(view: View) -> Iterator[Problem]:
     keys = ["pipeline.schedule"]
     if name in SCHEDULES:
         keys += ["mesh.pp", "batch.global_sequences", "batch.microbatch_sequences"]
-    yield from (replace(problem, set_by=view.set_by(*keys)) for problem in problems)
+    for problem in problems:
+        works = problem.works
+        if problem.rule == SCHEDULE_NEEDS_MICROBATCHES.id:
+            works = (*_smaller_microbatches(view), *works)
+        yield replace(problem, set_by=view.set_by(*keys), works=works)
+
+
+def _smaller_microbatches(view: View) -> Iterator[str]:
+    """Yield the largest microbatch with which there are as many as stages, if there is one."""
+    share, rest = divmod(view.integer("batch.global_sequences"), data_ranks(view))
+    sizes = [n for n in range(1, share // view.integer("mesh.pp") + 1) if share % n == 0]
+    if sizes and rest == 0:
+        yield f"batch.microbatch_sequences = {sizes[-1]}"
 
 
 def layers_fill_stages(view: View) -> Iterator[Problem]:
@@ -196,7 +209,7 @@ def stages_match_mesh(view: View) -> Iterator[Problem]:
             f"{num_stages(view)}",
             key="pipeline.stages",
             set_by=view.set_by("pipeline.stages", "mesh.pp"),
-            works=(f"{num_stages(view)} lists", '"auto"'),
+            works=("one list for each stage", '"auto"'),
         )
 
 

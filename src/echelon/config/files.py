@@ -51,7 +51,10 @@ def missing_file(path: Path, error: OSError | ValueError, set_by: str) -> Proble
     """Return the problem of a file that cannot be read, with what lies beside it."""
     folder = path.parent
     beside: list[str] = []
-    if is_folder(folder):
+    if is_folder(path):
+        beside = sorted(map(str, path.glob("*.toml")))
+        there = "; the file may be in it" if beside else ""
+    elif is_folder(folder):
         names = sorted(found.name for found in _files_beside(path))
         close = did_you_mean(path.name, names)
         beside = [str(folder / name) for name in (*close, *(n for n in names if n not in close))]
@@ -67,6 +70,6 @@ def missing_file(path: Path, error: OSError | ValueError, set_by: str) -> Proble
 
 def _files_beside(path: Path) -> list[Path]:
     try:
-        return [found for found in path.parent.iterdir() if found.suffix == path.suffix]
+        return [f for f in path.parent.iterdir() if f.suffix == path.suffix and f.is_file()]
     except OSError:
         return []

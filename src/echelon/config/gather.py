@@ -109,7 +109,7 @@ def parse_sets(sets: Sequence[str]) -> tuple[Entries, list[Problem]]:
         for name, item in flatten({key: _set_value(key, value.strip())}):
             entry = Entry(value=item, source=source, folder=Path())
             before = entries.setdefault(name, entry)
-            if before.value != item:
+            if before is not entry and before.value != item:
                 problems.append(
                     CONFLICTING_SETTINGS.problem(
                         f"{name} is set twice, to different values",

@@ -110,8 +110,19 @@ def heads_divide_hidden(view: View) -> Iterator[Problem]:
             f"({hidden} % {heads} = {hidden % heads}), and model.head_dim is not set",
             key="model.hidden",
             set_by=view.set_by("model.hidden", "model.heads"),
-            works=[f"hidden = {n}" for n in (below, below + 2 * heads) if n > 0],
+            works=[
+                *(f"hidden = {n}" for n in (below, below + 2 * heads) if n > 0),
+                *(f"heads = {n}" for n in _heads_that_fit(view, hidden, heads)),
+            ],
         )
+
+
+def _heads_that_fit(view: View, hidden: int, heads: int) -> list[int]:
+    """Return up to two numbers of heads near this one: even in width, shared by the KV heads."""
+    set_kv = view.has("model.kv_heads") and view.integer("model.kv_heads") != heads
+    kv_heads = view.integer("model.kv_heads") if set_kv else 1
+    near = sorted(nearest_divisors(hidden, heads, limit=8), key=lambda n: abs(n - heads))
+    return sorted([n for n in near if hidden // n % 2 == 0 and n % kv_heads == 0][:2])
 
 
 def kv_heads_divide_heads(view: View) -> Iterator[Problem]:

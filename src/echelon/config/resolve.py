@@ -114,7 +114,7 @@ def _resolve_names(entries: dict[str, Entry], run_name: str) -> None:
     name = entries.get("train.run_name")
     if name is None or name.value == "auto":
         entries["train.run_name"] = Entry(value=run_name, source="derived: the file or preset")
-    for key in ("data.source", "data.tokenizer", "cluster.file"):
+    for key in (setting.key for setting in SETTINGS.values() if setting.path):
         entry = entries.get(key)
         if entry is not None and isinstance(entry.value, str) and not _is_word(key, entry.value):
             entries[key] = Entry(value=str(entry.path().absolute()), source=entry.source)
