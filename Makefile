@@ -7,6 +7,7 @@ PIP_FLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -c constraints.txt
+HAVE_PIP := $(BIN)/python -c "import pip" 2>/dev/null || $(BIN)/python -m ensurepip
 
 # pyright asks the network for newer versions of itself unless it is told not to.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -46,19 +47,23 @@ prove-matrix: $(VENV)/installed ## prove every layout of up to eight ranks (long
 clean: ## remove .venv and caches (runs/ is yours and stays)
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
-# A stamp is newer than what it was installed from; pip then has nothing to do.
+# A stamp is newer than what it was installed from; pip then has nothing to do. An environment that
+# something else made, or that was interrupted, may lack pip.
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing echelon into $(VENV) ..."
+	@$(HAVE_PIP)
 	@$(PIP) -e ".[train]"
 	@touch $@
 
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing echelon and its development tools into $(VENV) ..."
+	@$(HAVE_PIP)
 	@$(PIP) -e ".[train,data,dev]"
 	@touch $@ $(VENV)/installed
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $(PYTHON) is older than Python 3.11; name another: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 3; }
+	@rm -f $(VENV)/installed $(VENV)/installed-dev
 	@$(PYTHON) -m venv $(VENV) || \
 		{ rm -rf $(VENV); echo "error: $(PYTHON) -m venv failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 3; }

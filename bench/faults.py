@@ -1,7 +1,7 @@
 """Kill or stop random ranks of a run at random moments, and judge how the run ends.
 
-    python bench/faults.py                                  20 faults in training runs of nano.toml
-    python bench/faults.py --times 5 -- COMMAND ...         faults in another run on local ranks
+    python -m bench.faults                                  20 faults in training runs of nano.toml
+    python -m bench.faults --times 5 -- COMMAND ...         faults in another run on local ranks
 
 Each time a fresh run is started, one of its ranks gets kill -9 or SIGSTOP, and three things must
 hold: the run ends within the limit, with a non-zero code, and names the rank that was hit; and no
@@ -61,7 +61,9 @@ class Result:
 
 def main() -> int:
     """Run the command as often as asked, and print what happened."""
-    parser = argparse.ArgumentParser(description=str(__doc__).split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.faults", description=str(__doc__).split("\n\n")[0]
+    )
     parser.add_argument("--times", type=int, default=20, help="number of faults")
     parser.add_argument("--limit-s", type=float, default=15.0, help="seconds a run has to end")
     parser.add_argument("--span-s", type=float, default=8.0, help="faults come within this time")

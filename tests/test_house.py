@@ -26,7 +26,8 @@ MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:hom[e]|roo[t]|wor[k]|User[s]|far[m])
 def _files(*suffixes: str) -> Iterator[Path]:
     for folder, inner, names in os.walk(ROOT):
         inner[:] = sorted(name for name in inner if _is_ours(name))
-        for name in sorted(names):
+        # In a worktree .git is a file that names where the repository lies.
+        for name in sorted(set(names) - {".git"}):
             path = Path(folder, name)
             if path.is_file() and path.suffix in (suffixes or TEXT):
                 yield path

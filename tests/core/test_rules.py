@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.core.rules import Rule, did_you_mean, find_rule, nearest_divisors
+from echelon.core.rules import Rule, did_you_mean, nearest_divisors
 
 RULE = Rule(
     id="tp-divides-heads",
@@ -64,8 +64,3 @@ def test_did_you_mean() -> None:
     known = ("schedule", "stages", "virtual_stages")
     assert did_you_mean("shedule", known)[0] == "schedule"
     assert did_you_mean("xyz", known) == ()
-
-
-def test_a_rule_is_found_by_its_id() -> None:
-    assert list(find_rule("tp-divides-heads", [RULE])) == [RULE]
-    assert list(find_rule("other", [RULE])) == []

@@ -6,7 +6,7 @@ of them without importing torch, and an error can only name a rule that is expla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from inspect import cleandoc
@@ -59,8 +59,3 @@ def nearest_divisors(number: int, wanted: int, *, limit: int = 4) -> tuple[int, 
 def did_you_mean(word: str, known: Iterable[str]) -> tuple[str, ...]:
     """Return the known words closest to a misspelt one, best first."""
     return tuple(get_close_matches(word, list(known), n=3, cutoff=0.55))
-
-
-def find_rule(rule_id: str, rules: Iterable[Rule]) -> Iterator[Rule]:
-    """Yield the rules with this id (one, or none)."""
-    return (rule for rule in rules if rule.id == rule_id)

@@ -14,7 +14,7 @@ import psutil
 
 from echelon import __version__
 
-PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "rich", "cyclopts")
+PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pyarrow", "cyclopts", "rich")
 RECORDED_PREFIXES = ("NCCL_", "GLOO_", "OMP_", "MKL_", "CUDA_", "TORCH_", "PYTORCH_", "ECHELON_")
 
 

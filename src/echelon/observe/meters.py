@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -87,11 +86,10 @@ class CudaMemory(Protocol):
         ...
 
 
-def process_memory(pid: int | None = None) -> Memory:
-    """Return the resident memory of a process (this one by default) and that of the machine."""
-    pid = os.getpid() if pid is None else pid
-    used = psutil.Process(pid).memory_info().rss
-    peak = max(used, _peak_bytes(pid))
+def process_memory() -> Memory:
+    """Return the resident memory of this process and that of the machine."""
+    used = psutil.Process().memory_info().rss
+    peak = max(used, _peak_bytes())
     return Memory(used_bytes=used, peak_bytes=peak, total_bytes=psutil.virtual_memory().total)
 
 
@@ -104,10 +102,10 @@ def device_memory(cuda: CudaMemory) -> Memory:
     )
 
 
-def _peak_bytes(pid: int) -> int:
+def _peak_bytes() -> int:
     """Return the high-water mark that Linux keeps, or 0 elsewhere."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return 0
     for line in status.splitlines():

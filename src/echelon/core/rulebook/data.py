@@ -183,8 +183,8 @@ DATA_TOKENIZER_SAME = Rule(
     Token ids mean something only together with the tokenizer that made them. The hash of its
     content travels with the data and with every checkpoint; names and paths are not compared.
     """,
-    bad="echelon train run.toml --resume     # data prepared anew with another tokenizer",
-    fixed="echelon data prepare texts/ --tokenizer old-tokens/tokenizer.json --output tokens",
+    bad="--set data.source=tokens --set data.tokenizer=bytes     # tokens was made with bpe-4096",
+    fixed="--set data.source=tokens --set data.tokenizer=bpe-4096",
 )
 
 TOKENIZER_KNOWN = Rule(

@@ -82,7 +82,7 @@ RANK_KILLED = Rule(
     is short (SIGKILL), or a crash in native code (SIGSEGV, SIGABRT). The others were ended.
     """,
     bad="kill -9 of one rank, or more memory asked for than the machine has",
-    fixed="echelon train run.toml --resume      # after a look at dmesg for 'Out of memory'",
+    fixed="echelon train run.toml --resume runs/first     # see dmesg for 'Out of memory'",
 )
 
 RANK_STOPPED = Rule(
