@@ -24,10 +24,14 @@ from echelon.parallel.collectives import Group, Pending
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.recorder import Recorder
 from echelon.schedule.action import Action, ActionKind, Schedule
-from echelon.schedule.messages import Message, Step, Traffic
+from echelon.schedule.deadlock import send_window
+from echelon.schedule.messages import Channel, Message, Step, Traffic
 
 _RECEIVES_AHEAD = 2
 """Actions whose receives are posted before their turn, so that a transfer overlaps compute."""
+
+_SENDS_SPARE = 2
+"""Sends per link that may be pending beyond those that the schedule needs, to keep it busy."""
 
 Key = tuple[int, int]
 """A stage and a microbatch."""
@@ -53,7 +57,7 @@ class _InFlight:
     outputs: dict[Key, torch.Tensor] = field(default_factory=dict)
     handed_over: dict[tuple[ActionKind, int, int], torch.Tensor] = field(default_factory=dict)
     arriving: dict[Message, tuple[torch.Tensor, Pending]] = field(default_factory=dict)
-    leaving: list[tuple[torch.Tensor, Pending]] = field(default_factory=list)
+    leaving: dict[Channel, list[tuple[torch.Tensor, Pending]]] = field(default_factory=dict)
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
@@ -73,7 +77,8 @@ class PipelineExecutor:
         """Own `stages`; an activation has N / `rows_divisor` rows (tp, if the stream is split)."""
         self.stages, self.pp_rank, self.links = stages, pp_rank, links
         self.store, self.recorder, self._divisor = store, recorder, rows_divisor
-        self._traffic: dict[Schedule, Traffic] = {}
+        self._window = 0
+        self._traffic: dict[Schedule, tuple[Traffic, int]] = {}
 
     def run(
         self, schedule: Schedule, batches: Sequence[TokenBatch], scale: float
@@ -84,8 +89,9 @@ class PipelineExecutor:
         actions only is an evaluation.
         """
         if schedule not in self._traffic:
-            self._traffic[schedule] = Traffic.of(schedule)
-        traffic = self._traffic[schedule]
+            found = Traffic.of(schedule)
+            self._traffic[schedule] = (found, send_window(found) + _SENDS_SPARE)
+        traffic, self._window = self._traffic[schedule]
         steps, posts = traffic.steps[self.pp_rank], traffic.receives[self.pp_rank]
         last_backward = self._last_backward(steps)
         state = _InFlight()
@@ -96,8 +102,9 @@ class PipelineExecutor:
                     self._post_receive(state, message, batches[message.microbatch])
                 posted += 1
             self._run_step(state, step, batches, scale, last=position == last_backward)
-        for _, pending in state.leaving:
-            pending.wait()
+        for sent in state.leaving.values():
+            for _, pending in sent:
+                pending.wait()
         return state.losses
 
     def _run_step(
@@ -167,12 +174,16 @@ class PipelineExecutor:
             return
         if step.send is not None:
             tensor = tensor.contiguous()
-            self._drop_sent(state)
             message = step.send
             pending = self.links.carrier(message).send(
                 tensor, message.target_rank, name=str(message), tag=message.microbatch
             )
-            state.leaving.append((tensor, pending))
+            sent = state.leaving.setdefault(message.channel, [])
+            sent.append((tensor, pending))
+            # What the other side has need not be kept. The checker's window says how many sends
+            # must be allowed to be pending for the schedule to end; older ones are waited for.
+            while len(sent) > self._window:
+                sent.pop(0)[1].wait()
         elif step.local_output:
             ahead = 1 if action.kind is ActionKind.F else -1
             state.handed_over[(action.kind, action.stage + ahead, action.microbatch)] = tensor
@@ -186,12 +197,6 @@ class PipelineExecutor:
             buffer, message.source_rank, name=str(message), tag=message.microbatch
         )
         state.arriving[message] = (buffer, pending)
-
-    @staticmethod
-    def _drop_sent(state: _InFlight) -> None:
-        # What the other side already has need not be kept; order of completion is order of posting.
-        while state.leaving and state.leaving[0][1].done():
-            state.leaving.pop(0)[1].wait()
 
     @staticmethod
     def _last_backward(steps: Sequence[Step]) -> int:
