@@ -27,3 +27,6 @@ DATA_AXES = (Axis.DP_REPLICATE, Axis.DP_SHARD)
 
 LOSS_AXES = (Axis.DP_REPLICATE, Axis.DP_SHARD, Axis.CP)
 """The axes along which ranks see different tokens: loss and gradients are summed over them."""
+
+SHARD_AXES = (Axis.DP_SHARD, Axis.CP)
+"""The axes over which ZeRO cuts slices; `dp_replicate` holds copies of them (hybrid sharding)."""

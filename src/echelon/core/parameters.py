@@ -41,11 +41,6 @@ class ParameterSpec:
         """Return the number of elements of the whole parameter."""
         return prod(self.shape)
 
-    @property
-    def decays(self) -> bool:
-        """Return whether weight decay applies: to matrices, not to biases and norms."""
-        return len(self.shape) > 1
-
     def local_shape(self, tp: int) -> tuple[int, ...]:
         """Return the shape that one of `tp` tensor ranks holds, padding included."""
         if self.split_dim is None:

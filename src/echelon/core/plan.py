@@ -20,28 +20,52 @@ from echelon.core.serialize import content_hash, from_json, to_json
 DType = Literal["fp64", "fp32", "bf16", "fp16"]
 DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
-OptimizerKind = Literal["adamw"]
+OptimizerKind = Literal["adamw", "sgd", "muon"]
+DecayRule = Literal["matrices", "blocks", "all"]
 LearningRateSchedule = Literal["constant", "linear", "cosine", "wsd"]
+LossScaling = Literal["none", "dynamic", "fixed"]
 ZeroStage = Literal[0, 1, 2, 3]
+Accumulation = Literal["whole", "slices"]
+Home = Literal["none", "host", "nvme"]
 RecomputePolicy = Literal["none", "selective", "full"]
 
-PLAN_SCHEMA = 1
+PLAN_SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """Give the dtype of parameters, gradients, their reduction, and the master copy."""
+    """Give the dtype of parameters, gradients, their reduction, and the master copy.
+
+    Forward and backward compute in `parameters`; gradients accumulate in `gradients` and are summed
+    over ranks in `reduction`; the optimizer updates a copy in `master` where that is another dtype.
+    The loss is multiplied by `loss_scale` before backward ("fixed"), or by a scale that starts
+    there ("dynamic"): it halves when a gradient overflows `loss_scale_hysteresis` times, never
+    below `loss_scale_min`, and doubles after `loss_scale_window` steps without overflow.
+    """
 
     parameters: DType = "fp32"
     gradients: DType = "fp32"
     reduction: DType = "fp32"
     master: DType = "fp32"
+    loss_scaling: LossScaling = "none"
+    loss_scale: float = 65536.0
+    loss_scale_window: int = 1000
+    loss_scale_min: float = 1.0
+    loss_scale_hysteresis: int = 1
+
+    @property
+    def has_master(self) -> bool:
+        """Return whether the optimizer updates a copy, not the parameters themselves."""
+        return self.master != self.parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
     """Give the optimizer and its learning rate over the steps.
 
+    "adamw" uses `beta1`, `beta2`, `eps`; "sgd" uses `momentum`; "muon" (matrices of blocks) uses
+    `momentum` and `newton_schulz_steps`, and AdamW for all other parameters. `decay` says what
+    takes weight decay: "matrices", those of "blocks" only (no embedding, no head), or "all".
     `clip_norm` of None leaves gradients as they are. The learning rate rises linearly over
     `warmup_steps`, then follows `schedule` down to `final_ratio` x `learning_rate` at
     `total_steps`; "wsd" stays flat and falls linearly over the last `decay_steps`.
@@ -52,7 +76,10 @@ class Optimizer:
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
+    momentum: float = 0.95
+    newton_schulz_steps: int = 5
     weight_decay: float = 0.1
+    decay: DecayRule = "matrices"
     clip_norm: float | None = 1.0
     schedule: LearningRateSchedule = "cosine"
     warmup_steps: int = 0
@@ -75,10 +102,31 @@ class Mathematics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zero:
-    """Say what of parameters, gradients and optimizer state data-parallel ranks share out."""
+    """Say what of parameters, gradients and optimizer state data-parallel ranks share out.
+
+    What is shared out is cut into slices over `dp_shard` (x `cp`): nothing at stage 0, optimizer
+    state at 1, gradients too at 2, parameters too at 3 (Rajbhandari et al., "ZeRO", 2020).
+
+    `accumulate` says how the gradients of several microbatches add up: in a "whole" buffer that is
+    reduced once per step, or in "slices", reduced after every microbatch. At stage 3 parameters are
+    gathered by unit (`unit_blocks` blocks; the embedding; the head), `prefetch` units ahead, and
+    freed after each use (`reshard_after_forward`) or once per step; parameters of fewer than
+    `keep_whole_below` elements are never cut. `optimizer_offload` and `parameter_offload` say where
+    slices rest between uses, "nvme" meaning files in `offload_dir`, of which at most
+    `offload_buffers` buckets are in memory at once.
+    """
 
     stage: ZeroStage = 0
     bucket_bytes: int = 25 * 2**20
+    accumulate: Accumulation = "whole"
+    reshard_after_forward: bool = True
+    prefetch: int = 1
+    unit_blocks: int = 1
+    keep_whole_below: int = 0
+    optimizer_offload: Home = "none"
+    parameter_offload: Home = "none"
+    offload_dir: str = ""
+    offload_buffers: int = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +146,13 @@ class Pipeline:
 class Recompute:
     """Say which blocks store only their input and run forward again in backward.
 
-    "full" recomputes every block whose index is divisible by `every`.
+    "full" recomputes every block whose index is divisible by `every`. `offload` says where the
+    stored inputs wait for backward: on the device, or in the memory of the host.
     """
 
     policy: RecomputePolicy = "none"
     every: int = 1
+    offload: Literal["none", "host"] = "none"
 
     def recomputes(self, layer: int) -> bool:
         """Return whether block `layer` is recomputed in full."""

@@ -1,92 +1,187 @@
 """How the parameters of a rank are cut into flat buckets: names and sizes, no tensors.
 
 The engine builds its buckets from this and the byte formulas add it up, so they cannot differ.
+A *unit* is what a forward pass uses at a time: "embedding", one block ("layers.3"), or "head"
+(the last norm and the matrix of the logits).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from echelon.core.axis import LOSS_AXES
-from echelon.core.parameters import ParameterSpec
-from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.core.axis import LOSS_AXES, SHARD_AXES
+from echelon.core.parameters import EMBEDDING, ParameterSpec
+from echelon.core.plan import DTYPE_BYTES, Optimizer, Plan
 from echelon.cost.stage import (
     StagePart,
     partial_over_tensor,
     shared_by_ends,
     stage_parameters,
 )
+from echelon.cost.updates import Update, decays, update_of
 
 FIRST_BUCKET_BYTES = 2**20
 """The first bucket is small, so that the link has work as soon as backward begins."""
 
 BucketKind = Literal["whole", "partial", "tied"]
-"""whole: summed over data ranks; partial: over tensor ranks first; tied: over both ends first."""
+"""whole: summed over data ranks; partial: over tensor ranks too; tied: over both ends too."""
+
+UNIT_EMBEDDING = "embedding"
+UNIT_HEAD = "head"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketPlan:
-    """Name the parameters of one bucket; `num_elements` includes the padding at its end."""
+    """Name the parameters of one bucket; `num_elements` includes the padding at its end.
+
+    `update` is the rule of the optimizer for all of them, `units` the units of the forward pass
+    that use them, in its order. `sliced` buckets hold their parameters as slices between uses
+    (stage 3); the others hold them whole.
+    """
 
     name: str
     kind: BucketKind
     names: tuple[str, ...]
     num_elements: int
+    update: Update = "adamw"
+    units: tuple[str, ...] = ()
+    sliced: bool = False
+
+    @property
+    def backward_units(self) -> tuple[str, ...]:
+        """Return the units whose backward reads the values: all but the lookup of embeddings."""
+        return tuple(unit for unit in self.units if unit != UNIT_EMBEDDING)
+
+
+def shard_degree(plan: Plan) -> int:
+    """Return into how many slices a bucket is cut: 1 at stage 0."""
+    return plan.mesh.degree(*SHARD_AXES) if plan.layout.zero.stage else 1
+
+
+def slice_elements(plan: Plan, bucket: BucketPlan) -> int:
+    """Return the elements of the slice of a bucket that one rank updates."""
+    return bucket.num_elements // shard_degree(plan)
+
+
+def accumulates_slices(plan: Plan) -> bool:
+    """Return whether gradients are reduced after every microbatch and added up as slices."""
+    return plan.layout.zero.stage > 0 and plan.layout.zero.accumulate == "slices"
 
 
 def plan_buckets(plan: Plan, part: StagePart) -> tuple[BucketPlan, ...]:
     """Return the buckets of a stage, in the order in which backward completes them."""
     specs = stage_parameters(plan, part)
-    size = DTYPE_BYTES[plan.mathematics.precision.gradients]
-    limit = plan.layout.zero.bucket_bytes // size
-    tp = plan.mesh.tp
-    partial: list[ParameterSpec] = []
-    tied: list[ParameterSpec] = []
-    runs: list[list[ParameterSpec]] = [[]]
-    for unit in _units_backward(specs):
-        for spec in unit:
-            if shared_by_ends(plan, part, spec):
-                tied.append(spec)
-            elif partial_over_tensor(plan, spec):
-                partial.append(spec)
-            else:
-                runs[-1].append(spec)
-        full = limit if len(runs) > 1 else min(limit, FIRST_BUCKET_BYTES // size)
-        if sum(spec.local_numel(tp) for spec in runs[-1]) >= full:
-            runs.append([])
-    whole: list[tuple[BucketKind, list[ParameterSpec]]] = [("whole", run) for run in runs]
-    rest: list[tuple[BucketKind, list[ParameterSpec]]] = [("partial", partial), ("tied", tied)]
+    runs = [*_runs(plan, part, specs)]
+    by_name = {spec.name: spec for spec in specs}
     return tuple(
-        _bucket(f"bucket{index}", kind, run, tp, plan.mesh.degree(*LOSS_AXES))
-        for index, (kind, run) in enumerate(pair for pair in (*whole, *rest) if pair[1])
+        BucketPlan(
+            name=f"bucket{index}",
+            kind=run.kind,
+            names=tuple(run.names),
+            num_elements=_padded(plan, [by_name[name] for name in run.names]),
+            update=run.update,
+            units=_units(plan, part, run.names),
+            sliced=run.sliced and plan.layout.zero.stage == 3,
+        )
+        for index, run in enumerate(runs)
     )
 
 
-def segment_order(names: Iterable[str], specs: Mapping[str, ParameterSpec]) -> list[str]:
+def segment_order(
+    names: Iterable[str], specs: Mapping[str, ParameterSpec], optimizer: Optimizer
+) -> list[str]:
     """Return names with those that take weight decay first; otherwise the order is kept."""
-    return sorted(names, key=lambda name: not specs[name].decays)
+    return sorted(names, key=lambda name: not decays(optimizer, specs[name]))
 
 
-def _bucket(
-    name: str, kind: BucketKind, run: Sequence[ParameterSpec], tp: int, data: int
-) -> BucketPlan:
-    size = sum(spec.local_numel(tp) for spec in run)
-    return BucketPlan(
-        name=name,
-        kind=kind,
-        names=tuple(spec.name for spec in run),
-        num_elements=-(-size // data) * data,
-    )
+def unit_of(name: str) -> str:
+    """Return the unit whose forward uses a parameter (a tied embedding: the first that does)."""
+    if name.startswith("layers."):
+        return ".".join(name.split(".")[:2])
+    return UNIT_EMBEDDING if name in (EMBEDDING, "positions.weight") else UNIT_HEAD
 
 
-def _units_backward(specs: Sequence[ParameterSpec]) -> list[list[ParameterSpec]]:
-    """Group parameters by block and return the groups last first, each in forward order."""
-    units: list[list[ParameterSpec]] = []
+def stage_units(part: StagePart) -> tuple[str, ...]:
+    """Return the units of a stage in the order of its forward pass."""
+    first = (UNIT_EMBEDDING,) if part.first else ()
+    last = (UNIT_HEAD,) if part.last else ()
+    return (*first, *(f"layers.{block}" for block in part.blocks), *last)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    kind: BucketKind
+    update: Update
+    names: list[str]
+    sliced: bool
+
+
+def _runs(plan: Plan, part: StagePart, specs: Sequence[ParameterSpec]) -> Iterator[_Run]:
+    """Yield what goes into each bucket, in the order of backward; side buckets come last."""
+    zero, optimizer, tp = plan.layout.zero, plan.mathematics.optimizer, plan.mesh.tp
+    size = DTYPE_BYTES[plan.mathematics.precision.gradients]
+    limit, first = zero.bucket_bytes // size, FIRST_BUCKET_BYTES // size
+    filling: dict[Update, list[ParameterSpec]] = {}
+    aside: dict[tuple[BucketKind, Update, bool], list[str]] = {}
+    closed = 0
+    for unit in _units_backward(plan, part, specs):
+        for spec in unit:
+            update = update_of(optimizer, spec)
+            if shared_by_ends(plan, part, spec):
+                aside.setdefault(("tied", update, True), []).append(spec.name)
+            elif partial_over_tensor(plan, spec):
+                aside.setdefault(("partial", update, False), []).append(spec.name)
+            elif zero.stage == 3 and spec.local_numel(tp) < zero.keep_whole_below:
+                aside.setdefault(("whole", update, False), []).append(spec.name)
+            else:
+                filling.setdefault(update, []).append(spec)
+        for update, run in list(filling.items()):
+            full = zero.stage == 3 or sum(spec.local_numel(tp) for spec in run) >= (
+                limit if closed else min(limit, first)
+            )
+            if full:
+                closed += 1
+                yield _Run("whole", update, [spec.name for spec in filling.pop(update)], True)
+    for update, run in filling.items():
+        yield _Run("whole", update, [spec.name for spec in run], True)
+    for kind in ("whole", "partial", "tied"):
+        for (other, update, sliced), names in aside.items():
+            if other == kind:
+                yield _Run(kind, update, names, sliced)
+
+
+def _units_backward(
+    plan: Plan, part: StagePart, specs: Sequence[ParameterSpec]
+) -> list[list[ParameterSpec]]:
+    """Group parameters by what is gathered together, the last group first, each in forward order.
+
+    That is a unit or, at stage 3, `unit_blocks` consecutive blocks of the stage.
+    """
+    together = plan.layout.zero.unit_blocks if plan.layout.zero.stage == 3 else 1
+    groups: dict[str, list[ParameterSpec]] = {}
     for spec in specs:
-        if units and units[-1][-1].layer == spec.layer:
-            units[-1].append(spec)
+        key = unit_of(spec.name)
+        if spec.layer is not None:
+            key = f"blocks {part.blocks.index(spec.layer) // together}"
+        groups.setdefault(key, []).append(spec)
+    return list(groups.values())[::-1]
+
+
+def _units(plan: Plan, part: StagePart, names: Iterable[str]) -> tuple[str, ...]:
+    used: set[str] = set()
+    for name in names:
+        if name == EMBEDDING:
+            used.update((UNIT_EMBEDDING,) * part.first)
+            used.update((UNIT_HEAD,) * (part.last and plan.model.tied))
         else:
-            units.append([spec])
-    return units[::-1]
+            used.add(unit_of(name))
+    return tuple(unit for unit in stage_units(part) if unit in used)
+
+
+def _padded(plan: Plan, specs: Sequence[ParameterSpec]) -> int:
+    """Return the elements of a bucket: slices of slices (hybrid sharding) are equal too."""
+    size = sum(spec.local_numel(plan.mesh.tp) for spec in specs)
+    data = plan.mesh.degree(*LOSS_AXES)
+    return -(-size // data) * data
