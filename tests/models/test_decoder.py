@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from echelon.core.parameters import parameters
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.models.initial import initial_values
+from echelon.models.operations import Operations
 from tests.parallel.layouts import GPT2, NANO, QWEN
 
 MISTRAL = replace(NANO, name="mistral", kv_heads=1, ffn=40)
@@ -78,6 +80,68 @@ def test_stages_one_after_the_other_are_the_whole() -> None:
         x_ND = part(x_ND, tokens, scale=0.5)
     assert x_ND is not None
     assert float(x_ND.detach()) == pytest.approx(float(whole(None, tokens).detach()) * 0.5)
+
+
+class Visits(Operations):
+    """Note each unit that is entered and left, and double the stream at both."""
+
+    def __init__(self) -> None:
+        self.noted: list[str] = []
+
+    def enter(self, unit: str, x: torch.Tensor | None) -> torch.Tensor | None:
+        self.noted.append(f"+{unit}")
+        return None if x is None else x * 2
+
+    def leave(self, unit: str, y: torch.Tensor) -> torch.Tensor:
+        self.noted.append(f"-{unit}")
+        return y * 2
+
+    def embed(self, *rest: Any) -> torch.Tensor:
+        self.noted.append("embed")
+        return super().embed(*rest)
+
+    def attend(self, *rest: Any) -> torch.Tensor:
+        self.noted.append("attend")
+        return super().attend(*rest)
+
+    def head_loss(self, *rest: Any) -> torch.Tensor:
+        self.noted.append("loss")
+        return super().head_loss(*rest)
+
+
+def test_every_unit_is_entered_before_its_weights_are_used_and_left_after() -> None:
+    parts = [
+        Decoder(GPT2, operations=Visits(), blocks=(0, 2), last=False),
+        Decoder(GPT2, operations=Visits(), blocks=(3,), first=False, last=False),
+        Decoder(GPT2, operations=Visits(), blocks=(), first=False),
+    ]
+    seen: list[str] = []
+    x_ND = None
+    for part in parts:
+        x_ND = part.float()(x_ND, batch(GPT2))
+        assert isinstance(part.operations, Visits)
+        seen.append(" ".join(part.operations.noted))
+    assert seen == [
+        "+embedding embed -embedding +layers.0 attend -layers.0 +layers.2 attend -layers.2",
+        "+layers.3 attend -layers.3",
+        "+head loss -head",
+    ]
+
+
+def test_what_units_are_given_and_give_is_what_enter_and_leave_return() -> None:
+    whole, tokens = decoder(GPT2), batch(GPT2)
+    x_ND = torch.ones(B * T, GPT2.hidden, dtype=torch.float64)
+    model = Decoder(GPT2, operations=Visits(), blocks=(), first=False).double()
+    model.load_state_dict({n: whole.get_parameter(n) for n, _ in model.named_parameters()})
+    plain = Decoder(GPT2, blocks=(), first=False).double()
+    plain.load_state_dict(model.state_dict())
+    assert torch.equal(model(x_ND, tokens), plain(x_ND * 2, tokens) * 2)
+    assert torch.equal(Operations().leave("head", x_ND), x_ND)
+    inner = Decoder(GPT2, operations=Visits(), blocks=(), last=False).double()
+    inner.load_state_dict({n: whole.get_parameter(n) for n, _ in inner.named_parameters()})
+    plain = Decoder(GPT2, blocks=(), last=False).double()
+    plain.load_state_dict(inner.state_dict())
+    assert torch.equal(inner(None, tokens), plain(None, tokens) * 2)
 
 
 def norm(

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from echelon.core.model_shape import ModelShape
+from echelon.cost.buckets import UNIT_EMBEDDING, UNIT_HEAD
 from echelon.models.batch import TokenBatch
 from echelon.models.operations import Operations
 
@@ -165,14 +166,17 @@ class Decoder(nn.Module):
 
     def hidden(self, x_ND: torch.Tensor | None, batch: TokenBatch) -> torch.Tensor:
         """Return the residual stream after the blocks; `x_ND` is what the stage before gave."""
+        ops = self.operations
         if self.first:
+            ops.enter(UNIT_EMBEDDING, None)
             positions = self.positions.weight if self.shape.positions == "learned" else None
-            x_ND = self.operations.embed(self.embedding.weight, positions, batch)
-            x_ND = self.operations.dropout(x_ND, self.shape.dropout, "embedding", batch)
-        assert x_ND is not None, "a stage that is not the first needs its input"
-        for block in self.layers.values():
-            x_ND = self.run_block(cast(Block, block), x_ND, batch)
-        return x_ND
+            x_ND = ops.embed(self.embedding.weight, positions, batch)
+            x_ND = ops.dropout(x_ND, self.shape.dropout, "embedding", batch)
+            x_ND = ops.leave(UNIT_EMBEDDING, x_ND)
+        for index, block in self.layers.items():
+            x_ND = entered(ops.enter(f"layers.{index}", x_ND))
+            x_ND = ops.leave(f"layers.{index}", self.run_block(cast(Block, block), x_ND, batch))
+        return entered(x_ND)
 
     def forward(
         self, x_ND: torch.Tensor | None, batch: TokenBatch, *, scale: float = 1.0
@@ -181,7 +185,16 @@ class Decoder(nn.Module):
         out_ND = self.hidden(x_ND, batch)
         if not self.last:
             return out_ND
-        return self.operations.head_loss(self.norm(out_ND), self.head_weight, batch.labels_N, scale)
+        ops = self.operations
+        out_ND = entered(ops.enter(UNIT_HEAD, out_ND))
+        loss = ops.head_loss(self.norm(out_ND), self.head_weight, batch.labels_N, scale)
+        return ops.leave(UNIT_HEAD, loss)
+
+
+def entered(x_ND: torch.Tensor | None) -> torch.Tensor:
+    """Return the residual stream, which is there in every unit but the embedding."""
+    assert x_ND is not None, "a stage that is not the first needs its input"
+    return x_ND
 
 
 def linear(inner: int, out: int, bias: bool) -> nn.Linear:

@@ -25,6 +25,18 @@ from echelon.models.rotary import rotary_tables
 class Operations:
     """Compute every step of a decoder on one device."""
 
+    def enter(self, unit: str, x: torch.Tensor | None) -> torch.Tensor | None:
+        """Return x where a forward pass begins to use the weights of a unit.
+
+        A unit is "embedding", a block ("layers.3") or "head": `cost.buckets` names them. Who holds
+        weights only while they are used (ZeRO stage 3) does so between `enter` and `leave`.
+        """
+        return x
+
+    def leave(self, unit: str, y: torch.Tensor) -> torch.Tensor:
+        """Return y, the output of a unit, where a forward pass ends to use its weights."""
+        return y
+
     def embed(
         self, weight_VD: nn.Parameter, positions: nn.Parameter | None, batch: TokenBatch
     ) -> torch.Tensor:

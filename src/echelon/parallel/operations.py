@@ -7,6 +7,7 @@ single device, so data and pipeline parallel runs use it too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -26,13 +27,42 @@ from echelon.parallel.vocabulary import (
 )
 
 
+class Residency(Protocol):
+    """Bring the weights of a unit before they are used and let them go after.
+
+    Both get the stream as it passes, so that they can hang on its backward too.
+    """
+
+    def enter(self, unit: str, x: torch.Tensor | None) -> torch.Tensor | None:
+        """Return x (None for the embedding) once the weights of `unit` are there."""
+        ...
+
+    def leave(self, unit: str, y: torch.Tensor) -> torch.Tensor:
+        """Return y, the output of `unit`, whose weights this forward pass needs no more."""
+        ...
+
+
 class RankOperations(Operations):
     """Compute the steps of a decoder on one of the ranks of a tensor-parallel group."""
 
-    def __init__(self, split: TensorSplit, vocab: int) -> None:
-        """Split layers as `split` says; `vocab` is the number of real token ids."""
+    def __init__(
+        self, split: TensorSplit, vocab: int, *, residency: Residency | None = None
+    ) -> None:
+        """Split layers as `split` says; `vocab` is the number of real token ids.
+
+        `residency` is told of every unit; without one, the weights are always there.
+        """
         self.split, self.vocab = split, vocab
+        self.residency: Residency = residency or Operations()
         self._tables: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def enter(self, unit: str, x: torch.Tensor | None) -> torch.Tensor | None:
+        """Return x once the weights of `unit` are there."""
+        return self.residency.enter(unit, x)
+
+    def leave(self, unit: str, y: torch.Tensor) -> torch.Tensor:
+        """Return y, the output of `unit`."""
+        return self.residency.leave(unit, y)
 
     def embed(
         self, weight_VD: nn.Parameter, positions: nn.Parameter | None, batch: TokenBatch
