@@ -1,0 +1,202 @@
+"""Which rank runs Newton-Schulz on which matrix, and which pieces travel for it: no tensors.
+
+Muon (Jordan et al., 2024) needs whole matrices, but ranks hold pieces: a flat range of the bucket
+(their ZeRO slice) of a rectangle (their tensor slice). So the ranks of a pipeline stage share out
+its matrices: each matrix has one owner, which gets the momentum-updated gradient of the pieces of
+others, orthogonalises the matrix once, and sends every holder its pieces of the result. The
+optimizer executes exactly this plan, and `muon_elements` adds up what it sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from echelon.core.axis import LOSS_AXES, Axis
+from echelon.core.parameters import ParameterSpec
+from echelon.core.plan import Plan
+from echelon.cost.buckets import plan_buckets, shard_degree
+from echelon.cost.slots import SlicePart, slice_parts, slot_ranges
+from echelon.cost.stage import stage_parameters, stage_part
+
+STAGE_AXES = (*LOSS_AXES, Axis.TP)
+"""The axes over which the ranks of one stage differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MuonPiece:
+    """Name one run of a matrix that no rank holds only a part of.
+
+    It is elements `start` to `stop` of the flat tensor slice `tensor_index` of the matrix (its
+    `local_shape`), which lie at `bucket_start` of the whole bucket `bucket` on every rank of
+    `holders`. `sender` is the holder that gives it to the owner (it may be the owner itself).
+    """
+
+    bucket: str
+    bucket_start: int
+    tensor_index: int
+    start: int
+    stop: int
+    sender: int
+    holders: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        """Return the length of the run."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MuonMatrix:
+    """Say which rank orthogonalises a matrix, and of which pieces it consists.
+
+    The pieces, in order of `tensor_index` and `start`, cover each tensor slice once; a matrix that
+    is not split (`split_dim` None) has the one tensor slice 0, which every tensor rank holds.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    local_shape: tuple[int, ...]
+    split_dim: int | None
+    owner: int
+    pieces: tuple[MuonPiece, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MuonExchange:
+    """Hold the exchange of one stage: its ranks in group order, its matrices in bucket order."""
+
+    ranks: tuple[int, ...]
+    matrices: tuple[MuonMatrix, ...]
+
+    def owned(self, rank: int) -> tuple[MuonMatrix, ...]:
+        """Return the matrices that `rank` orthogonalises."""
+        return tuple(matrix for matrix in self.matrices if matrix.owner == rank)
+
+
+def muon_exchange(plan: Plan, stage: int) -> MuonExchange:
+    """Return who owns which matrix of a stage and which pieces travel, the same on every rank."""
+    here = {Axis.PP: stage % plan.mesh.pp}
+    ranks = plan.mesh.group(plan.mesh.rank(here), *STAGE_AXES)
+    places = {rank: _place(plan, rank) for rank in ranks}
+    found = [*_found(plan, stage)]
+    owners = _owners(plan, places, found)
+    matrices = [_matrix(plan, places, one, owner) for one, owner in zip(found, owners, strict=True)]
+    return MuonExchange(ranks=ranks, matrices=tuple(matrices))
+
+
+def newton_schulz_flops(shape: tuple[int, ...], steps: int) -> int:
+    """Return the FLOPs of `steps` quintic iterations: X X', its square, and their product with X.
+
+    With m <= n the sides of the matrix: 2 m m n + 2 m m m + 2 m m n for each step.
+    """
+    short, long = sorted(shape)
+    return steps * (4 * short * short * long + 2 * short**3)
+
+
+def muon_elements(exchange: MuonExchange, rank: int) -> tuple[int, int]:
+    """Return the elements that `rank` sends: pieces to owners, and results to holders."""
+    pieces = results = 0
+    for matrix in exchange.matrices:
+        for piece in matrix.pieces:
+            if matrix.owner == rank:
+                others = len(piece.holders) - (rank in piece.holders)
+                results += others * piece.num_elements
+            elif piece.sender == rank:
+                pieces += piece.num_elements
+    return pieces, results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """The replica, the slice and the tensor index of a rank (stage 0: only replicas)."""
+
+    replica: int
+    index: int
+    tensor: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A matrix with the parts of its local tensor that the slices of its bucket hold."""
+
+    spec: ParameterSpec
+    bucket: str
+    parts: tuple[SlicePart, ...]
+
+
+def _found(plan: Plan, stage: int) -> Iterator[_Found]:
+    part = stage_part(plan, stage)
+    specs = {spec.name: spec for spec in stage_parameters(plan, part)}
+    for bucket in plan_buckets(plan, part):
+        if bucket.update == "muon":
+            for slot in slot_ranges(plan, bucket, specs):
+                yield _Found(slot.spec, bucket.name, slice_parts(plan, bucket, slot))
+
+
+def _owners(plan: Plan, places: dict[int, _Place], found: list[_Found]) -> list[int]:
+    """Give each matrix, the costly ones first, to the rank with the least to compute so far.
+
+    Of ranks with as little, the one that holds most of the matrix: what it holds is not sent.
+    """
+    steps = plan.mathematics.optimizer.newton_schulz_steps
+    costs = [newton_schulz_flops(one.spec.shape, steps) for one in found]
+    load = dict.fromkeys(places, 0)
+    owners = [0] * len(found)
+    for index in sorted(range(len(found)), key=lambda i: -costs[i]):
+        held = {part.index: part.stop - part.start for part in found[index].parts}
+        least = min(load.values())
+        idle = [rank for rank in places if load[rank] == least]
+        owner = max(idle, key=lambda rank: held.get(places[rank].index, 0))
+        owners[index] = owner
+        load[owner] += costs[index]
+    return owners
+
+
+def _matrix(plan: Plan, places: dict[int, _Place], found: _Found, owner: int) -> MuonMatrix:
+    spec, tp = found.spec, plan.mesh.tp
+    split = spec.split_dim is not None
+    by_piece: dict[tuple[int, int], list[int]] = {}
+    for rank, place in places.items():
+        by_piece.setdefault((place.index, place.tensor if split else 0), []).append(rank)
+    near = {
+        (place.index, place.tensor): rank
+        for rank, place in places.items()
+        if place.replica == places[owner].replica
+    }
+    pieces: list[MuonPiece] = []
+    for tensor_index in range(tp if split else 1):
+        for part in found.parts:
+            holders = by_piece[part.index, tensor_index]
+            sender = near[part.index, tensor_index if split else places[owner].tensor]
+            pieces.append(
+                MuonPiece(
+                    bucket=found.bucket,
+                    bucket_start=part.bucket_start,
+                    tensor_index=tensor_index,
+                    start=part.start,
+                    stop=part.stop,
+                    sender=sender,
+                    holders=tuple(holders),
+                )
+            )
+    local = spec.local_shape(tp)
+    assert sum(piece.num_elements for piece in pieces) == prod(spec.shape)
+    return MuonMatrix(
+        name=spec.name,
+        shape=spec.shape,
+        local_shape=local,
+        split_dim=spec.split_dim,
+        owner=owner,
+        pieces=tuple(pieces),
+    )
+
+
+def _place(plan: Plan, rank: int) -> _Place:
+    here = plan.mesh.coordinates(rank)
+    data = 0
+    for axis in LOSS_AXES:
+        data = data * plan.mesh.degree(axis) + here[axis]
+    replica, index = divmod(data, shard_degree(plan))
+    return _Place(replica=replica, index=index, tensor=here[Axis.TP])
