@@ -2,50 +2,42 @@
 
 Every function gives the terms of one axis; a term is a count of equal collectives. `b` sequences
 of `T` positions are a microbatch, N = b T, D is the hidden width, `s` the bytes of an element,
-`M` the microbatches per step, `n` the degree of the axis.
+`M` the microbatches per step, `n` the degree of the axis. What buckets send (gradients, parameters)
+is in `cost/data_bytes.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from echelon.core.axis import LOSS_AXES, Axis
+from echelon.core.axis import Axis
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.buckets import BucketPlan, plan_buckets
 from echelon.cost.collectives import all_gather_bytes, all_reduce_bytes, reduce_scatter_bytes
+from echelon.cost.data_bytes import data_bytes, muon_bytes, partial_bytes, tied_bytes
+from echelon.cost.muon import muon_exchange
 from echelon.cost.stage import StagePart, stage_of_rank, stage_part
-
-COUNT_BYTES = 8
-"""The token count that data ranks exchange: one int64."""
+from echelon.cost.terms import SentTerm
 
 STEP_ROW_BYTES = 5 * 8
 """What every rank tells all others of a step, as float64: loss, squared norm, stop request, the
 seconds that it waited, the bytes that it uses."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SentTerm:
-    """Say what one kind of message adds to the bytes that a rank sends per step.
-
-    `formula` is in the letters of this file; `source` is where it comes from.
-    """
-
-    axis: str
-    name: str
-    count: int
-    each: int
-    formula: str
-    source: str
-
-    @property
-    def bytes(self) -> int:
-        """Return the bytes of all of them."""
-        return self.count * self.each
+STATISTICS_LEAST_BYTES = 4
+"""The loss is computed in at least fp32, and so are the numbers that it needs of each token."""
 
 
 def bytes_sent(plan: Plan, rank: int) -> tuple[SentTerm, ...]:
     """Return the terms of what `rank` sends per step; those of zero bytes are left out."""
-    part = stage_part(plan, stage_of_rank(plan, rank))
+    stage = stage_of_rank(plan, rank)
+    terms = bytes_sent_alike(plan, stage)
+    if plan.mathematics.optimizer.kind == "muon":
+        muon = muon_bytes(plan, muon_exchange(plan, stage), rank)
+        terms += tuple(term for term in muon if term.bytes)
+    return terms
+
+
+def bytes_sent_alike(plan: Plan, stage: int) -> tuple[SentTerm, ...]:
+    """Return the terms that are the same on every rank of a stage: all but those of Muon."""
+    part = stage_part(plan, stage)
     buckets = plan_buckets(plan, part)
     terms = (
         *data_bytes(plan, buckets),
@@ -62,31 +54,6 @@ def bytes_sent_by_axis(plan: Plan, rank: int) -> dict[str, int]:
     for term in bytes_sent(plan, rank):
         total[term.axis] = total.get(term.axis, 0) + term.bytes
     return total
-
-
-def data_bytes(plan: Plan, buckets: tuple[BucketPlan, ...]) -> tuple[SentTerm, ...]:
-    """Return the terms of data parallelism: one all-reduce of the gradients per step."""
-    degree = plan.mesh.degree(*LOSS_AXES)
-    size = DTYPE_BYTES[plan.mathematics.precision.reduction]
-    reduced = sum(all_reduce_bytes(bucket.num_elements * size, degree) for bucket in buckets)
-    return (
-        SentTerm(
-            axis="dp",
-            name="gradients",
-            count=1,
-            each=reduced,
-            formula="2 (n-1)/n x parameters of the rank x s",
-            source="Patarasuk and Yuan, 2009",
-        ),
-        SentTerm(
-            axis="dp",
-            name="token count",
-            count=1,
-            each=all_gather_bytes(COUNT_BYTES, degree),
-            formula="(n-1) x 8",
-            source="the loss has one denominator, known before backward",
-        ),
-    )
 
 
 def tensor_bytes(
@@ -115,11 +82,6 @@ def tensor_bytes(
             axis=Axis.TP.value, name=name, count=count, each=each, formula=formula, source=source
         )
 
-    partial = sum(
-        all_reduce_bytes(bucket.num_elements * size, degree)
-        for bucket in buckets
-        if bucket.kind == "partial"
-    )
     return (
         term("blocks forward", microbatches * forward * blocks, each),
         term("blocks forward again", microbatches * forward * again, each),
@@ -129,10 +91,10 @@ def tensor_bytes(
         term(
             "loss statistics",
             microbatches * part.last,
-            all_gather_bytes(3 * tokens * size, degree),
-            "(n-1) 3 N s",
+            all_gather_bytes(3 * tokens * max(STATISTICS_LEAST_BYTES, size), degree),
+            "(n-1) 3 N max(4, s)",
         ),
-        term("replicated parameters", 1, partial, "2 (n-1)/n x norms and output biases x s"),
+        partial_bytes(plan, buckets),
     )
 
 
@@ -142,14 +104,8 @@ def pipeline_bytes(
     """Return the terms of pipeline parallelism: one activation on, one gradient back."""
     if plan.mesh.pp == 1:
         return ()
-    size = DTYPE_BYTES[plan.mathematics.precision.parameters]
     split = plan.mesh.tp if plan.layout.sequence_parallel else 1
     message = stream_bytes(plan) // split
-    tied = sum(
-        all_reduce_bytes(bucket.num_elements * size, 2)
-        for bucket in buckets
-        if bucket.kind == "tied"
-    )
 
     def term(name: str, count: int, each: int, formula: str) -> SentTerm:
         source = "Huang et al., GPipe, 2019"
@@ -160,7 +116,7 @@ def pipeline_bytes(
     return (
         term("activations", plan.num_microbatches * (not part.last), message, "N D s per stage"),
         term("gradients", plan.num_microbatches * (not part.first), message, "N D s per stage"),
-        term("tied embedding", 1, tied, "V D s / tp between first and last stage"),
+        tied_bytes(plan, buckets),
     )
 
 
