@@ -1,9 +1,9 @@
 """Every collective and message of a run: typed, recorded, and checked at the boundary.
 
-Nothing else in Echelon (but `direct.py`, its part for Gloo) calls `torch.distributed`. A `Group`
-is this rank's group over one axis; each call records an Event with the bytes that the rank sends
-(`cost/collectives.py`). Asynchrony is `Pending.wait()`; there are no hand-made streams. A tensor
-must be contiguous: Gloo reduces the raw memory of a strided view in silence.
+Nothing else in Echelon (but its parts, `direct.py` and `exchange.py`) calls `torch.distributed`. A
+`Group` is this rank's group over one axis; each call records an Event with the bytes that the rank
+sends (`cost/collectives.py`). Asynchrony is `Pending.wait()`; there are no hand-made streams. A
+tensor must be contiguous: Gloo reduces the raw memory of a strided view in silence.
 
 Over Gloo, all-gather and reduce-scatter are direct exchanges (`direct.py`): the bytes of the
 formula, no idle link, and the same result bit for bit on every run.
@@ -11,7 +11,7 @@ formula, no idle link, and the same result bit for bit on every run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from echelon.parallel.direct import (
     start_all_gather,
     start_reduce_scatter,
 )
+from echelon.parallel.exchange import Exchange, start_batch, start_messages
 from echelon.parallel.recorder import Recorder
 
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -44,7 +45,7 @@ class Pending:
 
     def __init__(
         self,
-        work: dist.Work | Works | None = None,
+        work: dist.Work | Works | Exchange | None = None,
         finish: Callable[[], None] | None = None,
         *,
         name: str = "",
@@ -165,6 +166,27 @@ class Group:
         call = _Call("all_to_all", name, all_to_all_bytes(sent.nbytes, self.size), start)
         return self._pending(call, work, async_op)
 
+    def exchange(
+        self, sends: Mapping[int, torch.Tensor], receives: Mapping[int, torch.Tensor], *, name: str
+    ) -> Pending:
+        """Start to send and receive flat tensors of any sizes, by the place of the other member.
+
+        Every member calls this, one that has nothing to send or receive too; what one sends another
+        must receive. What is sent must not change until `wait`.
+        """
+        if self.size == 1:
+            return Pending()
+        for tensor in (*sends.values(), *receives.values()):
+            _check(tensor, name)
+        start = self.recorder.now()
+        peers = self._peers()
+        if peers is None:
+            work = start_batch(sends, receives, self.ranks, self._group)
+        else:
+            work = start_messages(sends, receives, peers)
+        sent = sum(tensor.nbytes for tensor in sends.values())
+        return self._pending(_Call("all_to_all", name, sent, start), work, True)
+
     def gather_rows(self, row: torch.Tensor, *, name: str) -> torch.Tensor:
         """Return [n, len(row)]: the small vector of every rank, the same on all of them."""
         whole = row.new_empty((self.size, row.numel()))
@@ -218,7 +240,7 @@ class Group:
     def _pending(
         self,
         call: _Call,
-        work: dist.Work | Works | None,
+        work: dist.Work | Works | Exchange | None,
         async_op: bool,
         finish: Callable[[], None] | None = None,
     ) -> Pending:
