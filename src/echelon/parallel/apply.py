@@ -1,66 +1,59 @@
 """The order in which a plan is applied to a model on one rank.
 
-tensor / sequence -> pipeline stage -> recompute -> data.
+tensor / sequence -> pipeline stage -> recompute -> data / ZeRO.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
+from echelon.cost.buckets import accumulates_slices, stage_units
 from echelon.cost.stage import stage_of_rank, stage_parameters, stage_part
 from echelon.models.decoder import Decoder
-from echelon.parallel.buckets import Bucket, make_buckets
+from echelon.parallel.buckets import make_buckets
 from echelon.parallel.data import GradientReduction, bucket_rule
 from echelon.parallel.device_mesh import RankGroups
+from echelon.parallel.dtypes import TORCH_DTYPES
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor, PipeLinks
+from echelon.parallel.rank_model import RankModel
 from echelon.parallel.recompute import block_runner
 from echelon.parallel.tensor import TensorSplit
-from echelon.parallel.weights import fill_initial, materialise
-
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankModel:
-    """Hold the part of the model that one rank trains, and what runs and reduces it."""
-
-    stage: Decoder
-    buckets: list[Bucket]
-    store: GradientStore
-    reduction: GradientReduction
-    executor: PipelineExecutor
+from echelon.parallel.weights import fill_initial, install, resting_values
+from echelon.parallel.zero import Residency, parameter_rest
 
 
 def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankModel:
     """Build this rank's part of the plan's model, with its initial weights."""
     part = stage_part(plan, stage_of_rank(plan, groups.rank))
     specs = stage_parameters(plan, part)
-    reduction = GradientReduction()
-    store = GradientStore(reduction.bucket_is_full)
+    reduction = GradientReduction(plan, groups)
+    store = GradientStore(reduction, every_microbatch=accumulates_slices(plan))
     split = TensorSplit(
         group=groups.tensor, sequence_parallel=plan.layout.sequence_parallel, store=store
     )
+    operations = RankOperations(split, plan.model.vocab)
     with torch.device("meta"):
         stage = Decoder(
             plan.model,
-            operations=RankOperations(split, plan.model.vocab),
+            operations=operations,
             blocks=part.blocks,
             first=part.first,
             last=part.last,
             tp=plan.mesh.tp,
         )
     stage.run_block = block_runner(plan.layout.recompute)
-    materialise(stage, device, DTYPES[plan.mathematics.precision.parameters])
-    fill_initial(stage, plan, specs, groups.tensor)
-    rule = bucket_rule(plan, part, specs, groups)
-    buckets = make_buckets(dict(stage.named_parameters()), specs, rule)
+    rest = parameter_rest(plan, groups.rank, device)
+    rule = bucket_rule(plan, part, specs, groups, rest)
+    like = torch.empty(0, dtype=TORCH_DTYPES[plan.mathematics.precision.parameters], device=device)
+    buckets = make_buckets(dict(stage.named_parameters()), specs, rule, like)
+    install(stage, buckets)
+    fill_initial(buckets, [resting_values(bucket) for bucket in buckets], plan, groups)
     store.hold(buckets)
+    operations.residency = Residency(buckets, stage_units(part), groups.shard, plan.layout.zero)
     executor = PipelineExecutor(
         {part.stage: stage},
         pp_rank=plan.mesh.coordinates(groups.rank)[Axis.PP],
@@ -70,5 +63,11 @@ def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankMode
         rows_divisor=plan.mesh.tp if split.scattered else 1,
     )
     return RankModel(
-        stage=stage, buckets=buckets, store=store, reduction=reduction, executor=executor
+        stage=stage,
+        buckets=buckets,
+        store=store,
+        reduction=reduction,
+        residency=operations.residency,
+        parameter_rest=rest,
+        executor=executor,
     )

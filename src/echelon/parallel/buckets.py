@@ -5,21 +5,26 @@ same layout; a parameter and its gradient are views. So a bucket is one collecti
 or out and one fused optimizer call, and matrices that read the same input (q, k, v; gate, up) lie
 side by side and are one matrix product. Buckets are filled in the reverse order of the forward
 pass, which is the order in which backward completes them (Li et al., "PyTorch Distributed", 2020,
-section 3.2.3). Each is padded to a multiple of the data-parallel degree, so that cutting it into
-equal slices (ZeRO) needs no other layout.
+section 3.2.3).
+
+ZeRO cuts each bucket into equal slices, one per rank of the shard group; a rank updates its own.
+What is not kept whole between uses has its storage emptied (`storage.py`) and lives as a slice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from echelon.core.parameters import ParameterSpec
+from echelon.core.plan import Optimizer
 from echelon.cost.buckets import BucketPlan, segment_order
-from echelon.parallel.collectives import Group
+from echelon.cost.updates import decays
+from echelon.parallel.offload import Rest
+from echelon.parallel.storage import release
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,27 +50,43 @@ class Slot:
 class Bucket:
     """Hold one flat run of parameters and of their gradients.
 
-    Elements up to `decay_end` take weight decay, the rest (biases, norms) do not. `reductions` are
-    the groups that the gradient is summed over, in order; only a bucket with a single one is
-    reduced while backward still runs.
+    `values` and `gradients` are whole; either may be without memory. `own` is the range that this
+    rank updates (everything, where nothing is cut); `value_slice` and `gradient_slice` hold it:
+    views of the whole, or tensors of their own where the whole does not last. `rest` is where a
+    slice of parameters rests that is not on the device, under the key `values_key`; `value_slice`
+    is then a view of it, for reading and writing between steps. Elements up to `decay_end` take
+    weight decay, the rest do not.
     """
 
-    name: str
+    plan: BucketPlan
     values: torch.Tensor
     gradients: torch.Tensor
-    decay_end: int
-    reductions: tuple[Group, ...]
+    own: slice
+    value_slice: torch.Tensor
+    gradient_slice: torch.Tensor
+    decay_end: int = 0
+    rest: Rest | None = None
     slots: list[Slot] = field(default_factory=list)
     missing: int = 0
 
+    @property
+    def name(self) -> str:
+        """Return the name of the bucket on this rank."""
+        return self.plan.name
+
+    @property
+    def values_key(self) -> str:
+        """Return the key under which the slice of parameters rests."""
+        return f"{self.name}.values"
+
     def segments(self) -> list[tuple[slice, bool]]:
-        """Return the ranges that the optimizer updates, each with whether it decays."""
+        """Return the ranges of the bucket that are real, each with whether it decays."""
         end = self.slots[-1].end
         ranges = [(slice(0, self.decay_end), True), (slice(self.decay_end, end), False)]
         return [(part, decays) for part, decays in ranges if part.stop > part.start]
 
     def counted_ranges(self) -> list[slice]:
-        """Return the ranges that this rank adds to the global gradient norm, merged."""
+        """Return the ranges of the bucket that count in the global gradient norm, merged."""
         ranges: list[slice] = []
         for slot in self.slots:
             if not slot.counted:
@@ -76,60 +97,111 @@ class Bucket:
                 ranges.append(slice(slot.start, slot.end))
         return ranges
 
+    def within_own(self, part: slice) -> slice:
+        """Return where in this rank's slice a range of the bucket lies (maybe empty)."""
+        length = self.own.stop - self.own.start
+        start = min(max(part.start - self.own.start, 0), length)
+        return slice(start, max(start, min(part.stop - self.own.start, length)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketRule:
-    """Say how the buckets of a rank are cut and reduced (see `cost.buckets`)."""
+    """Say how the buckets of a rank are cut, stored and counted (see `cost.buckets`).
+
+    A bucket is cut into `num_slices`, of which this rank owns number `index`. `slices_add_up` says
+    that gradients of microbatches are added up as slices; `rest` takes the slices of parameters that
+    do not rest on the device. `uses` counts the contributions that a
+    microbatch makes to a parameter (1 where it is not named).
+    """
 
     plans: Sequence[BucketPlan]
-    reductions: dict[str, tuple[Group, ...]]
-    counted: dict[str, bool]
-    uses: dict[str, int]
+    optimizer: Optimizer
+    counted: Mapping[str, bool]
+    uses: Mapping[str, int]
+    gradients: torch.dtype
+    num_slices: int = 1
+    index: int = 0
+    slices_add_up: bool = False
+    rest: Rest | None = None
 
 
 def make_buckets(
-    parameters: dict[str, nn.Parameter], specs: Iterable[ParameterSpec], rule: BucketRule
+    parameters: Mapping[str, nn.Parameter],
+    specs: Iterable[ParameterSpec],
+    rule: BucketRule,
+    like: torch.Tensor,
 ) -> list[Bucket]:
-    """Move `parameters` into flat buckets and give each a gradient view; values are kept."""
+    """Return flat buckets for `parameters`, with the dtype and on the device of `like`.
+
+    A parameter with values keeps them, and its identity; one on the meta device is replaced by a
+    new one (`Slot.parameter`), whose values are not set.
+    """
     by_name = {spec.name: spec for spec in specs}
-    return [_make_bucket(parameters, by_name, plan, rule) for plan in rule.plans]
+    return [_make_bucket(parameters, by_name, plan, rule, like) for plan in rule.plans]
 
 
 def _make_bucket(
-    parameters: dict[str, nn.Parameter],
-    specs: dict[str, ParameterSpec],
+    parameters: Mapping[str, nn.Parameter],
+    specs: Mapping[str, ParameterSpec],
     plan: BucketPlan,
     rule: BucketRule,
+    like: torch.Tensor,
 ) -> Bucket:
-    names = segment_order(plan.names, specs)
-    like = parameters[names[0]]
-    values = like.new_zeros(plan.num_elements)
+    size = plan.num_elements // rule.num_slices
+    own = slice(rule.index * size, (rule.index + 1) * size)
+    values = torch.zeros(plan.num_elements, dtype=like.dtype, device=like.device)
+    gradients = torch.zeros_like(values, dtype=rule.gradients)
     bucket = Bucket(
-        name=plan.name,
+        plan=plan,
         values=values,
-        gradients=torch.zeros_like(values),
-        decay_end=0,
-        reductions=rule.reductions[plan.kind],
+        gradients=gradients,
+        own=own,
+        value_slice=values[own],
+        gradient_slice=gradients[own],
     )
     start = 0
-    for name in names:
-        parameter = parameters[name]
-        end = start + parameter.numel()
-        with torch.no_grad():
-            values[start:end].copy_(parameter.detach().reshape(-1))
-        parameter.data = values[start:end].view_as(parameter)
+    for name in segment_order(plan.names, specs, rule.optimizer):
+        end = start + parameters[name].numel()
+        shape = parameters[name].shape
         bucket.slots.append(
             Slot(
                 spec=specs[name],
-                parameter=parameter,
+                parameter=_placed(parameters[name], values[start:end].view(shape)),
                 bucket=bucket,
                 start=start,
-                gradient=bucket.gradients[start:end].view_as(parameter),
+                gradient=gradients[start:end].view(shape),
                 uses=rule.uses.get(name, 1),
                 counted=rule.counted[name],
             )
         )
         start = end
-        if specs[name].decays:
+        if decays(rule.optimizer, specs[name]):
             bucket.decay_end = end
+    _keep_slices(bucket, rule)
     return bucket
+
+
+@torch.no_grad()
+def _placed(parameter: nn.Parameter, view: torch.Tensor) -> nn.Parameter:
+    if parameter.is_meta:
+        return nn.Parameter(view, requires_grad=parameter.requires_grad)
+    view.copy_(parameter)
+    parameter.data = view
+    return parameter
+
+
+def _keep_slices(bucket: Bucket, rule: BucketRule) -> None:
+    """Give slices a memory of their own, and take that of the whole, where the whole is not kept."""
+    if bucket.plan.sliced:
+        kept = bucket.value_slice
+        if rule.rest is None:
+            bucket.value_slice = kept.clone()
+        else:
+            bucket.rest = rule.rest
+            bucket.rest.add(bucket.values_key, kept.numel(), kept.dtype)
+            bucket.value_slice = bucket.rest.view(bucket.values_key)
+            bucket.value_slice.copy_(kept)
+        release(bucket.values)
+    if rule.slices_add_up:
+        bucket.gradient_slice = bucket.gradient_slice.clone()
+        release(bucket.gradients)

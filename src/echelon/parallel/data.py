@@ -1,95 +1,162 @@
-"""Data parallelism: every rank has the same weights and other samples; gradients are summed.
+"""Data parallelism: ranks read other samples; gradients are summed, bucket by bucket.
 
-Split: the samples of the global batch.
-Sent:  one all-reduce per bucket and step, whatever the number of microbatches; each starts as soon
-       as backward has filled its bucket, and runs while backward goes on.
-Bytes: `cost.bytes_sent.data_bytes`, 2 (n-1)/n of the gradients.
+Split: the samples of the global batch; at ZeRO stages 1 to 3 the sums, too: a slice per rank.
+Sent:  stage 0: one all-reduce per bucket and step; stages 1 to 3: one reduce-scatter per bucket,
+       after every microbatch or once per step (`zero.accumulate`), and under hybrid sharding one
+       all-reduce of the slice over the replicas. Each starts as soon as backward has filled its
+       bucket, and runs while backward goes on.
+Bytes: `cost.data_bytes`.
 Must divide: microbatch_sequences x dp | global_sequences.
-Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020.
+Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020;
+        Rajbhandari et al., "ZeRO", 2020, section 5.
 
 Gradients are summed, never averaged: the loss is already divided by the number of tokens of the
 *global* batch, so the sum over ranks is the gradient of the mean. Nothing divides by a degree.
 
-Two kinds of bucket are summed twice, and only when backward is over: "partial" over the tensor
-ranks first (norms under sequence parallelism), "tied" over the two ends of the pipeline first.
+Some buckets are summed over other groups as well: "partial" over the tensor ranks (norms under
+sequence parallelism), "tied" over the two ends of the pipeline. Data ranks come first, so what
+travels on the later hops is a slice.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
 
 from echelon.core.parameters import EMBEDDING, ParameterSpec
 from echelon.core.plan import Plan
-from echelon.cost.buckets import plan_buckets
+from echelon.cost.buckets import accumulates_slices, plan_buckets, shard_degree
 from echelon.cost.stage import StagePart, shared_by_ends
 from echelon.parallel.buckets import Bucket, BucketRule
 from echelon.parallel.collectives import Group, Pending
 from echelon.parallel.device_mesh import RankGroups
+from echelon.parallel.dtypes import TORCH_DTYPES
+from echelon.parallel.offload import Rest
+from echelon.parallel.storage import allocate, has_memory, release
+
+IN_FLIGHT = 2
+"""Buckets whose sum may be under way while others fill, where something waits for their end."""
 
 
 def bucket_rule(
-    plan: Plan, part: StagePart, specs: Sequence[ParameterSpec], groups: RankGroups
+    plan: Plan,
+    part: StagePart,
+    specs: Sequence[ParameterSpec],
+    groups: RankGroups,
+    rest: Rest | None,
 ) -> BucketRule:
-    """Return how the gradients of one rank are cut into buckets, summed, and counted in the norm.
+    """Return how the parameters of one rank are cut into buckets and counted in the norm.
 
+    Slices of parameters go to `rest`, where there is one.
     In the norm every logical parameter counts on one rank of a (pipeline x tensor) group: of what
     tensor ranks replicate on the first, of a tied embedding on the first stage.
     """
     tied = {spec.name for spec in specs if shared_by_ends(plan, part, spec)}
     return BucketRule(
         plans=plan_buckets(plan, part),
-        reductions={
-            "whole": (groups.data,),
-            "partial": (groups.tensor, groups.data),
-            "tied": (groups.tied, groups.data),
-        },
+        optimizer=plan.mathematics.optimizer,
         counted={
             spec.name: (spec.split_dim is not None or groups.tensor.index == 0)
             and (part.first or spec.name not in tied)
             for spec in specs
         },
         uses={EMBEDDING: int(part.first) + int(part.last and plan.model.tied)},
+        gradients=TORCH_DTYPES[plan.mathematics.precision.gradients],
+        num_slices=shard_degree(plan),
+        index=groups.shard.index if plan.layout.zero.stage else 0,
+        slices_add_up=accumulates_slices(plan),
+        rest=rest,
     )
+
+
+@dataclass(slots=True)
+class _Flight:
+    """One sum under way; `wire` is what it gives, and `target` where that is to land."""
+
+    bucket: Bucket
+    pending: Pending
+    wire: torch.Tensor
+    target: torch.Tensor
+    hops: list[Group]
+    add: bool
 
 
 class GradientReduction:
     """Sum the buckets of one rank over their groups."""
 
-    def __init__(self) -> None:
+    def __init__(self, plan: Plan, groups: RankGroups) -> None:
         """Start with nothing in flight."""
-        self._in_flight: list[Pending] = []
-        self._chained: list[Bucket] = []
+        sharded = plan.layout.zero.stage > 0
+        self._dtype = TORCH_DTYPES[plan.mathematics.precision.reduction]
+        self._data = groups.data
+        self._shard = groups.shard if sharded else None
+        self._slices_add_up = accumulates_slices(plan)
+        replicas = [groups.replicate] if sharded else []
+        self._hops: dict[str, list[Group]] = {
+            "whole": replicas,
+            "partial": [groups.tensor, *replicas],
+            "tied": [groups.tied, *replicas],
+        }
+        self._flights: deque[_Flight] = deque()
+        self._landed: set[str] = set()
 
-    def bucket_is_full(self, bucket: Bucket) -> None:
+    def start_step(self) -> None:
+        """Forget the slices of the last step."""
+        self._landed.clear()
+
+    def before_write(self, bucket: Bucket) -> None:
+        """Give a bucket the memory for its gradients, once its last sum has left it."""
+        if not self._slices_add_up:
+            return
+        while any(flight.bucket is bucket for flight in self._flights):
+            self._land(self._flights.popleft())
+        if not has_memory(bucket.gradients):
+            allocate(bucket.gradients)
+            bucket.gradients[bucket.slots[-1].end :] = 0
+
+    def bucket_is_full(self, bucket: Bucket, *, last: bool) -> None:
         """Start to sum a bucket whose last gradient has just been written."""
-        groups = _groups(bucket)
-        if len(groups) == 1:
-            self._in_flight.append(_start(bucket, groups[0]))
-        elif groups:
-            self._chained.append(bucket)
+        hops = [group for group in self._hops[bucket.plan.kind] if group.size > 1] if last else []
+        self._flights.append(self._first_hop(bucket, hops))
+        while len(self._flights) > IN_FLIGHT and (self._slices_add_up or self._flights[0].hops):
+            self._land(self._flights.popleft())
 
     def finish(self) -> None:
-        """Return when the gradients of every bucket are the sums over all ranks."""
-        rounds: Sequence[Bucket] = sorted(self._chained, key=lambda bucket: bucket.name)
-        self._chained = []
-        depth = 0
-        while any(len(_groups(bucket)) > depth for bucket in rounds):
-            under_way = [
-                _start(bucket, _groups(bucket)[depth])
-                for bucket in rounds
-                if len(_groups(bucket)) > depth
-            ]
-            for pending in under_way:
-                pending.wait()
-            depth += 1
-        for pending in self._in_flight:
-            pending.wait()
-        self._in_flight = []
+        """Return when this rank's gradients are the sums over all ranks."""
+        while self._flights:
+            self._land(self._flights.popleft())
 
+    def _first_hop(self, bucket: Bucket, hops: list[Group]) -> _Flight:
+        whole = bucket.gradients.to(self._dtype)  # itself, where the dtype is the same
+        name = f"gradients.{bucket.name}"
+        if self._shard is None:
+            pending = self._data.all_reduce(whole, name=name, async_op=True)
+            return _Flight(bucket, pending, whole, bucket.gradients, hops, add=False)
+        target = bucket.gradient_slice
+        add = self._slices_add_up and bucket.name in self._landed
+        self._landed.add(bucket.name)
+        wire = target
+        if add or target.dtype != self._dtype:
+            wire = torch.empty_like(target, dtype=self._dtype)
+        pending = self._shard.reduce_scatter(wire, whole, name=name, async_op=True)
+        return _Flight(bucket, pending, wire, target, hops, add=add)
 
-def _groups(bucket: Bucket) -> list[Group]:
-    return [group for group in bucket.reductions if group.size > 1]
-
-
-def _start(bucket: Bucket, group: Group) -> Pending:
-    return group.all_reduce(bucket.gradients, name=f"gradients.{bucket.name}", async_op=True)
+    def _land(self, flight: _Flight) -> None:
+        """Wait for a sum, put it where it belongs, and start the next hop where there is one."""
+        flight.pending.wait()
+        target, wire = flight.target, flight.wire
+        if flight.add:
+            target.add_(wire)
+        elif wire is not target:
+            target.copy_(wire)
+        if self._slices_add_up and has_memory(flight.bucket.gradients):
+            release(flight.bucket.gradients)
+        if not flight.hops:
+            return
+        group, *rest = flight.hops
+        wire = target.to(self._dtype)
+        pending = group.all_reduce(wire, name=f"gradients.{flight.bucket.name}", async_op=True)
+        self._flights.append(_Flight(flight.bucket, pending, wire, target, rest, add=False))

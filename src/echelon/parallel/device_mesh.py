@@ -7,8 +7,9 @@ from typing import cast
 
 import torch.distributed as dist
 
-from echelon.core.axis import LOSS_AXES, MESH_AXES, Axis
+from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
 from echelon.core.mesh import Mesh
+from echelon.core.plan import Plan
 from echelon.parallel.collectives import Group
 from echelon.parallel.recorder import Recorder
 
@@ -17,11 +18,13 @@ from echelon.parallel.recorder import Recorder
 class RankGroups:
     """Hold the groups of one rank.
 
-    `data` sums losses and gradients (dp_replicate x dp_shard x cp); `tensor` is `tp`. Activations
-    travel on `pipe_forward` and gradients on `pipe_backward`: one communicator each, because NCCL
-    runs the messages of a communicator in order and the two directions would wait for each other.
-    `tied` joins the first and the last stage where both hold the embedding; `world` carries the
-    few numbers of a step that every rank needs.
+    `data` sums losses and gradients (dp_replicate x dp_shard x cp); `shard` (dp_shard x cp) cuts
+    slices of which `replicate` ranks hold copies; `stage` is all ranks of one pipeline stage, which
+    share out Muon's matrices. `tensor` is `tp`. Activations travel on `pipe_forward` and gradients
+    on `pipe_backward`: one communicator each, because NCCL runs the messages of a communicator in
+    order and the two directions would wait for each other. `tied` joins the first and the last
+    stage where both hold the embedding; `world` carries the few numbers of a step that every rank
+    needs.
     """
 
     mesh: Mesh
@@ -29,14 +32,38 @@ class RankGroups:
     recorder: Recorder
     world: Group
     data: Group
+    shard: Group
+    replicate: Group
+    stage: Group
     tensor: Group
     pipe_forward: Group
     pipe_backward: Group
     tied: Group
 
 
-def rank_groups(mesh: Mesh, recorder: Recorder, *, tied: bool) -> RankGroups:
-    """Make the groups of the recorder's rank; every rank must call this, with the same mesh."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Say which groups a run needs besides those that every run has."""
+
+    tied: bool = False
+    slices: bool = False
+    stage: bool = False
+
+    @classmethod
+    def by(cls, plan: Plan) -> Wanted:
+        """Return what a plan needs."""
+        return cls(
+            tied=plan.model.tied,
+            slices=plan.layout.zero.stage > 0,
+            stage=plan.mathematics.optimizer.kind == "muon",
+        )
+
+
+def rank_groups(mesh: Mesh, recorder: Recorder, wanted: Wanted) -> RankGroups:
+    """Make the groups of the recorder's rank; every rank must call this, with the same mesh.
+
+    A group that is not wanted is one of this rank alone.
+    """
     rank = recorder.rank
 
     def over(axis: str, groups: tuple[tuple[int, ...], ...]) -> Group:
@@ -50,13 +77,19 @@ def rank_groups(mesh: Mesh, recorder: Recorder, *, tied: bool) -> RankGroups:
         return Group(axis, mine, rank, handle, recorder)
 
     pipes = mesh.groups(Axis.PP)
-    ends = tuple((ranks[0], ranks[-1]) for ranks in pipes) if tied and mesh.pp > 1 else ()
+    ends = tuple((ranks[0], ranks[-1]) for ranks in pipes) if wanted.tied and mesh.pp > 1 else ()
+    stage = tuple(axis for axis in MESH_AXES if axis is not Axis.PP)
     groups = RankGroups(
         mesh=mesh,
         rank=rank,
         recorder=recorder,
         world=over("world", mesh.groups(*MESH_AXES)),
         data=over("dp", mesh.groups(*LOSS_AXES)),
+        shard=over(Axis.DP_SHARD.value, mesh.groups(*SHARD_AXES) if wanted.slices else ()),
+        replicate=over(
+            Axis.DP_REPLICATE.value, mesh.groups(Axis.DP_REPLICATE) if wanted.slices else ()
+        ),
+        stage=over("stage", mesh.groups(*stage) if wanted.stage else ()),
         tensor=over(Axis.TP.value, mesh.groups(Axis.TP)),
         pipe_forward=over(Axis.PP.value, pipes),
         pipe_backward=over(Axis.PP.value, pipes),

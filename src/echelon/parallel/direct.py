@@ -79,11 +79,14 @@ def start_reduce_scatter(received: torch.Tensor, whole: torch.Tensor, peers: Pee
 def add_in_order(
     piece: torch.Tensor, received: torch.Tensor, whole: torch.Tensor, index: int
 ) -> None:
-    """Fill `piece` with the sum of all members' parts, added in the order of the members."""
-    own = whole.view(received.shape)[index]
-    parts = [own if place == index else received[place] for place in range(len(received))]
-    torch.add(parts[0], parts[1], out=piece)
-    for part in parts[2:]:
+    """Fill `piece` with the sum of all members' parts: this one's, then those of the others.
+
+    `piece` may be this member's part of `whole`. Only one member adds up a piece, so the order need
+    not be the same on all of them, only the same on every run.
+    """
+    parts = [received[place] for place in range(len(received)) if place != index]
+    torch.add(whole.view(received.shape)[index], parts[0], out=piece)
+    for part in parts[1:]:
         piece.add_(part)
 
 

@@ -2,8 +2,9 @@
 
 A kernel's backward gives its weight gradient here instead of to autograd: a matrix product writes
 into the bucket (overwriting on the first microbatch, adding on the others), so there is no
-gradient tensor of its own, no zeroing pass and no adding pass. When the last contribution of the
-last microbatch has come, the bucket is complete and its reduction starts.
+gradient tensor of its own, no zeroing pass and no adding pass. When the last contribution has
+come, the bucket is complete and its reduction starts: once per step, or after every microbatch
+where slices add up (`cost.buckets.accumulates_slices`).
 
 Weight gradients may be put off (`defer`): nothing in backward waits for them, so they are what is
 computed while a collective is in flight.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Protocol
 
 import torch
 
@@ -21,17 +23,31 @@ from echelon.parallel.buckets import Bucket, Slot
 Work = Callable[[], None]
 
 
+class Reduction(Protocol):
+    """Whoever sums buckets over ranks."""
+
+    def before_write(self, bucket: Bucket) -> None:
+        """Learn that gradients are about to be written into a bucket; give it its memory."""
+        ...
+
+    def bucket_is_full(self, bucket: Bucket, *, last: bool) -> None:
+        """Learn that all gradients of a bucket are there; `last`: of the whole step."""
+        ...
+
+
 class GradientStore:
     """Take the gradients of one rank's parameters, microbatch by microbatch."""
 
-    def __init__(self, on_full: Callable[[Bucket], None]) -> None:
-        """Call `on_full` with each bucket as its last contribution arrives."""
+    def __init__(self, reduction: Reduction, *, every_microbatch: bool = False) -> None:
+        """Tell `reduction` of full buckets: after every microbatch, or after the last one."""
         self.buckets: Sequence[Bucket] = ()
-        self._on_full = on_full
+        self._reduction, self._every = reduction, every_microbatch
         self._slots: dict[int, Slot] = {}
-        self._joined: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor] | None] = {}
+        self._runs: dict[tuple[int, ...], tuple[Bucket, slice] | None] = {}
+        self._values: dict[tuple[int, ...], torch.Tensor] = {}
+        self._gradients: dict[tuple[int, ...], torch.Tensor] = {}
         self._deferred: list[Work] = []
-        self._last = False
+        self._counts = self._last = False
 
     def hold(self, buckets: Sequence[Bucket]) -> None:
         """Write into `buckets` from now on."""
@@ -44,11 +60,15 @@ class GradientStore:
             slot.fresh = True
 
     def start_backward(self, *, last: bool) -> None:
-        """Begin the backward of one microbatch; `last` says that it completes the buckets."""
+        """Begin the backward of one microbatch; `last` says that it is the last of the step."""
         self._last = last
-        if last:
-            for bucket in self.buckets:
-                bucket.missing = sum(slot.uses for slot in bucket.slots)
+        self._counts = last or self._every
+        if not self._counts:
+            return
+        for bucket in self.buckets:
+            bucket.missing = sum(slot.uses for slot in bucket.slots)
+        if self._every:
+            self.start_step()
 
     def defer(self, work: Work) -> None:
         """Keep a weight gradient for later: for the next time that something is in flight."""
@@ -63,23 +83,33 @@ class GradientStore:
 
     def matrices(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """Return matrices of equal width that lie side by side as one; None if they do not."""
-        joined = self._join(parameters)
-        return None if joined is None else joined[0]
+        key = tuple(id(parameter) for parameter in parameters)
+        run = self._run(key)
+        if run is None:
+            return None
+        if key not in self._values:
+            self._values[key] = _rows(run[0].values, run[1], parameters[0])
+        return self._values[key]
 
     def add_product(
         self, parameters: Sequence[torch.Tensor], dy_NO: torch.Tensor, x_NI: torch.Tensor
     ) -> None:
         """Add dy^T x to the gradient of `parameters`, whose rows dy's columns are in order."""
-        joined = self._join(parameters)
-        if joined is not None:
-            slots = [self._slots[id(parameter)] for parameter in parameters]
-            _product(joined[1], dy_NO, x_NI, fresh=slots[0].fresh)
+        key = tuple(id(parameter) for parameter in parameters)
+        run = self._run(key)
+        if run is not None:
+            slots = [self._slots[one] for one in key]
+            self._open(slots[0])
+            if key not in self._gradients:
+                self._gradients[key] = _rows(run[0].gradients, run[1], parameters[0])
+            _product(self._gradients[key], dy_NO, x_NI, fresh=slots[0].fresh)
             for slot in slots:
                 self._arrived(slot)
             return
         start = 0
         for parameter in parameters:
             slot, end = self._slots[id(parameter)], start + parameter.shape[0]
+            self._open(slot)
             _product(slot.gradient, dy_NO[:, start:end], x_NI, fresh=slot.fresh)
             self._arrived(slot)
             start = end
@@ -87,6 +117,7 @@ class GradientStore:
     def add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """Add a gradient that was computed elsewhere."""
         slot = self._slots[id(parameter)]
+        self._open(slot)
         if slot.fresh:
             slot.gradient.copy_(gradient)
         else:
@@ -98,43 +129,54 @@ class GradientStore:
     ) -> None:
         """Add row n of a gradient to row `rows_N[n]` of the parameter's."""
         slot = self._slots[id(parameter)]
+        self._open(slot)
         if slot.fresh:
             slot.gradient.zero_()
-        slot.gradient.index_add_(0, rows_N, gradient_ND)
+        slot.gradient.index_add_(0, rows_N, gradient_ND.to(slot.gradient.dtype))
         self._arrived(slot)
+
+    def _open(self, slot: Slot) -> None:
+        if slot.fresh:
+            self._reduction.before_write(slot.bucket)
 
     def _arrived(self, slot: Slot) -> None:
         slot.fresh = False
-        if not self._last:
+        if not self._counts:
             return
         slot.bucket.missing -= 1
         if slot.bucket.missing == 0:
-            self._on_full(slot.bucket)
+            self._reduction.bucket_is_full(slot.bucket, last=self._last)
 
-    def _join(self, parameters: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | None:
-        key = tuple(id(parameter) for parameter in parameters)
-        if key not in self._joined:
-            self._joined[key] = self._find_joined([self._slots[one] for one in key])
-        return self._joined[key]
+    def _run(self, key: tuple[int, ...]) -> tuple[Bucket, slice] | None:
+        if key not in self._runs:
+            self._runs[key] = _side_by_side([self._slots[one] for one in key])
+        return self._runs[key]
 
-    @staticmethod
-    def _find_joined(slots: Sequence[Slot]) -> tuple[torch.Tensor, torch.Tensor] | None:
-        bucket, shape = slots[0].bucket, slots[0].parameter.shape[1:]
-        for before, after in pairwise(slots):
-            beside = after.bucket is bucket and after.start == before.end
-            if not beside or after.parameter.shape[1:] != shape:
-                return None
-        part = slice(slots[0].start, slots[-1].end)
-        return (
-            bucket.values[part].view(-1, *shape),
-            bucket.gradients[part].view(-1, *shape),
-        )
+
+def _side_by_side(slots: Sequence[Slot]) -> tuple[Bucket, slice] | None:
+    bucket, shape = slots[0].bucket, slots[0].parameter.shape[1:]
+    for before, after in pairwise(slots):
+        beside = after.bucket is bucket and after.start == before.end
+        if not beside or after.parameter.shape[1:] != shape:
+            return None
+    return bucket, slice(slots[0].start, slots[-1].end)
+
+
+def _rows(flat: torch.Tensor, part: slice, like: torch.Tensor) -> torch.Tensor:
+    return flat[part].view(-1, *like.shape[1:])
 
 
 def _product(
     gradient_OI: torch.Tensor, dy_NO: torch.Tensor, x_NI: torch.Tensor, *, fresh: bool
 ) -> None:
-    if fresh:
+    """Write or add dy^T x; in two steps where it accumulates in another dtype than it is made."""
+    if gradient_OI.dtype != x_NI.dtype:
+        product_OI = dy_NO.t() @ x_NI
+        if fresh:
+            gradient_OI.copy_(product_OI)
+        else:
+            gradient_OI.add_(product_OI)
+    elif fresh:
         torch.mm(dy_NO.t(), x_NI, out=gradient_OI)
     else:
         gradient_OI.addmm_(dy_NO.t(), x_NI)

@@ -1,13 +1,15 @@
 """The weights of a rank: made empty, filled from the seed, and told as shards.
 
-Each rank computes only its own slice of the initial values (`models/initial.py`), so no rank ever
-holds the whole model and no seed checkpoint is needed.
+Each rank computes only its own part of the initial values (`models/initial.py`): its tensor slice,
+and at ZeRO stage 3 only its slice of that. So no rank ever holds the whole model, and no seed
+checkpoint is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import nn
@@ -18,27 +20,69 @@ from echelon.models.initial import initial_values
 from echelon.parallel.buckets import Bucket, Slot
 from echelon.parallel.collectives import Group
 from echelon.parallel.device_mesh import RankGroups
+from echelon.parallel.rectangles import rectangles
 from echelon.parallel.shards import Shard
 
 
-def materialise(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Give the parameters of a module made on the meta device their memory, zeroed."""
-    for owner in module.modules():
-        for name, parameter in list(owner.named_parameters(recurse=False)):
-            empty = torch.zeros(parameter.shape, device=device, dtype=dtype)
-            setattr(owner, name, nn.Parameter(empty))
+def install(module: nn.Module, buckets: Sequence[Bucket]) -> None:
+    """Put the parameters of the buckets in the places of those on the meta device."""
+    for slot in (slot for bucket in buckets for slot in bucket.slots):
+        owner, _, name = slot.spec.name.rpartition(".")
+        setattr(module.get_submodule(owner), name, slot.parameter)
+
+
+def resting_values(bucket: Bucket) -> torch.Tensor:
+    """Return the parameters of a bucket as they are kept between uses: whole, or a slice."""
+    return bucket.value_slice if bucket.plan.sliced else bucket.values
 
 
 @torch.no_grad()
 def fill_initial(
-    module: nn.Module, plan: Plan, specs: Sequence[ParameterSpec], tensor: Group
+    buckets: Sequence[Bucket], flats: Sequence[torch.Tensor], plan: Plan, groups: RankGroups
 ) -> None:
-    """Write this rank's part of the initial values into `module`; padding stays zero."""
-    parameters = dict(module.named_parameters())
-    for spec in specs:
-        offset, size = rectangle(spec, tensor)
-        values = initial_values(plan.model, spec, plan.mathematics.seed, offset=offset, size=size)
-        _real(parameters[spec.name], spec, size).copy_(values)
+    """Write initial values into `flats`, one per bucket: whole, or its own slice.
+
+    Padding is left as it is.
+    """
+    for bucket, flat in zip(buckets, flats, strict=True):
+        for slot in bucket.slots:
+            for piece in pieces(slot, flat, groups.tensor):
+                values = initial_values(
+                    plan.model,
+                    slot.spec,
+                    plan.mathematics.seed,
+                    offset=piece.offset,
+                    size=tuple(piece.tensor.shape),
+                )
+                piece.tensor.copy_(values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotPiece:
+    """Hold a view of a part of a parameter, and where in the whole parameter it starts."""
+
+    offset: tuple[int, ...]
+    tensor: torch.Tensor
+
+
+def pieces(slot: Slot, flat: torch.Tensor, tensor: Group) -> Iterator[SlotPiece]:
+    """Yield the rectangles of a parameter, padding cut off, that a flat tensor holds.
+
+    `flat` has the layout of the slot's bucket: all of it, or the slice that this rank owns.
+    """
+    base = 0 if flat.numel() == slot.bucket.plan.num_elements else slot.bucket.own.start
+    offset, size = rectangle(slot.spec, tensor)
+    # Padding is at the end of dim 0, so what is real comes first; other dims have none.
+    begin = max(slot.start, base)
+    end = min(slot.start + prod(size), base + flat.numel())
+    position = begin - base
+    for place, part in rectangles(size, begin - slot.start, end - slot.start):
+        numel = prod(part)
+        yield SlotPiece(
+            offset=tuple(a + b for a, b in zip(offset, place, strict=True)),
+            tensor=flat[position : position + numel].view(part),
+        )
+        position += numel
 
 
 def rectangle(spec: ParameterSpec, tensor: Group) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -53,27 +97,26 @@ def rectangle(spec: ParameterSpec, tensor: Group) -> tuple[tuple[int, ...], tupl
 def bucket_shards(
     buckets: Sequence[Bucket], tensors: Sequence[torch.Tensor], groups: RankGroups
 ) -> dict[str, list[Shard]]:
-    """Return what `tensors` (one flat tensor per bucket, in its layout) hold, by canonical name."""
-    return dict(
-        (slot.spec.name, [_shard(slot, flat, groups)])
-        for bucket, flat in zip(buckets, tensors, strict=True)
-        for slot in bucket.slots
-    )
+    """Return what `tensors` (flat, one per bucket: whole, or the own slice) hold, by name.
 
-
-def _shard(slot: Slot, flat: torch.Tensor, groups: RankGroups) -> Shard:
-    offset, size = rectangle(slot.spec, groups.tensor)
-    local = flat[slot.start : slot.end].view(slot.parameter.shape)
-    return Shard(
-        name=slot.spec.name,
-        global_shape=slot.spec.shape,
-        offset=offset,
-        tensor=_real(local, slot.spec, size),
-        primary=slot.counted and groups.data.index == 0,
-    )
-
-
-def _real(local: torch.Tensor, spec: ParameterSpec, size: tuple[int, ...]) -> torch.Tensor:
-    if spec.split_dim is None:
-        return local
-    return cast(torch.Tensor, local.narrow(spec.split_dim, 0, size[spec.split_dim]))
+    Of the ranks that hold the same piece, one is its primary holder. A parameter of which this rank
+    holds nothing is absent.
+    """
+    found: dict[str, list[Shard]] = {}
+    for bucket, flat in zip(buckets, tensors, strict=True):
+        cut = flat.numel() != bucket.plan.num_elements
+        first_copy = groups.replicate.index == 0 if cut else groups.data.index == 0
+        for slot in bucket.slots:
+            shards = [
+                Shard(
+                    name=slot.spec.name,
+                    global_shape=slot.spec.shape,
+                    offset=piece.offset,
+                    tensor=piece.tensor,
+                    primary=slot.counted and first_copy,
+                )
+                for piece in pieces(slot, flat, groups.tensor)
+            ]
+            if shards:
+                found[slot.spec.name] = shards
+    return found

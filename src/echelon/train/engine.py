@@ -9,21 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
-from echelon.parallel.apply import RankModel, apply_plan
-from echelon.parallel.device_mesh import RankGroups, rank_groups
+from echelon.parallel.apply import apply_plan
+from echelon.parallel.device_mesh import RankGroups, Wanted, rank_groups
+from echelon.parallel.offload import make_rest
+from echelon.parallel.rank_model import RankModel
 from echelon.parallel.recorder import Recorder
 from echelon.parallel.shards import Shard
-from echelon.parallel.weights import bucket_shards
+from echelon.parallel.weights import bucket_shards, fill_initial, resting_values
 from echelon.schedule.action import Action, ActionKind, Schedule
 from echelon.schedule.build import build_schedule
 from echelon.train.learning_rate import learning_rate
-from echelon.train.optimizer import FlatAdamW, local_norm_squared, scale_gradients
+from echelon.train.loss_scale import LossScale
+from echelon.train.optimizer import MASTER, SliceOptimizer, local_norm_squared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +47,8 @@ class Agreement:
 class StepResult:
     """Say what one step did; loss, tokens, grad_norm and flags are the same on every rank.
 
+    A step is `skipped` where a gradient overflowed under `loss_scale`, the factor of its backward:
+    no rank updated anything.
     `microbatch_losses` maps (data rank, microbatch) to (loss sum, counted tokens) of what this
     rank computed; `stop_requests` counts the ranks that asked to stop. `rank_waits_s` are the
     seconds that each rank waited for others until its gradients were complete (the one that
@@ -52,6 +60,8 @@ class StepResult:
     tokens: int
     grad_norm: float
     learning_rate: float
+    loss_scale: float
+    skipped: bool
     stop_requests: int
     rank_waits_s: tuple[float, ...]
     rank_used_bytes: tuple[int, ...]
@@ -59,8 +69,8 @@ class StepResult:
 
     @property
     def finite(self) -> bool:
-        """Return whether the step was one that an optimizer may follow."""
-        return all(abs(value) < float("inf") for value in (self.loss, self.grad_norm))
+        """Return whether the run may go on: all is finite, or an overflow that the scale mends."""
+        return isfinite(self.loss) and (self.skipped or isfinite(self.grad_norm))
 
 
 class TrainEngine:
@@ -69,9 +79,27 @@ class TrainEngine:
     def __init__(self, plan: Plan, recorder: Recorder, device: torch.device) -> None:
         """Build the part of the recorder's rank; every rank of the mesh must do so together."""
         self.plan = plan
-        self.groups: RankGroups = rank_groups(plan.mesh, recorder, tied=plan.model.tied)
+        self.groups: RankGroups = rank_groups(plan.mesh, recorder, Wanted.by(plan))
         self.model: RankModel = apply_plan(plan, self.groups, device)
-        self.optimizer = FlatAdamW(self.model.buckets, plan.mathematics.optimizer)
+        zero = plan.layout.zero
+        self.optimizer = SliceOptimizer(
+            self.model.buckets,
+            plan,
+            rest=make_rest(
+                zero.optimizer_offload,
+                device,
+                folder=Path(zero.offload_dir),
+                rank=self.groups.rank,
+                num_buffers=zero.offload_buffers,
+            ),
+            groups=self.groups,
+        )
+        if plan.mathematics.precision.has_master:
+            masters = self.optimizer.state()[MASTER]
+            flats = [masters[bucket.name] for bucket in self.model.buckets]
+            fill_initial(self.model.buckets, flats, plan, self.groups)
+        self.loss_scale = LossScale(plan.mathematics.precision)
+        self.num_updates = 0
         self.schedule = build_schedule(
             plan.layout.pipeline.schedule,
             num_stages=plan.num_stages,
@@ -99,25 +127,29 @@ class TrainEngine:
         `finite` and ends the run.
         """
         self.groups.recorder.waited_s = 0.0
-        model, tokens = self.model, self.count_tokens(batches)
-        scale = 1.0 / max(1, tokens)
+        model, tokens, loss_scale = self.model, self.count_tokens(batches), self.loss_scale.value
+        scale = loss_scale / max(1, tokens)
         model.store.start_step()
+        model.reduction.start_step()
         losses = model.executor.run(self.schedule, batches, scale)
         model.reduction.finish()
+        model.residency.end_pass()
         if self.on_gradients is not None:
             self.on_gradients()
-        mine = float(torch.stack(list(losses.values())).sum()) if losses else 0.0
+        mine = float(torch.stack(list(losses.values())).sum()) / loss_scale if losses else 0.0
         said = self._agree(
             mine, local_norm_squared(model.buckets), stop_requested, used_bytes=used_bytes
         )
-        norm = said.grad_norm
-        settings = self.plan.mathematics.optimizer
-        rate = learning_rate(settings, step)
+        # Every rank has the same norm, so all of them see an overflow that one of them had.
+        norm = said.grad_norm / loss_scale
+        overflow = isfinite(said.loss) and not isfinite(norm)
         report = StepResult(
             loss=said.loss,
             tokens=tokens,
             grad_norm=norm,
-            learning_rate=rate,
+            learning_rate=learning_rate(self.plan.mathematics.optimizer, step),
+            loss_scale=loss_scale,
+            skipped=overflow and self.loss_scale.active,
             stop_requests=said.stop_requests,
             rank_waits_s=said.rank_waits_s,
             rank_used_bytes=said.rank_used_bytes,
@@ -127,12 +159,20 @@ class TrainEngine:
             },
         )
         if report.finite:
-            start = self.groups.recorder.now()
-            if settings.clip_norm is not None and norm > settings.clip_norm:
-                scale_gradients(model.buckets, settings.clip_norm / norm)
-            self.optimizer.update(rate)
-            self.groups.recorder.record("update", "optimizer", start=start)
+            if not report.skipped:
+                self._update(report)
+            self.loss_scale.after(overflowed=report.skipped)
         return report
+
+    def _update(self, report: StepResult) -> None:
+        recorder, clip = self.groups.recorder, self.plan.mathematics.optimizer.clip_norm
+        start = recorder.now()
+        factor = 1.0 / report.loss_scale
+        if clip is not None and report.grad_norm > clip:
+            factor *= clip / report.grad_norm
+        self.optimizer.update(report.learning_rate, factor, self.model.residency.updated)
+        self.num_updates += 1
+        recorder.record("update", "optimizer", start=start)
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[TokenBatch]) -> float:
@@ -141,6 +181,7 @@ class TrainEngine:
         tokens = self.count_tokens(batches)
         schedule = forward_only(self.schedule, len(batches))
         losses = self.model.executor.run(schedule, batches, 1.0 / max(1, tokens))
+        self.model.residency.end_pass()
         mine = float(torch.stack(list(losses.values())).sum()) if losses else 0.0
         return self._agree(mine, 0.0, stop_requested=False).loss
 
@@ -151,21 +192,62 @@ class TrainEngine:
         return int(self.groups.data.gather_rows(mine, name="tokens").sum())
 
     def parameters(self) -> dict[str, list[Shard]]:
-        """Return the parameters that this rank holds, as views."""
-        flats = [bucket.values for bucket in self.model.buckets]
-        return bucket_shards(self.model.buckets, flats, self.groups)
+        """Return the parameters that the next forward reads, as this rank keeps them, as views."""
+        self.model.residency.settle()
+        buckets = self.model.buckets
+        return bucket_shards(buckets, [resting_values(one) for one in buckets], self.groups)
+
+    def masters(self) -> dict[str, list[Shard]]:
+        """Return the values that the optimizer updates, as views: the parameters, or copies."""
+        if not self.plan.mathematics.precision.has_master:
+            return self.parameters()
+        return self._shards(self.optimizer.state()[MASTER])
 
     def gradients(self) -> dict[str, list[Shard]]:
-        """Return the gradients in the buckets, as views (clipped once `step` has returned)."""
-        flats = [bucket.gradients for bucket in self.model.buckets]
-        return bucket_shards(self.model.buckets, flats, self.groups)
+        """Return the reduced gradients that this rank has, as views.
 
-    def moments(self) -> dict[str, dict[str, list[Shard]]]:
+        They are multiplied by the loss scale until `step` has returned, and by the optimizer's
+        factor (clipping, the inverse of the scale) after that where no other dtype is between.
+        """
+        buckets = self.model.buckets
+        return bucket_shards(buckets, [one.gradient_slice for one in buckets], self.groups)
+
+    def state(self) -> dict[str, dict[str, list[Shard]]]:
         """Return the optimizer state that this rank holds, as views, by kind."""
-        return {
-            kind: bucket_shards(self.model.buckets, flats, self.groups)
-            for kind, flats in self.optimizer.moments.items()
-        }
+        kinds = self.optimizer.state().items()
+        return {kind: self._shards(flats) for kind, flats in kinds if kind != MASTER}
+
+    def position(self) -> dict[str, Any]:
+        """Return what, beside tensors and the step, the next step depends on, as JSON."""
+        return {"num_updates": self.num_updates, "loss_scale": self.loss_scale.state()}
+
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Go on from `position`, the tensors of this engine having been read from a checkpoint."""
+        self.num_updates = int(position["num_updates"])
+        self.loss_scale.load(position["loss_scale"])
+        self.optimizer.set_num_steps(self.num_updates)
+        if not self.plan.mathematics.precision.has_master:
+            return
+        masters = self.optimizer.state()[MASTER]
+        for bucket in self.model.buckets:
+            bucket.value_slice.copy_(masters[bucket.name])
+            self.model.residency.updated(bucket)
+
+    def close(self) -> None:
+        """Give back what rests outside of the device."""
+        self.model.residency.settle()
+        self.optimizer.rest.close()
+        if self.model.parameter_rest is not None:
+            self.model.parameter_rest.close()
+
+    def _shards(self, flats: Mapping[str, torch.Tensor]) -> dict[str, list[Shard]]:
+        held = [bucket for bucket in self.model.buckets if bucket.name in flats]
+        return bucket_shards(held, [flats[bucket.name] for bucket in held], self.groups)
+
+    @property
+    def _counts_norm(self) -> bool:
+        sliced = self.plan.layout.zero.stage > 0
+        return (self.groups.replicate if sliced else self.groups.data).index == 0
 
     def _agree(
         self, loss: float, norm_squared: float, stop_requested: bool, *, used_bytes: int = 0
@@ -173,14 +255,14 @@ class TrainEngine:
         """Exchange all that every rank must know of a step, in one small all-gather.
 
         Losses are summed over everything but the tensor ranks (they hold the same loss), squares
-        over one replica.
+        over one replica: whole gradients on one data rank, slices on those of one replica.
         """
         groups, mesh = self.groups, self.plan.mesh
         here = mesh.coordinates(groups.rank)
         row = torch.tensor(
             [
                 loss if here[Axis.TP] == 0 else 0.0,
-                norm_squared if groups.data.index == 0 else 0.0,
+                norm_squared if self._counts_norm else 0.0,
                 float(stop_requested),
                 groups.recorder.waited_s,
                 float(used_bytes),

@@ -1,0 +1,197 @@
+"""ZeRO: what of the parameters is whole, and when (stages 1 to 3, hybrid sharding).
+
+Split: every bucket into N equal slices over `dp_shard` (x `cp`): optimizer state at stage 1,
+       gradients too at stage 2, parameters too at stage 3. `dp_replicate` ranks hold copies.
+Sent:  gradients: `data.py`. Parameters, stages 1 and 2: one all-gather per bucket and step, under
+       way since the update, awaited by the first forward that uses it. Stage 3: one all-gather per
+       unit before its forward and one before its backward (or one per step), a unit ahead.
+Bytes: `cost.data_bytes`.
+Must divide: nothing; buckets are padded.
+Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
+        2020; Zhao et al., "PyTorch FSDP", 2023 (units, prefetch).
+
+At stage 3 at most 1 + `prefetch` units are whole at a time (and a tied embedding from its lookup to
+the loss), or all of them where `reshard_after_forward` is off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from echelon.core.plan import Plan, Zero
+from echelon.parallel.buckets import Bucket
+from echelon.parallel.collectives import Group, Pending
+from echelon.parallel.offload import Fetched, Rest, make_rest
+from echelon.parallel.storage import allocate, has_memory, release
+
+class _UnitBegins(torch.autograd.Function):
+    """The output of a unit: its backward begins here."""
+
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor, residency: Residency, unit: str) -> torch.Tensor:
+        """Return y; remember whose it is."""
+        ctx.residency, ctx.unit = residency, unit
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Make the unit whole, and pass the gradient on."""
+        ctx.residency.enter_backward(ctx.unit)
+        return dy, None, None
+
+
+class _UnitEnds(torch.autograd.Function):
+    """The input of a unit: its backward ends here."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, residency: Residency, unit: str) -> torch.Tensor:
+        """Return x; remember whose it is."""
+        ctx.residency, ctx.unit = residency, unit
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dx: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Free the unit, and pass the gradient on."""
+        ctx.residency.leave_backward(ctx.unit)
+        return dx, None, None
+
+
+class Residency:
+    """Make the parameters of a unit whole while it is used, and hold slices in between."""
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        units: Sequence[str],
+        shard: Group,
+        zero: Zero,
+    ) -> None:
+        """Serve `units`, in the order of the forward pass."""
+        self._shard, self._zero = shard, zero
+        self._all = buckets
+        self._sliced = [bucket for bucket in buckets if bucket.plan.sliced]
+        self._buckets: dict[str, list[Bucket]] = {
+            unit: [bucket for bucket in buckets if unit in bucket.plan.units] for unit in units
+        }
+        self._backward = {
+            unit: [b for b in self._buckets[unit] if b.plan.sliced and unit != "embedding"]
+            for unit in units
+        }
+        self._order = list(units)
+        self._gathers: dict[str, Pending] = {}
+        self._reads: dict[str, Fetched] = {}
+
+    def enter(self, unit: str, x: torch.Tensor | None) -> torch.Tensor | None:
+        """Make a unit whole for its forward, and start on those that come after it."""
+        self._make_whole(unit, self._order, self._buckets)
+        if x is None or not self._frees_after_use(unit) or not x.requires_grad:
+            return x
+        return _UnitEnds.apply(x, self, unit) if torch.is_grad_enabled() else x
+
+    def leave(self, unit: str, y: torch.Tensor) -> torch.Tensor:
+        """Free what no later unit of this forward uses."""
+        if not self._frees_after_use(unit):
+            return y
+        for bucket in self._buckets[unit]:
+            if bucket.plan.sliced and bucket.plan.units[-1] == unit:
+                self._free(bucket)
+        gradient = torch.is_grad_enabled() and y.requires_grad and self._backward[unit]
+        return _UnitBegins.apply(y, self, unit) if gradient else y
+
+    def enter_backward(self, unit: str) -> None:
+        """Make a unit whole for its backward, and start on those that come after it there."""
+        self._make_whole(unit, self._order[::-1], self._backward)
+
+    def leave_backward(self, unit: str) -> None:
+        """Free what no later unit of this backward uses."""
+        for bucket in self._backward[unit]:
+            if bucket.plan.backward_units[0] == unit:
+                self._free(bucket)
+
+    def updated(self, bucket: Bucket) -> None:
+        """Learn that the slice of a bucket has new values: send it where the whole is kept."""
+        if not bucket.plan.sliced and self._shard.size > 1:
+            self._gather(bucket)
+
+    def settle(self) -> None:
+        """Return when nothing is under way."""
+        for bucket in self._all:
+            self._await(bucket)
+
+    def end_pass(self) -> None:
+        """Free every unit: a step or an evaluation is over."""
+        for bucket in self._sliced:
+            self._free(bucket)
+        for read in self._reads.values():
+            read.release()
+        self._reads.clear()
+
+    def whole_units(self) -> list[str]:
+        """Return the names of the sliced buckets that have their whole memory now."""
+        return [bucket.name for bucket in self._sliced if has_memory(bucket.values)]
+
+    def _frees_after_use(self, unit: str) -> bool:
+        return self._zero.reshard_after_forward and any(
+            bucket.plan.sliced for bucket in self._buckets[unit]
+        )
+
+    def _make_whole(
+        self, unit: str, order: Sequence[str], buckets: dict[str, list[Bucket]]
+    ) -> None:
+        here = order.index(unit)
+        coming = order[here : here + 1 + self._zero.prefetch]
+        for bucket in (bucket for ahead in coming for bucket in buckets[ahead]):
+            if bucket.plan.sliced and not has_memory(bucket.values):
+                self._gather(bucket)
+        for ahead in order[here + len(coming) : here + len(coming) + 1]:
+            for bucket in buckets[ahead]:
+                self._read(bucket)
+        for bucket in buckets[unit]:
+            self._await(bucket)
+
+    def _gather(self, bucket: Bucket) -> None:
+        piece = bucket.value_slice
+        if bucket.plan.sliced:
+            self._read(bucket)
+            allocate(bucket.values)
+            if bucket.name in self._reads:
+                piece = self._reads[bucket.name].wait()[0].to(bucket.values.device)
+        self._gathers[bucket.name] = self._shard.all_gather(
+            bucket.values, piece, name=f"parameters.{bucket.name}", async_op=True
+        )
+
+    def _read(self, bucket: Bucket) -> None:
+        """Start to bring a slice of parameters from where it rests."""
+        missing = bucket.name not in self._reads and not has_memory(bucket.values)
+        if bucket.rest is not None and missing:
+            self._reads[bucket.name] = bucket.rest.fetch([bucket.values_key])
+
+    def _await(self, bucket: Bucket) -> None:
+        pending = self._gathers.pop(bucket.name, None)
+        if pending is not None:
+            pending.wait()
+        read = self._reads.pop(bucket.name, None) if has_memory(bucket.values) else None
+        if read is not None:
+            read.release()
+
+    def _free(self, bucket: Bucket) -> None:
+        self._await(bucket)
+        release(bucket.values)
+
+
+def parameter_rest(plan: Plan, rank: int, device: torch.device) -> Rest | None:
+    """Return where slices of parameters rest, where that is not the device."""
+    zero = plan.layout.zero
+    if zero.parameter_offload == "none":
+        return None
+    return make_rest(
+        zero.parameter_offload,
+        device,
+        folder=Path(zero.offload_dir),
+        rank=rank,
+        num_buffers=zero.offload_buffers + zero.prefetch,
+    )
