@@ -17,10 +17,10 @@ def test_sixteen_bytes_a_weight_without_sharding() -> None:
     plan = plan_of(model=LLAMA2_7B, stages=cut(32, 1), dtype="fp32")
     terms = {term.name: term.bytes for term in bytes_held(plan, 0)}
     psi = num_parameters(LLAMA2_7B)
-    assert terms == {"parameters": 4 * psi, "gradients": 4 * psi, "optimizer moments": 8 * psi}
+    assert terms == {"parameters": 4 * psi, "gradients": 4 * psi, "optimizer state": 8 * psi}
     assert sum(terms.values()) == 16 * psi
     # The two moments are twice the parameters, not more (fp32 throughout).
-    assert terms["optimizer moments"] == 2 * terms["parameters"]
+    assert terms["optimizer state"] == 2 * terms["parameters"]
 
 
 def test_replicas_hold_the_same_but_for_padding() -> None:
@@ -55,9 +55,17 @@ def test_each_term_has_its_own_precision() -> None:
     mixed = Precision(parameters="bf16", gradients="fp32", reduction="fp32", master="fp32")
     plan = replace(plan, mathematics=replace(plan.mathematics, precision=mixed))
     psi = num_parameters(GPT2_SMALL)
-    assert [term.bytes for term in bytes_held(plan, 0)] == [2 * psi, 4 * psi, 8 * psi]
-    assert [term.formula for term in bytes_held(plan, 0)] == [
+    terms = bytes_held(plan, 0)
+    assert [term.name for term in terms] == [
+        "parameters",
+        "gradients",
+        "master parameters",
+        "optimizer state",
+    ]
+    assert [term.bytes for term in terms] == [2 * psi, 4 * psi, 4 * psi, 8 * psi]
+    assert [term.formula for term in terms] == [
         f"{psi:,} x 2",
+        f"{psi:,} x 4",
         f"{psi:,} x 4",
         f"2 x {psi:,} x 4",
     ]

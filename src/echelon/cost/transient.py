@@ -1,0 +1,160 @@
+"""What a rank holds only while a step runs: the most that it can be, by kind and pool.
+
+Not counted: activations, and what a communication library keeps for itself.
+
+- Stage 3: units of parameters that are whole. While a unit is used, it and the `prefetch` units
+  after it are; a bucket that several units use (a tied embedding on one stage) stays whole from the
+  first to the last of them. Without `reshard_after_forward` every unit stays whole.
+- Gradients that add up in slices: whole buckets, while they fill and until their sum has left.
+- Another dtype of reduction: a copy of each bucket under way.
+- Offload: the sets of tensors (one bucket's) that are read ahead or written behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.buckets import (
+    UNIT_EMBEDDING,
+    UNIT_HEAD,
+    BucketPlan,
+    accumulates_slices,
+    plan_buckets,
+    slice_elements,
+    stage_units,
+)
+from echelon.cost.stage import StagePart, stage_part
+from echelon.cost.terms import HeldTerm, Pool
+from echelon.cost.updates import STATE_KINDS
+
+BUCKETS_IN_FLIGHT = 2
+"""Buckets whose sum may be under way while another one fills, where memory waits for its end."""
+
+Buckets = Sequence[BucketPlan]
+
+
+def held_at_most(plan: Plan, stage: int) -> tuple[HeldTerm, ...]:
+    """Return the most that a rank of `stage` holds beside its model state, by kind and pool."""
+    part = stage_part(plan, stage)
+    buckets = plan_buckets(plan, part)
+    terms = (
+        _gathered(plan, part, buckets),
+        _filling(plan, buckets),
+        _copies(plan, buckets),
+        *_offload_buffers(plan, buckets),
+    )
+    return tuple(term for term in terms if term.bytes)
+
+
+def most_whole_elements(plan: Plan, part: StagePart, buckets: Buckets) -> int:
+    """Return the most elements of sliced buckets that are whole at one time (stage 3)."""
+    sliced = [bucket for bucket in buckets if bucket.sliced]
+    if not plan.layout.zero.reshard_after_forward:
+        return sum(bucket.num_elements for bucket in sliced)
+    order = stage_units(part)
+    forward = _most_whole(plan, order, [(b.units, b.num_elements) for b in sliced])
+    backward = [(b.backward_units, b.num_elements) for b in sliced if b.backward_units]
+    return max(forward, _most_whole(plan, order[::-1], backward))
+
+
+def _most_whole(
+    plan: Plan, order: Sequence[str], used: Sequence[tuple[tuple[str, ...], int]]
+) -> int:
+    """Return the most elements that are whole while the units of `order` run one by one."""
+    ahead = plan.layout.zero.prefetch
+    most = 0
+    for here in range(len(order)):
+        whole = 0
+        for units, size in used:
+            places = [order.index(unit) for unit in units]
+            coming = any(here <= place <= here + ahead for place in places)
+            whole += size * (coming or min(places) <= here <= max(places))
+        most = max(most, whole)
+    return most
+
+
+def _gathered(plan: Plan, part: StagePart, buckets: Buckets) -> HeldTerm:
+    size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+    elements = most_whole_elements(plan, part, buckets)
+    kept = f"{1 + plan.layout.zero.prefetch} units"
+    which = kept if plan.layout.zero.reshard_after_forward else "all units"
+    return HeldTerm(
+        name="whole units of parameters",
+        bytes=elements * size,
+        formula=f"{which}: {elements:,} x {size}",
+    )
+
+
+def _filling(plan: Plan, buckets: Buckets) -> HeldTerm:
+    """Bound the whole buckets of gradients, where slices add up.
+
+    Buckets fill one after the other, those of each update rule for themselves; but one that holds
+    parameters of all blocks (norms, small ones) fills as long as backward runs, and a tied
+    embedding from the first gradient to the last.
+    """
+    size = DTYPE_BYTES[plan.mathematics.precision.gradients]
+    elements = 0
+    if accumulates_slices(plan):
+        aside = [bucket for bucket in buckets if _fills_long(plan, bucket)]
+        rest = [bucket for bucket in buckets if bucket not in aside]
+        num_rules = len({bucket.update for bucket in rest})
+        elements = sum(bucket.num_elements for bucket in aside)
+        elements += _largest(rest, BUCKETS_IN_FLIGHT + num_rules)
+    return HeldTerm(name="whole gradients", bytes=elements * size, formula=f"{elements:,} x {size}")
+
+
+def _fills_long(plan: Plan, bucket: BucketPlan) -> bool:
+    aside = plan.layout.zero.stage == 3 and not bucket.sliced
+    both_ends = {UNIT_EMBEDDING, UNIT_HEAD} <= {*bucket.units}
+    return aside or both_ends or bucket.kind != "whole"
+
+
+def _copies(plan: Plan, buckets: Buckets) -> HeldTerm:
+    """Bound the copies of gradients in the dtype of the reduction."""
+    precision = plan.mathematics.precision
+    size, elements = DTYPE_BYTES[precision.reduction], 0
+    if precision.reduction != precision.gradients:
+        elements = _largest(buckets, 1 + BUCKETS_IN_FLIGHT)
+    return HeldTerm(
+        name="gradients being summed", bytes=elements * size, formula=f"{elements:,} x {size}"
+    )
+
+
+def _offload_buffers(plan: Plan, buckets: Buckets) -> Iterator[HeldTerm]:
+    """Bound the sets that are read ahead of their use or wait to be written."""
+    zero, precision = plan.layout.zero, plan.mathematics.precision
+    master = DTYPE_BYTES[precision.master]
+
+    def updated(bucket: BucketPlan) -> int:
+        tensors = precision.has_master + len(STATE_KINDS[bucket.update])
+        return slice_elements(plan, bucket) * tensors * master
+
+    def read(bucket: BucketPlan) -> int:
+        return slice_elements(plan, bucket) * DTYPE_BYTES[precision.parameters]
+
+    sliced = [bucket for bucket in buckets if bucket.sliced]
+    for home, name, sets in (
+        (zero.optimizer_offload, "buffers of optimizer state", [updated(b) for b in buckets]),
+        (zero.parameter_offload, "buffers of parameters", [read(b) for b in sliced]),
+    ):
+        each = max(sets, default=0)
+        for pool in _buffer_pools(plan, home):
+            yield HeldTerm(
+                name=name,
+                pool=pool,
+                bytes=zero.offload_buffers * each,
+                formula=f"{zero.offload_buffers} x {each:,}",
+            )
+
+
+def _buffer_pools(plan: Plan, home: str) -> Iterator[Pool]:
+    """Yield where the buffers are: files are read into host memory, and from there onto a GPU."""
+    if home == "nvme":
+        yield "host"
+    if home != "none" and plan.cluster.backend == "nccl":
+        yield "device"
+
+
+def _largest(buckets: Buckets, count: int) -> int:
+    return sum(sorted((bucket.num_elements for bucket in buckets), reverse=True)[:count])
