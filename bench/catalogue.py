@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.spec import MODES, SINGLE, Mode, Settings, Size
+from bench.spec import MODES, SINGLE, ZERO_MODES, Mode, Settings, Size
 
 OURS = "Echelon"
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,7 +38,7 @@ _Peer = tuple[str, str, str]
 _PEERS: dict[str, tuple[_Peer, ...]] = {
     "dp2": (
         ("torch DDP", "torch_ddp", ""),
-        ("DeepSpeed ZeRO-0", "deepspeed_engine", "zero0"),
+        ("DeepSpeed ZeRO-0", "deepspeed_engine", "zero"),
         ("Accelerate DDP", "torch_ddp", "accelerate"),
         ("megatron-core", "megatron", ""),
         ("megatron-core overlap", "megatron", "overlap"),
@@ -75,6 +75,36 @@ _PEERS: dict[str, tuple[_Peer, ...]] = {
         ("torch DTensor + pipelining", "torch_pp", "shared"),
     ),
 }
+_ZERO_PEERS: dict[int, tuple[_Peer, ...]] = {
+    0: (
+        ("torch DDP", "torch_ddp", ""),
+        ("DeepSpeed ZeRO-0", "deepspeed_engine", "zero"),
+        ("megatron-core", "megatron", ""),
+    ),
+    1: (
+        ("torch ZeroRedundancyOptimizer", "torch_ddp", "zero1"),
+        ("DeepSpeed ZeRO-1", "deepspeed_engine", "zero"),
+        ("megatron-core distributed optimizer", "megatron", "zero1"),
+        ("megatron-core distributed optimizer, overlap", "megatron", "zero1 overlap"),
+    ),
+    2: (
+        ("DeepSpeed ZeRO-2", "deepspeed_engine", "zero"),
+        ("torch FSDP2, kept after forward", "torch_fsdp", ""),
+        ("torchtitan FSDP2, kept after forward", "torchtitan_llama", "fsdp"),
+    ),
+    3: (
+        ("torchtitan FSDP2", "torchtitan_llama", "fsdp"),
+        ("torch FSDP2", "torch_fsdp", ""),
+        ("torch FSDP2, root kept", "torch_fsdp", "root kept"),
+        ("DeepSpeed ZeRO-3", "deepspeed_engine", "zero"),
+    ),
+}
+"""Which frameworks serve a stage, the fastest known first."""
+
+_HYBRID_PEERS: tuple[_Peer, ...] = (
+    ("torchtitan HSDP", "torchtitan_llama", "fsdp"),
+    ("torch FSDP2 HSDP", "torch_fsdp", ""),
+)
 
 
 def peers(mode: Mode, peers_home: Path, *, at_most: int) -> tuple[Case, ...]:
@@ -82,8 +112,15 @@ def peers(mode: Mode, peers_home: Path, *, at_most: int) -> tuple[Case, ...]:
     python = peers_home / "venv" / "bin" / "python"
     return tuple(
         Case(label=label, module=f"bench.peers.{module}", variant=variant, mode=mode, python=python)
-        for label, module, variant in _PEERS[mode.name][:at_most]
+        for label, module, variant in _peers_of(mode)[:at_most]
     )
+
+
+def _peers_of(mode: Mode) -> tuple[_Peer, ...]:
+    if mode.name in _PEERS:
+        return _PEERS[mode.name]
+    hybrid = mode.zero_stage > 0 and mode.dp_replicate > 1
+    return _HYBRID_PEERS if hybrid else _ZERO_PEERS[mode.zero_stage]
 
 
 def ours(mode: Mode) -> Case:
@@ -110,8 +147,9 @@ def single(peers_home: Path) -> Case:
 
 def chosen_modes(names: str) -> tuple[Mode, ...]:
     """Return the modes of a comma-separated list; ValueError names an unknown one."""
+    known = {**MODES, **ZERO_MODES}
     wanted = [name.strip() for name in names.split(",") if name.strip()]
-    unknown = [name for name in wanted if name not in MODES]
+    unknown = [name for name in wanted if name not in known]
     if unknown:
-        raise ValueError(f"unknown modes {unknown}; known: {', '.join(MODES)}")
-    return tuple(MODES[name] for name in wanted)
+        raise ValueError(f"unknown modes {unknown}; known: {', '.join(known)}")
+    return tuple(known[name] for name in wanted)

@@ -5,7 +5,8 @@ overlap and placement show, which loopback hides. Consecutive ranks share a host
 data) neighbours stay inside where a mode has four ranks. Echelon also runs on links that are not
 shaped; the difference is its exposed transfer time, set beside what the dependency graph of the
 mode forces (`bench/exposed.py`). Where that is too little to be told from noise (a pipeline sends
-a few MB), the exposed time is taken on links ten times slower. Needs root, `ip` and `tc`. Exit 1
+a few MB), the exposed time is taken on links ten times slower. ZeRO modes are measured when named
+(`--modes zero3-2 --peers 9`). Needs root, `ip` and `tc`. Exit 1
 where a target is missed.
 """
 
@@ -36,12 +37,13 @@ from bench.interleave import (
 )
 from bench.ranks import Measurement
 from bench.report import fastest_peer, rows, table
-from bench.spec import Mode
+from bench.spec import ZERO_MODES, Mode
+from bench.work import NUM_HOSTS
 
-NUM_HOSTS = 2
 NOISE = 0.05
 SLOWER = 10
 WALL_TARGET = 0.95
+ZERO_WALL_TARGET = 0.90
 EXPOSED_TARGET = 1.15
 
 
@@ -175,10 +177,11 @@ def _judge(mode: Mode, options: Options, link: Link, entered: Contest, own: OwnT
     peer = fastest_peer(found)
     if peer is not None:
         ratio = mine.step_s / peer.step_s
-        missed += ratio > WALL_TARGET
+        target = wall_target(mode)
+        missed += ratio > target
         print(
             f"{mode.name} wall: {OURS} {mine.step_s:.3f} s, {peer.label} {peer.step_s:.3f} s"
-            f" = {ratio:.3f}x, target <= {WALL_TARGET:.2f}x: {_word(ratio <= WALL_TARGET)}"
+            f" = {ratio:.3f}x, target <= {target:.2f}x: {_word(ratio <= target)}"
         )
     if own.free:
         free_s = statistics.median(one.step_s for one in own.free)
@@ -194,6 +197,11 @@ def _judge(mode: Mode, options: Options, link: Link, entered: Contest, own: OwnT
         print(f"{mode.name} {exposure.line()}")
     sys.stdout.flush()
     return missed
+
+
+def wall_target(mode: Mode) -> float:
+    """Return the ratio to the fastest peer that a mode must reach on slow links."""
+    return ZERO_WALL_TARGET if mode.name in ZERO_MODES else WALL_TARGET
 
 
 def _word(met: bool) -> str:

@@ -3,79 +3,26 @@
 One link carries what the outermost axis of a mode sends between two hosts. Every function here
 starts from the seconds of the same step on links that cost nothing (`compute_s`) and returns the
 seconds that slow links must add, however well the rest is overlapped. Compute is shared out over
-operations by their multiply-adds; a weight gradient and an input gradient cost as much as the
-forward matmul, attention's backward 2.5 times its forward; the optimizer is counted as backward,
-which makes the window for overlap a little longer and the forced time a little shorter.
-
-Shapes: D hidden, F ffn, V vocabulary, T sequence, N tokens of a microbatch, p stages.
+operations by their multiply-adds (`bench/work.py`). Where replicas lie on different hosts and
+shards of one replica on the same, only sums of gradients cross, as without shards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
+from bench.exposed_zero import forced_by_zero
 from bench.hosts import Link
 from bench.spec import Mode, Size
+from bench.work import ELEMENT_BYTES, NUM_HOSTS, backward_of_block, work_of
 from echelon.schedule.build import build_schedule
 from echelon.schedule.simulate import Durations, simulate
-
-ELEMENT_BYTES = 4
-_ATTENTION_BACKWARD = 2.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """Hold the multiply-adds per token of the parts of a forward pass."""
-
-    projections: float
-    attention: float
-    mlp: float
-    head: float
-    layers: int
-
-    @property
-    def layer_forward(self) -> float:
-        """Return the multiply-adds of one block forward."""
-        return self.projections + self.attention + self.mlp
-
-    @property
-    def layer_backward(self) -> float:
-        """Return the multiply-adds of one block backward."""
-        return 2 * (self.projections + self.mlp) + _ATTENTION_BACKWARD * self.attention
-
-    @property
-    def forward(self) -> float:
-        """Return the multiply-adds of the whole forward pass."""
-        return self.layers * self.layer_forward + self.head
-
-    @property
-    def backward(self) -> float:
-        """Return the multiply-adds of the whole backward pass."""
-        return self.layers * self.layer_backward + 2 * self.head
-
-    @property
-    def step(self) -> float:
-        """Return the multiply-adds of a step."""
-        return self.forward + self.backward
-
-
-def work_of(size: Size) -> Work:
-    """Return the work of a size: q, k, v, o; causal scores and values; gate, up, down; head."""
-    kv = size.hidden * size.kv_heads // size.heads
-    return Work(
-        projections=size.hidden * (2 * size.hidden + 2 * kv),
-        attention=size.sequence * size.hidden,
-        mlp=3 * size.hidden * size.ffn,
-        head=size.hidden * size.vocab,
-        layers=size.layers,
-    )
 
 
 def forced_s(size: Size, mode: Mode, link: Link, compute_s: float) -> float:
     """Return the seconds that transfers between two hosts must add to a step of `mode`."""
     if mode.pp > 1:
         return forced_by_pipeline(size, mode, link, compute_s)
+    if mode.zero_stage > 0 and mode.dp_replicate == 1:
+        return forced_by_zero(size, mode, link, compute_s)
     if mode.dp > 1:
         return forced_by_data(size, mode, link, compute_s)
     return forced_by_tensor(size, mode, link, compute_s)
@@ -88,32 +35,24 @@ def forced_by_data(size: Size, mode: Mode, link: Link, compute_s: float) -> floa
     overlap with anything. With r_k the second at which gradient k exists and b_k the bytes of its
     all-reduce on the uplink, the link is done at max over k of r_k + sum of b_j / rate for j >= k;
     what is forced is that minus the end of backward. The tensor ranks of a host share its uplink,
-    so together they send every gradient once, each for its own part.
+    so together they send every gradient once, each for its own part. Replicas on one host can add
+    up their gradients before they leave it.
     """
     work = work_of(size)
     rate = link.bytes_per_s
     second_per_mac = compute_s / work.step
     now = work.forward * second_per_mac
     ready: list[tuple[float, float]] = []
-    factor = 2 * (mode.dp - 1) / mode.dp * ELEMENT_BYTES
+    hosts = min(mode.dp, NUM_HOSTS)
+    factor = 2 * (hosts - 1) / hosts * ELEMENT_BYTES
     now += 2 * work.head * second_per_mac
     ready.append((now, factor * work.head))
     for _ in range(size.layers):
-        for macs, weights in _backward_of_block(work):
+        for macs, weights in backward_of_block(work):
             now += macs * second_per_mac
             ready.append((now, factor * weights))
     ready.append((now, factor * size.vocab * size.hidden))
     return _link_done(ready, rate) - now
-
-
-def _backward_of_block(work: Work) -> Iterable[tuple[float, float]]:
-    """Yield (multiply-adds per token, weights whose gradients then exist), in backward order."""
-    for _ in range(3):  # down, then up and gate
-        yield 2 * work.mlp / 3, work.mlp / 3
-    yield 2 * work.projections / 4, work.projections / 4
-    yield _ATTENTION_BACKWARD * work.attention, 0
-    for _ in range(3):  # q, k, v
-        yield 2 * work.projections / 4, work.projections / 4
 
 
 def _link_done(ready: list[tuple[float, float]], rate: float) -> float:

@@ -1,6 +1,6 @@
 """Keep all cases of a mode alive and let them take turns: A B C, A B C, ...
 
-What both `bench.train` and `bench.cluster` do: options, start-up, rounds, orderly ends.
+What `bench.train`, `bench.zero` and `bench.cluster` do: options, start-up, rounds, orderly ends.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.catalogue import DEFAULT_PEERS, Case, chosen_modes, ours, peers
-from bench.hosts import Host, remove_leftovers
+from bench.hosts import Host, one_host, remove_leftovers
 from bench.ranks import CaseFailed, CaseSkipped, Measurement, RankGroup
 from bench.spec import MODES, SIZES, Mode, Size
 
@@ -46,15 +46,22 @@ class Options:
         return own + peers(mode, self.peers_home, at_most=self.num_peers)
 
 
-def add_options(parser: argparse.ArgumentParser, *, steps: int) -> None:
+def add_options(
+    parser: argparse.ArgumentParser,
+    *,
+    steps: int,
+    modes: Iterable[str] = MODES,
+    num_peers: int = 2,
+) -> None:
     """Add the common flags to a command's parser."""
     add = parser.add_argument
-    add("--modes", default=",".join(MODES), help="comma-separated: %(default)s")
+    add("--modes", default=",".join(modes), help="comma-separated: %(default)s")
     add("--size", choices=SIZES, default="spec", help="size of the model (default: %(default)s)")
     add("--rounds", type=int, default=3, help="turns of every case (default: %(default)s)")
     add("--steps", type=int, default=steps, help="timed steps a turn (default: %(default)s)")
     add("--warmup", type=int, default=1, help="untimed steps a turn (default: %(default)s)")
-    add("--peers", type=int, default=2, help="how many, the fastest known first (default: 2)")
+    known_first = "how many, the fastest known first (default: %(default)s)"
+    add("--peers", type=int, default=num_peers, help=known_first)
     add("--no-echelon", action="store_true", help="measure the peers only")
     add("--peers-home", type=Path, default=DEFAULT_PEERS, help="where setup_peers.sh put them")
     add("--json", type=Path, help="write every measurement to this file")
@@ -156,6 +163,12 @@ class Contest:
         say(f"  {label}: {taken.step_s:.3f} s, CPU {taken.cpu_s:.3f} s")
         return taken
 
+    def keep(self, label: str, *, warmup: int, steps: int) -> None:
+        """Let one case run and keep what it took."""
+        taken = self.turn(label, warmup=warmup, steps=steps)
+        if taken is not None:
+            self.rounds[label].append(taken)
+
     def _out(self, label: str, error: Exception) -> None:
         lines = str(error).strip().splitlines()
         self.failures[label] = " ".join(lines)[:300]
@@ -170,6 +183,25 @@ def contest(cases: Sequence[Case], options: Options, make_hosts: HostMaker) -> I
         for case in cases:
             entered.enter(case, stack, make_hosts)
         yield entered
+
+
+@contextlib.contextmanager
+def on_one_host() -> Iterator[Sequence[Host]]:
+    """Yield the one host of a case that needs no links."""
+    with one_host() as host:
+        yield (host,)
+
+
+def take_rounds(mode: Mode, options: Options, reference: Contest, alone: str) -> Contest:
+    """Run the rounds of one mode on one host; `reference` gives its case `alone` a turn in each."""
+    with contest(options.cases(mode), options, on_one_host) as entered:
+        for number in range(options.rounds):
+            say(f" round {number + 1} of {options.rounds}")
+            if alone in reference.groups:
+                reference.keep(alone, warmup=0, steps=1)
+            for label in list(entered.groups):
+                entered.keep(label, warmup=options.warmup, steps=options.steps)
+    return entered
 
 
 def say(text: str) -> None:

@@ -7,12 +7,9 @@ proportions and differences, not totals.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-from collections.abc import Iterator, Sequence
 
-from bench.hosts import Host, one_host
-from bench.interleave import add_options, contest, end_cleanly, read_options
+from bench.interleave import add_options, contest, end_cleanly, on_one_host, read_options
 
 
 def main() -> int:
@@ -24,7 +21,7 @@ def main() -> int:
     options = read_options(arguments)
     end_cleanly()
     for mode in options.modes:
-        with contest(options.cases(mode), options, _one) as entered:
+        with contest(options.cases(mode), options, on_one_host) as entered:
             for label, (group, _) in entered.groups.items():
                 operators = group.profile(steps=options.steps)
                 total = sum(seconds for _, _, seconds in operators)
@@ -34,12 +31,6 @@ def main() -> int:
             for label, reason in entered.failures.items():
                 print(f"\n{mode.name} {label} did not run: {reason}")
     return 0
-
-
-@contextlib.contextmanager
-def _one() -> Iterator[Sequence[Host]]:
-    with one_host() as host:
-        yield (host,)
 
 
 if __name__ == "__main__":

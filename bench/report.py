@@ -43,6 +43,7 @@ class Verdict:
     our_value: float
     limit: float | None
     target: float
+    unit: str = "s"
 
     @property
     def ratio(self) -> float:
@@ -61,8 +62,9 @@ class Verdict:
             above = (self.peer_value / self.limit - 1) * 100
             limit = f"; limit {self.limit:.3f} s, the peer stands {above:+.0f} % above it"
         word = "met" if self.met else "MISSED"
+        mine, theirs = (f"{v:.3f} {self.unit}" for v in (self.our_value, self.peer_value))
         return (
-            f"{self.quantity}: {OURS} {self.our_value:.3f} s, {self.peer} {self.peer_value:.3f} s"
+            f"{self.quantity}: {OURS} {mine}, {self.peer} {theirs}"
             f" = {self.ratio:.3f}x, target <= {self.target:.2f}x: {word}{limit}"
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,8 @@ class Mode:
     """Name one split: the degree of each axis, and the microbatches of a pipeline.
 
     Ranks are row-major over (pp, dp, tp) in every framework here, so tensor neighbours are
-    consecutive ranks and pipeline neighbours are farthest apart.
+    consecutive ranks and pipeline neighbours are farthest apart. Of the `dp` ranks that read
+    different samples, each `dp_shard` consecutive ones share out what `zero_stage` says.
     """
 
     name: str
@@ -50,6 +52,13 @@ class Mode:
     pp: int = 1
     sequence_parallel: bool = False
     microbatches: int = 1
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    dp_shard: int = 1
+
+    @property
+    def dp_replicate(self) -> int:
+        """Return how many times what data ranks share out exists."""
+        return self.dp // self.dp_shard
 
     @property
     def world_size(self) -> int:
@@ -85,6 +94,22 @@ MODES = {
     )
 }
 SINGLE = Mode(name="single")
+
+
+def _zero_mode(stage: Literal[0, 1, 2, 3], ranks: int) -> Mode:
+    return Mode(
+        name=f"zero{stage}-{ranks}", dp=ranks, zero_stage=stage, dp_shard=ranks if stage else 1
+    )
+
+
+ZERO_MODES = {
+    mode.name: mode
+    for mode in (
+        *(_zero_mode(stage, ranks) for ranks in (2, 4) for stage in (0, 1, 2, 3)),
+        Mode(name="zero3-2x2", dp=4, zero_stage=3, dp_shard=2),
+    )
+}
+"""Data parallelism at every ZeRO stage on 2 and 4 ranks; 2x2: two replicas, each over two ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

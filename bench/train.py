@@ -9,27 +9,24 @@ missed, 0 where all are met.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from bench.catalogue import OURS, single
-from bench.hosts import Host, one_host
 from bench.interleave import (
     Contest,
-    Options,
     add_options,
     contest,
     end_cleanly,
+    on_one_host,
     read_options,
     say,
+    take_rounds,
 )
-from bench.ranks import Measurement
 from bench.report import Verdict, compare, rows, table
 from bench.spec import Mode
 
@@ -45,11 +42,11 @@ def main() -> int:
     verdicts: list[Verdict] = []
     failed = False
     alone = single(options.peers_home)
-    with contest((alone,) if options.num_peers else (), options, _one) as reference:
+    with contest((alone,) if options.num_peers else (), options, on_one_host) as reference:
         reference.rounds.setdefault(alone.label, [])
         for mode in options.modes:
             say(f"{mode.name} ({time.monotonic() - started:.0f} s)")
-            entered = _measure(mode, options, reference, alone.label)
+            entered = take_rounds(mode, options, reference, alone.label)
             failed = failed or OURS in entered.failures
             verdicts += _judge(mode, entered, reference)
             for label, taken in entered.rounds.items():
@@ -66,24 +63,6 @@ def main() -> int:
     return 1 if missed or failed else 0
 
 
-@contextlib.contextmanager
-def _one() -> Iterator[Sequence[Host]]:
-    with one_host() as host:
-        yield (host,)
-
-
-def _measure(mode: Mode, options: Options, reference: Contest, alone: str) -> Contest:
-    """Run the rounds of one mode."""
-    with contest(options.cases(mode), options, _one) as entered:
-        for number in range(options.rounds):
-            say(f" round {number + 1} of {options.rounds}")
-            if alone in reference.groups:
-                _keep(reference, alone, warmup=0, steps=1)
-            for label in list(entered.groups):
-                _keep(entered, label, warmup=options.warmup, steps=options.steps)
-    return entered
-
-
 def _judge(mode: Mode, entered: Contest, reference: Contest) -> list[Verdict]:
     """Print the table of one mode and return its verdicts."""
     found = rows(entered.rounds)
@@ -95,12 +74,6 @@ def _judge(mode: Mode, entered: Contest, reference: Contest) -> list[Verdict]:
         print(f"{mode.name} {verdict.line()}")
     sys.stdout.flush()
     return verdicts
-
-
-def _keep(entered: Contest, label: str, *, warmup: int, steps: int) -> None:
-    taken: Measurement | None = entered.turn(label, warmup=warmup, steps=steps)
-    if taken is not None:
-        entered.rounds[label].append(taken)
 
 
 if __name__ == "__main__":

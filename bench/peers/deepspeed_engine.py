@@ -1,4 +1,6 @@
-"""DeepSpeed on CPU and Gloo. Variants: "zero0", "autotp", "pipe"; its own C++ AdamW.
+"""DeepSpeed on CPU and Gloo. Variants: "zero" (the stage is the mode's), "autotp", "pipe".
+
+The optimizer is its own C++ AdamW.
 
 A stale build lock hangs every later run, so `setup_peers.sh` builds the C++ ops beforehand.
 """
@@ -43,7 +45,7 @@ def _config(settings: Settings) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": rows // mode.microbatches,
         "gradient_accumulation_steps": mode.microbatches,
         "train_batch_size": settings.size.global_sequences,
-        "zero_optimization": {"stage": 0},
+        "zero_optimization": {"stage": mode.zero_stage},
         "zero_allow_untested_optimizer": True,
         "gradient_clipping": 0.0,
         "steps_per_print": 10**9,

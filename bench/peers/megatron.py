@@ -54,7 +54,7 @@ def _config(settings: Settings) -> Any:
     )
 
 
-def _model(settings: Settings, config: Any, overlap: bool) -> Any:
+def _model(settings: Settings, config: Any) -> Any:
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.models.gpt import GPTModel
@@ -71,10 +71,18 @@ def _model(settings: Settings, config: Any, overlap: bool) -> Any:
         share_embeddings_and_output_weights=False,
         parallel_output=True,
     )
+    overlap = "overlap" in settings.variant
     ddp = DistributedDataParallelConfig(
-        use_distributed_optimizer=False, overlap_grad_reduce=overlap
+        use_distributed_optimizer=_shares_state(settings),
+        overlap_grad_reduce=overlap,
+        overlap_param_gather=overlap and _shares_state(settings),
     )
     return DistributedDataParallel(config, ddp, gpt)
+
+
+def _shares_state(settings: Settings) -> bool:
+    """Return whether Megatron's distributed optimizer (ZeRO-1) is asked for."""
+    return "zero1" in settings.variant
 
 
 def _optimizer(settings: Settings, model: Any) -> Any:
@@ -86,7 +94,8 @@ def _optimizer(settings: Settings, model: Any) -> Any:
         weight_decay=settings.weight_decay,
         adam_beta2=0.999,
         clip_grad=0.0,
-        use_distributed_optimizer=False,
+        use_distributed_optimizer=_shares_state(settings),
+        overlap_param_gather="overlap" in settings.variant and _shares_state(settings),
     )
     return get_megatron_optimizer(config, [model])
 
@@ -105,7 +114,11 @@ def _forward(settings: Settings) -> Callable[[Batches, Any], tuple[torch.Tensor,
 
 
 def build(settings: Settings) -> StepFunction:
-    """Return the step of one rank of dp x tp x pp; variant "overlap" overlaps its reduction."""
+    """Return the step of one rank of dp x tp x pp.
+
+    Variants, together or alone: "zero1" shares out the optimizer state, "overlap" overlaps what is
+    sent over data ranks with forward and backward.
+    """
     pretend_cuda()
     join(settings)
     mode = settings.mode
@@ -119,7 +132,7 @@ def build(settings: Settings) -> StepFunction:
     tensor_parallel.random.initialize_rng_tracker(inference_rng_tracker=True)
     torch.manual_seed(settings.seed)
     config = _config(settings)
-    model = _model(settings, config, settings.variant == "overlap")
+    model = _model(settings, config)
     optimizer = _optimizer(settings, model)
     config.finalize_model_grads_func = finalize_model_grads
     forward_backward = get_forward_backward_func()

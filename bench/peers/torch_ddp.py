@@ -1,4 +1,4 @@
-"""torch DistributedDataParallel, bare or driven by Accelerate (variant "accelerate")."""
+"""torch DistributedDataParallel. Variants: "accelerate" drives it, "zero1" shares out the state."""
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
@@ -12,6 +12,21 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.data import rank_batch
 from bench.peers.llama import adamw, cross_entropy, join, llama
 from bench.spec import Settings, StepFunction
+
+
+def _optimizer(settings: Settings, model: Any) -> torch.optim.Optimizer:
+    if settings.variant != "zero1":
+        return adamw(settings, model.parameters())
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return ZeroRedundancyOptimizer(
+        model.parameters(),
+        torch.optim.AdamW,
+        parameters_as_bucket_view=True,
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
 
 
 def build(settings: Settings) -> StepFunction:
@@ -30,7 +45,7 @@ def build(settings: Settings) -> StepFunction:
         backward = accelerator.backward
     else:
         model = DistributedDataParallel(llama(settings), gradient_as_bucket_view=True)
-        optimizer = adamw(settings, model.parameters())
+        optimizer = _optimizer(settings, model)
         backward = torch.Tensor.backward
 
     def step(number: int) -> float:

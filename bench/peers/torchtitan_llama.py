@@ -1,9 +1,12 @@
-"""torchtitan 0.3: its Llama 3 and `parallelize_llama` (TP with sequence parallelism) in our loop.
+"""torchtitan 0.3: its Llama 3 and `parallelize_llama` in our loop.
+
+Tensor with sequence parallelism, or variant "fsdp": its FSDP2 (HSDP where there are replicas).
 
 Adaptations, all from outside: torchtitan picks "cuda" where no accelerator is found, so its
 device is set before the rest of it is imported; it imports triton unconditionally, so
 `setup_peers.sh` puts one beside the environment; 0.3 selects flex or varlen attention only,
-neither of which trains on CPU, so its own SDPA module is put in their place.
+neither of which trains on CPU, so its own SDPA module is put in their place. It also switches the
+averaging of FSDP2 off, which is done here by the loss; Gloo needs plain sums for that.
 """
 # pyright: reportMissingImports=false
 
@@ -16,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 
 from bench.data import rank_batch
 from bench.peers.llama import adamw, cross_entropy, join
@@ -64,15 +68,17 @@ def _config(settings: Settings, parallelism: Any, training: Any) -> Any:
 
 
 def _model(settings: Settings) -> tuple[Any, Any]:
-    """Return (the split model with its own initial weights, the tensor group)."""
+    """Return (the split model with its own initial weights, its dimensions)."""
     from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
     from torchtitan.distributed import ParallelDims
     from torchtitan.models.llama3.parallelize import parallelize_llama
 
     mode, size = settings.mode, settings.size
     parallelism = ParallelismConfig(
-        data_parallel_shard_degree=mode.dp,
+        data_parallel_replicate_degree=mode.dp_replicate if mode.zero_stage else 1,
+        data_parallel_shard_degree=mode.dp_shard if mode.zero_stage else mode.dp,
         tensor_parallel_degree=mode.tp,
+        fsdp_reshard_after_forward="never" if mode.zero_stage == 2 else "default",
         spmd_backend="partial_dtensor",
     )
     dims = ParallelDims.from_config(parallelism, mode.world_size)
@@ -94,23 +100,27 @@ def _model(settings: Settings) -> tuple[Any, Any]:
         ac_config=None,
         dump_folder="/tmp",
     )
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
     model.to_empty(device="cpu")
     with torch.no_grad():
         model.init_states(buffer_device=torch.device("cpu"))
     model.train()
-    return model, dims.get_mesh("tp").get_group()
+    return model, dims
 
 
 def build(settings: Settings) -> StepFunction:
-    """Return the step of one tensor rank."""
+    """Return the step of one rank of dp x tp."""
     join(settings)
     sys.path.append(str(Path(sys.prefix).parent / "triton"))
     import torchtitan.tools.utils as titan
 
     titan.device_type, titan.device_module = "cpu", torch.cpu
-    model, group = _model(settings)
+    model, dims = _model(settings)
     optimizer = adamw(settings, model.parameters())
     mode, size = settings.mode, settings.size
+    group = dims.get_mesh("tp").get_group() if mode.tp > 1 else None
     dp_rank = dist.get_rank() // mode.tp
     rows = size.global_sequences // mode.dp
     positions = torch.arange(size.sequence).unsqueeze(0).expand(rows, -1)
@@ -126,7 +136,7 @@ def build(settings: Settings) -> StepFunction:
         elif logits.shape[-1] != size.vocab:
             logits = torch.cat(all_gather(logits.contiguous(), group=group), dim=-1)
         loss = cross_entropy(logits, labels)
-        loss.backward()
+        (loss / mode.dp).backward()
         optimizer.step()
         return loss.item()
 

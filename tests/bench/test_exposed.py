@@ -11,10 +11,10 @@ from bench.exposed import (
     forced_by_tensor,
     forced_s,
     transfer_s,
-    work_of,
 )
 from bench.hosts import Link
 from bench.spec import MODES, SIZES, Mode, Size
+from bench.work import work_of
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import num_parameters
 

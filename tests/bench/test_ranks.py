@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bench.catalogue import chosen_modes, ours, peers, single
-from bench.echelon_case import bench_plan
 from bench.hosts import PREFIX, can_make_namespaces, linked_hosts, one_host, remove_leftovers
+from bench.plans import bench_plan
 from bench.ranks import CaseFailed, RankGroup
 from bench.spec import MODES, SIZES, Mode, Settings
 from bench.wire import wire_bytes
