@@ -46,8 +46,19 @@ def pretend_cuda() -> None:
     anything: Any = torch
     anything.Tensor.cuda = lambda tensor, *_, **__: tensor
     anything.nn.Module.cuda = lambda module, *_, **__: module
+    anything.Tensor.type = _type_on_cuda(torch.Tensor.type)
     for name in ("tensor", "zeros", "ones", "empty", "full", "arange", "rand"):
         setattr(torch, name, _on_cpu(getattr(torch, name), cpu))
+
+
+def _type_on_cuda(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `Tensor.type` with names as on a GPU, which the distributed optimizer insists on."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        found = function(*args, **kwargs)
+        return found.replace("torch.", "torch.cuda.") if isinstance(found, str) else found
+
+    return call
 
 
 def _on_cpu(function: Callable[..., Any], cpu: torch.device) -> Callable[..., Any]:
