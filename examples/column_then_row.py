@@ -32,7 +32,7 @@ from echelon.cost.collectives import all_gather_bytes, all_reduce_bytes
 from echelon.launch.context import RankContext
 from echelon.launch.pool import RankPool
 from echelon.parallel.collectives import Group
-from echelon.parallel.device_mesh import rank_groups
+from echelon.parallel.device_mesh import Wanted, rank_groups
 from echelon.parallel.recorder import Recorder
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
 
@@ -110,7 +110,7 @@ def one_rank(context: RankContext, argument: None) -> list[Computed]:
     """Compute both orders on this rank's half of the weights."""
     events = EventList()
     recorder = Recorder(context.rank, events)
-    group = rank_groups(Mesh(tp=context.world_size), recorder, tied=False).tensor
+    group = rank_groups(Mesh(tp=context.world_size), recorder, Wanted()).tensor
     return [compute(order, group, events) for order in ORDERS]
 
 

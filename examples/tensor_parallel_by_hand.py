@@ -21,12 +21,13 @@ from torch import nn
 from echelon.core.event import EventList
 from echelon.core.mesh import Mesh
 from echelon.core.parameters import ParameterSpec
+from echelon.core.plan import Optimizer
 from echelon.cost.buckets import BucketPlan
 from echelon.launch.context import RankContext
 from echelon.launch.pool import RankPool
 from echelon.parallel.buckets import BucketRule, make_buckets
-from echelon.parallel.device_mesh import rank_groups
-from echelon.parallel.gradients import GradientStore
+from echelon.parallel.device_mesh import Wanted, rank_groups
+from echelon.parallel.gradients import GradientStore, NoReduction
 from echelon.parallel.recorder import Recorder
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
 
@@ -67,7 +68,7 @@ def one_rank(context: RankContext, argument: None) -> Steps:
     """Compute the same with this rank's half of the weights."""
     events = EventList()
     recorder = Recorder(context.rank, events)
-    group = rank_groups(Mesh(tp=context.world_size), recorder, tied=False).tensor
+    group = rank_groups(Mesh(tp=context.world_size), recorder, Wanted()).tensor
     half_a = nn.Parameter(A.chunk(RANKS, dim=0)[group.index].clone())
     half_b = nn.Parameter(B.chunk(RANKS, dim=1)[group.index].clone())
     column = nn.Linear(WIDTH, INNER // RANKS, bias=False)
@@ -105,12 +106,13 @@ def hold(
     )
     rule = BucketRule(
         plans=[plan],
-        reductions={"whole": ()},
+        optimizer=Optimizer(),
         counted=dict.fromkeys(parameters, True),
         uses={},
+        gradients=torch.float32,
     )
-    buckets = make_buckets(parameters, specs, rule)
-    store = GradientStore(lambda bucket: None)
+    buckets = make_buckets(parameters, specs, rule, like=torch.empty(0))
+    store = GradientStore(NoReduction())
     store.hold(buckets)
     store.start_step()
     store.start_backward(last=True)

@@ -9,10 +9,11 @@ from torch import nn
 
 from echelon.core.event import NoEvents
 from echelon.core.parameters import ParameterSpec
+from echelon.core.plan import Optimizer
 from echelon.cost.buckets import BucketPlan
 from echelon.parallel.buckets import Bucket, BucketRule, make_buckets
 from echelon.parallel.collectives import Group
-from echelon.parallel.gradients import GradientStore
+from echelon.parallel.gradients import GradientStore, NoReduction
 from echelon.parallel.recorder import Recorder
 
 
@@ -43,18 +44,32 @@ def by_hand(
         )
         for index, names in enumerate(cuts)
     ]
+    like = next(iter(parameters.values())).detach()
     rule = BucketRule(
         plans=plans,
-        reductions={"whole": (alone(),)},
+        optimizer=Optimizer(),
         counted={name: True for name in parameters} | dict(counted or {}),
         uses=dict(uses or {}),
+        gradients=like.dtype,
     )
-    return make_buckets(dict(parameters), specs, rule)
+    return make_buckets(dict(parameters), specs, rule, like)
+
+
+class Noted(NoReduction):
+    """Write down which buckets are full."""
+
+    def __init__(self, full: list[str]) -> None:
+        """Write into `full`."""
+        self.full = full
+
+    def bucket_is_full(self, bucket: Bucket, *, last: bool) -> None:
+        """Write the name of a bucket down."""
+        self.full.append(bucket.name)
 
 
 def store_of(parameters: Mapping[str, nn.Parameter]) -> GradientStore:
     """Return a store that holds `parameters` in one bucket."""
-    store = GradientStore(lambda _: None)
+    store = GradientStore(NoReduction())
     store.hold(by_hand(parameters, [list(parameters)]))
     store.start_step()
     return store

@@ -61,6 +61,8 @@ GPT2 = replace(
 
 STORE_ALL = Recompute()
 
+STORE_WHOLE = Zero()
+
 ADAMW = Optimizer(total_steps=8, clip_norm=0.5, eps=1e-3, warmup_steps=2)
 """An eps of the size of a gradient, so that an update shows its size and not only its sign."""
 
@@ -83,6 +85,8 @@ class Choice:
     recompute: Recompute = STORE_ALL
     bucket_bytes: int = 4096
     dtype: DType = "fp64"
+    precision: Precision | None = None
+    zero: Zero = STORE_WHOLE
     optimizer: Optimizer = ADAMW
 
 
@@ -96,7 +100,8 @@ def plan_of(choice: Choice | None = None, **changes: Any) -> Plan:
             global_sequences=(one.microbatches * one.microbatch_sequences * one.dp * one.dp_shard),
             sequence_length=one.sequence_length,
             seed=7,
-            precision=Precision(
+            precision=one.precision
+            or Precision(
                 parameters=one.dtype, gradients=one.dtype, reduction=one.dtype, master=one.dtype
             ),
             optimizer=one.optimizer,
@@ -108,7 +113,7 @@ def plan_of(choice: Choice | None = None, **changes: Any) -> Plan:
                 schedule=one.schedule, stages=one.stages or cut(one.model.layers, one.pp)
             ),
             sequence_parallel=one.sequence_parallel,
-            zero=Zero(bucket_bytes=one.bucket_bytes),
+            zero=replace(one.zero, bucket_bytes=one.bucket_bytes),
             recompute=one.recompute,
         ),
         cluster=LAPTOP,

@@ -12,8 +12,8 @@ from echelon.core.event import Event, NoEvents
 from echelon.core.mesh import Mesh
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.parallel.device_mesh import rank_groups
-from echelon.parallel.gradients import GradientStore
+from echelon.parallel.device_mesh import Wanted, rank_groups
+from echelon.parallel.gradients import GradientStore, NoReduction
 from echelon.parallel.recorder import Recorder
 from echelon.parallel.shards import Shard
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
@@ -35,7 +35,7 @@ class Exchange:
 def exchanges(context: RankContext, scattered: bool) -> tuple[Exchange, Exchange, list[Event]]:
     """Run a column and a row layer whose weight is the identity: only communication is left."""
     group, events = tensor_group(context)
-    store = GradientStore(lambda _: None)
+    store = GradientStore(NoReduction())
     split = TensorSplit(group=group, sequence_parallel=scattered, store=store)
     column, row = (nn.Linear(3, 3, bias=False, dtype=torch.float64) for _ in range(2))
     for one in (column, row):
@@ -61,13 +61,26 @@ def exchanges(context: RankContext, scattered: bool) -> tuple[Exchange, Exchange
     return results[0], results[1], events.events
 
 
-def group_members(context: RankContext, argument: tuple[Mesh, bool]) -> dict[str, tuple[int, ...]]:
+GROUPS = (
+    "world",
+    "data",
+    "shard",
+    "replicate",
+    "stage",
+    "tensor",
+    "pipe_forward",
+    "pipe_backward",
+    "tied",
+)
+
+
+def group_members(context: RankContext, argument: tuple[Mesh, Wanted]) -> dict[str, tuple[int, ...]]:
     """Return the ranks of each group of this rank, and check that each one works."""
-    mesh, tied = argument
+    mesh, wanted = argument
     recorder = Recorder(context.rank, NoEvents())
-    groups = rank_groups(mesh, recorder, tied=tied)
+    groups = rank_groups(mesh, recorder, wanted)
     members: dict[str, tuple[int, ...]] = {}
-    for name in ("world", "data", "tensor", "pipe_forward", "pipe_backward", "tied"):
+    for name in GROUPS:
         group = getattr(groups, name)
         row = group.gather_rows(torch.tensor([context.rank]), name=name)
         assert tuple(row.flatten().tolist()) == group.ranks

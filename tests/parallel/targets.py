@@ -14,13 +14,16 @@ from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Block
-from echelon.parallel.apply import RankModel, apply_plan
+from echelon.parallel.apply import apply_plan
 from echelon.parallel.collectives import Group
-from echelon.parallel.device_mesh import RankGroups, rank_groups
+from echelon.parallel.device_mesh import RankGroups, Wanted, rank_groups
+from echelon.parallel.rank_model import RankModel
 from echelon.parallel.recorder import Recorder
 from echelon.parallel.shards import Shard
+from echelon.parallel.storage import has_memory
 from echelon.parallel.weights import bucket_shards
 from echelon.train.engine import StepResult, TrainEngine
+from echelon.train.live import held_bytes
 from echelon.train.subject import rank_batches
 from tests.parallel.one_device import make_rows, place, random_values
 
@@ -37,7 +40,7 @@ class Built:
 
     def gradients(self) -> Shards:
         """Return copies of the gradients in the buckets."""
-        flats = [bucket.gradients for bucket in self.model.buckets]
+        flats = [bucket.gradient_slice for bucket in self.model.buckets]
         return copies(bucket_shards(self.model.buckets, flats, self.groups))
 
 
@@ -64,13 +67,13 @@ def tensor_group(context: RankContext) -> tuple[Group, EventList]:
     """Return the group of all ranks as tensor ranks, and what it records."""
     events = EventList()
     mesh = Mesh(tp=context.world_size)
-    return rank_groups(mesh, Recorder(context.rank, events), tied=False).tensor, events
+    return rank_groups(mesh, Recorder(context.rank, events), Wanted()).tensor, events
 
 
 def build(context: RankContext, plan: Plan) -> Built:
     """Return this rank's part of `plan` with random values in place of the first ones."""
     events = EventList()
-    groups = rank_groups(plan.mesh, Recorder(context.rank, events), tied=plan.model.tied)
+    groups = rank_groups(plan.mesh, Recorder(context.rank, events), Wanted.by(plan))
     model = apply_plan(plan, groups, context.device)
     values = random_values(plan)
     held = bucket_shards(model.buckets, [bucket.values for bucket in model.buckets], groups)
@@ -162,7 +165,7 @@ def run_and_record(
     built.model.store.run_deferred()
     for bucket in built.model.buckets:
         if bucket.missing:  # a part of the model fills a bucket in part
-            built.model.reduction.bucket_is_full(bucket)
+            built.model.reduction.bucket_is_full(bucket, last=True)
     built.model.reduction.finish()
     assert x.grad is not None
     return Pass(
@@ -229,7 +232,8 @@ def head(context: RankContext, argument: tuple[Plan, Any, TokenBatch]) -> Pass:
 class Trained:
     """What one rank did in some steps: losses, norms, gradients of each step, parameters, events.
 
-    `held` are the bytes of parameters, gradients and moments; `in_flight` the most microbatches
+    `held` are the bytes of model state by term, `most_whole` and `most_gradients` how many sliced
+    buckets had their whole parameters and gradients at once; `in_flight` the most microbatches
     whose activations this rank held at once; `order` what became ready, was launched,
     posted and run in the last step.
     """
@@ -240,7 +244,9 @@ class Trained:
     gradients: list[Shards]
     parameters: Shards
     events: list[list[Event]]
-    held: tuple[int, int, int]
+    held: dict[str, int]
+    most_whole: int
+    most_gradients: int
     in_flight: int
     order: list[tuple[str, str]]
     samples: list[tuple[int, ...]]
@@ -253,6 +259,7 @@ def train(context: RankContext, argument: tuple[Plan, int]) -> Trained:
     engine = TrainEngine(plan, Recorder(context.rank, recorded), context.device)
     order = watch_order(engine)
     peaks = watch_in_flight(engine)
+    whole = watch_whole(engine)
     gradients: list[Shards] = []
     engine.on_gradients = lambda: gradients.append(copies(engine.gradients()))
     results: list[StepResult] = []
@@ -265,7 +272,6 @@ def train(context: RankContext, argument: tuple[Plan, int]) -> Trained:
         results.append(engine.step(batches, step))
         samples.append(tuple(int(i) for one in batches for i in one.sample_ids_B))
         events.append(recorded.events[start:])
-    buckets, moments = engine.model.buckets, engine.optimizer.moments
     return Trained(
         losses=[result.loss for result in results],
         norms=[result.grad_norm for result in results],
@@ -273,11 +279,9 @@ def train(context: RankContext, argument: tuple[Plan, int]) -> Trained:
         gradients=gradients,
         parameters=copies(engine.parameters()),
         events=events,
-        held=(
-            sum(bucket.values.untyped_storage().nbytes() for bucket in buckets),
-            sum(bucket.gradients.untyped_storage().nbytes() for bucket in buckets),
-            sum(one.untyped_storage().nbytes() for kind in moments.values() for one in kind),
-        ),
+        held=held_bytes(engine),
+        most_whole=max(values for values, _ in whole),
+        most_gradients=max(gradients for _, gradients in whole),
         in_flight=max(peaks),
         order=list(order),
         samples=samples,
@@ -288,17 +292,19 @@ def watch_order(engine: TrainEngine) -> list[tuple[str, str]]:
     """Return a list of what happens: gradients ready, buckets launched, receives, actions."""
     order: list[tuple[str, str]] = []
     store: Any = engine.model.store
-    arrived, on_full = store._arrived, store._on_full
+    arrived, reduction = store._arrived, engine.model.reduction
+    on_full = reduction.bucket_is_full
 
     def note_ready(slot: Any) -> None:
         order.append(("ready", slot.spec.name))
         arrived(slot)
 
-    def note_launch(bucket: Any) -> None:
+    def note_launch(bucket: Any, *, last: bool) -> None:
         order.append(("launch", bucket.name))
-        on_full(bucket)
+        on_full(bucket, last=last)
 
-    store._arrived, store._on_full = note_ready, note_launch
+    store._arrived = note_ready
+    setattr(reduction, "bucket_is_full", note_launch)
     executor: Any = engine.model.executor
     post, run = executor._post_receive, executor._run_step
 
@@ -312,6 +318,33 @@ def watch_order(engine: TrainEngine) -> list[tuple[str, str]]:
 
     executor._post_receive, executor._run_step = note_post, note_run
     return order
+
+
+def watch_whole(engine: TrainEngine) -> list[tuple[int, int]]:
+    """Return a list of how many sliced buckets had parameters, gradients in memory at a time."""
+    seen: list[tuple[int, int]] = [(0, 0)]
+    store: Any = engine.model.store
+    residency: Any = engine.model.residency
+    buckets = engine.model.buckets
+
+    def note(*_: Any, **__: Any) -> None:
+        values = [bucket for bucket in buckets if bucket.plan.sliced and has_memory(bucket.values)]
+        gradients = [bucket for bucket in buckets if has_memory(bucket.gradients)]
+        seen.append((len(values), len(gradients)))
+
+    def after(owner: Any, name: str) -> None:
+        method = getattr(owner, name)
+
+        def noted(*arguments: Any, **named: Any) -> Any:
+            result = method(*arguments, **named)
+            note()
+            return result
+
+        setattr(owner, name, noted)
+
+    after(store, "_open")
+    after(residency, "_gather")
+    return seen
 
 
 def watch_in_flight(engine: TrainEngine) -> list[int]:

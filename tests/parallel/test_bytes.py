@@ -79,7 +79,7 @@ def test_the_terms_count_the_messages(run: tuple[Plan, list[Trained]]) -> None:
 def test_bytes_held(run: tuple[Plan, list[Trained]]) -> None:
     plan, ranks = run
     for index, rank in enumerate(ranks):
-        assert rank.held == tuple(term.bytes for term in bytes_held(plan, index))
+        assert rank.held == {term.name: term.bytes for term in bytes_held(plan, index)}
 
 
 @pytest.mark.parametrize("model", [NANO, QWEN], ids=lambda model: model.name)
@@ -90,4 +90,4 @@ def test_the_cube_of_eight_ranks(rank_pool: RankPool, model: ModelShape) -> None
     ranks: list[Trained] = rank_pool.run(targets.train, (plan, 1), world_size=8)
     for index, rank in enumerate(ranks):
         assert EventList(rank.events[0]).bytes_by_axis() == bytes_sent_by_axis(plan, index)
-        assert rank.held == tuple(term.bytes for term in bytes_held(plan, index))
+        assert rank.held == {term.name: term.bytes for term in bytes_held(plan, index)}

@@ -6,7 +6,7 @@ import torch
 
 from echelon.parallel.buckets import Bucket, Slot
 from echelon.parallel.gradients import GradientStore
-from tests.parallel.buckets import by_hand, matrix, store_of
+from tests.parallel.buckets import Noted, by_hand, matrix, store_of
 
 
 def make_store() -> tuple[GradientStore, list[str], list[Bucket]]:
@@ -15,7 +15,7 @@ def make_store() -> tuple[GradientStore, list[str], list[Bucket]]:
     parameters["norm"] = matrix(3, seed=3)
     buckets = by_hand(parameters, [["q", "norm", "k"], ["o"]], padding=1)
     full: list[str] = []
-    store = GradientStore(lambda bucket: full.append(bucket.name))
+    store = GradientStore(Noted(full))
     store.hold(buckets)
     store.start_step()
     return store, full, buckets
@@ -117,7 +117,7 @@ def test_a_bucket_is_full_with_its_last_contribution_of_the_last_microbatch() ->
 def test_a_parameter_that_is_used_twice_is_full_after_both_uses() -> None:
     tied = matrix(6, 2)
     full: list[str] = []
-    store = GradientStore(lambda bucket: full.append(bucket.name))
+    store = GradientStore(Noted(full))
     buckets = by_hand({"tied": tied}, [["tied"]], uses={"tied": 2})
     store.hold(buckets)
     for _ in range(2):

@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from echelon.core.axis import LOSS_AXES, Axis
+from echelon.core.axis import LOSS_AXES, SHARD_AXES, Axis
 from echelon.core.mesh import Mesh
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
+from echelon.cost.muon import STAGE_AXES
 from echelon.launch.pool import RankPool
 from echelon.models.initial import initial_values
+from echelon.parallel.device_mesh import Wanted
 from tests.parallel import pair_targets
 from tests.parallel.layouts import GPT2, NANO, QWEN, plan_of
 from tests.parallel.one_device import assemble
@@ -23,21 +25,26 @@ from tests.parallel.one_device import assemble
     [Mesh(pp=2, dp_replicate=2, tp=2), Mesh(dp_replicate=2, dp_shard=2), Mesh(pp=4), Mesh(tp=3)],
     ids=str,
 )
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    "wanted", [Wanted(), Wanted(tied=True), Wanted(slices=True, stage=True)], ids=str
+)
 def test_groups_of_processes_are_those_of_the_mesh(
-    rank_pool: RankPool, mesh: Mesh, tied: bool
+    rank_pool: RankPool, mesh: Mesh, wanted: Wanted
 ) -> None:
-    found = rank_pool.run(pair_targets.group_members, (mesh, tied), world_size=mesh.world_size)
+    found = rank_pool.run(pair_targets.group_members, (mesh, wanted), world_size=mesh.world_size)
     for rank, members in enumerate(found):
         pipe = mesh.group(rank, Axis.PP)
         ends = (pipe[0], pipe[-1])
         assert members == {
             "world": tuple(range(mesh.world_size)),
             "data": mesh.group(rank, *LOSS_AXES),
+            "shard": mesh.group(rank, *SHARD_AXES) if wanted.slices else (rank,),
+            "replicate": mesh.group(rank, Axis.DP_REPLICATE) if wanted.slices else (rank,),
+            "stage": mesh.group(rank, *STAGE_AXES) if wanted.stage else (rank,),
             "tensor": mesh.group(rank, Axis.TP),
             "pipe_forward": pipe,
             "pipe_backward": pipe,
-            "tied": ends if tied and mesh.pp > 1 and rank in ends else (rank,),
+            "tied": ends if wanted.tied and mesh.pp > 1 and rank in ends else (rank,),
         }
 
 

@@ -35,6 +35,16 @@ class Reduction(Protocol):
         ...
 
 
+class NoReduction:
+    """Sum over nobody: what a store needs where there is one data rank."""
+
+    def before_write(self, bucket: Bucket) -> None:
+        """Do nothing: the memory of the gradients stays."""
+
+    def bucket_is_full(self, bucket: Bucket, *, last: bool) -> None:
+        """Do nothing: the gradients are the sum."""
+
+
 class GradientStore:
     """Take the gradients of one rank's parameters, microbatch by microbatch."""
 

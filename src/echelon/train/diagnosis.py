@@ -87,7 +87,8 @@ def _in_gradients(engine: TrainEngine) -> Finding | None:
     for bucket in engine.model.buckets:
         for slot in bucket.slots:
             position += 1
-            if not slot.gradient.isfinite().all():
+            part = bucket.within_own(slice(slot.start, slot.end))
+            if not bucket.gradient_slice[part].isfinite().all():
                 text = f"{_who(engine)}, in the gradient of {slot.spec.name}"
                 return Finding(microbatch=0, position=position, rank=engine.groups.rank, text=text)
     return None

@@ -163,16 +163,15 @@ class TrainLoop:
             if other := list(data_problems(loaded.state, self.data_hash, where=str(path))):
                 raise CheckpointError(other)
             step = loaded.step
-            self.engine.optimizer.set_num_steps(step)
+            self.engine.resume(loaded.state["engine"])
         mesh = self.engine.plan.mesh
         labels = tuple(mesh.label(rank) for rank in range(mesh.world_size))
         compare_state(self.context, digests(self.engine.parameters()), labels)
         return step
 
     def _state(self) -> Mapping[str, Mapping[str, list[Shard]]]:
-        moments = self.engine.moments().items()
-        kinds = {f"optimizer.{kind}": shards for kind, shards in moments}
-        return {PARAMETERS: self.engine.parameters(), **kinds}
+        kinds = {f"optimizer.{kind}": shards for kind, shards in self.engine.state().items()}
+        return {PARAMETERS: self.engine.masters(), **kinds}
 
     def _load(self, step: int) -> list[TokenBatch]:
         recorder, seed = self.engine.groups.recorder, self.job.plan.mathematics.seed
@@ -220,6 +219,7 @@ class TrainLoop:
                 "tokens_seen": step * self.engine.plan.tokens_per_step,
                 "data_hash": self.data_hash,
                 "seed": self.engine.plan.mathematics.seed,
+                "engine": self.engine.position(),
             },
             shards=self._state(),
         )

@@ -16,6 +16,7 @@ from echelon.parallel.recorder import Recorder
 from echelon.parallel.shards import Shard
 from echelon.schedule.action import ActionKind
 from echelon.train.engine import StepResult, TrainEngine
+from echelon.train.live import held_bytes
 
 
 class GlobalRows(Protocol):
@@ -59,6 +60,7 @@ class EngineReport:
     samples: tuple[int, ...]
     layers: tuple[int, ...]
     bytes_sent: Mapping[str, int]
+    bytes_held: Mapping[str, int]
     actions: tuple[str, ...]
 
     @property
@@ -75,6 +77,16 @@ class EngineReport:
     def grad_norm(self) -> float:
         """Return the norm of the whole gradient before clipping."""
         return self.result.grad_norm
+
+    @property
+    def skipped(self) -> bool:
+        """Return whether a gradient overflowed and nothing was updated."""
+        return self.result.skipped
+
+    @property
+    def loss_scale(self) -> float:
+        """Return the factor of the loss in the backward of this step."""
+        return self.result.loss_scale
 
     @property
     def microbatch_losses(self) -> Mapping[tuple[int, int], tuple[float, int]]:
@@ -110,6 +122,7 @@ class EngineSubject:
             samples=samples,
             layers=tuple(ran),
             bytes_sent=self.events.bytes_by_axis(),
+            bytes_held=held_bytes(self.engine),
             actions=tuple(e.name for e in self.events.events if e.kind in set(ActionKind)),
         )
 
@@ -118,14 +131,35 @@ class EngineSubject:
         return self._gradients
 
     def parameters(self) -> Mapping[str, Sequence[Shard]]:
-        """Return the parameters as they are now."""
+        """Return the parameters as the next forward would read them."""
         return self.engine.parameters()
 
+    def masters(self) -> Mapping[str, Sequence[Shard]]:
+        """Return the values that the optimizer updates."""
+        return self.engine.masters()
+
+    def state(self) -> Mapping[str, Mapping[str, Sequence[Shard]]]:
+        """Return the state of the optimizer, by kind."""
+        return self.engine.state()
+
+    def close(self) -> None:
+        """Give back what rests outside of the device."""
+        self.engine.close()
+
     def _keep_gradients(self) -> None:
+        """Keep copies without the loss scale, in a dtype that can hold them."""
+        scale = self.engine.loss_scale.value
         self._gradients = {
-            name: [replace(shard, tensor=shard.tensor.clone()) for shard in shards]
+            name: [replace(shard, tensor=_unscaled(shard.tensor, scale)) for shard in shards]
             for name, shards in self.engine.gradients().items()
         }
+
+
+def _unscaled(tensor: torch.Tensor, scale: float) -> torch.Tensor:
+    if scale == 1.0:
+        return tensor.clone()
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    return tensor.to(wide) / scale
 
 
 def _note(ran: dict[int, None], index: int, _module: object, _inputs: object) -> None:
