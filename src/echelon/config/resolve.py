@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
+from echelon.config.automatic import NO_FOLDER, read_zero, resharding
 from echelon.config.checks import CHECKS, mesh_of, num_stages, run_checks
 from echelon.config.cluster import DEFAULT_CLUSTER, read_cluster
 from echelon.config.effects import EFFECTS
@@ -39,7 +41,6 @@ from echelon.core.plan import (
     Plan,
     Precision,
     Recompute,
-    Zero,
 )
 from echelon.core.rulebook.config import MISSING_SETTING
 
@@ -123,6 +124,8 @@ def _resolve_names(entries: dict[str, Entry], run_name: str) -> None:
 def _is_word(key: str, value: str) -> bool:
     if key == "data.source":
         return value == "stdlib"
+    if key == "zero.offload_dir":
+        return value == NO_FOLDER
     return key == "data.tokenizer" and (value == "bytes" or value.startswith("bpe-"))
 
 
@@ -144,6 +147,9 @@ def _build_job(view: View, cluster: Cluster) -> Job:
         if listed is None
         else tuple(tuple(stage) for stage in listed)
     )
+    zero, derived = read_zero(view)
+    if listed is None:
+        derived["pipeline.stages"] = stages, "derived: an even split"
     clip = view.entry("optimizer.clip_norm").value
     mathematics = Mathematics(
         model=model,
@@ -164,28 +170,31 @@ def _build_job(view: View, cluster: Cluster) -> Job:
         microbatch_sequences=view.integer("batch.microbatch_sequences"),
         pipeline=record(view, Pipeline, "pipeline", stages=stages),
         sequence_parallel=view.flag("mesh.sequence_parallel"),
-        zero=record(view, Zero, "zero"),
+        zero=zero,
         recompute=record(view, Recompute, "recompute"),
     )
     run_name = view.word("train.run_name")
+    plan = Plan(name=run_name, mathematics=mathematics, layout=layout, cluster=cluster)
+    if zero.stage == 3 and view.word("zero.reshard_after_forward") == "auto":
+        reshards, source = resharding(plan)
+        derived["zero.reshard_after_forward"] = "always" if reshards else "never", source
+        zero = replace(zero, reshard_after_forward=reshards)
+        plan = replace(plan, layout=replace(layout, zero=zero))
     return Job(
-        plan=Plan(name=run_name, mathematics=mathematics, layout=layout, cluster=cluster),
+        plan=plan,
         data=record(view, DataSettings, "data"),
         train=record(view, TrainSettings, "train"),
         checkpoint=record(view, CheckpointSettings, "checkpoint"),
         observe=record(view, ObserveSettings, "observe"),
-        sources=tuple(_rows(view, stages)),
+        sources=tuple(_rows(view, derived)),
     )
 
 
-def _rows(view: View, stages: tuple[tuple[int, ...], ...]) -> Iterator[ResolvedSetting]:
+def _rows(view: View, derived: Mapping[str, tuple[object, str]]) -> Iterator[ResolvedSetting]:
     for key in SETTINGS:
         if not view.has(key):
             continue
         if SETTINGS[key].table in PARTS_OF_MODEL and not view.has_table(SETTINGS[key].table):
             continue
-        entry = view.entry(key)
-        value, source = view.value(key), entry.source
-        if key == "pipeline.stages" and value == "auto":
-            value, source = stages, "derived: an even split"
+        value, source = derived.get(key, (view.value(key), view.entry(key).source))
         yield ResolvedSetting(key=key, value=toml_text(value), source=source)

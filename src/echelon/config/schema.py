@@ -22,6 +22,8 @@ POSITIVE = Real(above=True)
 FRACTION = Real(below=True, maximum=1.0)
 DTYPE = Choice(options=DTYPES)
 OFFLOAD = Choice(options=("none", "host", "nvme"))
+AT_LEAST_TWO = Integer(minimum=2, maximum=10_000)
+LOSS_SCALE = Real(above=True, maximum=2.0**32)
 EXPERT_COUNT = Integer(minimum=2, maximum=10_000)
 EVERY = Integer(words=("never",))
 
@@ -119,16 +121,33 @@ _MESH = (
     _setting("mesh.sequence_parallel", Flag(), False, "split norms and residuals over tp too"),
 )
 
-_LAYOUT = (
+_ZERO = (
     _setting(
         "zero.stage", Integer(minimum=0, maximum=3), 0, "what data ranks share out: nothing at 0"
     ),
     _setting("zero.bucket_bytes", COUNT, 25 * 2**20, "gradients that are reduced together"),
     _setting(
-        "zero.reshard_after_forward", Choice(options=("auto", "yes", "no")), "auto", "at stage 3"
+        "zero.accumulate",
+        Choice(options=("auto", "whole", "slices")),
+        "auto",
+        "how gradients of microbatches add up; auto: slices from stage 2 on",
     ),
+    _setting(
+        "zero.reshard_after_forward",
+        Choice(options=("auto", "always", "never")),
+        "auto",
+        "at stage 3: whether a unit is gathered again for backward",
+    ),
+    _setting("zero.prefetch", Integer(minimum=0, maximum=10_000), 1, "units gathered ahead"),
+    _setting("zero.unit_blocks", Integer(maximum=10_000), 1, "blocks gathered together"),
+    _setting("zero.keep_whole_below", FROM_ZERO, 0, "elements: smaller parameters are not cut"),
     _setting("zero.optimizer_offload", OFFLOAD, "none", "where optimizer state rests"),
-    _setting("zero.parameter_offload", OFFLOAD, "none", "where parameters rest"),
+    _setting("zero.parameter_offload", OFFLOAD, "none", "where slices of parameters rest"),
+    _setting("zero.offload_dir", Text(), "none", "folder of the files of nvme", path=True),
+    _setting("zero.offload_buffers", AT_LEAST_TWO, 2, "with nvme: buckets in memory at once"),
+)
+
+_LAYOUT = (
     _setting("pipeline.schedule", Text(), "1f1b", "order of forward and backward passes"),
     _setting("pipeline.virtual_stages", COUNT, 1, "stages on each pipeline rank"),
     _setting("pipeline.stages", StageLists(), "auto", "the blocks of each stage"),
@@ -136,6 +155,12 @@ _LAYOUT = (
         "recompute.policy", Choice(options=("none", "selective", "full")), "none", "what is redone"
     ),
     _setting("recompute.every", COUNT, 1, "with full: every how many blocks"),
+    _setting(
+        "recompute.offload",
+        Choice(options=("none", "host")),
+        "none",
+        "with full: where stored inputs wait for backward",
+    ),
     _setting(
         "context.kind",
         Choice(options=("ring", "striped", "gathered", "ulysses", "ulysses-ring")),
@@ -155,12 +180,32 @@ _MATHEMATICS = (
     _setting("precision.gradients", DTYPE, "fp32", "as they accumulate"),
     _setting("precision.reduction", DTYPE, "fp32", "as they are summed over ranks"),
     _setting("precision.master", DTYPE, "fp32", "of the copy that the optimizer updates"),
-    _setting("optimizer.kind", Choice(options=("adamw",)), "adamw", "the update"),
+    _setting(
+        "precision.loss_scaling",
+        Choice(options=("none", "dynamic", "fixed")),
+        "none",
+        "what keeps fp16 gradients above zero",
+    ),
+    _setting("precision.loss_scale", LOSS_SCALE, 65536.0, "factor of the loss, at first"),
+    _setting("precision.loss_scale_window", COUNT, 1000, "dynamic: steps until it doubles"),
+    _setting("precision.loss_scale_min", LOSS_SCALE, 1.0, "dynamic: it never falls below"),
+    _setting("precision.loss_scale_hysteresis", COUNT, 1, "dynamic: overflows until it halves"),
+    _setting("optimizer.kind", Choice(options=("adamw", "sgd", "muon")), "adamw", "the update"),
     _setting("optimizer.learning_rate", POSITIVE, 3e-4, "at its peak"),
     _setting("optimizer.beta1", FRACTION, 0.9, "decay of the first moment"),
     _setting("optimizer.beta2", FRACTION, 0.95, "decay of the second moment"),
     _setting("optimizer.eps", POSITIVE, 1e-8, "added to the root of the second moment"),
-    _setting("optimizer.weight_decay", Real(), 0.1, "of matrices; biases and norms have none"),
+    _setting("optimizer.momentum", FRACTION, 0.95, "of sgd and muon"),
+    _setting(
+        "optimizer.newton_schulz_steps", Integer(maximum=100), 5, "of muon's orthogonalisation"
+    ),
+    _setting("optimizer.weight_decay", Real(), 0.1, "of what optimizer.decay names"),
+    _setting(
+        "optimizer.decay",
+        Choice(options=("matrices", "blocks", "all")),
+        "matrices",
+        "what decays: matrices, those of blocks only, or all",
+    ),
     _setting(
         "optimizer.clip_norm", Real(above=True, words=("none",)), 1.0, "largest gradient norm"
     ),
@@ -213,6 +258,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
             _MODEL_EXPERTS,
             _CLUSTER,
             _MESH,
+            _ZERO,
             _LAYOUT,
             _MATHEMATICS,
             _RUN,

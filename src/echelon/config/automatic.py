@@ -1,0 +1,73 @@
+"""What "auto" means among ZeRO's settings: a value, and the reason that stands as its source."""
+
+from __future__ import annotations
+
+from echelon.config.view import View, record
+from echelon.core.axis import Axis
+from echelon.core.plan import DTYPE_BYTES, Accumulation, Plan, Zero
+from echelon.core.units import binary_bytes
+from echelon.cost.buckets import plan_buckets
+from echelon.cost.bytes_held import bytes_held_by_pool
+from echelon.cost.stage import stage_part
+
+NO_FOLDER = "none"
+
+
+def accumulation(stage: int) -> tuple[Accumulation, str]:
+    """Return how gradients of microbatches add up, and why.
+
+    Whole gradients are sent once a step; slices take 1/N of the memory and are sent after every
+    microbatch, which is what stages 2 and 3 are for.
+    """
+    if stage < 2:
+        return "whole", f"derived: stage {stage} holds whole gradients, sent once per step"
+    return "slices", f"derived: stage {stage} holds slices of gradients, sent per microbatch"
+
+
+def read_zero(view: View) -> tuple[Zero, dict[str, tuple[object, str]]]:
+    """Return ZeRO's settings, and value and source of those that were left to us.
+
+    `reshard_after_forward` of "auto" is provisionally true: see `resharding`.
+    """
+    stage, folder = view.integer("zero.stage"), view.word("zero.offload_dir")
+    accumulate, derived = view.word("zero.accumulate"), dict[str, tuple[object, str]]()
+    if accumulate == "auto":
+        accumulate, source = accumulation(stage)
+        derived["zero.accumulate"] = accumulate, source
+    zero = record(
+        view,
+        Zero,
+        "zero",
+        accumulate=accumulate,
+        reshard_after_forward=view.word("zero.reshard_after_forward") != "never",
+        offload_dir="" if folder == NO_FOLDER else folder,
+    )
+    return zero, derived
+
+
+def resharding(plan: Plan) -> tuple[bool, str]:
+    """Return whether a plan of stage 3 frees units after their forward, and why.
+
+    Without a pipeline backward follows forward: what is kept is all that stage 3 saves. A stage of
+    a pipeline runs several microbatches, and would gather all its units twice for each of them;
+    it keeps them through the step where that leaves half of the device to activations.
+    """
+    if plan.mesh.pp == 1:
+        return True, "derived: there is no pipeline, and backward follows forward"
+    if plan.num_microbatches == 1:
+        return True, "derived: there is one microbatch"
+    whole = max(_state_with_whole_parameters(plan, stage) for stage in range(plan.num_stages))
+    half = plan.cluster.device.memory_bytes // 2
+    sizes = f"{binary_bytes(whole)} of state and whole parameters"
+    if whole <= half:
+        return False, f"derived: {sizes} are within half of a device, {binary_bytes(half)}"
+    return True, f"derived: {sizes} are more than half of a device, {binary_bytes(half)}"
+
+
+def _state_with_whole_parameters(plan: Plan, stage: int) -> int:
+    """Return the bytes on the device of a rank of `stage` while all its parameters are whole."""
+    rank = plan.mesh.rank({Axis.PP: stage % plan.mesh.pp})
+    size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+    buckets = plan_buckets(plan, stage_part(plan, stage))
+    whole = sum(bucket.num_elements * size for bucket in buckets if bucket.sliced)
+    return bytes_held_by_pool(plan, rank).get("device", 0) + whole

@@ -1,0 +1,93 @@
+"""Rules about ZeRO: what a stage needs, and where slices rest."""
+
+from __future__ import annotations
+
+from echelon.core.rules import Rule
+
+ZERO_SHARES_OUT = Rule(
+    id="zero-shares-out",
+    why="""
+    From stage 1 on, ZeRO cuts the optimizer state (2: the gradients, 3: the parameters) into one
+    slice for each rank of dp_shard x cp. Over one rank nothing is cut, and a stage has a use only
+    where what it cuts is offloaded. Ranks along dp_replicate hold copies: with dp_shard beside them
+    this is hybrid sharding, and what crosses between replicas are slices only.
+    """,
+    bad="""
+    [mesh]
+    dp_replicate = 4
+    [zero]
+    stage = 3
+    """,
+    fixed="""
+    [mesh]
+    dp_shard = 4                # or dp_replicate = 2 and dp_shard = 2: hybrid sharding
+    [zero]
+    stage = 3
+    """,
+)
+
+SLICES_NEED_STAGE = Rule(
+    id="slices-need-stage",
+    why="""
+    At stage 0 every rank updates all parameters, so it needs whole gradients. They can add up as
+    slices, reduced after every microbatch, where a rank updates its slice only: from stage 1 on.
+    """,
+    bad="""
+    [mesh]
+    dp_replicate = 2
+    [zero]
+    accumulate = "slices"
+    """,
+    fixed="""
+    [mesh]
+    dp_shard = 2
+    [zero]
+    stage = 1
+    accumulate = "slices"
+    """,
+)
+
+OFFLOAD_NEEDS_STAGE = Rule(
+    id="offload-needs-stage",
+    why="""
+    What rests in the memory of the host or in files are slices: those of the optimizer from stage 1
+    on (ZeRO-Offload), those of the parameters at stage 3 (ZeRO-Infinity). Below these stages a rank
+    uses the whole, and nothing can be away between uses. One rank alone may offload, too.
+    """,
+    bad="""
+    [mesh]
+    dp_replicate = 2
+    [zero]
+    optimizer_offload = "host"
+    """,
+    fixed="""
+    [mesh]
+    dp_shard = 2
+    [zero]
+    stage = 1
+    optimizer_offload = "host"
+    """,
+)
+
+NVME_NEEDS_FOLDER = Rule(
+    id="nvme-needs-folder",
+    why="""
+    With "nvme", slices rest in files, and only you know which folder is on a fast disk of every
+    node. A folder for temporary files is often memory. The files vanish with the run.
+    """,
+    bad="""
+    [mesh]
+    dp_shard = 2
+    [zero]
+    stage = 3
+    parameter_offload = "nvme"
+    """,
+    fixed="""
+    [mesh]
+    dp_shard = 2
+    [zero]
+    stage = 3
+    parameter_offload = "nvme"
+    offload_dir = "offloaded"   # a folder that is there, on a fast disk
+    """,
+)
