@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from echelon.core.plan import Home
+from echelon.parallel.offload.files import FileRest
 from echelon.parallel.offload.rest import DeviceRest, MemoryRest, Rest
 
 
@@ -20,5 +21,6 @@ def make_rest(
     """
     if home == "none":
         return DeviceRest(device)
-    assert home == "host"
+    if home == "nvme":
+        return FileRest(folder, rank, num_buffers)
     return MemoryRest(torch.device("cpu"), "host")

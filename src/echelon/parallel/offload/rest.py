@@ -78,10 +78,7 @@ class Rest(Protocol):
         ...
 
     def live_bytes(self) -> Mapping[Pool, int]:
-        """Return the bytes of memory that live storages take in the pools "device" and "host".
-
-        Buffers are counted, files are not: those are `held_bytes` of the pool "nvme".
-        """
+        """Return what is taken now, as measured: storages (buffers too) and sizes of files."""
         ...
 
 
@@ -107,7 +104,8 @@ class MemoryRest:
 
     def __init__(self, device: torch.device, pool: Pool) -> None:
         """Rest in the memory of `device`, accounted as `pool`."""
-        self.device, self.pool = device, pool
+        self.device = device
+        self.pool: Pool = pool
         self._tensors: dict[str, torch.Tensor] = {}
 
     def add(self, key: str, numel: int, dtype: torch.dtype) -> None:
@@ -161,10 +159,8 @@ class DeviceRest(MemoryRest):
 
 def check_fits(key: str, resting: torch.Tensor, tensor: torch.Tensor) -> None:
     """Refuse a tensor that is not what rests under `key`: a bug of the caller."""
-    assert tensor.dtype == resting.dtype and tensor.shape == resting.shape, (
-        f"{key}: {tensor.dtype} {list(tensor.shape)} is put where {resting.dtype} "
-        f"{list(resting.shape)} rests"
-    )
+    assert tensor.dtype == resting.dtype, f"{key} is {resting.dtype}, not {tensor.dtype}"
+    assert tensor.shape == resting.shape, f"{key} is {resting.shape}, not {tensor.shape}"
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -1,0 +1,175 @@
+"""The file in which slices rest: nameless, reserved up front, and what its errors mean to a user.
+
+The file has no name from the start (O_TMPFILE) or from the moment after, so that however a process
+ends, nothing is left behind. Where the file system can, it is read and written past the page cache
+(O_DIRECT): memory is bounded by our buffers, and an error comes back from the write that it is of,
+not from a later one or from none. No torch here: a folder can be checked before a rank starts.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from echelon.core.errors import EnvironmentProblem, Problem
+from echelon.core.rulebook.offload import (
+    OFFLOAD_FILE_WORKS,
+    OFFLOAD_FOLDER_EXISTS,
+    OFFLOAD_FOLDER_WRITABLE,
+    OFFLOAD_SPACE,
+)
+from echelon.core.units import binary_bytes
+
+SETTING = "zero.offload_dir"
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR})
+_NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
+_NO_RESERVE = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
+_NO_DIRECT = frozenset({errno.EOPNOTSUPP, errno.EINVAL})
+
+PAGE = max(4096, mmap.ALLOCATIONGRANULARITY)
+"""What starts and sizes of transfers, in the file and in memory, are multiples of."""
+
+_ZEROS_BYTES = 256 * PAGE
+
+
+def offload_folder_problems(folder: Path, num_bytes: int = 0) -> list[Problem]:
+    """Return why files of `num_bytes` in all cannot lie in `folder`; nothing is left there."""
+    try:
+        descriptor = open_offload_file(folder, "this machine")
+    except EnvironmentProblem as error:
+        return list(error.problems)
+    try:
+        space = os.fstatvfs(descriptor)
+    finally:
+        os.close(descriptor)
+    free = space.f_bavail * space.f_frsize
+    if num_bytes <= free:
+        return []
+    return [
+        OFFLOAD_SPACE.problem(
+            f"the slices of the ranks of this machine take {binary_bytes(num_bytes)}, and "
+            f"{folder} has {binary_bytes(free)} free",
+            key=SETTING,
+        )
+    ]
+
+
+def open_offload_file(folder: Path, who: str) -> int:
+    """Return the descriptor of a new file in `folder` that has no name; `who` will own it."""
+    try:
+        if not stat.S_ISDIR(os.stat(folder).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        descriptor = _open_nameless(folder)
+        try:
+            _use_direct(descriptor)
+        except OSError:
+            os.close(descriptor)
+            raise
+    except OSError as error:
+        raise explain_offload_error(error, folder, f"{who}: making a file") from error
+    return descriptor
+
+
+def _open_nameless(folder: Path) -> int:
+    if hasattr(os, "O_TMPFILE"):
+        try:
+            return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno not in _NO_TMPFILE:
+                raise
+    descriptor, name = tempfile.mkstemp(prefix=".echelon-offload-", dir=folder)
+    os.unlink(name)
+    return descriptor
+
+
+def _use_direct(descriptor: int) -> None:
+    """Read and write a new file past the page cache, where a first page shows that this works."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | getattr(os, "O_DIRECT", 0))
+        with mmap.mmap(-1, PAGE) as page:
+            os.pwritev(descriptor, [page], 0)
+            os.preadv(descriptor, [page], 0)
+    except OSError as error:
+        if error.errno not in _NO_DIRECT:
+            raise
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
+
+
+def is_direct(descriptor: int) -> bool:
+    """Return whether what is written to a file is on the disk when the write returns."""
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & getattr(os, "O_DIRECT", 0))
+
+
+def whole_pages(size: int) -> int:
+    """Return the size of the pages that `size` bytes take."""
+    return -(-size // PAGE) * PAGE
+
+
+def reserve(descriptor: int, start: int, size: int) -> None:
+    """Give whole pages of a file their space on disk, as zeros; OSError where there is none."""
+    if size == 0:
+        return
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(descriptor, start, size)
+            return
+        except OSError as error:
+            if error.errno not in _NO_RESERVE:
+                raise
+    with mmap.mmap(-1, min(size, _ZEROS_BYTES)) as zeros, memoryview(zeros) as view:
+        for position in range(start, start + size, len(view)):
+            with view[: start + size - position] as part:
+                write_all(descriptor, part, position)
+
+
+def read_all(descriptor: int, into: memoryview, start: int) -> None:
+    """Fill `into` from a file; OSError where the file ends before."""
+    done = 0
+    while done < len(into):
+        count = os.preadv(descriptor, [into[done:]], start + done)
+        if count == 0:
+            raise OSError(errno.EIO, f"the file ends at byte {start + done}")
+        done += count
+
+
+def write_all(descriptor: int, data: memoryview, start: int) -> None:
+    """Write all of `data` into a file."""
+    done = 0
+    while done < len(data):
+        done += os.pwritev(descriptor, [data[done:]], start + done)
+
+
+def explain_offload_error(error: OSError, folder: Path, doing: str) -> EnvironmentProblem:
+    """Return what a user reads when the disk refused `doing` (such as "rank 2: to read X")."""
+    if error.errno in _NO_SPACE:
+        rule = OFFLOAD_SPACE
+    elif error.errno in _NO_FOLDER:
+        rule = OFFLOAD_FOLDER_EXISTS
+    elif error.errno in _NOT_WRITABLE:
+        rule = OFFLOAD_FOLDER_WRITABLE
+    else:
+        rule = OFFLOAD_FILE_WORKS
+    name = errno.errorcode.get(error.errno or 0, "unknown error")
+    reason = f"{error.strerror or error} ({name})"
+    works = _room(folder) if rule is OFFLOAD_SPACE else ()
+    return EnvironmentProblem(
+        rule.problem(f"{doing} in {folder} failed: {reason}", key=SETTING, works=works)
+    )
+
+
+def _room(folder: Path) -> Iterable[str]:
+    try:
+        space = os.statvfs(folder)
+    except OSError:
+        return
+    yield f"{binary_bytes(space.f_bavail * space.f_frsize)} are free there"

@@ -1,0 +1,184 @@
+"""Places where slices rest: whatever the place, what is put is what is fetched, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echelon.core.offload_file import PAGE
+from echelon.core.plan import Home
+from echelon.parallel.offload import Rest, make_rest
+
+CPU = torch.device("cpu")
+HOMES: tuple[Home, ...] = get_args(Home)
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8)
+
+
+def noise(numel: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Return any bits at all: NaNs with a payload, infinities, negative zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (numel * dtype.itemsize,), generator=generator).byte().view(dtype)
+
+
+def bits(tensor: torch.Tensor) -> list[int]:
+    """Return the bytes of a tensor, so that NaN equals itself."""
+    return tensor.contiguous().view(torch.uint8).tolist()
+
+
+@pytest.fixture(params=HOMES)
+def rest(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rest]:
+    """Give an empty place of each kind, with two buffers."""
+    with closing(make_rest(request.param, CPU, folder=tmp_path, rank=0, num_buffers=2)) as found:
+        yield found
+
+
+def test_what_was_added_is_zero(rest: Rest) -> None:
+    rest.add("a", 5000, torch.bfloat16)
+    assert torch.equal(rest.view("a"), torch.zeros(5000, dtype=torch.bfloat16))
+    (fetched,) = rest.fetch(["a"]).wait()
+    assert torch.equal(fetched, torch.zeros(5000, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("numel", [0, 1, 7, PAGE, 3 * PAGE + 5])
+def test_bits_survive(rest: Rest, dtype: torch.dtype, numel: int) -> None:
+    wanted = noise(numel, dtype, seed=numel)
+    rest.add("before", 3, torch.float32)
+    rest.add("a", numel, dtype)
+    rest.add("behind", 3, torch.float32)
+    (room,) = rest.fetch(["a"], read=False).wait()
+    assert (room.dtype, room.shape) == (dtype, (numel,))
+    room.copy_(wanted)
+    rest.put(["a"], [room])
+    rest.flush()
+    assert bits(rest.view("a")) == bits(wanted)
+    assert bits(rest.fetch(["a"]).wait()[0]) == bits(wanted)
+    for other in ("before", "behind"):
+        assert torch.equal(rest.view(other), torch.zeros(3))
+
+
+def test_what_was_put_is_fetched_without_a_flush(rest: Rest) -> None:
+    rest.add("a", 100_000, torch.float32)
+    for step in range(20):
+        (values,) = rest.fetch(["a"]).wait()
+        assert torch.equal(values, torch.full((100_000,), float(step)))
+        values += 1
+        rest.put(["a"], [values])
+
+
+def test_a_view_is_written_through(rest: Rest) -> None:
+    rest.add("a", 10_000, torch.float32)
+    view = rest.view("a")
+    view.copy_(torch.arange(10_000))
+    fetched = rest.fetch(["a"])
+    (values,) = fetched.wait()
+    assert torch.equal(values, torch.arange(10_000).float())
+    values.mul_(2)
+    rest.put(["a"], [values])
+    rest.flush()
+    assert torch.equal(view, 2 * torch.arange(10_000).float())
+
+
+def test_tensors_of_the_caller_are_copied_when_put(rest: Rest) -> None:
+    rest.add("a", 10_000, torch.float32)
+    mine = torch.ones(10_000)
+    rest.put(["a"], [mine])
+    mine.zero_()
+    assert torch.equal(rest.view("a"), torch.ones(10_000))
+
+
+def test_of_a_set_some_keys_may_be_put(rest: Rest) -> None:
+    for key in "abc":
+        rest.add(key, 100, torch.float32)
+    for step in range(5):
+        a, b, c = rest.fetch(["a", "b", "c"]).wait()
+        a += 1
+        c += 2
+        rest.put(["c", "a"], [c, a])
+    rest.flush()
+    assert [float(rest.view(key)[0]) for key in "abc"] == [5.0, 0.0, 10.0]
+
+
+def test_a_tensor_of_another_kind_is_a_bug_of_the_caller(rest: Rest) -> None:
+    rest.add("a", 10, torch.float32)
+    with pytest.raises(AssertionError, match="already"):
+        rest.add("a", 10, torch.float32)
+    with pytest.raises(AssertionError, match="float64"):
+        rest.put(["a"], [torch.zeros(10, dtype=torch.float64)])
+
+
+def test_what_rests_is_counted_in_its_pool(rest: Rest) -> None:
+    rest.add("a", 1000, torch.float32)
+    rest.add("b", 1000, torch.bfloat16)
+    assert rest.held_bytes() == 6000
+    live = rest.live_bytes()
+    home = {"device": "device", "host": "host", "nvme": "nvme"}[rest.pool]
+    assert live[home] == (6000 if home != "nvme" else 2 * PAGE)
+    assert sum(live.values()) == live[home]
+    (values,) = rest.fetch(["a"]).wait()
+    if rest.pool == "nvme":
+        assert rest.live_bytes()["host"] == PAGE
+        values.zero_()
+    rest.close()
+    rest.close()
+    assert rest.held_bytes() == 0
+    assert sum(rest.live_bytes().values()) == 0
+
+
+SIZES = (1, 1000, PAGE // 4, 5000)
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["update", "ahead", "read", "mine", "view"]),
+        st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True),
+    ),
+    max_size=25,
+)
+
+
+@pytest.mark.parametrize("home", HOMES)
+@settings(deadline=None, max_examples=40)
+@given(actions=ACTIONS)
+def test_any_order_of_use_gives_what_was_last_put(
+    tmp_path_factory: pytest.TempPathFactory, home: Home, actions: list[tuple[str, list[int]]]
+) -> None:
+    folder = tmp_path_factory.mktemp("offload")
+    truth = {str(i): torch.zeros(size) for i, size in enumerate(SIZES)}
+    with closing(make_rest(home, CPU, folder=folder, rank=0, num_buffers=2)) as rest:
+        for key, values in truth.items():
+            rest.add(key, values.numel(), torch.float32)
+        for number, (action, chosen) in enumerate(actions):
+            keys = [str(i) for i in chosen]
+            if action == "mine":
+                for key in keys:
+                    truth[key] = torch.full_like(truth[key], float(number))
+                rest.put(keys, [truth[key] for key in keys])
+            elif action == "view":
+                for key in keys:
+                    rest.view(key).add_(1)
+                    truth[key] = truth[key] + 1
+            else:
+                fetched = rest.fetch(keys)
+                ahead = rest.fetch(["0", "1"]) if action == "ahead" else None
+                tensors = fetched.wait()
+                for key, tensor in zip(keys, tensors, strict=True):
+                    assert torch.equal(tensor, truth[key])
+                if action == "read":
+                    fetched.release()
+                    fetched.release()
+                    continue
+                if ahead is not None:
+                    ahead.release()
+                for key, tensor in zip(keys, tensors, strict=True):
+                    tensor.mul_(2).add_(number)
+                    truth[key] = tensor.clone()
+                rest.put(keys, tensors)
+        rest.flush()
+        for key, values in truth.items():
+            assert torch.equal(rest.view(key), values)
