@@ -20,11 +20,15 @@ def prove(plan: Plan, *, subject: str | None = None) -> Proof:
     """
     require_trainable(plan)
     optional_package("torch", extra="train", purpose="proving a plan")
+    from echelon.config.offload_dir import require_offload_dir
     from echelon.launch.culprit import RankFailure
     from echelon.launch.pool import RankPool
     from echelon.prove.run import OUR_ENGINE
     from echelon.prove.run import prove as prove_on
+    from echelon.prove.shrink import shrink
 
+    # What is proven is a small model; in float64 its slices are largest.
+    require_offload_dir(shrink(plan, precision="fp64"), range(plan.mesh.world_size))
     try:
         with RankPool(plan.mesh.world_size) as pool:
             return prove_on(plan, run_ranks=pool.run, subject=subject or OUR_ENGINE)

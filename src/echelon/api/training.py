@@ -100,6 +100,7 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
 
     mesh, backend = job.plan.mesh, job.plan.cluster.backend
     require_devices(backend, mesh.world_size, set_by=job.source_of("cluster.preset"))
+    _require_offload_dir(job, range(mesh.world_size))
     run, task = prepare_run(job, resume, say)
     with run.locked():
         outcome = run_ranks(
@@ -114,11 +115,21 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
 
 
 def _train_joined(job: Job, resume: Path | None) -> TrainResult:
+    from echelon.launch.environment import read_place
     from echelon.launch.joined import run_joined
 
+    place = read_place()
+    # The last rank of a host finds the bytes of all of them, before any rank has reserved its own.
+    _require_offload_dir(job, range(place.rank - place.local_rank, place.rank + 1))
     argument = {"job": job.for_ranks(), "resume": None if resume is None else str(resume)}
     outcome = run_joined(JOINED_RANK, argument, labels=_labels(job), options=_options(job))
     return replace(outcome.require()[0], rank=outcome.rank)
+
+
+def _require_offload_dir(job: Job, ranks: range) -> None:
+    from echelon.config.offload_dir import require_offload_dir
+
+    require_offload_dir(job.plan, ranks, job.source_of("zero.offload_dir"))
 
 
 def _labels(job: Job) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import log2
+from math import log2, prod
 
 from echelon.config.checks import CHECKS, mesh_of, run_checks
 from echelon.config.cluster import smallest_cluster
@@ -18,27 +18,33 @@ from echelon.core.mesh import Mesh
 from echelon.core.rulebook.mesh import FITS_CLUSTER, WORLD_SIZE_IS_PRODUCT
 from echelon.core.rules import nearest_divisors
 
-SPLIT_TODAY: tuple[str, ...] = ("pp", "dp_replicate", "tp")
-
 
 def nearest_meshes(view: View, world_size: int, *, limit: int = 4) -> tuple[str, ...]:
     """Return up to `limit` legal settings of the mesh with this many ranks, nearest first."""
+    axes = _axes(view)
     now = mesh_of(view)
-    fixed = now.world_size // (now.pp * now.dp_replicate * now.tp)
+    degrees_now = tuple(int(getattr(now, axis)) for axis in axes)
+    fixed = now.world_size // prod(degrees_now)
     if world_size % fixed:
         return ()
     changes = sorted(
-        _triples(world_size // fixed),
-        key=lambda degrees: (_distance(now, degrees), degrees),
+        _factorings(world_size // fixed, len(axes)),
+        key=lambda degrees: (_distance(degrees_now, degrees), degrees),
     )
     found: list[str] = []
     for degrees in changes:
-        changed = dict(zip(SPLIT_TODAY, degrees, strict=True))
+        changed = dict(zip(axes, degrees, strict=True))
         if _is_legal(view, changed):
             found.append(" x ".join(f"{axis} {degree}" for axis, degree in changed.items()))
             if len(found) == limit:
                 break
     return tuple(found)
+
+
+def _axes(view: View) -> tuple[str, ...]:
+    """Return the axes that another mesh may split; ZeRO's own where there is something to cut."""
+    shard = ("dp_shard",) if view.integer("zero.stage") else ()
+    return ("pp", "dp_replicate", *shard, "tp")
 
 
 def world_size_problems(view: View, world_size: int | None) -> Iterator[Problem]:
@@ -86,16 +92,17 @@ def _mesh_set_by(view: View) -> str:
     return view.set_by(*(f"mesh.{axis.value}" for axis in MESH_AXES))
 
 
-def _triples(number: int) -> Iterator[tuple[int, int, int]]:
-    divisors = nearest_divisors(number, 1, limit=number)
-    for pp in divisors:
-        for dp in divisors:
-            if number % (pp * dp) == 0:
-                yield pp, dp, number // (pp * dp)
+def _factorings(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Yield every way to write `number` as a product of `count` degrees, in order."""
+    if count == 1:
+        yield (number,)
+        return
+    for first in nearest_divisors(number, 1, limit=number):
+        for rest in _factorings(number // first, count - 1):
+            yield first, *rest
 
 
-def _distance(mesh: Mesh, degrees: tuple[int, int, int]) -> tuple[float, int]:
-    now = [getattr(mesh, axis) for axis in SPLIT_TODAY]
+def _distance(now: tuple[int, ...], degrees: tuple[int, ...]) -> tuple[float, int]:
     steps = [abs(log2(new / old)) for new, old in zip(degrees, now, strict=True)]
     return round(sum(steps), 6), sum(step > 0 for step in steps)
 

@@ -22,6 +22,7 @@ from echelon.core.rulebook.zero import (
     SLICES_NEED_STAGE,
     ZERO_SHARES_OUT,
 )
+from echelon.core.rules import nearest_divisors
 
 HOMES = ("zero.optimizer_offload", "zero.parameter_offload")
 STAGE_3_ONLY = ("reshard_after_forward", "prefetch", "unit_blocks", "keep_whole_below")
@@ -30,7 +31,6 @@ SHARED_OUT = {
     2: "optimizer state and gradients",
     3: "optimizer state, gradients and parameters",
 }
-MOST_SHARDS = 64  # Of those that an error suggests.
 
 
 def shard_ranks(view: View) -> int:
@@ -65,8 +65,12 @@ def meshes_that_share_out(view: View) -> Iterator[str]:
         if _passes(view, {"mesh.dp_shard": shard, "mesh.dp_replicate": replicas // shard}):
             yield f"mesh.dp_shard = {shard} with mesh.dp_replicate = {replicas // shard}"
     if not shards:
-        more = (n for n in range(2, MOST_SHARDS + 1) if _passes(view, {"mesh.dp_shard": n}))
-        for shard in islice(more, 1):
+        total, size = (
+            view.integer("batch.global_sequences"),
+            view.integer("batch.microbatch_sequences"),
+        )
+        more = (n for n in nearest_divisors(total // size or 1, 2) if n > 1)
+        for shard in islice((n for n in more if _passes(view, {"mesh.dp_shard": n})), 1):
             yield f"mesh.dp_shard = {shard}"
 
 

@@ -1,0 +1,49 @@
+"""Whether the folder of offloaded slices can hold those of the ranks of this machine.
+
+A plan may be for another machine, so this is asked where a run starts, not where a plan is made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from echelon.core.axis import Axis
+from echelon.core.errors import EnvironmentProblem, Problem
+from echelon.core.offload_file import offload_folder_problems
+from echelon.core.plan import Plan
+from echelon.core.rulebook.zero import NVME_NEEDS_FOLDER
+from echelon.cost.bytes_held import bytes_held_by_pool
+from echelon.cost.stage import stage_of_rank
+
+KEY = "zero.offload_dir"
+
+
+def require_offload_dir(plan: Plan, ranks: Iterable[int], set_by: str = "") -> None:
+    """Raise EnvironmentProblem where the slices of `ranks`, all on this machine, have no place."""
+    if problems := offload_problems(plan, ranks):
+        raise EnvironmentProblem(replace(problem, set_by=set_by) for problem in problems)
+
+
+def offload_problems(plan: Plan, ranks: Iterable[int]) -> list[Problem]:
+    """Return why files of the slices of `ranks` cannot lie in the folder that `plan` names."""
+    zero = plan.layout.zero
+    if "nvme" not in (zero.optimizer_offload, zero.parameter_offload):
+        return []
+    if not zero.offload_dir:
+        problem = NVME_NEEDS_FOLDER.problem(
+            f"slices of {plan.name} rest in files, and the plan names no folder for them", key=KEY
+        )
+        return [problem]
+    return offload_folder_problems(Path(zero.offload_dir), offloaded_bytes(plan, ranks))
+
+
+def offloaded_bytes(plan: Plan, ranks: Iterable[int]) -> int:
+    """Return the bytes that `ranks` keep in files; those of one stage all keep the same."""
+    stages = Counter(stage_of_rank(plan, rank) for rank in ranks)
+    return sum(
+        count * bytes_held_by_pool(plan, plan.mesh.rank({Axis.PP: stage})).get("nvme", 0)
+        for stage, count in stages.items()
+    )
