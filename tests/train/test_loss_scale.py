@@ -1,4 +1,4 @@
-"""The loss scale: every short history against its definition, its ends, and its way through JSON."""
+"""The loss scale: every short history against its definition, its ends, its way through JSON."""
 
 from __future__ import annotations
 
