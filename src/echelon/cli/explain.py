@@ -1,44 +1,91 @@
-"""`echelon explain`: say why a rule exists, with an example that breaks it and one that works."""
+"""`echelon explain`: why a rule exists, with an example that breaks it and one that works.
+
+`echelon explain zero` is no rule: it derives what ranks hold and send at each ZeRO stage.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from inspect import cleandoc
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from echelon.cli.explain_zero import ask, zero_json, zero_text
 from echelon.cli.flags import Json
 from echelon.cli.output import print_json
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook import areas
-from echelon.core.rulebook.command_line import UNKNOWN_RULE
+from echelon.core.rulebook.command_line import BAD_ARGUMENT, UNKNOWN_RULE
 from echelon.core.rules import Rule, did_you_mean
 from echelon.core.serialize import to_json
 
 LIST_WIDTH = 120
+ZERO = "zero"
 
 
 def explain(
-    rule: Annotated[str | None, Parameter(help="The id in the brackets of an error.")] = None,
+    rule: Annotated[
+        str | None,
+        Parameter(help="The id in the brackets of an error; or zero: what ZeRO holds and sends."),
+    ] = None,
     /,
     *,
+    degree: Annotated[int | None, Parameter(help="With zero: N, the data ranks.")] = None,
+    parameters: Annotated[
+        float | None, Parameter(help="With zero: the parameters of a rank's part, such as 7e9.")
+    ] = None,
+    memory_bytes: Annotated[
+        float | None, Parameter(help="With zero: the memory of a rank, such as 80e9.")
+    ] = None,
+    precision: Annotated[
+        Literal["mixed", "fp32"] | None, Parameter(help="With zero: mixed unless said.")
+    ] = None,
     json: Json = False,
 ) -> int:
     """Explain a rule; without one, list all of them by area."""
+    if rule == ZERO:
+        question = ask(
+            degree=degree, parameters=parameters, memory_bytes=memory_bytes, precision=precision
+        )
+        if json:
+            print_json("explain", {"zero": zero_json(question)})
+        else:
+            print(zero_text(question), end="")
+        return 0
+    _refuse_without_effect(
+        {
+            "--degree": degree,
+            "--parameters": parameters,
+            "--memory-bytes": memory_bytes,
+            "--precision": precision,
+        }
+    )
     by_area = areas()
     if rule is None:
         _list(by_area, as_json=json)
         return 0
     known = {entry.id: entry for rules in by_area.values() for entry in rules}
     if rule not in known:
-        near = did_you_mean(rule, known)
+        near = did_you_mean(rule, [*known, ZERO])
         raise ConfigError(UNKNOWN_RULE.problem(f"there is no rule {rule!r}", works=near))
     if json:
         print_json("explain", {"rule": to_json(known[rule]), "page": known[rule].page()})
     else:
         print(known[rule].page(), end="")
     return 0
+
+
+def _refuse_without_effect(flags: Mapping[str, object]) -> None:
+    given = [flag for flag, value in flags.items() if value is not None]
+    if given:
+        raise ConfigError(
+            BAD_ARGUMENT.problem(
+                f"{' '.join(given)} has an effect on `echelon explain zero` only",
+                set_by="the command line",
+                works=("echelon explain zero --degree 4",),
+            )
+        )
 
 
 def _list(by_area: Mapping[str, tuple[Rule, ...]], *, as_json: bool) -> None:
