@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from echelon.core.rulebook import prove as rules
 from echelon.core.rules import Rule
-from echelon.prove import checks, promises
+from echelon.prove import agreement, checks, promises, replay, value_checks
 from echelon.prove.checks import Check, Evidence
 
 
@@ -128,9 +128,15 @@ CLAIMS: tuple[Claim, ...] = (
         checks=checks.scalar("loss", "loss"),
     ),
     Claim(
+        rule=rules.PROVE_LOSS_SCALE,
+        statement="loss scale and skipped steps, on every rank",
+        checks=agreement.loss_scale,
+        if_said=True,
+    ),
+    Claim(
         rule=rules.PROVE_GRADIENTS,
         statement="every gradient before clipping",
-        checks=checks.gradients,
+        checks=value_checks.gradients,
     ),
     Claim(
         rule=rules.PROVE_GRADIENT_NORM,
@@ -140,17 +146,29 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         rule=rules.PROVE_CLIPPED_UPDATE,
         statement="every clipped update",
-        checks=checks.updates,
+        checks=value_checks.updates,
+    ),
+    Claim(
+        rule=rules.PROVE_REPLAYED_UPDATE,
+        statement="every update is the formula's, of the gradients that the ranks hold",
+        checks=replay.replayed_updates,
+        if_said=True,
+    ),
+    Claim(
+        rule=rules.PROVE_MASTER_WEIGHTS,
+        statement="parameters are the rounding of their master copies",
+        checks=value_checks.written_back,
+        if_said=True,
     ),
     Claim(
         rule=rules.PROVE_PARAMETERS,
         statement="every parameter after the last step",
-        checks=checks.parameters,
+        checks=value_checks.parameters,
     ),
     Claim(
         rule=rules.PROVE_REPLICAS,
         statement="copies hold the same bits after every step",
-        checks=checks.replicas,
+        checks=value_checks.replicas,
     ),
     Claim(
         rule=rules.PROVE_SCHEDULE_ORDER,
@@ -162,6 +180,12 @@ CLAIMS: tuple[Claim, ...] = (
         rule=rules.PROVE_BYTES_SENT,
         statement="bytes sent over each axis are those of the formulas",
         checks=promises.bytes_sent,
+        if_said=True,
+    ),
+    Claim(
+        rule=rules.PROVE_BYTES_HELD,
+        statement="bytes held on each rank are those of the formulas",
+        checks=promises.bytes_held,
         if_said=True,
     ),
 )

@@ -118,10 +118,10 @@ def explain_update(evidence: Evidence, step: int, name: str) -> Finding:
     if finding is not None:
         return finding
     if float(update.decay.norm()):
-        weights, residual = fit_basis(seen, (update.adam, update.decay))
+        weights, residual = fit_basis(seen, (update.main, update.decay))
         if residual < EXPLAINED:
             return _name_parts(weights[0], weights[1], known, residual)
-    factor, residual = fit_factor(seen, update.adam)
+    factor, residual = fit_factor(seen, update.main)
     if residual < EXPLAINED:
         if not close(factor, 1.0):
             return _learning_rate(factor, known, residual)

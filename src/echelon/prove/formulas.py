@@ -1,7 +1,7 @@
-"""The optimizer written out as in the papers, one tensor at a time, in plain arithmetic.
+"""What every optimizer shares, written out in plain arithmetic: rate, norm, clip, loss scale.
 
 Written apart from the training engine on purpose: a proof that called the engine's own optimizer
-would prove that it equals itself.
+would prove that it equals itself. The update rules themselves are in `prove/optimizers.py`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import torch
 
-from echelon.core.plan import Optimizer
+from echelon.core.plan import Optimizer, Precision
 
 Tensors = Mapping[str, torch.Tensor]
 
 
 def learning_rate(optimizer: Optimizer, step: int) -> float:
-    """Return the learning rate of `step` (from 0).
+    """Return the learning rate of `step` (from 0; steps that an overflow skips count too).
 
     Warm-up gives the full rate in its last step; the fall would reach `final_ratio` in step
     `total_steps`, the first one that is not taken.
@@ -37,7 +37,11 @@ def learning_rate(optimizer: Optimizer, step: int) -> float:
 
 
 def global_norm(gradients: Tensors) -> float:
-    """Return the L2 norm of all gradients together, summed in float64."""
+    """Return the L2 norm of all gradients together, summed in float64.
+
+    It is infinite where the sum of squares overflows, so also where a gradient is: such a step is
+    skipped where the loss is scaled.
+    """
     return math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values()))
 
 
@@ -47,40 +51,34 @@ def clip_scale(norm: float, clip_norm: float | None) -> float:
 
 
 @dataclass(slots=True)
-class Moments:
-    """Hold AdamW's two running means of one tensor."""
+class LossScale:
+    """Follow the factor by which the loss is multiplied before backward.
 
-    first: torch.Tensor
-    second: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
-    """Hold the two parts of one AdamW update of one tensor; the update is their sum."""
-
-    adam: torch.Tensor
-    decay: torch.Tensor
-
-
-def adamw(
-    parameter: torch.Tensor,
-    gradient: torch.Tensor,
-    moments: Moments,
-    optimizer: Optimizer,
-    step: int,
-) -> Update:
-    """Return the update of step `step` (from 0) and advance `moments`.
-
-    Loshchilov & Hutter, "Decoupled Weight Decay Regularization", algorithm 2: the decay is taken
-    from the parameter before the step. Bias correction as in Kingma & Ba, "Adam", algorithm 1.
+    Micikevicius et al., "Mixed Precision Training", 2018, section 3.2; the counting of overflows
+    before the first fall is that of Megatron-LM: once used up, every further overflow halves the
+    scale until it grows again.
     """
-    rate, beta1, beta2 = learning_rate(optimizer, step), optimizer.beta1, optimizer.beta2
-    moments.first = beta1 * moments.first + (1 - beta1) * gradient
-    moments.second = beta2 * moments.second + (1 - beta2) * gradient * gradient
-    mean = moments.first / (1 - beta1 ** (step + 1))
-    square = moments.second / (1 - beta2 ** (step + 1))
-    decay = optimizer.weight_decay if parameter.dim() > 1 else 0.0
-    return Update(
-        adam=-rate * mean / (square.sqrt() + optimizer.eps),
-        decay=-rate * decay * parameter,
-    )
+
+    scale: float
+    good: int
+    left: int
+
+    @classmethod
+    def start(cls, precision: Precision) -> LossScale:
+        """Return the scale of the first step; 1 where the loss is not scaled."""
+        scale = 1.0 if precision.loss_scaling == "none" else precision.loss_scale
+        return cls(scale, 0, precision.loss_scale_hysteresis)
+
+    def follow(self, precision: Precision, *, overflow: bool) -> None:
+        """Change the scale after a step."""
+        if precision.loss_scaling != "dynamic":
+            return
+        if overflow:
+            self.good, self.left = 0, self.left - 1
+            if self.left <= 0:
+                self.scale = max(self.scale / 2, precision.loss_scale_min)
+            return
+        self.good += 1
+        if self.good == precision.loss_scale_window:
+            self.good, self.left = 0, precision.loss_scale_hysteresis
+            self.scale *= 2

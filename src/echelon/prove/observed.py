@@ -9,7 +9,7 @@ import torch
 
 from echelon.core.parameters import ParameterSpec, parameters
 from echelon.core.plan import Plan
-from echelon.prove.ranks import Piece, RankResult
+from echelon.prove.ranks import INITIAL, Piece, RankResult
 from echelon.prove.subject import StepRecord
 
 Key = tuple[str, int, str]
@@ -28,6 +28,21 @@ class Observed:
         for result in results:
             for piece in result.pieces:
                 self._pieces[piece.kind, piece.step, piece.name].append(piece)
+
+    @property
+    def tells_masters(self) -> bool:
+        """Return whether the ranks tell the values that their optimizer keeps."""
+        return bool(self.names("masters", INITIAL))
+
+    @property
+    def values_kind(self) -> str:
+        """Return the kind of the values that the optimizer updates, as far as they are told."""
+        return "masters" if self.tells_masters else "parameters"
+
+    def update(self, step: int, name: str) -> torch.Tensor:
+        """Return what `step` added to a value, float64."""
+        before = self.whole(self.values_kind, step - 1 if step else INITIAL, name)
+        return self.whole(self.values_kind, step, name) - before
 
     def reports(self, step: int) -> list[StepRecord]:
         """Return what each rank said about `step`, in the order of ranks."""

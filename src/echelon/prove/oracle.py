@@ -1,13 +1,18 @@
 """The oracle: the same training on one device, plain enough to be believed by reading it.
 
 One process, the plain decoder, autograd, the whole global batch at once; the loss is the sum over
-valid tokens divided by their number; the norm is over everything; AdamW is a formula.
+valid tokens divided by their number; the norm is over everything; the optimizer is a formula.
+
+In mixed precision the values are kept in the master dtype, the model is built from their rounding
+to the parameters' dtype, and gradients are summed as the plan says: over microbatches in the
+gradients' dtype, then over replicas in that of the reduction.
 
 Shape suffixes: B sequences of the global batch, T positions, N = T * B, V vocabulary.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -21,14 +26,8 @@ from echelon.models.decoder import Decoder
 from echelon.models.initial import initial_values
 from echelon.models.operations import Operations
 from echelon.prove.batches import global_batch
-from echelon.prove.formulas import (
-    Moments,
-    Update,
-    adamw,
-    clip_scale,
-    global_norm,
-    learning_rate,
-)
+from echelon.prove.formulas import LossScale, clip_scale, global_norm, learning_rate
+from echelon.prove.optimizers import State, Update, update
 from echelon.prove.subject import GlobalBatch
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
@@ -46,8 +45,10 @@ Slot = tuple[int, int]
 class OracleStep:
     """Hold all that one device computed in one optimizer step.
 
-    `before` and `after` are the parameters around it, `gradients` those of the mean loss before
-    clipping, `updates` what AdamW added, in its two parts.
+    `before` and `after` are the values that the optimizer keeps (the master copy, where there is
+    one), `gradients` those of the mean loss before clipping, `updates` what the optimizer added,
+    in its two parts. `loss_scale` is what the loss was multiplied by before backward; a step that
+    is `skipped`, for its gradients overflowed, changes nothing.
     """
 
     step: int
@@ -59,6 +60,8 @@ class OracleStep:
     grad_norm: float
     clip_scale: float
     learning_rate: float
+    loss_scale: float
+    skipped: bool
     updates: Mapping[str, Update]
     after: Mapping[str, torch.Tensor]
 
@@ -67,13 +70,12 @@ def run_oracle(plan: Plan, num_steps: int) -> tuple[OracleStep, ...]:
     """Return the steps of `plan` on one device, in the plan's own precision."""
     master = TORCH_DTYPES[plan.mathematics.precision.master]
     values = {name: value.to(master) for name, value in initial_parameters(plan).items()}
-    moments = {
-        name: Moments(torch.zeros_like(value), torch.zeros_like(value))
-        for name, value in values.items()
-    }
+    states = {name: State() for name in values}
+    scale = LossScale.start(plan.mathematics.precision)
     steps: list[OracleStep] = []
     for step in range(num_steps):
-        steps.append(_step(plan, step, values, moments))
+        steps.append(_step(plan, step, values, states, scale.scale))
+        scale.follow(plan.mathematics.precision, overflow=steps[-1].skipped)
         values = dict(steps[-1].after)
     return tuple(steps)
 
@@ -112,7 +114,7 @@ def token_losses(plan: Plan, model: Decoder, batch: GlobalBatch, step: int) -> t
 
 
 def _head_losses(model: Decoder, x_ND: torch.Tensor, tokens: TokenBatch) -> torch.Tensor:
-    logits_NV = model.operations.logits(x_ND, model.head_weight)
+    logits_NV = widened(model.operations.logits(x_ND, model.head_weight))
     losses_N = fn.cross_entropy(
         logits_NV, tokens.labels_N, ignore_index=IGNORED_LABEL, reduction="none"
     )
@@ -147,42 +149,82 @@ def contributions(plan: Plan, oracle: OracleStep) -> dict[Slot, dict[str, torch.
     return parts
 
 
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in float32 at the least."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 def _step(
-    plan: Plan, step: int, values: Mapping[str, torch.Tensor], moments: dict[str, Moments]
+    plan: Plan,
+    step: int,
+    values: Mapping[str, torch.Tensor],
+    states: Mapping[str, State],
+    scale: float,
 ) -> OracleStep:
     optimizer, precision = plan.mathematics.optimizer, plan.mathematics.precision
     model = build_decoder(plan, values)
     batch = global_batch(plan, step)
-    losses_BT = token_losses(plan, model, batch, step)
-    count = int((batch.labels_BT != IGNORED_LABEL).sum())
-    loss = losses_BT.sum() / count
-    loss.backward()
-    gradients = {
-        name: gradient.to(TORCH_DTYPES[precision.gradients])
-        for name, gradient in _gradients(model).items()
-    }
-    norm = global_norm(gradients)
-    scale = clip_scale(norm, optimizer.clip_norm)
-    updates = {
-        name: adamw(
-            value, (gradients[name] * scale).to(value.dtype), moments[name], optimizer, step
-        )
-        for name, value in values.items()
-    }
-    sums = sums_by_slot(plan, batch, losses_BT.detach())
+    sums = sums_by_slot(plan, batch, token_losses(plan, model, batch, step))
+    count = sum(number for _, number in sums.values())
+    scaled = _summed_gradients(plan, model, sums, scale / count)
+    norm = global_norm(scaled) / scale
+    skipped = precision.loss_scaling != "none" and not math.isfinite(norm)
+    clip, rate = clip_scale(norm, optimizer.clip_norm), learning_rate(optimizer, step)
+    if skipped:
+        updates = {name: Update.none(value) for name, value in values.items()}
+    else:
+        specs = {spec.name: spec for spec in parameters(plan.model)}
+        updates = {
+            name: update(
+                specs[name],
+                value,
+                scaled[name].to(value.dtype) * (clip / scale),
+                states[name],
+                optimizer,
+                rate,
+            )
+            for name, value in values.items()
+        }
     return OracleStep(
         step=step,
-        loss=float(loss.detach()),
+        loss=sum(float(total.detach()) for total, _ in sums.values()) / count,
         tokens=count,
-        microbatch_losses={slot: (float(total), n) for slot, (total, n) in sums.items()},
+        microbatch_losses={slot: (float(total.detach()), n) for slot, (total, n) in sums.items()},
         before=dict(values),
-        gradients=gradients,
+        gradients={name: widened(gradient) / scale for name, gradient in scaled.items()},
         grad_norm=norm,
-        clip_scale=scale,
-        learning_rate=learning_rate(optimizer, step),
+        clip_scale=clip,
+        learning_rate=rate,
+        loss_scale=scale,
+        skipped=skipped,
         updates=updates,
-        after={n: value + updates[n].adam + updates[n].decay for n, value in values.items()},
+        after={name: value + updates[name].total for name, value in values.items()},
     )
+
+
+def _summed_gradients(
+    plan: Plan, model: Decoder, sums: Mapping[Slot, tuple[torch.Tensor, int]], factor: float
+) -> dict[str, torch.Tensor]:
+    """Return the gradient of `factor` x the sum of all losses, added up in the plan's dtypes."""
+    precision = plan.mathematics.precision
+    added, reduced = TORCH_DTYPES[precision.gradients], TORCH_DTYPES[precision.reduction]
+    if precision.parameters == precision.gradients == precision.reduction in ("fp64", "fp32"):
+        (torch.stack([total for total, _ in sums.values()]).sum() * factor).backward()
+        return _gradients(model)
+    replicas: dict[int, dict[str, torch.Tensor]] = {}
+    for (dp_rank, _), (total, _) in sums.items():
+        model.zero_grad(set_to_none=True)
+        (total * factor).backward(retain_graph=True)
+        replica = replicas.setdefault(dp_rank, {})
+        for name, gradient in _gradients(model).items():
+            part = gradient.to(added)
+            replica[name] = replica[name] + part if name in replica else part
+    whole: dict[str, torch.Tensor] = {}
+    for replica in replicas.values():
+        for name, gradient in replica.items():
+            part = gradient.to(reduced)
+            whole[name] = whole[name] + part if name in whole else part
+    return {name: gradient.to(added) for name, gradient in whole.items()}
 
 
 def _gradients(model: Decoder) -> dict[str, torch.Tensor]:

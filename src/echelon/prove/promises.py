@@ -1,4 +1,4 @@
-"""What a plan promised beside its mathematics: the bytes it sends, the order it runs in."""
+"""What a plan promised beside its mathematics: bytes sent, bytes held, the order of actions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
+from echelon.cost.bytes_held import bytes_held as planned_bytes_held
 from echelon.cost.bytes_sent import bytes_sent_by_axis
+from echelon.cost.terms import HeldTerm
 from echelon.prove.checks import Check, Evidence
 from echelon.schedule.build import build_schedule
 
@@ -29,6 +31,32 @@ def bytes_sent(evidence: Evidence) -> Iterator[Check]:
                     detail=f"{sent} sent, {predicted} by the formulas",
                     position=rank,
                 )
+
+
+def bytes_held(evidence: Evidence) -> Iterator[Check]:
+    """Compare the bytes of each kind that each rank holds after a step with `cost/`."""
+    plan = evidence.plan
+    for rank in range(plan.mesh.world_size):
+        wanted = {held_name(term): term.bytes for term in planned_bytes_held(plan, rank)}
+        for oracle in evidence.oracle:
+            held = evidence.observed.reports(oracle.step)[rank].bytes_held
+            if held is None:
+                continue
+            for position, name in enumerate(sorted({*wanted, *held})):
+                predicted, found = wanted.get(name, 0), held.get(name, 0)
+                yield Check(
+                    step=oracle.step,
+                    subject=f"{name} of rank {rank}",
+                    error=abs(found - predicted) / max(predicted, 1),
+                    allowed=0.0,
+                    detail=f"{found} bytes held, {predicted} by the formulas",
+                    position=rank * len(wanted) + position,
+                )
+
+
+def held_name(term: HeldTerm) -> str:
+    """Return the name under which a rank says what it holds: with its pool, if not the device."""
+    return term.name if term.pool == "device" else f"{term.name} ({term.pool})"
 
 
 def schedule_order(evidence: Evidence) -> Iterator[Check]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -26,10 +26,15 @@ from echelon.prove.subject import Factory, RankPlace, StepRecord, StepReport, Su
 INITIAL = -1
 """The step under which the initial weights are kept."""
 
+MastersTold = Callable[[], Mapping[str, Sequence[Shard]]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Hold one rectangle that one rank said it holds; `kind` is "gradients" or "parameters"."""
+    """Hold one rectangle that one rank said it holds.
+
+    `kind` is "gradients", "parameters" or "masters" (the values that the optimizer keeps).
+    """
 
     rank: int
     kind: str
@@ -97,13 +102,19 @@ def read_results(directory: Path, number: int, world_size: int) -> tuple[RankRes
 
 
 def _observe(rank: int, subject: Subject, plan: Plan, num_steps: int) -> RankResult:
-    pieces = _pieces(rank, "parameters", INITIAL, subject.parameters())
+    pieces = _values(rank, INITIAL, subject)
     reports: list[StepRecord] = []
     for step in range(num_steps):
         reports.append(_record(subject.step(global_batch(plan, step), step)))
         pieces += _pieces(rank, "gradients", step, subject.gradients())
-        pieces += _pieces(rank, "parameters", step, subject.parameters())
+        pieces += _values(rank, step, subject)
     return RankResult(rank=rank, reports=tuple(reports), pieces=tuple(pieces))
+
+
+def _values(rank: int, step: int, subject: Subject) -> list[Piece]:
+    pieces = _pieces(rank, "parameters", step, subject.parameters())
+    masters: MastersTold | None = getattr(subject, "masters", None)
+    return pieces if masters is None else pieces + _pieces(rank, "masters", step, masters())
 
 
 def _pieces(rank: int, kind: str, step: int, shards: Mapping[str, Sequence[Shard]]) -> list[Piece]:
@@ -137,6 +148,9 @@ def _record(report: StepReport) -> StepRecord:
         layers=tuple(int(i) for i in report.layers),
         bytes_sent=getattr(report, "bytes_sent", None),
         actions=getattr(report, "actions", None),
+        skipped=getattr(report, "skipped", None),
+        loss_scale=getattr(report, "loss_scale", None),
+        bytes_held=getattr(report, "bytes_held", None),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -17,10 +17,17 @@ from echelon.prove.checks import Evidence
 from echelon.prove.claims import judge
 from echelon.prove.diagnose import diagnose
 from echelon.prove.observed import Observed
-from echelon.prove.oracle import run_oracle
+from echelon.prove.oracle import OracleStep, run_oracle
 from echelon.prove.proof import Proof, ProofPass
+from echelon.prove.proof_scale import (
+    num_steps_with_overflow,
+    overflowing_scale,
+    quiet_scale,
+    unscaled,
+    with_scale,
+)
 from echelon.prove.ranks import find_factory, read_results
-from echelon.prove.shrink import NUM_STEPS, shrink
+from echelon.prove.shrink import NUM_STEPS, same_dtypes, shrink
 from echelon.prove.tolerance import float64_tolerance, own_tolerance
 
 OUR_ENGINE = "echelon.train.subject:build"
@@ -48,6 +55,7 @@ class _Variant:
 
     name: str
     plan: Plan
+    reference: Plan
 
 
 def prove(
@@ -61,14 +69,17 @@ def prove(
     """Return the proof of `plan`: every claim, in float64 and in the plan's own precision.
 
     `subject` names the engine under proof. `own_precision` False leaves the second part out (the
-    matrix of all layouts proves the mathematics only). Ranks are started by `run_ranks`.
-    ConfigError, before any rank starts, where there is no such subject.
+    matrix of all layouts proves the mathematics only). Ranks are started by `run_ranks`; each
+    precision takes `num_steps` steps that update, and those that an overflow skips. Offloaded
+    slices lie in a temporary folder. ConfigError, before any rank starts, where there is no such
+    subject.
     """
     find_factory(subject)
     variants = _variants(plan, own_precision=own_precision)
+    num_steps = num_steps_with_overflow(variants[0].plan, num_steps)
     with tempfile.TemporaryDirectory(prefix="echelon-prove-") as directory:
         argument = {
-            "plans": [variant.plan.to_json() for variant in variants],
+            "plans": [_offloaded_to(variant.plan, directory).to_json() for variant in variants],
             "subject": subject,
             "directory": directory,
             "num_steps": num_steps,
@@ -95,27 +106,51 @@ def prove(
 
 def _variants(plan: Plan, *, own_precision: bool) -> list[_Variant]:
     exact, own = shrink(plan, precision="fp64"), shrink(plan)
-    variants = [_Variant(name="fp64", plan=exact)]
-    if own_precision and own.mathematics.precision != exact.mathematics.precision:
-        variants.append(_Variant(name=own.mathematics.precision.parameters, plan=own))
+    own_reference = exact
+    if exact.mathematics.precision.loss_scaling != "none":
+        steps = run_oracle(unscaled(exact), NUM_STEPS)
+        own = with_scale(own, quiet_scale(own, steps))
+        scale = own.mathematics.precision.loss_scale
+        own_reference = with_scale(exact, scale)
+        dynamic = exact.mathematics.precision.loss_scaling == "dynamic"
+        exact = with_scale(exact, overflowing_scale(exact, steps) if dynamic else scale)
+    variants = [_Variant(name="fp64", plan=exact, reference=exact)]
+    precision = own.mathematics.precision
+    if own_precision and not same_dtypes(precision, exact.mathematics.precision):
+        variants.append(_Variant(name=precision.parameters, plan=own, reference=own_reference))
     return variants
 
 
+def _offloaded_to(plan: Plan, directory: str) -> Plan:
+    zero = replace(plan.layout.zero, offload_dir=directory)
+    used = "nvme" in (zero.optimizer_offload, zero.parameter_offload)
+    return replace(plan, layout=replace(plan.layout, zero=zero)) if used else plan
+
+
 def _judge(variants: Sequence[_Variant], directory: Path, num_steps: int) -> tuple[ProofPass, ...]:
-    reference = run_oracle(variants[0].plan, num_steps)
+    oracles: dict[str, tuple[OracleStep, ...]] = {}
     passes: list[ProofPass] = []
     for number, variant in enumerate(variants):
         plan = variant.plan
+        # The float64 oracle also judges the plan's own precision: first values are rounded to
+        # float32 before any dtype, so both begin from the same numbers.
+        key = variant.reference.content_hash()
+        if key not in oracles:
+            oracles[key] = run_oracle(variant.reference, num_steps)
+        observed = Observed(plan, read_results(directory, number, plan.mesh.world_size))
         evidence = Evidence(
             plan=plan,
-            # The float64 oracle also judges the plan's own precision: first values are rounded to
-            # float32 before any dtype, so both begin from the same numbers.
-            reference_plan=variants[0].plan,
-            oracle=reference,
-            observed=Observed(plan, read_results(directory, number, plan.mesh.world_size)),
+            reference_plan=variant.reference,
+            oracle=oracles[key],
+            observed=observed,
             tolerance=float64_tolerance()
             if number == 0
-            else own_tolerance(plan, reference, run_oracle(plan, num_steps)),
+            else own_tolerance(
+                plan,
+                oracles[key],
+                run_oracle(plan, num_steps),
+                masters_told=observed.tells_masters,
+            ),
         )
         results = judge(evidence)
         broken = any(not earlier.holds for earlier in passes)

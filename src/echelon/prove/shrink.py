@@ -1,7 +1,8 @@
 """A plan made small enough for a laptop, with everything kept that can go wrong.
 
-The mesh, the schedule, the ZeRO stage, sequence parallelism, recompute, tied weights, the ratio of
-query to key heads, norms, biases and every remainder (of the vocabulary over `tp`, of the
+The mesh, the schedule, ZeRO (stage, accumulation, resharding, what is cut, where slices rest),
+the optimizer and its rules, loss scaling, sequence parallelism, recompute, tied weights, the ratio
+of query to key heads, norms, biases and every remainder (of the vocabulary over `tp`, of the
 microbatches over `pp`, of the blocks over the stages) stay; the sizes go.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from echelon.core.model_shape import ModelShape
-from echelon.core.parameters import num_parameters
+from echelon.core.parameters import num_parameters, parameters
 from echelon.core.plan import (
     DTYPE_BYTES,
     DType,
@@ -19,18 +20,23 @@ from echelon.core.plan import (
     Optimizer,
     Plan,
     Precision,
+    Zero,
 )
+from echelon.prove.names import family_of
 
 NUM_STEPS = 3
 """Optimizer steps of a proof: one without history, one in warm-up, one after it."""
 
 _SIGNAL = 1e-3
 _BUCKETS = 3
+_SGD_RATE = 1.0
+_SGD_DECAY = 2e-3
 
 
 def shrink(plan: Plan, *, precision: DType | None = None) -> Plan:
     """Return a small plan with the shape of `plan`; all in `precision` where it is given."""
-    stages = shrink_stages(plan.layout.pipeline.stages)
+    # Two units of a stage are there, so that one can be taken for the other.
+    stages = shrink_stages(plan.layout.pipeline.stages, unit=min(plan.layout.zero.unit_blocks, 2))
     sequence_length = _sequence_length(plan)
     model = _model(plan, sum(len(stage) for stage in stages), sequence_length)
     microbatch = min(plan.layout.microbatch_sequences, 2)
@@ -41,7 +47,7 @@ def shrink(plan: Plan, *, precision: DType | None = None) -> Plan:
         global_sequences=microbatch * num_microbatches * plan.mesh.dp,
         sequence_length=sequence_length,
         optimizer=_optimizer(plan.mathematics.optimizer),
-        precision=plan.mathematics.precision if precision is None else uniform(precision),
+        precision=_precision(plan.mathematics.precision, precision),
     )
     return replace(
         plan,
@@ -56,17 +62,44 @@ def uniform(dtype: DType) -> Precision:
     return Precision(parameters=dtype, gradients=dtype, reduction=dtype, master=dtype)
 
 
-def shrink_stages(stages: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+def same_dtypes(one: Precision, other: Precision) -> bool:
+    """Return whether two precisions compute in the same dtypes, whatever scales their loss."""
+    pairs = (
+        (one.parameters, other.parameters),
+        (one.gradients, other.gradients),
+        (one.reduction, other.reduction),
+        (one.master, other.master),
+    )
+    return all(left == right for left, right in pairs)
+
+
+def _precision(precision: Precision, dtype: DType | None) -> Precision:
+    """Return the precision of a proof: few steps must be enough for the loss scale to change."""
+    small = precision
+    if precision.loss_scaling == "dynamic":
+        small = replace(
+            precision,
+            loss_scale_window=min(precision.loss_scale_window, 2),
+            loss_scale_hysteresis=min(precision.loss_scale_hysteresis, 2),
+        )
+    if dtype is None:
+        return small
+    return replace(small, parameters=dtype, gradients=dtype, reduction=dtype, master=dtype)
+
+
+def shrink_stages(
+    stages: tuple[tuple[int, ...], ...], *, unit: int = 1
+) -> tuple[tuple[int, ...], ...]:
     """Return as many stages with few blocks each; uneven ones stay uneven, empty ones empty.
 
     Each stage gets the rank of its block count among the different counts, so an order between
-    two stages is kept. Up to two stages keep two blocks each, so a block that feeds a block of its
-    own stage is there.
+    two stages is kept. Up to two stages keep `unit` + 1 blocks each where they have as many, so a
+    block that feeds a block of its own stage, and of another unit, is there.
     """
     counts = [len(stage) for stage in stages]
     ranks = {count: index for index, count in enumerate(sorted({c for c in counts if c}), start=1)}
     smallest = min(ranks, default=0)
-    extra = 1 if smallest > 1 and len(stages) <= 2 else 0
+    extra = min(unit, smallest - 1) if smallest and len(stages) <= 2 else 0
     result: list[tuple[int, ...]] = []
     start = 0
     for count in counts:
@@ -123,14 +156,16 @@ def _optimizer(optimizer: Optimizer) -> Optimizer:
     AdamW's first step is the sign of the gradient when `eps` is tiny: a gradient twice too large,
     or a clip by the wrong norm, would leave the same weights. With `eps` of the size of a clipped
     gradient the update follows the gradient's size. Clipping, where it is on, must act; the
-    learning rate must differ at each step; the decay must be larger than the noise.
+    learning rate must differ at each step; the decay must be larger than the noise. SGD moves by
+    the size of a clipped gradient itself, and couples the decay to it: both need other sizes.
     """
+    sgd = optimizer.kind == "sgd"
     return replace(
         optimizer,
-        learning_rate=1e-2,
+        learning_rate=_SGD_RATE if sgd else 1e-2,
         eps=_SIGNAL,
         clip_norm=None if optimizer.clip_norm is None else 50 * _SIGNAL,
-        weight_decay=0.1 if optimizer.weight_decay else 0.0,
+        weight_decay=(_SGD_DECAY if sgd else 0.1) if optimizer.weight_decay else 0.0,
         warmup_steps=2 if optimizer.warmup_steps else 0,
         decay_steps=2 * NUM_STEPS - 2 if optimizer.schedule == "wsd" else 0,
         total_steps=2 * NUM_STEPS,
@@ -153,5 +188,28 @@ def _layout(
         microbatch_sequences=microbatch,
         pipeline=replace(layout.pipeline, stages=stages),
         recompute=replace(layout.recompute, every=min(layout.recompute.every, 2)),
-        zero=replace(layout.zero, bucket_bytes=min(layout.zero.bucket_bytes, max(1, bucket))),
+        zero=_zero(plan, model, bucket),
     )
+
+
+def _zero(plan: Plan, model: ModelShape, bucket_bytes: int) -> Zero:
+    """Return ZeRO's settings with as little ahead and in memory as shows what they do."""
+    zero = plan.layout.zero
+    return replace(
+        zero,
+        bucket_bytes=min(zero.bucket_bytes, max(1, bucket_bytes)),
+        prefetch=min(zero.prefetch, 2),
+        unit_blocks=min(zero.unit_blocks, 2),
+        keep_whole_below=_keep_whole_below(plan, model),
+        offload_buffers=min(zero.offload_buffers, 2),
+    )
+
+
+def _keep_whole_below(plan: Plan, model: ModelShape) -> int:
+    """Return the threshold under which the same kinds of parameters are kept whole."""
+    threshold, tp = plan.layout.zero.keep_whole_below, plan.mesh.tp
+    kinds = {
+        family_of(spec.name) for spec in parameters(plan.model) if spec.local_numel(tp) < threshold
+    }
+    sizes = [s.local_numel(tp) for s in parameters(model) if family_of(s.name) in kinds]
+    return max(sizes) + 1 if sizes else 0

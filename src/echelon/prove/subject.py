@@ -85,8 +85,11 @@ class StepRecord:
     """Hold a `StepReport`; for subjects that may import the prover.
 
     An engine that writes its events down also says `bytes_sent` (per axis, in this step) and
-    `actions` (the pipeline actions that it ran, in order, such as ``F0.3``); what a report does
-    not have is not compared.
+    `actions` (the pipeline actions that it ran, in order, such as ``F0.3``); one that scales the
+    loss says the `loss_scale` of this step's backward and whether the step was `skipped`, for
+    gradients overflowed; one that can measure it says `bytes_held`, by the terms of
+    `cost.bytes_held`, from the storages that are alive after the step. What a report does not have
+    is not compared.
     """
 
     loss: float
@@ -97,14 +100,22 @@ class StepRecord:
     layers: Sequence[int]
     bytes_sent: Mapping[str, int] | None = None
     actions: Sequence[str] | None = None
+    skipped: bool | None = None
+    loss_scale: float | None = None
+    bytes_held: Mapping[str, int] | None = None
 
 
 class Subject(Protocol):
     """One rank of a model under training, built for a plan and seeded by it.
 
     Names are those of `core.parameters`; a tied head is `embedding.weight` and has no name of its
-    own. A rank gives only what it holds, in as many rectangles as it needs; a tensor that it holds
-    nothing of is absent. Tensors may be views of live buffers: the prover copies them at once.
+    own. A rank gives only what it holds, in as many rectangles as it needs (a slice of a flat
+    bucket takes up to three of a matrix); a tensor that it holds nothing of is absent. Tensors may
+    be views of live buffers: the prover copies them at once.
+
+    A subject whose optimizer keeps a master copy may also have a method `masters`, which gives it
+    as `parameters` gives the parameters: what was updated is then compared where it is precise,
+    and every parameter must be the rounding of its master copy.
     """
 
     def step(self, batch: GlobalBatch, step: int) -> StepReport:
@@ -112,7 +123,11 @@ class Subject(Protocol):
         ...
 
     def gradients(self) -> Mapping[str, Sequence[Shard]]:
-        """Return the gradient of the mean loss in the last step: reduced, not yet clipped."""
+        """Return the gradient of the mean loss in the last step: reduced, not yet clipped.
+
+        The loss scale is divided out, in float32 at the least; of a step that was skipped nothing
+        is asked.
+        """
         ...
 
     def parameters(self) -> Mapping[str, Sequence[Shard]]:

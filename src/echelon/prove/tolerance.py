@@ -3,8 +3,10 @@
 Float64: 1e-10, about 1e5 times what reordering the sums of a shrunk model leaves (1e-15 to 1e-13)
 and far below any wrong factor; fixed, the same for every plan.
 
-Own precision: the oracle is run once more, on one device, in the plan's precision. Its own error
-against float64 says what that precision is worth for this model. The plan may be off by
+Own precision: the oracle is run once more, on one device, in the plan's precision: parameters,
+gradients, their sums over microbatches and replicas, and master values in the dtypes of the plan.
+Its own error against float64 says what that precision is worth for this model. The plan may be
+off by
 
     4 x the largest of the one device's error in this tensor,
                        its root mean square over this parameter of all blocks in all steps,
@@ -16,18 +18,29 @@ can be small by luck, most easily that of a short vector: hence the means over d
 kind, and the factor 4 for the largest ratio among hundreds of tensors. The last term is what a
 plan adds: each partial sum (over microbatches, data and tensor ranks, and at each stage boundary)
 is rounded once more.
+
+The unit roundoff u is that of the coarsest dtype that a number goes through: for losses, gradients
+and updates the coarsest of the plan. A value that is kept in a finer dtype meets the coarse one
+only through what was added to it, so it is off by the larger of u of the master dtype and
+u of the coarsest x (length of all updates / length of the value); with bfloat16 parameters that is
+a few 1e-5 instead of a few 1e-3, and an update that is lost or done twice shows. The parameter
+that is rounded from it is off by one more rounding, half a unit in its last place: not 4 of them,
+not one per partial sum.
+
+What the optimizer makes of a gradient is judged more sharply than the gradient can be: see
+`prove/replay.py`.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from echelon.core.plan import Plan
+from echelon.core.plan import DType, Plan
+from echelon.prove.names import family_of
 from echelon.prove.oracle import TORCH_DTYPES, OracleStep
 
 FLOAT64_TOLERANCE = 1e-10
@@ -36,9 +49,11 @@ FLOAT64_TOLERANCE = 1e-10
 FLOOR = 1e-4
 """The part of the norm of all tensors below which a tensor's error is not relative to itself."""
 
-_LUCK = 4.0
+LUCK = 4.0
+"""How much larger than the one device's a plan's error may be by chance."""
 
 _Key = tuple[str, int, str]
+_Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +62,14 @@ class Tolerance:
 
     `one_device` holds the one-device error of each (kind, step, name), `typical` its root mean
     square per (kind, step) and `family` per (kind, parameter of all blocks); empty in float64.
+    `flat` is what a plan adds to it; `flat_of` says it for values, whose own dtype may be finer.
     """
 
     flat: float
     one_device: Mapping[_Key, float]
     typical: Mapping[tuple[str, int], float]
     family: Mapping[tuple[str, str], float]
+    flat_of: Mapping[_Key, float] = field(default_factory=dict[_Key, float])
 
     @property
     def own_precision(self) -> bool:
@@ -66,7 +83,7 @@ class Tolerance:
             self.family.get((kind, family_of(name)), 0.0),
             self.typical.get((kind, step), 0.0),
         )
-        return _LUCK * max(draws) + self.flat
+        return LUCK * max(draws) + self.flat_of.get((kind, step, name), self.flat)
 
 
 def float64_tolerance() -> Tolerance:
@@ -75,15 +92,25 @@ def float64_tolerance() -> Tolerance:
 
 
 def own_tolerance(
-    plan: Plan, reference: Sequence[OracleStep], one_device: Sequence[OracleStep]
+    plan: Plan,
+    reference: Sequence[OracleStep],
+    one_device: Sequence[OracleStep],
+    *,
+    masters_told: bool,
 ) -> Tolerance:
     """Return the tolerance of a proof in the plan's precision.
 
-    `reference` is the oracle in float64, `one_device` the same in the plan's precision.
+    `reference` is the oracle in float64, `one_device` the same in the plan's precision. Where the
+    ranks tell their master values, updates are seen there; else in the rounded parameters.
     """
     errors: dict[_Key, float] = {}
     for exact, rough in zip(reference, one_device, strict=True):
-        errors.update(_errors(exact, rough))
+        errors.update(_errors(plan, exact, rough, masters_told=masters_told))
+    return measured(errors, num_partial_sums(plan) * roundoff(plan), _value_flats(plan, reference))
+
+
+def measured(errors: Mapping[_Key, float], flat: float, flat_of: Mapping[_Key, float]) -> Tolerance:
+    """Return the tolerance that follows from the one device's errors."""
     by_step: dict[tuple[str, int], list[float]] = {}
     by_family: dict[tuple[str, str], list[float]] = {}
     for (kind, step, name), error in errors.items():
@@ -91,20 +118,16 @@ def own_tolerance(
         by_family.setdefault((kind, family_of(name)), []).append(error)
     typical = {key: _root_mean_square(values) for key, values in by_step.items()}
     # A single number is a draw of its own: the losses of the microbatches say what it is worth.
-    for step in range(len(reference)):
-        typical["loss", step] = typical["losses", step]
-        typical["grad_norm", step] = typical["gradients", step]
+    for single, many in (("loss", "losses"), ("grad_norm", "gradients")):
+        for kind, step in [key for key in typical if key[0] == single]:
+            typical[kind, step] = typical[many, step]
     return Tolerance(
-        flat=num_partial_sums(plan) * roundoff(plan),
+        flat=flat,
         one_device=errors,
         typical=typical,
         family={key: _root_mean_square(values) for key, values in by_family.items()},
+        flat_of=flat_of,
     )
-
-
-def family_of(name: str) -> str:
-    """Return the name of a parameter without its block."""
-    return re.sub(r"^layers\.\d+\.", "layers.*.", name)
 
 
 def _root_mean_square(values: Sequence[float]) -> float:
@@ -115,7 +138,12 @@ def roundoff(plan: Plan) -> float:
     """Return the unit roundoff of the coarsest dtype of the plan."""
     precision = plan.mathematics.precision
     names = (precision.parameters, precision.gradients, precision.reduction, precision.master)
-    return max(torch.finfo(TORCH_DTYPES[name]).eps / 2 for name in names)
+    return max(unit_roundoff(name) for name in names)
+
+
+def unit_roundoff(dtype: DType) -> float:
+    """Return the largest relative error of one rounding to `dtype`."""
+    return torch.finfo(TORCH_DTYPES[dtype]).eps / 2
 
 
 def num_partial_sums(plan: Plan) -> int:
@@ -124,29 +152,61 @@ def num_partial_sums(plan: Plan) -> int:
     return mesh.dp * plan.num_microbatches + mesh.cp + mesh.tp + plan.num_stages
 
 
-def _errors(exact: OracleStep, rough: OracleStep) -> Iterator[tuple[_Key, float]]:
+def _value_flats(plan: Plan, reference: Sequence[OracleStep]) -> dict[_Key, float]:
+    """Return what a plan may add to the error of each value: of masters, and rounded from them."""
+    precision, count = plan.mathematics.precision, num_partial_sums(plan)
+    kept, coarse = unit_roundoff(precision.master), roundoff(plan)
+    rounding = unit_roundoff(precision.parameters) if precision.has_master else 0.0
+    moved = dict.fromkeys(reference[0].before, 0.0)
+    flats: dict[_Key, float] = {}
+    for exact in reference:
+        for name, update in exact.updates.items():
+            moved[name] += float(update.total.norm())
+            length = float(exact.after[name].norm())
+            share = moved[name] / length if length else 1.0
+            flat = count * max(kept, coarse * min(share, 1.0))
+            flats["masters", exact.step, name] = flat
+            flats["parameters", exact.step, name] = flat + rounding
+    return flats
+
+
+def _errors(
+    plan: Plan, exact: OracleStep, rough: OracleStep, *, masters_told: bool
+) -> Iterator[tuple[_Key, float]]:
     step = exact.step
     for slot, (total, _) in exact.microbatch_losses.items():
         yield ("losses", step, str(slot)), _scalar(rough.microbatch_losses[slot][0], total)
     yield ("loss", step, ""), _scalar(rough.loss, exact.loss)
-    yield ("grad_norm", step, ""), _scalar(rough.grad_norm, exact.grad_norm)
-    yield from _tensors("gradients", step, exact.gradients, rough.gradients)
-    yield from _tensors("updates", step, _updates(exact), _updates(rough))
-    yield from _tensors("parameters", step, exact.after, rough.after)
+    if not exact.skipped and not rough.skipped:
+        yield ("grad_norm", step, ""), _scalar(rough.grad_norm, exact.grad_norm)
+        yield from tensor_errors("gradients", step, exact.gradients, rough.gradients)
+        seen = _differences(plan, rough, rounded=not masters_told)
+        yield from tensor_errors("updates", step, _differences(plan, exact, rounded=False), seen)
+    yield from tensor_errors("masters", step, exact.after, rough.after)
+    yield from tensor_errors("parameters", step, exact.after, _rounded(plan, rough.after))
 
 
-def _updates(oracle: OracleStep) -> dict[str, torch.Tensor]:
-    # As the prover sees them: a difference of rounded parameters.
-    return {name: oracle.after[name] - oracle.before[name] for name in oracle.after}
+def _rounded(plan: Plan, values: _Tensors) -> dict[str, torch.Tensor]:
+    dtype = TORCH_DTYPES[plan.mathematics.precision.parameters]
+    return {name: value.to(dtype) for name, value in values.items()}
+
+
+def _differences(plan: Plan, oracle: OracleStep, *, rounded: bool) -> dict[str, torch.Tensor]:
+    # As the prover sees updates: a difference of rounded values.
+    before, after = oracle.before, oracle.after
+    if rounded:
+        before, after = _rounded(plan, before), _rounded(plan, after)
+    return {name: after[name].double() - before[name].double() for name in after}
 
 
 def _scalar(rough: float, exact: float) -> float:
     return abs(rough - exact) / abs(exact)
 
 
-def _tensors(
-    kind: str, step: int, exact: Mapping[str, torch.Tensor], rough: Mapping[str, torch.Tensor]
+def tensor_errors(
+    kind: str, step: int, exact: _Tensors, rough: _Tensors
 ) -> Iterator[tuple[_Key, float]]:
+    """Return the relative error of each tensor, as the claims count it."""
     total = math.sqrt(sum(float(value.square().sum()) for value in exact.values()))
     for name, value in exact.items():
         error = float((rough[name].double() - value).norm())

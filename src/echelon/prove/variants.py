@@ -22,8 +22,8 @@ from echelon.models.operations import Operations
 from echelon.models.rotary import rotary_tables
 from echelon.prove.diagnosis import Finding
 from echelon.prove.factors import Factor
+from echelon.prove.names import family_of
 from echelon.prove.oracle import OracleStep, build_decoder
-from echelon.prove.tolerance import family_of
 
 Build = Callable[[], Decoder]
 

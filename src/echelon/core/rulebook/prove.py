@@ -66,6 +66,17 @@ PROVE_LOSS = Rule(
     fixed="loss = all_reduce(local_sum) / all_reduce(local_count)",
 )
 
+PROVE_LOSS_SCALE = Rule(
+    id="prove-loss-scale",
+    why="""
+    All ranks multiply the loss by the same scale, and all skip a step in which the gradients of any
+    rank overflow: nothing is updated and the scale follows. A rank that decides by what it sees
+    itself updates its slices with the rest of the model left behind.
+    """,
+    bad="skip = not isfinite(squares of this rank's gradients)",
+    fixed="skip = not isfinite(all_reduce(squares of this rank's gradients))",
+)
+
 PROVE_GRADIENTS = Rule(
     id="prove-gradients",
     why="""
@@ -89,12 +100,34 @@ PROVE_GRADIENT_NORM = Rule(
 PROVE_CLIPPED_UPDATE = Rule(
     id="prove-clipped-update",
     why="""
-    What the optimizer adds to each parameter in each step equals AdamW of the gradient clipped by
-    the global norm. The proof uses an eps of the size of a gradient, so the update shows the
-    gradient's size and not only its sign.
+    What the optimizer adds to each parameter in each step equals AdamW, SGD or Muon of the gradient
+    clipped by the global norm. The proof uses an eps of the size of a gradient, so AdamW's update
+    shows the gradient's size and not only its sign.
     """,
     bad="grad *= clip_norm / local_norm",
     fixed="grad *= min(1, clip_norm / global_norm)",
+)
+
+PROVE_REPLAYED_UPDATE = Rule(
+    id="prove-replayed-update",
+    why="""
+    In the plan's own precision gradients are as rough as their dtype, and so is what one device
+    would have made of its own. The optimizer is not: from the very gradients that the ranks hold,
+    the formula gives the update to within the rounding of the master dtype.
+    """,
+    bad="grad_bf16 *= clip_norm / norm                   # rounds the gradient once more",
+    fixed="grad = grad_bf16.float() * (clip_norm / norm)",
+)
+
+PROVE_MASTER_WEIGHTS = Rule(
+    id="prove-master-weights",
+    why="""
+    Where the optimizer keeps a master copy, a parameter is its rounding and nothing else, bit for
+    bit, on every rank, before the first step and after each. A parameter that is not written back,
+    or gathered before it was, trains a model that the optimizer does not know of.
+    """,
+    bad="master -= update                                # and the next forward uses the old one",
+    fixed="master -= update; parameter.copy_(master); all_gather(parameter)",
 )
 
 PROVE_PARAMETERS = Rule(
@@ -137,4 +170,15 @@ PROVE_BYTES_SENT = Rule(
     """,
     bad="all_reduce(gradients)                           # in every microbatch",
     fixed="all_reduce(gradients)                           # in the last microbatch",
+)
+
+PROVE_BYTES_HELD = Rule(
+    id="prove-bytes-held",
+    why="""
+    The bytes of parameters, gradients, master copies and optimizer state that the formulas of
+    `cost/` say each rank holds are the bytes of the storages that are alive after a step, padding
+    included. A difference is a buffer that was not freed, not sliced, or kept in another dtype.
+    """,
+    bad="whole = all_gather(slice)                       # and never freed",
+    fixed="whole.untyped_storage().resize_(0)              # after the last use",
 )
