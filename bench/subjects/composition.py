@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.parameters import ParameterSpec, parameters
 from echelon.core.plan import Plan
+from echelon.cost.updates import decays
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.models.initial import initial_values
@@ -126,8 +127,8 @@ class Composition(ABC):
 
     def _adamw(self) -> torch.optim.AdamW:
         settings = self.plan.mathematics.optimizer
-        decayed = [w for name, w in self.weights.items() if self.specs[name].decays]
-        others = [w for name, w in self.weights.items() if not self.specs[name].decays]
+        decayed = [w for name, w in self.weights.items() if decays(settings, self.specs[name])]
+        others = [w for name, w in self.weights.items() if not decays(settings, self.specs[name])]
         groups = [
             {"params": decayed, "weight_decay": settings.weight_decay},
             {"params": others, "weight_decay": 0.0},
