@@ -2,7 +2,8 @@
 
 These are the reference: short, derived by autograd, and what the prover's oracle computes with.
 `parallel/operations.py` overrides them with kernels that write gradients by hand and talk to other
-ranks; the decoder itself is the same code for both.
+ranks; the decoder itself is the same code for both. Activations have the dtype of the parameters;
+norms, rotations, softmax and loss are computed in at least float32 and rounded once.
 
 Shape suffixes: B sequences, T positions, N = T * B tokens (sequence first), D hidden, H query
 heads, K key/value heads, E = head_dim / 2, F inner width of the MLP, V vocabulary.
@@ -19,6 +20,7 @@ from torch.nn import functional as fn
 from echelon.core.model_shape import ModelShape
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.counter_random import key_of, uniform
+from echelon.models.precision import NARROW, at_least_fp32, widened
 from echelon.models.rotary import rotary_tables
 
 
@@ -51,10 +53,14 @@ class Operations:
         self, x: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter | None, eps: float
     ) -> torch.Tensor:
         """Return x normalised over its last dim: LayerNorm with a bias, RMSNorm without."""
+        wide = widened(x)
         if bias is not None:
-            return fn.layer_norm(x, (x.shape[-1],), weight, bias, eps)
-        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-        return x * scale * weight
+            shape = (x.shape[-1],)
+            y = fn.layer_norm(wide, shape, widened(weight), widened(bias), eps)
+        else:
+            scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+            y = wide * scale * widened(weight)
+        return y.to(x.dtype)
 
     def head_norm(self, x: torch.Tensor, weight: nn.Parameter, eps: float) -> torch.Tensor:
         """Return x of shape [..., head_dim] with each head normalised (QK-norm)."""
@@ -71,14 +77,16 @@ class Operations:
     def rotary_tables(
         self, shape: ModelShape, length: int, like: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos_TE and sin_TE for positions 0 to length - 1, in the dtype of `like`."""
-        return rotary_tables(shape, torch.arange(length, device=like.device), like.dtype)
+        """Return cos_TE and sin_TE for positions 0 to length - 1, where `like` is."""
+        positions_T = torch.arange(length, device=like.device)
+        return rotary_tables(shape, positions_T, at_least_fp32(like.dtype))
 
     def rotate(self, x: torch.Tensor, cos_TE: torch.Tensor, sin_TE: torch.Tensor) -> torch.Tensor:
         """Return x [T, B, heads, head_dim] with each half-pair turned by its position."""
-        first, second = x.chunk(2, dim=-1)
+        first, second = widened(x).chunk(2, dim=-1)
         cos, sin = cos_TE[:, None, None], sin_TE[:, None, None]
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return turned.to(x.dtype)
 
     def attend(
         self,
@@ -90,9 +98,9 @@ class Operations:
         length, num_sequences, heads, head_dim = q.shape
         repeats = heads // k.shape[2]
         k, v = (x.repeat_interleave(repeats, dim=2) for x in (k, v))
-        scores = torch.einsum("tbhd,sbhd->bhts", q, k) / head_dim**0.5
+        scores = torch.einsum("tbhd,sbhd->bhts", widened(q), widened(k)) / head_dim**0.5
         future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
-        weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
+        weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1).to(v.dtype)
         out = torch.einsum("bhts,sbhd->tbhd", weights, v)
         return out.reshape(length * num_sequences, heads * head_dim)
 
@@ -116,19 +124,31 @@ class Operations:
         if probability == 0.0 or not batch.train:
             return x_ND
         rows = torch.arange(x_ND.shape[0], device=x_ND.device)
-        return x_ND * dropout_mask(rows, x_ND, probability, site, batch)
+        return dropped(x_ND, rows, probability, site, batch)
 
     def head_loss(
         self, x_ND: torch.Tensor, weight_VD: nn.Parameter, labels_N: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Return scale x the sum of the cross-entropies of all counted tokens, a scalar."""
-        logits_NV = fn.linear(x_ND, weight_VD)
+        logits_NV = self.logits(x_ND, weight_VD)
         total = fn.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED_LABEL, reduction="sum")
         return total * scale
 
     def logits(self, x_ND: torch.Tensor, weight_VD: nn.Parameter) -> torch.Tensor:
-        """Return the logits_NV of every token (for generation; training never builds them)."""
-        return fn.linear(x_ND, weight_VD)
+        """Return the logits_NV of every token, ready for a softmax (ranks never build them)."""
+        return widened(fn.linear(x_ND, weight_VD))
+
+
+def dropped(
+    x_ND: torch.Tensor, rows: torch.Tensor, probability: float, site: str, batch: TokenBatch
+) -> torch.Tensor:
+    """Return x, the global token rows `rows`, with elements zeroed and the others scaled up."""
+    mask = dropout_mask(rows, x_ND, probability, site, batch)
+    if x_ND.dtype in NARROW:
+        # 1 / (1 - p) in so few digits would scale every element by another factor; a number is
+        # multiplied in float32.
+        return x_ND.masked_fill(mask == 0, 0.0) * (1.0 / (1.0 - probability))
+    return x_ND * mask
 
 
 def dropout_mask(

@@ -3,6 +3,7 @@
 Each equals the plain formula in `models/operations.py` (the tests compare both in float64). None
 talks to other ranks. Weight gradients go to a GradientStore, which knows a parameter by identity:
 so a parameter stays on `ctx`, for what comes back from `saved_tensors` may be another object.
+Tensors narrower than float32 take the way of `narrow.py`.
 
 Shape suffixes: N tokens, D hidden, F inner width, E = head_dim / 2.
 """
@@ -15,7 +16,10 @@ import torch
 from torch import nn
 from torch.nn import functional as fn
 
+from echelon.models.precision import NARROW
+from echelon.parallel import narrow
 from echelon.parallel.gradients import GradientStore
+from echelon.parallel.pieces import row_pieces
 
 
 class RMSNorm(torch.autograd.Function):
@@ -26,10 +30,14 @@ class RMSNorm(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, weight: nn.Parameter, eps: float, store: GradientStore
     ) -> torch.Tensor:
         """Return x / rms(x) * weight; keep x and the inverse rms."""
+        ctx.weight, ctx.store = weight, store
+        if x.dtype in NARROW:
+            y, inverse = narrow.rms_norm(x, weight, eps)
+            ctx.save_for_backward(x, inverse)
+            return y
         mean_square = torch.linalg.vecdot(x, x).unsqueeze(-1) / x.shape[-1]
         inverse = torch.rsqrt(mean_square + eps)
         ctx.save_for_backward(x, inverse)
-        ctx.weight, ctx.store = weight, store
         return (x * inverse).mul_(weight)
 
     @staticmethod
@@ -37,6 +45,10 @@ class RMSNorm(torch.autograd.Function):
         """Return dx = inverse * (dy w - x_hat mean(dy w x_hat))."""
         x, inverse = ctx.saved_tensors
         weight: nn.Parameter = ctx.weight
+        if x.dtype in NARROW:
+            dx, dweight = narrow.rms_norm_backward(dy, x, inverse, weight)
+            ctx.store.add(weight, dweight)
+            return dx, None, None, None
         x_hat = x * inverse
         scaled = dy * weight
         pull = torch.linalg.vecdot(scaled, x_hat).unsqueeze(-1) / x.shape[-1]
@@ -59,7 +71,10 @@ class LayerNorm(torch.autograd.Function):
         store: GradientStore,
     ) -> torch.Tensor:
         """Return the normalised x; keep x, its mean and inverse deviation."""
-        y, mean, inverse = torch.native_layer_norm(x, (x.shape[-1],), weight, bias, eps)
+        if x.dtype in NARROW:
+            y, mean, inverse = narrow.layer_norm(x, weight, bias, eps)
+        else:
+            y, mean, inverse = torch.native_layer_norm(x, (x.shape[-1],), weight, bias, eps)
         ctx.save_for_backward(x, mean, inverse)
         ctx.weight, ctx.bias, ctx.store = weight, bias, store
         return y
@@ -70,9 +85,12 @@ class LayerNorm(torch.autograd.Function):
         x, mean, inverse = ctx.saved_tensors
         weight: nn.Parameter = ctx.weight
         bias: nn.Parameter = ctx.bias
-        dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
-            dy.contiguous(), x, (x.shape[-1],), mean, inverse, weight, bias, [True, True, True]
-        )
+        if x.dtype in NARROW:
+            dx, dweight, dbias = narrow.layer_norm_backward(dy, x, (mean, inverse), weight, bias)
+        else:
+            dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
+                dy.contiguous(), x, (x.shape[-1],), mean, inverse, weight, bias, [True, True, True]
+            )
         ctx.store.add(weight, dweight)
         ctx.store.add(bias, dbias)
         return dx, None, None, None, None
@@ -92,6 +110,8 @@ class SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
         """Return the gradient of gate and up, side by side."""
         (gate_up,) = ctx.saved_tensors
+        if gate_up.dtype in NARROW:
+            return narrow.swiglu_backward(dy, gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         grad = torch.empty_like(gate_up)
         dgate, dup = grad.chunk(2, dim=-1)
@@ -123,10 +143,14 @@ class Rotate(torch.autograd.Function):
 def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, direction: int) -> torch.Tensor:
     """Return x with its half-pairs turned forwards (1) or back (-1)."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    first, second = x.chunk(2, dim=-1)
-    out_first, out_second = out.chunk(2, dim=-1)
-    torch.mul(first, cos, out=out_first)
-    out_first.addcmul_(second, sin, value=-direction)
-    torch.mul(second, cos, out=out_second)
-    out_second.addcmul_(first, sin, value=direction)
+    for rows in row_pieces(x) if x.dtype in NARROW else (slice(None),):
+        first, second = x[rows].chunk(2, dim=-1)
+        out_first, out_second = out[rows].chunk(2, dim=-1)
+        for own, other, sign, into in (
+            (first, second, -direction, out_first),
+            (second, first, direction, out_second),
+        ):
+            # A narrow sum is rounded once: its first product stays in the dtype of the tables.
+            product = torch.mul(own, cos[rows], out=into if into.dtype == cos.dtype else None)
+            torch.addcmul(product, other, sin[rows], value=sign, out=into)
     return out

@@ -15,7 +15,7 @@ from torch.nn import functional as fn
 
 from echelon.core.model_shape import ModelShape
 from echelon.models.batch import TokenBatch
-from echelon.models.operations import Operations, dropout_mask
+from echelon.models.operations import Operations, dropped
 from echelon.parallel.kernels import LayerNorm, RMSNorm, Rotate, SwiGLU
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
 from echelon.parallel.vocabulary import (
@@ -125,7 +125,7 @@ class RankOperations(Operations):
         if probability == 0.0 or not batch.train:
             return x_ND
         rows = stream_rows(batch.tokens_N.numel(), self.split, x_ND.device)
-        return x_ND * dropout_mask(rows, x_ND, probability, site, batch)
+        return dropped(x_ND, rows, probability, site, batch)
 
     def head_loss(
         self, x_ND: torch.Tensor, weight_VD: nn.Parameter, labels_N: torch.Tensor, scale: float

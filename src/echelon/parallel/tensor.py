@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from echelon.models.precision import at_least_fp32
 from echelon.parallel.collectives import Group, Pending
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.sequence import gather_rows, scatter_sum
@@ -113,7 +114,7 @@ class RowLinear(torch.autograd.Function):
         split: TensorSplit = ctx.split
         dy = dy.contiguous()
         if linear.bias is not None:
-            split.store.add(linear.bias, dy.sum(0))
+            split.store.add(linear.bias, dy.sum(0, dtype=at_least_fp32(dy.dtype)))
         if split.scattered:
             dy, gathered = gather_rows(dy, split.group, name="row.backward")
             split.store.run_deferred()
@@ -156,4 +157,4 @@ def _column_weights(
     parts = dy.split([linear.out_features for linear in linears], dim=-1)
     for part, linear in zip(parts, linears, strict=True):
         if linear.bias is not None:
-            store.add(linear.bias, part.sum(0))
+            store.add(linear.bias, part.sum(0, dtype=at_least_fp32(dy.dtype)))

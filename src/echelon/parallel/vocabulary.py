@@ -7,7 +7,9 @@ Bytes: `cost.bytes_sent.tensor_bytes`.
 Must divide: nothing; padded rows are masked out of the loss and get no gradient.
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3; the loss never holds more than [N, V/tp].
 
-Shape suffixes: N tokens, D hidden, V local vocabulary with padding, C rows of a chunk.
+bf16 and fp16 logits are kept as they are and turned to float32 by pieces, forward and backward; all
+numbers per token, sent ones included, are float32.
+Shape suffixes: N tokens, D hidden, V local vocabulary with padding, C rows of a piece.
 """
 
 from __future__ import annotations
@@ -19,12 +21,11 @@ import torch
 from torch import nn
 
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
+from echelon.models.precision import NARROW, at_least_fp32
 from echelon.parallel.collectives import Group
+from echelon.parallel.pieces import row_pieces
 from echelon.parallel.sequence import gather_rows, own_rows, scatter_sum
 from echelon.parallel.tensor import TensorSplit
-
-_CHUNK_ELEMENTS = 1 << 18
-"""Rows of logits are worked on in pieces of about this many elements, to stay in cache."""
 
 
 class VocabularyEmbedding(torch.autograd.Function):
@@ -42,7 +43,7 @@ class VocabularyEmbedding(torch.autograd.Function):
         x_ND = weight_VD.detach()[local_N]
         if group.size == 1:
             return x_ND
-        x_ND[elsewhere_N] = 0
+        x_ND.masked_fill_(elsewhere_N.unsqueeze(1), 0.0)
         if split.scattered:
             x_ND, pending = scatter_sum(x_ND, group, name="embedding.forward")
         else:
@@ -117,28 +118,34 @@ class VocabularyLoss(torch.autograd.Function):
         real = max(0, min(weight_VD.shape[0], vocab - group.index * weight_VD.shape[0]))
         counted_N = labels_N != IGNORED_LABEL
         local_N, elsewhere_N = local_ids(labels_N.clamp(min=0), weight_VD.shape[0], group)
-        exp_NV = x_ND @ weight_VD.t()
-        exp_NV[:, real:] = float("-inf")
-        local = _local_statistics(exp_NV, local_N)
+        logits_NV = x_ND @ weight_VD.t()
+        logits_NV[:, real:] = float("-inf")
+        local = _local_statistics(logits_NV, local_N)
         local[2].masked_fill_(elsewhere_N, 0.0)
         maximum_N, total_N, target_N = _merge(local, group)
-        loss_N = maximum_N + total_N.log() - target_N
-        # exp_NV holds exp(logit - local maximum); the factor makes it scale * softmax.
-        factor_N = torch.where(counted_N, scale * (local[0] - maximum_N).exp() / total_N, 0.0)
+        whole_N = maximum_N + total_N.log()
+        if logits_NV.dtype in NARROW:
+            factor_N = counted_N * scale
+        else:
+            # These logits hold exp(logit - local maximum); the factor makes it scale * softmax.
+            factor_N = torch.where(counted_N, scale * (local[0] - maximum_N).exp() / total_N, 0.0)
         mine_N = counted_N & ~elsewhere_N
-        ctx.save_for_backward(x_ND, exp_NV, factor_N, local_N, mine_N)
+        ctx.save_for_backward(x_ND, logits_NV, factor_N, whole_N, local_N, mine_N)
         ctx.weight, ctx.split, ctx.scale = weight_VD, split, scale
-        return torch.where(counted_N, loss_N, 0.0).sum() * scale
+        return torch.where(counted_N, whole_N - target_N, 0.0).sum() * scale
 
     @staticmethod
     def backward(ctx: Any, dloss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return dx, summed over the tensor ranks; the head's gradient runs meanwhile."""
-        x_ND, logits_NV, factor_N, local_N, mine_N = ctx.saved_tensors
+        x_ND, logits_NV, factor_N, whole_N, local_N, mine_N = ctx.saved_tensors
         split: TensorSplit = ctx.split
         weight: nn.Parameter = ctx.weight
-        logits_NV.mul_((factor_N * dloss).unsqueeze(-1))
-        rows = torch.arange(len(local_N), device=local_N.device)[mine_N]
-        logits_NV[rows, local_N[mine_N]] -= ctx.scale * dloss
+        if logits_NV.dtype in NARROW:
+            _turn_to_gradient(logits_NV, factor_N * dloss, whole_N, local_N, mine_N)
+        else:
+            logits_NV.mul_((factor_N * dloss).unsqueeze(-1))
+            own_N = torch.where(mine_N, -ctx.scale * dloss, 0.0)
+            logits_NV.scatter_add_(1, local_N.unsqueeze(1), own_N.unsqueeze(1))
         dx_ND = logits_NV @ weight
         if split.scattered:
             dx_ND, pending = scatter_sum(dx_ND, split.group, name="head.backward")
@@ -165,20 +172,38 @@ def stream_rows(num_rows: int, split: TensorSplit, device: torch.device) -> torc
 
 
 def _local_statistics(logits_NV: torch.Tensor, local_N: torch.Tensor) -> torch.Tensor:
-    """Turn logits into exp(logit - row maximum) in place; return maximum, sum, target [3, N]."""
-    num_rows, width = logits_NV.shape
-    statistics = logits_NV.new_empty((3, num_rows))
-    chunk = max(1, _CHUNK_ELEMENTS // width)
-    for start in range(0, num_rows, chunk):
-        rows = slice(start, start + chunk)
-        logits_CV = logits_NV[rows]
+    """Return maximum, sum of exp(logit - maximum) and target of each row [3, N].
+
+    Logits of at least float32 become exp(logit - maximum) in place; narrower ones are left alone.
+    """
+    wide = at_least_fp32(logits_NV.dtype)
+    statistics = logits_NV.new_empty((3, logits_NV.shape[0]), dtype=wide)
+    for rows in row_pieces(logits_NV):
+        logits_CV = logits_NV[rows].to(wide)
         statistics[2, rows] = logits_CV.gather(1, local_N[rows, None]).squeeze(1)
         # A rank that holds only padding has no maximum; any finite number does, its sum is 0.
-        maximum_C = logits_CV.amax(1).clamp_(min=torch.finfo(logits_CV.dtype).min)
+        maximum_C = logits_CV.amax(1).clamp_(min=torch.finfo(wide).min)
         statistics[0, rows] = maximum_C
         logits_CV.sub_(maximum_C.unsqueeze(1)).exp_()
         torch.sum(logits_CV, dim=1, out=statistics[1, rows])
     return statistics
+
+
+def _turn_to_gradient(
+    logits_NV: torch.Tensor,
+    factor_N: torch.Tensor,
+    whole_N: torch.Tensor,
+    local_N: torch.Tensor,
+    mine_N: torch.Tensor,
+) -> None:
+    """Turn narrow logits into factor (softmax - one-hot label) in place, each rounded once.
+
+    `whole_N` is the logarithm of the sum of exponentials over the whole vocabulary.
+    """
+    for rows in row_pieces(logits_NV):
+        gradient_CV = logits_NV[rows].float().sub_(whole_N[rows, None]).exp_()
+        gradient_CV.scatter_add_(1, local_N[rows, None], -mine_N[rows, None].float())
+        torch.mul(gradient_CV, factor_N[rows, None], out=logits_NV[rows])
 
 
 def _merge(local: torch.Tensor, group: Group) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

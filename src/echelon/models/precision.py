@@ -1,0 +1,21 @@
+"""In which dtype norms, softmax, rotations and losses are computed: at least float32.
+
+The activations between them have the dtype of the parameters. A result is rounded to it once.
+"""
+
+from __future__ import annotations
+
+import torch
+
+NARROW = (torch.bfloat16, torch.float16)
+"""The dtypes that matrices may be multiplied in, and nothing else may be computed in."""
+
+
+def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
+    """Return float32 in place of a narrower dtype, any other as it is."""
+    return torch.float32 if dtype in NARROW else dtype
+
+
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """Return x in at least float32: x itself where it is that already."""
+    return x.to(at_least_fp32(x.dtype))
