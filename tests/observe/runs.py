@@ -36,6 +36,8 @@ def make_run(runs_dir: Path, name: str = "nano", *, name_was_given: bool = True)
 def facts(step: int, loss: float = 2.5) -> StepFacts:
     """Return what training says about one step."""
     return StepFacts(
+        loss_scale=1.0,
+        skipped=False,
         step=step,
         loss=loss,
         grad_norm=0.5,

@@ -120,3 +120,18 @@ def test_a_bar_on_a_terminal_and_never_in_the_log() -> None:
     assert "100%  4/4" in shown
     assert shown.endswith("\r\x1b[K")
     assert "step 2/4  loss" in shown
+
+
+def test_a_loss_scale_and_a_skipped_step_are_said() -> None:
+    assert "scale" not in LINE.render()
+    assert "  scale 32768  " in replace(LINE, loss_scale=32768.0).render()
+    skipped = replace(LINE, step=LINE.step + 1, loss_scale=65536.0, skipped=True)
+    assert "  scale 65536  overflow: step skipped  " in skipped.render()
+
+
+def test_a_skipped_step_is_shown_whenever_it_comes() -> None:
+    stream = io.StringIO()
+    console = Console(log_every=100, total_steps=1000, stream=stream)
+    for step in (1, 2, 3):
+        console.step(replace(LINE, step=step, total_steps=1000, skipped=step == 3))
+    assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["1/1000", "3/1000"]

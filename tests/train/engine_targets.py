@@ -42,7 +42,7 @@ def batches_of(engine: TrainEngine, step: int) -> list[TokenBatch]:
 
 def moments_of(engine: TrainEngine) -> list[torch.Tensor]:
     """Return copies of all moments."""
-    return [one.clone() for kind in engine.optimizer.moments.values() for one in kind]
+    return [one.clone() for kind in engine.optimizer.state().values() for one in kind.values()]
 
 
 def poison(context: RankContext, argument: tuple[Plan, str, int]) -> Poisoned:
@@ -72,7 +72,7 @@ def poison(context: RankContext, argument: tuple[Plan, str, int]) -> Poisoned:
 
 def spoil(engine: TrainEngine) -> None:
     """Make one gradient infinite."""
-    engine.model.buckets[0].gradients[0] = float("inf")
+    engine.model.buckets[0].gradient_slice[0] = float("inf")
 
 
 def evaluate(context: RankContext, plan: Plan) -> tuple[float, float, Shards]:

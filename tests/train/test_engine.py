@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from echelon.core.plan import Optimizer, Plan, Recompute
+from echelon.core.plan import Optimizer, Plan, Recompute, Zero
 from echelon.launch.pool import RankPool
 from echelon.models.batch import TokenBatch
 from echelon.schedule.build import build_schedule
@@ -43,6 +43,33 @@ PLANS = {
     ),
     "no clipping": plan_of(dp=2, optimizer=replace(ADAMW, clip_norm=None)),
     "norm below the limit": plan_of(dp=2, optimizer=replace(ADAMW, clip_norm=1e6)),
+}
+SLICES = Zero(stage=3, accumulate="slices")
+PLANS |= {
+    "stage 1, shard2": plan_of(dp_shard=2, model=QWEN, zero=Zero(stage=1), microbatches=3),
+    "stage 2, shard4": plan_of(dp_shard=4, model=GPT2, zero=Zero(stage=2, accumulate="slices")),
+    "stage 2, replicate2 x shard2, whole sums": plan_of(
+        dp=2, dp_shard=2, model=QWEN, zero=Zero(stage=2, accumulate="whole"), microbatches=3
+    ),
+    "stage 3, shard2": plan_of(dp_shard=2, model=NANO, zero=SLICES, microbatches=3),
+    "stage 3, shard3, recompute": plan_of(dp_shard=3, model=GPT2, zero=SLICES, recompute=FULL),
+    "stage 3, replicate2 x shard2, once a step": plan_of(
+        dp=2, dp_shard=2, model=QWEN, zero=replace(SLICES, reshard_after_forward=False)
+    ),
+    "stage 3, tp2 scattered": plan_of(
+        dp_shard=2, tp=2, model=QWEN, zero=SLICES, sequence_parallel=True, recompute=FULL
+    ),
+    "stage 3, pp2 gpipe, pairs of blocks": plan_of(
+        dp_shard=2, pp=2, model=QWEN, schedule="gpipe", zero=replace(SLICES, unit_blocks=2)
+    ),
+    "stage 3, pp2 1f1b x tp2, small ones whole": plan_of(
+        dp_shard=2,
+        pp=2,
+        tp=2,
+        model=GPT2,
+        microbatches=3,
+        zero=replace(SLICES, keep_whole_below=100, prefetch=2),
+    ),
 }
 
 
@@ -113,6 +140,8 @@ def test_what_is_finite(value: float) -> None:
         tokens=3,
         grad_norm=2.0,
         learning_rate=0.1,
+        loss_scale=1.0,
+        skipped=False,
         stop_requests=0,
         rank_waits_s=(0.0,),
         rank_used_bytes=(0,),

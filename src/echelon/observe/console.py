@@ -22,7 +22,10 @@ _SUFFIXES = ("", "k", "M", "B", "T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLine:
-    """Hold what the step line says; `mfu` is None where the peak of the device is not known."""
+    """Hold what the step line says; `mfu` is None where the peak of the device is not known.
+
+    A loss scale of 1 is none, and is not shown; of a skipped step it is said.
+    """
 
     step: int
     total_steps: int
@@ -36,6 +39,8 @@ class StepLine:
     memory_bytes: int
     seconds_left: float
     mfu: float | None = None
+    loss_scale: float = 1.0
+    skipped: bool = False
 
     def render(self) -> str:
         """Return the line."""
@@ -47,6 +52,10 @@ class StepLine:
             f"lr {scientific(self.learning_rate)}",
             f"tok/s {short(self.tokens_per_s)} ({per_rank}/{self.rank_word})",
         ]
+        if self.loss_scale != 1.0:
+            parts.append(f"scale {self.loss_scale:g}")
+        if self.skipped:
+            parts.append("overflow: step skipped")
         if self.mfu is not None:
             parts.append(f"mfu {100 * self.mfu:.1f}%")
         used, total = self.used_bytes / GIB, self.memory_bytes / GIB
@@ -84,8 +93,12 @@ class Console:
         self._printed: set[int] = set()
 
     def step(self, line: StepLine) -> None:
-        """Show one step: a line when it is due (the first and the last always are), and the bar."""
-        due = line.step % self._log_every == 0 or line.step == self._total or not self._printed
+        """Show one step: a line when it is due, and the bar.
+
+        The first and the last are, and every one that was skipped.
+        """
+        end = line.step == self._total
+        due = line.step % self._log_every == 0 or end or line.skipped or not self._printed
         if due:
             self._printed.add(line.step)
             self.say(line.render())

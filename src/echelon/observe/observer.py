@@ -107,6 +107,8 @@ class ChiefObserver(RankObserver):
             rank_waits_s=list(facts.rank_waits_s),
             rank_used_bytes=list(facts.rank_used_bytes),
             peak_bytes=memory.peak_bytes,
+            loss_scale=facts.loss_scale,
+            skipped=facts.skipped,
         )
         self._console.step(
             StepLine(
@@ -122,6 +124,8 @@ class ChiefObserver(RankObserver):
                 memory_bytes=memory.total_bytes,
                 seconds_left=self._left.seconds(facts.step_s),
                 mfu=self._utilization(facts),
+                loss_scale=facts.loss_scale,
+                skipped=facts.skipped,
             )
         )
 

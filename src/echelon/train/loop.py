@@ -132,6 +132,8 @@ class TrainLoop:
                     step_s=time.perf_counter() - began,
                     rank_waits_s=result.rank_waits_s,
                     rank_used_bytes=result.rank_used_bytes,
+                    loss_scale=result.loss_scale,
+                    skipped=result.skipped,
                 )
             )
             if job.train.validates_after(step) and not stopped:
@@ -240,7 +242,11 @@ def train_rank(context: RankContext, argument: Any) -> TrainSummary:
     factory = cast(ObserverFactory, getattr(importlib.import_module(module), name))
     observer = factory(task.job, Path(task.run_dir), context.rank)
     try:
-        return TrainLoop(context, task, observer).run()
+        loop = TrainLoop(context, task, observer)
+        try:
+            return loop.run()
+        finally:
+            loop.engine.close()
     finally:
         observer.close()
 

@@ -20,7 +20,8 @@ class StepFacts:
 
     `step` counts the optimizer steps done, `tokens` are the counted tokens of the global batch,
     `step_s` the seconds that this rank took, `rank_waits_s` those that each rank waited for others
-    (a straggler is the one that waited least), `rank_used_bytes` the memory of each.
+    (a straggler is the one that waited least), `rank_used_bytes` the memory of each. `loss_scale`
+    was the factor of the loss; a `skipped` step updated nothing, for a gradient overflowed.
     """
 
     step: int
@@ -31,6 +32,8 @@ class StepFacts:
     step_s: float
     rank_waits_s: tuple[float, ...]
     rank_used_bytes: tuple[int, ...]
+    loss_scale: float
+    skipped: bool
 
 
 class RunObserver(Protocol):
