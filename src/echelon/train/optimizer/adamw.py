@@ -1,0 +1,49 @@
+"""AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), fused."""
+
+from __future__ import annotations
+
+import torch
+
+from echelon.core.plan import Optimizer
+from echelon.train.optimizer.parts import Operands
+
+
+class AdamW:
+    """Update with torch's fused kernel, on the CPU or on a GPU."""
+
+    def __init__(self, settings: Optimizer) -> None:
+        """Take betas and eps of `settings`."""
+        self._settings = settings
+        self._counts: dict[torch.device, torch.Tensor] = {}
+        self._count = 0
+
+    def start_update(self, count: int) -> None:
+        """Say that the update to come is number `count` of all, from 1: for the bias correction."""
+        self._count = count
+        for tensor in self._counts.values():
+            tensor.fill_(float(count))
+
+    def update(self, operands: Operands) -> None:
+        """Update the targets and both moments in one call."""
+        means, squares = operands.state
+        count = self._count_on(operands.targets[0].device)
+        torch.ops.aten._fused_adamw_.default(
+            operands.targets,
+            operands.gradients,
+            means,
+            squares,
+            [],
+            [count] * len(means),
+            lr=operands.rate,
+            beta1=self._settings.beta1,
+            beta2=self._settings.beta2,
+            weight_decay=operands.weight_decay,
+            eps=self._settings.eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def _count_on(self, device: torch.device) -> torch.Tensor:
+        if device not in self._counts:
+            self._counts[device] = torch.tensor(float(self._count), device=device)
+        return self._counts[device]

@@ -1,0 +1,90 @@
+"""The order of an update: which bucket when, what is read ahead, what is written behind.
+
+Buckets are updated in the order of the next forward pass. Those of Muon take three jobs; a few of
+them are on their way at a time, so that messages travel while other matrices are computed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from echelon.parallel.buckets import Bucket
+from echelon.parallel.offload import Fetched, Rest
+
+Kind = Literal["elements", "send", "orthogonalise", "apply"]
+
+IN_FLIGHT = 4
+"""Buckets of Muon whose pieces or results are on their way at a time."""
+
+RESULTS_IN_FLIGHT = 2
+"""Buckets of Muon of which a rank has sent its results and not applied those of others."""
+
+
+def in_order(buckets: Iterable[Bucket]) -> Iterator[tuple[Kind, Bucket]]:
+    """Yield the jobs of an update of `buckets`: the same on every rank that holds them."""
+    buckets = list(buckets)
+    unsent = deque(bucket for bucket in buckets if bucket.plan.update == "muon")
+    for _ in range(min(IN_FLIGHT, len(unsent))):
+        yield "send", unsent.popleft()
+    results: deque[Bucket] = deque()
+    for bucket in buckets:
+        if bucket.plan.update != "muon":
+            yield "elements", bucket
+            continue
+        yield "orthogonalise", bucket
+        results.append(bucket)
+        if len(results) > RESULTS_IN_FLIGHT:
+            yield "apply", results.popleft()
+            if unsent:
+                yield "send", unsent.popleft()
+    for bucket in results:
+        yield "apply", bucket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensors:
+    """Name tensors that a job changes: where they rest, and whether their content is read."""
+
+    rest: Rest
+    keys: tuple[str, ...]
+    read: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Something to do with tensors that are fetched before it and put back after it.
+
+    `prepare` is called when they are on their way, `done` when they are on their way back.
+    """
+
+    wants: Sequence[Tensors]
+    run: Callable[[list[torch.Tensor]], None]
+    prepare: Callable[[], None] | None = None
+    done: Callable[[], None] | None = None
+
+
+def run_jobs(jobs: Iterable[Job]) -> None:
+    """Run jobs one after the other; what the next one wants is fetched while one runs."""
+    ahead: deque[tuple[Job, list[Fetched]]] = deque()
+    for job in jobs:
+        ahead.append((job, [one.rest.fetch(one.keys, read=one.read) for one in job.wants]))
+        if job.prepare is not None:
+            job.prepare()
+        if len(ahead) > 1:
+            _run(*ahead.popleft())
+    for job, fetched in ahead:
+        _run(job, fetched)
+
+
+def _run(job: Job, fetched: Sequence[Fetched]) -> None:
+    sets = [one.wait() for one in fetched]
+    job.run([tensor for tensors in sets for tensor in tensors])
+    for want, tensors in zip(job.wants, sets, strict=True):
+        want.rest.put(want.keys, tensors)
+    if job.done is not None:
+        job.done()
