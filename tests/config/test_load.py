@@ -166,8 +166,8 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
         dp_shrad = 2
         [optimizer]
         schedule = "cosin"
-        [zero]
-        stage = 1
+        [recompute]
+        policy = "selective"
         [mash]
         x = 1
         """.replace("\n        ", "\n"),
@@ -181,6 +181,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
         "unknown-choice",
         "not-built-yet",
         "batch-divides",
+        "zero-shares-out",
     }
 
 

@@ -18,7 +18,7 @@ NOT_RUN_FILES = {
     "world-size-is-product",
     "links-join-cluster",
 }
-AREAS = ("config", "mesh", "batch", "model")
+AREAS = ("config", "mesh", "batch", "model", "zero", "precision")
 WITHOUT_BASE = {"missing-setting", "toml-syntax"}
 RULES = [
     rule

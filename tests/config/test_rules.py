@@ -9,6 +9,7 @@ import pytest
 from echelon.config.effects import require_trainable
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
+from echelon.core.plan import Optimizer
 from tests.config.problems import SMALL, problems_of, write
 
 
@@ -133,6 +134,13 @@ def test_a_wrong_world_size_lists_the_nearest_meshes_that_work(small: Path, rank
         ["context.kind=ulysses"],
         ["mesh.dp_shard=2"],
         ["recompute.every=2"],
+        ["recompute.offload=host"],
+        ["optimizer.momentum=0.9"],
+        ["optimizer.kind=sgd", "optimizer.newton_schulz_steps=6"],
+        ["optimizer.kind=sgd", "optimizer.beta1=0.8"],
+        ["optimizer.kind=sgd", "optimizer.beta2=0.9"],
+        ["optimizer.kind=sgd", "optimizer.eps=1e-6"],
+        ["optimizer.weight_decay=0", "optimizer.decay=all"],
         ["optimizer.decay_steps=10"],
         ["optimizer.schedule=wsd"],
         ["optimizer.schedule=constant", "optimizer.final_ratio=0.5"],
@@ -164,16 +172,8 @@ def test_a_value_equal_to_the_default_is_no_error(small: Path) -> None:
     [
         "mesh.cp=2",
         "mesh.ep=2",
-        "zero.stage=1",
-        "zero.stage=2",
-        "zero.stage=3",
-        "zero.reshard_after_forward=no",
-        "zero.optimizer_offload=host",
-        "zero.parameter_offload=nvme",
         "pipeline.virtual_stages=2",
         "recompute.policy=selective",
-        "precision.parameters=bf16",
-        "precision.master=fp64",
     ],
 )
 def test_what_is_not_built_yet_is_refused(small: Path, setting: str) -> None:
@@ -181,6 +181,34 @@ def test_what_is_not_built_yet_is_refused(small: Path, setting: str) -> None:
     assert list(found) == ["not-built-yet"]
     assert found["not-built-yet"].key == setting.partition("=")[0]
     assert found["not-built-yet"].works != ()
+
+
+def test_each_optimizer_takes_what_it_uses(small: Path) -> None:
+    momentum = ["optimizer.momentum=0.9"]
+    moments = ["optimizer.beta1=0.8", "optimizer.beta2=0.9", "optimizer.eps=1e-6"]
+    steps = ["optimizer.newton_schulz_steps=6", "optimizer.decay=blocks"]
+    for kind, sets in (
+        ("adamw", moments),
+        ("sgd", momentum),
+        ("muon", [*momentum, *moments, *steps]),
+    ):
+        optimizer = load_job(small, [f"optimizer.kind={kind}", *sets]).plan.mathematics.optimizer
+        assert optimizer.kind == kind
+        changed = {text.removeprefix("optimizer.").partition("=")[0] for text in sets}
+        default = Optimizer()
+        assert all(getattr(optimizer, name) != getattr(default, name) for name in changed)
+
+
+def test_muon_is_refused_for_experts() -> None:
+    found = problems_of("mixtral-8x7b", ["optimizer.kind=muon"])
+    assert list(found) == ["not-built-yet"]
+    assert "has experts" in found["not-built-yet"].message
+    assert problems_of("llama3-8b", ["optimizer.kind=muon"]) == {}
+
+
+def test_stored_inputs_of_recomputed_blocks_may_wait_on_the_host(small: Path) -> None:
+    job = load_job(small, ["recompute.policy=full", "recompute.offload=host"])
+    assert job.plan.layout.recompute.offload == "host"
 
 
 def test_float64_throughout_is_built(small: Path) -> None:

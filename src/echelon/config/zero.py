@@ -11,7 +11,7 @@ from echelon.config.cluster import read_cluster
 from echelon.config.entries import Entry
 from echelon.config.model import build_model
 from echelon.config.refusals import no_effect
-from echelon.config.view import View
+from echelon.config.view import Unavailable, View
 from echelon.core.axis import SHARD_AXES
 from echelon.core.errors import Problem
 from echelon.core.parameters import parameters
@@ -48,17 +48,26 @@ def zero_shares_out(view: View) -> Iterator[Problem]:
     if stage == 0 or shard_ranks(view) > 1 or view.word(home) != "none":
         return
     degrees = {axis.value: view.integer(f"mesh.{axis.value}") for axis in SHARD_AXES}
+    lower = 1 if stage == 3 and view.word(HOMES[0]) != "none" else 0
+    meshes = meshes_that_share_out(view)
     yield ZERO_SHARES_OUT.problem(
         f"zero.stage = {stage} shares out {SHARED_OUT[stage]} over {' x '.join(degrees)} = "
         f'{" x ".join(map(str, degrees.values()))} = 1 rank, with {home} = "none"',
         key="zero.stage",
         set_by=view.set_by("zero.stage", *(f"mesh.{axis}" for axis in degrees)),
-        works=(*meshes_that_share_out(view), "zero.stage = 0"),
+        works=(*(meshes or [f'{home} = "host"']), f"zero.stage = {lower}"),
     )
 
 
-def meshes_that_share_out(view: View) -> Iterator[str]:
-    """Yield the nearest meshes that cut slices: with the ranks that there are, else with more."""
+def meshes_that_share_out(view: View) -> list[str]:
+    """Return the nearest meshes that cut slices: with the ranks that there are, else with more."""
+    try:
+        return list(_meshes_that_share_out(view))
+    except Unavailable:
+        return []  # Another setting is wrong, and what would fit it is not known.
+
+
+def _meshes_that_share_out(view: View) -> Iterator[str]:
     replicas = view.integer("mesh.dp_replicate")
     shards = [n for n in range(replicas, 1, -1) if replicas % n == 0]
     for shard in (*shards[:1], *shards[1:][-1:]):
@@ -149,8 +158,8 @@ def stage_3_effects(view: View) -> Iterator[Problem]:
     yield from no_effect(
         view,
         "zero.bucket_bytes",
-        "at stage 3 a bucket is a unit, gathered and reduced as one",
-        ["zero.unit_blocks = 2"],
+        "at stage 3 a bucket is a unit of zero.unit_blocks blocks, gathered and reduced as one",
+        [],
     )
 
 
