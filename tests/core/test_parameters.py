@@ -1,4 +1,4 @@
-"""The table of parameters: known totals, shapes of tensor slices, what decays."""
+"""The table of parameters: known totals, shapes of tensor slices."""
 
 from __future__ import annotations
 
@@ -129,12 +129,6 @@ def test_a_block_of_a_llama() -> None:
 def test_a_tied_head_is_no_parameter_of_its_own() -> None:
     assert "head.weight" not in {s.name for s in parameters(QWEN)}
     assert num_parameters(replace(QWEN, tied=False)) - num_parameters(QWEN) == 37 * 16
-
-
-def test_biases_and_norms_do_not_decay() -> None:
-    for spec in parameters(GPT2):
-        assert spec.decays == (len(spec.shape) == 2)
-        assert spec.decays == (not spec.name.endswith(".bias") and "norm" not in spec.name)
 
 
 def test_what_is_split_and_what_is_whole() -> None:

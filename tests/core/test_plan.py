@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.core.model_shape import Experts, LatentAttention, RopeScaling
-from echelon.core.plan import Plan, Recompute
+from echelon.core.plan import Plan, Precision, Recompute, Zero
+from tests.cost.layouts import zero_plan, zero_plans
 from tests.parallel.layouts import GPT2, NANO, QWEN, plan_of
 
 SHAPES = (
@@ -45,8 +46,8 @@ PLANS = st.builds(
 )
 
 
-@given(PLANS)
-@settings(deadline=None, max_examples=40)
+@given(PLANS | zero_plans())
+@settings(deadline=None, max_examples=60)
 def test_a_plan_survives_json(plan: Plan) -> None:
     again = Plan.from_json(plan.to_json())
     assert again == plan
@@ -67,6 +68,11 @@ def test_a_plan_is_read_from_its_file(tmp_path: Path) -> None:
         plan_of(bucket_bytes=1),
         plan_of(model=QWEN),
         replace(plan_of(), name="other"),
+        zero_plan(1),
+        plan_of(zero=Zero(accumulate="slices")),
+        plan_of(zero=Zero(offload_dir="x")),
+        plan_of(precision=Precision(parameters="bf16")),
+        plan_of(recompute=Recompute(policy="full", offload="host")),
     ],
 )
 def test_any_change_gives_another_hash(other: Plan) -> None:
@@ -81,10 +87,22 @@ def test_layout_is_not_mathematics() -> None:
     assert not plan.same_mathematics(plan_of(microbatches=4, dtype="fp32"))
 
 
+def test_zero_is_layout_and_precision_is_mathematics() -> None:
+    plan = plan_of(dp_shard=2)
+    assert plan.same_mathematics(plan_of(dp_shard=2, zero=Zero(stage=3, optimizer_offload="host")))
+    assert not plan.same_mathematics(plan_of(dp_shard=2, precision=Precision(reduction="bf16")))
+
+
+def test_a_master_copy_is_there_where_it_has_another_dtype() -> None:
+    assert not Precision().has_master
+    assert Precision(parameters="bf16").has_master
+    assert not Precision(parameters="bf16", master="bf16").has_master
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 2}, "plan schema 2; this version reads schema 1"),
+        ({"schema": 1}, "plan schema 1; this version reads schema 2"),
         ({"schema": None}, "plan schema None"),
         ({"nmae": 1}, r"plan: unknown entries \['nmae'\]"),
         ({"layout": []}, "plan.layout: expected a table"),
