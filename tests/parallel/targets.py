@@ -233,7 +233,8 @@ class Trained:
     """What one rank did in some steps: losses, norms, gradients of each step, parameters, events.
 
     `held` are the bytes of model state by term, `most_whole` and `most_gradients` how many sliced
-    buckets had their whole parameters and gradients at once; `in_flight` the most microbatches
+    buckets had their whole parameters and gradients at once; `tail` are the events of what the last
+    step left under way; `in_flight` the most microbatches
     whose activations this rank held at once; `order` what became ready, was launched,
     posted and run in the last step.
     """
@@ -244,6 +245,7 @@ class Trained:
     gradients: list[Shards]
     parameters: Shards
     events: list[list[Event]]
+    tail: list[Event]
     held: dict[str, int]
     most_whole: int
     most_gradients: int
@@ -272,6 +274,8 @@ def train(context: RankContext, argument: tuple[Plan, int]) -> Trained:
         results.append(engine.step(batches, step))
         samples.append(tuple(int(i) for one in batches for i in one.sample_ids_B))
         events.append(recorded.events[start:])
+    start = len(recorded.events)
+    engine.model.residency.settle()
     return Trained(
         losses=[result.loss for result in results],
         norms=[result.grad_norm for result in results],
@@ -279,6 +283,7 @@ def train(context: RankContext, argument: tuple[Plan, int]) -> Trained:
         gradients=gradients,
         parameters=copies(engine.parameters()),
         events=events,
+        tail=recorded.events[start:],
         held=held_bytes(engine),
         most_whole=max(values for values, _ in whole),
         most_gradients=max(gradients for _, gradients in whole),

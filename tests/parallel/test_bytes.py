@@ -8,15 +8,48 @@ import pytest
 
 from echelon.core.event import EventList
 from echelon.core.model_shape import ModelShape
-from echelon.core.plan import Plan, Recompute
+from echelon.core.plan import Plan, Precision, Recompute, Zero
 from echelon.cost.bytes_held import bytes_held
 from echelon.cost.bytes_sent import bytes_sent, bytes_sent_by_axis
 from echelon.launch.pool import RankPool
 from tests.parallel import targets
-from tests.parallel.layouts import GPT2, NANO, QWEN, plan_of
+from tests.parallel.layouts import ADAMW, GPT2, NANO, QWEN, plan_of
 from tests.parallel.targets import Trained
 
 FULL = Recompute(policy="full")
+SLICES = Zero(stage=3, accumulate="slices")
+MIXED = Precision(parameters="bf16", gradients="bf16", reduction="fp32", master="fp32")
+SGD = replace(ADAMW, kind="sgd")
+MUON = replace(ADAMW, kind="muon")
+
+ZERO_PLANS = {
+    "stage 0, mixed": plan_of(dp=2, model=QWEN, precision=MIXED),
+    "stage 1": plan_of(dp_shard=2, zero=Zero(stage=1), microbatches=3),
+    "stage 1, mixed, replicated": plan_of(
+        dp=2, dp_shard=2, zero=Zero(stage=1), precision=replace(MIXED, gradients="fp32")
+    ),
+    "stage 2": plan_of(dp_shard=4, model=GPT2, zero=replace(SLICES, stage=2), optimizer=SGD),
+    "stage 2, whole sums": plan_of(dp_shard=2, zero=Zero(stage=2), model=QWEN, precision=MIXED),
+    "stage 3": plan_of(dp_shard=2, zero=SLICES, microbatches=3, model=QWEN),
+    "stage 3, mixed, replicated": plan_of(
+        dp=2, dp_shard=2, zero=SLICES, precision=replace(MIXED, reduction="bf16")
+    ),
+    "stage 3, tp2 scattered": plan_of(
+        dp_shard=2, tp=2, zero=SLICES, model=QWEN, sequence_parallel=True, recompute=FULL
+    ),
+    "stage 3, pp2 x tp2, once a step": plan_of(
+        dp_shard=2,
+        tp=2,
+        pp=2,
+        model=replace(GPT2, layers=2),
+        zero=replace(SLICES, reshard_after_forward=False, keep_whole_below=50),
+    ),
+    "muon, stage 0": plan_of(dp=2, tp=2, optimizer=MUON),
+    "muon, stage 1, replicated": plan_of(dp=2, dp_shard=2, zero=Zero(stage=1), optimizer=MUON),
+    "muon, stage 3, pp2 x tp2": plan_of(
+        dp_shard=2, tp=2, pp=2, model=replace(QWEN, layers=3), zero=SLICES, optimizer=MUON
+    ),
+}
 
 PLANS = {
     "one": plan_of(),
@@ -38,6 +71,7 @@ PLANS = {
         pp=2, tp=2, model=QWEN, sequence_parallel=True, microbatch_sequences=2
     ),
 }
+PLANS |= ZERO_PLANS
 
 
 @pytest.fixture(scope="module", params=list(PLANS.values()), ids=list(PLANS))
@@ -50,8 +84,11 @@ def run(request: pytest.FixtureRequest, rank_pool: RankPool) -> tuple[Plan, list
 def test_bytes_sent_by_axis(run: tuple[Plan, list[Trained]]) -> None:
     plan, ranks = run
     for index, rank in enumerate(ranks):
-        for step in rank.events:
-            assert EventList(step).bytes_by_axis() == bytes_sent_by_axis(plan, index)
+        # Parameters that an update sends are awaited in the next step; each step sends as much.
+        every = [event for events in (*rank.events, rank.tail) for event in events]
+        for axis, sent in EventList(every).bytes_by_axis().items():
+            assert sent == len(rank.events) * bytes_sent_by_axis(plan, index)[axis], axis
+        assert len(EventList(every).bytes_by_axis()) == len(bytes_sent_by_axis(plan, index))
 
 
 def test_the_terms_count_the_messages(run: tuple[Plan, list[Trained]]) -> None:

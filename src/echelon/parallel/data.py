@@ -101,6 +101,7 @@ class GradientReduction:
             "tied": [groups.tied, *replicas],
         }
         self._flights: deque[_Flight] = deque()
+        self._later: deque[_Flight] = deque()
         self._landed: set[str] = set()
 
     def start_step(self) -> None:
@@ -126,8 +127,9 @@ class GradientReduction:
 
     def finish(self) -> None:
         """Return when this rank's gradients are the sums over all ranks."""
-        while self._flights:
-            self._land(self._flights.popleft())
+        for flights in (self._flights, self._later):
+            while flights:
+                self._land(flights.popleft())
 
     def _first_hop(self, bucket: Bucket, hops: list[Group]) -> _Flight:
         whole = bucket.gradients.to(self._dtype)  # itself, where the dtype is the same
@@ -145,7 +147,11 @@ class GradientReduction:
         return _Flight(bucket, pending, wire, target, hops, add=add)
 
     def _land(self, flight: _Flight) -> None:
-        """Wait for a sum, put it where it belongs, and start the next hop where there is one."""
+        """Wait for a sum, put it where it belongs, and start the next hop where there is one.
+
+        Later hops are awaited when backward is over: the other end of a tied embedding comes to its
+        sum only after it has got what this stage still has to compute.
+        """
         flight.pending.wait()
         target, wire = flight.target, flight.wire
         if flight.add:
@@ -159,4 +165,4 @@ class GradientReduction:
         group, *rest = flight.hops
         wire = target.to(self._dtype)
         pending = group.all_reduce(wire, name=f"gradients.{flight.bucket.name}", async_op=True)
-        self._flights.append(_Flight(flight.bucket, pending, wire, target, rest, add=False))
+        self._later.append(_Flight(flight.bucket, pending, wire, target, rest, add=False))

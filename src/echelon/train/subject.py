@@ -114,6 +114,8 @@ class EngineSubject:
         ]
         self.events.events.clear()
         result = self.engine.step(batches, step)
+        # What a step sends while the next one runs belongs to this one.
+        self.engine.model.residency.settle()
         for handle in handles:
             handle.remove()
         samples = tuple(int(i) for one in batches for i in one.sample_ids_B)
