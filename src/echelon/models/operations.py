@@ -145,9 +145,8 @@ def dropped(
     """Return x, the global token rows `rows`, with elements zeroed and the others scaled up."""
     mask = dropout_mask(rows, x_ND, probability, site, batch)
     if x_ND.dtype in NARROW:
-        # 1 / (1 - p) in so few digits would scale every element by another factor; a number is
-        # multiplied in float32.
-        return x_ND.masked_fill(mask == 0, 0.0) * (1.0 / (1.0 - probability))
+        # In the few digits of the mask 1 / (1 - p) is another factor; a number has all of them.
+        return x_ND.masked_fill(mask == 0, 0.0) / (1.0 - probability)
     return x_ND * mask
 
 
