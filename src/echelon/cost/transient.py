@@ -1,20 +1,25 @@
 """What a rank holds only while a step runs: the most that it can be, by kind and pool.
 
-Not counted: activations, and what a communication library keeps for itself.
+Not counted: activations, what a communication library keeps for itself, and the inside of a
+computation (Newton-Schulz).
 
 - Stage 3: units of parameters that are whole. While a unit is used, it and the `prefetch` units
   after it are; a bucket that several units use (a tied embedding on one stage) stays whole from the
   first to the last of them. Without `reshard_after_forward` every unit stays whole.
 - Gradients that add up in slices: whole buckets, while they fill and until their sum has left.
-- Another dtype of reduction: a copy of each bucket under way.
+- What is on the wire where that is a copy: gradients in another dtype, slices to be added.
+- Muon: whole matrices at their owners, and the messages, for a few buckets at a time.
 - Offload: the sets of tensors (one bucket's) that are read ahead or written behind.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import prod
 
-from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.core.offload_file import whole_pages
+from echelon.core.plan import DTYPE_BYTES, Home, Plan
 from echelon.cost.buckets import (
     UNIT_EMBEDDING,
     UNIT_HEAD,
@@ -24,12 +29,16 @@ from echelon.cost.buckets import (
     slice_elements,
     stage_units,
 )
+from echelon.cost.muon import muon_exchange
 from echelon.cost.stage import StagePart, stage_part
 from echelon.cost.terms import HeldTerm, Pool
 from echelon.cost.updates import STATE_KINDS
 
 BUCKETS_IN_FLIGHT = 2
 """Buckets whose sum may be under way while another one fills, where memory waits for its end."""
+
+MUON_IN_FLIGHT = 4
+"""Buckets of matrices whose pieces or results are on their way at a time."""
 
 Buckets = Sequence[BucketPlan]
 
@@ -42,6 +51,7 @@ def held_at_most(plan: Plan, stage: int) -> tuple[HeldTerm, ...]:
         _gathered(plan, part, buckets),
         _filling(plan, buckets),
         _copies(plan, buckets),
+        _muon(plan, stage, buckets),
         *_offload_buffers(plan, buckets),
     )
     return tuple(term for term in terms if term.bytes)
@@ -111,44 +121,72 @@ def _fills_long(plan: Plan, bucket: BucketPlan) -> bool:
 
 
 def _copies(plan: Plan, buckets: Buckets) -> HeldTerm:
-    """Bound the copies of gradients in the dtype of the reduction."""
+    """Bound the copies that are on the wire: whole in another dtype, and slices to be added.
+
+    Where gradients add up whole, nothing waits for a sum before backward is over.
+    """
     precision = plan.mathematics.precision
-    size, elements = DTYPE_BYTES[precision.reduction], 0
-    if precision.reduction != precision.gradients:
-        elements = _largest(buckets, 1 + BUCKETS_IN_FLIGHT)
+    cast, adds = precision.reduction != precision.gradients, accumulates_slices(plan)
+    slices = plan.layout.zero.stage > 0 and (cast or adds)
+    copied = sorted(
+        (cast * bucket.num_elements + slices * slice_elements(plan, bucket) for bucket in buckets),
+        reverse=True,
+    )
+    elements = sum(copied[: 1 + BUCKETS_IN_FLIGHT] if adds else copied)
+    size = DTYPE_BYTES[precision.reduction]
     return HeldTerm(
         name="gradients being summed", bytes=elements * size, formula=f"{elements:,} x {size}"
     )
 
 
+def _muon(plan: Plan, stage: int, buckets: Buckets) -> HeldTerm:
+    """Bound the matrices that a rank owns, and its messages: pieces and results."""
+    if plan.mathematics.optimizer.kind != "muon":
+        return HeldTerm(name="matrices of Muon", bytes=0, formula="0")
+    exchange = muon_exchange(plan, stage)
+    owned: Counter[tuple[int, str]] = Counter()
+    for matrix in exchange.matrices:
+        owned[matrix.owner, matrix.pieces[0].bucket] += prod(matrix.shape)
+    matrices = [bucket for bucket in buckets if bucket.update == "muon"]
+    elements = 0
+    for rank in exchange.ranks:
+        sizes = [2 * owned[rank, b.name] + slice_elements(plan, b) for b in matrices]
+        elements = max(elements, sum(sorted(sizes, reverse=True)[:MUON_IN_FLIGHT]))
+    size = DTYPE_BYTES[plan.mathematics.precision.master]
+    return HeldTerm(
+        name="matrices of Muon", bytes=elements * size, formula=f"{elements:,} x {size}"
+    )
+
+
 def _offload_buffers(plan: Plan, buckets: Buckets) -> Iterator[HeldTerm]:
-    """Bound the sets that are read ahead of their use or wait to be written."""
+    """Bound the sets that are read ahead of their use or wait to be written, in whole pages."""
     zero, precision = plan.layout.zero, plan.mathematics.precision
-    master = DTYPE_BYTES[precision.master]
+    master, size = DTYPE_BYTES[precision.master], DTYPE_BYTES[precision.parameters]
 
     def updated(bucket: BucketPlan) -> int:
         tensors = precision.has_master + len(STATE_KINDS[bucket.update])
-        return slice_elements(plan, bucket) * tensors * master
+        return tensors * whole_pages(slice_elements(plan, bucket) * master)
 
     def read(bucket: BucketPlan) -> int:
-        return slice_elements(plan, bucket) * DTYPE_BYTES[precision.parameters]
+        return whole_pages(slice_elements(plan, bucket) * size)
 
-    sliced = [bucket for bucket in buckets if bucket.sliced]
-    for home, name, sets in (
-        (zero.optimizer_offload, "buffers of optimizer state", [updated(b) for b in buckets]),
-        (zero.parameter_offload, "buffers of parameters", [read(b) for b in sliced]),
-    ):
-        each = max(sets, default=0)
+    state = max(updated(bucket) for bucket in buckets)
+    values = max((read(bucket) for bucket in buckets if bucket.sliced), default=0)
+    places: tuple[tuple[Home, str, int, int], ...] = (
+        (zero.optimizer_offload, "buffers of optimizer state", zero.offload_buffers, state),
+        (
+            zero.parameter_offload,
+            "buffers of parameters",
+            zero.offload_buffers + zero.prefetch,
+            values,
+        ),
+    )
+    for home, name, count, each in places:
         for pool in _buffer_pools(plan, home):
-            yield HeldTerm(
-                name=name,
-                pool=pool,
-                bytes=zero.offload_buffers * each,
-                formula=f"{zero.offload_buffers} x {each:,}",
-            )
+            yield HeldTerm(name=name, pool=pool, bytes=count * each, formula=f"{count} x {each:,}")
 
 
-def _buffer_pools(plan: Plan, home: str) -> Iterator[Pool]:
+def _buffer_pools(plan: Plan, home: Home) -> Iterator[Pool]:
     """Yield where the buffers are: files are read into host memory, and from there onto a GPU."""
     if home == "nvme":
         yield "host"
