@@ -35,6 +35,15 @@ def test_the_demo_is_eight_ranks_in_three_dimensions() -> None:
     assert job.data.source == "stdlib"
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_example_takes_every_stage_of_zero_as_it_says(stage: int) -> None:
+    sets = ["mesh.dp_replicate=1", "mesh.dp_shard=2", f"zero.stage={stage}"]
+    for more in ([], ["zero.optimizer_offload=host"], ["precision.parameters=bf16"]):
+        plan = load_job(ROOT / "examples" / "nano.toml", [*sets, *more]).plan
+        assert plan.mesh == Mesh(pp=2, dp_shard=2, tp=2)
+        assert plan.layout.zero.stage == stage
+
+
 def test_a_value_of_a_later_layer_wins_and_says_where_it_was_set(tmp_path: Path) -> None:
     write(tmp_path, 'extends = "nano"\n[train]\nsteps = 40\n[mesh]\ntp = 2\n', "base.toml")
     run = write(

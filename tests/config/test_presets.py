@@ -12,6 +12,7 @@ from echelon.config.presets import about, preset_names, read_preset
 from echelon.core.cluster import Link
 from echelon.core.model_shape import RopeScaling
 from echelon.core.parameters import num_active_parameters, num_parameters
+from echelon.cost.bytes_held import bytes_held
 from tests.config.problems import problems_of, write
 
 # Elements of all tensors of the published checkpoints, a tied head counted once. GPT-3 has no
@@ -69,6 +70,27 @@ def test_nano_is_small_and_fits_the_byte_tokenizer() -> None:
     require_trainable(job.plan)
     assert num_parameters(job.plan.model) < 1_000_000
     assert job.plan.model.vocab == 257
+
+
+@pytest.mark.parametrize("name", preset_names("runs"))
+def test_a_run_preset_can_be_trained_and_says_what_it_is(name: str) -> None:
+    preset = read_preset("runs", name)
+    assert preset is not None
+    assert len(about(preset)) > 40
+    require_trainable(load_job(name).plan)
+
+
+@pytest.mark.parametrize("name", ["nano-zero3", "llama3-8b-zero3"])
+def test_under_zero_3_a_rank_holds_its_share_of_everything(name: str) -> None:
+    plan = load_job(name).plan
+    assert (plan.layout.zero.stage, plan.mathematics.precision.parameters) == (3, "bf16")
+    ranks = plan.mesh.world_size
+    # 2 bytes of parameters, 4 of gradients, 4 of the master copy, 8 of the moments.
+    share = 18 * num_parameters(plan.model) / ranks
+    for rank in (0, ranks - 1):
+        held = sum(term.bytes for term in bytes_held(plan, rank))
+        assert share <= held <= 1.001 * share
+    assert held < plan.cluster.device.memory_bytes / 2
 
 
 def test_llama_31_stretches_its_positions() -> None:

@@ -176,7 +176,7 @@ def test_an_unknown_run_lists_presets_and_files(
     monkeypatch.chdir(tmp_path)
     write(tmp_path, SMALL)
     found = problems_of("nanoo")
-    assert found["unknown-preset"].works == ("nano", "run.toml")
+    assert found["unknown-preset"].works == ("nano", "nano-zero3", "run.toml")
     found = problems_of(write(tmp_path, 'extends = "gpt3"'))
     assert "gpt3-175b" in found["unknown-preset"].works
 

@@ -15,10 +15,12 @@ from echelon.core.errors import EnvironmentProblem, Problem
 from echelon.core.offload_file import offload_folder_problems
 from echelon.core.plan import Plan
 from echelon.core.rulebook.zero import NVME_NEEDS_FOLDER
+from echelon.core.units import binary_bytes
 from echelon.cost.bytes_held import bytes_held_by_pool
 from echelon.cost.stage import stage_of_rank
 
 KEY = "zero.offload_dir"
+HOMES = ("optimizer_offload", "parameter_offload")
 
 
 def require_offload_dir(plan: Plan, ranks: Iterable[int], set_by: str = "") -> None:
@@ -30,14 +32,22 @@ def require_offload_dir(plan: Plan, ranks: Iterable[int], set_by: str = "") -> N
 def offload_problems(plan: Plan, ranks: Iterable[int]) -> list[Problem]:
     """Return why files of the slices of `ranks` cannot lie in the folder that `plan` names."""
     zero = plan.layout.zero
-    if "nvme" not in (zero.optimizer_offload, zero.parameter_offload):
+    if all(getattr(zero, key) != "nvme" for key in HOMES):
         return []
     if not zero.offload_dir:
         problem = NVME_NEEDS_FOLDER.problem(
             f"slices of {plan.name} rest in files, and the plan names no folder for them", key=KEY
         )
         return [problem]
-    return offload_folder_problems(Path(zero.offload_dir), offloaded_bytes(plan, ranks))
+    needed = offloaded_bytes(plan, ranks)
+    works = (
+        f"zero.offload_dir in a place with {binary_bytes(needed)} free",
+        *(f'zero.{key} = "host"' for key in HOMES if getattr(zero, key) == "nvme"),
+    )
+    return [
+        replace(problem, works=problem.works or works)
+        for problem in offload_folder_problems(Path(zero.offload_dir), needed)
+    ]
 
 
 def offloaded_bytes(plan: Plan, ranks: Iterable[int]) -> int:
