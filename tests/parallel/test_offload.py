@@ -15,9 +15,16 @@ from hypothesis import strategies as st
 from echelon.core.offload_file import PAGE
 from echelon.core.plan import Home
 from echelon.parallel.offload import Rest, make_rest
+from echelon.parallel.offload.copied import CopiedRest
+from echelon.parallel.offload.files import FileRest
+from echelon.parallel.offload.host import HostRest
+from echelon.parallel.offload.lanes import DirectLanes
+from echelon.parallel.offload.rest import Pool
 
 CPU = torch.device("cpu")
 HOMES: tuple[Home, ...] = get_args(Home)
+COPIED = ("host-copied", "nvme-copied")
+PLACES = (*HOMES, *COPIED, *(["host-cuda", "nvme-cuda"] if torch.cuda.is_available() else []))
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8)
 
 
@@ -32,10 +39,23 @@ def bits(tensor: torch.Tensor) -> list[int]:
     return tensor.contiguous().view(torch.uint8).tolist()
 
 
-@pytest.fixture(params=HOMES)
+def place(name: str, folder: Path) -> Rest:
+    """Return an empty place with two buffers.
+
+    One that is "copied" keeps the device apart from the host, as with a GPU, on a CPU.
+    """
+    home, _, device = name.partition("-")
+    if device == "copied":
+        side = HostRest() if home == "host" else FileRest(folder, 0, 2)
+        return CopiedRest(side, CPU, DirectLanes(), num_buffers=2)
+    assert home in HOMES
+    return make_rest(home, torch.device(device or "cpu"), folder=folder, rank=0, num_buffers=2)
+
+
+@pytest.fixture(params=PLACES)
 def rest(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rest]:
-    """Give an empty place of each kind, with two buffers."""
-    with closing(make_rest(request.param, CPU, folder=tmp_path, rank=0, num_buffers=2)) as found:
+    """Give an empty place of each kind."""
+    with closing(place(request.param, tmp_path)) as found:
         yield found
 
 
@@ -97,8 +117,8 @@ def test_tensors_of_the_caller_are_copied_when_put(rest: Rest) -> None:
 def test_of_a_set_some_keys_may_be_put(rest: Rest) -> None:
     for key in "abc":
         rest.add(key, 100, torch.float32)
-    for step in range(5):
-        a, b, c = rest.fetch(["a", "b", "c"]).wait()
+    for _ in range(5):
+        a, _, c = rest.fetch(["a", "b", "c"]).wait()
         a += 1
         c += 2
         rest.put(["c", "a"], [c, a])
@@ -119,17 +139,34 @@ def test_what_rests_is_counted_in_its_pool(rest: Rest) -> None:
     rest.add("b", 1000, torch.bfloat16)
     assert rest.held_bytes() == 6000
     live = rest.live_bytes()
-    home = {"device": "device", "host": "host", "nvme": "nvme"}[rest.pool]
-    assert live[home] == (6000 if home != "nvme" else 2 * PAGE)
-    assert sum(live.values()) == live[home]
-    (values,) = rest.fetch(["a"]).wait()
-    if rest.pool == "nvme":
-        assert rest.live_bytes()["host"] == PAGE
-        values.zero_()
+    assert {pool: size for pool, size in live.items() if size} == {
+        rest.pool: 2 * PAGE if rest.pool == "nvme" else 6000
+    }
     rest.close()
     rest.close()
     assert rest.held_bytes() == 0
     assert sum(rest.live_bytes().values()) == 0
+
+
+def test_buffers_are_as_many_as_asked_for(tmp_path: Path) -> None:
+    pools: dict[str, Pool] = {"nvme": "host", "nvme-copied": "device", "host-copied": "device"}
+    for name, pool in pools.items():
+        with closing(place(name, tmp_path)) as rest:
+            for number in range(6):
+                rest.add(str(number), PAGE + number * PAGE, torch.uint8)
+            addresses: list[set[int]] = []
+            for _ in range(4):
+                addresses.append(set())
+                ahead = rest.fetch(["0"])
+                for number in range(6):
+                    (values,) = ahead.wait()
+                    addresses[-1].add(values.data_ptr())
+                    ahead = rest.fetch([str((number + 1) % 6)])
+                    rest.put([str(number)], [values])
+                ahead.release()
+                rest.flush()
+            assert len(addresses[2] | addresses[3]) <= 2
+            assert rest.live_bytes()[pool] <= 2 * 6 * PAGE
 
 
 SIZES = (1, 1000, PAGE // 4, 5000)
@@ -142,15 +179,15 @@ ACTIONS = st.lists(
 )
 
 
-@pytest.mark.parametrize("home", HOMES)
+@pytest.mark.parametrize("name", PLACES)
 @settings(deadline=None, max_examples=40)
 @given(actions=ACTIONS)
 def test_any_order_of_use_gives_what_was_last_put(
-    tmp_path_factory: pytest.TempPathFactory, home: Home, actions: list[tuple[str, list[int]]]
+    tmp_path_factory: pytest.TempPathFactory, name: str, actions: list[tuple[str, list[int]]]
 ) -> None:
     folder = tmp_path_factory.mktemp("offload")
     truth = {str(i): torch.zeros(size) for i, size in enumerate(SIZES)}
-    with closing(make_rest(home, CPU, folder=folder, rank=0, num_buffers=2)) as rest:
+    with closing(place(name, folder)) as rest:
         for key, values in truth.items():
             rest.add(key, values.numel(), torch.float32)
         for number, (action, chosen) in enumerate(actions):

@@ -30,7 +30,8 @@ SETTING = "zero.offload_dir"
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR})
-_NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+# A folder of /proc says "no such file" to whoever makes one.
+_NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT})
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
 _NO_RESERVE = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
 _NO_DIRECT = frozenset({errno.EOPNOTSUPP, errno.EINVAL})
@@ -65,9 +66,9 @@ def offload_folder_problems(folder: Path, num_bytes: int = 0) -> list[Problem]:
 
 def open_offload_file(folder: Path, who: str) -> int:
     """Return the descriptor of a new file in `folder` that has no name; `who` will own it."""
+    if problem := _missing(folder, who):
+        raise EnvironmentProblem(problem)
     try:
-        if not stat.S_ISDIR(os.stat(folder).st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         descriptor = _open_nameless(folder)
         try:
             _use_direct(descriptor)
@@ -77,6 +78,20 @@ def open_offload_file(folder: Path, who: str) -> int:
     except OSError as error:
         raise explain_offload_error(error, folder, f"{who}: making a file") from error
     return descriptor
+
+
+def _missing(folder: Path, who: str) -> Problem | None:
+    try:
+        if stat.S_ISDIR(os.stat(folder).st_mode):
+            return None
+        what = "is not a folder"
+    except OSError as error:
+        if error.errno not in _NO_FOLDER:
+            raise explain_offload_error(error, folder, f"{who}: looking for a folder") from error
+        what = "does not exist"
+    return OFFLOAD_FOLDER_EXISTS.problem(
+        f"{who}: {folder}, where slices are to rest, {what}", key=SETTING
+    )
 
 
 def _open_nameless(folder: Path) -> int:
@@ -153,8 +168,6 @@ def explain_offload_error(error: OSError, folder: Path, doing: str) -> Environme
     """Return what a user reads when the disk refused `doing` (such as "rank 2: to read X")."""
     if error.errno in _NO_SPACE:
         rule = OFFLOAD_SPACE
-    elif error.errno in _NO_FOLDER:
-        rule = OFFLOAD_FOLDER_EXISTS
     elif error.errno in _NOT_WRITABLE:
         rule = OFFLOAD_FOLDER_WRITABLE
     else:

@@ -18,23 +18,18 @@ class Buffers:
         self._free: list[torch.Tensor] = []
         self._taken: dict[int, torch.Tensor] = {}
         self._largest = PAGE
-        self.num_allocated = 0
 
     def take(self, size: int) -> torch.Tensor | None:
         """Return a buffer of at least `size` bytes, or None while all are taken."""
         self._largest = max(self._largest, size)
         if len(self._taken) >= self._count:
             return None
-        fitting = next((buffer for buffer in self._free if buffer.nbytes >= size), None)
-        if fitting is not None:
-            self._free = [buffer for buffer in self._free if buffer is not fitting]
-        else:
-            # What is free is too small for good: the sizes of sets come round again every step.
-            self._free = self._free[1:]
-            fitting = self._allocate(self._largest)
-            self.num_allocated += 1
-        self._taken[fitting.data_ptr()] = fitting
-        return fitting
+        buffer = self._free.pop() if self._free else None
+        if buffer is None or buffer.nbytes < self._largest:
+            # One that is too small for some set is so for good: sets come round again every step.
+            buffer = self._allocate(self._largest)
+        self._taken[buffer.data_ptr()] = buffer
+        return buffer
 
     def give_back(self, buffer: torch.Tensor) -> None:
         """Take a buffer back."""

@@ -6,7 +6,7 @@ in place, and puts it back; it fetches the next set before it computes on this o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
 import torch
@@ -19,6 +19,10 @@ class Fetched(Protocol):
 
     def wait(self) -> list[torch.Tensor]:
         """Return the tensors, in the order of the keys; raises what went wrong on the way."""
+        ...
+
+    def arrived(self) -> bool:
+        """Return whether `wait` would return at once."""
         ...
 
     def release(self) -> None:
@@ -95,6 +99,10 @@ class AtHand:
         """Return the tensors."""
         return self._tensors
 
+    def arrived(self) -> bool:
+        """Return True."""
+        return True
+
     def release(self) -> None:
         """Do nothing: no buffer is held."""
 
@@ -132,6 +140,17 @@ class MemoryRest:
             check_fits(key, resting, tensor)
             if tensor.data_ptr() != resting.data_ptr():
                 resting.copy_(tensor)
+
+    def put_after(
+        self,
+        keys: Sequence[str],
+        tensors: Sequence[torch.Tensor],
+        complete: Callable[[], object],
+    ) -> None:
+        """Do what `put` does; the resting tensors may be given before they are complete."""
+        if any(tensor is not self._tensors[key] for key, tensor in zip(keys, tensors, strict=True)):
+            complete()
+        self.put(keys, tensors)
 
     def flush(self) -> None:
         """Do nothing: everything is in place."""
