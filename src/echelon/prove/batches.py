@@ -4,6 +4,10 @@ No two microbatches have the same tokens, and, as far as the lengths allow, no t
 number of valid tokens: then a mean of means, a swapped microbatch, or the same data on two
 replicas gives other numbers.
 
+Where the loss scale follows overflows, some steps are *loud*: one token over and over, whose
+gradients add up to a larger norm than those of other steps. `prove/proof_scale.py` puts the scale
+between the two.
+
 Shapes: B sequences of the whole global batch, T positions, K microbatches of all replicas.
 """
 
@@ -28,6 +32,8 @@ def global_batch(plan: Plan, step: int) -> GlobalBatch:
     tokens = generator.integers(0, plan.model.vocab, size=(sequences, length + 1))
     # The largest id lies beside the padding of the last vocabulary shard: it must be met.
     tokens[0, 0] = tokens[-1, -1] = plan.model.vocab - 1
+    if step in loud_steps(plan):
+        tokens[:] = plan.model.vocab - 1
     labels = tokens[:, 1:].copy()
     _ignore(labels, valid_counts(plan), generator)
     ids = step * _SAMPLES_PER_STEP + generator.permutation(_SAMPLES_PER_STEP)[:sequences]
@@ -36,6 +42,13 @@ def global_batch(plan: Plan, step: int) -> GlobalBatch:
         inputs_BT=torch.from_numpy(tokens[:, :-1].copy()),
         labels_BT=torch.from_numpy(labels),
     )
+
+
+def loud_steps(plan: Plan) -> range:
+    """Return the steps that are to overflow: as many as a dynamic loss scale falls after."""
+    precision = plan.mathematics.precision
+    count = precision.loss_scale_hysteresis if precision.loss_scaling == "dynamic" else 0
+    return range(1, 1 + count)
 
 
 def valid_counts(plan: Plan) -> list[int]:

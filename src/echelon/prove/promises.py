@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.bytes_held import bytes_held as planned_bytes_held
-from echelon.cost.bytes_sent import bytes_sent_by_axis
+from echelon.cost.bytes_sent import bytes_sent as planned_bytes_sent
 from echelon.cost.terms import HeldTerm
 from echelon.prove.checks import Check, Evidence
 from echelon.schedule.build import build_schedule
+
+SENT_BY_UPDATES = frozenset({"parameters", "pieces of matrices", "orthogonal matrices"})
+"""The terms of what updates send: a step that is skipped does not."""
 
 
 def bytes_sent(evidence: Evidence) -> Iterator[Check]:
@@ -20,7 +23,7 @@ def bytes_sent(evidence: Evidence) -> Iterator[Check]:
         for rank, report in enumerate(evidence.observed.reports(oracle.step)):
             if report.bytes_sent is None:
                 continue
-            wanted = bytes_sent_by_axis(plan, rank)
+            wanted = bytes_by_axis(plan, rank, skipped=oracle.skipped)
             for axis in sorted({*wanted, *report.bytes_sent}):
                 predicted, sent = wanted.get(axis, 0), report.bytes_sent.get(axis, 0)
                 yield Check(
@@ -31,6 +34,15 @@ def bytes_sent(evidence: Evidence) -> Iterator[Check]:
                     detail=f"{sent} sent, {predicted} by the formulas",
                     position=rank,
                 )
+
+
+def bytes_by_axis(plan: Plan, rank: int, *, skipped: bool) -> dict[str, int]:
+    """Return the bytes that `rank` is to send over each axis in a step."""
+    total: dict[str, int] = {}
+    for term in planned_bytes_sent(plan, rank):
+        if not (skipped and term.name in SENT_BY_UPDATES):
+            total[term.axis] = total.get(term.axis, 0) + term.bytes
+    return total
 
 
 def bytes_held(evidence: Evidence) -> Iterator[Check]:

@@ -1,13 +1,12 @@
-"""The loss scale of a proof: overflow happens in one known step, or cannot happen.
+"""The loss scale of a proof: overflow happens in known steps, or cannot happen.
 
-A dynamic scale must be seen to grow after its window, to fall when a step overflows, and that step
-must change nothing on any rank. Where a float16 gradient overflows depends on rounding, so float16
-is no place to prove it; float64 is. Its squares overflow where the norm passes 2^512, which is as
-sharp as float64 itself: the start scale is put below that by such a factor that the first scale
-that has grown overflows and no other does. Scaling by a number that is no power of two costs a
-rounding of 1e-16.
+A step that overflows must change nothing on any rank, and a dynamic scale must follow. Where a
+float16 gradient overflows depends on rounding, so float16 is no place to prove it; float64 is. Its
+squares overflow where the norm passes 2^512, which is as sharp as float64 itself: the first scale
+is chosen such that the norms of the loud steps (`prove/batches.py`) pass it and those of the others
+do not. Scaling by a number that is no power of two costs a rounding of 1e-16.
 
-In the plan's own precision the scale starts so low that nothing can overflow.
+In the plan's own precision the scale starts so low that nothing can overflow, and is seen to grow.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from dataclasses import replace
 import torch
 
 from echelon.core.plan import Plan
+from echelon.prove.batches import loud_steps
 from echelon.prove.oracle import TORCH_DTYPES, OracleStep
 
 _LARGEST_NORM = 2.0**512
@@ -29,20 +29,17 @@ _ROOM = 256.0
 
 def num_steps_with_overflow(plan: Plan, num_steps: int) -> int:
     """Return how many steps a proof takes so that `num_steps` of them update the parameters."""
-    precision = plan.mathematics.precision
-    dynamic = precision.loss_scaling == "dynamic"
-    return num_steps + (precision.loss_scale_hysteresis if dynamic else 0)
+    return num_steps + len(loud_steps(plan))
 
 
 def overflowing_scale(plan: Plan, unscaled: Sequence[OracleStep]) -> float:
-    """Return the float64 scale that overflows in the step after its first window, and there only.
+    """Return the float64 scale with which the loud steps overflow, and no others.
 
     `unscaled` are the steps of the plan without scaling: the gradient norms that are to be scaled.
     """
-    window = plan.mathematics.precision.loss_scale_window
-    norms = [step.grad_norm for step in unscaled]
-    before, at = max(norms[:window]), norms[window]
-    return _LARGEST_NORM / math.sqrt(before * 2 * at)
+    loud = min(step.grad_norm for step in unscaled if step.step in loud_steps(plan))
+    other = max(step.grad_norm for step in unscaled if step.step not in loud_steps(plan))
+    return _LARGEST_NORM / math.sqrt(loud * other)
 
 
 def quiet_scale(plan: Plan, unscaled: Sequence[OracleStep]) -> float:
@@ -67,7 +64,7 @@ def with_scale(plan: Plan, scale: float) -> Plan:
     return replace(plan, mathematics=replace(plan.mathematics, precision=changed))
 
 
-def unscaled(plan: Plan) -> Plan:
-    """Return the plan without loss scaling."""
-    precision = replace(plan.mathematics.precision, loss_scaling="none")
+def without_scale(plan: Plan) -> Plan:
+    """Return the plan with a loss that is not scaled, and the same batches."""
+    precision = replace(plan.mathematics.precision, loss_scale=1.0, loss_scale_window=10**9)
     return replace(plan, mathematics=replace(plan.mathematics, precision=precision))

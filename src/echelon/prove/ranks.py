@@ -102,19 +102,21 @@ def read_results(directory: Path, number: int, world_size: int) -> tuple[RankRes
 
 
 def _observe(rank: int, subject: Subject, plan: Plan, num_steps: int) -> RankResult:
-    pieces = _values(rank, INITIAL, subject)
+    pieces = _values(rank, INITIAL, subject, plan)
     reports: list[StepRecord] = []
     for step in range(num_steps):
         reports.append(_record(subject.step(global_batch(plan, step), step)))
         pieces += _pieces(rank, "gradients", step, subject.gradients())
-        pieces += _values(rank, step, subject)
+        pieces += _values(rank, step, subject, plan)
     return RankResult(rank=rank, reports=tuple(reports), pieces=tuple(pieces))
 
 
-def _values(rank: int, step: int, subject: Subject) -> list[Piece]:
+def _values(rank: int, step: int, subject: Subject, plan: Plan) -> list[Piece]:
     pieces = _pieces(rank, "parameters", step, subject.parameters())
     masters: MastersTold | None = getattr(subject, "masters", None)
-    return pieces if masters is None else pieces + _pieces(rank, "masters", step, masters())
+    if masters is not None and plan.mathematics.precision.has_master:
+        pieces += _pieces(rank, "masters", step, masters())
+    return pieces
 
 
 def _pieces(rank: int, kind: str, step: int, shards: Mapping[str, Sequence[Shard]]) -> list[Piece]:

@@ -23,8 +23,8 @@ from echelon.prove.proof_scale import (
     num_steps_with_overflow,
     overflowing_scale,
     quiet_scale,
-    unscaled,
     with_scale,
+    without_scale,
 )
 from echelon.prove.ranks import find_factory, read_results
 from echelon.prove.shrink import NUM_STEPS, same_dtypes, shrink
@@ -108,7 +108,8 @@ def _variants(plan: Plan, *, own_precision: bool) -> list[_Variant]:
     exact, own = shrink(plan, precision="fp64"), shrink(plan)
     own_reference = exact
     if exact.mathematics.precision.loss_scaling != "none":
-        steps = run_oracle(unscaled(exact), NUM_STEPS)
+        num_steps = num_steps_with_overflow(exact, NUM_STEPS)
+        steps = run_oracle(without_scale(exact), num_steps)
         own = with_scale(own, quiet_scale(own, steps))
         scale = own.mathematics.precision.loss_scale
         own_reference = with_scale(exact, scale)
