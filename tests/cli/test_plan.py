@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from echelon.cli.main import main
-from echelon.cli.plan_report import groups, plan_text, runs_of_alike, stage_rows
+from echelon.cli.plan_report import groups, plan_text
+from echelon.cli.plan_rows import memory_bytes, pool_bytes, runs_of_alike, stage_rows
 from echelon.config.load import load_job
 from echelon.core.plan import Plan
 from echelon.cost.bytes_held import bytes_held
-from echelon.cost.bytes_sent import bytes_sent
+from echelon.cost.bytes_sent import bytes_sent, bytes_sent_by_axis
 
 SPLIT = ("mesh.pp=2", "mesh.dp_replicate=2", "mesh.tp=2")
 FLAGS = [word for setting in SPLIT for word in ("--set", setting)]
@@ -31,9 +33,10 @@ def test_json_holds_what_cost_says_of_every_rank(capsys: pytest.CaptureFixture[s
     for row in result["stages"]:
         for rank in row["ranks"]:
             shown.add(rank)
-            held = {term.name: term.bytes for term in bytes_held(plan, rank)}
+            held = {(term.name, term.pool): term.bytes for term in bytes_held(plan, rank)}
             sent = {(term.axis, term.name): term.bytes for term in bytes_sent(plan, rank)}
-            assert row["held_bytes"] == held
+            assert {(t["name"], t["pool"]): t["bytes"] for t in row["held"]} == held
+            assert row["sent_bytes_by_axis"] == bytes_sent_by_axis(plan, rank)
             assert {(t["axis"], t["name"]): t["bytes"] for t in row["sent_bytes_per_step"]} == sent
     assert shown == set(range(8))
     assert result["groups"]["tp"] == [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -48,9 +51,9 @@ def test_text_shows_every_part(capsys: pytest.CaptureFixture[str]) -> None:
     assert output.err == ""
     for part in (
         "8 = pp 2 x dp_replicate 2 x tp 2, sequence parallel",
-        "optimizer moments",
+        "optimizer state",
         "[0 1]  [2 3]  [4 5]  [6 7]",
-        "2 (n-1)/n x parameters of the rank x s",
+        "2 (n-1)/n G s",
         "20.0 % of the step is bubble",
         "stage 1  ......F0----B0",
     ):
@@ -94,6 +97,80 @@ def test_state_that_does_not_fit_is_said() -> None:
     plan = load_job("llama3-8b").plan
     assert "THIS DOES NOT FIT" in plan_text(plan)
     assert "THIS DOES NOT FIT" not in plan_text(nano())
+
+
+SHARDED = ("mesh.dp_shard=2", "mesh.dp_replicate=2", "mesh.tp=2")
+
+
+def test_zero_is_shown_with_its_pools_and_its_choices() -> None:
+    plan = nano(
+        *SHARDED, "zero.stage=3", "zero.keep_whole_below=200", 'zero.parameter_offload="host"'
+    )
+    text = plan_text(plan)
+    for part in (
+        "stage 3, slices of 1/2, gradients of microbatches add up in slices, units freed after",
+        "parameters  parameters (host)",
+        "on device",
+        "on host",
+        "whole units of parameters  device",
+        "zero.accumulate             whole    ",
+        "zero.accumulate             slices (this plan)",
+        "zero.reshard_after_forward  always (this plan)",
+        "dp_shard  [0 2]  [1 3]  [4 6]  [5 7]",
+        "dp_replicate  [0 4]  [1 5]  [2 6]  [3 7]",
+    ):
+        assert part in text, part
+    assert "zero " not in plan_text(nano("mesh.tp=2"))
+
+
+def test_what_was_not_chosen_is_what_that_plan_would_cost(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = [word for setting in (*SHARDED, "zero.stage=2") for word in ("--set", setting)]
+
+    def choices(*more: str) -> dict[str, dict[str, int]]:
+        assert main(["plan", "nano", "--json", *flags, *more]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["stages"]
+        return {choice.pop("value"): choice for choice in row["choices"]}
+
+    slices, whole = choices(), choices("--set", "zero.accumulate=whole")
+    assert slices["slices"].pop("chosen") > slices["whole"].pop("chosen")
+    assert whole["whole"].pop("chosen") > whole["slices"].pop("chosen")
+    assert slices == whole
+    assert slices["slices"]["sent_bytes"] > slices["whole"]["sent_bytes"]
+    assert slices["slices"]["held_bytes"] < slices["whole"]["held_bytes"]
+
+
+def test_muon_is_told_rank_by_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = (*SHARDED, "zero.stage=1", "optimizer.kind=muon")
+    flags = [word for setting in settings for word in ("--set", setting)]
+    assert main(["plan", "nano", "--json", *flags]) == 0
+    result = json.loads(capsys.readouterr().out)
+    plan = Plan.from_json(json.dumps(result["plan"]))
+    (row,) = result["stages"]
+    sent = {rank: bytes_sent_by_axis(plan, rank)["stage"] for rank in range(8)}
+    assert row["muon_bytes_by_rank"] == {str(rank): number for rank, number in sent.items()}
+    assert row["sent_bytes_by_axis"]["stage"] == max(sent.values())
+    assert result["groups"]["stage"] == [list(range(8))]
+    assert "matrices of Muon" in plan_text(plan)
+
+
+def test_what_a_step_adds_may_not_fit() -> None:
+    plan = nano(*SHARDED, "zero.stage=3")
+    (row,) = stage_rows(plan)
+    held = memory_bytes(plan, row.held)
+    device = replace(plan.cluster.device, memory_bytes=held)
+    tight = replace(plan, cluster=replace(plan.cluster, device=device))
+    assert "this fits, but maybe not what a step adds" in plan_text(tight)
+    assert "activations come on top" in plan_text(plan)
+
+
+def test_host_and_device_of_a_cpu_are_one_memory() -> None:
+    plan = nano(*SHARDED, "zero.stage=1", 'zero.optimizer_offload="host"')
+    (row,) = stage_rows(plan)
+    assert memory_bytes(plan, row.held) == sum(term.bytes for term in row.held)
+    on_gpu = replace(plan, cluster=replace(plan.cluster, backend="nccl"))
+    assert memory_bytes(on_gpu, row.held) == pool_bytes(row.held, "device")
 
 
 def test_all_mistakes_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,24 +1,32 @@
 """What `echelon plan` shows of a plan: what each rank holds, who talks to whom, and how much.
 
-Every number is read from `cost/` and `schedule/`; nothing is computed here but sums. Ranks of one
-pipeline stage hold and send the same, so a stage is one row.
+Every number is read from `cost/` and `schedule/`; nothing is computed here but sums.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
 from echelon.cli.output import table
-from echelon.core.axis import DATA_AXES, MESH_AXES, Axis
+from echelon.cli.plan_memory import memory_parts, ranges
+from echelon.cli.plan_rows import (
+    StageRow,
+    most_held_bytes,
+    most_step_bytes,
+    pool_bytes,
+    runs_of_alike,
+    sent_by_axis,
+    stage_rows,
+)
+from echelon.core.axis import DATA_AXES, MESH_AXES, SHARD_AXES, Axis
 from echelon.core.parameters import num_parameters
 from echelon.core.plan import Plan
-from echelon.core.units import binary_bytes, decimal_bytes, short_count
-from echelon.cost.bytes_held import HeldTerm, bytes_held
-from echelon.cost.bytes_sent import SentTerm, bytes_sent
-from echelon.cost.stage import stage_of_rank
+from echelon.core.units import decimal_bytes, short_count
+from echelon.cost.muon import STAGE_AXES
+from echelon.cost.terms import Pool
 from echelon.schedule.build import builder_of
 from echelon.schedule.draw import draw_timeline
 from echelon.schedule.simulate import Durations, simulate
@@ -29,57 +37,17 @@ MOST_DRAWN_STAGES = 8
 MOST_DRAWN_MICROBATCHES = 16
 
 SENT_HEAD = """Each rank sends per step (n ranks in the group, N tokens of a microbatch, D the
-hidden width, V the vocabulary, s bytes of a value):"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageRow:
-    """Hold what every rank of one pipeline stage holds and sends per step."""
-
-    stage: int
-    ranks: tuple[int, ...]
-    blocks: tuple[int, ...]
-    held: tuple[HeldTerm, ...]
-    sent: tuple[SentTerm, ...]
-
-    def alike(self, other: StageRow) -> bool:
-        """Return whether `other` holds and sends as much, of as many blocks."""
-        mine = (len(self.ranks), len(self.blocks), self.held, self.sent)
-        return mine == (len(other.ranks), len(other.blocks), other.held, other.sent)
-
-
-def runs_of_alike(rows: Sequence[StageRow]) -> list[list[StageRow]]:
-    """Return consecutive rows that differ in nothing but their place together."""
-    runs: list[list[StageRow]] = []
-    for row in rows:
-        if runs and runs[-1][-1].alike(row):
-            runs[-1].append(row)
-        else:
-            runs.append([row])
-    return runs
-
-
-def stage_rows(plan: Plan) -> list[StageRow]:
-    """Return one row for each pipeline stage."""
-    others = [axis for axis in MESH_AXES if axis is not Axis.PP]
-    rows: list[StageRow] = []
-    for ranks in plan.mesh.groups(*others):
-        stage = stage_of_rank(plan, ranks[0])
-        rows.append(
-            StageRow(
-                stage=stage,
-                ranks=ranks,
-                blocks=plan.layout.pipeline.stages[stage],
-                held=bytes_held(plan, ranks[0]),
-                sent=bytes_sent(plan, ranks[0]),
-            )
-        )
-    return rows
+hidden width, V the vocabulary, G the values of all buckets, s bytes of a value as it is sent):"""
 
 
 def groups(plan: Plan) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Return the groups of more than one rank, by axis; both data axes together are `dp`."""
-    axes = {"pp": (Axis.PP,), "dp": DATA_AXES, "cp": (Axis.CP,), "tp": (Axis.TP,)}
+    """Return the groups of more than one rank, by axis; all data axes together are `dp`."""
+    axes: dict[str, tuple[Axis, ...]] = {"pp": (Axis.PP,), "dp": DATA_AXES}
+    if plan.layout.zero.stage:
+        axes |= {"dp_shard": SHARD_AXES, "dp_replicate": (Axis.DP_REPLICATE,)}
+    axes |= {"cp": (Axis.CP,), "tp": (Axis.TP,)}
+    if plan.mathematics.optimizer.kind == "muon":
+        axes["stage"] = STAGE_AXES
     return {
         name: plan.mesh.groups(*which)
         for name, which in axes.items()
@@ -87,42 +55,35 @@ def groups(plan: Plan) -> dict[str, tuple[tuple[int, ...], ...]]:
     }
 
 
-def most_held_bytes(rows: Sequence[StageRow]) -> int:
-    """Return what the rank that holds most holds between steps."""
-    return max(sum(term.bytes for term in row.held) for row in rows)
-
-
 def plan_json(plan: Plan) -> dict[str, Any]:
     """Return the plan and its report as JSON values."""
     rows = stage_rows(plan)
+    memory = plan.cluster.device.memory_bytes
     return {
         "plan": json.loads(plan.to_json()),
         "hash": plan.content_hash(),
         "num_parameters": num_parameters(plan.model),
         "num_microbatches": plan.num_microbatches,
-        "held_bytes_fit": most_held_bytes(rows) <= plan.cluster.device.memory_bytes,
-        "stages": [
-            {
-                "stage": row.stage,
-                "ranks": list(row.ranks),
-                "blocks": list(row.blocks),
-                "held_bytes": {term.name: term.bytes for term in row.held},
-                "sent_bytes_per_step": [
-                    {
-                        "axis": term.axis,
-                        "name": term.name,
-                        "count": term.count,
-                        "each": term.each,
-                        "bytes": term.bytes,
-                        "formula": term.formula,
-                        "source": term.source,
-                    }
-                    for term in row.sent
-                ],
-            }
-            for row in rows
-        ],
+        "held_bytes_fit": most_held_bytes(plan, rows) <= memory,
+        "step_bytes_fit": most_step_bytes(plan, rows) <= memory,
+        "stages": [_row_json(row) for row in rows],
         "groups": {axis: [list(group) for group in found] for axis, found in groups(plan).items()},
+    }
+
+
+def _row_json(row: StageRow) -> dict[str, Any]:
+    pools: list[Pool] = [*dict.fromkeys(term.pool for term in row.held)]
+    return {
+        "stage": row.stage,
+        "ranks": list(row.ranks),
+        "blocks": list(row.blocks),
+        "held": [asdict(term) for term in row.held],
+        "held_bytes_by_pool": {pool: pool_bytes(row.held, pool) for pool in pools},
+        "held_in_a_step_at_most": [asdict(term) for term in row.step],
+        "sent_bytes_per_step": [{**asdict(term), "bytes": term.bytes} for term in row.sent],
+        "sent_bytes_by_axis": sent_by_axis(row),
+        "muon_bytes_by_rank": {str(rank): sent for rank, sent in row.muon.items()},
+        "choices": [asdict(choice) for choice in row.choices],
     }
 
 
@@ -130,17 +91,11 @@ def plan_text(plan: Plan) -> str:
     """Return the plan as the page that a person reads."""
     rows = stage_rows(plan)
     runs = runs_of_alike(rows)
-    device = plan.cluster.device
-    fits = most_held_bytes(rows) <= device.memory_bytes
-    room = f"{device.name} has {binary_bytes(device.memory_bytes)}"
-    room += ", activations come on top" if fits else ": THIS DOES NOT FIT"
-    parts = [
-        "\n".join(_head(plan)),
-        f"Each rank holds between steps ({room}):\n\n{_held(runs)}",
-    ]
+    parts = ["\n".join(_head(plan)), *memory_parts(plan, rows, runs)]
     if plan.mesh.world_size > 1:
         parts.append("Ranks that talk to one another:\n\n" + "\n".join(_group_lines(plan)))
         parts.append(f"{SENT_HEAD}\n\n{_sent(runs)}")
+        parts.append(f"That is, by axis:\n\n{_sent_by_axis(runs)}")
     if plan.num_stages > 1:
         parts.append(_timeline(plan))
     return "\n\n".join(parts) + "\n"
@@ -163,28 +118,40 @@ def _head(plan: Plan) -> Iterator[str]:
         f"batch    {numbers.global_sequences} sequences x {numbers.sequence_length} tokens, "
         f"{plan.num_microbatches} microbatches of {layout.microbatch_sequences} on each data rank"
     )
+    yield f"update   {_numbers(plan)}"
+    if layout.zero.stage:
+        yield f"zero     {_zero(plan)}"
 
 
-def _held(runs: Sequence[Sequence[StageRow]]) -> str:
-    names = [term.name for term in runs[0][0].held]
-    cells = [
-        (
-            _range([row.stage for row in run]),
-            _range([rank for row in run for rank in row.ranks]),
-            len(run[0].blocks),
-            _range([block for row in run for block in row.blocks]),
-            *(binary_bytes(term.bytes) for term in run[0].held),
-            binary_bytes(sum(term.bytes for term in run[0].held)),
-        )
-        for run in runs
-    ]
-    return table(("stage", "ranks", "blocks", "which", *names, "together"), cells)
+def _numbers(plan: Plan) -> str:
+    precision = plan.mathematics.precision
+    kinds = {
+        "parameters": precision.parameters,
+        "gradients": precision.gradients,
+        "their sums": precision.reduction,
+        "optimizer": precision.master,
+    }
+    names = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
+    optimizer = names[plan.mathematics.optimizer.kind]
+    if len(set(kinds.values())) == 1:
+        return f"{optimizer}, all in {precision.master}"
+    return f"{optimizer}, {', '.join(f'{name} {dtype}' for name, dtype in kinds.items())}"
+
+
+def _zero(plan: Plan) -> str:
+    zero, degree = plan.layout.zero, plan.mesh.degree(*SHARD_AXES)
+    text = f"stage {zero.stage}, slices of 1/{degree}, gradients of microbatches add up "
+    text += "in slices" if zero.accumulate == "slices" else "whole"
+    if zero.stage == 3:
+        kept = "freed after forward" if zero.reshard_after_forward else "kept until the step ends"
+        text += f", units {kept}"
+    return text
 
 
 def _sent(runs: Sequence[Sequence[StageRow]]) -> str:
     cells = [
         (
-            _range([row.stage for row in run]),
+            ranges([row.stage for row in run]),
             term.axis,
             term.name,
             term.count,
@@ -195,6 +162,18 @@ def _sent(runs: Sequence[Sequence[StageRow]]) -> str:
         for term in run[0].sent
     ]
     return table(("stage", "axis", "what", "times", "bytes", "each time"), cells)
+
+
+def _sent_by_axis(runs: Sequence[Sequence[StageRow]]) -> str:
+    axes = [*dict.fromkeys(axis for run in runs for axis in sent_by_axis(run[0]))]
+    cells = [
+        (
+            ranges([row.stage for row in run]),
+            *(decimal_bytes(sent_by_axis(run[0]).get(axis, 0)) for axis in axes),
+        )
+        for run in runs
+    ]
+    return table(("stage", *axes), cells)
 
 
 def _group_lines(plan: Plan) -> Iterator[str]:
@@ -240,11 +219,3 @@ def _timeline(plan: Plan) -> str:
     lines = [line.replace("rank", "stage", 1) for line in draw_timeline(events, 95).splitlines()]
     head += "\n(F forward, B backward at twice the time, a dot is waiting):\n\n"
     return head + "\n".join(lines[:-1])
-
-
-def _range(numbers: Sequence[int]) -> str:
-    if len(numbers) > 1 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
-        return f"{numbers[0]}-{numbers[-1]}"
-    if len(numbers) > MOST_MEMBERS:
-        return f"{numbers[0]}, {numbers[1]} ... {numbers[-1]}"
-    return ", ".join(map(str, numbers))

@@ -1,0 +1,107 @@
+"""The part of `echelon plan` about memory: what rests where, what a step adds, what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from echelon.cli.output import table
+from echelon.cli.plan_rows import StageRow, most_held_bytes, most_step_bytes, pool_bytes
+from echelon.core.plan import Plan
+from echelon.core.units import binary_bytes, decimal_bytes
+from echelon.cost.choices import Choice
+from echelon.cost.terms import HeldTerm, Pool
+
+POOLS: tuple[Pool, ...] = ("device", "host", "nvme")
+MOST_SHOWN = 8
+
+
+def memory_parts(
+    plan: Plan, rows: Sequence[StageRow], runs: Sequence[Sequence[StageRow]]
+) -> Iterator[str]:
+    """Yield what is held between steps, what a step adds, and what ZeRO's choices cost."""
+    device = plan.cluster.device
+    room = f"{device.name} has {binary_bytes(device.memory_bytes)}"
+    if most_held_bytes(plan, rows) > device.memory_bytes:
+        room += ": THIS DOES NOT FIT"
+    elif most_step_bytes(plan, rows) > device.memory_bytes:
+        room += ": this fits, but maybe not what a step adds"
+    else:
+        room += ", activations come on top"
+    yield f"Each rank holds between steps ({room}):\n\n{_held(runs)}"
+    if any(run[0].step for run in runs):
+        found = _step_table([(ranges([row.stage for row in run]), run[0].step) for run in runs])
+        yield f"While a step runs each rank also holds, at most, beside activations:\n\n{found}"
+    if any(run[0].choices for run in runs):
+        found = _choices_table(
+            [(ranges([row.stage for row in run]), run[0].choices) for run in runs]
+        )
+        yield (
+            "What a rank sends over its data axes per step and holds on its device, with the "
+            f"other choice too:\n\n{found}"
+        )
+
+
+def _held(runs: Sequence[Sequence[StageRow]]) -> str:
+    """Return what rests where.
+
+    Each kind has a column, then each pool together, then the padding among all of it; a kind that
+    rests off the device says where.
+    """
+    kinds = [*dict.fromkeys((term.name, term.pool) for run in runs for term in run[0].held)]
+    pools: list[Pool] = [pool for pool in POOLS if pool in {other for _, other in kinds}]
+    totals = ["together"] if pools == ["device"] else [f"on {pool}" for pool in pools]
+    names = [name if pool == "device" else f"{name} ({pool})" for name, pool in kinds]
+    cells: list[tuple[object, ...]] = []
+    for run in runs:
+        terms = run[0].held
+        held = {(term.name, term.pool): term.bytes for term in terms}
+        cells.append(
+            (
+                ranges([row.stage for row in run]),
+                ranges([rank for row in run for rank in row.ranks]),
+                len(run[0].blocks),
+                ranges([block for row in run for block in row.blocks]),
+                *(binary_bytes(held.get(kind, 0)) for kind in kinds),
+                *(binary_bytes(pool_bytes(terms, pool)) for pool in pools),
+                binary_bytes(sum(term.padding for term in terms)),
+            )
+        )
+    head = ("stage", "ranks", "blocks", "which", *names, *totals, "padding")
+    return table(head, cells)
+
+
+def _step_table(rows: Sequence[tuple[str, Sequence[HeldTerm]]]) -> str:
+    """Return what a step adds at most, for each stage by its name."""
+    cells = [
+        (stage, term.name, term.pool, binary_bytes(term.bytes), term.formula)
+        for stage, terms in rows
+        for term in terms
+    ]
+    return table(("stage", "what", "where", "at most", "elements x bytes"), cells)
+
+
+def _choices_table(rows: Sequence[tuple[str, Sequence[Choice]]]) -> str:
+    """Return what each value of a setting costs, for each stage by its name."""
+    cells = [
+        (
+            stage,
+            choice.setting,
+            choice.value + (" (this plan)" if choice.chosen else ""),
+            decimal_bytes(choice.sent_bytes),
+            binary_bytes(choice.held_bytes),
+            binary_bytes(choice.step_bytes),
+        )
+        for stage, choices in rows
+        for choice in choices
+    ]
+    head = ("stage", "setting", "value", "sent", "held", "in a step, at most")
+    return table(head, cells)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return numbers in short: ``0-3``, ``0, 2``, or ``0, 8 ... 120``."""
+    if len(numbers) > 1 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]}-{numbers[-1]}"
+    if len(numbers) > MOST_SHOWN:
+        return f"{numbers[0]}, {numbers[1]} ... {numbers[-1]}"
+    return ", ".join(map(str, numbers))

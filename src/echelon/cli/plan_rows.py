@@ -1,0 +1,133 @@
+"""What the ranks of each pipeline stage hold and send, as rows of the report of `echelon plan`.
+
+Ranks of one stage hold and send the same, so a stage is one row; what differs between them (Muon's
+matrices, padding) is told of the rank with most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from echelon.core.axis import MESH_AXES, Axis
+from echelon.core.plan import Plan
+from echelon.cost.bytes_held import held_buckets, held_terms
+from echelon.cost.bytes_sent import bytes_sent_alike
+from echelon.cost.choices import Choice, zero_choices
+from echelon.cost.data_bytes import muon_bytes
+from echelon.cost.muon import muon_exchange
+from echelon.cost.stage import stage_of_rank
+from echelon.cost.terms import HeldTerm, Pool, SentTerm
+from echelon.cost.transient import held_at_most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRow:
+    """Hold what every rank of one pipeline stage holds, between and in steps, and sends per step.
+
+    `muon` is what each rank sends of matrices; `sent` has that of the rank that sends most.
+    """
+
+    stage: int
+    ranks: tuple[int, ...]
+    blocks: tuple[int, ...]
+    held: tuple[HeldTerm, ...]
+    step: tuple[HeldTerm, ...]
+    sent: tuple[SentTerm, ...]
+    choices: tuple[Choice, ...]
+    muon: Mapping[int, int]
+
+    def alike(self, other: StageRow) -> bool:
+        """Return whether `other` holds and sends as much, of as many blocks."""
+        return self._shown() == other._shown()
+
+    def _shown(self) -> tuple[object, ...]:
+        return (len(self.ranks), len(self.blocks), self.held, self.step, self.sent)
+
+
+def runs_of_alike(rows: Sequence[StageRow]) -> list[list[StageRow]]:
+    """Return consecutive rows that differ in nothing but their place together."""
+    runs: list[list[StageRow]] = []
+    for row in rows:
+        if runs and runs[-1][-1].alike(row):
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return runs
+
+
+def stage_rows(plan: Plan) -> list[StageRow]:
+    """Return one row for each pipeline stage."""
+    others = [axis for axis in MESH_AXES if axis is not Axis.PP]
+    rows: list[StageRow] = []
+    for ranks in plan.mesh.groups(*others):
+        stage = stage_of_rank(plan, ranks[0])
+        muon = _muon(plan, stage, ranks)
+        most = max(muon.values(), key=lambda terms: sum(term.bytes for term in terms), default=())
+        rows.append(
+            StageRow(
+                stage=stage,
+                ranks=ranks,
+                blocks=plan.layout.pipeline.stages[stage],
+                held=held_in_stage(plan, stage, ranks),
+                step=held_at_most(plan, stage),
+                sent=(*bytes_sent_alike(plan, stage), *most),
+                choices=zero_choices(plan, stage),
+                muon={rank: sum(term.bytes for term in terms) for rank, terms in muon.items()},
+            )
+        )
+    return rows
+
+
+def _muon(plan: Plan, stage: int, ranks: Sequence[int]) -> dict[int, tuple[SentTerm, ...]]:
+    """Return what each rank of a stage sends of Muon's matrices; nothing without Muon."""
+    if plan.mathematics.optimizer.kind != "muon":
+        return {}
+    exchange = muon_exchange(plan, stage)
+    return {
+        rank: tuple(term for term in muon_bytes(plan, exchange, rank) if term.bytes)
+        for rank in ranks
+    }
+
+
+def held_in_stage(plan: Plan, stage: int, ranks: Sequence[int]) -> tuple[HeldTerm, ...]:
+    """Return what each rank of a stage holds, with the padding of the one that has most of it."""
+    buckets = held_buckets(plan, stage)
+    first = [rank for rank in ranks if plan.mesh.coordinates(rank)[Axis.DP_REPLICATE] == 0]
+    by_rank = [held_terms(plan, buckets, rank) for rank in first]
+    return tuple(
+        replace(terms[0], padding=max(term.padding for term in terms))
+        for terms in zip(*by_rank, strict=True)
+    )
+
+
+def pool_bytes(terms: Sequence[HeldTerm], pool: Pool) -> int:
+    """Return the bytes of terms in one pool."""
+    return sum(term.bytes for term in terms if term.pool == pool)
+
+
+def memory_bytes(plan: Plan, terms: Sequence[HeldTerm]) -> int:
+    """Return the bytes that count against the memory of a device.
+
+    A CPU's device is the memory of its host: what rests in either is in the same memory.
+    """
+    shared = plan.cluster.backend == "gloo"
+    return pool_bytes(terms, "device") + shared * pool_bytes(terms, "host")
+
+
+def sent_by_axis(row: StageRow) -> dict[str, int]:
+    """Return the bytes that a rank of a stage sends per step over each axis."""
+    total: dict[str, int] = {}
+    for term in row.sent:
+        total[term.axis] = total.get(term.axis, 0) + term.bytes
+    return total
+
+
+def most_held_bytes(plan: Plan, rows: Sequence[StageRow]) -> int:
+    """Return what the rank that holds most holds in the memory of its device between steps."""
+    return max(memory_bytes(plan, row.held) for row in rows)
+
+
+def most_step_bytes(plan: Plan, rows: Sequence[StageRow]) -> int:
+    """Return what a rank holds in the memory of its device in a step at most, no activations."""
+    return max(memory_bytes(plan, row.held) + memory_bytes(plan, row.step) for row in rows)
