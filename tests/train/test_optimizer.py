@@ -1,31 +1,66 @@
-"""AdamW on flat buckets against the formula; the norm and clipping against their definitions."""
+"""One rank's update against torch's optimizers; what is frozen, the norm, and the order of jobs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from echelon.core.plan import Optimizer
+from echelon.core.event import NoEvents
+from echelon.core.plan import Optimizer, OptimizerKind, Plan, Precision
+from echelon.cost.buckets import BucketPlan
+from echelon.cost.updates import STATE_KINDS
 from echelon.parallel.buckets import Bucket
-from echelon.train.optimizer import STATE_KINDS, FlatAdamW, local_norm_squared, scale_gradients
+from echelon.parallel.device_mesh import RankGroups, Wanted, rank_groups
+from echelon.parallel.offload.rest import AtHand, DeviceRest
+from echelon.parallel.recorder import Recorder
+from echelon.train.optimizer import MASTER, SliceOptimizer, local_norm_squared
+from echelon.train.optimizer.jobs import (
+    IN_FLIGHT,
+    RESULTS_IN_FLIGHT,
+    Job,
+    Tensors,
+    in_order,
+    run_jobs,
+)
+from echelon.train.optimizer.newton_schulz import newton_schulz
+from echelon.train.optimizer.parts import parts_of
 from tests.parallel.buckets import by_hand, matrix
+from tests.parallel.layouts import plan_of
 
-SETTINGS = Optimizer(learning_rate=1.0, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.3)
+SETTINGS = Optimizer(beta1=0.8, beta2=0.9, eps=1e-3, momentum=0.7, weight_decay=0.3)
 RATES = (0.1, 0.05, 0.2, 0.0)
+CPU = torch.device("cpu")
+
+Values = Mapping[str, torch.Tensor]
 
 
-def make() -> tuple[dict[str, nn.Parameter], list[Bucket]]:
+def make(kind: OptimizerKind = "adamw") -> tuple[dict[str, nn.Parameter], list[Bucket]]:
     """Return two matrices and two vectors in two padded buckets."""
     parameters = {"a": matrix(4, 3), "bias": matrix(4, seed=1)}
     parameters |= {"b": matrix(2, 5, seed=2), "norm": matrix(5, seed=3)}
-    return parameters, by_hand(parameters, [["bias", "a"], ["norm", "b"]], padding=2)
+    buckets = by_hand(parameters, [["bias", "a"], ["norm", "b"]], padding=2)
+    for bucket in buckets:
+        bucket.plan = replace(bucket.plan, update=kind)
+    return parameters, buckets
 
 
-def gradients(parameters: Mapping[str, nn.Parameter], step: int) -> dict[str, torch.Tensor]:
+def optimizer_of(buckets: Sequence[Bucket], plan: Plan | None = None) -> SliceOptimizer:
+    """Return an optimizer of one rank."""
+    plan = plan or plan_of(optimizer=SETTINGS)
+    return SliceOptimizer(buckets, plan, rest=DeviceRest(CPU), groups=alone(plan))
+
+
+def alone(plan: Plan) -> RankGroups:
+    """Return the groups of a plan of one rank."""
+    return rank_groups(plan.mesh, Recorder(0, NoEvents()), Wanted.by(plan))
+
+
+def gradients(parameters: Values, step: int) -> dict[str, torch.Tensor]:
     """Return made-up gradients of a step."""
     return {
         name: matrix(*one.shape, seed=10 * step + index).detach()
@@ -33,117 +68,280 @@ def gradients(parameters: Mapping[str, nn.Parameter], step: int) -> dict[str, to
     }
 
 
-def put(buckets: list[Bucket], values: Mapping[str, torch.Tensor]) -> None:
-    """Write gradients into the buckets."""
+def put(buckets: list[Bucket], values: Values) -> None:
+    """Write gradients into the buckets; padding is not a number."""
     for bucket in buckets:
+        bucket.gradients.fill_(math.nan)
         for slot in bucket.slots:
             slot.gradient.copy_(values[slot.spec.name])
 
 
-def by_formula(start: Mapping[str, torch.Tensor], first_step: int = 0) -> dict[str, torch.Tensor]:
-    """Return the parameters after all rates (Loshchilov and Hutter, algorithm 2)."""
-    after: dict[str, torch.Tensor] = {}
-    for name, first in start.items():
-        value, mean, square = first.clone(), torch.zeros_like(first), torch.zeros_like(first)
-        for step, rate in enumerate(RATES):
-            g = gradients(dict(make()[0]), step)[name]
-            mean = 0.8 * mean + 0.2 * g
-            square = 0.9 * square + 0.1 * g * g
-            count = first_step + step + 1
-            direction = mean / (1 - 0.8**count)
-            direction = direction / ((square / (1 - 0.9**count)).sqrt() + 1e-3)
-            decay = 0.3 * value if value.dim() > 1 else 0.0
-            value -= rate * (direction + decay)
-        after[name] = value
-    return after
+def ignore(bucket: Bucket) -> None:
+    """Learn that a bucket is updated."""
 
 
-@pytest.mark.parametrize("seen", [0, 7])
-def test_updates_equal_the_formula(seen: int) -> None:
-    parameters, buckets = make()
-    start = {name: one.detach().clone() for name, one in parameters.items()}
-    adamw = FlatAdamW(buckets, SETTINGS)
-    adamw.set_num_steps(seen)
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_updates_are_those_of_torch(kind: OptimizerKind) -> None:
+    parameters, buckets = make(kind)
+    copies = {name: nn.Parameter(one.detach().clone()) for name, one in parameters.items()}
+    groups = [
+        {"params": [one], "weight_decay": 0.3 if one.dim() > 1 else 0.0} for one in copies.values()
+    ]
+    theirs = (
+        torch.optim.AdamW(groups, betas=(0.8, 0.9), eps=1e-3, fused=True)
+        if kind == "adamw"
+        else torch.optim.SGD(groups, momentum=0.7, fused=True)
+    )
+    ours = optimizer_of(buckets)
     for step, rate in enumerate(RATES):
-        put(buckets, gradients(parameters, step))
-        adamw.update(rate)
-    for name, expected in by_formula(start, seen).items():
-        torch.testing.assert_close(
-            parameters[name].detach(), expected, rtol=1e-12, atol=1e-13, msg=name
-        )
+        values = gradients(parameters, step)
+        put(buckets, values)
+        ours.update(rate, 0.5, ignore)
+        for name, one in copies.items():
+            one.grad = values[name] * 0.5
+        for group in theirs.param_groups:
+            group["lr"] = rate
+        theirs.step()
+    for name, one in parameters.items():
+        torch.testing.assert_close(one, copies[name], rtol=4e-16, atol=0, msg=name)
+        state = theirs.state[copies[name]]
+        for kept in STATE_KINDS[kind]:
+            slot = next(s for b in buckets for s in b.slots if s.spec.name == name)
+            flat = ours.state()[kept][slot.bucket.name][slot.start : slot.end].view(one.shape)
+            torch.testing.assert_close(
+                flat, state[kept if kind == "adamw" else "momentum_buffer"], rtol=4e-16, atol=0
+            )
     for bucket in buckets:
         assert not bucket.values[bucket.slots[-1].end :].any()
 
 
-def test_moments_lie_as_the_buckets_do() -> None:
+@pytest.mark.parametrize("seen", [0, 7])
+def test_the_bias_correction_counts_all_updates(seen: int) -> None:
     parameters, buckets = make()
-    adamw = FlatAdamW(buckets, SETTINGS)
-    values = gradients(parameters, 0)
-    put(buckets, values)
-    adamw.update(0.1)
-    assert tuple(adamw.moments) == STATE_KINDS
-    for index, bucket in enumerate(buckets):
-        for slot in bucket.slots:
-            g = values[slot.spec.name].reshape(-1)
-            part = slice(slot.start, slot.end)
-            torch.testing.assert_close(adamw.moments["exp_avg"][index][part], 0.2 * g)
-            torch.testing.assert_close(adamw.moments["exp_avg_sq"][index][part], 0.1 * g * g)
+    before = parameters["a"].detach().clone()
+    optimizer = optimizer_of(buckets)
+    optimizer.set_num_steps(seen)
+    put(buckets, gradients(parameters, 0))
+    optimizer.update(0.1, 1.0, ignore)
+    g, count = gradients(parameters, 0)["a"], seen + 1
+    mean, square = 0.2 * g / (1 - 0.8**count), 0.1 * g * g / (1 - 0.9**count)
+    expected = before - 0.1 * (mean / (square.sqrt() + 1e-3) + 0.3 * before)
+    torch.testing.assert_close(parameters["a"].detach(), expected, rtol=1e-12, atol=1e-13)
 
 
-def test_moments_are_filled_in_place_to_go_on_from_a_checkpoint() -> None:
-    parameters, buckets = make()
-    adamw = FlatAdamW(buckets, SETTINGS)
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_state_is_filled_in_place_to_go_on_from_a_checkpoint(kind: OptimizerKind) -> None:
+    parameters, buckets = make(kind)
+    optimizer = optimizer_of(buckets)
     for step in range(2):
         put(buckets, gradients(parameters, step))
-        adamw.update(RATES[step])
-    saved = [[one.clone() for one in adamw.moments[kind]] for kind in STATE_KINDS]
-    others, fresh = make()
+        optimizer.update(RATES[step], 1.0, ignore)
+    others, fresh = make(kind)
     for one, other in zip(parameters.values(), others.values(), strict=True):
         other.data.copy_(one.data)
-    resumed = FlatAdamW(fresh, SETTINGS)
-    for kind, tensors in zip(STATE_KINDS, saved, strict=True):
-        for mine, tensor in zip(resumed.moments[kind], tensors, strict=True):
-            mine.copy_(tensor)
+    resumed = optimizer_of(fresh)
+    assert tuple(resumed.state()) == STATE_KINDS[kind]
+    for kept, flats in optimizer.state().items():
+        for name, flat in flats.items():
+            resumed.state()[kept][name].copy_(flat)
     resumed.set_num_steps(2)
-    for optimizer, where in ((adamw, buckets), (resumed, fresh)):
+    for one, where in ((optimizer, buckets), (resumed, fresh)):
         put(where, gradients(parameters, 2))
-        optimizer.update(RATES[2])
+        one.update(RATES[2], 1.0, ignore)
     for one, other in zip(parameters.values(), others.values(), strict=True):
         assert torch.equal(one, other)
 
 
-def test_the_norm_counts_what_this_rank_counts() -> None:
-    parameters = {"a": matrix(300, 400), "b": matrix(2, 5, seed=2), "c": matrix(7, seed=3)}
-    buckets = by_hand(parameters, [["a", "b"], ["c"]], padding=3, counted={"b": False})
+def test_gradients_are_scaled_in_place_and_once() -> None:
+    parameters, buckets = make()
     values = gradients(parameters, 0)
     put(buckets, values)
+    optimizer_of(buckets).update(0.1, 0.25, ignore)
     for bucket in buckets:
-        bucket.gradients[-3:] = 1e9
-    expected = float(values["a"].square().sum() + values["c"].square().sum())
-    assert local_norm_squared(buckets) == pytest.approx(expected, rel=1e-12)
+        for slot in bucket.slots:
+            assert torch.equal(slot.gradient, values[slot.spec.name] * 0.25)
 
 
-def test_many_small_gradients_in_single_precision_beside_few_large_ones() -> None:
-    parameter = nn.Parameter(torch.zeros(1 << 22))
+def test_a_narrow_gradient_is_cast_before_it_is_scaled() -> None:
+    # 65504 x 2^-10 = 63.96875: in float16, where it is not cast first, factor and product round.
+    parameter = nn.Parameter(torch.zeros(6, dtype=torch.float16))
     (bucket,) = by_hand({"a": parameter}, [["a"]])
-    bucket.gradients.copy_(torch.randn(1 << 22, generator=torch.Generator().manual_seed(0)) * 1e-4)
-    bucket.gradients[:1000] = 100.0
+    bucket.plan = replace(bucket.plan, update="sgd")
+    precision = Precision(parameters="fp16", gradients="fp16", reduction="fp16", master="fp32")
+    settings = replace(SETTINGS, kind="sgd", weight_decay=0.0)
+    optimizer = optimizer_of([bucket], plan_of(optimizer=settings, precision=precision))
+    optimizer.start()
+    bucket.gradients.fill_(65504.0)
+    optimizer.update(1.0, 3e-5, ignore)
+    master = optimizer.state()[MASTER][bucket.name]
+    assert master.dtype == torch.float32
+    torch.testing.assert_close(master, torch.full((6,), -65504.0 * 3e-5), rtol=1e-6, atol=0.0)
+    assert torch.equal(parameter, master.half())
+    assert torch.equal(bucket.gradients, torch.full((6,), 65504.0, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("length", [1 << 20, (1 << 20) + 1, 3 << 20])
+def test_long_slices_are_cast_and_updated_in_pieces(length: int) -> None:
+    first = torch.linspace(-1, 1, length).bfloat16()
+    (bucket,) = by_hand({"a": nn.Parameter(first.clone())}, [["a"]], padding=3)
+    precision = Precision(parameters="bf16", gradients="bf16", reduction="bf16", master="fp32")
+    optimizer = optimizer_of([bucket], plan_of(optimizer=SETTINGS, precision=precision))
+    optimizer.start()
+    bucket.gradients.copy_(torch.linspace(1, -2, length + 3))
+    whole = nn.Parameter(first.float())
+    whole.grad = bucket.gradients[:length].float() * 0.5
+    theirs = torch.optim.AdamW([whole], betas=(0.8, 0.9), eps=1e-3, weight_decay=0.0, fused=True)
+    theirs.param_groups[0]["lr"] = 0.1
+    theirs.step()
+    optimizer.update(0.1, 0.5, ignore)
+    master = optimizer.state()[MASTER][bucket.name]
+    torch.testing.assert_close(master[:length], whole.detach(), rtol=1e-6, atol=1e-7)
+    assert torch.equal(bucket.values, master.bfloat16())
+
+
+def test_what_is_frozen_keeps_its_value_and_has_no_state_of_its_own() -> None:
+    parameters = {name: matrix(4, 3, seed=index) for index, name in enumerate("abcd")}
+    before = {name: one.detach().clone() for name, one in parameters.items()}
+    buckets = by_hand(parameters, [["a", "b", "c"], ["d"]], padding=1)
+    parameters["b"].requires_grad_(False)
+    parameters["d"].requires_grad_(False)
+    assert [part.place for part in parts_of(buckets[0])] == [slice(0, 12), slice(24, 36)]
+    optimizer = optimizer_of(buckets)
+    put(buckets, gradients(parameters, 0))
+    order: list[str] = []
+    optimizer.update(0.1, 1.0, lambda bucket: order.append(bucket.name))
+    assert order == ["bucket0"]
+    assert all([*flats] == ["bucket0"] for flats in optimizer.state().values())
+    for name, one in parameters.items():
+        assert torch.equal(one, before[name]) == (name in "bd")
+    for flats in optimizer.state().values():
+        assert not flats["bucket0"][12:24].any()
+
+
+@pytest.mark.parametrize("own", [slice(0, 19), slice(5, 24), slice(12, 14), slice(30, 40)])
+def test_the_norm_counts_what_this_rank_counts(own: slice) -> None:
+    parameters = {"a": matrix(3, 4), "b": matrix(2, 5, seed=2), "c": matrix(7, 2, seed=3)}
+    (bucket,) = by_hand(parameters, [["a", "b", "c"]], padding=4, counted={"b": False})
+    values = gradients(parameters, 0)
+    put([bucket], values)
+    whole = bucket.gradients.clone()
+    whole[12:22] = 0.0
+    whole[36:] = 0.0
+    bucket.own, bucket.gradient_slice = own, bucket.gradients[own]
+    expected = float(whole[own].square().sum())
+    assert local_norm_squared([bucket]) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_many_small_gradients_in_narrow_precision_beside_few_large_ones(dtype: torch.dtype) -> None:
+    parameter = nn.Parameter(torch.zeros(1 << 22, dtype=dtype))
+    (bucket,) = by_hand({"a": parameter}, [["a"]])
+    bucket.gradients.copy_(torch.randn(1 << 22, generator=torch.Generator().manual_seed(0)) * 1e-2)
+    bucket.gradients[:1000] = 300.0
     exact = float(bucket.gradients.double().square().sum())
     assert local_norm_squared([bucket]) == pytest.approx(exact, rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_what_is_not_finite_shows_in_the_norm(poison: float) -> None:
-    _, buckets = make()
-    buckets[1].gradients[0] = poison
+def test_what_is_not_finite_shows_in_the_norm(poison: float, dtype: torch.dtype) -> None:
+    parameters = {name: nn.Parameter(torch.ones(5, 2, dtype=dtype)) for name in "ab"}
+    buckets = by_hand(parameters, [["a"], ["b"]])
+    for bucket in buckets:
+        bucket.gradients.fill_(1.0)
+    assert local_norm_squared(buckets) == 20.0
+    buckets[1].gradients[3] = poison
     assert not math.isfinite(local_norm_squared(buckets))
 
 
-def test_gradients_are_scaled_in_place() -> None:
-    parameters, buckets = make()
-    values = gradients(parameters, 0)
-    put(buckets, values)
-    scale_gradients(buckets, 0.25)
-    for bucket in buckets:
-        for slot in bucket.slots:
-            assert torch.equal(slot.gradient, values[slot.spec.name] * 0.25)
+def test_the_orthogonal_factor_has_singular_values_near_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((6, 6), (5, 9), (9, 5)):
+        update = torch.randn(*shape, dtype=torch.float64, generator=generator)
+        u, sizes, v = torch.linalg.svd(update, full_matrices=False)
+        result = newton_schulz(update, 5)
+        assert result.shape == update.shape
+        # The polynomial acts on singular values; singular vectors stay.
+        inner = u.t() @ result @ v.t()
+        torch.testing.assert_close(inner, inner.diag().diag(), rtol=0, atol=1e-12)
+        assert 0.3 < float(inner.diag().min()) <= float(inner.diag().max()) < 1.3
+        assert float(sizes.max() / sizes.min()) > 1.5
+    assert not newton_schulz(torch.zeros(3, 4), 5).any()
+    assert newton_schulz(torch.ones(2, 3, dtype=torch.bfloat16), 1).dtype == torch.float32
+
+
+def plans(updates: str) -> list[Bucket]:
+    """Return buckets in the order of backward, updated by muon ("m") or adamw ("a")."""
+    found: list[Bucket] = []
+    for index, letter in enumerate(updates):
+        (bucket,) = by_hand({"a": matrix(2, 2)}, [["a"]])
+        update = "muon" if letter == "m" else "adamw"
+        bucket.plan = BucketPlan(
+            name=f"{letter}{index}", kind="whole", names=("a",), num_elements=4, update=update
+        )
+        found.append(bucket)
+    return found
+
+
+@pytest.mark.parametrize("updates", ["a", "m", "aaa", "amammmmmmma", "mmmmmmmmmm"])
+def test_each_bucket_is_updated_once_with_few_on_their_way(updates: str) -> None:
+    buckets = plans(updates)
+    jobs = [(kind, bucket.name) for kind, bucket in in_order(buckets)]
+    elements = [name for kind, name in jobs if kind == "elements"]
+    assert elements == [bucket.name for bucket in buckets if bucket.plan.update == "adamw"]
+    matrices = [bucket.name for bucket in buckets if bucket.plan.update == "muon"]
+    for kind in ("send", "orthogonalise", "apply"):
+        assert [name for found, name in jobs if found == kind] == matrices
+    on_the_way, waiting = 0, 0
+    for kind, name in jobs:
+        on_the_way += (kind == "send") - (kind == "apply")
+        waiting += (kind == "orthogonalise") - (kind == "apply")
+        assert 0 <= on_the_way <= IN_FLIGHT
+        assert 0 <= waiting <= RESULTS_IN_FLIGHT + 1
+        if kind == "send":
+            continue
+        before = [k for k, other in jobs[: jobs.index((kind, name))] if other == name]
+        expected = ("send", "orthogonalise", "apply")
+        assert kind == "elements" or before == [*expected[: expected.index(kind)]]
+
+
+class Watched(DeviceRest):
+    """Write down what is fetched and put."""
+
+    def __init__(self, log: list[str]) -> None:
+        """Write into `log`."""
+        super().__init__(CPU)
+        self.log = log
+
+    def fetch(self, keys: Sequence[str], *, read: bool = True) -> AtHand:
+        """Note a fetch."""
+        self.log.append(f"fetch {','.join(keys)}{'' if read else ' unread'}")
+        return AtHand(super().fetch(keys).wait())
+
+    def put(self, keys: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
+        """Note a put."""
+        super().put(keys, tensors)
+        self.log.append(f"put {','.join(keys)}")
+
+
+def test_what_comes_next_is_fetched_before_a_job_runs() -> None:
+    log: list[str] = []
+    rest = Watched(log)
+    for key in ("a", "b", "c"):
+        rest.add(key, 1, torch.float32)
+
+    def job(*keys: str, read: bool = True) -> Job:
+        return Job(
+            wants=[Tensors(rest=rest, keys=(key,), read=read) for key in keys],
+            run=lambda tensors: log.append(f"run {''.join(keys)} {len(tensors)}"),
+            done=lambda: log.append(f"done {''.join(keys)}"),
+        )
+
+    run_jobs([job("a", "b"), job(), job("c", read=False)])
+    assert log == [
+        *("fetch a", "fetch b"),
+        *("run ab 2", "put a", "put b", "done ab"),
+        "fetch c unread",
+        *("run  0", "done "),
+        *("run c 1", "put c", "done c"),
+    ]

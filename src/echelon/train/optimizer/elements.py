@@ -25,10 +25,10 @@ _BUSY = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slices:
-    """What one bucket's update reads and writes on this rank; all on one device but `values`.
+    """What one bucket's update reads and writes on this rank.
 
     `target` is what is updated: the master copy, or `values` themselves. `scratch` says that
-    `values` are memory to be filled, not the slice of parameters itself.
+    `values` are a buffer: where there is a master copy, all of it is written.
     """
 
     gradient: torch.Tensor

@@ -57,14 +57,10 @@ class Tensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Something to do with tensors that are fetched before it and put back after it.
-
-    `prepare` is called when they are on their way, `done` when they are on their way back.
-    """
+    """Something to do with tensors that are fetched before and put back after; `done` ends it."""
 
     wants: Sequence[Tensors]
     run: Callable[[list[torch.Tensor]], None]
-    prepare: Callable[[], None] | None = None
     done: Callable[[], None] | None = None
 
 
@@ -73,8 +69,6 @@ def run_jobs(jobs: Iterable[Job]) -> None:
     ahead: deque[tuple[Job, list[Fetched]]] = deque()
     for job in jobs:
         ahead.append((job, [one.rest.fetch(one.keys, read=one.read) for one in job.wants]))
-        if job.prepare is not None:
-            job.prepare()
         if len(ahead) > 1:
             _run(*ahead.popleft())
     for job, fetched in ahead:

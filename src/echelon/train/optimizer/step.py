@@ -21,7 +21,6 @@ from echelon.parallel.dtypes import TORCH_DTYPES
 from echelon.parallel.offload import Rest
 from echelon.train.optimizer.adamw import AdamW
 from echelon.train.optimizer.elements import Slices, update_elements
-from echelon.train.optimizer.host_copies import HostCopies
 from echelon.train.optimizer.jobs import Job, Tensors, in_order, run_jobs
 from echelon.train.optimizer.links import MuonLinks
 from echelon.train.optimizer.muon import Muon
@@ -54,10 +53,6 @@ class SliceOptimizer:
             exchange = muon_exchange(plan, stage_of_rank(plan, groups.rank))
             links = MuonLinks(group=groups.stage, exchange=exchange)
             self._muon = Muon(settings, links, matrices)
-        device = buckets[0].gradients.device
-        self._copies: HostCopies | None = None
-        if rest.pool != "device" and device.type == "cuda":
-            self._copies = HostCopies(buckets)
         for bucket in buckets:
             for kind in self._kinds(bucket):
                 rest.add(_key(bucket, kind), bucket.value_slice.numel(), self._dtype)
@@ -109,7 +104,6 @@ class SliceOptimizer:
             if kind == "elements":
                 yield Job(
                     wants=self._wants(bucket, STATE_KINDS[bucket.plan.update]),
-                    prepare=partial(self._prepare, bucket),
                     run=partial(self._elements, bucket, rate, factor),
                     done=partial(updated, bucket),
                 )
@@ -136,59 +130,46 @@ class SliceOptimizer:
             wants.append(Tensors(rest=bucket.rest, keys=(bucket.values_key,), read=read))
         return wants
 
-    def _prepare(self, bucket: Bucket) -> None:
-        if self._copies is not None:
-            self._copies.start(bucket, values=bucket.rest is None and not self._has_master)
-
     def _elements(
         self, bucket: Bucket, rate: float, factor: float, tensors: list[torch.Tensor]
     ) -> None:
-        """Update a bucket where its state is."""
         num_state = len(STATE_KINDS[bucket.plan.update])
-        state, others = tensors[:num_state], tensors[num_state:]
-        gradient, values = bucket.gradient_slice, bucket.value_slice
-        if self._copies is not None:
-            gradient, values = self._copies.wait(bucket)
-        if bucket.rest is not None:
-            values = others[-1]
-        target = others[0] if self._has_master else values.to(state[0].device)
+        target, values = self._target(bucket, tensors[num_state:])
         update_elements(
             self._rules[bucket.plan.update],
             Slices(
-                gradient=gradient,
+                gradient=bucket.gradient_slice,
                 values=values,
                 target=target,
-                state=state,
-                scratch=values is not bucket.value_slice,
+                state=tensors[:num_state],
+                scratch=bucket.rest is not None,
             ),
             self._parts[bucket.name],
             rate=rate,
             factor=factor,
             weight_decay=self._settings.weight_decay,
         )
-        if self._copies is not None:
-            self._copies.give_back(bucket, values=bucket.rest is None)
 
     def _send(self, bucket: Bucket, factor: float, tensors: list[torch.Tensor]) -> None:
-        """Update the momentum of a bucket of Muon, and send it, where the gradient is."""
-        momentum = tensors[0].to(bucket.gradient_slice.device)
+        (momentum,) = tensors
         self._muon.send_pieces(bucket, bucket.gradient_slice, momentum, factor)
-        if momentum is not tensors[0]:
-            tensors[0].copy_(momentum)
 
     def _orthogonalise(self, bucket: Bucket, tensors: list[torch.Tensor]) -> None:
         assert not tensors, "only messages are read"
         self._muon.orthogonalise(bucket)
 
     def _apply(self, bucket: Bucket, rate: float, tensors: list[torch.Tensor]) -> None:
-        """Update a bucket of Muon from the results, where the gradient is."""
-        values = bucket.value_slice if bucket.rest is None else tensors[-1]
-        resting = tensors[0] if self._has_master else values
-        target = resting.to(bucket.gradient_slice.device)
+        target, values = self._target(bucket, tensors)
         self._muon.apply(bucket, target, rate)
-        for other in (resting, values):
-            if other is not target:
-                other.copy_(target)
+        if target is not values:
+            values.copy_(target)
+
+    def _target(
+        self, bucket: Bucket, tensors: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what is updated (master copy or values) and the values, of what was fetched."""
+        values = bucket.value_slice if bucket.rest is None else tensors[-1]
+        return (tensors[0] if self._has_master else values), values
 
 
 def _key(bucket: Bucket, kind: str) -> str:
