@@ -16,6 +16,7 @@ from echelon.cost.transient import (
     MUON_IN_FLIGHT,
     held_at_most,
     most_whole_elements,
+    parameter_buffers,
 )
 from echelon.parallel import data
 from echelon.train.optimizer import jobs
@@ -143,6 +144,8 @@ def test_offload_buffers_are_pages_of_a_few_sets() -> None:
         offload_buffers=3, prefetch=2,
     )  # fmt: skip
     plan = zero_plan(3, dp_shard=2, zero=zero, precision=layouts.MIXED)
+    # Three units are gathered at a time, and two sets more are read meanwhile.
+    assert parameter_buffers(plan, 0) == 3 + 2
     largest = max(b.num_elements for b in plan_buckets(plan, stage_part(plan, 0))) // 2
     state, values = -(-largest * 4 // PAGE) * PAGE, -(-largest * 2 // PAGE) * PAGE
     found = bounds(plan)
@@ -154,6 +157,13 @@ def test_offload_buffers_are_pages_of_a_few_sets() -> None:
     host = replace(zero, optimizer_offload="host", parameter_offload="host")
     in_memory = replace(plan, layout=replace(plan.layout, zero=host))
     assert not any("buffers" in name for name, _ in bounds(in_memory))
+
+
+def test_a_unit_of_two_buckets_has_two_buffers() -> None:
+    zero = Zero(stage=3, accumulate="slices", parameter_offload="nvme")
+    assert parameter_buffers(zero_plan(3, dp_shard=2, zero=zero), 0) == 2 + 1
+    # Matrices are Muon's, norms AdamW's.
+    assert parameter_buffers(zero_plan(3, dp_shard=2, zero=zero, optimizer="muon"), 0) == 4 + 1
 
 
 def test_matrices_of_muon_are_those_of_a_few_buckets() -> None:

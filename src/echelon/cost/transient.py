@@ -52,7 +52,7 @@ def held_at_most(plan: Plan, stage: int) -> tuple[HeldTerm, ...]:
         _filling(plan, buckets),
         _copies(plan, buckets),
         _muon(plan, stage, buckets),
-        *_offload_buffers(plan, buckets),
+        *_offload_buffers(plan, stage, buckets),
     )
     return tuple(term for term in terms if term.bytes)
 
@@ -66,6 +66,26 @@ def most_whole_elements(plan: Plan, part: StagePart, buckets: Buckets) -> int:
     forward = _most_whole(plan, order, [(b.units, b.num_elements) for b in sliced])
     backward = [(b.backward_units, b.num_elements) for b in sliced if b.backward_units]
     return max(forward, _most_whole(plan, order[::-1], backward))
+
+
+def parameter_buffers(plan: Plan, stage: int) -> int:
+    """Return how many sets of offloaded parameters a rank reads at once.
+
+    A set is one bucket's slice. All that is gathered for the units in use and ahead must have its
+    buffer, or a gather would wait for itself (with Muon a unit is two buckets); `offload_buffers`
+    are those of the unit that is read meanwhile, and of the one in use.
+    """
+    part = stage_part(plan, stage)
+    order, ahead = stage_units(part), plan.layout.zero.prefetch
+    sliced = [bucket for bucket in plan_buckets(plan, part) if bucket.sliced]
+    most = max(
+        sum(
+            any(unit in bucket.units for unit in order[here : here + 1 + ahead])
+            for bucket in sliced
+        )
+        for here in range(len(order))
+    )
+    return most + plan.layout.zero.offload_buffers - 1
 
 
 def _most_whole(
@@ -158,7 +178,7 @@ def _muon(plan: Plan, stage: int, buckets: Buckets) -> HeldTerm:
     )
 
 
-def _offload_buffers(plan: Plan, buckets: Buckets) -> Iterator[HeldTerm]:
+def _offload_buffers(plan: Plan, stage: int, buckets: Buckets) -> Iterator[HeldTerm]:
     """Bound the sets that are read ahead of their use or wait to be written, in whole pages."""
     zero, precision = plan.layout.zero, plan.mathematics.precision
     master, size = DTYPE_BYTES[precision.master], DTYPE_BYTES[precision.parameters]
@@ -177,7 +197,7 @@ def _offload_buffers(plan: Plan, buckets: Buckets) -> Iterator[HeldTerm]:
         (
             zero.parameter_offload,
             "buffers of parameters",
-            zero.offload_buffers + zero.prefetch,
+            parameter_buffers(plan, stage),
             values,
         ),
     )
