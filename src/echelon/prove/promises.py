@@ -8,7 +8,6 @@ from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.bytes_held import bytes_held as planned_bytes_held
 from echelon.cost.bytes_sent import bytes_sent as planned_bytes_sent
-from echelon.cost.terms import HeldTerm
 from echelon.prove.checks import Check, Evidence
 from echelon.schedule.build import build_schedule
 
@@ -49,7 +48,7 @@ def bytes_held(evidence: Evidence) -> Iterator[Check]:
     """Compare the bytes of each kind that each rank holds after a step with `cost/`."""
     plan = evidence.plan
     for rank in range(plan.mesh.world_size):
-        wanted = {held_name(term): term.bytes for term in planned_bytes_held(plan, rank)}
+        wanted = bytes_by_term(plan, rank)
         for oracle in evidence.oracle:
             held = evidence.observed.reports(oracle.step)[rank].bytes_held
             if held is None:
@@ -66,9 +65,12 @@ def bytes_held(evidence: Evidence) -> Iterator[Check]:
                 )
 
 
-def held_name(term: HeldTerm) -> str:
-    """Return the name under which a rank says what it holds: with its pool, if not the device."""
-    return term.name if term.pool == "device" else f"{term.name} ({term.pool})"
+def bytes_by_term(plan: Plan, rank: int) -> dict[str, int]:
+    """Return the bytes of each kind that `rank` is to hold, wherever they rest."""
+    total: dict[str, int] = {}
+    for term in planned_bytes_held(plan, rank):
+        total[term.name] = total.get(term.name, 0) + term.bytes
+    return total
 
 
 def schedule_order(evidence: Evidence) -> Iterator[Check]:
