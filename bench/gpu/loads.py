@@ -1,0 +1,206 @@
+"""What is measured on a GPU: Llama-shaped models, frameworks and settings. No torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from echelon.core.model_shape import ModelShape
+from echelon.core.parameters import num_parameters
+from echelon.core.plan import Home
+
+Framework = Literal["plain", "transformers", "echelon"]
+
+STATE_BYTES = 20
+"""Per parameter: bf16 values and gradients, fp32 master, two moments, gradients as fp32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Give a model and the batch of one step: `sequences` of `length` tokens."""
+
+    name: str
+    shape: ModelShape
+    length: int
+    sequences: int
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of one step."""
+        return self.sequences * self.length
+
+    def likely_bytes(self, sequences: int) -> int:
+        """Return about what a step of so many sequences needs, nothing recomputed.
+
+        Per token and block 16 rows of the stream and 6 of the MLP in two bytes, which plain
+        PyTorch keeps for backward, and 14 bytes for each logit: an estimate, to choose a batch.
+        """
+        shape = self.shape
+        per_token = shape.layers * 2 * (16 * shape.hidden + 6 * shape.ffn) + 14 * shape.vocab
+        return STATE_BYTES * num_parameters(shape) + sequences * self.length * per_token
+
+    def fitting_sequences(self, memory_bytes: int) -> int:
+        """Return how many sequences fit, halved from the full batch; 0 where not even one does."""
+        sequences = self.sequences
+        while sequences and self.likely_bytes(sequences) > memory_bytes:
+            sequences //= 2
+        return sequences
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Name one way to train: a framework, eager or compiled, and for Echelon what ZeRO does."""
+
+    framework: Framework
+    compiled: bool = False
+    autocast: bool = False
+    zero_stage: Literal[0, 3] = 0
+    optimizer_home: Home = "none"
+    parameter_home: Home = "none"
+
+    @property
+    def label(self) -> str:
+        """Return what the table calls it."""
+        names = {"plain": "plain PyTorch", "transformers": "transformers Llama"}
+        parts = [names.get(self.framework, f"Echelon ZeRO-{self.zero_stage}")]
+        parts += ["autocast"] * self.autocast
+        homes = {"host": "host memory", "nvme": "files"}
+        if self.optimizer_home != "none":
+            parts.append(f"optimizer in {homes[self.optimizer_home]}")
+        if self.parameter_home != "none":
+            parts.append(f"parameters in {homes[self.parameter_home]}")
+        return ", ".join([*parts, "compiled" if self.compiled else "eager"])
+
+    @property
+    def offloads(self) -> bool:
+        """Return whether anything rests outside of the GPU."""
+        return (self.optimizer_home, self.parameter_home) != ("none", "none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Hold all that the process which measures one case must know; crosses as JSON."""
+
+    load: str
+    sequences: int
+    case: Case
+    device: Literal["cuda", "cpu"] = "cuda"
+    warmup: int = 3
+    steps: int = 5
+    repeats: int = 3
+    compile_backend: str = "inductor"
+    offload_dir: str = ""
+    learning_rate: float = 3e-4
+    weight_decay: float = 0.01
+    seed: int = 1234
+
+    def to_json(self) -> str:
+        """Return the settings as one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """Return the settings that `to_json` wrote."""
+        data: dict[str, Any] = json.loads(text)
+        return cls(**{**data, "case": Case(**data["case"])})
+
+
+def _llama(
+    name: str, *, hidden: int, ffn: int, layers: int, heads: int, kv_heads: int, **rest: int
+) -> ModelShape:
+    return ModelShape(
+        name=name,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=hidden // heads,
+        ffn=ffn,
+        vocab=rest.get("vocab", 32_000),
+        max_positions=rest.get("length", 2048),
+    )
+
+
+LOADS = {
+    load.name: load
+    for load in (
+        Load(
+            name="0.4b",
+            shape=_llama("0.4b", hidden=1024, ffn=2816, layers=24, heads=16, kv_heads=16),
+            length=2048,
+            sequences=16,
+        ),
+        Load(
+            name="1b",
+            shape=_llama("1b", hidden=2048, ffn=5632, layers=22, heads=32, kv_heads=4),
+            length=2048,
+            sequences=8,
+        ),
+        Load(
+            name="3b",
+            shape=_llama("3b", hidden=3072, ffn=8192, layers=28, heads=24, kv_heads=8),
+            length=2048,
+            sequences=4,
+        ),
+        Load(
+            name="tiny",
+            shape=_llama(
+                *("tiny",),
+                **{"hidden": 64, "ffn": 176, "layers": 2, "heads": 4, "kv_heads": 2},
+                **{"vocab": 512, "length": 64},
+            ),
+            length=64,
+            sequences=4,
+        ),
+    )
+}
+"""The first three are measured; "tiny" shows on any machine that the command works."""
+
+TRAINING = (
+    *(Case(framework="plain", compiled=compiled) for compiled in (False, True)),
+    *(Case(framework="plain", compiled=compiled, autocast=True) for compiled in (False, True)),
+    *(Case(framework="transformers", compiled=compiled) for compiled in (False, True)),
+    *(
+        Case(framework="echelon", zero_stage=stage, compiled=compiled)
+        for stage in (0, 3)
+        for compiled in (False, True)
+    ),
+)
+"""Side by side: bf16 parameters, activations and gradients, an fp32 master copy and AdamW."""
+
+OFFLOAD = (
+    Case(framework="echelon", zero_stage=3),
+    Case(framework="echelon", zero_stage=3, optimizer_home="host"),
+    Case(framework="echelon", zero_stage=3, optimizer_home="host", parameter_home="host"),
+    Case(framework="echelon", zero_stage=3, optimizer_home="nvme"),
+    Case(framework="echelon", zero_stage=3, optimizer_home="nvme", parameter_home="nvme"),
+)
+"""What rests where between uses, beside all of it on the GPU."""
+
+_PEAKS = (
+    # Dense bf16 FLOP/s with fp32 accumulation, from NVIDIA's data sheets; the first match counts.
+    ("b200", 2250e12),
+    ("h200|gh200", 989e12),
+    ("h100.*pcie", 756e12),
+    ("h100.*nvl", 835e12),
+    ("h100|h800", 989e12),
+    ("a100|a800", 312e12),
+    ("l40s", 362e12),
+    ("rtx pro 6000", 503e12),
+    ("rtx 5090", 209.5e12),
+    ("rtx 4090", 165.2e12),
+    ("rtx 3090", 71e12),
+    ("a10g", 70e12),
+    ("a10", 125e12),
+    ("l4", 121e12),
+)
+
+
+def peak_flops(device_name: str) -> float | None:
+    """Return the dense bf16 peak of a GPU in FLOP/s, None where it is not known."""
+    for pattern, peak in _PEAKS:
+        if re.search(rf"\b({pattern})\b", device_name.lower()):
+            return peak
+    return None

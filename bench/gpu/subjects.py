@@ -1,0 +1,219 @@
+"""One training step of every framework: the same model, batch, precision and optimizer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from bench.gpu.loads import LOADS, Load, Settings
+from bench.gpu.plain import HuggingFaceLoss, PlainLlama
+from echelon.core.cluster import Cluster, Device
+from echelon.core.event import NoEvents
+from echelon.core.mesh import Mesh
+from echelon.core.plan import Layout, Mathematics, Optimizer, Pipeline, Plan, Precision, Zero
+from echelon.models.batch import TokenBatch
+from echelon.parallel import kernels, narrow, vocabulary
+from echelon.parallel.recorder import Recorder
+from echelon.train.engine import TrainEngine
+
+Step = Callable[[], torch.Tensor | float]
+"""Take one optimizer step on the next batch; return its loss."""
+
+Batches = list[tuple[torch.Tensor, torch.Tensor]]
+
+NUM_BATCHES = 4
+_torch: Any = torch  # its stubs hide the foreach functions
+COMPILED_KERNELS: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (narrow, ("rms_norm", "rms_norm_backward", "swiglu_backward")),
+    (kernels, ("turn",)),
+    (vocabulary, ("_local_statistics", "_turn_to_gradient")),
+)
+"""Echelon's kernels that touch memory more than they compute; matrix products are left alone."""
+
+
+class MissingPackage(Exception):
+    """A framework is not installed here; the message names it."""
+
+
+def build(settings: Settings) -> tuple[Step, Callable[[], None]]:
+    """Return the step of a case on its device, and what gives back what it holds elsewhere."""
+    torch.manual_seed(settings.seed)
+    load = LOADS[settings.load]
+    batches = _batches(settings, load)
+    if settings.case.framework == "echelon":
+        return _echelon(settings, load, batches)
+    make = _plain if settings.case.framework == "plain" else _hugging_face
+    with torch.device(settings.device):
+        model = make(load)
+    return _torch_step(settings, model, batches), lambda: None
+
+
+def _batches(settings: Settings, load: Load) -> Batches:
+    """Return batches that recur, so that the loss falls."""
+    generator = torch.Generator().manual_seed(settings.seed)
+    size = (settings.sequences, load.length + 1)
+    rows = [
+        torch.randint(0, load.shape.vocab, size, generator=generator).to(settings.device)
+        for _ in range(NUM_BATCHES)
+    ]
+    return [(each[:, :-1].contiguous(), each[:, 1:].contiguous()) for each in rows]
+
+
+def _plain(load: Load) -> nn.Module:
+    return PlainLlama(load.shape, load.length)
+
+
+def _hugging_face(load: Load) -> nn.Module:
+    try:
+        from transformers import LlamaConfig, LlamaForCausalLM  # pyright: ignore
+    except ImportError as error:
+        raise MissingPackage("transformers is not installed") from error
+    shape = load.shape
+    config = LlamaConfig(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.ffn,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=load.length,
+        tie_word_embeddings=False,
+        use_cache=False,
+        attn_implementation="sdpa",
+        rms_norm_eps=shape.norm_eps,
+    )
+    return HuggingFaceLoss(LlamaForCausalLM(config).train())
+
+
+class MasterAdamW:
+    """Fused AdamW on an fp32 copy of bf16 parameters."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], settings: Settings) -> None:
+        """Copy the parameters."""
+        self._parameters = list(parameters)
+        self._masters = [nn.Parameter(p.detach().float()) for p in self._parameters]
+        self._adamw = _adamw(self._masters, settings)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update copies and parameters; drop the gradients."""
+        for master, parameter in zip(self._masters, self._parameters, strict=True):
+            assert parameter.grad is not None
+            master.grad = parameter.grad.float()
+            parameter.grad = None
+        self._adamw.step()
+        self._adamw.zero_grad(set_to_none=True)
+        _torch._foreach_copy_(self._parameters, self._masters)
+
+
+def _adamw(parameters: Iterable[nn.Parameter], settings: Settings) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        list(parameters),
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+
+
+def _torch_step(settings: Settings, model: nn.Module, batches: Batches) -> Step:
+    case = settings.case
+    if case.autocast:
+        adamw = _adamw(model.parameters(), settings)
+    else:
+        model = _as_bf16(model)
+        adamw = MasterAdamW(model.parameters(), settings)
+    forward: Callable[..., torch.Tensor] = model
+    if case.compiled:
+        forward = torch.compile(model, backend=settings.compile_backend)
+    order = itertools.cycle(batches)
+
+    def step() -> torch.Tensor:
+        tokens_BT, labels_BT = next(order)
+        with torch.autocast(settings.device, torch.bfloat16, enabled=case.autocast):
+            loss = forward(tokens_BT, labels_BT)
+        loss.backward()
+        adamw.step()
+        if case.autocast:
+            model.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def _as_bf16(model: nn.Module) -> nn.Module:
+    """Turn parameters to bf16, and nothing else: rotary tables stay in fp32."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    return model
+
+
+def gpu_plan(settings: Settings) -> Plan:
+    """Return the plan of one rank, with the machinery of the ZeRO stage at work."""
+    load, case = LOADS[settings.load], settings.case
+    return Plan(
+        name=f"gpu-{load.name}",
+        mathematics=Mathematics(
+            model=load.shape,
+            global_sequences=settings.sequences,
+            sequence_length=load.length,
+            seed=settings.seed,
+            precision=Precision(
+                parameters="bf16", gradients="bf16", reduction="bf16", master="fp32"
+            ),
+            optimizer=Optimizer(
+                learning_rate=settings.learning_rate,
+                beta2=0.999,
+                weight_decay=settings.weight_decay,
+                decay="all",
+                clip_norm=None,
+                schedule="constant",
+            ),
+        ),
+        layout=Layout(
+            mesh=Mesh(),
+            microbatch_sequences=settings.sequences,
+            pipeline=Pipeline(stages=(tuple(range(load.shape.layers)),)),
+            zero=Zero(
+                stage=case.zero_stage,
+                accumulate="slices" if case.zero_stage else "whole",
+                optimizer_offload=case.optimizer_home,
+                parameter_offload=case.parameter_home,
+                offload_dir=settings.offload_dir,
+            ),
+        ),
+        cluster=Cluster(
+            name="one-device",
+            device=Device(name=settings.device, memory_bytes=2**40, memory_bandwidth=1e12),
+            devices_per_node=1,
+            nodes=1,
+            links=(),
+        ),
+    )
+
+
+def _echelon(settings: Settings, load: Load, batches: Batches) -> tuple[Step, Callable[[], None]]:
+    if settings.case.compiled:
+        compile_kernels(settings.compile_backend)
+    device = torch.device(settings.device)
+    engine = TrainEngine(gpu_plan(settings), Recorder(0, NoEvents()), device)
+    ids = torch.arange(settings.sequences, device=device)
+    ready = [TokenBatch.from_rows(tokens, labels, ids) for tokens, labels in batches]
+    order = itertools.cycle(ready)
+    numbers = itertools.count()
+
+    def step() -> float:
+        return engine.step([next(order)], next(numbers)).loss
+
+    return step, engine.close
+
+
+def compile_kernels(backend: str) -> None:
+    """Put what torch.compile makes of Echelon's pointwise kernels in their place."""
+    for module, names in COMPILED_KERNELS:
+        for name in names:
+            compiled = torch.compile(getattr(module, name), backend=backend, dynamic=False)
+            setattr(module, name, compiled)
