@@ -84,7 +84,10 @@ def test_no_torch_is_imported_by(code: str) -> None:
 
 
 def test_the_exported_names_are_these() -> None:
-    assert echelon.__all__ == ["EchelonError", "Plan", "__version__", "plan", "prove", "train"]
+    assert echelon.__all__ == [
+        *("EchelonError", "Plan", "__version__"),
+        *("import_run", "plan", "prove", "train"),
+    ]
 
 
 def test_rule_ids_are_unique() -> None:

@@ -17,15 +17,20 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from echelon.api import plan, prove, train
+    from echelon.api import import_run, plan, prove, train
     from echelon.core.errors import EchelonError
     from echelon.core.plan import Plan
 
 __version__ = "0.1.0"
 
-__all__ = ["EchelonError", "Plan", "__version__", "plan", "prove", "train"]
+__all__ = ["EchelonError", "Plan", "__version__", "import_run", "plan", "prove", "train"]
 
-_HOMES = {"EchelonError": "echelon.core.errors", "Plan": "echelon.core.plan", "plan": "echelon.api"}
+_HOMES = {
+    "EchelonError": "echelon.core.errors",
+    "Plan": "echelon.core.plan",
+    "import_run": "echelon.api",
+    "plan": "echelon.api",
+}
 _VERBS = ("prove", "train")
 
 

@@ -4,8 +4,9 @@ Each raises the errors of `echelon.core.errors`, and returns a value instead of 
 command line calls these; so may any program.
 """
 
+from echelon.api.importing import ImportedRun, import_run
 from echelon.api.planning import plan
 from echelon.api.proving import prove
 from echelon.api.training import TrainResult, train
 
-__all__ = ["TrainResult", "plan", "prove", "train"]
+__all__ = ["ImportedRun", "TrainResult", "import_run", "plan", "prove", "train"]

@@ -10,8 +10,6 @@ from cyclopts import Parameter
 
 from echelon.cli.flags import Json
 from echelon.cli.output import note, print_json
-from echelon.core.errors import ConfigError
-from echelon.core.rulebook.command_line import CANNOT_WRITE, NEVER_OVERWRITE
 
 SHOWN = {
     "cluster": ("preset",),
@@ -39,10 +37,11 @@ def init(
 ) -> int:
     """Write a run.toml that builds on a preset; a file that exists is left as it is."""
     from echelon.config.load import load_job
+    from echelon.config.new_file import write_new
 
     job = load_job(preset)
     values = {row.key: (row.value, row.source) for row in job.sources}
-    _write(file, "\n".join(_lines(file, preset, values)) + "\n")
+    write_new(file, "\n".join(_lines(file, preset, values)) + "\n")
     if json:
         print_json("init", {"file": str(file), "preset": preset})
     else:
@@ -78,28 +77,3 @@ def _lines(file: Path, preset: str, values: Mapping[str, tuple[str, str]]) -> It
                 value = toml_text(setting.default)
             line = f"# {name} = {value}"
             yield f"{line:<34}# {setting.about}"
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        with file.open("x", encoding="utf-8") as stream:
-            stream.write(text)
-    except FileExistsError:
-        problem = NEVER_OVERWRITE.problem(
-            f"{file} exists and is left as it is", key="FILE", works=[_free_name(file)]
-        )
-        raise ConfigError(problem) from None
-    except OSError as error:
-        problem = CANNOT_WRITE.problem(f"{file} cannot be written: {error.strerror}", key="FILE")
-        raise ConfigError(problem) from error
-
-
-def _free_name(file: Path) -> Path:
-    # A folder is taken too, but it is no file: the name of a run file goes into it.
-    taken = file / "run.toml" if file.is_dir() else file
-    if not taken.exists():
-        return taken
-    number = 2
-    while (free := taken.with_stem(f"{taken.stem}-{number}")).exists():
-        number += 1
-    return free

@@ -1,0 +1,82 @@
+"""Rules about configurations of other tools: what is read, mapped, or refused by name."""
+
+from __future__ import annotations
+
+from echelon.core.rules import Rule
+
+IMPORT_KIND = Rule(
+    id="import-kind",
+    why="""
+    Three kinds of files are imported: a DeepSpeed JSON, an Accelerate YAML, and the command line of
+    Megatron-LM. The kind is told from the content; where it cannot be, --kind says it. What belongs
+    to another tool, or to another way of training in the same tool, is refused as a whole.
+    """,
+    bad="echelon import trainer.py",
+    fixed="echelon import ds_config.json --kind deepspeed",
+)
+
+IMPORT_SYNTAX = Rule(
+    id="import-syntax",
+    why="""
+    The file must be what its kind says: JSON, YAML, or one command with its flags written out. A
+    key that stands there twice is refused, because the parsers of the tools do not agree on which
+    of the two counts.
+    """,
+    bad='{"train_batch_size": 8, "train_batch_size": 16}',
+    fixed='{"train_batch_size": 16}',
+)
+
+IMPORT_UNKNOWN_KEY = Rule(
+    id="import-unknown-key",
+    why="""
+    Every key of the file is mapped, or known to be without need here, or refused. A key that the
+    tool itself does not have is a misspelt one, and a setting that is silently dropped is another
+    run. The message names the nearest key that there is.
+    """,
+    bad='{"zero_optimization": {"stage": 2, "reduce_bucket_sise": 5e8}}',
+    fixed='{"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8}}',
+)
+
+IMPORT_NOT_HONOURED = Rule(
+    id="import-not-honoured",
+    why="""
+    The key exists in the tool, and its value asks for something that is not done here. Leaving it
+    out silently would train something else, or train it at another cost, so it is refused by name
+    with the reason. The message lists the values that mean what is done here.
+    """,
+    bad='{"zero_optimization": {"stage": 3, "zero_quantized_weights": true}}',
+    fixed='{"zero_optimization": {"stage": 3}}',
+)
+
+IMPORT_AUTO = Rule(
+    id="import-auto",
+    why="""
+    "auto" is no value of DeepSpeed: the integration of Hugging Face fills it in from the arguments
+    of its trainer and the width of the model. Where those have a counterpart here it is resolved,
+    and the table says how; elsewhere the file has to say the value.
+    """,
+    bad='{"zero_optimization": {"stage": "auto"}}',
+    fixed='{"zero_optimization": {"stage": 2}}',
+)
+
+IMPORT_CONFLICT = Rule(
+    id="import-conflict",
+    why="""
+    Two keys of the file, or a key and a flag, cannot both hold: three sizes of a batch whose
+    product does not fit, fp16 together with bf16, two folders for the files of one offload. None of
+    them is preferred.
+    """,
+    bad='{"fp16": {"enabled": true}, "bf16": {"enabled": true}}',
+    fixed='{"bf16": {"enabled": true}}',
+)
+
+IMPORT_RANKS = Rule(
+    id="import-ranks",
+    why="""
+    The degree of data parallelism is no setting of these tools: it is the number of processes
+    that their launcher starts, divided by the degrees of all other axes. The number must be known
+    (from the file, or from --ranks) and be divisible by them.
+    """,
+    bad="echelon import train.sh --kind megatron --ranks 48     # tp 8 x pp 4 = 32",
+    fixed="echelon import train.sh --kind megatron --ranks 64     # data parallel: 64 / 32 = 2",
+)
