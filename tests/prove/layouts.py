@@ -6,12 +6,39 @@ from dataclasses import replace
 from typing import Any
 
 from echelon.core.plan import Plan
-from echelon.prove.matrix import Case, plan_of
+from echelon.prove.cases import Case
+
+Changes = dict[str, Any]
+
+BF16: Changes = {"parameters": "bf16"}
+"""bfloat16 parameters with a float32 master copy; gradients add up and are summed in float32."""
+
+BF16_SUMS: Changes = {"parameters": "bf16", "gradients": "bf16", "reduction": "bf16"}
+"""The same, with gradients in bfloat16 on the rank and on the wire."""
+
+FP16: Changes = {
+    "parameters": "fp16",
+    "gradients": "fp16",
+    "reduction": "fp16",
+    "loss_scaling": "dynamic",
+}
+"""float16 throughout, but for a float32 master copy, with a loss scale that follows overflows."""
 
 
-def layout(*, model: dict[str, Any] | None = None, **chosen: Any) -> Plan:
-    """Return a Llama-like plan: untied, 1F1B, three microbatches, but for what is chosen."""
-    defaults: dict[str, Any] = {
+def layout(
+    *,
+    model: Changes | None = None,
+    optimizer: Changes | None = None,
+    precision: Changes | None = None,
+    zero: Changes | None = None,
+    mesh: Changes | None = None,
+    **chosen: Any,
+) -> Plan:
+    """Return a Llama-like plan: untied, 1F1B, three microbatches, but for what is chosen.
+
+    Where `zero` is given, data ranks are shards; `mesh` says otherwise.
+    """
+    defaults: Changes = {
         "dp": 1,
         "tp": 1,
         "pp": 1,
@@ -22,7 +49,7 @@ def layout(*, model: dict[str, Any] | None = None, **chosen: Any) -> Plan:
         "accumulation": 3,
         "recompute": "none",
     }
-    plan = plan_of(Case(**{**defaults, **chosen}))
+    plan = Case(**{**defaults, **chosen}).plan()
     tp = plan.mesh.tp
     shape = replace(
         plan.model,
@@ -45,12 +72,18 @@ def layout(*, model: dict[str, Any] | None = None, **chosen: Any) -> Plan:
             **(model or {}),
         },
     )
-    optimizer = replace(plan.mathematics.optimizer, clip_norm=1.0, warmup_steps=10)
+    rules: Changes = {"clip_norm": 1.0, "warmup_steps": 10, **(optimizer or {})}
     mathematics = replace(
         plan.mathematics,
         model=shape,
-        optimizer=optimizer,
+        optimizer=replace(plan.mathematics.optimizer, **rules),
+        precision=replace(plan.mathematics.precision, **(precision or {})),
         seed=0,
-        global_sequences=plan.mathematics.global_sequences,
     )
-    return replace(plan, mathematics=mathematics)
+    shards: Changes = {} if zero is None else {"dp_replicate": 1, "dp_shard": plan.mesh.dp}
+    placed = replace(
+        plan.layout,
+        mesh=replace(plan.mesh, **{**shards, **(mesh or {})}),
+        zero=replace(plan.layout.zero, **(zero or {})),
+    )
+    return replace(plan, mathematics=mathematics, layout=placed)

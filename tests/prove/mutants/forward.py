@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from echelon.parallel import apply, weights
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.train import engine, subject
-from echelon.train.optimizer import FlatAdamW
+from echelon.train.optimizer import SliceOptimizer
 from tests.prove.mutants.planting import mutant
 
 
@@ -147,14 +148,14 @@ def same_data_on_every_replica(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 @mutant
 def decay_applied_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Decay weights once outside of the optimizer as well."""
-    init = FlatAdamW.__init__
+    init = SliceOptimizer.__init__
 
-    def doubled(self: Any, buckets: Any, settings: Any) -> None:
-        init(self, buckets, settings)
-        for group in self._adamw.param_groups:
-            group["weight_decay"] *= 2
+    def doubled(self: SliceOptimizer, buckets: Any, plan: Plan, **rest: Any) -> None:
+        init(self, buckets, plan, **rest)
+        settings = plan.mathematics.optimizer
+        self._settings = replace(settings, weight_decay=2 * settings.weight_decay)
 
-    patch.setattr(FlatAdamW, "__init__", doubled)
+    patch.setattr(SliceOptimizer, "__init__", doubled)
 
 
 @mutant

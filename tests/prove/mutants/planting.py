@@ -34,9 +34,14 @@ class MutantSubject:
         """Return the parameters."""
         return self._subject.parameters()
 
+    def masters(self) -> Mapping[str, Sequence[Shard]]:
+        """Return the values that the optimizer updates."""
+        return self._subject.masters()
+
     def close(self) -> None:
-        """Take the bug out."""
+        """Take the bug out, and give back what the engine holds."""
         self._patch.undo()
+        self._subject.close()
 
 
 def mutant(plant: Plant) -> Factory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ from echelon.models.batch import TokenBatch
 from echelon.parallel import data
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.collectives import Group, Pending
+from echelon.parallel.data import GradientReduction
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.tensor import RowLinear
 from echelon.train import engine
-from echelon.train.engine import TrainEngine
+from echelon.train.engine import StepResult, TrainEngine
 from tests.prove.mutants.planting import mutant
 
 
@@ -86,56 +89,61 @@ def local_token_count(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 @mutant
 def missing_all_reduce(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Leave the second bucket unreduced."""
-    start = data._start
+    first_hop = GradientReduction._first_hop
 
-    def skip(bucket: Bucket, group: Group) -> Pending:
-        return Pending(None) if bucket.name == "bucket1" else start(bucket, group)
+    def skip(self: GradientReduction, bucket: Bucket, hops: list[Group]) -> data._Flight:
+        if bucket.name != "bucket1":
+            return first_hop(self, bucket, hops)
+        return data._Flight(bucket, Pending(), bucket.gradients, bucket.gradients, hops, add=False)
 
-    patch.setattr(data, "_start", skip)
+    patch.setattr(GradientReduction, "_first_hop", skip)
 
 
 @mutant
 def doubled_all_reduce(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Reduce every bucket twice."""
-    start = data._start
+    first_hop = GradientReduction._first_hop
 
-    def twice(bucket: Bucket, group: Group) -> Pending:
-        start(bucket, group).wait()
-        return start(bucket, group)
+    def twice(self: GradientReduction, bucket: Bucket, hops: list[Group]) -> data._Flight:
+        first_hop(self, bucket, hops).pending.wait()
+        return first_hop(self, bucket, hops)
 
-    patch.setattr(data, "_start", twice)
+    patch.setattr(GradientReduction, "_first_hop", twice)
 
 
 @mutant
 def averaged_all_reduce(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Average over data ranks what is divided by the tokens of all of them already."""
-    start = data._start
+    first_hop = GradientReduction._first_hop
 
-    def average(bucket: Bucket, group: Group) -> Pending:
-        bucket.gradients.div_(group.size)
-        return start(bucket, group)
+    def average(self: GradientReduction, bucket: Bucket, hops: list[Group]) -> data._Flight:
+        bucket.gradients.div_(self._data.size)
+        return first_hop(self, bucket, hops)
 
-    patch.setattr(data, "_start", average)
+    patch.setattr(GradientReduction, "_first_hop", average)
 
 
 @mutant
 def wrong_group(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Sum gradients over the tensor ranks instead of the data ranks."""
-    groups: list[Group] = []
-    init = TrainEngine.__init__
-    start = data._start
+    init = GradientReduction.__init__
 
-    def remember(self: TrainEngine, *args: Any) -> None:
-        init(self, *args)
-        groups.append(self.groups.tensor)
+    def over_tensor(self: GradientReduction, plan: Plan, groups: RankGroups) -> None:
+        init(self, plan, groups)
+        self._data = groups.tensor
 
-    patch.setattr(TrainEngine, "__init__", remember)
-    patch.setattr(data, "_start", lambda bucket, group: start(bucket, groups[0]))
+    patch.setattr(GradientReduction, "__init__", over_tensor)
 
 
 def _drop_sums_over(patch: pytest.MonkeyPatch, axis: str) -> None:
-    groups = data._groups
-    patch.setattr(data, "_groups", lambda bucket: [g for g in groups(bucket) if g.axis != axis])
+    init = GradientReduction.__init__
+
+    def without(self: GradientReduction, plan: Plan, groups: RankGroups) -> None:
+        init(self, plan, groups)
+        for kind, hops in self._hops.items():
+            self._hops[kind] = [group for group in hops if group.axis != axis]
+
+    patch.setattr(GradientReduction, "__init__", without)
 
 
 @mutant
@@ -232,11 +240,10 @@ def stage_norm(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 @mutant
 def clip_by_local_norm(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Clip by the norm of what this rank holds; the reported norm is right."""
-    scale = engine.scale_gradients
-    clip = plan.mathematics.optimizer.clip_norm
+    update = TrainEngine._update
 
-    def local(buckets: Sequence[Bucket], factor: float) -> None:
-        assert clip is not None
-        scale(buckets, clip / engine.local_norm_squared(buckets) ** 0.5)
+    def local(self: TrainEngine, report: StepResult) -> None:
+        norm = engine.local_norm_squared(self.model.buckets) ** 0.5
+        update(self, replace(report, grad_norm=norm))
 
-    patch.setattr(engine, "scale_gradients", local)
+    patch.setattr(TrainEngine, "_update", local)
