@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from echelon.core.event import NoEvents
-from echelon.core.plan import Plan
+from echelon.core.plan import Plan, Zero
 from echelon.launch.context import RankContext
 from echelon.launch.pool import RankPool
 from echelon.parallel.recorder import Recorder
@@ -31,15 +31,15 @@ def pass_through(context: RankContext, argument: Any) -> None:
     """Load a checkpoint where there is one, else make up a state, and save it."""
     plan = Plan.from_json(argument["plan"])
     engine = TrainEngine(plan, Recorder(context.rank, NoEvents()), context.device)
-    moments = {f"optimizer.{kind}": shards for kind, shards in engine.moments().items()}
-    held = {"parameters": engine.parameters(), **moments}
+    state = {f"optimizer.{kind}": shards for kind, shards in engine.state().items()}
+    held = {"parameters": engine.parameters(), **state}
     exchange = Exchange(engine.groups.world)
     identity = RunIdentity.of(plan, "bytes")
     if argument["source"]:
         path = Path(argument["source"])
         load_checkpoint(path, wanted=held, identity=identity, exchange=exchange)
     else:
-        for shards in moments.values():
+        for shards in state.values():
             for pieces in shards.values():
                 for shard in pieces:
                     # A value of its own for every element, whatever holds it.
@@ -54,7 +54,7 @@ def pass_through(context: RankContext, argument: Any) -> None:
 
 
 def _plan(layout: dict[str, Any], model: Any) -> Plan:
-    ranks = layout.get("dp", 1)
+    ranks = layout.get("dp", 1) * layout.get("dp_shard", 1)
     return plan_of(model=model, dtype="fp32", microbatches=SEQUENCES // ranks, **layout)
 
 
@@ -94,6 +94,8 @@ def test_a_state_goes_through_every_layout_unchanged(
         {"pp": 4},
         {"tp": 4 if model.kv_heads % 4 == 0 else 2, "bucket_bytes": 256},
         {},
+        {"dp_shard": 2, "tp": 2, "zero": Zero(stage=3, accumulate="slices")},
+        {"dp": 2, "dp_shard": 2, "zero": Zero(stage=1)},
         {"dp": 4},
     ]
     source, first = "", None
