@@ -16,7 +16,12 @@ WRONG = ["--subject", "tests.cli.wrong_subject:build"]
 def test_a_plan_is_proven(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", "nano", *SPLIT]) == 0
     output = capsys.readouterr()
-    assert all(claim.statement in output.out for claim in CLAIMS)
+    shown = {claim.statement for claim in CLAIMS if claim.statement in output.out}
+    # Only what is about master copies is left out of a plan that has none.
+    assert {claim.statement for claim in CLAIMS} - shown == {
+        "every update is the formula's, of the gradients that the ranks hold",
+        "parameters are the rounding of their master copies",
+    }
     assert "FAILS" not in output.out
     assert output.out.endswith("\nproven\n")
     assert output.err == "proving nano on 2 ranks beside one process ...\n"
@@ -57,3 +62,15 @@ def test_a_model_that_cannot_be_trained_yet_is_refused(
 ) -> None:
     assert main(["prove", "mixtral-8x7b"]) == 2
     assert capsys.readouterr().err.startswith("error[not-built-yet]")
+
+
+def test_a_claim_that_one_precision_has_no_use_for_has_no_entry_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mixed = ["--set", "precision.parameters=bf16", "--set", "precision.gradients=bf16"]
+    assert main(["prove", "nano", *mixed]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    (masters,) = [row for row in rows if row.startswith("parameters are the rounding")]
+    assert masters.split()[-2:] == ["-", "equal"]
+    (held,) = [row for row in rows if row.startswith("bytes held")]
+    assert held.split()[-2:] == ["equal", "equal"]

@@ -74,7 +74,9 @@ GROUPS = (
 )
 
 
-def group_members(context: RankContext, argument: tuple[Mesh, Wanted]) -> dict[str, tuple[int, ...]]:
+def group_members(
+    context: RankContext, argument: tuple[Mesh, Wanted]
+) -> dict[str, tuple[int, ...]]:
     """Return the ranks of each group of this rank, and check that each one works."""
     mesh, wanted = argument
     recorder = Recorder(context.rank, NoEvents())

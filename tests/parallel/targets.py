@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from echelon.core.event import Event, EventList
+from echelon.core.event import Event, EventList, NoEvents
 from echelon.core.mesh import Mesh
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
@@ -20,8 +20,8 @@ from echelon.parallel.device_mesh import RankGroups, Wanted, rank_groups
 from echelon.parallel.rank_model import RankModel
 from echelon.parallel.recorder import Recorder
 from echelon.parallel.shards import Shard
-from echelon.parallel.storage import has_memory
 from echelon.parallel.weights import bucket_shards
+from echelon.parallel.storage import Stock
 from echelon.train.engine import StepResult, TrainEngine
 from echelon.train.live import held_bytes
 from echelon.train.subject import rank_batches
@@ -333,8 +333,10 @@ def watch_whole(engine: TrainEngine) -> list[tuple[int, int]]:
     buckets = engine.model.buckets
 
     def note(*_: Any, **__: Any) -> None:
-        values = [bucket for bucket in buckets if bucket.plan.sliced and has_memory(bucket.values)]
-        gradients = [bucket for bucket in buckets if has_memory(bucket.gradients)]
+        values = [
+            bucket for bucket in buckets if bucket.plan.sliced and bucket.values_memory.present
+        ]
+        gradients = [bucket for bucket in buckets if bucket.gradients_memory.present]
         seen.append((len(values), len(gradients)))
 
     def after(owner: Any, name: str) -> None:
@@ -365,3 +367,33 @@ def watch_in_flight(engine: TrainEngine) -> list[int]:
 
     executor._forward = note
     return peaks
+
+
+def spoil_freed(context: RankContext, plan: Plan) -> tuple[list[int], list[float]]:
+    """Take steps in which memory that is given back is filled with NaN; return pieces and losses.
+
+    `pieces` is how many pieces of memory the stocks of the rank had made after each step.
+    """
+    stocks: list[Stock] = []
+    init, take_back = Stock.__init__, Stock.take_back
+
+    def noted(stock: Stock, device: torch.device) -> None:
+        init(stock, device)
+        stocks.append(stock)
+
+    def spoiled(stock: Stock, piece: torch.Tensor) -> None:
+        piece.fill_(0xFF)  # NaN in every dtype of a parameter
+        take_back(stock, piece)
+
+    Stock.__init__, Stock.take_back = noted, spoiled
+    try:
+        engine = TrainEngine(plan, Recorder(context.rank, NoEvents()), context.device)
+        pieces: list[int] = []
+        losses: list[float] = []
+        for step in range(3):
+            batches = rank_batches(plan, make_rows(plan, step), engine.data_rank, step)
+            losses.append(engine.step(batches, step).loss)
+            pieces.append(sum(stock.num_pieces for stock in stocks))
+        return pieces, losses
+    finally:
+        Stock.__init__, Stock.take_back = init, take_back

@@ -85,9 +85,7 @@ def test_a_tied_embedding_stays_whole_from_its_lookup_to_the_loss(rank_pool: Ran
         (Zero(stage=3, accumulate="slices"), 3),
     ],
 )
-def test_whole_gradients_exist_bucket_by_bucket(
-    rank_pool: RankPool, zero: Zero, most: int
-) -> None:
+def test_whole_gradients_exist_bucket_by_bucket(rank_pool: RankPool, zero: Zero, most: int) -> None:
     plan = plan_of(dp_shard=2, zero=zero, microbatches=2, bucket_bytes=2000)
     assert len(plan_buckets(plan, stage_part(plan, 0))) > most
     for rank in train(rank_pool, plan):

@@ -60,10 +60,22 @@ def prove(
 
 
 def proof_text(proof: Proof) -> str:
-    """Return the claims as a table, one column of errors for each precision."""
+    """Return the claims as a table, one column of errors for each precision.
+
+    A claim that one precision has no use for (a master copy where nothing is rounded) has no entry
+    there.
+    """
+    by_pass = [{claim.statement: claim for claim in one.claims} for one in proof.passes]
+    every: dict[str, ClaimResult] = {}
+    for claims in sorted(by_pass, key=len, reverse=True):
+        every |= {text: claim for text, claim in claims.items() if text not in every}
     rows = [
-        (first.statement, first.compared, *(_outcome(claim) for claim in (first, *others)))
-        for first, *others in zip(*(one.claims for one in proof.passes), strict=True)
+        (
+            statement,
+            claim.compared,
+            *(_outcome(claims[statement]) if statement in claims else "-" for claims in by_pass),
+        )
+        for statement, claim in every.items()
     ]
     model = proof.shrunk_plan.model
     head = (

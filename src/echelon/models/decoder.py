@@ -199,4 +199,6 @@ def entered(x_ND: torch.Tensor | None) -> torch.Tensor:
 
 def linear(inner: int, out: int, bias: bool) -> nn.Linear:
     """Return a linear layer whose values are set later (see `models/initial.py`)."""
-    return cast(nn.Linear, nn.utils.skip_init(nn.Linear, inner, out, bias=bias))
+    # `skip_init` would make real memory on the meta device too, were it not told.
+    device = torch.get_default_device()
+    return cast(nn.Linear, nn.utils.skip_init(nn.Linear, inner, out, bias=bias, device=device))

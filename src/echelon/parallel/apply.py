@@ -47,7 +47,7 @@ def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankMode
         )
     stage.run_block = block_runner(plan.layout.recompute)
     rest = parameter_rest(plan, groups.rank, device)
-    rule = bucket_rule(plan, part, specs, groups, rest)
+    rule = bucket_rule(plan, part, specs, groups, rest, device)
     like = torch.empty(0, dtype=TORCH_DTYPES[plan.mathematics.precision.parameters], device=device)
     buckets = make_buckets(dict(stage.named_parameters()), specs, rule, like)
     install(stage, buckets)

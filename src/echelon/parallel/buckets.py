@@ -24,7 +24,7 @@ from echelon.core.plan import Optimizer
 from echelon.cost.buckets import BucketPlan, segment_order
 from echelon.cost.updates import decays
 from echelon.parallel.offload import Rest
-from echelon.parallel.storage import release
+from echelon.parallel.storage import LentMemory, Memory, OwnMemory, Stock
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Slot:
 class Bucket:
     """Hold one flat run of parameters and of their gradients.
 
-    `values` and `gradients` are whole; either may be without memory. `own` is the range that this
+    `values` and `gradients` are whole; the memory of either may be away. `own` is the range that this
     rank updates (everything, where nothing is cut); `value_slice` and `gradient_slice` hold it:
     views of the whole, or tensors of their own where the whole does not last. `rest` is where a
     slice of parameters rests that is not on the device, under the key `values_key`; `value_slice`
@@ -61,6 +61,8 @@ class Bucket:
     plan: BucketPlan
     values: torch.Tensor
     gradients: torch.Tensor
+    values_memory: Memory
+    gradients_memory: Memory
     own: slice
     value_slice: torch.Tensor
     gradient_slice: torch.Tensor
@@ -97,6 +99,21 @@ class Bucket:
                 ranges.append(slice(slot.start, slot.end))
         return ranges
 
+    def value_rows(self, part: slice, like: torch.Tensor) -> torch.Tensor:
+        """Return parameters that lie side by side as one matrix, whose rows are those of `like`.
+
+        The view lasts; it is made while the memory is there.
+        """
+        view = self.values[part].view(-1, *like.shape[1:])
+        self.values_memory.add_view(view)
+        return view
+
+    def gradient_rows(self, part: slice, like: torch.Tensor) -> torch.Tensor:
+        """Return the gradients of parameters that lie side by side as one matrix."""
+        view = self.gradients[part].view(-1, *like.shape[1:])
+        self.gradients_memory.add_view(view)
+        return view
+
     def within_own(self, part: slice) -> slice:
         """Return where in this rank's slice a range of the bucket lies (maybe empty)."""
         length = self.own.stop - self.own.start
@@ -110,7 +127,7 @@ class BucketRule:
 
     A bucket is cut into `num_slices`, of which this rank owns number `index`. `slices_add_up` says
     that gradients of microbatches are added up as slices; `rest` takes the slices of parameters that
-    do not rest on the device. `uses` counts the contributions that a
+    do not rest on the device, `stock` lends memory to what is not always whole. `uses` counts the contributions that a
     microbatch makes to a parameter (1 where it is not named).
     """
 
@@ -123,6 +140,7 @@ class BucketRule:
     index: int = 0
     slices_add_up: bool = False
     rest: Rest | None = None
+    stock: Stock | None = None
 
 
 def make_buckets(
@@ -149,12 +167,17 @@ def _make_bucket(
 ) -> Bucket:
     size = plan.num_elements // rule.num_slices
     own = slice(rule.index * size, (rule.index + 1) * size)
-    values = torch.zeros(plan.num_elements, dtype=like.dtype, device=like.device)
-    gradients = torch.zeros_like(values, dtype=rule.gradients)
+    stock = rule.stock
+    values, values_memory = _zeros(plan, like.dtype, like.device, stock if plan.sliced else None)
+    gradients, gradients_memory = _zeros(
+        plan, rule.gradients, like.device, stock if rule.slices_add_up else None
+    )
     bucket = Bucket(
         plan=plan,
         values=values,
         gradients=gradients,
+        values_memory=values_memory,
+        gradients_memory=gradients_memory,
         own=own,
         value_slice=values[own],
         gradient_slice=gradients[own],
@@ -163,22 +186,33 @@ def _make_bucket(
     for name in segment_order(plan.names, specs, rule.optimizer):
         end = start + parameters[name].numel()
         shape = parameters[name].shape
-        bucket.slots.append(
-            Slot(
-                spec=specs[name],
-                parameter=_placed(parameters[name], values[start:end].view(shape)),
-                bucket=bucket,
-                start=start,
-                gradient=gradients[start:end].view(shape),
-                uses=rule.uses.get(name, 1),
-                counted=rule.counted[name],
-            )
+        slot = Slot(
+            spec=specs[name],
+            parameter=_placed(parameters[name], values[start:end].view(shape)),
+            bucket=bucket,
+            start=start,
+            gradient=gradients[start:end].view(shape),
+            uses=rule.uses.get(name, 1),
+            counted=rule.counted[name],
         )
+        values_memory.add_view(slot.parameter)
+        gradients_memory.add_view(slot.gradient)
+        bucket.slots.append(slot)
         start = end
         if decays(rule.optimizer, specs[name]):
             bucket.decay_end = end
     _keep_slices(bucket, rule)
     return bucket
+
+
+def _zeros(
+    plan: BucketPlan, dtype: torch.dtype, device: torch.device, stock: Stock | None
+) -> tuple[torch.Tensor, Memory]:
+    if stock is None:
+        flat = torch.zeros(plan.num_elements, dtype=dtype, device=device)
+        return flat, OwnMemory(flat)
+    memory = LentMemory(plan.num_elements, dtype, stock)
+    return memory.flat.zero_(), memory
 
 
 @torch.no_grad()
@@ -201,7 +235,7 @@ def _keep_slices(bucket: Bucket, rule: BucketRule) -> None:
             bucket.rest.add(bucket.values_key, kept.numel(), kept.dtype)
             bucket.value_slice = bucket.rest.view(bucket.values_key)
             bucket.value_slice.copy_(kept)
-        release(bucket.values)
+        bucket.values_memory.release()
     if rule.slices_add_up:
         bucket.gradient_slice = bucket.gradient_slice.clone()
-        release(bucket.gradients)
+        bucket.gradients_memory.release()

@@ -33,6 +33,7 @@ from echelon.parallel.direct import (
 )
 from echelon.parallel.exchange import Exchange, start_batch, start_messages
 from echelon.parallel.recorder import Recorder
+from echelon.parallel.storage import Stock
 
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -98,6 +99,7 @@ class Group:
         gloo = process_group is not None and dist.get_backend(process_group) == "gloo"
         self._direct = process_group if gloo else None
         self._exchanges = 0
+        self._stock = Stock(torch.device("cpu"))
 
     def all_reduce(self, tensor: torch.Tensor, *, name: str, async_op: bool = False) -> Pending:
         """Sum `tensor` over the group, in place."""
@@ -143,11 +145,16 @@ class Group:
         if peers is None:
             work = _reduce_scatter(piece, whole, group=self._group, async_op=True)
             return self._pending(call, work, async_op)
-        received = whole.new_empty((self.size, *piece.shape))
+        memory = self._stock.lend((self.size - 1) * piece.nbytes)
+        received = memory[: (self.size - 1) * piece.nbytes].view(whole.dtype)
+        received = received.view(self.size - 1, *piece.shape)
         works = start_reduce_scatter(received, whole, peers)
-        return self._pending(
-            call, works, async_op, lambda: add_in_order(piece, received, whole, self.index)
-        )
+
+        def add_up() -> None:
+            add_in_order(piece, received, whole, self.index)
+            self._stock.take_back(memory)
+
+        return self._pending(call, works, async_op, add_up)
 
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, *, name: str, async_op: bool = False

@@ -35,7 +35,7 @@ from echelon.parallel.collectives import Group, Pending
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.dtypes import TORCH_DTYPES
 from echelon.parallel.offload import Rest
-from echelon.parallel.storage import allocate, has_memory, release
+from echelon.parallel.storage import Stock
 
 IN_FLIGHT = 2
 """Buckets whose sum may be under way while others fill, where something waits for their end."""
@@ -47,6 +47,7 @@ def bucket_rule(
     specs: Sequence[ParameterSpec],
     groups: RankGroups,
     rest: Rest | None,
+    device: torch.device,
 ) -> BucketRule:
     """Return how the parameters of one rank are cut into buckets and counted in the norm.
 
@@ -69,6 +70,8 @@ def bucket_rule(
         index=groups.shard.index if plan.layout.zero.stage else 0,
         slices_add_up=accumulates_slices(plan),
         rest=rest,
+        # The allocator of a GPU keeps such memory in stock itself.
+        stock=Stock(device) if device.type == "cpu" else None,
     )
 
 
@@ -114,8 +117,8 @@ class GradientReduction:
             return
         while any(flight.bucket is bucket for flight in self._flights):
             self._land(self._flights.popleft())
-        if not has_memory(bucket.gradients):
-            allocate(bucket.gradients)
+        if not bucket.gradients_memory.present:
+            bucket.gradients_memory.allocate()
             bucket.gradients[bucket.slots[-1].end :] = 0
 
     def bucket_is_full(self, bucket: Bucket, *, last: bool) -> None:
@@ -158,8 +161,8 @@ class GradientReduction:
             target.add_(wire)
         elif wire is not target:
             target.copy_(wire)
-        if self._slices_add_up and has_memory(flight.bucket.gradients):
-            release(flight.bucket.gradients)
+        if self._slices_add_up:
+            flight.bucket.gradients_memory.release()
         if not flight.hops:
             return
         group, *rest = flight.hops

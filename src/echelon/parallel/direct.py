@@ -69,9 +69,13 @@ def start_all_gather(whole: torch.Tensor, piece: torch.Tensor, peers: Peers) -> 
 
 
 def start_reduce_scatter(received: torch.Tensor, whole: torch.Tensor, peers: Peers) -> Works:
-    """Start to fill `received` [n, piece] with each member's part for this rank, but its own."""
-    parts = whole.view(received.shape)
-    works = [peers.receive(received[place], place) for place in peers.others()[::-1]]
+    """Start to fill `received` [n - 1, piece] with the parts of the others for this rank.
+
+    They lie in the order of `Peers.others`.
+    """
+    parts = whole.view(len(peers.ranks), *received.shape[1:])
+    into = dict(zip(peers.others(), received, strict=True))
+    works = [peers.receive(into[place], place) for place in peers.others()[::-1]]
     works += [peers.send(parts[place], place) for place in peers.others()]
     return Works(works, whole)
 
@@ -84,9 +88,9 @@ def add_in_order(
     `piece` may be this member's part of `whole`. Only one member adds up a piece, so the order need
     not be the same on all of them, only the same on every run.
     """
-    parts = [received[place] for place in range(len(received)) if place != index]
-    torch.add(whole.view(received.shape)[index], parts[0], out=piece)
-    for part in parts[1:]:
+    own = whole.view(len(received) + 1, *received.shape[1:])[index]
+    torch.add(own, received[0], out=piece)
+    for part in received[1:]:
         piece.add_(part)
 
 

@@ -98,7 +98,7 @@ class GradientStore:
         if run is None:
             return None
         if key not in self._values:
-            self._values[key] = _rows(run[0].values, run[1], parameters[0])
+            self._values[key] = run[0].value_rows(run[1], parameters[0])
         return self._values[key]
 
     def add_product(
@@ -111,7 +111,7 @@ class GradientStore:
             slots = [self._slots[one] for one in key]
             self._open(slots[0])
             if key not in self._gradients:
-                self._gradients[key] = _rows(run[0].gradients, run[1], parameters[0])
+                self._gradients[key] = run[0].gradient_rows(run[1], parameters[0])
             _product(self._gradients[key], dy_NO, x_NI, fresh=slots[0].fresh)
             for slot in slots:
                 self._arrived(slot)
@@ -170,10 +170,6 @@ def _side_by_side(slots: Sequence[Slot]) -> tuple[Bucket, slice] | None:
         if not beside or after.parameter.shape[1:] != shape:
             return None
     return bucket, slice(slots[0].start, slots[-1].end)
-
-
-def _rows(flat: torch.Tensor, part: slice, like: torch.Tensor) -> torch.Tensor:
-    return flat[part].view(-1, *like.shape[1:])
 
 
 def _product(

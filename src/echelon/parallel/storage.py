@@ -1,26 +1,129 @@
 """Flat tensors whose memory comes and goes while their views stay.
 
-A bucket that is not needed gives its memory back by emptying its storage: parameters, gradients
-and joined matrices are views of that storage, and are right again once it is filled. (A view can
-only be made while the memory is there.)
+A bucket that is not needed gives its memory back. There are two ways. `OwnMemory` empties the
+storage itself: every view of it, also one that autograd has saved, is right again once the storage
+is filled; the allocator finds the memory (the caching one of a GPU does so well). `LentMemory`
+takes the memory from a `Stock` that other buckets use in turn: nothing is given back to the
+C library, whose heap would be in pieces after a few steps (glibc's aligned allocation never fits
+into a hole of the size that it left), so a step needs the same few pieces of memory every time.
 """
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 
-def has_memory(flat: torch.Tensor) -> bool:
-    """Return whether the memory of a flat tensor is there."""
-    return flat.untyped_storage().size() > 0
+class Memory(Protocol):
+    """The memory of one flat tensor and of its views."""
+
+    @property
+    def present(self) -> bool:
+        """Return whether the memory is there."""
+        ...
+
+    def allocate(self) -> None:
+        """Have the memory there, with no values in it; keep what is there already."""
+        ...
+
+    def release(self) -> None:
+        """Take the memory away; a second time does nothing."""
+        ...
+
+    def add_view(self, view: torch.Tensor) -> None:
+        """Learn of another view, made while the memory was there."""
+        ...
 
 
-def allocate(flat: torch.Tensor) -> None:
-    """Give a flat tensor its memory, with no values in it; keep what is there already."""
-    if not has_memory(flat):
-        flat.untyped_storage().resize_(flat.numel() * flat.element_size())
+class OwnMemory:
+    """Memory that belongs to the storage of a flat tensor."""
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        """Hold the memory of `flat`, which is there."""
+        self._storage = flat.untyped_storage()
+        self._bytes = self._storage.size()
+
+    @property
+    def present(self) -> bool:
+        """Return whether the storage is filled."""
+        return self._storage.size() > 0
+
+    def allocate(self) -> None:
+        """Fill the storage."""
+        if not self.present:
+            self._storage.resize_(self._bytes)
+
+    def release(self) -> None:
+        """Empty the storage."""
+        self._storage.resize_(0)
+
+    def add_view(self, view: torch.Tensor) -> None:
+        """Do nothing: a view has the same storage."""
 
 
-def release(flat: torch.Tensor) -> None:
-    """Take the memory of a flat tensor away."""
-    flat.untyped_storage().resize_(0)
+class Stock:
+    """Pieces of memory that flat tensors use in turn."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Begin with none, on `device`."""
+        self._device = device
+        self._free: list[torch.Tensor] = []
+        self.num_pieces = 0
+
+    def lend(self, num_bytes: int) -> torch.Tensor:
+        """Return the smallest free piece that is large enough; a new one where none is near.
+
+        A piece of more than twice the size is left for those that need it. Of equal pieces, the
+        last one to come back is the one that caches still hold.
+        """
+        fitting = [one for one in self._free if num_bytes <= one.numel() <= 2 * num_bytes]
+        if not fitting:
+            self.num_pieces += 1
+            return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        piece = min(reversed(fitting), key=torch.Tensor.numel)
+        self._free = [one for one in self._free if one is not piece]
+        return piece
+
+    def take_back(self, piece: torch.Tensor) -> None:
+        """Take a piece that was lent."""
+        self._free.append(piece)
+
+
+class LentMemory:
+    """Memory that a stock lends to a flat tensor and its views."""
+
+    def __init__(self, num_elements: int, dtype: torch.dtype, stock: Stock) -> None:
+        """Borrow the memory of a flat tensor of `num_elements`, and make it (`flat`)."""
+        self._stock = stock
+        self._bytes = num_elements * dtype.itemsize
+        self._piece: torch.Tensor | None = stock.lend(self._bytes)
+        storage = self._piece.untyped_storage()
+        flat = torch.empty(0, dtype=dtype, device=storage.device)
+        self.flat = flat.set_(storage, 0, (num_elements,), (1,))
+        self._views = [self.flat]
+
+    @property
+    def present(self) -> bool:
+        """Return whether the flat tensor has a piece of the stock."""
+        return self._piece is not None
+
+    @torch.no_grad()
+    def allocate(self) -> None:
+        """Borrow a piece, and point the flat tensor and its views to it."""
+        if self._piece is not None:
+            return
+        self._piece = self._stock.lend(self._bytes)
+        storage = self._piece.untyped_storage()
+        for view in self._views:
+            view.set_(storage, view.storage_offset(), view.size(), view.stride())
+
+    def release(self) -> None:
+        """Give the piece back; the views must not be read until there is another."""
+        if self._piece is not None:
+            self._stock.take_back(self._piece)
+            self._piece = None
+
+    def add_view(self, view: torch.Tensor) -> None:
+        """Let another view follow the flat tensor."""
+        self._views.append(view)

@@ -32,7 +32,12 @@ def install(module: nn.Module, buckets: Sequence[Bucket]) -> None:
 
 
 def resting_values(bucket: Bucket) -> torch.Tensor:
-    """Return the parameters of a bucket as they are kept between uses: whole, or a slice."""
+    """Return the parameters of a bucket as they are kept between uses: whole, or a slice.
+
+    What is still being written to where a slice rests is waited for.
+    """
+    if bucket.rest is not None:
+        return bucket.rest.view(bucket.values_key)
     return bucket.value_slice if bucket.plan.sliced else bucket.values
 
 

@@ -23,10 +23,12 @@ from typing import Any
 import torch
 
 from echelon.core.plan import Plan, Zero
+from echelon.cost.stage import stage_of_rank
+from echelon.cost.transient import parameter_buffers
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.collectives import Group, Pending
 from echelon.parallel.offload import Fetched, Rest, make_rest
-from echelon.parallel.storage import allocate, has_memory, release
+
 
 class _UnitBegins(torch.autograd.Function):
     """The output of a unit: its backward begins here."""
@@ -132,7 +134,7 @@ class Residency:
 
     def whole_units(self) -> list[str]:
         """Return the names of the sliced buckets that have their whole memory now."""
-        return [bucket.name for bucket in self._sliced if has_memory(bucket.values)]
+        return [bucket.name for bucket in self._sliced if bucket.values_memory.present]
 
     def _frees_after_use(self, unit: str) -> bool:
         return self._zero.reshard_after_forward and any(
@@ -145,7 +147,7 @@ class Residency:
         here = order.index(unit)
         coming = order[here : here + 1 + self._zero.prefetch]
         for bucket in (bucket for ahead in coming for bucket in buckets[ahead]):
-            if bucket.plan.sliced and not has_memory(bucket.values):
+            if bucket.plan.sliced and not bucket.values_memory.present:
                 self._gather(bucket)
         for ahead in order[here + len(coming) : here + len(coming) + 1]:
             for bucket in buckets[ahead]:
@@ -157,7 +159,7 @@ class Residency:
         piece = bucket.value_slice
         if bucket.plan.sliced:
             self._read(bucket)
-            allocate(bucket.values)
+            bucket.values_memory.allocate()
             if bucket.name in self._reads:
                 piece = self._reads[bucket.name].wait()[0].to(bucket.values.device)
         self._gathers[bucket.name] = self._shard.all_gather(
@@ -166,7 +168,7 @@ class Residency:
 
     def _read(self, bucket: Bucket) -> None:
         """Start to bring a slice of parameters from where it rests."""
-        missing = bucket.name not in self._reads and not has_memory(bucket.values)
+        missing = bucket.name not in self._reads and not bucket.values_memory.present
         if bucket.rest is not None and missing:
             self._reads[bucket.name] = bucket.rest.fetch([bucket.values_key])
 
@@ -174,13 +176,13 @@ class Residency:
         pending = self._gathers.pop(bucket.name, None)
         if pending is not None:
             pending.wait()
-        read = self._reads.pop(bucket.name, None) if has_memory(bucket.values) else None
+        read = self._reads.pop(bucket.name, None) if bucket.values_memory.present else None
         if read is not None:
             read.release()
 
     def _free(self, bucket: Bucket) -> None:
         self._await(bucket)
-        release(bucket.values)
+        bucket.values_memory.release()
 
 
 def parameter_rest(plan: Plan, rank: int, device: torch.device) -> Rest | None:
@@ -193,5 +195,5 @@ def parameter_rest(plan: Plan, rank: int, device: torch.device) -> Rest | None:
         device,
         folder=Path(zero.offload_dir),
         rank=rank,
-        num_buffers=zero.offload_buffers + zero.prefetch,
+        num_buffers=parameter_buffers(plan, stage_of_rank(plan, rank)),
     )

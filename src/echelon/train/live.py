@@ -19,10 +19,16 @@ def held_bytes(engine: TrainEngine) -> dict[str, int]:
     buckets = engine.model.buckets
     found = {
         "parameters": storage_bytes(
-            tensor for bucket in buckets for tensor in (bucket.values, bucket.value_slice)
+            tensor
+            for bucket in buckets
+            for tensor in (bucket.values, bucket.value_slice)
+            if tensor is not bucket.values or bucket.values_memory.present
         ),
         "gradients": storage_bytes(
-            tensor for bucket in buckets for tensor in (bucket.gradients, bucket.gradient_slice)
+            tensor
+            for bucket in buckets
+            for tensor in (bucket.gradients, bucket.gradient_slice)
+            if tensor is not bucket.gradients or bucket.gradients_memory.present
         ),
         MASTERS: 0,
         STATE: 0,
