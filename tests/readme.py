@@ -1,4 +1,4 @@
-"""The README's blocks that begin with `$ echelon`, and what the commands in them print.
+"""The README's blocks that begin with `$`, and what the commands in them print.
 
 ``python -m tests.readme`` writes them again; `test_readme.py` compares.
 """
@@ -9,19 +9,32 @@ import contextlib
 import io
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 from echelon.cli.main import main
 
 README = Path(__file__).resolve().parent.parent / "README.md"
-BLOCK = re.compile(r"```console\n\$ (echelon [^\n]*)\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(r"```console\n\$ ((?:echelon|python) [^\n]*)\n(.*?)```", re.DOTALL)
 
 
 def printed(command: str) -> str:
     """Return what `command` prints, both streams as a terminal shows them."""
+    program, *words = shlex.split(command)
+    if program == "python":
+        return subprocess.run(
+            [sys.executable, "-W", "error", *words],
+            cwd=README.parent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        main(shlex.split(command)[1:])
+        main(words)
     return output.getvalue()
 
 
