@@ -177,6 +177,18 @@ def test_a_file_that_is_cut_short(tmp_path: Path) -> None:
             rest.fetch(["a"]).wait()
 
 
+def test_a_file_that_is_cut_short_is_not_filled_up_with_zeros(tmp_path: Path) -> None:
+    with closing(FileRest(tmp_path, 3, 2)) as rest:
+        for key in "ab":
+            rest.add(key, PAGE, torch.uint8)
+        (b,) = rest.fetch(["b"]).wait()
+        os.ftruncate(descriptor_in(tmp_path), 0)
+        # A write of b alone would make the file long enough for a to be read, as zeros.
+        rest.put(["b"], [b])
+        with refused("offload-file-works", "rank 3: writing b", tmp_path, "byte 0"):
+            rest.flush()
+
+
 @pytest.mark.parametrize("call", ["preadv", "pwritev"])
 def test_what_fails_in_a_thread_is_raised_by_every_later_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str

@@ -95,12 +95,9 @@ class FileRest:
             self._check()
         if place.numel == 0:
             return torch.empty(0, dtype=place.dtype)
-        size = os.fstat(self._file).st_size
-        if size < place.start + place.span:
-            # Reading a page that is not there would end the process with a bus error.
-            error = OSError(errno.EIO, f"the file ends at byte {size}")
-            raise self._explain(error, f"mapping {key}")
         try:
+            # Reading a page that is not there would end the process with a bus error.
+            self._require_all_there()
             mapped = mmap.mmap(self._file, place.span, offset=place.start)
         except OSError as error:
             raise self._explain(error, f"mapping {key}") from error
@@ -273,9 +270,16 @@ class FileRest:
     def _write(self, transfer: _Transfer, complete: Callable[[], object]) -> None:
         complete()
         try:
+            # Writing past the end of a file that was cut short would leave zeros before it.
+            self._require_all_there()
             write_all(self._file, transfer.memory, transfer.start)
         except OSError as error:
             raise self._explain(error, f"writing {transfer.key}") from error
+
+    def _require_all_there(self) -> None:
+        size = os.fstat(self._file).st_size
+        if size < self._end:
+            raise OSError(errno.EIO, f"the file ends at byte {size}")
 
     def _moved(self, found: FetchedSet) -> None:
         """Go on with a set whose last byte has arrived, here or in the file."""
