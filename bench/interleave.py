@@ -192,9 +192,9 @@ def on_one_host() -> Iterator[Sequence[Host]]:
         yield (host,)
 
 
-def take_rounds(mode: Mode, options: Options, reference: Contest, alone: str) -> Contest:
-    """Run the rounds of one mode on one host; `reference` gives its case `alone` a turn in each."""
-    with contest(options.cases(mode), options, on_one_host) as entered:
+def take_rounds(cases: Sequence[Case], options: Options, reference: Contest, alone: str) -> Contest:
+    """Run the rounds of cases on one host; `reference` gives its case `alone` a turn in each."""
+    with contest(cases, options, on_one_host) as entered:
         for number in range(options.rounds):
             say(f" round {number + 1} of {options.rounds}")
             if alone in reference.groups:

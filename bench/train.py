@@ -46,7 +46,7 @@ def main() -> int:
         reference.rounds.setdefault(alone.label, [])
         for mode in options.modes:
             say(f"{mode.name} ({time.monotonic() - started:.0f} s)")
-            entered = take_rounds(mode, options, reference, alone.label)
+            entered = take_rounds(options.cases(mode), options, reference, alone.label)
             failed = failed or OURS in entered.failures
             verdicts += _judge(mode, entered, reference)
             for label, taken in entered.rounds.items():

@@ -62,7 +62,7 @@ def said_bytes(mode: Mode, size: Size, taken: Sequence[Measurement]) -> Said | N
 
 def judge(
     mode: Mode,
-    found: Sequence[Row],
+    heats: Sequence[Sequence[Row]],
     said: Said | None,
     *,
     wall_limit_s: float | None,
@@ -70,35 +70,45 @@ def judge(
 ) -> list[Verdict]:
     """Return the verdicts of one mode; what has nothing to be compared with has none.
 
-    Seconds are compared with those of the peer that is fastest at this stage, memory with the peer
-    that needs least, bytes on the wire with what the formulas say. Only stage 0 is let off with a
-    tie where the peer has nothing left to gain.
+    Seconds are compared with those of the peer that is fastest at this stage: within each heat,
+    and the heat in which Echelon does worst counts. Memory is compared with the peer that needs
+    least, bytes on the wire with what the formulas say. Only stage 0 is let off with a tie where
+    the peer has nothing left to gain.
     """
-    mine = next((row for row in found if row.label == OURS), None)
-    peer = fastest_peer(found)
-    verdicts: list[Verdict] = []
-    if mine is not None and peer is not None:
-        near = mode.zero_stage == 0
-        seconds = (
-            ("wall", peer.step_s, mine.step_s, wall_limit_s),
-            ("CPU", peer.cpu_s, mine.cpu_s, cpu_limit_s),
-        )
-        verdicts = [
-            Verdict(
-                quantity=quantity,
-                peer=peer.label,
-                peer_value=theirs,
-                our_value=own,
-                limit=limit,
-                target=target(theirs, limit) if near else TARGET_FAR_FROM_LIMIT,
-            )
-            for quantity, theirs, own, limit in seconds
-        ]
-        least = min((row for row in found if row.label != OURS), key=lambda row: row.peak_bytes)
-        verdicts.append(_megabytes("peak memory", least.label, least.peak_bytes, mine.peak_bytes))
-    if mine is not None and mine.sent_bytes is not None and said is not None:
-        verdicts.append(_megabytes("wire", "its formulas", said.total, mine.sent_bytes))
+    mine = [(row, heat) for heat in heats for row in heat if row.label == OURS]
+    limits = (wall_limit_s, cpu_limit_s)
+    compared = [_seconds(mode, row, heat, limits) for row, heat in mine]
+    verdicts = max((each for each in compared if each), key=lambda each: each[0].ratio, default=[])
+    others = [row for heat in heats for row in heat if row.label != OURS]
+    if mine and others:
+        least = min(others, key=lambda row: row.peak_bytes)
+        most = max(row.peak_bytes for row, _ in mine)
+        verdicts = [*verdicts, _megabytes("peak memory", least.label, least.peak_bytes, most)]
+    sent = [row.sent_bytes for row, _ in mine if row.sent_bytes is not None]
+    if sent and said is not None:
+        verdicts = [*verdicts, _megabytes("wire", "its formulas", said.total, max(sent))]
     return verdicts
+
+
+def _seconds(
+    mode: Mode, mine: Row, heat: Sequence[Row], limits: tuple[float | None, float | None]
+) -> list[Verdict]:
+    """Return the verdicts on wall and CPU seconds within one heat; none without a peer."""
+    peer = fastest_peer(heat)
+    if peer is None:
+        return []
+    pairs = (("wall", peer.step_s, mine.step_s), ("CPU", peer.cpu_s, mine.cpu_s))
+    return [
+        Verdict(
+            quantity=quantity,
+            peer=peer.label,
+            peer_value=theirs,
+            our_value=own,
+            limit=limit,
+            target=target(theirs, limit) if mode.zero_stage == 0 else TARGET_FAR_FROM_LIMIT,
+        )
+        for (quantity, theirs, own), limit in zip(pairs, limits, strict=True)
+    ]
 
 
 def _megabytes(quantity: str, peer: str, theirs: int, own: int) -> Verdict:

@@ -15,6 +15,7 @@ from bench.plans import bench_plan
 from bench.ranks import Measurement, RankGroup
 from bench.report import rows
 from bench.spec import MODES, SIZES, ZERO_MODES, Mode, Size
+from bench.zero import heats_of
 from bench.zero_report import Said, judge, said_bytes, zero_table
 
 TINY, SPEC = SIZES["tiny"], SIZES["spec"]
@@ -38,7 +39,7 @@ def _took(step_s: float, cpu_s: float = 2.0, peak_mb: int = 100) -> Measurement:
 
 def _by_quantity(mode: str, ours: Measurement, **theirs: Measurement) -> dict[str, bool]:
     found = rows({OURS: [ours], **{label: [one] for label, one in theirs.items()}})
-    verdicts = judge(ZERO_MODES[mode], found, SAID, wall_limit_s=1.0, cpu_limit_s=2.0)
+    verdicts = judge(ZERO_MODES[mode], [found], SAID, wall_limit_s=1.0, cpu_limit_s=2.0)
     return {verdict.quantity: verdict.met for verdict in verdicts}
 
 
@@ -89,6 +90,27 @@ def test_seconds_are_compared_with_the_fastest_and_memory_with_the_leanest() -> 
         "peak memory": False,
         "wire": True,
     }
+
+
+def test_the_heat_in_which_we_do_worst_counts() -> None:
+    heats = [
+        rows({OURS: [_took(0.8)], "slow": [_took(1.0)]}),
+        rows({OURS: [_took(0.8)], "fast": [_took(0.82, 1.5)]}),
+    ]
+    wall, cpu, *_ = judge(ZERO_MODES["zero2-2"], heats, SAID, wall_limit_s=None, cpu_limit_s=None)
+    assert (wall.peer, cpu.peer) == ("fast", "fast")
+    assert wall.ratio == pytest.approx(0.8 / 0.82)
+    assert cpu.ratio == pytest.approx(2.0 / 1.5)
+
+
+def test_echelon_is_in_every_heat_and_a_peer_in_one() -> None:
+    mode = ZERO_MODES["zero3-4"]
+    others = peers(mode, Path("/nowhere"), at_most=9)
+    heats = heats_of((ours(mode), *others), ranks_at_once=8)
+    assert [len(heat) for heat in heats] == [3, 3]
+    assert all(heat[0].label == OURS for heat in heats)
+    assert [case for heat in heats for case in heat[1:]] == list(others)
+    assert heats_of((ours(mode),), ranks_at_once=8) == [(ours(mode),)]
 
 
 def test_bytes_are_judged_without_peers() -> None:
