@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from echelon.core.plan import Plan
-from echelon.prove.diagnose_updates import norms_of_parts
+from echelon.prove.diagnose_norm import norms_of_parts
 from echelon.prove.factors import fit_basis, fit_factor, known_factors, name_factor
 from echelon.prove.microbatch_weights import read_weights, unmix
 from echelon.prove.oracle import OracleStep, Slot, contributions, run_oracle

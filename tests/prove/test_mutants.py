@@ -10,7 +10,7 @@ import pytest
 from echelon.core.errors import ProofFailed
 from echelon.launch.pool import RankPool
 from echelon.prove.run import prove
-from tests.prove.layouts import layout
+from tests.prove.layouts import BF16, FP16, layout
 
 LAST = "layers.1"
 
@@ -26,6 +26,7 @@ class Planted:
     axis: str = ""
     step: int = 0
     plan: dict[str, Any] = field(default_factory=dict)
+    own_precision: bool = False
 
 
 PLANTED = (
@@ -230,6 +231,41 @@ PLANTED = (
     Planted(
         "forward:learning_rate_of_the_next_step", "prove-clipped-update", "embedding.weight", "2"
     ),
+    Planted(
+        "slices:slice_updated_twice",
+        "prove-clipped-update",
+        "layers.0.attention_norm.weight",
+        "twice",
+        "dp_shard",
+        plan={"dp": 2, "zero": {"stage": 2}},
+    ),
+    Planted(
+        "slices:stale_gathered_parameter",
+        "prove-microbatch-loss",
+        f"{LAST}.attention_norm.weight",
+        "stale",
+        "dp_shard",
+        step=1,
+        plan={"dp": 2, "zero": {"stage": 3}},
+    ),
+    Planted(
+        "slices:overflow_seen_on_one_rank",
+        "prove-loss-scale",
+        "loss scale",
+        "overflow not agreed",
+        "dp_shard",
+        step=1,
+        plan={"dp": 2, "zero": {"stage": 3}, "precision": FP16},
+    ),
+    Planted(
+        "slices:master_not_written_back",
+        "prove-master-weights",
+        "layers.0.attention_norm.weight",
+        "stale",
+        "dp_shard",
+        plan={"dp": 2, "zero": {"stage": 1}, "precision": BF16},
+        own_precision=True,
+    ),
 )
 
 
@@ -239,7 +275,7 @@ def test_a_planted_bug_is_caught_and_named(planted: Planted, rank_pool: RankPool
         layout(**planted.plan),
         run_ranks=rank_pool.run,
         subject=f"tests.prove.mutants.{planted.mutant}",
-        own_precision=False,
+        own_precision=planted.own_precision,
     )
 
     assert not proof.proven
@@ -254,5 +290,5 @@ def test_a_planted_bug_is_caught_and_named(planted: Planted, rank_pool: RankPool
     assert found.sentence() in str(failed.value)
 
 
-def test_at_least_sixteen_bugs_are_planted() -> None:
-    assert len({planted.mutant for planted in PLANTED}) >= 16
+def test_at_least_twenty_bugs_are_planted() -> None:
+    assert len({planted.mutant for planted in PLANTED}) >= 20

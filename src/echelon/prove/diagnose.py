@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
+
 from echelon.core.parameters import ParameterSpec, parameters
 from echelon.core.plan import Plan
 from echelon.core.rulebook import prove as rules
@@ -11,16 +13,28 @@ from echelon.prove.checks import Evidence
 from echelon.prove.claims import ClaimResult, Failure, first_failure
 from echelon.prove.diagnose_gradients import explain_gradient
 from echelon.prove.diagnose_losses import explain_loss, explain_microbatch_losses
-from echelon.prove.diagnose_updates import explain_norm, explain_update, stage_of
+from echelon.prove.diagnose_masters import explain_replayed, explain_written_back
+from echelon.prove.diagnose_norm import explain_norm, stage_of
+from echelon.prove.diagnose_scale import explain_scale
+from echelon.prove.diagnose_updates import explain_update
 from echelon.prove.diagnosis import Diagnosis, Finding
 from echelon.prove.factors import EXPLAINED, fit_factor, known_factors, name_factor
 from echelon.prove.oracle import initial_parameters
-from echelon.prove.ranks import INITIAL
+from echelon.prove.ranks import INITIAL, Piece
 
 Explained = tuple[str, Finding, tuple[int, ...]]
 """The tensor that is told, what is wrong with it, and the ranks that hold it wrong."""
 
-_PROMISES = frozenset({rules.PROVE_BYTES_SENT.id, rules.PROVE_SCHEDULE_ORDER.id})
+_PROMISES = {
+    rules.PROVE_BYTES_SENT.id: "",
+    rules.PROVE_SCHEDULE_ORDER.id: "pp",
+    rules.PROVE_BYTES_HELD.id: "",
+}
+"""What a plan promises beside its mathematics, each with the axis that a breach points to."""
+
+_SHARP = frozenset({rules.PROVE_MASTER_WEIGHTS.id, rules.PROVE_LOSS_SCALE.id})
+"""Claims that know no rounding, in the plan's own precision too."""
+
 _FINE = 1e-6
 _COARSE = 1e-2
 
@@ -51,7 +65,8 @@ def diagnose(evidence: Evidence, results: Sequence[ClaimResult]) -> Diagnosis | 
 def _explain(evidence: Evidence, failure: Failure) -> Explained:
     if failure.rule.id in _PROMISES:
         return failure.subject, _promise(failure), ()
-    if evidence.tolerance.own_precision and failure.allowed < failure.error < _COARSE:
+    rough = evidence.tolerance.own_precision and failure.rule.id not in _SHARP
+    if rough and failure.allowed < failure.error < max(_COARSE, 4 * failure.allowed):
         # A wrong factor would be as wrong in float64, which is judged first.
         finding = _rounding(failure, "another order of sums, or a dtype coarser than the plan's")
         return failure.subject, finding, ()
@@ -66,7 +81,8 @@ def _explain(evidence: Evidence, failure: Failure) -> Explained:
 
 
 def _promise(failure: Failure) -> Finding:
-    axis = failure.subject.rpartition(" over ")[2] if " over " in failure.subject else "pp"
+    over = failure.subject.rpartition(" over ")[2] if " over " in failure.subject else ""
+    axis = over or _PROMISES[failure.rule.id]
     return Finding(factor="not as planned", says=failure.detail, axis=axis)
 
 
@@ -94,33 +110,61 @@ def _norm(evidence: Evidence, failure: Failure) -> Explained:
 
 
 def _update(evidence: Evidence, failure: Failure) -> Explained:
-    return failure.subject, explain_update(evidence, failure.step, failure.subject), ()
+    finding, ranks = explain_update(evidence, failure.step, failure.subject)
+    return failure.subject, finding, ranks
+
+
+def _scale(evidence: Evidence, failure: Failure) -> Explained:
+    finding, ranks = explain_scale(evidence, failure.step)
+    return "loss scale", finding, ranks
+
+
+def _written_back(evidence: Evidence, failure: Failure) -> Explained:
+    finding, ranks = explain_written_back(evidence, failure.step, failure.subject)
+    return failure.subject, finding, ranks
+
+
+def _replayed(evidence: Evidence, failure: Failure) -> Explained:
+    finding, ranks = explain_replayed(evidence, failure.step, failure.subject)
+    return failure.subject, finding, ranks
 
 
 def _initial(evidence: Evidence, failure: Failure) -> Explained:
     """Tell a shard that holds another part of the right values from wrong values."""
     name = failure.subject
-    right = initial_parameters(evidence.plan)[name].double()
-    pieces = evidence.observed.pieces("parameters", INITIAL, name)
-    wrong = [p for p in pieces if not bool((p.tensor.double() == right[p.region]).all())]
+    right = initial_parameters(evidence.plan)[name]
+    kind = "masters" if failure.detail else "parameters"
+    pieces = evidence.observed.pieces(kind, INITIAL, name)
+    pieces = [piece for piece in pieces if evidence.observed.fits(piece)]
+    wrong = [p for p in pieces if not torch.equal(p.tensor, right[p.region].to(p.tensor.dtype))]
     ranks = tuple(piece.rank for piece in wrong)
     if not wrong:
         return name, Finding(factor="missing", says="no rank holds it"), ranks
     first = wrong[0]
-    spec = evidence.observed.specs[name]
-    if spec.split_dim is not None and evidence.plan.mesh.tp > 1:
-        size = first.tensor.shape[spec.split_dim]
-        for start in range(spec.shape[spec.split_dim] - size + 1):
-            other = right.narrow(spec.split_dim, start, size)
-            if bool((first.tensor.double() == other).all()):
-                says = f"holds dim {spec.split_dim} from {start} on instead of from "
-                says += f"{first.offset[spec.split_dim]}: a wrong slice"
-                return name, Finding(factor="shards permuted", says=says, axis="tp"), ranks
+    moved = _moved_from(evidence, first, right)
+    if moved is not None:
+        return name, moved, ranks
     factor, residual = fit_factor(first.tensor, right[first.region])
     if residual < EXPLAINED:
         known = known_factors(evidence.plan, evidence.oracle[0])
         return name, name_factor(factor, known, residual), ranks
     return name, Finding(factor="none", says="other random numbers than one device has"), ranks
+
+
+def _moved_from(evidence: Evidence, piece: Piece, right: torch.Tensor) -> Finding | None:
+    """Find where along the tensor-parallel dim the values of a piece stand in the right tensor."""
+    spec = evidence.observed.specs[piece.name]
+    dim = spec.split_dim
+    if dim is None or evidence.plan.mesh.tp == 1:
+        return None
+    region = list(piece.region)
+    size = piece.tensor.shape[dim]
+    for start in range(spec.shape[dim] - size + 1):
+        region[dim] = slice(start, start + size)
+        if torch.equal(piece.tensor, right[tuple(region)].to(piece.tensor.dtype)):
+            says = f"holds dim {dim} from {start} on instead of from {piece.offset[dim]}"
+            return Finding(factor="shards permuted", says=f"{says}: a wrong slice", axis="tp")
+    return None
 
 
 def _dropped(evidence: Evidence, failure: Failure) -> Explained:
@@ -157,6 +201,9 @@ _EXPLANATIONS: Mapping[str, Callable[[Evidence, Failure], Explained]] = {
     rules.PROVE_GRADIENTS.id: _gradient,
     rules.PROVE_GRADIENT_NORM.id: _norm,
     rules.PROVE_CLIPPED_UPDATE.id: _update,
+    rules.PROVE_LOSS_SCALE.id: _scale,
+    rules.PROVE_REPLAYED_UPDATE.id: _replayed,
+    rules.PROVE_MASTER_WEIGHTS.id: _written_back,
 }
 
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from echelon.core.axis import LOSS_AXES, Axis
-from echelon.core.mesh import Mesh
 from echelon.prove.checks import Evidence, dp_rank_of
 from echelon.prove.diagnosis import Finding
 from echelon.prove.factors import (
@@ -27,13 +25,8 @@ from echelon.prove.factors import (
 )
 from echelon.prove.microbatch_weights import read_weights, sum_of, unmix
 from echelon.prove.oracle import OracleStep, Slot, contributions
+from echelon.prove.places import grouped_axes, narrowed
 from echelon.prove.ranks import Piece
-
-GROUPED_AXES: tuple[tuple[str, tuple[Axis, ...]], ...] = (
-    ("dp", LOSS_AXES),
-    ("tp", (Axis.TP,)),
-    ("pp", (Axis.PP,)),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +53,8 @@ def explain_gradient(evidence: Evidence, step: int, name: str) -> tuple[Finding,
     pieces = evidence.observed.pieces("gradients", step, name)
     allowed = evidence.tolerance.allowed("gradients", step, name) * float(right.norm())
     wrong = [p for p in pieces if not float((p.tensor - right[p.region]).norm()) <= allowed / 2]
+    # A slice may be a few elements of a row, from which little can be told.
+    wrong.sort(key=lambda piece: -piece.tensor.numel())
     gradient = WrongGradient(
         evidence=evidence,
         oracle=oracle,
@@ -68,11 +63,12 @@ def explain_gradient(evidence: Evidence, step: int, name: str) -> tuple[Finding,
         wrong=wrong or pieces,
         known=known_factors(evidence.plan, oracle),
     )
-    ranks = tuple(piece.rank for piece in gradient.wrong)
+    ranks = tuple(sorted({piece.rank for piece in gradient.wrong}))
     finding = next(_findings(gradient), None) or Finding(
         factor="none", says="another function: no factor, sum, shard or microbatch explains it"
     )
-    return _narrow(gradient, finding), ranks
+    right_ranks = {piece.rank for piece in gradient.pieces}
+    return narrowed(evidence.plan, finding, ranks, right_ranks), ranks
 
 
 def _findings(gradient: WrongGradient) -> Iterator[Finding]:
@@ -83,26 +79,6 @@ def _findings(gradient: WrongGradient) -> Iterator[Finding]:
     yield from _other_shards(gradient)
 
 
-def _narrow(gradient: WrongGradient, finding: Finding) -> Finding:
-    """Add the axis along which right and wrong ranks differ, where one tells them apart."""
-    mesh = gradient.evidence.plan.mesh
-    wrong = {piece.rank for piece in gradient.wrong}
-    right = {piece.rank for piece in gradient.pieces} - wrong
-    if not right:
-        return finding
-    for axis, members in GROUPED_AXES:
-        places = [{_place(mesh, rank, members) for rank in ranks} for ranks in (wrong, right)]
-        if not places[0] & places[1]:
-            only = f"only on {axis} {sorted(places[0])}: "
-            return replace(finding, says=only + finding.says, axis=finding.axis or axis)
-    return finding
-
-
-def _place(mesh: Mesh, rank: int, axes: Sequence[Axis]) -> int:
-    """Return the position of `rank` in its group over `axes`."""
-    return mesh.group(rank, *axes).index(rank)
-
-
 def _not_finite(gradient: WrongGradient) -> Iterator[Finding]:
     if not all(bool(piece.tensor.isfinite().all()) for piece in gradient.wrong):
         yield Finding(factor="not finite", says="not finite")
@@ -110,11 +86,11 @@ def _not_finite(gradient: WrongGradient) -> Iterator[Finding]:
 
 def _missing_sum(gradient: WrongGradient) -> Iterator[Finding]:
     """Find copies that differ along one axis and add up to the right gradient."""
-    mesh = gradient.evidence.plan.mesh
+    plan = gradient.evidence.plan
     by_place = {(piece.rank, piece.offset): piece for piece in gradient.wrong}
     first = gradient.wrong[0]
-    for axis, members in GROUPED_AXES:
-        group = mesh.group(first.rank, *members)
+    for axis, members in grouped_axes(plan):
+        group = plan.mesh.group(first.rank, *members)
         copies = [by_place.get((rank, first.offset)) for rank in group]
         held = [piece.tensor for piece in copies if piece is not None]
         if len(held) < 2 or all(torch.equal(held[0], other) for other in held[1:]):
@@ -179,9 +155,9 @@ def _other_shards(gradient: WrongGradient) -> Iterator[Finding]:
     dim, tp = spec.split_dim, plan.mesh.tp
     local = spec.local_shape(tp)[dim]
     for piece in gradient.wrong[:4]:
-        size = piece.tensor.shape[dim]
+        own = piece.offset[dim] // local
         cut = [
-            _pad(replica, dim, local * tp).narrow(dim, slot * local, size)
+            _pad(replica, dim, local * tp)[_moved(piece, dim, (slot - own) * local)]
             for replica in replicas
             for slot in range(tp)
         ]
@@ -189,8 +165,15 @@ def _other_shards(gradient: WrongGradient) -> Iterator[Finding]:
         if residual < EXPLAINED:
             slots = [(dp_rank, slot) for dp_rank in range(plan.mesh.dp) for slot in range(tp)]
             mixed = dict(zip(slots, weights, strict=True))
-            yield _name_mixture(mixed, piece.offset[dim] // local, plan.mesh.dp, residual)
+            yield _name_mixture(mixed, own, plan.mesh.dp, residual)
             return
+
+
+def _moved(piece: Piece, dim: int, distance: int) -> tuple[slice, ...]:
+    """Return the region of a piece, moved along a dim."""
+    region = list(piece.region)
+    region[dim] = slice(region[dim].start + distance, region[dim].stop + distance)
+    return tuple(region)
 
 
 def _pad(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:

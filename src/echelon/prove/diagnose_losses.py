@@ -18,6 +18,7 @@ from echelon.prove.factors import (
     tokens_of_replicas,
 )
 from echelon.prove.oracle import OracleStep, Slot, build_decoder, sums_by_slot, token_losses
+from echelon.prove.stale import stale_variants
 from echelon.prove.subject import GlobalBatch
 from echelon.prove.variants import variants
 
@@ -144,19 +145,39 @@ def _with_labels(evidence: Evidence, batch: GlobalBatch, shift: int) -> GlobalBa
 def _known_mistakes(
     evidence: Evidence, oracle: OracleStep, observed: Losses
 ) -> Iterator[tuple[str, Finding]]:
+    """Find a mistake that gives the losses of all microbatches, or of some beside right ones."""
     plan = evidence.reference_plan
     batch = global_batch(plan, oracle.step)
     slots = list(observed)
     wanted = torch.tensor([observed[slot] for slot in slots], dtype=torch.float64)
-    for variant in variants(plan, oracle, known_factors(plan, oracle)):
+    right = torch.tensor([oracle.microbatch_losses[slot][0] for slot in slots]).double()
+    fine = _same(right, wanted)
+    known = known_factors(plan, oracle)
+    for variant in (*stale_variants(evidence, oracle), *variants(plan, oracle, known)):
         with torch.no_grad():
             losses_BT = token_losses(plan, variant.build(), batch, oracle.step)
         sums = sums_by_slot(plan, batch, losses_BT)
         tried = torch.stack([sums[slot][0] for slot in slots])
-        residual = float(((tried - wanted) / wanted).abs().max())
-        if residual < _SAME:
-            yield variant.tensor, replace(variant.finding, residual=residual)
+        same = _same(tried, wanted)
+        if bool((same | fine).all()):
+            residual = float(((tried - wanted) / wanted).abs()[same].max())
+            finding = replace(variant.finding, residual=residual)
+            yield variant.tensor, _narrowed(finding, slots, fine)
             return
+
+
+def _same(tried: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    return (tried - wanted).abs() < _SAME * wanted.abs()
+
+
+def _narrowed(finding: Finding, slots: Sequence[Slot], fine: torch.Tensor) -> Finding:
+    """Add the replicas that a mistake is limited to."""
+    wrong = {slot[0] for slot, right in zip(slots, fine, strict=True) if not right}
+    others = {slot[0] for slot in slots} - wrong
+    if not others:
+        return finding
+    says = f"only on dp {sorted(wrong)}: {finding.says}"
+    return replace(finding, says=says, axis=finding.axis or "dp")
 
 
 def explain_loss(evidence: Evidence, step: int) -> Finding:

@@ -71,7 +71,14 @@ def read_weights(
         return _stale(mixture)
     if _all_close(weights, fmean(weights.values())):
         return name_factor(fmean(weights.values()), known, mixture.residual)
-    for pattern in (_own_replica_only, _some_zero, _mean_of_means, _one_microbatch, _groups):
+    for pattern in (
+        _own_replica_only,
+        _own_group_only,
+        _some_zero,
+        _mean_of_means,
+        _one_microbatch,
+        _groups,
+    ):
         finding = pattern(weights, plan, oracle, known, dp_rank)
         if finding is not None:
             return Finding(
@@ -122,6 +129,26 @@ def _own_replica_only(
     times = "" if close(scale, 1.0) else f" times {scale:.6g}"
     says = f"the part of dp {dp_rank} alone{times}: the sum over data-parallel ranks is missing"
     return Finding(factor="missing sum", says=says, axis="dp", value=scale)
+
+
+def _own_group_only(
+    weights: Weights, plan: Plan, oracle: OracleStep, known: Sequence[Factor], dp_rank: int
+) -> Finding | None:
+    """Find a sum over one of the two data axes only (hybrid sharding)."""
+    shards = plan.mesh.dp_shard
+    if shards == 1 or plan.mesh.dp_replicate == 1:
+        return None
+    for axis, place in (
+        ("dp_replicate", lambda rank: rank // shards),
+        ("dp_shard", lambda rank: rank % shards),
+    ):
+        own = {s: w for s, w in weights.items() if place(s[0]) == place(dp_rank)}
+        others = {s: w for s, w in weights.items() if s not in own}
+        if _all_close(others, 0.0) and _all_close(own, 1.0):
+            ranks = sorted({replica for replica, _ in own})
+            says = f"the parts of dp {ranks} alone: the sum over {axis} is missing"
+            return Finding(factor="missing sum", says=says, axis=axis)
+    return None
 
 
 def _some_zero(
