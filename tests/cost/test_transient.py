@@ -134,8 +134,8 @@ def test_another_dtype_of_reduction_costs_copies() -> None:
     same = zero_plan(0, dp=2, precision=layouts.SINGLE)
     assert bounds(same) == {}
     mixed = zero_plan(0, dp=2, precision=layouts.MIXED)
-    elements = sum(b.num_elements for b in plan_buckets(mixed, stage_part(mixed, 0)))
-    assert bounds(mixed) == {("gradients being summed", "device"): 4 * elements}
+    sizes = sorted(b.num_elements for b in plan_buckets(mixed, stage_part(mixed, 0)))
+    assert bounds(mixed) == {("gradients being summed", "device"): 4 * sum(sizes[-3:])}
 
 
 def test_offload_buffers_are_pages_of_a_few_sets() -> None:

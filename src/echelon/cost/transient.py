@@ -143,7 +143,7 @@ def _fills_long(plan: Plan, bucket: BucketPlan) -> bool:
 def _copies(plan: Plan, buckets: Buckets) -> HeldTerm:
     """Bound the copies that are on the wire: whole in another dtype, and slices to be added.
 
-    Where gradients add up whole, nothing waits for a sum before backward is over.
+    Where there are any, only so many sums are under way.
     """
     precision = plan.mathematics.precision
     cast, adds = precision.reduction != precision.gradients, accumulates_slices(plan)
@@ -152,7 +152,7 @@ def _copies(plan: Plan, buckets: Buckets) -> HeldTerm:
         (cast * bucket.num_elements + slices * slice_elements(plan, bucket) for bucket in buckets),
         reverse=True,
     )
-    elements = sum(copied[: 1 + BUCKETS_IN_FLIGHT] if adds else copied)
+    elements = sum(copied[: 1 + BUCKETS_IN_FLIGHT])
     size = DTYPE_BYTES[precision.reduction]
     return HeldTerm(
         name="gradients being summed", bytes=elements * size, formula=f"{elements:,} x {size}"

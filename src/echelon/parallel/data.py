@@ -97,6 +97,8 @@ class GradientReduction:
         self._data = groups.data
         self._shard = groups.shard if sharded else None
         self._slices_add_up = accumulates_slices(plan)
+        precision = plan.mathematics.precision
+        self._copies = self._slices_add_up or precision.reduction != precision.gradients
         replicas = [groups.replicate] if sharded else []
         self._hops: dict[str, list[Group]] = {
             "whole": replicas,
@@ -125,7 +127,7 @@ class GradientReduction:
         """Start to sum a bucket whose last gradient has just been written."""
         hops = [group for group in self._hops[bucket.plan.kind] if group.size > 1] if last else []
         self._flights.append(self._first_hop(bucket, hops))
-        while len(self._flights) > IN_FLIGHT and (self._slices_add_up or self._flights[0].hops):
+        while len(self._flights) > IN_FLIGHT and (self._copies or self._flights[0].hops):
             self._land(self._flights.popleft())
 
     def finish(self) -> None:
