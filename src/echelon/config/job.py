@@ -36,11 +36,13 @@ class TrainSettings:
 
     After every `validate_every` steps and after the last, `validation_batches` global batches of
     the held-out part are read. A step that takes longer than `step_timeout_s` ends the run.
+    `weights` is "none" (first weights come from the seed) or an absolute path.
     """
 
     steps: int
     run_name: str
     runs_dir: str = "runs"
+    weights: str = "none"
     validate_every: int | Never = "never"
     validation_batches: int = 8
     step_timeout_s: float = 600.0

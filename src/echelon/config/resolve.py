@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from echelon.config.automatic import NO_FOLDER, read_zero, resharding
+from echelon.config.automatic import read_zero, resharding
 from echelon.config.checks import CHECKS, mesh_of, num_stages, run_checks
 from echelon.config.cluster import DEFAULT_CLUSTER, read_cluster
 from echelon.config.effects import EFFECTS
@@ -124,8 +124,8 @@ def _resolve_names(entries: dict[str, Entry], run_name: str) -> None:
 def _is_word(key: str, value: str) -> bool:
     if key == "data.source":
         return value == "stdlib"
-    if key == "zero.offload_dir":
-        return value == NO_FOLDER
+    if key in ("zero.offload_dir", "train.weights"):
+        return value == "none"
     return key == "data.tokenizer" and (value == "bytes" or value.startswith("bpe-"))
 
 

@@ -232,6 +232,9 @@ _RUN = (
     _setting("data.validation_fraction", FRACTION, 0.01, "of the tokens, held out"),
     _setting("train.steps", COUNT, 1000, "optimizer steps"),
     _setting(
+        "train.weights", Text(), "none", "safetensors file or folder to start from", path=True
+    ),
+    _setting(
         "train.run_name",
         Text(pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*", means="letters, digits, dots, dashes and _"),
         "auto",

@@ -1,0 +1,140 @@
+"""Fill a rank's shards from files of weights, a few megabytes at a time.
+
+Only rows that a shard needs are read, into one small buffer and from there, converted, into the
+shard; so a rank never holds more than its shards and that buffer. (A mapped file would do with less
+code, but its pages count as memory of the process, all of them in the end.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import torch
+
+from echelon.core.errors import CheckpointError
+from echelon.core.offload_file import read_all
+from echelon.core.rulebook.weights import WEIGHTS_FILE_READABLE, WEIGHTS_FINITE
+from echelon.parallel.shards import Shard
+from echelon.train.checkpoint.exchange import Exchange, everywhere
+from echelon.train.weights.files import DTYPE_SIZES, SETTING, StoredTensor, Weights
+
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+}
+
+_BUFFER_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """Say which rows and columns of a stored matrix go where; `target` is [rows, columns]."""
+
+    name: str
+    stored: StoredTensor
+    row: int
+    column: int
+    target: torch.Tensor
+
+    @property
+    def width(self) -> int:
+        """Return the columns of the stored matrix."""
+        return self.stored.shape[-1]
+
+
+def load_weights(
+    weights: Weights, wanted: Mapping[str, Sequence[Shard]], exchange: Exchange
+) -> None:
+    """Fill the tensors of `wanted` (by canonical name) in place; every rank calls it.
+
+    Values become the dtype of their target. CheckpointError, on every rank, where a file cannot be
+    read on some rank or a value is not finite in its target's dtype.
+    """
+    everywhere(exchange, lambda: _load(weights, wanted))
+
+
+@torch.no_grad()
+def _load(weights: Weights, wanted: Mapping[str, Sequence[Shard]]) -> None:
+    reads = [
+        _plan_read(weights, shard)
+        for shards in wanted.values()
+        for shard in shards
+        if shard.tensor.numel()
+    ]
+    reads.sort(key=lambda read: (read.stored.file, read.stored.start, read.row, read.column))
+    buffer = torch.empty(_BUFFER_BYTES, dtype=torch.uint8)
+    spoilt: dict[str, None] = {}
+    for file, of_file in groupby(reads, key=lambda read: read.stored.file):
+        try:
+            with file.open("rb", buffering=0) as stream:
+                for read in of_file:
+                    buffer = _enough(buffer, read)
+                    if not _fill(stream.fileno(), read, buffer):
+                        spoilt[read.name] = None
+        except OSError as error:
+            raise _unreadable(file, error.strerror or str(error)) from error
+    if spoilt:
+        raise CheckpointError(
+            WEIGHTS_FINITE.problem(
+                f"{weights.path} has values that are not finite here: {', '.join(spoilt)}",
+                key=SETTING,
+            )
+        )
+
+
+def _plan_read(weights: Weights, shard: Shard) -> _Read:
+    stored, source = weights.places[shard.name]
+    target, offset = shard.tensor.detach(), shard.offset
+    if target.dim() == 1:
+        target, offset = target.unsqueeze(0), (0, offset[0] + source.start)
+    elif source.transposed:
+        target, offset = target.t(), (offset[1], offset[0] + source.start)
+    else:
+        offset = (offset[0] + source.start, offset[1])
+    return _Read(name=shard.name, stored=stored, row=offset[0], column=offset[1], target=target)
+
+
+def _enough(buffer: torch.Tensor, read: _Read) -> torch.Tensor:
+    """Return a buffer with room for a row."""
+    size = read.width * DTYPE_SIZES[read.stored.dtype]
+    return buffer if buffer.numel() >= size else torch.empty(size, dtype=torch.uint8)
+
+
+def _fill(descriptor: int, read: _Read, buffer: torch.Tensor) -> bool:
+    """Read what a shard needs; return whether all of it is finite there."""
+    finite = True
+    for part, block in _blocks(descriptor, read, buffer):
+        part.copy_(block)
+        finite = finite and bool(torch.isfinite(part).all())
+    return finite
+
+
+def _blocks(
+    descriptor: int, read: _Read, buffer: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield some rows of the target at a time, with their values as they are in the file."""
+    num_rows, num_columns = read.target.shape
+    # Of a single row only the columns are read that are asked for, of several all of each.
+    begin, width = (read.column, num_columns) if num_rows == 1 else (0, read.width)
+    skip = read.column - begin
+    item, dtype = DTYPE_SIZES[read.stored.dtype], TORCH_DTYPES[read.stored.dtype]
+    rows_at_once = max(1, buffer.numel() // (width * item))
+    memory = buffer.numpy().data
+    for first in range(0, num_rows, rows_at_once):
+        part = read.target[first : first + rows_at_once]
+        size = part.shape[0] * width * item
+        position = ((read.row + first) * read.width + begin) * item
+        read_all(descriptor, memory[:size], read.stored.start + position)
+        block = buffer[:size].view(dtype).view(-1, width)
+        yield part, block[:, skip : skip + num_columns]
+
+
+def _unreadable(file: Path, reason: str) -> CheckpointError:
+    return CheckpointError(
+        WEIGHTS_FILE_READABLE.problem(f"{file} cannot be read: {reason}", key=SETTING)
+    )
