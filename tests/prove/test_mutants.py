@@ -258,6 +258,22 @@ PLANTED = (
         plan={"dp": 2, "zero": {"stage": 3}, "precision": FP16},
     ),
     Planted(
+        "slices:replicas_not_summed",
+        "prove-gradients",
+        "head.weight",
+        "missing sum",
+        "dp_replicate",
+        plan={"dp": 4, "zero": {"stage": 2}, "mesh": {"dp_replicate": 2, "dp_shard": 2}},
+    ),
+    Planted(
+        "slices:norm_of_own_slices",
+        "prove-gradient-norm",
+        "gradient norm",
+        "partial norm",
+        "dp_shard",
+        plan={"dp": 2, "zero": {"stage": 1}},
+    ),
+    Planted(
         "slices:master_not_written_back",
         "prove-master-weights",
         "layers.0.attention_norm.weight",

@@ -11,6 +11,7 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.parallel.buckets import Bucket
+from echelon.parallel.data import GradientReduction
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.zero import Residency
 from echelon.train.engine import Agreement, TrainEngine
@@ -102,3 +103,27 @@ def master_not_written_back(patch: pytest.MonkeyPatch, plan: Plan) -> None:
         optimizer._target = kept
 
     _only_on_shard(patch, 1, change)
+
+
+@mutant
+def replicas_not_summed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Leave out the sum of slices over the replicas of hybrid sharding."""
+    init = GradientReduction.__init__
+
+    def without(self: GradientReduction, plan: Plan, groups: RankGroups) -> None:
+        init(self, plan, groups)
+        for kind, hops in self._hops.items():
+            self._hops[kind] = [group for group in hops if group is not groups.replicate]
+
+    patch.setattr(GradientReduction, "__init__", without)
+
+
+@mutant
+def norm_of_own_slices(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Take the norm of the first data rank's slices for that of the gradient."""
+    agree = TrainEngine._agree
+
+    def first(self: TrainEngine, loss: float, norm: float, stop: bool, **rest: Any) -> Agreement:
+        return agree(self, loss, norm if self.groups.shard.index == 0 else 0.0, stop, **rest)
+
+    patch.setattr(TrainEngine, "_agree", first)
