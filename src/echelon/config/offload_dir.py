@@ -45,7 +45,7 @@ def offload_problems(plan: Plan, ranks: Iterable[int]) -> list[Problem]:
         *(f'zero.{key} = "host"' for key in HOMES if getattr(zero, key) == "nvme"),
     )
     return [
-        replace(problem, works=problem.works or works)
+        replace(problem, works=works)
         for problem in offload_folder_problems(Path(zero.offload_dir), needed)
     ]
 
