@@ -57,7 +57,7 @@ def test_a_folder_is_judged_before_any_rank_starts(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_is_found_when_room_is_reserved(tmp_path: Path) -> None:
     with mounted(f"size={16 * PAGE}", tmp_path), closing(FileRest(tmp_path, 2, 2)) as rest:
         rest.add("a", 8 * PAGE, torch.uint8)
-        with refused("offload-space", "rank 2", tmp_path, "ENOSPC"):
+        with refused("offload-space", "rank 2", tmp_path, "ENOSPC", "are free there"):
             rest.add("b", 16 * PAGE, torch.uint8)
 
 

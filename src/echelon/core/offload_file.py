@@ -14,7 +14,6 @@ import mmap
 import os
 import stat
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 from echelon.core.errors import EnvironmentProblem, Problem
@@ -174,15 +173,14 @@ def explain_offload_error(error: OSError, folder: Path, doing: str) -> Environme
         rule = OFFLOAD_FILE_WORKS
     name = errno.errorcode.get(error.errno or 0, "unknown error")
     reason = f"{error.strerror or error} ({name})"
-    works = _room(folder) if rule is OFFLOAD_SPACE else ()
-    return EnvironmentProblem(
-        rule.problem(f"{doing} in {folder} failed: {reason}", key=SETTING, works=works)
-    )
+    if rule is OFFLOAD_SPACE:
+        reason += _room(folder)
+    return EnvironmentProblem(rule.problem(f"{doing} in {folder} failed: {reason}", key=SETTING))
 
 
-def _room(folder: Path) -> Iterable[str]:
+def _room(folder: Path) -> str:
     try:
         space = os.statvfs(folder)
     except OSError:
-        return
-    yield f"{binary_bytes(space.f_bavail * space.f_frsize)} are free there"
+        return ""
+    return f"; {binary_bytes(space.f_bavail * space.f_frsize)} are free there"
