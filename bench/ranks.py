@@ -22,6 +22,8 @@ from bench.spec import Settings
 ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 300.0
 STEP_TIMEOUT_S = 180.0
+SETTLE_TIMEOUT_S = 20.0
+SETTLE_S = 0.1
 
 
 class CaseFailed(Exception):
@@ -84,7 +86,7 @@ class RankGroup:
         before = self._counters()
         command = {"do": "run", "first": self._next_step, "warmup": warmup, "steps": steps}
         replies = self._ask(command, STEP_TIMEOUT_S * (warmup + steps))
-        after = self._counters()
+        after = self._settled_counters()
         self._next_step += warmup + steps
         count = warmup + steps
         total, uplink = _sent(before, after, count)
@@ -200,6 +202,20 @@ class RankGroup:
         code = rank.process.wait()
         text = rank.log.read_text(errors="replace").strip().splitlines()
         return f"rank {index} ended with {code}: {text[-1] if text else 'no output'} ({rank.log})"
+
+    def _settled_counters(self) -> list[dict[str, int] | None]:
+        """Return the counters once nothing is sent: a step may end while its updates travel.
+
+        So they are counted, and the next case does not start beside them.
+        """
+        deadline = time.monotonic() + SETTLE_TIMEOUT_S
+        found = self._counters()
+        while found[0] is not None and time.monotonic() < deadline:
+            time.sleep(SETTLE_S)
+            before, found = found, self._counters()
+            if before == found:
+                break
+        return found
 
     def _counters(self) -> list[dict[str, int] | None]:
         return [host.sent_bytes() for host in self._hosts]
