@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 from echelon.config.load import load_job
 from echelon.core.event import EventList
+from echelon.core.parameters import parameters
 from echelon.core.serialize import to_json
 from echelon.launch.culprit import RankFailure
 from echelon.launch.pool import RankPool
+from echelon.models.initial import initial_values
 from echelon.train.data.prepare import prepare
 from echelon.train.loop import RankTask, TrainSummary
 from echelon.train.observer import StepFacts
@@ -80,11 +83,16 @@ def read_steps(run_dir: Path, rank: int = 0) -> dict[int, tuple[float, float]]:
 
 
 def train(
-    pool: RankPool, run_dir: Path, data: Path, layout: Sequence[str], resume: Path | None = None
+    pool: RankPool,
+    run_dir: Path,
+    data: Path,
+    layout: Sequence[str],
+    resume: Path | None = None,
+    base: Sequence[str] = TINY,
 ) -> TrainSummary:
     """Train the tiny model and return what rank 0 says; the ranks must say the same."""
     validation = [] if any("validate_every" in one for one in layout) else [VALIDATED]
-    job = load_job("nano", [*TINY, *validation, *layout])
+    job = load_job("nano", [*base, *validation, *layout])
     run_dir.mkdir(parents=True, exist_ok=True)
     task = RankTask(
         job=job,
@@ -185,3 +193,42 @@ def test_other_data_is_not_resumed(rank_pool: RankPool, tmp_path: Path, data: Pa
         train(rank_pool, tmp_path / "second", tmp_path / "other", (), resume=middle)
     assert failure.value.error is not None
     assert failure.value.error.rules == ("resume-same-data",)
+
+
+ZERO3 = ("mesh.dp_shard=2", "zero.stage=3")
+
+
+@pytest.mark.parametrize("layout", [(), ZERO3, LAYOUTS["pp2"]], ids=["alone", "stage 3", "pp2"])
+def test_a_run_that_starts_from_a_file_is_the_one_whose_weights_the_file_holds(
+    rank_pool: RankPool, tmp_path: Path, data: Path, layout: Sequence[str]
+) -> None:
+    other = load_job("nano", [*TINY, "train.seed=7"]).plan
+    whole = {spec.name: initial_values(other.model, spec, 7) for spec in parameters(other.model)}
+    save_file(whole, tmp_path / "weights.safetensors")
+    train(rank_pool, tmp_path / "seed", data, ("train.seed=7",))
+    start = f"train.weights={tmp_path / 'weights.safetensors'}"
+    train(rank_pool, tmp_path / "file", data, ("train.seed=7", start, *layout))
+    expected, found = read_steps(tmp_path / "seed"), read_steps(tmp_path / "file")
+    for step, values in expected.items():
+        assert found[step] == pytest.approx(values, rel=1e-10, abs=0)
+    train(rank_pool, tmp_path / "again", data, (start, *layout))
+    train(rank_pool, tmp_path / "seed 0", data, layout)
+    again, without = read_steps(tmp_path / "again"), read_steps(tmp_path / "seed 0")
+    assert again[1] != without[1]
+
+
+def test_masters_start_from_the_file_unrounded(
+    rank_pool: RankPool, tmp_path: Path, data: Path
+) -> None:
+    base = [one for one in TINY if not one.startswith("precision.")]
+    mixed = ["precision.parameters=bf16", "precision.gradients=bf16"]
+    other = load_job("nano", [*TINY, "train.seed=7"]).plan
+    whole = {spec.name: initial_values(other.model, spec, 7) for spec in parameters(other.model)}
+    save_file(whole, tmp_path / "weights.safetensors")
+    start = f"train.weights={tmp_path / 'weights.safetensors'}"
+    steps = []
+    for name, more in (("seed", ()), ("file", (start,))):
+        setting = ("train.seed=7", *ZERO3, *mixed, *more)
+        train(rank_pool, tmp_path / name, data, setting, base=base)
+        steps.append(read_steps(tmp_path / name))
+    assert steps[0] == steps[1]

@@ -101,6 +101,8 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
     mesh, backend = job.plan.mesh, job.plan.cluster.backend
     require_devices(backend, mesh.world_size, set_by=job.source_of("cluster.preset"))
     _require_offload_dir(job, range(mesh.world_size))
+    if resume is None:
+        _require_weights(job)
     run, task = prepare_run(job, resume, say)
     with run.locked():
         outcome = run_ranks(
@@ -121,6 +123,8 @@ def _train_joined(job: Job, resume: Path | None) -> TrainResult:
     place = read_place()
     # The last rank of a host finds the bytes of all of them, before any rank has reserved its own.
     _require_offload_dir(job, range(place.rank - place.local_rank, place.rank + 1))
+    if resume is None:
+        _require_weights(job)
     argument = {"job": job.for_ranks(), "resume": None if resume is None else str(resume)}
     outcome = run_joined(JOINED_RANK, argument, labels=_labels(job), options=_options(job))
     return replace(outcome.require()[0], rank=outcome.rank)
@@ -130,6 +134,14 @@ def _require_offload_dir(job: Job, ranks: range) -> None:
     from echelon.config.offload_dir import require_offload_dir
 
     require_offload_dir(job.plan, ranks, job.source_of("zero.offload_dir"))
+
+
+def _require_weights(job: Job) -> None:
+    """Raise CheckpointError where the file to start from is not one of this model's weights."""
+    if job.train.weights != "none":
+        from echelon.train.weights.files import find_weights
+
+        find_weights(Path(job.train.weights), job.plan.model)
 
 
 def _labels(job: Job) -> tuple[str, ...]:

@@ -226,6 +226,10 @@ class TrainEngine:
         self.num_updates = int(position["num_updates"])
         self.loss_scale.load(position["loss_scale"])
         self.optimizer.set_num_steps(self.num_updates)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take over the master copies, whose values were written from outside."""
         if not self.plan.mathematics.precision.has_master:
             return
         masters = self.optimizer.state()[MASTER]

@@ -25,6 +25,7 @@ from echelon.models.batch import TokenBatch
 from echelon.parallel.collectives import Group
 from echelon.parallel.recorder import Recorder
 from echelon.parallel.shards import Shard
+from echelon.train.checkpoint.exchange import everywhere
 from echelon.train.checkpoint.identity import RunIdentity, data_problems
 from echelon.train.checkpoint.index import PARAMETERS
 from echelon.train.checkpoint.load import load_checkpoint
@@ -40,6 +41,8 @@ from echelon.train.data.dataset import TokenDataset
 from echelon.train.diagnosis import explain_not_finite
 from echelon.train.engine import TrainEngine
 from echelon.train.observer import ObserverFactory, RunObserver, StepFacts
+from echelon.train.weights.files import find_weights
+from echelon.train.weights.load import load_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,10 +153,14 @@ class TrainLoop:
         )
 
     def _begin(self) -> int:
-        """Start from the seed or from a checkpoint; return the steps that are done."""
-        if self.task.resume is None:
-            step = 0
-        else:
+        """Start from the seed, a file or a checkpoint; return the steps that are done."""
+        step, weights = 0, self.job.train.weights
+        if self.task.resume is None and weights != "none":
+            shape = self.engine.plan.model
+            found = everywhere(self.exchange, lambda: find_weights(Path(weights), shape))[0]
+            load_weights(found, self.engine.masters(), self.exchange)
+            self.engine.refresh()
+        elif self.task.resume is not None:
             path = Path(self.task.resume)
             loaded = load_checkpoint(
                 path,
