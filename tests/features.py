@@ -62,6 +62,11 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def write() -> None:
+    """Write the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+
+
 def _shown(cell: Cell | None) -> str:
     if cell is None:
         return "-"
@@ -70,5 +75,4 @@ def _shown(cell: Cell | None) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(), encoding="utf-8")
+    write()

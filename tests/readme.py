@@ -1,6 +1,6 @@
 """The README's blocks that begin with `$`, and what the commands in them print.
 
-``python -m tests.readme`` writes them again; `test_readme.py` compares.
+``python -m tests.readme`` writes them and the page of features again; `test_readme.py` compares.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from echelon.cli.main import main
+from tests import features
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 BLOCK = re.compile(r"```console\n\$ ((?:echelon|python) [^\n]*)\n(.*?)```", re.DOTALL)
@@ -45,3 +46,4 @@ def rewritten(text: str) -> str:
 
 if __name__ == "__main__":
     README.write_text(rewritten(README.read_text(encoding="utf-8")), encoding="utf-8")
+    features.write()
