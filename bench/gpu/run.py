@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
 PARTS = ("tests", "training", "offload")
 OFFLOAD_LOAD = "1b"
+TEST_PACKAGES = ("pytest", "pytest_timeout")
 USABLE = 0.9
 NO_GPU = 3
 
@@ -149,8 +150,9 @@ def _driver() -> str:
 
 def _run_tests(session: Session) -> None:
     """Run the tests that need a GPU; what pytest says last is the result."""
-    if importlib.util.find_spec("pytest") is None:
-        session.tests = "not run: pytest is not installed"
+    missing = [name for name in TEST_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        session.tests = f"not run: {' and '.join(missing)} not installed"
         return
     _say("tests/cuda")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/cuda"]
