@@ -4,9 +4,9 @@ No two microbatches have the same tokens, and, as far as the lengths allow, no t
 number of valid tokens: then a mean of means, a swapped microbatch, or the same data on two
 replicas gives other numbers.
 
-Where the loss scale follows overflows, some steps are *loud*: one token over and over, whose
-gradients add up to a larger norm than those of other steps. `prove/proof_scale.py` puts the scale
-between the two.
+Where the loss scale follows overflows, some steps are *loud*: one token over and over, always to be
+followed by the same other one; their gradients add up to a larger norm than those of other steps.
+`prove/proof_scale.py` puts the scale between the two.
 
 Shapes: B sequences of the whole global batch, T positions, K microbatches of all replicas.
 """
@@ -33,8 +33,10 @@ def global_batch(plan: Plan, step: int) -> GlobalBatch:
     # The largest id lies beside the padding of the last vocabulary shard: it must be met.
     tokens[0, 0] = tokens[-1, -1] = plan.model.vocab - 1
     if step in loud_steps(plan):
-        tokens[:] = plan.model.vocab - 1
+        tokens[:, :] = plan.model.vocab - 1
     labels = tokens[:, 1:].copy()
+    if step in loud_steps(plan):
+        labels[:] = 0
     _ignore(labels, valid_counts(plan), generator)
     ids = step * _SAMPLES_PER_STEP + generator.permutation(_SAMPLES_PER_STEP)[:sequences]
     return GlobalBatch(

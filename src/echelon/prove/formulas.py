@@ -16,6 +16,9 @@ from echelon.core.plan import Optimizer, Precision
 
 Tensors = Mapping[str, torch.Tensor]
 
+LARGEST_GROWN_SCALE = 2.0**100
+"""A scale does not grow beyond it: gradients that let it are all zero."""
+
 
 def learning_rate(optimizer: Optimizer, step: int) -> float:
     """Return the learning rate of `step` (from 0; steps that an overflow skips count too).
@@ -81,4 +84,4 @@ class LossScale:
         self.good += 1
         if self.good == precision.loss_scale_window:
             self.good, self.left = 0, precision.loss_scale_hysteresis
-            self.scale *= 2
+            self.scale = max(self.scale, min(2 * self.scale, LARGEST_GROWN_SCALE))

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from echelon.core.axis import Axis
-from echelon.core.plan import Plan
+from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.buckets import plan_buckets, shard_degree, slice_elements
 from echelon.cost.bytes_held import bytes_held as planned_bytes_held
 from echelon.cost.bytes_sent import bytes_sent as planned_bytes_sent
+from echelon.cost.collectives import all_gather_bytes
+from echelon.cost.data_bytes import STAGE_AXIS
+from echelon.cost.stage import stage_of_rank, stage_part
 from echelon.prove.checks import Check, Evidence
 from echelon.schedule.build import build_schedule
-
-SENT_BY_UPDATES = frozenset({"parameters", "pieces of matrices", "orthogonal matrices"})
-"""The terms of what updates send: a step that is skipped does not."""
 
 
 def bytes_sent(evidence: Evidence) -> Iterator[Check]:
@@ -36,12 +37,28 @@ def bytes_sent(evidence: Evidence) -> Iterator[Check]:
 
 
 def bytes_by_axis(plan: Plan, rank: int, *, skipped: bool) -> dict[str, int]:
-    """Return the bytes that `rank` is to send over each axis in a step."""
+    """Return the bytes that `rank` is to send over each axis in a step.
+
+    A step that is skipped updates nothing: Muon sends no matrices, and parameters that are kept
+    whole are not gathered.
+    """
     total: dict[str, int] = {}
     for term in planned_bytes_sent(plan, rank):
-        if not (skipped and term.name in SENT_BY_UPDATES):
+        if not (skipped and term.axis == STAGE_AXIS):
             total[term.axis] = total.get(term.axis, 0) + term.bytes
+    if skipped and plan.layout.zero.stage:
+        total[Axis.DP_SHARD] = total.get(Axis.DP_SHARD, 0) - _gathered_after_update(plan, rank)
     return total
+
+
+def _gathered_after_update(plan: Plan, rank: int) -> int:
+    size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+    buckets = plan_buckets(plan, stage_part(plan, stage_of_rank(plan, rank)))
+    return sum(
+        all_gather_bytes(slice_elements(plan, bucket) * size, shard_degree(plan))
+        for bucket in buckets
+        if not bucket.sliced
+    )
 
 
 def bytes_held(evidence: Evidence) -> Iterator[Check]:

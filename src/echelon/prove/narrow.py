@@ -1,0 +1,56 @@
+"""Attention in bfloat16 and float16 on one device, rounded where every fast kernel rounds.
+
+Autograd through the plain operations keeps the gradient of the scores in float32 and subtracts from
+it a sum that it has in float32, too. A kernel that keeps no scores takes that sum from the rounded
+output, and rounds the gradient of the scores before it is multiplied with keys and queries (Dao et
+al., "FlashAttention", 2022, algorithm 4). One device rounds alike: its error is the measure of the
+plan's.
+
+Shape suffixes: see `models/operations.py`; S positions of keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from echelon.models.operations import Operations
+
+
+class _Attention(torch.autograd.Function):
+    """softmax(q k^T / sqrt(head_dim)) v, causal; products of rounded operands, sums in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Return the output, [B, H, T, head_dim], for as many key as query heads."""
+        scores = q.float() @ k.float().mT / q.shape[-1] ** 0.5
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        weights_BHTS = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
+        out = (weights_BHTS.to(v.dtype).float() @ v.float()).to(v.dtype)
+        ctx.save_for_backward(q, k, v, weights_BHTS, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the gradients of q, k and v."""
+        q, k, v, weights_BHTS, out = ctx.saved_tensors
+        dtype = q.dtype
+        dv = weights_BHTS.to(dtype).float().mT @ dout.float()
+        pull = (dout.float() * out.float()).sum(-1, keepdim=True)
+        dscores = weights_BHTS * (dout.float() @ v.float().mT - pull)
+        dscores = dscores.to(dtype).float() / q.shape[-1] ** 0.5
+        dq, dk = dscores @ k.float(), dscores.mT @ q.float()
+        return dq.to(dtype), dk.to(dtype), dv.to(dtype)
+
+
+class NarrowOperations(Operations):
+    """The plain operations, but for attention."""
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Return causal attention of q [T,B,H,hd] over k, v [T,B,K,hd], as [N, H * hd]."""
+        length, num_sequences, heads, head_dim = q.shape
+        repeats = heads // k.shape[2]
+        k, v = (x.repeat_interleave(repeats, dim=2) for x in (k, v))
+        out = _Attention.apply(*(x.permute(1, 2, 0, 3) for x in (q, k, v)))
+        return out.permute(2, 0, 1, 3).reshape(length * num_sequences, heads * head_dim)
