@@ -1,11 +1,13 @@
 """Kill or stop random ranks of a run at random moments, and judge how the run ends.
 
     python -m bench.faults                                  20 faults in training runs of nano.toml
+    python -m bench.faults --run zero3-nvme                 ... at ZeRO stage 3, its slices in files
     python -m bench.faults --times 5 -- COMMAND ...         faults in another run on local ranks
 
-Each time a fresh run is started, one of its ranks gets kill -9 or SIGSTOP, and three things must
-hold: the run ends within the limit, with a non-zero code, and names the rank that was hit; and no
-rank is left behind. Prints one line per fault and exits with 1 if any of them went wrong.
+Each time a fresh run is started, one of its ranks gets kill -9 or SIGSTOP, and these must hold: the
+run ends within the limit, with a non-zero code, and names the rank that was hit; no rank is left
+behind, nor a file in the folder of offloaded slices; and the last checkpoint, if it came to one,
+loads. Prints one line per fault and exits with 1 if any of them went wrong.
 """
 
 from __future__ import annotations
@@ -18,14 +20,32 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
+from echelon.core.errors import EchelonError
+from echelon.train.checkpoint.folder import list_checkpoints
+from echelon.train.checkpoint.load import check_checkpoint
+
 ROOT = Path(__file__).parents[1]
+FILES = "offloaded"
 FAULTS = (signal.SIGKILL, signal.SIGSTOP)
 START_TIMEOUT_S = 120.0
+SHARED_OUT = ("mesh.dp_replicate=1", "mesh.dp_shard=2")
+ONE_STAGE = ("mesh.pp=1", "mesh.tp=1", "mesh.sequence_parallel=false")
+IN_FILES = ("zero.optimizer_offload=nvme", "zero.parameter_offload=nvme")
+RUNS = {
+    "nano": (),
+    "zero2": (*SHARED_OUT, "zero.stage=2"),
+    "zero3": (*SHARED_OUT, "zero.stage=3"),
+    "zero3-nvme": (*SHARED_OUT, "zero.stage=3", *IN_FILES),
+    "zero3-nvme-2": (*ONE_STAGE, *SHARED_OUT, "zero.stage=3", *IN_FILES),
+}
+"""What runs of nano.toml are changed to; all but the last have eight ranks."""
+
 CULPRIT = re.compile(r"^error\[([a-z-]+)\]: rank (\d+)", re.MULTILINE)
 
 
@@ -42,16 +62,16 @@ class Result:
     rule: str
     named: int | None
     left: int
+    wrong: str = ""
 
     def good(self, limit_s: float) -> bool:
         """Return whether the run ended as it must."""
-        return (
-            self.ended_s <= limit_s and self.code != 0 and self.named == self.rank and not self.left
-        )
+        ended = self.ended_s <= limit_s and self.code != 0 and self.named == self.rank
+        return ended and not self.left and not self.wrong
 
     def line(self, limit_s: float) -> str:
         """Return the result as one line."""
-        verdict = "ok" if self.good(limit_s) else "WRONG"
+        verdict = "ok" if self.good(limit_s) else f"WRONG {self.wrong}".rstrip()
         return (
             f"{self.fault:8} rank {self.rank} of {self.world_size} after {self.after_s:5.2f} s: "
             f"ended in {self.ended_s:5.2f} s, exit {self.code}, {self.rule or 'no rule'} "
@@ -68,28 +88,50 @@ def main() -> int:
     parser.add_argument("--limit-s", type=float, default=15.0, help="seconds a run has to end")
     parser.add_argument("--span-s", type=float, default=8.0, help="faults come within this time")
     parser.add_argument("--seed", type=int, default=0, help="seed of ranks, faults and moments")
-    parser.add_argument("command", nargs="*", help="the run; training of nano.toml by default")
+    parser.add_argument("--run", choices=(*RUNS, "all"), default="nano", help="which training run")
+    parser.add_argument("command", nargs="*", help="another run")
     options = parser.parse_args()
     chance = random.Random(options.seed)
+    names = list(RUNS) if options.run == "all" else [options.run]
     wrong = 0
     slowest = 0.0
     for number in range(options.times):
+        name = "" if options.command else names[number // len(FAULTS) % len(names)]
         with tempfile.TemporaryDirectory(prefix="echelon-faults-") as directory:
-            command = options.command or training(Path(directory))
+            command = options.command or training(Path(directory), RUNS[name])
             result = hit(command, FAULTS[number % 2], chance, options.span_s, options.limit_s)
-        print(f"{number + 1:3}/{options.times}  {result.line(options.limit_s)}", flush=True)
+            result = replace(result, wrong=left_wrong(Path(directory)))
+        line = result.line(options.limit_s)
+        print(f"{number + 1:3}/{options.times}  {name:12} {line}", flush=True)
         wrong += not result.good(options.limit_s)
         slowest = max(slowest, result.ended_s)
     print(f"{options.times - wrong} of {options.times} as they must be, slowest {slowest:.2f} s")
     return 1 if wrong else 0
 
 
-def training(directory: Path) -> list[str]:
+def training(directory: Path, settings: Sequence[str]) -> list[str]:
     """Return the command of a training run that is long enough to be hit."""
+    changes = [f"train.runs_dir={directory}", "train.steps=100000", "checkpoint.every=5", *settings]
+    if any(setting in IN_FILES for setting in settings):
+        (directory / FILES).mkdir()
+        changes.append(f"zero.offload_dir={directory / FILES}")
     return [
         *(sys.executable, "-m", "echelon", "train", str(ROOT / "examples" / "nano.toml")),
-        *("--set", f"train.runs_dir={directory}", "--set", "train.steps=100000"),
+        *(word for change in changes for word in ("--set", change)),
     ]
+
+
+def left_wrong(directory: Path) -> str:
+    """Return what is wrong with what a run left in its folder; nothing is as it must be."""
+    if (directory / FILES).is_dir() and (left := list((directory / FILES).iterdir())):
+        return f"left {left}"
+    for run in directory.glob("*/checkpoints"):
+        if stored := list_checkpoints(run):
+            try:
+                check_checkpoint(stored[-1].path)
+            except EchelonError as error:
+                return str(error)
+    return ""
 
 
 def hit(
