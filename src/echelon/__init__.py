@@ -17,18 +17,28 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from echelon.api import import_run, plan, prove, train
+    from echelon.api import import_run, parallelize, plan, prove, train
     from echelon.core.errors import EchelonError
     from echelon.core.plan import Plan
 
 __version__ = "0.1.0"
 
-__all__ = ["EchelonError", "Plan", "__version__", "import_run", "plan", "prove", "train"]
+__all__ = [
+    "EchelonError",
+    "Plan",
+    "__version__",
+    "import_run",
+    "parallelize",
+    "plan",
+    "prove",
+    "train",
+]
 
 _HOMES = {
     "EchelonError": "echelon.core.errors",
     "Plan": "echelon.core.plan",
     "import_run": "echelon.api",
+    "parallelize": "echelon.api",
     "plan": "echelon.api",
 }
 _VERBS = ("prove", "train")

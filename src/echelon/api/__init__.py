@@ -5,8 +5,9 @@ command line calls these; so may any program.
 """
 
 from echelon.api.importing import ImportedRun, import_run
+from echelon.api.parallelize import parallelize
 from echelon.api.planning import plan
 from echelon.api.proving import prove
 from echelon.api.training import TrainResult, train
 
-__all__ = ["ImportedRun", "TrainResult", "import_run", "plan", "prove", "train"]
+__all__ = ["ImportedRun", "TrainResult", "import_run", "parallelize", "plan", "prove", "train"]

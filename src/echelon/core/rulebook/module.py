@@ -1,0 +1,268 @@
+"""Rules about a module of your own that `parallelize` splits, and about the loop around it."""
+
+from __future__ import annotations
+
+from echelon.core.rules import Rule
+
+MODULE_MESH = Rule(
+    id="module-mesh",
+    why="""
+    Data parallelism and ZeRO work on any module, for they only say where its parameters, gradients
+    and optimizer state lie. Tensor, context, pipeline and expert parallelism cut the computation
+    itself, which Echelon does to its own models only.
+    """,
+    bad="ec.parallelize(model, ec.plan('nano', settings=['mesh.tp=2']))",
+    fixed="""
+    ec.parallelize(model, ec.plan('nano', settings=['mesh.dp_shard=2', 'zero.stage=3']))
+    """,
+)
+
+MODULE_SETTINGS = Rule(
+    id="module-settings",
+    why="""
+    A plan is made for Echelon's own models. What it says of their blocks has no meaning for a
+    module of another kind, and is refused so that nobody counts on it: recomputation (use
+    torch.utils.checkpoint in your forward), and Muon (which needs to know which matrices are those
+    of hidden layers).
+    """,
+    bad="ec.parallelize(model, ec.plan('nano', settings=['optimizer.kind=muon']))",
+    fixed="ec.parallelize(model, ec.plan('nano', settings=['optimizer.kind=adamw']))",
+)
+
+MODULE_ARGUMENT = Rule(
+    id="module-argument",
+    why="""
+    `parallelize` takes words for what happens to parameters without a gradient, how gradients of
+    data ranks are joined, and who sets the learning rate. Another word is a slip of the pen.
+    """,
+    bad="ec.parallelize(model, plan, gradients='average')",
+    fixed="ec.parallelize(model, plan, gradients='mean')",
+)
+
+MODULE_RANKS = Rule(
+    id="module-ranks",
+    why="""
+    `parallelize` is called in a process of its own for every rank of the mesh, after they have
+    joined one process group.
+    """,
+    bad="python train.py                              # a plan of 4 ranks",
+    fixed="""
+    torchrun --nproc-per-node 4 train.py
+    # in train.py: torch.distributed.init_process_group("gloo"), then ec.parallelize(model, plan)
+    """,
+)
+
+MODULE_PARAMETERS = Rule(
+    id="module-parameters",
+    why="""
+    Parameters move into flat buckets, with their values: they must have some (a parameter on the
+    meta device has none), all be on one device, and be real numbers where they are trained. A
+    module is given to `parallelize` once.
+    """,
+    bad="""
+    with torch.device("meta"):
+        model = Net()
+    ec.parallelize(model, plan)
+    """,
+    fixed="""
+    model = Net()
+    ec.parallelize(model, plan)
+    """,
+)
+
+MODULE_SAME = Rule(
+    id="module-same",
+    why="""
+    Every rank must hold the same module: the same names, shapes and dtypes, the same parameters
+    frozen, the same buffers, the same plan. Values of parameters may differ, and become those of
+    rank 0; buffers stay what they are on each rank, so they must be equal at the start.
+    """,
+    bad="model = Net(width=64 + rank)",
+    fixed="model = Net(width=64)",
+)
+
+MODULE_UNITS = Rule(
+    id="module-units",
+    why="""
+    At stage 3 the parameters of a module are gathered and freed by unit: a part of the module that
+    has a forward of its own. By default these are the children of its largest list of modules of
+    one class; they can be named, or chosen by class or by size.
+    """,
+    bad="ec.parallelize(model, plan, units=['block0'])           # the module calls it blocks.0",
+    fixed="ec.parallelize(model, plan, units=['blocks.0', 'blocks.1'])",
+)
+
+MODULE_IGNORE = Rule(
+    id="module-ignore",
+    why="""
+    What is ignored stays as it is on every rank: it is named as in `named_parameters`, or as the
+    module that holds it. A name that ignores nothing is a slip of the pen, and a module of which
+    nothing is left to train needs no optimizer.
+    """,
+    bad="ec.parallelize(model, plan, ignore=['backbon'])",
+    fixed="ec.parallelize(model, plan, ignore=['backbone'])",
+)
+
+UNUSED_PARAMETER = Rule(
+    id="unused-parameter",
+    why="""
+    A parameter that got no gradient in any backward of a step is mostly a mistake: a layer that is
+    never called, or a branch that some ranks take and others do not. Nothing hangs, and by default
+    every rank raises this before anything is updated. Where it is meant, unused="zero" counts the
+    gradient of such a rank as zero.
+    """,
+    bad="""
+    model, optimizer = ec.parallelize(model, plan)
+    y = model.left(x) if rank == 0 else model.right(x)
+    """,
+    fixed='model, optimizer = ec.parallelize(model, plan, unused="zero")',
+)
+
+SECOND_BACKWARD = Rule(
+    id="second-backward",
+    why="""
+    A backward outside of no_sync() sums gradients over the ranks. A second one before step() would
+    sum what is a sum already. Where several backward passes belong to one step, all but the last
+    stand in no_sync(); one that was not meant to count is dropped by zero_grad(). (With
+    zero.accumulate = "slices" every backward is summed by itself, and any number may come.)
+    """,
+    bad="""
+    first.backward()
+    second.backward()
+    optimizer.step()
+    """,
+    fixed="""
+    with optimizer.no_sync():
+        first.backward()
+    second.backward()
+    optimizer.step()
+    """,
+)
+
+BACKWARD_INTERRUPTED = Rule(
+    id="backward-interrupted",
+    why="""
+    An error inside of backward leaves some gradients of this rank summed over the ranks and others
+    not, while the other ranks went on. The gradients of this step are lost; go on from a
+    checkpoint.
+    """,
+    bad="""
+    try:
+        loss.backward()
+    except RuntimeError:
+        continue
+    """,
+    fixed="loss.backward()",
+)
+
+RANKS_IN_STEP = Rule(
+    id="ranks-in-step",
+    why="""
+    One optimizer step is one step on all ranks, with the same learning rate: each rank updates
+    slices of the same parameters, and the pieces must fit together.
+    """,
+    bad="optimizer.param_groups[0]['lr'] = 1e-3 * (rank + 1)",
+    fixed="optimizer.param_groups[0]['lr'] = 1e-3",
+)
+
+LEARNING_RATE_OWNER = Rule(
+    id="learning-rate-owner",
+    why="""
+    By default the learning rate is that of the plan at each step. A scheduler of torch, or a loop
+    that writes param_groups[0]["lr"], would be overwritten; say that the rate is yours, and the
+    plan's schedule is not used.
+    """,
+    bad="""
+    model, optimizer = ec.parallelize(model, plan)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    """,
+    fixed="""
+    model, optimizer = ec.parallelize(model, plan, learning_rate="own")
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    """,
+)
+
+LOSS_NOT_SCALED = Rule(
+    id="loss-not-scaled",
+    why="""
+    With a loss scale, backward starts from the loss times that scale, and step() divides the
+    gradients by it. A loss that was not scaled would give gradients that are far too small.
+    """,
+    bad="loss.backward()",
+    fixed="optimizer.scale(loss).backward()",
+)
+
+FROZEN_CHANGED = Rule(
+    id="frozen-changed",
+    why="""
+    Which parameters are trained is known when the module is split: the others have no gradient and
+    no optimizer state anywhere. Freeze and unfreeze before `parallelize`.
+    """,
+    bad="""
+    model, optimizer = ec.parallelize(model, plan)
+    model.backbone.requires_grad_(True)
+    """,
+    fixed="""
+    model.backbone.requires_grad_(True)
+    model, optimizer = ec.parallelize(model, plan)
+    """,
+)
+
+VALUES_AWAY = Rule(
+    id="values-away",
+    why="""
+    At stage 3 a rank holds slices of the parameters, which are whole only while they are computed
+    with; and where the optimizer updates a copy in a wider dtype, values that are loaded into the
+    parameters alone would be lost. Inside of optimizer.whole(), on all ranks, the parameters can be
+    read and written; what is written is kept. optimizer.full_state() streams everything to rank 0.
+    """,
+    bad="torch.save(model.state_dict(), path)",
+    fixed="""
+    with optimizer.whole():
+        if rank == 0:
+            torch.save(model.state_dict(), path)
+    """,
+)
+
+FORWARD_THROUGH_MODULE = Rule(
+    id="forward-through-module",
+    why="""
+    At stage 3 the parameters of a unit are made whole when the module that was given to
+    `parallelize` is called and comes to that unit. A unit that is called by itself has no values.
+    """,
+    bad="y = model.blocks[0](x)",
+    fixed="y = model(x)",
+)
+
+UNIT_OUT_OF_ORDER = Rule(
+    id="unit-out-of-order",
+    why="""
+    At stage 3 units are gathered by all ranks in one order, that of the first step, and each is
+    freed after its use. A unit may be left out, on some ranks too, but one that comes after its
+    turn is gone, and this rank alone cannot gather it again. Units that are used several times, or
+    in another order on another rank, in the first step already, are kept whole for each pass.
+    """,
+    bad="order = sorted(self.blocks, key=lambda _: random.random())      # in forward",
+    fixed="ec.parallelize(model, plan, units=['encoder', 'decoder'])     # the blocks as one unit",
+)
+
+MODULE_STATE = Rule(
+    id="module-state",
+    why="""
+    The state of this optimizer is that of one rank's slices. It fits the same module, plan and rank
+    only.
+    """,
+    bad="optimizer.load_state_dict(torch.load('rank0.pt'))        # on rank 1",
+    fixed="optimizer.load_state_dict(torch.load(f'rank{rank}.pt'))",
+)
+
+BACKWARD_TWICE = Rule(
+    id="backward-of-backward",
+    why="""
+    At stage 3 a unit is freed when its backward is over. The backward of a backward
+    (create_graph=True: penalties on gradients, second derivatives) would read it again; it needs
+    whole parameters, as at stages 0 to 2.
+    """,
+    bad="torch.autograd.grad(loss, x, create_graph=True)         # zero.stage = 3",
+    fixed="torch.autograd.grad(loss, x, create_graph=True)         # zero.stage = 2",
+)
