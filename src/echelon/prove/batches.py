@@ -4,9 +4,9 @@ No two microbatches have the same tokens, and, as far as the lengths allow, no t
 number of valid tokens: then a mean of means, a swapped microbatch, or the same data on two
 replicas gives other numbers.
 
-Where the loss scale follows overflows, some steps are *loud*: one token over and over, always to be
-followed by the same other one; their gradients add up to a larger norm than those of other steps.
-`prove/proof_scale.py` puts the scale between the two.
+Where a dynamic loss scale is to overflow (`prove/proof_scale.py`), some steps are *loud*: one token
+over and over, always to be followed by the same other one; their gradients add up to a larger norm
+than those of other steps.
 
 Shapes: B sequences of the whole global batch, T positions, K microbatches of all replicas.
 """
@@ -22,6 +22,9 @@ from echelon.prove.subject import GlobalBatch
 
 _SAMPLES_PER_STEP = 10_007
 _LEAST_VALID = 0.3
+
+OVERFLOWING_SCALE = 2.0**256
+"""A loss scale from here on says that some steps are to overflow float64."""
 
 
 def global_batch(plan: Plan, step: int) -> GlobalBatch:
@@ -47,10 +50,14 @@ def global_batch(plan: Plan, step: int) -> GlobalBatch:
 
 
 def loud_steps(plan: Plan) -> range:
-    """Return the steps that are to overflow: as many as a dynamic loss scale falls after."""
+    """Return the steps that are to overflow: as many as a dynamic loss scale falls after.
+
+    There are some where the scale is one that no training has.
+    """
     precision = plan.mathematics.precision
-    count = precision.loss_scale_hysteresis if precision.loss_scaling == "dynamic" else 0
-    return range(1, 1 + count)
+    if precision.loss_scaling != "dynamic" or precision.loss_scale < OVERFLOWING_SCALE:
+        return range(0)
+    return range(1, 1 + precision.loss_scale_hysteresis)
 
 
 def valid_counts(plan: Plan) -> list[int]:

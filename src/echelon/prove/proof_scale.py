@@ -6,20 +6,20 @@ squares overflow where the norm passes 2^512, which is as sharp as float64 itsel
 is chosen such that the norms of the loud steps (`prove/batches.py`) pass it and those of the others
 do not. Scaling by a number that is no power of two costs a rounding of 1e-16.
 
-In the plan's own precision the scale starts so low that nothing can overflow, and is seen to grow.
+In the plan's own precision the batches are those of any proof, and the scale starts so low that
+nothing can overflow; it is seen to grow.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from echelon.core.plan import Plan
-from echelon.prove.batches import loud_steps
-from echelon.prove.oracle import TORCH_DTYPES, OracleStep
+from echelon.prove.batches import OVERFLOWING_SCALE, loud_steps
+from echelon.prove.oracle import TORCH_DTYPES, run_oracle
 
 _LARGEST_NORM = 2.0**512
 """The norm whose square is the first that float64 does not hold."""
@@ -29,28 +29,32 @@ _ROOM = 256.0
 
 def num_steps_with_overflow(plan: Plan, num_steps: int) -> int:
     """Return how many steps a proof takes so that `num_steps` of them update the parameters."""
-    return num_steps + len(loud_steps(plan))
+    precision = plan.mathematics.precision
+    dynamic = precision.loss_scaling == "dynamic"
+    return num_steps + (precision.loss_scale_hysteresis if dynamic else 0)
 
 
-def overflowing_scale(plan: Plan, unscaled: Sequence[OracleStep]) -> float:
-    """Return the float64 scale with which the loud steps overflow, and no others.
+def overflowing(plan: Plan, num_steps: int) -> Plan:
+    """Return the float64 plan with the scale under which the loud steps overflow, and no others."""
+    # A scale that is large enough to make steps loud, and too small to overflow in them.
+    loud_plan = with_scale(plan, OVERFLOWING_SCALE)
+    steps = run_oracle(loud_plan, num_steps)
+    loud = min(step.grad_norm for step in steps if step.step in loud_steps(loud_plan))
+    other = max(step.grad_norm for step in steps if step.step not in loud_steps(loud_plan))
+    return with_scale(plan, _LARGEST_NORM / math.sqrt(loud * other))
 
-    `unscaled` are the steps of the plan without scaling: the gradient norms that are to be scaled.
-    """
-    loud = min(step.grad_norm for step in unscaled if step.step in loud_steps(plan))
-    other = max(step.grad_norm for step in unscaled if step.step not in loud_steps(plan))
-    return _LARGEST_NORM / math.sqrt(loud * other)
 
-
-def quiet_scale(plan: Plan, unscaled: Sequence[OracleStep]) -> float:
+def quiet_scale(plan: Plan, exact: Plan, num_steps: int) -> float:
     """Return a power of two, the plan's scale or less, with which nothing overflows.
 
-    Gradients inside the model may be larger than those of its weights, and the scale grows twice.
+    `exact` is the plan in float64. Gradients inside the model may be larger than those of its
+    weights, and the scale grows twice.
     """
     precision = plan.mathematics.precision
     names = (precision.parameters, precision.gradients, precision.reduction)
     limit = min(torch.finfo(TORCH_DTYPES[name]).max for name in names)
-    largest = max(float(g.abs().max()) for step in unscaled for g in step.gradients.values())
+    steps = run_oracle(with_scale(exact, 1.0), num_steps)
+    largest = max(float(g.abs().max()) for step in steps for g in step.gradients.values())
     scale = min(precision.loss_scale, limit / (_ROOM * largest))
     return 2.0 ** math.floor(math.log2(scale))
 
@@ -62,9 +66,3 @@ def with_scale(plan: Plan, scale: float) -> Plan:
         precision, loss_scale=scale, loss_scale_min=min(precision.loss_scale_min, scale)
     )
     return replace(plan, mathematics=replace(plan.mathematics, precision=changed))
-
-
-def without_scale(plan: Plan) -> Plan:
-    """Return the plan with a loss that is not scaled, and the same batches."""
-    precision = replace(plan.mathematics.precision, loss_scale=1.0, loss_scale_window=10**9)
-    return replace(plan, mathematics=replace(plan.mathematics, precision=precision))

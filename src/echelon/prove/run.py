@@ -21,10 +21,9 @@ from echelon.prove.oracle import OracleStep, run_oracle
 from echelon.prove.proof import Proof, ProofPass
 from echelon.prove.proof_scale import (
     num_steps_with_overflow,
-    overflowing_scale,
+    overflowing,
     quiet_scale,
     with_scale,
-    without_scale,
 )
 from echelon.prove.ranks import find_factory, read_results
 from echelon.prove.shrink import NUM_STEPS, same_dtypes, shrink
@@ -107,14 +106,12 @@ def prove(
 def _variants(plan: Plan, *, own_precision: bool) -> list[_Variant]:
     exact, own = shrink(plan, precision="fp64"), shrink(plan)
     own_reference = exact
-    if exact.mathematics.precision.loss_scaling != "none":
+    scaling = exact.mathematics.precision.loss_scaling
+    if scaling != "none":
         num_steps = num_steps_with_overflow(exact, NUM_STEPS)
-        steps = run_oracle(without_scale(exact), num_steps)
-        own = with_scale(own, quiet_scale(own, steps))
-        scale = own.mathematics.precision.loss_scale
-        own_reference = with_scale(exact, scale)
-        dynamic = exact.mathematics.precision.loss_scaling == "dynamic"
-        exact = with_scale(exact, overflowing_scale(exact, steps) if dynamic else scale)
+        scale = quiet_scale(own, exact, num_steps)
+        own, own_reference = with_scale(own, scale), with_scale(exact, scale)
+        exact = overflowing(exact, num_steps) if scaling == "dynamic" else own_reference
     variants = [_Variant(name="fp64", plan=exact, reference=exact)]
     precision = own.mathematics.precision
     if own_precision and not same_dtypes(precision, exact.mathematics.precision):
