@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,20 @@ def test_every_mistake_is_in_the_error() -> None:
     with pytest.raises(ec.EchelonError) as caught:
         ec.plan("nano", settings=["mesh.tp=3", "mesh.pp=9"])
     assert {"tp-divides-heads", "layers-fill-stages"} <= set(caught.value.rules)
+
+
+def test_a_configuration_of_another_tool_is_a_run(tmp_path: Path) -> None:
+    config = tmp_path / "ds.json"
+    config.write_text('{"zero_optimization": {"stage": 1}, "gradient_clipping": 0.5}')
+    run = ec.import_run(config, ranks=2, settings=["train.steps=50"])
+    assert run.plan.layout.zero.stage == 1
+    assert {row.key: row.setting for row in run.rows}["gradient_clipping"] == "optimizer.clip_norm"
+    run.write(tmp_path / "run.toml")
+    loaded = ec.plan(tmp_path / "run.toml")
+    assert loaded.same_mathematics(run.plan)
+    config.write_text('{"zero_optimisation": {"stage": 1}}')
+    with pytest.raises(ec.EchelonError, match="import-unknown-key"):
+        ec.import_run(config)
 
 
 def test_a_plan_is_proven() -> None:

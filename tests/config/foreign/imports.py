@@ -8,7 +8,7 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
-from echelon.config.foreign.importer import Imported, Kind, import_file
+from echelon.config.foreign.importer import Imported, Kind, import_file, keys_of
 from echelon.config.foreign.ledger import Row
 from echelon.config.foreign.write import imported_toml
 from echelon.config.load import load_job
@@ -31,13 +31,16 @@ class Imports:
         ranks: int | None = None,
         sets: Sequence[str] = (),
     ) -> Imported:
-        """Return an import, after its run.toml has been loaded and is the same run."""
+        """Return an import, once every key is accounted for and its run.toml is the same run."""
         text = cleandoc(config) + "\n" if isinstance(config, str) else json.dumps(config)
         path = self.folder / "foreign"
         path.write_text(text, encoding="utf-8")
         found = import_file(path, kind=self.kind, extends=extends, ranks=ranks, sets=sets)
         written = self.folder / "foreign.toml"
         written.write_text(imported_toml(found, self.folder), encoding="utf-8")
+        told = {row.key.replace(".fsdp_", ".") for row in found.rows}
+        given = keys_of(self.kind, path, path.read_text(encoding="utf-8"))
+        assert {key.replace(".fsdp_", ".") for key in given} <= told
         plan, loaded = found.job.plan, load_job(written).plan
         assert loaded.same_mathematics(plan)
         assert (loaded.layout, loaded.cluster) == (plan.layout, plan.cluster)

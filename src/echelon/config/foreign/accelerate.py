@@ -35,8 +35,7 @@ DEGREES = {"tp_size": "tp", "cp_size": "cp", "dp_replicate_size": "dp_replicate"
 def read_accelerate(ledger: Ledger, around: Surroundings) -> None:
     """Note in `ledger` what becomes of every key of an Accelerate configuration."""
     ledger.given = _plain(ledger.given)
-    for section in SECTIONS:
-        ledger.known[section] = None
+    ledger.sections(SECTIONS)
     kind = _read_type(ledger)
     if kind is None:
         return
@@ -87,15 +86,13 @@ def _meant(value: object) -> object:
 def _read_type(ledger: Ledger) -> str | None:
     """Return how Accelerate would train; None where the file is not to be read as a whole."""
     key = "distributed_type"
-    kind = ledger.given.get(key)
     ledger.known[key] = None
-    if kind is False:
-        kind = "NO"
+    # YAML 1.1 reads the word NO as false.
+    kind = "NO" if ledger.given.get(key) is False else str(ledger.given.get(key))
     if kind == "FSDP" or kind in PLAIN_TYPES:
-        why = "zero.stage follows from its strategy" if kind == "FSDP" else PLAIN_TYPES[str(kind)]
-        ledger.skip(key, why)
-        return str(kind)
-    why = OTHER_TYPES.get(str(kind), "there is no such type")
+        ledger.skip(key, PLAIN_TYPES.get(kind, "zero.stage follows from its strategy"))
+        return kind
+    why = OTHER_TYPES.get(kind, "there is no such type")
     ledger.problems.append(
         IMPORT_KIND.problem(
             f"{key} = {ledger.text(key)}: {why}",

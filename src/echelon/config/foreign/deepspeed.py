@@ -18,7 +18,7 @@ from echelon.config.foreign.deepspeed_keys import (
 from echelon.config.foreign.deepspeed_offload import read_activations
 from echelon.config.foreign.deepspeed_optimizer import read_optimizer, read_scheduler
 from echelon.config.foreign.deepspeed_precision import read_precision
-from echelon.config.foreign.deepspeed_zero import read_stage, read_zero
+from echelon.config.foreign.deepspeed_zero import TABLE, read_stage, read_zero
 from echelon.config.foreign.ledger import COUNT, FROM_ZERO, Ledger
 from echelon.config.foreign.ranks import (
     DataRanks,
@@ -35,8 +35,8 @@ MICS = "zero_optimization.mics_shard_size"
 
 def read_deepspeed(ledger: Ledger, around: Surroundings) -> None:
     """Note in `ledger` what becomes of every key of a DeepSpeed configuration."""
-    for section in SECTIONS:
-        ledger.known[section] = None
+    old_form = isinstance(ledger.given.get(TABLE), bool)
+    ledger.sections(name for name in SECTIONS if not (old_form and name == TABLE))
     around = _read_model_degrees(ledger, around)
     stage = read_stage(ledger)
     gradients = read_precision(ledger, around)

@@ -25,6 +25,7 @@ DEFAULT_MAX_LIVE = 10**9
 def read_stage(ledger: Ledger) -> int:
     """Map the stage, and return it; the old form of the table is true or false."""
     if isinstance(old := ledger.given.get(TABLE), bool):
+        ledger.known[TABLE] = None
         ledger.set(TABLE, "zero.stage", int(old), "true is stage 1")
         return int(old)
     key = f"{TABLE}.stage"

@@ -75,7 +75,7 @@ def import_file(
     extends = extends or DEFAULT_BASE[kind]
     gathered = gather(extends, ()) if extends else Gathered()
     over, problems = parse_sets(sets)
-    given = _given(kind, path, text)
+    given = keys_of(kind, path, text)
     around = surroundings(merge([*gathered.layers, over]), ranks)
     ledger = Ledger(tool=TOOLS[kind], path=str(path), given=given)
     {"deepspeed": read_deepspeed, "accelerate": read_accelerate, "megatron": read_megatron}[kind](
@@ -115,7 +115,8 @@ def told_kind(path: Path, text: str) -> Kind:
     )
 
 
-def _given(kind: Kind, path: Path, text: str) -> Mapping[str, object]:
+def keys_of(kind: Kind, path: Path, text: str) -> Mapping[str, object]:
+    """Return the keys of a file, with dots, and their values; ConfigError where it is not one."""
     if kind == "megatron":
         return parse_command(path, text)
     if kind == "accelerate" and not text.lstrip().startswith("{"):

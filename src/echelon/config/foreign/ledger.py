@@ -14,6 +14,7 @@ from typing import cast
 from echelon.config.entries import Entry
 from echelon.config.kinds import Choice, Flag, Integer, Kind, Real
 from echelon.core.errors import Problem
+from echelon.core.rulebook.config import WRONG_TYPE
 from echelon.core.rulebook.imports import (
     IMPORT_AUTO,
     IMPORT_CONFLICT,
@@ -149,6 +150,19 @@ class Ledger:
         """Say why a key that is given needs no setting."""
         if self.has(key):
             self.rows.append(Row(key=key, given=self.text(key), why=why))
+
+    def sections(self, names: Iterable[str]) -> None:
+        """Note that these are tables; one that is a value instead is wrong."""
+        for name in names:
+            if self.has(name):
+                self.problems.append(
+                    WRONG_TYPE.problem(
+                        f"{name} = {self.text(name)} is not a table",
+                        key=name,
+                        set_by=self.where(name),
+                        works=(f"no {name}",),
+                    )
+                )
 
     def skip_table(self, table: str, why: str) -> None:
         """Say why no key of a table needs a setting."""

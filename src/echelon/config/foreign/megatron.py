@@ -19,6 +19,7 @@ from echelon.config.foreign.megatron_keys import (
 )
 from echelon.config.foreign.megatron_model import read_model
 from echelon.config.foreign.megatron_numbers import (
+    SAMPLES,
     read_learning_rate,
     read_optimizer,
     read_precision,
@@ -158,7 +159,9 @@ def _read_ranks(ledger: Ledger, stage: int, around: Surroundings) -> int:
     count = ledger.whole(local, COUNT, setting="mesh")
     machines = ledger.whole(nodes, COUNT, setting="mesh") or 1
     source = ""
-    if count is not None:
+    if count is None:
+        ledger.skip(nodes, f"ranks are not counted by it without {local}")
+    else:
         ranks, source = machines * count, ledger.where(nodes, local)
         if around.ranks not in (None, ranks):
             ledger.conflict(
@@ -245,11 +248,13 @@ def _read_steps(ledger: Ledger, batch: int | None) -> int | None:
     steps = ledger.whole("--train-iters", COUNT, setting="train.steps")
     if steps is not None:
         ledger.set("--train-iters", "train.steps", steps, "optimizer steps")
-    samples = ledger.whole("--train-samples", COUNT, setting="train.steps")
-    if samples is not None and batch:
-        steps = samples // batch
-        why = f"{samples} samples / {batch} of a step"
-        ledger.set("--train-samples", "train.steps", max(1, steps), why)
+    key = "--train-samples"
+    samples = ledger.whole(key, COUNT, setting="train.steps")
+    if samples is not None and batch is None:
+        ledger.refuse(key, SAMPLES, works=(f"{GLOBAL} N",), setting="train.steps")
+    elif samples is not None and batch:
+        steps = max(1, samples // batch)
+        ledger.set(key, "train.steps", steps, f"{samples} samples / {batch} of a step")
     return steps
 
 

@@ -8,6 +8,7 @@ from echelon.core.plan import DTYPE_BYTES
 
 BETA = Real(below=True, maximum=1.0)
 FRACTION = Real(maximum=1.0)
+SAMPLES = "how many samples a step has is not known"
 STYLES = {"constant": "constant", "linear": "linear", "cosine": "cosine", "WSD": "wsd"}
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
 MUON_ONLY = {
@@ -141,14 +142,13 @@ def read_learning_rate(ledger: Ledger, steps: int | None, batch: int | None) -> 
     if peak is not None:
         ledger.set("--lr", "optimizer.learning_rate", peak, "at its peak")
     key = "--lr-decay-style"
-    if ledger.given.get(key) == "inverse-square-root":
-        ledger.known[key] = None
+    told = None
+    if ledger.has(key) and ledger.given[key] == "inverse-square-root":
         ledger.refuse(key, "there is no such schedule", works=STYLES, setting="optimizer.schedule")
-        style = "linear"
     else:
-        style = ledger.word(key, STYLES, setting="optimizer.schedule") or "linear"
-    source = "" if ledger.has(key) else ledger.default
-    if not ledger.has(key) or ledger.given[key] in STYLES:
+        told = ledger.word(key, STYLES, setting="optimizer.schedule")
+    style, source = told or "linear", "" if ledger.has(key) else ledger.default
+    if told or not ledger.has(key):
         ledger.set(key, "optimizer.schedule", STYLES[style], "after the warm-up", source=source)
     key = "--min-lr"
     least = ledger.number(key, setting="optimizer.final_ratio")
@@ -201,6 +201,8 @@ def _counted(ledger: Ledger, stem: str, setting: str, batch: int | None) -> tupl
     if count is not None:
         ledger.skip(samples, f"{iters} says it")
         return iters, count
-    if given is not None and batch:
+    if given is not None and batch is None:
+        ledger.refuse(samples, SAMPLES, works=("--global-batch-size N",), setting=setting)
+    elif given is not None and batch:
         return samples, given // batch
     return None
