@@ -29,11 +29,13 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """A tied head, a frozen table of positions, a scalar in each block; one block may be frozen."""
 
-    def __init__(self, *, checkpointed: bool = False, frozen_block: bool = False) -> None:
+    def __init__(
+        self, *, layers: int = 4, checkpointed: bool = False, frozen_block: bool = False
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCAB, WIDTH)
         self.positions = nn.Parameter(torch.randn(LENGTH, WIDTH), requires_grad=False)
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.blocks = nn.ModuleList(Block() for _ in range(layers))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCAB, bias=False)
         self.head.weight = self.embedding.weight
@@ -130,11 +132,12 @@ def make(name: str) -> nn.Module:
     """Return a module of float64 values that depend on nothing but its name."""
     torch.manual_seed(5)
     made = {
-        "transformer": lambda: Transformer(),
+        "transformer": Transformer,
+        "deep": lambda: Transformer(layers=10),
         "checkpointed": lambda: Transformer(checkpointed=True),
         "frozen block": lambda: Transformer(frozen_block=True),
-        "convolutions": lambda: Convolutions(),
-        "nested": lambda: Nested(),
+        "convolutions": Convolutions,
+        "nested": Nested,
     }[name]()
     return made.double()
 

@@ -1,22 +1,23 @@
-"""What ranks run in the tests of modules: a loop as a user writes it; and the same on one device."""
+"""A loop over any module as a user writes it, for ranks to run; and the same on one device."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-import echelon as ec
 from echelon.api.parallelize import parallelize
 from echelon.core.event import Event, EventList
 from echelon.core.plan import Plan
+from echelon.cost.module_buckets import ModuleBuckets
 from echelon.launch.context import RankContext
+from echelon.parallel.module import UnitRow
 from echelon.train.module_optimizer import ModuleOptimizer, ModuleStep
-from tests.parallel.module_models import loss_of, make, tokens
+from tests.parallel.module_models import Block, loss_of, make, tokens
 
 Values = dict[str, torch.Tensor]
 
@@ -210,3 +211,53 @@ def rate_of(loop: Loop, step: int) -> float:
     if loop.learning_rate == "plan":
         return learning_rate(settings, step)
     return settings.learning_rate * (0.5**step if loop.scheduled else 1.0)
+
+
+def sent_and_planned(
+    context: RankContext, loop: Loop
+) -> tuple[dict[str, int], ModuleBuckets, list[str]]:
+    """Return what the last step sent by axis, the buckets, and those that were kept whole."""
+    model, events = make(loop.model), EventList()
+    model, optimizer = parallelize(model, loop.plan, units=loop.units, events=events)
+    for step in range(2):
+        events.events.clear()
+        _backwards(loop, optimizer, model, step, context.rank, [])
+        optimizer.step()
+    sent = events.bytes_by_axis()
+    sent.pop("world")
+    kept = [bucket.name for bucket in optimizer.module.residency.kept]
+    return sent, optimizer.module.plans, kept
+
+
+def two_forwards(context: RankContext, plan: Plan) -> tuple[Values, Values]:
+    """Return parameters after steps with one backward of two forwards, and with two of one each."""
+    found: list[Values] = []
+    for joined in (True, False):
+        model, optimizer = parallelize(make("transformer"), plan)
+        for step in range(3):
+            losses = [loss_of(model, tokens(step, m, context.rank)) for m in range(2)]
+            if joined:
+                (losses[0] + losses[1]).backward()
+            else:
+                with optimizer.no_sync():
+                    losses[1].backward()
+                losses[0].backward()
+            optimizer.step()
+        found.append(full(optimizer))
+    return found[0], found[1]
+
+
+def tables(context: RankContext, plan: Plan) -> list[tuple[UnitRow, ...]]:
+    """Return the units of several choices."""
+    choices: list[Any] = ["blocks", Block, 400, ["blocks.2", "blocks.0.mlp"]]
+    return [parallelize(make("transformer"), plan, units=choice)[1].units() for choice in choices]
+
+
+def train_in_low_precision(context: RankContext, loop: Loop) -> tuple[Values, Values, Values]:
+    """Return parameters and master copies after training, and the copies of the start."""
+    model, optimizer = parallelize(make(loop.model).float(), loop.plan)
+    at_start = full(optimizer, "master")
+    for step in range(loop.steps):
+        _backwards(loop, optimizer, model, step, context.rank, [])
+        optimizer.step()
+    return full(optimizer), full(optimizer, "master"), at_start

@@ -82,6 +82,16 @@ def _common(passes: Sequence[Sequence[Event]], without: Iterable[str]) -> list[E
         left -= bad
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """Name the buckets that are over, those that were left out, those to gather, and the next."""
+
+    over: list[str]
+    skipped: list[str]
+    gather: list[str]
+    after: list[str]
+
+
 class Sweep:
     """Say, as units are used, which buckets are to be gathered now and which can be freed.
 
@@ -131,11 +141,8 @@ class Sweep:
         """Return all buckets in the order in which they are over."""
         return sorted(self._order, key=lambda bucket: self._last[bucket])
 
-    def enter(self, unit: str) -> tuple[list[str], list[str], list[str]]:
-        """Return what to free, what to gather and what comes after, as `unit` begins.
-
-        Its turn must not have passed.
-        """
+    def enter(self, unit: str) -> Turn:
+        """Return what is to be done as `unit` begins; its turn must not have passed."""
         assert not self.passed(unit), f"the turn of {unit} has passed"
         tick = self._tick = self._ticks["enter", unit]
         later = [one for one in self._enters if one > tick]
@@ -143,9 +150,13 @@ class Sweep:
         start = self._next
         while self._next < len(self._order) and self._first[self._order[self._next]] <= horizon:
             self._next += 1
-        gather = self._order[start : self._next]
+        over = self._over(before=tick)
+        coming = self._order[start : self._next]
+        skipped = [bucket for bucket in coming if self._last[bucket] < tick]
+        gather = [bucket for bucket in coming if self._last[bucket] >= tick]
         self._live += gather
-        return self._over(before=tick), gather, self._order[self._next : self._next + 1]
+        after = self._order[self._next : self._next + 1]
+        return Turn(over=over, skipped=skipped, gather=gather, after=after)
 
     def leave(self, unit: str) -> list[str]:
         """Return what to free as `unit` ends."""

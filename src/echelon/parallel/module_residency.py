@@ -60,11 +60,12 @@ class ModuleResidency(Residency):
         """Make a unit whole in its turn; free what is over, start on what comes."""
         if sweep.passed(unit):
             raise out_of_order(unit, "its turn has passed")
-        free, gather, after = sweep.enter(unit)
-        self._pass(sweep, free)
-        for name in gather:
+        turn = sweep.enter(unit)
+        self._pass(sweep, turn.over)
+        self._join(sweep, turn.skipped)
+        for name in turn.gather:
             self._gather_missing(self._named[name])
-        for name in after if len(self._reads) < num_buffers(self._zero) else ():
+        for name in turn.after if len(self._reads) < num_buffers(self._zero) else ():
             self._read(self._named[name])
         for name in sweep.buckets_of(unit):
             self._await(self._named[name])
@@ -77,10 +78,7 @@ class ModuleResidency(Residency):
         """Go to the end of a sweep: take part in gathers of what this rank did not use."""
         live, skipped = sweep.end()
         self._pass(sweep, live)
-        for name in skipped:
-            self._gather_missing(self._named[name])
-            self._await(self._named[name])
-            self._pass(sweep, [name])
+        self._join(sweep, skipped)
 
     def gather_kept(self) -> None:
         """Make whole what does not come and go."""
@@ -105,6 +103,13 @@ class ModuleResidency(Residency):
         self.forward.restart()
         self.backward.restart()
         self.end_pass()
+
+    def _join(self, sweep: Sweep, names: Sequence[str]) -> None:
+        """Take part in gathers of what this rank does not use."""
+        for name in names:
+            self._gather_missing(self._named[name])
+            self._await(self._named[name])
+            self._pass(sweep, [name])
 
     def _pass(self, sweep: Sweep, names: Sequence[str]) -> None:
         for name in names:

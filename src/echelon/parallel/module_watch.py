@@ -66,7 +66,7 @@ class ModuleWatch:
         self._events: list[Event] = []
         self._events_back: list[Event] = []
         self._inside_back: set[str] = set()
-        self._depth = self._rounds_left = self._num_backwards = 0
+        self._depth = self._rounds_left = self._num_forwards = self._num_backwards = 0
         self._running = False
         self._graphs: list[weakref.ref[_Graph]] = []
 
@@ -85,14 +85,17 @@ class ModuleWatch:
             unit.module.register_forward_hook(partial(self._unit_ends, unit.name))
 
     def end_step(self, world: Group) -> None:
-        """Take part in what the others gather for a backward that this rank did not do.
+        """Take part in what the others gather for passes of which this rank did none.
 
         After the first step the ranks tell one another in which order they used their units.
         """
+        if self._num_forwards == 0:
+            self._residency.gather_kept()
+            self._residency.complete(self._residency.forward)
         if self._num_backwards == 0:
             self._rounds_left = 1
             self._end_rounds()
-        self._num_backwards = 0
+        self._num_forwards = self._num_backwards = 0
         if self.learning:
             self.learning = False
             order = agree(world.gather_objects(self._noted))
@@ -156,6 +159,7 @@ class ModuleWatch:
         if self._depth or in_backward():
             return
         self._residency.complete(self._residency.forward)
+        self._num_forwards += 1
         if self.learning:
             self._noted.forwards.append(self._events)
         wanting = _with_gradient(output) if torch.is_grad_enabled() else []

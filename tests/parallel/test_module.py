@@ -1,0 +1,269 @@
+"""Any module under a plan: what it computes, what it sends, and what is whole when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from echelon.core.plan import Optimizer, Plan, Precision, Zero
+from echelon.cost.module_buckets import module_bytes
+from echelon.launch.pool import RankPool
+from tests.parallel import module_targets as targets
+from tests.parallel.layouts import plan_of
+from tests.parallel.module_targets import Loop, Looped
+
+ADAMW = Optimizer(total_steps=8, clip_norm=0.5, eps=1e-3, warmup_steps=2, learning_rate=1e-2)
+SGD = replace(ADAMW, kind="sgd", momentum=0.9)
+SLICES = Zero(stage=3, accumulate="slices")
+WHOLE = Zero(stage=3)
+STAGES = [
+    pytest.param(Zero(), id="stage 0"),
+    pytest.param(Zero(stage=1), id="stage 1"),
+    pytest.param(Zero(stage=2, accumulate="slices"), id="stage 2"),
+    pytest.param(SLICES, id="stage 3"),
+    pytest.param(WHOLE, id="stage 3 whole gradients"),
+]
+NESTED = ["outer.0", "outer.0.inner", "outer.1", "outer.1.inner", "twice", "first", "last"]
+BLOCKS = [f"blocks.{index}" for index in range(4)]
+
+
+def plan(zero: Zero, **changes: Any) -> Plan:
+    """Return a plan over two data ranks, or over those that `changes` name."""
+    if not {"dp", "dp_shard"} & set(changes):
+        changes["dp" if zero.stage == 0 else "dp_shard"] = 2
+    return plan_of(zero=zero, **{"optimizer": ADAMW, "bucket_bytes": 2000, **changes})
+
+
+def run(rank_pool: RankPool, loop: Loop) -> list[Looped]:
+    """Run a loop on the ranks of its plan; whatever happens, it does not hang."""
+    return rank_pool.run(targets.train, loop, world_size=loop.plan.mesh.world_size, timeout_s=30.0)
+
+
+def assert_as_on_one_device(ranks: list[Looped], loop: Loop, tolerance: float = 1e-12) -> None:
+    """Compare the norm of every step and all parameters after the last with one device."""
+    expected = targets.one_device(loop, loop.plan.mesh.world_size)
+    for rank in ranks:
+        for report, (_, norm) in zip(rank.reports, expected, strict=True):
+            assert report.grad_norm == pytest.approx(norm, rel=tolerance)
+            assert not report.skipped
+    values, _ = expected[-1]
+    assert set(ranks[0].after) == set(dict(targets.make(loop.model).named_parameters()))
+    for name, value in values.items():
+        torch.testing.assert_close(
+            ranks[0].after[name].to(value.dtype), value, rtol=0, atol=tolerance, msg=name
+        )
+    start = dict(targets.make(loop.model).named_parameters())
+    assert any((values[name] - start[name]).abs().max() > 1e-3 for name in values)
+
+
+@pytest.mark.parametrize("zero", STAGES)
+@pytest.mark.parametrize(
+    "model", ["transformer", "frozen block", "convolutions", "nested", "checkpointed"]
+)
+def test_a_module_trains_as_on_one_device(rank_pool: RankPool, model: str, zero: Zero) -> None:
+    units = NESTED if model == "nested" else "blocks"
+    loop = Loop(plan=plan(zero), model=model, units=units, microbatches=2)
+    assert_as_on_one_device(run(rank_pool, loop), loop)
+
+
+@pytest.mark.parametrize(
+    ("zero", "mesh"),
+    [
+        (Zero(), {"dp": 4}),
+        (Zero(stage=1), {"dp_shard": 4}),
+        (Zero(stage=2, accumulate="slices"), {"dp": 2, "dp_shard": 2}),
+        (Zero(stage=1), {"dp": 2, "dp_shard": 2}),
+        (SLICES, {"dp": 2, "dp_shard": 2}),
+        (WHOLE, {"dp": 2, "dp_shard": 2}),
+        (SLICES, {"dp_shard": 4}),
+    ],
+)
+def test_four_ranks_and_replicas_of_slices(
+    rank_pool: RankPool, zero: Zero, mesh: dict[str, int]
+) -> None:
+    loop = Loop(plan=plan(zero, optimizer=SGD, **mesh), microbatches=3, gradients="sum")
+    assert_as_on_one_device(run(rank_pool, loop), loop)
+
+
+@pytest.mark.parametrize("zero", STAGES)
+def test_a_branch_that_only_some_ranks_take_neither_hangs_nor_differs(
+    rank_pool: RankPool, zero: Zero
+) -> None:
+    # Row A6: blocks left out on one rank, on both, in the first step and later; a rank that does
+    # nothing at all in a step. More blocks than may be in flight.
+    skips = {(0, 1): (2,), (1, 0): (0, 9), (1, 1): (9,), (2, 1): (1, 3, 4, 5, 6)}
+    loop = Loop(plan=plan(zero), model="deep", unused="zero", skips=skips, idle=[(3, 1)], steps=5)
+    ranks = run(rank_pool, loop)
+    assert_as_on_one_device(ranks, loop)
+    if zero.stage == 3:
+        assert ranks[0].streamed == [f"blocks.{index}" for index in range(10) if index != 2]
+
+
+@pytest.mark.parametrize("zero", [Zero(stage=1), SLICES])
+def test_a_first_step_without_a_rank(rank_pool: RankPool, zero: Zero) -> None:
+    loop = Loop(plan=plan(zero), unused="zero", idle=[(0, 1)])
+    assert_as_on_one_device(run(rank_pool, loop), loop)
+
+
+@pytest.mark.parametrize("zero", STAGES[:2] + STAGES[4:])
+def test_backward_passes_without_sync_send_nothing(rank_pool: RankPool, zero: Zero) -> None:
+    # Row A7: three backward passes are one, and one sum per bucket instead of three.
+    loop = Loop(plan=plan(zero), microbatches=3)
+    ranks = run(rank_pool, loop)
+    assert_as_on_one_device(ranks, loop)
+    kind = "all_reduce" if zero.stage == 0 else "reduce_scatter"
+    names = [event.name for event in ranks[0].events[-1] if event.kind == kind]
+    assert len(names) == len(set(names))
+    assert names
+
+
+@pytest.mark.parametrize(
+    ("zero", "changes"),
+    [
+        (Zero(), {}),
+        (Zero(stage=1), {}),
+        (Zero(stage=2, accumulate="slices"), {}),
+        (SLICES, {}),
+        (WHOLE, {}),
+        (replace(SLICES, reshard_after_forward=False), {}),
+        (replace(SLICES, keep_whole_below=50), {}),
+        (replace(SLICES, unit_blocks=2), {}),
+        (SLICES, {"dp": 2, "dp_shard": 2}),
+        (Zero(stage=1), {"dp": 2, "dp_shard": 2}),
+    ],
+)
+@pytest.mark.parametrize("model", ["transformer", "frozen block"])
+def test_bytes_sent_are_those_of_the_formulas(
+    rank_pool: RankPool, zero: Zero, changes: dict[str, Any], model: str
+) -> None:
+    loop = Loop(plan=plan(zero, **changes), model=model, microbatches=2)
+    sent = rank_pool.run(
+        targets.sent_and_planned, loop, world_size=loop.plan.mesh.world_size, timeout_s=30.0
+    )
+    for measured, buckets, kept in sent:
+        assert measured == module_bytes(loop.plan, buckets, passes=2, kept=kept)
+        assert measured
+
+
+def test_units_are_gathered_twice_or_once(rank_pool: RankPool) -> None:
+    # Row E9: before forward and before backward, or once per step.
+    for reshard, times in ((True, 2), (False, 1)):
+        loop = Loop(plan=plan(replace(SLICES, reshard_after_forward=reshard)))
+        for rank in run(rank_pool, loop):
+            gathers = [e.name for e in rank.events[-1] if e.name.startswith("parameters.")]
+            assert sorted({gathers.count(name) for name in gathers}) == sorted({1, times})
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_as_many_units_are_whole_as_are_gathered_ahead(rank_pool: RankPool, prefetch: int) -> None:
+    # Rows E7 and E8: the largest unit and those ahead; gathers begin as much earlier.
+    loop = Loop(plan=plan(replace(SLICES, prefetch=prefetch)))
+    for rank in run(rank_pool, loop):
+        assert rank.streamed == BLOCKS
+        assert rank.most_whole == 1 + prefetch
+        gathers = [event for event in rank.events[-1] if event.name.startswith("parameters.")]
+        overlapping = sum(
+            after.start < one.end for one, after in pairwise(gathers) if one.name != after.name
+        )
+        assert (overlapping > 4) is (prefetch > 0)
+
+
+def test_evaluation_between_forward_and_backward(rank_pool: RankPool) -> None:
+    for zero in (WHOLE, replace(SLICES, reshard_after_forward=False)):
+        loop = Loop(plan=plan(zero), microbatches=2, evaluates=True)
+        ranks = run(rank_pool, loop)
+        assert_as_on_one_device(ranks, loop)
+        for rank in ranks:
+            assert rank.losses[0] == pytest.approx(2 * rank.losses[1], rel=1e-12)
+
+
+@pytest.mark.parametrize("zero", STAGES)
+def test_two_forwards_of_one_backward(rank_pool: RankPool, zero: Zero) -> None:
+    results = rank_pool.run(targets.two_forwards, plan(zero), world_size=2, timeout_s=30.0)
+    together, apart = results[0]
+    for name, value in together.items():
+        torch.testing.assert_close(value, apart[name], rtol=0, atol=1e-12, msg=name)
+
+
+def test_the_table_of_units(rank_pool: RankPool) -> None:
+    # Row E7: by class, by size, by names; each with its bytes.
+    tables = rank_pool.run(targets.tables, plan(SLICES), world_size=2)
+    by_default, by_class, by_size, by_name = tables[0]
+    assert [row.name for row in by_default] == [*BLOCKS, "(root)"]
+    one = next(row for row in by_default if row.name == "blocks.0")
+    assert (one.num_parameters, one.bytes) == (10, 8 * 1050)
+    assert by_class == by_default
+    assert [row.name for row in by_size if ".mlp" in row.name] == [f"{b}.mlp" for b in BLOCKS]
+    assert [row.name for row in by_name] == ["blocks.0.mlp", "blocks.2", "(root)"]
+    total = sum(row.bytes for row in by_default)
+    assert all(sum(row.bytes for row in table) == total for table in tables[0])
+
+
+def test_a_scheduler_of_torch_sets_the_learning_rate(rank_pool: RankPool) -> None:
+    loop = Loop(plan=plan(Zero(stage=1)), learning_rate="own", scheduled=True)
+    ranks = run(rank_pool, loop)
+    assert [report.learning_rate for report in ranks[0].reports] == [1e-2, 5e-3, 2.5e-3]
+    assert_as_on_one_device(ranks, loop)
+
+
+@pytest.mark.parametrize("home", ["host", "nvme"])
+def test_offload_changes_nothing(rank_pool: RankPool, tmp_path: Any, home: Any) -> None:
+    base = Loop(plan=plan(SLICES), microbatches=2)
+    zero = replace(
+        SLICES, optimizer_offload=home, parameter_offload=home, offload_dir=str(tmp_path)
+    )
+    away = run(rank_pool, replace(base, plan=plan(zero)))
+    here = run(rank_pool, base)
+    for name, value in here[0].after.items():
+        assert torch.equal(value, away[0].after[name])
+    assert not list(tmp_path.iterdir())
+
+
+BF16 = Precision(parameters="bf16", gradients="bf16", reduction="fp32", master="fp32")
+FP16 = Precision(
+    parameters="fp16",
+    gradients="fp16",
+    reduction="fp32",
+    master="fp32",
+    loss_scaling="dynamic",
+    loss_scale=2.0**40,
+    loss_scale_window=2,
+)
+
+
+@pytest.mark.parametrize("zero", STAGES)
+def test_master_copies_start_from_what_was_given_and_are_what_is_rounded(
+    rank_pool: RankPool, zero: Zero
+) -> None:
+    loop = Loop(plan=plan(zero, precision=BF16), microbatches=2)
+    expected = targets.one_device(loop, 2)[-1][0]
+    given = dict(targets.make("transformer").named_parameters())
+    results = rank_pool.run(targets.train_in_low_precision, loop, world_size=2)
+    parameters, masters, at_start = results[0]
+    for name, master in masters.items():
+        assert torch.equal(parameters[name], master.to(torch.bfloat16))
+        assert torch.equal(
+            at_start[name], dict(targets.make("transformer").named_parameters())[name].float()
+        )
+        torch.testing.assert_close(master.double(), expected[name], rtol=0, atol=0.02)
+    assert set(masters) == set(parameters) - {"positions"}
+
+
+@pytest.mark.parametrize("zero", [Zero(), SLICES])
+def test_an_overflow_skips_the_step_and_the_scale_follows(rank_pool: RankPool, zero: Zero) -> None:
+    loop = Loop(plan=plan(zero, precision=FP16), steps=40, microbatches=1)
+    for rank in run(rank_pool, loop):
+        skipped = [report.skipped for report in rank.reports]
+        scales = [report.loss_scale for report in rank.reports]
+        assert skipped[0]
+        assert not skipped[-1] or not skipped[-2]
+        for index, now in enumerate(skipped[:-1]):
+            assert (
+                scales[index + 1] == scales[index] / 2
+                if now
+                else scales[index + 1] >= scales[index]
+            )
