@@ -1,4 +1,4 @@
-"""What a plan promised beside its mathematics is proven too: bytes sent, order of actions."""
+"""What a plan promised beside its mathematics is proven too: bytes sent and held, its order."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from typing import Any
 import torch
 
 from echelon.core.plan import Plan
+from echelon.cost.buckets import plan_buckets
+from echelon.cost.bytes_sent import bytes_sent_by_axis
+from echelon.cost.stage import stage_part
 from echelon.launch.context import RankContext
 from echelon.launch.pool import RankPool
+from echelon.parallel.storage import Memory
+from echelon.prove.promises import bytes_by_axis
 from echelon.prove.proof import Proof
 from echelon.prove.run import prove
 from echelon.schedule.build import build_schedule
@@ -42,6 +47,38 @@ def runs_gpipe(context: RankContext, plan: Plan) -> EngineSubject:
     return subject
 
 
+def keeps_gradients(context: RankContext, plan: Plan) -> EngineSubject:
+    """Build an engine that keeps whole buckets of gradients when their slices have been summed."""
+    subject = EngineSubject(plan, context)
+    for bucket in subject.engine.model.buckets:
+        bucket.gradients_memory = Kept(bucket.gradients_memory)
+    return subject
+
+
+class Kept:
+    """Memory that is never given back."""
+
+    def __init__(self, memory: Memory) -> None:
+        """Hold the memory of a bucket's gradients."""
+        self.memory = memory
+
+    @property
+    def present(self) -> bool:
+        """Return whether the memory is there."""
+        return self.memory.present
+
+    def allocate(self) -> None:
+        """Have the memory."""
+        self.memory.allocate()
+
+    def release(self) -> None:
+        """Do nothing."""
+
+    def add_view(self, view: torch.Tensor) -> None:
+        """Learn of another view."""
+        self.memory.add_view(view)
+
+
 def proof_of(pool: RankPool, subject: Any) -> Proof:
     """Return the proof of a small plan with two stages and two replicas."""
     name = f"{subject.__module__}:{subject.__name__}"
@@ -68,3 +105,38 @@ def test_another_order_is_found_though_the_numbers_are_right(rank_pool: RankPool
     diagnosis = proof.diagnosis
     assert diagnosis is not None
     assert diagnosis.says == "action 2 was F0.2, the schedule has BW0.0"
+
+
+def test_what_is_not_freed_is_found_though_the_numbers_are_right(rank_pool: RankPool) -> None:
+    proof = prove(
+        layout(dp=2, zero={"stage": 2, "accumulate": "slices"}),
+        run_ranks=rank_pool.run,
+        subject=f"{__name__}:keeps_gradients",
+        own_precision=False,
+    )
+    assert failed(proof) == {"prove-bytes-held"}
+    diagnosis = proof.diagnosis
+    assert diagnosis is not None
+    assert diagnosis.tensor == "gradients of rank 0"
+
+
+def test_a_skipped_step_sends_what_updates_do_not() -> None:
+    plan = layout(dp=2, zero={"stage": 1}, optimizer={"kind": "muon"})
+    taken, skipped = (bytes_by_axis(plan, 0, skipped=skip) for skip in (False, True))
+    assert taken == bytes_sent_by_axis(plan, 0)
+    assert "stage" in taken
+    assert "stage" not in skipped
+    # Of a scatter of gradients and a gather of parameters, the gather is left out.
+    assert skipped["dp_shard"] * 2 == taken["dp_shard"]
+    assert {axis: taken[axis] for axis in ("dp", "world")} == {
+        axis: skipped[axis] for axis in ("dp", "world")
+    }
+
+
+def test_what_stage_3_gathers_for_its_forward_is_sent_in_a_skipped_step_too() -> None:
+    zero = {"stage": 3, "reshard_after_forward": False, "keep_whole_below": 64}
+    plan = layout(dp=2, zero=zero)
+    taken, skipped = (bytes_by_axis(plan, 0, skipped=skip)["dp_shard"] for skip in (False, True))
+    kept = [b for b in plan_buckets(plan, stage_part(plan, 0)) if not b.sliced]
+    assert [bucket.names for bucket in kept] != []
+    assert taken - skipped == sum(bucket.num_elements // 2 * 4 for bucket in kept)
