@@ -266,7 +266,8 @@ class TrainEngine:
         row = torch.tensor(
             [
                 loss if here[Axis.TP] == 0 else 0.0,
-                norm_squared if self._counts_norm else 0.0,
+                # A copy adds nothing, unless it alone is not finite: no rank may update then.
+                norm_squared if self._counts_norm else norm_squared * 0.0,
                 float(stop_requested),
                 groups.recorder.waited_s,
                 float(used_bytes),
