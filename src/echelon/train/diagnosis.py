@@ -1,21 +1,28 @@
 """Where a NaN came from: the first module, microbatch and samples that were not finite.
 
 Every rank takes part, in step, after a step whose loss or norm was not finite and before any
-weight has changed. The forward pass is run again with a look at what each module gives; where all
-of it is finite, the gradients are looked at instead.
+weight has changed. The forward pass is run again with a look at what each module gives. Where all
+of it is finite, backward is run again, too, with a look at the gradients of each rank before they
+are summed: in a sum, whose slices lie anywhere, it is not seen whose gradient was the first.
+Weights that are not finite themselves are told with the rank that holds them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.train import LOSS_NOT_FINITE
+from echelon.cost.buckets import accumulates_slices
+from echelon.cost.stage import stage_of_rank
 from echelon.models.batch import TokenBatch
+from echelon.parallel.buckets import Bucket, Slot
+from echelon.parallel.data import GradientReduction
 from echelon.train.engine import StepResult, TrainEngine, forward_only
 
 _TEXT_BYTES = 256
@@ -25,7 +32,7 @@ _MODULES_PER_STAGE = 1 << 20
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class Finding:
-    """Say what a rank saw first; findings sort by when a forward pass would meet them."""
+    """Say what a rank saw first; findings sort by when the pass that found them met them."""
 
     microbatch: int
     position: int
@@ -37,8 +44,13 @@ def explain_not_finite(
     engine: TrainEngine, batches: Sequence[TokenBatch], step: int, result: StepResult
 ) -> RunFailed:
     """Return the error that names where the first value that is not finite came from."""
-    finding = _first(engine, _in_forward(engine, batches) or _in_gradients(engine))
+    finding = _in_forward(engine, batches)
+    if finding is None:
+        in_sum = _first(engine, _in_sums(engine))
+        finding = _in_backward(engine, batches, result) or in_sum
+    weight = _first(engine, _in_weights(engine))
     where = "" if finding is None else f"; first seen on {finding.text}"
+    where += "" if weight is None else f"; not finite itself is {weight.text}"
     values = f"loss {result.loss}, gradient norm {result.grad_norm}"
     return RunFailed(
         LOSS_NOT_FINITE.problem(
@@ -79,18 +91,92 @@ def _in_forward(engine: TrainEngine, batches: Sequence[TokenBatch]) -> Finding |
     finally:
         for handle in handles:
             handle.remove()
+        engine.model.residency.end_pass()
     return _first(engine, found[0] if found else None)
 
 
-def _in_gradients(engine: TrainEngine) -> Finding | None:
-    position = 0
-    for bucket in engine.model.buckets:
-        for slot in bucket.slots:
-            position += 1
-            part = bucket.within_own(slice(slot.start, slot.end))
-            if not bucket.gradient_slice[part].isfinite().all():
-                text = f"{_who(engine)}, in the gradient of {slot.spec.name}"
-                return Finding(microbatch=0, position=position, rank=engine.groups.rank, text=text)
+def _in_backward(
+    engine: TrainEngine, batches: Sequence[TokenBatch], result: StepResult
+) -> Finding | None:
+    """Take the step again without its update, and look at gradients before they are summed."""
+    found: list[Finding] = []
+    model, one_by_one = engine.model, accumulates_slices(engine.plan)
+
+    def look(bucket: Bucket) -> None:
+        microbatch = engine.groups.recorder.microbatch or 0
+        place = f", microbatch {microbatch}" if one_by_one else ""
+        finding = _in_bucket(engine, bucket, place, lambda slot: slot.gradient)
+        if finding is not None and not found:
+            found.append(replace(finding, microbatch=microbatch if one_by_one else 0))
+
+    model.store.start_step()
+    model.reduction.start_step()
+    with _looking(model.reduction, look):
+        scale = result.loss_scale / max(1, result.tokens)
+        model.executor.run(engine.schedule, batches, scale)
+        model.reduction.finish()
+        model.residency.end_pass()
+    return _first(engine, found[0] if found else None)
+
+
+@contextmanager
+def _looking(reduction: GradientReduction, look: Callable[[Bucket], None]) -> Iterator[None]:
+    """Show `look` every bucket that is full, before it is summed."""
+    reduce = reduction.bucket_is_full
+
+    def look_and_reduce(bucket: Bucket, *, last: bool) -> None:
+        look(bucket)
+        reduce(bucket, last=last)
+
+    # An attribute of the object hides the method until it is gone.
+    reduction.bucket_is_full = look_and_reduce
+    try:
+        yield
+    finally:
+        del reduction.bucket_is_full
+
+
+def _in_sums(engine: TrainEngine) -> Finding | None:
+    """Return what is not finite in the sums that this rank holds."""
+
+    def part(slot: Slot) -> torch.Tensor:
+        bucket = slot.bucket
+        return bucket.gradient_slice[bucket.within_own(slice(slot.start, slot.end))]
+
+    findings = (
+        _in_bucket(engine, bucket, "", part, "sum of the ") for bucket in engine.model.buckets
+    )
+    return min((finding for finding in findings if finding is not None), default=None)
+
+
+def _in_bucket(
+    engine: TrainEngine,
+    bucket: Bucket,
+    place: str,
+    gradient: Callable[[Slot], torch.Tensor],
+    what: str = "",
+) -> Finding | None:
+    """Return the gradient of a bucket that backward came to first, of those not finite."""
+    names = [name for name, _ in engine.model.stage.named_parameters()]
+    stages = engine.plan.num_stages
+    bad = [slot for slot in bucket.slots if not gradient(slot).isfinite().all()]
+    if not bad:
+        return None
+    index, name = max((names.index(slot.spec.name), slot.spec.name) for slot in bad)
+    after = (stages - 1 - stage_of_rank(engine.plan, engine.groups.rank)) * _MODULES_PER_STAGE
+    return Finding(
+        microbatch=0,
+        position=after + len(names) - index,
+        rank=engine.groups.rank,
+        text=f"{_who(engine)}{place}, in the {what}gradient of {name}",
+    )
+
+
+def _in_weights(engine: TrainEngine) -> Finding | None:
+    for position, (name, shards) in enumerate(engine.parameters().items()):
+        if not all(shard.tensor.isfinite().all() for shard in shards):
+            text = f"the weight {name} of {_who(engine)}"
+            return Finding(microbatch=0, position=position, rank=engine.groups.rank, text=text)
     return None
 
 
