@@ -9,8 +9,8 @@ LOSS_NOT_FINITE = Rule(
     why="""
     A loss or a gradient that is NaN or infinite would spoil every weight. All ranks learn of it in
     the same step, before the optimizer runs, so the weights and the last checkpoint are those of
-    the step before. The step is then run forward once more to find the first module, microbatch
-    and samples whose output is not finite.
+    the step before. The step is then run once more to find the first module, microbatch and samples
+    whose output is not finite, or else the first gradient, on the rank that computed it.
     """,
     bad="--set optimizer.learning_rate=1000",
     fixed="--set optimizer.learning_rate=3e-4 --set optimizer.warmup_steps=100",
