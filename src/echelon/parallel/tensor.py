@@ -25,6 +25,7 @@ from torch import nn
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.collectives import Group, Pending
 from echelon.parallel.gradients import GradientStore
+from echelon.parallel.products import product
 from echelon.parallel.sequence import gather_rows, scatter_sum
 
 
@@ -57,9 +58,9 @@ class ColumnLinear(torch.autograd.Function):
             gathered.wait()
         weight = split.store.matrices([linear.weight for linear in linears])
         if weight is None:
-            y = torch.cat([x @ linear.weight.t() for linear in linears], dim=-1)
+            y = torch.cat([product(x, linear.weight) for linear in linears], dim=-1)
         else:
-            y = x @ weight.t()
+            y = product(x, weight)
         biases: list[torch.Tensor] = [one.bias for one in linears if one.bias is not None]
         if biases:
             y += torch.cat(biases)
@@ -96,7 +97,7 @@ class RowLinear(torch.autograd.Function):
         """Return the sum over the tensor ranks, [N, D], or this rank's rows of it."""
         ctx.save_for_backward(x)
         ctx.linear, ctx.split = linear, split
-        y = x @ linear.weight.t()
+        y = product(x, linear.weight)
         if split.scattered:
             y, pending = scatter_sum(y, split.group, name="row.forward")
         else:
@@ -119,7 +120,7 @@ class RowLinear(torch.autograd.Function):
             dy, gathered = gather_rows(dy, split.group, name="row.backward")
             split.store.run_deferred()
             gathered.wait()
-        dx = dy @ linear.weight
+        dx = product(dy, linear.weight.t())
         split.store.defer(lambda: split.store.add_product([linear.weight], dy, x))
         if split.group.size == 1:
             split.store.run_deferred()
@@ -131,7 +132,7 @@ def _input_gradient(
 ) -> torch.Tensor:
     weight = store.matrices([linear.weight for linear in linears])
     if weight is not None:
-        return dy @ weight
+        return product(dy, weight.t())
     parts = dy.split([linear.out_features for linear in linears], dim=-1)
     dx = parts[0] @ linears[0].weight
     for part, linear in zip(parts[1:], linears[1:], strict=True):

@@ -24,6 +24,7 @@ from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.precision import NARROW, at_least_fp32
 from echelon.parallel.collectives import Group
 from echelon.parallel.pieces import row_pieces
+from echelon.parallel.products import product
 from echelon.parallel.sequence import gather_rows, own_rows, scatter_sum
 from echelon.parallel.tensor import TensorSplit
 
@@ -118,7 +119,7 @@ class VocabularyLoss(torch.autograd.Function):
         real = max(0, min(weight_VD.shape[0], vocab - group.index * weight_VD.shape[0]))
         counted_N = labels_N != IGNORED_LABEL
         local_N, elsewhere_N = local_ids(labels_N.clamp(min=0), weight_VD.shape[0], group)
-        logits_NV = x_ND @ weight_VD.t()
+        logits_NV = product(x_ND, weight_VD)
         logits_NV[:, real:] = float("-inf")
         local = _local_statistics(logits_NV, local_N)
         local[2].masked_fill_(elsewhere_N, 0.0)
@@ -146,7 +147,7 @@ class VocabularyLoss(torch.autograd.Function):
             logits_NV.mul_((factor_N * dloss).unsqueeze(-1))
             own_N = torch.where(mine_N, -ctx.scale * dloss, 0.0)
             logits_NV.scatter_add_(1, local_N.unsqueeze(1), own_N.unsqueeze(1))
-        dx_ND = logits_NV @ weight
+        dx_ND = product(logits_NV, weight.t())
         if split.scattered:
             dx_ND, pending = scatter_sum(dx_ND, split.group, name="head.backward")
         else:
