@@ -91,10 +91,15 @@ def managed_parameters(model: nn.Module, ignore: Sequence[str]) -> dict[str, nn.
     ConfigError where there is nothing to train, or a parameter cannot be split.
     """
     named = dict(model.named_parameters())
+    # A shared parameter has several names, and each of them will do.
+    every = list(model.named_parameters(remove_duplicate=False))
     problems: list[Problem] = []
+    ignored: set[int] = set()
     for wanted in ignore:
-        if not any(_within(name, wanted) for name in named):
-            known = [*named, *(name for name, _ in model.named_modules() if name)]
+        found = {id(one) for name, one in every if _within(name, wanted)}
+        ignored |= found
+        if not found:
+            known = [*(name for name, _ in every), *(n for n, _ in model.named_modules() if n)]
             problems.append(
                 MODULE_IGNORE.problem(
                     f"ignore names {wanted!r}, which is no parameter and holds none",
@@ -103,10 +108,9 @@ def managed_parameters(model: nn.Module, ignore: Sequence[str]) -> dict[str, nn.
                 )
             )
     kept = {
-        name: parameter
-        for name, parameter in named.items()
-        if not any(_within(name, wanted) for wanted in ignore)
-        and (parameter.is_floating_point() or parameter.requires_grad)
+        name: one
+        for name, one in named.items()
+        if id(one) not in ignored and (one.is_floating_point() or one.requires_grad)
     }
     problems += _unfit(kept)
     if not problems and not any(parameter.requires_grad for parameter in kept.values()):

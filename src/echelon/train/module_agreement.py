@@ -64,13 +64,14 @@ def refuse_unused(module: RankModule, mine: Sequence[str], step: int) -> None:
     for rank, names in enumerate(everyone):
         for name in names:
             ranks_of.setdefault(name, []).append(rank)
+    order = [one.spec.name for one in module.parameters]
     problems = [
         UNUSED_PARAMETER.problem(
             f"{name} got no gradient in step {step} on {_told(ranks, len(everyone))}",
             key="unused",
             works=('parallelize(..., unused="zero")', f"ignore=[{name!r}]"),
         )
-        for name, ranks in ranks_of.items()
+        for name, ranks in sorted(ranks_of.items(), key=lambda one: order.index(one[0]))
     ]
     raise RunFailed(problems[:_SHOWN])
 
