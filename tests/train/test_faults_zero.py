@@ -15,10 +15,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from bench.faults import ranks_of
 from echelon.cli.main import main
+from echelon.launch.context import RankContext
+from echelon.launch.culprit import RankFailure
 from echelon.launch.pool import RankPool
+from echelon.parallel.offload.files import FileRest
 from echelon.train.checkpoint.folder import find_latest
 from echelon.train.checkpoint.load import check_checkpoint
 from tests.parallel.test_offload_files import mounted
@@ -151,7 +155,7 @@ def test_a_file_that_is_cut_short_ends_the_run(folder: Path) -> None:
     assert f"in {fast} failed: the file ends at byte 0 (EIO)" in ended.error
 
 
-def files_in(folder: Path, rank: psutil.Process) -> list[Path]:
+def files_in(folder: Path, rank: psutil.Process, count: int = 2) -> list[Path]:
     """Return the nameless files that a rank has open in a folder: parameters, optimizer state."""
     open_files = Path(f"/proc/{rank.pid}/fd")
     found: dict[str, Path] = {}
@@ -161,7 +165,7 @@ def files_in(folder: Path, rank: psutil.Process) -> list[Path]:
             target = os.readlink(open_files / str(number))
             if target.startswith(str(folder)):
                 found.setdefault(target, open_files / str(number))
-    assert len(found) == 2
+    assert len(found) == count
     return list(found.values())
 
 
@@ -196,3 +200,24 @@ def test_a_disk_that_goes_away_ends_the_run(folder: Path) -> None:
     assert ended.error.count("error[") == 1
     assert "error[offload-file-works]: rank " in ended.error
     assert f"in {place} failed: Input/output error (EIO)" in ended.error
+
+
+def read_what_is_cut_off(context: RankContext, folder: str) -> None:
+    """Look at a key in a file, as a save does, while the file is cut short."""
+    rest = FileRest(Path(folder), context.rank, 2)
+    rest.add("a", 1024, torch.float32)
+    view = rest.view("a")
+    for file in files_in(Path(folder), psutil.Process(), count=1):
+        os.truncate(file, 0)
+    float(view.sum())
+
+
+def test_a_mapped_file_that_is_cut_short_is_told_as_such(
+    tmp_path: Path, rank_pool: RankPool
+) -> None:
+    with pytest.raises(RankFailure) as failure:
+        rank_pool.run(f"{__name__}:read_what_is_cut_off", str(tmp_path))
+    (problem,) = failure.value.problems
+    assert problem.rule == "rank-killed"
+    assert problem.message.startswith("rank 0: killed by SIGBUS (a file that it reads as memory, ")
+    assert "zero.offload_dir" in problem.message

@@ -19,6 +19,10 @@ _STALE_S = 10.0
 _GRACE_S = 1.0
 _LOST_S = 5.0
 _TAIL_LINES = 25
+_MAPPED_FILE = (
+    "a file that it reads as memory, of zero.offload_dir or of the data, was cut short or its disk "
+    "failed"
+)
 _CANNOT_END = (FaultKind.STOPPED, FaultKind.SILENT)
 
 
@@ -302,4 +306,5 @@ def _exit_fault(seen: _Seen, code: int, at: float) -> Fault:
         return _fault(seen, FaultKind.KILLED, at, why + seen.place)
     kind = FaultKind.ABORTED if name == "SIGABRT" else FaultKind.KILLED
     tail = seen.process.log_tail(most_lines=_TAIL_LINES)
-    return _fault(seen, kind, at, f"killed by {name}{seen.place}", tail)
+    why = f" ({_MAPPED_FILE})" if name == "SIGBUS" else ""
+    return _fault(seen, kind, at, f"killed by {name}{why}{seen.place}", tail)
