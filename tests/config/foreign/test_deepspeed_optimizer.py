@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
-from echelon.config.foreign.deepspeed_optimizer import REFUSED_OPTIMIZERS, REFUSED_SCHEDULES
+from echelon.config.foreign.deepspeed_optimizer import (
+    NOT_NEEDED,
+    REFUSED_OPTIMIZERS,
+    REFUSED_SCHEDULES,
+)
 from tests.config.foreign.imports import Imports, rows_of
 
 
@@ -30,6 +34,15 @@ def test_adam_is_adamw_in_deepspeed_too(deepspeed: Imports, name: str) -> None:
     found = deepspeed(optimizer(name, **params)).job.plan.mathematics.optimizer
     assert (found.kind, found.learning_rate, found.eps) == ("adamw", 1e-4, 1e-6)
     assert (found.beta1, found.beta2, found.weight_decay) == (0.8, 0.98, 0.05)
+
+
+@pytest.mark.parametrize("key", NOT_NEEDED)
+def test_a_key_without_need_is_said_so_with_the_reason(deepspeed: Imports, key: str) -> None:
+    config = optimizer("AdamW", lr=1e-4)
+    table = config["optimizer"]["params"] if key.startswith("params.") else config["optimizer"]
+    table[key.removeprefix("params.")] = True
+    (row,) = rows_of(deepspeed(config), f"optimizer.{key}")
+    assert (row.setting, row.why) == ("", NOT_NEEDED[key])
 
 
 def test_what_an_optimizer_does_not_say_is_the_default_of_deepspeed(deepspeed: Imports) -> None:
@@ -81,6 +94,18 @@ def test_other_optimizers_are_refused_by_name(deepspeed: Imports, name: str) -> 
 def test_other_arithmetic_is_refused_by_name(deepspeed: Imports, name: str, value: object) -> None:
     key = f"optimizer.params.{name}"
     assert deepspeed.refused(optimizer("AdamW", **{name: value})) == [("import-not-honoured", key)]
+
+
+@pytest.mark.parametrize("table", ["optimizer", "scheduler"])
+def test_a_table_without_a_type_does_nothing_in_deepspeed(deepspeed: Imports, table: str) -> None:
+    (problem,) = deepspeed.problems({table: {"params": {"lr": 1e-4}}})
+    assert problem.rule == "import-not-honoured"
+    assert problem.works == (f"no {table}",)
+    assert deepspeed.refused({table: {"type": 3, "params": {"lr": 1e-4}}}) == [
+        ("wrong-type", f"{table}.type")
+    ]
+    assert deepspeed.problems({table: {}}) == []
+    assert deepspeed.refused({table: 3}) == [("wrong-type", table)]
 
 
 def test_betas_are_two_fractions(deepspeed: Imports) -> None:

@@ -38,7 +38,6 @@ NOT_NEEDED: Mapping[str, tuple[Kind, str]] = {
     "log_level": (Text(), "messages are few and all shown"),
     "managed_gradient_accumulation": (FLAG, "a step is always all microbatches of a batch"),
     "memory_breakdown": (FLAG, "echelon plan shows the bytes that each rank holds"),
-    "optimizer.legacy_fusion": (FLAG, "one fused call per bucket"),
     "pipeline.grad_partitioned": (FLAG, "gradients of activations are sent as the ranks hold them"),
     "pipeline.pipe_partitioned": (FLAG, "activations are sent as the ranks hold them"),
     "pipeline.seed_layers": (FLAG, "first weights follow from the seed and each weight's name"),

@@ -30,10 +30,11 @@ REFUSED_OPTIMIZERS = {
     "zerooneadam": "gradients are not compressed to one bit",
 }
 NOT_NEEDED = {
-    "foreach": "one fused call per bucket",
-    "fused": "one fused call per bucket",
-    "set_grad_none": "gradients live in flat buckets, and are set to zero",
-    "torch_adam": "one fused call per bucket",
+    "legacy_fusion": "one fused call per bucket",
+    "params.foreach": "one fused call per bucket",
+    "params.fused": "one fused call per bucket",
+    "params.set_grad_none": "gradients live in flat buckets, and are set to zero",
+    "params.torch_adam": "one fused call per bucket",
 }
 ONLY: dict[str, tuple[tuple[object, ...], str]] = {
     "adam_w_mode": ((True,), "weight decay does not go through the moments of Adam"),
@@ -55,26 +56,43 @@ WARMUP_STEPS = 1000  # DeepSpeed's default.
 
 def read_optimizer(ledger: Ledger) -> None:
     """Map the optimizer; "auto" leaves a value to what the run builds on."""
-    if not ledger.keys_of("optimizer"):
+    name = _type_of(ledger, "optimizer", "optimizer.kind")
+    if name is None:
         return
-    name = ledger.read(KIND, Text(), setting="optimizer.kind")
-    kind = OPTIMIZERS.get(name.lower()) if isinstance(name, str) else None
+    kind = OPTIMIZERS.get(name.lower())
     if kind is not None:
         why = "weight decay is decoupled in both" if kind == "adamw" else "as torch.optim.SGD"
         ledger.set(KIND, "optimizer.kind", kind, why)
-    elif isinstance(name, str):
+    else:
         why = REFUSED_OPTIMIZERS.get(name.lower(), "there is no such optimizer")
         ledger.refuse(KIND, why, works=('"AdamW"', '"SGD"'), setting="optimizer.kind")
     _value(ledger, "lr", "learning_rate", POSITIVE, "at its peak")
     _read_moments(ledger, kind)
     _read_decay(ledger)
     for part, why in NOT_NEEDED.items():
-        if ledger.flag(f"optimizer.params.{part}") is not None:
-            ledger.skip(f"optimizer.params.{part}", why)
+        key = f"optimizer.{part}"
+        if ledger.flag(key) is not None:
+            ledger.skip(key, why)
     for part, (allowed, why) in ONLY.items():
         ledger.only(f"optimizer.params.{part}", allowed, why)
     for part in ("muon_lr", "adam_lr", "ns_method"):
         ledger.skip(f"optimizer.params.{part}", "it is about Muon")
+
+
+def _type_of(ledger: Ledger, table: str, setting: str) -> str | None:
+    """Return the type that a table names; None where there is no table, or none that counts."""
+    key = f"{table}.type"
+    given = [name for name in ledger.keys_of(table) if name != table and ledger.has(name)]
+    if not given:
+        return None
+    name = ledger.read(key, Text(), setting=setting)
+    if isinstance(name, str):
+        return name
+    if not ledger.has(key):
+        why = f"DeepSpeed does without {table} then, whatever else it says"
+        ledger.refuse(key, why, works=(f"no {table}",), setting=setting)
+    ledger.know_table(table)
+    return None
 
 
 def _value(ledger: Ledger, name: str, setting: str, kind: Real, why: str) -> None:
@@ -136,14 +154,13 @@ def _read_decay(ledger: Ledger) -> None:
 
 def read_scheduler(ledger: Ledger) -> None:
     """Map the schedule of the learning rate: a linear warm-up, then one of three shapes."""
-    if not ledger.keys_of("scheduler"):
+    name = _type_of(ledger, "scheduler", "optimizer.schedule")
+    if name is None:
         return
-    key = "scheduler.type"
-    name = ledger.read(key, Text(), setting="optimizer.schedule")
-    schedule = SCHEDULES.get(name) if isinstance(name, str) else None
+    key, schedule = "scheduler.type", SCHEDULES.get(name)
     if schedule is not None:
         ledger.set(key, "optimizer.schedule", schedule, "after the warm-up")
-    elif isinstance(name, str):
+    else:
         why = REFUSED_SCHEDULES.get(name, "there is no such schedule")
         ledger.refuse(key, why, works=map('"{}"'.format, SCHEDULES), setting="optimizer.schedule")
         ledger.know_table("scheduler")
@@ -181,7 +198,7 @@ def _read_warmup(ledger: Ledger) -> None:
         ledger.refuse(kind_key, why, works=(f'{kind_key} = "linear"',), setting=setting)
 
 
-def _read_peak(ledger: Ledger, schedule: str | None) -> None:
+def _read_peak(ledger: Ledger, schedule: str) -> None:
     key, setting = "scheduler.params.warmup_max_lr", "optimizer.learning_rate"
     if schedule == "linear" and not ledger.has(key):
         # Not that of the optimizer: the two conflict where they differ.
@@ -193,7 +210,7 @@ def _read_peak(ledger: Ledger, schedule: str | None) -> None:
         ledger.set(key, setting, peak, "at the end of the warm-up")
 
 
-def _read_end(ledger: Ledger, schedule: str | None) -> None:
+def _read_end(ledger: Ledger, schedule: str) -> None:
     key = "scheduler.params.total_num_steps"
     if ledger.is_auto(key):
         ledger.skip(key, "train.steps of what the run builds on")

@@ -103,7 +103,7 @@ def _read_pipeline(ledger: Ledger, layers: int | None, around: Surroundings) -> 
     ends = [f"--decoder-{end}-pipeline-num-layers" for end in ("first", "last")]
     first, last = (ledger.whole(key, COUNT, setting="pipeline.stages") for key in ends)
     given = [key for key in ends if ledger.has(key)]
-    if not given or not layers:
+    if not given or not layers or len(given) > sum(n is not None for n in (first, last)):
         return
     middle = pp - len(given)
     rest = layers - (first or 0) - (last or 0)
@@ -127,6 +127,9 @@ def _read_stage(ledger: Ledger) -> int:
     keys = (optimizer, torch_fsdp, own_fsdp)
     on = {key: bool(ledger.flag(key, setting="zero.stage")) for key in keys}
     name = ledger.word(strategy, SHARDING, setting="zero.stage")
+    if on[torch_fsdp] and on[own_fsdp]:
+        both = ledger.where(torch_fsdp, own_fsdp)
+        ledger.conflict(f"{torch_fsdp} and {own_fsdp}", "zero.stage", both)
     if on[own_fsdp]:
         stage, key = SHARDING.index(name) if name else 0, strategy if name else own_fsdp
         ledger.skip(own_fsdp, f"{strategy} says what is shared out")
