@@ -138,6 +138,35 @@ def test_another_dtype_of_reduction_costs_copies() -> None:
     assert bounds(mixed) == {("gradients being summed", "device"): 4 * sum(sizes[-3:])}
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_what_replicas_add_up_in_another_dtype_is_copied_until_backward_is_over(
+    stage: ZeroStage,
+) -> None:
+    plan = zero_plan(stage, dp=2, dp_shard=2, precision=layouts.MIXED, bucket_bytes=1024)
+    sizes = sorted(b.num_elements for b in plan_buckets(plan, stage_part(plan, 0)))
+    assert len(sizes) > 3
+    first = sum(size + size // 2 for size in sizes[-3:])
+    copies = bounds(plan)["gradients being summed", "device"]
+    assert copies == 4 * (first + sum(sizes) // 2)
+    same = zero_plan(stage, dp=2, dp_shard=2, precision=layouts.SINGLE, bucket_bytes=1024)
+    slices = sorted(b.num_elements // 2 for b in plan_buckets(same, stage_part(same, 0)))
+    adds = 4 * sum(slices[-3:]) if stage == 2 else 0
+    assert bounds(same).get(("gradients being summed", "device"), 0) == adds
+
+
+def test_only_what_both_ends_or_tensor_ranks_add_up_is_copied_again_without_replicas() -> None:
+    plan = zero_plan(
+        2, dp_shard=2, pp=2, tp=2, sequence_parallel=True, model=QWEN, precision=layouts.MIXED
+    )
+    for stage in range(2):
+        buckets = plan_buckets(plan, stage_part(plan, stage))
+        again = [b.num_elements // 2 for b in buckets if b.kind != "whole"]
+        assert {b.kind for b in buckets} == {"whole", "partial", "tied"}
+        first = sorted(b.num_elements + b.num_elements // 2 for b in buckets)[-3:]
+        copies = bounds(plan, stage)["gradients being summed", "device"]
+        assert copies == 4 * (sum(first) + sum(again))
+
+
 def test_offload_buffers_are_pages_of_a_few_sets() -> None:
     zero = Zero(
         stage=3, accumulate="slices", optimizer_offload="nvme", parameter_offload="nvme",

@@ -7,7 +7,8 @@ computation (Newton-Schulz).
   after it are; a bucket that several units use (a tied embedding on one stage) stays whole from the
   first to the last of them. Without `reshard_after_forward` every unit stays whole.
 - Gradients that add up in slices: whole buckets, while they fill and until their sum has left.
-- What is on the wire where that is a copy: gradients in another dtype, slices to be added.
+- What is on the wire where that is a copy: gradients in another dtype, slices to be added. Sums
+  over other axes (replicas, tensor ranks, both ends) are all awaited when backward is over.
 - Muon: whole matrices at their owners, and the messages, for a few buckets at a time.
 - Offload: the sets of tensors (one bucket's) that are read ahead or written behind.
 """
@@ -143,7 +144,7 @@ def _fills_long(plan: Plan, bucket: BucketPlan) -> bool:
 def _copies(plan: Plan, buckets: Buckets) -> HeldTerm:
     """Bound the copies that are on the wire: whole in another dtype, and slices to be added.
 
-    Where there are any, only so many sums are under way.
+    Where there are any, only so many first sums are under way; later ones are not bounded.
     """
     precision = plan.mathematics.precision
     cast, adds = precision.reduction != precision.gradients, accumulates_slices(plan)
@@ -153,10 +154,17 @@ def _copies(plan: Plan, buckets: Buckets) -> HeldTerm:
         reverse=True,
     )
     elements = sum(copied[: 1 + BUCKETS_IN_FLIGHT])
+    elements += cast * sum(slice_elements(plan, b) for b in buckets if _summed_again(plan, b))
     size = DTYPE_BYTES[precision.reduction]
     return HeldTerm(
         name="gradients being summed", bytes=elements * size, formula=f"{elements:,} x {size}"
     )
+
+
+def _summed_again(plan: Plan, bucket: BucketPlan) -> bool:
+    """Return whether the sum over data ranks is followed by one over another axis."""
+    replicas = plan.layout.zero.stage > 0 and plan.mesh.dp_replicate > 1
+    return replicas or bucket.kind != "whole"
 
 
 def _muon(plan: Plan, stage: int, buckets: Buckets) -> HeldTerm:
