@@ -111,3 +111,27 @@ def no_tokens(context: RankContext, plan: Plan) -> tuple[Shards, Shards, float, 
     before = copies(engine.parameters())
     result = engine.step(batches, 0)
     return before, copies(engine.parameters()), result.loss, result.grad_norm
+
+
+def close_without_a_peer(context: RankContext, plan: Plan) -> list[str]:
+    """Close an engine that waits in vain for a gather; return what its places say when used."""
+    engine = make_engine(context, plan)
+    bucket = engine.model.buckets[0]
+    places = [(engine.optimizer.rest, f"{bucket.name}.exp_avg"), (bucket.rest, bucket.values_key)]
+
+    def gone() -> None:
+        raise RuntimeError("connection closed by peer")
+
+    said: list[str] = []
+    engine.model.residency.settle = gone
+    try:
+        engine.close()
+    except RuntimeError as error:
+        said.append(str(error))
+    for rest, key in places:
+        assert rest is not None, "the slices of this plan rest in files"
+        try:
+            rest.view(key)
+        except KeyError:
+            said.append("closed")
+    return said

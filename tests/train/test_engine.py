@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -242,3 +243,12 @@ def test_a_step_without_counted_tokens_changes_nothing_but_decay(rank_pool: Rank
     assert (loss, norm) == (0.0, 0.0)
     for name, shards in before.items():
         assert torch.equal(shards[0].tensor, after[name][0].tensor)
+
+
+def test_files_are_closed_where_a_gather_never_ends(rank_pool: RankPool, tmp_path: Path) -> None:
+    zero = replace(
+        SLICES, optimizer_offload="nvme", parameter_offload="nvme", offload_dir=str(tmp_path)
+    )
+    plan = plan_of(dp_shard=2, zero=zero)
+    said = rank_pool.run(engine_targets.close_without_a_peer, plan, world_size=2)
+    assert said == [["connection closed by peer", "closed", "closed"]] * 2
