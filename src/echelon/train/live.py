@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import torch
+from echelon.parallel.offload.rest import storage_bytes
 
 if TYPE_CHECKING:
     from echelon.train.engine import TrainEngine
@@ -36,12 +35,3 @@ def held_bytes(engine: TrainEngine) -> dict[str, int]:
     for kind, flats in engine.optimizer.state().items():
         found[MASTERS if kind == "master" else STATE] += storage_bytes(flats.values())
     return {name: num_bytes for name, num_bytes in found.items() if num_bytes}
-
-
-def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the bytes of the distinct storages behind tensors."""
-    storages = {
-        storage.data_ptr(): storage.nbytes()
-        for storage in (tensor.untyped_storage() for tensor in tensors)
-    }
-    return sum(storages.values())

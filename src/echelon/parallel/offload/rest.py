@@ -7,11 +7,11 @@ in place, and puts it back; it fetches the next set before it computes on this o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
-Pool = Literal["device", "host", "nvme"]
+from echelon.cost.terms import Pool
 
 
 class Fetched(Protocol):

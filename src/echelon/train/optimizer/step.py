@@ -57,12 +57,6 @@ class SliceOptimizer:
             for kind in self._kinds(bucket):
                 rest.add(_key(bucket, kind), bucket.value_slice.numel(), self._dtype)
 
-    def start(self) -> None:
-        """Fill the master copies from the parameters, where there are any."""
-        for bucket in self._buckets:
-            if MASTER in self._kinds(bucket):
-                self.rest.view(_key(bucket, MASTER)).copy_(bucket.value_slice)
-
     def set_num_steps(self, num_steps: int) -> None:
         """Say how many updates the state has seen (it is filled in place through `state`)."""
         self._num_steps = num_steps
@@ -87,10 +81,6 @@ class SliceOptimizer:
             for kind in self._kinds(bucket):
                 found.setdefault(kind, {})[bucket.name] = self.rest.view(_key(bucket, kind))
         return found
-
-    def held_bytes(self) -> int:
-        """Return the bytes of state and master copies of this rank."""
-        return self.rest.held_bytes()
 
     def _kinds(self, bucket: Bucket) -> tuple[str, ...]:
         """Return the kinds of state that a bucket has: none where all of it is frozen."""
