@@ -25,10 +25,10 @@ from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.models.initial import initial_values
 from echelon.models.operations import Operations
-from echelon.models.precision import NARROW, widened
+from echelon.models.precision import widened
 from echelon.prove.batches import global_batch
 from echelon.prove.formulas import LossScale, clip_scale, global_norm, learning_rate
-from echelon.prove.narrow import NarrowOperations
+from echelon.prove.kernel_rounding import KernelOperations
 from echelon.prove.optimizers import State, Update, update
 from echelon.prove.subject import GlobalBatch
 
@@ -93,8 +93,8 @@ def build_decoder(
 ) -> Decoder:
     """Return the whole model on one device, holding `values`, in the plan's parameter dtype."""
     dtype = TORCH_DTYPES[plan.mathematics.precision.parameters]
-    if operations is None and dtype in NARROW:
-        operations = NarrowOperations()
+    if operations is None and dtype != torch.float64:
+        operations = KernelOperations()
     model = Decoder(plan.model, operations=operations).to(dtype)
     own = dict(model.named_parameters())
     assert own.keys() == values.keys(), "the decoder and the table of parameters differ"

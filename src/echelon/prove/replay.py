@@ -23,7 +23,7 @@ from echelon.prove.formulas import clip_scale, global_norm, learning_rate
 from echelon.prove.optimizers import State, Update, update
 from echelon.prove.oracle import TORCH_DTYPES
 from echelon.prove.ranks import INITIAL
-from echelon.prove.tolerance import FLOOR, Tolerance, measured, tensor_errors, unit_roundoff
+from echelon.prove.tolerance import FLOOR, Draw, Tolerance, measured, tensor_errors, unit_roundoff
 from echelon.prove.value_checks import length_of_all
 
 NUM_OPERATIONS = 16
@@ -86,7 +86,7 @@ def replay(evidence: Evidence, dtype: torch.dtype) -> tuple[Replay, ...]:
 
 
 def _tolerance(exact: tuple[Replay, ...], rough: tuple[Replay, ...], flat: float) -> Tolerance:
-    errors: dict[tuple[str, int, str], float] = {}
+    errors: dict[tuple[str, int, str], Draw] = {}
     for one, other in zip(exact, rough, strict=True):
         errors.update(tensor_errors("updates", one.step, one.added, other.added))
     return measured(errors, flat, {})

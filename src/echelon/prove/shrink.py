@@ -28,6 +28,7 @@ NUM_STEPS = 3
 """Optimizer steps of a proof: one without history, one in warm-up, one after it."""
 
 _SIGNAL = 1e-3
+_UNCLIPPED_SIGNAL = 0.1
 _BUCKETS = 3
 _SGD_RATE = 1.0
 _SGD_DECAY = 2e-3
@@ -163,7 +164,7 @@ def _optimizer(optimizer: Optimizer) -> Optimizer:
     return replace(
         optimizer,
         learning_rate=_SGD_RATE if sgd else 1e-2,
-        eps=_SIGNAL,
+        eps=_UNCLIPPED_SIGNAL if optimizer.clip_norm is None else _SIGNAL,
         clip_norm=None if optimizer.clip_norm is None else 50 * _SIGNAL,
         weight_decay=(_SGD_DECAY if sgd else 0.1) if optimizer.weight_decay else 0.0,
         warmup_steps=2 if optimizer.warmup_steps else 0,

@@ -15,7 +15,9 @@ off by
 
 A plan's error and the one device's are two draws of rounding errors of the same size, but a draw
 can be small by luck, most easily that of a short vector: hence the means over draws of the same
-kind, and the factor 4 for the largest ratio among hundreds of tensors. The last term is what a
+kind, and the factor 4 for the largest ratio among hundreds of tensors. What is zero by mathematics
+(the gradient of a key bias) has no error relative to itself and is left out of the mean over all
+tensors. The last term is what a
 plan adds: each partial sum (over microbatches, data and tensor ranks, and at each stage boundary)
 is rounded once more.
 
@@ -53,6 +55,16 @@ LUCK = 4.0
 """How much larger than the one device's a plan's error may be by chance."""
 
 _Key = tuple[str, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Hold a relative error of one device; `noise` says that the thing itself is next to zero."""
+
+    error: float
+    noise: bool = False
+
+
 _Tensors = Mapping[str, torch.Tensor]
 
 
@@ -103,19 +115,20 @@ def own_tolerance(
     `reference` is the oracle in float64, `one_device` the same in the plan's precision. Where the
     ranks tell their master values, updates are seen there; else in the rounded parameters.
     """
-    errors: dict[_Key, float] = {}
+    errors: dict[_Key, Draw] = {}
     for exact, rough in zip(reference, one_device, strict=True):
         errors.update(_errors(plan, exact, rough, masters_told=masters_told))
     return measured(errors, num_partial_sums(plan) * roundoff(plan), _value_flats(plan, reference))
 
 
-def measured(errors: Mapping[_Key, float], flat: float, flat_of: Mapping[_Key, float]) -> Tolerance:
+def measured(draws: Mapping[_Key, Draw], flat: float, flat_of: Mapping[_Key, float]) -> Tolerance:
     """Return the tolerance that follows from the one device's errors."""
     by_step: dict[tuple[str, int], list[float]] = {}
     by_family: dict[tuple[str, str], list[float]] = {}
-    for (kind, step, name), error in errors.items():
-        by_step.setdefault((kind, step), []).append(error)
-        by_family.setdefault((kind, family_of(name)), []).append(error)
+    for (kind, step, name), draw in draws.items():
+        if not draw.noise:
+            by_step.setdefault((kind, step), []).append(draw.error)
+        by_family.setdefault((kind, family_of(name)), []).append(draw.error)
     typical = {key: _root_mean_square(values) for key, values in by_step.items()}
     # A single number is a draw of its own: the losses of the microbatches say what it is worth.
     for single, many in (("loss", "losses"), ("grad_norm", "gradients")):
@@ -123,7 +136,7 @@ def measured(errors: Mapping[_Key, float], flat: float, flat_of: Mapping[_Key, f
             typical[kind, step] = typical[many, step]
     return Tolerance(
         flat=flat,
-        one_device=errors,
+        one_device={key: draw.error for key, draw in draws.items()},
         typical=typical,
         family={key: _root_mean_square(values) for key, values in by_family.items()},
         flat_of=flat_of,
@@ -172,7 +185,7 @@ def _value_flats(plan: Plan, reference: Sequence[OracleStep]) -> dict[_Key, floa
 
 def _errors(
     plan: Plan, exact: OracleStep, rough: OracleStep, *, masters_told: bool
-) -> Iterator[tuple[_Key, float]]:
+) -> Iterator[tuple[_Key, Draw]]:
     step = exact.step
     for slot, (total, _) in exact.microbatch_losses.items():
         yield ("losses", step, str(slot)), _scalar(rough.microbatch_losses[slot][0], total)
@@ -199,15 +212,15 @@ def _differences(plan: Plan, oracle: OracleStep, *, rounded: bool) -> dict[str, 
     return {name: after[name].double() - before[name].double() for name in after}
 
 
-def _scalar(rough: float, exact: float) -> float:
-    return abs(rough - exact) / abs(exact)
+def _scalar(rough: float, exact: float) -> Draw:
+    return Draw(abs(rough - exact) / abs(exact))
 
 
 def tensor_errors(
     kind: str, step: int, exact: _Tensors, rough: _Tensors
-) -> Iterator[tuple[_Key, float]]:
+) -> Iterator[tuple[_Key, Draw]]:
     """Return the relative error of each tensor, as the claims count it."""
-    total = math.sqrt(sum(float(value.square().sum()) for value in exact.values()))
+    floor = FLOOR * math.sqrt(sum(float(value.square().sum()) for value in exact.values()))
     for name, value in exact.items():
-        error = float((rough[name].double() - value).norm())
-        yield (kind, step, name), error / max(float(value.norm()), FLOOR * total)
+        error, length = float((rough[name].double() - value).norm()), float(value.norm())
+        yield (kind, step, name), Draw(error / max(length, floor), length < floor)

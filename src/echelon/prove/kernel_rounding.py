@@ -1,10 +1,10 @@
-"""Attention in bfloat16 and float16 on one device, rounded where every fast kernel rounds.
+"""Attention on one device, rounded where every fast kernel rounds.
 
-Autograd through the plain operations keeps the gradient of the scores in float32 and subtracts from
-it a sum that it has in float32, too. A kernel that keeps no scores takes that sum from the rounded
-output, and rounds the gradient of the scores before it is multiplied with keys and queries (Dao et
-al., "FlashAttention", 2022, algorithm 4). One device rounds alike: its error is the measure of the
-plan's.
+Autograd through the plain operations keeps the gradient of the scores in float32 at the least, and
+subtracts from it the sum over its own products. A kernel that keeps no scores takes that sum from
+the rounded output, and rounds the gradient of the scores before it is multiplied with keys and
+queries (Dao et al., "FlashAttention", 2022, algorithm 4). One device rounds alike: its error is
+the measure of the plan's.
 
 Shape suffixes: see `models/operations.py`; S positions of keys.
 """
@@ -16,18 +16,19 @@ from typing import Any
 import torch
 
 from echelon.models.operations import Operations
+from echelon.models.precision import widened
 
 
 class _Attention(torch.autograd.Function):
-    """softmax(q k^T / sqrt(head_dim)) v, causal; products of rounded operands, sums in float32."""
+    """softmax(q k^T / sqrt(head_dim)) v, causal; operands are rounded, sums are wide."""
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Return the output, [B, H, T, head_dim], for as many key as query heads."""
-        scores = q.float() @ k.float().mT / q.shape[-1] ** 0.5
+        scores = widened(q) @ widened(k).mT / q.shape[-1] ** 0.5
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         weights_BHTS = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
-        out = (weights_BHTS.to(v.dtype).float() @ v.float()).to(v.dtype)
+        out = (_rounded(weights_BHTS, q) @ widened(v)).to(q.dtype)
         ctx.save_for_backward(q, k, v, weights_BHTS, out)
         return out
 
@@ -35,16 +36,19 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the gradients of q, k and v."""
         q, k, v, weights_BHTS, out = ctx.saved_tensors
-        dtype = q.dtype
-        dv = weights_BHTS.to(dtype).float().mT @ dout.float()
-        pull = (dout.float() * out.float()).sum(-1, keepdim=True)
-        dscores = weights_BHTS * (dout.float() @ v.float().mT - pull)
-        dscores = dscores.to(dtype).float() / q.shape[-1] ** 0.5
-        dq, dk = dscores @ k.float(), dscores.mT @ q.float()
-        return dq.to(dtype), dk.to(dtype), dv.to(dtype)
+        dout = widened(dout)
+        dv = _rounded(weights_BHTS, q).mT @ dout
+        pull = (dout * out).sum(-1, keepdim=True)
+        dscores = _rounded(weights_BHTS * (dout @ widened(v).mT - pull), q) / q.shape[-1] ** 0.5
+        dq, dk = dscores @ widened(k), dscores.mT @ widened(q)
+        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype)
 
 
-class NarrowOperations(Operations):
+def _rounded(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return widened(x.to(like.dtype))
+
+
+class KernelOperations(Operations):
     """The plain operations, but for attention."""
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
