@@ -112,15 +112,17 @@ class SwiGLU(torch.autograd.Function):
         (gate_up,) = ctx.saved_tensors
         if gate_up.dtype in NARROW:
             return narrow.swiglu_backward(dy, gate_up)
-        gate, up = gate_up.chunk(2, dim=-1)
         grad = torch.empty_like(gate_up)
-        dgate, dup = grad.chunk(2, dim=-1)
-        sigmoid = torch.sigmoid(gate)
-        silu = gate * sigmoid
-        torch.mul(dy, silu, out=dup)
-        # d silu / d gate = sigmoid + silu (1 - sigmoid)
-        slope = torch.addcmul(sigmoid, silu, sigmoid, value=-1, out=sigmoid).add_(silu)
-        torch.mul(slope.mul_(up), dy, out=dgate)
+        one = torch.ones((), dtype=dy.dtype, device=dy.device)
+        for rows in row_pieces(gate_up):
+            gate, up = gate_up[rows].chunk(2, dim=-1)
+            dgate, dup = grad[rows].chunk(2, dim=-1)
+            sigmoid = torch.sigmoid(gate)
+            silu = gate * sigmoid
+            torch.mul(dy[rows], silu, out=dup)
+            # d silu / d gate = sigmoid + silu (1 - sigmoid) = silu + sigmoid (1 - silu)
+            slope = torch.lerp(silu, one, sigmoid, out=silu)
+            torch.mul(slope.mul_(up), dy[rows], out=dgate)
         return grad
 
 
