@@ -145,14 +145,15 @@ class Rotate(torch.autograd.Function):
 def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, direction: int) -> torch.Tensor:
     """Return x with its half-pairs turned forwards (1) or back (-1)."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    for rows in row_pieces(x) if x.dtype in NARROW else (slice(None),):
+    for rows in row_pieces(x):
+        # Both halves have the same cosine: one product over whole heads has longer inner loops.
+        # A narrow sum is rounded once: its first product stays in the dtype of the tables.
+        into = out[rows] if out.dtype == cos.dtype else None
+        product = torch.mul(x[rows], torch.cat((cos[rows], cos[rows]), dim=-1), out=into)
         first, second = x[rows].chunk(2, dim=-1)
-        out_first, out_second = out[rows].chunk(2, dim=-1)
-        for own, other, sign, into in (
-            (first, second, -direction, out_first),
-            (second, first, direction, out_second),
+        parts = zip(product.chunk(2, dim=-1), out[rows].chunk(2, dim=-1), strict=True)
+        for (part, turned), other, sign in zip(
+            parts, (second, first), (-direction, direction), strict=True
         ):
-            # A narrow sum is rounded once: its first product stays in the dtype of the tables.
-            product = torch.mul(own, cos[rows], out=into if into.dtype == cos.dtype else None)
-            torch.addcmul(product, other, sin[rows], value=sign, out=into)
+            torch.addcmul(part, other, sin[rows], value=sign, out=turned)
     return out
