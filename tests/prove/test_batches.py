@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from echelon.models.batch import IGNORED_LABEL
-from echelon.prove.batches import global_batch, valid_counts
+from echelon.prove.batches import global_batch, loud_steps, valid_counts
+from echelon.prove.proof_scale import with_scale
 from echelon.prove.shrink import shrink
-from tests.prove.layouts import layout
+from tests.prove.layouts import FP16, layout
 
 
 def test_a_batch_is_a_function_of_seed_and_step() -> None:
@@ -59,3 +60,16 @@ def test_microbatches_cover_the_batch() -> None:
         for i in batch.microbatch(plan, dp_rank, m).sample_ids
     ]
     assert tuple(ids) == batch.sample_ids
+
+
+def test_a_loud_step_is_one_token_over_and_over() -> None:
+    plan = shrink(layout(dp=2, precision=FP16), precision="fp64")
+    assert list(loud_steps(plan)) == []
+    loud = with_scale(plan, 2.0**300)
+    assert list(loud_steps(loud)) == [1]
+    batch = global_batch(loud, 1)
+    counted = batch.labels_BT != IGNORED_LABEL
+    assert bool((batch.inputs_BT == plan.model.vocab - 1).all())
+    assert bool((batch.labels_BT[counted] == 0).all())
+    assert int(counted.sum()) == sum(valid_counts(plan))
+    assert torch.equal(global_batch(loud, 0).inputs_BT, global_batch(plan, 0).inputs_BT)

@@ -12,9 +12,10 @@ from echelon.models.batch import IGNORED_LABEL
 from echelon.prove.batches import global_batch
 from echelon.prove.formulas import clip_scale, global_norm, learning_rate
 from echelon.prove.oracle import build_decoder, contributions, run_oracle, token_losses
+from echelon.prove.proof_scale import overflowing, quiet_scale, with_scale
 from echelon.prove.shrink import shrink
 from echelon.train.learning_rate import learning_rate as learning_rate_of_the_engine
-from tests.prove.layouts import layout
+from tests.prove.layouts import BF16, BF16_SUMS, FP16, layout
 
 
 def test_the_parts_of_all_microbatches_are_the_gradient() -> None:
@@ -78,3 +79,64 @@ def test_the_update_of_a_proof_follows_the_size_of_the_gradient() -> None:
     assert large.clip_scale == pytest.approx(2 * small.clip_scale)
     ratio = large.updates["head.weight"].main.norm() / small.updates["head.weight"].main.norm()
     assert 1.2 < float(ratio) < 2.0
+
+
+def test_mixed_precision_keeps_values_wide_and_computes_in_the_dtype_of_parameters() -> None:
+    plan = shrink(layout(dp=2, precision=BF16))
+    step = run_oracle(plan, 1)[0]
+    assert {value.dtype for value in step.before.values()} == {torch.float32}
+    assert {value.dtype for value in step.gradients.values()} == {torch.float32}
+    model = build_decoder(plan, step.before)
+    name = "layers.0.mlp.up.weight"
+    rounded = dict(model.named_parameters())[name]
+    assert rounded.dtype == torch.bfloat16
+    assert torch.equal(rounded, step.before[name].bfloat16())
+    assert not torch.equal(rounded.float(), step.before[name])
+
+
+def test_gradients_are_added_up_in_the_dtypes_of_the_plan() -> None:
+    exact = run_oracle(shrink(layout(dp=2), precision="fp64"), 1)[0].gradients
+    name = "head.weight"
+
+    def error(**precision: str) -> float:
+        own = run_oracle(shrink(layout(dp=2, precision=precision)), 1)[0].gradients[name]
+        return float((own.double() - exact[name]).norm() / exact[name].norm())
+
+    assert error() < 1e-6
+    assert 1e-3 < error(**BF16) < error(**BF16_SUMS) < 0.05
+
+
+def test_a_scale_changes_nothing_but_what_overflows() -> None:
+    plan = shrink(layout(dp=2, precision=FP16), precision="fp64")
+    plain = run_oracle(with_scale(plan, 1.0), 3)
+    large = run_oracle(with_scale(plan, 1024.0), 3)
+    for one, other in zip(plain, large, strict=True):
+        assert (one.grad_norm, one.loss) == (other.grad_norm, other.loss)
+        assert all(torch.equal(one.after[name], other.after[name]) for name in one.after)
+    assert [step.loss_scale for step in large] == [1024.0, 1024.0, 2048.0]
+
+
+@pytest.mark.parametrize("hysteresis", [1, 2])
+def test_loud_steps_overflow_and_change_nothing_but_the_scale(hysteresis: int) -> None:
+    whole = layout(dp=2, precision={**FP16, "loss_scale_hysteresis": hysteresis})
+    plan = overflowing(shrink(whole, precision="fp64"), 3 + hysteresis)
+    steps = run_oracle(plan, 3 + hysteresis)
+    first = steps[0].loss_scale
+    assert [step.skipped for step in steps] == [
+        step in range(1, 1 + hysteresis) for step in range(3 + hysteresis)
+    ]
+    assert [step.loss_scale / first for step in steps] == [1.0] * (1 + hysteresis) + [0.5, 0.5]
+    for step in steps:
+        same = [torch.equal(step.before[name], step.after[name]) for name in step.after]
+        assert all(same) == any(same) == step.skipped
+        assert (step.grad_norm == float("inf")) == step.skipped
+
+
+def test_nothing_overflows_in_the_precision_of_the_plan() -> None:
+    whole = layout(dp=2, precision={**FP16, "loss_scale": 2.0**40})
+    plan, exact = shrink(whole), shrink(whole, precision="fp64")
+    scale = quiet_scale(plan, exact, 4)
+    assert 2.0**5 < scale < 2.0**16
+    steps = run_oracle(with_scale(plan, scale), 4)
+    assert [step.loss_scale / scale for step in steps] == [1.0, 1.0, 2.0, 2.0]
+    assert not any(step.skipped for step in steps)

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from echelon.core.mesh import Mesh
-from echelon.core.parameters import num_parameters
+from echelon.core.parameters import num_parameters, parameters
 from echelon.core.plan import Layout, Optimizer, Pipeline, Plan, Recompute, Zero
-from echelon.prove.shrink import shrink, shrink_stages
-from tests.prove.layouts import layout
+from echelon.prove.names import family_of
+from echelon.prove.oracle import run_oracle
+from echelon.prove.shrink import same_dtypes, shrink, shrink_stages
+from tests.prove.layouts import FP16, layout
 
 
 def big(mesh: Mesh, *, stages: tuple[tuple[int, ...], ...], microbatches: int) -> Plan:
@@ -117,3 +119,59 @@ def test_an_optimizer_without_clipping_stays_so() -> None:
     assert small.mathematics.optimizer.clip_norm is None
     assert small.mathematics.optimizer.weight_decay == 0.0
     assert small.mathematics.optimizer.warmup_steps == 0
+
+
+def test_what_is_kept_whole_stays_what_is_kept_whole() -> None:
+    plan = layout(dp=2, zero={"stage": 3, "keep_whole_below": 33}, model={"qkv_bias": True})
+    small = shrink(plan)
+
+    def kept(one: Plan) -> set[str]:
+        below = one.layout.zero.keep_whole_below
+        return {family_of(s.name) for s in parameters(one.model) if s.numel < below}
+
+    assert kept(small) == kept(plan)
+    assert {"norm.weight", "layers.*.attention.k.bias"} < kept(plan)
+    assert "head.weight" not in kept(plan)
+    assert shrink(layout(dp=2, zero={"stage": 3})).layout.zero.keep_whole_below == 0
+
+
+def test_settings_of_zero_stay_and_units_are_several() -> None:
+    zero = {
+        "stage": 3,
+        "accumulate": "slices",
+        "reshard_after_forward": False,
+        "prefetch": 7,
+        "unit_blocks": 4,
+        "optimizer_offload": "nvme",
+        "parameter_offload": "host",
+        "offload_dir": "somewhere",
+        "offload_buffers": 9,
+    }
+    plan = big(Mesh(dp_shard=2), stages=(tuple(range(80)),), microbatches=4)
+    plan = replace(plan, layout=replace(plan.layout, zero=Zero(**zero)))
+    small = shrink(plan).layout
+    limits = {"prefetch": 2, "unit_blocks": 2, "offload_buffers": 2}
+    assert small.zero == Zero(**{**zero, **limits, "bucket_bytes": small.zero.bucket_bytes})
+    assert len(small.pipeline.stages[0]) == 3
+
+
+def test_few_steps_are_enough_for_the_loss_scale_to_change() -> None:
+    scaling = {"loss_scale_window": 2000, "loss_scale_hysteresis": 5, "loss_scale_min": 4.0}
+    plan = layout(precision={**FP16, **scaling})
+    small, exact = shrink(plan), shrink(plan, precision="fp64")
+    for one in (small, exact):
+        precision = one.mathematics.precision
+        assert (precision.loss_scale_window, precision.loss_scale_hysteresis) == (2, 2)
+        assert (precision.loss_scaling, precision.loss_scale_min) == ("dynamic", 4.0)
+    assert not same_dtypes(small.mathematics.precision, exact.mathematics.precision)
+    assert same_dtypes(small.mathematics.precision, plan.mathematics.precision)
+
+
+def test_sgd_moves_values_by_as_much_as_adamw() -> None:
+    small = shrink(layout(optimizer={"kind": "sgd", "momentum": 0.7})).mathematics.optimizer
+    assert (small.kind, small.momentum) == ("sgd", 0.7)
+    steps = run_oracle(shrink(layout(optimizer={"kind": "sgd"}), precision="fp64"), 1)[0]
+    update = steps.updates["head.weight"]
+    share = float(update.total.norm() / steps.before["head.weight"].norm())
+    assert 1e-4 < share < 0.1
+    assert 0.1 < float(update.decay.norm() / update.main.norm()) < 10

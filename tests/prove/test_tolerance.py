@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 
 from echelon.core.mesh import Mesh
+from echelon.core.plan import Plan
 from echelon.prove.names import family_of
 from echelon.prove.oracle import run_oracle
 from echelon.prove.shrink import shrink
 from echelon.prove.tolerance import (
     FLOAT64_TOLERANCE,
+    FLOOR,
+    Draw,
+    Tolerance,
     float64_tolerance,
+    measured,
     num_partial_sums,
     own_tolerance,
     roundoff,
+    tensor_errors,
+    unit_roundoff,
 )
-from tests.prove.layouts import layout
+from tests.prove.layouts import BF16, layout
 
 
 def test_float64_has_one_tolerance() -> None:
@@ -59,3 +68,53 @@ def test_more_partial_sums_may_round_more() -> None:
     plan = shrink(layout())
     wide = replace(plan, layout=replace(plan.layout, mesh=Mesh(tp=4)))
     assert num_partial_sums(wide) == num_partial_sums(plan) + 3
+
+
+def tolerances(**chosen: Any) -> tuple[Plan, Tolerance]:
+    """Return a shrunk plan and its tolerance, master values being told."""
+    whole = layout(dp=2, **chosen)
+    plan, exact = shrink(whole), run_oracle(shrink(whole, precision="fp64"), 2)
+    return plan, own_tolerance(plan, exact, run_oracle(plan, 2), masters_told=True)
+
+
+def test_a_master_copy_is_judged_more_sharply_than_what_is_rounded_from_it() -> None:
+    plan, tolerance = tolerances(precision=BF16)
+    name = "layers.0.mlp.up.weight"
+    gradient, value, parameter = (
+        tolerance.allowed(kind, 1, name) for kind in ("gradients", "masters", "parameters")
+    )
+    coarse = unit_roundoff("bf16")
+    assert roundoff(plan) == coarse == pytest.approx(2.0**-9 * 2)
+    assert gradient > num_partial_sums(plan) * coarse
+    # An update moves a value by a few hundredths in two steps of a proof.
+    assert value < gradient / 20
+    assert value < parameter
+    # One rounding more, and one device's errors of it: not one for each partial sum.
+    assert parameter < 5 * coarse
+
+
+def test_uniform_precision_has_one_roundoff_for_all() -> None:
+    plan, tolerance = tolerances()
+    name = "layers.0.mlp.up.weight"
+    flat = num_partial_sums(plan) * roundoff(plan)
+    assert tolerance.flat_of["parameters", 1, name] == tolerance.flat == flat
+
+
+def test_what_is_zero_by_mathematics_does_not_widen_the_tolerance_of_the_rest() -> None:
+    draws = {
+        ("gradients", 0, "layers.0.attention.k.bias"): Draw(1e-2, noise=True),
+        ("gradients", 0, "norm.weight"): Draw(1e-6),
+        ("grad_norm", 0, ""): Draw(0.0),
+    }
+    tolerance = measured(draws, 0.0, {})
+    allowed = [tolerance.allowed(*key) for key in draws]
+    assert allowed == pytest.approx([4e-2, 4e-6, 4e-6])
+
+
+def test_a_tensor_far_below_the_others_is_noise() -> None:
+    exact = {"a": torch.ones(4).double(), "b": torch.full((4,), 1e-9).double()}
+    rough = {"a": exact["a"] + 1e-3, "b": exact["b"] + 1e-9}
+    draws = dict(tensor_errors("gradients", 0, exact, rough))
+    assert draws["gradients", 0, "a"].error == pytest.approx(1e-3)
+    assert [draw.noise for draw in draws.values()] == [False, True]
+    assert draws["gradients", 0, "b"].error == pytest.approx(1e-9 / FLOOR)

@@ -1,0 +1,33 @@
+"""The axis that tells wrong ranks from right ones."""
+
+from __future__ import annotations
+
+from echelon.prove.diagnosis import Finding
+from echelon.prove.places import narrowed, telling_axis
+from tests.prove.layouts import layout
+
+HYBRID = layout(dp=4, tp=2, zero={"stage": 2}, mesh={"dp_replicate": 2, "dp_shard": 2})
+
+
+def test_the_narrowest_axis_is_told() -> None:
+    everyone = range(8)
+    assert telling_axis(HYBRID, {2, 3, 6, 7}, everyone) == ("dp_shard", [1])
+    assert telling_axis(HYBRID, {0, 1, 2, 3}, everyone) == ("dp_replicate", [0])
+    assert telling_axis(HYBRID, {4, 5}, everyone) == ("dp", [2])
+    assert telling_axis(HYBRID, {1, 3, 5, 7}, everyone) == ("tp", [1])
+    assert telling_axis(HYBRID, {0, 3}, everyone) is None
+    assert telling_axis(HYBRID, set(everyone), everyone) is None
+    assert telling_axis(HYBRID, set(), everyone) is None
+
+
+def test_whole_parameters_have_one_data_axis() -> None:
+    assert telling_axis(layout(dp=2), {1}, range(2)) == ("dp", [1])
+
+
+def test_a_finding_keeps_the_axis_that_it_has() -> None:
+    finding = Finding(factor="2", says="twice")
+    told = narrowed(HYBRID, finding, {2, 3, 6, 7}, range(8))
+    assert (told.axis, told.says) == ("dp_shard", "only on dp_shard [1]: twice")
+    known = narrowed(HYBRID, Finding(factor="2", says="twice", axis="pp"), {2, 3, 6, 7}, range(8))
+    assert known.axis == "pp"
+    assert narrowed(HYBRID, finding, set(range(8)), range(8)) == finding
