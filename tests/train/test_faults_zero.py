@@ -30,8 +30,9 @@ from tests.train.small_runs import TINY, read_steps, small_data, train
 
 LAYOUT = ("mesh.dp_shard=2", "zero.stage=3")
 FILES = (*LAYOUT, "zero.optimizer_offload=nvme", "zero.parameter_offload=nvme")
-END_S = 15.0
-START_S = 120.0
+END_S = 60.0
+"""A run ends in seconds, which `bench.faults` measures; tests share a machine with others."""
+START_S = 200.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ def hit(
             assert len(ranks) == 2
             began = time.monotonic()
             act(ranks)
-            error = run.communicate(timeout=60)[1].decode()
+            error = run.communicate(timeout=120)[1].decode()
             after_s = time.monotonic() - began
             assert psutil.wait_procs(ranks, timeout=2.0)[1] == []
         finally:
