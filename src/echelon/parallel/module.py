@@ -89,6 +89,8 @@ class RankModule:
         rows: list[UnitRow] = []
         for unit in self.units:
             held = [one.spec for one in self.parameters if one.users[0] == unit]
+            if unit == ROOT and not held:
+                continue
             rows.append(
                 UnitRow(
                     name=unit,
