@@ -6,7 +6,7 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +67,7 @@ def update(context: RankContext, argument: tuple[Plan, str]) -> Updated:
         ),
         groups=groups,
     )
-    optimizer.start()
+    start_masters(optimizer, model.buckets)
     order: list[str] = []
     sent: list[int] = []
     for step, (rate, factor) in enumerate(zip(RATES, FACTORS, strict=True)):
@@ -84,7 +84,7 @@ def update(context: RankContext, argument: tuple[Plan, str]) -> Updated:
         },
         order=order,
         sent=sent,
-        held=optimizer.held_bytes(),
+        held=optimizer.rest.held_bytes(),
         padding=all(
             not flats[bucket.name][padding(bucket)].any()
             for flats in ({b.name: b.value_slice for b in model.buckets}, *masters(optimizer))
@@ -93,6 +93,13 @@ def update(context: RankContext, argument: tuple[Plan, str]) -> Updated:
     )
     optimizer.rest.close()
     return updated
+
+
+def start_masters(optimizer: SliceOptimizer, buckets: Sequence[Bucket]) -> None:
+    """Fill the master copies, where there are any, from the parameters."""
+    for flats in masters(optimizer):
+        for bucket in buckets:
+            flats[bucket.name].copy_(bucket.value_slice)
 
 
 def masters(optimizer: SliceOptimizer) -> list[dict[str, torch.Tensor]]:

@@ -31,6 +31,7 @@ from echelon.train.optimizer.newton_schulz import newton_schulz
 from echelon.train.optimizer.parts import parts_of
 from tests.parallel.buckets import by_hand, matrix
 from tests.parallel.layouts import plan_of
+from tests.train.optimizer_targets import start_masters
 
 SETTINGS = Optimizer(beta1=0.8, beta2=0.9, eps=1e-3, momentum=0.7, weight_decay=0.3)
 RATES = (0.1, 0.05, 0.2, 0.0)
@@ -170,7 +171,7 @@ def test_a_narrow_gradient_is_cast_before_it_is_scaled() -> None:
     precision = Precision(parameters="fp16", gradients="fp16", reduction="fp16", master="fp32")
     settings = replace(SETTINGS, kind="sgd", weight_decay=0.0)
     optimizer = optimizer_of([bucket], plan_of(optimizer=settings, precision=precision))
-    optimizer.start()
+    start_masters(optimizer, [bucket])
     bucket.gradients.fill_(65504.0)
     optimizer.update(1.0, 3e-5, ignore)
     master = optimizer.state()[MASTER][bucket.name]
@@ -186,7 +187,7 @@ def test_long_slices_are_cast_and_updated_in_pieces(length: int) -> None:
     (bucket,) = by_hand({"a": nn.Parameter(first.clone())}, [["a"]], padding=3)
     precision = Precision(parameters="bf16", gradients="bf16", reduction="bf16", master="fp32")
     optimizer = optimizer_of([bucket], plan_of(optimizer=SETTINGS, precision=precision))
-    optimizer.start()
+    start_masters(optimizer, [bucket])
     bucket.gradients.copy_(torch.linspace(1, -2, length + 3))
     whole = nn.Parameter(first.float())
     whole.grad = bucket.gradients[:length].float() * 0.5
