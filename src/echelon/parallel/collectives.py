@@ -56,7 +56,11 @@ class Pending:
         self._work, self._finish, self._name, self._recorder = work, finish, name, recorder
 
     def done(self) -> bool:
-        """Return whether `wait` would return at once."""
+        """Return whether `wait` is known to return at once.
+
+        Gloo tells so of its own collectives only. Of messages, and so of all that is a direct
+        exchange (all-gather, reduce-scatter), it knows nothing before they are waited for: False.
+        """
         return self._work is None or self._work.is_completed()
 
     def wait(self) -> None:

@@ -29,7 +29,7 @@ class Works:
             work.wait()
 
     def is_completed(self) -> bool:
-        """Return whether `wait` would return at once."""
+        """Return whether all messages are known to have arrived; over Gloo, not before `wait`."""
         return all(work.is_completed() for work in self.works)
 
 

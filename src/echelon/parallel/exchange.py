@@ -31,7 +31,7 @@ class Exchange:
             work.wait()
 
     def is_completed(self) -> bool:
-        """Return whether `wait` would return at once."""
+        """Return whether all messages are known to have arrived; over Gloo, not before `wait`."""
         return all(work.is_completed() for work in self.works)
 
 
