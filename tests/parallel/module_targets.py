@@ -16,6 +16,7 @@ from echelon.core.plan import Plan
 from echelon.cost.module_buckets import ModuleBuckets
 from echelon.launch.context import RankContext
 from echelon.parallel.module import UnitRow
+from echelon.parallel.offload.rest import storage_bytes
 from echelon.train.module_optimizer import ModuleOptimizer, ModuleStep
 from tests.parallel.module_models import Block, loss_of, make, tokens
 
@@ -261,3 +262,24 @@ def train_in_low_precision(context: RankContext, loop: Loop) -> tuple[Values, Va
         _backwards(loop, optimizer, model, step, context.rank, [])
         optimizer.step()
     return full(optimizer), full(optimizer, "master"), at_start
+
+
+def held(context: RankContext, plan: Plan) -> tuple[dict[str, int], ModuleBuckets]:
+    """Return the bytes of live storages after two steps, and the buckets."""
+    model, optimizer = parallelize(make("transformer"), plan)
+    for step in range(2):
+        loss_of(model, tokens(step, 0, context.rank)).backward()
+        optimizer.step()
+    buckets = [*optimizer.module.buckets, *optimizer.module.frozen]
+    split = {slot.spec.name for bucket in buckets for slot in bucket.slots}
+    others = [one for name, one in model.named_parameters() if name not in split]
+    values = [one for bucket in buckets for one in (bucket.values, bucket.value_slice)]
+    gradients = [one for bucket in buckets for one in (bucket.gradients, bucket.gradient_slice)]
+    slices = optimizer.state_dict()["tensors"]
+    return {
+        "parameters": storage_bytes([*values, *others]),
+        "gradients": storage_bytes(gradients),
+        "state": sum(
+            one.nbytes for kind in ("exp_avg", "exp_avg_sq") for one in slices[kind].values()
+        ),
+    }, optimizer.module.plans

@@ -38,9 +38,11 @@ def plan(zero: Zero, **changes: Any) -> Plan:
     return plan_of(zero=zero, **{"optimizer": ADAMW, "bucket_bytes": 2000, **changes})
 
 
-def run(rank_pool: RankPool, loop: Loop) -> list[Looped]:
-    """Run a loop on the ranks of its plan; whatever happens, it does not hang."""
-    return rank_pool.run(targets.train, loop, world_size=loop.plan.mesh.world_size, timeout_s=30.0)
+def run(rank_pool: RankPool, loop: Loop, timeout_s: float = 120.0) -> list[Looped]:
+    """Run a loop on the ranks of its plan."""
+    return rank_pool.run(
+        targets.train, loop, world_size=loop.plan.mesh.world_size, timeout_s=timeout_s
+    )
 
 
 def assert_as_on_one_device(ranks: list[Looped], loop: Loop, tolerance: float = 1e-12) -> None:
@@ -97,7 +99,7 @@ def test_a_branch_that_only_some_ranks_take_neither_hangs_nor_differs(
     # nothing at all in a step. More blocks than may be in flight.
     skips = {(0, 1): (2,), (1, 0): (0, 9), (1, 1): (9,), (2, 1): (1, 3, 4, 5, 6)}
     loop = Loop(plan=plan(zero), model="deep", unused="zero", skips=skips, idle=[(3, 1)], steps=5)
-    ranks = run(rank_pool, loop)
+    ranks = run(rank_pool, loop, timeout_s=30.0)
     assert_as_on_one_device(ranks, loop)
     if zero.stage == 3:
         assert ranks[0].streamed == [f"blocks.{index}" for index in range(10) if index != 2]
@@ -141,12 +143,27 @@ def test_bytes_sent_are_those_of_the_formulas(
     rank_pool: RankPool, zero: Zero, changes: dict[str, Any], model: str
 ) -> None:
     loop = Loop(plan=plan(zero, **changes), model=model, microbatches=2)
-    sent = rank_pool.run(
-        targets.sent_and_planned, loop, world_size=loop.plan.mesh.world_size, timeout_s=30.0
-    )
+    sent = rank_pool.run(targets.sent_and_planned, loop, world_size=loop.plan.mesh.world_size)
     for measured, buckets, kept in sent:
         assert measured == module_bytes(loop.plan, buckets, passes=2, kept=kept)
         assert measured
+
+
+@pytest.mark.parametrize("zero", STAGES)
+def test_between_steps_a_rank_holds_what_its_stage_says(rank_pool: RankPool, zero: Zero) -> None:
+    # Measured from storages: parameters, gradients, moments, in eight bytes; padding included.
+    for held, buckets in rank_pool.run(targets.held, plan(zero), world_size=2):
+        trained = sum(one.num_elements for one in buckets.trained)
+        frozen = sum(one.num_elements for one in buckets.frozen)
+        cut = 2 if zero.stage else 1
+        gradients = trained // 2 if zero.accumulate == "slices" else trained
+        whole = zero.stage < 3
+        parameters = trained + 72 if whole else (trained + frozen) // 2
+        assert held == {
+            "parameters": 8 * parameters,
+            "gradients": 8 * gradients,
+            "state": 2 * 8 * trained // cut,
+        }
 
 
 def test_units_are_gathered_twice_or_once(rank_pool: RankPool) -> None:
@@ -183,7 +200,7 @@ def test_evaluation_between_forward_and_backward(rank_pool: RankPool) -> None:
 
 @pytest.mark.parametrize("zero", STAGES)
 def test_two_forwards_of_one_backward(rank_pool: RankPool, zero: Zero) -> None:
-    results = rank_pool.run(targets.two_forwards, plan(zero), world_size=2, timeout_s=30.0)
+    results = rank_pool.run(targets.two_forwards, plan(zero), world_size=2)
     together, apart = results[0]
     for name, value in together.items():
         torch.testing.assert_close(value, apart[name], rtol=0, atol=1e-12, msg=name)
