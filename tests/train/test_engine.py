@@ -251,4 +251,4 @@ def test_files_are_closed_where_a_gather_never_ends(rank_pool: RankPool, tmp_pat
     )
     plan = plan_of(dp_shard=2, zero=zero)
     said = rank_pool.run(engine_targets.close_without_a_peer, plan, world_size=2)
-    assert said == [["connection closed by peer", "closed", "closed"]] * 2
+    assert said == [["closed", "closed"]] * 2

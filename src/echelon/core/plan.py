@@ -109,11 +109,11 @@ class Zero:
 
     `accumulate` says how the gradients of several microbatches add up: in a "whole" buffer that is
     reduced once per step, or in "slices", reduced after every microbatch. At stage 3 parameters are
-    gathered by unit (`unit_blocks` blocks; the embedding; the head), `prefetch` units ahead, and
-    freed after each use (`reshard_after_forward`) or once per step; parameters of fewer than
-    `keep_whole_below` elements are never cut. `optimizer_offload` and `parameter_offload` say where
-    slices rest between uses, "nvme" meaning files in `offload_dir`, of which at most
-    `offload_buffers` buckets are in memory at once.
+    gathered by unit (`unit_blocks` blocks; the embedding; the head), those of the next `prefetch`
+    blocks ahead of their use, and freed after each use (`reshard_after_forward`) or once per step;
+    parameters of fewer than `keep_whole_below` elements are never cut. `optimizer_offload` and
+    `parameter_offload` say where slices rest between uses, "nvme" meaning files in `offload_dir`,
+    of which at most `offload_buffers` buckets are in memory at once.
     """
 
     stage: ZeroStage = 0

@@ -27,6 +27,7 @@ from echelon.cost.buckets import (
     BucketPlan,
     accumulates_slices,
     plan_buckets,
+    shard_degree,
     slice_elements,
     stage_units,
 )
@@ -144,11 +145,13 @@ def _fills_long(plan: Plan, bucket: BucketPlan) -> bool:
 def _copies(plan: Plan, buckets: Buckets) -> HeldTerm:
     """Bound the copies that are on the wire: whole in another dtype, and slices to be added.
 
-    Where there are any, only so many first sums are under way; later ones are not bounded.
+    Over Gloo a rank adds up its slices itself, from the slices that the others send it. Where there
+    are any copies, only so many first sums are under way; later ones are not bounded.
     """
     precision = plan.mathematics.precision
     cast, adds = precision.reduction != precision.gradients, accumulates_slices(plan)
-    slices = plan.layout.zero.stage > 0 and (cast or adds)
+    received = shard_degree(plan) - 1 if plan.cluster.backend == "gloo" else 0
+    slices = received + (plan.layout.zero.stage > 0 and (cast or adds))
     copied = sorted(
         (cast * bucket.num_elements + slices * slice_elements(plan, bucket) for bucket in buckets),
         reverse=True,

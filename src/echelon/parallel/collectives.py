@@ -105,6 +105,11 @@ class Group:
         self._exchanges = 0
         self._stock = Stock(torch.device("cpu"))
 
+    @property
+    def receives_to_sum(self) -> bool:
+        """Return whether a reduce-scatter holds the others' parts in memory until `wait`."""
+        return self._direct is not None
+
     def all_reduce(self, tensor: torch.Tensor, *, name: str, async_op: bool = False) -> Pending:
         """Sum `tensor` over the group, in place."""
         if self.size == 1:

@@ -99,6 +99,7 @@ class GradientReduction:
         self._slices_add_up = accumulates_slices(plan)
         precision = plan.mathematics.precision
         self._copies = self._slices_add_up or precision.reduction != precision.gradients
+        self._copies |= self._shard is not None and self._shard.receives_to_sum
         replicas = [groups.replicate] if sharded else []
         self._hops: dict[str, list[Group]] = {
             "whole": replicas,

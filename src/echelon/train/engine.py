@@ -238,13 +238,10 @@ class TrainEngine:
             self.model.residency.updated(bucket)
 
     def close(self) -> None:
-        """Give back what rests outside of the device, also where another rank is gone."""
-        try:
-            self.model.residency.settle()
-        finally:
-            self.optimizer.rest.close()
-            if self.model.parameter_rest is not None:
-                self.model.parameter_rest.close()
+        """Give back what rests outside of the device; waits for no other rank."""
+        self.optimizer.rest.close()
+        if self.model.parameter_rest is not None:
+            self.model.parameter_rest.close()
 
     def _shards(self, flats: Mapping[str, torch.Tensor]) -> dict[str, list[Shard]]:
         held = [bucket for bucket in self.model.buckets if bucket.name in flats]

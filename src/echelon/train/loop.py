@@ -251,7 +251,10 @@ def train_rank(context: RankContext, argument: Any) -> TrainSummary:
     try:
         loop = TrainLoop(context, task, observer)
         try:
-            return loop.run()
+            summary = loop.run()
+            # What the last update sends must arrive before this rank ends.
+            loop.engine.model.residency.settle()
+            return summary
         finally:
             loop.engine.close()
     finally:
