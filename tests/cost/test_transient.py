@@ -146,7 +146,7 @@ def test_what_replicas_add_up_in_another_dtype_is_copied_until_backward_is_over(
     sizes = sorted(b.num_elements for b in plan_buckets(plan, stage_part(plan, 0)))
     assert len(sizes) > 3
     # Whole in fp32, the slice that becomes the sum, and the other rank's part of it.
-        first = sum(size + 2 * (size // 2) for size in sizes[-3:])
+    first = sum(size + 2 * (size // 2) for size in sizes[-3:])
     copies = bounds(plan)["gradients being summed", "device"]
     assert copies == 4 * (first + sum(sizes) // 2)
     same = zero_plan(stage, dp=2, dp_shard=2, precision=layouts.SINGLE, bucket_bytes=1024)
