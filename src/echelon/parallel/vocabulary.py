@@ -125,14 +125,19 @@ class VocabularyLoss(torch.autograd.Function):
         local[2].masked_fill_(elsewhere_N, 0.0)
         maximum_N, total_N, target_N = _merge(local, group)
         whole_N = maximum_N + total_N.log()
+        mine_N = counted_N & ~elsewhere_N
         if logits_NV.dtype in NARROW:
             factor_N = counted_N * scale
         else:
-            # These logits hold exp(logit - local maximum); the factor makes it scale * softmax.
-            factor_N = torch.where(counted_N, scale * (local[0] - maximum_N).exp() / total_N, 0.0)
-        mine_N = counted_N & ~elsewhere_N
+            # These logits hold exp(logit - local maximum): they become total x gradient of the
+            # loss, and what is left to multiply is smaller than they are (`backward`).
+            if group.size > 1:
+                logits_NV.mul_((local[0] - maximum_N).exp_().unsqueeze(1))
+            own_N = torch.where(mine_N, -total_N, 0.0)
+            logits_NV.scatter_add_(1, local_N.unsqueeze(1), own_N.unsqueeze(1))
+            factor_N = torch.where(counted_N, scale / total_N, 0.0)
         ctx.save_for_backward(x_ND, logits_NV, factor_N, whole_N, local_N, mine_N)
-        ctx.weight, ctx.split, ctx.scale = weight_VD, split, scale
+        ctx.weight, ctx.split = weight_VD, split
         return torch.where(counted_N, whole_N - target_N, 0.0).sum() * scale
 
     @staticmethod
@@ -141,13 +146,13 @@ class VocabularyLoss(torch.autograd.Function):
         x_ND, logits_NV, factor_N, whole_N, local_N, mine_N = ctx.saved_tensors
         split: TensorSplit = ctx.split
         weight: nn.Parameter = ctx.weight
+        factor_N = factor_N * dloss
         if logits_NV.dtype in NARROW:
-            _turn_to_gradient(logits_NV, factor_N * dloss, whole_N, local_N, mine_N)
+            _turn_to_gradient(logits_NV, factor_N, whole_N, local_N, mine_N)
+            dx_ND = product(logits_NV, weight.t())
         else:
-            logits_NV.mul_((factor_N * dloss).unsqueeze(-1))
-            own_N = torch.where(mine_N, -ctx.scale * dloss, 0.0)
-            logits_NV.scatter_add_(1, local_N.unsqueeze(1), own_N.unsqueeze(1))
-        dx_ND = product(logits_NV, weight.t())
+            dx_ND = product(logits_NV, weight.t()).mul_(factor_N.unsqueeze(1))
+            x_ND = x_ND * factor_N.unsqueeze(1)
         if split.scattered:
             dx_ND, pending = scatter_sum(dx_ND, split.group, name="head.backward")
         else:
