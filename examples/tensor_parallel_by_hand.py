@@ -104,14 +104,15 @@ def hold(
         names=tuple(parameters),
         num_elements=sum(spec.numel for spec in specs),
     )
+    like = next(iter(parameters.values())).detach()
     rule = BucketRule(
         plans=[plan],
         optimizer=Optimizer(),
         counted=dict.fromkeys(parameters, True),
         uses={},
-        gradients=torch.float32,
+        gradients=like.dtype,
     )
-    buckets = make_buckets(parameters, specs, rule, like=torch.empty(0))
+    buckets = make_buckets(parameters, specs, rule, like)
     store = GradientStore(NoReduction())
     store.hold(buckets)
     store.start_step()

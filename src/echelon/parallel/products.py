@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import torch
 
+_ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+"""What `torch.compile` calls on a CPU; a build without oneDNN does not have it."""
+
 _LEAST_WORK = 1 << 24
 """Multiplications from which on oneDNN is faster: it takes 10 us more to start."""
 
@@ -18,11 +21,12 @@ _LEAST_WORK = 1 << 24
 def product(x_NI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
     """Return x @ weight^T, where no gradient is asked for; the weight may be a transposed view."""
     if (
-        x_NI.dtype == torch.float32
+        _ONEDNN is not None
+        and x_NI.dtype == torch.float32
         and x_NI.device.type == "cpu"
         and x_NI.shape[0] * weight_OI.numel() >= _LEAST_WORK
         and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
         and torch.backends.mkldnn.is_available()
     ):
-        return torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, None, "none", [], "")
+        return _ONEDNN(x_NI, weight_OI, None, "none", [], "")
     return x_NI @ weight_OI.t()
