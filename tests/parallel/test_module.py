@@ -105,6 +105,19 @@ def test_a_branch_that_only_some_ranks_take_neither_hangs_nor_differs(
         assert ranks[0].streamed == [f"blocks.{index}" for index in range(10) if index != 2]
 
 
+@pytest.mark.parametrize("zero", [SLICES, WHOLE])
+def test_branches_of_replicas_of_slices(rank_pool: RankPool, zero: Zero) -> None:
+    skips = {(1, 0): (0, 9), (1, 3): (7, 8, 9), (2, 1): (1, 3, 4, 5, 6), (2, 2): tuple(range(10))}
+    loop = Loop(
+        plan=plan(zero, dp=2, dp_shard=2),
+        model="deep",
+        unused="zero",
+        skips=skips,
+        microbatches=2,
+    )
+    assert_as_on_one_device(run(rank_pool, loop), loop)
+
+
 @pytest.mark.parametrize("zero", [Zero(stage=1), SLICES])
 def test_a_first_step_without_a_rank(rank_pool: RankPool, zero: Zero) -> None:
     loop = Loop(plan=plan(zero), unused="zero", idle=[(0, 1)])
