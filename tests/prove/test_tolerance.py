@@ -18,6 +18,7 @@ from echelon.prove.tolerance import (
     FLOOR,
     Draw,
     Tolerance,
+    draw_oracle,
     float64_tolerance,
     measured,
     num_partial_sums,
@@ -39,7 +40,7 @@ def test_float64_has_one_tolerance() -> None:
 def test_float32_may_be_off_by_a_few_roundings() -> None:
     plan = shrink(layout(dp=2))
     exact, own = run_oracle(shrink(layout(dp=2), precision="fp64"), 2), run_oracle(plan, 2)
-    tolerance = own_tolerance(plan, exact, own, masters_told=False)
+    tolerance = own_tolerance(plan, exact, [own], masters_told=False)
 
     assert tolerance.own_precision
     assert roundoff(plan) == pytest.approx(2.0**-24)
@@ -54,7 +55,7 @@ def test_a_lucky_draw_does_not_make_a_tolerance_small() -> None:
     plan = shrink(layout())
     exact, own = run_oracle(shrink(layout(), precision="fp64"), 2), run_oracle(plan, 2)
     fewer = replace(own[0], gradients=exact[0].gradients)
-    lucky = own_tolerance(plan, exact, (fewer, own[1]), masters_told=False)
+    lucky = own_tolerance(plan, exact, [(fewer, own[1])], masters_told=False)
 
     name = "layers.1.attention.k.weight"
     assert lucky.one_device["gradients", 0, name] == 0.0
@@ -62,6 +63,20 @@ def test_a_lucky_draw_does_not_make_a_tolerance_small() -> None:
     assert lucky.allowed("gradients", 0, name) > usual
     assert family_of(name) == family_of("layers.0.attention.k.weight")
     assert family_of("head.weight") == "head.weight"
+
+
+def test_one_device_is_rounded_in_several_ways() -> None:
+    plan = shrink(layout(precision=BF16))
+    exact, name = run_oracle(shrink(layout(), precision="fp64"), 1), "layers.0.mlp.up.weight"
+    runs = draw_oracle(plan, 1)
+    errors = [
+        own_tolerance(plan, exact, [run], masters_told=True).one_device["gradients", 0, name]
+        for run in runs
+    ]
+    assert len(set(errors)) == len(errors) == 8
+    assert max(errors) < 5 * min(errors)
+    together = own_tolerance(plan, exact, runs, masters_told=True)
+    assert together.one_device["gradients", 0, name] == max(errors)
 
 
 def test_more_partial_sums_may_round_more() -> None:
@@ -74,7 +89,7 @@ def tolerances(**chosen: Any) -> tuple[Plan, Tolerance]:
     """Return a shrunk plan and its tolerance, master values being told."""
     whole = layout(dp=2, **chosen)
     plan, exact = shrink(whole), run_oracle(shrink(whole, precision="fp64"), 2)
-    return plan, own_tolerance(plan, exact, run_oracle(plan, 2), masters_told=True)
+    return plan, own_tolerance(plan, exact, draw_oracle(plan, 2), masters_told=True)
 
 
 def test_a_master_copy_is_judged_more_sharply_than_what_is_rounded_from_it() -> None:
@@ -106,7 +121,7 @@ def test_what_is_zero_by_mathematics_does_not_widen_the_tolerance_of_the_rest() 
         ("gradients", 0, "norm.weight"): Draw(1e-6),
         ("grad_norm", 0, ""): Draw(0.0),
     }
-    tolerance = measured(draws, 0.0, {})
+    tolerance = measured([draws], 0.0, {})
     allowed = [tolerance.allowed(*key) for key in draws]
     assert allowed == pytest.approx([4e-2, 4e-6, 4e-6])
 

@@ -68,15 +68,19 @@ class OracleStep:
     after: Mapping[str, torch.Tensor]
 
 
-def run_oracle(plan: Plan, num_steps: int) -> tuple[OracleStep, ...]:
-    """Return the steps of `plan` on one device, in the plan's own precision."""
+def run_oracle(plan: Plan, num_steps: int, *, factor: float = 1.0) -> tuple[OracleStep, ...]:
+    """Return the steps of `plan` on one device, in the plan's own precision.
+
+    The loss is multiplied by `factor` before backward, and gradients are divided by it: the same
+    numbers, but for how they are rounded.
+    """
     master = TORCH_DTYPES[plan.mathematics.precision.master]
     values = {name: value.to(master) for name, value in initial_parameters(plan).items()}
     states = {name: State() for name in values}
     scale = LossScale.start(plan.mathematics.precision)
     steps: list[OracleStep] = []
     for step in range(num_steps):
-        steps.append(_step(plan, step, values, states, scale.scale))
+        steps.append(_step(plan, step, values, states, scale.scale, factor))
         scale.follow(plan.mathematics.precision, overflow=steps[-1].skipped)
         values = dict(steps[-1].after)
     return tuple(steps)
@@ -158,13 +162,14 @@ def _step(
     step: int,
     values: Mapping[str, torch.Tensor],
     states: Mapping[str, State],
-    scale: float,
+    loss_scale: float,
+    factor: float,
 ) -> OracleStep:
     optimizer, precision = plan.mathematics.optimizer, plan.mathematics.precision
     model = build_decoder(plan, values)
     batch = global_batch(plan, step)
     sums = sums_by_slot(plan, batch, token_losses(plan, model, batch, step))
-    count = sum(number for _, number in sums.values())
+    count, scale = sum(number for _, number in sums.values()), loss_scale * factor
     scaled = _summed_gradients(plan, model, sums, scale / count)
     norm = global_norm(scaled) / scale
     skipped = precision.loss_scaling != "none" and not math.isfinite(norm)
@@ -194,7 +199,7 @@ def _step(
         grad_norm=norm,
         clip_scale=clip,
         learning_rate=rate,
-        loss_scale=scale,
+        loss_scale=loss_scale,
         skipped=skipped,
         updates=updates,
         after={name: value + updates[name].total for name, value in values.items()},

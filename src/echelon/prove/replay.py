@@ -89,7 +89,7 @@ def _tolerance(exact: tuple[Replay, ...], rough: tuple[Replay, ...], flat: float
     errors: dict[tuple[str, int, str], Draw] = {}
     for one, other in zip(exact, rough, strict=True):
         errors.update(tensor_errors("updates", one.step, one.added, other.added))
-    return measured(errors, flat, {})
+    return measured([errors], flat, {})
 
 
 def _overflows(evidence: Evidence) -> bool:

@@ -27,7 +27,7 @@ from echelon.prove.proof_scale import (
 )
 from echelon.prove.ranks import find_factory, read_results
 from echelon.prove.shrink import NUM_STEPS, same_dtypes, shrink
-from echelon.prove.tolerance import float64_tolerance, own_tolerance
+from echelon.prove.tolerance import draw_oracle, float64_tolerance, own_tolerance
 
 OUR_ENGINE = "echelon.train.subject:build"
 """The subject that is proven when none is named."""
@@ -146,7 +146,7 @@ def _judge(variants: Sequence[_Variant], directory: Path, num_steps: int) -> tup
             else own_tolerance(
                 plan,
                 oracles[key],
-                run_oracle(plan, num_steps),
+                draw_oracle(plan, num_steps),
                 masters_told=observed.tells_masters,
             ),
         )

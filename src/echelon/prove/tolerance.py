@@ -3,23 +3,24 @@
 Float64: 1e-10, about 1e5 times what reordering the sums of a shrunk model leaves (1e-15 to 1e-13)
 and far below any wrong factor; fixed, the same for every plan.
 
-Own precision: the oracle is run once more, on one device, in the plan's precision: parameters,
+Own precision: the oracle is run again, on one device, in the plan's precision: parameters,
 gradients, their sums over microbatches and replicas, and master values in the dtypes of the plan.
-Its own error against float64 says what that precision is worth for this model. The plan may be
-off by
+Its own error against float64 says what that precision is worth for this model. It is drawn eight
+times, with losses that are 2^(i/8) times as large: the same gradients, rounded otherwise. The plan
+may be off by
 
-    4 x the largest of the one device's error in this tensor,
-                       its root mean square over this parameter of all blocks in all steps,
-                       its root mean square over all tensors in this step
+    4 x the largest of the one device's errors in this tensor,
+                       their root mean square over this parameter of all blocks in all steps,
+                       their root mean square over all tensors in this step
     + (number of partial sums) x unit roundoff.
 
-A plan's error and the one device's are two draws of rounding errors of the same size, but a draw
-can be small by luck, most easily that of a short vector: hence the means over draws of the same
-kind, and the factor 4 for the largest ratio among hundreds of tensors. What is zero by mathematics
-(the gradient of a key bias) has no error relative to itself and is left out of the mean over all
-tensors. The last term is what a
-plan adds: each partial sum (over microbatches, data and tensor ranks, and at each stage boundary)
-is rounded once more.
+A plan's error and the one device's are draws of rounding errors of the same size. A draw can be
+small by luck: that of a short vector, and that of all tensors together whose errors come from one
+rounding upstream of them. Of eight draws and one more, the last is more than 4 times the largest of
+the others once in 10,000 times even so; the means are over draws of the same kind. What is zero by
+mathematics (the gradient of a key bias) has no error relative to itself and is left out of the mean
+over all tensors. The last term is what a plan adds: each partial sum (over microbatches, data and
+tensor ranks, and at each stage boundary) is rounded once more.
 
 The unit roundoff u is that of the coarsest dtype that a number goes through: for losses, gradients
 and updates the coarsest of the plan. A value that is kept in a finer dtype meets the coarse one
@@ -43,7 +44,7 @@ import torch
 
 from echelon.core.plan import DType, Plan
 from echelon.prove.names import family_of
-from echelon.prove.oracle import TORCH_DTYPES, OracleStep
+from echelon.prove.oracle import TORCH_DTYPES, OracleStep, run_oracle
 
 FLOAT64_TOLERANCE = 1e-10
 """The relative error that a plan may have in float64."""
@@ -53,6 +54,9 @@ FLOOR = 1e-4
 
 LUCK = 4.0
 """How much larger than the one device's a plan's error may be by chance."""
+
+FACTORS = tuple(2 ** (index / 8) for index in range(8))
+"""What the loss is multiplied by in each draw: mantissas are spread over a whole octave."""
 
 _Key = tuple[str, int, str]
 
@@ -72,8 +76,8 @@ _Tensors = Mapping[str, torch.Tensor]
 class Tolerance:
     """Give the error that is allowed for each thing compared.
 
-    `one_device` holds the one-device error of each (kind, step, name), `typical` its root mean
-    square per (kind, step) and `family` per (kind, parameter of all blocks); empty in float64.
+    `one_device` holds the largest one-device error of each (kind, step, name), `typical` the root
+    mean square per (kind, step) and `family` per (kind, parameter of all blocks); empty in float64.
     `flat` is what a plan adds to it; `flat_of` says it for values, whose own dtype may be finer.
     """
 
@@ -106,26 +110,38 @@ def float64_tolerance() -> Tolerance:
 def own_tolerance(
     plan: Plan,
     reference: Sequence[OracleStep],
-    one_device: Sequence[OracleStep],
+    one_device: Sequence[Sequence[OracleStep]],
     *,
     masters_told: bool,
 ) -> Tolerance:
     """Return the tolerance of a proof in the plan's precision.
 
-    `reference` is the oracle in float64, `one_device` the same in the plan's precision. Where the
-    ranks tell their master values, updates are seen there; else in the rounded parameters.
+    `reference` is the oracle in float64, `one_device` the same in the plan's precision, several
+    times (`draw_oracle`). Where the ranks tell their master values, updates are seen there; else in
+    the rounded parameters.
     """
-    errors: dict[_Key, Draw] = {}
-    for exact, rough in zip(reference, one_device, strict=True):
-        errors.update(_errors(plan, exact, rough, masters_told=masters_told))
-    return measured(errors, num_partial_sums(plan) * roundoff(plan), _value_flats(plan, reference))
+    runs: list[dict[_Key, Draw]] = []
+    for run in one_device:
+        runs.append({})
+        for exact, rough in zip(reference, run, strict=True):
+            runs[-1].update(_errors(plan, exact, rough, masters_told=masters_told))
+    return measured(runs, num_partial_sums(plan) * roundoff(plan), _value_flats(plan, reference))
 
 
-def measured(draws: Mapping[_Key, Draw], flat: float, flat_of: Mapping[_Key, float]) -> Tolerance:
-    """Return the tolerance that follows from the one device's errors."""
+def draw_oracle(plan: Plan, num_steps: int) -> list[tuple[OracleStep, ...]]:
+    """Return the oracle in the plan's precision, rounded in several ways."""
+    return [run_oracle(plan, num_steps, factor=factor) for factor in FACTORS]
+
+
+def measured(
+    runs: Sequence[Mapping[_Key, Draw]], flat: float, flat_of: Mapping[_Key, float]
+) -> Tolerance:
+    """Return the tolerance that follows from the one device's errors in each run."""
+    largest: dict[_Key, float] = {}
     by_step: dict[tuple[str, int], list[float]] = {}
     by_family: dict[tuple[str, str], list[float]] = {}
-    for (kind, step, name), draw in draws.items():
+    for (kind, step, name), draw in (item for run in runs for item in run.items()):
+        largest[kind, step, name] = max(largest.get((kind, step, name), 0.0), draw.error)
         if not draw.noise:
             by_step.setdefault((kind, step), []).append(draw.error)
         by_family.setdefault((kind, family_of(name)), []).append(draw.error)
@@ -136,7 +152,7 @@ def measured(draws: Mapping[_Key, Draw], flat: float, flat_of: Mapping[_Key, flo
             typical[kind, step] = typical[many, step]
     return Tolerance(
         flat=flat,
-        one_device={key: draw.error for key, draw in draws.items()},
+        one_device=largest,
         typical=typical,
         family={key: _root_mean_square(values) for key, values in by_family.items()},
         flat_of=flat_of,
