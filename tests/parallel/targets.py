@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -20,8 +21,8 @@ from echelon.parallel.device_mesh import RankGroups, Wanted, rank_groups
 from echelon.parallel.rank_model import RankModel
 from echelon.parallel.recorder import Recorder
 from echelon.parallel.shards import Shard
-from echelon.parallel.weights import bucket_shards
 from echelon.parallel.storage import Stock
+from echelon.parallel.weights import bucket_shards
 from echelon.train.engine import StepResult, TrainEngine
 from echelon.train.live import held_bytes
 from echelon.train.subject import rank_batches
@@ -309,7 +310,7 @@ def watch_order(engine: TrainEngine) -> list[tuple[str, str]]:
         on_full(bucket, last=last)
 
     store._arrived = note_ready
-    setattr(reduction, "bucket_is_full", note_launch)
+    reduction.bucket_is_full = note_launch
     executor: Any = engine.model.executor
     post, run = executor._post_receive, executor._run_step
 
@@ -385,8 +386,7 @@ def spoil_freed(context: RankContext, plan: Plan) -> tuple[list[int], list[float
         piece.fill_(0xFF)  # NaN in every dtype of a parameter
         take_back(stock, piece)
 
-    Stock.__init__, Stock.take_back = noted, spoiled
-    try:
+    with patch.object(Stock, "__init__", noted), patch.object(Stock, "take_back", spoiled):
         engine = TrainEngine(plan, Recorder(context.rank, NoEvents()), context.device)
         pieces: list[int] = []
         losses: list[float] = []
@@ -395,5 +395,3 @@ def spoil_freed(context: RankContext, plan: Plan) -> tuple[list[int], list[float
             losses.append(engine.step(batches, step).loss)
             pieces.append(sum(stock.num_pieces for stock in stocks))
         return pieces, losses
-    finally:
-        Stock.__init__, Stock.take_back = init, take_back

@@ -20,11 +20,14 @@ def test_own_memory_goes_and_the_views_are_right_again() -> None:
     memory = OwnMemory(flat)
     memory.release()
     memory.release()
-    assert not memory.present and flat.untyped_storage().size() == 0 and view.shape == (2, 2)
+    assert not memory.present
+    assert flat.untyped_storage().size() == 0
+    assert view.shape == (2, 2)
     memory.allocate()
     flat.copy_(torch.arange(6.0))
     memory.allocate()
-    assert memory.present and view.tolist() == [[2, 3], [4, 5]]
+    assert memory.present
+    assert view.tolist() == [[2, 3], [4, 5]]
 
 
 def test_lent_memory_is_what_the_last_one_used() -> None:
@@ -41,11 +44,13 @@ def test_lent_memory_is_what_the_last_one_used() -> None:
         memory.allocate()
         memory.allocate()
         memory.flat.copy_(torch.arange(6.0))
-        assert memory.present and view.tolist() == [[2, 3], [4, 5]]
+        assert memory.present
+        assert view.tolist() == [[2, 3], [4, 5]]
         places.add(memory.flat.data_ptr())
         memory.release()
         memory.release()
-    assert stock.num_pieces == 2 and len(places) == 1
+    assert stock.num_pieces == 2
+    assert len(places) == 1
 
 
 @pytest.mark.parametrize(("wanted", "pieces"), [(100, 1), (50, 1), (49, 2), (101, 2)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from echelon.core.plan import Plan, Zero
@@ -58,11 +60,11 @@ def test_stage_3_has_the_next_gather_in_flight_while_a_unit_computes(rank_pool: 
     for rank in train(rank_pool, plan):
         gathers = [event for event in rank.events[1] if event.name.startswith("parameters.")]
         forward = gathers[: len(units)]
-        for one, after in zip(forward, forward[1:], strict=False):
+        for one, after in itertools.pairwise(forward):
             assert after.start < one.end
         backward = gathers[len(units) :]
         assert len(backward) == len(units) - 1
-        for one, after in zip(backward, backward[1:], strict=False):
+        for one, after in itertools.pairwise(backward):
             assert after.start < one.end
 
 

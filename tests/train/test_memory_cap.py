@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ CAP = 400 * MIB
 LARGE = replace(NANO, hidden=512, heads=8, kv_heads=8, head_dim=64, ffn=1536, layers=10, vocab=997)
 
 
-def plan_with(zero: Zero, **mesh: int) -> Plan:
+def plan_with(zero: Zero, **mesh: Any) -> Plan:
     """Return a plan of the large model on two ranks."""
     return plan_of(model=LARGE, dtype="fp32", microbatches=1, zero=zero, bucket_bytes=MIB, **mesh)
 
@@ -47,5 +48,5 @@ def test_stage_3_with_files_trains_where_stage_0_does_not_fit(tmp_path: Path) ->
     assert losses[0] == losses[1]
     assert losses[0][2] < losses[0][0]
     assert not list(tmp_path.iterdir())
-    with RankPool(2) as pool, pytest.raises(RankFailure, match="rank [01]: .*memory"):
+    with RankPool(2) as pool, pytest.raises(RankFailure, match=r"rank [01]: .*memory"):
         pool.run(train_capped, (whole, CAP, 3), world_size=2)

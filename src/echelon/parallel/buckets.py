@@ -50,9 +50,9 @@ class Slot:
 class Bucket:
     """Hold one flat run of parameters and of their gradients.
 
-    `values` and `gradients` are whole; the memory of either may be away. `own` is the range that this
-    rank updates (everything, where nothing is cut); `value_slice` and `gradient_slice` hold it:
-    views of the whole, or tensors of their own where the whole does not last. `rest` is where a
+    `values` and `gradients` are whole; the memory of either may be away. `own` is the range that
+    this rank updates (everything, where nothing is cut); `value_slice` and `gradient_slice` hold
+    it: views of the whole, or tensors of their own where the whole does not last. `rest` is where a
     slice of parameters rests that is not on the device, under the key `values_key`; `value_slice`
     is then a view of it, for reading and writing between steps. Elements up to `decay_end` take
     weight decay, the rest do not.
@@ -126,9 +126,9 @@ class BucketRule:
     """Say how the buckets of a rank are cut, stored and counted (see `cost.buckets`).
 
     A bucket is cut into `num_slices`, of which this rank owns number `index`. `slices_add_up` says
-    that gradients of microbatches are added up as slices; `rest` takes the slices of parameters that
-    do not rest on the device, `stock` lends memory to what is not always whole. `uses` counts the contributions that a
-    microbatch makes to a parameter (1 where it is not named).
+    that gradients of microbatches are added up as slices; `rest` takes the slices of parameters
+    that do not rest on the device, `stock` lends memory to what is not always whole. `uses` counts
+    the contributions that a microbatch makes to a parameter (1 where it is not named).
     """
 
     plans: Sequence[BucketPlan]
@@ -225,7 +225,7 @@ def _placed(parameter: nn.Parameter, view: torch.Tensor) -> nn.Parameter:
 
 
 def _keep_slices(bucket: Bucket, rule: BucketRule) -> None:
-    """Give slices a memory of their own, and take that of the whole, where the whole is not kept."""
+    """Give slices a memory of their own where the whole is not kept, and take its memory away."""
     if bucket.plan.sliced:
         kept = bucket.value_slice
         if rule.rest is None:
