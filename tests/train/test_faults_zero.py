@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -153,7 +154,8 @@ def test_a_file_that_is_cut_short_ends_the_run(folder: Path) -> None:
     assert ended.after_s < END_S
     assert ended.error.count("error[") == 1
     assert "error[offload-file-works]: rank 1: " in ended.error
-    assert f"in {fast} failed: the file ends at byte 0 (EIO)" in ended.error
+    # A write that was under way when the file was cut may have put a few pages back.
+    assert re.search(rf"in {fast} failed: the file ends at byte \d+ \(EIO\)", ended.error)
 
 
 def files_in(folder: Path, rank: psutil.Process, count: int = 2) -> list[Path]:
