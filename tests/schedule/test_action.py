@@ -44,7 +44,7 @@ def test_the_json_shows_one_line_of_actions_per_rank() -> None:
 @pytest.mark.parametrize(
     ("entry", "value", "says"),
     [
-        ("schema", 2, "schedule schema 2; this version reads 1"),
+        ("schema", 1, "schedule schema 1; this version reads 2"),
         ("num_ranks", "2", "num_ranks: expected a whole number"),
         ("num_microbatches", True, "num_microbatches: expected a whole number"),
         ("stage_ranks", 0, "stage_ranks: expected a list"),

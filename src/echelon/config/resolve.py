@@ -168,7 +168,7 @@ def _build_job(view: View, cluster: Cluster) -> Job:
     layout = Layout(
         mesh=mesh_of(view),
         microbatch_sequences=view.integer("batch.microbatch_sequences"),
-        pipeline=record(view, Pipeline, "pipeline", stages=stages),
+        pipeline=record(view, Pipeline, "pipeline", stages=stages, rows=()),
         sequence_parallel=view.flag("mesh.sequence_parallel"),
         zero=zero,
         recompute=record(view, Recompute, "recompute"),

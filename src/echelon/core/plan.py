@@ -29,7 +29,7 @@ Accumulation = Literal["whole", "slices"]
 Home = Literal["none", "host", "nvme"]
 RecomputePolicy = Literal["none", "selective", "full"]
 
-PLAN_SCHEMA = 2
+PLAN_SCHEMA = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,13 +133,16 @@ class Zero:
 class Pipeline:
     """Give the schedule and, for each stage, the blocks that it owns.
 
-    `stages[s]` lists block indices; stage 0 also owns the embedding, the last stage the final
-    norm and the head. Stage `s` lives on pipeline rank `s % pp`.
+    `stages[s]` lists block indices (maybe none); stage 0 also owns the embedding, the last stage
+    the final norm and the head. Which rank a stage lives on, the schedule says
+    (`schedule.of_plan`). `rows` are the actions of each pipeline rank where no builder makes them:
+    those of a file ("file"), or those that a search found ("auto").
     """
 
     schedule: str = "1f1b"
     virtual_stages: int = 1
     stages: tuple[tuple[int, ...], ...] = ()
+    rows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,9 @@
 """An action, and a schedule: the list of actions that each pipeline rank runs from left to right.
 
 A schedule is complete as it stands: stages may outnumber ranks, a rank may own several stages
-(interleaved or V-shaped placement), and the backward pass may be fused (BW) or split (B and W).
+(interleaved or V-shaped placement), the backward pass may be fused (BW) or split (B and W), and
+some microbatches may cross the ranks the other way round (DualPipe), where copies of the stages
+are.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, cast
 
-SCHEDULE_SCHEMA = 1
+SCHEDULE_SCHEMA = 2
 
 _ACTION = re.compile(r"(F|BW|B|W)(\d+)\.(\d+)", re.ASCII)
 
@@ -55,8 +57,9 @@ class Action:
 class Schedule:
     """Hold, for each pipeline rank, the actions of one step in the order in which it runs them.
 
-    `stage_ranks[s]` is the rank that owns stage `s`. Nothing is checked here: `check_schedule`
-    proves a schedule, whoever wrote it.
+    `stage_ranks[s]` is the rank that owns stage `s`. `mirrored` microbatches run on copies of the
+    stages that lie the other way round: stage `s` on rank `num_ranks - 1 - stage_ranks[s]`.
+    Nothing is checked here: `check_schedule` proves a schedule, whoever wrote it.
     """
 
     name: str
@@ -64,15 +67,26 @@ class Schedule:
     num_microbatches: int
     stage_ranks: tuple[int, ...]
     actions: tuple[tuple[Action, ...], ...]
+    mirrored: tuple[int, ...] = ()
 
     @property
     def num_stages(self) -> int:
         """Return the number of stages."""
         return len(self.stage_ranks)
 
+    def rank_of(self, stage: int, microbatch: int) -> int:
+        """Return the rank on which `microbatch` crosses `stage`."""
+        rank = self.stage_ranks[stage]
+        return self.num_ranks - 1 - rank if microbatch in self.mirrored else rank
+
+    def owners_of(self, stage: int) -> tuple[int, ...]:
+        """Return the ranks that hold `stage`: one, or two where some microbatches are mirrored."""
+        rank = self.stage_ranks[stage]
+        return tuple(dict.fromkeys((rank, self.num_ranks - 1 - rank))) if self.mirrored else (rank,)
+
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Return the stages that `rank` owns, in rising order."""
-        return tuple(s for s, owner in enumerate(self.stage_ranks) if owner == rank)
+        """Return the stages that `rank` holds, in rising order."""
+        return tuple(s for s in range(self.num_stages) if rank in self.owners_of(s))
 
     def to_json(self) -> str:
         """Return the schedule as readable JSON, one line of actions per rank."""
@@ -84,6 +98,7 @@ class Schedule:
                 "num_ranks": self.num_ranks,
                 "num_microbatches": self.num_microbatches,
                 "stage_ranks": list(self.stage_ranks),
+                "mirrored": list(self.mirrored),
             }
         )
         return head[:-1] + ', "actions": [\n  ' + ",\n  ".join(rows) + "\n]}\n"
@@ -95,7 +110,15 @@ class Schedule:
         if not isinstance(data, dict):
             raise ValueError("a schedule is a JSON object")
         entries = cast("dict[str, Any]", data)
-        known = {"schema", "name", "num_ranks", "num_microbatches", "stage_ranks", "actions"}
+        known = {
+            "schema",
+            "name",
+            "num_ranks",
+            "num_microbatches",
+            "stage_ranks",
+            "mirrored",
+            "actions",
+        }
         if set(entries) != known:
             raise ValueError(f"a schedule has the entries {sorted(known)}, not {sorted(entries)}")
         if entries["schema"] != SCHEDULE_SCHEMA:
@@ -107,6 +130,9 @@ class Schedule:
             num_microbatches=_count(entries["num_microbatches"], "num_microbatches"),
             stage_ranks=tuple(
                 _count(rank, "stage_ranks") for rank in _list(entries["stage_ranks"], "stage_ranks")
+            ),
+            mirrored=tuple(
+                _count(one, "mirrored") for one in _list(entries["mirrored"], "mirrored")
             ),
             actions=tuple(
                 tuple(Action.parse(word) for word in _text(row, "actions").split())

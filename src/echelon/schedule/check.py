@@ -90,10 +90,13 @@ def peak_in_flight_per_rank(schedule: Schedule) -> tuple[int, ...]:
 
 
 def peak_in_flight_per_stage(schedule: Schedule) -> tuple[int, ...]:
-    """Return, per stage, the most microbatches whose activations it holds at once."""
+    """Return, per stage, the most microbatches whose activations a rank holds of it at once."""
     return tuple(
-        _peak([action for action in schedule.actions[rank] if action.stage == stage])
-        for stage, rank in enumerate(schedule.stage_ranks)
+        max(
+            _peak([action for action in schedule.actions[rank] if action.stage == stage])
+            for rank in schedule.owners_of(stage)
+        )
+        for stage in range(schedule.num_stages)
     )
 
 
@@ -122,8 +125,10 @@ def _placement(schedule: Schedule) -> list[Problem]:
     for stage, rank in enumerate(schedule.stage_ranks):
         if rank not in ranks:
             messages.append(f"stage {stage} is on rank {rank}, but ranks are 0 to {ranks.stop - 1}")
+    if wrong := sorted(set(schedule.mirrored) - set(range(schedule.num_microbatches))):
+        messages.append(f"mirrored microbatches {wrong} do not exist")
     for rank in ranks:
-        if rank not in schedule.stage_ranks:
+        if not schedule.stages_of(rank):
             messages.append(f"rank {rank} owns no stage")
     return [SCHEDULE_PLACES_STAGES.problem(message) for message in _first(messages)]
 
@@ -139,8 +144,7 @@ def _coverage(schedule: Schedule) -> list[Problem]:
                     f"rank {rank}, place {place}: {action} is outside of the {stages.stop} stages "
                     f"and {microbatches.stop} microbatches"
                 )
-            elif schedule.stage_ranks[action.stage] != rank:
-                owner = schedule.stage_ranks[action.stage]
+            elif (owner := schedule.rank_of(action.stage, action.microbatch)) != rank:
                 messages.append(
                     f"rank {rank}, place {place}: {action}, but stage {action.stage} is on rank "
                     f"{owner}"

@@ -141,7 +141,8 @@ def _message(schedule: Schedule, action: Action, source: int, target: int) -> Me
     stages = range(schedule.num_stages)
     if source not in stages or target not in stages:
         return None
-    source_rank, target_rank = schedule.stage_ranks[source], schedule.stage_ranks[target]
+    source_rank = schedule.rank_of(source, action.microbatch)
+    target_rank = schedule.rank_of(target, action.microbatch)
     if source_rank == target_rank:
         return None
     return Message(

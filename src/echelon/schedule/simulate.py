@@ -103,7 +103,7 @@ def simulate(schedule: Schedule, durations: Durations) -> Simulation:
     events: list[Event] = []
     for action in progress.order:
         step = step_of(schedule, action)
-        rank = schedule.stage_ranks[action.stage]
+        rank = schedule.rank_of(action.stage, action.microbatch)
         start = free[rank]
         if step.receive is not None:
             start = max(start, arrived.pop(step.receive))
