@@ -1,0 +1,131 @@
+"""Run every schedule beside what the simulator says of it, fed with measured action times."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.catalogue import Case
+from bench.interleave import Contest, Options, on_one_host, say
+from bench.pipeline_plans import our_case, pipeline_plan
+from bench.pipeline_report import MUST_GAIN, Simulated, gains, simulation_table
+from bench.pipeline_spec import NUM_MICROBATCHES, NUM_RANKS, PipelineVariant
+from bench.pipeline_times import Turn, action_times, durations, read_turn
+from bench.spec import Size
+from echelon.core.errors import EchelonError
+from echelon.schedule.action import Schedule
+from echelon.schedule.of_plan import schedule_of
+
+SPLITS_BACKWARD = ("zb-h1", "zb-h2", "1f1b")
+"""Whose action times the search is fed with: the first of these that runs."""
+
+
+@dataclass(slots=True)
+class Schedules:
+    """The live cases of Echelon, one per schedule, with what they did turn by turn."""
+
+    options: Options
+    contest: Contest
+    stack: contextlib.ExitStack
+    built: dict[str, Schedule] = field(default_factory=dict)
+    turns: dict[str, list[Turn]] = field(default_factory=dict)
+
+    def enter(self, case: Case, schedule: Schedule) -> None:
+        """Start a case and run its first step."""
+        self.contest.enter(case, self.stack, on_one_host)
+        if case.label in self.contest.groups:
+            self.built[case.label] = schedule
+            self.turns[case.label] = []
+
+    def turn(self, label: str) -> Turn | None:
+        """Let one case run and return what it did; None where it fails, after which it is out."""
+        taken = self.contest.turn(label, warmup=self.options.warmup, steps=self.options.steps)
+        if taken is None:
+            return None
+        variant = PipelineVariant.parse(self.contest.groups[label][0].case.variant)
+        return read_turn(Path(variant.events), num_ranks=NUM_RANKS, steps=self.options.steps)
+
+    def results(self) -> list[Simulated]:
+        """Return every schedule that took a turn, beside its simulation."""
+        return [
+            Simulated.of(label, self.built[label], turns)
+            for label, turns in self.turns.items()
+            if turns
+        ]
+
+
+def recorded_case(
+    label: str, schedule: str, options: Options, **given: tuple[tuple[int, ...], ...]
+) -> Case:
+    """Return Echelon with a schedule (and `stages`), its events written below the logs."""
+    folder = str(options.logs / f"events-{label}")
+    return our_case(label, PipelineVariant(schedule=schedule, events=folder, **given))
+
+
+def measure_simulation(options: Options, names: Sequence[str]) -> int:
+    """Run the rounds of all schedules, print table and verdicts; return how many are missed."""
+    with contextlib.ExitStack() as stack:
+        contest = Contest(logs=options.logs, size=options.size)
+        schedules = Schedules(options=options, contest=contest, stack=stack)
+        for name in names:
+            if name != "auto":
+                enter_schedule(schedules, recorded_case(name, name, options), options.size)
+        if "auto" in names:
+            enter_automatic(schedules)
+        for number in range(options.rounds):
+            say(f" round {number + 1} of {options.rounds}")
+            for label in list(contest.groups):
+                turn = schedules.turn(label)
+                if turn is not None:
+                    schedules.turns[label].append(turn)
+    return _judge(schedules)
+
+
+def enter_schedule(schedules: Schedules, case: Case, size: Size) -> None:
+    """Start a case whose schedule can be built; say why where it cannot."""
+    try:
+        schedule = schedule_of(pipeline_plan(case.settings(size)))
+    except EchelonError as error:
+        schedules.contest.failures[case.label] = " ".join(str(error).split())[:300]
+        return
+    schedules.enter(case, schedule)
+
+
+def enter_automatic(schedules: Schedules) -> None:
+    """Start the schedule that a search finds for the action times measured in one turn."""
+    source = next((name for name in SPLITS_BACKWARD if name in schedules.built), None)
+    turn = schedules.turn(source) if source is not None else None
+    if turn is None:
+        reason = f"needs the action times of one of {', '.join(SPLITS_BACKWARD)}"
+        schedules.contest.failures["auto"] = reason
+        return
+    variant = PipelineVariant(
+        schedule="auto",
+        rows=automatic_rows(turn),
+        events=str(schedules.options.logs / "events-auto"),
+    )
+    enter_schedule(schedules, our_case("auto", variant), schedules.options.size)
+
+
+def automatic_rows(turn: Turn) -> tuple[str, ...]:
+    """Return the actions of each rank that the search finds for the times of `turn`."""
+    from echelon.schedule.automatic import find_schedule
+
+    times = durations(action_times(turn.steps), turn.transfer_s)
+    found = find_schedule(tuple(range(NUM_RANKS)), NUM_MICROBATCHES, times)
+    return tuple(" ".join(map(str, row)) for row in found.schedule.actions)
+
+
+def _judge(schedules: Schedules) -> int:
+    found, failures = schedules.results(), schedules.contest.failures
+    print(f"\n{simulation_table(found, failures)}")
+    lines = [(one.line(), one.met) for one in found]
+    lines += [
+        (gain.line(), gain.met) if gain.label in MUST_GAIN else (gain.facts(), True)
+        for gain in gains(found)
+    ]
+    for line, _ in lines:
+        print(line)
+    return sum(not met for _, met in lines) + len(failures)
