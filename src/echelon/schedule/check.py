@@ -17,7 +17,7 @@ What is proved, and under which conditions:
   leaves pending (`send_window`), and whether both directions may share one queue
   (`shares_queue`).
 - *Memory*: the most microbatches whose activations a stage, and a rank, hold at once, from the
-  start of F to the end of BW or W.
+  start of F to the end of BW or W; and that no rank holds more than its limit, where there is one.
 
 Not proved: that every rank is alive, or that no other communication (tensor or data parallel)
 waits inside an action for a rank that is somewhere else in its list.
@@ -25,22 +25,22 @@ waits inside an action for a rank that is somewhere else in its list.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from echelon.core.errors import InfeasiblePlan, Problem
-from echelon.core.rulebook.schedule import (
-    SCHEDULE_CANNOT_DEADLOCK,
-    SCHEDULE_COVERS_ONCE,
-    SCHEDULE_KEEPS_ORDER,
-    SCHEDULE_PLACES_STAGES,
-)
+from echelon.core.rulebook.schedule import SCHEDULE_CANNOT_DEADLOCK
+from echelon.core.rulebook.schedule_file import SCHEDULE_WITHIN_MEMORY
 from echelon.schedule.action import Action, ActionKind, Schedule
-from echelon.schedule.deadlock import send_window, shares_queue, stuck_cycle
-from echelon.schedule.dependencies import needs_of, result_of
+from echelon.schedule.cells import NO_FILE, Cells
+from echelon.schedule.deadlock import (
+    moves_that_finish,
+    send_window,
+    shares_queue,
+    stuck_cycle,
+)
+from echelon.schedule.faults import coverage_problems, order_problems, placement_problems
 from echelon.schedule.messages import Traffic
-
-_MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,16 +61,22 @@ class ScheduleReport:
     consumes_in_order: bool
 
 
-def check_schedule(schedule: Schedule) -> ScheduleReport:
+def check_schedule(
+    schedule: Schedule, *, most_in_flight: Sequence[int] | None = None, cells: Cells = NO_FILE
+) -> ScheduleReport:
     """Return what holds of `schedule`; InfeasiblePlan names every cell at which it is wrong.
 
-    Faults that hide one another are looked for in turn: placement, then coverage, then order
-    within a rank, then deadlock between ranks.
+    `most_in_flight` limits, per rank, the (stage, microbatch) pairs whose activations it holds at
+    once. `cells` names the actions as they stand in a file. Faults that hide one another are looked
+    for in turn: placement, then coverage, then order within a rank, then deadlock between ranks,
+    then memory.
     """
-    for find in (_placement, _coverage, _order, _deadlock):
-        problems = find(schedule)
+    for find in (placement_problems, coverage_problems, order_problems, _deadlock):
+        problems = find(schedule, cells)
         if problems:
             raise InfeasiblePlan(problems)
+    if most_in_flight is not None and (over := _memory(schedule, most_in_flight, cells)):
+        raise InfeasiblePlan(over)
     traffic = Traffic.of(schedule)
     return ScheduleReport(
         name=schedule.name,
@@ -100,114 +106,67 @@ def peak_in_flight_per_stage(schedule: Schedule) -> tuple[int, ...]:
     )
 
 
-def _peak(actions: list[Action] | tuple[Action, ...]) -> int:
-    """Count F as taking and BW or W as freeing; B alone frees nothing that W still reads."""
-    held = peak = 0
+def _peak(actions: Sequence[Action]) -> int:
+    return max(_held(actions), default=0)
+
+
+def _held(actions: Sequence[Action]) -> list[int]:
+    """Return what is held during each action: F takes, BW and W free when they have ended.
+
+    B alone frees nothing that W still reads.
+    """
+    held = 0
+    counts: list[int] = []
     for action in actions:
-        if action.kind is ActionKind.F:
-            held += 1
-            peak = max(peak, held)
-        elif action.kind in (ActionKind.BW, ActionKind.W):
-            held -= 1
-    return peak
+        held += action.kind is ActionKind.F
+        counts.append(held)
+        held -= action.kind in (ActionKind.BW, ActionKind.W)
+    return counts
 
 
-def _placement(schedule: Schedule) -> list[Problem]:
-    ranks = range(schedule.num_ranks)
-    messages: list[str] = []
-    if schedule.num_ranks < 1 or not schedule.stage_ranks or schedule.num_microbatches < 1:
-        messages.append(
-            f"{schedule.num_ranks} ranks, {schedule.num_stages} stages and "
-            f"{schedule.num_microbatches} microbatches; each must be at least 1"
-        )
-    if len(schedule.actions) != schedule.num_ranks:
-        messages.append(f"{len(schedule.actions)} lists of actions for {schedule.num_ranks} ranks")
-    for stage, rank in enumerate(schedule.stage_ranks):
-        if rank not in ranks:
-            messages.append(f"stage {stage} is on rank {rank}, but ranks are 0 to {ranks.stop - 1}")
-    if wrong := sorted(set(schedule.mirrored) - set(range(schedule.num_microbatches))):
-        messages.append(f"mirrored microbatches {wrong} do not exist")
-    for rank in ranks:
-        if not schedule.stages_of(rank):
-            messages.append(f"rank {rank} owns no stage")
-    return [SCHEDULE_PLACES_STAGES.problem(message) for message in _first(messages)]
-
-
-def _coverage(schedule: Schedule) -> list[Problem]:
-    messages: list[str] = []
-    stages, microbatches = range(schedule.num_stages), range(schedule.num_microbatches)
-    count: Counter[Action] = Counter()
-    for rank, row in enumerate(schedule.actions):
-        for place, action in enumerate(row):
-            if action.stage not in stages or action.microbatch not in microbatches:
-                messages.append(
-                    f"rank {rank}, place {place}: {action} is outside of the {stages.stop} stages "
-                    f"and {microbatches.stop} microbatches"
-                )
-            elif (owner := schedule.rank_of(action.stage, action.microbatch)) != rank:
-                messages.append(
-                    f"rank {rank}, place {place}: {action}, but stage {action.stage} is on rank "
-                    f"{owner}"
-                )
-            count[action] += 1
-    messages.extend(
-        f"{action} stands {times} times, not once" for action, times in count.items() if times > 1
-    )
-    for stage in stages:
-        for microbatch in microbatches:
-            message = _cell(stage, microbatch, count)
-            if message:
-                messages.append(message)
-    return [SCHEDULE_COVERS_ONCE.problem(message) for message in _first(messages)]
-
-
-def _cell(stage: int, microbatch: int, count: Counter[Action]) -> str:
-    """Return what is wrong with the set of actions of one cell, or nothing."""
-    kinds = {kind for kind in ActionKind if count[Action(kind, stage, microbatch)]}
-    forward, fused = ActionKind.F in kinds, ActionKind.BW in kinds
-    halves = {ActionKind.B, ActionKind.W}
-    split = kinds & halves
-    at = f"stage {stage}, microbatch {microbatch}"
-    if not forward:
-        return f"{at}: F{stage}.{microbatch} is missing"
-    if fused and split:
-        return f"{at}: BW stands beside {' and '.join(sorted(split))}; a cell has one or the other"
-    if not fused and split != halves:
-        missing = (halves - split).pop() if split else "BW (or B and W)"
-        return f"{at}: {missing} is missing"
-    return ""
-
-
-def _order(schedule: Schedule) -> list[Problem]:
-    messages: list[str] = []
-    for rank, row in enumerate(schedule.actions):
-        places = {result_of(action): place for place, action in enumerate(row)}
-        for place, action in enumerate(row):
-            for need in needs_of(action, schedule.num_stages):
-                made = places.get(need)
-                if made is not None and made > place:
-                    messages.append(
-                        f"rank {rank}: {action} at place {place} needs {row[made]}, "
-                        f"which stands at place {made}"
-                    )
-    return [SCHEDULE_KEEPS_ORDER.problem(message) for message in _first(messages)]
-
-
-def _deadlock(schedule: Schedule) -> list[Problem]:
+def _deadlock(schedule: Schedule, cells: Cells) -> list[Problem]:
     circle = stuck_cycle(schedule)
     if not circle:
         return []
     waits = "; ".join(
-        f"rank {wait.rank} cannot start {wait.action} before {wait.waits_for} on rank "
-        f"{wait.on_rank}, which stands behind {circle[(i + 1) % len(circle)].action}"
-        for i, wait in enumerate(circle)
+        f"rank {wait.rank} cannot start {_named(schedule, wait.rank, wait.action, cells)} before "
+        f"{_named(schedule, wait.on_rank, wait.waits_for, cells)} on rank {wait.on_rank}, which "
+        f"stands behind {following.action}"
+        for wait, following in zip(circle, circle[1:] + circle[:1], strict=True)
     )
-    return [SCHEDULE_CANNOT_DEADLOCK.problem(f"{len(circle)} ranks wait in a circle: {waits}")]
+    first = circle[0]
+    problem = SCHEDULE_CANNOT_DEADLOCK.problem(
+        f"{len(circle)} ranks wait in a circle: {waits}",
+        set_by=cells.file_at(first.rank, schedule.actions[first.rank].index(first.action)),
+        works=moves_that_finish(schedule, circle),
+    )
+    return [problem]
 
 
-def _first(messages: list[str]) -> list[str]:
-    """Keep the first few: one fault of a builder repeats for every microbatch."""
-    if len(messages) <= _MOST_NAMED:
-        return messages
-    more = len(messages) - _MOST_NAMED
-    return [*messages[:_MOST_NAMED], f"and {more} more of the same kind"]
+def _named(schedule: Schedule, rank: int, action: Action, cells: Cells) -> str:
+    """Return an action with its cell, where it comes from a file."""
+    if not cells.source:
+        return str(action)
+    return f"{action} ({cells.at(rank, schedule.actions[rank].index(action))})"
+
+
+def _memory(schedule: Schedule, most_in_flight: Sequence[int], cells: Cells) -> list[Problem]:
+    """Name, per rank, the action that passes its limit first, and the limit that would do."""
+    assert len(most_in_flight) == schedule.num_ranks, "a limit per rank"
+    problems: list[Problem] = []
+    for rank, (row, limit) in enumerate(zip(schedule.actions, most_in_flight, strict=True)):
+        held = _held(row)
+        peak = max(held, default=0)
+        if peak > limit:
+            place = next(i for i, count in enumerate(held) if count > limit)
+            problems.append(
+                SCHEDULE_WITHIN_MEMORY.problem(
+                    f"rank {rank} holds the activations of {limit + 1} (stage, microbatch) pairs "
+                    f"from {row[place]} ({cells.at(rank, place)}) on, and {peak} at its peak; "
+                    f"its limit is {limit}",
+                    key="pipeline.most_in_flight",
+                    set_by=cells.file_at(rank, place),
+                    works=[f"a limit of {peak} for rank {rank}"],
+                )
+            )
+    return problems

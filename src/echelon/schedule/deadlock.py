@@ -11,7 +11,7 @@ the graph has no circle. Within a rank the order of its list already implies the
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -53,6 +53,25 @@ def stuck_cycle(schedule: Schedule) -> tuple[Wait, ...]:
                     waits.setdefault(rank, []).append(wait)
     circles = [_circle_through(rank, waits) for rank in waits]
     return min((circle for circle in circles if circle), key=len, default=())
+
+
+def moves_that_finish(schedule: Schedule, circle: tuple[Wait, ...]) -> list[str]:
+    """Return each move of one awaited action that frees every rank of a stuck `schedule`.
+
+    In a circle a rank stands at an action while another waits for a later one of its list. Where
+    that later one can run first, with all ranks' orders kept, it is named.
+    """
+    moves: list[str] = []
+    for wait, following in zip(circle, circle[1:] + circle[:1], strict=True):
+        row = list(schedule.actions[wait.on_rank])
+        row.remove(wait.waits_for)
+        row.insert(row.index(following.action), wait.waits_for)
+        actions = list(schedule.actions)
+        actions[wait.on_rank] = tuple(row)
+        moved = replace(schedule, actions=tuple(actions))
+        if len(run_lists(moved).order) == sum(map(len, actions)):
+            moves.append(f"on rank {wait.on_rank} {wait.waits_for} before {following.action}")
+    return moves
 
 
 def send_window(traffic: Traffic) -> int:

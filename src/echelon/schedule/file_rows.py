@@ -1,0 +1,145 @@
+"""Cut a schedule file into rows of words, each with the name of the cell that it stands in."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from echelon.core.errors import ConfigError, Problem
+from echelon.core.rulebook.schedule_file import SCHEDULE_ACTION_KNOWN
+from echelon.schedule.action import Action, Schedule
+
+_RANK = re.compile(r"\s*rank\s*(\d{1,9})\s*(?::|$|\s)", re.IGNORECASE | re.ASCII)
+_NEARLY = re.compile(r"(BW|F|B|W)[^0-9]*([0-9]{1,9})[^0-9]+([0-9]{1,9})", re.ASCII)
+_MOST_NAMED = 8
+_LONGEST_WORD = 24
+_MOST_COUNTED = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One word of a file, and the cell that it stands in."""
+
+    text: str
+    cell: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One rank's row: its name in the file, the rank that it says it is, and its words."""
+
+    name: str
+    rank: int | None
+    words: tuple[Word, ...]
+
+
+def csv_rows(text: str) -> list[Row]:
+    """Return the rows of a CSV text; rows and columns count from 1, comments and blank lines too.
+
+    Cells are separated by commas, or by semicolons or tabs where there is no comma.
+    """
+    lines = [line.partition("#")[0] for line in re.split(r"\r\n|\r|\n", text)]
+    mark = next((mark for mark in ",;\t" if any(mark in line for line in lines)), ",")
+    rows: list[Row] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip() or mark in line:
+            cells = _csv_cells(line, mark)
+            rows.append(_row(f"row {number}", cells, "column"))
+    return rows
+
+
+def json_rows(text: str, source: str) -> tuple[list[Row], Schedule | None]:
+    """Return the rows of a JSON text, and the schedule where `Schedule.to_json` wrote it.
+
+    ValueError says what is not as it should be. Rows and cells count from 1.
+    """
+    data: Any = json.loads(text)
+    if isinstance(data, dict):
+        entries = cast("dict[str, Any]", data)
+        for key in ("num_ranks", "num_microbatches"):
+            count = entries.get(key)
+            if isinstance(count, int) and count > _MOST_COUNTED:
+                raise ValueError(f"{key} is more than {_MOST_COUNTED}")
+        rows = _json_rows(entries.get("actions", []))
+        parse_words(rows, source)
+        return rows, Schedule.from_json(text)
+    return _json_rows(data), None
+
+
+def parse_words(rows: list[Row], source: str) -> list[list[Action]]:
+    """Return the action of each word; ConfigError names every cell whose word is not one."""
+    problems: list[Problem] = []
+    actions: list[list[Action]] = []
+    for row in rows:
+        actions.append([])
+        for word in row.words:
+            try:
+                if len(word.text) > _LONGEST_WORD:
+                    raise ValueError("no stage or microbatch has so long a number")
+                actions[-1].append(Action.parse(word.text))
+            except ValueError:
+                problems.append(_unknown(word, source))
+    if problems:
+        more = len(problems) - _MOST_NAMED
+        rest = [SCHEDULE_ACTION_KNOWN.problem(f"and {more} more of the same kind")]
+        raise ConfigError(problems[:_MOST_NAMED] + (rest if more > 0 else []))
+    return actions
+
+
+def _csv_cells(line: str, mark: str) -> list[str]:
+    try:
+        return next(csv.reader([line], delimiter=mark))
+    except csv.Error:
+        # Too long for the reader: quotes mean nothing in a schedule.
+        return line.split(mark)
+
+
+def _json_rows(data: Any) -> list[Row]:
+    if not isinstance(data, list):
+        raise ValueError("JSON is what Echelon writes, or a list with one row per rank")
+    rows: list[Row] = []
+    for number, row in enumerate(cast("list[Any]", data), 1):
+        name = f"row {number}"
+        if isinstance(row, str):
+            rank = _RANK.match(row)
+            words = row[rank.end() :].split() if rank else row.split()
+            rows.append(_row(name, words, "word", None if rank is None else int(rank[1])))
+        elif isinstance(row, list):
+            cells = list(_json_cells(cast("list[Any]", row), name))
+            rows.append(_row(name, cells, "cell"))
+        else:
+            raise ValueError(f"{name} is neither a list of cells nor one text")
+    return rows
+
+
+def _json_cells(row: list[Any], name: str) -> Iterator[str]:
+    for number, cell in enumerate(row, 1):
+        if cell is not None and not isinstance(cell, str):
+            raise ValueError(f"{name}, cell {number} is not a text")
+        yield cell or ""
+
+
+def _row(name: str, cells: list[str], kind: str, rank: int | None = None) -> Row:
+    if cells and (found := _RANK.match(cells[0])):
+        rank = int(found[1])
+        cells = [cells[0][found.end() :], *cells[1:]]
+    words = tuple(
+        Word(text, f"{name}, {kind} {number}")
+        for number, cell in enumerate(cells, 1)
+        for text in cell.split()
+    )
+    return Row(name, rank, words)
+
+
+def _unknown(word: Word, source: str) -> Problem:
+    shown = word.text if len(word.text) <= _LONGEST_WORD else word.text[:_LONGEST_WORD] + "..."
+    near = _NEARLY.fullmatch(word.text.upper())
+    return SCHEDULE_ACTION_KNOWN.problem(
+        f"{word.cell}: {shown!a} is not an action such as F0.3 (kind, stage, microbatch)",
+        set_by=f"{source}, {word.cell}",
+        works=[f"{near[1]}{int(near[2])}.{int(near[3])}"] if near else ["F", "B", "W", "BW"],
+    )
