@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.catalogue import Case
@@ -13,7 +13,6 @@ from bench.pipeline_plans import our_case, pipeline_plan
 from bench.pipeline_report import MUST_GAIN, Simulated, gains, simulation_table
 from bench.pipeline_spec import NUM_MICROBATCHES, NUM_RANKS, PipelineVariant
 from bench.pipeline_times import Turn, action_times, durations, read_turn
-from bench.spec import Size
 from echelon.core.errors import EchelonError
 from echelon.schedule.action import Schedule
 from echelon.schedule.of_plan import schedule_of
@@ -56,37 +55,34 @@ class Schedules:
         ]
 
 
-def recorded_case(
-    label: str, schedule: str, options: Options, **given: tuple[tuple[int, ...], ...]
-) -> Case:
-    """Return Echelon with a schedule (and `stages`), its events written below the logs."""
-    folder = str(options.logs / f"events-{label}")
-    return our_case(label, PipelineVariant(schedule=schedule, events=folder, **given))
+def recorded_case(label: str, variant: PipelineVariant, options: Options) -> Case:
+    """Return Echelon with a variant, what its ranks do written below the logs."""
+    return our_case(label, replace(variant, events=str(options.logs / f"events-{label}")))
 
 
 def measure_simulation(options: Options, names: Sequence[str]) -> int:
     """Run the rounds of all schedules, print table and verdicts; return how many are missed."""
     with contextlib.ExitStack() as stack:
-        contest = Contest(logs=options.logs, size=options.size)
-        schedules = Schedules(options=options, contest=contest, stack=stack)
+        schedules = _schedules(options, stack)
         for name in names:
             if name != "auto":
-                enter_schedule(schedules, recorded_case(name, name, options), options.size)
+                case = recorded_case(name, PipelineVariant(schedule=name), options)
+                enter_schedule(schedules, case)
         if "auto" in names:
             enter_automatic(schedules)
         for number in range(options.rounds):
             say(f" round {number + 1} of {options.rounds}")
-            for label in list(contest.groups):
+            for label in list(schedules.contest.groups):
                 turn = schedules.turn(label)
                 if turn is not None:
                     schedules.turns[label].append(turn)
     return _judge(schedules)
 
 
-def enter_schedule(schedules: Schedules, case: Case, size: Size) -> None:
+def enter_schedule(schedules: Schedules, case: Case) -> None:
     """Start a case whose schedule can be built; say why where it cannot."""
     try:
-        schedule = schedule_of(pipeline_plan(case.settings(size)))
+        schedule = schedule_of(pipeline_plan(case.settings(schedules.options.size)))
     except EchelonError as error:
         schedules.contest.failures[case.label] = " ".join(str(error).split())[:300]
         return
@@ -95,18 +91,39 @@ def enter_schedule(schedules: Schedules, case: Case, size: Size) -> None:
 
 def enter_automatic(schedules: Schedules) -> None:
     """Start the schedule that a search finds for the action times measured in one turn."""
+    try:
+        variant = PipelineVariant(schedule="auto", rows=_searched(schedules))
+    except (EchelonError, LookupError) as error:
+        schedules.contest.failures["auto"] = str(error)
+        return
+    enter_schedule(schedules, recorded_case("auto", variant, schedules.options))
+
+
+def automatic_rows_here(options: Options) -> tuple[str, ...]:
+    """Return the actions that the search finds for this machine, once measured for that.
+
+    LookupError where no schedule runs whose action times it could be fed with.
+    """
+    with contextlib.ExitStack() as stack:
+        schedules = _schedules(options, stack)
+        for name in SPLITS_BACKWARD:
+            if not schedules.built:
+                variant = PipelineVariant(schedule=name)
+                enter_schedule(schedules, recorded_case(name, variant, options))
+        return _searched(schedules)
+
+
+def _schedules(options: Options, stack: contextlib.ExitStack) -> Schedules:
+    contest = Contest(logs=options.logs, size=options.size)
+    return Schedules(options=options, contest=contest, stack=stack)
+
+
+def _searched(schedules: Schedules) -> tuple[str, ...]:
     source = next((name for name in SPLITS_BACKWARD if name in schedules.built), None)
     turn = schedules.turn(source) if source is not None else None
     if turn is None:
-        reason = f"needs the action times of one of {', '.join(SPLITS_BACKWARD)}"
-        schedules.contest.failures["auto"] = reason
-        return
-    variant = PipelineVariant(
-        schedule="auto",
-        rows=automatic_rows(turn),
-        events=str(schedules.options.logs / "events-auto"),
-    )
-    enter_schedule(schedules, our_case("auto", variant), schedules.options.size)
+        raise LookupError(f"needs the action times of one of {', '.join(SPLITS_BACKWARD)}")
+    return automatic_rows(turn)
 
 
 def automatic_rows(turn: Turn) -> tuple[str, ...]:
