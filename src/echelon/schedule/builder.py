@@ -2,7 +2,8 @@
 
 A builder is bound to its numbers (stages, ranks, microbatches), so its facts are plain methods:
 ``OneFOneB(num_stages=4, num_ranks=4, num_microbatches=8).bubble_fraction()``. The closed forms
-hold for stages of equal duration and free transfers; `simulate.py` gives the rest.
+hold for stages of equal duration and free transfers; `simulate.py` gives the rest, and equals them
+where `closed_form_holds`. With whole numbers for times nothing is rounded before the last division.
 """
 
 from __future__ import annotations
@@ -15,11 +16,49 @@ from echelon.schedule.action import Action, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ActionTimes:
+    """Give the seconds of F, B and W of one microbatch on one stage; BW takes both of its halves.
+
+    The papers' F, B and W; as a default they are equal, which makes the whole backward pass twice
+    the forward pass.
+    """
+
+    forward_s: float = 1
+    input_gradient_s: float = 1
+    weight_gradient_s: float = 1
+
+    @property
+    def backward_s(self) -> float:
+        """Return the seconds of the whole backward pass."""
+        return self.input_gradient_s + self.weight_gradient_s
+
+    @property
+    def total_s(self) -> float:
+        """Return the seconds of one microbatch on one stage, forward and backward."""
+        return self.forward_s + self.backward_s
+
+    @property
+    def are_equal(self) -> bool:
+        """Return whether F, B and W take equally long."""
+        return self.forward_s == self.input_gradient_s == self.weight_gradient_s
+
+
+EQUAL_TIMES = ActionTimes()
+"""F = B = W, as the zero-bubble papers draw it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Builder(ABC):
     """Build one kind of schedule and state its bubble and its peak activation memory."""
 
     name: ClassVar[str]
     paper: ClassVar[str]
+    places: ClassVar[str] = "one stage on each pipeline rank"
+    """Where the stages lie, in words."""
+    default_virtual_stages: ClassVar[int] = 1
+    """The stages per rank if nobody says."""
+    microbatch_multiple: ClassVar[int] = 1
+    """What the number of microbatches must be a multiple of."""
 
     num_stages: int
     num_ranks: int
@@ -27,34 +66,92 @@ class Builder(ABC):
 
     @classmethod
     @abstractmethod
-    def minimum_microbatches(cls, num_stages: int) -> int:
+    def minimum_microbatches(cls, num_ranks: int) -> int:
         """Return the fewest microbatches with which this schedule is worth its name."""
 
     @classmethod
+    def allows_microbatches(cls, num_ranks: int, num_microbatches: int) -> bool:
+        """Return whether this schedule can be built for so many microbatches."""
+        enough = num_microbatches >= cls.minimum_microbatches(num_ranks)
+        return enough and num_microbatches % cls.microbatch_multiple == 0
+
+    @classmethod
     def fits_stages(cls, num_stages: int, num_ranks: int) -> bool:
-        """Return whether this schedule can place `num_stages` on `num_ranks`: one on each."""
-        return num_stages == num_ranks >= 1
+        """Return whether this schedule can place `num_stages` on `num_ranks`."""
+        return cls.fits_ranks(num_ranks) and cls.fits_virtual_stages(
+            num_stages // num_ranks if num_stages % num_ranks == 0 else 0
+        )
+
+    @classmethod
+    def fits_ranks(cls, num_ranks: int) -> bool:
+        """Return whether this schedule can run on so many ranks."""
+        return num_ranks >= 1
+
+    @classmethod
+    def fits_virtual_stages(cls, virtual_stages: int) -> bool:
+        """Return whether each rank may hold so many stages: one."""
+        return virtual_stages == 1
+
+    @classmethod
+    def stages_for(cls, num_ranks: int, virtual_stages: int) -> int:
+        """Return how many stages `virtual_stages` stages per rank make."""
+        return num_ranks * virtual_stages
+
+    @classmethod
+    def owners(cls, num_stages: int, num_ranks: int) -> tuple[int, ...]:
+        """Return the rank that owns each stage: stage `s` on rank `s % num_ranks`."""
+        return tuple(stage % num_ranks for stage in range(num_stages))
 
     def stage_ranks(self) -> tuple[int, ...]:
-        """Return the rank that owns each stage: stage `s` on rank `s % num_ranks`."""
-        return tuple(stage % self.num_ranks for stage in range(self.num_stages))
+        """Return the rank that owns each stage."""
+        return self.owners(self.num_stages, self.num_ranks)
+
+    def mirrored(self) -> tuple[int, ...]:
+        """Return the microbatches that cross the ranks the other way round: none."""
+        return ()
 
     @abstractmethod
     def rank_actions(self, rank: int) -> tuple[Action, ...]:
         """Return what `rank` runs in one step, in order."""
 
     @abstractmethod
-    def bubble_overhead(self) -> float:
-        """Return the idle time of a rank over its busy time (Narayanan et al. 2021)."""
+    def idle_s(self, times: ActionTimes = EQUAL_TIMES) -> float:
+        """Return how long each rank waits between the first start and the last end of the step.
 
-    def bubble_fraction(self) -> float:
+        It is the same for every rank, as every rank works equally long.
+        """
+
+    def closed_form_holds(self, times: ActionTimes = EQUAL_TIMES) -> bool:
+        """Return whether `idle_s` is exact for these times: always, if a builder says no other."""
+        del times
+        return True
+
+    def busy_s(self, times: ActionTimes = EQUAL_TIMES) -> float:
+        """Return how long each rank computes in a step."""
+        return self.num_microbatches * self.num_stages // self.num_ranks * times.total_s
+
+    def bubble_overhead(self, times: ActionTimes = EQUAL_TIMES) -> float:
+        """Return the idle time of a rank over its busy time (Narayanan et al. 2021)."""
+        return self.idle_s(times) / self.busy_s(times)
+
+    def bubble_fraction(self, times: ActionTimes = EQUAL_TIMES) -> float:
         """Return the idle time of a rank over the time of the whole step (GPipe's definition)."""
-        overhead = self.bubble_overhead()
-        return overhead / (1 + overhead)
+        idle = self.idle_s(times)
+        return idle / (idle + self.busy_s(times))
 
     @abstractmethod
     def peak_in_flight(self, stage: int) -> int:
-        """Return the most microbatches whose activations `stage` holds at once."""
+        """Return the most microbatches whose activations a rank holds of `stage` at once."""
+
+    def peak_in_flight_of_rank(self, rank: int) -> int:
+        """Return the most (stage, microbatch) pairs whose activations `rank` holds at once."""
+        return self.peak_in_flight(rank)
+
+    def num_messages(self) -> int:
+        """Return how many messages cross ranks in a step: 2 m per boundary between ranks."""
+        owners = self.stage_ranks()
+        crossings = sum(a != b for a, b in zip(owners, owners[1:], strict=False))
+        return 2 * self.num_microbatches * crossings
 
     def schedule(self) -> Schedule:
         """Return the schedule itself."""
@@ -64,4 +161,5 @@ class Builder(ABC):
             num_microbatches=self.num_microbatches,
             stage_ranks=self.stage_ranks(),
             actions=tuple(self.rank_actions(rank) for rank in range(self.num_ranks)),
+            mirrored=self.mirrored(),
         )

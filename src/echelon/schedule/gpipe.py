@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from echelon.schedule.action import Action, ActionKind
-from echelon.schedule.builder import Builder
+from echelon.schedule.builder import EQUAL_TIMES, ActionTimes, Builder
 
 
 class GPipe(Builder):
@@ -26,7 +26,7 @@ class GPipe(Builder):
     paper: ClassVar[str] = "Huang et al. 2019, GPipe, arXiv 1811.06965, section 2.3"
 
     @classmethod
-    def minimum_microbatches(cls, num_stages: int) -> int:
+    def minimum_microbatches(cls, num_ranks: int) -> int:
         """Return 1: with a single microbatch GPipe is the naive schedule, and correct."""
         return 1
 
@@ -38,9 +38,9 @@ class GPipe(Builder):
             for microbatch in range(self.num_microbatches)
         )
 
-    def bubble_overhead(self) -> float:
-        """Return (p-1)/m; the fraction of the step is (p-1)/(m+p-1)."""
-        return (self.num_ranks - 1) / self.num_microbatches
+    def idle_s(self, times: ActionTimes = EQUAL_TIMES) -> float:
+        """Return (p-1)(F+BW): the overhead is (p-1)/m, the fraction of the step (p-1)/(m+p-1)."""
+        return (self.num_ranks - 1) * times.total_s
 
     def peak_in_flight(self, stage: int) -> int:
         """Return m for every stage: nothing is freed before the last forward pass."""

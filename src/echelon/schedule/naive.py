@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from echelon.schedule.action import Action, ActionKind
-from echelon.schedule.builder import Builder
+from echelon.schedule.builder import EQUAL_TIMES, ActionTimes, Builder
 
 
 class Naive(Builder):
@@ -21,7 +21,7 @@ class Naive(Builder):
     paper: ClassVar[str] = "Huang et al. 2019, GPipe, arXiv 1811.06965, figure 2(b)"
 
     @classmethod
-    def minimum_microbatches(cls, num_stages: int) -> int:
+    def minimum_microbatches(cls, num_ranks: int) -> int:
         """Return 1: each microbatch is on its own."""
         return 1
 
@@ -33,9 +33,12 @@ class Naive(Builder):
             for kind in (ActionKind.F, ActionKind.BW)
         )
 
-    def bubble_overhead(self) -> float:
-        """Return p - 1: a rank idles while each of the others works; the fraction is (p-1)/p."""
-        return float(self.num_ranks - 1)
+    def idle_s(self, times: ActionTimes = EQUAL_TIMES) -> float:
+        """Return (p-1) m (F+BW): a rank waits while each of the others works.
+
+        The overhead is p-1, the fraction of the step (p-1)/p.
+        """
+        return (self.num_ranks - 1) * self.num_microbatches * times.total_s
 
     def peak_in_flight(self, stage: int) -> int:
         """Return 1 for every stage: a microbatch is finished before the next starts."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from echelon.schedule.action import Action, ActionKind
-from echelon.schedule.builder import Builder
+from echelon.schedule.builder import EQUAL_TIMES, ActionTimes, Builder
 
 
 class OneFOneB(Builder):
@@ -23,15 +23,15 @@ class OneFOneB(Builder):
     paper: ClassVar[str] = "Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1"
 
     @classmethod
-    def minimum_microbatches(cls, num_stages: int) -> int:
-        """Return the number of stages.
+    def minimum_microbatches(cls, num_ranks: int) -> int:
+        """Return the number of ranks, each of which has one stage.
 
         The list itself is well defined for fewer, but then stage 0 runs all its forward passes
         before its first backward pass: there is no steady phase, each stage holds what GPipe
         would hold wherever m <= p - i, and the bubble is at least half of the step. Whoever asks
         for 1F1B with m < p has miscounted microbatches, so it is refused; GPipe takes any number.
         """
-        return num_stages
+        return num_ranks
 
     def rank_actions(self, rank: int) -> tuple[Action, ...]:
         """Return p-1-rank warm-up forwards, then F and BW in turn, then the remaining backwards."""
@@ -47,9 +47,9 @@ class OneFOneB(Builder):
         )
         return tuple(actions)
 
-    def bubble_overhead(self) -> float:
-        """Return (p-1)/m, as GPipe; the fraction of the step is (p-1)/(m+p-1)."""
-        return (self.num_ranks - 1) / self.num_microbatches
+    def idle_s(self, times: ActionTimes = EQUAL_TIMES) -> float:
+        """Return (p-1)(F+BW): the overhead is (p-1)/m, the fraction of the step (p-1)/(m+p-1)."""
+        return (self.num_ranks - 1) * times.total_s
 
     def peak_in_flight(self, stage: int) -> int:
         """Return min(m, p - stage): p at the first stage, 1 at the last."""

@@ -7,8 +7,8 @@ from echelon.core.rules import Rule
 SCHEDULE_KNOWN = Rule(
     id="schedule-known",
     why="""
-    A pipeline schedule is chosen by name: naive, gpipe or 1f1b. A name that no builder answers
-    to cannot be run, and a silent fallback would train with another bubble and another peak of
+    A pipeline schedule is chosen by name: naive, gpipe, 1f1b, interleaved-1f1b, breadth-first,
+    zb-h1, zb-h2, zb-v, dualpipe or dualpipe-v. A name that no builder answers to cannot be run, and a silent fallback would train with another bubble and another peak of
     activation memory than the one you planned.
     """,
     bad="""
@@ -27,8 +27,10 @@ SCHEDULE_NEEDS_MICROBATCHES = Rule(
     A pipeline is filled by microbatches. 1F1B needs at least as many as it has stages: with
     m < p the first stages finish all forward passes before their first backward pass, so there
     is no steady phase, the peak of activation memory is that of GPipe, and at least half of the
-    step is bubble: (p-1)/(m+p-1) >= 1/2. GPipe takes any number. The number of microbatches is
-    global_sequences / (microbatch_sequences x data-parallel degree).
+    step is bubble: (p-1)/(m+p-1) >= 1/2. The same p, the number of ranks, is the least for
+    interleaved-1f1b, breadth-first, zb-h1, zb-h2 and zb-v. dualpipe and dualpipe-v need 2 p, so
+    that both streams fill the pipeline before they meet. naive and gpipe take any number. The
+    number of microbatches is global_sequences / (microbatch_sequences x data-parallel degree).
     """,
     bad="""
     [mesh]
@@ -50,12 +52,62 @@ SCHEDULE_NEEDS_MICROBATCHES = Rule(
     """,
 )
 
+SCHEDULE_EVEN_MICROBATCHES = Rule(
+    id="schedule-even-microbatches",
+    why="""
+    dualpipe lets half of a step's microbatches enter the pipeline at the first rank and half at
+    the last, and its ranks run the two halves in turn. With an odd number one end would have one
+    more than the other, for which the order of its steps has no place.
+    """,
+    bad="""
+    [mesh]
+    pp = 2
+    [pipeline]
+    schedule = "dualpipe"
+    [batch]                     # 5 microbatches
+    global_sequences = 10
+    microbatch_sequences = 2
+    """,
+    fixed="""
+    [mesh]
+    pp = 2
+    [pipeline]
+    schedule = "dualpipe"
+    [batch]                     # 6 microbatches
+    global_sequences = 12
+    microbatch_sequences = 2
+    """,
+)
+
+SCHEDULE_EVEN_RANKS = Rule(
+    id="schedule-even-ranks",
+    why="""
+    dualpipe keeps two copies of the model on the pipeline, one the mirror image of the other:
+    rank r holds stage r and a copy of stage p-1-r. The middle rank of an odd number would be its
+    own mirror image, and hold the same stage twice.
+    """,
+    bad="""
+    [mesh]
+    pp = 3
+    [pipeline]
+    schedule = "dualpipe"
+    """,
+    fixed="""
+    [mesh]
+    pp = 4
+    [pipeline]
+    schedule = "dualpipe"
+    """,
+)
+
 SCHEDULE_STAGES_PER_RANK = Rule(
     id="schedule-stages-per-rank",
     why="""
-    naive, gpipe and 1f1b place exactly one stage on each pipeline rank. With more stages than
-    ranks a rank would hold stages that these schedules never visit; with fewer, a rank would
-    hold nothing.
+    A schedule is written for one placement of stages. naive, gpipe, 1f1b, zb-h1, zb-h2 and
+    dualpipe place one stage on each pipeline rank (dualpipe also the copy of another one).
+    interleaved-1f1b and breadth-first place two or more, stage s on rank s % p; with one they
+    would be 1f1b and gpipe. zb-v and dualpipe-v place two in the shape of a V, r and 2p-1-r on
+    rank r. With other numbers a rank would hold stages that the schedule never visits, or none.
     """,
     bad="""
     [mesh]
