@@ -14,7 +14,7 @@ from echelon.core.plan import Plan, Zero
 from echelon.core.rulebook import all_rules
 from echelon.cost.buckets import accumulates_slices, plan_buckets, shard_degree
 from echelon.cost.bytes_held import bytes_held_by_pool
-from echelon.cost.stage import stage_part
+from echelon.cost.stage import rank_part
 from tests.config.problems import SMALL, problems_of, write
 from tests.config.suggestions import taken
 
@@ -197,7 +197,7 @@ def test_the_limit_of_keeping_units_is_half_of_the_memory_of_a_device(tmp_path: 
 
 def held_with_whole_parameters(plan: Plan, stage: int) -> int:
     """Return bytes by hand: bf16 whole, and slices of bf16 + fp32 gradients, master, 2 moments."""
-    buckets = plan_buckets(plan, stage_part(plan, stage))
+    buckets = plan_buckets(plan, rank_part(plan, stage))
     elements = sum(bucket.num_elements for bucket in buckets)
     assert all(bucket.sliced for bucket in buckets)
     return 2 * elements + (2 + 4 + 4 + 4 + 4) * elements // 2
@@ -221,7 +221,7 @@ def test_the_folder_is_a_path_and_none_is_no_folder(
 
 def test_a_bucket_smaller_than_a_parameter_holds_one_unit(small: Path) -> None:
     plan = load_job(small, ["mesh.dp_shard=2", "zero.stage=1", "zero.bucket_bytes=1"]).plan
-    buckets = plan_buckets(plan, stage_part(plan, 0))
+    buckets = plan_buckets(plan, rank_part(plan, 0))
     assert [len(bucket.units) for bucket in buckets] == [1] * (6 + 2)
 
 

@@ -15,7 +15,7 @@ from echelon.cost.collectives import (
     reduce_scatter_bytes,
 )
 from echelon.cost.model_states import STAGES, cheapest_stage, volume
-from echelon.cost.stage import stage_part
+from echelon.cost.stage import rank_part
 from echelon.cost.transient import held_at_most
 from tests.cost.golden_zero import GB, Fact
 from tests.cost.layouts import zero_plan
@@ -41,7 +41,7 @@ def whole_gradients_are_few() -> bool:
     """Return whether, at stage 2, whole gradients are at most a few buckets of many."""
     plan = zero_plan(2, dp_shard=2, microbatches=2, bucket_bytes=2048)
     (bound,) = (t for t in held_at_most(plan, 0) if t.name == "whole gradients")
-    sizes = [bucket.num_elements for bucket in plan_buckets(plan, stage_part(plan, 0))]
+    sizes = [bucket.num_elements for bucket in plan_buckets(plan, rank_part(plan, 0))]
     return bound.bytes <= 3 * max(sizes) * 8 < sum(sizes) * 8
 
 

@@ -21,7 +21,7 @@ from echelon.cost.buckets import (
     stage_units,
     unit_of,
 )
-from echelon.cost.stage import stage_parameters, stage_part
+from echelon.cost.stage import held_parameters, rank_part
 from echelon.cost.updates import update_of
 from tests.core.test_parameters import GPT2_SMALL
 from tests.cost.layouts import zero_plan, zero_plans
@@ -29,7 +29,7 @@ from tests.parallel.layouts import GPT2, NANO, QWEN, plan_of
 
 
 def buckets_of(plan: Plan, stage: int = 0) -> tuple[BucketPlan, ...]:
-    return plan_buckets(plan, stage_part(plan, stage))
+    return plan_buckets(plan, rank_part(plan, stage))
 
 
 @given(zero_plans())
@@ -37,8 +37,8 @@ def buckets_of(plan: Plan, stage: int = 0) -> tuple[BucketPlan, ...]:
 def test_buckets_cover_each_parameter_once_and_are_padded(plan: Plan) -> None:
     data = plan.mesh.degree(*LOSS_AXES)
     for stage in range(plan.num_stages):
-        part = stage_part(plan, stage)
-        specs = {spec.name: spec for spec in stage_parameters(plan, part)}
+        part = rank_part(plan, stage)
+        specs = {spec.name: spec for spec in held_parameters(plan, part)}
         buckets = plan_buckets(plan, part)
         names = [name for bucket in buckets for name in bucket.names]
         assert sorted(names) == sorted(specs)
@@ -55,8 +55,8 @@ def test_buckets_cover_each_parameter_once_and_are_padded(plan: Plan) -> None:
 def test_a_bucket_has_one_rule_and_knows_the_units_that_use_it(plan: Plan) -> None:
     optimizer, zero = plan.mathematics.optimizer, plan.layout.zero
     for stage in range(plan.num_stages):
-        part = stage_part(plan, stage)
-        specs = {spec.name: spec for spec in stage_parameters(plan, part)}
+        part = rank_part(plan, stage)
+        specs = {spec.name: spec for spec in held_parameters(plan, part)}
         order = stage_units(part)
         for bucket in plan_buckets(plan, part):
             assert {update_of(optimizer, specs[name]) for name in bucket.names} == {bucket.update}

@@ -24,7 +24,7 @@ from echelon.cost.muon import (
     newton_schulz_flops,
 )
 from echelon.cost.slots import slot_ranges
-from echelon.cost.stage import stage_parameters, stage_part
+from echelon.cost.stage import held_parameters, rank_part
 from echelon.cost.updates import update_of
 from tests.cost.layouts import MIXED, zero_plan, zero_plans
 from tests.parallel.layouts import NANO
@@ -41,7 +41,7 @@ def exchanges(plan: Plan) -> list[MuonExchange]:
 @settings(deadline=None, max_examples=60)
 def test_every_matrix_has_one_owner_of_its_stage(plan: Plan) -> None:
     for stage, exchange in enumerate(exchanges(plan)):
-        specs = stage_parameters(plan, stage_part(plan, stage))
+        specs = held_parameters(plan, rank_part(plan, stage))
         optimizer = plan.mathematics.optimizer
         wanted = [spec.name for spec in specs if update_of(optimizer, spec) == "muon"]
         assert sorted(matrix.name for matrix in exchange.matrices) == sorted(wanted)
@@ -129,8 +129,8 @@ class _Stage:
 
     def __init__(self, plan: Plan, stage: int) -> None:
         self.plan, self.plans = plan, muon_exchange(plan, stage)
-        part = stage_part(plan, stage)
-        self.specs = {spec.name: spec for spec in stage_parameters(plan, part)}
+        part = rank_part(plan, stage)
+        self.specs = {spec.name: spec for spec in held_parameters(plan, part)}
         self.buckets = [b for b in plan_buckets(plan, part) if b.update == "muon"]
         random = np.random.default_rng(stage)
         self.whole = {

@@ -13,9 +13,9 @@ from echelon.core.plan import Plan
 from echelon.cost.stage import (
     partial_over_tensor,
     shared_by_ends,
-    stage_of_rank,
-    stage_parameters,
-    stage_part,
+    pp_rank_of,
+    held_parameters,
+    rank_part,
 )
 from tests.core.test_parameters import LLAMA2_7B
 from tests.parallel.layouts import GPT2, NANO, QWEN, cut, plan_of
@@ -23,8 +23,8 @@ from tests.parallel.layouts import GPT2, NANO, QWEN, cut, plan_of
 
 def held(plan: Plan) -> Counter[str]:
     """Return on how many stages each parameter stands."""
-    parts = [stage_part(plan, stage) for stage in range(plan.num_stages)]
-    return Counter(spec.name for part in parts for spec in stage_parameters(plan, part))
+    parts = [rank_part(plan, stage) for stage in range(plan.num_stages)]
+    return Counter(spec.name for part in parts for spec in held_parameters(plan, part))
 
 
 @pytest.mark.parametrize("model", [NANO, QWEN, GPT2], ids=lambda model: model.name)
@@ -38,14 +38,14 @@ def test_stages_together_are_the_model(model: ModelShape, pp: int) -> None:
 
 def test_the_ends_of_the_model() -> None:
     plan = plan_of(model=GPT2, pp=3, stages=((0,), (1, 2), (3,)))
-    parts = [stage_part(plan, stage) for stage in range(3)]
+    parts = [rank_part(plan, stage) for stage in range(3)]
     assert [(p.blocks, p.first, p.last) for p in parts] == [
         ((0,), True, False),
         ((1, 2), False, False),
         ((3,), False, True),
     ]
     ends = [
-        [spec.name for spec in stage_parameters(plan, part) if spec.layer is None] for part in parts
+        [spec.name for spec in held_parameters(plan, part) if spec.layer is None] for part in parts
     ]
     assert ends == [
         ["embedding.weight", "positions.weight"],
@@ -56,7 +56,7 @@ def test_the_ends_of_the_model() -> None:
 
 def test_every_rank_of_a_pipeline_coordinate_has_its_stage() -> None:
     plan = plan_of(pp=2, dp=2, tp=2)
-    assert [stage_of_rank(plan, rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [pp_rank_of(plan, rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 def test_edge_stages_of_a_seven_billion_model_are_heavier() -> None:
@@ -65,7 +65,7 @@ def test_edge_stages_of_a_seven_billion_model_are_heavier() -> None:
     plan = replace(plan, layout=replace(plan.layout, pipeline=pipeline))
     total = num_parameters(LLAMA2_7B)
     shares = [
-        sum(spec.numel for spec in stage_parameters(plan, stage_part(plan, stage))) / total
+        sum(spec.numel for spec in held_parameters(plan, rank_part(plan, stage))) / total
         for stage in range(4)
     ]
     assert [round(share, 4) for share in shares] == [0.2597, 0.2403, 0.2403, 0.2597]
@@ -97,8 +97,8 @@ def test_only_a_tied_embedding_on_two_stages_is_shared() -> None:
         return [
             (stage, spec.name)
             for stage in range(plan.num_stages)
-            for spec in stage_parameters(plan, stage_part(plan, stage))
-            if shared_by_ends(plan, stage_part(plan, stage), spec)
+            for spec in held_parameters(plan, rank_part(plan, stage))
+            if shared_by_ends(plan, rank_part(plan, stage), spec)
         ]
 
     assert shared(plan_of(model=QWEN)) == []

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from echelon.core.offload_file import PAGE
 from echelon.core.plan import Plan, Zero, ZeroStage
 from echelon.cost.buckets import plan_buckets, stage_units
-from echelon.cost.stage import stage_part
+from echelon.cost.stage import rank_part
 from echelon.cost.transient import (
     BUCKETS_IN_FLIGHT,
     MUON_IN_FLIGHT,
@@ -35,7 +35,7 @@ def bounds(plan: Plan, stage: int = 0) -> dict[tuple[str, str], int]:
 
 def whole(plan: Plan) -> int:
     """Return the most elements of parameters that are whole at a time on the one stage."""
-    part = stage_part(plan, 0)
+    part = rank_part(plan, 0)
     return most_whole_elements(plan, part, plan_buckets(plan, part))
 
 
@@ -79,7 +79,7 @@ def test_all_units_stay_whole_without_resharding() -> None:
 @settings(deadline=None, max_examples=60)
 def test_the_bound_on_units_is_what_running_them_one_by_one_needs(plan: Plan) -> None:
     for stage in range(plan.num_stages):
-        part = stage_part(plan, stage)
+        part = rank_part(plan, stage)
         buckets = plan_buckets(plan, part)
         most = most_whole_elements(plan, part, buckets)
         sliced = [bucket for bucket in buckets if bucket.sliced]
@@ -112,7 +112,7 @@ def _run(plan: Plan, order: tuple[str, ...], sliced: list) -> int:
 @pytest.mark.parametrize("stage", [2, 3])
 def test_whole_gradients_are_three_buckets(stage: ZeroStage) -> None:
     plan = zero_plan(stage, dp_shard=2, bucket_bytes=2048)
-    sizes = sorted(bucket.num_elements for bucket in plan_buckets(plan, stage_part(plan, 0)))
+    sizes = sorted(bucket.num_elements for bucket in plan_buckets(plan, rank_part(plan, 0)))
     assert len(sizes) > 3
     assert bounds(plan)["whole gradients", "device"] == 8 * sum(sizes[-3:])
     once = replace(plan.layout.zero, accumulate="whole")
@@ -123,7 +123,7 @@ def test_whole_gradients_are_three_buckets(stage: ZeroStage) -> None:
 def test_buckets_of_all_blocks_fill_as_long_as_backward_runs() -> None:
     zero = Zero(stage=3, keep_whole_below=17, accumulate="slices")
     plan = zero_plan(3, dp_shard=2, zero=zero, tp=2, sequence_parallel=True, model=QWEN)
-    buckets = plan_buckets(plan, stage_part(plan, 0))
+    buckets = plan_buckets(plan, rank_part(plan, 0))
     aside = [b for b in buckets if not b.sliced or "head" in b.units]
     rest = sorted(b.num_elements for b in buckets if b not in aside)
     wanted = sum(b.num_elements for b in aside) + sum(rest[-3:])
@@ -134,7 +134,7 @@ def test_another_dtype_of_reduction_costs_copies() -> None:
     same = zero_plan(0, dp=2, precision=layouts.SINGLE)
     assert bounds(same) == {}
     mixed = zero_plan(0, dp=2, precision=layouts.MIXED)
-    sizes = sorted(b.num_elements for b in plan_buckets(mixed, stage_part(mixed, 0)))
+    sizes = sorted(b.num_elements for b in plan_buckets(mixed, rank_part(mixed, 0)))
     assert bounds(mixed) == {("gradients being summed", "device"): 4 * sum(sizes[-3:])}
 
 
@@ -143,14 +143,14 @@ def test_what_replicas_add_up_in_another_dtype_is_copied_until_backward_is_over(
     stage: ZeroStage,
 ) -> None:
     plan = zero_plan(stage, dp=2, dp_shard=2, precision=layouts.MIXED, bucket_bytes=1024)
-    sizes = sorted(b.num_elements for b in plan_buckets(plan, stage_part(plan, 0)))
+    sizes = sorted(b.num_elements for b in plan_buckets(plan, rank_part(plan, 0)))
     assert len(sizes) > 3
     # Whole in fp32, the slice that becomes the sum, and the other rank's part of it.
     first = sum(size + 2 * (size // 2) for size in sizes[-3:])
     copies = bounds(plan)["gradients being summed", "device"]
     assert copies == 4 * (first + sum(sizes) // 2)
     same = zero_plan(stage, dp=2, dp_shard=2, precision=layouts.SINGLE, bucket_bytes=1024)
-    slices = sorted(b.num_elements // 2 for b in plan_buckets(same, stage_part(same, 0)))
+    slices = sorted(b.num_elements // 2 for b in plan_buckets(same, rank_part(same, 0)))
     # What the other rank sends and, where slices add up, the sum that is to be added.
     assert bounds(same)["gradients being summed", "device"] == 4 * stage * sum(slices[-3:])
 
@@ -160,7 +160,7 @@ def test_only_what_both_ends_or_tensor_ranks_add_up_is_copied_again_without_repl
         2, dp_shard=2, pp=2, tp=2, sequence_parallel=True, model=QWEN, precision=layouts.MIXED
     )
     for stage in range(2):
-        buckets = plan_buckets(plan, stage_part(plan, stage))
+        buckets = plan_buckets(plan, rank_part(plan, stage))
         again = [b.num_elements // 2 for b in buckets if b.kind != "whole"]
         assert {b.kind for b in buckets} == {"whole", "partial", "tied"}
         first = sorted(b.num_elements + 2 * (b.num_elements // 2) for b in buckets)[-3:]
@@ -176,7 +176,7 @@ def test_offload_buffers_are_pages_of_a_few_sets() -> None:
     plan = zero_plan(3, dp_shard=2, zero=zero, precision=layouts.MIXED)
     # Three units are gathered at a time, and two sets more are read meanwhile.
     assert parameter_buffers(plan, 0) == 3 + 2
-    largest = max(b.num_elements for b in plan_buckets(plan, stage_part(plan, 0))) // 2
+    largest = max(b.num_elements for b in plan_buckets(plan, rank_part(plan, 0))) // 2
     state, values = -(-largest * 4 // PAGE) * PAGE, -(-largest * 2 // PAGE) * PAGE
     found = bounds(plan)
     assert found["buffers of optimizer state", "host"] == 3 * 3 * state

@@ -14,7 +14,7 @@ from echelon.cost.buckets import accumulates_slices, plan_buckets, shard_degree
 from echelon.cost.bytes_held import bytes_held, bytes_held_by_pool
 from echelon.cost.model_states import FP32, MIXED, model_states
 from echelon.cost.slots import slice_parts, slot_ranges
-from echelon.cost.stage import stage_of_rank, stage_parameters, stage_part
+from echelon.cost.stage import pp_rank_of, held_parameters, rank_part
 from echelon.cost.terms import HeldTerm
 from echelon.cost.updates import STATE_KINDS, update_of
 from tests.cost import layouts
@@ -40,7 +40,7 @@ def elements(plan: Plan, times: dict[str, int] | None = None) -> int:
     """Return the elements of all stages and tensor ranks, those of a rule counted `times`."""
     total = 0
     for stage in range(plan.num_stages):
-        for spec in stage_parameters(plan, stage_part(plan, stage)):
+        for spec in held_parameters(plan, rank_part(plan, stage)):
             copies = plan.mesh.tp if spec.split_dim is None else 1
             update = update_of(plan.mathematics.optimizer, spec)
             total += copies * spec.numel * (times[update] if times else 1)
@@ -74,7 +74,7 @@ def test_ranks_of_a_stage_hold_the_same_bytes_and_little_padding(plan: Plan) -> 
     for rank in range(plan.mesh.world_size):
         terms = bytes_held(plan, rank)
         shown = [(term.name, term.pool, term.bytes) for term in terms]
-        assert by_stage.setdefault(stage_of_rank(plan, rank), shown) == shown
+        assert by_stage.setdefault(pp_rank_of(plan, rank), shown) == shown
         assert all(0 <= term.padding < term.bytes or term.bytes == 0 for term in terms)
         by_pool = bytes_held_by_pool(plan, rank)
         assert sum(by_pool.values()) == sum(term.bytes for term in terms)
@@ -84,8 +84,8 @@ def test_ranks_of_a_stage_hold_the_same_bytes_and_little_padding(plan: Plan) -> 
 @settings(deadline=None, max_examples=60)
 def test_slices_cover_each_parameter_once(plan: Plan) -> None:
     for stage in range(plan.num_stages):
-        part = stage_part(plan, stage)
-        specs = {spec.name: spec for spec in stage_parameters(plan, part)}
+        part = rank_part(plan, stage)
+        specs = {spec.name: spec for spec in held_parameters(plan, part)}
         for bucket in plan_buckets(plan, part):
             size = bucket.num_elements // shard_degree(plan)
             end = 0
@@ -110,7 +110,7 @@ def test_the_published_formulas_hold_exactly_padding_included(
     mixed = replace(layouts.MIXED, reduction="bf16")
     for precision, sizes in ((mixed, MIXED), (layouts.SINGLE, FP32)):
         plan = zero_plan(stage, dp_shard=degree, precision=precision, model=QWEN)
-        psi = sum(bucket.num_elements for bucket in plan_buckets(plan, stage_part(plan, 0)))
+        psi = sum(bucket.num_elements for bucket in plan_buckets(plan, rank_part(plan, 0)))
         wanted = model_states(psi, stage, degree, sizes)
         terms = {term.name: term.bytes for term in bytes_held(plan, degree - 1)}
         assert terms["parameters"] == wanted.parameters
@@ -156,11 +156,11 @@ def test_offload_moves_slices_and_nothing_else() -> None:
 def test_padding_is_told_where_it_lies() -> None:
     # One bucket: the head (37 rows, 38 with padding) in front of the embedding, then the end.
     plan = zero_plan(2, dp_shard=3, tp=2, bucket_bytes=2**20)
-    (bucket,) = plan_buckets(plan, stage_part(plan, 0))
+    (bucket,) = plan_buckets(plan, rank_part(plan, 0))
     gaps = [held_by(plan, rank, "gradients").padding // 8 for rank in range(6)]
     last_rows = [held_by(plan, rank, "parameters").padding // 8 for rank in (0, 1)]
     end = bucket.num_elements - sum(
-        spec.local_numel(2) for spec in stage_parameters(plan, stage_part(plan, 0))
+        spec.local_numel(2) for spec in held_parameters(plan, rank_part(plan, 0))
     )
     assert last_rows == [end, end + 2 * 16]
     assert sum(gaps[0::2]) == end

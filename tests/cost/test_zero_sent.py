@@ -13,7 +13,7 @@ from echelon.cost.buckets import plan_buckets
 from echelon.cost.bytes_sent import bytes_sent, bytes_sent_by_axis
 from echelon.cost.data_bytes import COUNT_BYTES
 from echelon.cost.model_states import volume
-from echelon.cost.stage import stage_of_rank, stage_part
+from echelon.cost.stage import pp_rank_of, rank_part
 from tests.cost import layouts
 from tests.cost.layouts import zero_plan, zero_plans
 from tests.parallel.layouts import NANO, QWEN
@@ -34,7 +34,7 @@ def total(plan: Plan, *axes: str) -> int:
 
 def elements(plan: Plan, stage: int = 0) -> int:
     """Return the elements of the buckets of a stage, padding included."""
-    return sum(bucket.num_elements for bucket in plan_buckets(plan, stage_part(plan, stage)))
+    return sum(bucket.num_elements for bucket in plan_buckets(plan, rank_part(plan, stage)))
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -125,7 +125,7 @@ def test_hops_over_other_axes_are_slices_in_the_dtype_of_the_reduction(stage: Ze
     )  # fmt: skip
     blocks = 2 * (16 + 16 + 4 + 4)
     for rank in range(plan.mesh.world_size):
-        last = stage_of_rank(plan, rank) == 1
+        last = pp_rank_of(plan, rank) == 1
         partial = (blocks + 16 * last) // 2
         assert terms(plan, rank)["tp", "replicated parameters"] == (1, partial * 4)
         assert terms(plan, rank)["pp", "tied embedding"] == (1, 19 * 16 // 2 * 4)
@@ -137,7 +137,7 @@ def test_ranks_of_a_stage_send_the_same(plan: Plan) -> None:
     by_stage: dict[int, dict[str, int]] = {}
     for rank in range(plan.mesh.world_size):
         sent = bytes_sent_by_axis(plan, rank)
-        assert by_stage.setdefault(stage_of_rank(plan, rank), sent) == sent
+        assert by_stage.setdefault(pp_rank_of(plan, rank), sent) == sent
         assert all(number > 0 for number in sent.values())
 
 

@@ -7,7 +7,7 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.cost.buckets import plan_buckets
-from echelon.cost.stage import stage_part
+from echelon.cost.stage import rank_part
 from echelon.launch.pool import RankPool
 from tests.parallel import targets
 from tests.parallel.layouts import QWEN, plan_of
@@ -24,7 +24,7 @@ def test_a_bucket_leaves_as_soon_as_its_last_gradient_is_ready(
     rank_pool: RankPool, microbatches: int
 ) -> None:
     plan = plan_of(dp=2, microbatches=microbatches, bucket_bytes=2000)
-    buckets = plan_buckets(plan, stage_part(plan, 0))
+    buckets = plan_buckets(plan, rank_part(plan, 0))
     assert len(buckets) >= 4
     for rank in train(rank_pool, plan):
         order = rank.order
@@ -48,7 +48,7 @@ def test_the_first_all_reduce_starts_before_backward_ends(rank_pool: RankPool) -
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_accumulation_sums_over_ranks_once_per_step(rank_pool: RankPool, microbatches: int) -> None:
     plan = plan_of(dp=2, microbatches=microbatches)
-    buckets = plan_buckets(plan, stage_part(plan, 0))
+    buckets = plan_buckets(plan, rank_part(plan, 0))
     for rank in train(rank_pool, plan, steps=2):
         for step in rank.events:
             data = [(event.kind, event.name) for event in step if event.axis == "dp"]

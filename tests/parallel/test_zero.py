@@ -8,7 +8,7 @@ import pytest
 
 from echelon.core.plan import Plan, Zero
 from echelon.cost.buckets import plan_buckets, stage_units
-from echelon.cost.stage import stage_part
+from echelon.cost.stage import rank_part
 from echelon.launch.pool import RankPool
 from tests.parallel import targets
 from tests.parallel.layouts import QWEN, plan_of
@@ -48,7 +48,7 @@ def test_stages_1_and_2_send_parameters_while_the_next_forward_runs(rank_pool: R
         forward = next(event for event in events if event.kind == "F")
         # Those of step 0 were awaited in step 1, one after the other, as forward came to them.
         assert {event.name for event in gathers} == {
-            f"parameters.{bucket.name}" for bucket in plan_buckets(plan, stage_part(plan, 0))
+            f"parameters.{bucket.name}" for bucket in plan_buckets(plan, rank_part(plan, 0))
         }
         assert all(event.start < forward.start for event in gathers)
         assert all(forward.start < event.end < forward.end for event in gathers)
@@ -56,7 +56,7 @@ def test_stages_1_and_2_send_parameters_while_the_next_forward_runs(rank_pool: R
 
 def test_stage_3_has_the_next_gather_in_flight_while_a_unit_computes(rank_pool: RankPool) -> None:
     plan = plan_of(dp_shard=2, zero=SLICES, microbatches=1)
-    units = stage_units(stage_part(plan, 0))
+    units = stage_units(rank_part(plan, 0))
     for rank in train(rank_pool, plan):
         gathers = [event for event in rank.events[1] if event.name.startswith("parameters.")]
         forward = gathers[: len(units)]
@@ -89,6 +89,6 @@ def test_a_tied_embedding_stays_whole_from_its_lookup_to_the_loss(rank_pool: Ran
 )
 def test_whole_gradients_exist_bucket_by_bucket(rank_pool: RankPool, zero: Zero, most: int) -> None:
     plan = plan_of(dp_shard=2, zero=zero, microbatches=2, bucket_bytes=2000)
-    assert len(plan_buckets(plan, stage_part(plan, 0))) > most
+    assert len(plan_buckets(plan, rank_part(plan, 0))) > most
     for rank in train(rank_pool, plan):
         assert 0 < rank.most_gradients <= most

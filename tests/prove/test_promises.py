@@ -9,7 +9,7 @@ import torch
 from echelon.core.plan import Plan
 from echelon.cost.buckets import plan_buckets
 from echelon.cost.bytes_sent import bytes_sent_by_axis
-from echelon.cost.stage import stage_part
+from echelon.cost.stage import rank_part
 from echelon.launch.context import RankContext
 from echelon.launch.pool import RankPool
 from echelon.parallel.storage import Memory
@@ -137,6 +137,6 @@ def test_what_stage_3_gathers_for_its_forward_is_sent_in_a_skipped_step_too() ->
     zero = {"stage": 3, "reshard_after_forward": False, "keep_whole_below": 64}
     plan = layout(dp=2, zero=zero)
     taken, skipped = (bytes_by_axis(plan, 0, skipped=skip)["dp_shard"] for skip in (False, True))
-    kept = [b for b in plan_buckets(plan, stage_part(plan, 0)) if not b.sliced]
+    kept = [b for b in plan_buckets(plan, rank_part(plan, 0)) if not b.sliced]
     assert [bucket.names for bucket in kept] != []
     assert taken - skipped == sum(bucket.num_elements // 2 * 4 for bucket in kept)

@@ -14,7 +14,7 @@ from echelon.core.plan import DTYPE_BYTES, Optimizer, OptimizerKind, Plan, Preci
 from echelon.cost.buckets import plan_buckets, slice_elements
 from echelon.cost.data_bytes import muon_bytes
 from echelon.cost.muon import muon_exchange
-from echelon.cost.stage import stage_of_rank, stage_part
+from echelon.cost.stage import pp_rank_of, rank_part
 from echelon.cost.updates import STATE_KINDS
 from echelon.launch.pool import RankPool
 from echelon.models.initial import initial_values
@@ -83,7 +83,7 @@ def test_slices_become_what_one_device_computes(
 def test_muon_sends_what_the_formula_says(rank_pool: RankPool, layout: str) -> None:
     plan = plan_of(LAYOUTS[layout], optimizer=settings_of("muon"))
     for rank, updated in enumerate(run(rank_pool, plan)):
-        exchange = muon_exchange(plan, stage_of_rank(plan, rank))
+        exchange = muon_exchange(plan, pp_rank_of(plan, rank))
         expected = sum(term.bytes for term in muon_bytes(plan, exchange, rank))
         assert updated.sent == [expected] * len(RATES)
 
@@ -91,7 +91,7 @@ def test_muon_sends_what_the_formula_says(rank_pool: RankPool, layout: str) -> N
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "muon"])
 def test_state_is_held_in_slices(rank_pool: RankPool, kind: OptimizerKind) -> None:
     plan = plan_of(dp_shard=3, zero=Zero(stage=1), precision=MIXED, optimizer=settings_of(kind))
-    buckets = plan_buckets(plan, stage_part(plan, 0))
+    buckets = plan_buckets(plan, rank_part(plan, 0))
     expected = sum(
         slice_elements(plan, bucket) * DTYPE_BYTES["fp32"] * (1 + len(STATE_KINDS[bucket.update]))
         for bucket in buckets
@@ -165,11 +165,11 @@ def test_where_state_rests_changes_no_bit(
 
 def test_all_ranks_update_in_the_same_order_forward(rank_pool: RankPool) -> None:
     plan = plan_of(dp_shard=2, tp=2, optimizer=settings_of("adamw"), zero=Zero(stage=1))
-    names = [bucket.name for bucket in plan_buckets(plan, stage_part(plan, 0))]
+    names = [bucket.name for bucket in plan_buckets(plan, rank_part(plan, 0))]
     for rank in run(rank_pool, plan):
         assert rank.order == names[::-1] * len(RATES)
     plan = plan_of(dp_shard=2, tp=2, optimizer=settings_of("muon"), zero=Zero(stage=1))
-    names = [bucket.name for bucket in plan_buckets(plan, stage_part(plan, 0))]
+    names = [bucket.name for bucket in plan_buckets(plan, rank_part(plan, 0))]
     first, *others = run(rank_pool, plan)
     assert sorted(first.order) == sorted(names * len(RATES))
     assert all(rank.order == first.order for rank in others)

@@ -16,7 +16,7 @@ from echelon.cost.bytes_sent import bytes_sent_alike
 from echelon.cost.choices import Choice, zero_choices
 from echelon.cost.data_bytes import muon_bytes
 from echelon.cost.muon import muon_exchange
-from echelon.cost.stage import stage_of_rank
+from echelon.cost.stage import pp_rank_of
 from echelon.cost.terms import HeldTerm, Pool, SentTerm
 from echelon.cost.transient import held_at_most
 
@@ -61,7 +61,7 @@ def stage_rows(plan: Plan) -> list[StageRow]:
     others = [axis for axis in MESH_AXES if axis is not Axis.PP]
     rows: list[StageRow] = []
     for ranks in plan.mesh.groups(*others):
-        stage = stage_of_rank(plan, ranks[0])
+        stage = pp_rank_of(plan, ranks[0])
         muon = _muon(plan, stage, ranks)
         most = max(muon.values(), key=lambda terms: sum(term.bytes for term in terms), default=())
         rows.append(

@@ -8,7 +8,7 @@ from echelon.core.plan import DTYPE_BYTES, Accumulation, Plan, Zero
 from echelon.core.units import binary_bytes
 from echelon.cost.buckets import plan_buckets
 from echelon.cost.bytes_held import bytes_held_by_pool
-from echelon.cost.stage import stage_part
+from echelon.cost.stage import rank_part
 
 NO_FOLDER = "none"
 
@@ -56,7 +56,7 @@ def resharding(plan: Plan) -> tuple[bool, str]:
         return True, "derived: there is no pipeline, and backward follows forward"
     if plan.num_microbatches == 1:
         return True, "derived: there is one microbatch"
-    whole = max(_state_with_whole_parameters(plan, stage) for stage in range(plan.num_stages))
+    whole = max(_state_with_whole_parameters(plan, place) for place in range(plan.mesh.pp))
     half = plan.cluster.device.memory_bytes // 2
     sizes = f"{binary_bytes(whole)} of state and whole parameters"
     if whole <= half:
@@ -64,10 +64,10 @@ def resharding(plan: Plan) -> tuple[bool, str]:
     return True, f"derived: {sizes} are more than half of a device, {binary_bytes(half)}"
 
 
-def _state_with_whole_parameters(plan: Plan, stage: int) -> int:
-    """Return the bytes on the device of a rank of `stage` while all its parameters are whole."""
-    rank = plan.mesh.rank({Axis.PP: stage % plan.mesh.pp})
+def _state_with_whole_parameters(plan: Plan, pp_rank: int) -> int:
+    """Return the bytes on the device of a pipeline rank while all its parameters are whole."""
+    rank = plan.mesh.rank({Axis.PP: pp_rank})
     size = DTYPE_BYTES[plan.mathematics.precision.parameters]
-    buckets = plan_buckets(plan, stage_part(plan, stage))
+    buckets = plan_buckets(plan, rank_part(plan, pp_rank))
     whole = sum(bucket.num_elements * size for bucket in buckets if bucket.sliced)
     return bytes_held_by_pool(plan, rank).get("device", 0) + whole

@@ -17,7 +17,7 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.zero import NVME_NEEDS_FOLDER
 from echelon.core.units import binary_bytes
 from echelon.cost.bytes_held import bytes_held_by_pool
-from echelon.cost.stage import stage_of_rank
+from echelon.cost.stage import pp_rank_of
 
 KEY = "zero.offload_dir"
 HOMES = ("optimizer_offload", "parameter_offload")
@@ -51,9 +51,9 @@ def offload_problems(plan: Plan, ranks: Iterable[int]) -> list[Problem]:
 
 
 def offloaded_bytes(plan: Plan, ranks: Iterable[int]) -> int:
-    """Return the bytes that `ranks` keep in files; those of one stage all keep the same."""
-    stages = Counter(stage_of_rank(plan, rank) for rank in ranks)
+    """Return the bytes that `ranks` keep in files; those at one place of the pipeline all keep the same."""
+    places = Counter(pp_rank_of(plan, rank) for rank in ranks)
     return sum(
-        count * bytes_held_by_pool(plan, plan.mesh.rank({Axis.PP: stage})).get("nvme", 0)
-        for stage, count in stages.items()
+        count * bytes_held_by_pool(plan, plan.mesh.rank({Axis.PP: place})).get("nvme", 0)
+        for place, count in places.items()
     )

@@ -15,7 +15,9 @@ from echelon.core.axis import LOSS_AXES, SHARD_AXES
 from echelon.core.parameters import EMBEDDING, ParameterSpec
 from echelon.core.plan import DTYPE_BYTES, Optimizer, Plan
 from echelon.cost.stage import (
+    RankPart,
     StagePart,
+    held_parameters,
     partial_over_tensor,
     shared_by_ends,
     stage_parameters,
@@ -37,8 +39,9 @@ class BucketPlan:
     """Name the parameters of one bucket; `num_elements` includes the padding at its end.
 
     `update` is the rule of the optimizer for all of them, `units` the units of the forward pass
-    that use them, in its order. `sliced` buckets hold their parameters as slices between uses
-    (stage 3); the others hold them whole.
+    that use them, in its order, and `stages` the pipeline stages of this rank that these are in.
+    `sliced` buckets hold their parameters as slices between uses (stage 3); the others hold them
+    whole.
     """
 
     name: str
@@ -48,11 +51,18 @@ class BucketPlan:
     update: Update = "adamw"
     units: tuple[str, ...] = ()
     sliced: bool = False
+    stages: tuple[int, ...] = (0,)
 
     @property
     def backward_units(self) -> tuple[str, ...]:
         """Return the units whose backward reads the values: all but the lookup of embeddings."""
         return tuple(unit for unit in self.units if unit != UNIT_EMBEDDING)
+
+    @property
+    def backward_stages(self) -> tuple[int, ...]:
+        """Return the stages whose backward reads the values; the lookup is in the first one."""
+        looked_up_alone = len(self.stages) > 1 and UNIT_EMBEDDING in self.units
+        return (self.stages[1:] if looked_up_alone else self.stages) if self.backward_units else ()
 
 
 def shard_degree(plan: Plan) -> int:
@@ -70,11 +80,12 @@ def accumulates_slices(plan: Plan) -> bool:
     return plan.layout.zero.stage > 0 and plan.layout.zero.accumulate == "slices"
 
 
-def plan_buckets(plan: Plan, part: StagePart) -> tuple[BucketPlan, ...]:
-    """Return the buckets of a stage, in the order in which backward completes them."""
-    specs = stage_parameters(plan, part)
-    runs = [*_runs(plan, part, specs)]
-    by_name = {spec.name: spec for spec in specs}
+def plan_buckets(plan: Plan, part: RankPart) -> tuple[BucketPlan, ...]:
+    """Return the buckets of a rank, in the order in which backward completes them.
+
+    No bucket is of two stages, but that of an embedding that is the head of another stage here.
+    """
+    by_name = {spec.name: spec for spec in held_parameters(plan, part)}
     return tuple(
         BucketPlan(
             name=f"bucket{index}",
@@ -84,8 +95,9 @@ def plan_buckets(plan: Plan, part: StagePart) -> tuple[BucketPlan, ...]:
             update=run.update,
             units=_units(plan, part, run.names),
             sliced=run.sliced and plan.layout.zero.stage == 3,
+            stages=run.stages,
         )
-        for index, run in enumerate(runs)
+        for index, run in enumerate(_runs(plan, part))
     )
 
 
@@ -103,8 +115,8 @@ def unit_of(name: str) -> str:
     return UNIT_EMBEDDING if name in (EMBEDDING, "positions.weight") else UNIT_HEAD
 
 
-def stage_units(part: StagePart) -> tuple[str, ...]:
-    """Return the units of a stage in the order of its forward pass."""
+def stage_units(part: StagePart | RankPart) -> tuple[str, ...]:
+    """Return the units of a stage, or of all stages of a rank, in the order of the forward pass."""
     first = (UNIT_EMBEDDING,) if part.first else ()
     last = (UNIT_HEAD,) if part.last else ()
     return (*first, *(f"layers.{block}" for block in part.blocks), *last)
@@ -116,17 +128,46 @@ class _Run:
     update: Update
     names: list[str]
     sliced: bool
+    stages: tuple[int, ...]
 
 
-def _runs(plan: Plan, part: StagePart, specs: Sequence[ParameterSpec]) -> Iterator[_Run]:
-    """Yield what goes into each bucket, in the order of backward; side buckets come last."""
+def _runs(plan: Plan, part: RankPart) -> Iterator[_Run]:
+    """Yield what goes into each bucket, in the order of backward: the last stage comes first.
+
+    An embedding that two stages of the rank use is complete after the earlier one.
+    """
+    at_both_ends = _at_both_ends(plan, part)
+    closed = 0
+    for stage in part.stages[::-1]:
+        specs = [s for s in stage_parameters(plan, stage) if s.name not in at_both_ends]
+        for run in _stage_runs(plan, part, stage, specs, small=closed == 0):
+            closed += 1
+            yield run
+    for name in at_both_ends:
+        spec = next(s for s in held_parameters(plan, part) if s.name == name)
+        stages = tuple(stage.stage for stage in part.stages if stage.first or stage.last)
+        sliced = spec.local_numel(plan.mesh.tp) >= plan.layout.zero.keep_whole_below
+        update = update_of(plan.mathematics.optimizer, spec)
+        yield _Run("whole", update, [name], sliced, stages)
+
+
+def _at_both_ends(plan: Plan, part: RankPart) -> tuple[str, ...]:
+    """Return the name of a tied embedding whose two uses are in two stages of this rank."""
+    two = any(s.first and not s.last for s in part.stages) and part.last
+    return (EMBEDDING,) if plan.model.tied and two else ()
+
+
+def _stage_runs(
+    plan: Plan, part: RankPart, stage: StagePart, specs: Sequence[ParameterSpec], *, small: bool
+) -> Iterator[_Run]:
+    """Yield the buckets of one stage, the first of them `small`; side buckets come last."""
     zero, optimizer, tp = plan.layout.zero, plan.mathematics.optimizer, plan.mesh.tp
     size = DTYPE_BYTES[plan.mathematics.precision.gradients]
     limit, first = zero.bucket_bytes // size, FIRST_BUCKET_BYTES // size
     filling: dict[Update, list[ParameterSpec]] = {}
     aside: dict[tuple[BucketKind, Update, bool], list[str]] = {}
-    closed = 0
-    for unit in _units_backward(plan, part, specs):
+    stages = (stage.stage,)
+    for unit in _units_backward(plan, stage, specs):
         for spec in unit:
             update = update_of(optimizer, spec)
             if shared_by_ends(plan, part, spec):
@@ -139,17 +180,18 @@ def _runs(plan: Plan, part: StagePart, specs: Sequence[ParameterSpec]) -> Iterat
                 filling.setdefault(update, []).append(spec)
         for update, run in list(filling.items()):
             full = zero.stage == 3 or sum(spec.local_numel(tp) for spec in run) >= (
-                limit if closed else min(limit, first)
+                min(limit, first) if small else limit
             )
             if full:
-                closed += 1
-                yield _Run("whole", update, [spec.name for spec in filling.pop(update)], True)
+                small = False
+                names = [spec.name for spec in filling.pop(update)]
+                yield _Run("whole", update, names, True, stages)
     for update, run in filling.items():
-        yield _Run("whole", update, [spec.name for spec in run], True)
+        yield _Run("whole", update, [spec.name for spec in run], True, stages)
     for kind in ("whole", "partial", "tied"):
         for (other, update, sliced), names in aside.items():
             if other == kind:
-                yield _Run(kind, update, names, sliced)
+                yield _Run(kind, update, names, sliced, stages)
 
 
 def _units_backward(
@@ -169,7 +211,7 @@ def _units_backward(
     return list(groups.values())[::-1]
 
 
-def _units(plan: Plan, part: StagePart, names: Iterable[str]) -> tuple[str, ...]:
+def _units(plan: Plan, part: RankPart, names: Iterable[str]) -> tuple[str, ...]:
     used: set[str] = set()
     for name in names:
         if name == EMBEDDING:

@@ -23,7 +23,7 @@ from echelon.cost.buckets import (
     slice_elements,
 )
 from echelon.cost.slots import SlotRange, slot_ranges
-from echelon.cost.stage import stage_of_rank, stage_parameters, stage_part
+from echelon.cost.stage import pp_rank_of, held_parameters, rank_part
 from echelon.cost.terms import HeldTerm, Pool
 from echelon.cost.updates import STATE_KINDS
 
@@ -42,7 +42,7 @@ class HeldBucket:
 
 def bytes_held(plan: Plan, rank: int) -> tuple[HeldTerm, ...]:
     """Return the model state of `rank` by kind and pool; kinds that it has none of are left out."""
-    return held_terms(plan, held_buckets(plan, stage_of_rank(plan, rank)), rank)
+    return held_terms(plan, held_buckets(plan, pp_rank_of(plan, rank)), rank)
 
 
 def bytes_held_by_pool(plan: Plan, rank: int) -> dict[Pool, int]:
@@ -53,10 +53,10 @@ def bytes_held_by_pool(plan: Plan, rank: int) -> dict[Pool, int]:
     return total
 
 
-def held_buckets(plan: Plan, stage: int) -> tuple[HeldBucket, ...]:
-    """Return the buckets of a stage; the same for all of its ranks."""
-    part = stage_part(plan, stage)
-    specs = {spec.name: spec for spec in stage_parameters(plan, part)}
+def held_buckets(plan: Plan, pp_rank: int) -> tuple[HeldBucket, ...]:
+    """Return the buckets of a pipeline rank; the same for all that share its place."""
+    part = rank_part(plan, pp_rank)
+    specs = {spec.name: spec for spec in held_parameters(plan, part)}
     found: list[HeldBucket] = []
     for bucket in plan_buckets(plan, part):
         slots = slot_ranges(plan, bucket, specs)
@@ -66,7 +66,7 @@ def held_buckets(plan: Plan, stage: int) -> tuple[HeldBucket, ...]:
 
 
 def held_terms(plan: Plan, buckets: Sequence[HeldBucket], rank: int) -> tuple[HeldTerm, ...]:
-    """Return the model state of `rank`, whose stage has `buckets`, by kind and pool."""
+    """Return the model state of `rank`, which has `buckets`, by kind and pool."""
     precision, zero = plan.mathematics.precision, plan.layout.zero
     resting = POOLS[zero.parameter_offload]
     adder = _Adder(plan, rank)

@@ -12,10 +12,17 @@ from echelon.core.axis import Axis
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.buckets import BucketPlan, plan_buckets
 from echelon.cost.collectives import all_gather_bytes, all_reduce_bytes, reduce_scatter_bytes
-from echelon.cost.data_bytes import data_bytes, muon_bytes, partial_bytes, tied_bytes
+from echelon.cost.data_bytes import (
+    data_bytes,
+    mirrored_bytes,
+    muon_bytes,
+    partial_bytes,
+    tied_bytes,
+)
 from echelon.cost.muon import muon_exchange
-from echelon.cost.stage import StagePart, stage_of_rank, stage_part
+from echelon.cost.stage import RankPart, pp_rank_of, rank_part
 from echelon.cost.terms import SentTerm
+from echelon.schedule.of_plan import messages_of
 
 STEP_ROW_BYTES = 5 * 8
 """What every rank tells all others of a step, as float64: loss, squared norm, stop request, the
@@ -27,20 +34,20 @@ STATISTICS_LEAST_BYTES = 4
 
 def bytes_sent(plan: Plan, rank: int) -> tuple[SentTerm, ...]:
     """Return the terms of what `rank` sends per step; those of zero bytes are left out."""
-    stage = stage_of_rank(plan, rank)
-    terms = bytes_sent_alike(plan, stage)
+    pp_rank = pp_rank_of(plan, rank)
+    terms = bytes_sent_alike(plan, pp_rank)
     if plan.mathematics.optimizer.kind == "muon":
-        muon = muon_bytes(plan, muon_exchange(plan, stage), rank)
+        muon = muon_bytes(plan, muon_exchange(plan, pp_rank), rank)
         terms += tuple(term for term in muon if term.bytes)
     return terms
 
 
-def bytes_sent_alike(plan: Plan, stage: int) -> tuple[SentTerm, ...]:
-    """Return the terms that are the same on every rank of a stage: all but those of Muon."""
-    part = stage_part(plan, stage)
+def bytes_sent_alike(plan: Plan, pp_rank: int) -> tuple[SentTerm, ...]:
+    """Return the terms that all ranks at a place of the pipeline share: all but Muon's."""
+    part = rank_part(plan, pp_rank)
     buckets = plan_buckets(plan, part)
     terms = (
-        *data_bytes(plan, buckets),
+        *data_bytes(plan, part, buckets),
         *tensor_bytes(plan, part, buckets),
         *pipeline_bytes(plan, part, buckets),
         *world_bytes(plan),
@@ -57,14 +64,17 @@ def bytes_sent_by_axis(plan: Plan, rank: int) -> dict[str, int]:
 
 
 def tensor_bytes(
-    plan: Plan, part: StagePart, buckets: tuple[BucketPlan, ...]
+    plan: Plan, part: RankPart, buckets: tuple[BucketPlan, ...]
 ) -> tuple[SentTerm, ...]:
-    """Return the terms of tensor (and sequence) parallelism of one stage."""
-    degree, microbatches = plan.mesh.tp, plan.num_microbatches
+    """Return the terms of tensor (and sequence) parallelism of the stages of one rank."""
+    degree = plan.mesh.tp
     size = DTYPE_BYTES[plan.mathematics.precision.parameters]
     stream, tokens = stream_bytes(plan), _tokens(plan)
-    blocks = len(part.blocks)
-    again = sum(plan.layout.recompute.recomputes(layer) for layer in part.blocks)
+    recomputes = plan.layout.recompute.recomputes
+    blocks = sum(one.microbatches * len(one.blocks) for one in part.stages)
+    again = sum(one.microbatches * sum(map(recomputes, one.blocks)) for one in part.stages)
+    embedded = sum(one.microbatches for one in part.stages if one.first)
+    headed = sum(one.microbatches for one in part.stages if one.last)
     if plan.layout.sequence_parallel:
         each = all_gather_bytes(stream // degree, degree)
         assert each == reduce_scatter_bytes(stream // degree, degree)
@@ -83,14 +93,14 @@ def tensor_bytes(
         )
 
     return (
-        term("blocks forward", microbatches * forward * blocks, each),
-        term("blocks forward again", microbatches * forward * again, each),
-        term("blocks backward", microbatches * backward * blocks, each),
-        term("embedding", microbatches * ends * part.first, each),
-        term("head", microbatches * ends * part.last, each),
+        term("blocks forward", forward * blocks, each),
+        term("blocks forward again", forward * again, each),
+        term("blocks backward", backward * blocks, each),
+        term("embedding", ends * embedded, each),
+        term("head", ends * headed, each),
         term(
             "loss statistics",
-            microbatches * part.last,
+            headed,
             all_gather_bytes(3 * tokens * max(STATISTICS_LEAST_BYTES, size), degree),
             "(n-1) 3 N max(4, s)",
         ),
@@ -99,9 +109,12 @@ def tensor_bytes(
 
 
 def pipeline_bytes(
-    plan: Plan, part: StagePart, buckets: tuple[BucketPlan, ...]
+    plan: Plan, part: RankPart, buckets: tuple[BucketPlan, ...]
 ) -> tuple[SentTerm, ...]:
-    """Return the terms of pipeline parallelism: one activation on, one gradient back."""
+    """Return the terms of pipeline parallelism: one activation on, one gradient back.
+
+    Nothing is sent from a stage to one on the same rank.
+    """
     if plan.mesh.pp == 1:
         return ()
     split = plan.mesh.tp if plan.layout.sequence_parallel else 1
@@ -113,10 +126,12 @@ def pipeline_bytes(
             axis=Axis.PP.value, name=name, count=count, each=each, formula=formula, source=source
         )
 
+    activations, gradients = messages_of(plan, part.pp_rank)
     return (
-        term("activations", plan.num_microbatches * (not part.last), message, "N D s per stage"),
-        term("gradients", plan.num_microbatches * (not part.first), message, "N D s per stage"),
+        term("activations", activations, message, "N D s per stage"),
+        term("gradients", gradients, message, "N D s per stage"),
         tied_bytes(plan, buckets),
+        mirrored_bytes(plan, part, buckets),
     )
 
 

@@ -11,13 +11,14 @@ sequence parallelism, a tied embedding, replicas) is added to the slice only, on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.buckets import BucketPlan, accumulates_slices, shard_degree, slice_elements
 from echelon.cost.collectives import all_gather_bytes, all_reduce_bytes, reduce_scatter_bytes
 from echelon.cost.muon import MuonExchange, muon_elements
+from echelon.cost.stage import RankPart
 from echelon.cost.terms import SentTerm
 
 COUNT_BYTES = 8
@@ -34,7 +35,7 @@ _ZERO = "Rajbhandari et al., ZeRO, 2020, section 7"
 Buckets = Sequence[BucketPlan]
 
 
-def data_bytes(plan: Plan, buckets: Buckets) -> tuple[SentTerm, ...]:
+def data_bytes(plan: Plan, part: RankPart, buckets: Buckets) -> tuple[SentTerm, ...]:
     """Return the terms of the axes "dp", "dp_shard" and "dp_replicate"."""
     count = SentTerm(
         axis=DATA_AXIS,
@@ -47,8 +48,8 @@ def data_bytes(plan: Plan, buckets: Buckets) -> tuple[SentTerm, ...]:
     if plan.layout.zero.stage == 0:
         return (_all_reduced(plan, buckets), count)
     return (
-        _scattered(plan, buckets),
-        *_gathered(plan, buckets),
+        *_scattered(plan, part, buckets),
+        *_gathered(plan, part, buckets),
         _replicas(plan, buckets),
         count,
     )
@@ -75,6 +76,18 @@ def tied_bytes(plan: Plan, buckets: Buckets) -> SentTerm:
         each=_hop(plan, _of_kind(buckets, "tied"), 2),
         formula="the slice of V D / tp x s, between first and last stage",
         source="Narayanan et al., 2021, section 2.2",
+    )
+
+
+def mirrored_bytes(plan: Plan, part: RankPart, buckets: Buckets) -> SentTerm:
+    """Return what two ranks that hold copies of the same stages send to add up gradients."""
+    return SentTerm(
+        axis=Axis.PP.value,
+        name="mirrored stages",
+        count=1,
+        each=_hop(plan, buckets, 2) if part.mirrored else 0,
+        formula="slices x s, between a rank and its mirror",
+        source="DeepSeek-V3, 2024, section 3.2.1 (DualPipe keeps two copies of the parameters)",
     )
 
 
@@ -112,45 +125,49 @@ def _all_reduced(plan: Plan, buckets: Buckets) -> SentTerm:
     )
 
 
-def _scattered(plan: Plan, buckets: Buckets) -> SentTerm:
+def _scattered(plan: Plan, part: RankPart, buckets: Buckets) -> Iterator[SentTerm]:
     size, degree = _reduction_size(plan), shard_degree(plan)
-    return SentTerm(
-        axis=Axis.DP_SHARD.value,
-        name="gradients",
-        count=plan.num_microbatches if accumulates_slices(plan) else 1,
-        each=sum(reduce_scatter_bytes(slice_elements(plan, b) * size, degree) for b in buckets),
-        formula="(n-1)/n G s",
-        source=_ZERO,
-    )
-
-
-def _gathered(plan: Plan, buckets: Buckets) -> tuple[SentTerm, ...]:
-    """Return the gathers of parameters: once per step what stays whole, else before each use."""
-    size, degree = DTYPE_BYTES[plan.mathematics.precision.parameters], shard_degree(plan)
-
-    def term(name: str, count: int, wanted: Callable[[BucketPlan], bool]) -> SentTerm:
-        found = [slice_elements(plan, bucket) * size for bucket in buckets if wanted(bucket)]
-        return SentTerm(
+    rounds = {b.name: part.passes(b.stages) if accumulates_slices(plan) else 1 for b in buckets}
+    for count, found in _alike(buckets, rounds):
+        yield SentTerm(
             axis=Axis.DP_SHARD.value,
-            name=name,
+            name="gradients",
             count=count,
-            each=sum(all_gather_bytes(piece, degree) for piece in found),
+            each=sum(reduce_scatter_bytes(slice_elements(plan, b) * size, degree) for b in found),
             formula="(n-1)/n G s",
             source=_ZERO,
         )
 
+
+def _alike(buckets: Buckets, rounds: Mapping[str, int]) -> Iterator[tuple[int, list[BucketPlan]]]:
+    """Yield the buckets by how often they are sent: all alike, but an embedding at both ends."""
+    for count in sorted({*rounds.values()}):
+        yield count, [bucket for bucket in buckets if rounds[bucket.name] == count]
+
+
+def _gathered(plan: Plan, part: RankPart, buckets: Buckets) -> Iterator[SentTerm]:
+    """Return the gathers of parameters: once per step what stays whole, else before each use."""
+    size, degree = DTYPE_BYTES[plan.mathematics.precision.parameters], shard_degree(plan)
+
+    def terms(name: str, found: Buckets, rounds: Callable[[BucketPlan], int]) -> Iterator[SentTerm]:
+        for count, alike in _alike(found, {bucket.name: rounds(bucket) for bucket in found}):
+            yield SentTerm(
+                axis=Axis.DP_SHARD.value,
+                name=name,
+                count=count,
+                each=sum(all_gather_bytes(slice_elements(plan, b) * size, degree) for b in alike),
+                formula="(n-1)/n G s",
+                source=_ZERO,
+            )
+
     if not plan.layout.zero.reshard_after_forward:
-        return (term("parameters", 1, lambda bucket: True),)
-    rounds = plan.num_microbatches
-    return (
-        term("parameters", 1, lambda bucket: not bucket.sliced),
-        term("parameters forward", rounds, lambda bucket: bucket.sliced),
-        term(
-            "parameters backward",
-            rounds,
-            lambda bucket: bucket.sliced and bool(bucket.backward_units),
-        ),
-    )
+        yield from terms("parameters", buckets, lambda bucket: 1)
+        return
+    sliced = [bucket for bucket in buckets if bucket.sliced]
+    whole = [bucket for bucket in buckets if not bucket.sliced]
+    yield from terms("parameters", whole, lambda bucket: 1)
+    yield from terms("parameters forward", sliced, lambda b: part.passes(b.stages))
+    yield from terms("parameters backward", sliced, lambda b: part.passes(b.backward_stages))
 
 
 def _replicas(plan: Plan, buckets: Buckets) -> SentTerm:

@@ -18,7 +18,7 @@ from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
 from echelon.cost.buckets import plan_buckets, shard_degree
 from echelon.cost.slots import SlicePart, slice_parts, slot_ranges
-from echelon.cost.stage import stage_parameters, stage_part
+from echelon.cost.stage import held_parameters, rank_part
 
 STAGE_AXES = (*LOSS_AXES, Axis.TP)
 """The axes over which the ranks of one stage differ."""
@@ -75,12 +75,12 @@ class MuonExchange:
         return tuple(matrix for matrix in self.matrices if matrix.owner == rank)
 
 
-def muon_exchange(plan: Plan, stage: int) -> MuonExchange:
-    """Return who owns which matrix of a stage and which pieces travel, the same on every rank."""
-    here = {Axis.PP: stage % plan.mesh.pp}
+def muon_exchange(plan: Plan, pp_rank: int) -> MuonExchange:
+    """Return who owns which matrix of a pipeline rank and which pieces travel for it."""
+    here = {Axis.PP: pp_rank}
     ranks = plan.mesh.group(plan.mesh.rank(here), *STAGE_AXES)
     places = {rank: _place(plan, rank) for rank in ranks}
-    found = [*_found(plan, stage)]
+    found = [*_found(plan, pp_rank)]
     owners = _owners(plan, places, found)
     matrices = [_matrix(plan, places, one, owner) for one, owner in zip(found, owners, strict=True)]
     return MuonExchange(ranks=ranks, matrices=tuple(matrices))
@@ -126,9 +126,9 @@ class _Found:
     parts: tuple[SlicePart, ...]
 
 
-def _found(plan: Plan, stage: int) -> Iterator[_Found]:
-    part = stage_part(plan, stage)
-    specs = {spec.name: spec for spec in stage_parameters(plan, part)}
+def _found(plan: Plan, pp_rank: int) -> Iterator[_Found]:
+    part = rank_part(plan, pp_rank)
+    specs = {spec.name: spec for spec in held_parameters(plan, part)}
     for bucket in plan_buckets(plan, part):
         if bucket.update == "muon":
             for slot in slot_ranges(plan, bucket, specs):

@@ -1,4 +1,8 @@
-"""Which parameters a rank holds, and how often one microbatch uses each of them."""
+"""Which parameters a rank holds, and how often one microbatch uses each of them.
+
+A pipeline rank holds one stage or several: virtual stages, the two arms of a V, or, where
+microbatches cross the pipeline both ways (DualPipe), a stage and its mirror.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +11,82 @@ from dataclasses import dataclass
 from echelon.core.axis import Axis
 from echelon.core.parameters import EMBEDDING, ParameterSpec, parameters
 from echelon.core.plan import Plan
+from echelon.schedule.of_plan import microbatches_of, placement_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePart:
-    """Name the part of a model that one pipeline stage owns."""
+    """Name the part of a model that one pipeline stage is; `microbatches` cross it on this rank."""
 
     stage: int
     blocks: tuple[int, ...]
     first: bool
     last: bool
+    microbatches: int
 
 
-def stage_part(plan: Plan, stage: int) -> StagePart:
-    """Return what stage `stage` owns: its blocks, and the ends of the model."""
-    stages = plan.layout.pipeline.stages
-    return StagePart(
-        stage=stage,
-        blocks=stages[stage],
-        first=stage == 0,
-        last=stage == len(stages) - 1,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPart:
+    """Name the part of a model that one pipeline rank holds: its stages in forward order.
+
+    Where `mirrored`, another rank of the pipeline holds a copy of the same stages.
+    """
+
+    pp_rank: int
+    stages: tuple[StagePart, ...]
+    mirrored: bool
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Return the blocks of all stages."""
+        return tuple(block for stage in self.stages for block in stage.blocks)
+
+    @property
+    def first(self) -> bool:
+        """Return whether the model begins on this rank."""
+        return any(stage.first for stage in self.stages)
+
+    @property
+    def last(self) -> bool:
+        """Return whether the model ends on this rank."""
+        return any(stage.last for stage in self.stages)
+
+    def passes(self, stages: tuple[int, ...]) -> int:
+        """Return how often a step runs `stages` of this rank: their microbatches together."""
+        return sum(part.microbatches for part in self.stages if part.stage in stages)
+
+
+def rank_part(plan: Plan, pp_rank: int) -> RankPart:
+    """Return what pipeline rank `pp_rank` holds."""
+    placement, stages = placement_of(plan), plan.layout.pipeline.stages
+    return RankPart(
+        pp_rank=pp_rank,
+        stages=tuple(
+            StagePart(
+                stage=stage,
+                blocks=stages[stage],
+                first=stage == 0,
+                last=stage == len(stages) - 1,
+                microbatches=microbatches_of(plan, pp_rank, stage),
+            )
+            for stage in placement.stages_of(pp_rank)
+        ),
+        mirrored=bool(placement.mirrored),
     )
 
 
-def stage_of_rank(plan: Plan, rank: int) -> int:
-    """Return the pipeline stage that lives on `rank` (one stage per pipeline rank)."""
+def pp_rank_of(plan: Plan, rank: int) -> int:
+    """Return the place of `rank` in its pipeline."""
     return plan.mesh.coordinates(rank)[Axis.PP]
+
+
+def held_parameters(plan: Plan, part: RankPart) -> tuple[ParameterSpec, ...]:
+    """Return the parameters of a rank in forward order, each once.
+
+    An embedding that is the head, too, stands first where both are on this rank.
+    """
+    found = {spec.name: spec for stage in part.stages for spec in stage_parameters(plan, stage)}
+    return tuple(found.values())
 
 
 def stage_parameters(plan: Plan, part: StagePart) -> tuple[ParameterSpec, ...]:
@@ -68,11 +122,11 @@ def partial_over_tensor(plan: Plan, spec: ParameterSpec) -> bool:
     return per_head or plan.layout.sequence_parallel
 
 
-def shared_by_ends(plan: Plan, part: StagePart, spec: ParameterSpec) -> bool:
-    """Return whether this is a tied embedding that two different stages hold."""
+def shared_by_ends(plan: Plan, part: RankPart, spec: ParameterSpec) -> bool:
+    """Return whether this is a tied embedding that two ranks hold, one for each end of the model.
+
+    Where one rank holds both ends, the embedding stands there once, and gets the gradients of both.
+    """
     return (
-        plan.model.tied
-        and plan.mesh.pp > 1
-        and spec.name == EMBEDDING
-        and (part.first or part.last)
+        plan.model.tied and plan.mesh.pp > 1 and spec.name == EMBEDDING and part.first != part.last
     )

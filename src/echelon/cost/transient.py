@@ -32,7 +32,7 @@ from echelon.cost.buckets import (
     stage_units,
 )
 from echelon.cost.muon import muon_exchange
-from echelon.cost.stage import StagePart, stage_part
+from echelon.cost.stage import RankPart, rank_part
 from echelon.cost.terms import HeldTerm, Pool
 from echelon.cost.updates import STATE_KINDS
 
@@ -45,47 +45,56 @@ MUON_IN_FLIGHT = 4
 Buckets = Sequence[BucketPlan]
 
 
-def held_at_most(plan: Plan, stage: int) -> tuple[HeldTerm, ...]:
-    """Return the most that a rank of `stage` holds beside its model state, by kind and pool."""
-    part = stage_part(plan, stage)
+def held_at_most(plan: Plan, pp_rank: int) -> tuple[HeldTerm, ...]:
+    """Return the most that a pipeline rank holds beside its model state, by kind and pool."""
+    part = rank_part(plan, pp_rank)
     buckets = plan_buckets(plan, part)
     terms = (
         _gathered(plan, part, buckets),
         _filling(plan, buckets),
-        _copies(plan, buckets),
-        _muon(plan, stage, buckets),
-        *_offload_buffers(plan, stage, buckets),
+        _copies(plan, part, buckets),
+        _muon(plan, pp_rank, buckets),
+        *_offload_buffers(plan, pp_rank, buckets),
     )
     return tuple(term for term in terms if term.bytes)
 
 
-def most_whole_elements(plan: Plan, part: StagePart, buckets: Buckets) -> int:
+def most_whole_elements(plan: Plan, part: RankPart, buckets: Buckets) -> int:
     """Return the most elements of sliced buckets that are whole at one time (stage 3)."""
     sliced = [bucket for bucket in buckets if bucket.sliced]
     if not plan.layout.zero.reshard_after_forward:
         return sum(bucket.num_elements for bucket in sliced)
-    order = stage_units(part)
-    forward = _most_whole(plan, order, [(b.units, b.num_elements) for b in sliced])
-    backward = [(b.backward_units, b.num_elements) for b in sliced if b.backward_units]
-    return max(forward, _most_whole(plan, order[::-1], backward))
+    most = 0
+    for stage in part.stages:
+        order = stage_units(stage)
+        forward = [(_within(b.units, order), b.num_elements) for b in sliced]
+        backward = [(_within(b.backward_units, order), b.num_elements) for b in sliced]
+        for there, used in ((order, forward), (order[::-1], backward)):
+            most = max(most, _most_whole(plan, there, [(u, n) for u, n in used if u]))
+    return most
 
 
-def parameter_buffers(plan: Plan, stage: int) -> int:
+def _within(units: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
+    """Return those of `units` that are of one stage, whose units are `order`."""
+    return tuple(unit for unit in units if unit in order)
+
+
+def parameter_buffers(plan: Plan, pp_rank: int) -> int:
     """Return how many sets of offloaded parameters a rank reads at once.
 
     A set is one bucket's slice. All that is gathered for the units in use and ahead must have its
     buffer, or a gather would wait for itself (with Muon a unit is two buckets); `offload_buffers`
     are those of the unit that is read meanwhile, and of the one in use.
     """
-    part = stage_part(plan, stage)
-    order, ahead = stage_units(part), plan.layout.zero.prefetch
+    part, ahead = rank_part(plan, pp_rank), plan.layout.zero.prefetch
     sliced = [bucket for bucket in plan_buckets(plan, part) if bucket.sliced]
     most = max(
         sum(
             any(unit in bucket.units for unit in order[here : here + 1 + ahead])
             for bucket in sliced
         )
-        for here in range(len(order))
+        for order in map(stage_units, part.stages)
+        for here in range(max(1, len(order)))
     )
     return most + plan.layout.zero.offload_buffers - 1
 
@@ -106,7 +115,7 @@ def _most_whole(
     return most
 
 
-def _gathered(plan: Plan, part: StagePart, buckets: Buckets) -> HeldTerm:
+def _gathered(plan: Plan, part: RankPart, buckets: Buckets) -> HeldTerm:
     size = DTYPE_BYTES[plan.mathematics.precision.parameters]
     elements = most_whole_elements(plan, part, buckets)
     kept = f"{1 + plan.layout.zero.prefetch} units"
@@ -138,11 +147,11 @@ def _filling(plan: Plan, buckets: Buckets) -> HeldTerm:
 
 def _fills_long(plan: Plan, bucket: BucketPlan) -> bool:
     aside = plan.layout.zero.stage == 3 and not bucket.sliced
-    both_ends = {UNIT_EMBEDDING, UNIT_HEAD} <= {*bucket.units}
+    both_ends = {UNIT_EMBEDDING, UNIT_HEAD} <= {*bucket.units} and len(bucket.stages) == 1
     return aside or both_ends or bucket.kind != "whole"
 
 
-def _copies(plan: Plan, buckets: Buckets) -> HeldTerm:
+def _copies(plan: Plan, part: RankPart, buckets: Buckets) -> HeldTerm:
     """Bound the copies that are on the wire: whole in another dtype, and slices to be added.
 
     Over Gloo a rank adds up its slices itself, from the slices that the others send it. Where there
@@ -157,24 +166,24 @@ def _copies(plan: Plan, buckets: Buckets) -> HeldTerm:
         reverse=True,
     )
     elements = sum(copied[: 1 + BUCKETS_IN_FLIGHT])
-    elements += cast * sum(slice_elements(plan, b) for b in buckets if _summed_again(plan, b))
+    elements += cast * sum(slice_elements(plan, b) for b in buckets if _summed_again(plan, part, b))
     size = DTYPE_BYTES[precision.reduction]
     return HeldTerm(
         name="gradients being summed", bytes=elements * size, formula=f"{elements:,} x {size}"
     )
 
 
-def _summed_again(plan: Plan, bucket: BucketPlan) -> bool:
+def _summed_again(plan: Plan, part: RankPart, bucket: BucketPlan) -> bool:
     """Return whether the sum over data ranks is followed by one over another axis."""
     replicas = plan.layout.zero.stage > 0 and plan.mesh.dp_replicate > 1
-    return replicas or bucket.kind != "whole"
+    return replicas or part.mirrored or bucket.kind != "whole"
 
 
-def _muon(plan: Plan, stage: int, buckets: Buckets) -> HeldTerm:
+def _muon(plan: Plan, pp_rank: int, buckets: Buckets) -> HeldTerm:
     """Bound the matrices that a rank owns, and its messages: pieces and results."""
     if plan.mathematics.optimizer.kind != "muon":
         return HeldTerm(name="matrices of Muon", bytes=0, formula="0")
-    exchange = muon_exchange(plan, stage)
+    exchange = muon_exchange(plan, pp_rank)
     owned: Counter[tuple[int, str]] = Counter()
     for matrix in exchange.matrices:
         owned[matrix.owner, matrix.pieces[0].bucket] += prod(matrix.shape)
@@ -189,7 +198,7 @@ def _muon(plan: Plan, stage: int, buckets: Buckets) -> HeldTerm:
     )
 
 
-def _offload_buffers(plan: Plan, stage: int, buckets: Buckets) -> Iterator[HeldTerm]:
+def _offload_buffers(plan: Plan, pp_rank: int, buckets: Buckets) -> Iterator[HeldTerm]:
     """Bound the sets that are read ahead of their use or wait to be written, in whole pages."""
     zero, precision = plan.layout.zero, plan.mathematics.precision
     master, size = DTYPE_BYTES[precision.master], DTYPE_BYTES[precision.parameters]
@@ -201,14 +210,14 @@ def _offload_buffers(plan: Plan, stage: int, buckets: Buckets) -> Iterator[HeldT
     def read(bucket: BucketPlan) -> int:
         return whole_pages(slice_elements(plan, bucket) * size)
 
-    state = max(updated(bucket) for bucket in buckets)
+    state = max((updated(bucket) for bucket in buckets), default=0)
     values = max((read(bucket) for bucket in buckets if bucket.sliced), default=0)
     places: tuple[tuple[Home, str, int, int], ...] = (
         (zero.optimizer_offload, "buffers of optimizer state", zero.offload_buffers, state),
         (
             zero.parameter_offload,
             "buffers of parameters",
-            parameter_buffers(plan, stage),
+            parameter_buffers(plan, pp_rank),
             values,
         ),
     )

@@ -10,7 +10,7 @@ import torch
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.buckets import accumulates_slices, stage_units
-from echelon.cost.stage import stage_of_rank, stage_parameters, stage_part
+from echelon.cost.stage import pp_rank_of, held_parameters, rank_part
 from echelon.models.decoder import Decoder
 from echelon.parallel.buckets import make_buckets
 from echelon.parallel.data import GradientReduction, bucket_rule
@@ -28,8 +28,8 @@ from echelon.parallel.zero import Residency, parameter_rest
 
 def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankModel:
     """Build this rank's part of the plan's model, with its initial weights."""
-    part = stage_part(plan, stage_of_rank(plan, groups.rank))
-    specs = stage_parameters(plan, part)
+    part = rank_part(plan, pp_rank_of(plan, groups.rank))
+    specs = held_parameters(plan, part)
     reduction = GradientReduction(plan, groups)
     store = GradientStore(reduction, every_microbatch=accumulates_slices(plan))
     split = TensorSplit(

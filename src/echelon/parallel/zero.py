@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from echelon.core.plan import Plan, Zero
-from echelon.cost.stage import stage_of_rank
+from echelon.cost.stage import pp_rank_of
 from echelon.cost.transient import parameter_buffers
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.collectives import Group, Pending
@@ -195,5 +195,5 @@ def parameter_rest(plan: Plan, rank: int, device: torch.device) -> Rest | None:
         device,
         folder=Path(zero.offload_dir),
         rank=rank,
-        num_buffers=parameter_buffers(plan, stage_of_rank(plan, rank)),
+        num_buffers=parameter_buffers(plan, pp_rank_of(plan, rank)),
     )

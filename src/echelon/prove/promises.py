@@ -11,7 +11,7 @@ from echelon.cost.bytes_held import bytes_held as planned_bytes_held
 from echelon.cost.bytes_sent import bytes_sent as planned_bytes_sent
 from echelon.cost.collectives import all_gather_bytes
 from echelon.cost.data_bytes import STAGE_AXIS
-from echelon.cost.stage import stage_of_rank, stage_part
+from echelon.cost.stage import pp_rank_of, rank_part
 from echelon.prove.checks import Check, Evidence
 from echelon.schedule.build import build_schedule
 
@@ -53,7 +53,7 @@ def bytes_by_axis(plan: Plan, rank: int, *, skipped: bool) -> dict[str, int]:
 
 def _gathered_after_update(plan: Plan, rank: int) -> int:
     size = DTYPE_BYTES[plan.mathematics.precision.parameters]
-    buckets = plan_buckets(plan, stage_part(plan, stage_of_rank(plan, rank)))
+    buckets = plan_buckets(plan, rank_part(plan, pp_rank_of(plan, rank)))
     return sum(
         all_gather_bytes(slice_elements(plan, bucket) * size, shard_degree(plan))
         for bucket in buckets

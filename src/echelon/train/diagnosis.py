@@ -19,7 +19,7 @@ from torch import nn
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.train import LOSS_NOT_FINITE
 from echelon.cost.buckets import accumulates_slices
-from echelon.cost.stage import stage_of_rank
+from echelon.cost.stage import pp_rank_of
 from echelon.models.batch import TokenBatch
 from echelon.parallel.buckets import Bucket, Slot
 from echelon.parallel.data import GradientReduction
@@ -163,7 +163,7 @@ def _in_bucket(
     if not bad:
         return None
     index, name = max((names.index(slot.spec.name), slot.spec.name) for slot in bad)
-    after = (stages - 1 - stage_of_rank(engine.plan, engine.groups.rank)) * _MODULES_PER_STAGE
+    after = (stages - 1 - pp_rank_of(engine.plan, engine.groups.rank)) * _MODULES_PER_STAGE
     return Finding(
         microbatch=0,
         position=after + len(names) - index,
