@@ -1,0 +1,222 @@
+"""Draw events as a figure: a row per rank, a box per action, simulated and measured ones alike.
+
+Several panels stand one above the other on one time axis, each from its own first start, so that a
+plan and its run, or two schedules, are compared by eye. The text is the same for the same events.
+The figure has its own colors for light and for dark pages, and needs nothing from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from echelon.core.event import Event
+from echelon.schedule.svg_style import KINDS, STYLE, fill_class, legend, shade_rules, talk_class
+from echelon.schedule.time_axis import ticks
+
+_MARGIN = 16
+_TITLE = 30
+_ROW = 26
+_BOX = 22
+_LANE = 7
+_GAP = 18
+_LETTER = 0.62
+"""The width of a digit over its size, in the fonts of the style."""
+
+
+def timeline_svg(events: Iterable[Event], *, title: str, width: int = 1000, unit: str = "s") -> str:
+    """Return `events` as one SVG figure of `width` pixels; `unit` is what their times count."""
+    return panels_svg([(title, events)], width=width, unit=unit)
+
+
+def panels_svg(
+    panels: Sequence[tuple[str, Iterable[Event]]], *, width: int = 1000, unit: str = "s"
+) -> str:
+    """Return each (title, events) as a panel of one SVG figure, all on one time axis."""
+    drawn = [_Panel.of(title, events) for title, events in panels]
+    span = max((panel.span for panel in drawn), default=0.0)
+    left = _MARGIN + 7 * max((len(row.title) for panel in drawn for row in panel.rows), default=6)
+    page = _Page(left=left + 10, right=width - _MARGIN, span=span)
+    body: list[str] = []
+    top = 10
+    for panel in drawn:
+        body.extend(panel.draw(page, top))
+        top += panel.height + _GAP
+    body.extend(_axis(page, top - _GAP, unit))
+    num_shades = max((panel.num_shades for panel in drawn), default=1)
+    names = {
+        event.kind if event.kind in KINDS else talk_class(event)
+        for panel in drawn
+        for row in panel.rows
+        for event in row.events
+    }
+    key, bottom = legend(names, num_shades, left=page.left, right=page.right, top=top + 12)
+    body.extend(key)
+    name = escape(_plain("; ".join(title for title, _ in panels)), quote=True)
+    height = round(bottom) + 12
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" role="img" aria-label="{name}">'
+    )
+    style = f"<style>\n{STYLE}{shade_rules(num_shades)}</style>"
+    ground = f'<rect class="page" width="{width}" height="{height}"/>'
+    return "\n".join([head, f"<title>{name}</title>", style, ground, *body, "</svg>"]) + "\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Page:
+    """Where time lies on the page."""
+
+    left: float
+    right: float
+    span: float
+
+    def x(self, time: float) -> float:
+        """Return how far to the right `time`, counted from the start of its panel, lies."""
+        return self.left + (self.right - self.left) * (time / self.span if self.span > 0 else 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """What one rank computes, or what it sends on one axis."""
+
+    title: str
+    events: tuple[Event, ...]
+    computes: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Panel:
+    """The rows of one timeline, and which shade each stage has on its rank."""
+
+    title: str
+    rows: tuple[_Row, ...]
+    begin: float
+    span: float
+    shades: dict[tuple[int, int | None], int]
+
+    @classmethod
+    def of(cls, title: str, events: Iterable[Event]) -> _Panel:
+        drawn = sorted(
+            (event for event in events if event.kind in KINDS or (event.axis and _lasts(event))),
+            key=lambda event: (event.rank, event.start, event.end, event.name),
+        )
+        begin = min((event.start for event in drawn), default=0.0)
+        end = max((event.end for event in drawn), default=0.0)
+        return cls(
+            title=title,
+            rows=tuple(_rows(drawn)),
+            begin=begin,
+            span=end - begin,
+            shades=_shades(drawn),
+        )
+
+    @property
+    def height(self) -> int:
+        return _TITLE + sum(_ROW if row.computes else _LANE for row in self.rows)
+
+    @property
+    def num_shades(self) -> int:
+        return max(self.shades.values(), default=0) + 1
+
+    def draw(self, page: _Page, top: int) -> Iterator[str]:
+        yield _text(_MARGIN, top + 16, self.title, "title")
+        y = top + _TITLE
+        right = page.x(self.span)
+        for row in self.rows:
+            if row.computes:
+                yield _text(page.left - 8, y + 15, row.title, "rank")
+                yield _rect("idle", page.left, y, right - page.left, _BOX)
+            for event in row.events:
+                start, end = page.x(event.start - self.begin), page.x(event.end - self.begin)
+                yield from self._box(event, start, end, y)
+            y += _ROW if row.computes else _LANE
+
+    def _box(self, event: Event, start: float, end: float, y: int) -> Iterator[str]:
+        if event.kind not in KINDS:
+            yield _rect(talk_class(event), start, y - 3, end - start, _LANE - 3, _tip(event))
+            return
+        shade = self.shades[event.rank, event.stage]
+        name = fill_class(event.kind, shade)
+        yield _rect(name, start, y, end - start, _BOX, _tip(event))
+        label = "" if event.microbatch is None else str(event.microbatch)
+        room = (end - start) / max(len(label), 1)
+        if label and room >= 4.5:
+            size = min(12.0, room / _LETTER * 0.9)
+            yield _text((start + end) / 2, y + 11 + 0.35 * size, label, "label", size)
+
+
+def _lasts(event: Event) -> bool:
+    return event.end > event.start
+
+
+def _rows(events: Sequence[Event]) -> Iterator[_Row]:
+    """Yield what each rank computes, then a lane for each axis on which it sends."""
+    for rank in sorted({event.rank for event in events}):
+        own = [event for event in events if event.rank == rank]
+        computed = tuple(event for event in own if event.kind in KINDS)
+        yield _Row(title=f"rank {rank}", events=computed, computes=True)
+        for axis in sorted({event.axis for event in own if event.kind not in KINDS}):
+            talk = (event for event in own if event.kind not in KINDS and event.axis == axis)
+            yield _Row(title=axis, events=tuple(talk), computes=False)
+
+
+def _shades(events: Sequence[Event]) -> dict[tuple[int, int | None], int]:
+    """Return, for each rank and stage, how many lower stages the rank has."""
+    stages: dict[int, set[int]] = {}
+    for event in events:
+        if event.kind in KINDS:
+            stages.setdefault(event.rank, set())
+            if event.stage is not None:
+                stages[event.rank].add(event.stage)
+    shades: dict[tuple[int, int | None], int] = {(rank, None): 0 for rank in stages}
+    for rank, own in stages.items():
+        shades |= {(rank, stage): shade for shade, stage in enumerate(sorted(own))}
+    return shades
+
+
+def _axis(page: _Page, top: int, unit: str) -> Iterator[str]:
+    """Yield the time axis: a line, a mark at each round time, and what the numbers count."""
+    yield _line(page.left, top, page.right, top)
+    scale, found, name = ticks(page.span, unit)
+    for tick in found:
+        x = page.x(tick)
+        yield _line(x, top, x, top + 5)
+        label = f"{tick * scale:.6g}" + (f" {name}" if tick == found[-1] else "")
+        yield _text(x, top + 18, label, "tick")
+
+
+def _tip(event: Event) -> str:
+    return f"{event.name} on rank {event.rank}: {event.start:.6g} to {event.end:.6g}"
+
+
+def _rect(name: str, x: float, y: float, width: float, height: float, tip: str = "") -> str:
+    place = f'x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}"'
+    if not tip:
+        return f'<rect class="{name}" {place}/>'
+    return f'<rect class="{name}" {place}><title>{escape(_plain(tip))}</title></rect>'
+
+
+def _line(x: float, y: float, to_x: float, to_y: float) -> str:
+    start, end = (
+        f'x1="{_number(x)}" y1="{_number(y)}"',
+        f'x2="{_number(to_x)}" y2="{_number(to_y)}"',
+    )
+    return f'<line class="axis" {start} {end}/>'
+
+
+def _text(x: float, y: float, text: str, name: str, size: float | None = None) -> str:
+    scaled = "" if size is None else f' font-size="{_number(size)}"'
+    at = f'x="{_number(x)}" y="{_number(y)}"'
+    return f'<text class="{name}" {at}{scaled}>{escape(_plain(text))}</text>'
+
+
+def _plain(text: str) -> str:
+    """Return `text` without the control characters that XML does not allow."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def _number(value: float) -> str:
+    text = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
