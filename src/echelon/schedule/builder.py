@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 from echelon.schedule.action import Action, Schedule
@@ -150,7 +151,7 @@ class Builder(ABC):
     def num_messages(self) -> int:
         """Return how many messages cross ranks in a step: 2 m per boundary between ranks."""
         owners = self.stage_ranks()
-        crossings = sum(a != b for a, b in zip(owners, owners[1:], strict=False))
+        crossings = sum(a != b for a, b in pairwise(owners))
         return 2 * self.num_microbatches * crossings
 
     def schedule(self) -> Schedule:

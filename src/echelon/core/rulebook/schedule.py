@@ -8,8 +8,9 @@ SCHEDULE_KNOWN = Rule(
     id="schedule-known",
     why="""
     A pipeline schedule is chosen by name: naive, gpipe, 1f1b, interleaved-1f1b, breadth-first,
-    zb-h1, zb-h2, zb-v, dualpipe or dualpipe-v. A name that no builder answers to cannot be run, and a silent fallback would train with another bubble and another peak of
-    activation memory than the one you planned.
+    zb-h1, zb-h2, zb-v, dualpipe or dualpipe-v. A name that no builder answers to cannot be run,
+    and a silent fallback would train with another bubble and another peak of activation memory
+    than the one you planned.
     """,
     bad="""
     [pipeline]
