@@ -10,8 +10,8 @@ from bench.catalogue import Case
 from bench.pipeline_spec import PipelineVariant, pipeline_mode
 from bench.plans import bench_plan
 from bench.spec import Settings
-from echelon.config.resolve import split_layers
 from echelon.core.plan import Pipeline, Plan
+from echelon.cost.balance import split_layers
 
 
 def pipeline_plan(settings: Settings) -> Plan:

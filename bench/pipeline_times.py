@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from echelon.core.event import Event
@@ -112,26 +112,66 @@ def simulated_s(schedule: Schedule, turn: Turn) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _EachAction(Durations):
+    """Give every action of one step the seconds that it took."""
+
+    taken_s: Mapping[Action, float]
+
+    def of(self, action: Action) -> float:
+        """Return the seconds of one action."""
+        return self.taken_s[action]
+
+
+def replayed_s(schedule: Schedule, turn: Turn) -> float:
+    """Return the median span of the steps of a turn with the very times of all their actions.
+
+    What a step took beyond that is neither compute nor the order of it.
+    """
+    fed = durations(action_times(turn.steps), turn.transfer_s)
+    names = [one.name for one in fields(fed)]
+    spans: list[float] = []
+    for step in turn.steps:
+        taken = {action: event.end - event.start for action, event in step.actions.items()}
+        each = _EachAction(**{name: getattr(fed, name) for name in names}, taken_s=taken)
+        spans.append(simulate(schedule, each).makespan_s)
+    return statistics.median(spans)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Hold a gap before an action for which all was there."""
+
+    before: Action
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
     """Say where the seconds of one rank in one step went.
 
     `busy_s` is time inside of actions, by kind. Of the gaps between them, `bubble_s` is time in
     which what the next action needs did not exist, `message_s` from its existence on the other
-    rank to the start of the action, `executor_s` gaps in which all was there. `outside_s` is the
-    step before the first action and after the last one of any rank.
+    rank to the start of the action, `gaps` those in which all was there. `outside_s` is the step
+    before the first action and after the last one of any rank.
     """
 
     busy_s: Mapping[ActionKind, float]
     bubble_s: float
     message_s: float
-    executor_s: float
+    gaps: tuple[Gap, ...]
     outside_s: float
+
+    @property
+    def executor_s(self) -> float:
+        """Return the seconds of all gaps in which all was there."""
+        return sum(gap.seconds for gap in self.gaps)
 
 
 def shares(schedule: Schedule, step: Step, rank: int) -> Shares:
     """Return where the time of `rank` went in one step."""
     busy: dict[ActionKind, float] = {}
-    bubble = message = executor = 0.0
+    bubble = message = 0.0
+    gaps: list[Gap] = []
     now = step.start_s
     for action in schedule.actions[rank]:
         event = step.actions[action]
@@ -141,7 +181,7 @@ def shares(schedule: Schedule, step: Step, rank: int) -> Shares:
             bubble += ready - now
             message += event.start - ready
         else:
-            executor += event.start - now
+            gaps.append(Gap(before=action, seconds=event.start - now))
         now = event.end
     end = step.start_s + step.span_s
     outside = (step.start_s - step.begins[rank]) + (step.ends[rank] - end)
@@ -149,7 +189,7 @@ def shares(schedule: Schedule, step: Step, rank: int) -> Shares:
         busy_s=busy,
         bubble_s=bubble + end - now,
         message_s=message,
-        executor_s=executor,
+        gaps=tuple(gaps),
         outside_s=outside,
     )
 
