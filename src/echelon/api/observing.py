@@ -1,0 +1,45 @@
+"""What a run did, from its folder: its timelines, written beside it and given back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from echelon.core.errors import EchelonError
+from echelon.observe.run_directory import open_run
+from echelon.observe.schedule_report import (
+    ScheduleReport,
+    read_schedule_report,
+    require_pipeline,
+    write_traces,
+)
+
+
+def observe_schedule(
+    run: str | Path, *, step: int | None = None, say: Callable[[str], None] = lambda _: None
+) -> ScheduleReport:
+    """Return the schedule of a run as planned and as measured in `step`, the last one by default.
+
+    Both traces are written into the folder of the run; `say` is told where that cannot be.
+    ConfigError where there is no such run, no pipeline in it, or no events of that step.
+    """
+    path = Path(run)
+    require_pipeline(open_run(path).plan(), path)
+    report = read_schedule_report(path, step=step)
+    try:
+        write_traces(report)
+    except EchelonError as error:
+        # A run of somebody else may be looked at, and not written to.
+        say(f"no traces written: {error.problems[0].message}")
+    return report
+
+
+def trace_run(run: Path, *, say: Callable[[str], None] = lambda _: None) -> None:
+    """Write both traces of a run that has ended; what keeps it from that is said, not raised.
+
+    Under torchrun, ranks of other hosts may have left their events elsewhere.
+    """
+    try:
+        write_traces(read_schedule_report(run))
+    except EchelonError as error:
+        say(f"no measured trace: {error.problems[0].message}")

@@ -1,0 +1,60 @@
+"""Rules about looking at a run: what it must have left behind to be drawn."""
+
+from __future__ import annotations
+
+from echelon.core.rules import Rule
+
+RUN_HAS_EVENTS = Rule(
+    id="run-has-events",
+    why="""
+    A timeline is drawn from what every rank wrote down while it ran: events.jsonl of rank 0 and
+    events.rank-NNNN.jsonl of the others. A run with observe.events = false has none, and ranks on
+    several hosts without a shared folder leave theirs on their own host.
+    """,
+    bad="""
+    echelon train nano --set mesh.pp=2 --set observe.events=false
+    echelon observe runs/nano --schedule
+    """,
+    fixed="""
+    echelon train nano --set mesh.pp=2
+    echelon observe runs/nano --schedule
+    """,
+)
+
+RUN_IS_PIPELINED = Rule(
+    id="run-is-pipelined",
+    why="""
+    The schedule of a pipeline says which rank computes what and when, and its bubble is what ranks
+    wait for each other. A run with pp = 1 has neither: each rank computes every microbatch.
+    """,
+    bad="""
+    echelon train nano
+    echelon observe runs/nano --schedule
+    """,
+    fixed="""
+    echelon train nano --set mesh.pp=2
+    echelon observe runs/nano --schedule
+    """,
+)
+
+STEP_RECORDED = Rule(
+    id="step-recorded",
+    why="""
+    A step can be drawn once all its ranks have written the events of the whole step, which they do
+    when it ends. Steps are counted from 1, as the step lines count them. A step in which ranks ran
+    other actions than the plan's schedule has is not drawn as if it were that schedule.
+    """,
+    bad="echelon observe runs/nano --schedule --step 9000     # it had 2000 steps",
+    fixed="echelon observe runs/nano --schedule --step 2000",
+)
+
+EVENTS_READABLE = Rule(
+    id="events-readable",
+    why="""
+    Each line of an events file is one event as JSON: kind, name, axis, stage, microbatch, bytes,
+    start, end, rank. Half a line at the end of the file is what a kill leaves, and is skipped; any
+    other line that is no event means that the file was changed or damaged after it was written.
+    """,
+    bad="a line of runs/nano/events.jsonl edited by hand",
+    fixed="the file as the run wrote it",
+)

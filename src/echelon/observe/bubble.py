@@ -1,0 +1,175 @@
+"""Why ranks were idle: the bubble of one pipeline in one step, by cause.
+
+The step of a pipeline is a window from the first start of an action on any of its ranks to when all
+gradients of its ranks are complete. What a rank does not compute in it is idle, and each second of
+that has one cause:
+
+    |<------------------------------ window ------------------------------>|
+    |  fill  |F0|F1| waits  | transfer |B0|F2|-|B1| ... |BW7|  drain  |tail|
+             first  for the    for the       between      last       last  gradients
+             action maker    message       actions    of this rank  of all  complete
+
+- *fill*: before the rank's first action.
+- *schedule* and *imbalance*: before an action that needs a message, until the action that makes it
+  has ended. The order of the schedule makes ranks wait in this way even if all stages are equal and
+  transfers are free; as much as they wait then (the schedule simulated with the mean time of each
+  kind of action, over all ranks) is *schedule*. What a rank waits beyond that is *imbalance*: some
+  stage, or some microbatch, takes longer than the mean.
+- *transfer*: before such an action, from when the message is made to the start of the action. In a
+  measured step that includes handing it over.
+- *between actions*: before an action that needs no message: what the program itself takes, and
+  sends that it waits for. The simulator has none.
+- *drain*: after the rank's last action, until the last action of all ranks.
+- *data-parallel tail*: from the last action of all ranks until the gradients are complete: sums
+  over data ranks, or over the two ends of a tied embedding, that nothing hid. Nothing in a planned
+  step, which is simulated without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from statistics import fmean
+
+from echelon.core.event import Event
+from echelon.observe.timeline import Timeline, made_at, maker_of
+from echelon.schedule.action import ActionKind, Schedule
+from echelon.schedule.messages import Traffic
+from echelon.schedule.simulate import Durations, simulate
+
+
+class Cause(StrEnum):
+    """Name why a rank was idle."""
+
+    FILL = "fill"
+    SCHEDULE = "schedule"
+    IMBALANCE = "imbalance"
+    TRANSFER = "transfer"
+    BETWEEN = "between actions"
+    DRAIN = "drain"
+    TAIL = "data-parallel tail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBubble:
+    """Say what one (global) rank did in the window: the seconds it computed, and idled by cause."""
+
+    rank: int
+    busy_s: float
+    idle_s: Mapping[Cause, float]
+
+    @property
+    def total_idle_s(self) -> float:
+        """Return the idle seconds of all causes."""
+        return sum(self.idle_s.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bubble:
+    """Hold the bubble of each rank of one or several pipelines; `rank_s` is what all ranks had."""
+
+    ranks: tuple[RankBubble, ...]
+    rank_s: float
+
+    @property
+    def busy_s(self) -> float:
+        """Return the seconds that all ranks together computed."""
+        return sum(rank.busy_s for rank in self.ranks)
+
+    def idle_s(self, cause: Cause) -> float:
+        """Return the seconds that all ranks together idled for one cause."""
+        return sum(rank.idle_s[cause] for rank in self.ranks)
+
+    def fraction(self, cause: Cause) -> float:
+        """Return the share of the time of all ranks that was idle for one cause."""
+        return self.idle_s(cause) / self.rank_s if self.rank_s else 0.0
+
+    @property
+    def total_fraction(self) -> float:
+        """Return the share of the time of all ranks that was idle."""
+        return sum(self.fraction(cause) for cause in Cause)
+
+
+def bubble_of(timelines: Iterable[Timeline]) -> Bubble:
+    """Return the bubble of the ranks of some pipelines, each in the window of its own step."""
+    found = [_bubble_of_pipe(timeline) for timeline in timelines]
+    return Bubble(
+        ranks=tuple(rank for bubble in found for rank in bubble.ranks),
+        rank_s=sum(bubble.rank_s for bubble in found),
+    )
+
+
+def _bubble_of_pipe(timeline: Timeline) -> Bubble:
+    schedule, actions = timeline.pipe.schedule, timeline.actions
+    begin = min(event.start for event in actions)
+    last = max(event.end for event in actions)
+    end = max(last, timeline.gradients_s)
+    waits = _waits(schedule, actions)
+    at = {event.name: event for event in actions}
+    found: list[RankBubble] = []
+    ideal = _ideal_waits(schedule, actions)
+    for place, rank in enumerate(timeline.pipe.ranks):
+        own = [at[str(action)] for action in schedule.actions[place]]
+        wait, by_schedule = waits[place], min(waits[place].maker_s, ideal[place])
+        idle = dict.fromkeys(Cause, 0.0)
+        idle[Cause.FILL] = own[0].start - begin if own else last - begin
+        idle[Cause.SCHEDULE] = by_schedule
+        idle[Cause.IMBALANCE] = wait.maker_s - by_schedule
+        idle[Cause.TRANSFER] = wait.transfer_s
+        idle[Cause.BETWEEN] = wait.between_s
+        idle[Cause.DRAIN] = last - own[-1].end if own else 0.0
+        idle[Cause.TAIL] = end - last
+        busy = sum(event.end - event.start for event in own)
+        found.append(RankBubble(rank=rank, busy_s=busy, idle_s=idle))
+    return Bubble(ranks=tuple(found), rank_s=(end - begin) * len(found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waits:
+    """Sum up the gaps between the actions of a rank."""
+
+    maker_s: float
+    transfer_s: float
+    between_s: float
+
+
+def _waits(schedule: Schedule, actions: Iterable[Event]) -> list[_Waits]:
+    """Return, for each pipeline rank, what it waited for between its first and last action."""
+    events = list(actions)
+    at = {event.name: event for event in events}
+    made = made_at(events)
+    found: list[_Waits] = []
+    for row in Traffic.of(schedule).steps:
+        maker_s = transfer_s = between_s = 0.0
+        for before, step in pairwise(row):
+            free, start = at[str(before.action)].end, at[str(step.action)].start
+            if step.receive is None:
+                between_s += start - free
+            else:
+                # Clocks of ranks agree only so far; a part of a gap never leaves it.
+                ready = min(max(made[maker_of(step.receive)], free), start)
+                maker_s += ready - free
+                transfer_s += start - ready
+        found.append(_Waits(maker_s=maker_s, transfer_s=transfer_s, between_s=between_s))
+    return found
+
+
+def _ideal_waits(schedule: Schedule, actions: Sequence[Event]) -> list[float]:
+    """Return what ranks wait for makers where stages are equal and transfers are free."""
+    stages = schedule.num_stages
+
+    def mean_s(kind: ActionKind) -> tuple[float, ...]:
+        found = [event.end - event.start for event in actions if event.kind == kind.value]
+        return (fmean(found) if found else 0.0,) * stages
+
+    durations = Durations(
+        forward_s=mean_s(ActionKind.F),
+        backward_s=mean_s(ActionKind.BW),
+        input_gradient_s=mean_s(ActionKind.B),
+        weight_gradient_s=mean_s(ActionKind.W),
+        transfer_s=(0.0,) * (stages - 1),
+    )
+    computed = [event for event in simulate(schedule, durations).events if event.kind != "send"]
+    return [wait.maker_s for wait in _waits(schedule, computed)]

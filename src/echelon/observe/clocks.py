@@ -1,0 +1,118 @@
+"""Put the clocks of ranks on one: a message cannot be used before it was sent.
+
+Each rank counts seconds since its own start, so its times mean nothing beside those of another one.
+What is known of two clocks comes from what happened between them. With o the offset to add:
+
+    a message   sent at s on rank a, used at u on rank b         s + o_a <= u + o_b
+    a gather    begun at s on rank a, left at e on rank b        s + o_a <= e + o_b
+
+The tightest of these bounds, also through third ranks, leave an interval for each offset to the
+first rank, of which the middle is taken. The middles together keep every bound: with d(r,s) the
+most by which o_s can be above o_r, o_r = (d(0,r) - d(r,0)) / 2, so that o_s - o_r is half of
+d(0,s) - d(0,r), at most d(r,s), and half of d(r,0) - d(s,0), at most that too. Half of the widest
+interval is what is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from echelon.core.event import Event
+from echelon.observe.recorded_steps import RecordedStep
+from echelon.schedule.messages import Message, Step
+
+STEP_GATHER = ("all_gather", "world")
+"""The kind and the axis of the exchange by which all ranks end a step."""
+
+Bounds = dict[tuple[int, int], float]
+"""`bounds[a, b]`: the most by which the offset of a can be above that of b."""
+
+_NOT_JOINED = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """Give the seconds to add to the times of each rank; `uncertainty_s` is half of the slack."""
+
+    offset_s: Mapping[int, float]
+    uncertainty_s: float
+
+
+def align(steps: Sequence[RecordedStep], pipes: Sequence[PipeTraffic]) -> Clocks:
+    """Return the clocks of the ranks in `steps`, which one start of the run took in a row."""
+    bounds: Bounds = {}
+    for step in steps:
+        for pipe in pipes:
+            _bound_by_messages(bounds, step.events, pipe)
+        _bound_by_gather(bounds, step.events)
+    ranks = sorted(steps[0].events)
+    above = _distances(bounds, ranks)
+    below = _distances({(b, a): slack for (a, b), slack in bounds.items()}, ranks)
+    offset_s: dict[int, float] = {}
+    uncertainty_s = 0.0
+    for rank in ranks:
+        joined = above[rank] + below[rank] < _NOT_JOINED
+        offset_s[rank] = (above[rank] - below[rank]) / 2 if joined else 0.0
+        uncertainty_s = max(uncertainty_s, abs(above[rank] + below[rank]) / 2)
+    return Clocks(offset_s=offset_s, uncertainty_s=uncertainty_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipeTraffic:
+    """Name the global ranks of one pipeline, and what each sends and receives in a step."""
+
+    ranks: tuple[int, ...]
+    steps: tuple[tuple[Step, ...], ...]
+
+
+def _bound_by_messages(
+    bounds: Bounds, events: Mapping[int, Sequence[Event]], pipe: PipeTraffic
+) -> None:
+    made: dict[Message, float] = {}
+    used: dict[Message, float] = {}
+    for place, rank in enumerate(pipe.ranks):
+        actions = {event.name: event for event in events[rank] if event.stage is not None}
+        for step in pipe.steps[place]:
+            event = actions.get(str(step.action))
+            if event is not None and step.send is not None:
+                made[step.send] = event.end
+            if event is not None and step.receive is not None:
+                used[step.receive] = event.start
+    for message in made.keys() & used.keys():
+        source, target = pipe.ranks[message.source_rank], pipe.ranks[message.target_rank]
+        _tighten(bounds, source, target, used[message] - made[message])
+
+
+def _bound_by_gather(bounds: Bounds, events: Mapping[int, Sequence[Event]]) -> None:
+    gathers = {rank: gather for rank in events for gather in _gathers(events[rank])}
+    for source, begun in gathers.items():
+        for target, left in gathers.items():
+            if source != target:
+                _tighten(bounds, source, target, left.end - begun.start)
+
+
+def _gathers(events: Sequence[Event]) -> Iterator[Event]:
+    return (event for event in events if (event.kind, event.axis) == STEP_GATHER)
+
+
+def _tighten(bounds: Bounds, a: int, b: int, slack: float) -> None:
+    bounds[a, b] = min(slack, bounds.get((a, b), _NOT_JOINED))
+
+
+def _distances(bounds: Bounds, ranks: Sequence[int]) -> dict[int, float]:
+    """Return the most that the offset of each rank can be above that of the first one.
+
+    Bellman and Ford's shortest paths; bounds that contradict each other end with the last round.
+    """
+    found = dict.fromkeys(ranks, _NOT_JOINED)
+    found[ranks[0]] = 0.0
+    for _ in ranks:
+        changed = False
+        for (a, b), slack in bounds.items():
+            if a != ranks[0] and found[b] + slack < found[a]:
+                found[a] = found[b] + slack
+                changed = True
+        if not changed:
+            break
+    return found

@@ -1,0 +1,238 @@
+"""The schedule of a run as it was planned and as it ran, from its folder alone.
+
+The planned side is the plan's schedule in the simulator. Before the run it is timed by the model of
+`cost/unit_times.py`; afterwards by the run's own actions, the median of each kind on each stage, so
+that planned and measured differ by what the schedule, and not the arithmetic, makes of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from echelon.core.errors import ConfigError
+from echelon.core.plan import Plan
+from echelon.core.rulebook.observe import RUN_HAS_EVENTS, RUN_IS_PIPELINED, STEP_RECORDED
+from echelon.cost.unit_times import modelled_times, stage_durations
+from echelon.observe.bubble import Bubble, bubble_of
+from echelon.observe.clocks import Clocks
+from echelon.observe.events import ranks_with_events
+from echelon.observe.recorded_steps import RecordedStep, RecordedSteps
+from echelon.observe.run_directory import open_run
+from echelon.observe.timeline import (
+    Pipe,
+    Timeline,
+    clocks_of,
+    is_whole,
+    measured_durations,
+    measured_timelines,
+    pipes_of,
+    planned_timeline,
+)
+from echelon.observe.trace import MEASURED, PLANNED, chrome_trace, trace_path, write_trace
+from echelon.schedule.simulate import Durations
+
+STEPS_SHOWN = 3
+"""Steps that a measured trace holds and that action times are taken from: the last ones."""
+
+_LOOKED_BACK = 8
+"""Steps that are looked at for the last whole one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleReport:
+    """Hold the planned and the measured timelines of a run's pipelines.
+
+    `measured` has the steps up to `step`, three at most, all of one start of the run; `planned` is
+    one step, fed with their `durations`. Each has the timelines of the same pipelines.
+    """
+
+    run: Path
+    plan: Plan
+    step: int
+    clocks: Clocks
+    durations: Durations
+    planned: tuple[Timeline, ...]
+    measured: Mapping[int, tuple[Timeline, ...]]
+
+    @property
+    def planned_bubble(self) -> Bubble:
+        """Return the bubble of the simulated step."""
+        return bubble_of(self.planned)
+
+    @property
+    def measured_bubble(self) -> Bubble:
+        """Return the bubble of the step that is shown."""
+        return bubble_of(self.measured[self.step])
+
+    @property
+    def simulated_s(self) -> float:
+        """Return the seconds of the simulated step, first to last action."""
+        return self.planned[0].span_s
+
+    @property
+    def measured_s(self) -> float:
+        """Return the seconds of the step that is shown, of its slowest pipeline."""
+        return _span(self.measured[self.step])
+
+    @property
+    def ratio(self) -> float:
+        """Return measured over simulated: the median of the steps that the times come from."""
+        spans = [_span(timelines) for timelines in self.measured.values()]
+        return median(spans) / self.simulated_s if self.simulated_s else 0.0
+
+
+def read_schedule_report(run_dir: Path, *, step: int | None = None) -> ScheduleReport:
+    """Return the report of a step of a run, the last one unless `step` says which.
+
+    ConfigError where `run_dir` is no run, or the events of that step are not there.
+    """
+    plan = open_run(run_dir).plan()
+    pipes = pipes_of(plan)
+    steps = _read_steps(run_dir, plan, pipes, step)
+    shown = steps[-1].number
+    clocks = clocks_of(pipes, steps)
+    measured = {one.number: measured_timelines(pipes, one, clocks) for one in steps}
+    durations = measured_durations([line for lines in measured.values() for line in lines])
+    return ScheduleReport(
+        run=run_dir,
+        plan=plan,
+        step=shown,
+        clocks=clocks,
+        durations=durations,
+        planned=tuple(planned_timeline(pipe, durations) for pipe in pipes),
+        measured=measured,
+    )
+
+
+def require_pipeline(plan: Plan, run_dir: Path) -> None:
+    """Raise ConfigError where a run has no pipeline to draw."""
+    if plan.mesh.pp == 1:
+        ranks = plan.mesh.world_size
+        raise ConfigError(
+            RUN_IS_PIPELINED.problem(
+                f"{run_dir} ran with pp = 1 on {ranks} {'rank' if ranks == 1 else 'ranks'}: "
+                "there is no pipeline to draw",
+                key="mesh.pp",
+                works=["a run with mesh.pp=2 or more"],
+            )
+        )
+
+
+def write_planned_trace(run_dir: Path, plan: Plan) -> None:
+    """Write the planned trace of a run that has not run yet, timed by the model."""
+    durations = stage_durations(plan, modelled_times(plan))
+    planned = tuple(planned_timeline(pipe, durations) for pipe in pipes_of(plan))
+    _write_planned(run_dir, plan, planned, "modelled: cost/unit_times.py")
+
+
+def write_traces(report: ScheduleReport) -> tuple[Path, Path]:
+    """Write both traces of a run that has run, the planned one timed by its own actions."""
+    steps = ", ".join(str(number) for number in sorted(report.measured))
+    planned = _write_planned(
+        report.run, report.plan, report.planned, f"measured: medians of steps {steps}"
+    )
+    measured = trace_path(report.run, MEASURED)
+    about = {
+        **_about(report.plan, report.planned),
+        "steps": steps,
+        "clock_uncertainty_s": report.clocks.uncertainty_s,
+    }
+    write_trace(measured, chrome_trace(report.measured, report.plan.mesh, about=about))
+    return planned, measured
+
+
+def _write_planned(run_dir: Path, plan: Plan, planned: Sequence[Timeline], durations: str) -> Path:
+    path = trace_path(run_dir, PLANNED)
+    about = {**_about(plan, planned), "durations": durations}
+    write_trace(path, chrome_trace({1: planned}, plan.mesh, about=about))
+    return path
+
+
+def _about(plan: Plan, timelines: Sequence[Timeline]) -> dict[str, object]:
+    return {
+        "plan": plan.name,
+        "plan_hash": plan.content_hash(),
+        "schedule": plan.layout.pipeline.schedule,
+        "ranks": f"{sum(len(line.pipe.ranks) for line in timelines)} of {plan.mesh.world_size}",
+    }
+
+
+def _span(timelines: Sequence[Timeline]) -> float:
+    return max(timeline.span_s for timeline in timelines)
+
+
+def _read_steps(
+    run_dir: Path, plan: Plan, pipes: Sequence[Pipe], wanted: int | None
+) -> list[RecordedStep]:
+    """Return the step that is wanted, last, and before it those that are read with it."""
+    ranks = [rank for pipe in pipes for rank in pipe.ranks]
+    _require_events(run_dir, plan, ranks)
+    recorded = RecordedSteps(run_dir, ranks)
+    if wanted is not None and wanted not in recorded.numbers:
+        raise _not_recorded(f"step {wanted} of {run_dir} was not recorded", recorded.numbers)
+    upto = [number for number in recorded.numbers if wanted is None or number <= wanted]
+    found: list[RecordedStep] = []
+    for step in _whole_steps(recorded, upto[-1 : -1 - _LOOKED_BACK : -1], pipes):
+        if not found and wanted is not None and step.number != wanted:
+            raise _not_recorded(
+                f"step {wanted} of {run_dir} does not have the actions of its plan's schedule",
+                [step.number],
+            )
+        if found and step.start != found[0].start:
+            break
+        found.append(step)
+        if len(found) == STEPS_SHOWN:
+            break
+    if not found:
+        raise _not_recorded(f"no whole step of {run_dir} was recorded", ())
+    return found[::-1]
+
+
+def _whole_steps(
+    recorded: RecordedSteps, numbers: Sequence[int], pipes: Sequence[Pipe]
+) -> Iterator[RecordedStep]:
+    num_actions = {
+        rank: len(row)
+        for pipe in pipes
+        for rank, row in zip(pipe.ranks, pipe.schedule.actions, strict=True)
+    }
+    for number in numbers:
+        step = recorded.read(number, num_actions=num_actions)
+        if all(is_whole(pipe, step) for pipe in pipes):
+            yield step
+
+
+def _require_events(run_dir: Path, plan: Plan, ranks: Sequence[int]) -> None:
+    there = ranks_with_events(run_dir)
+    if missing := [rank for rank in ranks if rank not in there]:
+        named = ", ".join(str(rank) for rank in missing[:8]) + (", ..." if missing[8:] else "")
+        what = f"no events of ranks {named}" if there else "no events at all"
+        raise ConfigError(
+            RUN_HAS_EVENTS.problem(
+                f"{run_dir} has {what}; its plan has {plan.mesh.world_size} ranks",
+                key="observe.events",
+                works=["observe.events = true in a new run"],
+            )
+        )
+
+
+def _not_recorded(message: str, numbers: Sequence[int]) -> ConfigError:
+    there = f"it has {_ranges(numbers)}" if numbers else "it has none"
+    return ConfigError(
+        STEP_RECORDED.problem(f"{message}; {there}", key="--step", works=list(numbers[-3:]))
+    )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return numbers in rising order as text: ``steps 1 to 20, 41 to 60``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    shown = [f"{first} to {last}" if first != last else f"{first}" for first, last in runs[-4:]]
+    return ("steps " if len(numbers) > 1 else "step ") + ", ".join(shown)

@@ -1,0 +1,215 @@
+"""One step of a pipeline as a timeline: planned by the simulator, measured by the ranks.
+
+Both are events of the same names on the same ranks, on one clock that starts with the first action.
+What the ranks did in the step before its first action (read the batch) and after its gradients
+were complete (agree on the loss, update the parameters) is no part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, takewhile
+from statistics import median
+
+from echelon.core.axis import Axis
+from echelon.core.event import Event
+from echelon.core.plan import Plan
+from echelon.observe.clocks import STEP_GATHER, Clocks, PipeTraffic, align
+from echelon.observe.recorded_steps import ACTION_KINDS, RecordedStep
+from echelon.schedule.action import ActionKind, Schedule
+from echelon.schedule.messages import Message, Traffic
+from echelon.schedule.of_plan import schedule_of
+from echelon.schedule.simulate import Durations, simulate
+
+SEND = "send"
+GRADIENT_SUMS = frozenset({"all_reduce", "reduce_scatter"})
+"""The collectives that complete gradients: over data ranks, and over both ends of a tied model."""
+
+MOST_RANKS = 64
+"""Ranks that are drawn and traced: as many whole pipelines as fit, and at least one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipe:
+    """Name one pipeline of a run: its schedule, and its global ranks in the order of `pp`."""
+
+    schedule: Schedule
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Hold the actions and messages of one pipeline in one step.
+
+    `events` carry global ranks and seconds since the first action of the step on any pipeline.
+    `others` are the collectives of other axes that ranks ran in between, as far as they were
+    recorded. `gradients_s` is when all gradients of this pipeline's ranks were complete.
+    """
+
+    pipe: Pipe
+    events: tuple[Event, ...]
+    gradients_s: float
+    others: tuple[Event, ...] = ()
+
+    @property
+    def actions(self) -> tuple[Event, ...]:
+        """Return what was computed, by start time."""
+        return tuple(event for event in self.events if event.kind in ACTION_KINDS)
+
+    @property
+    def span_s(self) -> float:
+        """Return the seconds from the first start to the last end of an action."""
+        actions = self.actions
+        return max(event.end for event in actions) - min(event.start for event in actions)
+
+
+def pipes_of(plan: Plan, *, most_ranks: int = MOST_RANKS) -> tuple[Pipe, ...]:
+    """Return the first pipelines of a plan, `most_ranks` ranks in all but at least one pipeline."""
+    schedule, groups = schedule_of(plan), plan.mesh.groups(Axis.PP)
+    shown = groups[: max(1, most_ranks // plan.mesh.pp)]
+    return tuple(Pipe(schedule=schedule, ranks=ranks) for ranks in shown)
+
+
+def planned_timeline(pipe: Pipe, durations: Durations) -> Timeline:
+    """Return the step of a pipeline as the simulator times it."""
+    found = simulate(pipe.schedule, durations)
+    events = tuple(replace(event, rank=pipe.ranks[event.rank]) for event in found.events)
+    return Timeline(pipe=pipe, events=events, gradients_s=found.makespan_s)
+
+
+def clocks_of(pipes: Sequence[Pipe], steps: Sequence[RecordedStep]) -> Clocks:
+    """Return the clocks of the ranks of `pipes`, from steps that one start took in a row."""
+    traffic = Traffic.of(pipes[0].schedule).steps
+    return align(steps, [PipeTraffic(ranks=pipe.ranks, steps=traffic) for pipe in pipes])
+
+
+def measured_timelines(
+    pipes: Sequence[Pipe], step: RecordedStep, clocks: Clocks
+) -> tuple[Timeline, ...]:
+    """Return the step of each pipeline as its ranks recorded it.
+
+    A message ends where it is known to have arrived: when its sender saw it off or its receiver
+    used it, whichever came first.
+    """
+    begin = min(
+        event.start + clocks.offset_s[rank]
+        for rank, events in step.events.items()
+        for event in events
+        if event.kind in ACTION_KINDS
+    )
+    shifted = {
+        rank: [_shifted(event, clocks.offset_s[rank] - begin) for event in events]
+        for rank, events in step.events.items()
+    }
+    return tuple(_measured(pipe, shifted) for pipe in pipes)
+
+
+def is_whole(pipe: Pipe, step: RecordedStep) -> bool:
+    """Return whether each rank ran the actions of its list, all of them and in this order."""
+    return all(
+        [event.name for event in step.events[rank] if event.kind in ACTION_KINDS]
+        == [str(action) for action in row]
+        for rank, row in zip(pipe.ranks, pipe.schedule.actions, strict=True)
+    )
+
+
+def measured_durations(timelines: Sequence[Timeline]) -> Durations:
+    """Return the median seconds of each kind of action on each stage, and of each transfer.
+
+    A transfer is timed where it was waited for: from the end of the action that made the message to
+    the start of the one that used it. Where none was, it cost nothing.
+    """
+    schedule = timelines[0].pipe.schedule
+    seconds: dict[tuple[str, int | None], list[float]] = {}
+    for event in (event for timeline in timelines for event in timeline.actions):
+        seconds.setdefault((event.kind, event.stage), []).append(event.end - event.start)
+
+    def of(kind: ActionKind) -> tuple[float, ...]:
+        stages = range(schedule.num_stages)
+        return tuple(median(seconds.get((kind.value, stage), [0.0])) for stage in stages)
+
+    waits: dict[int, list[float]] = {}
+    for timeline in timelines:
+        for message, waited in _waited_for(timeline):
+            boundary = min(message.source_stage, message.target_stage)
+            waits.setdefault(boundary, []).append(waited)
+    boundaries = range(schedule.num_stages - 1)
+    sends = [event.bytes for timeline in timelines for event in timeline.events if event.bytes]
+    return Durations(
+        forward_s=of(ActionKind.F),
+        backward_s=of(ActionKind.BW),
+        input_gradient_s=of(ActionKind.B),
+        weight_gradient_s=of(ActionKind.W),
+        transfer_s=tuple(median(waits.get(boundary, [0.0])) for boundary in boundaries),
+        message_bytes=max(sends, default=0),
+    )
+
+
+def made_at(actions: Iterable[Event]) -> dict[str, float]:
+    """Return when each result is there: of F, and of B or BW, by ``F0.3`` and ``B0.3``."""
+    kinds = {ActionKind.F.value: "F", ActionKind.B.value: "B", ActionKind.BW.value: "B"}
+    return {
+        f"{kinds[event.kind]}{event.stage}.{event.microbatch}": event.end
+        for event in actions
+        if event.kind in kinds
+    }
+
+
+def maker_of(message: Message) -> str:
+    """Return the name under which `made_at` has the result that a message carries."""
+    kind = "F" if message.source_stage < message.target_stage else "B"
+    return f"{kind}{message.source_stage}.{message.microbatch}"
+
+
+def _waited_for(timeline: Timeline) -> list[tuple[Message, float]]:
+    """Return the messages that were still to be made when their user was ready, and their time."""
+    schedule = timeline.pipe.schedule
+    at = {event.name: event for event in timeline.actions}
+    made = made_at(timeline.actions)
+    found: list[tuple[Message, float]] = []
+    for row in Traffic.of(schedule).steps:
+        for before, step in pairwise(row):
+            if step.receive is None:
+                continue
+            sent, start = made[maker_of(step.receive)], at[str(step.action)].start
+            if sent >= at[str(before.action)].end:
+                found.append((step.receive, max(0.0, start - sent)))
+    return found
+
+
+def _shifted(event: Event, seconds: float) -> Event:
+    return replace(event, start=event.start + seconds, end=event.end + seconds)
+
+
+def _measured(pipe: Pipe, events: Mapping[int, Sequence[Event]]) -> Timeline:
+    used: dict[str, float] = {}
+    for rank, row in zip(pipe.ranks, Traffic.of(pipe.schedule).steps, strict=True):
+        starts = {event.name: event.start for event in events[rank]}
+        used |= {str(s.receive): starts[str(s.action)] for s in row if s.receive is not None}
+    drawn: list[Event] = []
+    others: list[Event] = []
+    gradients_s = 0.0
+    for rank in pipe.ranks:
+        last = max(event.end for event in events[rank] if event.kind in ACTION_KINDS)
+        gradients_s = max(gradients_s, last)
+        for event in _until_gradients(events[rank]):
+            if event.kind in ACTION_KINDS:
+                drawn.append(event)
+            elif event.kind == SEND and event.name in used:
+                drawn.append(replace(event, end=max(event.start, min(event.end, used[event.name]))))
+            elif _sums_gradients(event):
+                gradients_s = max(gradients_s, event.end)
+            if event.axis not in ("", Axis.PP.value) and event.end > 0:
+                others.append(replace(event, start=max(0.0, event.start)))
+    drawn.sort(key=lambda event: (event.start, event.end, event.rank))
+    return Timeline(pipe=pipe, events=tuple(drawn), gradients_s=gradients_s, others=tuple(others))
+
+
+def _until_gradients(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield what a rank did before all ranks agreed on the step."""
+    return takewhile(lambda event: (event.kind, event.axis) != STEP_GATHER, events)
+
+
+def _sums_gradients(event: Event) -> bool:
+    return event.kind in GRADIENT_SUMS and event.axis != Axis.TP.value
