@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bench.spec import Mode, Settings, Size
-from echelon.config.resolve import split_layers
 from echelon.core.cluster import Cluster, Device, Link
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Layout, Mathematics, Optimizer, Pipeline, Plan, Zero
+from echelon.cost.balance import split_layers
 
 
 def bench_plan(settings: Settings) -> Plan:

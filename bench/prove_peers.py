@@ -13,12 +13,12 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from echelon.config.resolve import split_layers
 from echelon.core.cluster import Cluster, Device, Link
 from echelon.core.errors import EchelonError
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Layout, Mathematics, Optimizer, Pipeline, Plan
+from echelon.cost.balance import split_layers
 from echelon.launch.pool import RankPool
 from echelon.prove.claims import ClaimResult
 from echelon.prove.proof import Proof

@@ -20,9 +20,9 @@ from torch.nn import functional as fn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.subjects.composition import Composition, Losses
-from echelon.config.resolve import split_layers
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
+from echelon.cost.balance import split_layers
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.prove.subject import GlobalBatch, RankPlace

@@ -66,7 +66,7 @@ def test_a_value_of_a_later_layer_wins_and_says_where_it_was_set(tmp_path: Path)
     assert source_of(job, "model.layers") == "preset nano"
     assert source_of(job, "mesh.pp") == "default"
     assert source_of(job, "model.head_dim") == "derived: hidden / heads"
-    assert source_of(job, "pipeline.stages") == "derived: an even split"
+    assert source_of(job, "pipeline.stages") == "derived: one stage holds every block"
 
 
 def test_a_field_of_ones_own_overrides_a_preset_and_the_model_is_called_changed() -> None:

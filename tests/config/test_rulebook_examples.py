@@ -17,8 +17,11 @@ NOT_RUN_FILES = {
     "extends-cycle",
     "world-size-is-product",
     "links-join-cluster",
+    "schedule-file-fits-run",
+    "unit-times-fit-run",
+    "unit-times-readable",
 }
-AREAS = ("config", "mesh", "batch", "model", "zero", "precision")
+AREAS = ("config", "mesh", "pipeline", "batch", "model", "zero", "precision")
 WITHOUT_BASE = {"missing-setting", "toml-syntax"}
 RULES = [
     rule

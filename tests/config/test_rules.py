@@ -91,7 +91,6 @@ def test_the_vocabulary_need_not_divide(small: Path) -> None:
         ("[[0, 1, 2], [4, 5]]", "blocks 3 are in no stage"),
         ("[[0, 1, 2], [2, 3, 4, 5]]", "blocks 2 are named more than once"),
         ("[[0, 1, 2], [3, 5, 4]]", "block 5 stands where block 4 belongs"),
-        ("[[0, 1, 2, 3, 4, 5], []]", "stage 1 has no block"),
         ("[[0, 1, 2], [3, 4, 5, 6]]", "blocks 6 do not exist"),
         ("[[-1, 0, 1, 2], [3, 4, 5]]", "blocks -1 do not exist"),
         ("[[], []]", "blocks 0-5 are in no stage"),
@@ -103,9 +102,15 @@ def test_explicit_stages_hold_each_block_once_in_order(small: Path, stages: str,
     assert says in found["stages-cover-layers"].message
 
 
-def test_explicit_stages_may_be_uneven(small: Path) -> None:
-    job = load_job(small, ["mesh.pp=2", "pipeline.stages=[[0], [1, 2, 3, 4, 5]]"])
-    assert job.plan.layout.pipeline.stages == ((0,), (1, 2, 3, 4, 5))
+@pytest.mark.parametrize(
+    ("stages", "counts"),
+    [("[[0], [1, 2, 3, 4, 5]]", (1, 5)), ("[[0, 1, 2, 3, 4, 5], []]", (6, 0))],
+)
+def test_explicit_stages_may_be_uneven_or_empty(
+    small: Path, stages: str, counts: tuple[int, ...]
+) -> None:
+    job = load_job(small, ["mesh.pp=2", f"pipeline.stages={stages}"])
+    assert tuple(map(len, job.plan.layout.pipeline.stages)) == counts
 
 
 @pytest.mark.parametrize("ranks", [1, 6, 7, 12, 64])
@@ -172,7 +177,6 @@ def test_a_value_equal_to_the_default_is_no_error(small: Path) -> None:
     [
         "mesh.cp=2",
         "mesh.ep=2",
-        "pipeline.virtual_stages=2",
         "recompute.policy=selective",
     ],
 )

@@ -54,7 +54,7 @@ def test_a_degree_is_a_whole_number_from_one(
         ("model.tied=1", "wrong-type"),
         ("zero.stage=4", "out-of-range"),
         ("recompute.policy=ful", "unknown-choice"),
-        ("pipeline.stages=even", "wrong-type"),
+        ("pipeline.stages=evn", "wrong-type"),
         ("pipeline.stages=[0, 1]", "wrong-type"),
         ("train.run_name=a/b", "out-of-range"),
         ("train.validate_every=0", "out-of-range"),

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from echelon.config.checks import data_ranks
 from echelon.config.job import ResolvedSetting
 from echelon.config.kinds import toml_text
+from echelon.config.pipeline import (
+    AUTO,
+    FILE,
+    FILE_KEY,
+    LIMIT_KEY,
+    SCHEDULE_KEY,
+    STAGES_KEY,
+    TIMES_KEY,
+    num_stages,
+)
 from echelon.config.precision import dtypes_fit, loss_scaling_fits
 from echelon.config.refusals import no_effect, not_built
 from echelon.config.schema import SETTINGS
+from echelon.config.times_file import uses_times
 from echelon.config.updates import (
     learning_rate_effects,
     learning_rate_fits_steps,
     muon_of_experts,
     optimizer_effects,
 )
-from echelon.config.view import View
+from echelon.config.view import View, data_ranks
 from echelon.config.zero import ZERO_CHECKS
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import Plan
@@ -48,6 +58,26 @@ def recompute_effects(view: View) -> Iterator[Problem]:
         yield from no_effect(view, "recompute.every", why, works)
         why = "only the stored inputs of recomputed blocks are offloaded"
         yield from no_effect(view, "recompute.offload", why, works)
+
+
+def pipeline_effects(view: View) -> Iterator[Problem]:
+    """Yield settings that only some schedules, or a choice of stages by time, read."""
+    name = view.word(SCHEDULE_KEY)
+    by_file, by_search = f'{SCHEDULE_KEY} = "{FILE}"', f'{SCHEDULE_KEY} = "{AUTO}"'
+    if view.integer("mesh.pp") == 1 and name == AUTO:
+        why = "there is one pipeline rank, and mesh.pp = 1"
+        yield from no_effect(view, SCHEDULE_KEY, why, ["mesh.pp = 2"])
+    if name != FILE:
+        yield from no_effect(view, FILE_KEY, f'{SCHEDULE_KEY} = "{name}"', [by_file])
+    if name not in (FILE, AUTO):
+        why = f'it is a limit for schedules that a builder does not make, not for "{name}"'
+        yield from no_effect(view, LIMIT_KEY, why, [by_search])
+    if not uses_times(view):
+        why = "stages are not balanced by it, nor is a schedule searched"
+        works = [f'{STAGES_KEY} = "{AUTO}"', by_search]
+        yield from no_effect(view, TIMES_KEY, why, works)
+    elif num_stages(view) == 1:
+        yield from no_effect(view, TIMES_KEY, "there is one stage", ["mesh.pp = 2"])
 
 
 def position_effects(view: View) -> Iterator[Problem]:
@@ -102,7 +132,6 @@ def design_not_built(view: View) -> Iterator[Problem]:
     instead = {
         "mesh.cp": ["mesh.cp = 1", tp],
         "mesh.ep": ["mesh.ep = 1"],
-        "pipeline.virtual_stages": ["pipeline.virtual_stages = 1"],
     }
     for key, works in instead.items():
         if key not in view.wrong and not view.is_default(key):
@@ -114,6 +143,7 @@ def design_not_built(view: View) -> Iterator[Problem]:
 EFFECTS = (
     mesh_effects,
     *ZERO_CHECKS,
+    pipeline_effects,
     recompute_effects,
     position_effects,
     optimizer_effects,

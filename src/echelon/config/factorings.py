@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import log2, prod
 
-from echelon.config.checks import CHECKS, mesh_of, run_checks
+from echelon.config.checks import CHECKS, run_checks
 from echelon.config.cluster import smallest_cluster
 from echelon.config.effects import EFFECTS
 from echelon.config.entries import Entry
-from echelon.config.view import View
+from echelon.config.view import View, mesh_of
 from echelon.core.axis import MESH_AXES
 from echelon.core.cluster import Cluster
 from echelon.core.errors import Problem

@@ -187,19 +187,19 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLists:
-    """The block indices of each pipeline stage, or "auto"."""
+    """The block indices of each pipeline stage, or one of a few words."""
+
+    words: tuple[str, ...] = ("auto", "even")
 
     def misfit(self, value: object) -> Misfit | None:
         """Return why `value` does not fit; which blocks they are is judged with the model."""
-        if value == "auto":
+        if value in self.words or _is_list_of(value, _is_index_list):
             return None
-        if _is_list_of(value, _is_index_list):
-            return None
-        return _wrong_type(value, self.describe(), ('"auto"', "[[0, 1], [2, 3]]"))
+        return _wrong_type(value, self.describe(), (*_quoted(self.words), "[[0, 1], [2, 3]]"))
 
     def describe(self) -> str:
         """Return what fits."""
-        return 'a list of block indices for each stage, or "auto"'
+        return _or_words("a list of block indices for each stage", self.words)
 
 
 def toml_text(value: object) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from echelon.config.automatic import read_zero, resharding
-from echelon.config.checks import CHECKS, mesh_of, num_stages, run_checks
+from echelon.config.checks import CHECKS, run_checks
 from echelon.config.cluster import DEFAULT_CLUSTER, read_cluster
 from echelon.config.effects import EFFECTS
 from echelon.config.entries import DEFAULT, Entry
@@ -29,15 +29,15 @@ from echelon.config.model import (
     expand_model,
     model_problems,
 )
+from echelon.config.placement import placed, provisional_pipeline
 from echelon.config.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTINGS
-from echelon.config.view import View, record
+from echelon.config.view import View, mesh_of, record
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
 from echelon.core.plan import (
     Layout,
     Mathematics,
     Optimizer,
-    Pipeline,
     Plan,
     Precision,
     Recompute,
@@ -45,24 +45,6 @@ from echelon.core.plan import (
 from echelon.core.rulebook.config import MISSING_SETTING
 
 PARTS_OF_MODEL = tuple(f"model.{part}" for part in PARTS)
-
-
-def split_layers(layers: int, stages: int) -> tuple[tuple[int, ...], ...]:
-    """Return consecutive blocks for each stage, as even as they can be.
-
-    Blocks that are left over go to stages between the ends first, the latest first: the last stage
-    has the head and the loss to compute, the first the embedding, and under 1F1B an early stage
-    holds the activations of more microbatches. The ends take one only when all others have.
-    """
-    base, rest = divmod(layers, stages)
-    takers = [*range(stages - 2, 0, -1), 0, stages - 1][:rest]
-    result: list[tuple[int, ...]] = []
-    start = 0
-    for stage in range(stages):
-        end = start + base + (stage in takers)
-        result.append(tuple(range(start, end)))
-        start = end
-    return tuple(result)
 
 
 def resolve(gathered: Gathered, run_name: str, world_size: int | None) -> Job:
@@ -124,7 +106,7 @@ def _resolve_names(entries: dict[str, Entry], run_name: str) -> None:
 def _is_word(key: str, value: str) -> bool:
     if key == "data.source":
         return value == "stdlib"
-    if key in ("zero.offload_dir", "train.weights"):
+    if key in ("zero.offload_dir", "train.weights", "pipeline.file", "pipeline.times"):
         return value == "none"
     return key == "data.tokenizer" and (value == "bytes" or value.startswith("bpe-"))
 
@@ -141,15 +123,7 @@ def _missing(view: View) -> Iterator[Problem]:
 def _build_job(view: View, cluster: Cluster) -> Job:
     model = build_model(view)
     steps = view.integer("train.steps")
-    listed = view.stage_lists()
-    stages = (
-        split_layers(model.layers, num_stages(view))
-        if listed is None
-        else tuple(tuple(stage) for stage in listed)
-    )
     zero, derived = read_zero(view)
-    if listed is None:
-        derived["pipeline.stages"] = stages, "derived: an even split"
     clip = view.entry("optimizer.clip_norm").value
     mathematics = Mathematics(
         model=model,
@@ -168,18 +142,20 @@ def _build_job(view: View, cluster: Cluster) -> Job:
     layout = Layout(
         mesh=mesh_of(view),
         microbatch_sequences=view.integer("batch.microbatch_sequences"),
-        pipeline=record(view, Pipeline, "pipeline", stages=stages, rows=()),
+        pipeline=provisional_pipeline(view),
         sequence_parallel=view.flag("mesh.sequence_parallel"),
         zero=zero,
         recompute=record(view, Recompute, "recompute"),
     )
     run_name = view.word("train.run_name")
     plan = Plan(name=run_name, mathematics=mathematics, layout=layout, cluster=cluster)
+    plan, placement = placed(view, plan)
+    derived.update(placement)
     if zero.stage == 3 and view.word("zero.reshard_after_forward") == "auto":
         reshards, source = resharding(plan)
         derived["zero.reshard_after_forward"] = "always" if reshards else "never", source
         zero = replace(zero, reshard_after_forward=reshards)
-        plan = replace(plan, layout=replace(layout, zero=zero))
+        plan = replace(plan, layout=replace(plan.layout, zero=zero))
     return Job(
         plan=plan,
         data=record(view, DataSettings, "data"),

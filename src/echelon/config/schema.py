@@ -150,7 +150,20 @@ _ZERO = (
 _LAYOUT = (
     _setting("pipeline.schedule", Text(), "1f1b", "order of forward and backward passes"),
     _setting("pipeline.virtual_stages", COUNT, 1, "stages on each pipeline rank"),
-    _setting("pipeline.stages", StageLists(), "auto", "the blocks of each stage"),
+    _setting(
+        "pipeline.stages",
+        StageLists(),
+        "auto",
+        "the blocks of each stage; auto: balanced by time, even: by number",
+    ),
+    _setting("pipeline.file", Text(), "none", "with schedule = file: CSV or JSON", path=True),
+    _setting("pipeline.times", Text(), "none", "of units: echelon calibrate --model", path=True),
+    _setting(
+        "pipeline.most_in_flight",
+        Integer(words=("auto",)),
+        "auto",
+        "with schedule = auto or file: stages x microbatches held by a rank",
+    ),
     _setting(
         "recompute.policy", Choice(options=("none", "selective", "full")), "none", "what is redone"
     ),

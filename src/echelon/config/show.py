@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 
 from echelon.config.job import Job, ResolvedSetting
+from echelon.config.pipeline import AUTO, TIMES_KEY
 from echelon.config.presets import about, preset_names, read_preset
 from echelon.config.schema import MODEL_SOURCES
 
@@ -31,15 +32,22 @@ def settings_json(job: Job) -> dict[str, object]:
 
 
 def resolved_toml(job: Job) -> str:
-    """Return a run.toml that gives this very job without presets of models or config.json."""
+    """Return a run.toml that gives this very job without presets of models or config.json.
+
+    Stages are written out, so the times that they were balanced by are left out where nothing else
+    reads them: a setting without effect is an error.
+    """
     return "\n".join(_toml_lines(job)) + "\n"
 
 
 def _toml_lines(job: Job) -> Iterator[str]:
     tables: dict[str, list[str]] = {}
+    left_out = [*MODEL_SOURCES]
+    if job.plan.layout.pipeline.schedule != AUTO:
+        left_out.append(TIMES_KEY)
     for row in job.sources:
         table, _, name = row.key.rpartition(".")
-        if row.key not in MODEL_SOURCES:
+        if row.key not in left_out:
             tables.setdefault(table, []).append(f"{name} = {row.value}")
     for number, (table, lines) in enumerate(tables.items()):
         yield from ([""] if number else [])

@@ -14,6 +14,8 @@ from typing import Any, TypeVar, cast
 from echelon.config.entries import DEFAULT, Entry
 from echelon.config.kinds import Real
 from echelon.config.schema import SETTINGS, Setting
+from echelon.core.axis import MESH_AXES
+from echelon.core.mesh import Mesh
 
 T = TypeVar("T")
 
@@ -80,9 +82,9 @@ class View:
         return cast(str, self.entry(key).value)
 
     def stage_lists(self) -> Sequence[Sequence[int]] | None:
-        """Return the explicit blocks of each stage, or None for "auto"."""
+        """Return the explicit blocks of each stage, or None for "auto" and "even"."""
         value = self.entry("pipeline.stages").value
-        return None if value == "auto" else cast("list[list[int]]", value)
+        return None if isinstance(value, str) else cast("list[list[int]]", value)
 
     def path(self, key: str) -> Path:
         """Return a path, taken from the folder of the file that sets it."""
@@ -101,6 +103,17 @@ class View:
     def model_name(self) -> str:
         """Return what to call the model in a sentence."""
         return self.word("model.name") if self.has("model.name") else "the model"
+
+
+def mesh_of(view: View) -> Mesh:
+    """Return the mesh; Unavailable where a degree is wrong."""
+    degrees = {axis.value: view.integer(f"mesh.{axis.value}") for axis in MESH_AXES}
+    return Mesh(**degrees, ep=view.integer("mesh.ep"))
+
+
+def data_ranks(view: View) -> int:
+    """Return how many ranks read different samples."""
+    return view.integer("mesh.dp_replicate") * view.integer("mesh.dp_shard")
 
 
 def record(view: View, kind: type[T], table: str, **given: object) -> T:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 
-from echelon.config.checks import CHECKS, mesh_of, run_checks
+from echelon.config.checks import CHECKS, run_checks
 from echelon.config.cluster import read_cluster
 from echelon.config.entries import Entry
 from echelon.config.model import build_model
 from echelon.config.refusals import no_effect
-from echelon.config.view import Unavailable, View
+from echelon.config.view import Unavailable, View, mesh_of
 from echelon.core.axis import SHARD_AXES
 from echelon.core.errors import Problem
 from echelon.core.parameters import parameters

@@ -21,10 +21,11 @@ def model_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
     looked_up = sum(prod(s.shape) for s in parameters(shape) if s.name in LOOKED_UP)
     head = shape.vocab * shape.hidden if shape.tied else 0
     multiplied = num_active_parameters(shape) - looked_up + head
-    return 6.0 * multiplied + 12.0 * shape.layers * _attention_width(shape) * sequence_length
+    return 6.0 * multiplied + 12.0 * shape.layers * attention_width(shape) * sequence_length
 
 
-def _attention_width(shape: ModelShape) -> float:
+def attention_width(shape: ModelShape) -> float:
+    """Return the width at which all heads together meet keys and values."""
     if shape.latent is None:
         return shape.query_dim
     # Queries meet keys at one width and weights meet values at another: the mean of the two.

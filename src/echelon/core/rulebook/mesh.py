@@ -1,4 +1,4 @@
-"""Rules about the mesh: degrees, world size, what a degree divides, which blocks go where."""
+"""Rules about the mesh: degrees, world size, what a degree divides."""
 
 from __future__ import annotations
 
@@ -132,61 +132,6 @@ SEQUENCE_PARALLEL_DIVIDES_SEQUENCE = Rule(
     sequence_parallel = true
     [batch]
     sequence_length = 128
-    """,
-)
-
-LAYERS_FILL_STAGES = Rule(
-    id="layers-fill-stages",
-    why="""
-    Every pipeline stage owns at least one block, so a model needs as many blocks as there are
-    stages: pp x virtual_stages.
-    """,
-    bad="""
-    [model]
-    layers = 4
-    [mesh]
-    pp = 8
-    """,
-    fixed="""
-    [model]
-    layers = 4
-    [mesh]
-    pp = 4
-    """,
-)
-
-STAGES_COVER_LAYERS = Rule(
-    id="stages-cover-layers",
-    why="""
-    Explicit stages name each block once, in order, and give every stage at least one: a block that
-    no stage owns would be dropped, one that two own would run twice.
-    """,
-    bad="""
-    [pipeline]
-    stages = [[0, 1], [3, 2]]
-    """,
-    fixed="""
-    [pipeline]
-    stages = [[0, 1], [2, 3]]
-    """,
-)
-
-STAGES_MATCH_MESH = Rule(
-    id="stages-match-mesh",
-    why="""
-    There is one list of blocks for each pipeline stage: pp x virtual_stages of them.
-    """,
-    bad="""
-    [mesh]
-    pp = 2
-    [pipeline]
-    stages = [[0], [1], [2, 3]]
-    """,
-    fixed="""
-    [mesh]
-    pp = 2
-    [pipeline]
-    stages = [[0, 1], [2, 3]]
     """,
 )
 

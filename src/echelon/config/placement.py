@@ -1,0 +1,184 @@
+"""Which blocks each stage holds, and for schedules that no builder makes, what each rank runs.
+
+What was found stands as the source of the setting that asked for it: `echelon config show`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from echelon.config.pipeline import (
+    AUTO,
+    EVEN,
+    FILE,
+    LIMIT_KEY,
+    SCHEDULE_KEY,
+    STAGES_KEY,
+    TIMES_KEY,
+    VIRTUAL_KEY,
+    in_flight_limits,
+    schedule_file,
+    stages_per_rank,
+)
+from echelon.config.times_file import unit_times
+from echelon.config.view import View
+from echelon.core.plan import Pipeline, Plan
+from echelon.cost.balance import Stages, balance, imbalance, split_layers
+from echelon.cost.unit_times import UnitTimes, durations_of
+from echelon.schedule.action import Schedule
+from echelon.schedule.build import build_schedule
+
+Derived = Mapping[str, tuple[object, str]]
+"""Value and source of each setting that was left to us, by its key."""
+
+
+def provisional_pipeline(view: View) -> Pipeline:
+    """Return the pipeline with stages as they are listed, else even, and without rows."""
+    virtual, layers = stages_per_rank(view), view.integer("model.layers")
+    listed = view.stage_lists()
+    return Pipeline(
+        schedule=view.word(SCHEDULE_KEY),
+        virtual_stages=virtual,
+        stages=split_layers(layers, virtual * view.integer("mesh.pp"))
+        if listed is None
+        else tuple(tuple(stage) for stage in listed),
+    )
+
+
+def placed(view: View, plan: Plan) -> tuple[Plan, Derived]:
+    """Return a plan of a provisional pipeline with its stages and rows, and what was derived."""
+    name = view.word(SCHEDULE_KEY)
+    derived: dict[str, tuple[object, str]] = {}
+    if VIRTUAL_KEY not in view.entries and plan.layout.pipeline.virtual_stages > 1:
+        per_rank = plan.layout.pipeline.virtual_stages
+        derived[VIRTUAL_KEY] = per_rank, f'derived: what "{name}" puts on a rank'
+    times = unit_times(plan, view.word(TIMES_KEY))
+    if name == AUTO:
+        pipeline, held = _automatic(view, plan, times, derived)
+    elif name == FILE:
+        schedule = schedule_file(view).schedule
+        pipeline = replace(plan.layout.pipeline, rows=_rows(schedule))
+        held = _held(schedule)
+    else:
+        pipeline = plan.layout.pipeline
+        held = _held(
+            build_schedule(
+                name,
+                num_stages=plan.num_stages,
+                num_ranks=plan.mesh.pp,
+                num_microbatches=plan.num_microbatches,
+            )
+        )
+    word = view.entry(STAGES_KEY).value
+    if name != AUTO and word == AUTO:
+        pipeline = replace(pipeline, stages=balance(times, plan.model.layers, held))
+    if word in (AUTO, EVEN):
+        source = _how_balanced(pipeline.stages, held, times, even=word == EVEN)
+        derived[STAGES_KEY] = pipeline.stages, source
+    return replace(plan, layout=replace(plan.layout, pipeline=pipeline)), derived
+
+
+def _held(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
+    return tuple(schedule.stages_of(rank) for rank in range(schedule.num_ranks))
+
+
+def _rows(schedule: Schedule) -> tuple[str, ...]:
+    return tuple(" ".join(map(str, row)) for row in schedule.actions)
+
+
+def _how_balanced(
+    stages: Stages, held: Sequence[Sequence[int]], times: UnitTimes, *, even: bool
+) -> str:
+    if len(stages) == 1:
+        return "derived: one stage holds every block"
+    now = imbalance(stages, held, times).ratio
+    if even:
+        return f"derived: an even split, slowest rank {now:.2f}x of the mean"
+    before = imbalance(split_layers(sum(map(len, stages)), len(stages)), held, times).ratio
+    return (
+        f"derived: balanced by {times.source} times, slowest rank {now:.2f}x of the mean "
+        f"(even split {before:.2f}x)"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """One way to place stages on ranks and to cut the model, and the schedule found for it."""
+
+    stages: Stages
+    schedule: Schedule
+    makespan_s: float
+    lower_bound_s: float
+    fixed: Mapping[str, float]
+
+
+def _automatic(
+    view: View, plan: Plan, times: UnitTimes, derived: dict[str, tuple[object, str]]
+) -> tuple[Pipeline, tuple[tuple[int, ...], ...]]:
+    """Return the pipeline with the best schedule found, and what each rank holds under it.
+
+    With two stages on a rank they may lie in turn or as a V; the better is taken. Each cut is tried
+    under each placement, so that the stages found, written out, give this very schedule again.
+    """
+    pp, virtual = plan.mesh.pp, plan.layout.pipeline.virtual_stages
+    limits = in_flight_limits(view)
+    if limits is None:
+        limits = (pp * virtual,) * pp
+        source = f"derived: pp x virtual_stages = {pp} x {virtual}, the peak of 1f1b"
+        derived[LIMIT_KEY] = limits[0], source
+    best = min(_candidates(view, plan, times, limits), key=lambda candidate: candidate.makespan_s)
+    source = f"{view.entry(SCHEDULE_KEY).source}; {_how_good(best)}"
+    derived[SCHEDULE_KEY] = AUTO, source
+    pipeline = replace(plan.layout.pipeline, stages=best.stages, rows=_rows(best.schedule))
+    return pipeline, _held(best.schedule)
+
+
+def _candidates(
+    view: View, plan: Plan, times: UnitTimes, limits: tuple[int, ...]
+) -> Iterator[_Candidate]:
+    from echelon.schedule.automatic import find_schedule
+
+    placements = stage_placements(plan.mesh.pp, plan.layout.pipeline.virtual_stages)
+    if view.entry(STAGES_KEY).value == AUTO:
+        cuts = [balance(times, plan.model.layers, held_by(ranks)) for ranks in placements]
+    else:
+        cuts = [plan.layout.pipeline.stages]
+    for stages in dict.fromkeys(cuts):
+        for ranks in placements:
+            durations = durations_of(stages, times)
+            found = find_schedule(ranks, plan.num_microbatches, durations, most_in_flight=limits)
+            yield _Candidate(
+                stages=stages,
+                schedule=found.schedule,
+                makespan_s=found.makespan_s,
+                lower_bound_s=found.lower_bound_s,
+                fixed=found.fixed,
+            )
+
+
+def stage_placements(pp: int, virtual: int) -> tuple[tuple[int, ...], ...]:
+    """Return the rank of each stage: in turn over the ranks; with two on each, also down and up."""
+    in_turn = tuple(stage % pp for stage in range(pp * virtual))
+    if virtual != 2:
+        return (in_turn,)
+    return in_turn, tuple(min(stage, 2 * pp - 1 - stage) for stage in range(2 * pp))
+
+
+def held_by(stage_ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return the stages of each rank, given the rank of each stage."""
+    ranks = range(max(stage_ranks) + 1)
+    return tuple(tuple(s for s, owner in enumerate(stage_ranks) if owner == r) for r in ranks)
+
+
+def _how_good(found: _Candidate) -> str:
+    text = f"found: {found.makespan_s:.4g} s"
+    if found.fixed:
+        name, seconds = min(found.fixed.items(), key=lambda item: item[1])
+        text += f", best fixed {name} {seconds:.4g} s ({_percent(found.makespan_s, seconds)})"
+    return f"{text}, {_percent(found.makespan_s, found.lower_bound_s)} of the lower bound"
+
+
+def _percent(seconds: float, other: float) -> str:
+    share = 100 * (seconds / other - 1) if other else 0.0
+    return f"{abs(share):.1f} % {'above' if share >= 0 else 'below'}"

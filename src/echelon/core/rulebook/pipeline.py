@@ -1,0 +1,128 @@
+"""Rules about the stages of a pipeline, and the files that say how they run and how long."""
+
+from __future__ import annotations
+
+from echelon.core.rules import Rule
+
+LAYERS_FILL_STAGES = Rule(
+    id="layers-fill-stages",
+    why="""
+    A model has as many blocks as there are stages, or more: mesh.pp x pipeline.virtual_stages (with
+    dualpipe: mesh.pp). With fewer, some stages would have nothing to compute and the others nothing
+    to gain. Whoever wants that, for an embedding or a head that is worth a stage of its own, lists
+    the blocks of each stage; a stage may then have none.
+    """,
+    bad="""
+    [model]
+    layers = 4
+    [mesh]
+    pp = 8
+    """,
+    fixed="""
+    [model]
+    layers = 4
+    [mesh]
+    pp = 4
+    """,
+)
+
+STAGES_COVER_LAYERS = Rule(
+    id="stages-cover-layers",
+    why="""
+    Explicit stages name each block once, in order: a block that no stage owns would be dropped, one
+    that two own would run twice. A stage may have no block.
+    """,
+    bad="""
+    [pipeline]
+    stages = [[0, 1], [3, 2]]
+    """,
+    fixed="""
+    [pipeline]
+    stages = [[0, 1], [2, 3]]
+    """,
+)
+
+STAGES_MATCH_MESH = Rule(
+    id="stages-match-mesh",
+    why="""
+    There is one list of blocks for each pipeline stage: pp x virtual_stages of them (with dualpipe:
+    pp, each on two ranks).
+    """,
+    bad="""
+    [mesh]
+    pp = 2
+    [pipeline]
+    stages = [[0], [1], [2, 3]]
+    """,
+    fixed="""
+    [mesh]
+    pp = 2
+    [pipeline]
+    stages = [[0, 1], [2, 3]]
+    """,
+)
+
+SCHEDULE_FILE_FITS_RUN = Rule(
+    id="schedule-file-fits-run",
+    why="""
+    A schedule in a file has a row for each pipeline rank, and names its stages and microbatches. So
+    the run must have as many of each: mesh.pp ranks, the same number of stages on each of them
+    (pipeline.virtual_stages), and global_sequences / (microbatch_sequences x data-parallel degree)
+    microbatches.
+    """,
+    bad="""
+    # mine.csv has 2 rows and 8 microbatches
+    [mesh]
+    pp = 4
+    [pipeline]
+    schedule = "file"
+    file = "mine.csv"
+    """,
+    fixed="""
+    # mine.csv has 2 rows and 8 microbatches
+    [mesh]
+    pp = 2
+    [pipeline]
+    schedule = "file"
+    file = "mine.csv"
+    """,
+)
+
+UNIT_TIMES_READABLE = Rule(
+    id="unit-times-readable",
+    why="""
+    Measured times of blocks, embedding and head are a JSON file that `echelon calibrate --model`
+    writes. Each has seconds of F, B and W, all of them at least zero.
+    """,
+    bad="""
+    [pipeline]
+    times = "notes.txt"
+    """,
+    fixed="""
+    [pipeline]
+    times = "times.json"        # echelon calibrate --model run.toml --out times.json
+    """,
+)
+
+UNIT_TIMES_FIT_RUN = Rule(
+    id="unit-times-fit-run",
+    why="""
+    How long a block takes depends on its widths, on the microbatch, the sequence and the dtype, and
+    on how many tensor ranks share it. Times that were measured for other ones would balance another
+    model. The number of blocks may differ: they are alike.
+    """,
+    bad="""
+    # times.json was measured with microbatches of 2 sequences
+    [pipeline]
+    times = "times.json"
+    [batch]
+    microbatch_sequences = 4
+    """,
+    fixed="""
+    # times.json was measured with microbatches of 2 sequences
+    [pipeline]
+    times = "times.json"
+    [batch]
+    microbatch_sequences = 2
+    """,
+)

@@ -1,0 +1,200 @@
+"""Cut a model into pipeline stages so that the slowest rank is as fast as it can be.
+
+A step lasts at least as long as the slowest rank computes, and the others wait for it (Narayanan et
+al., PipeDream, 2019, section 3.1, cut layers by dynamic programming for the same reason). The
+embedding stays on the first stage and the head on the last; blocks between are cut in order, and a
+stage may have none.
+
+- One stage on each rank: exact. Dynamic programming finds the least possible time of the slowest
+  stage; among the cuts that reach it, the one most even in blocks (least sum of squares of their
+  numbers), and among those the one that gives blocks to later stages, whose ranks hold the
+  activations of fewer microbatches.
+- Several stages on a rank: what counts is their sum. Where all blocks take equally long that is
+  exact too: blocks go one by one to the rank that would be fastest with one more, and within the
+  rank to the stage that would. Otherwise the slowest stage is made as fast as it can be, and then
+  one block at a time moves over a cut for as long as the slowest rank gains: good, but not proved
+  to be the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from echelon.cost.unit_times import UnitTimes, stage_seconds
+
+Stages = tuple[tuple[int, ...], ...]
+
+_ALIKE = 1e-9
+"""Two times are equal where they differ by less than this share: sums are rounded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imbalance:
+    """Compare the slowest rank of a pipeline with the mean of all, for one microbatch."""
+
+    slowest_s: float
+    mean_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Return how many times as long as the mean the slowest rank takes; 1 is balanced."""
+        return self.slowest_s / self.mean_s if self.mean_s else 1.0
+
+
+def imbalance(
+    stages: Sequence[Sequence[int]], held: Sequence[Sequence[int]], times: UnitTimes
+) -> Imbalance:
+    """Return the imbalance of stages of which rank `r` holds those in `held[r]`.
+
+    Where two ranks hold a stage (mirrored microbatches), each computes it for half of them.
+    """
+    ranks = rank_seconds(stages, held, times)
+    return Imbalance(slowest_s=max(ranks), mean_s=sum(ranks) / len(ranks))
+
+
+def rank_seconds(
+    stages: Sequence[Sequence[int]], held: Sequence[Sequence[int]], times: UnitTimes
+) -> tuple[float, ...]:
+    """Return the seconds of each rank for one microbatch through all stages."""
+    seconds = stage_seconds(stages, times)
+    owners = [sum(stage in mine for mine in held) for stage in range(len(stages))]
+    return tuple(sum(seconds[stage] / owners[stage] for stage in mine) for mine in held)
+
+
+def split_layers(layers: int, stages: int) -> Stages:
+    """Return consecutive blocks for each stage, as even in number as they can be.
+
+    Blocks that are left over go to stages between the ends first, the latest first: the last stage
+    has the head and the loss to compute, the first the embedding, and under 1F1B an early stage
+    holds the activations of more microbatches. The ends take one only when all others have.
+    """
+    base, rest = divmod(layers, stages)
+    takers = [*range(stages - 2, 0, -1), 0, stages - 1][:rest]
+    return _stages([base + (stage in takers) for stage in range(stages)])
+
+
+def balance(times: UnitTimes, num_layers: int, held: Sequence[Sequence[int]]) -> Stages:
+    """Return the blocks of each stage; rank `r` holds the stages `held[r]`.
+
+    The stages are those that `held` names, from 0 up, each on one rank or, with copies, on two.
+    """
+    num_stages = 1 + max(stage for mine in held for stage in mine)
+    blocks = [times.total_s(f"layers.{layer}") for layer in range(num_layers)]
+    empty = stage_seconds([()] * num_stages, times)
+    if all(len(mine) == 1 for mine in held):
+        return _stages(_cut(blocks, empty))
+    if max(blocks) - min(blocks) <= _ALIKE * max(blocks):
+        return _stages(_deal(blocks[0], num_layers, empty, held))
+    return _improved(_stages(_cut(blocks, empty)), held, times)
+
+
+def _stages(counts: Sequence[int]) -> Stages:
+    found: list[tuple[int, ...]] = []
+    start = 0
+    for count in counts:
+        found.append(tuple(range(start, start + count)))
+        start += count
+    return tuple(found)
+
+
+def _cut(blocks: Sequence[float], empty: Sequence[float]) -> list[int]:
+    """Return how many blocks each stage takes; `empty` are the seconds of stages without any."""
+    before = _sums(blocks)
+    best = _least_slowest(before, empty)
+    limit = best * (1 + _ALIKE)
+    layers, stages = len(blocks), len(empty)
+    # squares[n]: the least sum of squares with which the stages from here on take the last blocks,
+    # from block n to the end, none of them above the limit.
+    squares = [inf] * layers + [0.0]
+    choices: list[list[int]] = []
+    for stage in reversed(range(stages)):
+        found, chosen = [inf] * (layers + 1), [0] * (layers + 1)
+        for start in range(layers + 1):
+            for end in range(start, layers + 1):
+                if before[end] - before[start] + empty[stage] > limit:
+                    break
+                cost = squares[end] + (end - start) ** 2
+                # The first of equal ones: fewer blocks here, more on later stages.
+                if cost < found[start]:
+                    found[start], chosen[start] = cost, end - start
+        squares = found
+        choices.append(chosen)
+    counts: list[int] = []
+    start = 0
+    for chosen in reversed(choices):
+        counts.append(chosen[start])
+        start += chosen[start]
+    return counts
+
+
+def _least_slowest(before: Sequence[float], empty: Sequence[float]) -> float:
+    """Return the seconds of the slowest stage where it is as fast as it can be."""
+    layers = len(before) - 1
+    # slowest[n]: of the stages so far, where they take the first n blocks.
+    slowest = [before[n] + empty[0] for n in range(layers + 1)]
+    for extra in empty[1:]:
+        slowest = [
+            min(
+                max(slowest[start], before[end] - before[start] + extra) for start in range(end + 1)
+            )
+            for end in range(layers + 1)
+        ]
+    return slowest[layers]
+
+
+def _sums(blocks: Sequence[float]) -> list[float]:
+    total = [0.0]
+    for seconds in blocks:
+        total.append(total[-1] + seconds)
+    return total
+
+
+def _deal(
+    block: float, num_layers: int, empty: Sequence[float], held: Sequence[Sequence[int]]
+) -> list[int]:
+    """Return how many equal blocks each stage takes, dealt one by one.
+
+    Ranks that hold copies of the same stages are one place: a block on either is on both.
+    """
+    places = list(dict.fromkeys(tuple(mine) for mine in held))
+    counts = [0] * len(empty)
+    total = [sum(empty[stage] for stage in place) for place in places]
+    for _ in range(num_layers):
+        index = min(range(len(places)), key=lambda i: (_rounded(total[i], block), -i))
+        total[index] += block
+        mine = places[index]
+        stage = min(mine, key=lambda s: (_rounded(empty[s] + counts[s] * block, block), -s))
+        counts[stage] += 1
+    return counts
+
+
+def _rounded(seconds: float, block: float) -> float:
+    """Return seconds such that sums that differ by rounding alone compare equal."""
+    return round(seconds / block, 6)
+
+
+def _improved(stages: Stages, held: Sequence[Sequence[int]], times: UnitTimes) -> Stages:
+    """Return stages between which no single block can move to make the slowest rank faster."""
+    counts = [len(stage) for stage in stages]
+    best = _judged(counts, held, times)
+    while True:
+        moves: list[tuple[tuple[float, float], list[int]]] = []
+        for giver in range(len(counts)):
+            for taker in range(len(counts)):
+                if giver != taker and counts[giver]:
+                    moved = [n - (s == giver) + (s == taker) for s, n in enumerate(counts)]
+                    moves.append((_judged(moved, held, times), moved))
+        least = min(moves, default=(best, counts))
+        if least[0] >= best:
+            return _stages(counts)
+        best, counts = least
+
+
+def _judged(
+    counts: Sequence[int], held: Sequence[Sequence[int]], times: UnitTimes
+) -> tuple[float, float]:
+    """Return what a cut is judged by: its slowest rank, then its slowest stage."""
+    stages = _stages(counts)
+    return max(rank_seconds(stages, held, times)), max(stage_seconds(stages, times))

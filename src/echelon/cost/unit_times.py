@@ -1,0 +1,197 @@
+"""Seconds of each unit of a model for one microbatch on one rank, by formula.
+
+A *unit* is what `cost/buckets.py` names: "embedding", one block ("layers.3"), or "head" (the last
+norm and the logits). Stages are balanced, and automatic schedules searched, by these seconds or by
+measured ones of the same type (`config/times_file.py`). Only their ratios matter for that.
+
+N tokens are a microbatch, T positions a sequence, P the weights of all matrices that a token is
+multiplied by on one tensor rank, A the width of attention on it, D the hidden width, s the bytes of
+an element, R the FLOP/s and M the memory bytes/s of a device:
+
+    block      forward 2 N P / R + 2 N T A / R    B 2 N P / R + 5 N T A / R    W 2 N P / R
+    head       forward 2 N P / R                  B 2 N P / R                  W 2 N P / R
+    embedding  forward 2 N D s / M                B 0                          W 3 N D s / M
+
+A product costs 2 N P FLOPs forward, as much for the gradient of its input and as much for that of
+its weight (Chowdhery et al., PaLM, 2022, appendix B). Attention has two products of 2 N T A FLOPs,
+of which the causal mask halves the work; its backward pass has five, and no weights (Dao,
+FlashAttention-2, 2023, section 2.3). A lookup reads N rows and writes them; its gradient reads the
+rows' gradients and reads and writes the rows. A block that is recomputed has its forward pass once
+more in B. What is left out: norms, activation functions and the softmax of the loss, communication
+over tensor ranks, and that no device reaches its peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+from echelon.core.axis import Axis
+from echelon.core.cluster import Cluster
+from echelon.core.parameters import EMBEDDING, HEAD, ParameterSpec, parameters
+from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.buckets import UNIT_EMBEDDING, UNIT_HEAD
+from echelon.cost.flops import attention_width
+from echelon.schedule.simulate import Durations
+
+NOMINAL_FLOPS_PER_BYTE = 10.0
+"""FLOP/s of a device whose peak is not known, for each byte/s of its memory: a core or a few."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitTimes:
+    """Give the seconds of each unit of a model for one microbatch on one rank.
+
+    `transfer_s` is one message between neighbour stages, of `message_bytes`. `where` names the
+    file of measured times.
+    """
+
+    source: Literal["modelled", "measured"]
+    forward_s: Mapping[str, float]
+    input_gradient_s: Mapping[str, float]
+    weight_gradient_s: Mapping[str, float]
+    transfer_s: float = 0.0
+    message_bytes: int = 0
+    where: str = ""
+
+    def total_s(self, unit: str) -> float:
+        """Return the seconds of a unit: forward, and both halves of backward."""
+        return self.forward_s[unit] + self.input_gradient_s[unit] + self.weight_gradient_s[unit]
+
+
+def unit_names(num_layers: int) -> tuple[str, ...]:
+    """Return the units of a model in the order of its forward pass."""
+    return (UNIT_EMBEDDING, *(f"layers.{layer}" for layer in range(num_layers)), UNIT_HEAD)
+
+
+def modelled_times(plan: Plan) -> UnitTimes:
+    """Return the times of each unit by the formulas at the head of this file."""
+    model, tp = plan.model, plan.mesh.tp
+    rate = flops_rate(plan)
+    tokens = plan.layout.microbatch_sequences * plan.mathematics.sequence_length
+    attention = 2.0 * tokens * plan.mathematics.sequence_length * attention_width(model) / tp / rate
+    forward: dict[str, float] = {}
+    inputs: dict[str, float] = {}
+    weights: dict[str, float] = {}
+    multiplied = _multiplied(plan)
+    for layer in range(model.layers):
+        unit = f"layers.{layer}"
+        product = 2.0 * tokens * multiplied[unit] / rate
+        forward[unit] = product + attention
+        inputs[unit] = product + 2.5 * attention
+        weights[unit] = product
+    product = 2.0 * tokens * multiplied[UNIT_HEAD] / rate
+    forward[UNIT_HEAD] = inputs[UNIT_HEAD] = weights[UNIT_HEAD] = product
+    row_bytes = tokens * model.hidden * DTYPE_BYTES[plan.mathematics.precision.parameters]
+    bandwidth = plan.cluster.device.memory_bandwidth
+    forward[UNIT_EMBEDDING] = 2.0 * row_bytes / bandwidth
+    inputs[UNIT_EMBEDDING] = 0.0
+    weights[UNIT_EMBEDDING] = 3.0 * row_bytes / bandwidth
+    found = UnitTimes(
+        source="modelled", forward_s=forward, input_gradient_s=inputs, weight_gradient_s=weights
+    )
+    return with_transfer(plan, with_recompute(plan, found))
+
+
+def stage_durations(plan: Plan, times: UnitTimes) -> Durations:
+    """Return the seconds of F, B, W and BW of each stage of `plan`, and of the transfers."""
+    return durations_of(plan.layout.pipeline.stages, times)
+
+
+def durations_of(stages: Sequence[Sequence[int]], times: UnitTimes) -> Durations:
+    """Return the seconds of stages that hold these blocks; the ends hold embedding and head."""
+    forward, inputs, weights = (
+        tuple(_sum(stages, stage, by_unit) for stage in range(len(stages)))
+        for by_unit in (times.forward_s, times.input_gradient_s, times.weight_gradient_s)
+    )
+    return Durations(
+        forward_s=forward,
+        backward_s=tuple(b + w for b, w in zip(inputs, weights, strict=True)),
+        input_gradient_s=inputs,
+        weight_gradient_s=weights,
+        transfer_s=(times.transfer_s,) * (len(stages) - 1),
+        message_bytes=times.message_bytes,
+    )
+
+
+def stage_seconds(stages: Sequence[Sequence[int]], times: UnitTimes) -> tuple[float, ...]:
+    """Return the seconds of each stage for one microbatch: forward and backward."""
+    durations = durations_of(stages, times)
+    return tuple(f + b for f, b in zip(durations.forward_s, durations.backward_s, strict=True))
+
+
+def with_recompute(plan: Plan, times: UnitTimes) -> UnitTimes:
+    """Return `times` where B of every block that the plan recomputes has its forward in it."""
+    recompute = plan.layout.recompute
+    inputs = dict(times.input_gradient_s)
+    for layer in range(plan.model.layers):
+        if recompute.recomputes(layer):
+            inputs[f"layers.{layer}"] += times.forward_s[f"layers.{layer}"]
+    return replace(times, input_gradient_s=inputs)
+
+
+def with_transfer(plan: Plan, times: UnitTimes) -> UnitTimes:
+    """Return `times` with the seconds of one message between neighbour stages, alpha + n / beta."""
+    size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+    tokens = plan.layout.microbatch_sequences * plan.mathematics.sequence_length
+    split = plan.mesh.tp if plan.layout.sequence_parallel else 1
+    message = tokens * plan.model.hidden * size // split
+    seconds = transfer_seconds(plan, message) if plan.mesh.pp > 1 else 0.0
+    return replace(times, transfer_s=seconds, message_bytes=message)
+
+
+def transfer_seconds(plan: Plan, num_bytes: int) -> float:
+    """Return the seconds of a message between pipeline ranks over the slowest link that joins any.
+
+    The last and the first rank are neighbours too where ranks hold several stages in turn.
+    """
+    ranks = plan.mesh.groups(Axis.PP)[0]
+    several = plan.layout.pipeline.virtual_stages > 1
+    pairs = list(pairwise(ranks))
+    if several:
+        pairs.append((ranks[-1], ranks[0]))
+    return max(_link_seconds(plan.cluster, first, second, num_bytes) for first, second in pairs)
+
+
+def _link_seconds(cluster: Cluster, first: int, second: int, num_bytes: int) -> float:
+    for link in cluster.links:
+        if first // link.degree == second // link.degree:
+            return link.latency_s + num_bytes / link.bandwidth
+    return 0.0
+
+
+def flops_rate(plan: Plan) -> float:
+    """Return the peak FLOP/s of a device in the dtype of the run, or a nominal rate."""
+    device = plan.cluster.device
+    known = device.flops(plan.mathematics.precision.parameters)
+    return known or NOMINAL_FLOPS_PER_BYTE * device.memory_bandwidth
+
+
+def _multiplied(plan: Plan) -> Mapping[str, float]:
+    """Return, for each unit, the weights that a token is multiplied by on one tensor rank."""
+    model, tp = plan.model, plan.mesh.tp
+    found = dict.fromkeys(unit_names(model.layers), 0.0)
+    for spec in parameters(model):
+        if len(spec.shape) < 2:
+            continue
+        if spec.layer is not None:
+            found[f"layers.{spec.layer}"] += spec.local_numel(tp) * _share(plan, spec)
+        elif spec.name == HEAD or (spec.name == EMBEDDING and model.tied):
+            found[UNIT_HEAD] += spec.local_numel(tp)
+    return found
+
+
+def _share(plan: Plan, spec: ParameterSpec) -> float:
+    """Return the share of tokens that meet a matrix: top_k of num_experts for a routed expert."""
+    experts = plan.model.experts
+    if experts is None or ".experts." not in spec.name:
+        return 1.0
+    return experts.top_k / experts.num_experts
+
+
+def _sum(stages: Sequence[Sequence[int]], stage: int, by_unit: Mapping[str, float]) -> float:
+    seconds = sum(by_unit[f"layers.{layer}"] for layer in stages[stage])
+    seconds += by_unit[UNIT_EMBEDDING] * (stage == 0)
+    return seconds + by_unit[UNIT_HEAD] * (stage == len(stages) - 1)
