@@ -35,6 +35,8 @@ COMMANDS = {
     "explain": ("echelon.cli.explain:explain", "Explain a rule, or list all of them."),
     "config show": ("echelon.cli.config:show", "Show every setting and where it came from."),
     "config presets": ("echelon.cli.config:presets", "List runs, models and clusters."),
+    "schedule show": ("echelon.cli.schedule_show:show", "Draw a pipeline schedule."),
+    "schedule check": ("echelon.cli.schedule:check", "Prove a pipeline schedule in a file."),
     "data prepare": ("echelon.cli.data:prepare", "Turn text into token shards."),
     "data show": ("echelon.cli.data:show", "Say what is in prepared data."),
     "doctor": ("echelon.cli.doctor:doctor", "Check that this machine can plan, prove and train."),
@@ -43,6 +45,7 @@ COMMANDS = {
 
 FAMILIES = {
     "config": "Show the settings of a run, and the presets.",
+    "schedule": "Draw pipeline schedules, and prove your own.",
     "data": "Turn text into token shards, and look at them.",
 }
 """The first words that several commands share."""

@@ -24,15 +24,17 @@ _FILL = {
     ActionKind.BW.value: "=",
 }
 _IDLE = "."
+KEY = "- forward  ~ input gradient  + weight gradient  = both  . idle  > < sends  # collectives"
+"""What the marks of a drawing mean, in one line."""
 _NARROWEST = 10
 
 
-def draw_timeline(events: Iterable[Event], width: int = 100) -> str:
+def draw_timeline(events: Iterable[Event], width: int = 100, *, unit: str = "s") -> str:
     """Return `events` as lines of at most `width` columns (more if the names alone fill them).
 
-    Time runs from the first start to the last end. A column shows what is going on in its middle,
-    so an event shorter than a column may not be seen. Events of other kinds, such as ``update``,
-    that neither compute a stage nor use an axis are left out.
+    Time runs from the first start to the last end, in `unit`. A column shows what is going on in
+    its middle, so an event shorter than a column may not be seen. Events of other kinds, such as
+    ``update``, that neither compute a stage nor use an axis are left out.
     """
     drawn = [event for event in events if event.kind in _FILL or event.axis]
     if not drawn:
@@ -49,7 +51,7 @@ def draw_timeline(events: Iterable[Event], width: int = 100) -> str:
         names_stage=_owns_several_stages(drawn),
     )
     lines = [title.ljust(margin) + canvas.row(row) for title, row in rows]
-    lines.append(" " * margin + "0" + f"{span:.4g} s".rjust(columns - 1))
+    lines.append(" " * margin + "0" + f"{span:.4g} {unit}".rjust(columns - 1))
     return "\n".join(lines) + "\n"
 
 
