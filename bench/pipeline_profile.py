@@ -54,7 +54,7 @@ def profile_text(name: str, schedule: Schedule, turn: Turn) -> str:
         "| rank | busy ms | bubble | message | executor | outside | longest gaps with all there |",
         "|---|---|---|---|---|---|---|",
     ]
-    lines += [_rank_line(schedule, turn.steps, rank) for rank in range(NUM_RANKS)]
+    lines += [_rank_line(schedule, turn, rank) for rank in range(NUM_RANKS)]
     lines += [
         "",
         "| action | stage | median ms | least | most | first of a step |",
@@ -65,8 +65,8 @@ def profile_text(name: str, schedule: Schedule, turn: Turn) -> str:
     return "\n".join(lines)
 
 
-def _rank_line(schedule: Schedule, steps: Sequence[Step], rank: int) -> str:
-    each = [shares(schedule, step, rank) for step in steps]
+def _rank_line(schedule: Schedule, turn: Turn, rank: int) -> str:
+    each = [shares(schedule, step, rank, turn.transfer_s) for step in turn.steps]
     busy = {kind: statistics.median(one.busy_s[kind] for one in each) for kind in each[0].busy_s}
     total = sum(busy.values())
     by_kind = ", ".join(f"{kind.value} {_ms(seconds)}" for kind, seconds in sorted(busy.items()))

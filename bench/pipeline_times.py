@@ -167,8 +167,8 @@ class Shares:
         return sum(gap.seconds for gap in self.gaps)
 
 
-def shares(schedule: Schedule, step: Step, rank: int) -> Shares:
-    """Return where the time of `rank` went in one step."""
+def shares(schedule: Schedule, step: Step, rank: int, transfer_s: float) -> Shares:
+    """Return where the time of `rank` went in one step; a message alone takes `transfer_s`."""
     busy: dict[ActionKind, float] = {}
     bubble = message = 0.0
     gaps: list[Gap] = []
@@ -177,9 +177,9 @@ def shares(schedule: Schedule, step: Step, rank: int) -> Shares:
         event = step.actions[action]
         busy[action.kind] = busy.get(action.kind, 0.0) + event.end - event.start
         ready = _ready_s(schedule, step, action, rank)
-        if ready is not None and ready > now:
-            bubble += ready - now
-            message += event.start - ready
+        if ready is not None and ready + transfer_s > now:
+            bubble += max(0.0, ready - now)
+            message += event.start - max(now, ready)
         else:
             gaps.append(Gap(before=action, seconds=event.start - now))
         now = event.end

@@ -59,7 +59,7 @@ def build(settings: Settings) -> StepFunction:
     """Return the step of one rank."""
     pipeline = _picotron()
     rank, count = join(settings)
-    manager = importlib.import_module("picotron.process_group_manager")
+    manager: Any = importlib.import_module("picotron.process_group_manager")
     manager.process_group_manager = SimpleNamespace(
         pp_rank=rank,
         pp_world_size=count,
