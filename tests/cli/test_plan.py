@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,10 @@ from echelon.config.load import load_job
 from echelon.core.plan import Plan
 from echelon.cost.bytes_held import bytes_held
 from echelon.cost.bytes_sent import bytes_sent, bytes_sent_by_axis
+from echelon.cost.unit_times import modelled_times, stage_durations
+from echelon.schedule.check import check_schedule
+from echelon.schedule.of_plan import schedule_of
+from echelon.schedule.simulate import simulate
 
 SPLIT = ("mesh.pp=2", "mesh.dp_replicate=2", "mesh.tp=2")
 FLAGS = [word for setting in SPLIT for word in ("--set", setting)]
@@ -54,8 +59,12 @@ def test_text_shows_every_part(capsys: pytest.CaptureFixture[str]) -> None:
         "optimizer state",
         "[0 1]  [2 3]  [4 5]  [6 7]",
         "2 (n-1)/n G s",
-        "20.0 % of the step is bubble",
-        "stage 1  ......F0----B0",
+        "Stages: 2 2 blocks, slowest rank 1.03x of the mean (the even split), by modelled times.",
+        "and 20.0 % if all stages took equally long.",
+        "Ranks hold activations of at most 2 1 microbatches.",
+        "A pipeline sends 8 messages of 65.54 kB in a step for each tensor rank.",
+        # Backward takes twice as long as forward and a little more: attention.
+        "stage 1  .....F0----B0==========F1----B1",
     ):
         assert part in output.out
     assert max(map(len, output.out.splitlines())) <= 120
@@ -72,7 +81,7 @@ def test_stages_that_are_alike_share_a_row() -> None:
     plan = nano("model.layers=8", "mesh.pp=4", 'model.name="deeper"')
     runs = runs_of_alike(stage_rows(plan))
     # A tied embedding makes both ends of the model differ from the middle.
-    assert [[row.stage for row in run] for run in runs] == [[0], [1, 2], [3]]
+    assert [[row.pp_rank for row in run] for run in runs] == [[0], [1, 2], [3]]
     text = plan_text(plan)
     assert "1-2" in text
     assert "2-5" in text
@@ -188,3 +197,40 @@ def test_a_misspelt_setting_is_told_with_what_was_meant(
     error = capsys.readouterr().err
     assert error.startswith("error[unknown-key]")
     assert "mesh.dp_replicate" in error
+
+
+def test_a_rank_with_two_stages_is_one_row_and_its_schedule_is_drawn(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sets = ("mesh.pp=2", "model.layers=8", "pipeline.schedule=zb-v")
+    flags = [word for setting in sets for word in ("--set", setting)]
+    assert main(["plan", "nano", "--json", *flags]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [row["stages"] for row in result["stages"]] == [[0, 3], [1, 2]]
+    assert [sorted(row["blocks"]) for row in result["stages"]] == [[0, 1, 6, 7], [2, 3, 4, 5]]
+    pipeline = result["pipeline"]
+    assert pipeline["stages_of_rank"] == [[0, 3], [1, 2]]
+    assert pipeline["blocks"] == [2, 2, 2, 2]
+    assert 1 < pipeline["imbalance"] <= pipeline["even_imbalance"]
+    timing = pipeline["timing"]
+    plan = nano(*sets)
+    schedule, durations = schedule_of(plan), stage_durations(plan, modelled_times(plan))
+    assert timing["step_s"] == simulate(schedule, durations).makespan_s
+    report = check_schedule(schedule)
+    assert timing["peak_in_flight_of_rank"] == list(report.peak_in_flight_per_rank)
+    assert timing["num_messages"] == report.num_messages
+    assert main(["plan", "nano", *flags]) == 0
+    text = capsys.readouterr().out
+    assert "0-1, 6-7" in text
+    assert "\npp 1  " in text
+    assert "stages x microbatches" in text
+
+
+def test_a_heavy_head_gets_fewer_blocks_and_the_plan_says_what_that_is_worth() -> None:
+    sets = ("mesh.pp=2", "model.layers=8", "model.vocab=16384")
+    text = plan_text(nano(*sets))
+    found = re.search(r"Stages: (\d) (\d) blocks, slowest rank (.*)x of .* even split (.*)x,", text)
+    assert found is not None, text
+    first, last, now, even = found.groups()
+    assert int(first) > int(last)
+    assert float(now) < float(even)

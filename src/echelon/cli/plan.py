@@ -10,10 +10,13 @@ def plan(run: RunFile, /, *, settings: Settings = (), json: Json = False) -> int
     """Check a run by every rule, before any process starts; show what its ranks hold and send."""
     from echelon.cli.plan_report import plan_json, plan_text
     from echelon.config.load import load_job
+    from echelon.config.placement import found_of
+    from echelon.config.times_file import times_of
 
-    found = load_job(run, settings).plan
+    job = load_job(run, settings)
+    times = times_of(job)
     if json:
-        print_json("plan", plan_json(found))
+        print_json("plan", plan_json(job.plan, times))
     else:
-        print(plan_text(found), end="")
+        print(plan_text(job.plan, times, found_of(job)), end="")
     return 0

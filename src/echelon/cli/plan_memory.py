@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from echelon.cli.output import table
-from echelon.cli.plan_rows import StageRow, most_held_bytes, most_step_bytes, pool_bytes
+from echelon.cli.plan_rows import (
+    StageRow,
+    most_held_bytes,
+    most_step_bytes,
+    place_head,
+    pool_bytes,
+)
 from echelon.core.plan import Plan
 from echelon.core.units import binary_bytes, decimal_bytes
 from echelon.cost.choices import Choice
@@ -19,7 +25,7 @@ def memory_parts(
     plan: Plan, rows: Sequence[StageRow], runs: Sequence[Sequence[StageRow]]
 ) -> Iterator[str]:
     """Yield what is held between steps, what a step adds, and what ZeRO's choices cost."""
-    device = plan.cluster.device
+    device, place = plan.cluster.device, place_head(rows)
     room = f"{device.name} has {binary_bytes(device.memory_bytes)}"
     if most_held_bytes(plan, rows) > device.memory_bytes:
         room += ": THIS DOES NOT FIT"
@@ -27,13 +33,15 @@ def memory_parts(
         room += ": this fits, but maybe not what a step adds"
     else:
         room += ", activations come on top"
-    yield f"Each rank holds between steps ({room}):\n\n{_held(runs)}"
+    yield f"Each rank holds between steps ({room}):\n\n{_held(place, runs)}"
     if any(run[0].step for run in runs):
-        found = _step_table([(ranges([row.stage for row in run]), run[0].step) for run in runs])
+        found = _step_table(
+            place, [(ranges([row.pp_rank for row in run]), run[0].step) for run in runs]
+        )
         yield f"While a step runs each rank also holds, at most, beside activations:\n\n{found}"
     if any(run[0].choices for run in runs):
         found = _choices_table(
-            [(ranges([row.stage for row in run]), run[0].choices) for run in runs]
+            place, [(ranges([row.pp_rank for row in run]), run[0].choices) for run in runs]
         )
         yield (
             "What a rank sends over its data axes per step and holds on its device, with the "
@@ -41,7 +49,7 @@ def memory_parts(
         )
 
 
-def _held(runs: Sequence[Sequence[StageRow]]) -> str:
+def _held(place: str, runs: Sequence[Sequence[StageRow]]) -> str:
     """Return what rests where.
 
     Each kind has a column, then each pool together, then the padding among all of it; a kind that
@@ -57,31 +65,31 @@ def _held(runs: Sequence[Sequence[StageRow]]) -> str:
         held = {(term.name, term.pool): term.bytes for term in terms}
         cells.append(
             (
-                ranges([row.stage for row in run]),
+                ranges([row.pp_rank for row in run]),
                 ranges([rank for row in run for rank in row.ranks]),
                 len(run[0].blocks),
-                ranges([block for row in run for block in row.blocks]),
+                ranges(sorted(block for row in run for block in row.blocks)),
                 *(binary_bytes(held.get(kind, 0)) for kind in kinds),
                 *(binary_bytes(pool_bytes(terms, pool)) for pool in pools),
                 binary_bytes(sum(term.padding for term in terms)),
             )
         )
-    head = ("stage", "ranks", "blocks", "which", *names, *totals, "padding")
+    head = (place, "ranks", "blocks", "which", *names, *totals, "padding")
     return table(head, cells)
 
 
-def _step_table(rows: Sequence[tuple[str, Sequence[HeldTerm]]]) -> str:
-    """Return what a step adds at most, for each stage by its name."""
+def _step_table(place: str, rows: Sequence[tuple[str, Sequence[HeldTerm]]]) -> str:
+    """Return what a step adds at most, for each place by its name."""
     cells = [
         (stage, term.name, term.pool, binary_bytes(term.bytes), term.formula)
         for stage, terms in rows
         for term in terms
     ]
-    return table(("stage", "what", "where", "at most", "elements x bytes"), cells)
+    return table((place, "what", "where", "at most", "elements x bytes"), cells)
 
 
-def _choices_table(rows: Sequence[tuple[str, Sequence[Choice]]]) -> str:
-    """Return what each value of a setting costs, for each stage by its name."""
+def _choices_table(place: str, rows: Sequence[tuple[str, Sequence[Choice]]]) -> str:
+    """Return what each value of a setting costs, for each place by its name."""
     cells = [
         (
             stage,
@@ -94,14 +102,18 @@ def _choices_table(rows: Sequence[tuple[str, Sequence[Choice]]]) -> str:
         for stage, choices in rows
         for choice in choices
     ]
-    head = ("stage", "setting", "value", "sent", "held", "in a step, at most")
+    head = (place, "setting", "value", "sent", "held", "in a step, at most")
     return table(head, cells)
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Return numbers in short: ``0-3``, ``0, 2``, or ``0, 8 ... 120``."""
-    if len(numbers) > 1 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
-        return f"{numbers[0]}-{numbers[-1]}"
-    if len(numbers) > MOST_SHOWN:
+    """Return rising numbers in short: ``0-3``, ``0-1, 4-5``, or ``0, 8 ... 120``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    if len(runs) > MOST_SHOWN:
         return f"{numbers[0]}, {numbers[1]} ... {numbers[-1]}"
-    return ", ".join(map(str, numbers))
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

@@ -12,10 +12,12 @@ from typing import Any
 
 from echelon.cli.output import table
 from echelon.cli.plan_memory import memory_parts, ranges
+from echelon.cli.plan_pipeline import pipeline_json, pipeline_parts
 from echelon.cli.plan_rows import (
     StageRow,
     most_held_bytes,
     most_step_bytes,
+    place_head,
     pool_bytes,
     runs_of_alike,
     sent_by_axis,
@@ -27,14 +29,10 @@ from echelon.core.plan import Plan
 from echelon.core.units import decimal_bytes, short_count
 from echelon.cost.muon import STAGE_AXES
 from echelon.cost.terms import Pool
-from echelon.schedule.build import builder_of
-from echelon.schedule.draw import draw_timeline
-from echelon.schedule.simulate import Durations, simulate
+from echelon.cost.unit_times import UnitTimes, modelled_times
 
 GROUPS_WIDTH = 76
 MOST_MEMBERS = 8
-MOST_DRAWN_STAGES = 8
-MOST_DRAWN_MICROBATCHES = 16
 
 SENT_HEAD = """Each rank sends per step (n ranks in the group, N tokens of a microbatch, D the
 hidden width, V the vocabulary, G the values of all buckets, s bytes of a value as it is sent):"""
@@ -55,7 +53,7 @@ def groups(plan: Plan) -> dict[str, tuple[tuple[int, ...], ...]]:
     }
 
 
-def plan_json(plan: Plan) -> dict[str, Any]:
+def plan_json(plan: Plan, times: UnitTimes | None = None) -> dict[str, Any]:
     """Return the plan and its report as JSON values."""
     rows = stage_rows(plan)
     memory = plan.cluster.device.memory_bytes
@@ -67,6 +65,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "held_bytes_fit": most_held_bytes(plan, rows) <= memory,
         "step_bytes_fit": most_step_bytes(plan, rows) <= memory,
         "stages": [_row_json(row) for row in rows],
+        "pipeline": pipeline_json(plan, times or modelled_times(plan)),
         "groups": {axis: [list(group) for group in found] for axis, found in groups(plan).items()},
     }
 
@@ -74,7 +73,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 def _row_json(row: StageRow) -> dict[str, Any]:
     pools: list[Pool] = [*dict.fromkeys(term.pool for term in row.held)]
     return {
-        "stage": row.stage,
+        "pp_rank": row.pp_rank,
+        "stages": list(row.stages),
         "ranks": list(row.ranks),
         "blocks": list(row.blocks),
         "held": [asdict(term) for term in row.held],
@@ -87,17 +87,21 @@ def _row_json(row: StageRow) -> dict[str, Any]:
     }
 
 
-def plan_text(plan: Plan) -> str:
-    """Return the plan as the page that a person reads."""
+def plan_text(plan: Plan, times: UnitTimes | None = None, found: str = "") -> str:
+    """Return the plan as the page that a person reads.
+
+    Stages last as `times` say, modelled where there are none; `found` tells of a search.
+    """
     rows = stage_rows(plan)
+    place = place_head(rows)
     runs = runs_of_alike(rows)
     parts = ["\n".join(_head(plan)), *memory_parts(plan, rows, runs)]
     if plan.mesh.world_size > 1:
         parts.append("Ranks that talk to one another:\n\n" + "\n".join(_group_lines(plan)))
-        parts.append(f"{SENT_HEAD}\n\n{_sent(runs)}")
-        parts.append(f"That is, by axis:\n\n{_sent_by_axis(runs)}")
+        parts.append(f"{SENT_HEAD}\n\n{_sent(place, runs)}")
+        parts.append(f"That is, by axis:\n\n{_sent_by_axis(place, runs)}")
     if plan.num_stages > 1:
-        parts.append(_timeline(plan))
+        parts.extend(pipeline_parts(plan, times or modelled_times(plan), found))
     return "\n\n".join(parts) + "\n"
 
 
@@ -148,10 +152,10 @@ def _zero(plan: Plan) -> str:
     return text
 
 
-def _sent(runs: Sequence[Sequence[StageRow]]) -> str:
+def _sent(place: str, runs: Sequence[Sequence[StageRow]]) -> str:
     cells = [
         (
-            ranges([row.stage for row in run]),
+            ranges([row.pp_rank for row in run]),
             term.axis,
             term.name,
             term.count,
@@ -161,19 +165,19 @@ def _sent(runs: Sequence[Sequence[StageRow]]) -> str:
         for run in runs
         for term in run[0].sent
     ]
-    return table(("stage", "axis", "what", "times", "bytes", "each time"), cells)
+    return table((place, "axis", "what", "times", "bytes", "each time"), cells)
 
 
-def _sent_by_axis(runs: Sequence[Sequence[StageRow]]) -> str:
+def _sent_by_axis(place: str, runs: Sequence[Sequence[StageRow]]) -> str:
     axes = [*dict.fromkeys(axis for run in runs for axis in sent_by_axis(run[0]))]
     cells = [
         (
-            ranges([row.stage for row in run]),
+            ranges([row.pp_rank for row in run]),
             *(decimal_bytes(sent_by_axis(run[0]).get(axis, 0)) for axis in axes),
         )
         for run in runs
     ]
-    return table(("stage", *axes), cells)
+    return table((place, *axes), cells)
 
 
 def _group_lines(plan: Plan) -> Iterator[str]:
@@ -200,22 +204,3 @@ def _members(group: Sequence[int]) -> str:
     if len(group) > MOST_MEMBERS:
         names += ["...", str(group[-1])]
     return f"[{' '.join(names)}]"
-
-
-def _timeline(plan: Plan) -> str:
-    builder = builder_of(
-        plan.layout.pipeline.schedule,
-        num_stages=plan.num_stages,
-        num_ranks=plan.mesh.pp,
-        num_microbatches=plan.num_microbatches,
-    )
-    bubble = f"{100 * builder.bubble_fraction():.1f} % of the step is bubble"
-    head = f"Each stage runs {builder.name}; if all stages took equally long, {bubble}"
-    if plan.num_stages > MOST_DRAWN_STAGES or plan.num_microbatches > MOST_DRAWN_MICROBATCHES:
-        return f"{head}."
-    durations = Durations.uniform(plan.num_stages)
-    events = simulate(builder.schedule(), durations).events
-    # One rank runs one stage; the last line is a scale in seconds, which these are not.
-    lines = [line.replace("rank", "stage", 1) for line in draw_timeline(events, 95).splitlines()]
-    head += "\n(F forward, B backward at twice the time, a dot is waiting):\n\n"
-    return head + "\n".join(lines[:-1])

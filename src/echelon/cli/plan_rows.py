@@ -1,7 +1,7 @@
-"""What the ranks of each pipeline stage hold and send, as rows of the report of `echelon plan`.
+"""What ranks hold and send, as rows of the report of `echelon plan`.
 
-Ranks of one stage hold and send the same, so a stage is one row; what differs between them (Muon's
-matrices, padding) is told of the rank with most.
+Ranks at one place of their pipelines hold and send the same, so a place is one row; what differs
+between them (Muon's matrices, padding) is told of the rank with most.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from echelon.cost.bytes_sent import bytes_sent_alike
 from echelon.cost.choices import Choice, zero_choices
 from echelon.cost.data_bytes import muon_bytes
 from echelon.cost.muon import muon_exchange
-from echelon.cost.stage import pp_rank_of
+from echelon.cost.stage import pp_rank_of, rank_part
 from echelon.cost.terms import HeldTerm, Pool, SentTerm
 from echelon.cost.transient import held_at_most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRow:
-    """Hold what every rank of one pipeline stage holds, between and in steps, and sends per step.
+    """Hold what every rank at one place of the pipeline holds, in steps too, and sends per step.
 
-    `muon` is what each rank sends of matrices; `sent` has that of the rank that sends most.
+    `stages` are those that it has, `blocks` the blocks of all of them. `muon` is what each rank
+    sends of matrices; `sent` has that of the rank that sends most.
     """
 
-    stage: int
+    pp_rank: int
+    stages: tuple[int, ...]
     ranks: tuple[int, ...]
     blocks: tuple[int, ...]
     held: tuple[HeldTerm, ...]
@@ -57,42 +59,49 @@ def runs_of_alike(rows: Sequence[StageRow]) -> list[list[StageRow]]:
 
 
 def stage_rows(plan: Plan) -> list[StageRow]:
-    """Return one row for each pipeline stage."""
+    """Return one row for each rank of a pipeline."""
     others = [axis for axis in MESH_AXES if axis is not Axis.PP]
     rows: list[StageRow] = []
     for ranks in plan.mesh.groups(*others):
-        stage = pp_rank_of(plan, ranks[0])
-        muon = _muon(plan, stage, ranks)
+        pp_rank = pp_rank_of(plan, ranks[0])
+        part = rank_part(plan, pp_rank)
+        muon = _muon(plan, pp_rank, ranks)
         most = max(muon.values(), key=lambda terms: sum(term.bytes for term in terms), default=())
         rows.append(
             StageRow(
-                stage=stage,
+                pp_rank=pp_rank,
+                stages=tuple(stage.stage for stage in part.stages),
                 ranks=ranks,
-                blocks=plan.layout.pipeline.stages[stage],
-                held=held_in_stage(plan, stage, ranks),
-                step=held_at_most(plan, stage),
-                sent=(*bytes_sent_alike(plan, stage), *most),
-                choices=zero_choices(plan, stage),
+                blocks=part.blocks,
+                held=held_in_stage(plan, pp_rank, ranks),
+                step=held_at_most(plan, pp_rank),
+                sent=(*bytes_sent_alike(plan, pp_rank), *most),
+                choices=zero_choices(plan, pp_rank),
                 muon={rank: sum(term.bytes for term in terms) for rank, terms in muon.items()},
             )
         )
     return rows
 
 
-def _muon(plan: Plan, stage: int, ranks: Sequence[int]) -> dict[int, tuple[SentTerm, ...]]:
-    """Return what each rank of a stage sends of Muon's matrices; nothing without Muon."""
+def place_head(rows: Sequence[StageRow]) -> str:
+    """Return what to call the places of a pipeline: stages, where each has one."""
+    return "stage" if all(row.stages == (row.pp_rank,) for row in rows) else "pp rank"
+
+
+def _muon(plan: Plan, pp_rank: int, ranks: Sequence[int]) -> dict[int, tuple[SentTerm, ...]]:
+    """Return what each rank at a place sends of Muon's matrices; nothing without Muon."""
     if plan.mathematics.optimizer.kind != "muon":
         return {}
-    exchange = muon_exchange(plan, stage)
+    exchange = muon_exchange(plan, pp_rank)
     return {
         rank: tuple(term for term in muon_bytes(plan, exchange, rank) if term.bytes)
         for rank in ranks
     }
 
 
-def held_in_stage(plan: Plan, stage: int, ranks: Sequence[int]) -> tuple[HeldTerm, ...]:
-    """Return what each rank of a stage holds, with the padding of the one that has most of it."""
-    buckets = held_buckets(plan, stage)
+def held_in_stage(plan: Plan, pp_rank: int, ranks: Sequence[int]) -> tuple[HeldTerm, ...]:
+    """Return what each rank at a place holds, with the padding of the one that has most of it."""
+    buckets = held_buckets(plan, pp_rank)
     first = [rank for rank in ranks if plan.mesh.coordinates(rank)[Axis.DP_REPLICATE] == 0]
     by_rank = [held_terms(plan, buckets, rank) for rank in first]
     return tuple(
@@ -116,7 +125,7 @@ def memory_bytes(plan: Plan, terms: Sequence[HeldTerm]) -> int:
 
 
 def sent_by_axis(row: StageRow) -> dict[str, int]:
-    """Return the bytes that a rank of a stage sends per step over each axis."""
+    """Return the bytes that a rank sends per step over each axis."""
     total: dict[str, int] = {}
     for term in row.sent:
         total[term.axis] = total.get(term.axis, 0) + term.bytes

@@ -6,6 +6,7 @@ or "auto" (a search finds them). `config/placement.py` makes the stages and the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -122,10 +123,18 @@ def schedule_fits(view: View) -> Iterator[Problem]:
         assert problem.rule != SCHEDULE_KNOWN.id
         if problem.rule == SCHEDULE_STAGES_PER_RANK.id:
             keys, works = (VIRTUAL_KEY, "mesh.pp"), [*_placements_that_fit(view, name)]
+        elif problem.key == "mesh.pp":
+            keys, works = ("mesh.pp",), [*map(_as_setting, problem.works)]
         else:
             keys = ("mesh.pp", *BATCH_KEYS[:2])
-            works = [*_batches_that_fit(view, name), *problem.works]
+            works = [*_batches_that_fit(view, name), *map(_as_setting, problem.works)]
         yield replace(problem, set_by=view.set_by(SCHEDULE_KEY, *keys), works=tuple(works))
+
+
+def _as_setting(advice: str) -> str:
+    """Return ``schedule = 'gpipe'`` as it can be pasted into a run file."""
+    found = re.fullmatch(r"schedule = '(.+)'", advice)
+    return f"{SCHEDULE_KEY} = {toml_text(found[1])}" if found else advice
 
 
 def _placements_that_fit(view: View, name: str) -> Iterator[str]:

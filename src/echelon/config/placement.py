@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from echelon.config.job import Job
 from echelon.config.pipeline import (
     AUTO,
     EVEN,
@@ -27,7 +28,10 @@ from echelon.core.plan import Pipeline, Plan
 from echelon.cost.balance import Stages, balance, imbalance, split_layers
 from echelon.cost.unit_times import UnitTimes, durations_of
 from echelon.schedule.action import Schedule
-from echelon.schedule.build import build_schedule
+from echelon.schedule.of_plan import placement_of
+
+FOUND = "; found: "
+"""What parts the source of `pipeline.schedule` from what the search that it asked for has found."""
 
 Derived = Mapping[str, tuple[object, str]]
 """Value and source of each setting that was left to us, by its key."""
@@ -62,14 +66,7 @@ def placed(view: View, plan: Plan) -> tuple[Plan, Derived]:
         held = _held(schedule)
     else:
         pipeline = plan.layout.pipeline
-        held = _held(
-            build_schedule(
-                name,
-                num_stages=plan.num_stages,
-                num_ranks=plan.mesh.pp,
-                num_microbatches=plan.num_microbatches,
-            )
-        )
+        held = _held(placement_of(plan))
     word = view.entry(STAGES_KEY).value
     if name != AUTO and word == AUTO:
         pipeline = replace(pipeline, stages=balance(times, plan.model.layers, held))
@@ -128,7 +125,7 @@ def _automatic(
         source = f"derived: pp x virtual_stages = {pp} x {virtual}, the peak of 1f1b"
         derived[LIMIT_KEY] = limits[0], source
     best = min(_candidates(view, plan, times, limits), key=lambda candidate: candidate.makespan_s)
-    source = f"{view.entry(SCHEDULE_KEY).source}; {_how_good(best)}"
+    source = f"{view.entry(SCHEDULE_KEY).source}{FOUND}{_how_good(best)}"
     derived[SCHEDULE_KEY] = AUTO, source
     pipeline = replace(plan.layout.pipeline, stages=best.stages, rows=_rows(best.schedule))
     return pipeline, _held(best.schedule)
@@ -171,8 +168,13 @@ def held_by(stage_ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(s for s, owner in enumerate(stage_ranks) if owner == r) for r in ranks)
 
 
+def found_of(job: Job) -> str:
+    """Return what a search for the schedule of a job has found; nothing where there was none."""
+    return job.source_of(SCHEDULE_KEY).partition(FOUND)[2]
+
+
 def _how_good(found: _Candidate) -> str:
-    text = f"found: {found.makespan_s:.4g} s"
+    text = f"{found.makespan_s:.4g} s"
     if found.fixed:
         name, seconds = min(found.fixed.items(), key=lambda item: item[1])
         text += f", best fixed {name} {seconds:.4g} s ({_percent(found.makespan_s, seconds)})"

@@ -8,6 +8,7 @@ they are modelled by the links of the cluster.
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from echelon.config.files import missing_file
+from echelon.config.job import Job
 from echelon.config.kinds import toml_text
 from echelon.config.pipeline import AUTO, NONE, SCHEDULE_KEY, STAGES_KEY, TIMES_KEY
 from echelon.config.view import View
@@ -183,6 +185,12 @@ def _same(view: View, key: str, value: object) -> bool:
 def uses_times(view: View) -> bool:
     """Return whether anything is decided by the times of units."""
     return AUTO in (view.entry(STAGES_KEY).value, view.word(SCHEDULE_KEY))
+
+
+def times_of(job: Job) -> UnitTimes:
+    """Return the times that a job's stages were balanced by."""
+    written = next((row.value for row in job.sources if row.key == TIMES_KEY), toml_text(NONE))
+    return unit_times(job.plan, tomllib.loads(f"v = {written}")["v"])
 
 
 def unit_times(plan: Plan, times: str) -> UnitTimes:
