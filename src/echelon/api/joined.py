@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from echelon.api.observing import trace_plan, trace_run
 from echelon.api.run_setup import prepare_run
 from echelon.api.training import TrainResult
 from echelon.config.job import Job
@@ -30,7 +31,10 @@ def train_joined_rank(context: RankContext, argument: Mapping[str, Any]) -> Trai
     run, task = prepare_run(job, None if resume is None else Path(resume), say=lambda _: None)
     with run.locked():
         context.store.set(_TASK, json.dumps(to_json(task)))
-        return _train(context, task)
+        trace_plan(job, run.path)
+        result = _train(context, task)
+        trace_run(job, run.path)
+        return result
 
 
 def _hear(context: RankContext, job: Job) -> RankTask:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from echelon.config.job import Job
 from echelon.core.errors import EchelonError
 from echelon.observe.run_directory import open_run
 from echelon.observe.schedule_report import (
     ScheduleReport,
     read_schedule_report,
     require_pipeline,
+    write_planned_trace,
     write_traces,
 )
 
@@ -34,11 +36,19 @@ def observe_schedule(
     return report
 
 
-def trace_run(run: Path, *, say: Callable[[str], None] = lambda _: None) -> None:
+def trace_plan(job: Job, run: Path) -> None:
+    """Write the planned trace of a run that starts, unless it records no events."""
+    if job.observe.events:
+        write_planned_trace(run, job.plan)
+
+
+def trace_run(job: Job, run: Path, *, say: Callable[[str], None] = lambda _: None) -> None:
     """Write both traces of a run that has ended; what keeps it from that is said, not raised.
 
     Under torchrun, ranks of other hosts may have left their events elsewhere.
     """
+    if not job.observe.events:
+        return
     try:
         write_traces(read_schedule_report(run))
     except EchelonError as error:

@@ -93,6 +93,7 @@ def train_job(
 
 
 def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> TrainResult:
+    from echelon.api.observing import trace_plan, trace_run
     from echelon.api.run_setup import prepare_run
     from echelon.core.serialize import to_json
     from echelon.launch.process_group import require_devices
@@ -105,6 +106,7 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
         _require_weights(job)
     run, task = prepare_run(job, resume, say)
     with run.locked():
+        trace_plan(job, run.path)
         outcome = run_ranks(
             TRAIN_RANK,
             to_json(task),
@@ -113,7 +115,9 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
             log_dir=run.logs,
             options=_options(job),
         )
-        return TrainResult(run=run.path, data=Path(task.data), summary=outcome.require()[0])
+        result = TrainResult(run=run.path, data=Path(task.data), summary=outcome.require()[0])
+        trace_run(job, run.path, say=say)
+        return result
 
 
 def _train_joined(job: Job, resume: Path | None) -> TrainResult:

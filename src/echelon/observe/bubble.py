@@ -12,11 +12,12 @@ that has one cause:
 - *fill*: before the rank's first action.
 - *schedule* and *imbalance*: before an action that needs a message, until the action that makes it
   has ended. The order of the schedule makes ranks wait in this way even if all stages are equal and
-  transfers are free; as much as they wait then (the schedule simulated with the mean time of each
-  kind of action, over all ranks) is *schedule*. What a rank waits beyond that is *imbalance*: some
-  stage, or some microbatch, takes longer than the mean.
-- *transfer*: before such an action, from when the message is made to the start of the action. In a
-  measured step that includes handing it over.
+  transfers are free; as much as they wait then (each action taking the mean of its kind over all
+  ranks) is *schedule*. What they wait beyond that where each action takes its own time and
+  transfers are free is *imbalance*: some stage, or some microbatch, takes longer than the mean.
+- *transfer*: before such an action, from when the message is made to the start of the action; and
+  what is left of the wait for its maker, which was late because it had waited for messages itself.
+  In a measured step that includes handing messages over, and time between actions elsewhere.
 - *between actions*: before an action that needs no message: what the program itself takes, and
   sends that it waits for. The simulator has none.
 - *drain*: after the rank's last action, until the last action of all ranks.
@@ -35,9 +36,9 @@ from statistics import fmean
 
 from echelon.core.event import Event
 from echelon.observe.timeline import Timeline, made_at, maker_of
-from echelon.schedule.action import ActionKind, Schedule
+from echelon.schedule.action import Action, Schedule
+from echelon.schedule.dependencies import needs_of, result_of, run_lists
 from echelon.schedule.messages import Traffic
-from echelon.schedule.simulate import Durations, simulate
 
 
 class Cause(StrEnum):
@@ -106,18 +107,20 @@ def _bubble_of_pipe(timeline: Timeline) -> Bubble:
     begin = min(event.start for event in actions)
     last = max(event.end for event in actions)
     end = max(last, timeline.gradients_s)
-    waits = _waits(schedule, actions)
     at = {event.name: event for event in actions}
+    waits = _waits(schedule, actions)
+    equal, free = (_replayed(schedule, one) for one in (_means(actions), _own(actions)))
     found: list[RankBubble] = []
-    ideal = _ideal_waits(schedule, actions)
     for place, rank in enumerate(timeline.pipe.ranks):
         own = [at[str(action)] for action in schedule.actions[place]]
-        wait, by_schedule = waits[place], min(waits[place].maker_s, ideal[place])
+        wait = waits[place]
+        by_schedule = min(wait.maker_s, equal[place])
+        by_stages = min(wait.maker_s, max(free[place], by_schedule)) - by_schedule
         idle = dict.fromkeys(Cause, 0.0)
         idle[Cause.FILL] = own[0].start - begin if own else last - begin
         idle[Cause.SCHEDULE] = by_schedule
-        idle[Cause.IMBALANCE] = wait.maker_s - by_schedule
-        idle[Cause.TRANSFER] = wait.transfer_s
+        idle[Cause.IMBALANCE] = by_stages
+        idle[Cause.TRANSFER] = wait.transfer_s + wait.maker_s - by_schedule - by_stages
         idle[Cause.BETWEEN] = wait.between_s
         idle[Cause.DRAIN] = last - own[-1].end if own else 0.0
         idle[Cause.TAIL] = end - last
@@ -156,20 +159,30 @@ def _waits(schedule: Schedule, actions: Iterable[Event]) -> list[_Waits]:
     return found
 
 
-def _ideal_waits(schedule: Schedule, actions: Sequence[Event]) -> list[float]:
-    """Return what ranks wait for makers where stages are equal and transfers are free."""
-    stages = schedule.num_stages
+def _own(actions: Iterable[Event]) -> Mapping[str, float]:
+    return {event.name: event.end - event.start for event in actions}
 
-    def mean_s(kind: ActionKind) -> tuple[float, ...]:
-        found = [event.end - event.start for event in actions if event.kind == kind.value]
-        return (fmean(found) if found else 0.0,) * stages
 
-    durations = Durations(
-        forward_s=mean_s(ActionKind.F),
-        backward_s=mean_s(ActionKind.BW),
-        input_gradient_s=mean_s(ActionKind.B),
-        weight_gradient_s=mean_s(ActionKind.W),
-        transfer_s=(0.0,) * (stages - 1),
-    )
-    computed = [event for event in simulate(schedule, durations).events if event.kind != "send"]
-    return [wait.maker_s for wait in _waits(schedule, computed)]
+def _means(actions: Sequence[Event]) -> Mapping[str, float]:
+    """Return for each action the mean seconds of its kind, over all ranks."""
+    by_kind: dict[str, list[float]] = {}
+    for event in actions:
+        by_kind.setdefault(event.kind, []).append(event.end - event.start)
+    means = {kind: fmean(seconds) for kind, seconds in by_kind.items()}
+    return {event.name: means[event.kind] for event in actions}
+
+
+def _replayed(schedule: Schedule, seconds: Mapping[str, float]) -> list[float]:
+    """Return what each rank waits for makers where actions take `seconds` and transfers nothing."""
+    free = [0.0] * schedule.num_ranks
+    made: dict[Action, float] = {}
+    waits = [0.0] * schedule.num_ranks
+    for action in run_lists(schedule).order:
+        rank = schedule.rank_of(action.stage, action.microbatch)
+        needs = needs_of(action, schedule.num_stages)
+        start = max(free[rank], *(made[need] for need in needs), 0.0)
+        # Before its first action a rank does not wait for a maker: the pipeline fills.
+        if action != schedule.actions[rank][0]:
+            waits[rank] += start - free[rank]
+        made[result_of(action)] = free[rank] = start + seconds[str(action)]
+    return waits

@@ -29,7 +29,7 @@ from echelon.observe.timeline import (
     measured_durations,
     measured_timelines,
     pipes_of,
-    planned_timeline,
+    planned_timelines,
 )
 from echelon.observe.trace import MEASURED, PLANNED, chrome_trace, trace_path, write_trace
 from echelon.schedule.simulate import Durations
@@ -102,7 +102,7 @@ def read_schedule_report(run_dir: Path, *, step: int | None = None) -> ScheduleR
         step=shown,
         clocks=clocks,
         durations=durations,
-        planned=tuple(planned_timeline(pipe, durations) for pipe in pipes),
+        planned=planned_timelines(pipes, durations),
         measured=measured,
     )
 
@@ -124,7 +124,7 @@ def require_pipeline(plan: Plan, run_dir: Path) -> None:
 def write_planned_trace(run_dir: Path, plan: Plan) -> None:
     """Write the planned trace of a run that has not run yet, timed by the model."""
     durations = stage_durations(plan, modelled_times(plan))
-    planned = tuple(planned_timeline(pipe, durations) for pipe in pipes_of(plan))
+    planned = planned_timelines(pipes_of(plan), durations)
     _write_planned(run_dir, plan, planned, "modelled: cost/unit_times.py")
 
 

@@ -71,11 +71,17 @@ def pipes_of(plan: Plan, *, most_ranks: int = MOST_RANKS) -> tuple[Pipe, ...]:
     return tuple(Pipe(schedule=schedule, ranks=ranks) for ranks in shown)
 
 
-def planned_timeline(pipe: Pipe, durations: Durations) -> Timeline:
-    """Return the step of a pipeline as the simulator times it."""
-    found = simulate(pipe.schedule, durations)
-    events = tuple(replace(event, rank=pipe.ranks[event.rank]) for event in found.events)
-    return Timeline(pipe=pipe, events=events, gradients_s=found.makespan_s)
+def planned_timelines(pipes: Sequence[Pipe], durations: Durations) -> tuple[Timeline, ...]:
+    """Return the step of each pipeline as the simulator times it: the same on all of them."""
+    found = simulate(pipes[0].schedule, durations)
+    return tuple(
+        Timeline(
+            pipe=pipe,
+            events=tuple(replace(event, rank=pipe.ranks[event.rank]) for event in found.events),
+            gradients_s=found.makespan_s,
+        )
+        for pipe in pipes
+    )
 
 
 def clocks_of(pipes: Sequence[Pipe], steps: Sequence[RecordedStep]) -> Clocks:
