@@ -20,6 +20,7 @@ NOT_RUN_FILES = {
     "schedule-file-fits-run",
     "unit-times-fit-run",
     "unit-times-readable",
+    "unit-times-written-once",
 }
 AREAS = ("config", "mesh", "pipeline", "batch", "model", "zero", "precision")
 WITHOUT_BASE = {"missing-setting", "toml-syntax"}

@@ -29,7 +29,8 @@ from echelon.cost.unit_times import UnitTimes, modelled_times, with_recompute, w
 TIMES_SCHEMA = 1
 BLOCK = "block"
 UNITS = (UNIT_EMBEDDING, BLOCK, UNIT_HEAD)
-HALVES = ("forward_s", "input_gradient_s", "weight_gradient_s")
+PASSES = ("forward_s", "input_gradient_s", "weight_gradient_s", "backward_s")
+"""F, B, W, and BW: the whole backward pass at once."""
 
 FITTED_MODEL = (
     "hidden",
@@ -143,15 +144,15 @@ def _object(value: Any, where: str) -> dict[str, Any]:
 
 def _times(value: Any, unit: str) -> dict[str, float]:
     entries = _object(value, unit)
-    if set(entries) != set(HALVES):
-        raise ValueError(f"{unit} has {', '.join(sorted(entries))}, not {', '.join(HALVES)}")
-    for half, seconds in entries.items():
+    if set(entries) != set(PASSES):
+        raise ValueError(f"{unit} has {', '.join(sorted(entries))}, not {', '.join(PASSES)}")
+    for one, seconds in entries.items():
         number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if not number or not isfinite(seconds) or seconds < 0:
-            raise ValueError(f"{unit}.{half} = {seconds!r} is not a number of seconds")
+            raise ValueError(f"{unit}.{one} = {seconds!r} is not a number of seconds")
     if sum(entries.values()) == 0 and unit == BLOCK:
         raise ValueError("a block takes no time at all")
-    return {half: float(seconds) for half, seconds in entries.items()}
+    return {one: float(seconds) for one, seconds in entries.items()}
 
 
 def times_fit(view: View) -> Iterator[Problem]:
@@ -200,14 +201,15 @@ def unit_times(plan: Plan, times: str) -> UnitTimes:
     found = read_times(Path(times))
     units = {UNIT_EMBEDDING: UNIT_EMBEDDING, UNIT_HEAD: UNIT_HEAD}
     units |= {f"layers.{layer}": BLOCK for layer in range(plan.model.layers)}
-    by_half = {
-        half: {unit: found.seconds[kind][half] for unit, kind in units.items()} for half in HALVES
+    by_pass = {
+        one: {unit: found.seconds[kind][one] for unit, kind in units.items()} for one in PASSES
     }
     measured = UnitTimes(
         source="measured",
-        forward_s=by_half["forward_s"],
-        input_gradient_s=by_half["input_gradient_s"],
-        weight_gradient_s=by_half["weight_gradient_s"],
+        forward_s=by_pass["forward_s"],
+        input_gradient_s=by_pass["input_gradient_s"],
+        weight_gradient_s=by_pass["weight_gradient_s"],
+        backward_s=by_pass["backward_s"],
         where=times,
     )
     return with_transfer(plan, with_recompute(plan, measured))

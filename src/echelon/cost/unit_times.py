@@ -44,6 +44,7 @@ NOMINAL_FLOPS_PER_BYTE = 10.0
 class UnitTimes:
     """Give the seconds of each unit of a model for one microbatch on one rank.
 
+    `backward_s` is the whole backward pass at once (BW), where that is not the sum of its halves.
     `transfer_s` is one message between neighbour stages, of `message_bytes`. `where` names the
     file of measured times.
     """
@@ -52,13 +53,22 @@ class UnitTimes:
     forward_s: Mapping[str, float]
     input_gradient_s: Mapping[str, float]
     weight_gradient_s: Mapping[str, float]
+    backward_s: Mapping[str, float] | None = None
     transfer_s: float = 0.0
     message_bytes: int = 0
     where: str = ""
 
     def total_s(self, unit: str) -> float:
-        """Return the seconds of a unit: forward, and both halves of backward."""
-        return self.forward_s[unit] + self.input_gradient_s[unit] + self.weight_gradient_s[unit]
+        """Return the seconds of a unit: forward and backward."""
+        return self.forward_s[unit] + self.whole_backward_s[unit]
+
+    @property
+    def whole_backward_s(self) -> Mapping[str, float]:
+        """Return the seconds of BW of each unit."""
+        if self.backward_s is not None:
+            return self.backward_s
+        weights = self.weight_gradient_s
+        return {unit: s + weights[unit] for unit, s in self.input_gradient_s.items()}
 
 
 def unit_names(num_layers: int) -> tuple[str, ...]:
@@ -102,13 +112,18 @@ def stage_durations(plan: Plan, times: UnitTimes) -> Durations:
 
 def durations_of(stages: Sequence[Sequence[int]], times: UnitTimes) -> Durations:
     """Return the seconds of stages that hold these blocks; the ends hold embedding and head."""
-    forward, inputs, weights = (
+    forward, inputs, weights, backward = (
         tuple(_sum(stages, stage, by_unit) for stage in range(len(stages)))
-        for by_unit in (times.forward_s, times.input_gradient_s, times.weight_gradient_s)
+        for by_unit in (
+            times.forward_s,
+            times.input_gradient_s,
+            times.weight_gradient_s,
+            times.whole_backward_s,
+        )
     )
     return Durations(
         forward_s=forward,
-        backward_s=tuple(b + w for b, w in zip(inputs, weights, strict=True)),
+        backward_s=backward,
         input_gradient_s=inputs,
         weight_gradient_s=weights,
         transfer_s=(times.transfer_s,) * (len(stages) - 1),
@@ -124,12 +139,15 @@ def stage_seconds(stages: Sequence[Sequence[int]], times: UnitTimes) -> tuple[fl
 
 def with_recompute(plan: Plan, times: UnitTimes) -> UnitTimes:
     """Return `times` where B of every block that the plan recomputes has its forward in it."""
-    recompute = plan.layout.recompute
-    inputs = dict(times.input_gradient_s)
+    recompute, again = plan.layout.recompute, dict.fromkeys(times.forward_s, 0.0)
     for layer in range(plan.model.layers):
         if recompute.recomputes(layer):
-            inputs[f"layers.{layer}"] += times.forward_s[f"layers.{layer}"]
-    return replace(times, input_gradient_s=inputs)
+            again[f"layers.{layer}"] = times.forward_s[f"layers.{layer}"]
+    inputs = {unit: s + again[unit] for unit, s in times.input_gradient_s.items()}
+    if times.backward_s is None:
+        return replace(times, input_gradient_s=inputs)
+    whole = {unit: s + again[unit] for unit, s in times.backward_s.items()}
+    return replace(times, input_gradient_s=inputs, backward_s=whole)
 
 
 def with_transfer(plan: Plan, times: UnitTimes) -> UnitTimes:

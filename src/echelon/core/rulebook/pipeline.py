@@ -92,7 +92,7 @@ UNIT_TIMES_READABLE = Rule(
     id="unit-times-readable",
     why="""
     Measured times of blocks, embedding and head are a JSON file that `echelon calibrate --model`
-    writes. Each has seconds of F, B and W, all of them at least zero.
+    writes. Each has seconds of F, B, W and BW, all of them at least zero.
     """,
     bad="""
     [pipeline]
@@ -125,4 +125,13 @@ UNIT_TIMES_FIT_RUN = Rule(
     [batch]
     microbatch_sequences = 2
     """,
+)
+
+UNIT_TIMES_WRITTEN_ONCE = Rule(
+    id="unit-times-written-once",
+    why="""
+    A file of measured times is never overwritten: plans may have been made by it.
+    """,
+    bad="echelon calibrate --model run.toml --out times.json     # times.json is there",
+    fixed="echelon calibrate --model run.toml --out again.json",
 )

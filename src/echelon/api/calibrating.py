@@ -1,0 +1,63 @@
+"""`ec.calibrate`: how long the units of a model take on this machine, as a file for balancing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from echelon.config.effects import require_trainable
+from echelon.config.load import load_job
+from echelon.config.times_file import TimesFile
+from echelon.core.errors import ConfigError
+from echelon.core.optional import optional_package
+from echelon.core.rulebook.pipeline import UNIT_TIMES_WRITTEN_ONCE
+from echelon.launch.cores import num_usable_cores
+
+MEASURED_FOR_S = 3.0
+
+
+def calibrate(
+    run: str | Path,
+    *,
+    settings: Sequence[str] = (),
+    out: str | Path,
+    seconds: float = MEASURED_FOR_S,
+) -> TimesFile:
+    """Measure embedding, block and head of a run's model on this machine, and write them to `out`.
+
+    Each is measured on one rank with the threads (on a GPU: the device) that a rank of the run
+    would have here. Raises ConfigError where the run is wrong or `out` is there already.
+    """
+    path = Path(out)
+    _require_new(path)
+    job = load_job(run, [*settings, 'pipeline.times="none"'])
+    require_trainable(job.plan, job.sources)
+    optional_package("torch", extra="train", purpose="measuring a model")
+    import torch
+
+    from echelon.train.block_times import measure_units
+
+    on_gpu = job.plan.cluster.backend == "nccl" and torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, int(num_usable_cores()) // job.plan.mesh.world_size))
+    try:
+        times = measure_units(job.plan, device, seconds=seconds)
+    finally:
+        torch.set_num_threads(before)
+    with path.open("x", encoding="utf-8") as file:
+        file.write(times.to_json() + "\n")
+    return times
+
+
+def _require_new(path: Path) -> None:
+    if path.exists():
+        others = (path.with_stem(f"{path.stem}-{n}") for n in range(2, 10_000))
+        raise ConfigError(
+            UNIT_TIMES_WRITTEN_ONCE.problem(
+                f"{path} is there already, and measured times are never overwritten",
+                key="--out",
+                set_by=f"--out {path}",
+                works=(f"--out {next(other for other in others if not other.exists())}",),
+            )
+        )
