@@ -15,7 +15,7 @@ from echelon.schedule.action import Schedule
 from echelon.schedule.build import build_schedule
 from echelon.schedule.simulate import Durations, simulate
 from tests.observe.recorded_runs import stage_times
-from tests.schedule.examples import SEEDS, runnable_schedules
+from tests.schedule.examples import SEEDS, runnable_schedules, schedule_of
 
 
 def _pipe(schedule: Schedule) -> Pipe:
@@ -147,6 +147,26 @@ def test_equal_stages_have_no_imbalance_over_any_links(schedule: Schedule, seed:
     durations = replace(Durations.uniform(schedule.num_stages), transfer_s=links)
     bubble = bubble_of([_planned(schedule, durations)])
     assert bubble.idle_s(Cause.IMBALANCE) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_message_may_leave_before_its_action_ends() -> None:
+    row = "F0.0 BW0.0", "F1.0 BW1.0"
+    schedule = schedule_of(*row, num_microbatches=1)
+    times = {"F0.0": (0, 1), "F1.0": (1, 2), "BW1.0": (2, 5), "BW0.0": (3.5, 6)}
+    posted = {"activation 0 stage 0 -> 1": 1, "gradient 0 stage 1 -> 0": 3}
+    events = [
+        Event(kind=name[:-3], name=name, stage=int(name[-3]), start=s, end=e, rank=int(name[-3]))
+        for name, (s, e) in times.items()
+    ]
+    events += [Event(kind="send", name=name, start=s, end=s) for name, s in posted.items()]
+    timeline = Timeline(pipe=_pipe(schedule), events=tuple(events), gradients_s=6.0)
+    (first, last) = bubble_of([timeline]).ranks
+    # Its maker was at work on the message for two seconds, and half of one it was on its way.
+    assert first.idle_s[Cause.SCHEDULE] == pytest.approx(2.0)
+    assert first.idle_s[Cause.TRANSFER] == pytest.approx(0.5)
+    assert first.idle_s[Cause.IMBALANCE] == pytest.approx(0.0)
+    assert last.idle_s[Cause.DRAIN] == pytest.approx(1.0)
+    _assert_every_idle_second_has_a_cause(timeline)
 
 
 def test_the_tail_is_what_follows_the_last_action_of_all_ranks() -> None:

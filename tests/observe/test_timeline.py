@@ -82,6 +82,19 @@ def test_no_message_arrives_before_it_was_sent(offsets: list[float]) -> None:
             assert message.end <= user.start + 1e-6
 
 
+def test_more_steps_align_clocks_better_but_not_those_of_long_ago() -> None:
+    plan = plan_of()
+    near, far = _step(plan, transfer_s=0.25), _step(plan, transfer_s=0.125)
+
+    def uncertainty_s(*steps: RecordedStep) -> float:
+        return clocks_of(pipes_of(plan), steps).uncertainty_s
+
+    later = {rank: [_behind(e, -1000.0) for e in near.events[rank]] for rank in near.events}
+    late = RecordedStep(number=9, start=0, events={r: tuple(es) for r, es in later.items()})
+    assert uncertainty_s(far, near) == uncertainty_s(far) < uncertainty_s(near)
+    assert uncertainty_s(far, late) == pytest.approx(uncertainty_s(near))
+
+
 def test_a_measured_step_holds_the_events_of_a_planned_one() -> None:
     plan = plan_of()
     pipes, step = pipes_of(plan), _step(plan)

@@ -11,11 +11,11 @@ that has one cause:
 
 - *fill*: before the rank's first action.
 - *schedule* and *imbalance*: before an action that needs a message, until the action that makes it
-  has ended. The order of the schedule makes ranks wait in this way even if all stages are equal and
-  transfers are free; as much as they wait then (each action taking the mean of its kind over all
-  ranks) is *schedule*. What they wait beyond that where each action takes its own time and
-  transfers are free is *imbalance*: some stage, or some microbatch, takes longer than the mean.
-- *transfer*: before such an action, from when the message is made to the start of the action; and
+  has posted it. The order of the schedule makes ranks wait in this way even if all stages are
+  equal and transfers are free; as much as they wait then (each action taking the mean of its kind
+  over all ranks) is *schedule*. What they wait beyond that where each action takes its own time
+  and transfers are free is *imbalance*: some stage, or some microbatch, takes longer than the mean.
+- *transfer*: before such an action, from when the message is posted to the start of the action; and
   what is left of the wait for its maker, which was late because it had waited for messages itself.
   In a measured step that includes handing messages over, and time between actions elsewhere.
 - *between actions*: before an action that needs no message: what the program itself takes, and
@@ -28,14 +28,13 @@ that has one cause:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from statistics import fmean
 
-from echelon.core.event import Event
-from echelon.observe.timeline import Timeline, made_at, maker_of
+from echelon.observe.timeline import Timeline, posted_at
 from echelon.schedule.action import Action, Schedule
 from echelon.schedule.dependencies import needs_of, result_of, run_lists
 from echelon.schedule.messages import Traffic
@@ -108,8 +107,9 @@ def _bubble_of_pipe(timeline: Timeline) -> Bubble:
     last = max(event.end for event in actions)
     end = max(last, timeline.gradients_s)
     at = {event.name: event for event in actions}
-    waits = _waits(schedule, actions)
-    equal, free = (_replayed(schedule, one) for one in (_means(actions), _own(actions)))
+    waits = _waits(timeline)
+    paces = _paces(timeline)
+    equal, free = (_replayed(schedule, one) for one in (_means(paces), paces))
     found: list[RankBubble] = []
     for place, rank in enumerate(timeline.pipe.ranks):
         own = [at[str(action)] for action in schedule.actions[place]]
@@ -138,13 +138,12 @@ class _Waits:
     between_s: float
 
 
-def _waits(schedule: Schedule, actions: Iterable[Event]) -> list[_Waits]:
+def _waits(timeline: Timeline) -> list[_Waits]:
     """Return, for each pipeline rank, what it waited for between its first and last action."""
-    events = list(actions)
-    at = {event.name: event for event in events}
-    made = made_at(events)
+    at = {event.name: event for event in timeline.actions}
+    posted = posted_at(timeline)
     found: list[_Waits] = []
-    for row in Traffic.of(schedule).steps:
+    for row in Traffic.of(timeline.pipe.schedule).steps:
         maker_s = transfer_s = between_s = 0.0
         for before, step in pairwise(row):
             free, start = at[str(before.action)].end, at[str(step.action)].start
@@ -152,28 +151,55 @@ def _waits(schedule: Schedule, actions: Iterable[Event]) -> list[_Waits]:
                 between_s += start - free
             else:
                 # Clocks of ranks agree only so far; a part of a gap never leaves it.
-                ready = min(max(made[maker_of(step.receive)], free), start)
+                ready = min(max(posted[step.receive], free), start)
                 maker_s += ready - free
                 transfer_s += start - ready
         found.append(_Waits(maker_s=maker_s, transfer_s=transfer_s, between_s=between_s))
     return found
 
 
-def _own(actions: Iterable[Event]) -> Mapping[str, float]:
-    return {event.name: event.end - event.start for event in actions}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pace:
+    """Say how long one action takes, and after how much of that its message leaves."""
+
+    kind: str
+    seconds: float
+    gives_s: float
 
 
-def _means(actions: Sequence[Event]) -> Mapping[str, float]:
-    """Return for each action the mean seconds of its kind, over all ranks."""
-    by_kind: dict[str, list[float]] = {}
-    for event in actions:
-        by_kind.setdefault(event.kind, []).append(event.end - event.start)
-    means = {kind: fmean(seconds) for kind, seconds in by_kind.items()}
-    return {event.name: means[event.kind] for event in actions}
+def _paces(timeline: Timeline) -> Mapping[str, _Pace]:
+    """Return the pace of each action, as it was in this step."""
+    schedule = timeline.pipe.schedule
+    posted = posted_at(timeline)
+    paces: dict[str, _Pace] = {}
+    at = {event.name: event for event in timeline.actions}
+    for step in (step for row in Traffic.of(schedule).steps for step in row):
+        event = at[str(step.action)]
+        gives = event.end if step.send is None else posted[step.send]
+        paces[event.name] = _Pace(
+            kind=event.kind, seconds=event.end - event.start, gives_s=gives - event.start
+        )
+    return paces
 
 
-def _replayed(schedule: Schedule, seconds: Mapping[str, float]) -> list[float]:
-    """Return what each rank waits for makers where actions take `seconds` and transfers nothing."""
+def _means(paces: Mapping[str, _Pace]) -> Mapping[str, _Pace]:
+    """Return for each action the mean pace of its kind, over all ranks."""
+    by_kind: dict[str, list[_Pace]] = {}
+    for pace in paces.values():
+        by_kind.setdefault(pace.kind, []).append(pace)
+    means = {
+        kind: _Pace(
+            kind=kind,
+            seconds=fmean(pace.seconds for pace in same),
+            gives_s=fmean(pace.gives_s for pace in same),
+        )
+        for kind, same in by_kind.items()
+    }
+    return {name: means[pace.kind] for name, pace in paces.items()}
+
+
+def _replayed(schedule: Schedule, paces: Mapping[str, _Pace]) -> list[float]:
+    """Return what each rank waits for makers at these paces, where transfers take nothing."""
     free = [0.0] * schedule.num_ranks
     made: dict[Action, float] = {}
     waits = [0.0] * schedule.num_ranks
@@ -184,5 +210,7 @@ def _replayed(schedule: Schedule, seconds: Mapping[str, float]) -> list[float]:
         # Before its first action a rank does not wait for a maker: the pipeline fills.
         if action != schedule.actions[rank][0]:
             waits[rank] += start - free[rank]
-        made[result_of(action)] = free[rank] = start + seconds[str(action)]
+        pace = paces[str(action)]
+        free[rank] = start + pace.seconds
+        made[result_of(action)] = start + pace.gives_s
     return waits

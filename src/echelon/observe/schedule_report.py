@@ -38,7 +38,7 @@ STEPS_SHOWN = 3
 """Steps that a measured trace holds and that action times are taken from: the last ones."""
 
 _LOOKED_BACK = 8
-"""Steps that are looked at for the last whole one."""
+"""Steps that are looked at for the last whole one, and that clocks are aligned by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,14 +92,14 @@ def read_schedule_report(run_dir: Path, *, step: int | None = None) -> ScheduleR
     plan = open_run(run_dir).plan()
     pipes = pipes_of(plan)
     steps = _read_steps(run_dir, plan, pipes, step)
-    shown = steps[-1].number
     clocks = clocks_of(pipes, steps)
-    measured = {one.number: measured_timelines(pipes, one, clocks) for one in steps}
+    last = steps[-STEPS_SHOWN:]
+    measured = {one.number: measured_timelines(pipes, one, clocks) for one in last}
     durations = measured_durations([line for lines in measured.values() for line in lines])
     return ScheduleReport(
         run=run_dir,
         plan=plan,
-        step=shown,
+        step=steps[-1].number,
         clocks=clocks,
         durations=durations,
         planned=planned_timelines(pipes, durations),
@@ -184,8 +184,6 @@ def _read_steps(
         if found and step.start != found[0].start:
             break
         found.append(step)
-        if len(found) == STEPS_SHOWN:
-            break
     if not found:
         raise _not_recorded(f"no whole step of {run_dir} was recorded", ())
     return found[::-1]

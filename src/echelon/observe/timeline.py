@@ -123,8 +123,8 @@ def is_whole(pipe: Pipe, step: RecordedStep) -> bool:
 def measured_durations(timelines: Sequence[Timeline]) -> Durations:
     """Return the median seconds of each kind of action on each stage, and of each transfer.
 
-    A transfer is timed where it was waited for: from the end of the action that made the message to
-    the start of the one that used it. Where none was, it cost nothing.
+    A transfer is timed where it was waited for: from when the message was posted to the start of
+    the action that used it. Where none was, it cost nothing.
     """
     schedule = timelines[0].pipe.schedule
     seconds: dict[tuple[str, int | None], list[float]] = {}
@@ -152,33 +152,31 @@ def measured_durations(timelines: Sequence[Timeline]) -> Durations:
     )
 
 
-def made_at(actions: Iterable[Event]) -> dict[str, float]:
-    """Return when each result is there: of F, and of B or BW, by ``F0.3`` and ``B0.3``."""
-    kinds = {ActionKind.F.value: "F", ActionKind.B.value: "B", ActionKind.BW.value: "B"}
+def posted_at(timeline: Timeline) -> dict[Message, float]:
+    """Return when each message left the action that made it: at its end, or before that.
+
+    A whole backward pass has its message ready before it computes weight gradients.
+    """
+    ends = {event.name: event.end for event in timeline.actions}
+    starts = {event.name: event.start for event in timeline.events if event.kind == SEND}
     return {
-        f"{kinds[event.kind]}{event.stage}.{event.microbatch}": event.end
-        for event in actions
-        if event.kind in kinds
+        step.send: min(ends[str(step.action)], starts.get(str(step.send), float("inf")))
+        for row in Traffic.of(timeline.pipe.schedule).steps
+        for step in row
+        if step.send is not None
     }
-
-
-def maker_of(message: Message) -> str:
-    """Return the name under which `made_at` has the result that a message carries."""
-    kind = "F" if message.source_stage < message.target_stage else "B"
-    return f"{kind}{message.source_stage}.{message.microbatch}"
 
 
 def _waited_for(timeline: Timeline) -> list[tuple[Message, float]]:
     """Return the messages that were still to be made when their user was ready, and their time."""
-    schedule = timeline.pipe.schedule
     at = {event.name: event for event in timeline.actions}
-    made = made_at(timeline.actions)
+    posted = posted_at(timeline)
     found: list[tuple[Message, float]] = []
-    for row in Traffic.of(schedule).steps:
+    for row in Traffic.of(timeline.pipe.schedule).steps:
         for before, step in pairwise(row):
             if step.receive is None:
                 continue
-            sent, start = made[maker_of(step.receive)], at[str(step.action)].start
+            sent, start = posted[step.receive], at[str(step.action)].start
             if sent >= at[str(before.action)].end:
                 found.append((step.receive, max(0.0, start - sent)))
     return found
