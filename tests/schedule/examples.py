@@ -1,4 +1,7 @@
-"""Schedules for tests: written by hand, and drawn at random with every freedom that one has."""
+"""Schedules for tests: written by hand, and drawn at random with every freedom that one has.
+
+`mutated_schedules` in `mutations.py` are those with something changed, valid or not.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +49,11 @@ def _placement(num_ranks: int, num_stages: int, rng: random.Random) -> tuple[int
     return tuple(rng.choice((looped, folded, rng.sample(looped, num_stages))))
 
 
-def _listed(schedule_seed: int, *, may_deadlock: bool) -> Schedule:
+def listed(schedule_seed: int, *, may_deadlock: bool = False, mirrors: bool = False) -> Schedule:
     """Run a random action whose needs are met, until all have run; note who ran what.
 
-    Where the schedule may deadlock, needs on other ranks do not hold an action back.
+    Where the schedule may deadlock, needs on other ranks do not hold an action back. Where it
+    mirrors, some microbatches cross the ranks the other way round.
     """
     rng = random.Random(schedule_seed)
     num_ranks = rng.randint(1, 4)
@@ -57,35 +61,47 @@ def _listed(schedule_seed: int, *, may_deadlock: bool) -> Schedule:
     num_microbatches = rng.randint(1, 5)
     owner = _placement(num_ranks, num_stages, rng)
     left = _cells(num_stages, num_microbatches, rng)
+    mirrored = [m for m in range(num_microbatches) if mirrors and rng.random() < 0.5]
     rows: list[list[Action]] = [[] for _ in range(num_ranks)]
     done: set[tuple[str, int, int]] = set()
+
+    def rank_of(stage: int, microbatch: int) -> int:
+        return num_ranks - 1 - owner[stage] if microbatch in mirrored else owner[stage]
+
     while left:
         free = [
             action
             for action in left
             if all(
-                need in done or (may_deadlock and owner[need[1]] != owner[action.stage])
-                for need in _needs(action, num_stages)
+                (kind, stage, microbatch) in done
+                or (
+                    may_deadlock and rank_of(stage, microbatch) != rank_of(action.stage, microbatch)
+                )
+                for kind, stage, microbatch in _needs(action, num_stages)
             )
         ]
         action = rng.choice(free)
         left.remove(action)
         kind = "B" if action.kind is ActionKind.BW else action.kind.value
         done.add((kind, action.stage, action.microbatch))
-        rows[owner[action.stage]].append(action)
+        rows[rank_of(action.stage, action.microbatch)].append(action)
     return Schedule(
         name="random",
         num_ranks=num_ranks,
         num_microbatches=num_microbatches,
         stage_ranks=owner,
+        mirrored=tuple(mirrored),
         actions=tuple(tuple(row) for row in rows),
     )
 
 
 SEEDS = st.integers(min_value=0, max_value=2**32 - 1)
 
-runnable_schedules = SEEDS.map(lambda seed: _listed(seed, may_deadlock=False))
+runnable_schedules = SEEDS.map(listed)
 """Complete schedules that cannot deadlock: any placement, any order, fused and split backward."""
 
-ordered_schedules = SEEDS.map(lambda seed: _listed(seed, may_deadlock=True))
+mirrored_schedules = SEEDS.map(lambda seed: listed(seed, mirrors=True))
+"""The same, where some microbatches may cross the ranks the other way round."""
+
+ordered_schedules = SEEDS.map(lambda seed: listed(seed, may_deadlock=True))
 """Complete schedules whose ranks keep their own order, but which may deadlock."""

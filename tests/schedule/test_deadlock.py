@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 
 from echelon.schedule.action import Schedule
 from echelon.schedule.build import build_schedule
-from echelon.schedule.deadlock import send_window, shares_queue, stuck_cycle
+from echelon.schedule.deadlock import moves_that_finish, send_window, shares_queue, stuck_cycle
 from echelon.schedule.dependencies import run_lists
 from echelon.schedule.messages import Traffic
 from tests.schedule.examples import ordered_schedules, runnable_schedules, schedule_of
+from tests.schedule.mutations import is_valid
 from tests.schedule.transport import Machine
 
 
@@ -69,6 +72,25 @@ def test_the_window_grows_where_a_rank_runs_far_ahead() -> None:
     assert send_window(traffic) == 4
     assert Machine(traffic, window=4).finishes()
     assert not Machine(traffic, window=3).finishes()
+
+
+@given(ordered_schedules)
+def test_a_move_that_is_named_frees_every_rank(schedule: Schedule) -> None:
+    circle = stuck_cycle(schedule)
+    for text in moves_that_finish(schedule, circle):
+        found = re.fullmatch(r"on rank (\d+) (\S+) before (\S+)", text)
+        assert found is not None
+        row = [str(action) for action in schedule.actions[int(found[1])]]
+        row.remove(found[2])
+        row.insert(row.index(found[3]), found[2])
+        rows = [" ".join(map(str, actions)) for actions in schedule.actions]
+        rows[int(found[1])] = " ".join(row)
+        moved = schedule_of(
+            *rows,
+            num_microbatches=schedule.num_microbatches,
+            stage_ranks=schedule.stage_ranks,
+        )
+        assert is_valid(moved)
 
 
 def test_the_shortest_circle_is_named_where_more_ranks_hang() -> None:

@@ -131,7 +131,11 @@ def _deadlock(schedule: Schedule, cells: Cells) -> list[Problem]:
     waits = "; ".join(
         f"rank {wait.rank} cannot start {_named(schedule, wait.rank, wait.action, cells)} before "
         f"{_named(schedule, wait.on_rank, wait.waits_for, cells)} on rank {wait.on_rank}, which "
-        f"stands behind {following.action}"
+        + (
+            "waits too"
+            if wait.waits_for == following.action
+            else f"stands behind {following.action}"
+        )
         for wait, following in zip(circle, circle[1:] + circle[:1], strict=True)
     )
     first = circle[0]

@@ -63,6 +63,8 @@ def moves_that_finish(schedule: Schedule, circle: tuple[Wait, ...]) -> list[str]
     """
     moves: list[str] = []
     for wait, following in zip(circle, circle[1:] + circle[:1], strict=True):
+        if wait.waits_for == following.action:
+            continue
         row = list(schedule.actions[wait.on_rank])
         row.remove(wait.waits_for)
         row.insert(row.index(following.action), wait.waits_for)

@@ -8,7 +8,7 @@
     +--------------+
 
 Each arrow leads to the rank that is waited for: there, what would end the wait stands in ( ),
-behind the action in [ ] that cannot start.
+behind the action in [ ] that cannot start, or in it: [(F1.1)].
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _row(row: tuple[Action, ...], stands_at: Action, awaited: Action) -> str:
         if place > last + 1:
             words.append("...")
         last = place
-        left, right = {head: "[]", wanted: "()"}.get(place, "  ")
-        words.append(f"{left}{row[place]}{right}".strip())
+        word = f"({row[place]})" if place == wanted else str(row[place])
+        words.append(f"[{word}]" if place == head else word)
     if last < len(row) - 1:
         words.append("...")
     return " ".join(words)
