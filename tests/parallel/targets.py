@@ -190,7 +190,7 @@ def one_block(context: RankContext, argument: tuple[Plan, Any, Any, TokenBatch])
     plan, x_ND, dy_ND, batch = argument
     built = build(context, plan)
     x_ND = own_rows(plan, built.groups, x_ND).requires_grad_()
-    stage = built.model.stage
+    stage = next(iter(built.model.stages.values()))
     block = stage.layers["0"]
     assert isinstance(block, Block)
     return run_and_record(
@@ -204,7 +204,7 @@ def embed(context: RankContext, argument: tuple[Plan, Any, TokenBatch]) -> Pass:
     """Embed the tokens; the gradient of the output is given."""
     plan, dy_ND, batch = argument
     built = build(context, plan)
-    stage = built.model.stage
+    stage = next(iter(built.model.stages.values()))
     anchor = torch.zeros((), dtype=torch.float64, requires_grad=True)
     positions = stage.positions.weight if plan.model.positions == "learned" else None
 
@@ -220,7 +220,7 @@ def head(context: RankContext, argument: tuple[Plan, Any, TokenBatch]) -> Pass:
     plan, x_ND, batch = argument
     built = build(context, plan)
     x_ND = own_rows(plan, built.groups, x_ND).requires_grad_()
-    stage = built.model.stage
+    stage = next(iter(built.model.stages.values()))
 
     def compute() -> tuple[torch.Tensor, torch.Tensor]:
         loss = stage.operations.head_loss(x_ND, stage.head_weight, batch.labels_N, 0.25)

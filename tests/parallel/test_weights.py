@@ -26,7 +26,7 @@ from tests.parallel.one_device import assemble
     ids=str,
 )
 @pytest.mark.parametrize(
-    "wanted", [Wanted(), Wanted(tied=True), Wanted(slices=True, stage=True)], ids=str
+    "wanted", [Wanted(), Wanted(tied=(0, 1)), Wanted(slices=True, stage=True)], ids=str
 )
 def test_groups_of_processes_are_those_of_the_mesh(
     rank_pool: RankPool, mesh: Mesh, wanted: Wanted

@@ -51,7 +51,7 @@ def poison(context: RankContext, argument: tuple[Plan, str, int]) -> Poisoned:
     engine = make_engine(context, plan)
     results = [engine.step(batches_of(engine, 0), 0)]
     before, first = copies(engine.parameters()), moments_of(engine)
-    operations: Any = engine.model.stage.operations
+    operations: Any = next(iter(engine.model.stages.values())).operations
     mine = context.rank == culprit
     if mine and where == "loss":
         head_loss = operations.head_loss

@@ -35,7 +35,7 @@ def step_with_poison(context: RankContext, argument: dict[str, Any]) -> tuple[bo
     """Spoil one parameter on one rank, take a step; return what is said and if weights moved."""
     plan = Plan.from_json(argument["plan"])
     engine = TrainEngine(plan, Recorder(context.rank, NoEvents()), context.device)
-    weights = dict(engine.model.stage.named_parameters())
+    weights = dict(next(iter(engine.model.stages.values())).named_parameters())
     if context.rank == argument["rank"]:
         weights[argument["name"]].data[argument["row"]] = float("inf")
     before = [bucket.values.clone() for bucket in engine.model.buckets]

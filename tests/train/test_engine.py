@@ -13,7 +13,8 @@ from echelon.core.plan import Optimizer, Plan, Recompute, Zero
 from echelon.launch.pool import RankPool
 from echelon.models.batch import TokenBatch
 from echelon.schedule.build import build_schedule
-from echelon.train.engine import StepResult, forward_only
+from echelon.schedule.forward import forward_only
+from echelon.train.engine import StepResult
 from tests.parallel import targets
 from tests.parallel.layouts import ADAMW, GPT2, NANO, QWEN, plan_of
 from tests.parallel.one_device import assemble, decoder, make_rows, train

@@ -51,7 +51,7 @@ def explain(context: RankContext, argument: tuple[Plan, str, int]) -> str:
         assert part.stop > part.start, "this rank holds nothing of it"
         bucket.value_slice[part] = float("nan")
     if context.rank == culprit and where == "gradient":
-        parameter = dict(engine.model.stage.named_parameters())[name]
+        parameter = dict(next(iter(engine.model.stages.values())).named_parameters())[name]
         store: Any = engine.model.store
         add = store.add
 

@@ -38,7 +38,7 @@ def step_with_straggler(context: RankContext, argument: dict[str, Any]) -> StepR
     batches = rank_batches(plan, rows, engine.data_rank, 0)
     engine.step(batches, 0)
     if context.rank == argument["slow"]:
-        stage = engine.model.stage
+        stage = next(iter(engine.model.stages.values()))
         stage.register_forward_pre_hook(lambda *_: time.sleep(SLEEP_S))
     return engine.step(batches, 1, used_bytes=context.rank * 10)
 

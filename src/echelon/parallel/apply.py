@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.buckets import accumulates_slices, stage_units
-from echelon.cost.stage import pp_rank_of, held_parameters, rank_part
+from echelon.cost.stage import StagePart, held_parameters, pp_rank_of, rank_part
 from echelon.models.decoder import Decoder
 from echelon.parallel.buckets import make_buckets
 from echelon.parallel.data import GradientReduction, bucket_rule
@@ -18,7 +17,7 @@ from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.dtypes import TORCH_DTYPES
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
-from echelon.parallel.pipeline import PipelineExecutor, PipeLinks
+from echelon.parallel.pipeline import PipelineExecutor, PipeLinks, StreamShape
 from echelon.parallel.rank_model import RankModel
 from echelon.parallel.recompute import block_runner
 from echelon.parallel.tensor import TensorSplit
@@ -37,33 +36,33 @@ def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankMode
     )
     operations = RankOperations(split, plan.model.vocab)
     with torch.device("meta"):
-        stage = Decoder(
-            plan.model,
-            operations=operations,
-            blocks=part.blocks,
-            first=part.first,
-            last=part.last,
-            tp=plan.mesh.tp,
-        )
-    stage.run_block = block_runner(plan.layout.recompute)
+        stages = {one.stage: _stage(plan, one, operations) for one in part.stages}
     rest = parameter_rest(plan, groups.rank, device)
     rule = bucket_rule(plan, part, specs, groups, rest, device)
     like = torch.empty(0, dtype=TORCH_DTYPES[plan.mathematics.precision.parameters], device=device)
-    buckets = make_buckets(dict(stage.named_parameters()), specs, rule, like)
-    install(stage, buckets)
+    buckets = make_buckets(
+        {k: v for one in stages.values() for k, v in one.named_parameters()}, specs, rule, like
+    )
+    install(stages.values(), buckets)
     fill_initial(buckets, [resting_values(bucket) for bucket in buckets], plan, groups)
     store.hold(buckets)
-    operations.residency = Residency(buckets, stage_units(part), groups.shard, plan.layout.zero)
+    units = [stage_units(one) for one in part.stages]
+    operations.residency = Residency(buckets, units, groups.shard, plan.layout.zero)
     executor = PipelineExecutor(
-        {part.stage: stage},
-        pp_rank=plan.mesh.coordinates(groups.rank)[Axis.PP],
+        stages,
+        pp_rank=part.pp_rank,
         links=PipeLinks(forward=groups.pipe_forward, backward=groups.pipe_backward),
         store=store,
         recorder=groups.recorder,
-        rows_divisor=plan.mesh.tp if split.scattered else 1,
+        stream=StreamShape(
+            hidden=plan.model.hidden,
+            divisor=plan.mesh.tp if split.scattered else 1,
+            dtype=like.dtype,
+            device=device,
+        ),
     )
     return RankModel(
-        stage=stage,
+        stages=stages,
         buckets=buckets,
         store=store,
         reduction=reduction,
@@ -71,3 +70,16 @@ def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankMode
         parameter_rest=rest,
         executor=executor,
     )
+
+
+def _stage(plan: Plan, part: StagePart, operations: RankOperations) -> Decoder:
+    stage = Decoder(
+        plan.model,
+        operations=operations,
+        blocks=part.blocks,
+        first=part.first,
+        last=part.last,
+        tp=plan.mesh.tp,
+    )
+    stage.run_block = block_runner(plan.layout.recompute)
+    return stage

@@ -55,7 +55,9 @@ class Bucket:
     it: views of the whole, or tensors of their own where the whole does not last. `rest` is where a
     slice of parameters rests that is not on the device, under the key `values_key`; `value_slice`
     is then a view of it, for reading and writing between steps. Elements up to `decay_end` take
-    weight decay, the rest do not.
+    weight decay, the rest do not. `missing` counts the gradients that are still to come before the
+    bucket is summed (below 1: it is not summed after this microbatch), `ends` says that it is then
+    summed for the last time in this step.
     """
 
     plan: BucketPlan
@@ -70,11 +72,17 @@ class Bucket:
     rest: Rest | None = None
     slots: list[Slot] = field(default_factory=list)
     missing: int = 0
+    ends: bool = False
 
     @property
     def name(self) -> str:
         """Return the name of the bucket on this rank."""
         return self.plan.name
+
+    @property
+    def index(self) -> int:
+        """Return the place of the bucket among those of this rank."""
+        return int(self.name.removeprefix("bucket"))
 
     @property
     def values_key(self) -> str:

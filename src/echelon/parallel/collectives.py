@@ -11,7 +11,7 @@ formula, no idle link, and the same result bit for bit on every run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -218,20 +218,21 @@ class Group:
             dist.all_gather_object(values, value, group=self._group)
         return values
 
-    def join_neighbours(self) -> None:
-        """Open the links to the members before and after this one; all members call it together.
+    def join(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Open the links between pairs of members, in this order; all members call it together.
 
         NCCL opens a link inside of the first call that uses it, where either end waits for the
         other. In a pipeline the first call of one rank may be on another link than that of its
-        neighbour, and both would wait for ever; so links are opened here, one after the other.
+        peer, and both would wait for ever; so links are opened here, one after the other.
         """
         device = "cpu" if self._direct is not None else f"cuda:{torch.cuda.current_device()}"
         token = torch.zeros(1, device=device)
-        with self.recorder.waiting("the neighbours in the pipeline"):
-            if self.index > 0:
-                dist.recv(token, self.ranks[self.index - 1], group=self._group)
-            if self.index + 1 < self.size:
-                dist.send(token, self.ranks[self.index + 1], group=self._group)
+        with self.recorder.waiting("the other ranks of the pipeline"):
+            for first, second in pairs:
+                if self.index == first:
+                    dist.send(token, self.ranks[second], group=self._group)
+                elif self.index == second:
+                    dist.recv(token, self.ranks[first], group=self._group)
 
     def send(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
         """Send `tensor` to member `index` of the group; it must live until `wait`."""

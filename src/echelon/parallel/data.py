@@ -14,8 +14,9 @@ Gradients are summed, never averaged: the loss is already divided by the number 
 *global* batch, so the sum over ranks is the gradient of the mean. Nothing divides by a degree.
 
 Some buckets are summed over other groups as well: "partial" over the tensor ranks (norms under
-sequence parallelism), "tied" over the two ends of the pipeline. Data ranks come first, so what
-travels on the later hops is a slice.
+sequence parallelism), "tied" over the two ends of the pipeline, all of them over the two ranks that
+hold copies of the same stages where microbatches cross the pipeline both ways. Data ranks come
+first, so what travels on the later hops is a slice.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import torch
 from echelon.core.parameters import EMBEDDING, ParameterSpec
 from echelon.core.plan import Plan
 from echelon.cost.buckets import accumulates_slices, plan_buckets, shard_degree
-from echelon.cost.stage import StagePart, shared_by_ends
+from echelon.cost.stage import RankPart, shared_by_ends
 from echelon.parallel.buckets import Bucket, BucketRule
 from echelon.parallel.collectives import Group, Pending
 from echelon.parallel.device_mesh import RankGroups
@@ -43,7 +44,7 @@ IN_FLIGHT = 2
 
 def bucket_rule(
     plan: Plan,
-    part: StagePart,
+    part: RankPart,
     specs: Sequence[ParameterSpec],
     groups: RankGroups,
     rest: Rest | None,
@@ -53,18 +54,22 @@ def bucket_rule(
 
     Slices of parameters go to `rest`, where there is one.
     In the norm every logical parameter counts on one rank of a (pipeline x tensor) group: of what
-    tensor ranks replicate on the first, of a tied embedding on the first stage.
+    tensor ranks replicate on the first, of a tied embedding on the rank of the first stage, of
+    mirrored stages on the earlier rank.
     """
     tied = {spec.name for spec in specs if shared_by_ends(plan, part, spec)}
+    here = not (part.mirrored and part.pp_rank >= plan.mesh.pp / 2)
+    both_ends = any(stage.first and stage.last for stage in part.stages)
     return BucketRule(
         plans=plan_buckets(plan, part),
         optimizer=plan.mathematics.optimizer,
         counted={
-            spec.name: (spec.split_dim is not None or groups.tensor.index == 0)
+            spec.name: here
+            and (spec.split_dim is not None or groups.tensor.index == 0)
             and (part.first or spec.name not in tied)
             for spec in specs
         },
-        uses={EMBEDDING: int(part.first) + int(part.last and plan.model.tied)},
+        uses={EMBEDDING: 2 if both_ends and plan.model.tied else 1},
         gradients=TORCH_DTYPES[plan.mathematics.precision.gradients],
         num_slices=shard_degree(plan),
         index=groups.shard.index if plan.layout.zero.stage else 0,
@@ -106,8 +111,12 @@ class GradientReduction:
             "partial": [groups.tensor, *replicas],
             "tied": [groups.tied, *replicas],
         }
+        self._mirror = groups.mirror
+        for hops in self._hops.values():
+            hops.append(self._mirror)
         self._flights: deque[_Flight] = deque()
         self._later: deque[_Flight] = deque()
+        self._mirrored: list[_Flight] = []
         self._landed: set[str] = set()
 
     def start_step(self) -> None:
@@ -136,6 +145,13 @@ class GradientReduction:
         for flights in (self._flights, self._later):
             while flights:
                 self._land(flights.popleft())
+        # Both ranks of a pair come to their buckets in orders of their own; they sum in that of the
+        # names, when they have all.
+        for flight in sorted(self._mirrored, key=lambda flight: flight.bucket.index):
+            self._next_hop(flight)
+        self._mirrored.clear()
+        while self._later:
+            self._land(self._later.popleft())
 
     def _first_hop(self, bucket: Bucket, hops: list[Group]) -> _Flight:
         whole = bucket.gradients.to(self._dtype)  # itself, where the dtype is the same
@@ -166,9 +182,13 @@ class GradientReduction:
             target.copy_(wire)
         if self._slices_add_up:
             flight.bucket.gradients_memory.release()
-        if not flight.hops:
-            return
+        if flight.hops and flight.hops[0] is self._mirror:
+            self._mirrored.append(flight)
+        elif flight.hops:
+            self._next_hop(flight)
+
+    def _next_hop(self, flight: _Flight) -> None:
         group, *rest = flight.hops
-        wire = target.to(self._dtype)
+        wire = flight.target.to(self._dtype)
         pending = group.all_reduce(wire, name=f"gradients.{flight.bucket.name}", async_op=True)
-        self._later.append(_Flight(flight.bucket, pending, wire, target, rest, add=False))
+        self._later.append(_Flight(flight.bucket, pending, wire, flight.target, rest, add=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import cast
 
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from echelon.core.mesh import Mesh
 from echelon.core.plan import Plan
 from echelon.parallel.collectives import Group
 from echelon.parallel.recorder import Recorder
+from echelon.schedule.of_plan import placement_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +24,9 @@ class RankGroups:
     slices of which `replicate` ranks hold copies; `stage` is all ranks of one pipeline stage, which
     share out Muon's matrices. `tensor` is `tp`. Activations travel on `pipe_forward` and gradients
     on `pipe_backward`: one communicator each, because NCCL runs the messages of a communicator in
-    order and the two directions would wait for each other. `tied` joins the first and the last
-    stage where both hold the embedding; `world` carries the few numbers of a step that every rank
-    needs.
+    order and the two directions would wait for each other. `tied` joins the ranks of the first and
+    the last stage where both hold the embedding, `mirror` two ranks that hold copies of the same
+    stages; `world` carries the few numbers of a step that every rank needs.
     """
 
     mesh: Mesh
@@ -39,23 +41,40 @@ class RankGroups:
     pipe_forward: Group
     pipe_backward: Group
     tied: Group
+    mirror: Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Say which groups a run needs besides those that every run has."""
+    """Say which groups a run needs besides those that every run has.
 
-    tied: bool = False
+    `tied` are the places in the pipeline of the two ranks that share an embedding, `links` the
+    pairs of places between which messages travel (default: neighbours).
+    """
+
+    tied: tuple[int, ...] = ()
     slices: bool = False
     stage: bool = False
+    mirrored: bool = False
+    links: tuple[tuple[int, int], ...] | None = None
 
     @classmethod
     def by(cls, plan: Plan) -> Wanted:
         """Return what a plan needs."""
+        placement = placement_of(plan)
+        ends = (placement.stage_ranks[0], placement.stage_ranks[-1])
+        one_each = ends[0] != ends[1] and not placement.mirrored
+        between = {
+            tuple(sorted((placement.rank_of(stage, one), placement.rank_of(stage + 1, one))))
+            for stage in range(placement.num_stages - 1)
+            for one in {0, *placement.mirrored[:1]}
+        }
         return cls(
-            tied=plan.model.tied,
+            tied=ends if plan.model.tied and one_each else (),
             slices=plan.layout.zero.stage > 0,
             stage=plan.mathematics.optimizer.kind == "muon",
+            mirrored=bool(placement.mirrored),
+            links=tuple(sorted((a, b) for a, b in between if a != b)),
         )
 
 
@@ -77,7 +96,10 @@ def rank_groups(mesh: Mesh, recorder: Recorder, wanted: Wanted) -> RankGroups:
         return Group(axis, mine, rank, handle, recorder)
 
     pipes = mesh.groups(Axis.PP)
-    ends = tuple((ranks[0], ranks[-1]) for ranks in pipes) if wanted.tied and mesh.pp > 1 else ()
+    two = wanted.tied if mesh.pp > 1 else ()
+    ends = tuple(tuple(ranks[place] for place in two) for ranks in pipes if two)
+    half = range(mesh.pp // 2 if wanted.mirrored else 0)
+    mirrors = tuple((ranks[place], ranks[-1 - place]) for ranks in pipes for place in half)
     stage = tuple(axis for axis in MESH_AXES if axis is not Axis.PP)
     groups = RankGroups(
         mesh=mesh,
@@ -94,8 +116,10 @@ def rank_groups(mesh: Mesh, recorder: Recorder, wanted: Wanted) -> RankGroups:
         pipe_forward=over(Axis.PP.value, pipes),
         pipe_backward=over(Axis.PP.value, pipes),
         tied=over(Axis.PP.value, ends),
+        mirror=over(Axis.PP.value, mirrors),
     )
     if mesh.pp > 1:
-        groups.pipe_forward.join_neighbours()
-        groups.pipe_backward.join_neighbours()
+        links = wanted.links or tuple(pairwise(range(mesh.pp)))
+        groups.pipe_forward.join(links)
+        groups.pipe_backward.join(links)
     return groups

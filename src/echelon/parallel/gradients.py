@@ -7,12 +7,19 @@ come, the bucket is complete and its reduction starts: once per step, or after e
 where slices add up (`cost.buckets.accumulates_slices`).
 
 Weight gradients may be put off (`defer`): nothing in backward waits for them, so they are what is
-computed while a collective is in flight.
+computed while a collective is in flight. Where a schedule splits the backward pass (B and W), all
+of them are: B `collects` them, with what they need, and W runs that queue. It is a list of
+closures, not a search of the autograd graph, so it holds for any layer that writes its gradients
+here, whatever is recomputed, gathered or split around it (Qi et al., "Zero Bubble Pipeline
+Parallelism", 2023, section 2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
@@ -21,6 +28,17 @@ import torch
 from echelon.parallel.buckets import Bucket, Slot
 
 Work = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightWork:
+    """A weight gradient that is still to be computed; `start` fetches what it needs, if anything.
+
+    Ranks that start a collective in it do so in the same order, as they run the same queue.
+    """
+
+    run: Work
+    start: Work | None = None
 
 
 class Reduction(Protocol):
@@ -56,40 +74,84 @@ class GradientStore:
         self._runs: dict[tuple[int, ...], tuple[Bucket, slice] | None] = {}
         self._values: dict[tuple[int, ...], torch.Tensor] = {}
         self._gradients: dict[tuple[int, ...], torch.Tensor] = {}
-        self._deferred: list[Work] = []
-        self._counts = self._last = False
+        self._deferred: list[WeightWork] = []
+        self._collected: list[WeightWork] | None = None
+        self._by_stage: dict[int, list[Bucket]] = {}
+        self._ended: set[int] = set()
 
     def hold(self, buckets: Sequence[Bucket]) -> None:
         """Write into `buckets` from now on."""
         self.buckets = buckets
         self._slots = {id(slot.parameter): slot for bucket in buckets for slot in bucket.slots}
+        self._by_stage = {}
+        for bucket in buckets:
+            for stage in bucket.plan.stages:
+                self._by_stage.setdefault(stage, []).append(bucket)
 
     def start_step(self) -> None:
         """Forget the gradients of the last step: the first contribution overwrites them."""
+        self._ended.clear()
         for slot in self._slots.values():
             slot.fresh = True
 
-    def start_backward(self, *, last: bool) -> None:
-        """Begin the backward of one microbatch; `last` says that it is the last of the step."""
-        self._last = last
-        self._counts = last or self._every
-        if not self._counts:
-            return
-        for bucket in self.buckets:
-            bucket.missing = sum(slot.uses for slot in bucket.slots)
-        if self._every:
-            self.start_step()
+    def start_backward(self, stage: int = 0, *, last: bool) -> None:
+        """Begin to take the gradients of one microbatch on `stage`; `last`: of its last one.
 
-    def defer(self, work: Work) -> None:
-        """Keep a weight gradient for later: for the next time that something is in flight."""
-        self._deferred.append(work)
+        A bucket is summed after the last microbatch of all stages that use it, or after each.
+        """
+        if last:
+            self._ended.add(stage)
+        for bucket in self._by_stage.get(stage, ()):
+            bucket.ends = self._ended.issuperset(bucket.plan.stages)
+            bucket.missing = 0
+            if bucket.ends or self._every:
+                bucket.missing = sum(slot.uses for slot in bucket.slots)
+            if self._every:
+                for slot in bucket.slots:
+                    slot.fresh = True
+
+    @contextmanager
+    def collects(self) -> Iterator[list[WeightWork]]:
+        """Keep all weight gradients of the backward inside for `run_collected`, in its order."""
+        self._collected = work = []
+        try:
+            yield work
+        finally:
+            self._collected = None
+
+    def run_collected(self, work: list[WeightWork]) -> None:
+        """Compute weight gradients that were collected; each lets go of what it needed.
+
+        What one of them has to fetch is on its way while the one before is computed.
+        """
+        queue = work[::-1]
+        work.clear()
+        _start(queue[-1:])
+        with torch.no_grad():
+            while queue:
+                one = queue.pop()
+                _start(queue[-1:])
+                one.run()
+
+    def defer(self, run: Work, start: Work | None = None) -> None:
+        """Keep a weight gradient for later: for the next time that something is in flight.
+
+        Where it has something to fetch (`start`), that is such a time for what waits already.
+        """
+        if self._collected is not None:
+            self._collected.append(WeightWork(run, start))
+            return
+        if start is not None:
+            start()
+            self.run_deferred()
+        self._deferred.append(WeightWork(run))
 
     def run_deferred(self) -> None:
-        """Compute the weight gradients that were put off."""
+        """Compute the weight gradients that were put off, but those that W is to compute."""
         deferred, self._deferred = self._deferred, []
         with torch.no_grad():  # inside of backward it is so already, after it not
             for work in deferred:
-                work()
+                work.run()
 
     def matrices(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """Return matrices of equal width that lie side by side as one; None if they do not."""
@@ -105,6 +167,9 @@ class GradientStore:
         self, parameters: Sequence[torch.Tensor], dy_NO: torch.Tensor, x_NI: torch.Tensor
     ) -> None:
         """Add dy^T x to the gradient of `parameters`, whose rows dy's columns are in order."""
+        if self._collected is not None:
+            self.defer(partial(self.add_product, parameters, dy_NO, x_NI))
+            return
         key = tuple(id(parameter) for parameter in parameters)
         run = self._run(key)
         if run is not None:
@@ -126,6 +191,9 @@ class GradientStore:
 
     def add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """Add a gradient that was computed elsewhere."""
+        if self._collected is not None:
+            self.defer(partial(self.add, parameter, gradient))
+            return
         slot = self._slots[id(parameter)]
         self._open(slot)
         if slot.fresh:
@@ -138,6 +206,9 @@ class GradientStore:
         self, parameter: torch.Tensor, rows_N: torch.Tensor, gradient_ND: torch.Tensor
     ) -> None:
         """Add row n of a gradient to row `rows_N[n]` of the parameter's."""
+        if self._collected is not None:
+            self.defer(partial(self.add_rows, parameter, rows_N, gradient_ND))
+            return
         slot = self._slots[id(parameter)]
         self._open(slot)
         if slot.fresh:
@@ -151,16 +222,21 @@ class GradientStore:
 
     def _arrived(self, slot: Slot) -> None:
         slot.fresh = False
-        if not self._counts:
-            return
-        slot.bucket.missing -= 1
-        if slot.bucket.missing == 0:
-            self._reduction.bucket_is_full(slot.bucket, last=self._last)
+        bucket = slot.bucket
+        bucket.missing -= 1
+        if bucket.missing == 0:
+            self._reduction.bucket_is_full(bucket, last=bucket.ends)
 
     def _run(self, key: tuple[int, ...]) -> tuple[Bucket, slice] | None:
         if key not in self._runs:
             self._runs[key] = _side_by_side([self._slots[one] for one in key])
         return self._runs[key]
+
+
+def _start(work: Iterable[WeightWork]) -> None:
+    for one in work:
+        if one.start is not None:
+            one.start()
 
 
 def _side_by_side(slots: Sequence[Slot]) -> tuple[Bucket, slice] | None:

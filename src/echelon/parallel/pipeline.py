@@ -3,25 +3,31 @@
 Split: the blocks; stage 0 also embeds, the last stage also gives the loss.
 Sent:  one activation [N, D] from stage to stage forward and its gradient back, per microbatch.
 Bytes: `cost.bytes_sent.pipeline_bytes`.
-Must divide: nothing; stages may be uneven. 1F1B needs as many microbatches as stages.
-Source: Huang et al., "GPipe", 2019; Narayanan et al., "PipeDream-2BW", 2021 (1F1B).
+Must divide: what the schedule asks of stages and microbatches; stages may be uneven, or empty.
+Source: Huang et al., "GPipe", 2019; Narayanan et al., "PipeDream-2BW", 2021 (1F1B), and 2021
+        (virtual stages); Qi et al., "Zero Bubble Pipeline Parallelism", 2023 (B and W).
 
-One loop over the action list that the checker proved and the simulator timed. Sends are posted as
-soon as the data exists, receives ahead of need; shapes are known, so nothing is negotiated.
-Shape suffixes: N tokens of a microbatch on this rank, D hidden.
+One loop over the action list that the checker proved and the simulator timed. A send is posted as
+soon as its data exists, a receive ahead of need; shapes are known, so nothing is negotiated, and
+each microbatch may have a length of its own. What an action leaves is kept until the one that uses
+it, by the list: the input of a stage and the graph of its forward pass from F to B (of its output
+only the edge in the graph), the weight gradients that B leaves until W. What a list uses before it
+is made, or twice, is an error. Shape suffixes: N tokens of a microbatch on this rank, D hidden.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.parallel.collectives import Group, Pending
-from echelon.parallel.gradients import GradientStore
+from echelon.parallel.gradients import GradientStore, WeightWork
 from echelon.parallel.recorder import Recorder
 from echelon.schedule.action import Action, ActionKind, Schedule
 from echelon.schedule.deadlock import send_window
@@ -36,6 +42,9 @@ _SENDS_SPARE = 2
 Key = tuple[int, int]
 """A stage and a microbatch."""
 
+K = TypeVar("K")
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipeLinks:
@@ -49,16 +58,41 @@ class PipeLinks:
         return self.forward if message.source_rank < message.target_rank else self.backward
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamShape:
+    """Say what a message is: N / `divisor` rows (tp, where the stream is split) of `hidden`."""
+
+    hidden: int
+    divisor: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def buffer(self, batch: TokenBatch) -> torch.Tensor:
+        """Return memory for the activation of a microbatch, or for its gradient."""
+        rows = batch.tokens_N.numel() // self.divisor
+        return torch.empty((rows, self.hidden), dtype=self.dtype, device=self.device)
+
+
 @dataclass(slots=True)
-class _InFlight:
+class InFlight:
     """What a step keeps between actions."""
 
     inputs: dict[Key, torch.Tensor] = field(default_factory=dict)
-    outputs: dict[Key, torch.Tensor] = field(default_factory=dict)
+    outputs: dict[Key, GradientEdge | torch.Tensor] = field(default_factory=dict)
+    weights: dict[Key, list[WeightWork]] = field(default_factory=dict)
     handed_over: dict[tuple[ActionKind, int, int], torch.Tensor] = field(default_factory=dict)
     arriving: dict[Message, tuple[torch.Tensor, Pending]] = field(default_factory=dict)
     leaving: dict[Channel, list[tuple[torch.Tensor, Pending]]] = field(default_factory=dict)
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def left_over(self) -> list[str]:
+        """Return what was made and never used."""
+        kept = {
+            "graph": self.outputs,
+            "weight gradients": self.weights,
+            "tensor handed over": self.handed_over,
+        }
+        return [f"{name} of {key}" for name, found in kept.items() for key in found]
 
 
 class PipelineExecutor:
@@ -72,67 +106,76 @@ class PipelineExecutor:
         links: PipeLinks,
         store: GradientStore,
         recorder: Recorder,
-        rows_divisor: int,
+        stream: StreamShape,
     ) -> None:
-        """Own `stages`; an activation has N / `rows_divisor` rows (tp, if the stream is split)."""
+        """Own `stages`."""
         self.stages, self.pp_rank, self.links = stages, pp_rank, links
-        self.store, self.recorder, self._divisor = store, recorder, rows_divisor
+        self.store, self.recorder, self.stream = store, recorder, stream
         self._window = 0
         self._traffic: dict[Schedule, tuple[Traffic, int]] = {}
+        self._last: dict[int, int] = {}
 
     def run(
         self, schedule: Schedule, batches: Sequence[TokenBatch], scale: float
     ) -> dict[int, torch.Tensor]:
         """Run every action of this rank; return scale x the loss sum of each microbatch.
 
-        The dict is empty on a rank that does not own the last stage. A schedule of forward
-        actions only is an evaluation.
+        It has those of the microbatches whose last stage is here. A schedule of forward actions
+        only is an evaluation.
         """
         if schedule not in self._traffic:
             found = Traffic.of(schedule)
             self._traffic[schedule] = (found, send_window(found) + _SENDS_SPARE)
         traffic, self._window = self._traffic[schedule]
         steps, posts = traffic.steps[self.pp_rank], traffic.receives[self.pp_rank]
-        last_backward = self._last_backward(steps)
-        state = _InFlight()
+        self._last = _last_gradients(steps)
+        state = InFlight()
         posted = 0
         for position, step in enumerate(steps):
             while posted < len(steps) and posted <= position + _RECEIVES_AHEAD:
                 for message in posts[posted]:
                     self._post_receive(state, message, batches[message.microbatch])
                 posted += 1
-            self._run_step(state, step, batches, scale, last=position == last_backward)
+            self._run_step(state, step, batches, scale, position)
         for sent in state.leaving.values():
             for _, pending in sent:
                 pending.wait()
+        if unused := state.left_over():
+            raise RuntimeError(f"the schedule {schedule.name} left {', '.join(unused[:3])}")
         return state.losses
 
     def _run_step(
         self,
-        state: _InFlight,
+        state: InFlight,
         step: Step,
         batches: Sequence[TokenBatch],
         scale: float,
-        *,
-        last: bool,
+        position: int,
     ) -> None:
         action = step.action
+        stage, key = action.stage, (action.stage, action.microbatch)
         incoming = self._take(state, step)
-        with self.recorder.action(action.kind.value, action.stage, action.microbatch):
+        with self.recorder.action(action.kind.value, stage, action.microbatch):
             if action.kind is ActionKind.F:
                 batch = batches[action.microbatch]
-                outgoing = self._forward(state, action, incoming, batch, scale)
-            elif action.kind is ActionKind.BW:
-                self.store.start_backward(last=last)
-                outgoing = self._backward(state, action, incoming)
-                self.store.run_deferred()
+                self._give(state, step, self._forward(state, action, incoming, batch, scale))
+            elif action.kind is ActionKind.B:
+                with self.store.collects() as work:
+                    outgoing = self._backward(state, action, incoming)
+                state.weights[key] = work
+                self._give(state, step, outgoing)
             else:
-                raise ValueError(f"{action}: split backward passes are not executed yet")
-        self._give(state, step, outgoing)
+                self.store.start_backward(stage, last=self._last[stage] == position)
+                if action.kind is ActionKind.BW:
+                    self._give(state, step, self._backward(state, action, incoming))
+                    self.store.run_deferred()
+                else:
+                    self.store.run_collected(_used(state.weights, key, action))
+        self._settle_sends(state)
 
     def _forward(
         self,
-        state: _InFlight,
+        state: InFlight,
         action: Action,
         x_ND: torch.Tensor | None,
         batch: TokenBatch,
@@ -143,32 +186,41 @@ class PipelineExecutor:
         if x_ND is not None and training:
             x_ND = state.inputs[key] = x_ND.detach().requires_grad_()
         out = stage(x_ND, batch, scale=scale)
-        if training:
-            state.outputs[key] = out
         if stage.last:
             state.losses[action.microbatch] = out.detach()
+            if training:
+                state.outputs[key] = out
             return None
+        if training:
+            # The edge in the graph is all that backward needs: the output itself may go when it
+            # has been sent. (That of an empty stage is its input.)
+            state.outputs[key] = get_gradient_edge(out)
         return out.detach()
 
     def _backward(
-        self, state: _InFlight, action: Action, dy_ND: torch.Tensor | None
+        self, state: InFlight, action: Action, dy_ND: torch.Tensor | None
     ) -> torch.Tensor | None:
         key = (action.stage, action.microbatch)
-        torch.autograd.backward(state.outputs.pop(key), dy_ND)
+        torch.autograd.backward(_used(state.outputs, key, action), dy_ND)
         x_ND = state.inputs.pop(key, None)
-        return None if x_ND is None else x_ND.grad
+        if x_ND is None:
+            return None
+        if x_ND.grad is None:
+            raise RuntimeError(f"{action} gave no gradient of its input")
+        return x_ND.grad
 
-    def _take(self, state: _InFlight, step: Step) -> torch.Tensor | None:
+    def _take(self, state: InFlight, step: Step) -> torch.Tensor | None:
         if step.receive is not None:
-            tensor, pending = state.arriving.pop(step.receive)
+            tensor, pending = _used(state.arriving, step.receive, step.action)
             pending.wait()
             return tensor
         if step.local_input:
             action = step.action
-            return state.handed_over.pop((action.kind, action.stage, action.microbatch))
+            key = (action.kind if action.kind is ActionKind.F else ActionKind.B, *_key(action))
+            return _used(state.handed_over, key, action)
         return None
 
-    def _give(self, state: _InFlight, step: Step, tensor: torch.Tensor | None) -> None:
+    def _give(self, state: InFlight, step: Step, tensor: torch.Tensor | None) -> None:
         action = step.action
         if tensor is None:
             return
@@ -178,27 +230,44 @@ class PipelineExecutor:
             pending = self.links.carrier(message).send(
                 tensor, message.target_rank, name=str(message), tag=message.microbatch
             )
-            sent = state.leaving.setdefault(message.channel, [])
-            sent.append((tensor, pending))
-            # What the other side has need not be kept. The checker's window says how many sends
-            # must be allowed to be pending for the schedule to end; older ones are waited for.
+            state.leaving.setdefault(message.channel, []).append((tensor, pending))
+        elif step.local_output:
+            forward = action.kind is ActionKind.F
+            kind, ahead = (ActionKind.F, 1) if forward else (ActionKind.B, -1)
+            state.handed_over[(kind, action.stage + ahead, action.microbatch)] = tensor
+
+    def _settle_sends(self, state: InFlight) -> None:
+        """Let go of sends that are older than the window of the schedule.
+
+        What the other side has need not be kept. The checker's window says how many sends must be
+        allowed to be pending for the schedule to end; older ones are waited for.
+        """
+        for sent in state.leaving.values():
             while len(sent) > self._window:
                 sent.pop(0)[1].wait()
-        elif step.local_output:
-            ahead = 1 if action.kind is ActionKind.F else -1
-            state.handed_over[(action.kind, action.stage + ahead, action.microbatch)] = tensor
 
-    def _post_receive(self, state: _InFlight, message: Message, batch: TokenBatch) -> None:
-        stage = next(iter(self.stages.values()))
-        like = next(stage.parameters())
-        rows = batch.tokens_N.numel() // self._divisor
-        buffer = like.new_empty((rows, stage.shape.hidden), requires_grad=False)
+    def _post_receive(self, state: InFlight, message: Message, batch: TokenBatch) -> None:
+        buffer = self.stream.buffer(batch)
         pending = self.links.carrier(message).receive(
             buffer, message.source_rank, name=str(message), tag=message.microbatch
         )
         state.arriving[message] = (buffer, pending)
 
-    @staticmethod
-    def _last_backward(steps: Sequence[Step]) -> int:
-        positions = [i for i, step in enumerate(steps) if step.action.kind is ActionKind.BW]
-        return positions[-1] if positions else -1
+
+def _key(action: Action) -> Key:
+    return action.stage, action.microbatch
+
+
+def _used(kept: dict[K, T], key: K, action: Action) -> T:
+    """Return what an earlier action left for this one, and let go of it."""
+    if key not in kept:
+        raise RuntimeError(
+            f"{action} needs what is not there: it was never made, or it was freed too early"
+        )
+    return kept.pop(key)
+
+
+def _last_gradients(steps: Sequence[Step]) -> dict[int, int]:
+    """Return the place of the last action of each stage that gives weight gradients."""
+    kinds = (ActionKind.BW, ActionKind.W)
+    return {step.action.stage: i for i, step in enumerate(steps) if step.action.kind in kinds}

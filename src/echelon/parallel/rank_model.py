@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from echelon.models.decoder import Decoder
@@ -15,9 +16,9 @@ from echelon.parallel.zero import Residency
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankModel:
-    """Hold the part of the model that one rank trains, and what runs and reduces it."""
+    """Hold the stages of the model that one rank trains, and what runs and reduces them."""
 
-    stage: Decoder
+    stages: Mapping[int, Decoder]
     buckets: list[Bucket]
     store: GradientStore
     reduction: GradientReduction

@@ -77,10 +77,9 @@ class ColumnLinear(torch.autograd.Function):
         if split.scattered:
             dx, pending = scatter_sum(dx, split.group, name="column.backward")
             # Only the weight gradient needs the whole input, and nothing waits for that: the
-            # gather follows the sum on the link, and the product runs in the next wait.
-            x, gathered = gather_rows(x, split.group, name="column.backward.input")
-            split.store.run_deferred()
-            split.store.defer(lambda: _after(gathered, linears, split.store, dy, x))
+            # gather follows the sum on the link, and the product runs in the next wait, or in W.
+            work = _GatheredColumns(linears, split, dy, x)
+            split.store.defer(work.run, work.start)
         else:
             pending = split.group.all_reduce(dx, name="column.backward", async_op=True)
             split.store.defer(lambda: _column_weights(linears, split.store, dy, x))
@@ -140,15 +139,25 @@ def _input_gradient(
     return dx
 
 
-def _after(
-    gathered: Pending,
-    linears: Sequence[nn.Linear],
-    store: GradientStore,
-    dy: torch.Tensor,
-    x: torch.Tensor,
-) -> None:
-    gathered.wait()
-    _column_weights(linears, store, dy, x)
+@dataclass(slots=True)
+class _GatheredColumns:
+    """The weight gradients of column layers under sequence parallelism: they need the whole x."""
+
+    linears: Sequence[nn.Linear]
+    split: TensorSplit
+    dy: torch.Tensor
+    x: torch.Tensor
+    gathered: Pending | None = None
+
+    def start(self) -> None:
+        """Start to gather the rows of x of all tensor ranks."""
+        self.x, self.gathered = gather_rows(self.x, self.split.group, name="column.backward.input")
+
+    def run(self) -> None:
+        """Compute the gradients."""
+        assert self.gathered is not None, "start comes first"
+        self.gathered.wait()
+        _column_weights(self.linears, self.split.store, self.dy, self.x)
 
 
 def _column_weights(

@@ -7,7 +7,7 @@ checkpoint is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -24,11 +24,16 @@ from echelon.parallel.rectangles import rectangles
 from echelon.parallel.shards import Shard
 
 
-def install(module: nn.Module, buckets: Sequence[Bucket]) -> None:
-    """Put the parameters of the buckets in the places of those on the meta device."""
-    for slot in (slot for bucket in buckets for slot in bucket.slots):
-        owner, _, name = slot.spec.name.rpartition(".")
-        setattr(module.get_submodule(owner), name, slot.parameter)
+def install(modules: Iterable[nn.Module], buckets: Sequence[Bucket]) -> None:
+    """Put the parameters of the buckets in the places of those on the meta device.
+
+    An embedding that two stages of a rank use is one parameter in both.
+    """
+    slots = {slot.spec.name: slot for bucket in buckets for slot in bucket.slots}
+    for module in modules:
+        for full_name in [name for name, _ in module.named_parameters()]:
+            owner, _, name = full_name.rpartition(".")
+            setattr(module.get_submodule(owner), name, slots[full_name].parameter)
 
 
 def resting_values(bucket: Bucket) -> torch.Tensor:

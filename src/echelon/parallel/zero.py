@@ -68,11 +68,16 @@ class Residency:
     def __init__(
         self,
         buckets: Sequence[Bucket],
-        units: Sequence[str],
+        stages: Sequence[Sequence[str]],
         shard: Group,
         zero: Zero,
     ) -> None:
-        """Serve `units`, in the order of the forward pass."""
+        """Serve the units of each stage of this rank, in the order of its forward pass.
+
+        Nothing is gathered ahead beyond the end of a stage, whose next action may be another's.
+        """
+        self._order = {unit: list(units) for units in stages for unit in units}
+        units = list(self._order)
         self._shard, self._zero = shard, zero
         self._all = buckets
         self._sliced = [bucket for bucket in buckets if bucket.plan.sliced]
@@ -83,13 +88,12 @@ class Residency:
             unit: [b for b in self._buckets[unit] if b.plan.sliced and unit != "embedding"]
             for unit in units
         }
-        self._order = list(units)
         self._gathers: dict[str, Pending] = {}
         self._reads: dict[str, Fetched] = {}
 
     def enter(self, unit: str, x: torch.Tensor | None) -> torch.Tensor | None:
         """Make a unit whole for its forward, and start on those that come after it."""
-        self._make_whole(unit, self._order, self._buckets)
+        self._make_whole(unit, self._order[unit], self._buckets)
         if x is None or not self._frees_after_use(unit) or not x.requires_grad:
             return x
         return _UnitEnds.apply(x, self, unit) if torch.is_grad_enabled() else x
@@ -99,19 +103,19 @@ class Residency:
         if not self._frees_after_use(unit):
             return y
         for bucket in self._buckets[unit]:
-            if bucket.plan.sliced and bucket.plan.units[-1] == unit:
+            if bucket.plan.sliced and self._in_stage_of(unit, bucket.plan.units)[-1] == unit:
                 self._free(bucket)
         gradient = torch.is_grad_enabled() and y.requires_grad and self._backward[unit]
         return _UnitBegins.apply(y, self, unit) if gradient else y
 
     def enter_backward(self, unit: str) -> None:
         """Make a unit whole for its backward, and start on those that come after it there."""
-        self._make_whole(unit, self._order[::-1], self._backward)
+        self._make_whole(unit, self._order[unit][::-1], self._backward)
 
     def leave_backward(self, unit: str) -> None:
         """Free what no later unit of this backward uses."""
         for bucket in self._backward[unit]:
-            if bucket.plan.backward_units[0] == unit:
+            if self._in_stage_of(unit, bucket.plan.backward_units)[0] == unit:
                 self._free(bucket)
 
     def updated(self, bucket: Bucket) -> None:
@@ -135,6 +139,10 @@ class Residency:
     def whole_units(self) -> list[str]:
         """Return the names of the sliced buckets that have their whole memory now."""
         return [bucket.name for bucket in self._sliced if bucket.values_memory.present]
+
+    def _in_stage_of(self, unit: str, units: Sequence[str]) -> list[str]:
+        """Return those of `units` that are in the same stage as `unit`."""
+        return [other for other in units if other in self._order[unit]]
 
     def _frees_after_use(self, unit: str) -> bool:
         return self._zero.reshard_after_forward and any(

@@ -1,7 +1,7 @@
 """Every combination of layouts, proven in float64: ``python -m echelon.prove.matrix --all``.
 
 `prove/cases.py` has those of data, tensor and pipeline parallelism, `prove/zero_cases.py` those of
-ZeRO, its optimizers and offload.
+ZeRO, its optimizers and offload, `prove/pipeline_cases.py` those of every pipeline schedule.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ import echelon
 from echelon.core.errors import EchelonError
 from echelon.launch.pool import RankPool
 from echelon.prove.cases import MAX_WORLD, Case, cases
+from echelon.prove.pipeline_cases import PipelineCase, pipeline_cases
 from echelon.prove.run import OUR_ENGINE, RankRunner, prove
 from echelon.prove.zero_cases import ZeroCase, zero_cases
 
-AnyCase = Case | ZeroCase
+AnyCase = Case | ZeroCase | PipelineCase
 
 
 def every_case() -> list[AnyCase]:
     """Return the whole matrix."""
-    return [*cases(), *zero_cases()]
+    return [*cases(), *zero_cases(), *pipeline_cases()]
 
 
 def prove_case(case: AnyCase, run_ranks: RankRunner, subject: str = OUR_ENGINE) -> str:
@@ -42,13 +43,19 @@ def prove_case(case: AnyCase, run_ranks: RankRunner, subject: str = OUR_ENGINE) 
 
 
 def sample(count: int, seed: int) -> list[AnyCase]:
-    """Return `count` random cases: half of them with ZeRO, and half of either of few ranks.
+    """Return `count` random cases: a third of each kind, and half of each of few ranks.
 
     Eight ranks take longer than four on a small machine.
     """
     generator = random.Random(seed)
     chosen: list[AnyCase] = []
-    for every, share in ((list(cases()), count - count // 2), (list(zero_cases()), count // 2)):
+    third = count // 3
+    kinds: list[tuple[list[AnyCase], int]] = [
+        ([*cases()], count - 2 * third),
+        ([*zero_cases()], third),
+        ([*pipeline_cases()], third),
+    ]
+    for every, share in kinds:
         small = [case for case in every if case.world_size <= MAX_WORLD // 2]
         large = [case for case in every if case.world_size > MAX_WORLD // 2]
         chosen += generator.sample(small, share - share // 2)

@@ -13,7 +13,7 @@ from echelon.cost.collectives import all_gather_bytes
 from echelon.cost.data_bytes import STAGE_AXIS
 from echelon.cost.stage import pp_rank_of, rank_part
 from echelon.prove.checks import Check, Evidence
-from echelon.schedule.build import build_schedule
+from echelon.schedule.of_plan import schedule_of
 
 
 def bytes_sent(evidence: Evidence) -> Iterator[Check]:
@@ -109,13 +109,8 @@ def schedule_order(evidence: Evidence) -> Iterator[Check]:
 
 
 def _planned_actions(plan: Plan, rank: int) -> list[str]:
-    schedule = build_schedule(
-        plan.layout.pipeline.schedule,
-        num_stages=plan.num_stages,
-        num_ranks=plan.mesh.pp,
-        num_microbatches=plan.num_microbatches,
-    )
-    return [str(action) for action in schedule.actions[plan.mesh.coordinates(rank)[Axis.PP]]]
+    row = schedule_of(plan).actions[plan.mesh.coordinates(rank)[Axis.PP]]
+    return [str(action) for action in row]
 
 
 def _difference(ran: list[str], wanted: list[str]) -> str:

@@ -23,6 +23,7 @@ from echelon.core.plan import (
     Zero,
 )
 from echelon.prove.names import family_of
+from echelon.schedule.build import SCHEDULES
 
 NUM_STEPS = 3
 """Optimizer steps of a proof: one without history, one in warm-up, one after it."""
@@ -142,13 +143,20 @@ def _sequence_length(plan: Plan) -> int:
 
 
 def _num_microbatches(plan: Plan) -> int:
-    """Return few microbatches with the remainder over `pp` of the plan's, and enough for it."""
+    """Return few microbatches with the remainder over `pp` of the plan's, and enough for it.
+
+    A schedule that is written out has as many as it has.
+    """
     count, pp = plan.num_microbatches, plan.mesh.pp
     if pp == 1:
         return min(count, 3)
-    if count <= pp:
+    if count <= pp or plan.layout.pipeline.rows:
         return count
-    return min(count, pp + (count % pp or pp))
+    few = pp + (count % pp or pp)
+    builder = SCHEDULES[plan.layout.pipeline.schedule]
+    while few < count and not builder.allows_microbatches(pp, few):
+        few += pp
+    return min(count, few)
 
 
 def _optimizer(optimizer: Optimizer) -> Optimizer:

@@ -19,11 +19,11 @@ from torch import nn
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.train import LOSS_NOT_FINITE
 from echelon.cost.buckets import accumulates_slices
-from echelon.cost.stage import pp_rank_of
 from echelon.models.batch import TokenBatch
 from echelon.parallel.buckets import Bucket, Slot
 from echelon.parallel.data import GradientReduction
-from echelon.train.engine import StepResult, TrainEngine, forward_only
+from echelon.schedule.forward import forward_only
+from echelon.train.engine import StepResult, TrainEngine
 
 _TEXT_BYTES = 256
 _NOTHING = 1 << 30
@@ -64,9 +64,8 @@ def explain_not_finite(
 def _in_forward(engine: TrainEngine, batches: Sequence[TokenBatch]) -> Finding | None:
     found: list[Finding] = []
     recorder = engine.groups.recorder
-    order = {name: i for i, (name, _) in enumerate(engine.model.stage.named_modules())}
 
-    def watch(name: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
+    def watch(name: str, module: nn.Module, place: int) -> torch.utils.hooks.RemovableHandle:
         def look(_module: nn.Module, _inputs: object, output: object) -> None:
             if found or not isinstance(output, torch.Tensor) or output.isfinite().all():
                 return
@@ -75,7 +74,7 @@ def _in_forward(engine: TrainEngine, batches: Sequence[TokenBatch]) -> Finding |
             found.append(
                 Finding(
                     microbatch=microbatch,
-                    position=(recorder.stage or 0) * _MODULES_PER_STAGE + order[name],
+                    position=(recorder.stage or 0) * _MODULES_PER_STAGE + place,
                     rank=engine.groups.rank,
                     text=f"{_who(engine)}, microbatch {microbatch} (samples {_some(samples)}), "
                     f"in {name or 'the loss'}",
@@ -84,7 +83,11 @@ def _in_forward(engine: TrainEngine, batches: Sequence[TokenBatch]) -> Finding |
 
         return module.register_forward_hook(look)
 
-    handles = [watch(name, module) for name, module in engine.model.stage.named_modules()]
+    handles = [
+        watch(name, module, place)
+        for stage in engine.model.stages.values()
+        for place, (name, module) in enumerate(stage.named_modules())
+    ]
     try:
         schedule = forward_only(engine.schedule, len(batches))
         engine.model.executor.run(schedule, batches, 1.0)
@@ -157,16 +160,19 @@ def _in_bucket(
     what: str = "",
 ) -> Finding | None:
     """Return the gradient of a bucket that backward came to first, of those not finite."""
-    names = [name for name, _ in engine.model.stage.named_parameters()]
-    stages = engine.plan.num_stages
+    stages = engine.model.stages
+    places = {
+        name: stage * _MODULES_PER_STAGE + place
+        for stage, module in sorted(stages.items(), reverse=True)
+        for place, (name, _) in enumerate(module.named_parameters())
+    }
     bad = [slot for slot in bucket.slots if not gradient(slot).isfinite().all()]
     if not bad:
         return None
-    index, name = max((names.index(slot.spec.name), slot.spec.name) for slot in bad)
-    after = (stages - 1 - pp_rank_of(engine.plan, engine.groups.rank)) * _MODULES_PER_STAGE
+    latest, name = max((places[slot.spec.name], slot.spec.name) for slot in bad)
     return Finding(
         microbatch=0,
-        position=after + len(names) - index,
+        position=engine.plan.num_stages * _MODULES_PER_STAGE - latest,
         rank=engine.groups.rank,
         text=f"{_who(engine)}{place}, in the {what}gradient of {name}",
     )
@@ -183,7 +189,7 @@ def _in_weights(engine: TrainEngine) -> Finding | None:
 def _first(engine: TrainEngine, mine: Finding | None) -> Finding | None:
     """Return the earliest finding of all ranks, the same on each."""
     finding = mine or Finding(microbatch=_NOTHING, position=0, rank=0, text="")
-    device = next(engine.model.stage.parameters()).device
+    device = engine.device
     key = torch.tensor([finding.microbatch, finding.position, finding.rank], device=device)
     text = finding.text.encode("ascii", "replace")[:_TEXT_BYTES].ljust(_TEXT_BYTES, b" ")
     row = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)

@@ -25,8 +25,8 @@ from echelon.parallel.rank_model import RankModel
 from echelon.parallel.recorder import Recorder
 from echelon.parallel.shards import Shard
 from echelon.parallel.weights import bucket_shards, fill_initial, resting_values
-from echelon.schedule.action import Action, ActionKind, Schedule
-from echelon.schedule.build import build_schedule
+from echelon.schedule.forward import forward_only
+from echelon.schedule.of_plan import schedule_of
 from echelon.train.learning_rate import learning_rate
 from echelon.train.loss_scale import LossScale
 from echelon.train.optimizer import MASTER, SliceOptimizer, local_norm_squared
@@ -78,7 +78,7 @@ class TrainEngine:
 
     def __init__(self, plan: Plan, recorder: Recorder, device: torch.device) -> None:
         """Build the part of the recorder's rank; every rank of the mesh must do so together."""
-        self.plan = plan
+        self.plan, self.device = plan, device
         self.groups: RankGroups = rank_groups(plan.mesh, recorder, Wanted.by(plan))
         self.model: RankModel = apply_plan(plan, self.groups, device)
         zero = plan.layout.zero
@@ -100,12 +100,7 @@ class TrainEngine:
             fill_initial(self.model.buckets, flats, plan, self.groups)
         self.loss_scale = LossScale(plan.mathematics.precision)
         self.num_updates = 0
-        self.schedule = build_schedule(
-            plan.layout.pipeline.schedule,
-            num_stages=plan.num_stages,
-            num_ranks=plan.mesh.pp,
-            num_microbatches=plan.num_microbatches,
-        )
+        self.schedule = schedule_of(plan)
         self.on_gradients: Callable[[], None] | None = None
 
     @property
@@ -188,7 +183,7 @@ class TrainEngine:
     def count_tokens(self, batches: Sequence[TokenBatch]) -> int:
         """Return the counted tokens of the global batch."""
         mine = torch.tensor([sum(batch.num_valid() for batch in batches)])
-        mine = mine.to(next(self.model.stage.parameters()).device)
+        mine = mine.to(self.device)
         return int(self.groups.data.gather_rows(mine, name="tokens").sum())
 
     def parameters(self) -> dict[str, list[Shard]]:
@@ -272,7 +267,7 @@ class TrainEngine:
                 float(used_bytes),
             ],
             dtype=torch.float64,
-            device=next(self.model.stage.parameters()).device,
+            device=self.device,
         )
         rows = groups.world.gather_rows(row, name="step").cpu()
         total = rows.sum(0)
@@ -283,21 +278,3 @@ class TrainEngine:
             rank_waits_s=tuple(float(value) for value in rows[:, 3]),
             rank_used_bytes=tuple(int(value) for value in rows[:, 4]),
         )
-
-
-def forward_only(schedule: Schedule, num_microbatches: int) -> Schedule:
-    """Return the evaluation of `num_microbatches` on the stages of `schedule`."""
-    return Schedule(
-        name=f"{schedule.name} (forward)",
-        num_ranks=schedule.num_ranks,
-        num_microbatches=num_microbatches,
-        stage_ranks=schedule.stage_ranks,
-        actions=tuple(
-            tuple(
-                Action(ActionKind.F, stage, microbatch)
-                for microbatch in range(num_microbatches)
-                for stage in schedule.stages_of(rank)
-            )
-            for rank in range(schedule.num_ranks)
-        ),
-    )

@@ -110,7 +110,8 @@ class EngineSubject:
         ran: dict[int, None] = {}
         handles = [
             block.register_forward_pre_hook(partial(_note, ran, int(name)))
-            for name, block in self.engine.model.stage.layers.items()
+            for stage in self.engine.model.stages.values()
+            for name, block in stage.layers.items()
         ]
         self.events.events.clear()
         result = self.engine.step(batches, step)
