@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from bench.interleave import Contest, Options, say
+from bench.interleave import Options, say
 from bench.pipeline_plans import our_case, pipeline_plan
 from bench.pipeline_report import BASELINE, Gain, gain_of, simulation_table
-from bench.pipeline_simulation import Schedules, enter_schedule, recorded_case
+from bench.pipeline_simulation import enter_schedule, recorded_case, schedules_of
 from bench.pipeline_spec import NUM_RANKS, PipelineVariant
 from bench.spec import Size
 from echelon.config.times_file import unit_times
@@ -31,8 +31,8 @@ def measure_balance(options: Options, times_file: Path | None) -> int:
     even, automatic, times = splits(options.size, times_file)
     print(f"\nautomatic stages have {sizes_of(automatic)} blocks, even ones {sizes_of(even)}")
     with contextlib.ExitStack() as stack:
-        contest = Contest(logs=options.logs, size=options.size)
-        schedules = Schedules(options=options, contest=contest, stack=stack)
+        schedules = schedules_of(options, stack)
+        contest = schedules.contest
         for label, plan in ((EVEN, even), (AUTOMATIC, automatic)):
             variant = PipelineVariant(schedule=BASELINE, stages=plan.layout.pipeline.stages)
             enter_schedule(schedules, recorded_case(label, variant, options))

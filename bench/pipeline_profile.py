@@ -12,9 +12,15 @@ import contextlib
 import statistics
 from collections.abc import Sequence
 
-from bench.interleave import Contest, Options
+from bench.interleave import Options
 from bench.pipeline_report import Simulated
-from bench.pipeline_simulation import Schedules, enter_automatic, enter_schedule, recorded_case
+from bench.pipeline_simulation import (
+    enter_automatic,
+    enter_schedule,
+    enter_sources,
+    recorded_case,
+    schedules_of,
+)
 from bench.pipeline_spec import NUM_RANKS, PipelineVariant
 from bench.pipeline_times import Step, Turn, action_times, replayed_s, shares
 from echelon.schedule.action import Schedule
@@ -25,11 +31,9 @@ def profile(options: Options, names: Sequence[str]) -> int:
     failed = 0
     for name in names:
         with contextlib.ExitStack() as stack:
-            contest = Contest(logs=options.logs, size=options.size)
-            schedules = Schedules(options=options, contest=contest, stack=stack)
+            schedules = schedules_of(options, stack)
             if name == "auto":
-                variant = PipelineVariant(schedule="zb-h1")
-                enter_schedule(schedules, recorded_case("zb-h1", variant, options))
+                enter_sources(schedules)
                 enter_automatic(schedules)
             else:
                 variant = PipelineVariant(schedule=name)
@@ -37,7 +41,7 @@ def profile(options: Options, names: Sequence[str]) -> int:
             turn = schedules.turn(name) if name in schedules.built else None
         if turn is None:
             failed += 1
-            print(f"\n{name} did not run: {contest.failures.get(name)}")
+            print(f"\n{name} did not run: {schedules.contest.failures.get(name)}")
             continue
         print("\n" + profile_text(name, schedules.built[name], turn))
     return failed

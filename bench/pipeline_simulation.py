@@ -12,13 +12,14 @@ from bench.interleave import Contest, Options, on_one_host, say
 from bench.pipeline_plans import our_case, pipeline_plan
 from bench.pipeline_report import MUST_GAIN, Simulated, gains, simulation_table
 from bench.pipeline_spec import NUM_MICROBATCHES, NUM_RANKS, PipelineVariant
-from bench.pipeline_times import Turn, action_times, durations, read_turn
+from bench.pipeline_times import Kind, Turn, action_times, durations, read_turn
 from echelon.core.errors import EchelonError
 from echelon.schedule.action import Schedule
+from echelon.schedule.automatic import find_schedule
 from echelon.schedule.of_plan import schedule_of
 
-SPLITS_BACKWARD = ("zb-h1", "zb-h2", "1f1b")
-"""Whose action times the search is fed with: the first of these that runs."""
+SEARCHED_FROM = ("1f1b", "zb-h1")
+"""Whose action times the search is fed with: whole backward passes, and split ones."""
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ def recorded_case(label: str, variant: PipelineVariant, options: Options) -> Cas
 def measure_simulation(options: Options, names: Sequence[str]) -> int:
     """Run the rounds of all schedules, print table and verdicts; return how many are missed."""
     with contextlib.ExitStack() as stack:
-        schedules = _schedules(options, stack)
+        schedules = schedules_of(options, stack)
         for name in names:
             if name != "auto":
                 case = recorded_case(name, PipelineVariant(schedule=name), options)
@@ -90,7 +91,7 @@ def enter_schedule(schedules: Schedules, case: Case) -> None:
 
 
 def enter_automatic(schedules: Schedules) -> None:
-    """Start the schedule that a search finds for the action times measured in one turn."""
+    """Start the schedule that a search finds for action times measured in one turn."""
     try:
         variant = PipelineVariant(schedule="auto", rows=_searched(schedules))
     except (EchelonError, LookupError) as error:
@@ -105,33 +106,42 @@ def automatic_rows_here(options: Options) -> tuple[str, ...]:
     LookupError where no schedule runs whose action times it could be fed with.
     """
     with contextlib.ExitStack() as stack:
-        schedules = _schedules(options, stack)
-        for name in SPLITS_BACKWARD:
-            if not schedules.built:
-                variant = PipelineVariant(schedule=name)
-                enter_schedule(schedules, recorded_case(name, variant, options))
+        schedules = schedules_of(options, stack)
+        enter_sources(schedules)
         return _searched(schedules)
 
 
-def _schedules(options: Options, stack: contextlib.ExitStack) -> Schedules:
+def enter_sources(schedules: Schedules) -> None:
+    """Start the schedules whose action times the search is fed with, where they do not run yet."""
+    for name in SEARCHED_FROM:
+        if name not in schedules.built:
+            case = recorded_case(name, PipelineVariant(schedule=name), schedules.options)
+            enter_schedule(schedules, case)
+
+
+def schedules_of(options: Options, stack: contextlib.ExitStack) -> Schedules:
+    """Return a contest without cases yet, which `stack` ends."""
     contest = Contest(logs=options.logs, size=options.size)
     return Schedules(options=options, contest=contest, stack=stack)
 
 
 def _searched(schedules: Schedules) -> tuple[str, ...]:
-    source = next((name for name in SPLITS_BACKWARD if name in schedules.built), None)
-    turn = schedules.turn(source) if source is not None else None
-    if turn is None:
-        raise LookupError(f"needs the action times of one of {', '.join(SPLITS_BACKWARD)}")
-    return automatic_rows(turn)
+    turns = [schedules.turn(name) for name in SEARCHED_FROM if name in schedules.built]
+    found = automatic_rows([turn for turn in turns if turn is not None])
+    if not found:
+        raise LookupError(f"needs the action times of {' or '.join(SEARCHED_FROM)}")
+    return found
 
 
-def automatic_rows(turn: Turn) -> tuple[str, ...]:
-    """Return the actions of each rank that the search finds for the times of `turn`."""
-    from echelon.schedule.automatic import find_schedule
-
-    times = durations(action_times(turn.steps), turn.transfer_s)
-    found = find_schedule(tuple(range(NUM_RANKS)), NUM_MICROBATCHES, times)
+def automatic_rows(turns: Sequence[Turn]) -> tuple[str, ...]:
+    """Return the actions of each rank that the search finds for times of `turns`; () without."""
+    if not turns:
+        return ()
+    times: dict[Kind, float] = {}
+    for turn in turns:
+        times |= action_times(turn.steps)
+    fed = durations(times, max(turn.transfer_s for turn in turns))
+    found = find_schedule(tuple(range(NUM_RANKS)), NUM_MICROBATCHES, fed)
     return tuple(" ".join(map(str, row)) for row in found.schedule.actions)
 
 

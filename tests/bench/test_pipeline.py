@@ -15,7 +15,7 @@ from bench.pipeline_peers import one_f_one_b_cases, torch_case
 from bench.pipeline_plans import our_case, pipeline_plan
 from bench.pipeline_profile import profile_text
 from bench.pipeline_report import Gain, Simulated, gain_of, gains, peer_verdicts, simulation_table
-from bench.pipeline_simulation import recorded_case
+from bench.pipeline_simulation import SEARCHED_FROM, automatic_rows, recorded_case
 from bench.pipeline_spec import (
     NUM_MICROBATCHES,
     NUM_RANKS,
@@ -228,3 +228,14 @@ def test_the_engine_writes_what_every_rank_did(tmp_path: Path) -> None:
     assert taken.recorded_bytes is not None
     times = modelled_times(pipeline_plan(case.settings(TINY)))
     assert taken.recorded_bytes["pp"] == 2 * NUM_MICROBATCHES * times.message_bytes
+
+
+def test_the_search_is_fed_with_whole_and_split_backward_passes() -> None:
+    both = [_turn(_schedule(name), Durations.uniform(2)) for name in SEARCHED_FROM]
+    rows = automatic_rows(both)
+    variant = PipelineVariant(schedule="auto", rows=rows)
+    schedule = schedule_of(pipeline_plan(our_case("auto", variant).settings(TINY)))
+    check_schedule(schedule)
+    fixed = simulate(_schedule("zb-h1"), Durations.uniform(2)).makespan_s
+    assert simulate(schedule, Durations.uniform(2)).makespan_s <= fixed
+    assert automatic_rows([]) == ()
