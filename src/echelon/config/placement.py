@@ -24,10 +24,12 @@ from echelon.config.pipeline import (
 )
 from echelon.config.times_file import unit_times
 from echelon.config.view import View
+from echelon.core.errors import InfeasiblePlan
 from echelon.core.plan import Pipeline, Plan
 from echelon.cost.balance import Stages, balance, imbalance, split_layers
 from echelon.cost.unit_times import UnitTimes, durations_of
 from echelon.schedule.action import Schedule
+from echelon.schedule.automatic import find_schedule
 from echelon.schedule.of_plan import placement_of
 
 FOUND = "; found: "
@@ -124,8 +126,10 @@ def _automatic(
         limits = (pp * virtual,) * pp
         source = f"derived: pp x virtual_stages = {pp} x {virtual}, the peak of 1f1b"
         derived[LIMIT_KEY] = limits[0], source
-    best = min(_candidates(view, plan, times, limits), key=lambda candidate: candidate.makespan_s)
-    source = f"{view.entry(SCHEDULE_KEY).source}{FOUND}{_how_good(best)}"
+    candidates = list(_candidates(view, plan, times, limits))
+    best = min(candidates, key=lambda candidate: candidate.makespan_s)
+    fixed = [item for candidate in candidates for item in candidate.fixed.items()]
+    source = f"{view.entry(SCHEDULE_KEY).source}{FOUND}{_how_good(best, fixed)}"
     derived[SCHEDULE_KEY] = AUTO, source
     pipeline = replace(plan.layout.pipeline, stages=best.stages, rows=_rows(best.schedule))
     return pipeline, _held(best.schedule)
@@ -134,8 +138,6 @@ def _automatic(
 def _candidates(
     view: View, plan: Plan, times: UnitTimes, limits: tuple[int, ...]
 ) -> Iterator[_Candidate]:
-    from echelon.schedule.automatic import find_schedule
-
     placements = stage_placements(plan.mesh.pp, plan.layout.pipeline.virtual_stages)
     if view.entry(STAGES_KEY).value == AUTO:
         cuts = [balance(times, plan.model.layers, held_by(ranks)) for ranks in placements]
@@ -144,7 +146,15 @@ def _candidates(
     for stages in dict.fromkeys(cuts):
         for ranks in placements:
             durations = durations_of(stages, times)
-            found = find_schedule(ranks, plan.num_microbatches, durations, most_in_flight=limits)
+            try:
+                found = find_schedule(
+                    ranks, plan.num_microbatches, durations, most_in_flight=limits
+                )
+            except InfeasiblePlan as error:
+                set_by = view.set_by(LIMIT_KEY, VIRTUAL_KEY)
+                raise InfeasiblePlan(
+                    replace(problem, set_by=set_by) for problem in error.problems
+                ) from error
             yield _Candidate(
                 stages=stages,
                 schedule=found.schedule,
@@ -173,14 +183,12 @@ def found_of(job: Job) -> str:
     return job.source_of(SCHEDULE_KEY).partition(FOUND)[2]
 
 
-def _how_good(found: _Candidate) -> str:
-    text = f"{found.makespan_s:.4g} s"
-    if found.fixed:
-        name, seconds = min(found.fixed.items(), key=lambda item: item[1])
-        text += f", best fixed {name} {seconds:.4g} s ({_percent(found.makespan_s, seconds)})"
-    return f"{text}, {_percent(found.makespan_s, found.lower_bound_s)} of the lower bound"
-
-
-def _percent(seconds: float, other: float) -> str:
-    share = 100 * (seconds / other - 1) if other else 0.0
-    return f"{abs(share):.1f} % {'above' if share >= 0 else 'below'}"
+def _how_good(found: _Candidate, fixed: Sequence[tuple[str, float]]) -> str:
+    """Return how long a step takes, beside the best fixed schedule and the least that is known."""
+    text = f"{1e3 * found.makespan_s:.4g} ms a step"
+    if fixed:
+        name, seconds = min(fixed, key=lambda item: item[1])
+        less = 100 * (1 - found.makespan_s / seconds)
+        text += f", {less:.1f} % less than the best fixed one ({name}, {1e3 * seconds:.4g} ms)"
+    gap = found.makespan_s / found.lower_bound_s - 1 if found.lower_bound_s else 0.0
+    return f"{text}, at most {100 * gap:.1f} % above the best there is"
