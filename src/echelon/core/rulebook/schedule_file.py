@@ -13,10 +13,10 @@ SCHEDULE_FILE_READABLE = Rule(
     list of rows; a row is a list of cells, or one text.
     """,
     bad="""
-    {"rank 0": "F0.0 BW0.0"}                         # schedule.json
+    {"rank 0": "F0.0 BW0.0"}
     """,
     fixed="""
-    ["F0.0 BW0.0"]                                   # schedule.json
+    ["F0.0 BW0.0"]
     """,
 )
 
