@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from itertools import product
 from pathlib import Path
 
@@ -14,12 +13,12 @@ from hypothesis import strategies as st
 from echelon.core.errors import ConfigError, EchelonError, InfeasiblePlan
 from echelon.core.rulebook import schedule_file as rulebook
 from echelon.core.rules import Rule
-from echelon.schedule.action import Action, Schedule
+from echelon.schedule.action import Schedule
 from echelon.schedule.build import SCHEDULES, build_schedule
 from echelon.schedule.check import check_schedule
 from echelon.schedule.files import read_schedule, read_schedule_file, schedule_csv
-from tests.schedule.examples import SEEDS, listed, mirrored_schedules
-from tests.schedule.mutations import MUTATIONS, is_valid
+from tests.schedule.examples import mirrored_schedules
+from tests.schedule.mutations import is_valid
 
 EXAMPLE = """\
 # 1F1B on two ranks
@@ -124,47 +123,6 @@ def test_a_csv_has_a_column_per_slot(folder: Path) -> None:
     assert second[1:4] == ["    ", "F1.0", "B1.0"]
 
 
-@given(seed=SEEDS)
-def test_rows_are_accepted_exactly_where_some_placement_runs(folder: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    schedule = listed(rng.randrange(2**32), mirrors=rng.random() < 0.5)
-    rows = [list(row) for row in schedule.actions]
-    for _ in range(rng.randint(0, 1)):
-        rng.choice(MUTATIONS)(rows, rng)
-    text = "\n".join(f"rank {r},{' '.join(map(str, row))}" for r, row in enumerate(rows))
-    try:
-        found = _read(folder, text)
-        check_schedule(found)
-        accepted = True
-    except InfeasiblePlan:
-        accepted = False
-    actions = tuple(tuple(row) for row in rows)
-    assert accepted is _runs_somehow(actions, schedule.num_ranks)
-
-
-def _runs_somehow(actions: tuple[tuple[Action, ...], ...], num_ranks: int) -> bool:
-    """Try every way of mirroring microbatches; the owner of a stage is where it then stands."""
-    every = [(rank, action) for rank, row in enumerate(actions) for action in row]
-    microbatches = 1 + max((action.microbatch for _, action in every), default=0)
-    stages = 1 + max((action.stage for _, action in every), default=0)
-    for bits in product((False, True), repeat=microbatches):
-        owner: dict[int, int] = {}
-        for rank, action in every:
-            seen = num_ranks - 1 - rank if bits[action.microbatch] else rank
-            owner.setdefault(action.stage, seen)
-        schedule = Schedule(
-            name="tried",
-            num_ranks=num_ranks,
-            num_microbatches=microbatches,
-            stage_ranks=tuple(owner.get(stage, 0) for stage in range(stages)),
-            mirrored=tuple(m for m, bit in enumerate(bits) if bit),
-            actions=actions,
-        )
-        if is_valid(schedule):
-            return True
-    return False
-
-
 @pytest.mark.parametrize(
     ("rows", "rule", "says", "where"),
     [
@@ -219,14 +177,6 @@ def test_what_is_wrong_names_the_cell(
     assert problem.rule == rule
     assert says in problem.message
     assert problem.set_by == f"{path}, {where}"
-
-
-def test_an_action_astray_is_the_odd_one(folder: Path) -> None:
-    schedule = build_schedule("1f1b", num_stages=2, num_ranks=2, num_microbatches=3)
-    rows = [[str(action) for action in row] for row in schedule.actions]
-    rows[0].append(rows[1].pop(0))
-    found = _read(folder, "\n".join(",".join(row) for row in rows))
-    assert (found.stage_ranks, found.mirrored) == ((0, 1), ())
 
 
 @pytest.mark.parametrize(

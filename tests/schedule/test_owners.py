@@ -1,0 +1,73 @@
+"""Who owns a stage, read from rows: one that lets them run, if there is one."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+from hypothesis import given
+
+from echelon.core.errors import InfeasiblePlan
+from echelon.schedule.action import Action, Schedule
+from echelon.schedule.build import build_schedule
+from echelon.schedule.check import check_schedule
+from echelon.schedule.owners import placed
+from tests.schedule.examples import SEEDS, listed
+from tests.schedule.mutations import MUTATIONS, is_valid
+
+
+@given(SEEDS)
+def test_rows_are_accepted_exactly_where_some_placement_runs(seed: int) -> None:
+    rng = random.Random(seed)
+    schedule = listed(rng.randrange(2**32), mirrors=rng.random() < 0.5)
+    rows = [list(row) for row in schedule.actions]
+    for _ in range(rng.randint(0, 1)):
+        rng.choice(MUTATIONS)(rows, rng)
+    try:
+        check_schedule(placed("random", rows))
+        accepted = True
+    except InfeasiblePlan:
+        accepted = False
+    actions = tuple(tuple(row) for row in rows)
+    assert accepted is _runs_somehow(actions, schedule.num_ranks)
+
+
+def _runs_somehow(actions: tuple[tuple[Action, ...], ...], num_ranks: int) -> bool:
+    """Try every way of mirroring microbatches; the owner of a stage is where it then stands."""
+    every = [(rank, action) for rank, row in enumerate(actions) for action in row]
+    microbatches = 1 + max((action.microbatch for _, action in every), default=0)
+    stages = 1 + max((action.stage for _, action in every), default=0)
+    for bits in product((False, True), repeat=microbatches):
+        owner: dict[int, int] = {}
+        for rank, action in every:
+            seen = num_ranks - 1 - rank if bits[action.microbatch] else rank
+            owner.setdefault(action.stage, seen)
+        schedule = Schedule(
+            name="tried",
+            num_ranks=num_ranks,
+            num_microbatches=microbatches,
+            stage_ranks=tuple(owner.get(stage, 0) for stage in range(stages)),
+            mirrored=tuple(m for m, bit in enumerate(bits) if bit),
+            actions=actions,
+        )
+        if is_valid(schedule):
+            return True
+    return False
+
+
+def test_an_action_astray_is_the_odd_one() -> None:
+    schedule = build_schedule("1f1b", num_stages=2, num_ranks=2, num_microbatches=3)
+    rows = [list(row) for row in schedule.actions]
+    rows[0].append(rows[1].pop(0))
+    found = placed("astray", rows)
+    assert (found.stage_ranks, found.mirrored) == ((0, 1), ())
+
+
+def test_the_first_microbatch_is_not_the_mirrored_one() -> None:
+    schedule = build_schedule("dualpipe", num_stages=4, num_ranks=4, num_microbatches=8)
+    assert placed("dualpipe", schedule.actions) == schedule
+
+
+def test_rows_without_an_action_are_still_ranks() -> None:
+    found = placed("empty", [(), ()])
+    assert (found.num_ranks, found.num_stages, found.num_microbatches) == (2, 0, 0)
