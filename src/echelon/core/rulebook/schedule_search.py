@@ -1,0 +1,27 @@
+"""Rules about the search for a schedule."""
+
+from __future__ import annotations
+
+from echelon.core.rules import Rule
+
+SCHEDULE_SEARCH_HAS_MEMORY = Rule(
+    id="schedule-search-has-memory",
+    why="""
+    `most_in_flight` is the most (stage, microbatch) pairs whose activations one rank may hold. A
+    microbatch comes back to a rank only after it has crossed all later stages, so just before its
+    first backward pass there the rank holds it once for each of its stages, whatever the order.
+    With a lower limit no schedule exists.
+    """,
+    bad="""
+    [pipeline]
+    schedule = "auto"
+    virtual_stages = 2
+    most_in_flight = 1          # each rank has 2 stages
+    """,
+    fixed="""
+    [pipeline]
+    schedule = "auto"
+    virtual_stages = 2
+    most_in_flight = 2
+    """,
+)

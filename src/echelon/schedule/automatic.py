@@ -1,0 +1,235 @@
+"""Search for a schedule that is faster than every fixed one, for given times and memory.
+
+Three steps, none of which looks at a clock, so that the same times always give the same schedule:
+
+1. *Start* from every fixed schedule that fits, as it is and with its backward passes split, and
+   from list scheduling under many orders of urgency (`list_scheduling.py`).
+2. *Justify* the best of them (`improve.py`), and shake the best of those.
+3. *Fuse* B and W again wherever this costs nothing; where splitting costs time, search also among
+   schedules in which only the first and last microbatches are split.
+
+It ends as soon as the lower bound (`lower_bound.py`) is reached. The idea of ordering F, B and W by
+search under a memory limit is that of Qi et al., "Zero Bubble Pipeline Parallelism"
+(arXiv 2401.10241), section 3.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from types import MappingProxyType
+
+from echelon.core.errors import InfeasiblePlan
+from echelon.core.rulebook.schedule_search import SCHEDULE_SEARCH_HAS_MEMORY
+from echelon.schedule.action import Schedule
+from echelon.schedule.build import SCHEDULES, build_schedule, schedule_problems
+from echelon.schedule.check import peak_in_flight_per_rank
+from echelon.schedule.clock import BW, B, Clock, F, W
+from echelon.schedule.improve import Found, best_of, fused, settle, shaken, unfused
+from echelon.schedule.list_scheduling import Cells, ListScheduler
+from echelon.schedule.lower_bound import lower_bound
+from echelon.schedule.simulate import Durations, simulate
+
+AUTO = "auto"
+"""The name of a schedule that was found by search."""
+
+_EAGERNESS = (-1e6, -8, -4, -2, -1, 0, 1, 2, 1e6)
+"""How many cycles earlier (-) or later F is wanted than its turn."""
+_LAZINESS = (0, 1, 2, 4, 8, 1e6)
+"""How many cycles later than its B a W is wanted."""
+_PATIENCE = (0.0, 0.5, 1.0)
+_KEPT = 12
+"""How many starts are justified."""
+_ROUNDS = 4
+"""How often a start is justified at most."""
+_SHAKES = 60
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundSchedule:
+    """Hold the best schedule found, and what it is compared with.
+
+    `fixed` has the makespan of every fixed schedule that has these stages and microbatches and
+    keeps within the memory limit.
+    """
+
+    schedule: Schedule
+    makespan_s: float
+    lower_bound_s: float
+    fixed: Mapping[str, float]
+
+    @property
+    def gap(self) -> float:
+        """Return by what share the schedule is longer than the lower bound; the best is nearer."""
+        return self.makespan_s / self.lower_bound_s - 1 if self.lower_bound_s else 0.0
+
+
+def find_schedule(
+    stage_ranks: tuple[int, ...],
+    num_microbatches: int,
+    durations: Durations,
+    *,
+    most_in_flight: tuple[int, ...] | None = None,
+) -> FoundSchedule:
+    """Return the best schedule found for these stages, named "auto".
+
+    `most_in_flight[r]` is the most (stage, microbatch) pairs whose activations rank `r` may hold,
+    from the start of F to the end of BW or W; None is no limit. InfeasiblePlan where a rank may
+    not even hold its own stages once.
+    """
+    clock = Clock(stage_ranks, num_microbatches, durations)
+    limits = _limits(clock, most_in_flight)
+    fixed = {
+        one.name: one
+        for one in _fixed(clock)
+        if all(n <= most for n, most in zip(peak_in_flight_per_rank(one), limits, strict=True))
+    }
+    bound = lower_bound(stage_ranks, num_microbatches, durations, limits)
+    search = _Search(clock, ListScheduler(clock, limits), bound)
+    best = search.run(list(fixed.values()))
+    schedule = clock.schedule_of(best.rows, AUTO)
+    makespan = best.timing.makespan_s
+    return FoundSchedule(
+        schedule=schedule,
+        makespan_s=makespan,
+        lower_bound_s=min(bound, makespan),
+        fixed=MappingProxyType(
+            {name: simulate(one, durations).makespan_s for name, one in fixed.items()}
+        ),
+    )
+
+
+def _limits(clock: Clock, most_in_flight: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the limit of each rank; no more than it has cells."""
+    ranks = range(clock.num_ranks)
+    stages = [clock.stage_ranks.count(rank) for rank in ranks]
+    cells = tuple(count * clock.num_microbatches for count in stages)
+    if most_in_flight is None:
+        return cells
+    limits = tuple(min(pair) for pair in zip(most_in_flight, cells, strict=True))
+    short = [rank for rank in ranks if limits[rank] < stages[rank]]
+    if short:
+        held = ", ".join(
+            f"rank {rank} has {stages[rank]} stages and may hold {most_in_flight[rank]}"
+            for rank in short[:4]
+        )
+        problem = SCHEDULE_SEARCH_HAS_MEMORY.problem(
+            f"no schedule keeps within the memory limit: {held}, but a microbatch is held once "
+            "for each stage before its backward pass comes back",
+            key="pipeline.most_in_flight",
+            works=[max(stages), "auto"],
+        )
+        raise InfeasiblePlan([problem])
+    return limits
+
+
+def _fixed(clock: Clock) -> Iterator[Schedule]:
+    """Yield every fixed schedule with these stages on these ranks, that runs them one way only."""
+    for name in SCHEDULES:
+        stages, ranks, m = clock.num_stages, clock.num_ranks, clock.num_microbatches
+        if schedule_problems(name, num_stages=stages, num_ranks=ranks, num_microbatches=m):
+            continue
+        schedule = build_schedule(name, num_stages=stages, num_ranks=ranks, num_microbatches=m)
+        if schedule.stage_ranks == clock.stage_ranks and not schedule.mirrored:
+            yield schedule
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Search among the schedules of one clock; stop at `bound`."""
+
+    clock: Clock
+    scheduler: ListScheduler
+    bound: float
+
+    def run(self, fixed: Sequence[Schedule]) -> Found:
+        """Return the best schedule found; at least as good as each of the `fixed` ones."""
+        starts = self._fixed_starts(fixed)
+        for split in self._splits():
+            starts += self._list_scheduled(split)
+        best = best_of(self._refined(starts))
+        if not self._reached(best):
+            best = shaken(self.scheduler, best, rounds=_SHAKES, seed=_SEED)
+        return fused(self.clock, best)
+
+    def _reached(self, found: Found) -> bool:
+        return found.timing.makespan_s <= self.bound * (1 + 1e-12)
+
+    def _fixed_starts(self, fixed: Sequence[Schedule]) -> list[Found]:
+        starts: list[Found] = []
+        for schedule in fixed:
+            rows = self.clock.rows_of(schedule)
+            found = [Found.of(self.clock, one) for one in (rows, unfused(self.clock, rows))]
+            starts += [one for one in found if one is not None]
+        return starts
+
+    def _splits(self) -> list[Cells]:
+        """Return which cells to split: all; where that costs time, also none, or the ends only."""
+        clock, durations = self.clock, self.clock.durations
+        stages, m = clock.num_stages, clock.num_microbatches
+        costs = any(
+            b + w > bw * (1 + 1e-9)
+            for b, w, bw in zip(
+                durations.input_gradient_s,
+                durations.weight_gradient_s,
+                durations.backward_s,
+                strict=True,
+            )
+        )
+        p = clock.num_ranks
+        ends = [(m, 0)]
+        if costs:
+            ends += [(0, 0), (0, p // 2), (0, p), (0, 2 * p), (p // 2, p // 2), (p, p)]
+        cells = {tuple(k < first or k >= m - last for k in range(m)): None for first, last in ends}
+        return [[list(one)] * stages for one in cells]
+
+    def _list_scheduled(self, split: Cells) -> Iterator[Found]:
+        for eagerness, laziness in product(_EAGERNESS, _LAZINESS):
+            urgency = self._urgency(eagerness, laziness)
+            for patience in _PATIENCE:
+                rows = self.scheduler.forwards(urgency, split, patience=patience)
+                found = Found.of(self.clock, rows)
+                if found is not None:
+                    yield found
+
+    def _urgency(self, eagerness: float, laziness: float) -> list[float]:
+        """Return when each action would start if one microbatch followed another without waiting.
+
+        Microbatch k is k cycles behind the first; a cycle is the work of the busiest rank.
+        """
+        clock, durations = self.clock, self.clock.durations
+        stages, m = clock.num_stages, clock.num_microbatches
+        forward, backward = [0.0] * stages, [0.0] * stages
+        time, work = 0.0, [0.0] * clock.num_ranks
+        for stage in range(stages):
+            forward[stage] = time
+            code = (F * stages + stage) * m
+            time += durations.forward_s[stage] + clock.transfer_of[code]
+        for stage in reversed(range(stages)):
+            backward[stage] = time
+            code = (B * stages + stage) * m
+            time += durations.input_gradient_s[stage] + clock.transfer_of[code]
+        for code, rank in enumerate(clock.rank_of[: BW * stages * m : m]):
+            work[rank] += clock.duration_of[code * m]
+        cycle = max(work)
+        weight = [start + laziness * cycle for start in backward]
+        forward = [start + eagerness * cycle for start in forward]
+        lanes = {F: forward, B: backward, W: weight, BW: backward}
+        return [
+            lanes[kind][s] + k * cycle for kind in lanes for s in range(stages) for k in range(m)
+        ]
+
+    def _refined(self, starts: Sequence[Found]) -> Iterator[Found]:
+        """Yield the starts, and the best of them justified, until the bound is reached."""
+        kept: dict[float, Found] = {}
+        for start in sorted(starts, key=lambda one: one.cost):
+            kept.setdefault(round(start.ends_s / (self.bound or 1.0), 9), start)
+            yield start
+        for start in list(kept.values())[:_KEPT]:
+            for patience in (1.0, 0.5):
+                found = settle(self.scheduler, start, patience, rounds=_ROUNDS)
+                yield found
+                if self._reached(found):
+                    return
