@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from echelon.core.errors import ConfigError, InfeasiblePlan
 from echelon.schedule.build import (
@@ -15,14 +13,12 @@ from echelon.schedule.build import (
     schedule_problems,
 )
 from echelon.schedule.builder import Builder
-from echelon.schedule.check import check_schedule
-from echelon.schedule.simulate import Durations, simulate
-
-names = st.sampled_from(sorted(SCHEDULES))
 
 
 def _builder(name: str, p: int, m: int) -> Builder:
-    return builder_of(name, num_stages=p, num_ranks=p, num_microbatches=m)
+    kind = SCHEDULES[name]
+    stages = kind.stages_for(p, kind.default_virtual_stages)
+    return builder_of(name, num_stages=stages, num_ranks=p, num_microbatches=m)
 
 
 def _rows(name: str, p: int, m: int) -> list[str]:
@@ -46,42 +42,10 @@ def test_1f1b_warms_up_alternates_and_cools_down() -> None:
     ]
 
 
-@given(names, st.integers(1, 8), st.integers(0, 12))
-def test_every_list_is_proved_and_holds_what_the_closed_form_says(
-    name: str, p: int, extra: int
-) -> None:
-    builder = _builder(name, p, minimum_microbatches(name, p) + extra)
-    report = check_schedule(builder.schedule())
-    expected = tuple(builder.peak_in_flight(stage) for stage in range(p))
-    assert report.peak_in_flight_per_stage == report.peak_in_flight_per_rank == expected
-    assert report.num_messages == 2 * (p - 1) * builder.num_microbatches
-    assert report.consumes_in_order
-
-
-@given(names, st.integers(1, 8), st.integers(0, 12), st.integers(1, 5), st.integers(1, 9))
-def test_the_simulated_bubble_is_the_closed_form(
-    name: str, p: int, extra: int, forward: int, backward: int
-) -> None:
-    builder = _builder(name, p, minimum_microbatches(name, p) + extra)
-    durations = Durations.uniform(p, forward_s=forward, backward_s=backward)
-    result = simulate(builder.schedule(), durations)
-    assert result.bubble_fraction == pytest.approx(builder.bubble_fraction(), abs=1e-12)
-    assert result.bubble_overhead == pytest.approx(builder.bubble_overhead(), abs=1e-12)
-
-
-@given(names, st.integers(1, 6), st.integers(0, 6))
-def test_gradients_add_up_in_the_same_order_under_every_schedule(
-    name: str, p: int, extra: int
-) -> None:
-    schedule = _builder(name, p, p + extra).schedule()
-    for row in schedule.actions:
-        backwards = [action.microbatch for action in row if action.kind == "BW"]
-        assert backwards == list(range(p + extra))
-
-
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_the_minimum_is_accepted_and_one_fewer_is_not(name: str) -> None:
-    for p in (1, 2, 5):
+    kind = SCHEDULES[name]
+    for p in filter(kind.fits_ranks, (1, 2, 5, 6)):
         fewest = minimum_microbatches(name, p)
         _builder(name, p, fewest)
         with pytest.raises(InfeasiblePlan) as caught:
@@ -94,6 +58,25 @@ def test_minimum_microbatches_of_each_schedule() -> None:
         "naive": 1,
         "gpipe": 1,
         "1f1b": 4,
+        "interleaved-1f1b": 4,
+        "breadth-first": 4,
+        "zb-h1": 4,
+        "zb-h2": 4,
+        "zb-v": 4,
+        "dualpipe": 8,
+        "dualpipe-v": 8,
+    }
+
+
+def test_the_stages_on_a_rank_of_each_schedule() -> None:
+    allowed = {
+        name: tuple(virtual for virtual in range(5) if kind.fits_virtual_stages(virtual))
+        for name, kind in SCHEDULES.items()
+    }
+    assert allowed == {
+        **dict.fromkeys(("naive", "gpipe", "1f1b", "zb-h1", "zb-h2", "dualpipe"), (1,)),
+        **dict.fromkeys(("interleaved-1f1b", "breadth-first"), (2, 3, 4)),
+        **dict.fromkeys(("zb-v", "dualpipe-v"), (2,)),
     }
 
 
@@ -111,27 +94,118 @@ def test_too_few_microbatches_names_the_numbers_and_what_works() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "stages", "says", "works"),
+    [
+        (
+            "interleaved-1f1b",
+            8,
+            "8 stages on 4 ranks needs at least 4 microbatches, but a step has 3",
+            ("4 microbatches", "16 microbatches"),
+        ),
+        (
+            "zb-v",
+            8,
+            "8 stages on 4 ranks needs at least 4 microbatches",
+            ("4 microbatches", "16 microbatches"),
+        ),
+        (
+            "dualpipe",
+            4,
+            "4 stages needs at least 8 microbatches",
+            ("8 microbatches", "32 microbatches", "schedule = 'naive'", "schedule = 'gpipe'"),
+        ),
+        (
+            "dualpipe-v",
+            8,
+            "8 stages on 4 ranks needs at least 8 microbatches",
+            ("8 microbatches", "32 microbatches"),
+        ),
+    ],
+)
+def test_too_few_microbatches_for_several_stages_on_a_rank(
+    name: str, stages: int, says: str, works: tuple[str, ...]
+) -> None:
+    (problem,) = schedule_problems(name, num_stages=stages, num_ranks=4, num_microbatches=3)
+    assert problem.rule == "schedule-needs-microbatches"
+    assert says in problem.message
+    assert problem.works == works
+
+
+def test_dualpipe_refuses_an_odd_number_of_microbatches() -> None:
+    (problem,) = schedule_problems("dualpipe", num_stages=4, num_ranks=4, num_microbatches=13)
+    assert problem.rule == "schedule-even-microbatches"
+    assert "13 (13 % 2 = 1)" in problem.message
+    assert problem.works[:2] == ("12 microbatches", "14 microbatches")
+    assert "schedule = 'zb-h1'" in problem.works
+    assert schedule_problems("dualpipe", num_stages=4, num_ranks=4, num_microbatches=12) == ()
+    (problem,) = schedule_problems("dualpipe", num_stages=4, num_ranks=4, num_microbatches=9)
+    assert problem.works[:2] == ("8 microbatches", "10 microbatches")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "works"), [(1, ("mesh.pp = 2",)), (5, ("mesh.pp = 4", "mesh.pp = 6"))]
+)
+def test_dualpipe_refuses_an_odd_number_of_ranks(ranks: int, works: tuple[str, ...]) -> None:
+    (problem,) = schedule_problems(
+        "dualpipe", num_stages=ranks, num_ranks=ranks, num_microbatches=20
+    )
+    assert problem.rule == "schedule-even-ranks"
+    assert f"pp = {ranks} leaves rank {ranks // 2} alone ({ranks} % 2 = 1)" in problem.message
+    assert problem.works[: len(works)] == works
+    assert "schedule = '1f1b'" in problem.works
+
+
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError) as caught:
         build_schedule("1F1B", num_stages=1, num_ranks=1, num_microbatches=1)
     (problem,) = caught.value.problems
     assert problem.rule == "schedule-known"
     assert "did you mean '1f1b'?" in problem.message
-    assert problem.works == ("naive", "gpipe", "1f1b")
+    assert problem.works == tuple(SCHEDULES)
     with pytest.raises(ConfigError):
         minimum_microbatches("zigzag", 2)
     assert schedule_problems("zigzag", num_stages=1, num_ranks=1, num_microbatches=1)
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
-@pytest.mark.parametrize(("num_stages", "num_ranks"), [(4, 2), (1, 2), (0, 0)])
-def test_another_number_of_stages_than_ranks_is_refused(
+@pytest.mark.parametrize(("num_stages", "num_ranks"), [(7, 2), (1, 2), (0, 0)])
+def test_stages_that_the_schedule_cannot_place_are_refused(
     name: str, num_stages: int, num_ranks: int
 ) -> None:
     with pytest.raises(InfeasiblePlan) as caught:
         build_schedule(name, num_stages=num_stages, num_ranks=num_ranks, num_microbatches=8)
     assert caught.value.rules == ("schedule-stages-per-rank",)
     assert f"{num_stages} stages for {num_ranks} ranks" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "works"),
+    [
+        ("1f1b", 8, ["4 stages", "schedule = 'interleaved-1f1b'", "schedule = 'breadth-first'"]),
+        (
+            "interleaved-1f1b",
+            4,
+            ["8 stages (virtual_stages = 2)", "12 stages (virtual_stages = 3)"],
+        ),
+        (
+            "interleaved-1f1b",
+            9,
+            ["8 stages (virtual_stages = 2)", "12 stages (virtual_stages = 3)"],
+        ),
+        ("breadth-first", 17, ["16 stages (virtual_stages = 4)", "20 stages (virtual_stages = 5)"]),
+        ("zb-v", 12, ["8 stages (virtual_stages = 2)", "schedule = 'interleaved-1f1b'"]),
+        ("dualpipe-v", 4, ["8 stages (virtual_stages = 2)", "schedule = 'naive'"]),
+        ("dualpipe", 8, ["4 stages", "schedule = 'interleaved-1f1b'"]),
+    ],
+)
+def test_wrong_virtual_stages_name_the_nearest_that_work(
+    name: str, stages: int, works: list[str]
+) -> None:
+    (problem,) = schedule_problems(name, num_stages=stages, num_ranks=4, num_microbatches=8)
+    assert problem.rule == "schedule-stages-per-rank"
+    assert SCHEDULES[name].places in problem.message
+    assert list(problem.works[: len(works)]) == works
 
 
 def test_all_problems_come_at_once() -> None:

@@ -17,8 +17,10 @@ from tests.schedule.examples import SEEDS, runnable_schedules, schedule_of
 
 
 def _uniform(name: str, p: int, m: int, *, backward_s: float, transfer_s: float = 0) -> Simulation:
-    schedule = build_schedule(name, num_stages=p, num_ranks=p, num_microbatches=m)
-    return simulate(schedule, Durations.uniform(p, backward_s=backward_s, transfer_s=transfer_s))
+    stages = SCHEDULES[name].stages_for(p, SCHEDULES[name].default_virtual_stages)
+    schedule = build_schedule(name, num_stages=stages, num_ranks=p, num_microbatches=m)
+    durations = Durations.uniform(stages, backward_s=backward_s, transfer_s=transfer_s)
+    return simulate(schedule, durations)
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -164,7 +166,9 @@ def test_busy_and_idle_time_fill_the_step_of_every_rank(schedule: Schedule, seed
 def test_transfers_that_nothing_hides_lengthen_the_step(name: str) -> None:
     free = _uniform(name, 4, 8, backward_s=2)
     slow = _uniform(name, 4, 8, backward_s=2, transfer_s=0.5)
-    assert slow.makespan_s >= free.makespan_s + 2 * 3 * 0.5
+    # ZB-H2 hides the way back behind the weight gradients that its last ranks run late.
+    ways = 1 if name == "zb-h2" else 2
+    assert slow.makespan_s >= free.makespan_s + ways * 3 * 0.5
     assert slow.busy_s == free.busy_s
 
 

@@ -59,7 +59,8 @@ def meeting_streams(
 def meeting_idle_s(times: ActionTimes, num_ranks: int) -> float:
     """Return how long each rank waits in a step, `num_ranks` being between an end and the meeting.
 
-    (num_ranks - 1)(F+B-W) if W <= F and W <= B; other times make other chains the longest.
+    (num_ranks - 1)(F+B-W) if W <= B <= F <= B + W, so also where all are equal; other times
+    make other chains the longest, and no paper states them.
     """
     hops = num_ranks - 1
     if hops == 0:

@@ -51,7 +51,7 @@ class DualPipe(Builder):
         )
 
     def idle_s(self, times: ActionTimes = EQUAL_TIMES) -> float:
-        """Return (p/2-1)(F+B-W) if W <= F and W <= B, and the longest chain for other times.
+        """Return (p/2-1)(F+B-W) if W <= B <= F <= B + W, or the longest of other chains.
 
         Less than the paper's, by (p/2-1) B: see `paper_bubble_s`.
         """

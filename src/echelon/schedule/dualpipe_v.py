@@ -39,7 +39,7 @@ class DualPipeV(VShaped):
         )
 
     def idle_s(self, times: ActionTimes = EQUAL_TIMES) -> float:
-        """Return (p-1)(F+B-W) if W <= F and W <= B, and the longest chain for other times.
+        """Return (p-1)(F+B-W) if W <= B <= F <= B + W, or the longest of other chains.
 
         F, B and W are those of one of the 2p stages.
         """
