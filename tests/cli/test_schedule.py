@@ -166,6 +166,30 @@ def test_every_schedule_is_shown_and_written(
     assert json.loads(capsys.readouterr().out)["name"] == name
 
 
+def test_a_search_keeps_its_limit_and_says_how_good_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["schedule", "show", "auto", "-p", "2", "-m", "4", "--most-in-flight", "2,1"]
+    assert main([*command, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["name"] == "auto"
+    first, last = result["peak_in_flight_per_rank"]
+    assert first <= 2
+    assert last == 1
+    assert 12 < result["lower_bound"] <= result["makespan"] <= 15
+    assert main(command) == 0
+    assert f"none takes less than {result['lower_bound']:g}" in capsys.readouterr().out
+    assert main(["schedule", "show", "auto", "-p", "2", "-m", "0"]) == 2
+    assert capsys.readouterr().err.startswith("error[bad-argument]")
+
+
+def test_a_limit_is_checked_of_any_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["schedule", "show", "gpipe", "-p", "2", "-m", "4", "--most-in-flight"]
+    assert main([*command, "4"]) == 0
+    assert main([*command, "3"]) == 2
+    assert capsys.readouterr().err.startswith("error[schedule-within-memory]: rank 0")
+
+
 def test_virtual_stages_are_stages_per_rank(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["schedule", "show", "interleaved-1f1b", "-p", "2", "-m", "4", "--json"]
     assert main([*command, "-v", "3"]) == 0

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from echelon.cli.flags import Json
 from echelon.cli.output import print_error, print_json, table
+from echelon.cli.schedule_choice import MostInFlight, limits_of
 
 if TYPE_CHECKING:
     from echelon.core.errors import InfeasiblePlan
@@ -23,14 +24,7 @@ def check(
     file: Annotated[Path, Parameter(help="A schedule as CSV (a row per rank) or JSON.")],
     /,
     *,
-    most_in_flight: Annotated[
-        str | None,
-        Parameter(
-            show_default=False,
-            help="The most (stage, microbatch) pairs whose activations a rank may hold: N, or one "
-            "per rank as N,N,...",
-        ),
-    ] = None,
+    most_in_flight: MostInFlight = None,
     json: Json = False,
 ) -> int:
     """Prove that a schedule is whole, in order and within memory, and cannot deadlock.
@@ -44,7 +38,7 @@ def check(
     found: ScheduleFile | None = None
     try:
         found = read_schedule_file(file)
-        limits = _limits(most_in_flight, found.schedule.num_ranks)
+        limits = limits_of(most_in_flight, found.schedule.num_ranks)
         report = check_schedule(found.schedule, most_in_flight=limits, cells=found.cells)
     except InfeasiblePlan as error:
         _print_refused(file, found, error, json=json)
@@ -54,28 +48,6 @@ def check(
     else:
         print(f"{file}: proven\n\n" + "\n".join(_proven(found, report, limits)))
     return 0
-
-
-def _limits(text: str | None, num_ranks: int) -> tuple[int, ...] | None:
-    """Return the limit of each rank; ConfigError where the flag says something else."""
-    from echelon.core.errors import ConfigError
-    from echelon.core.rulebook.command_line import BAD_ARGUMENT
-
-    if text is None:
-        return None
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() and len(word) <= 9 for word in words):
-        wrong = "is not a count, or counts separated by commas"
-    elif len(words) not in (1, num_ranks):
-        wrong = f"has {len(words)} counts, but the schedule has {num_ranks} ranks"
-    else:
-        counts = tuple(int(word) for word in words)
-        return counts * num_ranks if len(counts) == 1 else counts
-    works = ["4", ",".join(["4"] * num_ranks)] if 1 <= num_ranks <= 16 else ["4"]
-    problem = BAD_ARGUMENT.problem(
-        f"--most-in-flight {text!a} {wrong}", set_by="the command line", works=works
-    )
-    raise ConfigError(problem)
 
 
 def _print_refused(

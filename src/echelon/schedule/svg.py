@@ -16,6 +16,8 @@ from echelon.schedule.svg_style import KINDS, STYLE, fill_class, legend, shade_r
 from echelon.schedule.time_axis import ticks
 
 _MARGIN = 16
+_RIGHT = 40
+"""Room for half of the last label of the axis."""
 _TITLE = 30
 _ROW = 26
 _BOX = 22
@@ -37,7 +39,7 @@ def panels_svg(
     drawn = [_Panel.of(title, events) for title, events in panels]
     span = max((panel.span for panel in drawn), default=0.0)
     left = _MARGIN + 7 * max((len(row.title) for panel in drawn for row in panel.rows), default=6)
-    page = _Page(left=left + 10, right=width - _MARGIN, span=span)
+    page = _Page(left=left + 10, right=width - _RIGHT, span=span)
     body: list[str] = []
     top = 10
     for panel in drawn:
