@@ -22,6 +22,7 @@ from echelon.prove.observed import Observed
 from echelon.prove.oracle import OracleStep, initial_parameters
 from echelon.prove.ranks import INITIAL
 from echelon.prove.tolerance import Tolerance
+from echelon.schedule.of_plan import placement_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,15 +153,19 @@ def _samples(evidence: Evidence, step: int) -> Iterator[Check]:
 
 
 def _layers(evidence: Evidence, step: int) -> Iterator[Check]:
-    """Compare the blocks that the ranks of each pipeline ran with those of the model."""
+    """Compare the blocks that the ranks of each pipeline ran with those of the model.
+
+    One rank runs a block, or two where microbatches cross the pipeline both ways.
+    """
     plan = evidence.plan
+    copies = 2 if placement_of(plan).mirrored else 1
     reports = evidence.observed.reports(step)
     for position, ranks in enumerate(plan.mesh.groups(Axis.PP)):
         ran = Counter(block for rank in ranks for block in set(reports[rank].layers))
-        wrong = [block for block in range(plan.model.layers) if ran[block] != 1]
+        wrong = [block for block in range(plan.model.layers) if ran[block] != copies]
         problem = ""
         if wrong:
-            times = f"{ran[wrong[0]]} of ranks {list(ranks)} ran block {wrong[0]}; one must"
+            times = f"{ran[wrong[0]]} of ranks {list(ranks)} ran block {wrong[0]}; {copies} must"
             problem = (
                 times if ran[wrong[0]] else f"none of ranks {list(ranks)} ran block {wrong[0]}"
             )
