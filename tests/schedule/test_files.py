@@ -180,36 +180,6 @@ def test_what_is_wrong_names_the_cell(
 
 
 @pytest.mark.parametrize(
-    ("word", "works"),
-    [
-        ("D0.1", "F"),
-        ("f0.1", "F0.1"),
-        ("F0,1", "F"),
-        ("F0-1", "F0.1"),
-        ("BW0.1.2", "F"),
-        ("F0.-1", "F0.1"),
-        ("F" + "1" * 9 + "." + "2" * 5000, "F"),
-        ("\u0660", "F"),
-    ],
-)
-def test_an_unknown_action_names_its_cell(folder: Path, word: str, works: str) -> None:
-    error = _refused(folder, f'rank 0,F0.0,,"{word}",BW0.0')
-    assert error.exit_code == 2
-    problem = error.problems[0]
-    assert problem.rule == "schedule-action-known"
-    assert problem.set_by.endswith("mine.csv, row 1, column 4")
-    assert problem.works[0] == works or word == "F0,1"
-    assert len(problem.message) < 200
-    assert problem.message.isascii()
-
-
-def test_many_unknown_actions_are_counted(folder: Path) -> None:
-    error = _refused(folder, "\n".join(["X Y"] * 20))
-    assert set(error.rules) == {"schedule-action-known"}
-    assert error.problems[-1].message == "and 32 more of the same kind"
-
-
-@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("rank 0,F0.0\nrank 0,BW0.0", "row 2 is rank 0, and so is row 1"),
