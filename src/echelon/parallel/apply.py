@@ -9,8 +9,7 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.cost.buckets import accumulates_slices, stage_units
-from echelon.cost.stage import StagePart, held_parameters, pp_rank_of, rank_part
-from echelon.models.decoder import Decoder
+from echelon.cost.stage import held_parameters, pp_rank_of, rank_part
 from echelon.parallel.buckets import make_buckets
 from echelon.parallel.data import GradientReduction, bucket_rule
 from echelon.parallel.device_mesh import RankGroups
@@ -19,7 +18,7 @@ from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor, PipeLinks, StreamShape
 from echelon.parallel.rank_model import RankModel
-from echelon.parallel.recompute import block_runner
+from echelon.parallel.stages import empty_stages, named_parameters
 from echelon.parallel.tensor import TensorSplit
 from echelon.parallel.weights import fill_initial, install, resting_values
 from echelon.parallel.zero import Residency, parameter_rest
@@ -35,14 +34,11 @@ def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankMode
         group=groups.tensor, sequence_parallel=plan.layout.sequence_parallel, store=store
     )
     operations = RankOperations(split, plan.model.vocab)
-    with torch.device("meta"):
-        stages = {one.stage: _stage(plan, one, operations) for one in part.stages}
+    stages = empty_stages(plan, part, operations)
     rest = parameter_rest(plan, groups.rank, device)
     rule = bucket_rule(plan, part, specs, groups, rest, device)
     like = torch.empty(0, dtype=TORCH_DTYPES[plan.mathematics.precision.parameters], device=device)
-    buckets = make_buckets(
-        {k: v for one in stages.values() for k, v in one.named_parameters()}, specs, rule, like
-    )
+    buckets = make_buckets(named_parameters(stages), specs, rule, like)
     install(stages.values(), buckets)
     fill_initial(buckets, [resting_values(bucket) for bucket in buckets], plan, groups)
     store.hold(buckets)
@@ -70,16 +66,3 @@ def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankMode
         parameter_rest=rest,
         executor=executor,
     )
-
-
-def _stage(plan: Plan, part: StagePart, operations: RankOperations) -> Decoder:
-    stage = Decoder(
-        plan.model,
-        operations=operations,
-        blocks=part.blocks,
-        first=part.first,
-        last=part.last,
-        tp=plan.mesh.tp,
-    )
-    stage.run_block = block_runner(plan.layout.recompute)
-    return stage

@@ -9,6 +9,7 @@ from functools import lru_cache
 from echelon.core.plan import Plan
 from echelon.schedule.action import Action, Schedule
 from echelon.schedule.build import SCHEDULES, build_schedule
+from echelon.schedule.owners import placed
 
 
 def schedule_of(plan: Plan) -> Schedule:
@@ -72,25 +73,10 @@ def _crossings(placement: Schedule, pp_rank: int, stage: int) -> Iterator[tuple[
 def of_rows(name: str, rows: tuple[str, ...]) -> Schedule:
     """Return the schedule whose ranks run `rows`, such as ``F0.0 F0.1 B0.0 W0.0``.
 
-    Who owns a stage follows from where its actions stand; `check_schedule` says whether that is
-    one rank. ValueError where a word is not an action.
+    Who owns a stage, and which microbatches are mirrored, follows from where actions stand.
+    ValueError where a word is not an action.
     """
-    actions = tuple(tuple(Action.parse(word) for word in row.split()) for row in rows)
-    owner: dict[int, int] = {}
-    microbatches = 0
-    for rank, row in enumerate(actions):
-        for action in row:
-            owner.setdefault(action.stage, rank)
-            microbatches = max(microbatches, action.microbatch + 1)
-    stages = range(max(owner, default=-1) + 1)
-    return Schedule(
-        name=name,
-        num_ranks=len(rows),
-        num_microbatches=microbatches,
-        # A stage that no row names is put on rank 0, where the checker misses its actions.
-        stage_ranks=tuple(owner.get(stage, 0) for stage in stages),
-        actions=actions,
-    )
+    return placed(name, [[Action.parse(word) for word in row.split()] for row in rows])
 
 
 @lru_cache(maxsize=64)
