@@ -33,6 +33,16 @@ BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumul
 MICS = "zero_optimization.mics_shard_size"
 
 
+PARTITIONS = {
+    "uniform": ("even", "as many blocks on each stage"),
+    "parameters": ("auto", "balanced by times, which grow with parameters"),
+    "profile": ("auto", "balanced by times; pipeline.times has measured ones"),
+    "best": ("auto", "balanced by times"),
+    "auto": ("auto", "balanced by times"),
+}
+"""The ways of DeepSpeed's pipeline to cut layers into stages: what each is here, and why."""
+
+
 def read_deepspeed(ledger: Ledger, around: Surroundings) -> None:
     """Note in `ledger` what becomes of every key of a DeepSpeed configuration."""
     old_form = isinstance(ledger.given.get(TABLE), bool)
@@ -64,6 +74,7 @@ def _read_model_degrees(ledger: Ledger, around: Surroundings) -> Surroundings:
     elif (pp := ledger.whole(key, COUNT, setting="mesh.pp")) is not None:
         ledger.set(key, "mesh.pp", pp, "pipeline stages")
         degrees["pp"] = pp
+    _read_partition(ledger)
     key = "sequence_parallel_size"
     if (cp := ledger.whole(key, COUNT, setting="mesh.cp")) is not None:
         ledger.set(key, "mesh.cp", cp, "pieces of a sequence")
@@ -71,6 +82,16 @@ def _read_model_degrees(ledger: Ledger, around: Surroundings) -> Surroundings:
         if cp > 1:
             ledger.set(key, "context.kind", "ulysses", "heads are exchanged for the sequence")
     return around.with_degrees(**degrees)
+
+
+def _read_partition(ledger: Ledger) -> None:
+    """Map how layers are cut into stages; what DeepSpeed weighs by parameters has a time here."""
+    key, setting = "pipeline.partition", "pipeline.stages"
+    given = ledger.given.get(key)
+    if isinstance(given, str) and given.startswith("type:") and ledger.has(key):
+        ledger.set(key, setting, "auto", "blocks are of one type, and balanced by their times")
+    elif (word := ledger.word(key, PARTITIONS, setting=setting)) is not None:
+        ledger.set(key, setting, *PARTITIONS[word])
 
 
 def _read_ranks_and_batch(ledger: Ledger, stage: int, around: Surroundings) -> int:

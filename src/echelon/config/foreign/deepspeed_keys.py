@@ -108,7 +108,6 @@ ONLY: Mapping[str, tuple[tuple[object, ...], str]] = {
     "gradient_allreduce_op": (("mean",), "the loss is a mean over all tokens of the batch"),
     "gradient_predivide_factor": ((1, 1.0), "gradients are divided once, by the token count"),
     "pipeline.activation_checkpoint_interval": ((0,), "recompute.policy says what is redone"),
-    "pipeline.partition": (("best", "uniform", "auto"), "stages are even, or listed by you"),
     "prescale_gradients": ((False,), "gradients are divided once, by the token count"),
     "sparse_gradients": ((False,), "gradients of embeddings are dense"),
     "use_data_before_expert_parallelism": ((False,), "experts are folded over the data ranks"),

@@ -24,6 +24,7 @@ from echelon.config.foreign.megatron_numbers import (
     read_optimizer,
     read_precision,
 )
+from echelon.config.foreign.megatron_pipeline import read_pipeline
 from echelon.config.foreign.megatron_run import read_recompute, read_run
 from echelon.config.foreign.ranks import launched_ranks, set_data_mesh
 from echelon.config.foreign.surroundings import Surroundings
@@ -44,7 +45,7 @@ def read_megatron(ledger: Ledger, around: Surroundings) -> None:
     """Note in `ledger` what becomes of every flag of a Megatron-LM command."""
     around = _read_mesh(ledger, around)
     layers = read_model(ledger, around)
-    _read_pipeline(ledger, layers, around)
+    read_pipeline(ledger, layers, around)
     gradients = read_precision(ledger)
     stage = _read_stage(ledger)
     data = _read_ranks(ledger, stage, around)
@@ -84,39 +85,6 @@ def _read_mesh(ledger: Ledger, around: Surroundings) -> Surroundings:
         else:
             ledger.skip(key, "it splits over tp, and tp is 1")
     return around.with_degrees(**degrees)
-
-
-def _read_pipeline(ledger: Ledger, layers: int | None, around: Surroundings) -> None:
-    """Map virtual stages, and the numbers of layers of the first and the last stage."""
-    pp, setting = around.degrees["pp"], "pipeline.virtual_stages"
-    key = "--num-virtual-stages-per-pipeline-rank"
-    if (virtual := ledger.whole(key, COUNT, setting=setting)) is not None:
-        ledger.set(key, setting, virtual, "stages of a pipeline rank")
-    key = "--num-layers-per-virtual-pipeline-stage"
-    size = ledger.whole(key, COUNT, setting=setting)
-    if size is not None and layers:
-        if layers % (pp * size):
-            ledger.refuse(key, f"{layers} layers / (pp {pp} x {size}) is no whole number")
-        else:
-            why = f"layers / (pp x layers of a virtual stage) = {layers} / ({pp} x {size})"
-            ledger.set(key, setting, layers // (pp * size), why)
-    ends = [f"--decoder-{end}-pipeline-num-layers" for end in ("first", "last")]
-    first, last = (ledger.whole(key, COUNT, setting="pipeline.stages") for key in ends)
-    given = [key for key in ends if ledger.has(key)]
-    if not given or not layers or len(given) > sum(n is not None for n in (first, last)):
-        return
-    middle = pp - len(given)
-    rest = layers - (first or 0) - (last or 0)
-    if middle <= 0 or rest <= 0 or rest % middle:
-        ledger.refuse(given[-1], f"{rest} layers are left for {middle} stages between")
-        return
-    sizes = [n for n in (first, *[rest // middle] * middle, last) if n]
-    starts = [sum(sizes[:index]) for index in range(len(sizes))]
-    stages = [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
-    why = f"layers of each stage: {', '.join(map(str, sizes))}"
-    ledger.set(given[-1], "pipeline.stages", stages, why, source=ledger.where(*given))
-    for key in given[:-1]:
-        ledger.skip(key, f"together with {given[-1]}")
 
 
 def _read_stage(ledger: Ledger) -> int:

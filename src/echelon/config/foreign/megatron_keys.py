@@ -89,15 +89,12 @@ ONLY: Mapping[str, tuple[tuple[object, ...], str]] = {
     "--expert-model-parallel-size": ((1,), "experts are read, but not yet trained"),
     "--expert-tensor-parallel-size": ((1,), "experts are read, but not yet trained"),
     "--lr-warmup-init": ((0, 0.0), "the warm-up starts at 0 (its first step is peak / steps)"),
-    "--microbatch-group-size-per-virtual-pipeline-stage": ((), "the schedule says the order"),
     "--rotary-percent": ((1, 1.0), "all of a head is turned"),
     "--softmax-type": (("vanilla",), "softmax has no offset"),
     "--weight-decay-incr-style": (("constant",), "weight decay does not change"),
 }
 
 REFUSED: Mapping[str, str] = {
-    "--account-for-embedding-in-pipeline-split": "pipeline.stages lists blocks",
-    "--account-for-loss-in-pipeline-split": "pipeline.stages lists blocks",
     "--apply-layernorm-1p": "norms are not centred around zero",
     "--apply-query-key-layer-scaling": "scores are not scaled by the layer",
     "--apply-residual-connection-post-layernorm": "residuals go past the norms",
