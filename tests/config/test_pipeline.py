@@ -176,6 +176,17 @@ def test_the_rows_of_a_file_are_in_the_plan(tmp_path: Path) -> None:
     assert again.content_hash() == job.content_hash()
 
 
+def test_a_file_may_send_microbatches_both_ways(tmp_path: Path) -> None:
+    path = csv(tmp_path / "both.csv", rows_of("dualpipe", 2, 2, 8))
+    plan = load_job("nano", from_file(path)).plan
+    named = load_job("nano", ["mesh.pp=2", "pipeline.schedule=dualpipe"]).plan
+    schedule = schedule_of(plan)
+    assert schedule.actions == schedule_of(named).actions
+    assert schedule.mirrored == schedule_of(named).mirrored
+    assert plan.layout.pipeline.virtual_stages == 1
+    assert plan.layout.pipeline.stages == named.layout.pipeline.stages
+
+
 @pytest.mark.parametrize(
     ("more", "works"),
     [

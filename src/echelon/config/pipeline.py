@@ -209,9 +209,6 @@ def _numbers_of_file(view: View, found: ScheduleFile) -> Iterator[Problem]:
             f"{name} {message}", key=FILE_KEY, set_by=view.set_by(FILE_KEY, *keys), works=works
         )
 
-    if schedule.mirrored:
-        message = "sends some microbatches the other way round, which rows in a plan cannot say"
-        yield misfit(message, (), (f'{SCHEDULE_KEY} = "dualpipe"',))
     if schedule.num_ranks != pp:
         message = f"has {schedule.num_ranks} ranks, but mesh.pp = {pp}"
         yield misfit(message, ("mesh.pp",), (f"mesh.pp = {schedule.num_ranks}",))

@@ -30,7 +30,7 @@ from echelon.cost.balance import Stages, balance, imbalance, split_layers
 from echelon.cost.unit_times import UnitTimes, durations_of
 from echelon.schedule.action import Schedule
 from echelon.schedule.automatic import find_schedule
-from echelon.schedule.of_plan import placement_of
+from echelon.schedule.of_plan import of_rows, placement_of
 
 FOUND = "; found: "
 """What parts the source of `pipeline.schedule` from what the search that it asked for has found."""
@@ -63,9 +63,9 @@ def placed(view: View, plan: Plan) -> tuple[Plan, Derived]:
     if name == AUTO:
         pipeline, held = _automatic(view, plan, times, derived)
     elif name == FILE:
-        schedule = schedule_file(view).schedule
-        pipeline = replace(plan.layout.pipeline, rows=_rows(schedule))
-        held = _held(schedule)
+        rows = _rows(schedule_file(view).schedule)
+        pipeline = replace(plan.layout.pipeline, rows=rows)
+        held = _held(of_rows(name, rows))
     else:
         pipeline = plan.layout.pipeline
         held = _held(placement_of(plan))
