@@ -95,6 +95,33 @@ class InFlight:
         return [f"{name} of {key}" for name, found in kept.items() for key in found]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """What one rank runs of a schedule: its actions, the receives before each, how sends wait.
+
+    `last` is the place of the last action of each stage that gives weight gradients.
+    """
+
+    schedule: Schedule
+    steps: Sequence[Step]
+    posts: Sequence[Sequence[Message]]
+    last: Mapping[int, int]
+    window: int
+
+    @classmethod
+    def of(cls, schedule: Schedule, pp_rank: int) -> _Row:
+        """Return the row of pipeline rank `pp_rank`."""
+        traffic = Traffic.of(schedule)
+        steps = traffic.steps[pp_rank]
+        return cls(
+            schedule=schedule,
+            steps=steps,
+            posts=traffic.receives[pp_rank],
+            last=_last_gradients(steps),
+            window=send_window(traffic) + _SENDS_SPARE,
+        )
+
+
 class PipelineExecutor:
     """Run the stages of one pipeline rank."""
 
@@ -111,9 +138,7 @@ class PipelineExecutor:
         """Own `stages`."""
         self.stages, self.pp_rank, self.links = stages, pp_rank, links
         self.store, self.recorder, self.stream = store, recorder, stream
-        self._window = 0
-        self._traffic: dict[Schedule, tuple[Traffic, int]] = {}
-        self._last: dict[int, int] = {}
+        self._rows: dict[int, _Row] = {}
 
     def run(
         self, schedule: Schedule, batches: Sequence[TokenBatch], scale: float
@@ -123,20 +148,20 @@ class PipelineExecutor:
         It has those of the microbatches whose last stage is here. A schedule of forward actions
         only is an evaluation.
         """
-        if schedule not in self._traffic:
-            found = Traffic.of(schedule)
-            self._traffic[schedule] = (found, send_window(found) + _SENDS_SPARE)
-        traffic, self._window = self._traffic[schedule]
-        steps, posts = traffic.steps[self.pp_rank], traffic.receives[self.pp_rank]
-        self._last = _last_gradients(steps)
+        # By identity: to hash thousands of actions takes longer than to run a small step.
+        if id(schedule) not in self._rows:
+            self._rows[id(schedule)] = _Row.of(schedule, self.pp_rank)
+        row = self._rows[id(schedule)]
         state = InFlight()
         posted = 0
-        for position, step in enumerate(steps):
-            while posted < len(steps) and posted <= position + _RECEIVES_AHEAD:
-                for message in posts[posted]:
+        for position, step in enumerate(row.steps):
+            while posted < len(row.steps) and posted <= position + _RECEIVES_AHEAD:
+                for message in row.posts[posted]:
                     self._post_receive(state, message, batches[message.microbatch])
                 posted += 1
-            self._run_step(state, step, batches, scale, position)
+            last = row.last.get(step.action.stage) == position
+            self._run_step(state, step, batches, scale, last=last)
+            self._settle_sends(state, row.window)
         for sent in state.leaving.values():
             for _, pending in sent:
                 pending.wait()
@@ -150,7 +175,8 @@ class PipelineExecutor:
         step: Step,
         batches: Sequence[TokenBatch],
         scale: float,
-        position: int,
+        *,
+        last: bool,
     ) -> None:
         action = step.action
         stage, key = action.stage, (action.stage, action.microbatch)
@@ -165,13 +191,12 @@ class PipelineExecutor:
                 state.weights[key] = work
                 self._give(state, step, outgoing)
             else:
-                self.store.start_backward(stage, last=self._last[stage] == position)
+                self.store.start_backward(stage, last=last)
                 if action.kind is ActionKind.BW:
                     self._give(state, step, self._backward(state, action, incoming))
                     self.store.run_deferred()
                 else:
                     self.store.run_collected(_used(state.weights, key, action))
-        self._settle_sends(state)
 
     def _forward(
         self,
@@ -236,14 +261,14 @@ class PipelineExecutor:
             kind, ahead = (ActionKind.F, 1) if forward else (ActionKind.B, -1)
             state.handed_over[(kind, action.stage + ahead, action.microbatch)] = tensor
 
-    def _settle_sends(self, state: InFlight) -> None:
-        """Let go of sends that are older than the window of the schedule.
+    def _settle_sends(self, state: InFlight, window: int) -> None:
+        """Let go of all but the last `window` sends of each channel.
 
         What the other side has need not be kept. The checker's window says how many sends must be
         allowed to be pending for the schedule to end; older ones are waited for.
         """
         for sent in state.leaving.values():
-            while len(sent) > self._window:
+            while len(sent) > window:
                 sent.pop(0)[1].wait()
 
     def _post_receive(self, state: InFlight, message: Message, batch: TokenBatch) -> None:

@@ -25,6 +25,7 @@ from echelon.parallel.rank_model import RankModel
 from echelon.parallel.recorder import Recorder
 from echelon.parallel.shards import Shard
 from echelon.parallel.weights import bucket_shards, fill_initial, resting_values
+from echelon.schedule.action import Schedule
 from echelon.schedule.forward import forward_only
 from echelon.schedule.of_plan import schedule_of
 from echelon.train.learning_rate import learning_rate
@@ -101,6 +102,7 @@ class TrainEngine:
         self.loss_scale = LossScale(plan.mathematics.precision)
         self.num_updates = 0
         self.schedule = schedule_of(plan)
+        self._evaluations: dict[int, Schedule] = {}
         self.on_gradients: Callable[[], None] | None = None
 
     @property
@@ -174,7 +176,9 @@ class TrainEngine:
         """Return the mean loss over the counted tokens of a global batch, without dropout."""
         batches = [replace(batch, train=False) for batch in batches]
         tokens = self.count_tokens(batches)
-        schedule = forward_only(self.schedule, len(batches))
+        if len(batches) not in self._evaluations:
+            self._evaluations[len(batches)] = forward_only(self.schedule, len(batches))
+        schedule = self._evaluations[len(batches)]
         losses = self.model.executor.run(schedule, batches, 1.0 / max(1, tokens))
         self.model.residency.end_pass()
         mine = float(torch.stack(list(losses.values())).sum()) if losses else 0.0
