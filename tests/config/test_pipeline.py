@@ -144,6 +144,23 @@ def test_even_stages_are_even_in_blocks() -> None:
     assert fast < slow
 
 
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved-1f1b", "breadth-first", "zb-v"])
+@pytest.mark.parametrize("vocab", [300, 4000, 16000])
+def test_balanced_stages_make_no_simulated_step_longer(name: str, vocab: int) -> None:
+    virtual = SCHEDULES[name].default_virtual_stages
+    sets = ["model.layers=12", "mesh.pp=2", f"pipeline.schedule={name}", f"model.vocab={vocab}"]
+    sets.append(f"pipeline.virtual_stages={virtual}")
+    seconds: list[float] = []
+    for word in ("auto", "even"):
+        plan = load_job("nano", [*sets, f"pipeline.stages={word}"]).plan
+        durations = stage_durations(plan, modelled_times(plan))
+        seconds.append(simulate(schedule_of(plan), durations).makespan_s)
+    auto, even = seconds
+    assert auto <= even * (1 + 1e-9)
+    if vocab == 16000:
+        assert auto < 0.95 * even
+
+
 def csv(path: Path, rows: list[str]) -> Path:
     path.write_text("".join(row.replace(" ", ",") + "\n" for row in rows))
     return path

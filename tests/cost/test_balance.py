@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.cost.balance import Stages, balance, imbalance, rank_seconds, split_layers
+from echelon.cost.balance import (
+    Stages,
+    balance,
+    balanced_cuts,
+    imbalance,
+    rank_seconds,
+    split_layers,
+)
 from echelon.cost.unit_times import UnitTimes, stage_seconds
 
 Held = tuple[tuple[int, ...], ...]
@@ -134,6 +141,15 @@ def test_a_head_is_worth_the_blocks_that_it_lasts(
     assert after.ratio == pytest.approx(after.slowest_s / ((layers + head) / 4))
     assert sorted(map(len, found)) == sorted(counts)
     assert len(found[-1]) == counts[-1]
+
+
+def test_a_cut_by_stages_is_offered_beside_one_by_ranks() -> None:
+    times = times_of([1.0] * 12, 0.0, 6.0)
+    assert balanced_cuts(times, 12, one_each(4)) == (balance(times, 12, one_each(4)),)
+    by_rank, by_stage = balanced_cuts(times, 12, in_turn(3, 2))
+    assert by_rank == balance(times, 12, in_turn(3, 2))
+    assert max(stage_seconds(by_stage, times)) <= max(stage_seconds(by_rank, times))
+    assert slowest(by_rank, in_turn(3, 2), times) <= slowest(by_stage, in_turn(3, 2), times)
 
 
 def test_mirrored_ranks_share_the_work_of_a_stage() -> None:

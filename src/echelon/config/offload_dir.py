@@ -51,7 +51,7 @@ def offload_problems(plan: Plan, ranks: Iterable[int]) -> list[Problem]:
 
 
 def offloaded_bytes(plan: Plan, ranks: Iterable[int]) -> int:
-    """Return the bytes that `ranks` keep in files; ranks at one place of a pipeline keep as much."""
+    """Return the bytes that `ranks` keep in files; those at one place of a pipeline keep alike."""
     places = Counter(pp_rank_of(plan, rank) for rank in ranks)
     return sum(
         count * bytes_held_by_pool(plan, plan.mesh.rank({Axis.PP: place})).get("nvme", 0)

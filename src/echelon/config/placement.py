@@ -26,11 +26,15 @@ from echelon.config.times_file import unit_times
 from echelon.config.view import View
 from echelon.core.errors import InfeasiblePlan
 from echelon.core.plan import Pipeline, Plan
-from echelon.cost.balance import Stages, balance, imbalance, split_layers
+from echelon.cost.balance import Stages, balance, balanced_cuts, imbalance, split_layers
 from echelon.cost.unit_times import UnitTimes, durations_of
 from echelon.schedule.action import Schedule
 from echelon.schedule.automatic import find_schedule
-from echelon.schedule.of_plan import of_rows, placement_of
+from echelon.schedule.of_plan import of_rows, placement_of, schedule_of
+from echelon.schedule.simulate import simulate
+
+MOST_SIMULATED = 20_000
+"""Stages x microbatches above which a cut is chosen without a simulation."""
 
 FOUND = "; found: "
 """What parts the source of `pipeline.schedule` from what the search that it asked for has found."""
@@ -71,11 +75,25 @@ def placed(view: View, plan: Plan) -> tuple[Plan, Derived]:
         held = _held(placement_of(plan))
     word = view.entry(STAGES_KEY).value
     if name != AUTO and word == AUTO:
-        pipeline = replace(pipeline, stages=balance(times, plan.model.layers, held))
+        balanced = replace(plan, layout=replace(plan.layout, pipeline=pipeline))
+        pipeline = replace(pipeline, stages=_balanced(balanced, times, held))
     if word in (AUTO, EVEN):
         source = _how_balanced(pipeline.stages, held, times, even=word == EVEN)
         derived[STAGES_KEY] = pipeline.stages, source
     return replace(plan, layout=replace(plan.layout, pipeline=pipeline)), derived
+
+
+def _balanced(plan: Plan, times: UnitTimes, held: Sequence[Sequence[int]]) -> Stages:
+    """Return balanced stages; where two cuts are in question, those of the faster step."""
+    first, *others = balanced_cuts(times, plan.model.layers, held)
+    if not others or plan.num_stages * plan.num_microbatches > MOST_SIMULATED:
+        return first
+    schedule = schedule_of(plan)
+
+    def step_s(stages: Stages) -> float:
+        return simulate(schedule, durations_of(stages, times)).makespan_s
+
+    return min((first, *others), key=step_s)
 
 
 def _held(schedule: Schedule) -> tuple[tuple[int, ...], ...]:

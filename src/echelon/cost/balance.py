@@ -90,6 +90,23 @@ def balance(times: UnitTimes, num_layers: int, held: Sequence[Sequence[int]]) ->
     return _improved(_stages(_cut(blocks, empty)), held, times)
 
 
+def balanced_cuts(
+    times: UnitTimes, num_layers: int, held: Sequence[Sequence[int]]
+) -> tuple[Stages, ...]:
+    """Return the cuts worth a simulation: that of `balance`, and that of the fastest slowest stage.
+
+    They are one where each rank holds one stage. Where it holds several, a schedule that visits
+    them in turn may gain more from stages that are alike than from ranks that are.
+    """
+    first = balance(times, num_layers, held)
+    num_stages = 1 + max(stage for mine in held for stage in mine)
+    if all(len(mine) == 1 for mine in held):
+        return (first,)
+    blocks = [times.total_s(f"layers.{layer}") for layer in range(num_layers)]
+    second = _stages(_cut(blocks, stage_seconds([()] * num_stages, times)))
+    return (first,) if first == second else (first, second)
+
+
 def _stages(counts: Sequence[int]) -> Stages:
     found: list[tuple[int, ...]] = []
     start = 0
