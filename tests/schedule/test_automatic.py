@@ -17,7 +17,7 @@ from echelon.schedule.simulate import Durations, simulate
 from tests.schedule.search_cases import Case, cases, some_durations
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(cases)
 def test_what_is_found_is_legal_within_memory_and_no_slower(case: Case) -> None:
     found = find_schedule(
@@ -38,7 +38,7 @@ def test_what_is_found_is_legal_within_memory_and_no_slower(case: Case) -> None:
     assert all(found.makespan_s <= seconds for seconds in found.fixed.values())
 
 
-@settings(max_examples=20)
+@settings(max_examples=15)
 @given(cases)
 def test_every_fixed_schedule_that_fits_is_compared(case: Case) -> None:
     found = find_schedule(

@@ -34,16 +34,31 @@ from echelon.schedule.simulate import Durations, simulate
 AUTO = "auto"
 """The name of a schedule that was found by search."""
 
-_EAGERNESS = (-1e6, -8, -4, -2, -1, 0, 1, 2, 1e6)
-"""How many cycles earlier (-) or later F is wanted than its turn."""
-_LAZINESS = (0, 1, 2, 4, 8, 1e6)
-"""How many cycles later than its B a W is wanted."""
-_PATIENCE = (0.0, 0.5, 1.0)
+
+@dataclass(frozen=True, slots=True)
+class _Orders:
+    """Say which orders of urgency are tried in list scheduling, each with each.
+
+    How many cycles earlier (-) or later F is wanted than its turn, how many cycles later than its
+    B a W is, and how patient a rank is.
+    """
+
+    eagerness: tuple[float, ...]
+    laziness: tuple[float, ...]
+    patience: tuple[float, ...]
+
+
+_WIDE = _Orders((-1e6, -8, -4, -2, -1, 0, 1, 1e6), (0, 2, 4, 8, 1e6), (0, 0.5, 1))
+_NARROW = _Orders((-1e6, -4, -1, 0, 1), (0, 4, 1e6), (0, 1))
 _KEPT = 12
+_LEAST_KEPT = 3
 """How many starts are justified."""
+_ACTIONS_AT_FULL_EFFORT = 4096
+"""In a longer step, fewer orders are tried, so that the search takes seconds there too."""
 _ROUNDS = 4
 """How often a start is justified at most."""
-_SHAKES = 60
+_SHAKES = (40, 20)
+"""How often the best is shaken, before and after B and W are fused."""
 _SEED = 0
 
 
@@ -147,15 +162,26 @@ class _Search:
     def run(self, fixed: Sequence[Schedule]) -> Found:
         """Return the best schedule found; at least as good as each of the `fixed` ones."""
         starts = self._fixed_starts(fixed)
-        for split in self._splits():
-            starts += self._list_scheduled(split)
-        best = best_of(self._refined(starts))
-        if not self._reached(best):
-            best = shaken(self.scheduler, best, rounds=_SHAKES, seed=_SEED)
-        return fused(self.clock, best)
+        effort = min(1.0, _ACTIONS_AT_FULL_EFFORT / self.num_actions)
+        for place, split in enumerate(self._splits(all_ends=effort == 1)):
+            if starts and self._reached(best_of(starts)):
+                break
+            orders = _WIDE if place == 0 and effort == 1 else _NARROW
+            starts += self._list_scheduled(split, orders)
+        best = best_of(self._refined(starts, kept=max(_LEAST_KEPT, int(effort * _KEPT))))
+        for rounds in _SHAKES:
+            if not self._reached(best):
+                best = shaken(self.scheduler, best, rounds=int(effort * rounds), seed=_SEED)
+            best = fused(self.clock, best)
+        return best
 
     def _reached(self, found: Found) -> bool:
         return found.timing.makespan_s <= self.bound * (1 + 1e-12)
+
+    @property
+    def num_actions(self) -> int:
+        """Return how many actions a step has whose backward passes are all split."""
+        return 3 * self.clock.num_stages * self.clock.num_microbatches
 
     def _fixed_starts(self, fixed: Sequence[Schedule]) -> list[Found]:
         starts: list[Found] = []
@@ -165,7 +191,7 @@ class _Search:
             starts += [one for one in found if one is not None]
         return starts
 
-    def _splits(self) -> list[Cells]:
+    def _splits(self, *, all_ends: bool) -> list[Cells]:
         """Return which cells to split: all; where that costs time, also none, or the ends only."""
         clock, durations = self.clock, self.clock.durations
         stages, m = clock.num_stages, clock.num_microbatches
@@ -181,14 +207,16 @@ class _Search:
         p = clock.num_ranks
         ends = [(m, 0)]
         if costs:
-            ends += [(0, 0), (0, p // 2), (0, p), (0, 2 * p), (p // 2, p // 2), (p, p)]
+            ends += [(0, 0), (0, p)]
+        if costs and all_ends:
+            ends += [(0, p // 2), (0, 2 * p), (p // 2, p // 2), (p, p)]
         cells = {tuple(k < first or k >= m - last for k in range(m)): None for first, last in ends}
         return [[list(one)] * stages for one in cells]
 
-    def _list_scheduled(self, split: Cells) -> Iterator[Found]:
-        for eagerness, laziness in product(_EAGERNESS, _LAZINESS):
+    def _list_scheduled(self, split: Cells, orders: _Orders) -> Iterator[Found]:
+        for eagerness, laziness in product(orders.eagerness, orders.laziness):
             urgency = self._urgency(eagerness, laziness)
-            for patience in _PATIENCE:
+            for patience in orders.patience:
                 rows = self.scheduler.forwards(urgency, split, patience=patience)
                 found = Found.of(self.clock, rows)
                 if found is not None:
@@ -221,13 +249,13 @@ class _Search:
             lanes[kind][s] + k * cycle for kind in lanes for s in range(stages) for k in range(m)
         ]
 
-    def _refined(self, starts: Sequence[Found]) -> Iterator[Found]:
+    def _refined(self, starts: Sequence[Found], *, kept: int) -> Iterator[Found]:
         """Yield the starts, and the best of them justified, until the bound is reached."""
-        kept: dict[float, Found] = {}
+        distinct: dict[float, Found] = {}
         for start in sorted(starts, key=lambda one: one.cost):
-            kept.setdefault(round(start.ends_s / (self.bound or 1.0), 9), start)
+            distinct.setdefault(round(start.ends_s / (self.bound or 1.0), 9), start)
             yield start
-        for start in list(kept.values())[:_KEPT]:
+        for start in list(distinct.values())[:kept]:
             for patience in (1.0, 0.5):
                 found = settle(self.scheduler, start, patience, rounds=_ROUNDS)
                 yield found

@@ -20,6 +20,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from echelon.schedule.clock import BW, B, Clock, F, Rows, W
 
@@ -104,6 +105,7 @@ class ListScheduler:
     ) -> Rows:
         ranks = self._ranks(urgency, split, reverse=reverse)
         _dispatch(ranks, self.clock, patience)
+        assert all(lane.done == len(lane.codes) for rank in ranks for lane in rank.lanes)
         return [rank.row for rank in ranks]
 
     def _ranks(self, urgency: Sequence[float], split: Cells, *, reverse: bool) -> list[_Rank]:
@@ -169,7 +171,10 @@ class ListScheduler:
 def _hold(
     forward: _Lane, backward: _Lane, weight: _Lane, split: Sequence[bool], *, reverse: bool
 ) -> None:
-    """Say what waits for what on a stage's own rank, and what takes and frees memory."""
+    """Say what waits for what on a stage's own rank, and what takes and frees memory.
+
+    Cells take memory in order: backwards in time, a W waits for the BW of earlier cells.
+    """
     m = len(split)
     yes, no = [True] * m, [False] * m
     cells = split[::-1] if reverse else split
@@ -184,6 +189,9 @@ def _hold(
         forward.after, forward.needs = backward, list(range(1, m + 1))
         forward.takes, forward.frees = no, yes
         weight.takes, weight.frees = [True] * len(before), [False] * len(before)
+        last_fused = accumulate((k + 1 if one else 0 for k, one in enumerate(fused)), max)
+        weight.after = backward
+        weight.needs = [need for need, one in zip(last_fused, cells, strict=True) if one]
     else:
         backward.after, backward.needs = forward, list(range(1, m + 1))
         backward.takes, backward.frees = no, fused
