@@ -20,7 +20,7 @@ class Progress:
     around each wait for other ranks: a rank that does not move and does not wait is stuck.
     """
 
-    __slots__ = ("_stop", "count", "doing", "waiting")
+    __slots__ = ("_stop", "count", "doing", "turn", "waiting")
 
     def __init__(self) -> None:
         """Start at nothing done."""
@@ -32,6 +32,7 @@ class Progress:
         self.count = 0
         self.doing = ""
         self.waiting = ""
+        self.turn: int | None = None
         self._stop.clear()
 
     def mark(self, doing: str) -> None:
@@ -39,8 +40,12 @@ class Progress:
         self.doing = doing
         self.count += 1
 
-    def enter(self, collective: str) -> None:
-        """Say that this rank now waits for others in `collective`."""
+    def enter(self, collective: str, turn: int | None = None) -> None:
+        """Say that this rank now waits for others in `collective`.
+
+        `turn` is the place of what it waits to do in an order in which all ranks' work can be done.
+        """
+        self.turn = turn
         self.waiting = collective
         self.count += 1
 

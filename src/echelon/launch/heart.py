@@ -63,7 +63,7 @@ class Heart(threading.Thread):
             case ShowStack():
                 text, waiting = stacks_of_process(self._main)
                 waiting = self._progress.waiting or waiting
-                self._channel.send(Stack(text=text, waiting=waiting))
+                self._channel.send(Stack(text=text, waiting=waiting, turn=self._progress.turn))
             case End(reason=reason):
                 end_process(reason)
             case _:

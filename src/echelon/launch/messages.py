@@ -112,10 +112,14 @@ class Raised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """Carry the stack of every thread of a rank; `waiting` names the collective it is in."""
+    """Carry the stack of every thread of a rank; `waiting` names the collective it is in.
+
+    `turn` is the place of what it waits to do in an order in which all ranks' work can be done.
+    """
 
     text: str
     waiting: str
+    turn: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,7 +226,7 @@ class Watch:
             seen = min(busy, key=lambda seen: (seen.beat.count, seen.moved_at))
             seen.fault = self._stuck(seen)
         elif len(late) == sum(seen.open for seen in self._seen):
-            seen = min(late, key=lambda seen: (seen.beat.count, seen.moved_at))
+            seen = min(late, key=lambda seen: (_turn(seen), seen.beat.count, seen.moved_at))
             seen.fault = self._stuck(seen)
 
     def _late(self, seen: _Seen, now: float) -> bool:
@@ -287,6 +287,12 @@ class Watch:
 
 def _waits(seen: _Seen) -> str:
     return seen.stack.waiting if seen.stack is not None else seen.beat.waiting
+
+
+def _turn(seen: _Seen) -> float:
+    """Return the turn of what a rank waits to do: the first one waits for what was never sent."""
+    turn = seen.stack.turn if seen.stack is not None else None
+    return float("inf") if turn is None else turn
 
 
 def _fault(seen: _Seen, kind: FaultKind, at: float, summary: str, detail: str = "") -> Fault:

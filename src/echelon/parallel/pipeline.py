@@ -28,16 +28,13 @@ from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.parallel.collectives import Group, Pending
 from echelon.parallel.gradients import GradientStore, WeightWork
+from echelon.parallel.rank_row import RankRow
 from echelon.parallel.recorder import Recorder
 from echelon.schedule.action import Action, ActionKind, Schedule
-from echelon.schedule.deadlock import send_window
-from echelon.schedule.messages import Channel, Message, Step, Traffic
+from echelon.schedule.messages import Channel, Message, Step
 
 _RECEIVES_AHEAD = 2
 """Actions whose receives are posted before their turn, so that a transfer overlaps compute."""
-
-_SENDS_SPARE = 2
-"""Sends per link that may be pending beyond those that the schedule needs, to keep it busy."""
 
 Key = tuple[int, int]
 """A stage and a microbatch."""
@@ -91,35 +88,10 @@ class InFlight:
             "graph": self.outputs,
             "weight gradients": self.weights,
             "tensor handed over": self.handed_over,
+            "input": self.inputs,
+            "message": self.arriving,
         }
         return [f"{name} of {key}" for name, found in kept.items() for key in found]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """What one rank runs of a schedule: its actions, the receives before each, how sends wait.
-
-    `last` is the place of the last action of each stage that gives weight gradients.
-    """
-
-    schedule: Schedule
-    steps: Sequence[Step]
-    posts: Sequence[Sequence[Message]]
-    last: Mapping[int, int]
-    window: int
-
-    @classmethod
-    def of(cls, schedule: Schedule, pp_rank: int) -> _Row:
-        """Return the row of pipeline rank `pp_rank`."""
-        traffic = Traffic.of(schedule)
-        steps = traffic.steps[pp_rank]
-        return cls(
-            schedule=schedule,
-            steps=steps,
-            posts=traffic.receives[pp_rank],
-            last=_last_gradients(steps),
-            window=send_window(traffic) + _SENDS_SPARE,
-        )
 
 
 class PipelineExecutor:
@@ -138,7 +110,7 @@ class PipelineExecutor:
         """Own `stages`."""
         self.stages, self.pp_rank, self.links = stages, pp_rank, links
         self.store, self.recorder, self.stream = store, recorder, stream
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, RankRow] = {}
 
     def run(
         self, schedule: Schedule, batches: Sequence[TokenBatch], scale: float
@@ -150,7 +122,7 @@ class PipelineExecutor:
         """
         # By identity: to hash thousands of actions takes longer than to run a small step.
         if id(schedule) not in self._rows:
-            self._rows[id(schedule)] = _Row.of(schedule, self.pp_rank)
+            self._rows[id(schedule)] = RankRow.of(schedule, self.pp_rank)
         row = self._rows[id(schedule)]
         state = InFlight()
         posted = 0
@@ -160,8 +132,14 @@ class PipelineExecutor:
                     self._post_receive(state, message, batches[message.microbatch])
                 posted += 1
             last = row.last.get(step.action.stage) == position
-            self._run_step(state, step, batches, scale, last=last)
+            try:
+                self._run_step(state, step, row.turns[position], batches, scale, last=last)
+            except RuntimeError as error:
+                if type(error) is not RuntimeError:
+                    raise  # of a kind that has a meaning of its own, such as out of memory
+                raise RuntimeError(f"{step.action}: {error}") from error
             self._settle_sends(state, row.window)
+        self.recorder.at("", None)
         for sent in state.leaving.values():
             for _, pending in sent:
                 pending.wait()
@@ -173,6 +151,7 @@ class PipelineExecutor:
         self,
         state: InFlight,
         step: Step,
+        turn: int,
         batches: Sequence[TokenBatch],
         scale: float,
         *,
@@ -180,7 +159,9 @@ class PipelineExecutor:
     ) -> None:
         action = step.action
         stage, key = action.stage, (action.stage, action.microbatch)
+        self.recorder.at(str(action), turn)
         incoming = self._take(state, step)
+        self.recorder.at(str(action), turn + 1)
         with self.recorder.action(action.kind.value, stage, action.microbatch):
             if action.kind is ActionKind.F:
                 batch = batches[action.microbatch]
@@ -196,7 +177,7 @@ class PipelineExecutor:
                     self._give(state, step, self._backward(state, action, incoming))
                     self.store.run_deferred()
                 else:
-                    self.store.run_collected(_used(state.weights, key, action))
+                    self.store.run_collected(_used(state.weights, key))
 
     def _forward(
         self,
@@ -226,23 +207,23 @@ class PipelineExecutor:
         self, state: InFlight, action: Action, dy_ND: torch.Tensor | None
     ) -> torch.Tensor | None:
         key = (action.stage, action.microbatch)
-        torch.autograd.backward(_used(state.outputs, key, action), dy_ND)
-        x_ND = state.inputs.pop(key, None)
-        if x_ND is None:
+        torch.autograd.backward(_used(state.outputs, key), dy_ND)
+        if self.stages[action.stage].first:
             return None
+        x_ND = _used(state.inputs, key)
         if x_ND.grad is None:
-            raise RuntimeError(f"{action} gave no gradient of its input")
+            raise RuntimeError("it gave no gradient of its input")
         return x_ND.grad
 
     def _take(self, state: InFlight, step: Step) -> torch.Tensor | None:
         if step.receive is not None:
-            tensor, pending = _used(state.arriving, step.receive, step.action)
+            tensor, pending = _used(state.arriving, step.receive)
             pending.wait()
             return tensor
         if step.local_input:
             action = step.action
             key = (action.kind if action.kind is ActionKind.F else ActionKind.B, *_key(action))
-            return _used(state.handed_over, key, action)
+            return _used(state.handed_over, key)
         return None
 
     def _give(self, state: InFlight, step: Step, tensor: torch.Tensor | None) -> None:
@@ -273,9 +254,10 @@ class PipelineExecutor:
 
     def _post_receive(self, state: InFlight, message: Message, batch: TokenBatch) -> None:
         buffer = self.stream.buffer(batch)
-        pending = self.links.carrier(message).receive(
-            buffer, message.source_rank, name=str(message), tag=message.microbatch
-        )
+        carrier = self.links.carrier(message)
+        source = message.source_rank
+        name = f"{message} from rank {carrier.ranks[source]}"
+        pending = carrier.receive(buffer, source, name=name, tag=message.microbatch)
         state.arriving[message] = (buffer, pending)
 
 
@@ -283,16 +265,10 @@ def _key(action: Action) -> Key:
     return action.stage, action.microbatch
 
 
-def _used(kept: dict[K, T], key: K, action: Action) -> T:
+def _used(kept: dict[K, T], key: K) -> T:
     """Return what an earlier action left for this one, and let go of it."""
     if key not in kept:
         raise RuntimeError(
-            f"{action} needs what is not there: it was never made, or it was freed too early"
+            "what it needs is not there: it was never made, or it was freed too early"
         )
     return kept.pop(key)
-
-
-def _last_gradients(steps: Sequence[Step]) -> dict[int, int]:
-    """Return the place of the last action of each stage that gives weight gradients."""
-    kinds = (ActionKind.BW, ActionKind.W)
-    return {step.action.stage: i for i, step in enumerate(steps) if step.action.kind in kinds}

@@ -13,8 +13,8 @@ from echelon.core.event import Event, EventSink
 class WaitMarks(Protocol):
     """Whoever watches the rank: told when it starts and stops to wait for others."""
 
-    def enter(self, collective: str) -> None:
-        """Learn that the rank now waits in `collective`."""
+    def enter(self, collective: str, turn: int | None = None) -> None:
+        """Learn that the rank now waits in `collective`, at its `turn` of the pipeline's order."""
         ...
 
     def leave(self) -> None:
@@ -25,7 +25,7 @@ class WaitMarks(Protocol):
 class NoWaitMarks:
     """Watch nothing."""
 
-    def enter(self, collective: str) -> None:
+    def enter(self, collective: str, turn: int | None = None) -> None:
         """Ignore the start of a wait."""
 
     def leave(self) -> None:
@@ -42,11 +42,20 @@ class Recorder:
         self.waited_s = 0.0
         self.stage: int | None = None
         self.microbatch: int | None = None
+        self._task = ""
+        self._turn: int | None = None
         self._zero = time.perf_counter()
 
     def now(self) -> float:
         """Return the seconds since this recorder was made."""
         return time.perf_counter() - self._zero
+
+    def at(self, task: str, turn: int | None) -> None:
+        """Say what this rank runs or is about to run, and its place in an order of all ranks' work.
+
+        Where every rank waits, the one whose turn comes first waits for what was never sent.
+        """
+        self._task, self._turn = task, turn
 
     @contextmanager
     def waiting(self, collective: str) -> Iterator[None]:
@@ -55,7 +64,7 @@ class Recorder:
         The rank that waits least is the one that the others wait for.
         """
         start = self.now()
-        self._waits.enter(collective)
+        self._waits.enter(f"{collective} at {self._task}" if self._task else collective, self._turn)
         try:
             yield
         finally:
