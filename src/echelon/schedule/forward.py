@@ -8,10 +8,12 @@ is mirrored here, so that both copies of the model work from the start.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from echelon.schedule.action import Action, ActionKind, Schedule
 
 
+@lru_cache(maxsize=16)
 def forward_only(schedule: Schedule, num_microbatches: int) -> Schedule:
     """Return the evaluation of `num_microbatches` on the stages of `schedule`.
 
