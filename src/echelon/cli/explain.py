@@ -1,6 +1,7 @@
 """`echelon explain`: why a rule exists, with an example that breaks it and one that works.
 
-`echelon explain zero` is no rule: it derives what ranks hold and send at each ZeRO stage.
+Two pages are no rules: `echelon explain zero` derives what ranks hold and send at each ZeRO stage,
+`echelon explain pipeline` what they wait and hold under each schedule.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from echelon.cli.explain_pipeline import ask_pipeline, pipeline_json, pipeline_text
 from echelon.cli.explain_zero import ask, zero_json, zero_text
 from echelon.cli.flags import Json
 from echelon.cli.output import print_json
@@ -22,12 +24,17 @@ from echelon.core.serialize import to_json
 
 LIST_WIDTH = 120
 ZERO = "zero"
+PIPELINE = "pipeline"
+PAGES = (ZERO, PIPELINE)
 
 
 def explain(
     rule: Annotated[
         str | None,
-        Parameter(help="The id in the brackets of an error; or zero: what ZeRO holds and sends."),
+        Parameter(
+            help="The id in the brackets of an error; or zero: what ZeRO holds and sends; or "
+            "pipeline: what each schedule waits and holds."
+        ),
     ] = None,
     /,
     *,
@@ -41,9 +48,34 @@ def explain(
     precision: Annotated[
         Literal["mixed", "fp32"] | None, Parameter(help="With zero: mixed unless said.")
     ] = None,
+    pp: Annotated[
+        int | None, Parameter(name=("--pp", "-p"), help="With pipeline: its ranks.")
+    ] = None,
+    microbatches: Annotated[
+        int | None,
+        Parameter(name=("--microbatches", "-m"), help="With pipeline: those of a step."),
+    ] = None,
     json: Json = False,
 ) -> int:
     """Explain a rule; without one, list all of them by area."""
+    of_zero = {
+        "--degree": degree,
+        "--parameters": parameters,
+        "--memory-bytes": memory_bytes,
+        "--precision": precision,
+    }
+    of_pipeline = {"--pp": pp, "--microbatches": microbatches}
+    if rule != ZERO:
+        _refuse_without_effect(of_zero, "echelon explain zero", "--degree 4")
+    if rule != PIPELINE:
+        _refuse_without_effect(of_pipeline, "echelon explain pipeline", "--pp 4")
+    if rule == PIPELINE:
+        asked = ask_pipeline(pp=pp, microbatches=microbatches)
+        if json:
+            print_json("explain", {"pipeline": pipeline_json(asked)})
+        else:
+            print(pipeline_text(asked), end="")
+        return 0
     if rule == ZERO:
         question = ask(
             degree=degree, parameters=parameters, memory_bytes=memory_bytes, precision=precision
@@ -53,21 +85,13 @@ def explain(
         else:
             print(zero_text(question), end="")
         return 0
-    _refuse_without_effect(
-        {
-            "--degree": degree,
-            "--parameters": parameters,
-            "--memory-bytes": memory_bytes,
-            "--precision": precision,
-        }
-    )
     by_area = areas()
     if rule is None:
         _list(by_area, as_json=json)
         return 0
     known = {entry.id: entry for rules in by_area.values() for entry in rules}
     if rule not in known:
-        near = did_you_mean(rule, [*known, ZERO])
+        near = did_you_mean(rule, [*known, *PAGES])
         raise ConfigError(UNKNOWN_RULE.problem(f"there is no rule {rule!r}", works=near))
     if json:
         print_json("explain", {"rule": to_json(known[rule]), "page": known[rule].page()})
@@ -76,14 +100,14 @@ def explain(
     return 0
 
 
-def _refuse_without_effect(flags: Mapping[str, object]) -> None:
+def _refuse_without_effect(flags: Mapping[str, object], page: str, example: str) -> None:
     given = [flag for flag, value in flags.items() if value is not None]
     if given:
         raise ConfigError(
             BAD_ARGUMENT.problem(
-                f"{' '.join(given)} has an effect on `echelon explain zero` only",
+                f"{' '.join(given)} has an effect on `{page}` only",
                 set_by="the command line",
-                works=("echelon explain zero --degree 4",),
+                works=(f"{page} {example}",),
             )
         )
 
