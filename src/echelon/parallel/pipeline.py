@@ -84,14 +84,13 @@ class InFlight:
 
     def left_over(self) -> list[str]:
         """Return what was made and never used."""
-        kept = {
-            "graph": self.outputs,
-            "weight gradients": self.weights,
-            "tensor handed over": self.handed_over,
-            "input": self.inputs,
-            "message": self.arriving,
-        }
-        return [f"{name} of {key}" for name, found in kept.items() for key in found]
+        return [
+            *(f"the input of F{stage}.{one}" for stage, one in self.inputs),
+            *(f"the graph of F{stage}.{one}" for stage, one in self.outputs),
+            *(f"the weight gradients of B{stage}.{one}" for stage, one in self.weights),
+            *(f"what {kind.value}{stage}.{one} takes" for kind, stage, one in self.handed_over),
+            *map(str, self.arriving),
+        ]
 
 
 class PipelineExecutor:
@@ -144,7 +143,7 @@ class PipelineExecutor:
             for _, pending in sent:
                 pending.wait()
         if unused := state.left_over():
-            raise RuntimeError(f"the schedule {schedule.name} left {', '.join(unused[:3])}")
+            raise RuntimeError(f"the schedule {schedule.name} left unused: {', '.join(unused[:3])}")
         return state.losses
 
     def _run_step(
@@ -207,10 +206,14 @@ class PipelineExecutor:
         self, state: InFlight, action: Action, dy_ND: torch.Tensor | None
     ) -> torch.Tensor | None:
         key = (action.stage, action.microbatch)
-        torch.autograd.backward(_used(state.outputs, key), dy_ND)
+        out = _used(state.outputs, key)
         if self.stages[action.stage].first:
+            torch.autograd.backward(out, dy_ND)
             return None
         x_ND = _used(state.inputs, key)
+        if not x_ND.untyped_storage().nbytes():
+            raise RuntimeError("the memory of its input was given back too early")
+        torch.autograd.backward(out, dy_ND)
         if x_ND.grad is None:
             raise RuntimeError("it gave no gradient of its input")
         return x_ND.grad
