@@ -11,7 +11,7 @@ import torch
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
 from echelon.models.rotary import rotary_tables
-from echelon.parallel import apply, weights
+from echelon.parallel import stages, weights
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.train import engine, subject
@@ -20,7 +20,7 @@ from tests.prove.mutants.planting import mutant
 
 
 def _on_block(patch: pytest.MonkeyPatch, layer: int, run: Any) -> None:
-    chosen = apply.block_runner
+    chosen = stages.block_runner
 
     def runner(recompute: Any) -> Any:
         usual = chosen(recompute)
@@ -30,7 +30,7 @@ def _on_block(patch: pytest.MonkeyPatch, layer: int, run: Any) -> None:
 
         return run_block
 
-    patch.setattr(apply, "block_runner", runner)
+    patch.setattr(stages, "block_runner", runner)
 
 
 @mutant
