@@ -78,6 +78,8 @@ class Choice:
     tp: int = 1
     sequence_parallel: bool = False
     schedule: str = "1f1b"
+    virtual_stages: int = 1
+    rows: tuple[str, ...] = ()
     microbatches: int = 2
     microbatch_sequences: int = 1
     sequence_length: int = 8
@@ -110,7 +112,10 @@ def plan_of(choice: Choice | None = None, **changes: Any) -> Plan:
             mesh=Mesh(pp=one.pp, dp_replicate=one.dp, dp_shard=one.dp_shard, tp=one.tp),
             microbatch_sequences=one.microbatch_sequences,
             pipeline=Pipeline(
-                schedule=one.schedule, stages=one.stages or cut(one.model.layers, one.pp)
+                schedule=one.schedule,
+                virtual_stages=one.virtual_stages,
+                stages=one.stages or cut(one.model.layers, one.pp * one.virtual_stages),
+                rows=one.rows,
             ),
             sequence_parallel=one.sequence_parallel,
             zero=replace(one.zero, bucket_bytes=one.bucket_bytes),
