@@ -38,8 +38,13 @@ class _Made(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.storages += [_storage(one) for one in tree_leaves(out) if torch.is_tensor(one)]
+        given = _storages((args, kwargs))  # a view, or what is written in place, is not made here
+        self.storages += [one for one in _storages(out) if one not in given]
         return out
+
+
+def _storages(tree: Any) -> list[StorageWeakRef]:
+    return [_storage(one) for one in tree_leaves(tree) if torch.is_tensor(one)]
 
 
 def _storage(tensor: torch.Tensor) -> StorageWeakRef:
@@ -50,8 +55,9 @@ def _storage(tensor: torch.Tensor) -> StorageWeakRef:
 class Life:
     """What was seen on one rank in one step: after every action, what is still held.
 
-    `held` has the (stage, microbatch) pairs of which anything is there that a pass made, but its
-    outputs; `outputs` those whose output is kept by nothing but a message or the next stage here.
+    `held` has the (stage, microbatch) pairs of which anything is there that a pass made or was
+    given, but its output; `kept_outputs` those whose output is there, though it is neither on its
+    way nor the input of the next stage on this rank, which that stage holds itself.
     """
 
     actions: list[str] = field(default_factory=list)
@@ -98,20 +104,15 @@ class _Watch:
         life.held.append(
             {key for key, made in self._made.items() if not all(s.expired() for s in made)}
         )
-        on_the_way = {
-            _storage(one)
-            for one in (
-                *(tensor for sent in state.leaving.values() for tensor, _ in sent),
-                *state.handed_over.values(),
-                *state.inputs.values(),
-                *state.losses.values(),
-            )
-        }
+        messages = (tensor for sent in state.leaving.values() for tensor, _ in sent)
+        given = {_storage(one) for one in (*messages, *state.handed_over.values())}
+        given |= {_storage(one) for one in state.losses.values()}
+        inputs = {(stage - 1, microbatch) for stage, microbatch in life.held[-1]}
         life.kept_outputs.append(
             {
                 key
                 for key, output in self._outputs.items()
-                if not output.expired() and output not in on_the_way
+                if not output.expired() and output not in given and key not in inputs
             }
         )
 

@@ -25,15 +25,16 @@ def pipeline_plan(schedule: str, pp: int, microbatches: str = "2p", **changes: A
     virtual = 1 if builder is None else builder.default_virtual_stages
     stages = pp * virtual if builder is None else builder.stages_for(pp, virtual)
     count = num_microbatches(schedule, pp, microbatches)
-    return plan_of(
-        model=EIGHT,
-        pp=pp,
-        schedule=schedule,
-        microbatches=count,
-        stages=_even(stages),
-        rows=() if builder else _rows(schedule, pp, count),
-        **{"virtual_stages": virtual, **changes},
-    )
+    chosen: dict[str, Any] = {
+        "model": EIGHT,
+        "pp": pp,
+        "schedule": schedule,
+        "virtual_stages": virtual,
+        "microbatches": count,
+        "stages": _even(stages),
+        "rows": () if builder else _rows(schedule, pp, count),
+    }
+    return plan_of(**{**chosen, **changes})
 
 
 def _even(stages: int) -> tuple[tuple[int, ...], ...]:

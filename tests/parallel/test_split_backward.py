@@ -1,8 +1,9 @@
-"""B leaves weight gradients, W computes them: the same bits, in the same order, and then nothing."""
+"""B leaves weight gradients and W computes them: the same bits, and no memory kept for longer."""
 
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from echelon.core.plan import Recompute, Zero
 from echelon.launch.pool import RankPool
 from tests.parallel import targets, varied_targets
 from tests.parallel.buckets import matrix, store_of
-from tests.parallel.pipelines import EVERY, pipeline_plan
+from tests.parallel.layouts import plan_of
+from tests.parallel.pipelines import EIGHT, EVERY, pipeline_plan
 from tests.parallel.targets import Trained
 
 X = matrix(5, 3, seed=7).detach()
@@ -91,7 +93,7 @@ def test_w_runs_no_graph() -> None:
     assert not store.buckets[0].slots[0].gradient.requires_grad
 
 
-def train(rank_pool: RankPool, schedule: str, pp: int, **changes: object) -> list[Trained]:
+def train(rank_pool: RankPool, schedule: str, pp: int, **changes: Any) -> list[Trained]:
     """Take two steps of a pipeline."""
     plan = pipeline_plan(schedule, pp, **changes)
     return rank_pool.run(targets.train, (plan, 2), world_size=plan.mesh.world_size)
@@ -108,14 +110,14 @@ def train(rank_pool: RankPool, schedule: str, pp: int, **changes: object) -> lis
     ids=["alone", "recompute", "sequence parallel", "zero3"],
 )
 def test_split_backward_gives_the_bits_of_the_whole_one(
-    rank_pool: RankPool, changes: dict[str, object]
+    rank_pool: RankPool, changes: dict[str, Any]
 ) -> None:
-    # Both add up microbatches in the same order; only when is another.
     whole = train(rank_pool, "1f1b", 2, **changes)
     split = train(rank_pool, "zb-h1", 2, **changes)
     kinds = {event.kind for rank in split for event in rank.events[0]}
     assert {"F", "B", "W"} <= kinds
     assert "BW" not in kinds
+    # Both add up microbatches in the same order.
     for one, two in zip(whole, split, strict=True):
         assert one.losses == two.losses
         assert one.norms == two.norms
@@ -130,7 +132,7 @@ def test_every_schedule_takes_microbatches_of_any_length(
     rank_pool: RankPool, schedule: str, pp: int
 ) -> None:
     plan = pipeline_plan(schedule, pp)
-    alone = pipeline_plan("gpipe", 1, microbatches="p")
+    alone = plan_of(model=EIGHT, schedule="gpipe", microbatches=plan.num_microbatches)
     lengths = tuple(3 + 2 * (one % 3) for one in range(plan.num_microbatches))
     (whole,) = rank_pool.run(varied_targets.train, (alone, lengths), world_size=1)
     ranks = rank_pool.run(varied_targets.train, (plan, lengths), world_size=pp)
