@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -12,8 +10,6 @@ import pytest
 from echelon.config.load import load_job
 from echelon.config.placement import found_of, stage_placements
 from echelon.config.show import resolved_toml
-from echelon.config.times_file import PASSES, UNITS, TimesFile, fitted, read_times, times_of
-from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.cost.balance import split_layers
 from echelon.cost.unit_times import modelled_times, stage_durations
@@ -21,6 +17,7 @@ from echelon.schedule.build import SCHEDULES, build_schedule
 from echelon.schedule.check import check_schedule
 from echelon.schedule.of_plan import schedule_of
 from echelon.schedule.simulate import simulate
+from tests.config.measured import times_file
 from tests.config.problems import problems_of, write
 from tests.config.suggestions import taken
 
@@ -204,6 +201,27 @@ def test_a_file_may_send_microbatches_both_ways(tmp_path: Path) -> None:
     assert plan.layout.pipeline.stages == named.layout.pipeline.stages
 
 
+def test_a_file_may_put_a_tied_embedding_on_two_ranks_only(tmp_path: Path) -> None:
+    # Microbatch 1 crosses the ranks the other way round.
+    placement = (0, 2, 3, 1)
+    words: list[list[str]] = [[] for _ in placement]
+    for microbatch in (0, 1):
+        for kind, stages in (("F", range(4)), ("BW", range(3, -1, -1))):
+            for stage in stages:
+                rank = placement[stage] if microbatch == 0 else 3 - placement[stage]
+                words[rank].append(f"{kind}{stage}.{microbatch}")
+    path = csv(tmp_path / "both.csv", [" ".join(row) for row in words])
+    run = ["mesh.pp=4", "batch.microbatch_sequences=8"]
+    sets = [*from_file(path)[1:], *run]
+    found = problems_of("nano", [*sets, "model.tied=true"])
+    assert list(found) == ["tied-ends-mirrored"]
+    problem = found["tied-ends-mirrored"]
+    assert problem.key == "pipeline.file"
+    assert problem.set_by.startswith(f"--set pipeline.file={path}")
+    assert "ranks 0 and 3" in problem.message
+    assert problems_of("nano", pasted(problem.works[0], sets)) == {}
+
+
 @pytest.mark.parametrize(
     ("more", "works"),
     [
@@ -276,106 +294,3 @@ def test_a_search_without_memory_is_refused() -> None:
     (problem,) = found.values()
     assert problem.key == "pipeline.most_in_flight"
     assert "pipeline.most_in_flight=1" in problem.set_by
-
-
-def times_file(plan: Plan, path: Path, *, head: float = 1.0) -> Path:
-    """Write times of a head as long as `head` blocks."""
-    seconds = {
-        unit: {name: scale * (1 + index) for index, name in enumerate(PASSES)}
-        for unit, scale in zip(UNITS, (0.0, 1e-3, 1e-3 * head), strict=True)
-    }
-    times = TimesFile(
-        model=plan.model.name, fits=fitted(plan), seconds=seconds, spread=dict.fromkeys(UNITS, 0.0)
-    )
-    path.write_text(times.to_json())
-    return path
-
-
-def test_measured_times_balance_stages(tmp_path: Path) -> None:
-    sets = [*DEEP, "mesh.pp=2"]
-    plan = load_job("nano", sets).plan
-    path = times_file(plan, tmp_path / "times.json", head=4.0)
-    job = load_job("nano", [*sets, f"pipeline.times={path}"])
-    assert [len(stage) for stage in job.plan.layout.pipeline.stages] == [6, 2]
-    source = job.source_of("pipeline.stages")
-    assert source == (
-        "derived: balanced by measured times, slowest rank 1.00x of the mean (even split 1.33x)"
-    )
-    times = times_of(job)
-    assert (times.source, times.where) == ("measured", str(path))
-    assert times.forward_s["layers.7"] == 1e-3
-    assert times.whole_backward_s["head"] == pytest.approx(16e-3)
-    # The stages are written out, and what they were balanced by is left out.
-    again = load_job(write(tmp_path, resolved_toml(job)))
-    assert again.plan == job.plan
-    searched = load_job("nano", [*sets, f"pipeline.times={path}", "pipeline.schedule=auto"])
-    assert f'times = "{path}"' in resolved_toml(searched)
-    twice = load_job(write(tmp_path, resolved_toml(searched)))
-    assert twice.content_hash() == searched.content_hash()
-
-
-@pytest.mark.parametrize(
-    ("setting", "advice"),
-    [
-        ("batch.microbatch_sequences=4", "batch.microbatch_sequences = 2"),
-        ("batch.sequence_length=64", "batch.sequence_length = 128"),
-        ("model.ffn=256", "model.ffn = 352"),
-        ("mesh.tp=2", "mesh.tp = 1"),
-    ],
-)
-def test_times_of_another_model_or_microbatch_are_refused(
-    tmp_path: Path, setting: str, advice: str
-) -> None:
-    plan = load_job("nano", ["mesh.pp=2"]).plan
-    path = times_file(plan, tmp_path / "times.json")
-    sets = ["mesh.pp=2", f"pipeline.times={path}"]
-    assert problems_of("nano", sets) == {}
-    found = problems_of("nano", [*sets, setting])
-    assert list(found) == ["unit-times-fit-run"]
-    problem = found["unit-times-fit-run"]
-    assert problem.works[0] == advice
-    assert problems_of("nano", taken(advice, [*sets, setting])) == {}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"schema": 2},
-        {"seconds": {}},
-        {"seconds": {unit: {"forward_s": 1.0} for unit in UNITS}},
-        {"seconds": {unit: dict.fromkeys(PASSES, -1.0) for unit in UNITS}},
-        {"seconds": {unit: dict.fromkeys(PASSES, 0.0) for unit in UNITS}},
-        {"seconds": {unit: dict.fromkeys(PASSES, True) for unit in UNITS}},
-        {"fits": []},
-        {"threads": "many"},
-        {"more": 1},
-    ],
-)
-def test_a_file_that_holds_no_times_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
-    path = times_file(load_job("nano").plan, tmp_path / "times.json")
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    found = problems_of("nano", ["mesh.pp=2", f"pipeline.times={path}"])
-    assert list(found) == ["unit-times-readable"]
-    assert found["unit-times-readable"].set_by == f"--set pipeline.times={path}"
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{", "1", "[" * 100_000, '{"schema": NaN}'])
-def test_any_text_is_refused_by_rule(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "times.json"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match="unit-times-readable"):
-        read_times(path)
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="unit-times-readable"):
-        read_times(path)
-    with pytest.raises(ConfigError, match="no-such-file"):
-        read_times(tmp_path / "absent.json")
-
-
-def test_times_know_what_they_were_measured_with(tmp_path: Path) -> None:
-    plan = load_job("nano", ["mesh.tp=2"]).plan
-    found = read_times(times_file(plan, tmp_path / "times.json"))
-    assert found.fits == fitted(plan)
-    assert found.fits["mesh.tp"] == 2
-    other = replace(plan, mathematics=replace(plan.mathematics, sequence_length=64))
-    assert found.fits != fitted(other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from echelon.config.job import ResolvedSetting
 from echelon.config.kinds import toml_text
@@ -28,9 +29,11 @@ from echelon.config.updates import (
 )
 from echelon.config.view import View, data_ranks
 from echelon.config.zero import ZERO_CHECKS
-from echelon.core.errors import ConfigError, Problem
+from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
+from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan
 from echelon.core.rulebook.config import CONFLICTING_SETTINGS, NO_EFFECT, NOT_BUILT_YET
+from echelon.schedule.plan_problems import pipeline_problems
 
 
 def mesh_effects(view: View) -> Iterator[Problem]:
@@ -160,8 +163,22 @@ EFFECTS = (
 
 
 def require_trainable(plan: Plan, sources: Sequence[ResolvedSetting] = ()) -> None:
-    """Raise ConfigError where a model can be planned but not yet proven or trained."""
-    model = plan.model
+    """Raise ConfigError where a plan cannot be proven or trained, before any rank starts.
+
+    Its model may be one that can only be planned, and its pipeline may have been changed since it
+    was checked. Where there is nothing but faults of the pipeline, it is an InfeasiblePlan.
+    """
+    set_by = {setting.key: setting.source for setting in sources}
+    missing = list(_not_trained_yet(plan.model))
+    found = [
+        replace(problem, set_by=problem.set_by or set_by.get(problem.key, ""))
+        for problem in (*missing, *pipeline_problems(plan))
+    ]
+    if found:
+        raise (ConfigError if missing else InfeasiblePlan)(found)
+
+
+def _not_trained_yet(model: ModelShape) -> Iterator[Problem]:
     missing: list[tuple[str, str]] = []
     if model.experts is not None:
         missing.append(("model.experts.num_experts", f"{model.name} has experts"))
@@ -169,15 +186,9 @@ def require_trainable(plan: Plan, sources: Sequence[ResolvedSetting] = ()) -> No
         missing.append(("model.latent.kv_rank", f"{model.name} has latent attention"))
     if model.gated and model.activation != "silu":
         missing.append(("model.activation", f"{model.name} has a gate with {model.activation}"))
-    set_by = {setting.key: setting.source for setting in sources}
-    problems = [
-        NOT_BUILT_YET.problem(
+    for key, what in missing:
+        yield NOT_BUILT_YET.problem(
             f"{what}: it can be planned, but not yet proven or trained",
             key=key,
-            set_by=set_by.get(key, ""),
             works=("gpt2, llama, mistral and dense qwen shapes",),
         )
-        for key, what in missing
-    ]
-    if problems:
-        raise ConfigError(problems)

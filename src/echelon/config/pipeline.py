@@ -22,6 +22,7 @@ from echelon.core.rules import nearest_divisors
 from echelon.schedule.build import SCHEDULES, schedule_problems
 from echelon.schedule.check import check_schedule
 from echelon.schedule.files import ScheduleFile, read_schedule_file
+from echelon.schedule.plan_problems import tied_problems
 
 FILE, AUTO, EVEN, NONE = "file", "auto", "even", "none"
 MOST_VIRTUAL = 8
@@ -198,6 +199,9 @@ def file_fits(view: View) -> Iterator[Problem]:
         )
         return
     yield from _numbers_of_file(view, found)
+    if view.flag("model.tied"):
+        set_by = view.set_by(FILE_KEY, "model.tied")
+        yield from tied_problems(found.schedule, key=FILE_KEY, set_by=set_by)
 
 
 def _numbers_of_file(view: View, found: ScheduleFile) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ from echelon.core.rulebook.pipeline import (
     STAGES_COVER_LAYERS,
     STAGES_MATCH_MESH,
 )
+from echelon.schedule.plan_problems import uncovered
 
 MOST_LISTED = 16
 
@@ -58,17 +59,7 @@ def stages_cover_layers(view: View) -> Iterator[Problem]:
     if stages is None:
         return
     layers = view.integer("model.layers")
-    listed = [block for stage in stages for block in stage]
-    faults: list[str] = []
-    if missing := sorted(set(range(layers)) - set(listed)):
-        faults.append(f"blocks {_ranges(missing)} are in no stage")
-    if extra := sorted(set(listed) - set(range(layers))):
-        faults.append(f"blocks {_ranges(extra)} do not exist ({layers} blocks, from 0)")
-    if twice := sorted({block for block in listed if listed.count(block) > 1}):
-        faults.append(f"blocks {_ranges(twice)} are named more than once")
-    if not faults and listed != sorted(listed):
-        at = next(i for i, block in enumerate(listed) if block != i)
-        faults.append(f"block {listed[at]} stands where block {at} belongs")
+    faults = uncovered(stages, layers)
     if faults:
         yield STAGES_COVER_LAYERS.problem(
             f"{STAGES_KEY}: {'; '.join(faults)}",
@@ -86,19 +77,6 @@ def _mended(stages: Sequence[Sequence[int]], layers: int) -> Iterator[str]:
     ends[-1] = layers
     found = [list(range(a, b)) for a, b in zip((0, *ends), ends, strict=False)]
     yield f"{STAGES_KEY} = {toml_text(found)}"
-
-
-def _ranges(numbers: list[int]) -> str:
-    parts: list[str] = []
-    start = previous = numbers[0]
-    for number in (*numbers[1:], None):
-        if number is not None and number == previous + 1:
-            previous = number
-            continue
-        parts.append(str(start) if start == previous else f"{start}-{previous}")
-        if number is not None:
-            start = previous = number
-    return ", ".join(parts[:6]) + (", ..." if len(parts) > 6 else "")
 
 
 STAGE_CHECKS = (layers_fill_stages, stages_match_mesh, stages_cover_layers)

@@ -88,6 +88,51 @@ SCHEDULE_FILE_FITS_RUN = Rule(
     """,
 )
 
+ROWS_FIT_PLAN = Rule(
+    id="rows-fit-plan",
+    why="""
+    A plan whose schedule is "file" or "auto" holds what each pipeline rank runs: a row for each of
+    its mesh.pp ranks, in which all of its stages and microbatches stand, and no others. Every other
+    schedule has a builder, and its plan has no rows: with both it would not be known which of them
+    to run. A plan that `echelon plan` or `ec.plan` made is so; one that was edited may not be.
+    """,
+    bad="""
+    pipeline = replace(plan.layout.pipeline, rows=("F0.0 BW0.0",))      # schedule is "1f1b"
+    """,
+    fixed="""
+    pipeline = replace(plan.layout.pipeline, schedule="file", rows=("F0.0 BW0.0",))
+    """,
+)
+
+TIED_ENDS_MIRRORED = Rule(
+    id="tied-ends-mirrored",
+    why="""
+    A schedule may let some microbatches cross the ranks the other way round; each stage is then on
+    two ranks, r and p-1-r. A tied embedding is part of the first stage and of the last, and its
+    gradient is summed over the two ranks that hold copies of the same stages. So both stages must
+    be on the same two ranks, as in DualPipe: if the first is on rank r, then the last is on p-1-r
+    or on r. Elsewhere the embedding would be on three or four ranks, and each pair of them would
+    train one of its own.
+    """,
+    bad="""
+    # both.csv has 4 ranks and sends microbatch 1 the other way: stage 0 on ranks 0 and 3,
+    # stage 3 on ranks 1 and 2
+    [model]
+    tied = true
+    [pipeline]
+    schedule = "file"
+    file = "both.csv"
+    """,
+    fixed="""
+    # both.csv has 4 ranks and sends microbatch 1 the other way: stages 0 and 3 on ranks 0 and 3
+    [model]
+    tied = true
+    [pipeline]
+    schedule = "file"
+    file = "both.csv"
+    """,
+)
+
 UNIT_TIMES_READABLE = Rule(
     id="unit-times-readable",
     why="""
