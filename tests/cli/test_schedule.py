@@ -97,7 +97,7 @@ def test_a_limit_per_rank(file: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["schedule", "check", str(file), "--most-in-flight", "2,1"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("error[schedule-within-memory]: rank 1 holds")
-    assert f"set by: {file}, row 2, column 3      works here: a limit of 2 for rank 1" in error
+    assert f"set by: {file}, row 2, column 3      works here: --most-in-flight 2" in error
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_search_keeps_its_limit_and_says_how_good_it_is(
     assert main(command) == 0
     assert f"none takes less than {result['lower_bound']:g}" in capsys.readouterr().out
     assert main(["schedule", "show", "auto", "-p", "2", "-m", "0"]) == 2
-    assert capsys.readouterr().err.startswith("error[bad-argument]")
+    assert capsys.readouterr().err.startswith("error[prediction-in-range]: --microbatches 0")
 
 
 def test_a_limit_is_checked_of_any_schedule(capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,9 +213,9 @@ def test_a_file_that_exists_is_left_as_it_is(
         (["1f2b", "-p", "2", "-m", "2"], "schedule-known", "1f1b"),
         (["1f1b"], "bad-argument", "echelon schedule show 1f1b -p 4 -m 8"),
         (["1f1b", "-p", "2"], "bad-argument", "-p 2 -m 8"),
-        (["1f1b", "-p", "4", "-m", "2"], "schedule-needs-microbatches", "4 microbatches"),
-        (["1f1b", "-p", "2", "-m", "2", "-v", "2"], "schedule-stages-per-rank", "2 stages"),
-        (["1f1b", "-p", "0", "-m", "2"], "schedule-stages-per-rank", ""),
+        (["1f1b", "-p", "4", "-m", "2"], "schedule-needs-microbatches", "-m 4"),
+        (["1f1b", "-p", "2", "-m", "2", "-v", "2"], "schedule-stages-per-rank", "-v 1"),
+        (["1f1b", "-p", "0", "-m", "2"], "schedule-stages-per-rank", "-p 1"),
         (["1f1b", "-p", "2", "-m", "2", "--times", "1,1"], "bad-argument", "1,1,1,0"),
         (["1f1b", "-p", "2", "-m", "2", "--times", "1,1,nan,0"], "bad-argument", "1,1,1,0"),
         (["1f1b", "-p", "2", "-m", "2", "--times", "0,0,0,1"], "bad-argument", "1,1,1,0"),

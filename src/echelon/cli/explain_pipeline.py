@@ -13,8 +13,7 @@ from inspect import cleandoc
 from typing import Any
 
 from echelon.cli.output import table
-from echelon.core.errors import ConfigError
-from echelon.core.rulebook.cost import PREDICTION_IN_RANGE
+from echelon.cli.pipeline_size import require_size
 from echelon.schedule.build import SCHEDULES, schedule_problems
 from echelon.schedule.builder import ActionTimes, Builder
 from echelon.schedule.gpipe import GPipe
@@ -23,8 +22,6 @@ from echelon.schedule.staleness import DISCIPLINES, gives_reference_gradient, st
 
 DEFAULT_RANKS = 4
 DEFAULT_MICROBATCHES = 8
-MOST_RANKS = 1024
-MOST_MICROBATCHES = 8192
 SMALL_TABLE = 64
 """Up to so many ranks weights are counted action by action; more say nothing new."""
 
@@ -92,18 +89,7 @@ def ask_pipeline(*, pp: int | None, microbatches: int | None) -> PipelineQuestio
     """Return the question; ConfigError with a number out of range."""
     p = DEFAULT_RANKS if pp is None else pp
     m = max(1, p * DEFAULT_MICROBATCHES // DEFAULT_RANKS) if microbatches is None else microbatches
-    limits = (("pp", p, MOST_RANKS), ("microbatches", m, MOST_MICROBATCHES))
-    problems = [
-        PREDICTION_IN_RANGE.problem(
-            f"--{flag} {value} is not in 1 to {most}",
-            set_by="the command line",
-            works=(f"--{flag} {min(max(value, 1), most)}",),
-        )
-        for flag, value, most in limits
-        if not 1 <= value <= most
-    ]
-    if problems:
-        raise ConfigError(problems)
+    require_size(pp=p, microbatches=m)
     facts: list[Fact] = []
     refused: list[tuple[str, str, str]] = []
     for name, kind in SCHEDULES.items():

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from echelon.cli.flags import Json
 from echelon.cli.output import print_error, print_json, table
-from echelon.cli.schedule_choice import MostInFlight, limits_of
+from echelon.cli.schedule_choice import MostInFlight, checked, limits_of
 
 if TYPE_CHECKING:
     from echelon.core.errors import InfeasiblePlan
@@ -32,14 +32,13 @@ def check(
     Exit 1 where it is not: the cells are named, and the shortest circle of waits is drawn.
     """
     from echelon.core.errors import InfeasiblePlan
-    from echelon.schedule.check import check_schedule
     from echelon.schedule.files import read_schedule_file
 
     found: ScheduleFile | None = None
     try:
         found = read_schedule_file(file)
         limits = limits_of(most_in_flight, found.schedule.num_ranks)
-        report = check_schedule(found.schedule, most_in_flight=limits, cells=found.cells)
+        report = checked(found.schedule, limits, found.cells)
     except InfeasiblePlan as error:
         _print_refused(file, found, error, json=json)
         return NOT_PROVEN

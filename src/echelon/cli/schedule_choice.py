@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from echelon.core.errors import ConfigError
+from echelon.cli.pipeline_size import MOST_DRAWN, MOST_SEARCHED, require_size
+from echelon.core.errors import ConfigError, InfeasiblePlan
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
+from echelon.schedule.cells import NO_FILE, Cells
 
 if TYPE_CHECKING:
     from echelon.schedule.action import Schedule
+    from echelon.schedule.check import ScheduleReport
+    from echelon.schedule.files import ScheduleFile
     from echelon.schedule.simulate import Durations
 
 SUFFIXES = (".csv", ".json")
 SEARCH = "auto"
+_SHORTEST, _LONGEST = 1e-9, 1e9
+"""Times further apart than this are none that one drawing shows, or that add up."""
 
 MostInFlight = Annotated[
     str | None,
@@ -47,11 +53,12 @@ class Times:
             values = [float(word) for word in text.split(",")]
         except ValueError:
             values = []
-        good = all(isfinite(value) and 0 <= value <= 1e9 for value in values)
+        good = all(value == 0 or _SHORTEST <= value <= _LONGEST for value in values)
         if len(values) not in (3, 4) or not good or sum(values[:3]) <= 0:
             raise _bad_argument(
-                f"--times {text!a} is not F,B,W,transfer: times that are 0 or more, not all 0",
-                ["1,1,1,0", "1,1,1,0.2"],
+                f"--times {text!a} is not F,B,W,transfer: times that are 0 or {_SHORTEST:g} to "
+                f"{_LONGEST:g}, not all 0",
+                ["--times 1,1,1,0", "--times 1,1,1,0.2"],
             )
         forward, input_gradient, weight_gradient, transfer = (*values, 0.0)[:4]
         return cls(
@@ -60,6 +67,10 @@ class Times:
             weight_gradient=weight_gradient,
             transfer=transfer,
         )
+
+    def shortest(self) -> float:
+        """Return the time of the shortest action that takes any."""
+        return min(t for t in (self.forward, self.input_gradient, self.weight_gradient) if t > 0)
 
     def durations(self, num_stages: int) -> Durations:
         """Return the same times for every stage."""
@@ -105,9 +116,13 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A schedule, the limits that it was asked to keep, and how short a search could make it."""
+    """A schedule, the limits that it was asked to keep, and how short a search could make it.
+
+    `cells` names the actions of a schedule that was read from a file.
+    """
 
     schedule: Schedule
+    cells: Cells = NO_FILE
     limits: tuple[int, ...] | None
     lower_bound: float | None = None
 
@@ -121,12 +136,17 @@ def choose(wanted: Wanted) -> Chosen:
     from echelon.schedule.build import SCHEDULES
 
     path = Path(wanted.text)
-    is_path = path.suffix.lower() in SUFFIXES or path.parent != Path() or is_file(path)
+    is_there = is_file(path) or os.path.isdir(path)
+    is_path = path.suffix.lower() in SUFFIXES or path.parent != Path() or is_there
     if wanted.text == SEARCH:
         return _searched(wanted)
-    is_named = wanted.text in SCHEDULES or not is_path
-    schedule = _built(wanted) if is_named else _read(wanted, path)
-    return Chosen(schedule=schedule, limits=limits_of(wanted.most_in_flight, schedule.num_ranks))
+    if wanted.text in SCHEDULES or not is_path:
+        schedule, cells = _built(wanted), NO_FILE
+    else:
+        found = _read(wanted, path)
+        schedule, cells = found.schedule, found.cells
+    limits = limits_of(wanted.most_in_flight, schedule.num_ranks)
+    return Chosen(schedule=schedule, cells=cells, limits=limits)
 
 
 def limits_of(text: str | None, num_ranks: int) -> tuple[int, ...] | None:
@@ -141,12 +161,26 @@ def limits_of(text: str | None, num_ranks: int) -> tuple[int, ...] | None:
     else:
         counts = tuple(int(word) for word in words)
         return counts * num_ranks if len(counts) == 1 else counts
-    works = ["4", ",".join(["4"] * num_ranks)] if 1 <= num_ranks <= 16 else ["4"]
+    each = [",".join(["4"] * num_ranks)] if 1 < num_ranks <= 16 else []
+    works = [f"--most-in-flight {limit}" for limit in ("4", *each)]
     raise _bad_argument(f"--most-in-flight {text!a} {wrong}", works)
 
 
-def _read(wanted: Wanted, path: Path) -> Schedule:
-    from echelon.schedule.files import read_schedule
+def checked(
+    schedule: Schedule, limits: tuple[int, ...] | None, cells: Cells = NO_FILE
+) -> ScheduleReport:
+    """Return what is proved of a schedule; InfeasiblePlan names flags that work instead."""
+    from echelon.cli.schedule_works import with_limits
+    from echelon.schedule.check import check_schedule
+
+    try:
+        return check_schedule(schedule, most_in_flight=limits, cells=cells)
+    except InfeasiblePlan as error:
+        raise with_limits(error, schedule) from error
+
+
+def _read(wanted: Wanted, path: Path) -> ScheduleFile:
+    from echelon.schedule.files import read_schedule_file
 
     given = {
         "--pp": wanted.pp,
@@ -156,41 +190,53 @@ def _read(wanted: Wanted, path: Path) -> Schedule:
     if extra := [flag for flag, value in given.items() if value is not None]:
         text = f"{', '.join(extra)}: what a file holds is as it is"
         raise _bad_argument(text, [f"echelon schedule show {path}"])
-    return read_schedule(path)
+    return read_schedule_file(path)
 
 
 def _built(wanted: Wanted) -> Schedule:
+    from echelon.cli.schedule_works import with_flags
     from echelon.schedule.build import SCHEDULES, build_schedule
 
     if wanted.text not in SCHEDULES:
         return build_schedule(wanted.text, num_stages=1, num_ranks=1, num_microbatches=1)
-    ranks, microbatches = wanted.require_numbers()
+    pp, microbatches = wanted.require_numbers()
     builder, virtual = SCHEDULES[wanted.text], wanted.virtual_stages
-    stages = builder.stages_for(
-        ranks, builder.default_virtual_stages if virtual is None else virtual
-    )
-    return build_schedule(
-        wanted.text, num_stages=stages, num_ranks=ranks, num_microbatches=microbatches
-    )
+    virtual = builder.default_virtual_stages if virtual is None else virtual
+    # What is below 1 is refused by the schedule's own rules, which know what it needs.
+    asked = {"pp": pp, "microbatches": microbatches, "virtual_stages": virtual}
+    least = {name: max(number, 1) for name, number in asked.items()}
+    require_size(**least, most_passes=MOST_DRAWN)
+    stages = builder.stages_for(pp, virtual)
+    try:
+        return build_schedule(
+            wanted.text, num_stages=stages, num_ranks=pp, num_microbatches=microbatches
+        )
+    except InfeasiblePlan as error:
+        raise with_flags(error, wanted.text, **asked) from error
 
 
 def _searched(wanted: Wanted) -> Chosen:
     """Return the best schedule that a search finds, with two stages on a rank in turn or as a V."""
+    from echelon.cli.schedule_works import limit_flags
     from echelon.config.placement import stage_placements
     from echelon.schedule.automatic import find_schedule
 
     ranks, microbatches = wanted.require_numbers()
     virtual = 1 if wanted.virtual_stages is None else wanted.virtual_stages
-    if min(ranks, microbatches, virtual) < 1:
-        numbers = f"{ranks} ranks, {microbatches} microbatches and {virtual} stages per rank"
-        raise _bad_argument(f"{numbers}; each must be at least 1", ["-p 4 -m 8 -v 1"])
+    require_size(
+        pp=ranks, microbatches=microbatches, virtual_stages=virtual, most_passes=MOST_SEARCHED
+    )
     # Without a limit a rank may hold what 1F1B makes it hold at most, as in a run.
     limits = limits_of(wanted.most_in_flight, ranks) or (ranks * virtual,) * ranks
     durations = wanted.times.durations(ranks * virtual)
-    found = [
-        find_schedule(placement, microbatches, durations, most_in_flight=limits)
-        for placement in stage_placements(ranks, virtual)
-    ]
+    try:
+        found = [
+            find_schedule(placement, microbatches, durations, most_in_flight=limits)
+            for placement in stage_placements(ranks, virtual)
+        ]
+    except InfeasiblePlan as error:
+        works = limit_flags([max(limit, virtual) for limit in limits])
+        raise InfeasiblePlan([replace(one, works=works) for one in error.problems]) from error
     best = min(found, key=lambda one: one.makespan_s)
     bound = min(one.lower_bound_s for one in found)
     return Chosen(schedule=best.schedule, limits=limits, lower_bound=bound)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json
+from echelon.cli.new_files import require_new_files
 from echelon.cli.output import note, print_json
-from echelon.cli.schedule_choice import MostInFlight, Times, Wanted, choose
+from echelon.cli.schedule_choice import MostInFlight, Times, Wanted, checked, choose
 
 if TYPE_CHECKING:
     from echelon.schedule.action import Schedule
@@ -54,7 +55,6 @@ def show(
 ) -> int:
     """Draw a schedule with its bubble, what its ranks hold, and what they send."""
     from echelon.config.new_file import write_new
-    from echelon.schedule.check import check_schedule
     from echelon.schedule.files import schedule_csv
     from echelon.schedule.simulate import simulate
     from echelon.schedule.svg import timeline_svg
@@ -67,20 +67,23 @@ def show(
         most_in_flight=most_in_flight,
         times=Times.parse(times),
     )
+    require_new_files({"--svg": svg, "--csv": csv})
     chosen = choose(wanted)
     found = chosen.schedule
     shown = _Shown(
         schedule=found,
-        report=check_schedule(found, most_in_flight=chosen.limits),
+        report=checked(found, chosen.limits, chosen.cells),
         simulation=simulate(found, wanted.times.durations(found.num_stages)),
         times=wanted.times,
         lower_bound=chosen.lower_bound,
     )
+    # Both texts are made before either is written: what goes wrong leaves no file behind.
+    figure = timeline_svg(shown.simulation.events, title=shown.title(), unit="slots") if svg else ""
+    cells = schedule_csv(found) if csv else ""
     if svg is not None:
-        figure = timeline_svg(shown.simulation.events, title=shown.title(), unit="slots")
         write_new(svg, figure, key="--svg")
     if csv is not None:
-        write_new(csv, schedule_csv(found), key="--csv")
+        write_new(csv, cells, key="--csv")
     if json:
         print_json("schedule show", shown.to_json())
     else:
@@ -159,10 +162,14 @@ class _Shown:
         return f"{schedule.name}: {stages and stages + 'stages on '}{counts}"
 
     def _width(self, columns: int) -> int:
-        """Return a width in which a slot is a whole number of columns, if there is room for it."""
+        """Return a width in which a slot is a whole number of columns, if there is room for it.
+
+        A slot is 1, or the shortest time of an action where that is less.
+        """
         margin = len(f"rank {self.schedule.num_ranks - 1}") + 2
-        wide = min(floor((columns - margin) / self.simulation.makespan_s), _WIDEST_SLOT)
-        return columns if wide < 1 else margin + floor(wide * self.simulation.makespan_s)
+        slots = self.simulation.makespan_s / min(1.0, self.times.shortest())
+        wide = min(floor((columns - margin) / slots), _WIDEST_SLOT)
+        return columns if wide < 1 else margin + floor(wide * slots)
 
 
 def _numbers(counts: Sequence[int]) -> str:

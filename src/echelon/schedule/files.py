@@ -18,7 +18,7 @@ from pathlib import Path
 
 from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
 from echelon.core.rulebook.config import NO_SUCH_FILE
-from echelon.core.rulebook.schedule import SCHEDULE_COVERS_ONCE
+from echelon.core.rulebook.schedule import SCHEDULE_COVERS_ONCE, SCHEDULE_PLACES_STAGES
 from echelon.core.rulebook.schedule_file import SCHEDULE_FILE_READABLE, SCHEDULE_ROWS_ARE_RANKS
 from echelon.core.rules import did_you_mean
 from echelon.schedule.action import Action, Schedule
@@ -26,6 +26,8 @@ from echelon.schedule.cells import Cells
 from echelon.schedule.file_rows import Row, Word, csv_rows, json_rows, parse_words
 from echelon.schedule.owners import placed
 from echelon.schedule.simulate import Durations, simulate
+
+_MOST_SLOTS = 2**21
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,7 @@ def read_schedule_file(path: Path) -> ScheduleFile:
         _require_sensible_numbers(rows, actions, path)
         schedule = placed(path.stem, actions)
     else:
+        _require_a_row_per_rank(whole, path)
         schedule = whole
     cells = Cells(
         source=str(path),
@@ -73,7 +76,10 @@ def read_schedule_file(path: Path) -> ScheduleFile:
 
 
 def schedule_csv(schedule: Schedule) -> str:
-    """Return a checked schedule as CSV that `read_schedule` reads back; every action is a slot."""
+    """Return a checked schedule as CSV that `read_schedule` reads back; every action is a slot.
+
+    Empty slots are left out where there would be millions of them.
+    """
     return "".join(f"{line}\n" for line in _csv_lines(schedule))
 
 
@@ -82,9 +88,14 @@ def _csv_lines(schedule: Schedule) -> Iterator[str]:
     name = "".join(char if char.isprintable() else " " for char in schedule.name)
     yield f"# {name}: {numbers}"
     ones = (1.0,) * schedule.num_stages
-    slots = replace(Durations.uniform(schedule.num_stages, backward_s=2), backward_s=ones)
-    simulation = simulate(schedule, slots)
-    table = [[""] * round(simulation.makespan_s) for _ in range(schedule.num_ranks)]
+    equal = replace(Durations.uniform(schedule.num_stages, backward_s=2), backward_s=ones)
+    simulation = simulate(schedule, equal)
+    slots = round(simulation.makespan_s)
+    if slots * schedule.num_ranks > _MOST_SLOTS:
+        for rank, row in enumerate(schedule.actions):
+            yield ",".join([f"rank {rank}", *map(str, row)])
+        return
+    table = [[""] * slots for _ in range(schedule.num_ranks)]
     for event in simulation.events:
         if event.kind != "send":
             table[event.rank][round(event.start)] = event.name
@@ -157,6 +168,18 @@ def _by_rank(
             )
         )
     raise ConfigError(problems[:8])
+
+
+def _require_a_row_per_rank(whole: Schedule, path: Path) -> None:
+    """Refuse a number of ranks that is not that of the rows, before anything is made per rank."""
+    if whole.num_ranks != len(whole.actions):
+        problem = SCHEDULE_PLACES_STAGES.problem(
+            f"{len(whole.actions)} lists of actions for {whole.num_ranks} ranks",
+            key="num_ranks",
+            set_by=str(path),
+            works=[f'"num_ranks": {len(whole.actions)}'],
+        )
+        raise InfeasiblePlan([problem])
 
 
 def _require_sensible_numbers(rows: list[Row], actions: list[list[Action]], path: Path) -> None:
