@@ -24,12 +24,6 @@ from tests.config.suggestions import taken
 DEEP = ["model.layers=8", 'model.name="deep"']
 
 
-def pasted(advice: str, sets: list[str]) -> list[str]:
-    """Return `sets` with a suggested setting, which stands as in a run file."""
-    key, _, value = advice.partition(" = ")
-    return [*(text for text in sets if text.partition("=")[0] != key), f"{key}={value}"]
-
-
 @pytest.mark.parametrize("name", list(SCHEDULES))
 def test_every_schedule_is_a_plan(name: str) -> None:
     builder = SCHEDULES[name]
@@ -85,6 +79,32 @@ REFUSED = {
         ["mesh.pp=4", "pipeline.schedule=interleaved-1f1b", "pipeline.virtual_stages=2"],
         "layers-fill-stages",
     ),
+    "fewer blocks than any number of stages on each rank": (
+        ["mesh.pp=4", "pipeline.schedule=interleaved-1f1b"],
+        "schedule-stages-per-rank",
+    ),
+    "other schedules need more microbatches": (
+        [
+            *(*DEEP, "mesh.pp=4", "pipeline.virtual_stages=2"),
+            *("batch.microbatch_sequences=4", "batch.global_sequences=16"),
+        ],
+        "schedule-stages-per-rank",
+    ),
+    "as many blocks as an odd number of ranks": (
+        [
+            *("model.layers=5", "mesh.pp=6", "pipeline.schedule=dualpipe"),
+            *("batch.microbatch_sequences=1", "batch.global_sequences=24"),
+        ],
+        "layers-fill-stages",
+    ),
+    "lists for other numbers": (
+        ["mesh.pp=2", "pipeline.stages=[[0, 1, 2, 3]]"],
+        "stages-match-mesh",
+    ),
+    "a name that nobody knows": (
+        ["mesh.pp=4", "pipeline.schedule=1fb1"],
+        "schedule-known",
+    ),
     "a block left out": (
         ["mesh.pp=2", "pipeline.stages=[[0, 1], [3]]"],
         "stages-cover-layers",
@@ -103,8 +123,28 @@ def test_what_cannot_be_is_refused_with_settings_that_can(sets: list[str], rule:
     settings = [advice for advice in found[rule].works if advice.partition(" = ")[0].count(".")]
     assert settings, found[rule].works
     for advice in settings:
-        assert rule not in problems_of("nano", pasted(advice, sets)), advice
-    assert problems_of("nano", pasted(settings[0], sets)) == {}
+        assert problems_of("nano", taken(advice, sets)) == {}, advice
+
+
+def test_what_a_file_fixes_is_not_suggested_otherwise(tmp_path: Path) -> None:
+    path = csv(tmp_path / "five.csv", rows_of("gpipe", 5, 5, 8))
+    sets = [*from_file(path)[1:], "mesh.pp=5"]
+    found = problems_of("nano", sets)
+    assert list(found) == ["layers-fill-stages"]
+    (advice,) = found["layers-fill-stages"].works
+    assert advice == "pipeline.stages = [[0], [1], [2], [3], []]"
+    assert problems_of("nano", taken(advice, sets)) == {}
+
+
+def test_what_measured_times_fix_is_not_suggested_otherwise(tmp_path: Path) -> None:
+    sets = ["mesh.pp=4", "batch.microbatch_sequences=8"]
+    path = times_file(load_job("nano", sets[1:]).plan, tmp_path / "times.json")
+    sets.append(f"pipeline.times={path}")
+    found = problems_of("nano", sets)
+    assert list(found) == ["schedule-needs-microbatches"]
+    works = found["schedule-needs-microbatches"].works
+    assert "batch.global_sequences = 32" in works
+    assert not any(advice.startswith("batch.microbatch_sequences") for advice in works)
 
 
 NO_EFFECT = {
@@ -219,7 +259,7 @@ def test_a_file_may_put_a_tied_embedding_on_two_ranks_only(tmp_path: Path) -> No
     assert problem.key == "pipeline.file"
     assert problem.set_by.startswith(f"--set pipeline.file={path}")
     assert "ranks 0 and 3" in problem.message
-    assert problems_of("nano", pasted(problem.works[0], sets)) == {}
+    assert problems_of("nano", taken(problem.works[0], sets)) == {}
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def small(tmp_path: Path) -> Path:
         (["model.kv_heads=5"], "kv-heads-divide-heads", ("3", "4", "6")),
         (["model.head_dim=5"], "rope-needs-even-head", ("4", "6")),
         (["batch.sequence_length=65"], "sequence-fits-positions", ("1 to 64",)),
-        (["mesh.pp=8"], "layers-fill-stages", ("1 to 6",)),
+        (["mesh.pp=8"], "layers-fill-stages", ("mesh.pp = 6",)),
         (
             ["mesh.tp=6", "mesh.sequence_parallel=true", "batch.sequence_length=20"],
             "sequence-parallel-divides-sequence",
@@ -53,13 +53,17 @@ def small(tmp_path: Path) -> Path:
             "batch-divides",
             ("global_sequences = 45", "microbatch_sequences = 4", "microbatch_sequences = 6"),
         ),
-        (["pipeline.schedule=1fb1"], "schedule-known", ("1f1b",)),
+        (["pipeline.schedule=1fb1"], "schedule-known", ('pipeline.schedule = "1f1b"',)),
         (
             ["mesh.pp=6", "batch.microbatch_sequences=24"],
             "schedule-needs-microbatches",
             ("batch.microbatch_sequences = 8", "6 microbatches", 'pipeline.schedule = "gpipe"'),
         ),
-        (["mesh.pp=2", "pipeline.stages=[[0, 1, 2, 3, 4, 5]]"], "stages-match-mesh", ('"auto"',)),
+        (
+            ["mesh.pp=2", "pipeline.stages=[[0, 1, 2, 3, 4, 5]]"],
+            "stages-match-mesh",
+            ('pipeline.stages = "auto"',),
+        ),
         (["optimizer.warmup_steps=2000"], "learning-rate-fits-steps", ("train.steps = 2000",)),
         (["model.vocab=256"], "vocabulary-holds-tokenizer", ("model.vocab = 257",)),
         (["data.tokenizer=bpe-512"], "vocabulary-holds-tokenizer", ("model.vocab = 512",)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from math import gcd
 
-from echelon.config.pipeline import PIPELINE_CHECKS
+from echelon.config.pipeline_checks import PIPELINE_CHECKS
 from echelon.config.stages import STAGE_CHECKS
 from echelon.config.times_file import times_fit
 from echelon.config.view import Unavailable, View, data_ranks

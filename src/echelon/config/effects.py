@@ -7,20 +7,10 @@ from dataclasses import replace
 
 from echelon.config.job import ResolvedSetting
 from echelon.config.kinds import toml_text
-from echelon.config.pipeline import (
-    AUTO,
-    FILE,
-    FILE_KEY,
-    LIMIT_KEY,
-    SCHEDULE_KEY,
-    STAGES_KEY,
-    TIMES_KEY,
-    num_stages,
-)
+from echelon.config.pipeline_effects import pipeline_effects
 from echelon.config.precision import dtypes_fit, loss_scaling_fits
 from echelon.config.refusals import no_effect, not_built
 from echelon.config.schema import SETTINGS
-from echelon.config.times_file import uses_times
 from echelon.config.updates import (
     learning_rate_effects,
     learning_rate_fits_steps,
@@ -61,26 +51,6 @@ def recompute_effects(view: View) -> Iterator[Problem]:
         yield from no_effect(view, "recompute.every", why, works)
         why = "only the stored inputs of recomputed blocks are offloaded"
         yield from no_effect(view, "recompute.offload", why, works)
-
-
-def pipeline_effects(view: View) -> Iterator[Problem]:
-    """Yield settings that only some schedules, or a choice of stages by time, read."""
-    name = view.word(SCHEDULE_KEY)
-    by_file, by_search = f'{SCHEDULE_KEY} = "{FILE}"', f'{SCHEDULE_KEY} = "{AUTO}"'
-    if view.integer("mesh.pp") == 1 and name == AUTO:
-        why = "there is one pipeline rank, and mesh.pp = 1"
-        yield from no_effect(view, SCHEDULE_KEY, why, ["mesh.pp = 2"])
-    if name != FILE:
-        yield from no_effect(view, FILE_KEY, f'{SCHEDULE_KEY} = "{name}"', [by_file])
-    if name not in (FILE, AUTO):
-        why = f'it is a limit for schedules that a builder does not make, not for "{name}"'
-        yield from no_effect(view, LIMIT_KEY, why, [by_search])
-    if not uses_times(view):
-        why = "stages are not balanced by it, nor is a schedule searched"
-        works = [f'{STAGES_KEY} = "{AUTO}"', by_search]
-        yield from no_effect(view, TIMES_KEY, why, works)
-    elif num_stages(view) == 1:
-        yield from no_effect(view, TIMES_KEY, "there is one stage", ["mesh.pp = 2"])
 
 
 def position_effects(view: View) -> Iterator[Problem]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from echelon.config.kinds import toml_text
 from echelon.config.pipeline import STAGES_KEY, num_stages, stages_per_rank
+from echelon.config.pipeline_works import placements_that_work, settings_that_work
 from echelon.config.view import View
 from echelon.core.errors import Problem
 from echelon.core.rulebook.pipeline import (
@@ -25,11 +25,10 @@ def layers_fill_stages(view: View) -> Iterator[Problem]:
     stages, layers = num_stages(view), view.integer("model.layers")
     if layers < stages:
         virtual = stages_per_rank(view)
-        works = [f"1 to {layers // virtual}"] if layers >= virtual else []
-        works += [f"mesh.pp = {layers // virtual}"] if layers >= virtual else []
+        works = placements_that_work(view)
         if stages <= MOST_LISTED:
             listed: list[list[int]] = [[layer] if layer < layers else [] for layer in range(stages)]
-            works.append(f"{STAGES_KEY} = {toml_text(listed)}")
+            works += settings_that_work(view, [{STAGES_KEY: listed}])
         product = f"mesh.pp = {view.integer('mesh.pp')}"
         product += f" x {virtual} stages on each rank" if virtual > 1 else ""
         yield LAYERS_FILL_STAGES.problem(
@@ -49,7 +48,7 @@ def stages_match_mesh(view: View) -> Iterator[Problem]:
             f"{view.integer('mesh.pp')} x {stages_per_rank(view)} = {num_stages(view)}",
             key=STAGES_KEY,
             set_by=view.set_by(STAGES_KEY, "mesh.pp"),
-            works=("one list for each stage", '"auto"'),
+            works=("one list for each stage", *_left_to_us(view)),
         )
 
 
@@ -65,18 +64,22 @@ def stages_cover_layers(view: View) -> Iterator[Problem]:
             f"{STAGES_KEY}: {'; '.join(faults)}",
             key=STAGES_KEY,
             set_by=view.set_by(STAGES_KEY),
-            works=(*_mended(stages, layers), '"auto"'),
+            works=(*_mended(view, stages, layers), *_left_to_us(view)),
         )
 
 
-def _mended(stages: Sequence[Sequence[int]], layers: int) -> Iterator[str]:
-    """Yield the lists with as many blocks as they have, in order, the last taking what is left."""
+def _left_to_us(view: View) -> list[str]:
+    return settings_that_work(view, [{STAGES_KEY: "auto"}])
+
+
+def _mended(view: View, stages: Sequence[Sequence[int]], layers: int) -> list[str]:
+    """Return the lists with as many blocks as they have, in order, the last taking what is left."""
     if not stages or layers > 4 * MOST_LISTED:
-        return
+        return []
     ends = [min(layers, sum(map(len, stages[: s + 1]))) for s in range(len(stages))]
     ends[-1] = layers
     found = [list(range(a, b)) for a, b in zip((0, *ends), ends, strict=False)]
-    yield f"{STAGES_KEY} = {toml_text(found)}"
+    return settings_that_work(view, [{STAGES_KEY: found}])
 
 
 STAGE_CHECKS = (layers_fill_stages, stages_match_mesh, stages_cover_layers)
