@@ -88,7 +88,8 @@ class _Watch:
             given = [out] if out is not None else []
             if action.kind is ActionKind.F:
                 given += [state.losses[key[1]]] if key[1] in state.losses else []
-                self._outputs.update({key: _storage(one) for one in given})
+                for one in given:
+                    self._outputs[key] = _storage(one)
                 if key in state.inputs:
                     made.storages.append(_storage(state.inputs[key]))
             gone = {_storage(one) for one in given}

@@ -14,8 +14,10 @@ from echelon.cost.bytes_sent import bytes_sent, bytes_sent_by_axis
 from echelon.launch.pool import RankPool
 from tests.parallel import targets
 from tests.parallel.layouts import ADAMW, GPT2, NANO, QWEN, plan_of
+from tests.parallel.pipelines import EIGHT, pipeline_plan
 from tests.parallel.targets import Trained
 
+TIED = replace(EIGHT, tied=True)
 FULL = Recompute(policy="full")
 SLICES = Zero(stage=3, accumulate="slices")
 MIXED = Precision(parameters="bf16", gradients="bf16", reduction="fp32", master="fp32")
@@ -71,7 +73,35 @@ PLANS = {
         pp=2, tp=2, model=QWEN, sequence_parallel=True, microbatch_sequences=2
     ),
 }
-PLANS |= ZERO_PLANS
+BOTH_WAYS = (
+    "F0.0 F2.1 BW2.1 BW0.0",
+    "F1.0 F1.1 BW1.1 BW1.0",
+    "F2.0 BW2.0 F0.1 BW0.1",
+)
+"""Three ranks, of which the middle one is its own mirror."""
+
+PIPELINES = {
+    "zb-v, tied, mixed": pipeline_plan("zb-v", 2, model=TIED, precision=MIXED),
+    "interleaved, tp2 scattered": pipeline_plan(
+        "interleaved-1f1b", 2, tp=2, sequence_parallel=True, recompute=FULL
+    ),
+    "zb-h2, stage 3, offloaded": pipeline_plan(
+        "zb-h2", 2, dp_shard=2, zero=replace(SLICES, optimizer_offload="host")
+    ),
+    "dualpipe, mixed": pipeline_plan("dualpipe", 2, model=TIED, precision=MIXED),
+    "dualpipe, stage 2": pipeline_plan(
+        "dualpipe", 2, dp_shard=2, zero=replace(SLICES, stage=2), precision=MIXED
+    ),
+    "dualpipe, stage 3, replicated": pipeline_plan(
+        "dualpipe", 2, "p", dp=2, dp_shard=2, zero=SLICES, model=TIED
+    ),
+    "dualpipe, muon": pipeline_plan("dualpipe", 4, "p", optimizer=MUON),
+    "both ways, odd": plan_of(pp=3, schedule="file", rows=BOTH_WAYS, microbatches=2),
+    "a rank without parameters, mixed": plan_of(
+        pp=3, stages=((0, 1), (), (2, 3)), precision=MIXED, microbatches=3
+    ),
+}
+PLANS |= ZERO_PLANS | PIPELINES
 
 
 @pytest.fixture(scope="module", params=list(PLANS.values()), ids=list(PLANS))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from echelon.core.plan import Plan
+from echelon.core.plan import Plan, Precision, Zero
 from echelon.cost.buckets import plan_buckets
 from echelon.cost.stage import rank_part
 from echelon.launch.pool import RankPool
-from tests.parallel import targets
+from tests.parallel import mirror_targets, targets
 from tests.parallel.layouts import QWEN, plan_of
+from tests.parallel.pipelines import pipeline_plan
 from tests.parallel.targets import Trained
+
+CAST = Precision(parameters="bf16", gradients="bf16", reduction="fp32", master="fp32")
 
 
 def train(rank_pool: RankPool, plan: Plan, steps: int = 1) -> list[Trained]:
@@ -91,3 +96,19 @@ def test_parameters_are_never_sent(rank_pool: RankPool) -> None:
         }
         gathered = [e.name for e in rank.events[1] if e.kind == "all_gather"]
         assert sorted(gathered) == ["step", "tokens"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"precision": CAST}, {"dp_shard": 2, "zero": Zero(stage=2, accumulate="slices")}],
+    ids=["summed in another dtype", "slices that add up"],
+)
+def test_nothing_is_kept_for_the_mirror_but_the_sums(
+    rank_pool: RankPool, changes: dict[str, Any]
+) -> None:
+    plan = pipeline_plan("dualpipe", 2, **changes)
+    for kept in rank_pool.run(
+        mirror_targets.kept_for_the_mirror, plan, world_size=plan.mesh.world_size
+    ):
+        assert kept
+        assert not any(kept)

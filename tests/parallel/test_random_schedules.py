@@ -22,13 +22,16 @@ from tests.schedule.examples import mirrored_schedules, runnable_schedules
 
 @settings(
     deadline=None,
-    max_examples=150,
+    max_examples=40,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(runnable_schedules | mirrored_schedules, st.booleans())
 def test_a_run_of_any_accepted_schedule_ends(
     rank_pool: RankPool, schedule: Schedule, tied: bool
 ) -> None:
+    # A tied embedding on three or four ranks is refused.
+    ends = schedule.stage_ranks[0] + schedule.stage_ranks[-1]
+    tied = tied and (not schedule.mirrored or ends == schedule.num_ranks - 1)
     plan = _plan(schedule, tied=tied)
     assert schedule_of(plan).actions == schedule.actions
     check_schedule(schedule_of(plan))

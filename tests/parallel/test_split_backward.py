@@ -150,5 +150,3 @@ def test_every_schedule_takes_microbatches_of_any_length(
         for name, num_bytes in rank.sent:
             microbatch = int(name.split()[1])
             assert num_bytes == rows[microbatch] * plan.model.hidden * 8, name
-
-

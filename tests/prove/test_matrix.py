@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,14 @@ import pytest
 from echelon.core.plan import Plan, Zero
 from echelon.launch.pool import RankPool
 from echelon.prove import matrix
-from echelon.prove.cases import cases
+from echelon.prove.cases import POLICIES, cases
 from echelon.prove.matrix import AnyCase, every_case, prove_case, sample, walk
+from echelon.prove.pipeline_cases import AUTO, BESIDE, FILE, num_microbatches, pipeline_cases
 from echelon.prove.shrink import shrink
 from echelon.prove.zero_cases import HOMES, LAYOUTS, OPTIMIZERS, STAGES, zero_cases
-from echelon.schedule.build import build_schedule
+from echelon.schedule.build import SCHEDULES, build_schedule
+from echelon.schedule.check import check_schedule
+from echelon.schedule.of_plan import schedule_of
 
 COUNT = 40
 SEED = random.SystemRandom().randrange(10**6)
@@ -62,7 +66,6 @@ def test_every_case_is_a_legal_plan() -> None:
 
 def test_the_matrix_of_zero_is_whole() -> None:
     every = list(zero_cases())
-    assert len({case.name for case in every_case()}) == len(every) + 728
     met = {(case.stage, case.layout, case.optimizer, case.home) for case in every}
     assert met == {
         (stage, layout, optimizer, home)
@@ -74,6 +77,53 @@ def test_the_matrix_of_zero_is_whole() -> None:
     }
     assert len(every) == len(met) * 2 * 2 * 2
     assert {case.world_size for case in every} == {2, 4, 8}
+
+
+def test_the_matrix_of_pipelines_is_whole() -> None:
+    every = list(pipeline_cases())
+    assert {(case.schedule, case.pp, case.beside, case.recompute) for case in every} == set(
+        product((*SCHEDULES, FILE, AUTO), (2, 4), BESIDE, POLICIES)
+    )
+    assert len(every) == len(SCHEDULES) * 144 + 2 * 144 == 1728
+    assert {case.world_size for case in every} == {2, 4, 8}
+    for schedule, pp, microbatches in product(SCHEDULES, (2, 4), ("p", "2p", "3p+1")):
+        count = num_microbatches(schedule, pp, microbatches)
+        allowed = SCHEDULES[schedule].allows_microbatches
+        assert allowed(pp, count)
+        asked = {"p": pp, "2p": 2 * pp, "3p+1": 3 * pp + 1}[microbatches]
+        assert not any(allowed(pp, less) for less in range(asked, count))
+
+
+def test_a_fifth_of_the_pipelines_are_legal_plans_and_shrink_to_such() -> None:
+    met: set[str] = set()
+    for case in pipeline_cases():
+        if case.turn % 5:  # the search takes its time
+            continue
+        plan = case.plan()
+        planned = schedule_of(plan)
+        check_schedule(planned)
+        counts = [len(stage) for stage in plan.layout.pipeline.stages]
+        assert planned.num_stages == len(counts)
+        assert planned.num_microbatches == plan.num_microbatches
+        met |= {"empty"} if 0 in counts else set()
+        met |= {"uneven"} if max(counts) > 1 else set()
+        met |= {"both ways in a file"} if planned.mirrored and case.schedule == FILE else set()
+        met |= {"sequence parallel"} if plan.layout.sequence_parallel else set()
+        met |= {plan.mathematics.optimizer.kind, f"per rank {len(counts) // case.pp}"}
+        if case.turn % 9 == 0:
+            assert Plan.from_json(plan.to_json()) == plan
+            check_schedule(schedule_of(shrink(plan)))
+    assert met == {
+        *("both ways in a file", "empty", "uneven", "sequence parallel", "adamw", "sgd", "muon"),
+        *("per rank 1", "per rank 2"),
+    }
+
+
+def test_the_whole_matrix_is_all_three() -> None:
+    parts = (list(cases()), list(zero_cases()), list(pipeline_cases()))
+    names = [case.name for part in parts for case in part]
+    assert [case.name for case in every_case()] == names
+    assert len(set(names)) == len(names)
 
 
 def test_every_setting_of_zero_is_met_at_every_stage_that_has_it() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from echelon.core.errors import ProofFailed
-from echelon.launch.culprit import RankFailure
 from echelon.launch.pool import RankPool
 from echelon.prove.run import prove
 from tests.prove.layouts import BF16, FP16, layout
@@ -318,31 +317,6 @@ PLANTED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """Say of a bug that ends the run which rank says what: the action and the cause."""
-
-    mutant: str
-    rank: str
-    says: str
-    schedule: str = "1f1b"
-
-
-GONE = "what it needs is not there: it was never made, or it was freed too early"
-ENDED = (
-    Ended("pipelines:w_before_its_b", "rank 0 (pp0)", f"W0.1: {GONE}", "zb-h1"),
-    Ended("pipelines:w_left_out", "rank 0 (pp0)", "the weight gradients of B0.1", "zb-h1"),
-    Ended("pipelines:input_freed_early", "rank 1 (pp1)", f"BW1.1: {GONE}"),
-    Ended("pipelines:graph_freed_early", "rank 1 (pp1)", f"BW1.1: {GONE}"),
-    Ended(
-        "pipelines:memory_freed_early",
-        "rank 1 (pp1)",
-        "BW1.1: the memory of its input was given back too early",
-    ),
-    Ended("pipelines:graph_used_up", "rank 1 (pp1)", "BW1.1: Trying to backward through the graph"),
-)
-
-
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.mutant)
 def test_a_planted_bug_is_caught_and_named(planted: Planted, rank_pool: RankPool) -> None:
     proof = prove(
@@ -362,20 +336,6 @@ def test_a_planted_bug_is_caught_and_named(planted: Planted, rank_pool: RankPool
         proof.require()
     assert planted.rule in failed.value.rules
     assert found.sentence() in str(failed.value)
-
-
-@pytest.mark.parametrize("ended", ENDED, ids=lambda ended: ended.mutant)
-def test_a_bug_that_would_give_garbage_ends_the_run(ended: Ended, rank_pool: RankPool) -> None:
-    with pytest.raises(RankFailure) as failed:
-        prove(
-            layout(pp=2, schedule=ended.schedule),
-            run_ranks=rank_pool.run,
-            subject=f"tests.prove.mutants.{ended.mutant}",
-            own_precision=False,
-        )
-    summary = str(failed.value).splitlines()[0]
-    assert summary.startswith(f"error[rank-raised]: {ended.rank}: RuntimeError: ")
-    assert ended.says in summary
 
 
 def test_at_least_twenty_bugs_are_planted() -> None:

@@ -18,6 +18,7 @@ stage may have none.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -173,14 +174,19 @@ def _deal(
 ) -> list[int]:
     """Return how many equal blocks each stage takes, dealt one by one.
 
-    Ranks that hold copies of the same stages are one place: a block on either is on both.
+    Ranks that hold copies of the same stages are one place: a block on either is on both, and each
+    computes it for its share of the microbatches.
     """
-    places = list(dict.fromkeys(tuple(mine) for mine in held))
+    sharing = Counter(tuple(mine) for mine in held)
+    places = list(sharing)
     counts = [0] * len(empty)
-    total = [sum(empty[stage] for stage in place) for place in places]
+    total = [sum(empty[stage] for stage in place) / sharing[place] for place in places]
     for _ in range(num_layers):
-        index = min(range(len(places)), key=lambda i: (_rounded(total[i], block), -i))
-        total[index] += block
+        index = min(
+            range(len(places)),
+            key=lambda i: (_rounded(total[i] + block / sharing[places[i]], block), -i),
+        )
+        total[index] += block / sharing[places[index]]
         mine = places[index]
         stage = min(mine, key=lambda s: (_rounded(empty[s] + counts[s] * block, block), -s))
         counts[stage] += 1

@@ -23,7 +23,7 @@ from echelon.cost.buckets import (
     slice_elements,
 )
 from echelon.cost.slots import SlotRange, slot_ranges
-from echelon.cost.stage import pp_rank_of, held_parameters, rank_part
+from echelon.cost.stage import held_parameters, pp_rank_of, rank_part
 from echelon.cost.terms import HeldTerm, Pool
 from echelon.cost.updates import STATE_KINDS
 

@@ -29,7 +29,8 @@ class StagePart:
 class RankPart:
     """Name the part of a model that one pipeline rank holds: its stages in forward order.
 
-    Where `mirrored`, another rank of the pipeline holds a copy of the same stages.
+    Where `mirrored`, another rank of the pipeline holds a copy of the same stages. (The middle one
+    of an odd number of ranks is its own mirror.)
     """
 
     pp_rank: int
@@ -71,7 +72,7 @@ def rank_part(plan: Plan, pp_rank: int) -> RankPart:
             )
             for stage in placement.stages_of(pp_rank)
         ),
-        mirrored=bool(placement.mirrored),
+        mirrored=bool(placement.mirrored) and 2 * pp_rank != plan.mesh.pp - 1,
     )
 
 

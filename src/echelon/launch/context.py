@@ -52,6 +52,7 @@ class Progress:
     def leave(self) -> None:
         """Say that the wait is over."""
         self.waiting = ""
+        self.turn = None
 
     @contextmanager
     def waits_for(self, collective: str) -> Iterator[None]:

@@ -31,17 +31,24 @@ from echelon.launch.watch import Limits
 
 TICK_S = 1.0
 SILENT_S = 12.0
+_CIRCLE_TICKS = 3
 _FAULT = "fault"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """State where a rank runs; `count` grows while it is alive."""
+    """State where a rank runs; `count` grows while it is alive.
+
+    `waits` says that it has waited for others for longer than a step may take, at its `turn` in an
+    order in which all ranks' work can be done, if there is one.
+    """
 
     count: int
     host: str
     pid: int
     done: bool
+    waits: bool
+    turn: int | None
 
 
 class Sentinel(threading.Thread):
@@ -70,7 +77,7 @@ class Sentinel(threading.Thread):
         self._next_count, self._next_heard_at = -1, now
         self._next_stopped_since: float | None = None
         self._own_count, self._own_moved_at = -1, now
-        self._ticks = 0
+        self._ticks = self._circle_ticks = 0
         self._done = False
         self._ticked_at = now
 
@@ -112,9 +119,12 @@ class Sentinel(threading.Thread):
             self._next_stopped_since = None
         self._ticked_at = now
         self._ticks += 1
+        waits = self._progress.count == self._own_count and self._waits_too_long(now)
         self._store.set(
             f"beat/{self._rank}",
-            json.dumps([self._ticks, self._host, os.getpid(), self._done]),
+            json.dumps(
+                [self._ticks, self._host, os.getpid(), self._done, waits, self._progress.turn]
+            ),
         )
         if self._store.check([_FAULT]):
             first = json.loads(self._store.get(_FAULT))
@@ -151,7 +161,10 @@ class Sentinel(threading.Thread):
     def _watch_self(self, now: float) -> None:
         if self._progress.count != self._own_count:
             self._own_count, self._own_moved_at = self._progress.count, now
+            self._circle_ticks = 0
         quiet_s = now - self._own_moved_at
+        if self._waits_too_long(now):
+            self._watch_circle(quiet_s)
         if quiet_s <= self._limits.step_s or self._progress.waiting:
             return
         text, waiting = stacks_of_process(self._main)
@@ -159,6 +172,38 @@ class Sentinel(threading.Thread):
             return
         what = f"has not moved for {quiet_s:.0f} s, last heard of at {self._progress.doing}"
         fault = Fault(rank=self._rank, kind=FaultKind.STUCK, at=now, summary=what, detail=text)
+        self._report(self.blame(fault))
+
+    def _waits_too_long(self, now: float) -> bool:
+        return bool(self._progress.waiting) and now - self._own_moved_at > self._limits.step_s
+
+    def _watch_circle(self, quiet_s: float) -> None:
+        """Find out whether all ranks wait, and whether this one waits for what was never sent.
+
+        Without an order of the work nobody is to blame more than another: torch's timeout tells.
+        """
+        mine = self._progress.turn
+        beats = [self._beat_of(rank) for rank in range(len(self._labels))]
+        if mine is None or not all(beat and (beat.done or beat.waits) for beat in beats):
+            return
+        turns = [
+            (beat.turn, rank)
+            for rank, beat in enumerate(beats)
+            if beat and not beat.done and beat.turn is not None
+        ]
+        if min(turns, default=None) != (mine, self._rank):
+            return
+        self._circle_ticks += 1
+        if self._circle_ticks < _CIRCLE_TICKS:
+            return  # a beat may be a moment old, and its rank have moved
+        text, _ = stacks_of_process(self._main)
+        what = (
+            f"has not moved for {quiet_s:.0f} s, and neither has any other rank: it waits in "
+            f"{self._progress.waiting}, last heard of at {self._progress.doing}"
+        )
+        fault = Fault(
+            rank=self._rank, kind=FaultKind.STUCK, at=time.monotonic(), summary=what, detail=text
+        )
         self._report(self.blame(fault))
 
     def _obey(self, fault: Fault) -> None:
@@ -186,8 +231,8 @@ class Sentinel(threading.Thread):
         key = f"beat/{rank}"
         if not self._store.check([key]):
             return None
-        count, host, pid, done = json.loads(self._store.get(key))
-        return Beat(count=count, host=host, pid=pid, done=done)
+        count, host, pid, done, waits, turn = json.loads(self._store.get(key))
+        return Beat(count=count, host=host, pid=pid, done=done, waits=waits, turn=turn)
 
     def _called(self, rank: int) -> str:
         return rank_name(rank, self._labels[rank])

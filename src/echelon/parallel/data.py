@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -183,7 +183,8 @@ class GradientReduction:
         if self._slices_add_up:
             flight.bucket.gradients_memory.release()
         if flight.hops and flight.hops[0] is self._mirror:
-            self._mirrored.append(flight)
+            # What it was summed in is not kept until then.
+            self._mirrored.append(replace(flight, wire=target, pending=Pending()))
         elif flight.hops:
             self._next_hop(flight)
 

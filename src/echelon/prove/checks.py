@@ -158,14 +158,20 @@ def _layers(evidence: Evidence, step: int) -> Iterator[Check]:
     One rank runs a block, or two where microbatches cross the pipeline both ways.
     """
     plan = evidence.plan
-    copies = 2 if placement_of(plan).mirrored else 1
+    placement = placement_of(plan)
+    copies = {
+        block: len(placement.owners_of(stage))
+        for stage, blocks in enumerate(plan.layout.pipeline.stages)
+        for block in blocks
+    }
     reports = evidence.observed.reports(step)
     for position, ranks in enumerate(plan.mesh.groups(Axis.PP)):
         ran = Counter(block for rank in ranks for block in set(reports[rank].layers))
-        wrong = [block for block in range(plan.model.layers) if ran[block] != copies]
+        wrong = [block for block, owners in copies.items() if ran[block] != owners]
         problem = ""
         if wrong:
-            times = f"{ran[wrong[0]]} of ranks {list(ranks)} ran block {wrong[0]}; {copies} must"
+            must = copies[wrong[0]]
+            times = f"{ran[wrong[0]]} of ranks {list(ranks)} ran block {wrong[0]}; {must} must"
             problem = (
                 times if ran[wrong[0]] else f"none of ranks {list(ranks)} ran block {wrong[0]}"
             )

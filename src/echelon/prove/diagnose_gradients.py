@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from echelon.prove.checks import Evidence, dp_rank_of
+from echelon.prove.diagnose_messages import swapped_messages
 from echelon.prove.diagnosis import Finding
 from echelon.prove.factors import (
     EXPLAINED,
@@ -77,6 +78,7 @@ def _findings(gradient: WrongGradient) -> Iterator[Finding]:
     yield from _scalar(gradient)
     yield from _mixture(gradient)
     yield from _other_shards(gradient)
+    yield from _messages(gradient)
 
 
 def _not_finite(gradient: WrongGradient) -> Iterator[Finding]:
@@ -140,6 +142,13 @@ def _plain_weights(weights: Mapping[Slot, float], residual: float) -> Finding:
     told = ", ".join(f"({r}, {m}): {weight:.4g}" for (r, m), weight in weights.items())
     says = f"a sum of microbatches (dp rank, microbatch) with other weights than 1: {told}"
     return Finding(factor="microbatches weighted", says=says, axis="dp", residual=residual)
+
+
+def _messages(gradient: WrongGradient) -> Iterator[Finding]:
+    """Find microbatches whose messages between stages changed places."""
+    evidence = gradient.evidence
+    plans = evidence.plan, evidence.reference_plan
+    yield from swapped_messages(*plans, gradient.oracle, gradient.name, gradient.wrong[0])
 
 
 def _other_shards(gradient: WrongGradient) -> Iterator[Finding]:

@@ -4,8 +4,8 @@ Every schedule, one of a file and one that the search found x pp {2, 4} x {alone
 ZeRO 0 to 3} x recompute {none, full} x {tied, untied} x microbatches {p, 2p, 3p + 1} (where the
 schedule takes them, else the next number that it takes). What else there is turns with the case:
 uneven stages and empty ones, sequence parallelism, when gradients are reduced and parameters freed,
-the optimizer, and of a schedule that no builder makes the placement of its stages, its order, and
-which backward passes are split.
+the optimizer, and of a schedule that no builder makes the placement of its stages, its order, which
+backward passes are split, and whether microbatches cross the ranks both ways.
 """
 
 from __future__ import annotations
@@ -133,8 +133,11 @@ def _pipeline(case: PipelineCase, count: int) -> Pipeline:
     builder = SCHEDULES.get(case.schedule)
     if builder is None:
         virtual = rng.choice((1, 2))
-        rows = (_any_rows if case.schedule == FILE else _found_rows)(case.pp, virtual, count, rng)
         stages = case.pp * virtual
+        if case.schedule == FILE:
+            rows = _any_rows(case, stages, count, rng)
+        else:
+            rows = _found_rows(case.pp, virtual, count, rng)
     else:
         virtual = builder.default_virtual_stages
         rows, stages = (), builder.stages_for(case.pp, virtual)
@@ -179,10 +182,17 @@ def _owners(num_ranks: int, virtual: int, rng: random.Random) -> tuple[int, ...]
     return tuple(rng.choice((looped, folded, rng.sample(looped, len(looped)))))
 
 
-def _any_rows(num_ranks: int, virtual: int, count: int, rng: random.Random) -> tuple[str, ...]:
-    """Return the rows of some order in which everything can run: nobody's schedule."""
-    owners = _owners(num_ranks, virtual, rng)
-    last = len(owners) - 1
+def _any_rows(
+    case: PipelineCase, num_stages: int, count: int, rng: random.Random
+) -> tuple[str, ...]:
+    """Return the rows of some order in which everything can run: nobody's schedule.
+
+    In some cases microbatches cross the ranks both ways, where a tied embedding allows that.
+    """
+    num_ranks, last = case.pp, num_stages - 1
+    owners = _owners(num_ranks, num_stages // num_ranks, rng)
+    both_ways = rng.random() < 1 / 2 and (not case.tied or owners[0] + owners[-1] == num_ranks - 1)
+    mirrored = range(1, count, 2) if both_ways else ()
     left = [
         Action(kind, stage, microbatch)
         for stage in range(last + 1)
@@ -206,7 +216,9 @@ def _any_rows(num_ranks: int, virtual: int, count: int, rng: random.Random) -> t
         left.remove(action)
         kind = "F" if action.kind is ActionKind.F else action.kind.value[0]
         done.add((kind, action.stage, action.microbatch))
-        rows[owners[action.stage]].append(str(action))
+        owner = owners[action.stage]
+        rank = num_ranks - 1 - owner if action.microbatch in mirrored else owner
+        rows[rank].append(str(action))
     return tuple(" ".join(row) for row in rows)
 
 

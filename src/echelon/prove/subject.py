@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 
 from echelon.core.plan import Plan
+from echelon.parallel.recorder import WaitMarks
 from echelon.parallel.shards import Shard
 
 
@@ -154,6 +155,11 @@ class RankPlace(Protocol):
     @property
     def device(self) -> torch.device:
         """The device of this rank."""
+        ...
+
+    @property
+    def progress(self) -> WaitMarks:
+        """Whom to tell of waits for other ranks, so that a hang is told with where it is."""
         ...
 
 

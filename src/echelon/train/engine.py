@@ -96,7 +96,7 @@ class TrainEngine:
             groups=self.groups,
         )
         if plan.mathematics.precision.has_master:
-            masters = self.optimizer.state()[MASTER]
+            masters = self._masters()
             flats = [masters[bucket.name] for bucket in self.model.buckets]
             fill_initial(self.model.buckets, flats, plan, self.groups)
         self.loss_scale = LossScale(plan.mathematics.precision)
@@ -200,7 +200,7 @@ class TrainEngine:
         """Return the values that the optimizer updates, as views: the parameters, or copies."""
         if not self.plan.mathematics.precision.has_master:
             return self.parameters()
-        return self._shards(self.optimizer.state()[MASTER])
+        return self._shards(self._masters())
 
     def gradients(self) -> dict[str, list[Shard]]:
         """Return the reduced gradients that this rank has, as views.
@@ -231,7 +231,7 @@ class TrainEngine:
         """Take over the master copies, whose values were written from outside."""
         if not self.plan.mathematics.precision.has_master:
             return
-        masters = self.optimizer.state()[MASTER]
+        masters = self._masters()
         for bucket in self.model.buckets:
             bucket.value_slice.copy_(masters[bucket.name])
             self.model.residency.updated(bucket)
@@ -245,6 +245,10 @@ class TrainEngine:
     def _shards(self, flats: Mapping[str, torch.Tensor]) -> dict[str, list[Shard]]:
         held = [bucket for bucket in self.model.buckets if bucket.name in flats]
         return bucket_shards(held, [flats[bucket.name] for bucket in held], self.groups)
+
+    def _masters(self) -> Mapping[str, torch.Tensor]:
+        """Return the master copies by bucket; a rank without parameters has none."""
+        return self.optimizer.state().get(MASTER, {})
 
     @property
     def _counts_norm(self) -> bool:

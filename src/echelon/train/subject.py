@@ -12,7 +12,7 @@ import torch
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
-from echelon.parallel.recorder import Recorder
+from echelon.parallel.recorder import Recorder, WaitMarks
 from echelon.parallel.shards import Shard
 from echelon.schedule.action import ActionKind
 from echelon.train.engine import StepResult, TrainEngine
@@ -49,6 +49,11 @@ class RankPlace(Protocol):
     @property
     def device(self) -> torch.device:
         """Where it computes."""
+        ...
+
+    @property
+    def progress(self) -> WaitMarks:
+        """Whom it tells when it waits for others."""
         ...
 
 
@@ -100,7 +105,8 @@ class EngineSubject:
     def __init__(self, plan: Plan, place: RankPlace) -> None:
         """Build this rank's part of `plan`."""
         self.events = EventList()
-        self.engine = TrainEngine(plan, Recorder(place.rank, self.events), place.device)
+        recorder = Recorder(place.rank, self.events, place.progress)
+        self.engine = TrainEngine(plan, recorder, place.device)
         self.engine.on_gradients = self._keep_gradients
         self._gradients: dict[str, list[Shard]] = {}
 

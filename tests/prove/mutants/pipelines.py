@@ -118,6 +118,20 @@ def gradients_swapped(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 
 @mutant
+def last_send_skipped(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Compute the last microbatch of stage 0, and send it to nobody."""
+    give = PipelineExecutor._give
+    last = plan.num_microbatches - 1
+
+    def skipped(self: Any, state: InFlight, step: Any, tensor: torch.Tensor | None) -> None:
+        action = step.action
+        if (action.kind, action.stage, action.microbatch) != (ActionKind.F, 0, last):
+            give(self, state, step, tensor)
+
+    patch.setattr(PipelineExecutor, "_give", skipped)
+
+
+@mutant
 def tied_gradient_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Sum the gradient of the tied embedding over both ends of the pipeline a second time."""
     init = GradientReduction.__init__
