@@ -124,6 +124,49 @@ def test_what_cannot_be_drawn_is_refused(
     assert "error[run-has-events]" in _refusal([str(run), "--schedule"], capsys)
 
 
+def test_a_folder_that_is_no_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("no folder")
+    (tmp_path / "empty").mkdir()
+    broken = write_run(tmp_path / "broken", plan_of(), [{1: TIMES}]).path
+    (broken / "plan.json").write_text("{}")
+    for path in (file, tmp_path / "empty", tmp_path / "none", broken, tmp_path / ("x" * 5000)):
+        for flags in ([], ["--schedule"]):
+            err = _refusal([str(path), *flags], capsys)
+            assert err.startswith("error[run-exists]")
+            assert err.count("error[") == 1
+
+
+def test_steps_that_were_not_recorded_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    none = write_run(tmp_path / "none", plan_of(), [{}]).path
+    err = _refusal([str(none), "--schedule"], capsys)
+    assert err.startswith("error[step-recorded]: no whole step of ")
+    starts = [{1: TIMES, 2: TIMES}, {3: TIMES}]
+    killed = write_run(tmp_path / "killed", plan_of(), starts, silent=[(), (1,)]).path
+    err = _refusal([str(killed), "--schedule"], capsys)
+    assert err.startswith("error[step-recorded]: step 3 of ")
+    assert "it has steps 1 to 2" in err
+    assert main(["observe", str(killed), "--schedule", "--step", "2"]) == 0
+    assert "\nmeasured: step 2\n" in capsys.readouterr().out
+
+
+def test_a_damaged_run_is_refused_by_file_and_line(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "events.rank-0001 copy.jsonl").write_text("what is no rank's is not read\n")
+    assert main(["observe", str(run), "--schedule"]) == 0
+    capsys.readouterr()
+    metrics = run / "metrics.jsonl"
+    metrics.write_text(metrics.read_text() + '{"kind":"step"}\n')
+    for flags in ([], ["--schedule"]):
+        err = _refusal([str(run), *flags], capsys)
+        assert err.startswith(f"error[events-readable]: {metrics} line 6: has no step")
+
+
 def test_it_needs_no_torch(run: Path) -> None:
     code = (
         "import sys; from echelon.cli.main import main; "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from echelon.config.load import load_job
 from echelon.core.axis import Axis
 from echelon.core.event import Event
 from echelon.core.plan import Plan
-from echelon.observe.events import EventWriter
+from echelon.observe.events import EventWriter, step_mark
 from echelon.observe.observer import METRICS_FILE
 from echelon.observe.run_directory import RunDirectory, create_run
 from echelon.schedule.of_plan import schedule_of
@@ -41,9 +42,7 @@ def stage_times(*forward_s: float, transfer_s: float = 0.0) -> Durations:
     )
 
 
-def events_of_step(
-    plan: Plan, durations: Durations, *, begin: float, validates: bool = False
-) -> dict[int, list[Event]]:
+def events_of_step(plan: Plan, durations: Durations, *, begin: float) -> dict[int, list[Event]]:
     """Return what each rank records of a step that begins at `begin`, on a clock of all ranks."""
     found: dict[int, list[Event]] = {}
     simulated = simulate(schedule_of(plan), durations)
@@ -64,8 +63,6 @@ def events_of_step(
             ready = last if plan.mesh.dp > 1 else own
             events.append(_gather(ready, last + 0.001))
             events.append(Event(kind="update", name="optimizer", start=last + 0.001, end=last + 1))
-            if validates:
-                events += _validation(events, place, last + 1)
             found[rank] = [replace(event, rank=rank) for event in events]
     return found
 
@@ -76,11 +73,13 @@ def write_run(
     starts: Sequence[Mapping[int, Durations]],
     *,
     clocks: Mapping[int, float] | None = None,
+    silent: Sequence[Collection[int]] = (),
     validates: bool = False,
 ) -> RunDirectory:
     """Make a run whose `starts` took steps: the durations of each, by its number.
 
-    The clock of a rank shows `clocks` less than that of the run.
+    The clock of a rank shows `clocks` less than that of the run. `silent` are, for each start, the
+    ranks that were killed before they wrote anything down.
     """
     run = create_run(
         folder,
@@ -90,22 +89,26 @@ def write_run(
         run_toml='extends = "nano"\n',
         environment={"host": "here"},
     )
-    offsets = clocks or {}
+    offsets, rng = clocks or {}, random.Random(0)
     lines: list[dict[str, object]] = []
-    for start in starts:
-        writers = {rank: EventWriter(run.path, rank) for rank in range(plan.mesh.world_size)}
-        lines.append({"kind": "start", "steps": max(start)})
+    for index, start in enumerate(starts):
+        mute = silent[index] if index < len(silent) else ()
+        ranks = [rank for rank in range(plan.mesh.world_size) if rank not in mute]
+        writers = {rank: EventWriter(run.path, rank) for rank in ranks}
+        lines.append({"kind": "start", "steps": max(start, default=0)})
         begin = 0.0
         for number, durations in start.items():
-            recorded = events_of_step(plan, durations, begin=begin, validates=validates)
-            lines.append({"kind": "step", "step": number})
-            for rank, events in recorded.items():
-                behind = offsets.get(rank, 0.0)
-                for event in events:
-                    writers[rank].record(
-                        replace(event, start=event.start - behind, end=event.end - behind)
-                    )
-                begin = max(begin, events[-1].end)
+            waits_s = [rng.random() for _ in range(plan.mesh.world_size)]
+            mark = step_mark(number, waits_s)
+            lines.append({"kind": "step", "step": number, "mark": mark})
+            recorded = events_of_step(plan, durations, begin=begin)
+            end = max(event.end for events in recorded.values() for event in events)
+            for rank, writer in writers.items():
+                _record(writer, recorded[rank], offsets.get(rank, 0.0))
+                writer.end_step(mark)
+                if validates:
+                    _record(writer, _validation(recorded[rank], end), offsets.get(rank, 0.0))
+            begin = end
         for writer in writers.values():
             writer.close()
     metrics = "".join(json.dumps(line) + "\n" for line in lines)
@@ -113,15 +116,20 @@ def write_run(
     return run
 
 
+def _record(writer: EventWriter, events: Sequence[Event], behind_s: float) -> None:
+    for event in events:
+        writer.record(replace(event, start=event.start - behind_s, end=event.end - behind_s))
+
+
 def _gather(start: float, end: float) -> Event:
     return Event(kind="all_gather", name="step", axis="world", start=start, end=end)
 
 
-def _validation(events: Sequence[Event], place: int, begin: float) -> list[Event]:
+def _validation(events: Sequence[Event], begin: float) -> list[Event]:
     """Return a forward pass of every microbatch, as a validation after the step runs them."""
     forward = [event for event in events if event.kind == "F"]
     found = [
         replace(event, start=begin + 0.1 * index, end=begin + 0.1 * index + 0.05)
         for index, event in enumerate(forward)
     ]
-    return [*found, _gather(begin + place, begin + 10)]
+    return [*found, _gather(begin + 9, begin + 10)]

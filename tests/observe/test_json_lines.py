@@ -1,4 +1,4 @@
-"""Lines survive kills: half a line is cut off, and steps that were taken again count once."""
+"""Lines survive kills: half a line is cut off, and what a rank wrote before is read again."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import errno
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from echelon.core.errors import EnvironmentProblem
 from echelon.core.event import Event
+from echelon.observe.entries import read_entries
 from echelon.observe.events import EventWriter, ranks_with_events, read_events
-from echelon.observe.json_lines import JsonLines, cut_half_line, last_of_each_step, read_json_lines
+from echelon.observe.json_lines import JsonLines, cut_half_line
 
 
 def test_lines_are_on_disk_after_flush_and_not_before(tmp_path: Path) -> None:
@@ -23,7 +22,8 @@ def test_lines_are_on_disk_after_flush_and_not_before(tmp_path: Path) -> None:
         lines.flush()
         assert path.read_text() == '{"a":1}\n'
         lines.add({"a": float("nan"), "b": float("-inf"), "c": 1.5})
-    assert list(read_json_lines(path)) == [{"a": 1}, {"a": None, "b": None, "c": 1.5}]
+    values = [entry.values for entry in read_entries(path)]
+    assert values == [{"a": 1}, {"a": None, "b": None, "c": 1.5}]
 
 
 @pytest.mark.parametrize("half", [b"", b'{"a":', b'{"a": 3}', b"x" * 200_000])
@@ -32,10 +32,10 @@ def test_half_a_line_is_not_read_and_is_cut_off_by_the_next_writer(
 ) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"a":1}\n{"a":2}\n' + half)
-    assert [entry["a"] for entry in read_json_lines(path)] == [1, 2]
+    assert [entry.whole("a") for entry in read_entries(path)] == [1, 2]
     with JsonLines(path) as lines:
         lines.add({"a": 3})
-    assert [entry["a"] for entry in read_json_lines(path)] == [1, 2, 3]
+    assert [entry.whole("a") for entry in read_entries(path)] == [1, 2, 3]
 
 
 def test_a_file_that_is_one_half_line_becomes_empty(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_file_that_is_one_half_line_becomes_empty(tmp_path: Path) -> None:
     path.write_bytes(b"x" * 100_000)
     cut_half_line(path)
     assert path.read_bytes() == b""
-    assert list(read_json_lines(tmp_path / "none.jsonl")) == []
+    assert list(read_entries(tmp_path / "none.jsonl")) == []
 
 
 def test_a_full_disk_is_said(tmp_path: Path) -> None:
@@ -58,22 +58,6 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
         lines.flush()
     assert caught.value.rules == ("disk-space",)
     lines.close()
-
-
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), max_size=5))
-def test_each_step_counts_once_and_the_last_time_it_was_taken(
-    sessions: list[tuple[int, int]],
-) -> None:
-    entries: list[dict[str, int]] = []
-    expected: dict[int, int] = {}
-    for session, (start, count) in enumerate(sessions):
-        for step in range(start + 1, start + 1 + count):
-            entries.append({"step": step, "session": session})
-        expected = {step: who for step, who in expected.items() if step <= start}
-        expected |= dict.fromkeys(range(start + 1, start + 1 + count), session)
-    found = {entry["step"]: entry["session"] for entry in last_of_each_step(entries)}
-    assert found == expected
-    assert list(found) == sorted(found)
 
 
 def test_events_of_ranks_and_of_two_starts(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from echelon.core.errors import ConfigError
 from echelon.core.event import Event
+from echelon.observe.entries import read_entries
 from echelon.observe.events import read_events
-from echelon.observe.json_lines import read_json_lines
 from echelon.observe.observer import observe_rank, peak_flops
 from echelon.observe.summary import summarize_run
 from tests.observe.runs import facts, make_job, make_run
@@ -59,7 +59,7 @@ def test_a_run_that_was_killed_and_resumed(
     lines = shown.err.splitlines()
     assert lines[0] == "step 0/10  validation loss 5.0000"
     assert "step 2/10  loss 4.8000  grad_norm 0.5  lr 3.0e-4  tok/s 2.00k" in lines[2]
-    kinds = [entry["kind"] for entry in read_json_lines(run.path / "metrics.jsonl")]
+    kinds = [entry.text("kind") for entry in read_entries(run.path / "metrics.jsonl")]
     assert kinds.count("step") == 12
     assert kinds.count("start") == 2
     first.close()
@@ -79,7 +79,8 @@ def test_a_loss_that_is_not_a_number_is_null_in_the_file(tmp_path: Path) -> None
     observer = observe_rank(make_job(), run.path, 0)
     observer.validated(1, float("nan"))
     observer.close()
-    assert [e["loss"] for e in read_json_lines(run.path / "metrics.jsonl") if "loss" in e] == [None]
+    _, validation = read_entries(run.path / "metrics.jsonl")
+    assert validation.number("loss") is None
     assert summarize_run(run.path).last_validation is None
 
 
@@ -93,11 +94,12 @@ def test_every_rank_writes_its_own_events(
         observer.stepped(facts(1))
         observer.validated(1, 2.0)
         observer.saved(1, run.checkpoints)
-        assert [event.bytes for event in read_events(run.path, rank)] == [0, 8]
+        kinds = [(event.kind, event.bytes) for event in read_events(run.path, rank)]
+        assert kinds == [("start", 0), ("send", 8), ("step", 0)]
         observer.close()
     assert capsys.readouterr().err.count("step 1/10  loss") == 1
-    ends = [list(read_json_lines(run.logs / f"rank-000{rank}.jsonl")) for rank in (0, 1)]
-    assert [(entry["rank"], entry["peak_bytes"] > 0) for (entry,) in ends] == [(0, True), (1, True)]
+    ends = [list(read_entries(run.logs / f"rank-000{rank}.jsonl")) for rank in (0, 1)]
+    assert [(e.whole("rank"), e.whole("peak_bytes") > 0) for (e,) in ends] == [(0, True), (1, True)]
 
 
 def test_no_events_where_they_are_switched_off(tmp_path: Path) -> None:

@@ -77,10 +77,37 @@ def test_a_step_that_a_kill_cut_short_is_skipped_or_refused(tmp_path: Path) -> N
     path = events_path(run.path, 1)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-12]) + lines[-12][:20])
-    assert read_schedule_report(run.path).step == 2
+    report = read_schedule_report(run.path)
+    assert (report.step, report.newest) == (2, 3)
     with pytest.raises(ConfigError) as error:
         read_schedule_report(run.path, step=3)
-    assert "does not have the actions of its plan's schedule" in _refused(error, "step-recorded")
+    assert "step 3" in (text := _refused(error, "step-recorded"))
+    assert "it has steps 1 to 2" in text
+
+
+def test_a_step_of_other_actions_is_skipped_or_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path, plan_of(), [{1: EVEN, 2: EVEN, 3: EVEN}])
+    path = events_path(run.path, 1)
+    lines = path.read_bytes().splitlines(keepends=True)
+    last = max(number for number, line in enumerate(lines) if b'"kind":"BW"' in line)
+    for changed in ([], [lines[last], lines[last]]):
+        path.write_bytes(b"".join([*lines[:last], *changed, *lines[last + 1 :]]))
+        assert read_schedule_report(run.path).step == 2
+        with pytest.raises(ConfigError) as error:
+            read_schedule_report(run.path, step=3)
+        text = _refused(error, "step-recorded")
+        assert "does not have the actions of its plan's schedule" in text
+
+
+def test_a_start_of_which_no_step_was_recorded_is_not_passed_over(tmp_path: Path) -> None:
+    starts = [{1: EVEN, 2: EVEN}, {3: SLOW, 4: SLOW}]
+    run = write_run(tmp_path, plan_of(), starts, silent=[(), (1,)])
+    with pytest.raises(ConfigError) as error:
+        read_schedule_report(run.path)
+    text = _refused(error, "step-recorded")
+    assert "step 4" in text
+    assert "works here: 1, 2" in text
+    assert read_schedule_report(run.path, step=2).step == 2
 
 
 def test_ranks_without_events_are_named(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from echelon.observe.timeline import (
     pipes_of,
     planned_timelines,
 )
-from echelon.schedule.of_plan import schedule_of
 from tests.observe.recorded_runs import TAIL_S, events_of_step, plan_of, stage_times, write_run
 
 
@@ -132,11 +131,10 @@ def test_what_follows_a_step_is_no_part_of_it(tmp_path: Path) -> None:
     plan = plan_of()
     times = stage_times(1.0, 1.0)
     run = write_run(tmp_path, plan, [{1: times, 2: times}], validates=True)
-    rows = schedule_of(plan).actions
     steps = RecordedSteps(run.path, [0, 1])
     assert steps.numbers == (1, 2)
     for number in steps.numbers:
-        step = steps.read(number, num_actions={rank: len(rows[rank]) for rank in (0, 1)})
+        step = steps.read(number)
         assert is_whole(pipes_of(plan)[0], step)
         assert [event.name for event in step.events[1][-2:]] == ["step", "optimizer"]
 
@@ -146,9 +144,8 @@ def test_a_step_that_was_taken_again_is_the_last_one_taken(tmp_path: Path) -> No
     slow, fast = stage_times(2.0, 2.0), stage_times(1.0, 1.0)
     starts = [{1: slow, 2: slow, 3: slow}, {2: fast, 3: fast}]
     steps = RecordedSteps(write_run(tmp_path, plan, starts).path, [0, 1])
-    rows = {rank: len(row) for rank, row in enumerate(schedule_of(plan).actions)}
     assert steps.numbers == (1, 2, 3)
-    assert [steps.read(number, num_actions=rows).start for number in steps.numbers] == [0, 1, 1]
+    assert [steps.read(number).start for number in steps.numbers] == [0, 1, 1]
 
 
 def test_only_whole_pipelines_are_shown_and_at_least_one() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from echelon.core.errors import EnvironmentProblem
+from echelon.cost.unit_times import modelled_times
 from echelon.observe.schedule_report import (
     read_schedule_report,
     write_planned_trace,
@@ -42,7 +43,7 @@ def _spans(trace: dict[str, Any]) -> dict[tuple[int, int], list[tuple[float, flo
 def test_planned_and_measured_have_the_same_names_on_the_same_tracks(tmp_path: Path) -> None:
     plan = plan_of()
     run = write_run(tmp_path, plan, [{step: TIMES for step in range(1, 6)}], clocks={1: 7.5})
-    write_planned_trace(run.path, plan)
+    write_planned_trace(run.path, plan, modelled_times(plan))
     before = read_trace(trace_path(run.path, PLANNED))
     planned, measured = write_traces(read_schedule_report(run.path))
     names = names_by_track(read_trace(measured))

@@ -1,14 +1,13 @@
-"""Files of JSON lines: one object to a line, appended, readable up to the last whole line."""
+"""Write files of JSON lines: one object to a line, appended, readable up to the last whole line."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from echelon.core.disk import disk_errors
 
@@ -77,33 +76,6 @@ def cut_half_line(path: Path) -> None:
             position = start
         if position != end:
             file.truncate(position)
-
-
-def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file, as far as it is whole; nothing where there is no file."""
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            entry = json.loads(line)
-            if isinstance(entry, dict):
-                yield entry
-
-
-def last_of_each_step(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return entries in the order of their steps, without those that a resumed run took again.
-
-    A run that was killed at step 730 and resumed from step 500 writes steps 501 to 730 twice.
-    """
-    kept: dict[int, Mapping[str, Any]] = {}
-    for entry in entries:
-        step = entry["step"]
-        while kept and next(reversed(kept)) >= step:
-            kept.popitem()
-        kept[step] = entry
-    return list(kept.values())
 
 
 def _finite(value: object) -> object:

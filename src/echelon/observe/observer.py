@@ -14,7 +14,7 @@ from echelon.core.event import EventSink, NoEvents
 from echelon.core.plan import Plan
 from echelon.cost.flops import model_flops_per_token
 from echelon.observe.console import Console, StepLine
-from echelon.observe.events import EventWriter
+from echelon.observe.events import START, STEP, EventWriter, step_mark
 from echelon.observe.json_lines import JsonLines
 from echelon.observe.meters import Memory, Throughput, TimeLeft, device_memory, process_memory
 from echelon.train.observer import RunObserver, StepFacts
@@ -48,7 +48,7 @@ class RankObserver:
     def stepped(self, facts: StepFacts) -> None:
         """Write the events of a step."""
         if self._events is not None:
-            self._events.flush()
+            self._events.end_step(step_mark(facts.step, facts.rank_waits_s))
 
     def validated(self, step: int, loss: float) -> None:
         """Write the events of a validation."""
@@ -88,7 +88,7 @@ class ChiefObserver(RankObserver):
         self._throughput, self._left = Throughput(), TimeLeft(job.train.steps)
         self._flops_per_s = peak_flops(job.plan)
         self._metrics = JsonLines(run_dir / METRICS_FILE)
-        self._write("start", plan_hash=job.plan.content_hash(), steps=job.train.steps)
+        self._write(START, plan_hash=job.plan.content_hash(), steps=job.train.steps)
 
     def stepped(self, facts: StepFacts) -> None:
         """Write and print one step."""
@@ -97,8 +97,9 @@ class ChiefObserver(RankObserver):
         self._left.step(facts.step)
         rate, memory, plan = self._throughput.tokens_per_s, self.memory(), self.job.plan
         self._write(
-            "step",
+            STEP,
             step=facts.step,
+            mark=step_mark(facts.step, facts.rank_waits_s),
             loss=facts.loss,
             grad_norm=facts.grad_norm,
             learning_rate=facts.learning_rate,

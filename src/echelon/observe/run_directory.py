@@ -148,15 +148,19 @@ def create_run(
 def open_run(path: Path) -> RunDirectory:
     """Return the run at `path`; ConfigError lists the runs that are there instead."""
     run = RunDirectory(path)
-    if not run.plan_file.is_file():
-        beside = list_runs(path.parent)
-        raise ConfigError(
-            RUN_EXISTS.problem(
-                f"{path} is not a run: {list_names(path)}" + ("" if beside else _no_runs(path)),
-                works=[other.path for other in beside],
-            )
+    try:
+        if run.plan_file.is_file():
+            return run
+        beside, instead = list_runs(path.parent), list_names(path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(RUN_EXISTS.problem(f"{path} cannot be read: {reason}")) from error
+    raise ConfigError(
+        RUN_EXISTS.problem(
+            f"{path} is not a run: {instead}" + ("" if beside else _no_runs(path)),
+            works=[other.path for other in beside],
         )
-    return run
+    )
 
 
 def list_runs(runs_dir: Path) -> tuple[RunDirectory, ...]:

@@ -1,8 +1,9 @@
 """The schedule of a run as it was planned and as it ran, from its folder alone.
 
-The planned side is the plan's schedule in the simulator. Before the run it is timed by the model of
-`cost/unit_times.py`; afterwards by the run's own actions, the median of each kind on each stage, so
-that planned and measured differ by what the schedule, and not the arithmetic, makes of the time.
+The planned side is the plan's schedule in the simulator. Before the run it is timed by the times
+that the plan was made from, measured ones or those of `cost/unit_times.py`; afterwards by the run's
+own actions, the median of each kind on each stage, so that planned and measured differ by what the
+schedule, and not the arithmetic, makes of the time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from statistics import median
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.core.rulebook.observe import RUN_HAS_EVENTS, RUN_IS_PIPELINED, STEP_RECORDED
-from echelon.cost.unit_times import modelled_times, stage_durations
+from echelon.cost.unit_times import UnitTimes, stage_durations
 from echelon.observe.bubble import Bubble, bubble_of
 from echelon.observe.clocks import Clocks
 from echelon.observe.events import ranks_with_events
@@ -46,12 +47,14 @@ class ScheduleReport:
     """Hold the planned and the measured timelines of a run's pipelines.
 
     `measured` has the steps up to `step`, three at most, all of one start of the run; `planned` is
-    one step, fed with their `durations`. Each has the timelines of the same pipelines.
+    one step, fed with their `durations`. Each has the timelines of the same pipelines. `newest` is
+    the last step that the run took, whether or not its events are there.
     """
 
     run: Path
     plan: Plan
     step: int
+    newest: int
     clocks: Clocks
     durations: Durations
     planned: tuple[Timeline, ...]
@@ -91,7 +94,7 @@ def read_schedule_report(run_dir: Path, *, step: int | None = None) -> ScheduleR
     """
     plan = open_run(run_dir).plan()
     pipes = pipes_of(plan)
-    steps = _read_steps(run_dir, plan, pipes, step)
+    steps, newest = _read_steps(run_dir, plan, pipes, step)
     clocks = clocks_of(pipes, steps)
     last = steps[-STEPS_SHOWN:]
     measured = {one.number: measured_timelines(pipes, one, clocks) for one in last}
@@ -100,6 +103,7 @@ def read_schedule_report(run_dir: Path, *, step: int | None = None) -> ScheduleR
         run=run_dir,
         plan=plan,
         step=steps[-1].number,
+        newest=newest,
         clocks=clocks,
         durations=durations,
         planned=planned_timelines(pipes, durations),
@@ -121,11 +125,10 @@ def require_pipeline(plan: Plan, run_dir: Path) -> None:
         )
 
 
-def write_planned_trace(run_dir: Path, plan: Plan) -> None:
-    """Write the planned trace of a run that has not run yet, timed by the model."""
-    durations = stage_durations(plan, modelled_times(plan))
-    planned = planned_timelines(pipes_of(plan), durations)
-    _write_planned(run_dir, plan, planned, "modelled: cost/unit_times.py")
+def write_planned_trace(run_dir: Path, plan: Plan, times: UnitTimes) -> None:
+    """Write the planned trace of a run that has not run yet, timed by what it was planned with."""
+    planned = planned_timelines(pipes_of(plan), stage_durations(plan, times))
+    _write_planned(run_dir, plan, planned, f"{times.source}: {times.where or 'cost/unit_times.py'}")
 
 
 def write_traces(report: ScheduleReport) -> tuple[Path, Path]:
@@ -166,11 +169,12 @@ def _span(timelines: Sequence[Timeline]) -> float:
 
 def _read_steps(
     run_dir: Path, plan: Plan, pipes: Sequence[Pipe], wanted: int | None
-) -> list[RecordedStep]:
-    """Return the step that is wanted, last, and before it those that are read with it."""
+) -> tuple[list[RecordedStep], int]:
+    """Return the step that is wanted, last, those that are read with it, and the newest taken."""
     ranks = [rank for pipe in pipes for rank in pipe.ranks]
     _require_events(run_dir, plan, ranks)
     recorded = RecordedSteps(run_dir, ranks)
+    _require_marks(run_dir, recorded)
     if wanted is not None and wanted not in recorded.numbers:
         raise _not_recorded(f"step {wanted} of {run_dir} was not recorded", recorded.numbers)
     upto = [number for number in recorded.numbers if wanted is None or number <= wanted]
@@ -186,19 +190,31 @@ def _read_steps(
         found.append(step)
     if not found:
         raise _not_recorded(f"no whole step of {run_dir} was recorded", ())
-    return found[::-1]
+    newest = recorded.taken[-1]
+    if wanted is None and found[0].start != newest.start:
+        raise _not_recorded(
+            f"step {newest.number} of {run_dir}, its newest, was not recorded, nor was any other "
+            "since the run was last started",
+            [number for number in recorded.numbers if number <= found[0].number],
+        )
+    return found[::-1], newest.number
+
+
+def _require_marks(run_dir: Path, recorded: RecordedSteps) -> None:
+    """Raise ConfigError where an earlier version recorded the steps, and none can be found."""
+    if recorded.taken and all(step.mark is None for step in recorded.taken):
+        raise _not_recorded(
+            f"the steps of {run_dir} were recorded by an earlier version of Echelon, which did not "
+            "mark them: after a kill it is not known which events are whose",
+            (),
+        )
 
 
 def _whole_steps(
     recorded: RecordedSteps, numbers: Sequence[int], pipes: Sequence[Pipe]
 ) -> Iterator[RecordedStep]:
-    num_actions = {
-        rank: len(row)
-        for pipe in pipes
-        for rank, row in zip(pipe.ranks, pipe.schedule.actions, strict=True)
-    }
     for number in numbers:
-        step = recorded.read(number, num_actions=num_actions)
+        step = recorded.read(number)
         if all(is_whole(pipe, step) for pipe in pipes):
             yield step
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from echelon.observe.json_lines import last_of_each_step, read_json_lines
+from echelon.observe.entries import Entry, last_of_each_step, read_entries
 from echelon.observe.observer import METRICS_FILE
 from echelon.observe.run_directory import open_run
 from echelon.train.checkpoint.folder import list_checkpoints
@@ -43,9 +42,9 @@ def summarize_run(run_dir: Path) -> RunSummary:
     """Return the summary of the run in `run_dir`; ConfigError where it is not a run."""
     run = open_run(run_dir)
     plan = run.plan()
-    by_kind: dict[str, list[Mapping[str, Any]]] = {}
-    for entry in read_json_lines(run_dir / METRICS_FILE):
-        by_kind.setdefault(str(entry.get("kind")), []).append(entry)
+    by_kind: dict[str, list[Entry]] = {}
+    for entry in read_entries(run_dir / METRICS_FILE):
+        by_kind.setdefault(entry.text("kind"), []).append(entry)
     steps = last_of_each_step(by_kind.get("step", []))
     validations = _numbers(last_of_each_step(by_kind.get("validation", [])), "loss")
     starts = by_kind.get("start", [])
@@ -55,25 +54,31 @@ def summarize_run(run_dir: Path) -> RunSummary:
         name=run.name,
         plan_hash=plan.content_hash(),
         starts=len(starts),
-        steps=steps[-1]["step"] if steps else 0,
-        total_steps=starts[-1]["steps"] if starts else plan.mathematics.optimizer.total_steps,
-        tokens=sum(step["tokens"] for step in steps),
+        steps=steps[-1].whole("step") if steps else 0,
+        total_steps=starts[-1].whole("steps") if starts else plan.mathematics.optimizer.total_steps,
+        tokens=sum(step.whole("tokens") for step in steps),
         first_loss=losses[0] if losses else None,
         last_loss=losses[-1] if losses else None,
         first_validation=validations[0] if validations else None,
         last_validation=validations[-1] if validations else None,
         best_validation=min(validations, default=None),
         step_s=median(seconds) if seconds else None,
-        tokens_per_s=median(s["tokens"] / s["step_s"] for s in steps) if seconds else None,
+        tokens_per_s=_rate(steps),
         peak_bytes=_peak(run.logs, steps),
         checkpoints=tuple(checkpoint.step for checkpoint in list_checkpoints(run.checkpoints)),
     )
 
 
-def _numbers(entries: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    return [entry[key] for entry in entries if entry[key] is not None]
+def _numbers(entries: Sequence[Entry], key: str) -> list[float]:
+    return [number for entry in entries if (number := entry.number(key)) is not None]
 
 
-def _peak(logs: Path, steps: Sequence[Mapping[str, Any]]) -> int | None:
-    ends = [entry for path in logs.glob("rank-*.jsonl") for entry in read_json_lines(path)]
-    return max((entry["peak_bytes"] for entry in (*ends, *steps)), default=None)
+def _rate(steps: Sequence[Entry]) -> float | None:
+    timed = [(step.whole("tokens"), step.number("step_s")) for step in steps]
+    rates = [tokens / seconds for tokens, seconds in timed if seconds]
+    return median(rates) if rates else None
+
+
+def _peak(logs: Path, steps: Sequence[Entry]) -> int | None:
+    ends = [entry for path in sorted(logs.glob("rank-*.jsonl")) for entry in read_entries(path)]
+    return max((entry.whole("peak_bytes") for entry in (*ends, *steps)), default=None)

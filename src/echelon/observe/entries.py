@@ -1,0 +1,141 @@
+"""Read the lines that a run left, one JSON object to a line, and name the one that does not fit.
+
+A kill leaves half a line at the end of a file, which is skipped. Anything else that cannot be read
+was changed or damaged after the run wrote it: a line that is no object, a value that is missing or
+of another kind, a file that does not open. Each is the rule `events-readable`, with file and line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from echelon.core.errors import ConfigError
+from echelon.core.event import Event
+from echelon.core.rulebook.observe import EVENTS_READABLE
+from echelon.core.serialize import from_json
+
+_SHOWN = 60
+"""As many characters of a line are shown as tell it from others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Hold the object of one line; `place` is where the line begins in its file, in bytes."""
+
+    path: Path
+    place: int
+    values: Mapping[str, Any]
+
+    def text(self, key: str) -> str:
+        """Return a text; ConfigError where it is none."""
+        value = self._value(key)
+        if not isinstance(value, str):
+            raise self._misfit(f"{key} = {value!r} is no text")
+        return value
+
+    def whole(self, key: str) -> int:
+        """Return a whole number; ConfigError where it is none."""
+        value = self._value(key)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self._misfit(f"{key} = {value!r} is no whole number")
+        return value
+
+    def number(self, key: str) -> float | None:
+        """Return a number, None where it was not finite; ConfigError where it is neither."""
+        value = self._value(key)
+        if value is None:
+            return None
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self._misfit(f"{key} = {value!r} is no number")
+        return value
+
+    def event(self) -> Event:
+        """Return the line as an event; ConfigError where it is none."""
+        try:
+            return from_json(Event, self.values)
+        except ValueError as error:
+            raise self._misfit(f"is no event: {error}") from error
+
+    def _value(self, key: str) -> object:
+        if key not in self.values:
+            raise self._misfit(f"has no {key}")
+        return self.values[key]
+
+    def _misfit(self, why: str) -> ConfigError:
+        return unreadable(self.path, why, place=self.place)
+
+
+def read_entries(path: Path, begin: int = 0, end: int | None = None) -> Iterator[Entry]:
+    """Yield the lines of a file from one place to another, in bytes, as far as they are whole.
+
+    Nothing where there is no file. ConfigError where it, or a line of it, cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            place = file.seek(begin)
+            while end is None or place < end:
+                line = file.readline()
+                if not line.endswith(b"\n"):
+                    return
+                yield Entry(path=path, place=place, values=_values(line, path, place))
+                place += len(line)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise unreadable(path, why_not(error)) from error
+
+
+def last_of_each_step(entries: Iterable[Entry]) -> list[Entry]:
+    """Return entries in the order of their steps, without those that a resumed run took again.
+
+    A run that was killed at step 730 and resumed from step 500 writes steps 501 to 730 twice.
+    """
+    kept: dict[int, Entry] = {}
+    for entry in entries:
+        step = entry.whole("step")
+        while kept and next(reversed(kept)) >= step:
+            kept.popitem()
+        kept[step] = entry
+    return list(kept.values())
+
+
+def unreadable(path: Path, why: str, *, place: int | None = None) -> ConfigError:
+    """Return the error that says why a file, or its line at `place`, cannot be read."""
+    where = "" if place is None else f" line {_line_at(path, place)}"
+    return ConfigError(EVENTS_READABLE.problem(f"{path}{where}: {why}"))
+
+
+def why_not(error: OSError) -> str:
+    """Return what the system says of a file that it does not give, as part of a message."""
+    return f"it cannot be read: {error.strerror or error}"
+
+
+def _values(line: bytes, path: Path, place: int) -> Mapping[str, Any]:
+    try:
+        found = json.loads(line, parse_constant=_refuse)
+        if not isinstance(found, dict):
+            raise ValueError("it is JSON, and no object")
+    except (ValueError, RecursionError) as error:
+        shown = line[:_SHOWN].decode("ascii", errors="replace").strip()
+        raise unreadable(path, f"{shown!r} is no entry ({error})", place=place) from error
+    return cast("Mapping[str, Any]", found)
+
+
+def _refuse(constant: str) -> NoReturn:
+    """Refuse what is no JSON: NaN and infinity are written as null."""
+    raise ValueError(f"{constant} is no number")
+
+
+def _line_at(path: Path, place: int) -> int:
+    """Return which line begins at a place, counted from 1: the file was just read up to there."""
+    newlines = 0
+    with suppress(OSError), path.open("rb") as file:
+        while place > 0 and (part := file.read(min(place, 1 << 20))):
+            newlines += part.count(b"\n")
+            place -= len(part)
+    return newlines + 1
