@@ -1,75 +1,123 @@
-"""The page docs/features.md: what FSDP, DeepSpeed and Echelon call a thing, and its tests.
+"""The pages docs/features.md and docs/pipelines.md: what others and Echelon have, and its tests.
 
-``python -m tests.features`` writes it from `features.toml`; `test_features.py` compares the two and
-looks up every test, setting and key.
+``python -m tests.features`` writes them from `features.toml` and `pipelines.toml`;
+`test_features.py` compares them and looks up every test, setting and key.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-TABLE = Path(__file__).parent / "features.toml"
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "features.md"
-COLUMNS = {"fsdp": "FSDP", "zero": "DeepSpeed ZeRO", "echelon": "Echelon"}
+HERE = Path(__file__).parent
+DOCS = HERE.parent / "docs"
 
-HEAD = """\
+
+class Cell(NamedTuple):
+    """What a column calls a feature, and the test, as "folder/file.py::function" under tests/.
+
+    A peer whose source was read has words without a test.
+    """
+
+    column: str
+    words: str
+    test: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """One page: the name of its table and its file, the columns, and what stands above them."""
+
+    name: str
+    columns: Mapping[str, str]
+    head: str
+
+    @property
+    def file(self) -> Path:
+        """Return the page."""
+        return DOCS / f"{self.name}.md"
+
+    def rows(self) -> dict[str, dict[str, dict[str, Cell]]]:
+        """Return title -> feature -> column -> cell; a column without a cell is not there."""
+        table = tomllib.loads((HERE / f"{self.name}.toml").read_text(encoding="utf-8"))
+        return {
+            title: {
+                feature: {column: _cell(column, entry) for column, entry in row.items()}
+                for feature, row in features.items()
+            }
+            for title, features in table.items()
+        }
+
+    def cells(self) -> list[Cell]:
+        """Return every cell."""
+        found = [row for features in self.rows().values() for row in features.values()]
+        return [cell for row in found for cell in row.values()]
+
+    def text(self) -> str:
+        """Return what is written."""
+        parts = [self.head]
+        for title, features in self.rows().items():
+            lines = [f"| | {' | '.join(self.columns.values())} |"]
+            lines.append("|---" * (len(self.columns) + 1) + "|")
+            for feature, row in features.items():
+                shown = (_shown(row.get(column)) for column in self.columns)
+                lines.append(f"| {feature} | {' | '.join(shown)} |")
+            parts.append(f"## {title}\n\n" + "\n".join(lines) + "\n")
+        return "\n".join(parts)
+
+
+FEATURES = Page(
+    name="features",
+    columns={"fsdp": "FSDP", "zero": "DeepSpeed ZeRO", "echelon": "Echelon"},
+    head="""\
 # FSDP, ZeRO and Echelon
 
 Written by `python -m tests.features`. The first two columns are keys of an Accelerate FSDP
 configuration and of a DeepSpeed JSON, as `echelon import` reads them: the test beside a key shows
 what becomes of it here ("not needed" and "refused" come with their reason when a file is imported).
 The last column is Echelon's own, with the test that shows that it does what it says. "-": no key.
-"""
+""",
+)
 
+PIPELINES = Page(
+    name="pipelines",
+    columns={
+        "megatron": "Megatron-core",
+        "torch": "torch.distributed.pipelining",
+        "deepspeed": "DeepSpeed",
+        "echelon": "Echelon",
+    },
+    head="""\
+# Pipelines: Megatron-core, torch, DeepSpeed and Echelon
 
-class Cell(NamedTuple):
-    """What a column calls a feature, and the test, as "folder/file.py::function" under tests/."""
+Written by `python -m tests.features`. The columns of the other three are what their source holds,
+at the versions of [bench/peers.txt](../bench/peers.txt), by the name under which it is found there;
+"-": nothing of the kind was found. The last column is Echelon's own, with the test that shows that
+it does what it says. How fast each is, side by side: `python -m bench.pipeline`.
+""",
+)
 
-    column: str
-    words: str
-    test: str
-
-
-def rows() -> dict[str, dict[str, dict[str, Cell]]]:
-    """Return title -> feature -> column -> cell; a column without a cell is not there."""
-    table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
-    return {
-        title: {
-            feature: {column: Cell(column, *cell) for column, cell in row.items()}
-            for feature, row in features.items()
-        }
-        for title, features in table.items()
-    }
-
-
-def cells() -> list[Cell]:
-    """Return every cell."""
-    found = [row for features in rows().values() for row in features.values()]
-    return [cell for row in found for cell in row.values()]
-
-
-def page() -> str:
-    """Return the text of docs/features.md."""
-    parts = [HEAD]
-    for title, features in rows().items():
-        lines = [f"| | {' | '.join(COLUMNS.values())} |", "|---|---|---|---|"]
-        for feature, row in features.items():
-            shown = (_shown(row.get(column)) for column in COLUMNS)
-            lines.append(f"| {feature} | {' | '.join(shown)} |")
-        parts.append(f"## {title}\n\n" + "\n".join(lines) + "\n")
-    return "\n".join(parts)
+PAGES = (FEATURES, PIPELINES)
 
 
 def write() -> None:
-    """Write the page."""
-    PAGE.write_text(page(), encoding="utf-8")
+    """Write the pages."""
+    for page in PAGES:
+        page.file.write_text(page.text(), encoding="utf-8")
+
+
+def _cell(column: str, entry: str | list[str]) -> Cell:
+    return Cell(column, entry) if isinstance(entry, str) else Cell(column, *entry)
 
 
 def _shown(cell: Cell | None) -> str:
     if cell is None:
         return "-"
+    if not cell.test:
+        return cell.words
     file, _, function = cell.test.partition("::")
     return f'{cell.words} ([test](../tests/{file} "{function}"))'
 

@@ -1,6 +1,7 @@
 """The README's blocks that begin with `$`, and what the commands in them print.
 
-``python -m tests.readme`` writes them and the page of features again; `test_readme.py` compares.
+``python -m tests.readme`` writes them, the figures and the pages of features again;
+`test_readme.py` compares.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from echelon.cli.main import main
@@ -18,6 +20,9 @@ from tests import features
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 BLOCK = re.compile(r"```console\n\$ ((?:echelon|python) [^\n]*)\n(.*?)```", re.DOTALL)
+
+FIGURES = {"docs/schedules.svg": "echelon schedule show zb-v -p 4 -m 8"}
+"""Each figure of the README, and the command that draws it with `--svg`."""
 
 
 def printed(command: str) -> str:
@@ -39,6 +44,14 @@ def printed(command: str) -> str:
     return output.getvalue()
 
 
+def drawn(command: str) -> str:
+    """Return the figure that `command` writes where `--svg` says."""
+    with tempfile.TemporaryDirectory() as folder:
+        figure = Path(folder, "figure.svg")
+        printed(f"{command} --svg {shlex.quote(str(figure))}")
+        return figure.read_text(encoding="utf-8")
+
+
 def rewritten(text: str) -> str:
     """Return the README's text with every block as its command prints it now."""
     return BLOCK.sub(lambda match: f"```console\n$ {match[1]}\n{printed(match[1])}```", text)
@@ -46,4 +59,6 @@ def rewritten(text: str) -> str:
 
 if __name__ == "__main__":
     README.write_text(rewritten(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, command in FIGURES.items():
+        (README.parent / path).write_text(drawn(command), encoding="utf-8")
     features.write()

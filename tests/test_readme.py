@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from echelon.cli.main import COMMANDS
-from tests.readme import BLOCK, README, printed
+from echelon.cli.main import COMMANDS, FAMILIES
+from tests.readme import BLOCK, FIGURES, README, drawn, printed
 
 TEXT = README.read_text(encoding="utf-8")
 
@@ -24,8 +24,15 @@ def test_there_are_blocks() -> None:
     assert len(BLOCK.findall(TEXT)) >= 2
 
 
+@pytest.mark.parametrize("path", FIGURES)
+def test_a_figure_is_what_its_command_draws(path: str) -> None:
+    assert f"]({path})" in TEXT
+    assert (README.parent / path).read_text(encoding="utf-8") == drawn(FIGURES[path])
+
+
 def test_every_command_that_is_named_exists() -> None:
-    named = {name.strip() for name in re.findall(r"echelon ((?:config |data )?[a-z]+)\b", TEXT)}
+    families = "|".join(FAMILIES)
+    named = set(re.findall(rf"echelon ((?:(?:{families}) )?[a-z]+)\b", TEXT))
     unknown = named - set(COMMANDS) - {"as"}
     assert unknown == set()
 
