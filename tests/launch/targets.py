@@ -87,6 +87,13 @@ def wait_in_a_circle(context: RankContext, argument: Any) -> None:
     dist.recv(torch.zeros(1), src=(context.rank + 1) % context.world_size)
 
 
+def wait_in_turn(context: RankContext, argument: Any) -> None:
+    """Have every rank wait for the next one: rank 0 late in the order of the work, rank 1 early."""
+    context.progress.mark("step 1")
+    context.progress.enter(f"a message at F{context.rank}.0", turn=10 - context.rank)
+    dist.recv(torch.zeros(1), src=(context.rank + 1) % context.world_size)
+
+
 def leave_early(context: RankContext, seconds: float) -> int:
     """Return at once on rank 0 while the others still talk."""
     group = dist.new_group(list(range(1, context.world_size)))

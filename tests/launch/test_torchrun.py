@@ -41,3 +41,11 @@ def test_a_stopped_rank_is_named_and_ended(tmp_path: Path) -> None:
     done = torchrun({"rank": 0, "how": "stop"}, tmp_path)
     assert done.returncode == 1
     assert "error[rank-stopped]: rank 0 (dp0): is stopped (SIGSTOP)" in done.stderr
+
+
+def test_where_all_ranks_wait_the_one_whose_turn_it_is_is_named(tmp_path: Path) -> None:
+    done = torchrun({"target": "wait_in_turn", "step_s": 3.0}, tmp_path)
+    assert done.returncode == 1
+    assert "error[rank-stuck]: rank 1 (dp1): has not moved for " in done.stderr
+    assert "neither has any other rank: it waits in a message at F1.0" in done.stderr
+    assert "last heard of at step 1" in done.stderr

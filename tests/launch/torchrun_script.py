@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from echelon.core.errors import EchelonError
 from echelon.launch.joined import run_joined
+from echelon.launch.supervisor import DEFAULT_OPTIONS
+from echelon.launch.watch import Limits
 
 
 def main() -> int:
@@ -19,7 +22,15 @@ def main() -> int:
     labels = [f"dp{rank}" for rank in range(int(sys.argv[2]))]
     log_dir = Path(sys.argv[3])
     try:
-        outcome = run_joined("tests.launch.targets:train", argument, labels=labels, log_dir=log_dir)
+        target = argument.pop("target", "train")
+        limits = Limits(step_s=argument.pop("step_s", Limits().step_s))
+        outcome = run_joined(
+            f"tests.launch.targets:{target}",
+            argument,
+            labels=labels,
+            log_dir=log_dir,
+            options=replace(DEFAULT_OPTIONS, limits=limits),
+        )
         # One write for each rank: their lines meet in one pipe.
         sys.stdout.write(f"result {outcome.rank} {outcome.require()}\n")
     except EchelonError as error:
