@@ -48,6 +48,9 @@ def _taken(flag: str, path: Path) -> Iterator[Problem]:
             text = f"{path} exists and is left as it is"
             free = _free(path.parent, path.stem, path.suffix)
         elif path.parent.is_dir():
+            if not os.access(path.parent, os.W_OK):
+                text = f"{path} cannot be written: nothing may be written to {path.parent}"
+                yield CANNOT_WRITE.problem(text, key=flag)
             return
         else:
             yield CANNOT_WRITE.problem(
