@@ -72,6 +72,27 @@ def test_other_names_are_refused() -> None:
         _ = ec.trian  # type: ignore[attr-defined]
 
 
+def test_units_are_measured_and_balance_stages(tmp_path: Path) -> None:
+    sets = ["model.layers=3", "model.hidden=32", "model.head_dim=8", "batch.sequence_length=16"]
+    out = tmp_path / "times.json"
+    times = ec.calibrate("nano", settings=sets, out=out, seconds=0.0)
+    assert (times.device, times.model) == ("cpu", "nano-changed")
+    plan = ec.plan("nano", settings=[*sets, "mesh.pp=3", f"pipeline.times={out}"])
+    assert plan.num_stages == 3
+
+
+def test_the_schedule_of_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ec.EchelonError, match="run-exists"):
+        ec.observe_schedule(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["calibrate", "observe_schedule", "plan"])
+def test_a_verb_is_found_without_torch(name: str) -> None:
+    code = f"import sys, echelon as ec; ec.{name}; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_exported_name_is_there() -> None:
     assert all(getattr(ec, name) is not None for name in ec.__all__)
     assert dir(ec) == sorted(ec.__all__)

@@ -17,7 +17,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from echelon.api import import_run, parallelize, plan, prove, train
+    from echelon.api import (
+        calibrate,
+        import_run,
+        observe_schedule,
+        parallelize,
+        plan,
+        prove,
+        train,
+    )
     from echelon.core.errors import EchelonError
     from echelon.core.plan import Plan
 
@@ -27,7 +35,9 @@ __all__ = [
     "EchelonError",
     "Plan",
     "__version__",
+    "calibrate",
     "import_run",
+    "observe_schedule",
     "parallelize",
     "plan",
     "prove",
@@ -37,7 +47,9 @@ __all__ = [
 _HOMES = {
     "EchelonError": "echelon.core.errors",
     "Plan": "echelon.core.plan",
+    "calibrate": "echelon.api",
     "import_run": "echelon.api",
+    "observe_schedule": "echelon.api",
     "parallelize": "echelon.api",
     "plan": "echelon.api",
 }

@@ -10,7 +10,7 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.config.show import resolved_toml
-from echelon.config.times_file import PASSES, UNITS, fitted, read_times, times_of
+from echelon.config.times_file import FITTED, PASSES, UNITS, fitted, read_times, times_of
 from echelon.core.errors import ConfigError
 from tests.config.measured import times_file
 from tests.config.problems import problems_of, write
@@ -65,6 +65,51 @@ def test_times_of_another_model_or_microbatch_are_refused(
     assert problems_of("nano", taken(advice, [*sets, setting])) == {}
 
 
+def test_every_setting_is_demanded_of_a_file(tmp_path: Path) -> None:
+    path = times_file(load_job("nano").plan, tmp_path / "times.json")
+    whole = json.loads(path.read_text())
+    assert tuple(whole["fits"]) == FITTED
+    for key in FITTED:
+        fits = {one: value for one, value in whole["fits"].items() if one != key}
+        path.write_text(json.dumps({**whole, "fits": fits}))
+        with pytest.raises(ConfigError, match=f"fits has no {key}"):
+            read_times(path)
+
+
+def test_true_is_not_the_number_one(tmp_path: Path) -> None:
+    path = times_file(load_job("nano").plan, tmp_path / "times.json")
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps({**whole, "fits": {**whole["fits"], "mesh.tp": True}}))
+    assert list(problems_of("nano", ["mesh.pp=2", f"pipeline.times={path}"])) == [
+        "unit-times-fit-run"
+    ]
+
+
+@pytest.mark.parametrize("setting", ["mesh.tp=x", "model.hidden=-1", "batch.sequence_length=[]"])
+def test_a_setting_that_is_wrong_is_told_once(tmp_path: Path, setting: str) -> None:
+    path = times_file(load_job("nano").plan, tmp_path / "times.json")
+    sets = ["mesh.pp=2", f"pipeline.times={path}", setting]
+    assert "unit-times-fit-run" not in problems_of("nano", sets)
+    assert problems_of("nano", sets).keys() == problems_of("nano", [setting]).keys()
+
+
+def test_times_of_another_kind_of_device_are_refused(tmp_path: Path) -> None:
+    plan = load_job("nano", ["mesh.pp=2"]).plan
+    cpu = times_file(plan, tmp_path / "cpu.json")
+    gpu = times_file(plan, tmp_path / "gpu.json", device="NVIDIA H100 80GB HBM3")
+    gpus = "cluster.preset=8xh100"
+    assert problems_of("nano", ["mesh.pp=2", f"pipeline.times={cpu}"]) == {}
+    assert problems_of("nano", ["mesh.pp=2", gpus, f"pipeline.times={gpu}"]) == {}
+    for path, cluster in ((cpu, [gpus]), (gpu, [])):
+        sets = ["mesh.pp=2", *cluster, f"pipeline.times={path}"]
+        found = problems_of("nano", sets)
+        assert list(found) == ["unit-times-fit-run"]
+        problem = found["unit-times-fit-run"]
+        assert f"{path} was measured on " in problem.message
+        assert all(setting in problem.set_by for setting in sets[1:])
+        assert problems_of("nano", taken(problem.works[0], sets)) == {}
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -75,7 +120,26 @@ def test_times_of_another_model_or_microbatch_are_refused(
         {"seconds": {unit: dict.fromkeys(PASSES, 0.0) for unit in UNITS}},
         {"seconds": {unit: dict.fromkeys(PASSES, True) for unit in UNITS}},
         {"fits": []},
+        {"fits": {}},
+        {"fits": {"model.hidden": 64}},
+        {"fits": {key: [] for key in FITTED}},
+        {"fits": {**dict.fromkeys(FITTED, 1), "model.layers": 4}},
         {"threads": "many"},
+        {"threads": None},
+        {"threads": float("inf")},
+        {"threads": 1.5},
+        {"threads": True},
+        {"threads": 0},
+        {"model": None},
+        {"device": None},
+        {"device": ""},
+        {"device": ["cpu"]},
+        {"spread": {}},
+        {"spread": dict.fromkeys(UNITS, "wide")},
+        {"spread": dict.fromkeys(UNITS, float("nan"))},
+        {"seconds": {unit: dict.fromkeys(PASSES, 10**400) for unit in UNITS}},
+        {"seconds": {unit: dict.fromkeys(PASSES, float("inf")) for unit in UNITS}},
+        {"seconds": {unit: None for unit in UNITS}},
         {"more": 1},
     ],
 )

@@ -4,10 +4,22 @@ Each raises the errors of `echelon.core.errors`, and returns a value instead of 
 command line calls these; so may any program.
 """
 
+from echelon.api.calibrating import calibrate
 from echelon.api.importing import ImportedRun, import_run
+from echelon.api.observing import observe_schedule
 from echelon.api.parallelize import parallelize
 from echelon.api.planning import plan
 from echelon.api.proving import prove
 from echelon.api.training import TrainResult, train
 
-__all__ = ["ImportedRun", "TrainResult", "import_run", "parallelize", "plan", "prove", "train"]
+__all__ = [
+    "ImportedRun",
+    "TrainResult",
+    "calibrate",
+    "import_run",
+    "observe_schedule",
+    "parallelize",
+    "plan",
+    "prove",
+    "train",
+]

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from echelon.config.effects import require_trainable
+from echelon.config.files import is_file, is_folder
 from echelon.config.load import load_job
+from echelon.config.new_file import require_writable, write_new
 from echelon.config.times_file import TimesFile
 from echelon.core.errors import ConfigError
 from echelon.core.optional import optional_package
@@ -26,38 +28,46 @@ def calibrate(
     """Measure embedding, block and head of a run's model on this machine, and write them to `out`.
 
     Each is measured on one rank with the threads (on a GPU: the device) that a rank of the run
-    would have here. Raises ConfigError where the run is wrong or `out` is there already.
+    would have here. Raises, before anything is measured, ConfigError where the run is wrong or
+    `out` is there already or cannot be written, EnvironmentProblem where the run is for GPUs and
+    there is none.
     """
     path = Path(out)
     _require_new(path)
+    require_writable(path, key="--out")
     job = load_job(run, [*settings, 'pipeline.times="none"'])
     require_trainable(job.plan, job.sources)
     optional_package("torch", extra="train", purpose="measuring a model")
     import torch
 
+    from echelon.launch.process_group import require_devices
     from echelon.train.block_times import measure_units
 
-    on_gpu = job.plan.cluster.backend == "nccl" and torch.cuda.is_available()
-    device = torch.device("cuda" if on_gpu else "cpu")
+    backend = job.plan.cluster.backend
+    require_devices(backend, 1, set_by=job.source_of("cluster.preset"))
+    device = torch.device("cuda" if backend == "nccl" else "cpu")
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, int(num_usable_cores()) // job.plan.mesh.world_size))
     try:
         times = measure_units(job.plan, device, seconds=seconds)
     finally:
         torch.set_num_threads(before)
-    with path.open("x", encoding="utf-8") as file:
-        file.write(times.to_json() + "\n")
+    write_new(path, times.to_json() + "\n", key="--out")
     return times
 
 
 def _require_new(path: Path) -> None:
-    if path.exists():
-        others = (path.with_stem(f"{path.stem}-{n}") for n in range(2, 10_000))
-        raise ConfigError(
-            UNIT_TIMES_WRITTEN_ONCE.problem(
-                f"{path} is there already, and measured times are never overwritten",
-                key="--out",
-                set_by=f"--out {path}",
-                works=(f"--out {next(other for other in others if not other.exists())}",),
-            )
+    if not is_file(path) and not is_folder(path):
+        return
+    first = path / "times.json" if is_folder(path) else path
+    others = (first.with_stem(f"{first.stem}-{n}") for n in range(2, 10_000))
+    free = next(other for other in (first, *others) if not other.exists())
+    what = "is a folder" if is_folder(path) else "is there already"
+    raise ConfigError(
+        UNIT_TIMES_WRITTEN_ONCE.problem(
+            f"{path} {what}, and measured times are never overwritten",
+            key="--out",
+            set_by=f"--out {path}",
+            works=(f"--out {free}",),
         )
+    )

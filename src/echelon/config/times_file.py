@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any, cast
 
+from echelon.config.cluster import read_cluster
 from echelon.config.files import missing_file
 from echelon.config.job import Job
-from echelon.config.kinds import toml_text
+from echelon.config.kinds import MAX_REAL, toml_text
 from echelon.config.pipeline import AUTO, NONE, SCHEDULE_KEY, STAGES_KEY, TIMES_KEY
+from echelon.config.schema import CLUSTER_SOURCES
 from echelon.config.view import View
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import Plan
@@ -51,19 +52,34 @@ FITTED_MODEL = (
 )
 """Settings of the model that a block, the embedding or the head takes its time from."""
 
+FITTED = (
+    *(f"model.{name}" for name in FITTED_MODEL),
+    "batch.microbatch_sequences",
+    "batch.sequence_length",
+    "precision.parameters",
+    "mesh.tp",
+    "mesh.sequence_parallel",
+)
+"""Every setting that units take their time from; the device is beside them."""
+
+INSTEAD = (f'{TIMES_KEY} = "none"', "echelon calibrate --model of this run")
+
+CPU = "cpu"
+"""What a file calls its device where that is no GPU."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimesFile:
     """Hold what was measured: seconds by unit, and the settings that they were measured with.
 
-    `device`, `threads` and `spread` (by unit, the distance of the quartiles over the median) are
-    for whoever reads the file.
+    `device` is "cpu" or the name of a GPU. `threads` and `spread` (by unit, the distance of the
+    quartiles over the median) are for whoever reads the file.
     """
 
     model: str
     fits: Mapping[str, object]
     seconds: Mapping[str, Mapping[str, float]]
-    device: str = ""
+    device: str
     threads: int = 1
     spread: Mapping[str, float]
 
@@ -85,14 +101,15 @@ class TimesFile:
 
 def fitted(plan: Plan) -> dict[str, object]:
     """Return the settings of a plan that its units take their time from."""
-    return {
-        **{f"model.{name}": getattr(plan.model, name) for name in FITTED_MODEL},
-        "batch.microbatch_sequences": plan.layout.microbatch_sequences,
-        "batch.sequence_length": plan.mathematics.sequence_length,
-        "precision.parameters": plan.mathematics.precision.parameters,
-        "mesh.tp": plan.mesh.tp,
-        "mesh.sequence_parallel": plan.layout.sequence_parallel,
-    }
+    values = (
+        *(getattr(plan.model, name) for name in FITTED_MODEL),
+        plan.layout.microbatch_sequences,
+        plan.mathematics.sequence_length,
+        plan.mathematics.precision.parameters,
+        plan.mesh.tp,
+        plan.layout.sequence_parallel,
+    )
+    return dict(zip(FITTED, values, strict=True))
 
 
 def read_times(path: Path, set_by: str = "") -> TimesFile:
@@ -124,15 +141,16 @@ def _parsed(data: Any) -> TimesFile:
     if entries.get("schema") != TIMES_SCHEMA or set(entries) != known:
         raise ValueError(f"it has no schema {TIMES_SCHEMA} with {', '.join(sorted(known))}")
     seconds = _object(entries["seconds"], "seconds")
-    if set(seconds) != set(UNITS):
-        raise ValueError(f"seconds has {', '.join(sorted(seconds))}, not {', '.join(UNITS)}")
+    _same_names(seconds, UNITS, "seconds")
+    spread = _object(entries["spread"], "spread")
+    _same_names(spread, UNITS, "spread")
     return TimesFile(
-        model=str(entries["model"]),
-        fits=_object(entries["fits"], "fits"),
+        model=_text(entries["model"], "model"),
+        fits=_fits(entries["fits"]),
         seconds={unit: _times(seconds[unit], unit) for unit in UNITS},
-        device=str(entries["device"]),
-        threads=int(entries["threads"]),
-        spread=_object(entries["spread"], "spread"),
+        device=_text(entries["device"], "device"),
+        threads=_count(entries["threads"], "threads"),
+        spread={unit: _number(spread[unit], f"spread.{unit}") for unit in UNITS},
     )
 
 
@@ -142,17 +160,50 @@ def _object(value: Any, where: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
+def _same_names(entries: Mapping[str, object], names: Sequence[str], where: str) -> None:
+    missing, more = [n for n in names if n not in entries], sorted(set(entries) - set(names))
+    if missing:
+        raise ValueError(f"{where} has no {', '.join(missing)}")
+    if more:
+        raise ValueError(f"{where} has {', '.join(more)}, which nothing reads")
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{where} = {value!r:.40} is not a name")
+    return value
+
+
+def _count(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{where} = {value!r:.40} is not a count")
+    return value
+
+
+def _number(value: Any, where: str) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    # A whole number may be too long for a float: it is compared as it is.
+    if not number or not 0 <= value <= MAX_REAL:
+        raise ValueError(f"{where} = {value!r:.40} is not a number from 0 up")
+    return float(value)
+
+
+def _fits(value: Any) -> dict[str, object]:
+    entries = _object(value, "fits")
+    _same_names(entries, FITTED, "fits")
+    for key, one in entries.items():
+        if not isinstance(one, str | int):
+            raise ValueError(f"fits: {key} = {one!r:.40} is not the value of a setting")
+    return entries
+
+
 def _times(value: Any, unit: str) -> dict[str, float]:
     entries = _object(value, unit)
-    if set(entries) != set(PASSES):
-        raise ValueError(f"{unit} has {', '.join(sorted(entries))}, not {', '.join(PASSES)}")
-    for one, seconds in entries.items():
-        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if not number or not isfinite(seconds) or seconds < 0:
-            raise ValueError(f"{unit}.{one} = {seconds!r} is not a number of seconds")
-    if sum(entries.values()) == 0 and unit == BLOCK:
+    _same_names(entries, PASSES, unit)
+    found = {one: _number(seconds, f"{unit}.{one}") for one, seconds in entries.items()}
+    if sum(found.values()) == 0 and unit == BLOCK:
         raise ValueError("a block takes no time at all")
-    return {one: float(seconds) for one, seconds in entries.items()}
+    return found
 
 
 def times_fit(view: View) -> Iterator[Problem]:
@@ -165,22 +216,43 @@ def times_fit(view: View) -> Iterator[Problem]:
     except ConfigError as error:
         yield from error.problems
         return
-    wrong = {key: value for key, value in found.fits.items() if not _same(view, key, value)}
+    yield from _device_fits(view, found)
+    here = {key: view.value(key) for key in FITTED}
+    wrong = {key: value for key, value in found.fits.items() if not _same(value, here[key])}
     if not wrong:
         return
-    here = {key: toml_text(view.value(key)) if view.has(key) else "not set" for key in wrong}
-    parts = [f"{key} = {toml_text(value)} (here {here[key]})" for key, value in wrong.items()]
+    parts = [
+        f"{key} = {toml_text(value)} (here {toml_text(here[key])})" for key, value in wrong.items()
+    ]
     settings = " with ".join(f"{key} = {toml_text(value)}" for key, value in wrong.items())
     yield UNIT_TIMES_FIT_RUN.problem(
         f"{entry.value} was measured with {', '.join(parts)}",
         key=TIMES_KEY,
         set_by=view.set_by(TIMES_KEY, *wrong),
-        works=(settings, f'{TIMES_KEY} = "none"', "echelon calibrate --model of this run"),
+        works=(settings, *INSTEAD),
     )
 
 
-def _same(view: View, key: str, value: object) -> bool:
-    return key in view.settings and view.has(key) and view.value(key) == value
+def _device_fits(view: View, found: TimesFile) -> Iterator[Problem]:
+    """Yield that a CPU was measured for a cluster of GPUs, or a GPU for one of CPU ranks."""
+    cluster = read_cluster(view)
+    if isinstance(cluster, list) or (found.device == CPU) == (cluster.backend == "gloo"):
+        return
+    yield UNIT_TIMES_FIT_RUN.problem(
+        f"{view.entry(TIMES_KEY).value} was measured on {_device(found.device)}, but the devices "
+        f"of {cluster.name} are {cluster.device.name}",
+        key=TIMES_KEY,
+        set_by=view.set_by(TIMES_KEY, *CLUSTER_SOURCES),
+        works=INSTEAD,
+    )
+
+
+def _device(name: str) -> str:
+    return "CPU cores" if name == CPU else name
+
+
+def _same(value: object, here: object) -> bool:
+    return value == here and isinstance(value, bool) == isinstance(here, bool)
 
 
 def uses_times(view: View) -> bool:

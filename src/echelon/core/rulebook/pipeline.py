@@ -154,7 +154,8 @@ UNIT_TIMES_FIT_RUN = Rule(
     why="""
     How long a block takes depends on its widths, on the microbatch, the sequence and the dtype, and
     on how many tensor ranks share it. Times that were measured for other ones would balance another
-    model. The number of blocks may differ: they are alike.
+    model. The number of blocks may differ: they are alike. And it depends on the device: times of
+    CPU cores say nothing about a cluster of GPUs, whose links they would be added to.
     """,
     bad="""
     # times.json was measured with microbatches of 2 sequences
