@@ -1,13 +1,19 @@
-"""What a rank writes down while it runs: one Event per collective, message and action."""
+"""What a rank writes down while it runs: one Event per collective, message and action.
+
+On a GPU, actions have the device's times (`device_clock.py`) and are written when the step has
+ended (`settle`). Collectives have the host's times there: when they were launched and awaited.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from echelon.core.event import Event, EventSink
+from echelon.parallel.device_clock import DeviceClock
 
 
 class WaitMarks(Protocol):
@@ -32,12 +38,35 @@ class NoWaitMarks:
         """Ignore the end of a wait."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Marked:
+    """An action between two marks of a device."""
+
+    kind: str
+    name: str
+    stage: int
+    microbatch: int
+    start: object
+    end: object
+
+
 class Recorder:
     """Stamp events with this rank, its clock, and the stage and microbatch now at work."""
 
-    def __init__(self, rank: int, sink: EventSink, waits: WaitMarks | None = None) -> None:
-        """Send the events of `rank` to `sink` and its waits to `waits`; the clock starts now."""
+    def __init__(
+        self,
+        rank: int,
+        sink: EventSink,
+        waits: WaitMarks | None = None,
+        clock: DeviceClock | None = None,
+    ) -> None:
+        """Send the events of `rank` to `sink` and its waits to `waits`; the clock starts now.
+
+        `clock` tells when the device ran an action, where that is not when the host did.
+        """
         self.rank, self.sink = rank, sink
+        self._clock = clock
+        self._marked: list[_Marked] = []
         self._waits = waits or NoWaitMarks()
         self.waited_s = 0.0
         self.stage: int | None = None
@@ -100,9 +129,33 @@ class Recorder:
     def action(self, kind: str, stage: int, microbatch: int) -> Iterator[None]:
         """Record what happens inside as one pipeline action."""
         self.stage, self.microbatch = stage, microbatch
-        start = self.now()
+        name, start = f"{kind}{stage}.{microbatch}", self.now()
+        mark = self._clock.mark() if self._clock is not None else None
         try:
             yield
         finally:
-            self.record(kind, f"{kind}{stage}.{microbatch}", start=start)
+            if self._clock is None:
+                self.record(kind, name, start=start)
+            else:
+                marked = _Marked(kind, name, stage, microbatch, mark, self._clock.mark())
+                self._marked.append(marked)
             self.stage, self.microbatch = None, None
+
+    def settle(self) -> None:
+        """Write down the actions whose times only the device knows; waits until it has run them."""
+        marked, self._marked = self._marked, []
+        for one in marked:
+            assert self._clock is not None
+            self.sink.record(
+                Event(
+                    kind=one.kind,
+                    name=one.name,
+                    axis="",
+                    stage=one.stage,
+                    microbatch=one.microbatch,
+                    bytes=0,
+                    start=self._clock.at(one.start) - self._zero,
+                    end=self._clock.at(one.end) - self._zero,
+                    rank=self.rank,
+                )
+            )

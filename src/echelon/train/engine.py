@@ -159,6 +159,7 @@ class TrainEngine:
             if not report.skipped:
                 self._update(report)
             self.loss_scale.after(overflowed=report.skipped)
+        self.groups.recorder.settle()
         return report
 
     def _update(self, report: StepResult) -> None:
@@ -182,7 +183,9 @@ class TrainEngine:
         losses = self.model.executor.run(schedule, batches, 1.0 / max(1, tokens))
         self.model.residency.end_pass()
         mine = float(torch.stack(list(losses.values())).sum()) if losses else 0.0
-        return self._agree(mine, 0.0, stop_requested=False).loss
+        loss = self._agree(mine, 0.0, stop_requested=False).loss
+        self.groups.recorder.settle()
+        return loss
 
     def count_tokens(self, batches: Sequence[TokenBatch]) -> int:
         """Return the counted tokens of the global batch."""

@@ -23,6 +23,7 @@ from echelon.launch.context import RankContext
 from echelon.launch.handshake import compare_state
 from echelon.models.batch import TokenBatch
 from echelon.parallel.collectives import Group
+from echelon.parallel.device_clock import clock_of
 from echelon.parallel.recorder import Recorder
 from echelon.parallel.shards import Shard
 from echelon.train.checkpoint.exchange import everywhere
@@ -105,7 +106,8 @@ class TrainLoop:
             self.training, self.validation = dataset.split(job.data.validation_fraction)
         self.data_hash = dataset.index.hash
         self.identity = RunIdentity.of(plan, dataset.index.tokenizer.hash)
-        recorder = Recorder(context.rank, observer.sink, context.progress)
+        clock = clock_of(context.device)
+        recorder = Recorder(context.rank, observer.sink, context.progress, clock)
         self.engine = TrainEngine(plan, recorder, context.device)
         self.exchange = Exchange(self.engine.groups.world)
         self.saved: Path | None = None

@@ -12,6 +12,7 @@ import torch
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
+from echelon.parallel.device_clock import clock_of
 from echelon.parallel.recorder import Recorder, WaitMarks
 from echelon.parallel.shards import Shard
 from echelon.schedule.action import ActionKind
@@ -105,7 +106,8 @@ class EngineSubject:
     def __init__(self, plan: Plan, place: RankPlace) -> None:
         """Build this rank's part of `plan`."""
         self.events = EventList()
-        recorder = Recorder(place.rank, self.events, place.progress)
+        clock = clock_of(place.device)
+        recorder = Recorder(place.rank, self.events, place.progress, clock)
         self.engine = TrainEngine(plan, recorder, place.device)
         self.engine.on_gradients = self._keep_gradients
         self._gradients: dict[str, list[Shard]] = {}
