@@ -128,6 +128,7 @@ def test_odd_times_are_drawn(times: str, capsys: pytest.CaptureFixture[str]) -> 
         ("--svg same --csv ./folder/../same", ["bad-argument"], None),
         ("--svg folder --csv new.csv", ["never-overwrite"], ["--svg folder/schedule.svg"]),
         ("--svg new.svg --csv absent/new.csv", ["cannot-write"], ["--csv new.csv"]),
+        (f"--svg new.svg --csv {'a' * 300}.csv", ["cannot-write"], [f"--csv {'a' * 100}.csv"]),
         (
             "--svg there.csv --csv absent/new.csv",
             ["never-overwrite", "cannot-write"],

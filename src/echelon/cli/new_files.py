@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+from echelon.config.new_file import require_writable
 from echelon.core.errors import ConfigError, Problem
-from echelon.core.rulebook.command_line import BAD_ARGUMENT, CANNOT_WRITE, NEVER_OVERWRITE
+from echelon.core.rulebook.command_line import BAD_ARGUMENT, NEVER_OVERWRITE
+
+_LONGEST_STEM = 100
 
 
 def require_new_files(targets: Mapping[str, Path | None]) -> None:
-    """Refuse flags whose files exist, are the same, or have no folder; ConfigError names each.
+    """Refuse flags whose files exist, are the same, or cannot be made; ConfigError names each.
 
     Without this a command that cannot write its second file leaves the first, and the command that
     is typed in its place fails at that.
@@ -40,33 +44,19 @@ def _same(given: Mapping[str, Path]) -> Iterator[Problem]:
 
 
 def _taken(flag: str, path: Path) -> Iterator[Problem]:
-    suffix = f".{flag.removeprefix('--')}"
     try:
-        if path.is_dir():
-            text, free = f"{path} is a folder", _free(path, "schedule", suffix)
-        elif path.exists() or path.is_symlink():
-            text = f"{path} exists and is left as it is"
-            free = _free(path.parent, path.stem, path.suffix)
-        elif path.parent.is_dir():
-            if not os.access(path.parent, os.W_OK):
-                text = f"{path} cannot be written: nothing may be written to {path.parent}"
-                yield CANNOT_WRITE.problem(text, key=flag)
-            return
+        require_writable(path, key=flag)
+    except ConfigError as error:
+        if os.path.isdir(path):
+            free = _free(path, "schedule", f".{flag.removeprefix('--')}")
         else:
-            yield CANNOT_WRITE.problem(
-                f"{path} cannot be written: there is no folder {path.parent}",
-                key=flag,
-                works=(f"{flag} {_free(Path(), path.stem, path.suffix)}",),
-            )
-            return
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        yield CANNOT_WRITE.problem(f"{path!a} cannot be written: {reason}", key=flag)
-        return
-    yield NEVER_OVERWRITE.problem(text, key=flag, works=(f"{flag} {free}",))
+            there = path.parent if error.rules == (NEVER_OVERWRITE.id,) else Path()
+            free = _free(there, path.stem, path.suffix)
+        yield from (replace(one, works=(f"{flag} {free}",)) for one in error.problems)
 
 
 def _free(folder: Path, stem: str, suffix: str) -> Path:
     """Return the first of stem, stem-2, stem-3 ... that is not there yet."""
+    stem = stem[:_LONGEST_STEM]
     names = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
-    return next(path for name in names if not (path := folder / f"{name}{suffix}").exists())
+    return next(path for name in names if not os.path.lexists(path := folder / f"{name}{suffix}"))
