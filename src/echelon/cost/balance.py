@@ -30,6 +30,9 @@ Stages = tuple[tuple[int, ...], ...]
 _ALIKE = 1e-9
 """Two times are equal where they differ by less than this share: sums are rounded."""
 
+_FEW_STAGES = 32
+"""Up to so many stages, a block is tried on every other stage."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imbalance:
@@ -88,7 +91,7 @@ def balance(times: UnitTimes, num_layers: int, held: Sequence[Sequence[int]]) ->
         return _stages(_cut(blocks, empty))
     if max(blocks) - min(blocks) <= _ALIKE * max(blocks):
         return _stages(_deal(blocks[0], num_layers, empty, held))
-    return _improved(_stages(_cut(blocks, empty)), held, times)
+    return _stages(_improved(_cut(blocks, empty), blocks, empty, held))
 
 
 def balanced_cuts(
@@ -198,26 +201,51 @@ def _rounded(seconds: float, block: float) -> float:
     return round(seconds / block, 6)
 
 
-def _improved(stages: Stages, held: Sequence[Sequence[int]], times: UnitTimes) -> Stages:
-    """Return stages between which no single block can move to make the slowest rank faster."""
-    counts = [len(stage) for stage in stages]
-    best = _judged(counts, held, times)
+def _improved(
+    counts: list[int],
+    blocks: Sequence[float],
+    empty: Sequence[float],
+    held: Sequence[Sequence[int]],
+) -> list[int]:
+    """Return counts between which no single block can move to make the slowest rank faster."""
+    before, pairs = _sums(blocks), _moves(len(counts))
+    owners = [sum(stage in mine for mine in held) for stage in range(len(counts))]
+
+    def judged(counts: Sequence[int]) -> tuple[float, float]:
+        """Return what a cut is judged by: its slowest rank, then its slowest stage."""
+        seconds: list[float] = []
+        start = 0
+        for extra, count in zip(empty, counts, strict=True):
+            seconds.append(before[start + count] - before[start] + extra)
+            start += count
+        ranks = (sum(seconds[stage] / owners[stage] for stage in mine) for mine in held)
+        return max(ranks), max(seconds)
+
+    best = judged(counts)
     while True:
-        moves: list[tuple[tuple[float, float], list[int]]] = []
-        for giver in range(len(counts)):
-            for taker in range(len(counts)):
-                if giver != taker and counts[giver]:
-                    moved = [n - (s == giver) + (s == taker) for s, n in enumerate(counts)]
-                    moves.append((_judged(moved, held, times), moved))
-        least = min(moves, default=(best, counts))
-        if least[0] >= best:
-            return _stages(counts)
+        moved = (
+            [n - (s == giver) + (s == taker) for s, n in enumerate(counts)]
+            for giver, taker in pairs
+            if counts[giver]
+        )
+        least = min(((judged(one), one) for one in moved), default=(best, counts))
+        if not _better(least[0], best):
+            return counts
         best, counts = least
 
 
-def _judged(
-    counts: Sequence[int], held: Sequence[Sequence[int]], times: UnitTimes
-) -> tuple[float, float]:
-    """Return what a cut is judged by: its slowest rank, then its slowest stage."""
-    stages = _stages(counts)
-    return max(rank_seconds(stages, held, times)), max(stage_seconds(stages, times))
+def _moves(num_stages: int) -> list[tuple[int, int]]:
+    """Return between which stages a block may move; where there are many, between neighbours."""
+    far = num_stages if num_stages <= _FEW_STAGES else 1
+    return [
+        (giver, taker)
+        for giver in range(num_stages)
+        for taker in range(max(0, giver - far), min(num_stages, giver + far + 1))
+        if giver != taker
+    ]
+
+
+def _better(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Return whether a cut is better than another one by more than rounding."""
+    alike = one[0] <= other[0] * (1 + _ALIKE)
+    return one[0] < other[0] * (1 - _ALIKE) or (alike and one[1] < other[1] * (1 - _ALIKE))
