@@ -132,7 +132,11 @@ def test_a_folder_that_is_no_run_is_refused(
     (tmp_path / "empty").mkdir()
     broken = write_run(tmp_path / "broken", plan_of(), [{1: TIMES}]).path
     (broken / "plan.json").write_text("{}")
-    for path in (file, tmp_path / "empty", tmp_path / "none", broken, tmp_path / ("x" * 5000)):
+    nowhere = write_run(tmp_path / "nowhere", plan_of(), [{1: TIMES}]).path
+    plan = (nowhere / "plan.json").read_text()
+    (nowhere / "plan.json").write_text(plan.replace('"tp": 1', '"tp": 0'))
+    missing = tmp_path / "none", tmp_path / ("x" * 5000)
+    for path in (file, tmp_path / "empty", broken, nowhere, *missing):
         for flags in ([], ["--schedule"]):
             err = _refusal([str(path), *flags], capsys)
             assert err.startswith("error[run-exists]")

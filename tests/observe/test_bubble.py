@@ -7,15 +7,36 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from echelon.core.event import Event
 from echelon.observe.bubble import Bubble, Cause, bubble_of
 from echelon.observe.timeline import Pipe, Timeline, planned_timelines
 from echelon.schedule.action import Schedule
-from echelon.schedule.build import build_schedule
+from echelon.schedule.build import SCHEDULES, build_schedule
 from echelon.schedule.simulate import Durations, simulate
 from tests.observe.recorded_runs import stage_times
-from tests.schedule.examples import SEEDS, runnable_schedules, schedule_of
+from tests.schedule.examples import SEEDS, mirrored_schedules, runnable_schedules, schedule_of
+
+
+def _built(seed: int) -> Schedule:
+    """Return a schedule of some builder, of a size that it takes."""
+    rng = random.Random(seed)
+    builder = SCHEDULES[rng.choice(sorted(SCHEDULES))]
+    ranks = rng.choice([p for p in (2, 3, 4, 6) if builder.fits_ranks(p)])
+    virtual = rng.choice([v for v in (1, 2, 3) if builder.fits_virtual_stages(v)])
+    least = builder.minimum_microbatches(ranks)
+    allowed = [m for m in range(least, 4 * ranks + 1) if builder.allows_microbatches(ranks, m)]
+    return build_schedule(
+        builder.name,
+        num_stages=builder.stages_for(ranks, virtual),
+        num_ranks=ranks,
+        num_microbatches=rng.choice(allowed),
+    )
+
+
+SCHEDULES_OF_ALL_KINDS = st.one_of(runnable_schedules, mirrored_schedules, SEEDS.map(_built))
+"""Any placement, order and split; some microbatches the other way round; and what is built."""
 
 
 def _pipe(schedule: Schedule) -> Pipe:
@@ -75,7 +96,7 @@ def _assert_every_idle_second_has_a_cause(timeline: Timeline) -> None:
         assert min(rank.idle_s.values()) >= -1e-9
 
 
-@given(runnable_schedules, SEEDS)
+@given(SCHEDULES_OF_ALL_KINDS, SEEDS)
 @settings(deadline=None)
 def test_causes_add_up_to_the_idle_time_of_a_planned_step(schedule: Schedule, seed: int) -> None:
     durations = _random_durations(schedule, random.Random(seed))
@@ -89,14 +110,14 @@ def test_causes_add_up_to_the_idle_time_of_a_planned_step(schedule: Schedule, se
     )
 
 
-@given(runnable_schedules, SEEDS)
+@given(SCHEDULES_OF_ALL_KINDS, SEEDS)
 @settings(deadline=None)
 def test_causes_add_up_to_the_idle_time_of_a_step_as_it_ran(schedule: Schedule, seed: int) -> None:
     rng = random.Random(seed)
     _assert_every_idle_second_has_a_cause(_run_by_hand(schedule, rng))
 
 
-@given(runnable_schedules)
+@given(SCHEDULES_OF_ALL_KINDS)
 @settings(deadline=None)
 def test_equal_stages_and_free_transfers_leave_only_what_the_schedule_makes(
     schedule: Schedule,
@@ -132,7 +153,7 @@ def test_a_slow_link_is_a_wait_for_transfer_and_no_imbalance() -> None:
     assert slow.idle_s(Cause.IMBALANCE) == pytest.approx(0.0, abs=1e-9)
 
 
-@given(runnable_schedules, SEEDS)
+@given(SCHEDULES_OF_ALL_KINDS, SEEDS)
 @settings(deadline=None)
 def test_free_transfers_are_not_waited_for(schedule: Schedule, seed: int) -> None:
     durations = _random_durations(schedule, random.Random(seed)).without_transfers()
@@ -140,7 +161,7 @@ def test_free_transfers_are_not_waited_for(schedule: Schedule, seed: int) -> Non
     assert bubble.idle_s(Cause.TRANSFER) == pytest.approx(0.0, abs=1e-9)
 
 
-@given(runnable_schedules, SEEDS)
+@given(SCHEDULES_OF_ALL_KINDS, SEEDS)
 @settings(deadline=None)
 def test_equal_stages_have_no_imbalance_over_any_links(schedule: Schedule, seed: int) -> None:
     links = _random_durations(schedule, random.Random(seed)).transfer_s

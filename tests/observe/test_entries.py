@@ -68,10 +68,30 @@ def test_a_value_that_is_missing_or_of_another_kind_is_named(tmp_path: Path) -> 
         lambda: entry.number("t"),
         lambda: entry.number("yes"),
         lambda: entry.text("n"),
-        entry.event,
+        lambda: entry.event(0),
     ]
     for read in wrong:
         assert _refused(read).startswith(f"{path} line 2: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"start": "now"}, "is no event"),
+        ({"more": 1}, "is no event"),
+        ({"start": 3.0}, "lasts from 3.0 s to 2.0 s"),
+        ({"end": 1e308}, "lasts from 1.0 s to 1e+308 s"),
+        ({"rank": 1}, "is an event of rank 1 in the file of rank 0"),
+    ],
+)
+def test_an_event_that_no_rank_writes_is_refused(
+    tmp_path: Path, change: dict[str, object], why: str
+) -> None:
+    values = {"kind": "F", "name": "F0.0", "start": 1.0, "end": 2.0, "rank": 0}
+    good = Entry(path=tmp_path, place=0, values=values)
+    assert good.event(0).end == 2.0
+    bad = Entry(path=tmp_path, place=0, values=values | change)
+    assert why in _refused(lambda: bad.event(0))
 
 
 def test_a_file_that_does_not_open_is_named_and_one_that_is_not_there_is_empty(

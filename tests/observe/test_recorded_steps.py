@@ -106,8 +106,9 @@ def test_all_ranks_and_the_metrics_give_a_step_one_mark(tmp_path: Path) -> None:
         for rank, observer in enumerate(ranks):
             # What ranks know of a step differs in what each of them took for it.
             told = replace(facts(number), rank_waits_s=(0.1, number / 7), step_s=1.0 + rank)
-            observer.sink.record(Event(kind="load", name="batch", start=number, rank=rank))
-            observer.sink.record(Event(kind="F", name="F0.0", start=number + 0.5, rank=rank))
+            for kind, start in (("load", number), ("F", number + 0.5)):
+                event = Event(kind=kind, name=kind, start=start, end=start, rank=rank)
+                observer.sink.record(event)
             observer.stepped(told)
     for observer in (killed, *ranks):
         observer.close()

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from echelon.core.errors import ConfigError
-from echelon.observe.bubble import Cause
+from echelon.core.plan import Plan
+from echelon.observe.bubble import Cause, bubble_of
+from echelon.observe.clocks import Clocks
 from echelon.observe.events import events_path
+from echelon.observe.recorded_steps import RecordedSteps
 from echelon.observe.schedule_report import ScheduleReport, read_schedule_report, require_pipeline
+from echelon.observe.timeline import measured_timelines, pipes_of, planned_timelines
+from echelon.schedule.action import ActionKind
+from echelon.schedule.of_plan import schedule_of
+from echelon.schedule.simulate import simulate
 from tests.observe.recorded_runs import TAIL_S, plan_of, stage_times, write_run
 
 EVEN = stage_times(1.0, 1.0)
@@ -32,6 +40,55 @@ def test_a_run_that_is_what_the_simulator_says_has_ratio_1(tmp_path: Path) -> No
     assert report.ratio == pytest.approx(1.0, abs=0.02)
     planned, measured = report.planned_bubble, report.measured_bubble
     assert planned.total_fraction == pytest.approx(measured.total_fraction, abs=0.01)
+
+
+SEVERAL_STAGES = [
+    plan_of("pipeline.schedule=interleaved-1f1b", "pipeline.virtual_stages=2"),
+    plan_of("pipeline.schedule=breadth-first", "pipeline.virtual_stages=2"),
+    plan_of("pipeline.schedule=zb-v"),
+    plan_of("pipeline.schedule=dualpipe", "mesh.dp_replicate=2"),
+    plan_of("pipeline.schedule=dualpipe", pp=4),
+    plan_of("pipeline.schedule=dualpipe-v", "model.layers=8", pp=4),
+]
+
+
+@pytest.mark.parametrize("plan", SEVERAL_STAGES, ids=lambda plan: plan.layout.pipeline.schedule)
+def test_numbers_are_right_where_ranks_hold_several_stages_or_mirrored_ones(
+    tmp_path: Path, plan: Plan
+) -> None:
+    schedule, pipes = schedule_of(plan), pipes_of(plan)
+    # Links that nothing waits for as long as the clocks of ranks may be apart.
+    forward_s = [1.0 + 0.25 * (stage % 3) for stage in range(schedule.num_stages)]
+    times = stage_times(*forward_s, transfer_s=1e-3)
+    run = write_run(tmp_path, plan, [{1: times, 2: times}], clocks={1: -40.0})
+    report = read_schedule_report(run.path)
+    ran = {(action.kind, action.stage) for row in schedule.actions for action in row}
+    for kind, found, expected in (
+        (ActionKind.F, report.durations.forward_s, times.forward_s),
+        (ActionKind.BW, report.durations.backward_s, times.backward_s),
+        (ActionKind.B, report.durations.input_gradient_s, times.input_gradient_s),
+        (ActionKind.W, report.durations.weight_gradient_s, times.weight_gradient_s),
+    ):
+        here = [s if (kind, stage) in ran else 0.0 for stage, s in enumerate(expected)]
+        assert found == pytest.approx(here), kind
+    simulated = simulate(schedule, times)
+    spread_s = 2 * report.clocks.uncertainty_s + 1e-9
+    for bubble in (report.planned_bubble, report.measured_bubble):
+        assert [rank.rank for rank in bubble.ranks] == [r for pipe in pipes for r in pipe.ranks]
+        busy_s = [rank.busy_s for rank in bubble.ranks]
+        assert busy_s == pytest.approx([*simulated.busy_s] * len(pipes))
+    assert report.measured_s == pytest.approx(simulated.makespan_s, abs=spread_s)
+    # What the clocks of the run itself say of a step is what was simulated, cause by cause.
+    clocks = Clocks(
+        offset_s={r: -40.0 * (r == 1) for r in range(plan.mesh.world_size)}, uncertainty_s=0.0
+    )
+    step = RecordedSteps(run.path, range(plan.mesh.world_size)).read(2)
+    measured = bubble_of(measured_timelines(pipes, step, clocks))
+    planned = bubble_of(planned_timelines(pipes, times))
+    for cause in set(Cause) - {Cause.TAIL}:
+        assert measured.idle_s(cause) == pytest.approx(planned.idle_s(cause), abs=1e-6), cause
+    tail_s = TAIL_S if plan.mesh.dp > 1 else 0.0
+    assert measured.idle_s(Cause.TAIL) == pytest.approx(tail_s * plan.mesh.world_size)
 
 
 def test_a_slow_step_is_seen_beside_the_medians_of_all(tmp_path: Path) -> None:
@@ -90,7 +147,8 @@ def test_a_step_of_other_actions_is_skipped_or_refused(tmp_path: Path) -> None:
     path = events_path(run.path, 1)
     lines = path.read_bytes().splitlines(keepends=True)
     last = max(number for number, line in enumerate(lines) if b'"kind":"BW"' in line)
-    for changed in ([], [lines[last], lines[last]]):
+    moved = re.sub(rb'"stage":\d+', b'"stage":7', lines[last])
+    for changed in ([], [lines[last], lines[last]], [moved]):
         path.write_bytes(b"".join([*lines[:last], *changed, *lines[last + 1 :]]))
         assert read_schedule_report(run.path).step == 2
         with pytest.raises(ConfigError) as error:

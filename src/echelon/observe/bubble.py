@@ -22,8 +22,8 @@ that has one cause:
   sends that it waits for. The simulator has none.
 - *drain*: after the rank's last action, until the last action of all ranks.
 - *data-parallel tail*: from the last action of all ranks until the gradients are complete: sums
-  over data ranks, or over the two ends of a tied embedding, that nothing hid. Nothing in a planned
-  step, which is simulated without them.
+  over data ranks, over the two ends of a tied embedding, or over the copies of mirrored stages,
+  that nothing hid. Nothing in a planned step, which is simulated without them.
 """
 
 from __future__ import annotations

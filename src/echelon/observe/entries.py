@@ -22,6 +22,9 @@ from echelon.core.serialize import from_json
 _SHOWN = 60
 """As many characters of a line are shown as tell it from others."""
 
+_LONGEST_S = 1e9
+"""No run lasts thirty years: what is beyond was not written by a clock."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
@@ -54,12 +57,17 @@ class Entry:
             raise self._misfit(f"{key} = {value!r} is no number")
         return value
 
-    def event(self) -> Event:
-        """Return the line as an event; ConfigError where it is none."""
+    def event(self, rank: int) -> Event:
+        """Return the line as an event of `rank`; ConfigError where it is none."""
         try:
-            return from_json(Event, self.values)
+            event = from_json(Event, self.values)
         except ValueError as error:
             raise self._misfit(f"is no event: {error}") from error
+        if event.rank != rank:
+            raise self._misfit(f"is an event of rank {event.rank} in the file of rank {rank}")
+        if not -_LONGEST_S < event.start <= event.end < _LONGEST_S:
+            raise self._misfit(f"is no event: it lasts from {event.start} s to {event.end} s")
+        return event
 
     def _value(self, key: str) -> object:
         if key not in self.values:

@@ -75,7 +75,7 @@ class EventWriter:
 def read_events(run_dir: Path, rank: int) -> Iterator[Event]:
     """Yield the events of a rank, in the order in which they were written."""
     for entry in read_entries(events_path(run_dir, rank)):
-        yield entry.event()
+        yield entry.event(rank)
 
 
 def ranks_with_events(run_dir: Path) -> tuple[int, ...]:

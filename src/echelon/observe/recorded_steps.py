@@ -75,7 +75,7 @@ class RecordedSteps:
         events: dict[int, tuple[Event, ...]] = {}
         for rank, (begin, end) in self._places[number].items():
             lines = read_entries(events_path(self._run_dir, rank), begin, end)
-            events[rank] = tuple(line.event() for line in lines)
+            events[rank] = tuple(line.event(rank) for line in lines)
         return RecordedStep(number=number, start=self._starts[number], events=events)
 
 

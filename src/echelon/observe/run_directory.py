@@ -75,7 +75,10 @@ class RunDirectory:
     def plan(self) -> Plan:
         """Return the plan of the run; ConfigError where its file cannot be read as one."""
         try:
-            return Plan.read(self.plan_file)
+            plan = Plan.read(self.plan_file)
+            if plan.mesh.world_size < 1:
+                raise ValueError(f"a mesh of {plan.mesh.world_size} ranks")
+            return plan
         except (OSError, ValueError) as error:
             raise ConfigError(
                 RUN_EXISTS.problem(f"{self.plan_file} is not a plan that can be read: {error}")

@@ -24,7 +24,8 @@ from echelon.schedule.simulate import Durations, simulate
 
 SEND = "send"
 GRADIENT_SUMS = frozenset({"all_reduce", "reduce_scatter"})
-"""The collectives that complete gradients: over data ranks, and over both ends of a tied model."""
+"""The collectives that complete gradients: over data ranks, and over ranks of a pipeline that hold
+the same parameters, both ends of a tied model or the copies of mirrored stages."""
 
 MOST_RANKS = 64
 """Ranks that are drawn and traced: as many whole pipelines as fit, and at least one."""
@@ -114,8 +115,8 @@ def measured_timelines(
 def is_whole(pipe: Pipe, step: RecordedStep) -> bool:
     """Return whether each rank ran the actions of its list, all of them and in this order."""
     return all(
-        [event.name for event in step.events[rank] if event.kind in ACTION_KINDS]
-        == [str(action) for action in row]
+        [_named(event) for event in step.events[rank] if event.kind in ACTION_KINDS]
+        == [(str(action), action.kind.value, action.stage, action.microbatch) for action in row]
         for rank, row in zip(pipe.ranks, pipe.schedule.actions, strict=True)
     )
 
@@ -180,6 +181,10 @@ def _waited_for(timeline: Timeline) -> list[tuple[Message, float]]:
             if sent >= at[str(before.action)].end:
                 found.append((step.receive, max(0.0, start - sent)))
     return found
+
+
+def _named(event: Event) -> tuple[str, str, int | None, int | None]:
+    return event.name, event.kind, event.stage, event.microbatch
 
 
 def _shifted(event: Event, seconds: float) -> Event:
