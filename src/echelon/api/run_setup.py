@@ -6,11 +6,11 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from echelon.config.job import Job
-from echelon.config.show import resolved_toml
+from echelon.config.run_files import run_files, same_run
+from echelon.core.disk import disk_errors, flush_folder, write_durably
 from echelon.core.errors import CheckpointError
 from echelon.observe.environment import describe_environment
 from echelon.observe.run_directory import RunDirectory, create_run, open_run
@@ -99,16 +99,19 @@ def _run_of(job: Job, checkpoint: StoredCheckpoint | None) -> RunDirectory:
         renamed = name_was_given and job.train.run_name != folder.resolve().name
         if (folder / "plan.json").is_file() and newest == (checkpoint,) and not renamed:
             run = open_run(folder)
-            if replace(run.plan(), name=job.plan.name) == job.plan:
+            if same_run(run.plan(), job.plan):
                 return run
-    return create_run(
+    files = run_files(job)
+    run = create_run(
         Path(job.train.runs_dir),
         job.train.run_name,
         name_was_given=name_was_given,
         plan=job.plan,
-        run_toml=resolved_toml(job) if job.sources else FROM_PLAN,
+        run_toml=files.run_toml,
         environment=describe_environment(os.environ),
     )
-
-
-FROM_PLAN = "# Started from Python with a plan: plan.json says what was run.\n"
+    with disk_errors(f"to write into {run.path}"):
+        for name, text in files.beside.items():
+            write_durably(run.path / name, text.encode())
+        flush_folder(run.path)
+    return run

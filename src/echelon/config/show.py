@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from echelon.config.job import Job, ResolvedSetting
-from echelon.config.pipeline import AUTO, TIMES_KEY
+from echelon.config.kinds import toml_text
+from echelon.config.pipeline import AUTO, SCHEDULE_KEY, TIMES_KEY
 from echelon.config.presets import about, preset_names, read_preset
 from echelon.config.schema import MODEL_SOURCES
 
@@ -31,24 +33,26 @@ def settings_json(job: Job) -> dict[str, object]:
     }
 
 
-def resolved_toml(job: Job) -> str:
+def resolved_toml(job: Job, instead: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return a run.toml that gives this very job without presets of models or config.json.
 
     Stages are written out, so the times that they were balanced by are left out where nothing else
-    reads them: a setting without effect is an error.
+    reads them: a setting without effect is an error. The values of `instead` are written for those
+    settings, as they stand in TOML.
     """
-    return "\n".join(_toml_lines(job)) + "\n"
+    return "\n".join(_toml_lines(job, instead)) + "\n"
 
 
-def _toml_lines(job: Job) -> Iterator[str]:
+def _toml_lines(job: Job, instead: Mapping[str, str]) -> Iterator[str]:
     tables: dict[str, list[str]] = {}
+    values = {row.key: row.value for row in job.sources} | dict(instead)
     left_out = [*MODEL_SOURCES]
-    if job.plan.layout.pipeline.schedule != AUTO:
+    if values[SCHEDULE_KEY] != toml_text(AUTO):
         left_out.append(TIMES_KEY)
-    for row in job.sources:
-        table, _, name = row.key.rpartition(".")
-        if row.key not in left_out:
-            tables.setdefault(table, []).append(f"{name} = {row.value}")
+    for key, value in values.items():
+        table, _, name = key.rpartition(".")
+        if key not in left_out:
+            tables.setdefault(table, []).append(f"{name} = {value}")
     for number, (table, lines) in enumerate(tables.items()):
         yield from ([""] if number else [])
         yield f"[{table}]"
