@@ -77,6 +77,21 @@ def test_one_rank_talks_to_nobody() -> None:
     assert "bubble" not in plan_text(plan)
 
 
+@pytest.mark.parametrize(("pp", "rule"), [(2, 1 / 9), (4, 3 / 19)])
+def test_few_microbatches_are_warned_of(pp: int, rule: float) -> None:
+    def text(sequences: int, schedule: str = "1f1b") -> str:
+        settings = (f"batch.global_sequences={sequences}", "batch.microbatch_sequences=1")
+        return plan_text(nano(f"mesh.pp={pp}", *settings, f"pipeline.schedule={schedule}"))
+
+    assert (
+        f"warning: {4 * pp - 1} microbatches are few for {pp} ranks: with {4 * pp}, 1f1b would "
+        f"wait for {100 * rule:.1f} % of a step."
+    ) in text(4 * pp - 1)
+    assert "warning" not in text(4 * pp)
+    # A schedule that waits for less than 1F1B may have fewer.
+    assert "warning" not in text(2 * pp, "zb-h2")
+
+
 def test_stages_that_are_alike_share_a_row() -> None:
     plan = nano("model.layers=8", "mesh.pp=4", 'model.name="deeper"')
     runs = runs_of_alike(stage_rows(plan))

@@ -25,6 +25,8 @@ MOST_DRAWN_STAGES = 16
 MOST_DRAWN_MICROBATCHES = 16
 MOST_SIMULATED = 50_000
 MOST_SHOWN = 24
+ENOUGH_FOR_EACH_RANK = 4
+"""Microbatches for each pipeline rank from which on the bubble of 1F1B is small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +140,7 @@ def _timing_lines(plan: Plan, timing: _Timing, times: UnitTimes, found: str) -> 
         f"Each pipeline rank runs {name}. Of the step {plain} is bubble, {sent} with transfers,\n"
         f"and {100 * timing.even.bubble_fraction:.1f} % if all stages took equally long."
     )
+    yield from _few_microbatches(plan, timing)
     if found:
         yield f"The search has found {found}."
     peaks = peak_in_flight_per_rank(timing.schedule)
@@ -146,6 +149,21 @@ def _timing_lines(plan: Plan, timing: _Timing, times: UnitTimes, found: str) -> 
     size = decimal_bytes(times.message_bytes)
     each = " for each tensor rank" if plan.mesh.tp > 1 else ""
     yield f"A pipeline sends {timing.num_messages} messages of {size} in a step{each}."
+
+
+def _few_microbatches(plan: Plan, timing: _Timing) -> Iterator[str]:
+    """Warn where so few microbatches leave more bubble than the rule of m >= 4 p does.
+
+    1F1B with m = 4 p waits for (p-1) / (5p-1) of a step (Huang et al., GPipe, 2019, section 3.2,
+    call the bubble negligible from there on).
+    """
+    ranks = plan.mesh.pp
+    enough, rule = ENOUGH_FOR_EACH_RANK * ranks, (ranks - 1) / (5 * ranks - 1)
+    if plan.num_microbatches < enough and timing.even.bubble_fraction > rule:
+        yield (
+            f"warning: {plan.num_microbatches} microbatches are few for {ranks} ranks: with "
+            f"{enough}, 1f1b would wait for {100 * rule:.1f} % of a step."
+        )
 
 
 def _numbers(numbers: Sequence[int]) -> str:

@@ -52,8 +52,9 @@ EVENTS_READABLE = Rule(
     id="events-readable",
     why="""
     Each line of an events file is one event as JSON: kind, name, axis, stage, microbatch, bytes,
-    start, end, rank. Half a line at the end of the file is what a kill leaves, and is skipped; any
-    other line that is no event means that the file was changed or damaged after it was written.
+    start, end, rank; each of metrics.jsonl and of logs/rank-*.jsonl is one entry. Half a line at
+    the end of a file is what a kill leaves, and is skipped; any other line that cannot be read
+    means that the file was changed or damaged after it was written.
     """,
     bad="a line of runs/nano/events.jsonl edited by hand",
     fixed="the file as the run wrote it",
