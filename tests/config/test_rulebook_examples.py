@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from echelon.config.load import load_job
+from echelon.core.errors import ConfigError, InfeasiblePlan
 from echelon.core.rulebook import all_rules, areas
+from echelon.core.rulebook.schedule_search import SCHEDULE_SEARCH_HAS_MEMORY
 from echelon.core.rules import Rule
+from echelon.schedule.check import check_schedule
+from echelon.schedule.files import read_schedule_file
 from tests.config.problems import problems_of
 
 NOT_RUN_FILES = {
@@ -24,7 +29,21 @@ NOT_RUN_FILES = {
     "unit-times-readable",
     "unit-times-written-once",
 }
-AREAS = ("config", "mesh", "pipeline", "batch", "model", "zero", "precision")
+SCHEDULE_FILES = {
+    "schedule-covers-once",
+    "schedule-keeps-order",
+    "schedule-cannot-deadlock",
+    "schedule-file-readable",
+    "schedule-action-known",
+    "schedule-rows-are-ranks",
+    "schedule-within-memory",
+}
+"""Rules whose examples are files with a schedule."""
+PARTS_OF_FILES = {"schedule-places-stages"}
+NOT_RUN_FILES |= SCHEDULE_FILES | PARTS_OF_FILES
+NOTHING_ELSE = ("pipeline", "schedule", "schedule_search", "batch", "zero", "precision")
+"""Areas whose fixed examples are whole runs with the base; elsewhere they are of other models."""
+AREAS = (*NOTHING_ELSE, "config", "mesh", "model")
 WITHOUT_BASE = {"missing-setting", "toml-syntax"}
 RULES = [
     rule
@@ -43,6 +62,33 @@ def test_examples_of_a_rule(rule: Rule, tmp_path: Path) -> None:
     assert rule.id in problems_of(run)
     run.write_text(base + cleandoc(rule.fixed) + "\n")
     assert rule.id not in problems_of(run)
+    if any(rule in areas()[area] for area in NOTHING_ELSE):
+        assert problems_of(run) == {}
+
+
+def test_the_rule_of_a_search_is_broken_where_every_check_has_passed(tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text('extends = "nano"\n' + cleandoc(SCHEDULE_SEARCH_HAS_MEMORY.bad) + "\n")
+    with pytest.raises(InfeasiblePlan) as caught:
+        load_job(run)
+    assert caught.value.rules == ("schedule-search-has-memory",)
+
+
+@pytest.mark.parametrize("rule", sorted(SCHEDULE_FILES))
+def test_examples_of_a_schedule_file(rule: str, tmp_path: Path) -> None:
+    example = next(one for one in all_rules() if one.id == rule)
+    limits = (1,) if rule == "schedule-within-memory" else None
+    with pytest.raises(ConfigError) as caught:
+        _read(example.bad, tmp_path, limits)
+    assert set(caught.value.rules) == {rule}
+    _read(example.fixed, tmp_path, limits)
+
+
+def _read(example: str, folder: Path, limits: tuple[int, ...] | None) -> None:
+    path = folder / "mine.csv"
+    path.write_text(cleandoc(example) + "\n")
+    found = read_schedule_file(path)
+    check_schedule(found.schedule, most_in_flight=limits, cells=found.cells)
 
 
 def test_rule_ids_are_unique_and_every_rule_is_explained() -> None:

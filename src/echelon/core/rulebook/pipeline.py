@@ -33,10 +33,14 @@ STAGES_COVER_LAYERS = Rule(
     that two own would run twice. A stage may have no block.
     """,
     bad="""
+    [mesh]
+    pp = 2
     [pipeline]
     stages = [[0, 1], [3, 2]]
     """,
     fixed="""
+    [mesh]
+    pp = 2
     [pipeline]
     stages = [[0, 1], [2, 3]]
     """,

@@ -13,12 +13,16 @@ SCHEDULE_SEARCH_HAS_MEMORY = Rule(
     With a lower limit no schedule exists.
     """,
     bad="""
+    [mesh]
+    pp = 2
     [pipeline]
     schedule = "auto"
     virtual_stages = 2
     most_in_flight = 1          # each rank has 2 stages
     """,
     fixed="""
+    [mesh]
+    pp = 2
     [pipeline]
     schedule = "auto"
     virtual_stages = 2
