@@ -11,11 +11,11 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import num_parameters, parameters
 from echelon.core.plan import Plan
 from echelon.cost.stage import (
-    partial_over_tensor,
-    shared_by_ends,
-    pp_rank_of,
     held_parameters,
+    partial_over_tensor,
+    pp_rank_of,
     rank_part,
+    shared_by_ends,
 )
 from tests.core.test_parameters import LLAMA2_7B
 from tests.parallel.layouts import GPT2, NANO, QWEN, cut, plan_of

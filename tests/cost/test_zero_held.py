@@ -14,7 +14,7 @@ from echelon.cost.buckets import accumulates_slices, plan_buckets, shard_degree
 from echelon.cost.bytes_held import bytes_held, bytes_held_by_pool
 from echelon.cost.model_states import FP32, MIXED, model_states
 from echelon.cost.slots import slice_parts, slot_ranges
-from echelon.cost.stage import pp_rank_of, held_parameters, rank_part
+from echelon.cost.stage import held_parameters, pp_rank_of, rank_part
 from echelon.cost.terms import HeldTerm
 from echelon.cost.updates import STATE_KINDS, update_of
 from tests.cost import layouts

@@ -13,8 +13,10 @@ from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.parallel.collectives import Group
 from echelon.parallel.device_mesh import RankGroups
+from echelon.parallel.recorder import WaitMarks
 from echelon.prove.batches import global_batch
 from echelon.prove.subject import GlobalBatch, RankPlace
+from echelon.schedule.action import ActionKind
 from echelon.train.live import storage_bytes
 from echelon.train.subject import EngineReport, EngineSubject
 
@@ -28,6 +30,7 @@ class OnGpu:
     rank: int
     world_size: int
     device: torch.device
+    progress: WaitMarks
 
 
 class GpuSubject(EngineSubject):
@@ -37,7 +40,13 @@ class GpuSubject(EngineSubject):
         """Build this rank's part on the first GPU."""
         self.device = torch.device("cuda", 0)
         super().__init__(
-            plan, OnGpu(rank=place.rank, world_size=place.world_size, device=self.device)
+            plan,
+            OnGpu(
+                rank=place.rank,
+                world_size=place.world_size,
+                device=self.device,
+                progress=place.progress,
+            ),
         )
         copy_through_host(self.engine.groups)
 
@@ -49,6 +58,15 @@ class GpuSubject(EngineSubject):
             labels_BT=batch.labels_BT.to(self.device),
         )
         return super().step(moved, step)
+
+    def mistimed(self) -> list[str]:
+        """Return the actions of the last step that did not run between its begin and now."""
+        now, actions = self.engine.groups.recorder.now(), set(ActionKind)
+        return [
+            one.name
+            for one in self.events.events
+            if one.kind in actions and not 0.0 <= one.start < one.end <= now
+        ]
 
     def strays(self) -> list[str]:
         """Return the flat tensors that hold memory and are not on the GPU."""
@@ -92,6 +110,7 @@ def train(context: RankContext, argument: Mapping[str, Any]) -> dict[str, Any]:
                 for name, held in shards.items()
             },
             "strays": subject.strays(),
+            "mistimed": subject.mistimed(),
         }
     finally:
         subject.close()

@@ -123,6 +123,7 @@ def test_offload_changes_no_bit(
     ]
     for here, there in zip(*told, strict=True):
         assert here["strays"] == []
+        assert here["mistimed"] == []
         assert here["losses"] == there["losses"]
         assert here["norms"] == there["norms"]
         assert here["parameters"] == there["parameters"]
@@ -137,5 +138,6 @@ def test_ranks_learn_alike_at_every_stage(stage: ZeroStage, rank_pool: RankPool)
     reference = rank_pool.run("tests.cuda.on_gpu:train", {"plan": _alone(plan).to_json()}, 1)
     for rank in told:
         assert rank["strays"] == []
+        assert rank["mistimed"] == []
         assert rank["losses"] == pytest.approx(reference[0]["losses"], rel=1e-5)
         assert rank["norms"] == pytest.approx(reference[0]["norms"], rel=1e-4)
