@@ -15,6 +15,7 @@ from echelon.config.load import load_job
 from echelon.core.errors import InfeasiblePlan
 from echelon.core.plan import Plan
 from echelon.schedule.build import build_schedule
+from echelon.schedule.of_plan import placement_of
 from echelon.schedule.plan_problems import pipeline_problems
 from tests.parallel.layouts import QWEN, plan_of
 from tests.parallel.pipelines import EVERY, pipeline_plan
@@ -199,3 +200,20 @@ def test_dualpipe_written_out_may_have_a_tied_embedding() -> None:
     tied = replace(plan.mathematics, model=replace(plan.model, tied=True))
     written = replace(plan, mathematics=tied, layout=replace(plan.layout, pipeline=pipeline))
     assert pipeline_problems(written) == []
+
+
+def test_a_file_may_put_three_stages_on_one_rank_and_one_on_another(tmp_path: Path) -> None:
+    words = [
+        f"{kind}{stage}.{microbatch}"
+        for microbatch in range(4)
+        for kind, stages in (("F", range(4)), ("BW", range(3, -1, -1)))
+        for stage in stages
+    ]
+    rows = [",".join(word for word in words if ("2." in word) == bool(rank)) for rank in (0, 1)]
+    path = tmp_path / "uneven.csv"
+    path.write_text("\n".join(rows))
+    sets = ["mesh.pp=2", "batch.microbatch_sequences=4", "pipeline.schedule=file"]
+    plan = ec.plan("nano", settings=[*sets, f"pipeline.file={path}"])
+    assert plan.layout.pipeline.virtual_stages == 2
+    assert placement_of(plan).stage_ranks == (0, 0, 1, 0)
+    assert ec.prove(plan).proven

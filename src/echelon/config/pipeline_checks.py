@@ -113,7 +113,7 @@ def _numbers_of_file(view: View, found: ScheduleFile) -> Iterator[Problem]:
         message = f"has {schedule.num_ranks} ranks, but mesh.pp = {pp}"
         yield misfit(message, ("mesh.pp",), {"mesh.pp": schedule.num_ranks})
     elif schedule.num_stages % pp:
-        message = f"has {schedule.num_stages} stages, which {pp} ranks cannot share evenly "
+        message = f"has {schedule.num_stages} stages, not mesh.pp x {VIRTUAL_KEY} of them "
         message += f"({schedule.num_stages} % {pp} = {schedule.num_stages % pp})"
         down = schedule.num_stages - schedule.num_stages % pp
         works = (f"{down or pp} stages", f"{down + pp} stages")

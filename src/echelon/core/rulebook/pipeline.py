@@ -70,9 +70,9 @@ SCHEDULE_FILE_FITS_RUN = Rule(
     id="schedule-file-fits-run",
     why="""
     A schedule in a file has a row for each pipeline rank, and names its stages and microbatches. So
-    the run must have as many of each: mesh.pp ranks, the same number of stages on each of them
-    (pipeline.virtual_stages), and global_sequences / (microbatch_sequences x data-parallel degree)
-    microbatches.
+    the run must have as many of each: mesh.pp ranks, mesh.pp x pipeline.virtual_stages stages, and
+    global_sequences / (microbatch_sequences x data-parallel degree) microbatches. On which ranks
+    the stages are, the file alone says: one rank may have three, and another one.
     """,
     bad="""
     # mine.csv has 2 rows and 8 microbatches
