@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from echelon.config.job import Job
 from echelon.config.load import load_job
 from echelon.config.placement import found_of, stage_placements
 from echelon.config.show import resolved_toml
@@ -326,6 +327,31 @@ def test_a_search_fills_the_rows_and_says_how_good_they_are(tmp_path: Path, virt
     limit = [*sets, f"pipeline.most_in_flight={virtual}"]
     peaks = check_schedule(schedule_of(load_job("nano", limit).plan)).peak_in_flight_per_rank
     assert max(peaks) == virtual
+
+
+def test_a_search_that_is_free_to_puts_two_stages_on_a_rank_where_that_is_faster(
+    tmp_path: Path,
+) -> None:
+    def step_s(*settings: str) -> tuple[float, Job]:
+        job = load_job("nano", [*DEEP, "mesh.pp=2", "pipeline.schedule=auto", *settings])
+        durations = stage_durations(job.plan, modelled_times(job.plan))
+        return simulate(schedule_of(job.plan), durations).makespan_s, job
+
+    one, two = (step_s(f"pipeline.virtual_stages={n}")[0] for n in (1, 2))
+    assert two < one
+    found, job = step_s()
+    pipeline = job.plan.layout.pipeline
+    assert found == two
+    assert pipeline.virtual_stages == 2
+    assert job.source_of("pipeline.virtual_stages").startswith("derived: the search is fastest")
+    assert job.source_of("pipeline.most_in_flight").startswith(
+        "derived: pp x virtual_stages = 2 x 2"
+    )
+    again = load_job(write(tmp_path, resolved_toml(job)))
+    assert again.content_hash() == job.content_hash()
+    # What is listed or limited is in numbers of stages as they are set.
+    for settings in ("pipeline.stages=[[0,1,2,3],[4,5,6,7]]", "pipeline.most_in_flight=2"):
+        assert step_s(settings)[1].plan.layout.pipeline.virtual_stages == 1
 
 
 def test_a_search_without_memory_is_refused() -> None:

@@ -36,6 +36,9 @@ from echelon.schedule.simulate import simulate
 MOST_SIMULATED = 20_000
 """Stages x microbatches above which a cut is chosen without a simulation."""
 
+MOST_SEARCHED_TWICE = 128
+"""Ranks x microbatches up to which a search looks at two stages on a rank, too: some seconds."""
+
 FOUND = "; found: "
 """What parts the source of `pipeline.schedule` from what the search that it asked for has found."""
 
@@ -138,27 +141,51 @@ def _automatic(
     With two stages on a rank they may lie in turn or as a V; the better is taken. Each cut is tried
     under each placement, so that the stages found, written out, give this very schedule again.
     """
-    pp, virtual = plan.mesh.pp, plan.layout.pipeline.virtual_stages
-    limits = in_flight_limits(view)
-    if limits is None:
-        limits = (pp * virtual,) * pp
-        source = f"derived: pp x virtual_stages = {pp} x {virtual}, the peak of 1f1b"
-        derived[LIMIT_KEY] = limits[0], source
-    candidates = list(_candidates(view, plan, times, limits))
+    pp, limits = plan.mesh.pp, in_flight_limits(view)
+    candidates = [
+        candidate
+        for virtual in _stages_on_a_rank(view, plan)
+        for candidate in _candidates(view, plan, times, virtual)
+    ]
     best = min(candidates, key=lambda candidate: candidate.makespan_s)
-    fixed = [item for candidate in candidates for item in candidate.fixed.items()]
-    source = f"{view.entry(SCHEDULE_KEY).source}{FOUND}{_how_good(best, fixed)}"
+    virtual = len(best.stages) // pp
+    if limits is None:
+        source = f"derived: pp x virtual_stages = {pp} x {virtual}, the peak of 1f1b"
+        derived[LIMIT_KEY] = pp * virtual, source
+    if virtual != plan.layout.pipeline.virtual_stages:
+        derived[VIRTUAL_KEY] = virtual, f"derived: the search is fastest with {virtual} on a rank"
+    source = f"{view.entry(SCHEDULE_KEY).source}{FOUND}{_how_good(best, candidates)}"
     derived[SCHEDULE_KEY] = AUTO, source
-    pipeline = replace(plan.layout.pipeline, stages=best.stages, rows=_rows(best.schedule))
+    pipeline = replace(
+        plan.layout.pipeline,
+        virtual_stages=virtual,
+        stages=best.stages,
+        rows=_rows(best.schedule),
+    )
     return pipeline, _held(best.schedule)
 
 
-def _candidates(
-    view: View, plan: Plan, times: UnitTimes, limits: tuple[int, ...]
-) -> Iterator[_Candidate]:
-    placements = stage_placements(plan.mesh.pp, plan.layout.pipeline.virtual_stages)
-    if view.entry(STAGES_KEY).value == AUTO:
-        cuts = [balance(times, plan.model.layers, held_by(ranks)) for ranks in placements]
+def _stages_on_a_rank(view: View, plan: Plan) -> tuple[int, ...]:
+    """Return how many stages a rank may have: as it is set, else one or two, if that is quick.
+
+    Two are half as large each, so that as many pairs again fit into the same memory.
+    """
+    pp, word = plan.mesh.pp, view.entry(STAGES_KEY).value
+    free = VIRTUAL_KEY not in view.entries and LIMIT_KEY not in view.entries
+    small = pp * plan.num_microbatches <= MOST_SEARCHED_TWICE
+    if free and small and word in (AUTO, EVEN) and 2 * pp <= plan.model.layers:
+        return 1, 2
+    return (plan.layout.pipeline.virtual_stages,)
+
+
+def _candidates(view: View, plan: Plan, times: UnitTimes, virtual: int) -> Iterator[_Candidate]:
+    pp, layers, word = plan.mesh.pp, plan.model.layers, view.entry(STAGES_KEY).value
+    limits = in_flight_limits(view) or (pp * virtual,) * pp
+    placements = stage_placements(pp, virtual)
+    if word == AUTO:
+        cuts = [balance(times, layers, held_by(ranks)) for ranks in placements]
+    elif word == EVEN:
+        cuts = [split_layers(layers, pp * virtual)]
     else:
         cuts = [plan.layout.pipeline.stages]
     for stages in dict.fromkeys(cuts):
@@ -201,12 +228,14 @@ def found_of(job: Job) -> str:
     return job.source_of(SCHEDULE_KEY).partition(FOUND)[2]
 
 
-def _how_good(found: _Candidate, fixed: Sequence[tuple[str, float]]) -> str:
+def _how_good(found: _Candidate, candidates: Sequence[_Candidate]) -> str:
     """Return how long a step takes, beside the best fixed schedule and the least that is known."""
+    fixed = [item for candidate in candidates for item in candidate.fixed.items()]
     text = f"{1e3 * found.makespan_s:.4g} ms a step"
     if fixed:
         name, seconds = min(fixed, key=lambda item: item[1])
         less = 100 * (1 - found.makespan_s / seconds)
         text += f", {less:.1f} % less than the best fixed one ({name}, {1e3 * seconds:.4g} ms)"
-    gap = found.makespan_s / found.lower_bound_s - 1 if found.lower_bound_s else 0.0
+    least = min(candidate.lower_bound_s for candidate in candidates)
+    gap = found.makespan_s / least - 1 if least else 0.0
     return f"{text}, at most {100 * gap:.1f} % above the best there is"
