@@ -60,7 +60,7 @@ def schedule_fits(view: View) -> Iterator[Problem]:
             keys, works = (VIRTUAL_KEY, "mesh.pp"), placements_that_work(view)
         else:
             counts = [text for text in problem.works if text.endswith(" microbatches")]
-            keys, works = ("mesh.pp", *BATCH_KEYS[:2]), [*batches_that_work(view, name), *counts]
+            keys, works = ("mesh.pp", *BATCH_KEYS[:2]), batches_that_work(view, name) or counts
         works += schedules_that_work(view)
         yield replace(problem, set_by=view.set_by(SCHEDULE_KEY, *keys), works=tuple(works))
 
