@@ -205,9 +205,9 @@ def dropped_accumulation(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Let every microbatch overwrite the gradients of the one before."""
     start = GradientStore.start_backward
 
-    def afresh(self: GradientStore, *, last: bool) -> None:
+    def afresh(self: GradientStore, stage: int = 0, *, last: bool) -> None:
         self.start_step()
-        start(self, last=last)
+        start(self, stage, last=last)
 
     patch.setattr(GradientStore, "start_backward", afresh)
 
