@@ -11,30 +11,16 @@ from __future__ import annotations
 from typing import ClassVar
 
 from echelon.schedule.action import Action, ActionKind
-from echelon.schedule.builder import EQUAL_TIMES, ActionTimes, Builder
+from echelon.schedule.looped import Looped
 
 
-class BreadthFirst(Builder):
+class BreadthFirst(Looped):
     """Build the looped breadth-first schedule."""
 
     __slots__ = ()
 
     name: ClassVar[str] = "breadth-first"
     paper: ClassVar[str] = "Lamy-Poirier 2022, arXiv 2211.05953, section 4"
-    places: ClassVar[str] = (
-        "two or more stages on each pipeline rank, stage s on rank s % num_ranks"
-    )
-    default_virtual_stages: ClassVar[int] = 2
-
-    @classmethod
-    def minimum_microbatches(cls, num_ranks: int) -> int:
-        """Return p: fewer microbatches come back to rank 0 later than it could go on."""
-        return num_ranks
-
-    @classmethod
-    def fits_virtual_stages(cls, virtual_stages: int) -> bool:
-        """Return whether each rank holds several stages; with one it would be GPipe."""
-        return virtual_stages >= 2
 
     def rank_actions(self, rank: int) -> tuple[Action, ...]:
         """Return F of all microbatches stage by stage, then BW from the last stage to the first."""
@@ -45,10 +31,6 @@ class BreadthFirst(Builder):
             for stage in order
             for microbatch in range(self.num_microbatches)
         )
-
-    def idle_s(self, times: ActionTimes = EQUAL_TIMES) -> float:
-        """Return (p-1)(F+BW) of one stage: the overhead is (p-1)/(v m)."""
-        return (self.num_ranks - 1) * times.total_s
 
     def peak_in_flight(self, stage: int) -> int:
         """Return m for every stage: nothing is freed before the last forward pass."""

@@ -11,10 +11,10 @@ from itertools import accumulate
 from typing import ClassVar
 
 from echelon.schedule.action import Action, ActionKind
-from echelon.schedule.builder import EQUAL_TIMES, ActionTimes, Builder
+from echelon.schedule.looped import Looped
 
 
-class Interleaved(Builder):
+class Interleaved(Looped):
     """Build interleaved 1F1B for any number of microbatches from p on.
 
     The microbatches are cut into m // p groups of at least p, as equal as they can be, larger ones
@@ -28,20 +28,6 @@ class Interleaved(Builder):
 
     name: ClassVar[str] = "interleaved-1f1b"
     paper: ClassVar[str] = "Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2"
-    places: ClassVar[str] = (
-        "two or more stages on each pipeline rank, stage s on rank s % num_ranks"
-    )
-    default_virtual_stages: ClassVar[int] = 2
-
-    @classmethod
-    def minimum_microbatches(cls, num_ranks: int) -> int:
-        """Return p: a shorter group comes back to rank 0 before the last rank has seen it."""
-        return num_ranks
-
-    @classmethod
-    def fits_virtual_stages(cls, virtual_stages: int) -> bool:
-        """Return whether each rank holds several stages; with one it would be 1F1B."""
-        return virtual_stages >= 2
 
     def groups(self) -> tuple[int, ...]:
         """Return how many microbatches each group has."""
@@ -70,10 +56,6 @@ class Interleaved(Builder):
         for pair in zip(forward[warm_up:], backward, strict=False):
             actions.extend(pair)
         return (*actions, *backward[len(forward) - warm_up :])
-
-    def idle_s(self, times: ActionTimes = EQUAL_TIMES) -> float:
-        """Return (p-1)(F+BW) of one stage: the overhead is (p-1)/(v m)."""
-        return (self.num_ranks - 1) * times.total_s
 
     def peak_in_flight(self, stage: int) -> int:
         """Return what is held when the last microbatch of some group has entered the stage.
