@@ -307,6 +307,22 @@ PLANTED = (
         plan={"pp": 2},
     ),
     Planted(
+        "pipelines:mirror_sum_missing",
+        "prove-gradients",
+        "head.weight",
+        "missing sum",
+        "pp",
+        plan={"pp": 2, "schedule": "dualpipe", "accumulation": 4},
+    ),
+    Planted(
+        "pipelines:mirror_sum_twice",
+        "prove-gradients",
+        "head.weight",
+        "pp",
+        "pp or microbatches",
+        plan={"pp": 2, "schedule": "dualpipe", "accumulation": 4},
+    ),
+    Planted(
         "pipelines:tied_gradient_twice",
         "prove-gradients",
         "embedding.weight",

@@ -143,6 +143,32 @@ def tied_gradient_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(GradientReduction, "__init__", twice)
 
 
+@mutant
+def mirror_sum_missing(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Leave the gradients of two copies of a stage apart, where microbatches cross both ways."""
+    init = GradientReduction.__init__
+
+    def apart(self: GradientReduction, plan: Plan, groups: RankGroups) -> None:
+        init(self, plan, groups)
+        for kind, hops in self._hops.items():
+            self._hops[kind] = [group for group in hops if group is not groups.mirror]
+
+    patch.setattr(GradientReduction, "__init__", apart)
+
+
+@mutant
+def mirror_sum_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Sum the gradients of two copies of a stage a second time."""
+    next_hop = GradientReduction._next_hop
+
+    def twice(self: GradientReduction, flight: Any) -> None:
+        if flight.hops[0] is self._mirror:
+            self._mirror.all_reduce(flight.target, name="again").wait()
+        next_hop(self, flight)
+
+    patch.setattr(GradientReduction, "_next_hop", twice)
+
+
 def _after_forward(patch: pytest.MonkeyPatch, spoil: Any) -> None:
     forward = PipelineExecutor._forward
 
