@@ -55,7 +55,9 @@ class ModelShape:
 
     `hidden` is the residual width D, `heads` x `head_dim` the attention width, `ffn` the inner
     width F of a dense MLP, `gated` whether it has a gate (SwiGLU) or not (GELU), `vocab` the
-    number of token ids V, `positions` how order enters, `max_positions` the longest sequence.
+    number of token ids V, `positions` how order enters, `max_positions` the longest sequence. A
+    query meets the keys at and before it (`causal`) or all, no farther away than `window`; with a
+    `soft_cap` of c its scores s become c tanh(s / c) (Gemma 2, 2024, section 2).
     """
 
     name: str
@@ -81,6 +83,9 @@ class ModelShape:
     mlp_bias: bool = False
     initial_std: float = 0.02
     dropout: float = 0.0
+    causal: bool = True
+    window: int | None = None
+    soft_cap: float | None = None
     latent: LatentAttention | None = None
     experts: Experts | None = None
 

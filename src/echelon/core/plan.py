@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from echelon.core.attention_mask import AttentionMask
 from echelon.core.cluster import Cluster
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
+from echelon.core.placement import Placement
 from echelon.core.serialize import content_hash, from_json, to_json
 
 DType = Literal["fp64", "fp32", "bf16", "fp16"]
@@ -28,8 +30,10 @@ ZeroStage = Literal[0, 1, 2, 3]
 Accumulation = Literal["whole", "slices"]
 Home = Literal["none", "host", "nvme"]
 RecomputePolicy = Literal["none", "selective", "full"]
+ContextKind = Literal["ring", "striped", "gathered", "ulysses", "ulysses-ring"]
+Documents = Literal["joined", "separate"]
 
-PLAN_SCHEMA = 3
+PLAN_SCHEMA = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +94,16 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mathematics:
-    """Hold everything that can change the numbers of a run."""
+    """Hold everything that can change the numbers of a run.
+
+    `documents` says whether attention crosses from one document of a sequence to another
+    ("joined") or stays inside each ("separate").
+    """
 
     model: ModelShape
     global_sequences: int
     sequence_length: int
+    documents: Documents = "joined"
     seed: int = 0
     precision: Precision = field(default_factory=Precision)
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -163,6 +172,19 @@ class Recompute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Say how the ranks of `cp` let each query meet each key.
+
+    "ring" (zigzag placement) and "striped" send keys and values around a ring of
+    `cp / ulysses_degree` ranks, "gathered" gathers them, "ulysses" exchanges heads for positions
+    among `ulysses_degree` ranks, "ulysses-ring" does that inside of a ring.
+    """
+
+    kind: ContextKind = "ring"
+    ulysses_degree: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """Hold everything that can change only speed and memory."""
 
@@ -172,6 +194,7 @@ class Layout:
     sequence_parallel: bool = False
     zero: Zero = field(default_factory=Zero)
     recompute: Recompute = field(default_factory=Recompute)
+    context: Context = field(default_factory=Context)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +223,28 @@ class Plan:
         return self.mathematics.global_sequences // (
             self.layout.microbatch_sequences * self.mesh.dp
         )
+
+    @property
+    def mask(self) -> AttentionMask:
+        """Return which keys a query meets, documents apart."""
+        return AttentionMask(causal=self.model.causal, window=self.model.window)
+
+    @property
+    def placement(self) -> Placement:
+        """Return which positions of a sequence each context rank holds."""
+        kind, ulysses = self.layout.context.kind, self.layout.context.ulysses_degree
+        return Placement(
+            kind="striped" if kind == "striped" else "zigzag",
+            ring_degree=self.mesh.cp // ulysses,
+            ulysses_degree=ulysses,
+            length=self.mathematics.sequence_length,
+        )
+
+    @property
+    def local_tokens(self) -> int:
+        """Return the token positions of a microbatch on one context rank."""
+        length = self.mathematics.sequence_length // self.mesh.cp
+        return self.layout.microbatch_sequences * length
 
     @property
     def num_stages(self) -> int:
