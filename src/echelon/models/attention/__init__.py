@@ -1,0 +1,1 @@
+"""Attention of the queries and keys that are here, in pieces whose results merge exactly."""
