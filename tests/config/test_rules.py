@@ -179,7 +179,6 @@ def test_a_value_equal_to_the_default_is_no_error(small: Path) -> None:
 @pytest.mark.parametrize(
     "setting",
     [
-        "mesh.cp=2",
         "mesh.ep=2",
         "recompute.policy=selective",
     ],

@@ -9,6 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from math import gcd
 
+from echelon.config.context import (
+    CP_KEY,
+    LENGTH_KEY,
+    cuts_sequence,
+    exchanging_ranks,
+    pieces_with_tensor_ranks,
+)
 from echelon.config.pipeline_checks import PIPELINE_CHECKS
 from echelon.config.stages import STAGE_CHECKS
 from echelon.config.times_file import times_fit
@@ -50,10 +57,14 @@ def _tp_divides(view: View, rule: Rule, key: str, what: str) -> Iterator[Problem
 
 
 def _divided_by_tp(view: View) -> int:
-    keys = ["model.heads", "model.kv_heads", "model.ffn", "model.experts.ffn"]
+    keys = ("model.heads", "model.kv_heads", "model.ffn", "model.experts.ffn")
+    cut = [view.integer(key) for key in keys if view.has(key)]
     if view.flag("mesh.sequence_parallel"):
-        keys.append("batch.sequence_length")
-    return gcd(*(view.integer(key) for key in keys if view.has(key)))
+        cut.append(view.integer(LENGTH_KEY) // view.integer(CP_KEY))
+    heads, rest = divmod(view.integer("model.heads"), exchanging_ranks(view))
+    if heads and not rest:
+        cut.append(heads)
+    return gcd(*cut)
 
 
 def tp_divides_heads(view: View) -> Iterator[Problem]:
@@ -74,16 +85,19 @@ def tp_divides_ffn(view: View) -> Iterator[Problem]:
 
 
 def sequence_parallel_divides_sequence(view: View) -> Iterator[Problem]:
-    """Check that every tensor rank gets an equal piece of a sequence."""
-    tp, length = view.integer("mesh.tp"), view.integer("batch.sequence_length")
-    if view.flag("mesh.sequence_parallel") and length % tp:
-        below = length - length % tp
+    """Check that every tensor rank gets an equal piece of a context rank's part of a sequence."""
+    tp, cp = view.integer("mesh.tp"), view.integer(CP_KEY)
+    length = view.integer(LENGTH_KEY)
+    if view.flag("mesh.sequence_parallel") and length % (cp * tp) and cuts_sequence(view):
+        step = pieces_with_tensor_ranks(view)
+        below = length - length % step
+        cut = f"mesh.tp = {tp}" if cp == 1 else f"mesh.cp x mesh.tp = {cp} x {tp} = {cp * tp}"
         yield SEQUENCE_PARALLEL_DIVIDES_SEQUENCE.problem(
-            f"batch.sequence_length = {length} is not a multiple of mesh.tp = {tp} "
-            f"({length} % {tp} = {length % tp}), and mesh.sequence_parallel cuts it",
-            key="batch.sequence_length",
-            set_by=view.set_by("batch.sequence_length", "mesh.tp"),
-            works=[value for value in (below, below + tp) if value > 0],
+            f"batch.sequence_length = {length} is not a multiple of {cut} "
+            f"({length} % {cp * tp} = {length % (cp * tp)}), and mesh.sequence_parallel cuts it",
+            key=LENGTH_KEY,
+            set_by=view.set_by(LENGTH_KEY, "mesh.tp", *([CP_KEY] if cp > 1 else [])),
+            works=[value for value in (below, below + step) if value > 0],
         )
 
 

@@ -16,7 +16,7 @@ from echelon.config.files import read_toml
 from echelon.config.gather import entries_of
 from echelon.config.kinds import Choice, Integer, Kind, Real, Text
 from echelon.config.presets import preset_names, read_preset
-from echelon.config.schema import COUNT, DTYPES, POSITIVE, Setting
+from echelon.config.setting import COUNT, DTYPES, POSITIVE, Setting
 from echelon.config.view import View
 from echelon.core.cluster import Backend, Cluster, Device, Link
 from echelon.core.errors import Problem

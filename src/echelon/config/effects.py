@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from echelon.config.context_checks import CONTEXT_CHECKS
 from echelon.config.job import ResolvedSetting
 from echelon.config.kinds import toml_text
 from echelon.config.pipeline_effects import pipeline_effects
@@ -17,7 +18,7 @@ from echelon.config.updates import (
     muon_of_experts,
     optimizer_effects,
 )
-from echelon.config.view import View, data_ranks
+from echelon.config.view import View, gradient_ranks
 from echelon.config.zero import ZERO_CHECKS
 from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
 from echelon.core.model_shape import ModelShape
@@ -32,15 +33,13 @@ def mesh_effects(view: View) -> Iterator[Problem]:
         yield from no_effect(
             view, "mesh.sequence_parallel", "it splits over tp, and mesh.tp = 1", ["mesh.tp = 2"]
         )
-    if data_ranks(view) == 1 and view.integer("zero.stage") == 0:
+    if gradient_ranks(view) == 1 and view.integer("zero.stage") == 0:
         yield from no_effect(
             view,
             "zero.bucket_bytes",
-            "gradients are reduced over data ranks, and there is one",
+            "gradients are reduced over data and context ranks, and there is one",
             ["mesh.dp_replicate = 2"],
         )
-    if view.integer("mesh.cp") == 1:
-        yield from no_effect(view, "context.kind", "it is how cp works, and mesh.cp = 1", [])
 
 
 def recompute_effects(view: View) -> Iterator[Problem]:
@@ -101,14 +100,8 @@ def expert_effects(view: View) -> Iterator[Problem]:
 
 def design_not_built(view: View) -> Iterator[Problem]:
     """Yield every setting of the design that this version cannot honour."""
-    tp = 'mesh.tp with sequence_parallel = true, or recompute.policy = "full"'
-    instead = {
-        "mesh.cp": ["mesh.cp = 1", tp],
-        "mesh.ep": ["mesh.ep = 1"],
-    }
-    for key, works in instead.items():
-        if key not in view.wrong and not view.is_default(key):
-            yield not_built(view, key, works)
+    if "mesh.ep" not in view.wrong and not view.is_default("mesh.ep"):
+        yield not_built(view, "mesh.ep", ["mesh.ep = 1"])
     if "recompute.policy" not in view.wrong and view.word("recompute.policy") == "selective":
         yield not_built(view, "recompute.policy", ['"none"', '"full"'])
 
@@ -116,6 +109,7 @@ def design_not_built(view: View) -> Iterator[Problem]:
 EFFECTS = (
     mesh_effects,
     *ZERO_CHECKS,
+    *CONTEXT_CHECKS,
     pipeline_effects,
     recompute_effects,
     position_effects,

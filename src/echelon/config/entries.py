@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import cast
 
 from echelon.config.kinds import toml_text
-from echelon.config.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTINGS, Setting, tables
+from echelon.config.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTINGS, tables
+from echelon.config.setting import Setting
 from echelon.core.errors import Problem
 from echelon.core.rulebook.config import CONFLICTING_SETTINGS, UNKNOWN_KEY, WRONG_TYPE
 from echelon.core.rules import did_you_mean

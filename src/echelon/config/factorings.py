@@ -42,9 +42,10 @@ def nearest_meshes(view: View, world_size: int, *, limit: int = 4) -> tuple[str,
 
 
 def _axes(view: View) -> tuple[str, ...]:
-    """Return the axes that another mesh may split; ZeRO's own where there is something to cut."""
+    """Return the axes that another mesh may split; ZeRO's and cp where something is cut by them."""
     shard = ("dp_shard",) if view.integer("zero.stage") else ()
-    return ("pp", "dp_replicate", *shard, "tp")
+    context = ("cp",) if view.integer("mesh.cp") > 1 else ()
+    return ("pp", "dp_replicate", *shard, *context, "tp")
 
 
 def world_size_problems(view: View, world_size: int | None) -> Iterator[Problem]:

@@ -18,7 +18,8 @@ from echelon.config.presets import (
     read_extendable,
     read_preset,
 )
-from echelon.config.schema import SETTINGS, Setting
+from echelon.config.schema import SETTINGS
+from echelon.config.setting import Setting
 from echelon.config.toml_lines import line_of
 from echelon.core.errors import Problem
 from echelon.core.rulebook.config import (

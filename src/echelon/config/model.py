@@ -230,4 +230,7 @@ def build_model(view: View) -> ModelShape:
         name: record(view, kind, f"model.{name}") if view.has_table(f"model.{name}") else None
         for name, kind in PARTS.items()
     }
+    for name in ("window", "soft_cap"):
+        value = view.value(f"model.{name}")
+        parts[name] = None if value == "none" else value
     return record(view, ModelShape, "model", **parts)

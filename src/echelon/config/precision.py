@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from echelon.config.refusals import no_effect
-from echelon.config.schema import DTYPES
+from echelon.config.setting import DTYPES
 from echelon.config.view import View
 from echelon.core.errors import Problem
 from echelon.core.plan import DTYPE_BYTES

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import cast
 
 from echelon.config.automatic import read_zero, resharding
 from echelon.config.checks import CHECKS, run_checks
 from echelon.config.cluster import DEFAULT_CLUSTER, read_cluster
+from echelon.config.context import read_context
 from echelon.config.effects import EFFECTS
 from echelon.config.entries import DEFAULT, Entry
 from echelon.config.factorings import cluster_problems, world_size_problems
@@ -35,6 +37,7 @@ from echelon.config.view import View, mesh_of, record
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
 from echelon.core.plan import (
+    Documents,
     Layout,
     Mathematics,
     Optimizer,
@@ -124,11 +127,14 @@ def _build_job(view: View, cluster: Cluster) -> Job:
     model = build_model(view)
     steps = view.integer("train.steps")
     zero, derived = read_zero(view)
+    context, degree = read_context(view)
+    derived.update(degree)
     clip = view.entry("optimizer.clip_norm").value
     mathematics = Mathematics(
         model=model,
         global_sequences=view.integer("batch.global_sequences"),
         sequence_length=view.integer("batch.sequence_length"),
+        documents=cast(Documents, view.word("batch.documents")),
         seed=view.integer("train.seed"),
         precision=record(view, Precision, "precision"),
         optimizer=record(
@@ -146,6 +152,7 @@ def _build_job(view: View, cluster: Cluster) -> Job:
         sequence_parallel=view.flag("mesh.sequence_parallel"),
         zero=zero,
         recompute=record(view, Recompute, "recompute"),
+        context=context,
     )
     run_name = view.word("train.run_name")
     plan = Plan(name=run_name, mathematics=mathematics, layout=layout, cluster=cluster)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from echelon.config.entries import DEFAULT, Entry
 from echelon.config.kinds import Real
-from echelon.config.schema import SETTINGS, Setting
-from echelon.core.axis import MESH_AXES
+from echelon.config.schema import SETTINGS
+from echelon.config.setting import Setting
+from echelon.core.axis import LOSS_AXES, MESH_AXES
 from echelon.core.mesh import Mesh
 
 T = TypeVar("T")
@@ -114,6 +116,11 @@ def mesh_of(view: View) -> Mesh:
 def data_ranks(view: View) -> int:
     """Return how many ranks read different samples."""
     return view.integer("mesh.dp_replicate") * view.integer("mesh.dp_shard")
+
+
+def gradient_ranks(view: View) -> int:
+    """Return over how many ranks gradients are summed: all that see different tokens."""
+    return prod(view.integer(f"mesh.{axis.value}") for axis in LOSS_AXES)
 
 
 def record(view: View, kind: type[T], table: str, **given: object) -> T:

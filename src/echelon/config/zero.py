@@ -105,7 +105,9 @@ def shards_need_stage(view: View) -> Iterator[Problem]:
     if view.word("zero.accumulate") == "slices":
         stage_1 = "zero.stage = 1"
         others = (
-            [stage_1] if shard > 1 else [f"{stage_1} with {m}" for m in meshes_that_share_out(view)]
+            [stage_1]
+            if shard_ranks(view) > 1
+            else [f"{stage_1} with {m}" for m in meshes_that_share_out(view)]
         )
         yield SLICES_NEED_STAGE.problem(
             'zero.accumulate = "slices", but zero.stage = 0 cuts nothing into slices',

@@ -200,12 +200,11 @@ NOT_BUILT_YET = Rule(
     is refused, not ignored, and the message says what works today.
     """,
     bad="""
-    [mesh]
-    cp = 2
+    [recompute]
+    policy = "selective"
     """,
     fixed="""
-    [mesh]
-    tp = 2
-    sequence_parallel = true    # today's way to split a sequence
+    [recompute]
+    policy = "full"             # today's way to store less
     """,
 )

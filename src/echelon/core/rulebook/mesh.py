@@ -117,7 +117,8 @@ SEQUENCE_PARALLEL_DIVIDES_SEQUENCE = Rule(
     id="sequence-parallel-divides-sequence",
     why="""
     Sequence parallelism cuts a sequence into one equal piece per tensor rank between the matrices
-    (Korthikanti et al. 2022, section 4.2), so tp must divide sequence_length.
+    (Korthikanti et al. 2022, section 4.2), so tp must divide sequence_length. With context
+    parallelism it cuts the part of a context rank, so cp x tp must divide it.
     """,
     bad="""
     [mesh]

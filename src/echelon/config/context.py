@@ -1,0 +1,130 @@
+"""Settings of context parallelism: their keys, and the numbers that follow from them.
+
+`cp = ulysses_degree x ring_degree`: "ulysses" has the whole of cp as its degree, "ring", "striped"
+and "gathered" have 1, "ulysses-ring" what is set. `config/context_checks.py` says what must hold.
+"""
+
+from __future__ import annotations
+
+from math import lcm
+from typing import cast
+
+from echelon.config.cluster import read_cluster
+from echelon.config.schema import CLUSTER_SOURCES
+from echelon.config.view import Unavailable, View
+from echelon.core.plan import Context, ContextKind
+from echelon.core.rules import nearest_divisors
+
+CP_KEY, KIND_KEY, DEGREE_KEY = "mesh.cp", "context.kind", "context.ulysses_degree"
+LENGTH_KEY = "batch.sequence_length"
+ZIGZAG = ("ring", "gathered", "ulysses-ring")
+"""Kinds that cut a sequence into two chunks for each place of a ring."""
+
+
+def read_context(view: View) -> tuple[Context, dict[str, tuple[object, str]]]:
+    """Return how context ranks meet, and value and source of the degree where it was left to us."""
+    kind, (degree, source) = cast(ContextKind, view.word(KIND_KEY)), ulysses_degree(view)
+    derived: dict[str, tuple[object, str]] = {}
+    if view.entry(DEGREE_KEY).value == "auto":
+        derived[DEGREE_KEY] = degree, source
+    return Context(kind=kind, ulysses_degree=degree), derived
+
+
+def ulysses_degree(view: View) -> tuple[int, str]:
+    """Return how many ranks exchange heads, and why; Unavailable where it does not divide cp."""
+    kind, cp = view.word(KIND_KEY), view.integer(CP_KEY)
+    if cp == 1:
+        return 1, "derived: a sequence is not cut, mesh.cp = 1"
+    if kind == "ulysses":
+        return cp, "derived: ulysses exchanges heads among all of mesh.cp"
+    if kind != "ulysses-ring":
+        return 1, f"derived: {kind} exchanges no heads"
+    degree = view.entry(DEGREE_KEY).value
+    if not isinstance(degree, int):
+        return _automatic(view, cp)
+    if cp % degree:
+        raise Unavailable(DEGREE_KEY)
+    return degree, view.entry(DEGREE_KEY).source
+
+
+def _automatic(view: View, cp: int) -> tuple[int, str]:
+    """Return the largest proper divisor of cp that divides heads and stays on a node."""
+    tp, heads = view.integer("mesh.tp"), query_heads(view)
+    node = _devices_per_node(view)
+    why = f"divides {heads} heads of a tensor rank and stays on a node of {node} devices"
+    for degree in reversed(nearest_divisors(cp, cp, limit=cp)):
+        if 1 < degree < cp and heads % degree == 0 and node % (degree * tp) == 0:
+            return degree, f"derived: the largest proper divisor of cp {cp} that {why}"
+    return 1, f"derived: no proper divisor of cp {cp} {why}"
+
+
+def exchanging_ranks(view: View) -> int:
+    """Return among how many ranks heads must be shared out, whatever tp is; 1 where that is free.
+
+    A degree that is left to us is chosen to fit the heads.
+    """
+    kind, degree = view.word(KIND_KEY), view.entry(DEGREE_KEY).value
+    if kind == "ulysses":
+        return view.integer(CP_KEY)
+    return degree if kind == "ulysses-ring" and isinstance(degree, int) else 1
+
+
+def query_heads(view: View) -> int:
+    """Return the query heads of one tensor rank; Unavailable where they do not come out."""
+    heads, tp = view.integer("model.heads"), view.integer("mesh.tp")
+    if heads % tp:
+        raise Unavailable("mesh.tp")
+    return heads // tp
+
+
+def _devices_per_node(view: View) -> int:
+    if view.wrong.intersection(CLUSTER_SOURCES):
+        raise Unavailable("cluster.preset")
+    cluster = read_cluster(view)
+    if isinstance(cluster, list):
+        raise Unavailable("cluster.preset")
+    return cluster.devices_per_node
+
+
+def ring_degree(view: View) -> int:
+    """Return how many places a ring has."""
+    return view.integer(CP_KEY) // ulysses_degree(view)[0]
+
+
+def pieces_of_sequence(view: View) -> int:
+    """Return what must divide a sequence so that each context rank gets an equal part."""
+    cp, ring = view.integer(CP_KEY), ring_degree(view)
+    return lcm(cp, 2 * ring) if view.word(KIND_KEY) in ZIGZAG and ring > 1 else cp
+
+
+def pieces_with_tensor_ranks(view: View) -> int:
+    """Return what must divide a sequence where tensor ranks may cut each part of it again."""
+    tp = view.integer("mesh.tp") if view.flag("mesh.sequence_parallel") else 1
+    return lcm(pieces_of_sequence(view), view.integer(CP_KEY) * tp)
+
+
+def cuts_sequence(view: View) -> bool:
+    """Return whether every context rank gets an equal part of a sequence."""
+    return view.integer(LENGTH_KEY) % pieces_of_sequence(view) == 0
+
+
+def cuts_groups(view: View) -> bool:
+    """Return whether groups that exchange heads are equal parts of the context ranks."""
+    cp, kind, degree = view.integer(CP_KEY), view.word(KIND_KEY), view.entry(DEGREE_KEY).value
+    if cp == 1 or not isinstance(degree, int) or not kind.startswith("ulysses"):
+        return True
+    return degree == cp if kind == "ulysses" else cp % degree == 0
+
+
+def cuts_heads(view: View) -> bool:
+    """Return whether every rank of an exchange gets an equal share of the query heads."""
+    return query_heads(view) % ulysses_degree(view)[0] == 0
+
+
+def idle_settings(view: View) -> list[str]:
+    """Return the settings of context ranks that change nothing."""
+    idle = [KIND_KEY] if view.integer(CP_KEY) == 1 and not view.is_default(KIND_KEY) else []
+    exchanges = view.word(KIND_KEY).startswith("ulysses")
+    if not exchanges and view.entry(DEGREE_KEY).value not in ("auto", 1):
+        idle.append(DEGREE_KEY)
+    return idle

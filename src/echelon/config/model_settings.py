@@ -1,0 +1,75 @@
+"""The tables and keys of a model in run.toml; `config/schema.py` lists all settings."""
+
+from __future__ import annotations
+
+from echelon.config.kinds import Choice, Flag, Integer, Real, Text
+from echelon.config.setting import (
+    COUNT,
+    EXPERT_COUNT,
+    FRACTION,
+    FROM_ZERO,
+    OPTIONAL_COUNT,
+    OPTIONAL_REAL,
+    POSITIVE,
+    setting,
+)
+
+MODEL = (
+    setting("model.preset", Text(), None, "a model by name: echelon config presets"),
+    setting("model.hf_config", Text(), None, "a Hugging Face config.json", path=True),
+    setting("model.name", Text(), None, "what reports call the model"),
+    setting("model.layers", Integer(maximum=10_000), None, "number of blocks"),
+    setting("model.hidden", COUNT, None, "width of the residual stream"),
+    setting("model.heads", Integer(maximum=2**20), None, "number of query heads"),
+    setting("model.kv_heads", COUNT, None, "number of key/value heads; else as many as heads"),
+    setting("model.head_dim", COUNT, None, "width of a head; else hidden / heads"),
+    setting("model.ffn", COUNT, None, "inner width of the dense MLP"),
+    setting("model.vocab", COUNT, None, "number of token ids"),
+    setting("model.max_positions", COUNT, None, "longest sequence"),
+    setting("model.gated", Flag(), True, "whether the MLP has a gate (SwiGLU)"),
+    setting("model.activation", Choice(options=("silu", "gelu")), "silu", "gelu is the tanh form"),
+    setting("model.tied", Flag(), False, "whether the head is the embedding"),
+    setting("model.norm", Choice(options=("rmsnorm", "layernorm")), "rmsnorm", "kind of norm"),
+    setting("model.norm_eps", POSITIVE, 1e-5, "added to the variance in a norm"),
+    setting("model.positions", Choice(options=("rope", "learned")), "rope", "how order enters"),
+    setting("model.rope_theta", POSITIVE, 10_000.0, "base of the rotary frequencies"),
+    setting("model.qk_norm", Flag(), False, "whether queries and keys are normed per head"),
+    setting("model.qkv_bias", Flag(), False, "whether q, k and v have a bias"),
+    setting("model.output_bias", Flag(), False, "whether attention's output has a bias"),
+    setting("model.mlp_bias", Flag(), False, "whether the MLP has biases"),
+    setting("model.initial_std", POSITIVE, 0.02, "standard deviation of the first weights"),
+    setting("model.dropout", FRACTION, 0.0, "of embeddings and of both outputs of a block"),
+    setting("model.causal", Flag(), True, "whether a query meets no key behind it"),
+    setting("model.window", OPTIONAL_COUNT, "none", "a query meets keys nearer than this many"),
+    setting("model.soft_cap", OPTIONAL_REAL, "none", "of scores s: cap x tanh(s / cap)"),
+)
+
+ROPE_SCALING = (
+    setting("model.rope_scaling.factor", Real(minimum=1.0), None, "how far low ones stretch"),
+    setting("model.rope_scaling.low_frequency_factor", POSITIVE, None, "turns: stretch below"),
+    setting("model.rope_scaling.high_frequency_factor", POSITIVE, None, "turns: keep above"),
+    setting("model.rope_scaling.original_positions", COUNT, None, "positions before stretching"),
+)
+
+LATENT = (
+    setting("model.latent.query_rank", COUNT, None, "rank of the query projection"),
+    setting("model.latent.kv_rank", COUNT, None, "rank of the key/value projection"),
+    setting("model.latent.nope_dim", COUNT, None, "head dim without rotary positions"),
+    setting("model.latent.rope_dim", COUNT, None, "head dim with rotary positions"),
+    setting("model.latent.value_dim", COUNT, None, "head dim of the values"),
+)
+
+MODEL_EXPERTS = (
+    setting("model.experts.num_experts", EXPERT_COUNT, None, "routed experts per block"),
+    setting("model.experts.top_k", COUNT, None, "experts that a token meets"),
+    setting("model.experts.ffn", COUNT, None, "inner width of one expert"),
+    setting("model.experts.shared_experts", FROM_ZERO, 0, "experts that every token meets"),
+    setting("model.experts.first_dense_layers", FROM_ZERO, 0, "blocks with a dense MLP first"),
+    setting(
+        "model.experts.router", Choice(options=("softmax", "sigmoid")), "softmax", "of the scores"
+    ),
+    setting("model.experts.router_bias", Flag(), False, "a bias that balances without a loss"),
+)
+
+MODEL_TABLES = (*MODEL, *ROPE_SCALING, *LATENT, *MODEL_EXPERTS)
+"""Every setting of a model, in the order in which a run file lists them."""

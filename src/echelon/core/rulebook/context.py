@@ -1,0 +1,78 @@
+"""Rules about context parallelism: how a sequence, and the heads of attention, are cut over cp."""
+
+from __future__ import annotations
+
+from echelon.core.rules import Rule
+
+CONTEXT_DIVIDES_SEQUENCE = Rule(
+    id="context-divides-sequence",
+    why="""
+    Each context rank holds an equal part of a sequence, so cp must divide sequence_length. With
+    "ring", "gathered" and "ulysses-ring" the sequence is cut into two chunks for each of the n
+    places of a ring, n = cp / ulysses_degree, and place i holds chunks i and 2n - 1 - i: so the
+    work of a causal mask is the same everywhere (Llama 3, 2024, section 3.3.2). Then 2n must divide
+    sequence_length, too. "striped" deals out single tokens and "ulysses" has no ring: cp is enough.
+    """,
+    bad="""
+    [mesh]
+    cp = 4
+    [batch]
+    sequence_length = 252       # 4 x 63, but not a multiple of 2 x 4
+    """,
+    fixed="""
+    [mesh]
+    cp = 4
+    [batch]
+    sequence_length = 256
+    """,
+)
+
+ULYSSES_DIVIDES_HEADS = Rule(
+    id="ulysses-divides-heads",
+    why="""
+    Ulysses exchanges heads for positions: within attention each of ulysses_degree ranks has all
+    positions of its group, and an equal share of the query heads (Jacobs et al., "DeepSpeed
+    Ulysses", 2023). So the degree must divide the query heads that tensor parallelism leaves on a
+    rank, heads / tp. Key/value heads may be fewer: they are replicated as needed.
+    """,
+    bad="""
+    [model]
+    heads = 4
+    [mesh]
+    cp = 8
+    [context]
+    kind = "ulysses"            # 4 heads over 8 ranks
+    """,
+    fixed="""
+    [model]
+    heads = 4
+    [mesh]
+    cp = 8
+    [context]
+    kind = "ulysses-ring"
+    ulysses_degree = 4          # a ring of 2 such groups
+    """,
+)
+
+ULYSSES_DIVIDES_CP = Rule(
+    id="ulysses-divides-cp",
+    why="""
+    The context ranks form cp / ulysses_degree groups of ulysses_degree neighbours: heads are
+    exchanged within a group, keys and values go around a ring of groups (Fang & Zhao, "USP", 2024).
+    With "ulysses" there is one group, and its degree is cp.
+    """,
+    bad="""
+    [mesh]
+    cp = 4
+    [context]
+    kind = "ulysses-ring"
+    ulysses_degree = 3
+    """,
+    fixed="""
+    [mesh]
+    cp = 4
+    [context]
+    kind = "ulysses-ring"
+    ulysses_degree = 2
+    """,
+)
