@@ -203,3 +203,48 @@ def test_a_broken_rule_names_values_that_work(
     assert set(works) <= set(named)
     for advice in named:
         assert problems_of(small, taken(advice, sets)) == {}, advice
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ["zero.bucket_bytes=1000"],
+        *([f"zero.stage={stage}"] for stage in (1, 2, 3)),
+        ["zero.stage=1", "zero.accumulate=slices"],
+        ["mesh.pp=2", "zero.stage=3", "recompute.policy=full"],
+        ["mesh.tp=2", "mesh.sequence_parallel=true", "batch.sequence_length=32"],
+        ["optimizer.kind=muon", "model.positions=learned"],
+    ],
+)
+def test_context_ranks_share_out_and_sum_gradients_as_data_ranks_do(
+    small: Path, sets: list[str]
+) -> None:
+    plan = plan_of(small, "mesh.cp=2", *sets)
+    assert (plan.mesh.cp, plan.mesh.dp) == (2, 1)
+    assert plan.num_microbatches == plan_of(small).num_microbatches
+
+
+def test_slices_need_no_more_ranks_where_there_are_context_ranks(small: Path) -> None:
+    found = problems_of(small, ["mesh.cp=2", "zero.accumulate=slices"])
+    assert found["slices-need-stage"].works == ('zero.accumulate = "whole"', "zero.stage = 1")
+
+
+def test_meshes_for_other_ranks_split_cp_too_where_a_sequence_is_cut(small: Path) -> None:
+    problem = problems_of(small, ["mesh.cp=4"], world_size=8)["world-size-is-product"]
+    assert "cp 4 x tp 1 = 4" in problem.message
+    for mesh in (works := problem.works[:-1]):
+        degrees = [part.split() for part in mesh.split(" x ")]
+        again = [f"mesh.{axis}={degree}" for axis, degree in degrees]
+        assert problems_of(small, again, world_size=8) == {}
+    assert any("cp 8" in mesh or "cp 2" in mesh for mesh in works)
+    whole = problems_of(small, ["mesh.dp_replicate=4"], world_size=8)["world-size-is-product"]
+    assert not any("cp" in mesh for mesh in whole.works)
+
+
+def test_tensor_ranks_leave_heads_for_an_exchange(small: Path) -> None:
+    sets = ["mesh.cp=4", "mesh.tp=4", "context.kind=ulysses", "cluster.preset=32xh100"]
+    found = problems_of(small, sets)
+    assert set(found) == {"tp-divides-kv-heads", "ulysses-divides-heads"}
+    assert found["tp-divides-kv-heads"].works == ("1", "3")
+    for tp in (1, 3):
+        assert problems_of(small, [*sets, f"mesh.tp={tp}"]) == {}

@@ -87,6 +87,8 @@ QWEN3_MOE = QWEN3 | {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
+QWEN: dict[str, Any] = {"model_type": "qwen2", "use_sliding_window": True}
+QWEN_MOE = QWEN3_MOE | {"use_sliding_window": True, "sliding_window": 4096}
 MIXTRAL = LLAMA | {
     "model_type": "mixtral",
     "vocab_size": 32000,
@@ -184,18 +186,46 @@ def test_rope_parameters_of_newer_files_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "positions"),
+    ("change", "window"),
     [
-        ({"model_type": "mistral", "sliding_window": 4096}, 4096),
-        ({"model_type": "mistral", "sliding_window": None}, 8192),
-        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}, 8192),
-        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, 4096),
+        ({"model_type": "mistral", "sliding_window": 2048}, 2048),
+        ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"model_type": "mistral"}, 4096),
+        ({"model_type": "qwen2", "sliding_window": 2048, "use_sliding_window": False}, None),
+        (QWEN | {"sliding_window": 2048, "max_window_layers": 0}, 2048),
+        (QWEN | {"max_window_layers": 0}, 4096),
+        (QWEN | {"sliding_window": None, "max_window_layers": 0}, None),
+        (QWEN | {"sliding_window": 2048, "layer_types": ["sliding_attention"] * 32}, 2048),
+        (QWEN | {"sliding_window": 2048, "layer_types": ["full_attention"] * 32}, None),
+        (QWEN | {"sliding_window": 2048, "max_window_layers": 32}, None),
+        (MIXTRAL | {"sliding_window": 2048}, 2048),
+        (QWEN_MOE | {"max_window_layers": 0}, 4096),
     ],
 )
-def test_a_sliding_window_is_the_longest_sequence(
+def test_a_sliding_window_of_every_layer_is_the_window(
+    tmp_path: Path, change: dict[str, Any], window: int | None
+) -> None:
+    config = LLAMA | change
+    shape = shape_of(tmp_path, config)
+    assert shape.max_positions == config["max_position_embeddings"]
+    assert shape.window == window
+
+
+@pytest.mark.parametrize(
+    ("change", "positions"),
+    [
+        (QWEN | {"sliding_window": 2048}, 2048),
+        (QWEN | {"max_window_layers": 31}, 4096),
+        (QWEN | {"sliding_window": 2**20}, 8192),
+        (QWEN | {"layer_types": ["full_attention", "sliding_attention"] * 16}, 4096),
+        (QWEN_MOE | {"max_window_layers": 48}, 4096),
+    ],
+)
+def test_a_sliding_window_of_some_layers_is_the_longest_sequence(
     tmp_path: Path, change: dict[str, Any], positions: int
 ) -> None:
-    assert shape_of(tmp_path, LLAMA | change).max_positions == positions
+    shape = shape_of(tmp_path, LLAMA | change)
+    assert (shape.max_positions, shape.window) == (positions, None)
 
 
 def test_a_field_of_ones_own_overrides_the_file(tmp_path: Path) -> None:
@@ -222,6 +252,7 @@ def test_a_field_of_ones_own_overrides_the_file(tmp_path: Path) -> None:
         (LLAMA | {"rope_scaling": 8}, "hf-config-value", "rope_scaling"),
         (LLAMA | {"hidden_size": -1}, "out-of-range", "model.hidden = -1"),
         (LLAMA | {"hidden_size": "4096"}, "wrong-type", "model.hidden"),
+        (MISTRAL | {"sliding_window": "all"}, "wrong-type", "model.window"),
         (GPT2 | {"activation_function": "gelu"}, "hf-config-value", "gelu"),
         (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "hf-config-value", "inverse"),
         (QWEN3_MOE | {"mlp_only_layers": [0]}, "hf-config-value", "mlp_only_layers"),

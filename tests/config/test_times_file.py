@@ -49,6 +49,9 @@ def test_measured_times_balance_stages(tmp_path: Path) -> None:
         ("batch.sequence_length=64", "batch.sequence_length = 128"),
         ("model.ffn=256", "model.ffn = 352"),
         ("mesh.tp=2", "mesh.tp = 1"),
+        ("model.causal=false", "model.causal = true"),
+        ("model.window=64", 'model.window = "none"'),
+        ("model.soft_cap=30", 'model.soft_cap = "none"'),
     ],
 )
 def test_times_of_another_model_or_microbatch_are_refused(
@@ -63,6 +66,17 @@ def test_times_of_another_model_or_microbatch_are_refused(
     problem = found["unit-times-fit-run"]
     assert problem.works[0] == advice
     assert problems_of("nano", taken(advice, [*sets, setting])) == {}
+
+
+def test_a_context_rank_has_its_share_of_the_times_of_a_whole_sequence(tmp_path: Path) -> None:
+    whole = [*DEEP, "mesh.pp=2", "model.window=64", "model.soft_cap=30"]
+    path = times_file(load_job("nano", whole).plan, tmp_path / "times.json")
+    first, shared = (
+        times_of(load_job("nano", [*whole, f"pipeline.times={path}", *more]))
+        for more in ([], ["mesh.cp=4"])
+    )
+    assert shared.forward_s["layers.0"] == first.forward_s["layers.0"] / 4
+    assert shared.whole_backward_s["head"] == first.whole_backward_s["head"] / 4
 
 
 def test_every_setting_is_demanded_of_a_file(tmp_path: Path) -> None:
@@ -113,7 +127,7 @@ def test_times_of_another_kind_of_device_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"schema": 2},
+        {"schema": 1},
         {"seconds": {}},
         {"seconds": {unit: {"forward_s": 1.0} for unit in UNITS}},
         {"seconds": {unit: dict.fromkeys(PASSES, -1.0) for unit in UNITS}},

@@ -1,7 +1,8 @@
 """A Hugging Face config.json -> settings of the model, for architectures that are computed exactly.
 
 What is read is the shape. Dropout probabilities tell how a checkpoint was trained and are not read:
-`model.dropout` says how yours is. A sliding window shortens `max_positions` to the window, up to
+`model.dropout` says how yours is. A sliding window of every layer is `model.window`. Where only
+some layers slide (Qwen's `max_window_layers`), it shortens `max_positions` to the window, up to
 which windowed and full attention are the same. DeepSeek-V3's YaRN is an extension after
 pretraining: its shape is read as pretrained, up to the original positions.
 """
@@ -10,10 +11,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from echelon.config.config_json import Reader
 from echelon.config.entries import Entry, check_layer
 from echelon.config.files import is_folder, missing_file
 from echelon.config.kinds import toml_text
@@ -22,68 +23,13 @@ from echelon.core.rulebook.model import (
     HF_CONFIG_MISSING_KEY,
     HF_CONFIG_MODEL_TYPE,
     HF_CONFIG_UNREADABLE,
-    HF_CONFIG_VALUE,
 )
 from echelon.core.rules import did_you_mean
 
-
-@dataclass(slots=True)
-class Reader:
-    """Take values out of a config.json, noting what is missing, unsupported, and taken."""
-
-    path: Path
-    config: Mapping[str, object]
-    entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
-    problems: list[Problem] = field(default_factory=list[Problem])
-
-    def where(self, key: str) -> str:
-        """Return what to call the place of a key."""
-        return f"{self.path}: {key}"
-
-    def set(self, name: str, value: object, key: str) -> None:
-        """Set `model.name` to a value that comes from `key`."""
-        self.entries[f"model.{name}"] = Entry(value=value, source=self.where(key))
-
-    def need(self, name: str, key: str) -> None:
-        """Set `model.name` to the value of `key`, which must be there."""
-        if self.config.get(key) is None:
-            close = did_you_mean(key, self.config)
-            hint = f"; did you mean to write {close[0]}?" if close else ""
-            self.problems.append(
-                HF_CONFIG_MISSING_KEY.problem(
-                    f"{self.path} has no {key}, which a {self.config['model_type']} model "
-                    f"needs{hint}",
-                    key="model.hf_config",
-                    set_by=str(self.path),
-                )
-            )
-        else:
-            self.set(name, self.config[key], key)
-
-    def take(self, name: str, key: str, default: object = None) -> None:
-        """Set `model.name` to the value of `key`, else to the default of the architecture."""
-        value = self.config.get(key)
-        value = default if value is None else value
-        if value is not None:
-            self.set(name, value, key)
-
-    def only(self, key: str, *supported: object) -> None:
-        """Refuse a value of `key` that is none of these; the first is what absence means."""
-        value = self.config.get(key, supported[0])
-        if value not in supported:
-            self.refuse(key, value, *supported)
-
-    def refuse(self, key: str, value: object, *supported: object) -> None:
-        """Note that the value of a key is not supported."""
-        self.problems.append(
-            HF_CONFIG_VALUE.problem(
-                f"{key} = {json.dumps(value, default=str)} is not supported for "
-                f"{self.config['model_type']}",
-                key="model.hf_config",
-                set_by=self.where(key),
-                works=[json.dumps(item) for item in supported],
-            )
-        )
+FULL, SLIDING = "full_attention", "sliding_attention"
+MISTRAL_WINDOW = QWEN_WINDOW = 4096
+QWEN_FULL_LAYERS = 28
+"""What transformers takes where a config.json has no sliding_window or max_window_layers."""
 
 
 def read_hf_config(path: Path, set_by: str) -> tuple[dict[str, Entry], list[Problem]]:
@@ -173,10 +119,36 @@ def _rope(reader: Reader, theta: float) -> None:
         reader.refuse(key, rope, {"rope_type": "default"}, {"rope_type": "llama3"})
 
 
-def _window(reader: Reader, *, used: bool) -> None:
-    window, longest = (reader.config.get(k) for k in ("sliding_window", "max_position_embeddings"))
-    if used and isinstance(window, int) and isinstance(longest, int) and window < longest:
-        reader.set("max_positions", window, "sliding_window")
+def _window(reader: Reader, default: int | None) -> None:
+    """Set the window of every layer; null is none, and where it is absent `default` holds."""
+    window = reader.config.get("sliding_window", default)
+    if window is not None:
+        reader.set("window", window, "sliding_window")
+
+
+def _qwen_window(reader: Reader) -> None:
+    if reader.config.get("use_sliding_window") is not True:
+        return
+    kinds = _layer_kinds(reader)
+    # transformers 4 and 5 differ in which layers of this one slide.
+    differ = SLIDING in kinds or reader.config["model_type"] == "qwen3_moe"
+    window = reader.config.get("sliding_window", QWEN_WINDOW)
+    longest = reader.config.get("max_position_embeddings")
+    if kinds == {SLIDING}:
+        _window(reader, QWEN_WINDOW)
+    elif differ and isinstance(window, int) and isinstance(longest, int):
+        reader.set("max_positions", min(window, longest), "sliding_window")
+
+
+def _layer_kinds(reader: Reader) -> set[object]:
+    """Return which kinds of layers there are: those listed, else full ones before sliding ones."""
+    listed, layers = reader.config.get("layer_types"), reader.config.get("num_hidden_layers")
+    if isinstance(listed, list):
+        return {str(kind) for kind in cast("list[object]", listed)}
+    full = reader.config.get("max_window_layers", QWEN_FULL_LAYERS)
+    if not isinstance(full, int) or not isinstance(layers, int) or 0 < full < layers:
+        return {FULL, SLIDING}
+    return {SLIDING} if full <= 0 else {FULL}
 
 
 def _llama(reader: Reader) -> None:
@@ -190,13 +162,13 @@ def _llama(reader: Reader) -> None:
 def _mistral(reader: Reader) -> None:
     _decoder(reader)
     reader.take("head_dim", "head_dim")
-    _window(reader, used=True)
+    _window(reader, MISTRAL_WINDOW)
 
 
 def _qwen2(reader: Reader) -> None:
     _decoder(reader)
     reader.set("qkv_bias", True, "model_type")
-    _window(reader, used=reader.config.get("use_sliding_window") is True)
+    _qwen_window(reader)
 
 
 def _qwen3(reader: Reader) -> None:
@@ -205,7 +177,7 @@ def _qwen3(reader: Reader) -> None:
     reader.set("qk_norm", True, "model_type")
     reader.take("qkv_bias", "attention_bias", False)
     reader.take("output_bias", "attention_bias", False)
-    _window(reader, used=reader.config.get("use_sliding_window") is True)
+    _qwen_window(reader)
 
 
 def _qwen3_moe(reader: Reader) -> None:
@@ -225,7 +197,7 @@ def _mixtral(reader: Reader) -> None:
     reader.need("experts.num_experts", "num_local_experts")
     reader.need("experts.top_k", "num_experts_per_tok")
     reader.need("experts.ffn", "intermediate_size")
-    _window(reader, used=True)
+    _window(reader, None)
 
 
 def _deepseek_v3(reader: Reader) -> None:

@@ -1,8 +1,9 @@
 """Measured times of a model's units: the file that `echelon calibrate --model` writes.
 
 Blocks are alike, so the file has one of them, and a run may have any number. B is that of a block
-that is not recomputed: a plan that recomputes adds the forward pass. Transfers are not in the file;
-they are modelled by the links of the cluster.
+that is not recomputed: a plan that recomputes adds the forward pass. Whole sequences are measured:
+a context rank has its equal share of every unit's work, 1 / cp. What ranks send is not in the file;
+transfers are modelled by the links of the cluster.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from echelon.core.rulebook.pipeline import UNIT_TIMES_FIT_RUN, UNIT_TIMES_READAB
 from echelon.cost.buckets import UNIT_EMBEDDING, UNIT_HEAD
 from echelon.cost.unit_times import UnitTimes, modelled_times, with_recompute, with_transfer
 
-TIMES_SCHEMA = 1
+TIMES_SCHEMA = 2
 BLOCK = "block"
 UNITS = (UNIT_EMBEDDING, BLOCK, UNIT_HEAD)
 PASSES = ("forward_s", "input_gradient_s", "weight_gradient_s", "backward_s")
@@ -49,6 +50,9 @@ FITTED_MODEL = (
     "qkv_bias",
     "output_bias",
     "mlp_bias",
+    "causal",
+    "window",
+    "soft_cap",
 )
 """Settings of the model that a block, the embedding or the head takes its time from."""
 
@@ -101,8 +105,9 @@ class TimesFile:
 
 def fitted(plan: Plan) -> dict[str, object]:
     """Return the settings of a plan that its units take their time from."""
+    model = (getattr(plan.model, name) for name in FITTED_MODEL)
     values = (
-        *(getattr(plan.model, name) for name in FITTED_MODEL),
+        *(NONE if value is None else value for value in model),
         plan.layout.microbatch_sequences,
         plan.mathematics.sequence_length,
         plan.mathematics.precision.parameters,
@@ -192,7 +197,7 @@ def _fits(value: Any) -> dict[str, object]:
     entries = _object(value, "fits")
     _same_names(entries, FITTED, "fits")
     for key, one in entries.items():
-        if not isinstance(one, str | int):
+        if not isinstance(one, str | int | float):
             raise ValueError(f"fits: {key} = {one!r:.40} is not the value of a setting")
     return entries
 
@@ -274,7 +279,8 @@ def unit_times(plan: Plan, times: str) -> UnitTimes:
     units = {UNIT_EMBEDDING: UNIT_EMBEDDING, UNIT_HEAD: UNIT_HEAD}
     units |= {f"layers.{layer}": BLOCK for layer in range(plan.model.layers)}
     by_pass = {
-        one: {unit: found.seconds[kind][one] for unit, kind in units.items()} for one in PASSES
+        one: {unit: found.seconds[kind][one] / plan.mesh.cp for unit, kind in units.items()}
+        for one in PASSES
     }
     measured = UnitTimes(
         source="measured",

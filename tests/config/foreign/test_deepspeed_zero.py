@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from echelon.core.plan import Context
 from tests.config.foreign.imports import Imports, rows_of, set_by, zero
 
 
@@ -168,5 +169,14 @@ def test_mesh_and_recompute(deepspeed: Imports) -> None:
     assert (plan.layout.recompute.policy, plan.layout.recompute.offload) == ("full", "host")
     cut = {"activation_checkpointing": {"partition_activations": True, "number_checkpoints": 2}}
     assert [rule for rule, _ in deepspeed.refused(cut)] == ["import-not-honoured"] * 2
-    rules = [rule for rule, _ in deepspeed.refused({"sequence_parallel_size": 2}, ranks=4)]
-    assert "not-built-yet" in rules
+
+
+@pytest.mark.parametrize(("ranks", "data"), [(2, 1), (4, 2)])
+def test_ulysses_and_what_is_shared_out_over_it(deepspeed: Imports, ranks: int, data: int) -> None:
+    config = {**zero(2, reduce_bucket_size=1000), "sequence_parallel_size": 2}
+    layout = deepspeed(config, ranks=ranks).job.plan.layout
+    assert (layout.mesh.cp, layout.mesh.dp_shard) == (2, data)
+    assert layout.context == Context(kind="ulysses", ulysses_degree=2)
+    assert (layout.zero.stage, layout.zero.bucket_bytes) == (2, 4000)
+    (problem,) = deepspeed.problems({"sequence_parallel_size": 8}, ranks=8)
+    assert (problem.rule, "mesh.cp = 4" in problem.works) == ("ulysses-divides-heads", True)

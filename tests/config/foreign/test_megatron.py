@@ -14,6 +14,7 @@ from echelon.config.foreign.megatron_keys import (
     REFUSED,
     REFUSED_PREFIXES,
 )
+from echelon.core.plan import Context
 from tests.config.foreign.imports import Imports, rows_of
 
 # A tutorial's layout of a 70B model on 64 GPUs, as it stands there.
@@ -271,6 +272,54 @@ def test_sequence_parallel_is_cut_over_tensor_ranks_only(megatron: Imports) -> N
     flags = "--sequence-parallel --tensor-model-parallel-size"
     assert megatron(small(f"{flags} 2")).job.plan.layout.sequence_parallel
     assert not megatron(small(f"{flags} 1")).job.plan.layout.sequence_parallel
+
+
+@pytest.mark.parametrize(
+    ("more", "context"),
+    [
+        ("", Context()),
+        ("--cp-comm-type p2p", Context(kind="ring")),
+        ("--cp-comm-type allgather", Context(kind="gathered")),
+        ("--cp-comm-type all_gather", Context(kind="gathered")),
+        ("--cp-comm-type a2a", Context(kind="ulysses", ulysses_degree=4)),
+        ("--cp-comm-type a2a+p2p", Context(kind="ulysses-ring", ulysses_degree=2)),
+        (
+            "--cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2",
+            Context(kind="ulysses-ring", ulysses_degree=2),
+        ),
+        (
+            "--cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 1 4",
+            Context(kind="ulysses-ring", ulysses_degree=1),
+        ),
+    ],
+)
+def test_how_context_ranks_meet(megatron: Imports, more: str, context: Context) -> None:
+    command = small(f"--context-parallel-size 4 --ddp-bucket-size 1000 {more}")
+    plan = megatron(command).job.plan
+    assert (plan.mesh.cp, plan.mesh.dp, plan.layout.context) == (4, 1, context)
+    assert plan.layout.zero.bucket_bytes == 4000
+    whole = megatron(small(more)).job.plan.layout
+    assert (whole.mesh.cp, whole.context) == (1, Context())
+
+
+@pytest.mark.parametrize("sizes", ["4", "2 4", "2 2 1", "a b"])
+def test_sizes_of_two_levels_are_refused_where_they_are_not_cp(
+    megatron: Imports, sizes: str
+) -> None:
+    flag = "--hierarchical-context-parallel-sizes"
+    command = small(f"--context-parallel-size 4 --cp-comm-type a2a+p2p {flag} {sizes}")
+    assert megatron.refused(command) == [("import-not-honoured", flag)]
+
+
+@pytest.mark.parametrize("written", ["7,0", "(7,0)", "7, 0", "(7, 0)"])
+def test_a_window_has_keys_before_the_query_and_its_own(megatron: Imports, written: str) -> None:
+    assert megatron(small(f"--window-size '{written}'")).job.plan.model.window == 8
+
+
+@pytest.mark.parametrize("written", ["7", "-1,0", "7,7", "7,-1", "all"])
+def test_a_window_behind_the_query_is_refused(megatron: Imports, written: str) -> None:
+    refused = megatron.refused(small(f"--window-size {written}"))
+    assert refused == [("import-not-honoured", "--window-size")]
 
 
 def test_data_that_the_flags_name_replaces_that_of_the_command(megatron: Imports) -> None:

@@ -172,7 +172,7 @@ OFF_TABLES: Mapping[str, tuple[str, str]] = {
 REFUSED_TABLES: Mapping[str, str] = {
     "compression_training": "weights are neither quantised nor pruned",
     "datastates_ckpt": "checkpoints are folders of safetensors, written by every rank",
-    "sparse_attention": "attention is dense and causal",
+    "sparse_attention": "a query meets all keys of its window",
     "tensor_parallel.partition_config": "which matrices are cut, and how, follows from the model",
     "weight_quantization": "weights are not quantised",
     "zero_optimization.zenflow": "every gradient is used in the step that made it",

@@ -55,7 +55,7 @@ def read_zero(ledger: Ledger, stage: int, gradients: str, data: int, around: Sur
 def _read_bucket(
     ledger: Ledger, stage: int, gradients: str, data: int, around: Surroundings
 ) -> None:
-    if stage == 3 or data == 1:
+    if stage == 3 or data * around.degrees["cp"] == 1:
         why = "a bucket is a unit at stage 3" if stage == 3 else "one data rank reduces nothing"
         ledger.skip(BUCKET, why)
         return

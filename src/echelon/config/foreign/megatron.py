@@ -32,10 +32,12 @@ from echelon.core.rulebook.imports import IMPORT_RANKS
 
 TP, PP, CP = (f"--{axis}-parallel-size" for axis in ("tensor-model", "pipeline-model", "context"))
 GLOBAL, MICRO = "--global-batch-size", "--micro-batch-size"
+KIND, SIZES = "--cp-comm-type", "--hierarchical-context-parallel-sizes"
 COMMUNICATION = {
     "p2p": "ring",
     "a2a": "ulysses",
     "allgather": "gathered",
+    "all_gather": "gathered",
     "a2a+p2p": "ulysses-ring",
 }
 SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")
@@ -49,7 +51,7 @@ def read_megatron(ledger: Ledger, around: Surroundings) -> None:
     gradients = read_precision(ledger)
     stage = _read_stage(ledger)
     data = _read_ranks(ledger, stage, around)
-    _read_buckets(ledger, stage, gradients, data)
+    _read_buckets(ledger, stage, gradients, data * around.degrees["cp"])
     batch = _read_batch(ledger, data)
     read_optimizer(ledger, around.degrees["tp"])
     steps = _read_steps(ledger, batch)
@@ -72,12 +74,7 @@ def _read_mesh(ledger: Ledger, around: Surroundings) -> Surroundings:
         if degree is not None:
             ledger.set(key, f"mesh.{axis}", degree, whys[axis])
             degrees[axis] = degree
-    key = "--cp-comm-type"
-    kind = ledger.word(key, COMMUNICATION, setting="context.kind")
-    if kind is not None and degrees["cp"] > 1:
-        ledger.set(key, "context.kind", COMMUNICATION[kind], "how pieces of a sequence meet")
-    else:
-        ledger.skip(key, "a sequence is not cut")
+    _read_context(ledger, degrees["cp"])
     key = "--sequence-parallel"
     if ledger.flag(key, setting="mesh.sequence_parallel"):
         if degrees["tp"] > 1:
@@ -85,6 +82,30 @@ def _read_mesh(ledger: Ledger, around: Surroundings) -> Surroundings:
         else:
             ledger.skip(key, "it splits over tp, and tp is 1")
     return around.with_degrees(**degrees)
+
+
+def _read_context(ledger: Ledger, cp: int) -> None:
+    """Map how context ranks meet; of two sizes the first is that of all-to-all, inside a ring."""
+    word = ledger.word(KIND, COMMUNICATION, setting="context.kind")
+    kind = COMMUNICATION[word] if word else "ring"
+    if cp == 1:
+        for key in (KIND, SIZES):
+            ledger.skip(key, "a sequence is not cut")
+        return
+    if word:
+        ledger.set(KIND, "context.kind", kind, "how pieces of a sequence meet")
+    if not ledger.has(SIZES):
+        return
+    sizes = ledger.given[SIZES]
+    match sizes:
+        case [int(inner), int(outer)] if kind == "ulysses-ring" and inner * outer == cp:
+            why = f"ranks that exchange heads, in a ring of {outer}"
+            ledger.set(SIZES, "context.ulysses_degree", inner, why)
+        case _ if kind != "ulysses-ring":
+            ledger.skip(SIZES, f"it is about {KIND} a2a+p2p")
+        case _:
+            why = f"two sizes whose product is {CP} {cp}: of all-to-all, and of the ring"
+            ledger.refuse(SIZES, why, setting="context.ulysses_degree")
 
 
 def _read_stage(ledger: Ledger) -> int:
@@ -183,10 +204,10 @@ def _refuse_data_parallel_size(ledger: Ledger, around: Surroundings, data: int |
         )
 
 
-def _read_buckets(ledger: Ledger, stage: int, gradients: int, data: int) -> None:
+def _read_buckets(ledger: Ledger, stage: int, gradients: int, ranks: int) -> None:
     key = "--ddp-bucket-size"
     elements = ledger.whole(key, COUNT, setting="zero.bucket_bytes")
-    if elements is not None and stage < 3 and data > 1:
+    if elements is not None and stage < 3 and ranks > 1:
         why = f"{elements} elements x {gradients} bytes"
         ledger.set(key, "zero.bucket_bytes", elements * gradients, why)
     else:

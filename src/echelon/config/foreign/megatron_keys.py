@@ -36,7 +36,7 @@ NOT_NEEDED: Mapping[str, str] = {
     "--no-align-param-gather": "each stage gathers when it needs to",
     "--no-async-tensor-model-parallel-allreduce": "Megatron-LM ignores it",
     "--no-check-for-nan-in-loss-and-grad": "a loss that is no number always ends the run",
-    "--no-create-attention-mask-in-dataloader": "attention is causal, without a mask tensor",
+    "--no-create-attention-mask-in-dataloader": "a mask is a rule, never a tensor",
     "--no-mmap-bin-files": "prepared data is mapped",
     "--no-one-logger": "there is none",
     "--no-overlap-p2p-communication": OVERLAPPED,
@@ -131,14 +131,12 @@ REFUSED: Mapping[str, str] = {
     "--use-legacy-models": "models are those of Megatron-Core",
     "--use-tp-pp-dp-mapping": "pipeline stages are outermost",
     "--wandb-project": "there is no mirror to W&B; a run folder has everything",
-    "--window-attn-skip-freq": "attention is dense and causal",
-    "--window-size": "attention is dense and causal",
+    "--window-attn-skip-freq": "every layer has the same window",
 }
 
 REFUSED_PREFIXES: Mapping[str, str] = {
     "--fp4-": "nothing is computed in 4 bits",
     "--fp8-": "nothing is computed in 8 bits",
-    "--hierarchical-context-": "a sequence is cut over one axis",
     "--inprocess-": "a run that stops is started again by --resume",
     "--moe-": "experts are read, but not yet trained",
     "--non-persistent-": "checkpoints are kept or removed by checkpoint.keep",

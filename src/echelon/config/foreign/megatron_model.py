@@ -5,6 +5,8 @@ Where the run builds on a model (--extends), what the command does not say is th
 
 from __future__ import annotations
 
+import re
+
 from echelon.config.foreign.ledger import COUNT, POSITIVE, Ledger
 from echelon.config.foreign.surroundings import Surroundings
 from echelon.config.kinds import Real
@@ -37,6 +39,7 @@ def read_model(ledger: Ledger, around: Surroundings) -> int | None:
     _read_vocab(ledger, around)
     _read_norm(ledger, complete)
     _read_positions(ledger, complete)
+    _read_window(ledger)
     _read_biases(ledger, complete)
     _read_dropout(ledger, complete)
     key = "--untie-embeddings-and-output-weights"
@@ -160,6 +163,20 @@ def _read_positions(ledger: Ledger, complete: bool) -> None:
         ledger.skip(factor, f"together with {scaling}")
     else:
         ledger.skip(factor, f"it counts with {scaling} only")
+
+
+def _read_window(ledger: Ledger) -> None:
+    """Map a window: Megatron-LM counts the keys before the query, here the query's own counts."""
+    key = "--window-size"
+    if not ledger.has(key):
+        return
+    found = re.fullmatch(r"\(?(\d{1,12}), ?0\)?", str(ledger.given[key]))
+    if found:
+        why = f"the {found[1]} keys before a query, and its own"
+        ledger.set(key, "model.window", int(found[1]) + 1, why)
+    else:
+        why = "a window is a number of keys before the query, and none behind it"
+        ledger.refuse(key, why, works=(f"{key} 128,0",), setting="model.window")
 
 
 def _read_biases(ledger: Ledger, complete: bool) -> None:

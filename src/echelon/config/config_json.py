@@ -1,0 +1,72 @@
+"""What is taken out of a Hugging Face config.json, key by key, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from echelon.config.entries import Entry
+from echelon.core.errors import Problem
+from echelon.core.rulebook.model import HF_CONFIG_MISSING_KEY, HF_CONFIG_VALUE
+from echelon.core.rules import did_you_mean
+
+
+@dataclass(slots=True)
+class Reader:
+    """Take values out of a config.json, noting what is missing, unsupported, and taken."""
+
+    path: Path
+    config: Mapping[str, object]
+    entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
+    problems: list[Problem] = field(default_factory=list[Problem])
+
+    def where(self, key: str) -> str:
+        """Return what to call the place of a key."""
+        return f"{self.path}: {key}"
+
+    def set(self, name: str, value: object, key: str) -> None:
+        """Set `model.name` to a value that comes from `key`."""
+        self.entries[f"model.{name}"] = Entry(value=value, source=self.where(key))
+
+    def need(self, name: str, key: str) -> None:
+        """Set `model.name` to the value of `key`, which must be there."""
+        if self.config.get(key) is None:
+            close = did_you_mean(key, self.config)
+            hint = f"; did you mean to write {close[0]}?" if close else ""
+            self.problems.append(
+                HF_CONFIG_MISSING_KEY.problem(
+                    f"{self.path} has no {key}, which a {self.config['model_type']} model "
+                    f"needs{hint}",
+                    key="model.hf_config",
+                    set_by=str(self.path),
+                )
+            )
+        else:
+            self.set(name, self.config[key], key)
+
+    def take(self, name: str, key: str, default: object = None) -> None:
+        """Set `model.name` to the value of `key`, else to the default of the architecture."""
+        value = self.config.get(key)
+        value = default if value is None else value
+        if value is not None:
+            self.set(name, value, key)
+
+    def only(self, key: str, *supported: object) -> None:
+        """Refuse a value of `key` that is none of these; the first is what absence means."""
+        value = self.config.get(key, supported[0])
+        if value not in supported:
+            self.refuse(key, value, *supported)
+
+    def refuse(self, key: str, value: object, *supported: object) -> None:
+        """Note that the value of a key is not supported."""
+        self.problems.append(
+            HF_CONFIG_VALUE.problem(
+                f"{key} = {json.dumps(value, default=str)} is not supported for "
+                f"{self.config['model_type']}",
+                key="model.hf_config",
+                set_by=self.where(key),
+                works=[json.dumps(item) for item in supported],
+            )
+        )
