@@ -33,6 +33,17 @@ class Piece:
     k: slice
     band: Band
 
+    @classmethod
+    def of(cls, sequence: int | None, box: Box) -> Piece:
+        """Return a box of one sequence, or of all of them."""
+        rows, columns = slice(box.q_first, box.q_last), slice(box.k_first, box.k_last)
+        return cls(sequence, rows, columns, box.band)
+
+    @property
+    def sequences(self) -> slice:
+        """Return the range of sequences."""
+        return slice(None) if self.sequence is None else slice(self.sequence, self.sequence + 1)
+
     @property
     def num_queries(self) -> int:
         """Return the number of query rows."""
@@ -90,10 +101,7 @@ def pieces_between(
 
 
 def _pieces(sequence: int | None, boxes: Iterable[Box]) -> tuple[Piece, ...]:
-    return tuple(
-        Piece(sequence, slice(box.q_first, box.q_last), slice(box.k_first, box.k_last), box.band)
-        for box in boxes
-    )
+    return tuple(Piece.of(sequence, box) for box in boxes)
 
 
 def _rows(runs: Iterable[Run]) -> list[tuple[int, Run]]:

@@ -1,0 +1,65 @@
+"""Attention to be read: every score at once, a mask made from positions, gradients by autograd.
+
+Shape suffixes: T queries, S keys, B sequences, H query heads, K key/value heads, hd head_dim.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from echelon.core.attention_mask import AttentionMask
+from echelon.models.attention.pieces import Documents
+from echelon.models.precision import widened
+
+
+def visible(
+    query_positions_T: torch.Tensor,
+    key_positions_S: torch.Tensor,
+    mask: AttentionMask,
+    documents: Documents | None,
+) -> torch.Tensor:
+    """Return whether a query meets a key: [T, S], or [B, T, S] where there are documents."""
+    ahead_TS = query_positions_T[:, None] - key_positions_S[None, :]
+    seen = torch.ones_like(ahead_TS, dtype=torch.bool)
+    if mask.causal:
+        seen = seen & (ahead_TS >= 0)
+    if mask.window is not None:
+        seen = seen & (ahead_TS.abs() < mask.window)
+    if documents is None:
+        return seen
+    same = [
+        _document(query_positions_T, starts)[:, None] == _document(key_positions_S, starts)[None, :]
+        for starts in documents
+    ]
+    return seen & torch.stack(same)
+
+
+def _document(positions: torch.Tensor, starts: tuple[int, ...]) -> torch.Tensor:
+    """Return how many documents have started at each position."""
+    return (positions[:, None] >= torch.tensor(starts, device=positions.device)).sum(-1)
+
+
+def attention_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    visible: torch.Tensor,
+    soft_cap: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return out [T, B, H, hd] and the log-sum-exp of the scores [B, H, T].
+
+    `q` is [T, B, H, hd], `k` and `v` are [S, B, K, hd], `visible` is what `visible` returns. Scores
+    are computed in at least float32. A query that meets nothing gets out 0, lse -inf, gradient 0.
+    """
+    repeats = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(repeats, dim=2) for x in (k, v))
+    scores_BHTS = torch.einsum("tbhd,sbhd->bhts", widened(q), widened(k)) / q.shape[-1] ** 0.5
+    if soft_cap is not None:
+        scores_BHTS = soft_cap * torch.tanh(scores_BHTS / soft_cap)
+    seen = visible if visible.dim() == 2 else visible[:, None]
+    lonely = ~seen.any(-1, keepdim=True)
+    # The softmax of a row of -inf is not a number: a lonely row is computed, then dropped.
+    scores_BHTS = scores_BHTS.masked_fill(~seen & ~lonely, float("-inf"))
+    weights_BHTS = scores_BHTS.softmax(dim=-1).masked_fill(lonely, 0.0).to(v.dtype)
+    lse_BHT = scores_BHTS.logsumexp(dim=-1).masked_fill(lonely.squeeze(-1), float("-inf"))
+    return torch.einsum("bhts,sbhd->tbhd", weights_BHTS, v), lse_BHT

@@ -1,0 +1,84 @@
+"""Queries and keys for tests of attention: positions in runs, masks, and what is expected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from echelon.core.attention_mask import AttentionMask, Run
+from echelon.models.attention.pieces import Documents, Piece, pieces_between
+from echelon.models.attention.reference import attention_reference, visible
+
+SEQUENCES = 2
+HEAD_DIM = 8
+
+MASKS: dict[str, tuple[AttentionMask, Documents | None]] = {
+    "causal": (AttentionMask(), None),
+    "full": (AttentionMask(causal=False), None),
+    "window": (AttentionMask(window=7), None),
+    "window both ways": (AttentionMask(causal=False, window=5), None),
+    "documents": (AttentionMask(), ((0, 3, 21), (0, 30, 31))),
+    "documents in full": (AttentionMask(causal=False), ((0, 3, 21), (0, 30))),
+    "documents in a window": (AttentionMask(window=4), ((0, 3, 21), (0, 20, 30))),
+}
+
+RUNS: dict[str, tuple[tuple[Run, ...], tuple[Run, ...]]] = {
+    "whole": ((Run(0, 1, 40),), (Run(0, 1, 40),)),
+    "zigzag, own": ((Run(8, 1, 8), Run(24, 1, 8)), (Run(8, 1, 8), Run(24, 1, 8))),
+    "zigzag, earlier": ((Run(8, 1, 8), Run(24, 1, 8)), (Run(0, 1, 8), Run(32, 1, 8))),
+    "zigzag, later": ((Run(0, 1, 8), Run(32, 1, 8)), (Run(8, 1, 8), Run(24, 1, 8))),
+    "zigzag, gathered": (
+        (Run(10, 1, 10), Run(20, 1, 10)),
+        (Run(0, 1, 10), Run(30, 1, 10), Run(10, 1, 10), Run(20, 1, 10)),
+    ),
+    "striped, earlier": ((Run(1, 2, 20),), (Run(0, 2, 20),)),
+    "striped, later": ((Run(0, 2, 20),), (Run(1, 2, 20),)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Hold the tensors of a case, its pieces, and which pairs are visible."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    dout: torch.Tensor
+    pieces: tuple[Piece, ...]
+    seen: torch.Tensor
+
+
+def positions(runs: tuple[Run, ...]) -> torch.Tensor:
+    """Return the positions that runs name, in order."""
+    return torch.tensor([run.position(i) for run in runs for i in range(run.count)])
+
+
+def case(
+    runs: str, mask: str, heads: tuple[int, int] = (4, 2), dtype: torch.dtype = torch.float64
+) -> Case:
+    """Return random tensors, as strided views, for (query heads, key heads)."""
+    torch.manual_seed(5)
+    (queries, keys), (rule, documents) = RUNS[runs], MASKS[mask]
+    query_T, key_S = positions(queries), positions(keys)
+
+    def random(length: int, num_heads: int) -> torch.Tensor:
+        wide = torch.randn(length, SEQUENCES, num_heads + 1, 2 * HEAD_DIM, dtype=torch.float64)
+        return wide.to(dtype)[:, :, 1:, HEAD_DIM:]
+
+    return Case(
+        random(len(query_T), heads[0]),
+        random(len(key_S), heads[1]),
+        random(len(key_S), heads[1]),
+        random(len(query_T), heads[0]),
+        pieces_between(queries, keys, rule, documents),
+        visible(query_T, key_S, rule, documents),
+    )
+
+
+def expected(case: Case, soft_cap: float | None = None) -> tuple[torch.Tensor, ...]:
+    """Return out, lse, dq, dk, dv of the reference in float64, for the values of a case."""
+    q, k, v = (x.double().detach().requires_grad_() for x in (case.q, case.k, case.v))
+    out, lse = attention_reference(q, k, v, case.seen, soft_cap)
+    gradients = torch.autograd.grad(out, (q, k, v), case.dout.double())
+    return out.detach(), lse.detach(), *gradients

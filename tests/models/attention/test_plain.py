@@ -1,0 +1,66 @@
+"""The plain kernel: its memory is that of a block, and blocks change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from echelon.core.attention_mask import Band
+from echelon.models.attention import plain
+from echelon.models.attention.interface import Attended, Scores
+from echelon.models.attention.plain import PlainKernel
+
+
+class Largest(TorchDispatchMode):
+    """Note the largest tensor that any operation returns."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for x in tree_leaves(found):
+            if isinstance(x, torch.Tensor):
+                self.numel = max(self.numel, x.numel())
+        return found
+
+
+def _tensors(length: int, heads: tuple[int, int] = (2, 1)) -> list[torch.Tensor]:
+    torch.manual_seed(7)
+    counts = (heads[0], heads[1], heads[1], heads[0])
+    return [torch.randn(length, 2, count, 8, dtype=torch.float64) for count in counts]
+
+
+@pytest.mark.parametrize("band", [Band(None, None), Band(0, None), Band(0, 40)])
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+def test_memory_is_that_of_a_block(
+    band: Band, soft_cap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v, dout = _tensors(512)
+    scores = Scores(band=band, scale=0.3, soft_cap=soft_cap)
+    wanted = PlainKernel().forward(q, k, v, scores)
+    wanted_gradients = PlainKernel().backward(dout, Attended(q, k, v, *wanted), scores)
+    monkeypatch.setattr(plain, "MAX_COLUMNS", 64)
+    monkeypatch.setattr(plain, "MAX_SCORES", 2 * 2 * 64 * 32)
+    with Largest() as noted:
+        found = PlainKernel().forward(q, k, v, scores)
+        gradients = PlainKernel().backward(dout, Attended(q, k, v, *found), scores)
+    # The inputs are the largest: 512 rows. All scores of one head would be as many again x 16.
+    assert noted.numel == q.numel()
+    assert q.numel() < 512 * 512
+    torch.testing.assert_close(found, wanted, rtol=0.0, atol=1e-12)
+    torch.testing.assert_close(tuple(gradients), tuple(wanted_gradients), rtol=0.0, atol=1e-12)
+
+
+def test_what_is_hidden_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "MAX_COLUMNS", 16)
+    monkeypatch.setattr(plain, "MAX_SCORES", 1)
+    q, k, *_ = _tensors(64)
+    blocks = list(plain._blocks(q, k, Scores(band=Band(0, None), scale=1.0)))
+    assert len(blocks) == 4 * 5 // 2
+    window = list(plain._blocks(q, k, Scores(band=Band(0, 1), scale=1.0)))
+    assert [(b.num_queries, b.num_keys) for b in window[1:3]] == [(1, 1), (16, 16)]
+    assert len(window) == 4 + 3
