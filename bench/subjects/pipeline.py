@@ -43,7 +43,8 @@ class StageModule(nn.Module):
         if not self.part.first:
             tokens_N = tokens_N.new_zeros(self.sequences * self.length)
         ids = torch.zeros(self.sequences, dtype=torch.int64)
-        batch = TokenBatch(tokens_N=tokens_N, labels_N=tokens_N, sample_ids_B=ids)
+        tokens_BT = tokens_N.view(self.length, self.sequences).t()
+        batch = TokenBatch.from_rows(tokens_BT, tokens_BT, ids)
         out_ND = self.part.hidden(None if self.part.first else x, batch)
         if not self.part.last:
             return out_ND

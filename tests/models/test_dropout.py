@@ -10,12 +10,8 @@ from echelon.models.batch import TokenBatch
 from echelon.models.operations import Operations, dropout_mask
 
 T, B, D = 6, 4, 32
-BATCH = TokenBatch(
-    tokens_N=torch.zeros(T * B, dtype=torch.int64),
-    labels_N=torch.zeros(T * B, dtype=torch.int64),
-    sample_ids_B=torch.tensor([30, 11, 7, 2]),
-    step=5,
-)
+ZEROS = torch.zeros(B, T, dtype=torch.int64)
+BATCH = TokenBatch.from_rows(ZEROS, ZEROS, torch.tensor([30, 11, 7, 2]), step=5)
 ROWS = torch.arange(T * B)
 WHOLE = dropout_mask(ROWS, torch.zeros(T * B, D), 0.25, "layers.0.mlp", BATCH)
 

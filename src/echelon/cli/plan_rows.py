@@ -75,12 +75,18 @@ def stage_rows(plan: Plan) -> list[StageRow]:
                 blocks=part.blocks,
                 held=held_in_stage(plan, pp_rank, ranks),
                 step=held_at_most(plan, pp_rank),
-                sent=(*bytes_sent_alike(plan, pp_rank), *most),
+                sent=(*_most_sent(plan, pp_rank), *most),
                 choices=zero_choices(plan, pp_rank),
                 muon={rank: sum(term.bytes for term in terms) for rank, terms in muon.items()},
             )
         )
     return rows
+
+
+def _most_sent(plan: Plan, pp_rank: int) -> tuple[SentTerm, ...]:
+    """Return what the rank sends that sends most: a mask may let context ranks differ."""
+    by_rank = [bytes_sent_alike(plan, pp_rank, cp_rank) for cp_rank in range(plan.mesh.cp)]
+    return max(by_rank, key=lambda terms: sum(term.bytes for term in terms))
 
 
 def place_head(rows: Sequence[StageRow]) -> str:

@@ -11,6 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+DocumentStarts = tuple[tuple[int, ...], ...]
+"""For each sequence the positions where its documents start: ascending, the first is 0."""
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """Name the positions start, start + step, ..., `count` of them, in order."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from echelon.core.attention_mask import AttentionMask
+
 NormKind = Literal["rmsnorm", "layernorm"]
 PositionKind = Literal["rope", "learned"]
 Activation = Literal["silu", "gelu"]
@@ -88,6 +90,11 @@ class ModelShape:
     soft_cap: float | None = None
     latent: LatentAttention | None = None
     experts: Experts | None = None
+
+    @property
+    def mask(self) -> AttentionMask:
+        """Return which keys a query meets, documents apart."""
+        return AttentionMask(causal=self.causal, window=self.window)
 
     @property
     def query_dim(self) -> int:

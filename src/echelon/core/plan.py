@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from echelon.core.attention_mask import AttentionMask
 from echelon.core.cluster import Cluster
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
@@ -223,11 +222,6 @@ class Plan:
         return self.mathematics.global_sequences // (
             self.layout.microbatch_sequences * self.mesh.dp
         )
-
-    @property
-    def mask(self) -> AttentionMask:
-        """Return which keys a query meets, documents apart."""
-        return AttentionMask(causal=self.model.causal, window=self.model.window)
 
     @property
     def placement(self) -> Placement:

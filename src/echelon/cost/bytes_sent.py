@@ -1,7 +1,7 @@
 """Bytes that each rank sends in one optimizer step, by axis: equal to what the run records.
 
 Every function gives the terms of one axis; a term is a count of equal collectives. `b` sequences
-of `T` positions are a microbatch, N = b T, D is the hidden width, `s` the bytes of an element,
+of `T` positions are a microbatch, N = b T / cp, D is the hidden width, `s` the bytes of an element,
 `M` the microbatches per step, `n` the degree of the axis. What buckets send (gradients, parameters)
 is in `cost/data_bytes.py`.
 """
@@ -12,6 +12,7 @@ from echelon.core.axis import Axis
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.buckets import BucketPlan, plan_buckets
 from echelon.cost.collectives import all_gather_bytes, all_reduce_bytes, reduce_scatter_bytes
+from echelon.cost.context import context_bytes
 from echelon.cost.data_bytes import (
     data_bytes,
     mirrored_bytes,
@@ -35,20 +36,21 @@ STATISTICS_LEAST_BYTES = 4
 def bytes_sent(plan: Plan, rank: int) -> tuple[SentTerm, ...]:
     """Return the terms of what `rank` sends per step; those of zero bytes are left out."""
     pp_rank = pp_rank_of(plan, rank)
-    terms = bytes_sent_alike(plan, pp_rank)
+    terms = bytes_sent_alike(plan, pp_rank, plan.mesh.coordinates(rank)[Axis.CP])
     if plan.mathematics.optimizer.kind == "muon":
         muon = muon_bytes(plan, muon_exchange(plan, pp_rank), rank)
         terms += tuple(term for term in muon if term.bytes)
     return terms
 
 
-def bytes_sent_alike(plan: Plan, pp_rank: int) -> tuple[SentTerm, ...]:
-    """Return the terms that all ranks at a place of the pipeline share: all but Muon's."""
+def bytes_sent_alike(plan: Plan, pp_rank: int, cp_rank: int) -> tuple[SentTerm, ...]:
+    """Return what ranks with the same part of the model and of a sequence share: not Muon's."""
     part = rank_part(plan, pp_rank)
     buckets = plan_buckets(plan, part)
     terms = (
         *data_bytes(plan, part, buckets),
         *tensor_bytes(plan, part, buckets),
+        *context_bytes(plan, part, cp_rank),
         *pipeline_bytes(plan, part, buckets),
         *world_bytes(plan),
     )
@@ -156,4 +158,4 @@ def stream_bytes(plan: Plan) -> int:
 
 
 def _tokens(plan: Plan) -> int:
-    return plan.layout.microbatch_sequences * plan.mathematics.sequence_length
+    return plan.local_tokens

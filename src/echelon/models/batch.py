@@ -1,14 +1,18 @@
 """What one forward pass reads: a microbatch in the layout that the decoder computes in.
 
-Shape suffixes: B sequences, T positions, N = T * B tokens, sequence first: token (t, b) is row
-t * B + b, so a cut along the sequence is a contiguous block of rows and needs no copy to be sent.
+Shape suffixes: B sequences, T positions on this rank, N = T * B tokens, sequence first: token
+(t, b) is row t * B + b, so a cut along the sequence is a contiguous block of rows and needs no copy
+to be sent. Under context parallelism a rank holds some positions of every sequence (`runs`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+from echelon.core.attention_mask import DocumentStarts, Run
 
 IGNORED_LABEL = -100
 """The label of a position that takes no part in the loss."""
@@ -16,15 +20,20 @@ IGNORED_LABEL = -100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
-    """Hold the tokens of one microbatch.
+    """Hold the tokens of one microbatch that one rank works on.
 
     `tokens_N` and `labels_N` are int64; `sample_ids_B` are the global ids of the sequences. They
-    key dropout, with the optimizer step `step` and the run's `seed`; `train` turns it on.
+    key dropout, with the optimizer step `step` and the run's `seed`; `train` turns it on. The rows
+    are the positions of `runs`, in order, out of `whole_length`. With `documents`, attention stays
+    inside of each; they are those of the whole sequences, whatever part of them is here.
     """
 
     tokens_N: torch.Tensor
     labels_N: torch.Tensor
     sample_ids_B: torch.Tensor
+    runs: tuple[Run, ...]
+    whole_length: int
+    documents: DocumentStarts | None = None
     step: int = 0
     seed: int = 0
     train: bool = True
@@ -35,12 +44,17 @@ class TokenBatch:
         return self.sample_ids_B.numel()
 
     @property
-    def sequence_length(self) -> int:
-        """Return T."""
+    def num_positions(self) -> int:
+        """Return T, the positions of each sequence that are here."""
         return self.tokens_N.numel() // self.num_sequences
 
+    @property
+    def positions_T(self) -> torch.Tensor:
+        """Return the positions that are here, int64, beside the tokens."""
+        return positions_of(self.runs, self.tokens_N.device)
+
     def num_valid(self) -> int:
-        """Return the number of tokens that take part in the loss."""
+        """Return the number of tokens here that take part in the loss."""
         return int((self.labels_N != IGNORED_LABEL).sum())
 
     @classmethod
@@ -50,16 +64,38 @@ class TokenBatch:
         labels_BT: torch.Tensor,
         sample_ids_B: torch.Tensor,
         *,
+        runs: Sequence[Run] = (),
+        documents: DocumentStarts | None = None,
         step: int = 0,
         seed: int = 0,
         train: bool = True,
     ) -> TokenBatch:
-        """Return the batch of sequences given one per row."""
+        """Return the batch of whole sequences given one per row: the positions of `runs`, or all.
+
+        `tokens_BT` and `labels_BT` hold every position of a sequence.
+        """
+        length = tokens_BT.shape[1]
+        held = tuple(runs) or (Run(0, 1, length),)
+        if held != (Run(0, 1, length),):
+            positions_T = positions_of(held, tokens_BT.device)
+            tokens_BT, labels_BT = tokens_BT[:, positions_T], labels_BT[:, positions_T]
         return cls(
             tokens_N=tokens_BT.t().reshape(-1).contiguous(),
             labels_N=labels_BT.t().reshape(-1).contiguous(),
             sample_ids_B=sample_ids_B,
+            runs=held,
+            whole_length=length,
+            documents=documents,
             step=step,
             seed=seed,
             train=train,
         )
+
+
+def positions_of(runs: Sequence[Run], device: torch.device) -> torch.Tensor:
+    """Return the positions of `runs` in order, int64."""
+    parts = [
+        torch.arange(run.start, run.start + run.step * run.count, run.step, device=device)
+        for run in runs
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -67,16 +67,16 @@ class Attention(nn.Module):
         ops, shape = self.operations, self.shape
         qkv = ops.project_in(x_ND, (self.q, self.k, self.v))
         head_dim = shape.head_dim
-        qkv = qkv.view(batch.sequence_length, batch.num_sequences, -1, head_dim)
+        qkv = qkv.view(batch.num_positions, batch.num_sequences, -1, head_dim)
         heads, kv_heads = self.q.out_features // head_dim, self.k.out_features // head_dim
         q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=2)
         if shape.qk_norm:
             q = ops.head_norm(q, self.q_norm.weight, shape.norm_eps)
             k = ops.head_norm(k, self.k_norm.weight, shape.norm_eps)
         if shape.positions == "rope":
-            cos_TE, sin_TE = ops.rotary_tables(shape, batch.sequence_length, x_ND)
+            cos_TE, sin_TE = ops.rotary_tables(shape, batch, x_ND)
             q, k = ops.rotate(q, cos_TE, sin_TE), ops.rotate(k, cos_TE, sin_TE)
-        return ops.project_out(ops.attend(q, k, v), self.o)
+        return ops.project_out(ops.attend(q, k, v, shape, batch), self.o)
 
 
 class MLP(nn.Module):

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 from echelon.core.model_shape import ModelShape
+from echelon.models.attention.reference import attention_reference, visible
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.counter_random import key_of, uniform
 from echelon.models.precision import NARROW, at_least_fp32, widened
@@ -45,7 +46,7 @@ class Operations:
         """Return x_ND: token vectors, plus learned position vectors where the model has them."""
         x_ND = fn.embedding(batch.tokens_N, weight_VD)
         if positions is not None:
-            x_TD = positions[: batch.sequence_length]
+            x_TD = positions[batch.positions_T]
             x_ND = x_ND + x_TD.repeat_interleave(batch.num_sequences, dim=0)
         return x_ND
 
@@ -75,10 +76,10 @@ class Operations:
         return linear(x)
 
     def rotary_tables(
-        self, shape: ModelShape, length: int, like: torch.Tensor
+        self, shape: ModelShape, batch: TokenBatch, like: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos_TE and sin_TE for positions 0 to length - 1, where `like` is."""
-        positions_T = torch.arange(length, device=like.device)
+        """Return cos_TE and sin_TE for the positions of `batch`, where `like` is."""
+        positions_T = batch.positions_T.to(like.device)
         return rotary_tables(shape, positions_T, at_least_fp32(like.dtype))
 
     def rotate(self, x: torch.Tensor, cos_TE: torch.Tensor, sin_TE: torch.Tensor) -> torch.Tensor:
@@ -93,16 +94,17 @@ class Operations:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
+        shape: ModelShape,
+        batch: TokenBatch,
     ) -> torch.Tensor:
-        """Return causal attention of q [T,B,H,hd] over k, v [T,B,K,hd], as [N, H * hd]."""
-        length, num_sequences, heads, head_dim = q.shape
-        repeats = heads // k.shape[2]
-        k, v = (x.repeat_interleave(repeats, dim=2) for x in (k, v))
-        scores = torch.einsum("tbhd,sbhd->bhts", widened(q), widened(k)) / head_dim**0.5
-        future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
-        weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1).to(v.dtype)
-        out = torch.einsum("bhts,sbhd->tbhd", weights, v)
-        return out.reshape(length * num_sequences, heads * head_dim)
+        """Return attention of q [T,B,H,hd] over k, v [T,B,K,hd], as [N, H * hd].
+
+        A query meets the keys that the mask of `shape` and the documents of `batch` allow.
+        """
+        positions_T = batch.positions_T.to(q.device)
+        seen = visible(positions_T, positions_T, shape.mask, batch.documents)
+        out = attention_reference(q, k, v, seen, shape.soft_cap)[0]
+        return out.reshape(q.shape[0] * q.shape[1], -1)
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Return SwiGLU's silu(gate) * up for gate and up side by side, [N, F]."""
@@ -142,7 +144,7 @@ class Operations:
 def dropped(
     x_ND: torch.Tensor, rows: torch.Tensor, probability: float, site: str, batch: TokenBatch
 ) -> torch.Tensor:
-    """Return x, the global token rows `rows`, with elements zeroed and the others scaled up."""
+    """Return x, the rows `rows` of the batch, with elements zeroed and the others scaled up."""
     mask = dropout_mask(rows, x_ND, probability, site, batch)
     if x_ND.dtype in NARROW:
         # In the few digits of the mask 1 / (1 - p) is another factor; a number has all of them.
@@ -153,15 +155,15 @@ def dropped(
 def dropout_mask(
     rows: torch.Tensor, like: torch.Tensor, probability: float, site: str, batch: TokenBatch
 ) -> torch.Tensor:
-    """Return the mask (0 or 1 / (1 - p)) of the global token rows `rows`, shaped like `like`.
+    """Return the mask (0 or 1 / (1 - p)) of the rows `rows` of the batch, shaped like `like`.
 
     The value at (sample, position, channel) depends on nothing but these, the seed, the step and
     the site, so every layout drops the same elements.
     """
     width = like.shape[-1]
-    position = rows // batch.num_sequences
+    position = batch.positions_T.to(rows.device)[rows // batch.num_sequences]
     sample = batch.sample_ids_B.to(rows.device)[rows % batch.num_sequences]
-    token = sample * batch.sequence_length + position
+    token = sample * batch.whole_length + position
     index = token.unsqueeze(-1) * width + torch.arange(width, device=rows.device)
     keep = uniform(key_of("dropout", batch.seed, batch.step, site), index) >= probability
     return keep.to(like.dtype) / (1.0 - probability)

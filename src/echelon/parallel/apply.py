@@ -1,6 +1,6 @@
 """The order in which a plan is applied to a model on one rank.
 
-tensor / sequence -> pipeline stage -> recompute -> data / ZeRO.
+tensor / sequence -> context -> pipeline stage -> recompute -> data / ZeRO.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from echelon.core.plan import Plan
 from echelon.cost.buckets import accumulates_slices, stage_units
 from echelon.cost.stage import held_parameters, pp_rank_of, rank_part
 from echelon.parallel.buckets import make_buckets
+from echelon.parallel.context import ContextAttention, ContextGroups
 from echelon.parallel.data import GradientReduction, bucket_rule
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.dtypes import TORCH_DTYPES
@@ -33,7 +34,8 @@ def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankMode
     split = TensorSplit(
         group=groups.tensor, sequence_parallel=plan.layout.sequence_parallel, store=store
     )
-    operations = RankOperations(split, plan.model.vocab)
+    context = ContextAttention(plan, ContextGroups(ring=groups.ring, ulysses=groups.ulysses), store)
+    operations = RankOperations(split, plan.model.vocab, context)
     stages = empty_stages(plan, part, operations)
     rest = parameter_rest(plan, groups.rank, device)
     rule = bucket_rule(plan, part, specs, groups, rest, device)

@@ -22,11 +22,13 @@ class RankGroups:
 
     `data` sums losses and gradients (dp_replicate x dp_shard x cp); `shard` (dp_shard x cp) cuts
     slices of which `replicate` ranks hold copies; `stage` is all ranks of one pipeline stage, which
-    share out Muon's matrices. `tensor` is `tp`. Activations travel on `pipe_forward` and gradients
-    on `pipe_backward`: one communicator each, because NCCL runs the messages of a communicator in
-    order and the two directions would wait for each other. `tied` joins the ranks of the first and
-    the last stage where both hold the embedding, `mirror` two ranks that hold copies of the same
-    stages; `world` carries the few numbers of a step that every rank needs.
+    share out Muon's matrices. `tensor` is `tp`. `ring` and `ulysses` are the two parts of `cp`
+    (`core.placement`): the neighbours of a `ulysses` group exchange heads. Activations travel on
+    `pipe_forward` and gradients on `pipe_backward`: one communicator each, because NCCL runs the
+    messages of a communicator in order and the two directions would wait for each other. `tied`
+    joins the ranks of the first and the last stage where both hold the embedding, `mirror` two
+    ranks that hold copies of the same stages; `world` carries the few numbers of a step that every
+    rank needs.
     """
 
     mesh: Mesh
@@ -38,6 +40,8 @@ class RankGroups:
     replicate: Group
     stage: Group
     tensor: Group
+    ring: Group
+    ulysses: Group
     pipe_forward: Group
     pipe_backward: Group
     tied: Group
@@ -48,6 +52,7 @@ class RankGroups:
 class Wanted:
     """Say which groups a run needs besides those that every run has.
 
+    The context ranks are cut into Ulysses groups of `ulysses_degree`, and rings across them.
     `tied` are the places in the pipeline of the two ranks that share an embedding, `links` the
     pairs of places between which messages travel (default: neighbours).
     """
@@ -56,6 +61,7 @@ class Wanted:
     slices: bool = False
     stage: bool = False
     mirrored: bool = False
+    ulysses_degree: int = 1
     links: tuple[tuple[int, int], ...] | None = None
 
     @classmethod
@@ -74,6 +80,7 @@ class Wanted:
             slices=plan.layout.zero.stage > 0,
             stage=plan.mathematics.optimizer.kind == "muon",
             mirrored=bool(placement.mirrored),
+            ulysses_degree=plan.layout.context.ulysses_degree,
             links=tuple(sorted((a, b) for a, b in between if a != b)),
         )
 
@@ -100,6 +107,9 @@ def rank_groups(mesh: Mesh, recorder: Recorder, wanted: Wanted) -> RankGroups:
     ends = tuple(tuple(ranks[place] for place in two) for ranks in pipes if two)
     half = range(mesh.pp // 2 if wanted.mirrored else 0)
     mirrors = tuple((ranks[place], ranks[-1 - place]) for ranks in pipes for place in half)
+    u, contexts = wanted.ulysses_degree, mesh.groups(Axis.CP)
+    rings = tuple(ranks[place::u] for ranks in contexts for place in range(u))
+    neighbours = tuple(ranks[i : i + u] for ranks in contexts for i in range(0, len(ranks), u))
     stage = tuple(axis for axis in MESH_AXES if axis is not Axis.PP)
     groups = RankGroups(
         mesh=mesh,
@@ -113,6 +123,8 @@ def rank_groups(mesh: Mesh, recorder: Recorder, wanted: Wanted) -> RankGroups:
         ),
         stage=over("stage", mesh.groups(*stage) if wanted.stage else ()),
         tensor=over(Axis.TP.value, mesh.groups(Axis.TP)),
+        ring=over(Axis.CP.value, rings),
+        ulysses=over(Axis.CP.value, neighbours),
         pipe_forward=over(Axis.PP.value, pipes),
         pipe_backward=over(Axis.PP.value, pipes),
         tied=over(Axis.PP.value, ends),

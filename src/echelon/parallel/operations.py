@@ -11,11 +11,11 @@ from typing import Protocol
 
 import torch
 from torch import nn
-from torch.nn import functional as fn
 
 from echelon.core.model_shape import ModelShape
 from echelon.models.batch import TokenBatch
 from echelon.models.operations import Operations, dropped
+from echelon.parallel.context import ContextAttention
 from echelon.parallel.kernels import LayerNorm, RMSNorm, Rotate, SwiGLU
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
 from echelon.parallel.vocabulary import (
@@ -46,13 +46,19 @@ class RankOperations(Operations):
     """Compute the steps of a decoder on one of the ranks of a tensor-parallel group."""
 
     def __init__(
-        self, split: TensorSplit, vocab: int, *, residency: Residency | None = None
+        self,
+        split: TensorSplit,
+        vocab: int,
+        context: ContextAttention,
+        *,
+        residency: Residency | None = None,
     ) -> None:
         """Split layers as `split` says; `vocab` is the number of real token ids.
 
+        `context` lets queries meet the keys of other ranks.
         `residency` is told of every unit; without one, the weights are always there.
         """
-        self.split, self.vocab = split, vocab
+        self.split, self.vocab, self.context = split, vocab, context
         self.residency: Residency = residency or Operations()
         self._tables: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -72,7 +78,7 @@ class RankOperations(Operations):
         if positions is None:
             return x_ND
         rows_N = stream_rows(batch.tokens_N.numel(), self.split, x_ND.device)
-        positions_N = rows_N // batch.num_sequences
+        positions_N = batch.positions_T[rows_N // batch.num_sequences]
         return PositionEmbedding.apply(x_ND, positions, positions_N, self.split)
 
     def norm(
@@ -92,27 +98,28 @@ class RankOperations(Operations):
         return RowLinear.apply(x, linear, self.split)
 
     def rotary_tables(
-        self, shape: ModelShape, length: int, like: torch.Tensor
+        self, shape: ModelShape, batch: TokenBatch, like: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the tables of the reference, computed once per length and dtype."""
-        key = (length, like.dtype, like.device)
+        """Return the tables of the reference, computed once per set of positions and dtype."""
+        key = (batch.runs, like.dtype, like.device)
         if key not in self._tables:
-            self._tables[key] = super().rotary_tables(shape, length, like)
+            self._tables[key] = super().rotary_tables(shape, batch, like)
         return self._tables[key]
 
     def rotate(self, x: torch.Tensor, cos_TE: torch.Tensor, sin_TE: torch.Tensor) -> torch.Tensor:
         """Return x [T, B, heads, head_dim] turned by position."""
         return Rotate.apply(x, cos_TE[:, None, None], sin_TE[:, None, None])
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Return causal attention over the heads of this rank, by PyTorch's fused kernel."""
-        length, num_sequences, heads, head_dim = q.shape
-        repeats = heads // k.shape[2]
-        if repeats > 1:
-            k, v = (x.repeat_interleave(repeats, dim=2) for x in (k, v))
-        q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))
-        out = fn.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return out.permute(2, 0, 1, 3).reshape(length * num_sequences, heads * head_dim)
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        shape: ModelShape,
+        batch: TokenBatch,
+    ) -> torch.Tensor:
+        """Return attention over the heads of this rank, the keys of all context ranks met."""
+        return self.context.attend(q, k, v, shape, batch)
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Return silu(gate) * up."""

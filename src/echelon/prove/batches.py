@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from echelon.core.attention_mask import DocumentStarts
 from echelon.core.plan import Plan
 from echelon.models.batch import IGNORED_LABEL
 from echelon.prove.subject import GlobalBatch
@@ -46,7 +47,20 @@ def global_batch(plan: Plan, step: int) -> GlobalBatch:
         sample_ids=tuple(int(i) for i in ids),
         inputs_BT=torch.from_numpy(tokens[:, :-1].copy()),
         labels_BT=torch.from_numpy(labels),
+        documents=_documents(plan, step) if mathematics.documents == "separate" else None,
     )
+
+
+def _documents(plan: Plan, step: int) -> DocumentStarts:
+    """Return where documents start: one to four in a sequence, of very unequal lengths."""
+    mathematics = plan.mathematics
+    length = mathematics.sequence_length
+    generator = np.random.default_rng([mathematics.seed, step, 1])
+    found: list[tuple[int, ...]] = []
+    for _ in range(mathematics.global_sequences):
+        cuts = length * generator.random(generator.integers(1, 4)) ** 3
+        found.append(tuple(sorted({0, *(min(1 + int(cut), length - 1) for cut in cuts)})))
+    return tuple(found)
 
 
 def loud_steps(plan: Plan) -> range:

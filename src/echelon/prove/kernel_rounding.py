@@ -15,33 +15,47 @@ from typing import Any
 
 import torch
 
+from echelon.core.model_shape import ModelShape
+from echelon.models.attention.reference import visible
+from echelon.models.batch import TokenBatch
 from echelon.models.operations import Operations
 from echelon.models.precision import widened
 
 
 class _Attention(torch.autograd.Function):
-    """softmax(q k^T / sqrt(head_dim)) v, causal; operands are rounded, sums are wide."""
+    """softmax(q k^T / sqrt(head_dim)) v where visible; operands are rounded, sums are wide."""
 
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        seen: torch.Tensor,
+        soft_cap: float | None,
+    ) -> torch.Tensor:
         """Return the output, [B, H, T, head_dim], for as many key as query heads."""
         scores = widened(q) @ widened(k).mT / q.shape[-1] ** 0.5
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        weights_BHTS = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
+        slope_BHTS = torch.ones((), dtype=scores.dtype)
+        if soft_cap is not None:
+            tanh = torch.tanh(scores / soft_cap)
+            scores, slope_BHTS = soft_cap * tanh, 1 - tanh.square()
+        weights_BHTS = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
         out = (_rounded(weights_BHTS, q) @ widened(v)).to(q.dtype)
-        ctx.save_for_backward(q, k, v, weights_BHTS, out)
+        ctx.save_for_backward(q, k, v, weights_BHTS, slope_BHTS, out)
         return out
 
     @staticmethod
-    def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of q, k and v."""
-        q, k, v, weights_BHTS, out = ctx.saved_tensors
+        q, k, v, weights_BHTS, slope_BHTS, out = ctx.saved_tensors
         dout = widened(dout)
         dv = _rounded(weights_BHTS, q).mT @ dout
         pull = (dout * out).sum(-1, keepdim=True)
-        dscores = _rounded(weights_BHTS * (dout @ widened(v).mT - pull), q) / q.shape[-1] ** 0.5
+        dscores = weights_BHTS * (dout @ widened(v).mT - pull) * slope_BHTS
+        dscores = _rounded(dscores, q) / q.shape[-1] ** 0.5
         dq, dk = dscores @ widened(k), dscores.mT @ widened(q)
-        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype)
+        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None, None
 
 
 def _rounded(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -51,10 +65,20 @@ def _rounded(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 class KernelOperations(Operations):
     """The plain operations, but for attention."""
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Return causal attention of q [T,B,H,hd] over k, v [T,B,K,hd], as [N, H * hd]."""
-        length, num_sequences, heads, head_dim = q.shape
-        repeats = heads // k.shape[2]
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        shape: ModelShape,
+        batch: TokenBatch,
+    ) -> torch.Tensor:
+        """Return attention of q [T,B,H,hd] over k, v [T,B,K,hd], as [N, H * hd]."""
+        repeats = q.shape[2] // k.shape[2]
         k, v = (x.repeat_interleave(repeats, dim=2) for x in (k, v))
-        out = _Attention.apply(*(x.permute(1, 2, 0, 3) for x in (q, k, v)))
-        return out.permute(2, 0, 1, 3).reshape(length * num_sequences, heads * head_dim)
+        positions_T = batch.positions_T
+        seen = visible(positions_T, positions_T, shape.mask, batch.documents)
+        seen = seen if seen.dim() == 2 else seen[:, None]
+        operands = (x.permute(1, 2, 0, 3) for x in (q, k, v))
+        out = _Attention.apply(*operands, seen, shape.soft_cap)
+        return out.permute(2, 0, 1, 3).reshape(q.shape[0] * q.shape[1], -1)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from echelon.core.axis import Axis
 from echelon.core.parameters import ParameterSpec, parameters
 from echelon.core.plan import Plan
 from echelon.prove.ranks import INITIAL, Piece, RankResult
@@ -72,11 +73,17 @@ class Observed:
         )
 
     def microbatch_losses(self, step: int) -> dict[tuple[int, int], list[tuple[float, int]]]:
-        """Return, for each (dp rank, microbatch), what every rank that computed it said."""
+        """Return, for each (dp rank, microbatch), what every rank that computed it said.
+
+        Context ranks compute their own positions: what those of one group said is added up.
+        """
         said: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
-        for report in self.reports(step):
-            for slot, value in report.microbatch_losses.items():
-                said[slot].append(value)
+        reports = self.reports(step)
+        for ranks in self.plan.mesh.groups(Axis.CP):
+            slots = dict.fromkeys(slot for r in ranks for slot in reports[r].microbatch_losses)
+            for slot in slots:
+                parts = [reports[r].microbatch_losses.get(slot, (0.0, 0)) for r in ranks]
+                said[slot].append((sum(p[0] for p in parts), sum(p[1] for p in parts)))
         return said
 
     def coverage_problem(self, kind: str, step: int, name: str) -> str:

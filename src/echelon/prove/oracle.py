@@ -114,6 +114,7 @@ def token_losses(plan: Plan, model: Decoder, batch: GlobalBatch, step: int) -> t
         batch.inputs_BT,
         batch.labels_BT,
         torch.tensor(batch.sample_ids, dtype=torch.int64),
+        documents=batch.documents,
         step=step,
         seed=plan.mathematics.seed,
     )
@@ -126,7 +127,7 @@ def _head_losses(model: Decoder, x_ND: torch.Tensor, tokens: TokenBatch) -> torc
     losses_N = fn.cross_entropy(
         logits_NV, tokens.labels_N, ignore_index=IGNORED_LABEL, reduction="none"
     )
-    return losses_N.view(tokens.sequence_length, tokens.num_sequences).t()
+    return losses_N.view(tokens.num_positions, tokens.num_sequences).t()
 
 
 def sums_by_slot(

@@ -2,7 +2,7 @@
 
 The mesh, the schedule, ZeRO (stage, accumulation, resharding, what is cut, where slices rest),
 the optimizer and its rules, loss scaling, sequence parallelism, recompute, tied weights, the ratio
-of query to key heads, norms, biases and every remainder (of the vocabulary over `tp`, of the
+of query to key heads, where a window ends, norms, biases and every remainder (of the vocabulary over `tp`, of the
 microbatches over `pp`, of the blocks over the stages) stay; the sizes go.
 """
 
@@ -22,6 +22,7 @@ from echelon.core.plan import (
     Precision,
     Zero,
 )
+from echelon.cost.context import kv_copies
 from echelon.prove.names import family_of
 from echelon.schedule.build import SCHEDULES
 
@@ -31,6 +32,7 @@ NUM_STEPS = 3
 _SIGNAL = 1e-3
 _UNCLIPPED_SIGNAL = 0.1
 _BUCKETS = 3
+_CHUNK = 4
 _SGD_RATE = 1.0
 _SGD_DECAY = 2e-3
 
@@ -114,7 +116,7 @@ def shrink_stages(
 def _model(plan: Plan, layers: int, sequence_length: int) -> ModelShape:
     shape, tp = plan.model, plan.mesh.tp
     head_dim = 4
-    kv_heads = tp * min(2, max(1, shape.kv_heads // tp))
+    kv_heads = tp * _kv_heads(plan)
     heads = kv_heads * (shape.heads // shape.kv_heads)
     square = shape.query_dim == shape.hidden
     hidden = heads * head_dim if square else heads * head_dim + 4
@@ -131,15 +133,47 @@ def _model(plan: Plan, layers: int, sequence_length: int) -> ModelShape:
         ffn=tp * max(3, 12 // tp),
         vocab=tp * per_rank + shape.vocab % tp,
         max_positions=sequence_length + spare_positions,
+        window=_window(plan, sequence_length),
         # A narrow model needs wide weights: with the std of a wide one its blocks would add next
         # to nothing to the residual stream, and a wrong one would hardly show.
         initial_std=max(shape.initial_std, hidden**-0.5),
     )
 
 
+def _kv_heads(plan: Plan) -> int:
+    """Return few key/value heads for a tensor rank, copied as often by Ulysses as the plan's."""
+    held, degree = max(1, plan.model.kv_heads // plan.mesh.tp), plan.layout.context.ulysses_degree
+    repeats = plan.model.heads // plan.model.kv_heads
+    if held * repeats % degree:
+        return held
+    copies = kv_copies(held * repeats, held, degree)
+    return next(
+        few
+        for few in range(min(2, held), held + 1)
+        if few * repeats % degree == 0 and kv_copies(few * repeats, few, degree) == copies
+    )
+
+
 def _sequence_length(plan: Plan) -> int:
+    """Return a length that every layout can cut, with a few positions in each piece of it."""
     chunks = plan.mesh.tp * plan.mesh.cp * 2
-    return chunks * max(1, 8 // chunks)
+    if plan.mesh.cp == 1:
+        return chunks * max(1, 8 // chunks)
+    return chunks * max(1, -(-_CHUNK // plan.mesh.tp))
+
+
+def _window(plan: Plan, sequence_length: int) -> int | None:
+    """Return a window that is as long beside a chunk of a context rank as the plan's is.
+
+    One shorter than a chunk stays so, one that ends in another chunk does so.
+    """
+    window, length = plan.model.window, plan.mathematics.sequence_length
+    if window is None or window >= length:
+        return None if window is None else sequence_length
+    chunks = 2 * plan.mesh.cp
+    chunk, whole = sequence_length // chunks, window * chunks // length
+    within = window * chunks % length * chunk // length
+    return max(2, min(whole * chunk + max(1, within), sequence_length - 1))
 
 
 def _num_microbatches(plan: Plan) -> int:

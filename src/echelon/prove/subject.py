@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from echelon.core.attention_mask import DocumentStarts
 from echelon.core.plan import Plan
 from echelon.parallel.recorder import WaitMarks
 from echelon.parallel.shards import Shard
@@ -25,12 +26,15 @@ class GlobalBatch:
     """Hold a whole global batch; every rank is given all of it and takes its own rows.
 
     Data-parallel rank r (`dp_replicate` major, `dp_shard` minor), microbatch m of M, b sequences
-    each, owns rows ``(r * M + m) * b`` to ``(r * M + m + 1) * b``. `sample_ids` names the rows.
+    each, owns rows ``(r * M + m) * b`` to ``(r * M + m + 1) * b``. `sample_ids` names the rows. All
+    context ranks of a data-parallel rank get the same rows; each takes its own positions of them.
+    `documents` says where documents start in each row, where attention stays inside of them.
     """
 
     sample_ids: tuple[int, ...]
     inputs_BT: torch.Tensor
     labels_BT: torch.Tensor
+    documents: DocumentStarts | None = None
 
     def microbatch(self, plan: Plan, dp_rank: int, microbatch: int) -> GlobalBatch:
         """Return the rows of one microbatch of one data-parallel rank."""
@@ -41,6 +45,7 @@ class GlobalBatch:
             sample_ids=self.sample_ids[rows],
             inputs_BT=self.inputs_BT[rows],
             labels_BT=self.labels_BT[rows],
+            documents=None if self.documents is None else self.documents[rows],
         )
 
 
@@ -66,6 +71,7 @@ class StepReport(Protocol):
     def microbatch_losses(self) -> Mapping[tuple[int, int], tuple[float, int]]:
         """(dp rank, microbatch) -> (sum of token losses, valid tokens), those this rank computed.
 
+        Context ranks each tell of their own positions.
         Empty on a rank that does not own the last pipeline stage.
         """
         ...

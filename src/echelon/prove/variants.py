@@ -45,10 +45,10 @@ class Positions(Operations):
         self.index = index
 
     def rotary_tables(
-        self, shape: ModelShape, length: int, like: torch.Tensor
+        self, shape: ModelShape, batch: TokenBatch, like: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tables of other positions."""
-        positions_T = self.index(torch.arange(length, device=like.device))
+        positions_T = self.index(batch.positions_T.to(like.device))
         return rotary_tables(shape, positions_T, like.dtype)
 
     def embed(
@@ -58,7 +58,7 @@ class Positions(Operations):
         x_ND = super().embed(weight_VD, None, batch)
         if positions is None:
             return x_ND
-        index_T = self.index(torch.arange(batch.sequence_length))
+        index_T = self.index(batch.positions_T)
         return x_ND + positions[index_T].repeat_interleave(batch.num_sequences, dim=0)
 
 
@@ -69,11 +69,18 @@ class KeyValueHeads(Operations):
         """Use ``choose(query head, repeats, key/value heads)``."""
         self.choose = choose
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        shape: ModelShape,
+        batch: TokenBatch,
+    ) -> torch.Tensor:
         """Return attention over the chosen heads."""
         heads, kv_heads = q.shape[2], k.shape[2]
         chosen = [self.choose(head, heads // kv_heads, kv_heads) for head in range(heads)]
-        return super().attend(q, k[:, :, chosen], v[:, :, chosen])
+        return super().attend(q, k[:, :, chosen], v[:, :, chosen], shape, batch)
 
 
 class PaddedVocabulary(Operations):

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from echelon.core.attention_mask import Run
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
@@ -51,10 +52,10 @@ class StepResult:
     A step is `skipped` where a gradient overflowed under `loss_scale`, the factor of its backward:
     no rank updated anything.
     `microbatch_losses` maps (data rank, microbatch) to (loss sum, counted tokens) of what this
-    rank computed; `stop_requests` counts the ranks that asked to stop. `rank_waits_s` are the
-    seconds that each rank waited for others until its gradients were complete (the one that
-    waited least is the one that the others waited for), `rank_used_bytes` the memory that each
-    said it uses.
+    rank computed, its positions only; `stop_requests` counts the ranks that asked to stop.
+    `rank_waits_s` are the seconds that each rank waited for others until its gradients were
+    complete (the one that waited least is the one that the others waited for), `rank_used_bytes`
+    the memory that each said it uses.
     """
 
     loss: float
@@ -108,7 +109,12 @@ class TrainEngine:
     @property
     def data_rank(self) -> int:
         """Return which share of the samples this rank reads."""
-        return self.groups.data.index
+        return self.groups.data.index // self.plan.mesh.cp
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Return which positions of each sequence this rank works on."""
+        return self.plan.placement.runs(self.plan.mesh.coordinates(self.groups.rank)[Axis.CP])
 
     def step(
         self,

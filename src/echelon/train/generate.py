@@ -20,10 +20,10 @@ def generate(
     written = list(tokens)
     for _ in range(count):
         context = torch.tensor(written[-decoder.shape.max_positions :])
-        batch = TokenBatch(
-            tokens_N=context,
-            labels_N=torch.full_like(context, IGNORED_LABEL),
-            sample_ids_B=torch.zeros(1, dtype=torch.int64),
+        batch = TokenBatch.from_rows(
+            context[None],
+            torch.full_like(context, IGNORED_LABEL)[None],
+            torch.zeros(1, dtype=torch.int64),
             train=False,
         )
         x_ND = decoder.norm(decoder.hidden(None, batch)[-1:])

@@ -202,6 +202,8 @@ class TrainLoop:
                     torch.from_numpy(rows.inputs_BT).to(device),
                     torch.from_numpy(rows.labels_BT).to(device),
                     torch.from_numpy(rows.sample_ids_B).to(device),
+                    runs=self.engine.runs,
+                    documents=rows.documents,
                     step=step,
                     seed=self.job.plan.mathematics.seed,
                     train=train,

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from echelon.core.attention_mask import DocumentStarts, Run
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
@@ -36,6 +37,11 @@ class GlobalRows(Protocol):
     @property
     def labels_BT(self) -> torch.Tensor:
         """The token that follows each, or the ignored label."""
+        ...
+
+    @property
+    def documents(self) -> DocumentStarts | None:
+        """Where documents start in each row; None where attention does not care."""
         ...
 
 
@@ -114,7 +120,9 @@ class EngineSubject:
 
     def step(self, batch: GlobalRows, step: int) -> EngineReport:
         """Take one optimizer step on this rank's rows of `batch`."""
-        batches = rank_batches(self.engine.plan, batch, self.engine.data_rank, step)
+        batches = rank_batches(
+            self.engine.plan, batch, self.engine.data_rank, step, runs=self.engine.runs
+        )
         ran: dict[int, None] = {}
         handles = [
             block.register_forward_pre_hook(partial(_note, ran, int(name)))
@@ -177,8 +185,10 @@ def _note(ran: dict[int, None], index: int, _module: object, _inputs: object) ->
     ran.setdefault(index)
 
 
-def rank_batches(plan: Plan, batch: GlobalRows, data_rank: int, step: int) -> list[TokenBatch]:
-    """Return the microbatches of one data-parallel rank."""
+def rank_batches(
+    plan: Plan, batch: GlobalRows, data_rank: int, step: int, *, runs: Sequence[Run] = ()
+) -> list[TokenBatch]:
+    """Return the microbatches of one data-parallel rank: the positions of `runs`, or all."""
     size, num_microbatches = plan.layout.microbatch_sequences, plan.num_microbatches
     batches: list[TokenBatch] = []
     for microbatch in range(num_microbatches):
@@ -189,6 +199,8 @@ def rank_batches(plan: Plan, batch: GlobalRows, data_rank: int, step: int) -> li
                 batch.inputs_BT[rows],
                 batch.labels_BT[rows],
                 torch.tensor(batch.sample_ids[rows]),
+                runs=runs,
+                documents=None if batch.documents is None else batch.documents[rows],
                 step=step,
                 seed=plan.mathematics.seed,
             )

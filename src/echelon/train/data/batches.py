@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from echelon.core.attention_mask import DocumentStarts
 from echelon.core.plan import Plan
 from echelon.train.data.dataset import TokenDataset
 from echelon.train.data.sampling import sample_ids, sequential_ids
@@ -27,6 +28,7 @@ class BatchLayout:
     num_microbatches: int
     microbatch_sequences: int
     sequence_length: int
+    separate_documents: bool = False
 
     @classmethod
     def of_plan(cls, plan: Plan) -> BatchLayout:
@@ -36,6 +38,7 @@ class BatchLayout:
             num_microbatches=plan.num_microbatches,
             microbatch_sequences=plan.layout.microbatch_sequences,
             sequence_length=plan.mathematics.sequence_length,
+            separate_documents=plan.mathematics.documents == "separate",
         )
 
     @property
@@ -53,11 +56,16 @@ class BatchLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Microbatch:
-    """Hold the tokens of one microbatch, int64; labels are shifted, -100 where not counted."""
+    """Hold the tokens of one microbatch, int64; labels are shifted, -100 where not counted.
+
+    `documents` says where documents start, where attention stays inside of them. All positions are
+    here: a context rank takes its own.
+    """
 
     inputs_BT: NDArray[np.int64]
     labels_BT: NDArray[np.int64]
     sample_ids_B: NDArray[np.int64]
+    documents: DocumentStarts | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,7 +90,12 @@ class GlobalBatch:
         positions = self.layout.positions(dp_rank=dp_rank, microbatch=microbatch)
         ids = self.sample_ids[positions]
         inputs_BT, labels_BT = self.dataset.read(ids, self.layout.sequence_length)
-        return Microbatch(inputs_BT=inputs_BT, labels_BT=labels_BT, sample_ids_B=ids)
+        documents = None
+        if self.layout.separate_documents:
+            documents = self.dataset.document_starts(inputs_BT)
+        return Microbatch(
+            inputs_BT=inputs_BT, labels_BT=labels_BT, sample_ids_B=ids, documents=documents
+        )
 
 
 def training_batch(

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from echelon.core.attention_mask import DocumentStarts
 from echelon.core.errors import DataError, Problem
 from echelon.core.rulebook.data import (
     DATA_SHARD_HASH,
@@ -121,6 +122,16 @@ class TokenDataset:
                 labels_BT[row, : len(tokens) - 1] = tokens[1:]
         self._check_range(inputs_BT, labels_BT)
         return inputs_BT, labels_BT
+
+    def document_starts(self, inputs_BT: NDArray[np.int64]) -> DocumentStarts:
+        """Return, for each sequence, the positions where a document (or the rest of one) starts.
+
+        End-of-document belongs to the document that it ends; what fills up the last sample does
+        not start new ones.
+        """
+        ends_BT = inputs_BT == self.index.tokenizer.end_of_document
+        starts_BT = ends_BT[:, :-1] & ~ends_BT[:, 1:]
+        return tuple((0, *(int(t) + 1 for t in np.flatnonzero(row))) for row in starts_BT)
 
     def tokens(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the tokens [start, stop) of this part, fewer where it ends before."""
