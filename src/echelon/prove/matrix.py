@@ -1,7 +1,8 @@
 """Every combination of layouts, proven in float64: ``python -m echelon.prove.matrix --all``.
 
 `prove/cases.py` has those of data, tensor and pipeline parallelism, `prove/zero_cases.py` those of
-ZeRO, its optimizers and offload, `prove/pipeline_cases.py` those of every pipeline schedule.
+ZeRO, its optimizers and offload, `prove/pipeline_cases.py` those of every pipeline schedule,
+`prove/context_cases.py` those of long sequences.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ import echelon
 from echelon.core.errors import EchelonError
 from echelon.launch.pool import RankPool
 from echelon.prove.cases import MAX_WORLD, Case, cases
+from echelon.prove.context_cases import ContextCase, context_cases
 from echelon.prove.pipeline_cases import PipelineCase, pipeline_cases
 from echelon.prove.run import OUR_ENGINE, RankRunner, prove
 from echelon.prove.zero_cases import ZeroCase, zero_cases
 
-AnyCase = Case | ZeroCase | PipelineCase
+AnyCase = Case | ZeroCase | PipelineCase | ContextCase
 
 
 def every_case() -> list[AnyCase]:
     """Return the whole matrix."""
-    return [*cases(), *zero_cases(), *pipeline_cases()]
+    return [*cases(), *zero_cases(), *pipeline_cases(), *context_cases()]
 
 
 def prove_case(case: AnyCase, run_ranks: RankRunner, subject: str = OUR_ENGINE) -> str:
@@ -43,21 +45,22 @@ def prove_case(case: AnyCase, run_ranks: RankRunner, subject: str = OUR_ENGINE) 
 
 
 def sample(count: int, seed: int) -> list[AnyCase]:
-    """Return `count` random cases: a third of each kind, and half of each of few ranks.
+    """Return `count` random cases: as many of each kind, and half of each of few ranks.
 
-    Eight ranks take longer than four on a small machine.
+    Eight ranks take longer than four on a small machine; none of these needs more.
     """
     generator = random.Random(seed)
     chosen: list[AnyCase] = []
-    third = count // 3
-    kinds: list[tuple[list[AnyCase], int]] = [
-        ([*cases()], count - 2 * third),
-        ([*zero_cases()], third),
-        ([*pipeline_cases()], third),
+    kinds: list[list[AnyCase]] = [
+        [*cases()],
+        [*zero_cases()],
+        [*pipeline_cases()],
+        [*context_cases()],
     ]
-    for every, share in kinds:
+    for place, every in enumerate(kinds):
+        share = count // len(kinds) + (place < count % len(kinds))
         small = [case for case in every if case.world_size <= MAX_WORLD // 2]
-        large = [case for case in every if case.world_size > MAX_WORLD // 2]
+        large = [case for case in every if MAX_WORLD // 2 < case.world_size <= MAX_WORLD]
         chosen += generator.sample(small, share - share // 2)
         chosen += generator.sample(large, share // 2)
     return chosen
@@ -81,7 +84,7 @@ def walk(chosen: Sequence[AnyCase], results: Path | None) -> int:
     done = _proven(results, code)
     failed = 0
     started = time.monotonic()
-    with RankPool(MAX_WORLD) as pool:
+    with RankPool(max((case.world_size for case in chosen), default=1)) as pool:
         for number, case in enumerate(chosen, start=1):
             if case.name in done:
                 continue
