@@ -2,8 +2,8 @@
 
 The mesh, the schedule, ZeRO (stage, accumulation, resharding, what is cut, where slices rest),
 the optimizer and its rules, loss scaling, sequence parallelism, recompute, tied weights, the ratio
-of query to key heads, where a window ends, norms, biases and every remainder (of the vocabulary over `tp`, of the
-microbatches over `pp`, of the blocks over the stages) stay; the sizes go.
+of query to key heads, where a window ends, norms, biases and every remainder (of the vocabulary
+over `tp`, of the microbatches over `pp`, of the blocks over the stages) stay; the sizes go.
 """
 
 from __future__ import annotations
