@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -18,9 +20,12 @@ HEADS = [(4, 4), (4, 2), (4, 1)]
 
 
 @pytest.fixture(autouse=True)
-def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let windows of a few keys be tiled: full boxes between two edges too."""
     monkeypatch.setattr(tiling, "MIN_TILE_ROWS", 2)
+    monkeypatch.setattr(tiling, "MIN_MIDDLE_TILES", 1)
+    pieces_between.cache_clear()
+    yield
     pieces_between.cache_clear()
 
 
@@ -213,14 +218,15 @@ def test_one_piece_over_everything_is_neither_merged_nor_added_up(
 
 
 def test_long_windows_in_real_tiles_are_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiling, "MIN_TILE_ROWS", 128)
+    monkeypatch.setattr(tiling, "MIN_TILE_ROWS", 192)
+    monkeypatch.setattr(tiling, "MIN_MIDDLE_TILES", 3)
     pieces_between.cache_clear()
     torch.manual_seed(3)
-    run, mask = (Run(0, 1, 900),), AttentionMask(window=300)
+    run, mask = (Run(0, 1, 1100),), AttentionMask(window=780)
     pieces = pieces_between(run, run, mask, None)
-    q, k, v, dout = (torch.randn(900, 1, 1, 8, dtype=torch.float64) for _ in range(4))
-    at = torch.arange(900)
+    q, k, v, dout = (torch.randn(1100, 1, 1, 8, dtype=torch.float64) for _ in range(4))
+    at = torch.arange(1100)
     ahead = at[:, None] - at
-    one = Case(q, k, v, dout, pieces, (ahead >= 0) & (ahead < 300))
+    one = Case(q, k, v, dout, pieces, (ahead >= 0) & (ahead < 780))
     assert {piece.form for piece in pieces} == {"full", "causal", "banded"}
     _assert_close(_found(one), expected(one))

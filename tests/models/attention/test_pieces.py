@@ -86,7 +86,8 @@ def test_each_visible_pair_is_in_one_piece(
         # Gathered keys lie in the order of the ranks.
         keys = tuple(run for rank in range(placement.degree) for run in placement.runs(rank))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiling, "MIN_TILE_ROWS", data.draw(st.sampled_from([2, 3, 128])))
+        patch.setattr(tiling, "MIN_TILE_ROWS", data.draw(st.sampled_from([2, 3, 192])))
+        patch.setattr(tiling, "MIN_MIDDLE_TILES", data.draw(st.integers(1, 3)))
         pieces_between.cache_clear()
         _check(queries, keys, mask, documents)
         pieces_between.cache_clear()
@@ -189,7 +190,7 @@ def test_a_window_takes_three_pieces_a_tile(length: int, window: int) -> None:
     run = (Run(0, 1, length),)
     mask = AttentionMask(window=window)
     pieces = pieces_between(run, run, mask, None)
-    tile = max(128, window // 4)
+    tile = max(tiling.MIN_TILE_ROWS, window // tiling.TILES_PER_WINDOW)
     assert len(pieces) <= 3 * -(-length // tile)
     computed = sum(
         p.num_queries * (p.num_queries + 1) // 2 if p.causal else p.num_queries * p.num_keys

@@ -23,7 +23,7 @@ from echelon.models.precision import widened
 
 MAX_COLUMNS = 1024
 MAX_SCORES = 2**22
-"""The most scores of a block, all sequences and heads together, where 16 rows are fewer than it."""
+"""A block has no more scores than this, of all sequences and heads together, or 16 rows."""
 
 
 class PlainKernel:
