@@ -50,3 +50,15 @@ def test_latent_attention_has_two_widths() -> None:
     shape = replace(SHAPE, latent=latent)
     longer = model_flops_per_token(shape, 65) - model_flops_per_token(shape, 64)
     assert longer == 12 * 2 * 2 * (4 + 2 + 4) / 2
+
+
+def test_of_a_window_only_what_is_inside_counts() -> None:
+    reach = [16, 64, 64, 31]
+    shapes = [
+        replace(SHAPE, window=16),
+        replace(SHAPE, window=100),
+        replace(SHAPE, causal=False),
+        replace(SHAPE, window=16, causal=False),
+    ]
+    for shape, positions in zip(shapes, reach, strict=True):
+        assert model_flops_per_token(shape, 64) == 6 * WEIGHTS + 12 * 2 * 8 * positions

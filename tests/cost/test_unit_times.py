@@ -12,6 +12,7 @@ from echelon.cost.flops import attention_width, model_flops_per_token
 from echelon.cost.unit_times import (
     NOMINAL_FLOPS_PER_BYTE,
     UnitTimes,
+    attention_flops,
     flops_rate,
     modelled_times,
     stage_durations,
@@ -120,3 +121,22 @@ def test_messages_go_over_the_slowest_link_between_neighbours() -> None:
     half = plan_of(*sets, "mesh.pp=2", "mesh.sequence_parallel=true")
     assert modelled_times(half).message_bytes * 2 == modelled_times(within).message_bytes
     assert modelled_times(plan_of()).transfer_s == 0.0
+
+
+def test_attention_costs_what_the_mask_lets_meet() -> None:
+    length, width = 128, attention_width(plan_of().model)
+    tokens = 2 * length
+    assert attention_flops(plan_of()) == 2.0 * tokens * length * width
+    assert attention_flops(plan_of("model.causal=false")) == 4.0 * tokens * length * width
+    assert attention_flops(plan_of("model.window=200")) == attention_flops(plan_of())
+    # Query i meets min(i + 1, 16) keys, its own one counted half.
+    near = sum(min(i + 1, 16) - 0.5 for i in range(length))
+    assert attention_flops(plan_of("model.window=16")) == 4.0 * 2 * near * width
+
+
+def test_context_ranks_share_a_unit_and_send_shorter_messages() -> None:
+    one, four = plan_of("mesh.pp=2"), plan_of("mesh.pp=2", "mesh.cp=4")
+    alone, shared = modelled_times(one), modelled_times(four)
+    for unit in unit_names(one.model.layers):
+        assert shared.total_s(unit) == pytest.approx(alone.total_s(unit) / 4)
+    assert shared.message_bytes * 4 == alone.message_bytes

@@ -1,8 +1,10 @@
 """Floating-point operations of a model: what "model FLOPs utilization" divides by.
 
 Source: Chowdhery et al., PaLM (2022), appendix B. Every weight that a token is multiplied by costs
-2 FLOPs forward and 4 backward; attention costs 12 x layers x width x sequence more. Recompute and
-the causal half that is masked away are not credited, so that figures compare across systems.
+2 FLOPs forward and 4 backward; attention costs 12 x layers x width x sequence more. That the causal
+mask hides half is not taken off, and recompute is not added, so that figures compare across
+systems. Of a sliding window only the keys inside count: kernels skip the rest, and so far beyond a
+window a figure for the whole sequence would say more than 100 %. Documents are data: not counted.
 """
 
 from __future__ import annotations
@@ -21,7 +23,15 @@ def model_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
     looked_up = sum(prod(s.shape) for s in parameters(shape) if s.name in LOOKED_UP)
     head = shape.vocab * shape.hidden if shape.tied else 0
     multiplied = num_active_parameters(shape) - looked_up + head
-    return 6.0 * multiplied + 12.0 * shape.layers * attention_width(shape) * sequence_length
+    reach = attended_positions(shape, sequence_length)
+    return 6.0 * multiplied + 12.0 * shape.layers * attention_width(shape) * reach
+
+
+def attended_positions(shape: ModelShape, sequence_length: int) -> int:
+    """Return how many positions count for a query: all of them, or those of a window."""
+    if shape.window is None:
+        return sequence_length
+    return min(sequence_length, shape.window if shape.causal else 2 * shape.window - 1)
 
 
 def attention_width(shape: ModelShape) -> float:

@@ -4,21 +4,23 @@ A *unit* is what `cost/buckets.py` names: "embedding", one block ("layers.3"), o
 norm and the logits). Stages are balanced, and automatic schedules searched, by these seconds or by
 measured ones of the same type (`config/times_file.py`). Only their ratios matter for that.
 
-N tokens are a microbatch, T positions a sequence, P the weights of all matrices that a token is
-multiplied by on one tensor rank, A the width of attention on it, D the hidden width, s the bytes of
-an element, R the FLOP/s and M the memory bytes/s of a device:
+N tokens are those of a microbatch on one context rank, P the weights of all matrices that a token
+is multiplied by on one tensor rank, A the width of attention on it, V the (query, key) pairs that
+the mask lets meet in a microbatch, c the context ranks, D the hidden width, s the bytes of an
+element, R the FLOP/s and M the memory bytes/s of a device:
 
-    block      forward 2 N P / R + 2 N T A / R    B 2 N P / R + 5 N T A / R    W 2 N P / R
-    head       forward 2 N P / R                  B 2 N P / R                  W 2 N P / R
-    embedding  forward 2 N D s / M                B 0                          W 3 N D s / M
+    block      forward 2 N P / R + 4 V A / (c R)  B 2 N P / R + 10 V A / (c R)  W 2 N P / R
+    head       forward 2 N P / R                  B 2 N P / R                   W 2 N P / R
+    embedding  forward 2 N D s / M                B 0                           W 3 N D s / M
 
 A product costs 2 N P FLOPs forward, as much for the gradient of its input and as much for that of
-its weight (Chowdhery et al., PaLM, 2022, appendix B). Attention has two products of 2 N T A FLOPs,
-of which the causal mask halves the work; its backward pass has five, and no weights (Dao,
-FlashAttention-2, 2023, section 2.3). A lookup reads N rows and writes them; its gradient reads the
-rows' gradients and reads and writes the rows. A block that is recomputed has its forward pass once
-more in B. What is left out: norms, activation functions and the softmax of the loss, communication
-over tensor ranks, and that no device reaches its peak.
+its weight (Chowdhery et al., PaLM, 2022, appendix B). Attention has two products of 2 V A FLOPs;
+its backward pass has five, and no weights (Dao, FlashAttention-2, 2023, section 2.3). A causal mask
+halves T^2, so a query's own key counts half. Context ranks share attention equally
+(`cost/context_work.py` says how nearly). A lookup reads N rows and writes them; its gradient reads
+the rows' gradients and reads and writes the rows. A block that is recomputed has its forward pass
+once more in B. What is left out: norms, activation functions and the softmax of the loss, documents
+(they are data), communication over tensor and context ranks, and that no device reaches its peak.
 """
 
 from __future__ import annotations
@@ -78,10 +80,10 @@ def unit_names(num_layers: int) -> tuple[str, ...]:
 
 def modelled_times(plan: Plan) -> UnitTimes:
     """Return the times of each unit by the formulas at the head of this file."""
-    model, tp = plan.model, plan.mesh.tp
+    model = plan.model
     rate = flops_rate(plan)
-    tokens = plan.layout.microbatch_sequences * plan.mathematics.sequence_length
-    attention = 2.0 * tokens * plan.mathematics.sequence_length * attention_width(model) / tp / rate
+    tokens = plan.local_tokens
+    attention = attention_flops(plan) / rate
     forward: dict[str, float] = {}
     inputs: dict[str, float] = {}
     weights: dict[str, float] = {}
@@ -103,6 +105,14 @@ def modelled_times(plan: Plan) -> UnitTimes:
         source="modelled", forward_s=forward, input_gradient_s=inputs, weight_gradient_s=weights
     )
     return with_transfer(plan, with_recompute(plan, found))
+
+
+def attention_flops(plan: Plan) -> float:
+    """Return the forward FLOPs of attention of one block and microbatch on one rank."""
+    model, mesh, length = plan.model, plan.mesh, plan.mathematics.sequence_length
+    pairs = model.mask.num_pairs(length) - model.causal * length / 2
+    width = attention_width(model) / mesh.tp
+    return 4.0 * plan.layout.microbatch_sequences * pairs * width / mesh.cp
 
 
 def stage_durations(plan: Plan, times: UnitTimes) -> Durations:
@@ -153,9 +163,8 @@ def with_recompute(plan: Plan, times: UnitTimes) -> UnitTimes:
 def with_transfer(plan: Plan, times: UnitTimes) -> UnitTimes:
     """Return `times` with the seconds of one message between neighbour stages, alpha + n / beta."""
     size = DTYPE_BYTES[plan.mathematics.precision.parameters]
-    tokens = plan.layout.microbatch_sequences * plan.mathematics.sequence_length
     split = plan.mesh.tp if plan.layout.sequence_parallel else 1
-    message = tokens * plan.model.hidden * size // split
+    message = plan.local_tokens * plan.model.hidden * size // split
     seconds = transfer_seconds(plan, message) if plan.mesh.pp > 1 else 0.0
     return replace(times, transfer_s=seconds, message_bytes=message)
 
