@@ -218,6 +218,16 @@ class Group:
             dist.all_gather_object(values, value, group=self._group)
         return values
 
+    def open(self) -> None:
+        """Make the communicator of NCCL, for which every member must come; all call it together.
+
+        NCCL does so in the first call, and the first exchange may be one that not all take part in.
+        """
+        if self.size > 1 and self._direct is None:
+            token = torch.zeros(1, device=f"cuda:{torch.cuda.current_device()}")
+            with self.recorder.waiting(f"the other ranks of {self.axis}"):
+                dist.all_reduce(token, group=self._group)
+
     def join(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Open the links between pairs of members, in this order; all members call it together.
 

@@ -130,6 +130,7 @@ def rank_groups(mesh: Mesh, recorder: Recorder, wanted: Wanted) -> RankGroups:
         tied=over(Axis.PP.value, ends),
         mirror=over(Axis.PP.value, mirrors),
     )
+    groups.ring.open()
     if mesh.pp > 1:
         links = wanted.links or tuple(pairwise(range(mesh.pp)))
         groups.pipe_forward.join(links)

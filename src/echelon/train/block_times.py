@@ -20,7 +20,7 @@ import torch
 from echelon.config.times_file import BLOCK, PASSES, UNITS, TimesFile, fitted
 from echelon.core.event import Event
 from echelon.core.mesh import Mesh
-from echelon.core.plan import Pipeline, Plan, Recompute, Zero
+from echelon.core.plan import Context, Pipeline, Plan, Recompute, Zero
 from echelon.cost.buckets import UNIT_EMBEDDING, UNIT_HEAD
 from echelon.models.batch import TokenBatch
 from echelon.parallel.apply import apply_plan
@@ -119,6 +119,7 @@ def unit_plan(plan: Plan) -> Plan:
         sequence_parallel=False,
         zero=Zero(),
         recompute=Recompute(),
+        context=Context(),
         pipeline=Pipeline(schedule="file", virtual_stages=3, stages=((), (0,), ())),
     )
     return with_rows(replace(plan, mathematics=mathematics, layout=layout), split=True)

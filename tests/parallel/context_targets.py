@@ -1,0 +1,115 @@
+"""Attention over context ranks: what each rank runs in these tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from echelon.core.attention_mask import DocumentStarts, Run
+from echelon.core.axis import Axis
+from echelon.core.event import Event, EventList
+from echelon.core.plan import Plan
+from echelon.launch.context import RankContext
+from echelon.models.attention.pieces import Piece
+from echelon.models.batch import TokenBatch, positions_of
+from echelon.parallel.context import ContextAttention, ContextGroups
+from echelon.parallel.context.sight import Sight
+from echelon.parallel.device_mesh import Wanted, rank_groups
+from echelon.parallel.gradients import GradientStore, NoReduction
+from echelon.parallel.recorder import Recorder
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Queries, keys and values of whole sequences, and the gradient of the output.
+
+    q and dout are [T, B, H, hd], k and v [T, B, K, hd].
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    dout: torch.Tensor
+    documents: DocumentStarts | None = None
+
+
+Met = tuple[tuple[Run, ...], tuple[Run, ...], tuple[Piece, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """What one rank computed at its positions, what it met, and what it wrote down."""
+
+    positions: torch.Tensor
+    out: torch.Tensor
+    dq: torch.Tensor
+    dk: torch.Tensor
+    dv: torch.Tensor
+    forward: list[Event]
+    backward: list[Event]
+    met_forward: list[Met]
+    met_backward: list[Met]
+
+
+@contextmanager
+def noting(into: list[Met]) -> Iterator[None]:
+    """Note everything that attention is asked for inside."""
+    pieces = Sight.pieces
+
+    def spy(self: Sight, queries: tuple[Run, ...], keys: tuple[Run, ...]) -> tuple[Piece, ...]:
+        found = pieces(self, queries, keys)
+        into.append((queries, keys, found))
+        return found
+
+    with patch.object(Sight, "pieces", spy):
+        yield
+
+
+def attend(context: RankContext, argument: tuple[Plan, Inputs]) -> Attention:
+    """Attend at this rank's positions of whole sequences that are given."""
+    plan, inputs = argument
+    events = EventList()
+    groups = rank_groups(plan.mesh, Recorder(context.rank, events), Wanted.by(plan))
+    store = GradientStore(NoReduction())
+    attention = ContextAttention(
+        plan, ContextGroups(ring=groups.ring, ulysses=groups.ulysses), store
+    )
+    runs = plan.placement.runs(plan.mesh.coordinates(context.rank)[Axis.CP])
+    num_sequences = inputs.q.shape[1]
+    tokens = torch.zeros(num_sequences, inputs.q.shape[0], dtype=torch.int64)
+    batch = TokenBatch.from_rows(
+        tokens, tokens, torch.arange(num_sequences), runs=runs, documents=inputs.documents
+    )
+    positions = positions_of(runs, CPU)
+    q, k, v = (x[positions].requires_grad_() for x in (inputs.q, inputs.k, inputs.v))
+    met_forward: list[Met] = []
+    met_backward: list[Met] = []
+    with noting(met_forward):
+        out = attention.attend(q, k, v, plan.model, batch).view(q.shape)
+    sent = len(events.events)
+    with noting(met_backward):
+        out.backward(inputs.dout[positions])
+    return Attention(
+        positions=positions,
+        out=out.detach(),
+        dq=given(q.grad),
+        dk=given(k.grad),
+        dv=given(v.grad),
+        forward=events.events[:sent],
+        backward=events.events[sent:],
+        met_forward=met_forward,
+        met_backward=met_backward,
+    )
+
+
+def given(gradient: Any) -> torch.Tensor:
+    """Return a gradient that must be there."""
+    assert isinstance(gradient, torch.Tensor)
+    return gradient
