@@ -24,6 +24,7 @@ class _Rows:
     sample_ids: tuple[int, ...]
     inputs_BT: torch.Tensor
     labels_BT: torch.Tensor
+    documents: None = None
 
 
 class EchelonStep:
@@ -44,7 +45,8 @@ class EchelonStep:
     def _batches(self, number: int) -> list[TokenBatch]:
         inputs, labels = global_batch(self.settings, number)
         rows = _Rows(sample_ids=tuple(range(len(inputs))), inputs_BT=inputs, labels_BT=labels)
-        return rank_batches(self.plan, rows, self.engine.data_rank, number)
+        runs, data_rank = self.engine.runs, self.engine.data_rank
+        return rank_batches(self.plan, rows, data_rank, number, runs=runs)
 
 
 def build(settings: Settings) -> StepFunction:

@@ -257,7 +257,7 @@ def test_rows_become_a_sequence_first_batch() -> None:
     one = TokenBatch.from_rows(tokens, tokens + 1, torch.tensor([8, 9]), step=4, train=False)
     assert one.tokens_N.tolist() == [0, 3, 1, 4, 2, 5]
     assert one.labels_N.tolist() == [1, 4, 2, 5, 3, 6]
-    assert (one.num_sequences, one.sequence_length, one.num_valid()) == (2, 3, 6)
+    assert (one.num_sequences, one.num_positions, one.num_valid()) == (2, 3, 6)
     assert (one.step, one.train) == (4, False)
 
 

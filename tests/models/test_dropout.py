@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import torch
 
+from echelon.core.attention_mask import Run
 from echelon.models.batch import TokenBatch
 from echelon.models.operations import Operations, dropout_mask
+from tests.models.batches import blank_batch
 
 T, B, D = 6, 4, 32
 ZEROS = torch.zeros(B, T, dtype=torch.int64)
@@ -20,6 +22,15 @@ def test_a_slice_of_the_rows_has_the_mask_of_its_rows() -> None:
     for rows in (ROWS[:8], ROWS[8:16], ROWS[16:]):
         part = dropout_mask(rows, torch.zeros(8, D), 0.25, "layers.0.mlp", BATCH)
         assert torch.equal(part, WHOLE[rows])
+
+
+def test_a_context_rank_drops_what_one_device_drops_at_its_positions() -> None:
+    for runs in ((Run(0, 1, 2), Run(4, 1, 2)), (Run(1, 2, 3),)):
+        batch = TokenBatch.from_rows(ZEROS, ZEROS, BATCH.sample_ids_B, step=5, runs=runs)
+        rows = torch.arange(batch.tokens_N.numel())
+        mask = dropout_mask(rows, torch.zeros(len(rows), D), 0.25, "layers.0.mlp", batch)
+        positions = [run.position(i) for run in runs for i in range(run.count)]
+        assert torch.equal(mask, WHOLE.view(T, B, D)[positions].flatten(0, 1))
 
 
 def test_a_sample_keeps_its_mask_in_any_microbatch() -> None:
@@ -46,9 +57,7 @@ def test_seed_step_site_and_sample_change_the_mask() -> None:
 
 def test_the_rate_and_the_mean_are_kept() -> None:
     like = torch.zeros(4096, 64, dtype=torch.float64)
-    batch = replace(
-        BATCH, tokens_N=torch.zeros(4096, dtype=torch.int64), sample_ids_B=torch.arange(4)
-    )
+    batch = blank_batch(1024, 4)
     mask = dropout_mask(torch.arange(4096), like, 0.1, "embedding", batch)
     assert mask.unique().tolist() == [0.0, 1 / 0.9]
     count = mask.numel()

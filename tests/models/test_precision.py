@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.models.operations import Operations, dropout_mask
 from echelon.models.precision import at_least_fp32, widened
+from tests.models.batches import blank_batch
 from tests.models.test_decoder import batch, decoder
 from tests.parallel.layouts import GPT2, NANO, QWEN
 
@@ -79,7 +79,7 @@ def test_a_norm_and_a_rotation_are_rounded_once(dtype: torch.dtype, roundoff: fl
     x = torch.randn(40, 2, 3, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
     weight = torch.nn.Parameter((torch.ones(16) * 1.1).to(dtype))
     bias = torch.nn.Parameter(torch.ones(16).to(dtype))
-    cos, sin = PLAIN.rotary_tables(replace(NANO, head_dim=16), 40, x)
+    cos, sin = PLAIN.rotary_tables(replace(NANO, head_dim=16), blank_batch(40, 2), x)
     computed = (
         (PLAIN.norm(x, weight, None, 1e-5), rms(x.double()) * weight.double()),
         (PLAIN.norm(x, weight, bias, 1e-5), standard(x.double()) * weight.double() + 1),
@@ -111,8 +111,9 @@ def test_scores_beyond_fp16_still_have_a_softmax() -> None:
         torch.randn(9, 2, 4, 16, generator=torch.Generator().manual_seed(s)) for s in range(3)
     )
     q, k, v = (q * 500).half(), (k * 500).half(), v.half()
-    got = PLAIN.attend(q, k, v)
-    exact = PLAIN.attend(q.double(), k.double(), v.double())
+    batch = blank_batch(9, 2)
+    got = PLAIN.attend(q, k, v, NANO, batch).view(q.shape)
+    exact = PLAIN.attend(q.double(), k.double(), v.double(), NANO, batch).view(q.shape)
     assert torch.einsum("tbhd,sbhd->bhts", q, k).isinf().any()
     torch.testing.assert_close(got.double(), exact, rtol=0.0, atol=2e-3)
 
@@ -127,8 +128,7 @@ def test_logits_are_ready_for_a_softmax() -> None:
 @pytest.mark.parametrize(("dtype", "roundoff"), NARROW.values(), ids=NARROW)
 def test_dropout_scales_by_the_exact_factor(dtype: torch.dtype, roundoff: float) -> None:
     x_ND = torch.randn(64, 32, generator=torch.Generator().manual_seed(2)).to(dtype)
-    labels = torch.zeros(64, dtype=torch.int64)
-    tokens = TokenBatch(tokens_N=labels, labels_N=labels, sample_ids_B=torch.arange(4))
+    tokens = blank_batch(16, 4)
     got = PLAIN.dropout(x_ND, 0.1, "layers.0.mlp", tokens)
     mask = dropout_mask(torch.arange(64), x_ND.double(), 0.1, "layers.0.mlp", tokens)
     exact = x_ND.double() * mask

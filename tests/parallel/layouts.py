@@ -10,6 +10,8 @@ from echelon.core.cluster import Cluster, Device
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import (
+    Context,
+    Documents,
     DType,
     Layout,
     Mathematics,
@@ -63,6 +65,8 @@ STORE_ALL = Recompute()
 
 STORE_WHOLE = Zero()
 
+ONE_PIECE = Context()
+
 ADAMW = Optimizer(total_steps=8, clip_norm=0.5, eps=1e-3, warmup_steps=2)
 """An eps of the size of a gradient, so that an update shows its size and not only its sign."""
 
@@ -76,6 +80,9 @@ class Choice:
     dp: int = 1
     dp_shard: int = 1
     tp: int = 1
+    cp: int = 1
+    context: Context = ONE_PIECE
+    documents: Documents = "joined"
     sequence_parallel: bool = False
     schedule: str = "1f1b"
     virtual_stages: int = 1
@@ -101,6 +108,7 @@ def plan_of(choice: Choice | None = None, **changes: Any) -> Plan:
             model=one.model,
             global_sequences=(one.microbatches * one.microbatch_sequences * one.dp * one.dp_shard),
             sequence_length=one.sequence_length,
+            documents=one.documents,
             seed=7,
             precision=one.precision
             or Precision(
@@ -109,7 +117,7 @@ def plan_of(choice: Choice | None = None, **changes: Any) -> Plan:
             optimizer=one.optimizer,
         ),
         layout=Layout(
-            mesh=Mesh(pp=one.pp, dp_replicate=one.dp, dp_shard=one.dp_shard, tp=one.tp),
+            mesh=Mesh(pp=one.pp, dp_replicate=one.dp, dp_shard=one.dp_shard, cp=one.cp, tp=one.tp),
             microbatch_sequences=one.microbatch_sequences,
             pipeline=Pipeline(
                 schedule=one.schedule,
@@ -120,6 +128,7 @@ def plan_of(choice: Choice | None = None, **changes: Any) -> Plan:
             sequence_parallel=one.sequence_parallel,
             zero=replace(one.zero, bucket_bytes=one.bucket_bytes),
             recompute=one.recompute,
+            context=one.context,
         ),
         cluster=LAPTOP,
     )

@@ -131,7 +131,9 @@ def live(context: RankContext, plan: Plan) -> Life:
     engine = TrainEngine(plan, Recorder(context.rank, NoEvents()), context.device)
 
     def step(number: int) -> None:
-        batches = rank_batches(plan, make_rows(plan, number), engine.data_rank, number)
+        batches = rank_batches(
+            plan, make_rows(plan, number), engine.data_rank, number, runs=engine.runs
+        )
         engine.step(batches, number)
 
     step(0)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from echelon.core.attention_mask import DocumentStarts
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
@@ -33,6 +34,7 @@ class Rows:
     inputs_BT: torch.Tensor
     labels_BT: torch.Tensor
     seed: int
+    documents: DocumentStarts | None = None
 
     def batch(self, step: int) -> TokenBatch:
         """Return all rows as one batch."""
@@ -40,6 +42,7 @@ class Rows:
             self.inputs_BT,
             self.labels_BT,
             torch.tensor(self.sample_ids),
+            documents=self.documents,
             step=step,
             seed=self.seed,
         )
@@ -70,6 +73,9 @@ def make_rows(plan: Plan, step: int) -> Rows:
         inputs_BT=tokens[:, :-1],
         labels_BT=labels,
         seed=plan.mathematics.seed,
+        documents=tuple((0, 1 + row % (length - 2), length - 1) for row in range(sequences))
+        if plan.mathematics.documents == "separate"
+        else None,
     )
 
 

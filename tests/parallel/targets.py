@@ -271,7 +271,9 @@ def train(context: RankContext, argument: tuple[Plan, int]) -> Trained:
     for step in range(num_steps):
         start = len(recorded.events)
         order.clear()
-        batches = rank_batches(plan, make_rows(plan, step), engine.data_rank, step)
+        batches = rank_batches(
+            plan, make_rows(plan, step), engine.data_rank, step, runs=engine.runs
+        )
         results.append(engine.step(batches, step))
         samples.append(tuple(int(i) for one in batches for i in one.sample_ids_B))
         events.append(recorded.events[start:])
@@ -391,7 +393,9 @@ def spoil_freed(context: RankContext, plan: Plan) -> tuple[list[int], list[float
         pieces: list[int] = []
         losses: list[float] = []
         for step in range(3):
-            batches = rank_batches(plan, make_rows(plan, step), engine.data_rank, step)
+            batches = rank_batches(
+                plan, make_rows(plan, step), engine.data_rank, step, runs=engine.runs
+            )
             losses.append(engine.step(batches, step).loss)
             pieces.append(sum(stock.num_pieces for stock in stocks))
         return pieces, losses

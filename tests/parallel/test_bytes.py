@@ -8,7 +8,7 @@ import pytest
 
 from echelon.core.event import EventList
 from echelon.core.model_shape import ModelShape
-from echelon.core.plan import Plan, Precision, Recompute, Zero
+from echelon.core.plan import Context, Plan, Precision, Recompute, Zero
 from echelon.cost.bytes_held import bytes_held
 from echelon.cost.bytes_sent import bytes_sent, bytes_sent_by_axis
 from echelon.launch.pool import RankPool
@@ -101,7 +101,46 @@ PIPELINES = {
         pp=3, stages=((0, 1), (), (2, 3)), precision=MIXED, microbatches=3
     ),
 }
-PLANS |= ZERO_PLANS | PIPELINES
+
+CONTEXTS = {
+    "ring, stage 3, separate documents": plan_of(
+        cp=2, dp_shard=2, zero=SLICES, documents="separate", model=QWEN
+    ),
+    "ring, recompute, mixed, replicated": plan_of(
+        cp=2, dp=2, zero=Zero(stage=1), recompute=FULL, precision=MIXED
+    ),
+    "striped, tp2 scattered, window": plan_of(
+        cp=2,
+        tp=2,
+        context=Context(kind="striped"),
+        sequence_parallel=True,
+        model=replace(NANO, window=3),
+    ),
+    "ring, window": plan_of(cp=4, sequence_length=16, model=replace(NANO, window=2)),
+    "gathered, pp2, mixed": plan_of(
+        cp=2, pp=2, context=Context(kind="gathered"), model=GPT2, precision=MIXED
+    ),
+    "gathered, window, muon": plan_of(
+        cp=4,
+        context=Context(kind="gathered"),
+        sequence_length=16,
+        model=replace(NANO, window=2),
+        optimizer=MUON,
+    ),
+    "ulysses, copies of keys": plan_of(
+        cp=4, context=Context(kind="ulysses", ulysses_degree=4), recompute=FULL
+    ),
+    "ulysses in a ring, mixed": plan_of(
+        cp=4,
+        context=Context(kind="ulysses-ring", ulysses_degree=2),
+        precision=MIXED,
+        sequence_length=16,
+    ),
+    "ring, split backward": pipeline_plan(
+        "zb-h1", 2, cp=2, tp=2, sequence_parallel=True, recompute=FULL
+    ),
+}
+PLANS |= ZERO_PLANS | PIPELINES | CONTEXTS
 
 
 @pytest.fixture(scope="module", params=list(PLANS.values()), ids=list(PLANS))

@@ -14,9 +14,12 @@ from echelon.core.model_shape import ModelShape
 from echelon.models.batch import IGNORED_LABEL
 from echelon.models.operations import Operations
 from echelon.parallel import pieces
+from echelon.parallel.context import ContextAttention, ContextGroups
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.tensor import TensorSplit
+from tests.models.batches import blank_batch
 from tests.parallel.buckets import alone
+from tests.parallel.layouts import plan_of
 from tests.parallel.noted import NotedGradients
 
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -76,7 +79,7 @@ def scaled_loss(ops: Operations, x: torch.Tensor, weights: Weights) -> torch.Ten
 def rotate(ops: Operations, x: torch.Tensor, weights: Weights) -> torch.Tensor:
     """Turn the middle heads of a wider tensor."""
     part = x.split((3, 2, 1), dim=2)[1]
-    return ops.rotate(part, *ops.rotary_tables(TURNED, x.shape[0], x))
+    return ops.rotate(part, *ops.rotary_tables(TURNED, blank_batch(x.shape[0], x.shape[1]), x))
 
 
 def heads_norm(ops: Operations, x: torch.Tensor, weights: Weights) -> torch.Tensor:
@@ -86,7 +89,8 @@ def heads_norm(ops: Operations, x: torch.Tensor, weights: Weights) -> torch.Tens
 
 def attend(ops: Operations, x: torch.Tensor, weights: Weights) -> torch.Tensor:
     """Attend with two query heads to a key/value head."""
-    return ops.attend(*(x * 2).split((4, 2, 2), dim=2))
+    q, k, v = (x * 2).split((4, 2, 2), dim=2)
+    return ops.attend(q, k, v, TURNED, blank_batch(x.shape[0], x.shape[1]))
 
 
 ROUNDED_ONCE = ("rms norm", "heads", "layer norm", "rotate")
@@ -129,7 +133,10 @@ class Alone(RankOperations):
     def __init__(self) -> None:
         self.noted = NotedGradients()
         split = TensorSplit(group=alone(), sequence_parallel=False, store=self.noted)
-        super().__init__(split, VOCAB)
+        context = ContextAttention(
+            plan_of(), ContextGroups(ring=alone(), ulysses=alone()), self.noted
+        )
+        super().__init__(split, VOCAB, context)
 
 
 def inputs(
@@ -200,7 +207,7 @@ def made_by(case: Case, dtype: torch.dtype) -> list[tuple[torch.dtype, int]]:
     """Return what forward and backward of a kernel make; tables of rotations are there before."""
     ops = Alone()
     x, weights = inputs(case, dtype, dtype)
-    ops.rotary_tables(TURNED, x.shape[0], x)
+    ops.rotary_tables(TURNED, blank_batch(x.shape[0], x.shape[1]), x)
     with Made() as forward:
         y = case.compute(ops, x, weights)
     dy = values(*y.shape, seed=11).to(y.dtype)

@@ -33,7 +33,9 @@ class Fused(Operations):
     backward of a softmax where values hardly differ; a rank is not to be blamed for it.
     """
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: ModelShape, batch: object
+    ) -> torch.Tensor:
         """Return causal attention, [N, H * hd]."""
         k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))
