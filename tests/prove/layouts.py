@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from echelon.core.plan import Plan
+from echelon.core.plan import Documents, Plan
 from echelon.prove.cases import Case
 
 Changes = dict[str, Any]
@@ -32,11 +32,14 @@ def layout(
     precision: Changes | None = None,
     zero: Changes | None = None,
     mesh: Changes | None = None,
+    context: Changes | None = None,
+    documents: Documents = "joined",
     **chosen: Any,
 ) -> Plan:
     """Return a Llama-like plan: untied, 1F1B, three microbatches, but for what is chosen.
 
-    Where `zero` is given, data ranks are shards; `mesh` says otherwise.
+    Where `zero` is given, data ranks are shards; `mesh` says otherwise. `context` says how
+    sequences are split over the `cp` of `mesh`.
     """
     defaults: Changes = {
         "dp": 1,
@@ -73,11 +76,14 @@ def layout(
         },
     )
     rules: Changes = {"clip_norm": 1.0, "warmup_steps": 10, **(optimizer or {})}
+    cp = (mesh or {}).get("cp", 1)
     mathematics = replace(
         plan.mathematics,
         model=shape,
+        sequence_length=plan.mathematics.sequence_length * cp,
         optimizer=replace(plan.mathematics.optimizer, **rules),
         precision=replace(plan.mathematics.precision, **(precision or {})),
+        documents=documents,
         seed=0,
     )
     shards: Changes = {} if zero is None else {"dp_replicate": 1, "dp_shard": plan.mesh.dp}
@@ -85,5 +91,6 @@ def layout(
         plan.layout,
         mesh=replace(plan.mesh, **{**shards, **(mesh or {})}),
         zero=replace(plan.layout.zero, **(zero or {})),
+        context=replace(plan.layout.context, **(context or {})),
     )
     return replace(plan, mathematics=mathematics, layout=placed)

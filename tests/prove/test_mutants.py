@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
 import pytest
 
-from echelon.core.errors import ProofFailed
 from echelon.launch.pool import RankPool
-from echelon.prove.run import prove
-from tests.prove.layouts import BF16, FP16, layout
+from tests.prove.layouts import BF16, FP16
+from tests.prove.planted import Planted, assert_caught
 
 LAST = "layers.1"
-
-
-@dataclass(frozen=True, slots=True)
-class Planted:
-    """Say where a bug is planted and what the prover must say of it."""
-
-    mutant: str
-    rule: str
-    tensor: str
-    factor: str
-    axis: str = ""
-    step: int = 0
-    plan: dict[str, Any] = field(default_factory=dict)
-    own_precision: bool = False
 
 
 PLANTED = (
@@ -335,23 +317,7 @@ PLANTED = (
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.mutant)
 def test_a_planted_bug_is_caught_and_named(planted: Planted, rank_pool: RankPool) -> None:
-    proof = prove(
-        layout(**planted.plan),
-        run_ranks=rank_pool.run,
-        subject=f"tests.prove.mutants.{planted.mutant}",
-        own_precision=planted.own_precision,
-    )
-
-    assert not proof.proven
-    found = proof.diagnosis
-    assert found is not None
-    told = (found.rule, found.tensor, found.factor, found.axis, found.step)
-    wanted = (planted.rule, planted.tensor, planted.factor, planted.axis, planted.step)
-    assert told == wanted, found.sentence()
-    with pytest.raises(ProofFailed) as failed:
-        proof.require()
-    assert planted.rule in failed.value.rules
-    assert found.sentence() in str(failed.value)
+    assert_caught(planted, rank_pool)
 
 
 def test_at_least_twenty_bugs_are_planted() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import torch
 
@@ -21,6 +22,8 @@ from echelon.prove.oracle import OracleStep, Slot, build_decoder, sums_by_slot, 
 from echelon.prove.stale import stale_variants
 from echelon.prove.subject import GlobalBatch
 from echelon.prove.variants import variants
+from echelon.prove.variants_context import context_variants
+from echelon.prove.variants_rows import row_variants
 
 Losses = Mapping[Slot, float]
 
@@ -153,14 +156,20 @@ def _known_mistakes(
     right = torch.tensor([oracle.microbatch_losses[slot][0] for slot in slots]).double()
     fine = _same(right, wanted)
     known = known_factors(plan, oracle)
-    for variant in (*stale_variants(evidence, oracle), *variants(plan, oracle, known)):
+    tried = chain(
+        stale_variants(evidence, oracle),
+        row_variants(plan, oracle),
+        context_variants(plan, oracle),
+        variants(plan, oracle, known),
+    )
+    for variant in tried:
         with torch.no_grad():
             losses_BT = token_losses(plan, variant.build(), batch, oracle.step)
         sums = sums_by_slot(plan, batch, losses_BT)
-        tried = torch.stack([sums[slot][0] for slot in slots])
-        same = _same(tried, wanted)
+        found = torch.stack([sums[slot][0] for slot in slots])
+        same = _same(found, wanted)
         if bool((same | fine).all()):
-            residual = float(((tried - wanted) / wanted).abs()[same].max())
+            residual = float(((found - wanted) / wanted).abs()[same].max())
             finding = replace(variant.finding, residual=residual)
             yield variant.tensor, _narrowed(finding, slots, fine)
             return

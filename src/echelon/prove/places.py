@@ -5,17 +5,39 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from echelon.core.axis import LOSS_AXES, SHARD_AXES, Axis
+from echelon.core.axis import DATA_AXES, LOSS_AXES, SHARD_AXES, Axis
 from echelon.core.plan import Plan
 from echelon.prove.diagnosis import Finding
 
+Named = tuple[str, tuple[Axis, ...]]
 
-def grouped_axes(plan: Plan) -> tuple[tuple[str, tuple[Axis, ...]], ...]:
-    """Return the axes over which things are summed, by name, the most telling first."""
-    sliced: tuple[tuple[str, tuple[Axis, ...]], ...] = ()
+
+def grouped_axes(plan: Plan) -> tuple[Named, ...]:
+    """Return the axes over which things are summed, by name, the most telling first.
+
+    What is summed over data ranks is summed over context ranks too: either may be at fault alone,
+    or both together.
+    """
+    mesh = plan.mesh
+    sliced: tuple[Named, ...] = ()
     if plan.layout.zero.stage:
-        sliced = (("dp_shard", SHARD_AXES), ("dp_replicate", (Axis.DP_REPLICATE,)))
-    return (*sliced, ("dp", LOSS_AXES), ("tp", (Axis.TP,)), ("pp", (Axis.PP,)))
+        sliced = (
+            *_with_context(plan, "dp_shard", (Axis.DP_SHARD,), SHARD_AXES),
+            ("dp_replicate", (Axis.DP_REPLICATE,)),
+        )
+    summed = _with_context(plan, "dp", DATA_AXES, LOSS_AXES)
+    context: tuple[Named, ...] = (("cp", (Axis.CP,)),) if mesh.cp > 1 else ()
+    return (*context, *sliced, *summed, ("tp", (Axis.TP,)), ("pp", (Axis.PP,)))
+
+
+def shard_axis(plan: Plan) -> str:
+    """Return the name of what ZeRO cuts slices over."""
+    return _with_context(plan, "dp_shard", (Axis.DP_SHARD,), SHARD_AXES)[-1][0]
+
+
+def place_of(plan: Plan, rank: int, axes: tuple[Axis, ...]) -> int:
+    """Return the position of `rank` in its group over `axes`."""
+    return plan.mesh.group(rank, *axes).index(rank)
 
 
 def telling_axis(
@@ -26,7 +48,7 @@ def telling_axis(
     if not wrong or not right:
         return None
     for axis, members in grouped_axes(plan):
-        places = [{_place(plan, rank, members) for rank in ranks} for ranks in (wrong, right)]
+        places = [{place_of(plan, rank, members) for rank in ranks} for ranks in (wrong, right)]
         if not places[0] & places[1]:
             return axis, sorted(places[0])
     return None
@@ -42,6 +64,12 @@ def narrowed(plan: Plan, finding: Finding, wrong: Collection[int], right: Iterab
     return replace(finding, says=says, axis=finding.axis or axis)
 
 
-def _place(plan: Plan, rank: int, axes: tuple[Axis, ...]) -> int:
-    """Return the position of `rank` in its group over `axes`."""
-    return plan.mesh.group(rank, *axes).index(rank)
+def _with_context(
+    plan: Plan, name: str, axes: tuple[Axis, ...], both: tuple[Axis, ...]
+) -> tuple[Named, ...]:
+    """Return an axis by itself and together with `cp`, as far as there are several ranks."""
+    if plan.mesh.cp == 1:
+        return ((name, axes),)
+    if plan.mesh.degree(*axes) == 1:
+        return (("cp", (Axis.CP,)),)
+    return (name, axes), (f"{name} and cp", both)

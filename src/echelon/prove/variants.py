@@ -146,11 +146,10 @@ def _positions(plan: Plan, oracle: OracleStep) -> Iterator[Variant]:
             build=lambda: build_decoder(plan, oracle.before, Positions(index)),
         )
 
-    for axis, degree in (("tp", plan.mesh.tp), ("cp", plan.mesh.cp)):
-        if degree > 1:
-            chunk = length // degree
-            says = f"positions begin anew in each of the {degree} chunks of the sequence"
-            yield variant(says, axis, lambda index, chunk=chunk: index % chunk)
+    tp = plan.mesh.tp
+    if tp > 1:
+        says = f"positions begin anew in each of the {tp} chunks of the sequence"
+        yield variant(says, "tp", lambda index: index % (length // tp))
     yield variant("every token is at position 0", "", lambda index: index * 0)
     if shape.positions == "learned":
         yield variant("positions are one too large", "", lambda index: index + 1)

@@ -67,9 +67,9 @@ def wrong_key_value_head(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Give query head h the key/value head h mod K of its rank, not h divided by the ratio."""
     attend = RankOperations.attend
 
-    def wrong(self: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def wrong(self: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Any:
         repeats = q.shape[2] // k.shape[2]
-        return attend(self, q, k.repeat(1, 1, repeats, 1), v.repeat(1, 1, repeats, 1))
+        return attend(self, q, k.repeat(1, 1, repeats, 1), v.repeat(1, 1, repeats, 1), *rest)
 
     patch.setattr(RankOperations, "attend", wrong)
 
@@ -79,8 +79,8 @@ def padding_not_masked(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Let the ids that pad the vocabulary take part in the softmax."""
     init = RankOperations.__init__
 
-    def padded(self: RankOperations, split: Any, vocab: int) -> None:
-        init(self, split, vocab + -vocab % plan.mesh.tp)
+    def padded(self: RankOperations, split: Any, vocab: int, *rest: Any, **named: Any) -> None:
+        init(self, split, vocab + -vocab % plan.mesh.tp, *rest, **named)
 
     patch.setattr(RankOperations, "__init__", padded)
 
@@ -89,8 +89,9 @@ def padding_not_masked(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 def positions_of_the_slice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Count rotary positions from the start of each tensor rank's slice of the sequence."""
 
-    def tables(self: Any, shape: Any, length: int, like: torch.Tensor) -> Any:
-        return rotary_tables(shape, torch.arange(length) % (length // plan.mesh.tp), like.dtype)
+    def tables(self: Any, shape: Any, batch: TokenBatch, like: torch.Tensor) -> Any:
+        slice_length = batch.num_positions // plan.mesh.tp
+        return rotary_tables(shape, torch.arange(batch.num_positions) % slice_length, like.dtype)
 
     patch.setattr(RankOperations, "rotary_tables", tables)
 
@@ -141,7 +142,9 @@ def same_data_on_every_replica(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Give every replica the samples of the first."""
     rank_batches = subject.rank_batches
     patch.setattr(
-        subject, "rank_batches", lambda plan, batch, rank, step: rank_batches(plan, batch, 0, step)
+        subject,
+        "rank_batches",
+        lambda plan, batch, rank, step, **rest: rank_batches(plan, batch, 0, step, **rest),
     )
 
 
