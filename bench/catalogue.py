@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.spec import MODES, SINGLE, ZERO_MODES, Mode, Settings, Size
+from bench.spec import CONTEXT_MODES, MODES, SINGLE, ZERO_MODES, Mode, Settings, Size
 
 OURS = "Echelon"
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,6 +35,13 @@ class Case:
 
 
 _Peer = tuple[str, str, str]
+_CONTEXT_PEERS: tuple[_Peer, ...] = (
+    ("torch Ulysses by hand", "torch_cp", "ulysses"),
+    ("picotron ring", "picotron_cp", ""),
+    ("torch ring by hand", "torch_cp", "ring"),
+    ("DeepSpeed Ulysses", "deepspeed_engine", "ulysses"),
+    ("torch context_parallel", "torch_cp", "experimental"),
+)
 _PEERS: dict[str, tuple[_Peer, ...]] = {
     "dp2": (
         ("torch DDP", "torch_ddp", ""),
@@ -74,6 +81,9 @@ _PEERS: dict[str, tuple[_Peer, ...]] = {
         ("megatron-core", "megatron", ""),
         ("torch DTensor + pipelining", "torch_pp", "shared"),
     ),
+    # Whatever lets each query meet each key competes with both kinds of Echelon.
+    "cp2": _CONTEXT_PEERS,
+    "cp2u": _CONTEXT_PEERS,
 }
 _ZERO_PEERS: dict[int, tuple[_Peer, ...]] = {
     0: (
@@ -147,7 +157,7 @@ def single(peers_home: Path) -> Case:
 
 def chosen_modes(names: str) -> tuple[Mode, ...]:
     """Return the modes of a comma-separated list; ValueError names an unknown one."""
-    known = {**MODES, **ZERO_MODES}
+    known = {**MODES, **ZERO_MODES, **CONTEXT_MODES}
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     unknown = [name for name in wanted if name not in known]
     if unknown:

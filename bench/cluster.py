@@ -96,6 +96,8 @@ def main() -> int:
     parser.add_argument("--mbit", type=float, default=200.0, help="uplink of a host (200)")
     arguments = parser.parse_args()
     options = read_options(arguments)
+    if any(mode.cp > 1 for mode in options.modes):
+        sys.exit("error: for context parallelism: python -m bench.context --exposed --mbit 200")
     if not can_make_namespaces():
         print("error: shaped links need root, `ip` and `tc` (Linux)", file=sys.stderr)
         return 3

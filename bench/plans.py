@@ -6,7 +6,7 @@ from bench.spec import Mode, Settings, Size
 from echelon.core.cluster import Cluster, Device, Link
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
-from echelon.core.plan import Layout, Mathematics, Optimizer, Pipeline, Plan, Zero
+from echelon.core.plan import Context, Layout, Mathematics, Optimizer, Pipeline, Plan, Zero
 from echelon.cost.balance import split_layers
 
 
@@ -30,8 +30,13 @@ def bench_plan(settings: Settings) -> Plan:
         ),
         layout=Layout(
             mesh=Mesh(
-                pp=mode.pp, dp_replicate=mode.dp_replicate, dp_shard=mode.dp_shard, tp=mode.tp
+                pp=mode.pp,
+                dp_replicate=mode.dp_replicate,
+                dp_shard=mode.dp_shard,
+                cp=mode.cp,
+                tp=mode.tp,
             ),
+            context=Context(kind=mode.context, ulysses_degree=mode.ulysses_degree),
             microbatch_sequences=size.global_sequences // (mode.dp * mode.microbatches),
             pipeline=Pipeline(schedule="1f1b", stages=split_layers(size.layers, mode.pp)),
             sequence_parallel=mode.sequence_parallel,

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+ContextKind = Literal["ring", "striped", "gathered", "ulysses", "ulysses-ring"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
@@ -41,9 +43,10 @@ SIZES = {
 class Mode:
     """Name one split: the degree of each axis, and the microbatches of a pipeline.
 
-    Ranks are row-major over (pp, dp, tp) in every framework here, so tensor neighbours are
+    Ranks are row-major over (pp, dp, cp, tp) in every framework here, so tensor neighbours are
     consecutive ranks and pipeline neighbours are farthest apart. Of the `dp` ranks that read
-    different samples, each `dp_shard` consecutive ones share out what `zero_stage` says.
+    different samples, each `dp_shard` consecutive ones share out what `zero_stage` says. The `cp`
+    ranks hold parts of the same sequences, whose attention is of the kind `context`.
     """
 
     name: str
@@ -54,6 +57,9 @@ class Mode:
     microbatches: int = 1
     zero_stage: Literal[0, 1, 2, 3] = 0
     dp_shard: int = 1
+    cp: int = 1
+    context: ContextKind = "ring"
+    ulysses_degree: int = 1
 
     @property
     def dp_replicate(self) -> int:
@@ -63,7 +69,7 @@ class Mode:
     @property
     def world_size(self) -> int:
         """Return the number of ranks."""
-        return self.dp * self.tp * self.pp
+        return self.dp * self.tp * self.pp * self.cp
 
     @property
     def bubble(self) -> float:
@@ -110,6 +116,15 @@ ZERO_MODES = {
     )
 }
 """Data parallelism at every ZeRO stage on 2 and 4 ranks; 2x2: two replicas, each over two ranks."""
+
+CONTEXT_MODES = {
+    mode.name: mode
+    for mode in (
+        Mode(name="cp2", cp=2),
+        Mode(name="cp2u", cp=2, context="ulysses", ulysses_degree=2),
+    )
+}
+"""Context parallelism on 2 ranks: a ring, and Ulysses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

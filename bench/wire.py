@@ -15,7 +15,7 @@ from bench.catalogue import chosen_modes, ours
 from bench.hosts import can_make_namespaces, one_host
 from bench.interleave import end_cleanly
 from bench.ranks import CaseFailed, RankGroup
-from bench.spec import MODES, SIZES, ZERO_MODES, Mode, Size
+from bench.spec import CONTEXT_MODES, MODES, SIZES, ZERO_MODES, Mode, Size
 
 WIRE_TARGET = 1.03
 
@@ -23,7 +23,7 @@ WIRE_TARGET = 1.03
 def main() -> int:
     """Measure the chosen modes and print one line for each."""
     parser = argparse.ArgumentParser(prog="python -m bench.wire", description=__doc__)
-    parser.add_argument("--modes", default=",".join([*MODES, *ZERO_MODES]))
+    parser.add_argument("--modes", default=",".join([*MODES, *ZERO_MODES, *CONTEXT_MODES]))
     parser.add_argument("--size", choices=SIZES, default="quick")
     parser.add_argument("--steps", type=int, default=2)
     arguments = parser.parse_args()

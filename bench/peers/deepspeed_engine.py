@@ -1,6 +1,6 @@
 """DeepSpeed on CPU and Gloo. Variants: "zero" (the stage is the mode's), "autotp", "pipe".
 
-The optimizer is its own C++ AdamW.
+A further one, "ulysses", splits sequences. The optimizer is its own C++ AdamW.
 
 A stale build lock hangs every later run, so `setup_peers.sh` builds the C++ ops beforehand.
 """
@@ -20,6 +20,8 @@ from torch import nn
 
 from bench.data import rank_batch
 from bench.peers.llama import cross_entropy, llama
+from bench.peers.plain_context import local
+from bench.peers.torch_cp import Attention, attend_by
 from bench.spec import Settings, StepFunction
 
 
@@ -44,7 +46,8 @@ def _config(settings: Settings) -> dict[str, Any]:
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": rows // mode.microbatches,
         "gradient_accumulation_steps": mode.microbatches,
-        "train_batch_size": settings.size.global_sequences,
+        # Every context rank sees all sequences, and counts as one that has its own.
+        "train_batch_size": settings.size.global_sequences * mode.cp,
         "zero_optimization": {"stage": mode.zero_stage},
         "zero_allow_untested_optimizer": True,
         "gradient_clipping": 0.0,
@@ -73,14 +76,18 @@ def build(settings: Settings) -> StepFunction:
         return _pipeline(settings, deepspeed)
     mode = settings.mode
     model = llama(settings)
+    if settings.variant == "ulysses":
+        attend_by(model, _ulysses())
     engine, *_ = deepspeed.initialize(
         model=model, model_parameters=model.parameters(), config=_config(settings)
     )
-    dp_rank = dist.get_rank() // mode.tp
-    positions = torch.arange(settings.size.sequence).unsqueeze(0)
+    dp_rank, cp_rank = dist.get_rank() // (mode.tp * mode.cp), dist.get_rank() % mode.cp
+    length = settings.size.sequence // mode.cp
+    mine = slice(cp_rank * length, (cp_rank + 1) * length)
+    positions = torch.arange(settings.size.sequence).unsqueeze(0)[:, mine]
 
     def step(number: int) -> float:
-        inputs, labels = rank_batch(settings, number, dp_rank, mode.dp)
+        inputs, labels = (x[:, mine] for x in rank_batch(settings, number, dp_rank, mode.dp))
         logits = engine(input_ids=inputs, position_ids=positions).logits
         loss = cross_entropy(logits, labels)
         engine.backward(loss)
@@ -88,6 +95,23 @@ def build(settings: Settings) -> StepFunction:
         return loss.item()
 
     return step
+
+
+def _ulysses() -> Attention:
+    """Return DeepSpeed's all-to-alls around torch's fused attention."""
+    from deepspeed.sequence.layer import DistributedAttention
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return local(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+
+    whole: Any = attend
+    distributed = DistributedAttention(whole, dist.group.WORLD, scatter_idx=2, gather_idx=1)
+
+    def around(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        rows = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+        return distributed(*rows, 0).transpose(1, 2)
+
+    return around
 
 
 class _Layer(nn.Module):

@@ -1,18 +1,13 @@
 """picotron's 1F1B over stages of the Hugging Face Llama.
 
-picotron is no package: it is taken from a clone of https://github.com/huggingface/picotron in the
-folder of the peers. Its own model needs a GPU; its schedule and its messages do not, once the
-`torch.cuda.synchronize` after each message does nothing.
+Its own model needs a GPU; its schedule and its messages do not.
 """
-# pyright: reportMissingImports=false
 
 from __future__ import annotations
 
 import functools
 import importlib
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +16,9 @@ from torch import nn
 
 from bench.data import global_batch
 from bench.peers.llama import adamw, join, llama
+from bench.peers.picotron import picotron_module
 from bench.peers.torch_pp import Stage
-from bench.spec import NotApplicable, Settings, StepFunction
+from bench.spec import Settings, StepFunction
 
 
 class _Model(nn.Module):
@@ -57,7 +53,7 @@ class _Batches:
 
 def build(settings: Settings) -> StepFunction:
     """Return the step of one rank."""
-    pipeline = _picotron()
+    pipeline = picotron_module("pipeline_parallel.pipeline_parallel")
     rank, count = join(settings)
     manager: Any = importlib.import_module("picotron.process_group_manager")
     manager.process_group_manager = SimpleNamespace(
@@ -83,16 +79,3 @@ def build(settings: Settings) -> StepFunction:
         return loss if rank == count - 1 else None
 
     return step
-
-
-def _picotron() -> Any:
-    """Return picotron's pipelines from the clone beside the peers' environment."""
-    clone = Path(sys.prefix).parent / "picotron"
-    sys.path.insert(0, str(clone))
-    try:
-        found = importlib.import_module("picotron.pipeline_parallel.pipeline_parallel")
-    except ImportError as error:
-        raise NotApplicable(f"{error}: clone huggingface/picotron to {clone}") from error
-    cuda: Any = torch.cuda
-    cuda.synchronize = lambda *_, **__: None
-    return found
