@@ -15,7 +15,7 @@ DOCUMENTS: dict[str, Any] = {"documents": "separate"}
 
 
 def split(kind: str, cp: int = 2, ulysses: int = 1, **more: Any) -> dict[str, Any]:
-    """Return a plan with context ranks and one microbatch."""
+    """Return a plan whose sequences are split over `cp` ranks."""
     axes = {"cp": cp, **more.pop("mesh", {})}
     degree = cp if kind == "ulysses" else ulysses
     context = {"kind": kind, "ulysses_degree": degree}
@@ -28,11 +28,14 @@ def forward(mutant: str, plan: dict[str, Any], factor: str, tensor: str = ATTENT
 
 
 Q = f"{ATTENTION}.q.weight"
+V = f"{LAST}.attention.v.weight"
 PLANTED = (
     forward("lse_not_rescaled", split("ring"), "merge"),
     forward("lse_not_rescaled", split("striped", 4), "merge"),
+    forward("lse_not_rescaled", split("ring", tp=2, sequence_parallel=True), "merge"),
     forward("lse_not_updated", split("ring", 4), "merge"),
     forward("mask_off_by_one_in_a_block", split("ring"), "mask off by one"),
+    forward("mask_off_by_one_in_a_block", split("ring", 4, pp=2), "mask off by one"),
     forward("mask_off_by_one_between_places", split("striped"), "mask off by one"),
     forward("mask_off_by_one_on_a_rank", split("gathered"), "mask off by one"),
     forward("mask_off_by_one_on_a_member", split("ulysses"), "mask off by one"),
@@ -62,7 +65,72 @@ PLANTED = (
 )
 
 
-@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.mutant)
+def backward(
+    mutant: str, plan: dict[str, Any], factor: str, tensor: str = V, axis: str = "cp"
+) -> Planted:
+    """Return a bug in the gradients."""
+    return Planted(
+        f"context_gradients:{mutant}", "prove-gradients", tensor, factor, axis, plan=plan
+    )
+
+
+MQA = {"heads": 4, "kv_heads": 1}
+HEAD = "head.weight"
+PLANTED_IN_GRADIENTS = (
+    backward("keys_home_to_the_next_rank", split("ring"), "wrong rank"),
+    backward("keys_home_to_the_next_rank", split("striped", 4), "wrong rank"),
+    backward("others_home_to_the_next_rank", split("ring"), "wrong rank"),
+    backward(
+        "others_home_to_the_next_rank",
+        split("ring", mesh={"dp_shard": 2}, zero={"stage": 3}),
+        "wrong rank",
+    ),
+    backward("keys_home_to_the_next_rank", split("ring", tp=2, pp=2), "wrong rank"),
+    backward("keys_home_to_the_next_rank", split("ulysses-ring", 4, 2), "wrong rank"),
+    backward("reduce_scatter_by_position", split("gathered"), "wrong rank"),
+    backward("exchanged_home_to_the_next_rank", split("ulysses"), "wrong rank"),
+    backward("gathered_gradients_not_summed", split("gathered"), "missing sum"),
+    backward("last_gradients_not_awaited", split("ring", 4), "stale"),
+    backward("last_gradients_not_awaited", split("striped"), "missing sum"),
+    backward("copies_added_twice", split("ulysses", model=MQA), "2"),
+    backward("copies_added_twice", split("ulysses", 4, model=MQA), "2"),
+    backward("copies_not_added", split("ulysses", 4, model=MQA), "missing sum"),
+    backward("not_summed_over_context", split("ring"), "missing sum", HEAD),
+    backward(
+        "not_summed_over_context", split("striped", mesh={"dp_replicate": 2}), "missing sum", HEAD
+    ),
+    backward(
+        "slices_not_summed_over_context", split("ring", zero={"stage": 2}), "missing sum", HEAD
+    ),
+    backward("divided_by_own_tokens", split("ring", accumulation=1), "token ratio", HEAD),
+    backward(
+        "slices_in_another_order",
+        split("ring", mesh={"dp_shard": 2}, zero={"stage": 1}),
+        "slices permuted",
+        f"{LAST}.mlp.gate.weight",
+        "dp_shard and cp",
+    ),
+    Planted(
+        "reductions:local_token_count",
+        "prove-token-count",
+        "token count",
+        "token ratio of cp 0",
+        "cp",
+        plan=split("ring"),
+    ),
+    Planted(
+        "context_gradients:norm_per_context_rank",
+        "prove-gradient-norm",
+        "gradient norm",
+        "sqrt(cp)",
+        "cp",
+        plan=split("ring", 4, accumulation=3),
+    ),
+)
+EVERYWHERE = PLANTED + PLANTED_IN_GRADIENTS
+
+
+@pytest.mark.parametrize("planted", EVERYWHERE, ids=lambda planted: planted.mutant)
 def test_a_planted_bug_of_context_parallelism_is_caught_and_named(
     planted: Planted, rank_pool: RankPool
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echelon.prove.diagnosis import Finding
-from echelon.prove.places import narrowed, telling_axis
+from echelon.prove.places import grouped_axes, narrowed, shard_axis, telling_axis
 from tests.prove.layouts import layout
 
 HYBRID = layout(dp=4, tp=2, zero={"stage": 2}, mesh={"dp_replicate": 2, "dp_shard": 2})
@@ -22,6 +22,19 @@ def test_the_narrowest_axis_is_told() -> None:
 
 def test_whole_parameters_have_one_data_axis() -> None:
     assert telling_axis(layout(dp=2), {1}, range(2)) == ("dp", [1])
+
+
+def test_context_ranks_are_told_from_data_ranks() -> None:
+    split = layout(mesh={"cp": 2, "dp_shard": 2}, zero={"stage": 2})
+    assert telling_axis(split, {1, 3}, range(4)) == ("cp", [1])
+    assert telling_axis(split, {0, 1}, range(4)) == ("dp_shard", [0])
+    assert telling_axis(split, {1}, range(4)) == ("dp_shard and cp", [1])
+    assert shard_axis(split) == "dp_shard and cp"
+    alone = layout(mesh={"cp": 2})
+    assert telling_axis(alone, {1}, range(2)) == ("cp", [1])
+    assert [axis for axis, _ in grouped_axes(alone)] == ["cp", "cp", "tp", "pp"]
+    assert shard_axis(layout(mesh={"cp": 2}, zero={"stage": 1})) == "cp"
+    assert shard_axis(HYBRID) == "dp_shard"
 
 
 def test_a_finding_keeps_the_axis_that_it_has() -> None:

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from echelon.prove.checks import Evidence, dp_rank_of
+from echelon.prove.diagnose_context import gradients_of_keys, parts_of_context, told_of_copies
 from echelon.prove.diagnose_messages import swapped_messages
+from echelon.prove.diagnose_slices import slices_of_others
 from echelon.prove.diagnosis import Finding
 from echelon.prove.factors import (
     EXPLAINED,
@@ -77,6 +79,10 @@ def _findings(gradient: WrongGradient) -> Iterator[Finding]:
     yield from _missing_sum(gradient)
     yield from _scalar(gradient)
     yield from _mixture(gradient)
+    one = gradient.evidence, gradient.oracle, gradient.name, gradient.wrong
+    yield from parts_of_context(*one)
+    yield from gradients_of_keys(*one)
+    yield from slices_of_others(gradient.evidence, gradient.oracle, gradient.wrong)
     yield from _other_shards(gradient)
     yield from _messages(gradient)
 
@@ -116,7 +122,8 @@ def _scalar(gradient: WrongGradient) -> Iterator[Finding]:
             return
         factor, residual = fit_factor(piece.tensor, right)
         if residual < EXPLAINED and not math.isclose(factor, 1.0, rel_tol=EXPLAINED):
-            yield name_factor(factor, gradient.known, residual)
+            named = name_factor(factor, gradient.known, residual)
+            yield told_of_copies(gradient.evidence.plan, gradient.name, named)
             return
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from echelon.core.axis import Axis
+from echelon.core.axis import SHARD_AXES
 from echelon.core.parameters import ParameterSpec, parameters
 from echelon.core.plan import Plan
 from echelon.prove.checks import Evidence
 from echelon.prove.diagnosis import ROUNDING, Finding
 from echelon.prove.factors import Factor, close, furthest, known_factors, name_factor
 from echelon.prove.oracle import OracleStep
+from echelon.prove.places import place_of, shard_axis
 
 
 def explain_norm(evidence: Evidence, step: int) -> Finding:
@@ -73,8 +74,9 @@ def norms_of_parts(plan: Plan, oracle: OracleStep) -> tuple[Factor, ...]:
 def _norms_of_ranks(evidence: Evidence, oracle: OracleStep) -> list[Factor]:
     """Return the norms of the slices of each rank, and of one data rank's in all groups."""
     observed, mesh = evidence.observed, evidence.plan.mesh
-    if not evidence.plan.layout.zero.stage or mesh.dp_shard == 1:
+    if not evidence.plan.layout.zero.stage or mesh.degree(*SHARD_AXES) == 1:
         return []
+    axis = shard_axis(evidence.plan)
     squares: dict[int, float] = {}
     shards: dict[int, float] = {}
     for name in observed.specs:
@@ -82,14 +84,14 @@ def _norms_of_ranks(evidence: Evidence, oracle: OracleStep) -> list[Factor]:
             square = float(oracle.gradients[name][piece.region].double().square().sum())
             squares[piece.rank] = squares.get(piece.rank, 0.0) + square
             if piece.primary:
-                shard = mesh.coordinates(piece.rank)[Axis.DP_SHARD]
+                shard = place_of(evidence.plan, piece.rank, SHARD_AXES)
                 shards[shard] = shards.get(shard, 0.0) + square
     found = [
-        Factor(name=f"of the slices of dp_shard {shard} alone", value=square**0.5, axis="dp_shard")
+        Factor(name=f"of the slices of {axis} {shard} alone", value=square**0.5, axis=axis)
         for shard, square in shards.items()
     ]
     return found + [
-        Factor(name=f"of the slices of rank {rank} alone", value=square**0.5, axis="dp_shard")
+        Factor(name=f"of the slices of rank {rank} alone", value=square**0.5, axis=axis)
         for rank, square in squares.items()
     ]
 

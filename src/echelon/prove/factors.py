@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from echelon.core.plan import Plan
+from echelon.prove.context_parts import tokens_of_context
 from echelon.prove.diagnosis import Finding
 from echelon.prove.oracle import OracleStep
 
@@ -49,20 +50,28 @@ def known_factors(plan: Plan, oracle: OracleStep) -> tuple[Factor, ...]:
         Factor(name="2", value=2.0),
         Factor(name="1/2", value=0.5),
     ]
-    for dp_rank, tokens in enumerate(tokens_of_replicas(oracle)):
-        found += _token_ratios(plan, dp_rank, tokens / oracle.tokens)
+    if mesh.dp > 1:
+        for dp_rank, tokens in enumerate(tokens_of_replicas(oracle)):
+            found += _token_ratios(f"dp {dp_rank}", "dp", mesh.dp, tokens / oracle.tokens)
+    if mesh.cp > 1:
+        for (dp_rank, cp_rank), tokens in tokens_of_context(plan, oracle.step).items():
+            whose = f"cp {cp_rank}" if mesh.dp == 1 else f"dp {dp_rank} cp {cp_rank}"
+            axis = "cp" if mesh.dp == 1 else "dp and cp"
+            found += _token_ratios(whose, axis, mesh.dp * mesh.cp, tokens / oracle.tokens)
     return tuple(found)
 
 
-def _token_ratios(plan: Plan, dp_rank: int, share: float) -> list[Factor]:
-    """Return the ways in which a replica's share of the tokens gets into a factor."""
-    if plan.mesh.dp == 1:
-        return []
-    of = f"token ratio of dp {dp_rank}"
+def _token_ratios(whose: str, axis: str, degree: int, share: float) -> list[Factor]:
+    """Return the ways in which the share of a rank in the tokens gets into a factor."""
+    of = f"token ratio of {whose}"
+    if not share:
+        return [Factor(name=of, value=0.0, axis=axis)]
     return [
-        Factor(name=of, value=share, axis="dp"),
-        Factor(name=f"1/{of}", value=1 / share, axis="dp"),
-        Factor(name=f"1/(dp x {of})", value=1 / (plan.mesh.dp * share), axis="dp"),
+        Factor(name=of, value=share, axis=axis),
+        Factor(name=f"1/{of}", value=1 / share, axis=axis),
+        Factor(
+            name=f"1/({axis.replace(' and ', ' x ')} x {of})", value=1 / (degree * share), axis=axis
+        ),
     ]
 
 

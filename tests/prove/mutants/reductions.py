@@ -24,7 +24,7 @@ from echelon.train.engine import StepResult, TrainEngine
 from tests.prove.mutants.planting import mutant
 
 
-def _scale_microbatches(patch: pytest.MonkeyPatch, factor: Any) -> None:
+def scale_microbatches(patch: pytest.MonkeyPatch, factor: Any) -> None:
     """Multiply the loss of each microbatch before backward; what is reported stays right."""
     forward = PipelineExecutor._forward
 
@@ -44,20 +44,20 @@ def _scale_microbatches(patch: pytest.MonkeyPatch, factor: Any) -> None:
 def mean_of_means(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Divide each microbatch by its own tokens, then by the number of microbatches."""
     parts = plan.mesh.dp * plan.num_microbatches
-    _scale_microbatches(patch, lambda m, batch, scale: 1 / (parts * batch.num_valid() * scale))
+    scale_microbatches(patch, lambda m, batch, scale: 1 / (parts * batch.num_valid() * scale))
 
 
 @mutant
 def last_microbatch_unscaled(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Divide by the number of tokens in all microbatches but the last."""
     last = plan.num_microbatches - 1
-    _scale_microbatches(patch, lambda m, batch, scale: 1 / scale if m == last else 1.0)
+    scale_microbatches(patch, lambda m, batch, scale: 1 / scale if m == last else 1.0)
 
 
 @mutant
 def turned_sign(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Climb instead of descending."""
-    _scale_microbatches(patch, lambda m, batch, scale: -1.0)
+    scale_microbatches(patch, lambda m, batch, scale: -1.0)
 
 
 @mutant
