@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from echelon.core.axis import LOSS_AXES
+from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.plan import DTYPE_BYTES, Plan, Zero, ZeroStage
 from echelon.cost.buckets import plan_buckets
 from echelon.cost.bytes_sent import bytes_sent, bytes_sent_by_axis
@@ -133,11 +133,12 @@ def test_hops_over_other_axes_are_slices_in_the_dtype_of_the_reduction(stage: Ze
 
 @given(zero_plans(optimizers=("adamw",)))
 @settings(deadline=None, max_examples=60)
-def test_ranks_of_a_stage_send_the_same(plan: Plan) -> None:
-    by_stage: dict[int, dict[str, int]] = {}
+def test_ranks_of_a_stage_with_the_same_positions_send_the_same(plan: Plan) -> None:
+    alike: dict[tuple[int, int], dict[str, int]] = {}
     for rank in range(plan.mesh.world_size):
         sent = bytes_sent_by_axis(plan, rank)
-        assert by_stage.setdefault(pp_rank_of(plan, rank), sent) == sent
+        place = pp_rank_of(plan, rank), plan.mesh.coordinates(rank)[Axis.CP]
+        assert alike.setdefault(place, sent) == sent
         assert all(number > 0 for number in sent.values())
 
 
