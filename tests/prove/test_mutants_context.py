@@ -82,7 +82,7 @@ PLANTED_IN_GRADIENTS = (
     backward("others_home_to_the_next_rank", split("ring"), "wrong rank"),
     backward(
         "others_home_to_the_next_rank",
-        split("ring", mesh={"dp_shard": 2}, zero={"stage": 3}),
+        split("ring", dp=2, zero={"stage": 3}),
         "wrong rank",
     ),
     backward("keys_home_to_the_next_rank", split("ring", tp=2, pp=2), "wrong rank"),
@@ -96,16 +96,14 @@ PLANTED_IN_GRADIENTS = (
     backward("copies_added_twice", split("ulysses", 4, model=MQA), "2"),
     backward("copies_not_added", split("ulysses", 4, model=MQA), "missing sum"),
     backward("not_summed_over_context", split("ring"), "missing sum", HEAD),
-    backward(
-        "not_summed_over_context", split("striped", mesh={"dp_replicate": 2}), "missing sum", HEAD
-    ),
+    backward("not_summed_over_context", split("striped", dp=2), "missing sum", HEAD),
     backward(
         "slices_not_summed_over_context", split("ring", zero={"stage": 2}), "missing sum", HEAD
     ),
     backward("divided_by_own_tokens", split("ring", accumulation=1), "token ratio", HEAD),
     backward(
         "slices_in_another_order",
-        split("ring", mesh={"dp_shard": 2}, zero={"stage": 1}),
+        split("ring", dp=2, zero={"stage": 1}),
         "slices permuted",
         f"{LAST}.mlp.gate.weight",
         "dp_shard and cp",
@@ -117,6 +115,14 @@ PLANTED_IN_GRADIENTS = (
         "token ratio of cp 0",
         "cp",
         plan=split("ring"),
+    ),
+    Planted(
+        "context_gradients:loss_of_own_positions",
+        "prove-loss",
+        "loss",
+        "missing sum",
+        "cp",
+        plan=split("gathered"),
     ),
     Planted(
         "context_gradients:norm_per_context_rank",

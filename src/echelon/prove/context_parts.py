@@ -96,6 +96,19 @@ def tokens_of_context(plan: Plan, step: int) -> dict[Place, int]:
     }
 
 
+def means_of_context(plan: Plan, oracle: OracleStep) -> dict[Place, float]:
+    """Return the mean loss of the positions of each context rank that has valid ones."""
+    model, batch = build_decoder(plan, oracle.before), global_batch(plan, oracle.step)
+    with torch.no_grad():
+        losses_BT = token_losses(plan, model, batch, oracle.step)
+    rank_T = context_places(plan.placement).rank_T
+    return {
+        (dp, cp): float(losses_BT.chunk(plan.mesh.dp)[dp][:, rank_T == cp].sum()) / count
+        for (dp, cp), count in tokens_of_context(plan, oracle.step).items()
+        if count
+    }
+
+
 def loss_parts(plan: Plan, oracle: OracleStep, name: str) -> Parts:
     """Return the gradient of `name` that the losses of each rank's positions give."""
     model = build_decoder(plan, oracle.before)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from statistics import fmean
 
 import torch
 
 from echelon.prove.batches import global_batch
 from echelon.prove.checks import Evidence
+from echelon.prove.context_parts import means_of_context
 from echelon.prove.diagnosis import ROUNDING, Finding
 from echelon.prove.factors import (
     close,
@@ -217,4 +219,23 @@ def explain_loss(evidence: Evidence, step: int) -> Finding:
                 return Finding(
                     factor="missing sum", says=says, axis="dp", value=value / oracle.loss
                 )
-    return name_factor(wrong / oracle.loss, known_factors(plan, oracle))
+    told = _loss_of_context(evidence, oracle, values) if plan.mesh.cp > 1 else None
+    return told or name_factor(wrong / oracle.loss, known_factors(plan, oracle))
+
+
+def _loss_of_context(
+    evidence: Evidence, oracle: OracleStep, values: Sequence[float]
+) -> Finding | None:
+    """Find a mean over context ranks, or that of one of them, in the place of the loss."""
+    means = means_of_context(evidence.reference_plan, oracle)
+    value = values[0] / oracle.loss
+    if close(values[0] / fmean(means.values()), 1.0):
+        says = "a mean of the means of the context ranks"
+        return Finding(factor="token ratio", says=says, axis="cp", value=value)
+    for rank, said in enumerate(values):
+        for (_, cp), mean in means.items():
+            if close(said / mean, 1.0):
+                says = f"rank {rank} reports the mean of the positions of cp {cp} alone"
+                ratio = said / oracle.loss
+                return Finding(factor="missing sum", says=says, axis="cp", value=ratio)
+    return None

@@ -24,6 +24,7 @@ from echelon.prove.diagnosis import Finding
 from echelon.prove.oracle import OracleStep, build_decoder
 from echelon.prove.variants import Variant
 from echelon.prove.wrong_attention import (
+    NEEDS_THREE,
     WRONG_MERGES,
     Counted,
     CountedAttention,
@@ -76,6 +77,8 @@ def _merges(plan: Plan, oracle: OracleStep, places: ContextPlaces) -> Iterator[V
     if places.placement.ring_degree == 1:
         return
     for how, merge in WRONG_MERGES.items():
+        if places.placement.ring_degree == 2 and how == NEEDS_THREE:
+            continue
         says = f"the outputs of blocks of keys are {how}: not rescaled by their log-sum-exps"
         yield Variant(
             tensor="layers.0.attention",
@@ -172,10 +175,12 @@ def _is_new(
         torch.zeros(1, dtype=torch.int64),
         documents=((0, length // 3),) if plan.mathematics.documents == "separate" else None,
     )
-    seen = seen_by(plan.model, batch)
-    times = counted(seen, batch)
-    key = times.to(torch.int8).numpy().tobytes(), scope.heads
-    if torch.equal(times.to(torch.int8), seen.to(torch.int8)) or key in tried:
+    seen = seen_by(plan.model, batch).to(torch.int64)
+    times = counted(seen.bool(), batch).to(torch.int64)
+    # A row that meets everything twice meets everything once, as a softmax sees it.
+    times = times // times.where(times > 0, 9).amin(-1, keepdim=True).clamp(max=2)
+    key = times.numpy().tobytes(), scope.heads
+    if torch.equal(times, seen) or key in tried:
         return False
     tried.add(key)
     return True

@@ -99,8 +99,9 @@ def row_variants(plan: Plan, oracle: OracleStep) -> Iterator[Variant]:
 
 def _others(places: ContextPlaces) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield other positions that a row may be taken for."""
-    kind = places.placement.kind
-    yield f"those of contiguous chunks, not of {kind} placement", places.contiguous_T
+    kind, length = places.placement.kind, places.placement.length
+    if not torch.equal(places.contiguous_T, torch.arange(length)):
+        yield f"those of contiguous chunks, not of {kind} placement", places.contiguous_T
     yield "counted anew on each context rank", places.local_T
     yield "those of the next context rank", places.moved_ranks(1)
     yield "those of the context rank before", places.moved_ranks(-1)
@@ -173,7 +174,8 @@ def _heads(plan: Plan, oracle: OracleStep) -> Iterator[Variant]:
         )
     member = {head: m for m in range(u) for head in heads_of_member(plan, m)}
     repeats = plan.model.heads // plan.model.kv_heads
-    for shift, whose in ((1, "next member"), (-1, "member before")):
+    kv_differ = plan.model.kv_heads > tp
+    for shift, whose in ((1, "next member"), (-1, "member before")) if kv_differ else ():
 
         def choose(head: int, _repeats: int, _kv: int, shift: int = shift) -> int:
             base = head - member[head] * few

@@ -123,11 +123,14 @@ def _own_maxima(blocks: list[Block]) -> torch.Tensor:
     return torch.stack([b.out * s for b, s in zip(blocks, sums, strict=True)]).sum(0) / total
 
 
+NEEDS_THREE = "weighted by the log-sum-exp of the first block alone"
+"""The wrong merge that is right for two blocks."""
+
 WRONG_MERGES: Mapping[str, Merge] = {
     "added up": _sum,
     "averaged": _mean,
     "averaged one after another": _running_mean,
-    "weighted by the log-sum-exp of the first block alone": _stale_weight,
+    NEEDS_THREE: _stale_weight,
     "added up, each relative to a maximum of its own": _own_maxima,
 }
 """How outputs of blocks are put together without their log-sum-exps, most likely first."""

@@ -183,6 +183,20 @@ def divided_by_own_tokens(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 
 @mutant
+def loss_of_own_positions(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Report the mean loss of the rank's own positions; gradients are right."""
+    step = TrainEngine.step
+
+    def own(self: TrainEngine, batches: Sequence[TokenBatch], number: int) -> Any:
+        result = step(self, batches, number)
+        said = result.microbatch_losses.values()
+        mean = sum(loss for loss, _ in said) / sum(count for _, count in said)
+        return replace(result, loss=mean)
+
+    patch.setattr(TrainEngine, "step", own)
+
+
+@mutant
 def norm_per_context_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Count whole gradients in the norm once for each context rank."""
     own = property(lambda self: self.groups.data.index < plan.mesh.cp)
