@@ -31,11 +31,15 @@ from echelon.parallel.sequence import gather_rows, scatter_sum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSplit:
-    """Say how layers are split: the group, whether the stream is split too, where gradients go."""
+    """Say how layers are split: the group, whether the stream is split too, where gradients go.
+
+    With `exchanges`, attention sends something in its backward too.
+    """
 
     group: Group
     sequence_parallel: bool
     store: GradientStore
+    exchanges: bool = False
 
     @property
     def scattered(self) -> bool:
@@ -121,7 +125,7 @@ class RowLinear(torch.autograd.Function):
             gathered.wait()
         dx = product(dy, linear.weight.t())
         split.store.defer(lambda: split.store.add_product([linear.weight], dy, x))
-        if split.group.size == 1:
+        if split.group.size == 1 and not split.exchanges:
             split.store.run_deferred()
         return dx, None, None
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import get_args
 
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
@@ -28,9 +27,8 @@ from echelon.core.plan import (
     Zero,
 )
 from echelon.prove.cases import one_machine, turn_of, turned_model, turned_optimizer
-from echelon.prove.pipeline_cases import OPTIMIZERS
+from echelon.prove.pipeline_cases import KINDS, OPTIMIZERS
 
-KINDS: tuple[ContextKind, ...] = get_args(ContextKind)
 MASKS = ("causal", "full", "documents", "window")
 HEADS = ("mha", "gqa", "mqa")
 BESIDE = ("alone", "tp2", "tp2sp", "zero3", "pp2", "tp2pp2")

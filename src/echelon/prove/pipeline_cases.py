@@ -1,6 +1,6 @@
 """The pipelines that are proven: every schedule, alone and beside other parallelisms.
 
-Every schedule, one of a file and one that the search found x pp {2, 4} x {alone, tp2, dp2 with
+Every schedule, one of a file and one that the search found x pp {2, 4} x {alone, tp2, cp2, dp2 with
 ZeRO 0 to 3} x recompute {none, full} x {tied, untied} x microbatches {p, 2p, 3p + 1} (where the
 schedule takes them, else the next number that it takes). What else there is turns with the case:
 uneven stages and empty ones, sequence parallelism, when gradients are reduced and parameters freed,
@@ -14,9 +14,12 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, product
+from typing import get_args
 
 from echelon.core.mesh import Mesh
 from echelon.core.plan import (
+    Context,
+    ContextKind,
     Layout,
     Mathematics,
     OptimizerKind,
@@ -34,7 +37,8 @@ from echelon.schedule.build import SCHEDULES
 from echelon.schedule.simulate import Durations
 
 FILE, AUTO = "file", "auto"
-BESIDE = ("alone", "tp2", "zero0", "zero1", "zero2", "zero3")
+KINDS: tuple[ContextKind, ...] = get_args(ContextKind)
+BESIDE = ("alone", "tp2", "cp2", "zero0", "zero1", "zero2", "zero3")
 OPTIMIZERS: tuple[OptimizerKind, ...] = ("adamw", "sgd", "muon")
 _MICROBATCHES = ("p", "2p", "3p+1")
 _KINDS = ((ActionKind.F, ActionKind.BW), (ActionKind.F, ActionKind.B, ActionKind.W))
@@ -66,6 +70,8 @@ class PipelineCase:
     def mesh(self) -> Mesh:
         """Return the mesh; at stage 0 every other one has replicas in the place of shards."""
         tp, dp = int(self.beside == "tp2") + 1, int(self.beside.startswith("zero")) + 1
+        if self.beside == "cp2":
+            return Mesh(pp=self.pp, cp=2)
         if self.beside == "zero0" and self.turn % 2:
             return Mesh(pp=self.pp, tp=tp, dp_replicate=dp)
         return Mesh(pp=self.pp, tp=tp, dp_shard=dp)
@@ -114,6 +120,7 @@ def _plan(case: PipelineCase) -> Plan:
         microbatch_sequences=microbatch,
         pipeline=pipeline,
         sequence_parallel=mesh.tp > 1 and turn // 2 % 2 == 1,
+        context=_context(case),
         recompute=Recompute(policy=case.recompute, every=1 + turn // 4 % 2),
         zero=_zero(case),
     )
@@ -157,6 +164,13 @@ def _stages(num_stages: int, rng: random.Random) -> tuple[tuple[int, ...], ...]:
         counts[rng.randrange(num_stages)] = 0
     ends = [0, *accumulate(counts)]
     return tuple(tuple(range(start, end)) for start, end in pairwise(ends))
+
+
+def _context(case: PipelineCase) -> Context:
+    if case.beside != "cp2":
+        return Context()
+    kind = KINDS[case.turn // 16 % len(KINDS)]
+    return Context(kind=kind, ulysses_degree=2 if kind.startswith("ulysses") else 1)
 
 
 def _zero(case: PipelineCase) -> Zero:

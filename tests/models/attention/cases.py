@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from echelon.core.attention_mask import AttentionMask, Run
-from echelon.models.attention.pieces import Documents, Piece, pieces_between
+from echelon.core.attention_mask import AttentionMask, DocumentStarts, Run
+from echelon.models.attention.pieces import Piece, pieces_between
 from echelon.models.attention.reference import attention_reference, visible
 
 SEQUENCES = 2
 HEAD_DIM = 8
 
-MASKS: dict[str, tuple[AttentionMask, Documents | None]] = {
+MASKS: dict[str, tuple[AttentionMask, DocumentStarts | None]] = {
     "causal": (AttentionMask(), None),
     "full": (AttentionMask(causal=False), None),
     "window": (AttentionMask(window=7), None),

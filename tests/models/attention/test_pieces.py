@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.core.attention_mask import AttentionMask, Band, Run
+from echelon.core.attention_mask import AttentionMask, Band, DocumentStarts, Run
 from echelon.core.placement import Placement, PlacementKind
 from echelon.models.attention import tiling
-from echelon.models.attention.pieces import Documents, Piece, pieces_between
+from echelon.models.attention.pieces import Piece, pieces_between
 
 CAUSAL = AttentionMask()
 FULL = AttentionMask(causal=False)
@@ -29,7 +29,7 @@ def _check(
     queries: tuple[Run, ...],
     keys: tuple[Run, ...],
     mask: AttentionMask,
-    documents: Documents | None,
+    documents: DocumentStarts | None,
 ) -> tuple[Piece, ...]:
     """Assert that each visible pair is in one piece, and that no row of a piece is empty."""
     pieces = pieces_between(queries, keys, mask, documents)
@@ -78,7 +78,7 @@ PLACEMENTS = st.builds(
 @settings(max_examples=150)
 @given(placement=PLACEMENTS, mask=MASKS, documents=DOCUMENTS, data=st.data())
 def test_each_visible_pair_is_in_one_piece(
-    placement: Placement, mask: AttentionMask, documents: Documents | None, data: st.DataObject
+    placement: Placement, mask: AttentionMask, documents: DocumentStarts | None, data: st.DataObject
 ) -> None:
     ranks = st.integers(0, placement.degree - 1)
     queries, keys = (placement.runs(data.draw(ranks)) for _ in range(2))

@@ -54,6 +54,32 @@ def test_every_token_but_the_first_is_a_label_once(
         assert dataset.count_valid(ids[i : i + 1], sequence_length) == counted[i].sum()
 
 
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=2, max_size=12),
+    sequence_length=st.integers(1, 20),
+)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_documents_start_after_the_end_of_others(
+    make_dataset: MakeDataset, sizes: list[int], sequence_length: int
+) -> None:
+    dataset = make_dataset(sizes)
+    if dataset.num_tokens <= sequence_length:
+        return
+    # Where each token stands in the whole, and which document it is of.
+    document = np.repeat(np.arange(len(sizes)), sizes)
+    ids = np.arange(dataset.num_samples(sequence_length))
+    inputs_BT, _ = dataset.read(ids, sequence_length)
+    for sample, starts in zip(ids, dataset.document_starts(inputs_BT), strict=True):
+        assert starts[0] == 0
+        own = document[sample * sequence_length : (sample + 1) * sequence_length]
+        changes = [t for t in range(1, len(own)) if own[t] != own[t - 1]]
+        # An empty document is its end alone, and belongs to the one before it.
+        empty = [t for t in changes if inputs_BT[sample, t] == 256]
+        assert list(starts) == [0, *(t for t in changes if t not in empty)]
+
+
 def test_samples_past_the_end_hold_nothing_that_counts(make_dataset: MakeDataset) -> None:
     dataset = make_dataset([10])
     inputs_BT, labels_BT = dataset.read(np.array([2, 3, 50]), 4)

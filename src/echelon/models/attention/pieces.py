@@ -12,13 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from echelon.core.attention_mask import AttentionMask, Band, Run
+from echelon.core.attention_mask import AttentionMask, Band, DocumentStarts, Run
 from echelon.models.attention.boxes import Box, Form, form_of
 from echelon.models.attention.joining import joined
 from echelon.models.attention.tiling import tiled
-
-Documents = tuple[tuple[int, ...], ...]
-"""For each sequence of a batch: the positions where its documents start, ascending, 0 first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +77,7 @@ def pieces_between(
     queries: tuple[Run, ...],
     keys: tuple[Run, ...],
     mask: AttentionMask,
-    documents: Documents | None,
+    documents: DocumentStarts | None,
 ) -> tuple[Piece, ...]:
     """Return the pieces of the rows that hold the runs `queries` and the runs `keys`.
 

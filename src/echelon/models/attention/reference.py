@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from echelon.core.attention_mask import AttentionMask
-from echelon.models.attention.pieces import Documents
+from echelon.core.attention_mask import AttentionMask, DocumentStarts
 from echelon.models.precision import widened
 
 
@@ -16,7 +15,7 @@ def visible(
     query_positions_T: torch.Tensor,
     key_positions_S: torch.Tensor,
     mask: AttentionMask,
-    documents: Documents | None,
+    documents: DocumentStarts | None,
 ) -> torch.Tensor:
     """Return whether a query meets a key: [T, S], or [B, T, S] where there are documents."""
     ahead_TS = query_positions_T[:, None] - key_positions_S[None, :]

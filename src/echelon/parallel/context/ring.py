@@ -100,6 +100,7 @@ class RingAttention(torch.autograd.Function):
             passed.finish(step)
             gradients.finish(step)
         gradients.start(course.degree, name=f"ring.gradients.{course.degree}")
+        reach.store.run_deferred()
         work(course.degree, course.place, late)
         gradients.finish(course.degree)
         dkv = gradients.tensor(course.place).to(q.dtype)
