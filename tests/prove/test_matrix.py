@@ -12,8 +12,11 @@ import pytest
 
 from echelon.core.plan import Plan, Zero
 from echelon.launch.pool import RankPool
+from echelon.models.batch import IGNORED_LABEL
 from echelon.prove import matrix
+from echelon.prove.batches import global_batch
 from echelon.prove.cases import POLICIES, cases
+from echelon.prove.context_cases import context_cases
 from echelon.prove.matrix import AnyCase, every_case, prove_case, sample, walk
 from echelon.prove.pipeline_cases import AUTO, BESIDE, FILE, num_microbatches, pipeline_cases
 from echelon.prove.shrink import shrink
@@ -84,7 +87,7 @@ def test_the_matrix_of_pipelines_is_whole() -> None:
     assert {(case.schedule, case.pp, case.beside, case.recompute) for case in every} == set(
         product((*SCHEDULES, FILE, AUTO), (2, 4), BESIDE, POLICIES)
     )
-    assert len(every) == len(SCHEDULES) * 144 + 2 * 144 == 1728
+    assert len(every) == len(SCHEDULES) * 168 + 2 * 168 == 2016
     assert {case.world_size for case in every} == {2, 4, 8}
     for schedule, pp, microbatches in product(SCHEDULES, (2, 4), ("p", "2p", "3p+1")):
         count = num_microbatches(schedule, pp, microbatches)
@@ -119,8 +122,63 @@ def test_a_fifth_of_the_pipelines_are_legal_plans_and_shrink_to_such() -> None:
     }
 
 
-def test_the_whole_matrix_is_all_three() -> None:
-    parts = (list(cases()), list(zero_cases()), list(pipeline_cases()))
+def test_the_matrix_of_contexts_is_whole() -> None:
+    every = list(context_cases())
+    met = {(case.kind, case.cp, case.mask, case.heads, case.beside) for case in every}
+    assert met == set(
+        product(
+            ("ring", "striped", "gathered", "ulysses", "ulysses-ring"),
+            (2, 4),
+            ("causal", "full", "documents", "window"),
+            ("mha", "gqa", "mqa"),
+            ("alone", "tp2", "tp2sp", "zero3", "pp2", "tp2pp2"),
+        )
+    )
+    assert len(met) == len(every) == 720
+    assert max(case.world_size for case in every) == 16
+
+
+def test_masks_heads_and_ends_of_windows_stay_in_a_proof() -> None:
+    ends: set[str] = set()
+    others: set[tuple[str, bool, str]] = set()
+    for case in context_cases():
+        plan = case.plan()
+        assert Plan.from_json(plan.to_json()) == plan
+        small = shrink(plan)
+        shape, tp, length = small.model, plan.mesh.tp, small.mathematics.sequence_length
+        chunk = length // (2 * case.cp)
+        assert chunk >= 4
+        assert shape.heads // tp % plan.layout.context.ulysses_degree == 0
+        assert (shape.mask.causal, shape.soft_cap) == (plan.model.causal, plan.model.soft_cap)
+        assert shape.heads // shape.kv_heads == {"mha": 1, "gqa": 2, "mqa": 4}[case.heads]
+        assert (small.mathematics.documents == "separate") == (case.mask == "documents")
+        assert (shape.window is None) == (plan.model.window is None)
+        if case.mask == "window":
+            assert shape.window is not None
+            ends.add("inside" if shape.window <= chunk else "beyond")
+        if case.mask == "full":
+            assert not shape.mask.causal
+            assert shape.mask.window is None
+        batch = global_batch(small, 0)
+        counts = {
+            int((batch.labels_BT[:, small.placement.positions(rank)] != IGNORED_LABEL).sum())
+            for rank in range(case.cp)
+        }
+        others.add((shape.positions, shape.soft_cap is None, small.layout.recompute.policy))
+        others.add(("counts differ", len(counts) > 1, ""))
+    assert ends == {"inside", "beyond"}
+    assert ("counts differ", True, "") in others
+    kinds = {(position, capped) for position, capped, policy in others if policy}
+    assert kinds == {("rope", True), ("rope", False), ("learned", True), ("learned", False)}
+
+
+def test_the_whole_matrix_is_all_four() -> None:
+    parts = (
+        list(cases()),
+        list(zero_cases()),
+        list(pipeline_cases()),
+        list(context_cases()),
+    )
     names = [case.name for part in parts for case in part]
     assert [case.name for case in every_case()] == names
     assert len(set(names)) == len(names)
