@@ -12,13 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 
-from echelon.core.attention_mask import AttentionMask
+from echelon.core.attention_mask import AttentionMask, Run
 from echelon.core.plan import Plan
+from echelon.models.attention.interface import band_visible
+from echelon.models.attention.pieces import pieces_between
 from echelon.models.attention.reference import visible
-from echelon.models.batch import TokenBatch
+from echelon.models.batch import TokenBatch, positions_of
 from echelon.prove.context_places import ContextPlaces, context_places, heads_of_member
 from echelon.prove.diagnosis import Finding
 from echelon.prove.oracle import OracleStep, build_decoder
@@ -26,6 +29,7 @@ from echelon.prove.variants import Variant
 from echelon.prove.wrong_attention import (
     NEEDS_THREE,
     WRONG_MERGES,
+    BlockNumbers,
     Counted,
     CountedAttention,
     MergedAttention,
@@ -76,17 +80,43 @@ def attention_variant(
 def _merges(plan: Plan, oracle: OracleStep, places: ContextPlaces) -> Iterator[Variant]:
     if places.placement.ring_degree == 1:
         return
-    for how, merge in WRONG_MERGES.items():
-        if places.placement.ring_degree == 2 and how == NEEDS_THREE:
+    steps_TS = ring_steps(places)
+    ways: tuple[tuple[str, BlockNumbers], ...] = (
+        ("blocks", lambda batch: steps_TS),
+        ("pieces", lambda batch: piece_numbers(plan, batch)),
+    )
+    for (what, numbers), (how, merge) in product(ways, WRONG_MERGES.items()):
+        if places.placement.ring_degree == 2 and (what, how) == ("blocks", NEEDS_THREE):
             continue
-        says = f"the outputs of blocks of keys are {how}: not rescaled by their log-sum-exps"
+        says = f"the outputs of {what} of keys are {how}: not rescaled by their log-sum-exps"
         yield Variant(
             tensor="layers.0.attention",
             finding=Finding(factor="merge", says=says, axis="cp"),
-            build=lambda merge=merge: build_decoder(
-                plan, oracle.before, MergedAttention(places, merge)
+            build=lambda numbers=numbers, merge=merge: build_decoder(
+                plan, oracle.before, MergedAttention(numbers, merge)
             ),
         )
+
+
+def piece_numbers(plan: Plan, batch: TokenBatch) -> torch.Tensor:
+    """Return in which call of a kernel a query meets a key on its rank, [B, T, S]."""
+    placement, mask = plan.placement, plan.model.mask
+    n, whole = placement.ring_degree, (Run(0, 1, placement.length),)
+    numbers_BTS = torch.zeros(
+        batch.num_sequences, placement.length, placement.length, dtype=torch.int64
+    )
+    for place in range(n):
+        queries, number = placement.ring_runs(place), 0
+        blocks = [placement.ring_runs((place + step) % n) for step in range(n)]
+        for keys in (whole,) if plan.layout.context.kind == "gathered" else blocks:
+            for piece in pieces_between(queries, keys, mask, batch.documents):
+                rows = positions_of(queries, numbers_BTS.device)[piece.q]
+                columns = positions_of(keys, numbers_BTS.device)[piece.k]
+                seen = band_visible(piece.band, len(rows), len(columns), rows.device)
+                at = torch.meshgrid(rows, columns, indexing="ij")
+                numbers_BTS[piece.sequences, at[0][seen], at[1][seen]] = number
+                number += 1
+    return numbers_BTS
 
 
 Mistake = tuple[Scope, str, str, Counted]

@@ -59,16 +59,19 @@ class Block:
 
 
 Merge = Callable[[list[Block]], torch.Tensor]
-"""From blocks in the order of the ring's steps to one output."""
+"""From blocks in their order to one output."""
+
+
+BlockNumbers = Callable[[TokenBatch], torch.Tensor]
+"""From a batch to the number of the block in which a query meets a key, [T, S] or [B, T, S]."""
 
 
 class MergedAttention(Operations):
-    """Attend to the keys of each ring place by themselves, then put the outputs together wrong."""
+    """Attend to blocks of keys by themselves, then put the outputs together wrong."""
 
-    def __init__(self, places: ContextPlaces, merge: Merge) -> None:
-        """Merge with `merge` what the steps of the ring give."""
-        self.steps_TS = ring_steps(places)
-        self.degree, self.merge = places.placement.ring_degree, merge
+    def __init__(self, numbers: BlockNumbers, merge: Merge) -> None:
+        """Merge with `merge` what the blocks give, in the order of their numbers."""
+        self.numbers, self.merge = numbers, merge
 
     def attend(
         self,
@@ -80,9 +83,10 @@ class MergedAttention(Operations):
     ) -> torch.Tensor:
         """Return the outputs of all blocks, put together."""
         scores_BHTS, seen = _scores(q, k, shape), _by_head(seen_by(shape, batch), q)
+        numbers = _by_head(self.numbers(batch), q)
         blocks: list[Block] = []
-        for step in range(self.degree):
-            here = seen & (self.steps_TS == step)
+        for number in range(int(numbers.max()) + 1):
+            here = seen & (numbers == number)
             block = scores_BHTS.masked_fill(~here, float("-inf"))
             lse, top = (
                 x.permute(2, 0, 1).unsqueeze(-1) for x in (block.logsumexp(-1), block.amax(-1))
