@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
-from echelon.core.event import Event, EventList, NoEvents
+from echelon.core.event import Event, EventList
 from echelon.core.mesh import Mesh
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
@@ -21,7 +20,6 @@ from echelon.parallel.device_mesh import RankGroups, Wanted, rank_groups
 from echelon.parallel.rank_model import RankModel
 from echelon.parallel.recorder import Recorder
 from echelon.parallel.shards import Shard
-from echelon.parallel.storage import Stock
 from echelon.parallel.weights import bucket_shards
 from echelon.train.engine import StepResult, TrainEngine
 from echelon.train.live import held_bytes
@@ -255,6 +253,12 @@ class Trained:
     samples: list[tuple[int, ...]]
 
 
+def own_batches(engine: TrainEngine, step: int) -> list[TokenBatch]:
+    """Return the microbatches of a rank, at its positions."""
+    plan, runs = engine.plan, engine.runs
+    return rank_batches(plan, make_rows(plan, step), engine.data_rank, step, runs=runs)
+
+
 def train(context: RankContext, argument: tuple[Plan, int]) -> Trained:
     """Take steps with the engine on this rank's rows."""
     plan, num_steps = argument
@@ -271,9 +275,7 @@ def train(context: RankContext, argument: tuple[Plan, int]) -> Trained:
     for step in range(num_steps):
         start = len(recorded.events)
         order.clear()
-        batches = rank_batches(
-            plan, make_rows(plan, step), engine.data_rank, step, runs=engine.runs
-        )
+        batches = own_batches(engine, step)
         results.append(engine.step(batches, step))
         samples.append(tuple(int(i) for one in batches for i in one.sample_ids_B))
         events.append(recorded.events[start:])
@@ -370,32 +372,3 @@ def watch_in_flight(engine: TrainEngine) -> list[int]:
 
     executor._forward = note
     return peaks
-
-
-def spoil_freed(context: RankContext, plan: Plan) -> tuple[list[int], list[float]]:
-    """Take steps in which memory that is given back is filled with NaN; return pieces and losses.
-
-    `pieces` is how many pieces of memory the stocks of the rank had made after each step.
-    """
-    stocks: list[Stock] = []
-    init, take_back = Stock.__init__, Stock.take_back
-
-    def noted(stock: Stock, device: torch.device) -> None:
-        init(stock, device)
-        stocks.append(stock)
-
-    def spoiled(stock: Stock, piece: torch.Tensor) -> None:
-        piece.fill_(0xFF)  # NaN in every dtype of a parameter
-        take_back(stock, piece)
-
-    with patch.object(Stock, "__init__", noted), patch.object(Stock, "take_back", spoiled):
-        engine = TrainEngine(plan, Recorder(context.rank, NoEvents()), context.device)
-        pieces: list[int] = []
-        losses: list[float] = []
-        for step in range(3):
-            batches = rank_batches(
-                plan, make_rows(plan, step), engine.data_rank, step, runs=engine.runs
-            )
-            losses.append(engine.step(batches, step).loss)
-            pieces.append(sum(stock.num_pieces for stock in stocks))
-        return pieces, losses

@@ -8,7 +8,7 @@ import torch
 from echelon.core.plan import Zero
 from echelon.launch.pool import RankPool
 from echelon.parallel.storage import LentMemory, OwnMemory, Stock
-from tests.parallel import targets
+from tests.parallel import stock_targets, targets
 from tests.parallel.layouts import QWEN, plan_of
 
 CPU = torch.device("cpu")
@@ -67,7 +67,8 @@ def test_no_step_needs_more_pieces_than_the_first_and_freed_values_are_not_read(
 ) -> None:
     zero = Zero(stage=3, accumulate="slices")
     plan = plan_of(dp_shard=2, pp=pp, zero=zero, model=QWEN, microbatches=2)
-    counts, losses = zip(*rank_pool.run(targets.spoil_freed, plan, world_size=2 * pp), strict=True)
+    ranks = rank_pool.run(stock_targets.spoil_freed, plan, world_size=2 * pp)
+    counts, losses = zip(*ranks, strict=True)
     assert all(len(set(steps)) == 1 for steps in counts)
     whole = rank_pool.run(targets.train, (plan_of(dp=2, model=QWEN), 3), world_size=2)
     for spoiled in losses:

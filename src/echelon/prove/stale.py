@@ -16,6 +16,7 @@ from echelon.cost.buckets import unit_of
 from echelon.prove.checks import Evidence
 from echelon.prove.diagnosis import Finding
 from echelon.prove.oracle import OracleStep, build_decoder
+from echelon.prove.places import shard_axis
 from echelon.prove.variants import Variant
 
 Values = Mapping[str, torch.Tensor]
@@ -30,14 +31,14 @@ def stale_variants(evidence: Evidence, oracle: OracleStep) -> Iterator[Variant]:
     units: dict[str, list[str]] = {}
     for name in oracle.before:
         units.setdefault(unit_of(name), []).append(name)
-    axis = "dp_shard" if _num_slices(plan) > 1 else ""
+    axis = shard_axis(plan) if _num_slices(plan) > 1 else ""
     for unit, names in (*units.items(), ("the whole model", list(oracle.before))):
         says = f"the forward pass uses {unit} as it was before the last update"
         yield _variant(plan, names, mixed(oracle.before, old, names), says, axis)
     for index in range(_num_slices(plan)):
         slices = _slices(evidence, oracle.step, index)
         for unit, names in (*units.items(), ("the whole model", list(oracle.before))):
-            says = f"the forward pass uses the slice that dp_shard {index} holds of {unit} as it "
+            says = f"the forward pass uses the slice that {axis} {index} holds of {unit} as it "
             says += "was before the last update"
             values = mixed(oracle.before, old, names, slices)
             yield _variant(plan, names, values, says, axis)
@@ -70,7 +71,7 @@ def _num_slices(plan: Plan) -> int:
 
 
 def _slices(evidence: Evidence, step: int, index: int) -> dict[str, torch.Tensor]:
-    """Return which elements the ranks at place `index` of `dp_shard` update."""
+    """Return which elements the ranks at place `index` of the slices update."""
     mesh, observed = evidence.plan.mesh, evidence.observed
     where = {n: torch.zeros(spec.shape, dtype=torch.bool) for n, spec in observed.specs.items()}
     for name, mask in where.items():
