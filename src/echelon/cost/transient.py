@@ -1,7 +1,7 @@
 """What a rank holds only while a step runs: the most that it can be, by kind and pool.
 
 Not counted: activations, what a communication library keeps for itself, and the inside of a
-computation (Newton-Schulz).
+computation (Newton-Schulz); but for attention over context ranks, which holds the keys of others.
 
 - Stage 3: units of parameters that are whole. While a unit is used, it and the `prefetch` units
   after it are; a bucket that several units use (a tied embedding on one stage) stays whole from the
@@ -11,6 +11,8 @@ computation (Newton-Schulz).
   over other axes (replicas, tensor ranks, both ends) are all awaited when backward is over.
 - Muon: whole matrices at their owners, and the messages, for a few buckets at a time.
 - Offload: the sets of tensors (one bucket's) that are read ahead or written behind.
+- Context ranks: attention of one block at a time, beside what waits for backward
+  (`cost/context_memory.py`).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from echelon.cost.buckets import (
     slice_elements,
     stage_units,
 )
+from echelon.cost.context_memory import most_attention_memory
 from echelon.cost.muon import muon_exchange
 from echelon.cost.stage import RankPart, rank_part
 from echelon.cost.terms import HeldTerm, Pool
@@ -54,6 +57,7 @@ def held_at_most(plan: Plan, pp_rank: int) -> tuple[HeldTerm, ...]:
         _filling(plan, buckets),
         _copies(plan, part, buckets),
         _muon(plan, pp_rank, buckets),
+        _attention(plan, part),
         *_offload_buffers(plan, pp_rank, buckets),
     )
     return tuple(term for term in terms if term.bytes)
@@ -196,6 +200,15 @@ def _muon(plan: Plan, pp_rank: int, buckets: Buckets) -> HeldTerm:
     return HeldTerm(
         name="matrices of Muon", bytes=elements * size, formula=f"{elements:,} x {size}"
     )
+
+
+def _attention(plan: Plan, part: RankPart) -> HeldTerm:
+    """Bound what attention of a block holds while it runs, on the context rank with most of it."""
+    name = "attention over context ranks"
+    if plan.mesh.cp == 1 or not part.blocks:
+        return HeldTerm(name=name, bytes=0, formula="0")
+    peak = most_attention_memory(plan).peak
+    return HeldTerm(name=name, bytes=peak.bytes, formula=f"{peak.name}: {peak.formula}")
 
 
 def _offload_buffers(plan: Plan, pp_rank: int, buckets: Buckets) -> Iterator[HeldTerm]:

@@ -1,0 +1,147 @@
+"""Which rows of other places a place of a ring holds, step by step.
+
+Rows of keys (and values) are there from the step before they are worked on, while they travel,
+until they have been worked on and handed on: so besides its own chunk a place has the one at work
+and the next one. Waiting for each transfer instead would leave out the next one, and hide nothing.
+Gradients of another's rows are there from the first that is added until all have left; what arrives
+is received beside them, to be added.
+
+Source: Liu et al., "Ring Attention with Blockwise Transformers", 2023, section 3: the buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from echelon.core.attention_mask import AttentionMask
+from echelon.core.placement import Placement
+from echelon.cost.context_routes import Hop, joined, num_rows, ring_routes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resident:
+    """Count, in rows, what a place has at one step beside its own keys.
+
+    `working` are the keys that it works on, `keys` all that are there, those on their way too, and
+    `key_copies` the copies of them that are packed to be sent or wait to be put in their places.
+    `gradients` are sums of gradients, its own too, and `gradient_copies` what is sent or received
+    beside them. The step after the last has gradients only: those that come home.
+    """
+
+    step: int
+    working: int
+    keys: int
+    key_copies: int
+    gradients: int
+    gradient_copies: int
+
+
+@lru_cache(maxsize=256)
+def resident_rows(placement: Placement, mask: AttentionMask, place: int) -> tuple[Resident, ...]:
+    """Return what a place of a ring holds of other places at each step, in backward; 0 to n.
+
+    Forward has the same keys, and no gradients.
+    """
+    routes, n = ring_routes(placement, mask), placement.ring_degree
+    own = placement.length // n
+    rows = {owner: _rows(routes.keys + routes.gradients, owner, place) for owner in range(n)}
+    there = {
+        owner: (first - 1, _last_use(routes.keys, owner, place, n))
+        for owner in range(n)
+        if (first := _first(routes.keys, owner, place)) is not None
+    }
+    summed = {
+        owner: (
+            min(
+                [
+                    hop.step
+                    for hop in routes.gradients
+                    if hop.owner == owner and _touches(hop, place)
+                ]
+                + [(owner - place) % n] * (owner in there)
+            ),
+            max(h.step for h in routes.gradients if (h.owner, h.source) == (owner, place)),
+        )
+        for owner in there
+    }
+    found: list[Resident] = []
+    for step in range(n + 1):
+        owner = (place + step) % n
+        found.append(
+            Resident(
+                step=step,
+                working=rows[owner] if owner != place and owner in there else 0,
+                keys=sum(rows[o] for o, (a, b) in there.items() if a <= step <= b),
+                key_copies=_copies(routes.keys, place, step + 1, adds=False),
+                gradients=own + sum(rows[o] for o, (a, b) in summed.items() if a <= step <= b),
+                gradient_copies=_copies(routes.gradients, place, step, adds=True),
+            )
+        )
+    return tuple(found)
+
+
+def resident_chunks(placement: Placement, mask: AttentionMask, *, overlapped: bool = True) -> float:
+    """Return the most keys that a place holds at a time, its own too, in chunks of T / n rows.
+
+    Not `overlapped`: where the next chunk comes only when this one has been worked on.
+    """
+    own = placement.length // placement.ring_degree
+    most = max(
+        one.keys if overlapped else one.working
+        for place in range(placement.ring_degree)
+        for one in resident_rows(placement, mask, place)
+    )
+    return 1 + most / own
+
+
+def gathered_chunks(placement: Placement, mask: AttentionMask) -> float:
+    """Return the most keys that a place holds where they are gathered, in chunks of T / n rows."""
+    n = placement.ring_degree
+    if mask.window is None:
+        return n
+    needs = ring_routes(placement, mask).needs
+    most = max(
+        sum(num_rows(rows) for (who, _), rows in needs.items() if who == place)
+        for place in range(n)
+    )
+    return 1 + most * n / placement.length
+
+
+def _rows(hops: Iterable[Hop], owner: int, place: int) -> int:
+    """Return how many rows of an owner are at a place at some time."""
+    mine = [hop.rows for hop in hops if hop.owner == owner != place and _touches(hop, place)]
+    return num_rows(joined(part for rows in mine for part in rows))
+
+
+def _touches(hop: Hop, place: int) -> bool:
+    return place in (hop.source, hop.target)
+
+
+def _first(hops: Iterable[Hop], owner: int, place: int) -> int | None:
+    """Return the step for which the first keys of an owner arrive at a place; None: none do."""
+    steps = [hop.step for hop in hops if (hop.owner, hop.target) == (owner, place)]
+    return min(steps, default=None)
+
+
+def _last_use(hops: Iterable[Hop], owner: int, place: int, n: int) -> int:
+    """Return the step whose work or transfer is the last that uses the keys of an owner."""
+    leaving = [hop.step - 1 for hop in hops if (hop.owner, hop.source) == (owner, place)]
+    return max([(owner - place) % n, *leaving])
+
+
+def _copies(hops: Sequence[Hop], place: int, step: int, *, adds: bool) -> int:
+    """Return the rows that are packed, or received to be put in place, at one step, at most.
+
+    What travels between two places in one piece is sent from where it is, and received there too
+    unless it is to be added.
+    """
+    total = 0
+    ways = {(hop.source, hop.target) for hop in hops if hop.step == step and _touches(hop, place)}
+    for way in ways:
+        moving = [hop.rows for hop in hops if hop.step == step and (hop.source, hop.target) == way]
+        several = sum(len(rows) for rows in moving) > 1
+        if several or (adds and way[1] == place):
+            total += sum(map(num_rows, moving))
+    return total
