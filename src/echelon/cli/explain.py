@@ -1,20 +1,23 @@
 """`echelon explain`: why a rule exists, with an example that breaks it and one that works.
 
-Two pages are no rules: `echelon explain zero` derives what ranks hold and send at each ZeRO stage,
-`echelon explain pipeline` what they wait and hold under each schedule.
+Three pages are no rules: `echelon explain zero` derives what ranks hold and send at each ZeRO
+stage, `echelon explain pipeline` what they wait and hold under each schedule, `echelon explain
+context` how a long sequence is split, and which way fits a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from inspect import cleandoc
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from cyclopts import Parameter
 
+from echelon.cli.explain_context import context_json, context_text
+from echelon.cli.explain_context_fits import ask_context
 from echelon.cli.explain_pipeline import ask_pipeline, pipeline_json, pipeline_text
 from echelon.cli.explain_zero import ask, zero_json, zero_text
-from echelon.cli.flags import Json
+from echelon.cli.flags import Json, Settings
 from echelon.cli.output import print_json
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook import areas
@@ -25,7 +28,11 @@ from echelon.core.serialize import to_json
 LIST_WIDTH = 120
 ZERO = "zero"
 PIPELINE = "pipeline"
-PAGES = (ZERO, PIPELINE)
+CONTEXT = "context"
+PAGES = {ZERO: "--degree 4", PIPELINE: "--pp 4", CONTEXT: "nano --set mesh.cp=2"}
+"""The pages that are no rules, and flags that they take."""
+
+Asked = TypeVar("Asked")
 
 
 def explain(
@@ -33,11 +40,15 @@ def explain(
         str | None,
         Parameter(
             help="The id in the brackets of an error; or zero: what ZeRO holds and sends; or "
-            "pipeline: what each schedule waits and holds."
+            "pipeline: what each schedule waits and holds; or context: how sequences are split."
         ),
+    ] = None,
+    run: Annotated[
+        str | None, Parameter(help="With context: a run.toml, or the name of a preset.")
     ] = None,
     /,
     *,
+    settings: Settings = (),
     degree: Annotated[int | None, Parameter(help="With zero: N, the data ranks.")] = None,
     parameters: Annotated[
         float | None, Parameter(help="With zero: the parameters of a rank's part, such as 7e9.")
@@ -65,49 +76,62 @@ def explain(
         "--precision": precision,
     }
     of_pipeline = {"--pp": pp, "--microbatches": microbatches}
-    if rule != ZERO:
-        _refuse_without_effect(of_zero, "echelon explain zero", "--degree 4")
-    if rule != PIPELINE:
-        _refuse_without_effect(of_pipeline, "echelon explain pipeline", "--pp 4")
+    of_context = {"RUN": run, "--set": settings or None}
+    for page, flags in ((ZERO, of_zero), (PIPELINE, of_pipeline), (CONTEXT, of_context)):
+        if rule != page:
+            _refuse_without_effect(flags, page)
+    if rule == CONTEXT:
+        return _show(CONTEXT, ask_context(run, settings), (context_json, context_text), json)
     if rule == PIPELINE:
         asked = ask_pipeline(pp=pp, microbatches=microbatches)
-        if json:
-            print_json("explain", {"pipeline": pipeline_json(asked)})
-        else:
-            print(pipeline_text(asked), end="")
-        return 0
+        return _show(PIPELINE, asked, (pipeline_json, pipeline_text), json)
     if rule == ZERO:
         question = ask(
             degree=degree, parameters=parameters, memory_bytes=memory_bytes, precision=precision
         )
-        if json:
-            print_json("explain", {"zero": zero_json(question)})
-        else:
-            print(zero_text(question), end="")
-        return 0
+        return _show(ZERO, question, (zero_json, zero_text), json)
+    _explain_rule(rule, as_json=json)
+    return 0
+
+
+def _show(
+    page: str,
+    question: Asked,
+    forms: tuple[Callable[[Asked], Mapping[str, object]], Callable[[Asked], str]],
+    as_json: bool,
+) -> int:
+    """Print a page that is no rule, in one of its two forms."""
+    to_json_values, to_text = forms
+    if as_json:
+        print_json("explain", {page: to_json_values(question)})
+    else:
+        print(to_text(question), end="")
+    return 0
+
+
+def _explain_rule(rule: str | None, *, as_json: bool) -> None:
     by_area = areas()
     if rule is None:
-        _list(by_area, as_json=json)
-        return 0
+        _list(by_area, as_json=as_json)
+        return
     known = {entry.id: entry for rules in by_area.values() for entry in rules}
     if rule not in known:
         near = did_you_mean(rule, [*known, *PAGES])
         raise ConfigError(UNKNOWN_RULE.problem(f"there is no rule {rule!r}", works=near))
-    if json:
+    if as_json:
         print_json("explain", {"rule": to_json(known[rule]), "page": known[rule].page()})
     else:
         print(known[rule].page(), end="")
-    return 0
 
 
-def _refuse_without_effect(flags: Mapping[str, object], page: str, example: str) -> None:
+def _refuse_without_effect(flags: Mapping[str, object], page: str) -> None:
     given = [flag for flag, value in flags.items() if value is not None]
     if given:
         raise ConfigError(
             BAD_ARGUMENT.problem(
-                f"{' '.join(given)} has an effect on `{page}` only",
+                f"{' '.join(given)} has an effect on `echelon explain {page}` only",
                 set_by="the command line",
-                works=(f"{page} {example}",),
+                works=(f"echelon explain {page} {PAGES[page]}",),
             )
         )
 

@@ -27,6 +27,7 @@ from echelon.core.axis import DATA_AXES, MESH_AXES, SHARD_AXES, Axis
 from echelon.core.parameters import num_parameters
 from echelon.core.plan import Plan
 from echelon.core.units import decimal_bytes, short_count
+from echelon.cost.context_work import imbalance, scores_by_rank
 from echelon.cost.muon import STAGE_AXES
 from echelon.cost.terms import Pool
 from echelon.cost.unit_times import UnitTimes, modelled_times
@@ -64,9 +65,24 @@ def plan_json(plan: Plan, times: UnitTimes | None = None) -> dict[str, Any]:
         "num_microbatches": plan.num_microbatches,
         "held_bytes_fit": most_held_bytes(plan, rows) <= memory,
         "step_bytes_fit": most_step_bytes(plan, rows) <= memory,
+        "context": _context_json(plan),
         "stages": [_row_json(row) for row in rows],
         "pipeline": pipeline_json(plan, times or modelled_times(plan)),
         "groups": {axis: [list(group) for group in found] for axis, found in groups(plan).items()},
+    }
+
+
+def _context_json(plan: Plan) -> dict[str, Any] | None:
+    if plan.mesh.cp == 1:
+        return None
+    return {
+        "degree": plan.mesh.cp,
+        "kind": plan.layout.context.kind,
+        "ulysses_degree": plan.layout.context.ulysses_degree,
+        "ring_degree": plan.placement.ring_degree,
+        "positions_per_rank": plan.mathematics.sequence_length // plan.mesh.cp,
+        "scores_by_rank": list(scores_by_rank(plan)),
+        "imbalance": imbalance(plan),
     }
 
 
@@ -125,6 +141,8 @@ def _head(plan: Plan) -> Iterator[str]:
     yield f"update   {_numbers(plan)}"
     if layout.zero.stage:
         yield f"zero     {_zero(plan)}"
+    if plan.mesh.cp > 1:
+        yield f"context  {_context(plan)}"
 
 
 def _numbers(plan: Plan) -> str:
@@ -150,6 +168,17 @@ def _zero(plan: Plan) -> str:
         kept = "freed after forward" if zero.reshard_after_forward else "kept until the step ends"
         text += f", units {kept}"
     return text
+
+
+def _context(plan: Plan) -> str:
+    """Return how context ranks meet, what each holds, and how unequal their attention is."""
+    context, cp = plan.layout.context, plan.mesh.cp
+    text = f"{context.kind} over cp {cp}"
+    if context.kind == "ulysses-ring":
+        degree = context.ulysses_degree
+        text += f" = ulysses {degree} x ring {cp // degree}"
+    text += f", {plan.mathematics.sequence_length // cp} positions on each rank"
+    return f"{text}, attention uneven by {100 * imbalance(plan):.2f} %"
 
 
 def _sent(place: str, runs: Sequence[Sequence[StageRow]]) -> str:
