@@ -40,7 +40,7 @@ format: $(VENV)/installed-dev ## format the code and mend what ruff can
 readme: $(VENV)/installed-dev ## write the blocks of README.md that show output again
 	$(BIN)/python -m tests.readme
 
-prove-matrix: $(VENV)/installed ## prove every layout of up to eight ranks (long; picks up where it stopped)
+prove-matrix: $(VENV)/installed ## prove every layout of the matrix, of up to sixteen ranks (long; picks up where it stopped)
 	@mkdir -p runs
 	$(BIN)/python -m echelon.prove.matrix --all --results runs/matrix.jsonl
 
