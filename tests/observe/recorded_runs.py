@@ -10,7 +10,7 @@ from pathlib import Path
 
 from echelon.config.load import load_job
 from echelon.core.axis import Axis
-from echelon.core.event import Event
+from echelon.core.event import ATTEND, Event
 from echelon.core.plan import Plan
 from echelon.observe.events import EventWriter, step_mark
 from echelon.observe.observer import METRICS_FILE
@@ -57,6 +57,17 @@ def events_of_step(plan: Plan, durations: Durations, *, begin: float) -> dict[in
                 if event.rank == place
             ]
             own = max(event.end for event in events)
+            if plan.mesh.cp > 1:
+                events += [
+                    Event(kind=ATTEND, name="ring.forward.0", start=start, end=start + BATCH_S),
+                    Event(
+                        kind="reduce_scatter",
+                        name="gathered.gradients",
+                        axis="cp",
+                        start=start,
+                        end=own,
+                    ),
+                ]
             if plan.mesh.dp > 1:
                 name = "gradients.bucket0"
                 events.append(Event(kind="all_reduce", name=name, axis="dp", start=own, end=last))

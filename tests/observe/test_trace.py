@@ -70,6 +70,18 @@ def test_collectives_of_other_axes_have_tracks_of_their_own(tmp_path: Path) -> N
     assert len({process for process, _ in planned}) == 4
 
 
+def test_attention_of_context_ranks_has_a_track_beside_its_transfers(tmp_path: Path) -> None:
+    plan = plan_of("mesh.cp=2")
+    run = write_run(tmp_path, plan, [{1: TIMES}])
+    report = read_schedule_report(run.path)
+    _, measured = write_traces(report)
+    names = names_by_track(read_trace(measured))
+    for rank in range(4):
+        process = f"rank {rank} ({plan.mesh.label(rank)})"
+        assert names[process, "attention"] == {"ring.forward.0"}
+        assert names[process, "cp"] == {"gathered.gradients"}
+
+
 def test_a_trace_is_what_viewers_read(tmp_path: Path) -> None:
     run = write_run(tmp_path, plan_of(), [{step: TIMES for step in range(1, 6)}])
     for path in write_traces(read_schedule_report(run.path)):

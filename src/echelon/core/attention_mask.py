@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
 DocumentStarts = tuple[tuple[int, ...], ...]
 """For each sequence the positions where its documents start: ascending, the first is 0."""
 

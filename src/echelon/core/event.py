@@ -8,14 +8,17 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
+ATTEND = "attend"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """Record one thing that a rank did.
 
     `kind` is a collective (``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``,
-    ``broadcast``, ``send``), a pipeline action (``F``, ``B``, ``W``, ``BW``), or what a rank does
-    before and after them in a step (``load`` the batch, ``update`` the parameters). `bytes` are
+    ``broadcast``, ``send``), a pipeline action (``F``, ``B``, ``W``, ``BW``), the attention to one
+    block of keys inside of one (``attend``, of context ranks), or what a rank does before and after
+    them in a step (``load`` the batch, ``update`` the parameters). `bytes` are
     those that this rank sends over the links of its group (`cost/collectives.py`), not the payload.
     `start` and `end` are seconds on the rank's own clock since the run began.
     """

@@ -13,7 +13,7 @@ from itertools import pairwise, takewhile
 from statistics import median
 
 from echelon.core.axis import Axis
-from echelon.core.event import Event
+from echelon.core.event import ATTEND, Event
 from echelon.core.plan import Plan
 from echelon.observe.clocks import STEP_GATHER, Clocks, PipeTraffic, align
 from echelon.observe.recorded_steps import ACTION_KINDS, RecordedStep
@@ -44,8 +44,9 @@ class Timeline:
     """Hold the actions and messages of one pipeline in one step.
 
     `events` carry global ranks and seconds since the first action of the step on any pipeline.
-    `others` are the collectives of other axes that ranks ran in between, as far as they were
-    recorded. `gradients_s` is when all gradients of this pipeline's ranks were complete.
+    `others` are the collectives of other axes that ranks ran in between, and the attention that
+    transfers of context ranks hide behind, as far as they were recorded. `gradients_s` is when all
+    gradients of this pipeline's ranks were complete.
     """
 
     pipe: Pipe
@@ -209,7 +210,8 @@ def _measured(pipe: Pipe, events: Mapping[int, Sequence[Event]]) -> Timeline:
                 drawn.append(replace(event, end=max(event.start, min(event.end, used[event.name]))))
             elif _sums_gradients(event):
                 gradients_s = max(gradients_s, event.end)
-            if event.axis not in ("", Axis.PP.value) and event.end > 0:
+            beside = event.kind == ATTEND or event.axis not in ("", Axis.PP.value)
+            if beside and event.end > 0:
                 others.append(replace(event, start=max(0.0, event.start)))
     drawn.sort(key=lambda event: (event.start, event.end, event.rank))
     return Timeline(pipe=pipe, events=tuple(drawn), gradients_s=gradients_s, others=tuple(others))
@@ -221,4 +223,4 @@ def _until_gradients(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _sums_gradients(event: Event) -> bool:
-    return event.kind in GRADIENT_SUMS and event.axis != Axis.TP.value
+    return event.kind in GRADIENT_SUMS and event.axis not in (Axis.TP.value, Axis.CP.value)

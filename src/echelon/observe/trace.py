@@ -6,6 +6,7 @@ A process is a rank, with a track "compute" for what it runs (F0.3, BW0.3) and a
 it sends (activation 3 stage 0 -> 1). A planned and a measured trace of one run have the same tracks
 with the same names on them. Where the mesh has other axes, a measured trace also has a track for
 each, with the collectives that were recorded; the simulation of a pipeline knows nothing of those.
+Context ranks have a track "attention" with the work that their transfers hide behind.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from echelon.core.disk import disk_errors
-from echelon.core.event import Event
+from echelon.core.event import ATTEND, Event
 from echelon.core.mesh import Mesh
 from echelon.observe.timeline import Timeline
 
-COMPUTE = "compute"
+COMPUTE, ATTENTION = "compute", "attention"
 PLANNED, MEASURED = "planned.json.gz", "measured.json.gz"
 
 _MICROSECONDS = 1e6
@@ -48,7 +49,8 @@ def chrome_trace(
             for event in (*timeline.events, *timeline.others):
                 later = replace(event, start=event.start + begin, end=event.end + begin)
                 tracks = events.setdefault(event.rank, {})
-                tracks.setdefault(event.axis or COMPUTE, []).append((later, number))
+                track = ATTENTION if event.kind == ATTEND else event.axis or COMPUTE
+                tracks.setdefault(track, []).append((later, number))
         begin += max(_end_of(timeline) for timeline in timelines)
     found: list[dict[str, object]] = []
     for rank, tracks in sorted(events.items()):

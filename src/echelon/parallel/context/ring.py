@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from echelon.core.attention_mask import Run
+from echelon.core.event import ATTEND
 from echelon.models.attention.interface import Attended, Gradients
 from echelon.models.attention.local import attend_pieces, backward_pieces
 from echelon.models.attention.merge import Merged
@@ -194,4 +195,4 @@ def working(ring: Group, name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        ring.recorder.record("attend", name, start=start)
+        ring.recorder.record(ATTEND, name, start=start)
