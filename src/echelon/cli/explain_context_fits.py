@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from echelon.config.load import load_job
-from echelon.core.errors import ConfigError, InfeasiblePlan
+from echelon.core.errors import ConfigError
 from echelon.core.plan import ContextKind, Plan
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.units import binary_bytes, decimal_bytes, duration
@@ -117,7 +117,7 @@ def ask_context(run: str | None, settings: Sequence[str]) -> ContextQuestion | N
     for kind in KINDS:
         try:
             fits.append(Fit.of(_with_kind(asked, kind, run, settings)))
-        except (ConfigError, InfeasiblePlan) as error:
+        except ConfigError as error:
             refused.extend((kind, problem.rule, problem.message) for problem in error.problems)
     return ContextQuestion(asked=asked, fits=tuple(fits), refused=tuple(refused))
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from echelon.core.attention_mask import AttentionMask
 from echelon.core.placement import Placement
-from echelon.cost.context_routes import Hop, joined, num_rows, ring_routes
+from echelon.cost.context_routes import Hop, Rows, joined, num_rows, ring_routes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,25 +44,18 @@ def resident_rows(placement: Placement, mask: AttentionMask, place: int) -> tupl
 
     Forward has the same keys, and no gradients.
     """
-    routes, n = ring_routes(placement, mask), placement.ring_degree
-    own = placement.length // n
-    rows = {owner: _rows(routes.keys + routes.gradients, owner, place) for owner in range(n)}
+    n, own = placement.ring_degree, placement.length // placement.ring_degree
+    keys, gradients = _hops_at(placement, mask, place)
+    rows = {owner: _rows((*keys, *gradients), owner) for owner in range(n) if owner != place}
     there = {
-        owner: (first - 1, _last_use(routes.keys, owner, place, n))
-        for owner in range(n)
-        if (first := _first(routes.keys, owner, place)) is not None
+        owner: (first - 1, _last_use(keys, owner, place, n))
+        for owner in rows
+        if (first := _first(keys, owner, place)) is not None
     }
     summed = {
         owner: (
-            min(
-                [
-                    hop.step
-                    for hop in routes.gradients
-                    if hop.owner == owner and _touches(hop, place)
-                ]
-                + [(owner - place) % n] * (owner in there)
-            ),
-            max(h.step for h in routes.gradients if (h.owner, h.source) == (owner, place)),
+            min([hop.step for hop in gradients if hop.owner == owner] + [(owner - place) % n]),
+            max(hop.step for hop in gradients if (hop.owner, hop.source) == (owner, place)),
         )
         for owner in there
     }
@@ -74,9 +67,9 @@ def resident_rows(placement: Placement, mask: AttentionMask, place: int) -> tupl
                 step=step,
                 working=rows[owner] if owner != place and owner in there else 0,
                 keys=sum(rows[o] for o, (a, b) in there.items() if a <= step <= b),
-                key_copies=_copies(routes.keys, place, step + 1, adds=False),
+                key_copies=_copies(keys, place, step + 1, adds=False),
                 gradients=own + sum(rows[o] for o, (a, b) in summed.items() if a <= step <= b),
-                gradient_copies=_copies(routes.gradients, place, step, adds=True),
+                gradient_copies=_copies(gradients, place, step, adds=True),
             )
         )
     return tuple(found)
@@ -109,14 +102,21 @@ def gathered_chunks(placement: Placement, mask: AttentionMask) -> float:
     return 1 + most * n / placement.length
 
 
-def _rows(hops: Iterable[Hop], owner: int, place: int) -> int:
-    """Return how many rows of an owner are at a place at some time."""
-    mine = [hop.rows for hop in hops if hop.owner == owner != place and _touches(hop, place)]
-    return num_rows(joined(part for rows in mine for part in rows))
+def _hops_at(
+    placement: Placement, mask: AttentionMask, place: int
+) -> tuple[tuple[Hop, ...], tuple[Hop, ...]]:
+    """Return the hops of keys and of gradients that leave a place or arrive there."""
+    routes = ring_routes(placement, mask)
+    keys, gradients = (
+        tuple(hop for hop in hops if place in (hop.source, hop.target))
+        for hops in (routes.keys, routes.gradients)
+    )
+    return keys, gradients
 
 
-def _touches(hop: Hop, place: int) -> bool:
-    return place in (hop.source, hop.target)
+def _rows(hops: Iterable[Hop], owner: int) -> int:
+    """Return how many rows of an owner the hops name."""
+    return num_rows(joined(part for hop in hops if hop.owner == owner for part in hop.rows))
 
 
 def _first(hops: Iterable[Hop], owner: int, place: int) -> int | None:
@@ -137,11 +137,12 @@ def _copies(hops: Sequence[Hop], place: int, step: int, *, adds: bool) -> int:
     What travels between two places in one piece is sent from where it is, and received there too
     unless it is to be added.
     """
-    total = 0
-    ways = {(hop.source, hop.target) for hop in hops if hop.step == step and _touches(hop, place)}
-    for way in ways:
-        moving = [hop.rows for hop in hops if hop.step == step and (hop.source, hop.target) == way]
-        several = sum(len(rows) for rows in moving) > 1
-        if several or (adds and way[1] == place):
-            total += sum(map(num_rows, moving))
-    return total
+    ways: dict[tuple[int, int], list[Rows]] = {}
+    for hop in hops:
+        if hop.step == step:
+            ways.setdefault((hop.source, hop.target), []).append(hop.rows)
+    return sum(
+        sum(map(num_rows, moving))
+        for (_, target), moving in ways.items()
+        if sum(len(rows) for rows in moving) > 1 or (adds and target == place)
+    )

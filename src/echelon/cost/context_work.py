@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from echelon.core.attention_mask import AttentionMask, DocumentStarts, Run
 from echelon.core.placement import Placement
@@ -95,6 +96,7 @@ def chunk_runs(placement: Placement) -> tuple[tuple[int, Run], ...]:
     return tuple(sorted(runs, key=lambda pair: pair[1].start))
 
 
+@lru_cache(maxsize=64)
 def meetings(placement: Placement, mask: AttentionMask, *, gathered: bool) -> tuple[Meeting, ...]:
     """Return which chunks meet, where and at which step; those that a mask keeps apart do not."""
     n, chunks = placement.ring_degree, chunk_runs(placement)
