@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from echelon.config.context_checks import CONTEXT_CHECKS
+from echelon.config.context_plan import context_problems
 from echelon.config.job import ResolvedSetting
 from echelon.config.kinds import toml_text
 from echelon.config.pipeline_effects import pipeline_effects
@@ -129,14 +130,14 @@ EFFECTS = (
 def require_trainable(plan: Plan, sources: Sequence[ResolvedSetting] = ()) -> None:
     """Raise ConfigError where a plan cannot be proven or trained, before any rank starts.
 
-    Its model may be one that can only be planned, and its pipeline may have been changed since it
-    was checked. Where there is nothing but faults of the pipeline, it is an InfeasiblePlan.
+    Its model may be one that can only be planned, and its layout may have been changed since it
+    was checked. Where there is nothing but faults of the layout, it is an InfeasiblePlan.
     """
     set_by = {setting.key: setting.source for setting in sources}
     missing = list(_not_trained_yet(plan.model))
     found = [
         replace(problem, set_by=problem.set_by or set_by.get(problem.key, ""))
-        for problem in (*missing, *pipeline_problems(plan))
+        for problem in (*missing, *context_problems(plan), *pipeline_problems(plan))
     ]
     if found:
         raise (ConfigError if missing else InfeasiblePlan)(found)
