@@ -68,7 +68,8 @@ class FitStep:
         inputs, labels = global_batch(replace(self.settings, size=size), 0)
         place = self.plan.mesh.coordinates(self.rank)[Axis.CP]
         runs = replace(self.plan.placement, length=length).runs(place)
-        return TokenBatch.from_rows(inputs, labels, torch.zeros(1, dtype=torch.int64), runs=runs)
+        whole = TokenBatch.from_rows(inputs, labels, torch.zeros(1, dtype=torch.int64))
+        return whole.cut(runs)
 
     def _watch(self) -> None:
         while peak_resident_bytes() - self.base <= self.variant.limit_bytes:

@@ -1,6 +1,6 @@
-"""The pages docs/features.md and docs/pipelines.md: what others and Echelon have, and its tests.
+"""The pages docs/features.md, pipelines.md and context.md: what others and Echelon have, and tests.
 
-``python -m tests.features`` writes them from `features.toml` and `pipelines.toml`;
+``python -m tests.features`` writes each from the table of its name (`features.toml`, ...);
 `test_features.py` compares them and looks up every test, setting and key.
 """
 
@@ -100,7 +100,28 @@ it does what it says. How fast each is, side by side: `python -m bench.pipeline`
 """,
 )
 
-PAGES = (FEATURES, PIPELINES)
+CONTEXT = Page(
+    name="context",
+    columns={
+        "megatron": "Megatron-core",
+        "torch": "torch",
+        "deepspeed": "DeepSpeed",
+        "echelon": "Echelon",
+    },
+    head="""\
+# Long sequences: Megatron-core, torch, DeepSpeed and Echelon
+
+Written by `python -m tests.features`. The columns of the other three are what their source holds,
+at the versions of [bench/peers.txt](../bench/peers.txt), by the name under which it is found there;
+"-": nothing of the kind was found. Megatron-core hands attention to Transformer Engine: what that
+takes of a setting was not read. torch's column is `torch.distributed.tensor.experimental`, a ring
+under SDPA or gathered keys under `flex_attention`; what stands beside it is for its caller to
+write. The last column is Echelon's own, with the test that shows that it does what it says. How
+fast each is, side by side: `python -m bench.context`.
+""",
+)
+
+PAGES = (FEATURES, PIPELINES, CONTEXT)
 
 
 def write() -> None:

@@ -87,7 +87,7 @@ def _batch(plan: Plan, cp_rank: int) -> TokenBatch:
     sequences, length = plan.layout.microbatch_sequences, plan.mathematics.sequence_length
     tokens = torch.zeros(sequences, length, dtype=torch.int64)
     runs = plan.placement.runs(cp_rank)
-    return TokenBatch.from_rows(tokens, tokens, torch.arange(sequences), runs=runs)
+    return TokenBatch.from_rows(tokens, tokens, torch.arange(sequences)).cut(runs)
 
 
 def _heads(plan: Plan, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -26,7 +26,7 @@ def test_a_slice_of_the_rows_has_the_mask_of_its_rows() -> None:
 
 def test_a_context_rank_drops_what_one_device_drops_at_its_positions() -> None:
     for runs in ((Run(0, 1, 2), Run(4, 1, 2)), (Run(1, 2, 3),)):
-        batch = TokenBatch.from_rows(ZEROS, ZEROS, BATCH.sample_ids_B, step=5, runs=runs)
+        batch = BATCH.cut(runs)
         rows = torch.arange(batch.tokens_N.numel())
         mask = dropout_mask(rows, torch.zeros(len(rows), D), 0.25, "layers.0.mlp", batch)
         positions = [run.position(i) for run in runs for i in range(run.count)]

@@ -84,9 +84,8 @@ def attend(context: RankContext, argument: tuple[Plan, Inputs]) -> Attention:
     runs = plan.placement.runs(plan.mesh.coordinates(context.rank)[Axis.CP])
     num_sequences = inputs.q.shape[1]
     tokens = torch.zeros(num_sequences, inputs.q.shape[0], dtype=torch.int64)
-    batch = TokenBatch.from_rows(
-        tokens, tokens, torch.arange(num_sequences), runs=runs, documents=inputs.documents
-    )
+    whole = TokenBatch.from_rows(tokens, tokens, torch.arange(num_sequences))
+    batch = whole.cut(runs, inputs.documents)
     positions = positions_of(runs, CPU)
     q, k, v = (x[positions].requires_grad_() for x in (inputs.q, inputs.k, inputs.v))
     met_forward: list[Met] = []

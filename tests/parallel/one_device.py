@@ -42,10 +42,9 @@ class Rows:
             self.inputs_BT,
             self.labels_BT,
             torch.tensor(self.sample_ids),
-            documents=self.documents,
             step=step,
             seed=self.seed,
-        )
+        ).cut((), self.documents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ to be sent. Under context parallelism a rank holds some positions of every seque
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -64,31 +64,49 @@ class TokenBatch:
         labels_BT: torch.Tensor,
         sample_ids_B: torch.Tensor,
         *,
-        runs: Sequence[Run] = (),
-        documents: DocumentStarts | None = None,
         step: int = 0,
         seed: int = 0,
         train: bool = True,
     ) -> TokenBatch:
-        """Return the batch of whole sequences given one per row: the positions of `runs`, or all.
-
-        `tokens_BT` and `labels_BT` hold every position of a sequence.
-        """
+        """Return the batch of whole sequences given one per row, all of their documents joined."""
         length = tokens_BT.shape[1]
-        held = tuple(runs) or (Run(0, 1, length),)
-        if held != (Run(0, 1, length),):
-            positions_T = positions_of(held, tokens_BT.device)
-            tokens_BT, labels_BT = tokens_BT[:, positions_T], labels_BT[:, positions_T]
         return cls(
             tokens_N=tokens_BT.t().reshape(-1).contiguous(),
             labels_N=labels_BT.t().reshape(-1).contiguous(),
             sample_ids_B=sample_ids_B,
-            runs=held,
+            runs=(Run(0, 1, length),),
             whole_length=length,
-            documents=documents,
             step=step,
             seed=seed,
             train=train,
+        )
+
+    def cut(self, runs: Sequence[Run], documents: DocumentStarts | None = None) -> TokenBatch:
+        """Return the positions of `runs` of a batch of whole sequences that have these documents.
+
+        No runs mean all positions.
+        """
+        held = tuple(runs) or self.runs
+        if held == self.runs:
+            return replace(self, documents=documents)
+        positions_T = positions_of(held, self.tokens_N.device)
+        tokens_TB = self.tokens_N.view(self.whole_length, -1)[positions_T]
+        labels_TB = self.labels_N.view(self.whole_length, -1)[positions_T]
+        return replace(
+            self,
+            tokens_N=tokens_TB.reshape(-1),
+            labels_N=labels_TB.reshape(-1),
+            runs=held,
+            documents=documents,
+        )
+
+    def to(self, device: torch.device) -> TokenBatch:
+        """Return the batch with its tensors on `device`."""
+        return replace(
+            self,
+            tokens_N=self.tokens_N.to(device),
+            labels_N=self.labels_N.to(device),
+            sample_ids_B=self.sample_ids_B.to(device),
         )
 
 

@@ -114,10 +114,9 @@ def token_losses(plan: Plan, model: Decoder, batch: GlobalBatch, step: int) -> t
         batch.inputs_BT,
         batch.labels_BT,
         torch.tensor(batch.sample_ids, dtype=torch.int64),
-        documents=batch.documents,
         step=step,
         seed=plan.mathematics.seed,
-    )
+    ).cut((), batch.documents)
     x_ND = model.norm(model.hidden(None, tokens))
     return _head_losses(model, x_ND, tokens)
 

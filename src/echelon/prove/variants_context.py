@@ -199,12 +199,10 @@ def _is_new(
 ) -> bool:
     """Return whether a mistake changes something, and otherwise than those that were tried."""
     length = plan.mathematics.sequence_length
-    batch = TokenBatch.from_rows(
-        torch.zeros(1, length, dtype=torch.int64),
-        torch.zeros(1, length, dtype=torch.int64),
-        torch.zeros(1, dtype=torch.int64),
-        documents=((0, length // 3),) if plan.mathematics.documents == "separate" else None,
-    )
+    documents = ((0, length // 3),) if plan.mathematics.documents == "separate" else None
+    tokens_BT = torch.zeros(1, length, dtype=torch.int64)
+    whole = TokenBatch.from_rows(tokens_BT, tokens_BT, torch.zeros(1, dtype=torch.int64))
+    batch = whole.cut((), documents)
     seen = seen_by(plan.model, batch).to(torch.int64)
     times = counted(seen.bool(), batch).to(torch.int64)
     # A row that meets everything twice meets everything once, as a softmax sees it.

@@ -197,18 +197,15 @@ class TrainLoop:
         made: list[TokenBatch] = []
         for index in range(self.layout.num_microbatches):
             rows = batch.microbatch(dp_rank=self.engine.data_rank, microbatch=index)
-            made.append(
-                TokenBatch.from_rows(
-                    torch.from_numpy(rows.inputs_BT).to(device),
-                    torch.from_numpy(rows.labels_BT).to(device),
-                    torch.from_numpy(rows.sample_ids_B).to(device),
-                    runs=self.engine.runs,
-                    documents=rows.documents,
-                    step=step,
-                    seed=self.job.plan.mathematics.seed,
-                    train=train,
-                )
+            whole = TokenBatch.from_rows(
+                torch.from_numpy(rows.inputs_BT),
+                torch.from_numpy(rows.labels_BT),
+                torch.from_numpy(rows.sample_ids_B),
+                step=step,
+                seed=self.job.plan.mathematics.seed,
+                train=train,
             )
+            made.append(whole.cut(self.engine.runs, rows.documents).to(device))
         return made
 
     def _validate(self, step: int) -> float:

@@ -194,17 +194,15 @@ def rank_batches(
     for microbatch in range(num_microbatches):
         start = (data_rank * num_microbatches + microbatch) * size
         rows = slice(start, start + size)
-        batches.append(
-            TokenBatch.from_rows(
-                batch.inputs_BT[rows],
-                batch.labels_BT[rows],
-                torch.tensor(batch.sample_ids[rows]),
-                runs=runs,
-                documents=None if batch.documents is None else batch.documents[rows],
-                step=step,
-                seed=plan.mathematics.seed,
-            )
+        whole = TokenBatch.from_rows(
+            batch.inputs_BT[rows],
+            batch.labels_BT[rows],
+            torch.tensor(batch.sample_ids[rows]),
+            step=step,
+            seed=plan.mathematics.seed,
         )
+        documents = None if batch.documents is None else batch.documents[rows]
+        batches.append(whole.cut(runs, documents))
     return batches
 
 
