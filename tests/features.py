@@ -114,7 +114,7 @@ CONTEXT = Page(
 Written by `python -m tests.features`. The columns of the other three are what their source holds,
 at the versions of [bench/peers.txt](../bench/peers.txt), by the name under which it is found there;
 "-": nothing of the kind was found. Megatron-core hands attention to Transformer Engine: what that
-takes of a setting was not read. torch's column is `torch.distributed.tensor.experimental`, a ring
+takes or refuses was not read. torch's column is `torch.distributed.tensor.experimental`, a ring
 under SDPA or gathered keys under `flex_attention`; what stands beside it is for its caller to
 write. The last column is Echelon's own, with the test that shows that it does what it says. How
 fast each is, side by side: `python -m bench.context`.

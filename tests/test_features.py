@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import torch
 
 from echelon.config.schema import SETTINGS
+from echelon.core.plan import ContextKind
 from echelon.schedule.build import SCHEDULES
-from tests.features import FEATURES, PAGES, PIPELINES, Page
+from tests.features import CONTEXT, FEATURES, PAGES, PIPELINES, Page
 
 TESTS = Path(__file__).parent
 FOREIGN = TESTS.parent / "src" / "echelon" / "config" / "foreign"
@@ -62,14 +65,46 @@ def test_every_schedule_has_a_row() -> None:
     assert {name for name in SCHEDULES if f"`{name}`" not in shown} == {"naive"}
 
 
-def test_what_torch_is_said_to_have_it_has() -> None:
-    import torch.distributed.pipelining as installed
+def test_every_way_for_queries_to_meet_keys_has_a_row() -> None:
+    ways = CONTEXT.rows()["Ways for queries to meet keys"].values()
+    shown = [row["echelon"].words for row in ways]
+    for kind in get_args(ContextKind):
+        assert sum(f"`{kind}`" in words for words in shown) == 1, kind
 
-    source = "".join(file.read_text() for file in Path(installed.__file__).parent.glob("*.py"))
-    words = " ".join(cell.words for cell in PIPELINES.cells() if cell.column == "torch")
+
+def torch_source(pattern: str) -> str:
+    """Return the source of installed torch in the files of a pattern."""
+    files = list(Path(torch.__file__).parent.glob(pattern))
+    assert files, pattern
+    return "".join(file.read_text(encoding="utf-8") for file in files)
+
+
+RING = "distributed/tensor/experimental/_context_parallel/*.py"
+FLEX = "nn/attention/flex_attention.py"
+
+
+@pytest.mark.parametrize(
+    ("page", "patterns", "classes"),
+    [
+        (PIPELINES, ("distributed/pipelining/*.py",), r"^class (Schedule\w+)\("),
+        (CONTEXT, (RING, FLEX), r"^class (_\w+)\(_LoadBalancer\)"),
+    ],
+    ids=lambda value: value.name if isinstance(value, Page) else "",
+)
+def test_what_torch_is_said_to_have_it_has(
+    page: Page, patterns: tuple[str, ...], classes: str
+) -> None:
+    source = "".join(map(torch_source, patterns))
+    words = " ".join(cell.words for cell in page.cells() if cell.column == "torch")
     named = re.findall(r"`(\w+)[^`]*`", words)
     assert len(named) > 12
     assert {name for name in named if not re.search(rf"\b{name}\b", source)} == set()
-    classes = set(re.findall(r"^class (Schedule\w+)\(", source, re.MULTILINE))
-    assert classes
-    assert classes - set(named) == set(), "torch has a schedule that the page does not name"
+    there = set(re.findall(classes, source, re.MULTILINE))
+    assert there
+    assert there - set(named) == set(), "torch has one that the page does not name"
+
+
+def test_torch_splits_no_attention_of_a_cpu_that_trains() -> None:
+    assert "_scaled_dot_product_flash_attention.default" in torch_source(RING)
+    assert "_for_cpu" not in torch_source(RING)
+    assert "FlexAttention does not support backward on CPU" in torch_source(FLEX)
