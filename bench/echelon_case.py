@@ -45,7 +45,7 @@ class EchelonStep:
     def _batches(self, number: int) -> list[TokenBatch]:
         inputs, labels = global_batch(self.settings, number)
         rows = _Rows(sample_ids=tuple(range(len(inputs))), inputs_BT=inputs, labels_BT=labels)
-        runs, data_rank = self.engine.runs, self.engine.data_rank
+        runs, data_rank = self.engine.runs_of(inputs.shape[1]), self.engine.data_rank
         return rank_batches(self.plan, rows, data_rank, number, runs=runs)
 
 

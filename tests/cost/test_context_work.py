@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from echelon.config.load import load_job
-from echelon.core.attention_mask import AttentionMask
+from echelon.core.attention_mask import AttentionMask, Run
 from echelon.core.placement import Placement, PlacementKind
 from echelon.core.plan import Plan
 from echelon.cost.context_work import (
     chunk_runs,
+    halfway,
     imbalance,
     meetings,
     pairs_between,
@@ -144,3 +145,33 @@ def test_a_short_window_leaves_far_chunks_unmet() -> None:
     assert {m.queries - m.keys for m in found} == {0, 1}
     wide = replace(plan.model.mask, window=None)
     assert len(meetings(plan.placement, wide, gathered=False)) > len(found)
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "zigzag", "striped"])
+@pytest.mark.parametrize(
+    "mask", [AttentionMask(), AttentionMask(causal=False), AttentionMask(window=40)], ids=str
+)
+def test_half_of_the_work_lies_before_the_row_that_is_halfway(
+    kind: PlacementKind, mask: AttentionMask
+) -> None:
+    where = Placement(kind=kind, ring_degree=4, ulysses_degree=1, length=512)
+    for place in range(4):
+        runs = where.ring_runs(place)
+        row, whole = halfway(runs, mask), pairs_between(runs, runs, mask)
+        first = sum(
+            mask.allows(runs_position(runs, i), runs_position(runs, j))
+            for i in range(row)
+            for j in range(128)
+        )
+        assert abs(first / whole - 0.5) < 2.5 / 128
+    assert halfway((Run(3, 1, 1),), mask) == 1
+    assert halfway((Run(3, 1, 2),), mask) == 1
+
+
+def runs_position(runs: tuple[Run, ...], row: int) -> int:
+    """Return the position at a row of runs, counted one by one."""
+    for run in runs:
+        if row < run.count:
+            return run.position(row)
+        row -= run.count
+    raise IndexError(row)

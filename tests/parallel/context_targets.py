@@ -17,9 +17,12 @@ from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.models.attention.pieces import Piece
 from echelon.models.batch import TokenBatch, positions_of
+from echelon.parallel import collectives
 from echelon.parallel.context import ContextAttention, ContextGroups
 from echelon.parallel.context.sight import Sight
 from echelon.parallel.device_mesh import Wanted, rank_groups
+from echelon.parallel.direct import Peers
+from echelon.parallel.exchange import Exchange, Messages, start_batch
 from echelon.parallel.gradients import GradientStore, NoReduction
 from echelon.parallel.recorder import Recorder
 
@@ -106,6 +109,38 @@ def attend(context: RankContext, argument: tuple[Plan, Inputs]) -> Attention:
         met_forward=met_forward,
         met_backward=met_backward,
     )
+
+
+def attend_in_batches_of_messages(context: RankContext, argument: tuple[Plan, Inputs]) -> Attention:
+    """Attend with the exchanges of NCCL, batches of messages, which Gloo can run too."""
+
+    def batched(sends: Messages, receives: Messages, peers: Peers) -> Exchange:
+        return start_batch(sends, receives, peers.ranks, peers.group)
+
+    with patch.object(collectives, "start_messages", batched):
+        return attend(context, argument)
+
+
+def refusals(context: RankContext, plan: Plan) -> list[str]:
+    """Offer batches whose positions are not those of this rank; return what is said."""
+    groups = rank_groups(plan.mesh, Recorder(context.rank, EventList()), Wanted.by(plan))
+    attention = ContextAttention(
+        plan,
+        ContextGroups(ring=groups.ring, ulysses=groups.ulysses),
+        GradientStore(NoReduction()),
+    )
+    runs = plan.placement.runs(plan.mesh.coordinates(context.rank)[Axis.CP])
+    found: list[str] = []
+    for length in (plan.mathematics.sequence_length * 2, plan.mathematics.sequence_length + 4):
+        tokens = torch.zeros(1, length, dtype=torch.int64)
+        batch = TokenBatch.from_rows(tokens, tokens, torch.arange(1)).cut(runs)
+        q = torch.zeros(batch.num_positions, 1, plan.model.heads, 4)
+        k = torch.zeros(batch.num_positions, 1, plan.model.kv_heads, 4)
+        try:
+            attention.attend(q, k, k, plan.model, batch)
+        except ValueError as error:
+            found.append(str(error))
+    return found
 
 
 def given(gradient: Any) -> torch.Tensor:

@@ -131,9 +131,8 @@ def live(context: RankContext, plan: Plan) -> Life:
     engine = TrainEngine(plan, Recorder(context.rank, NoEvents()), context.device)
 
     def step(number: int) -> None:
-        batches = rank_batches(
-            plan, make_rows(plan, number), engine.data_rank, number, runs=engine.runs
-        )
+        runs = engine.runs_of(plan.mathematics.sequence_length)
+        batches = rank_batches(plan, make_rows(plan, number), engine.data_rank, number, runs=runs)
         engine.step(batches, number)
 
     step(0)

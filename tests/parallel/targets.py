@@ -255,7 +255,7 @@ class Trained:
 
 def own_batches(engine: TrainEngine, step: int) -> list[TokenBatch]:
     """Return the microbatches of a rank, at its positions."""
-    plan, runs = engine.plan, engine.runs
+    plan, runs = engine.plan, engine.runs_of(engine.plan.mathematics.sequence_length)
     return rank_batches(plan, make_rows(plan, step), engine.data_rank, step, runs=runs)
 
 

@@ -209,6 +209,33 @@ def test_at_its_ends_a_ring_of_ulysses_groups_is_the_pure_kind(
             assert sent(one) == sent(other)
 
 
+@pytest.mark.parametrize(("kind", "cp", "ulysses"), KINDS)
+def test_exchanges_in_batches_as_nccl_runs_them_bring_the_same(
+    kind: ContextKind, cp: int, ulysses: int, rank_pool: RankPool
+) -> None:
+    masks: list[dict[str, Any]] = [{}, {"window": 5}]
+    for settings in masks:
+        plan = context_plan(kind, cp, ulysses, **settings)
+        inputs = inputs_of(plan, documents=False)
+        ranks = rank_pool.run(
+            context_targets.attend_in_batches_of_messages, (plan, inputs), world_size=cp
+        )
+        for name, value in reference(plan, inputs).items():
+            assert float((whole(ranks, name) - value).abs().max()) < 1e-12, name
+
+
+@pytest.mark.parametrize(("kind", "cp", "ulysses"), [KINDS[0], KINDS[3], KINDS[5], KINDS[-1]])
+def test_positions_that_are_not_this_ranks_are_refused(
+    kind: ContextKind, cp: int, ulysses: int, rank_pool: RankPool
+) -> None:
+    plan = context_plan(kind, cp, ulysses)
+    for rank, said in enumerate(
+        rank_pool.run(context_targets.refusals, plan, world_size=plan.mesh.world_size)
+    ):
+        assert len(said) == 2
+        assert f"context rank {rank} holds" in said[0]
+
+
 def test_a_naive_split_is_wrong_and_a_ring_is_not(rank_pool: RankPool) -> None:
     """Queries that meet only the keys of their own rank give another output."""
     plan = context_plan("ring", 4, 1)

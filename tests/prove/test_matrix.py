@@ -140,6 +140,7 @@ def test_the_matrix_of_contexts_is_whole() -> None:
 
 def test_masks_heads_and_ends_of_windows_stay_in_a_proof() -> None:
     ends: set[str] = set()
+    uneven = 0
     others: set[tuple[str, bool, str]] = set()
     for case in context_cases():
         plan = case.plan()
@@ -165,9 +166,9 @@ def test_masks_heads_and_ends_of_windows_stay_in_a_proof() -> None:
             for rank in range(case.cp)
         }
         others.add((shape.positions, shape.soft_cap is None, small.layout.recompute.policy))
-        others.add(("counts differ", len(counts) > 1, ""))
+        uneven += len(counts) > 1
     assert ends == {"inside", "beyond"}
-    assert ("counts differ", True, "") in others
+    assert uneven > 0.9 * 720
     kinds = {(position, capped) for position, capped, policy in others if policy}
     assert kinds == {("rope", True), ("rope", False), ("learned", True), ("learned", False)}
 

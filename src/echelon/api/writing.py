@@ -29,7 +29,15 @@ def write_text(
     checkpoint = find_latest(result.run).path
     decoder = load_decoder(plan, checkpoint, tokenizer.description.hash)
     start = tokenizer.encode(prompt)
-    ids = generate(decoder, start, count, temperature=temperature, seed=seed)
+    separate = plan.mathematics.documents == "separate"
+    ids = generate(
+        decoder,
+        start,
+        count,
+        temperature=temperature,
+        seed=seed,
+        separator=tokenizer.description.end_of_document if separate else None,
+    )
     return prompt + tokenizer.decode(ids)
 
 

@@ -15,6 +15,7 @@ from echelon.cli.plan_memory import memory_parts, ranges
 from echelon.cli.plan_pipeline import pipeline_json, pipeline_parts
 from echelon.cli.plan_rows import (
     StageRow,
+    context_ranks_differ,
     most_held_bytes,
     most_step_bytes,
     place_head,
@@ -23,7 +24,7 @@ from echelon.cli.plan_rows import (
     sent_by_axis,
     stage_rows,
 )
-from echelon.core.axis import DATA_AXES, MESH_AXES, SHARD_AXES, Axis
+from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
 from echelon.core.parameters import num_parameters
 from echelon.core.plan import Plan
 from echelon.core.units import decimal_bytes, short_count
@@ -40,8 +41,8 @@ hidden width, V the vocabulary, G the values of all buckets, s bytes of a value 
 
 
 def groups(plan: Plan) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Return the groups of more than one rank, by axis; all data axes together are `dp`."""
-    axes: dict[str, tuple[Axis, ...]] = {"pp": (Axis.PP,), "dp": DATA_AXES}
+    """Return the groups of more than one rank, by axis; all that see other tokens are `dp`."""
+    axes: dict[str, tuple[Axis, ...]] = {"pp": (Axis.PP,), "dp": LOSS_AXES}
     if plan.layout.zero.stage:
         axes |= {"dp_shard": SHARD_AXES, "dp_replicate": (Axis.DP_REPLICATE,)}
     axes |= {"cp": (Axis.CP,), "tp": (Axis.TP,)}
@@ -116,6 +117,8 @@ def plan_text(plan: Plan, times: UnitTimes | None = None, found: str = "") -> st
         parts.append("Ranks that talk to one another:\n\n" + "\n".join(_group_lines(plan)))
         parts.append(f"{SENT_HEAD}\n\n{_sent(place, runs)}")
         parts.append(f"That is, by axis:\n\n{_sent_by_axis(place, runs)}")
+        if differ := context_ranks_differ(plan):
+            parts.append(differ)
     if plan.num_stages > 1:
         parts.extend(pipeline_parts(plan, times or modelled_times(plan), found))
     return "\n\n".join(parts) + "\n"

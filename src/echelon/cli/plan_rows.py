@@ -89,6 +89,20 @@ def _most_sent(plan: Plan, pp_rank: int) -> tuple[SentTerm, ...]:
     return max(by_rank, key=lambda terms: sum(term.bytes for term in terms))
 
 
+def context_ranks_differ(plan: Plan) -> str:
+    """Return what to say where a mask lets context ranks send unequal amounts, else nothing."""
+    sent = [
+        sum(term.bytes for term in bytes_sent_alike(plan, 0, cp_rank) if term.axis == Axis.CP)
+        for cp_rank in range(plan.mesh.cp)
+    ]
+    if min(sent) == max(sent):
+        return ""
+    return (
+        f"The mask needs less of some keys than of others: context ranks send {min(sent):,} to "
+        f"{max(sent):,} bytes over cp;\nwhat is shown is the rank that sends most."
+    )
+
+
 def place_head(rows: Sequence[StageRow]) -> str:
     """Return what to call the places of a pipeline: stages, where each has one."""
     return "stage" if all(row.stages == (row.pp_rank,) for row in rows) else "pp rank"

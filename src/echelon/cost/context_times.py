@@ -109,7 +109,7 @@ def _of_place(plan: Plan, place: int, link: Link) -> tuple[float, float]:
     for step in range(n + 1):
         coming = _seconds(keys.get(step + 1, 0), link)
         leaving = _seconds(gradients.get(step, 0), link)
-        # Half of the own block is left for the end of backward.
+        # Half of the own block is left for the end of backward (`context_work.halfway`).
         half = {0: 0.5 * work[0], n: 0.5 * work[0]}
         behind = 0.0 if gathered else BACKWARD_PRODUCTS * half.get(step, work[step])
         moved += 2 * coming + leaving

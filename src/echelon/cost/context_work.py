@@ -71,6 +71,31 @@ def pairs_between(
     return total
 
 
+def halfway(runs: Sequence[Run], mask: AttentionMask) -> int:
+    """Return the row of `runs` before which about half of the pairs among them are met.
+
+    At least one row lies before it, and one after it, where there are two.
+    """
+    num_rows = sum(run.count for run in runs)
+    whole = pairs_between(runs, runs, mask)
+    low, high = min(1, num_rows), max(1, num_rows - 1)
+    while low < high:
+        middle = (low + high) // 2
+        if 2 * pairs_between(_first_rows(runs, middle), runs, mask) < whole:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _first_rows(runs: Sequence[Run], num_rows: int) -> tuple[Run, ...]:
+    found: list[Run] = []
+    for run in runs:
+        found.append(run.cut(0, min(run.count, num_rows)))
+        num_rows -= found[-1].count
+    return tuple(found)
+
+
 def scores_by_rank(plan: Plan, documents: DocumentStarts | None = None) -> tuple[int, ...]:
     """Return the scores that each context rank computes of a block and a microbatch: pairs x heads.
 

@@ -84,9 +84,11 @@ class TokenBatch:
     def cut(self, runs: Sequence[Run], documents: DocumentStarts | None = None) -> TokenBatch:
         """Return the positions of `runs` of a batch of whole sequences that have these documents.
 
-        No runs mean all positions.
+        No runs mean all positions. Raises ValueError where a run goes beyond the sequences.
         """
         held = tuple(runs) or self.runs
+        if any(run.count and run.position(run.count - 1) >= self.whole_length for run in held):
+            raise ValueError(f"{held} goes beyond sequences of {self.whole_length} positions")
         if held == self.runs:
             return replace(self, documents=documents)
         positions_T = positions_of(held, self.tokens_N.device)

@@ -76,7 +76,7 @@ class Attention(nn.Module):
         if shape.positions == "rope":
             cos_TE, sin_TE = ops.rotary_tables(shape, batch, x_ND)
             q, k = ops.rotate(q, cos_TE, sin_TE), ops.rotate(k, cos_TE, sin_TE)
-        return ops.project_out(ops.attend(q, k, v, shape, batch), self.o)
+        return ops.project_attended(ops.attend(q, k, v, shape, batch), self.o)
 
 
 class MLP(nn.Module):

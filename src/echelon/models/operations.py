@@ -75,6 +75,10 @@ class Operations:
         """Return x through the linear layer that writes to the residual stream, [N, D]."""
         return linear(x)
 
+    def project_attended(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
+        """Return the output of attention through its linear layer, [N, D]."""
+        return self.project_out(x, linear)
+
     def rotary_tables(
         self, shape: ModelShape, batch: TokenBatch, like: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:

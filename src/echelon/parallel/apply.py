@@ -35,7 +35,6 @@ def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankMode
         group=groups.tensor,
         sequence_parallel=plan.layout.sequence_parallel,
         store=store,
-        exchanges=plan.mesh.cp > 1,
     )
     context = ContextAttention(plan, ContextGroups(ring=groups.ring, ulysses=groups.ulysses), store)
     operations = RankOperations(split, plan.model.vocab, context)

@@ -7,6 +7,7 @@ single device, so data and pipeline parallel runs use it too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -96,6 +97,14 @@ class RankOperations(Operations):
     def project_out(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
         """Return the output of a row-parallel layer."""
         return RowLinear.apply(x, linear, self.split)
+
+    def project_attended(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
+        """Return the output of attention through a row-parallel layer.
+
+        Where attention sends something in its backward, the weight gradient waits for that time.
+        """
+        split = replace(self.split, exchanges=self.context.exchanges)
+        return RowLinear.apply(x, linear, split)
 
     def rotary_tables(
         self, shape: ModelShape, batch: TokenBatch, like: torch.Tensor

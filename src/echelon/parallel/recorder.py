@@ -40,12 +40,12 @@ class NoWaitMarks:
 
 @dataclass(frozen=True, slots=True)
 class _Marked:
-    """An action between two marks of a device."""
+    """An action, or a part of one, between two marks of a device."""
 
     kind: str
     name: str
-    stage: int
-    microbatch: int
+    stage: int | None
+    microbatch: int | None
     start: object
     end: object
 
@@ -129,7 +129,16 @@ class Recorder:
     def action(self, kind: str, stage: int, microbatch: int) -> Iterator[None]:
         """Record what happens inside as one pipeline action."""
         self.stage, self.microbatch = stage, microbatch
-        name, start = f"{kind}{stage}.{microbatch}", self.now()
+        try:
+            with self.span(kind, f"{kind}{stage}.{microbatch}"):
+                yield
+        finally:
+            self.stage, self.microbatch = None, None
+
+    @contextmanager
+    def span(self, kind: str, name: str) -> Iterator[None]:
+        """Record what happens inside, at the times when the device runs it."""
+        start = self.now()
         mark = self._clock.mark() if self._clock is not None else None
         try:
             yield
@@ -137,9 +146,8 @@ class Recorder:
             if self._clock is None:
                 self.record(kind, name, start=start)
             else:
-                marked = _Marked(kind, name, stage, microbatch, mark, self._clock.mark())
-                self._marked.append(marked)
-            self.stage, self.microbatch = None, None
+                place = (self.stage, self.microbatch)
+                self._marked.append(_Marked(kind, name, *place, mark, self._clock.mark()))
 
     def settle(self) -> None:
         """Write down the actions whose times only the device knows; waits until it has run them."""

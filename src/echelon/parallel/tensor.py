@@ -33,7 +33,7 @@ from echelon.parallel.sequence import gather_rows, scatter_sum
 class TensorSplit:
     """Say how layers are split: the group, whether the stream is split too, where gradients go.
 
-    With `exchanges`, attention sends something in its backward too.
+    With `exchanges`, what comes next in backward sends something that weight gradients can hide.
     """
 
     group: Group

@@ -52,7 +52,7 @@ def global_batch(plan: Plan, step: int) -> GlobalBatch:
 
 
 def _documents(plan: Plan, step: int) -> DocumentStarts:
-    """Return where documents start: one to four in a sequence, of very unequal lengths."""
+    """Return where documents start: two to four in a sequence, of very unequal lengths."""
     mathematics = plan.mathematics
     length = mathematics.sequence_length
     generator = np.random.default_rng([mathematics.seed, step, 1])

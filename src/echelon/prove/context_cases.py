@@ -5,7 +5,7 @@ key/value heads as query heads, half, one for each tensor rank} x {alone, tp2 wi
 sequence parallelism, dp2 with ZeRO-3, pp2 with 1F1B, tp2 x pp2 (up to 16 ranks)}. What else there
 is turns with the case: the kind of model (positions, norms, biases, dropout), the length of the
 window, masks that are two of these at once, a soft cap, recompute, accumulation, the optimizer.
-Token counts are uneven over the context ranks everywhere.
+Token counts are uneven over the data ranks everywhere, and over the context ranks in nearly all.
 """
 
 from __future__ import annotations

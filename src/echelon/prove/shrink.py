@@ -173,7 +173,8 @@ def _window(plan: Plan, sequence_length: int) -> int | None:
     chunks = 2 * plan.mesh.cp
     chunk, whole = sequence_length // chunks, window * chunks // length
     within = window * chunks % length * chunk // length
-    return max(2, min(whole * chunk + max(1, within), sequence_length - 1))
+    within = within if whole else max(1, within)
+    return max(2, min(whole * chunk + within, sequence_length - 1))
 
 
 def _num_microbatches(plan: Plan) -> int:

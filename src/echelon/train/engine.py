@@ -111,10 +111,10 @@ class TrainEngine:
         """Return which share of the samples this rank reads."""
         return self.groups.data.index // self.plan.mesh.cp
 
-    @property
-    def runs(self) -> tuple[Run, ...]:
-        """Return which positions of each sequence this rank works on."""
-        return self.plan.placement.runs(self.plan.mesh.coordinates(self.groups.rank)[Axis.CP])
+    def runs_of(self, length: int) -> tuple[Run, ...]:
+        """Return which positions of sequences of `length` this rank works on."""
+        placement = replace(self.plan.placement, length=length)
+        return placement.runs(self.plan.mesh.coordinates(self.groups.rank)[Axis.CP])
 
     def step(
         self,

@@ -10,22 +10,32 @@ from echelon.models.decoder import Decoder
 
 @torch.no_grad()
 def generate(
-    decoder: Decoder, tokens: list[int], count: int, *, temperature: float = 0.8, seed: int = 0
+    decoder: Decoder,
+    tokens: list[int],
+    count: int,
+    *,
+    temperature: float = 0.8,
+    seed: int = 0,
+    separator: int | None = None,
 ) -> list[int]:
     """Return `count` token ids that continue `tokens`, sampled at `temperature`.
 
     The whole context is run again for each token: right for a few hundred tokens of a small model.
+    One that was trained on separate documents does not look beyond the last `separator`.
     """
     generator = torch.Generator().manual_seed(seed)
     written = list(tokens)
     for _ in range(count):
-        context = torch.tensor(written[-decoder.shape.max_positions :])
-        batch = TokenBatch.from_rows(
+        recent = written[-decoder.shape.max_positions :]
+        context = torch.tensor(recent)
+        whole = TokenBatch.from_rows(
             context[None],
             torch.full_like(context, IGNORED_LABEL)[None],
             torch.zeros(1, dtype=torch.int64),
             train=False,
         )
+        ends = [t + 1 for t, token in enumerate(recent[:-1]) if token == separator]
+        batch = whole.cut((), ((0, *ends),) if ends else None)
         x_ND = decoder.norm(decoder.hidden(None, batch)[-1:])
         logits_V = decoder.operations.logits(x_ND, decoder.head_weight)[0]
         weights_V = (logits_V / temperature).softmax(-1)

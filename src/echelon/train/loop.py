@@ -205,7 +205,8 @@ class TrainLoop:
                 seed=self.job.plan.mathematics.seed,
                 train=train,
             )
-            made.append(whole.cut(self.engine.runs, rows.documents).to(device))
+            runs = self.engine.runs_of(whole.whole_length)
+            made.append(whole.cut(runs, rows.documents).to(device))
         return made
 
     def _validate(self, step: int) -> float:

@@ -120,9 +120,8 @@ class EngineSubject:
 
     def step(self, batch: GlobalRows, step: int) -> EngineReport:
         """Take one optimizer step on this rank's rows of `batch`."""
-        batches = rank_batches(
-            self.engine.plan, batch, self.engine.data_rank, step, runs=self.engine.runs
-        )
+        runs = self.engine.runs_of(batch.inputs_BT.shape[1])
+        batches = rank_batches(self.engine.plan, batch, self.engine.data_rank, step, runs=runs)
         ran: dict[int, None] = {}
         handles = [
             block.register_forward_pre_hook(partial(_note, ran, int(name)))

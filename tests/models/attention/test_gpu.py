@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
+from echelon.models.attention import tiling
 from echelon.models.attention.interface import Attended
 from echelon.models.attention.local import attend_pieces, backward_pieces
+from echelon.models.attention.pieces import pieces_between
 from tests.models.attention.cases import MASKS, RUNS, case, expected
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let windows of a few keys be tiled: full boxes between two edges too."""
+    monkeypatch.setattr(tiling, "MIN_TILE_ROWS", 2)
+    monkeypatch.setattr(tiling, "MIN_MIDDLE_TILES", 1)
+    pieces_between.cache_clear()
+    yield
+    pieces_between.cache_clear()
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)])

@@ -66,7 +66,8 @@ def test_other_devices_compute_by_the_formulas() -> None:
         (torch.bfloat16, (20, 20), CAUSAL, "flash"),
         (torch.bfloat16, (20, 30), FULL, "flash"),
         (torch.bfloat16, (30, 20), CAUSAL, "efficient"),
-        (torch.float16, (20, 20), EDGE, "efficient"),
+        (torch.float16, (20, 20), CAUSAL, "flash"),
+        (torch.bfloat16, (20, 20), EDGE, "efficient"),
         (torch.float32, (20, 20), CAUSAL, "efficient"),
         (torch.float32, (20, 30), EDGE, "efficient"),
     ],
@@ -117,3 +118,42 @@ def test_gradients_are_added_where_a_piece_lies() -> None:
     q, k = torch.zeros(2, 1, 1, 2), torch.zeros(3, 1, 1, 2)
     total = Gradients.zeros(q.bfloat16(), k.bfloat16(), k.bfloat16())
     assert {x.dtype for x in total} == {torch.float32}
+
+
+def test_no_score_of_float16_is_so_large_that_a_hidden_key_shows() -> None:
+    """Scores of 6e4 and more apart, beside which half of the least float16 is nothing."""
+    generator = torch.Generator().manual_seed(4)
+    q, k, v = (torch.randn(6, 1, 2, 16, generator=generator) for _ in range(3))
+    q, k, v = (q * 250).half(), (k * 250).half(), v.half()
+    scores = Scores(band=EDGE, scale=1.0)
+    assert float((q.float() * k.float()).sum(-1).abs().max()) > 2 * 65504
+    dout = torch.randn(6, 1, 2, 16, generator=generator).half()
+    results = []
+    for kernel in (FusedCpuKernel(), PlainKernel()):
+        out, lse = kernel.forward(q, k, v, scores)
+        gradients = kernel.backward(dout, Attended(q, k, v, out.half(), lse), scores)
+        assert lse.isfinite().all()
+        assert all(x.isfinite().all() for x in gradients)
+        results.append((out.float(), lse.float()))
+    for fused, plain in zip(*results, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-3, atol=1e-3)
+
+
+def test_a_gpu_computes_bands_of_float16_plainly() -> None:
+    """Its fused kernel wants a bias in the dtype of the queries, and no float16 hides every score.
+
+    Both kernels give the same on CPU, where the fused one could not even run.
+    """
+    generator = torch.Generator().manual_seed(5)
+    q, k, v, dout = (torch.randn(6, 1, 2, 16, generator=generator).half() for _ in range(4))
+    scores = Scores(band=EDGE, scale=0.25)
+    plain, gpu = PlainKernel(), FusedGpuKernel(flash=True)
+    out, lse = plain.forward(q, k, v, scores)
+    found, found_lse = gpu.forward(q, k, v, scores)
+    assert torch.equal(out, found)
+    assert torch.equal(lse, found_lse)
+    attended = Attended(q, k, v, out.half(), lse)
+    for one, other in zip(
+        plain.backward(dout, attended, scores), gpu.backward(dout, attended, scores), strict=True
+    ):
+        assert torch.equal(one, other)

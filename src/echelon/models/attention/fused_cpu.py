@@ -45,4 +45,5 @@ def _mask(q: torch.Tensor, k: torch.Tensor, scores: Scores) -> tuple[bool, torch
     form = form_of(scores.band, q.shape[0], k.shape[0])
     if form != "banded":
         return form == "causal", None
-    return False, band_bias(scores.band, q.shape[0], k.shape[0], q)
+    like = q.new_empty(0, dtype=torch.float32) if q.dtype == torch.float16 else q
+    return False, band_bias(scores.band, q.shape[0], k.shape[0], like)

@@ -3,7 +3,8 @@
 Flash takes float16 and bfloat16, and fewer key heads as they are; its causal mask begins at the
 bottom right, so it is asked for squares only. The memory-efficient kernel takes float32, a bias
 (a band), and causal rectangles from the top left; its key heads are repeated, and the gradients
-of the copies summed. It keeps the log-sum-exp of 32 rows at a time.
+of the copies summed. It keeps the log-sum-exp of 32 rows at a time. Its bias has the dtype of the
+queries, in which float16 has no number that hides every score: bands of those are computed plainly.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch.nn import functional as fn
 
 from echelon.models.attention.boxes import form_of
 from echelon.models.attention.interface import Attended, Gradients, Scores, band_bias
+from echelon.models.attention.plain import PlainKernel
 from echelon.models.precision import NARROW, at_least_fp32
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention
@@ -37,6 +39,8 @@ class FusedGpuKernel:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return out in the dtype of `q`, and lse in float32."""
         form, length = form_of(scores.band, q.shape[0], k.shape[0]), q.shape[0]
+        if form == "banded" and q.dtype == torch.float16:
+            return PlainKernel().forward(q, k, v, scores)
         if self._takes(q, k, scores):
             q, k, v = _heads_first(q, k, v)
             out, lse_BHT, *_ = _flash(q, k, v, 0.0, form == "causal", scale=scores.scale)
@@ -52,6 +56,8 @@ class FusedGpuKernel:
     def backward(self, dout: torch.Tensor, attended: Attended, scores: Scores) -> Gradients:
         """Return the gradients: of repeated key heads in float32, others in the dtype of `q`."""
         q, k = attended.q, attended.k
+        if form_of(scores.band, q.shape[0], k.shape[0]) == "banded" and q.dtype == torch.float16:
+            return PlainKernel().backward(dout, attended, scores)
         if self._takes(q, k, scores):
             return _by_flash(dout, attended, scores)
         return _by_efficient(dout, attended, scores)

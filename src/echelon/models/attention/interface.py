@@ -112,8 +112,10 @@ def band_visible(band: Band, num_queries: int, num_keys: int, device: torch.devi
 def band_bias(band: Band, num_queries: int, num_keys: int, like: torch.Tensor) -> torch.Tensor:
     """Return what fused kernels add to scores, [T, S]: 0, or too little for any weight to be left.
 
-    It is finite: fused kernels meet blocks of keys of which a query sees none.
+    It is finite: fused kernels meet blocks of keys of which a query sees none. float16 has no
+    number that is small enough beside every score: `like` may not have that dtype.
     """
+    assert like.dtype != torch.float16
     hidden = ~band_visible(band, num_queries, num_keys, like.device)
     bias_TS = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
     return bias_TS.masked_fill_(hidden, torch.finfo(like.dtype).min / 2)

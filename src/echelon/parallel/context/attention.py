@@ -37,6 +37,12 @@ class ContextAttention:
         """Work as `plan.layout.context` says; `store` has work for the time of a transfer."""
         self.kind, self.groups, self.store = plan.layout.context.kind, groups, store
         self._placement = plan.placement
+        self._cp_rank = groups.ring.index * groups.ulysses.size + groups.ulysses.index
+
+    @property
+    def exchanges(self) -> bool:
+        """Return whether attention sends anything."""
+        return self.groups.ring.size > 1 or self.groups.ulysses.size > 1
 
     def attend(
         self,
@@ -50,7 +56,7 @@ class ContextAttention:
         sight = Sight(mask=shape.mask, documents=batch.documents, soft_cap=shape.soft_cap)
         rows = q.shape[0] * q.shape[1]
         ring, ulysses = self.groups.ring, self.groups.ulysses
-        if ring.size == ulysses.size == 1:
+        if not self.exchanges:
             pieces = sight.pieces(batch.runs, batch.runs)
             return LocalAttention.apply(q, k, v, pieces, sight.soft_cap).reshape(rows, -1)
         if ulysses.size > 1:
@@ -73,6 +79,17 @@ class ContextAttention:
         return RingAttention.apply(q, k, v, reach)
 
     def _placed(self, batch: TokenBatch) -> Placement:
-        if batch.whole_length == self._placement.length:
-            return self._placement
-        return replace(self._placement, length=batch.whole_length)
+        """Return where the positions of a batch are; its length need not be the plan's.
+
+        Raises ValueError where the batch holds others than this rank should.
+        """
+        placement = self._placement
+        if batch.whole_length != placement.length:
+            placement = replace(placement, length=batch.whole_length)
+        wanted = placement.runs(self._cp_rank)
+        if batch.runs != wanted or placement.length % placement.degree:
+            raise ValueError(
+                f"context rank {self._cp_rank} holds {batch.runs} of {batch.whole_length} "
+                f"positions, and attention places {wanted} there"
+            )
+        return placement

@@ -17,6 +17,7 @@ import torch
 from echelon.core.attention_mask import AttentionMask, Run
 from echelon.core.placement import Placement
 from echelon.cost.context_routes import Hop, Routes, Rows, direct_routes, joined, ring_routes
+from echelon.cost.context_work import halfway
 from echelon.parallel.collectives import Group, Pending
 
 
@@ -79,6 +80,8 @@ class Course:
     """owner -> the step whose work or transfer is the last that uses the keys of its block."""
     last_leaving: Mapping[int, int]
     """owner -> the step at which the last gradients of its block leave this place."""
+    halfway: int
+    """The row of the queries before which half of the work of the own block lies."""
 
     def owner_at(self, step: int) -> int:
         """Return whose keys this place works on at `step`."""
@@ -118,6 +121,7 @@ def course_of(
         gradient_steps=frozenset(hop.step for hop in routes.gradients),
         last_use=_last_use(routes, place),
         last_leaving={hop.owner: hop.step for hop in routes.gradients if hop.source == place},
+        halfway=halfway(mine, mask),
     )
 
 

@@ -11,16 +11,15 @@ Source: Liu et al., "Ring Attention with Blockwise Transformers", 2023; Brandon 
 
 Outputs of the blocks merge by their log-sum-exp in at least fp32; backward needs only the merged
 output and log-sum-exp, with which each block's gradients are exact by themselves (Dao,
-"FlashAttention-2", 2023, section 3.1). In backward the own block is done in two halves: one while
-the first keys come, one while the last gradients go home.
+"FlashAttention-2", 2023, section 3.1). In backward the own block is done in two halves of equal
+work: one while the first keys come, one while the last gradients go home.
 
 Shape suffixes: T positions here, B sequences, H query and K key/value heads, D head_dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -93,7 +92,7 @@ class RingAttention(torch.autograd.Function):
                 backward_pieces(dout[rows], attended, pieces, sight.soft_cap, into)
 
         everything = slice(0, q.shape[0])
-        early, late = slice(0, q.shape[0] // 2), slice(q.shape[0] // 2, q.shape[0])
+        early, late = slice(0, course.halfway), slice(course.halfway, q.shape[0])
         for step in range(course.degree):
             passed.start_keys(step + 1, name=f"ring.backward.{step + 1}")
             gradients.start(step, name=f"ring.gradients.{step}")
@@ -188,11 +187,6 @@ class _Gradients:
                 del self._tensors[owner]
 
 
-@contextmanager
-def working(ring: Group, name: str) -> Iterator[None]:
+def working(ring: Group, name: str) -> AbstractContextManager[None]:
     """Record what happens inside as the work of one step: what a transfer hides behind."""
-    start = ring.recorder.now()
-    try:
-        yield
-    finally:
-        ring.recorder.record(ATTEND, name, start=start)
+    return ring.recorder.span(ATTEND, name)
