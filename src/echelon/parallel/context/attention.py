@@ -55,7 +55,7 @@ class ContextAttention:
         """Return attention of q [T,B,H,hd] over the k, v [T,B,K,hd] of all ranks, [N, H * hd]."""
         sight = Sight(mask=shape.mask, documents=batch.documents, soft_cap=shape.soft_cap)
         rows = q.shape[0] * q.shape[1]
-        ring, ulysses = self.groups.ring, self.groups.ulysses
+        ulysses = self.groups.ulysses
         if not self.exchanges:
             pieces = sight.pieces(batch.runs, batch.runs)
             return LocalAttention.apply(q, k, v, pieces, sight.soft_cap).reshape(rows, -1)
