@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -72,3 +73,48 @@ def test_a_changed_plan_is_refused(plan: Plan, rule: str, words: list[str]) -> N
 )
 def test_what_divides_is_trainable(plan: Plan) -> None:
     require_trainable(plan)
+
+
+def shaped(**shape: Any) -> Plan:
+    model = replace(RING.model, **shape)
+    return replace(RING, mathematics=replace(RING.mathematics, model=model))
+
+
+def documented(word: Any) -> Plan:
+    return replace(RING, mathematics=replace(RING.mathematics, documents=word))
+
+
+def kind_of(word: Any) -> Plan:
+    return cut(RING, Context(kind=word))
+
+
+@pytest.mark.parametrize(
+    ("plan", "rule", "key", "words"),
+    [
+        (shaped(window=0), "out-of-range", "model.window", ["= 0 is below 1", "here: 1, None"]),
+        (shaped(window=-3), "out-of-range", "model.window", ["= -3 is below 1", "or None"]),
+        (shaped(window=2.5), "wrong-type", "model.window", ["a number with a fraction"]),
+        (shaped(window="none"), "wrong-type", "model.window", ["is a string"]),
+        (shaped(soft_cap=0.0), "out-of-range", "model.soft_cap", ["above 0", "50.0, None"]),
+        (shaped(soft_cap=-1.0), "out-of-range", "model.soft_cap", ["= -1.0"]),
+        (shaped(soft_cap=float("nan")), "out-of-range", "model.soft_cap", ["= nan"]),
+        (shaped(causal="no"), "wrong-type", "model.causal", ['= "no"', "true, false"]),
+        (shaped(causal=None), "wrong-type", "model.causal", ["= None"]),
+        (kind_of("rings"), "unknown-choice", "context.kind", ['mean "ring"', '"ulysses-ring"']),
+        (kind_of(None), "wrong-type", "context.kind", ["= None"]),
+        (documented("apart"), "unknown-choice", "batch.documents", ['"joined", "separate"']),
+    ],
+)
+def test_a_value_of_no_setting_is_refused(
+    plan: Plan, rule: str, key: str, words: list[str]
+) -> None:
+    with pytest.raises(InfeasiblePlan) as caught:
+        require_trainable(plan)
+    assert [(problem.rule, problem.key) for problem in caught.value.problems] == [(rule, key)]
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_mask_that_settings_can_make_is_trainable() -> None:
+    require_trainable(shaped(window=1, soft_cap=30, causal=False))
+    require_trainable(documented("separate"))

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import lcm
+from typing import get_args
 
+from echelon.config.kinds import Choice, Flag, Integer, Kind, Real, toml_text
 from echelon.core.errors import Problem
-from echelon.core.plan import Plan
+from echelon.core.plan import ContextKind, Documents, Plan
 from echelon.core.rulebook.context import (
     CONTEXT_DIVIDES_SEQUENCE,
     ULYSSES_DIVIDES_CP,
@@ -19,9 +21,44 @@ from echelon.core.rulebook.context import (
 from echelon.core.rulebook.mesh import SEQUENCE_PARALLEL_DIVIDES_SEQUENCE
 from echelon.core.rules import nearest_divisors
 
+VALUES: tuple[tuple[str, Kind, tuple[object, ...]], ...] = (
+    ("model.causal", Flag(), ()),
+    ("model.window", Integer(), (None,)),
+    ("model.soft_cap", Real(above=True), (50.0, None)),
+    ("batch.documents", Choice(options=get_args(Documents)), ()),
+    ("context.kind", Choice(options=get_args(ContextKind)), ()),
+)
+"""What decides who meets whom: the key, what it takes, and values that work beside its own."""
+
 
 def context_problems(plan: Plan) -> Iterator[Problem]:
-    """Yield every problem of a plan's context ranks, of their sequences and of their heads."""
+    """Yield every problem of a plan's mask, of its context ranks, their sequences and heads."""
+    wrong = list(_value_problems(plan))
+    yield from wrong or _cut_problems(plan)
+
+
+def _value_problems(plan: Plan) -> Iterator[Problem]:
+    model = plan.model
+    found: dict[str, object] = {
+        "model.causal": model.causal,
+        "model.window": model.window,
+        "model.soft_cap": model.soft_cap,
+        "batch.documents": plan.mathematics.documents,
+        "context.kind": plan.layout.context.kind,
+    }
+    for key, kind, works in VALUES:
+        value = found[key]
+        misfit = None if value is None and None in works else kind.misfit(value)
+        if misfit is not None:
+            yield misfit.rule.problem(
+                f"{key} = {toml_text(value)} {misfit.message}"
+                + (" or None" if None in works else ""),
+                key=key,
+                works=(*misfit.works, *works),
+            )
+
+
+def _cut_problems(plan: Plan) -> Iterator[Problem]:
     context, cp, tp = plan.layout.context, plan.mesh.cp, plan.mesh.tp
     kind, degree = context.kind, context.ulysses_degree
     wanted = {"ulysses": cp, "ulysses-ring": degree}.get(kind, 1)
