@@ -155,3 +155,11 @@ def test_a_plan_shows_how_its_context_ranks_meet(capsys: pytest.CaptureFixture[s
     assert sum(found["scores_by_rank"]) == 2 * 64 * 65 // 2 * 4
     assert main(["plan", "nano"]) == 0
     assert "\ncontext " not in capsys.readouterr().out
+
+
+def test_documents_and_caps_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["--set", "batch.documents=separate", "--set", "model.soft_cap=30"]
+    assert main(["explain", "context", "nano", "--set", "mesh.cp=4", *settings]) == 0
+    said = capsys.readouterr().out
+    assert "causal, soft cap 30, documents apart" in said
+    assert "Sequences of several documents are less work" in said

@@ -61,6 +61,21 @@ class Attention:
     met_backward: list[Met]
 
 
+class Waits:
+    """Write down when the rank began to wait for others, as events."""
+
+    def __init__(self, events: EventList) -> None:
+        self.events = events
+        self.recorder: Recorder | None = None
+
+    def enter(self, collective: str, turn: int | None = None) -> None:
+        if self.recorder is not None:
+            self.recorder.record("wait", collective, start=self.recorder.now())
+
+    def leave(self) -> None:
+        """Nothing: the event of what was awaited says when that was."""
+
+
 @contextmanager
 def noting(into: list[Met]) -> Iterator[None]:
     """Note everything that attention is asked for inside."""
@@ -79,7 +94,9 @@ def attend(context: RankContext, argument: tuple[Plan, Inputs]) -> Attention:
     """Attend at this rank's positions of whole sequences that are given."""
     plan, inputs = argument
     events = EventList()
-    groups = rank_groups(plan.mesh, Recorder(context.rank, events), Wanted.by(plan))
+    waits = Waits(events)
+    recorder = waits.recorder = Recorder(context.rank, events, waits)
+    groups = rank_groups(plan.mesh, recorder, Wanted.by(plan))
     store = GradientStore(NoReduction())
     attention = ContextAttention(
         plan, ContextGroups(ring=groups.ring, ulysses=groups.ulysses), store

@@ -55,13 +55,20 @@ def _parts(question: ContextQuestion) -> Iterator[str]:
     plan, model = question.asked, question.asked.model
     mask = "causal" if model.causal else "full"
     mask += f", window {model.window}" if model.window is not None else ""
+    mask += f", soft cap {model.soft_cap:g}" if model.soft_cap is not None else ""
+    separate = plan.mathematics.documents == "separate"
+    mask += ", documents apart" if separate else ""
     yield (
         f"{model.name} over cp = {plan.mesh.cp} ranks: {plan.layout.microbatch_sequences} x "
         f"{plan.mathematics.sequence_length} positions a microbatch, {mask},\n"
         f"{model.heads // plan.mesh.tp} heads ({model.kv_heads // plan.mesh.tp} key/value) on a "
         "tensor rank. For one block and microbatch, on the rank that has most:"
+        + "\n(Sequences of several documents are less work, less evenly.)"
+        * separate
     )
     yield _fits(question)
+    if model.latent is not None:
+        yield "Latent attention: keys and values are counted as full heads, as they meet queries."
     if question.refused:
         lines = [f"  {kind}: {message} [{rule}]" for kind, rule, message in question.refused]
         yield "Not with these numbers:\n\n" + "\n".join(lines)

@@ -40,7 +40,7 @@ WAYS: dict[ContextKind, Way] = {
         backward="(n-1) KV s again, and (n-1) KV w of gradients",
         holds="its own chunk, the one at work and the next one",
         divides="2 cp | T",
-        when="any degree, any number of heads: each transfer hides behind the work of a step",
+        when="any degree, any heads; transfers hide where a step works longer than its keys travel",
         source="Liu et al., Ring Attention, 2023",
     ),
     "striped": Way(

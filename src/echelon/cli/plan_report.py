@@ -181,7 +181,9 @@ def _context(plan: Plan) -> str:
         degree = context.ulysses_degree
         text += f" = ulysses {degree} x ring {cp // degree}"
     text += f", {plan.mathematics.sequence_length // cp} positions on each rank"
-    return f"{text}, attention uneven by {100 * imbalance(plan):.2f} %"
+    uneven = f"{text}, attention uneven by {100 * imbalance(plan):.2f} %"
+    apart = plan.mathematics.documents == "separate"
+    return f"{uneven} (more in sequences of several documents)" if apart else uneven
 
 
 def _sent(place: str, runs: Sequence[Sequence[StageRow]]) -> str:

@@ -39,7 +39,12 @@ MODEL = (
     setting("model.mlp_bias", Flag(), False, "whether the MLP has biases"),
     setting("model.initial_std", POSITIVE, 0.02, "standard deviation of the first weights"),
     setting("model.dropout", FRACTION, 0.0, "of embeddings and of both outputs of a block"),
-    setting("model.causal", Flag(), True, "whether a query meets no key behind it"),
+    setting(
+        "model.causal",
+        Flag(),
+        True,
+        "false: queries meet later keys too, so each sees its own label (the next token)",
+    ),
     setting("model.window", OPTIONAL_COUNT, "none", "a query meets keys nearer than this many"),
     setting("model.soft_cap", OPTIONAL_REAL, "none", "of scores s: cap x tanh(s / cap)"),
 )
