@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, cast
 
 from echelon.core.errors import Problem
+from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
 from echelon.core.plan import Mathematics, Plan
 from echelon.core.rulebook.checkpoint import (
@@ -58,7 +59,7 @@ def identity_problems(
     `accept` lists entries of the mathematics (such as ``optimizer.total_steps``) that the caller
     means to change.
     """
-    saved = dict(_flat(index.mathematics))
+    saved = _unwritten() | dict(_flat(index.mathematics))
     wanted = dict(_flat(identity.mathematics_json()))
     other = [
         key
@@ -112,6 +113,22 @@ def _other_tensors(index: Index, identity: RunIdentity) -> list[str]:
         elif saved[name].shape != shape:
             differences.append(f"{name} is {list(saved[name].shape)} in it, {list(shape)} here")
     return differences + [f"{name} is not in this model" for name in saved if name not in wanted]
+
+
+def _unwritten() -> dict[str, object]:
+    """Return what an entry was where an older version, which did not have it, wrote none."""
+    given = _defaults(Mathematics)
+    return dict(_flat({**given, "model": _defaults(ModelShape)}))
+
+
+def _defaults(kind: type[Mathematics | ModelShape]) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for entry in fields(kind):
+        if entry.default is not MISSING:
+            values[entry.name] = to_json(entry.default)
+        elif entry.default_factory is not MISSING:
+            values[entry.name] = to_json(entry.default_factory())
+    return values
 
 
 def _flat(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:
