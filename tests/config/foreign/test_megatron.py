@@ -311,12 +311,32 @@ def test_sizes_of_two_levels_are_refused_where_they_are_not_cp(
     assert megatron.refused(command) == [("import-not-honoured", flag)]
 
 
+def test_a_mask_that_is_reset_keeps_documents_apart(megatron: Imports) -> None:
+    reset, unmade = "--reset-attention-mask", "--no-create-attention-mask-in-dataloader"
+    found = megatron(small(reset))
+    assert found.job.plan.mathematics.documents == "separate"
+    (row,) = rows_of(found, reset)
+    assert (row.setting, row.value) == ("batch.documents", "separate")
+    assert megatron(small("")).job.plan.mathematics.documents == "joined"
+    found = megatron(small(f"{reset} {unmade}"))
+    assert found.job.plan.mathematics.documents == "joined"
+    (row,) = rows_of(found, reset)
+    assert (row.setting, unmade in row.why) == ("", True)
+    refused = megatron.refused(small(f"{reset} --reset-position-ids"))
+    assert refused == [("import-not-honoured", "--reset-position-ids")]
+
+
 @pytest.mark.parametrize("written", ["7,0", "(7,0)", "7, 0", "(7, 0)"])
 def test_a_window_has_keys_before_the_query_and_its_own(megatron: Imports, written: str) -> None:
     assert megatron(small(f"--window-size '{written}'")).job.plan.model.window == 8
 
 
-@pytest.mark.parametrize("written", ["7", "-1,0", "7,7", "7,-1", "all"])
+@pytest.mark.parametrize("written", ["-1,0", "(-1, 0)"])
+def test_a_window_of_minus_one_is_none(megatron: Imports, written: str) -> None:
+    assert megatron(small(f"--window-size '{written}'")).job.plan.model.window is None
+
+
+@pytest.mark.parametrize("written", ["7", "-1,-1", "-2,0", "7,7", "7,-1", "all"])
 def test_a_window_behind_the_query_is_refused(megatron: Imports, written: str) -> None:
     refused = megatron.refused(small(f"--window-size {written}"))
     assert refused == [("import-not-honoured", "--window-size")]

@@ -32,6 +32,7 @@ from echelon.core.rulebook.imports import IMPORT_RANKS
 
 TP, PP, CP = (f"--{axis}-parallel-size" for axis in ("tensor-model", "pipeline-model", "context"))
 GLOBAL, MICRO = "--global-batch-size", "--micro-batch-size"
+NO_MASK = "--no-create-attention-mask-in-dataloader"
 KIND, SIZES = "--cp-comm-type", "--hierarchical-context-parallel-sizes"
 COMMUNICATION = {
     "p2p": "ring",
@@ -233,7 +234,19 @@ def _read_batch(ledger: Ledger, data: int) -> int | None:
     key = "--seq-length"
     if (length := ledger.whole(key, COUNT, setting="batch.sequence_length")) is not None:
         ledger.set(key, "batch.sequence_length", length, "tokens of a sequence")
+    _read_documents(ledger)
     return total
+
+
+def _read_documents(ledger: Ledger) -> None:
+    """Map whether attention crosses ends of documents; Megatron-LM says so in the mask it makes."""
+    key = "--reset-attention-mask"
+    if not ledger.flag(key, setting="batch.documents"):
+        ledger.skip(key, "attention goes through all of a sequence")
+    elif ledger.has(NO_MASK) and ledger.given[NO_MASK] is True:
+        ledger.skip(key, f"{NO_MASK} leaves no mask to reset")
+    else:
+        ledger.set(key, "batch.documents", "separate", "attention stays inside each document")
 
 
 def _read_steps(ledger: Ledger, batch: int | None) -> int | None:

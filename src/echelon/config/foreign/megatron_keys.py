@@ -121,7 +121,6 @@ REFUSED: Mapping[str, str] = {
     "--qk-l2-norm": "queries and keys have RMS norms: --qk-layernorm",
     "--quick-geglu": "a gate has SiLU: --swiglu",
     "--rampup-batch-size": "a run has one batch size",
-    "--reset-attention-mask": "attention goes through all of a sequence",
     "--reset-position-ids": "positions go through all of a sequence",
     "--rotary-interleaved": "a head is turned by halves, as Hugging Face has it",
     "--rotary-seq-len-interpolation-factor": "--use-rope-scaling stretches frequencies",

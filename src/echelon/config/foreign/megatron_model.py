@@ -170,8 +170,10 @@ def _read_window(ledger: Ledger) -> None:
     key = "--window-size"
     if not ledger.has(key):
         return
-    found = re.fullmatch(r"\(?(\d{1,12}), ?0\)?", str(ledger.given[key]))
-    if found:
+    found = re.fullmatch(r"\(?(-1|\d{1,12}), ?0\)?", str(ledger.given[key]))
+    if found and found[1] == "-1":
+        ledger.set(key, "model.window", "none", "-1 is all keys before a query")
+    elif found:
         why = f"the {found[1]} keys before a query, and its own"
         ledger.set(key, "model.window", int(found[1]) + 1, why)
     else:
