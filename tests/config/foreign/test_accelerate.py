@@ -195,8 +195,6 @@ def test_degrees_of_a_parallelism_config(accelerate: Imports) -> None:
     (problem,) = accelerate.problems(fsdp(2, more.replace("shard_size: 2", "shard_size: 3")))
     assert problem.rule == "import-conflict"
     assert problem.works == ("num_processes = 6",)
-    refused = accelerate.refused(fsdp(2, f"{table}: {{{table}_sp_size: 2}}"))
-    assert refused == [("import-not-honoured", f"{table}.{table}_sp_size")]
 
 
 def test_ranks_and_processes_must_agree(accelerate: Imports) -> None:

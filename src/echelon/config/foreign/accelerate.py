@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from echelon.config.foreign.accelerate_context import TABLE, read_context
 from echelon.config.foreign.accelerate_keys import (
     FSDP_NOT_NEEDED,
     FSDP_ONLY,
@@ -29,7 +30,7 @@ from echelon.core.rulebook.imports import IMPORT_KIND
 FSDP = "fsdp_config"
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 TRUE, FALSE = ("true", "yes", "y", "t", "on", "1"), ("false", "no", "n", "f", "off", "0")
-DEGREES = {"tp_size": "tp", "cp_size": "cp", "dp_replicate_size": "dp_replicate"}
+DEGREES = {"tp_size": "tp", "dp_replicate_size": "dp_replicate", "dp_shard_size": "dp_shard"}
 
 
 def read_accelerate(ledger: Ledger, around: Surroundings) -> None:
@@ -115,22 +116,17 @@ def _read_version(ledger: Ledger) -> int:
 def _read_degrees(ledger: Ledger, around: Surroundings) -> dict[str, int]:
     """Map parallelism_config but for the data ranks, and return all its degrees."""
     degrees: dict[str, int] = {}
-    table = "parallelism_config"
-    for name, axis in (*DEGREES.items(), ("dp_shard_size", "dp_shard")):
-        key = f"{table}.{table}_{name}"
+    for name, axis in DEGREES.items():
+        key = f"{TABLE}.{TABLE}_{name}"
         if (degree := ledger.whole(key, COUNT, setting=f"mesh.{axis}")) is None:
             continue
         degrees[axis] = degree
-        if axis in ("tp", "cp"):
+        if axis == "tp":
             ledger.set(key, f"mesh.{axis}", degree, "ranks that hold one model together")
         else:
             ledger.skip(key, f"mesh.{axis}, together with num_processes")
-    key = f"{table}.{table}_sp_size"
-    ledger.only(key, (1,), "sequences are cut over mesh.cp, or over tp by mesh.sequence_parallel")
-    for key in ledger.keys_of(table):
-        part = key.removeprefix(f"{table}.{table}_")
-        if part.startswith(("sp_", "cp_")) and part not in ("sp_size", "cp_size"):
-            ledger.skip(key, "it is about pieces of a sequence; context.kind says how they meet")
+    if (cp := read_context(ledger)) is not None:
+        degrees["cp"] = cp
     return degrees
 
 
