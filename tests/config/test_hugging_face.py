@@ -88,6 +88,7 @@ QWEN3_MOE = QWEN3 | {
     "mlp_only_layers": [],
 }
 QWEN: dict[str, Any] = {"model_type": "qwen2", "use_sliding_window": True}
+QWEN_SLIDES, QWEN_FULL = LLAMA | QWEN, LLAMA | {"model_type": "qwen2"}
 QWEN_MOE = QWEN3_MOE | {"use_sliding_window": True, "sliding_window": 4096}
 MIXTRAL = LLAMA | {
     "model_type": "mixtral",
@@ -228,6 +229,18 @@ def test_a_sliding_window_of_some_layers_is_the_longest_sequence(
     assert (shape.max_positions, shape.window) == (positions, None)
 
 
+@pytest.mark.parametrize("config", [LLAMA, QWEN_FULL, GPT2], ids=lambda c: c["model_type"])
+def test_a_query_may_meet_the_keys_behind_it(tmp_path: Path, config: dict[str, Any]) -> None:
+    assert shape_of(tmp_path, config).causal
+    assert shape_of(tmp_path, config | {"is_causal": True}).causal
+    assert not shape_of(tmp_path, config | {"is_causal": False}).causal
+
+
+def test_scores_that_are_said_to_be_plain_are_read(tmp_path: Path) -> None:
+    said = {"layer_types": ["full_attention"] * 32, "attn_logit_softcapping": None}
+    assert shape_of(tmp_path, LLAMA | said) == shape_of(tmp_path, LLAMA)
+
+
 def test_a_field_of_ones_own_overrides_the_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     run = tmp_path / "run.toml"
@@ -256,6 +269,14 @@ def test_a_field_of_ones_own_overrides_the_file(tmp_path: Path) -> None:
         (GPT2 | {"activation_function": "gelu"}, "hf-config-value", "gelu"),
         (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "hf-config-value", "inverse"),
         (QWEN3_MOE | {"mlp_only_layers": [0]}, "hf-config-value", "mlp_only_layers"),
+        (QWEN_SLIDES | {"layer_types": ["chunked_attention"] * 32}, "hf-config-value", "chunked"),
+        (LLAMA | {"layer_types": ["sliding_attention"] * 32}, "hf-config-value", "sliding"),
+        (QWEN_FULL | {"use_sliding_window": "false"}, "hf-config-value", '"false"'),
+        (QWEN_FULL | {"use_sliding_window": 1}, "hf-config-value", "use_sliding_window = 1"),
+        (LLAMA | {"attn_logit_softcapping": 50.0}, "hf-config-value", "50.0"),
+        (GPT2 | {"final_logit_softcapping": 30.0}, "hf-config-value", "30.0"),
+        (LLAMA | {"is_causal": "no"}, "wrong-type", "model.causal"),
+        (MISTRAL | {"is_causal": False, "sliding_window": 8}, "hf-config-value", "is_causal"),
         (DEEPSEEK | {"scoring_func": "softmax"}, "hf-config-value", "softmax"),
         (DEEPSEEK | {"rope_scaling": {"type": "yarn"}}, "hf-config-value", "yarn"),
     ],

@@ -58,6 +58,7 @@ def read_hf_config(path: Path, set_by: str) -> tuple[dict[str, Entry], list[Prob
         return {}, [problem]
     reader = Reader(path=path, config=config)
     ARCHITECTURES[kind](reader)
+    _scores(reader)
     entries, problems = check_layer(reader.entries)
     return dict(entries), reader.problems + problems
 
@@ -119,6 +120,25 @@ def _rope(reader: Reader, theta: float) -> None:
         reader.refuse(key, rope, {"rope_type": "default"}, {"rope_type": "llama3"})
 
 
+def _scores(reader: Reader) -> None:
+    """Read which keys a query meets in whatever model, and refuse scores that are capped."""
+    reader.take("causal", "is_causal")
+    if reader.config.get("is_causal") is False and "model.window" in reader.entries:
+        # transformers counts one key more on each side of a query then, flash-attention does not.
+        reader.refuse("is_causal", False, True)
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        reader.only(key, None)
+    listed = reader.config.get("layer_types")
+    if listed is None:
+        return
+    windowed = {"use_sliding_window", "sliding_window"}.intersection(reader.config)
+    known = (FULL, SLIDING) if windowed else (FULL,)
+    kinds = cast("list[object]", listed) if isinstance(listed, list) else [listed]
+    for kind in dict.fromkeys(map(str, kinds)):
+        if kind not in known:
+            reader.refuse("layer_types", kind, *known)
+
+
 def _window(reader: Reader, default: int | None) -> None:
     """Set the window of every layer; null is none, and where it is absent `default` holds."""
     window = reader.config.get("sliding_window", default)
@@ -127,7 +147,10 @@ def _window(reader: Reader, default: int | None) -> None:
 
 
 def _qwen_window(reader: Reader) -> None:
-    if reader.config.get("use_sliding_window") is not True:
+    slides = reader.config.get("use_sliding_window")
+    if slides is not None and not isinstance(slides, bool):
+        reader.refuse("use_sliding_window", slides, False, True)
+    if slides is not True:
         return
     kinds = _layer_kinds(reader)
     # transformers 4 and 5 differ in which layers of this one slide.
