@@ -30,6 +30,7 @@ CASES: tuple[tuple[DType, int, bool], ...] = (
     ("bf16", 1, False),
     ("fp32", 2, True),
 )
+EDGE = "mask of an edge"
 TILE_ROWS, TILE_COLUMNS = 256, 512
 """The queries and keys that PyTorch's kernel on CPU takes at a time, for each of its threads."""
 
@@ -99,6 +100,25 @@ def test_ranks_allocate_no_more_than_is_stated(
     plan = context_plan(*kind, length=1024, **shape)
     for rank, found in enumerate(rank_pool.run(attention_allocates, plan, world_size=4)):
         compare(plan, rank, found, tight=False)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind[0])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_window_as_long_as_the_sequence_has_no_edge(
+    rank_pool: RankPool, kind: tuple[ContextKind, int], causal: bool
+) -> None:
+    plan = context_plan(*kind, length=1024, window=1024, causal=causal)
+    # With a window rows go from place to place, and what is stated of packing them is a bound.
+    tight = not causal and kind[0] != "gathered"
+    assert EDGE not in kernel_terms(plan)
+    assert EDGE in kernel_terms(context_plan(*kind, length=1024, window=1023, causal=causal))
+    for rank, found in enumerate(rank_pool.run(attention_allocates, plan, world_size=4)):
+        compare(plan, rank, found, tight=tight)
+
+
+def kernel_terms(plan: Plan) -> set[str]:
+    memory = attention_memory(plan, 0)
+    return {part.name for phase in (*memory.forward, *memory.backward) for part in phase.terms}
 
 
 def peak(kind: tuple[ContextKind, int], *, length: int, cp: int) -> int:

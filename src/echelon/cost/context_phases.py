@@ -190,7 +190,7 @@ def _kernel(plan: Plan, sizes: Sizes, copies: int) -> Iterator[HeldTerm]:
         rows = min(queries, max(SCORE_ROWS, MAX_SCORES // (columns * per_pair)))
         each = copies * per_pair * sizes.wide + EDGE_BYTES
         yield term("scores of a block", rows * columns * each, f"{copies} scores w")
-    elif model.window is not None:
+    elif model.window is not None and _hides_keys(plan):
         width = model.window if model.causal else 2 * model.window - 1
         rows = max(EDGE_ROWS, width // TILES_PER_WINDOW)
         columns = rows if width >= TILES_PER_WINDOW * EDGE_ROWS else rows + width
@@ -201,4 +201,10 @@ def _kernel(plan: Plan, sizes: Sizes, copies: int) -> Iterator[HeldTerm]:
 def _several_pieces(plan: Plan) -> bool:
     """Return whether attention of a rank may be more than one call of a kernel."""
     documents = plan.mathematics.documents == "separate"
-    return plan.placement.ring_degree > 1 or plan.model.window is not None or documents
+    return plan.placement.ring_degree > 1 or documents or _hides_keys(plan)
+
+
+def _hides_keys(plan: Plan) -> bool:
+    """Return whether a window is shorter than the sequence: else it is no window."""
+    window = plan.model.window
+    return window is not None and window < plan.mathematics.sequence_length
