@@ -72,7 +72,7 @@ def _options() -> ContextOptions:
     add("--rounds", type=int, default=3, help="turns of every case (default: %(default)s)")
     add("--steps", type=int, default=2, help="timed steps a turn (default: %(default)s)")
     add("--mbit", type=float, help="--exposed: the link of each rank (default: not shaped)")
-    add("--limit-mib", type=float, default=400.0, help="--memory: above an idle rank (400)")
+    add("--limit-mib", type=float, default=200.0, help="--memory: above an idle rank (200)")
     add("--layers", type=int, default=2, help="--memory: blocks of the model (2)")
     add("--skip-fit", action="store_true", help="--memory: attention only")
     add("--json", type=Path, help="write every figure to this file")

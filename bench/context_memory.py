@@ -1,9 +1,16 @@
-"""What memory a ring takes as the sequence grows, and how long a sequence fits because of it."""
+"""What memory a ring takes as the sequence grows, and how long a sequence fits because of it.
+
+What fits is judged by resident memory. The C library keeps freed blocks of up to 32 MB for itself
+and cannot always use them again: with tensors of that size resident memory is a third more than
+what is in use, and how much depends on their sizes, not on the split. So all ranks of this part,
+one or four, give back what they free (`MALLOC_MMAP_THRESHOLD_`).
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +30,7 @@ from bench.spec import Size
 EVEN_TARGET = 1.10
 """How far the memory per position of a rank may differ between lengths."""
 FIT_TARGET, FIT_RANKS = 3.5, 4
+MAPPED_FROM_BYTES = 2**18
 UNIT = 256
 RESOLUTION = 0.02
 FIRST_LENGTH = 2048
@@ -122,6 +130,7 @@ def unevenness(peaks: Iterable[Peak]) -> float:
 
 def _longest(options: ContextOptions) -> dict[int, int]:
     """Return the longest sequence that fits, by number of ranks."""
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(MAPPED_FROM_BYTES)
     found: dict[int, int] = {}
     first, factor = FIRST_LENGTH, 2.0
     for ranks in (1, FIT_RANKS):
