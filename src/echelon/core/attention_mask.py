@@ -8,6 +8,7 @@ of it there is, and which keys are needed at all are closed forms.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 DocumentStarts = tuple[tuple[int, ...], ...]
@@ -35,6 +36,18 @@ class Run:
         first = min(max(0, _ceil_div(start - self.start, self.step)), self.count)
         last = min(max(0, _ceil_div(stop - self.start, self.step)), self.count)
         return first, max(first, last)
+
+
+def cut_runs(runs: Iterable[Run], first: int, last: int) -> tuple[Run, ...]:
+    """Return the positions at the rows from `first` up to but without `last` of some runs."""
+    found: list[Run] = []
+    before = 0
+    for run in runs:
+        start, stop = max(first, before) - before, min(last, before + run.count) - before
+        if start < stop:
+            found.append(run.cut(start, stop))
+        before += run.count
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

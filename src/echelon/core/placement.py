@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from echelon.core.attention_mask import Run
+from echelon.core.attention_mask import Run, cut_runs
 
 PlacementKind = Literal["contiguous", "zigzag", "striped"]
 
@@ -55,15 +55,7 @@ class Placement:
         """Return the positions of one context rank, in runs."""
         place, member = divmod(cp_rank, self.ulysses_degree)
         size = self.length // self.degree
-        first, last = member * size, (member + 1) * size
-        found: list[Run] = []
-        start = 0
-        for run in self.ring_runs(place):
-            a, b = max(first, start) - start, min(last, start + run.count) - start
-            if a < b:
-                found.append(run.cut(a, b))
-            start += run.count
-        return tuple(found)
+        return cut_runs(self.ring_runs(place), member * size, (member + 1) * size)
 
     def positions(self, cp_rank: int) -> list[int]:
         """Return the positions of one context rank, in order."""

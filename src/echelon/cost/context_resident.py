@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from echelon.core.attention_mask import AttentionMask
 from echelon.core.placement import Placement
-from echelon.cost.context_routes import Hop, Rows, joined, num_rows, ring_routes
+from echelon.cost.context_routes import Hop, Rows, joined, last_use, num_rows, ring_routes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,9 @@ def resident_rows(placement: Placement, mask: AttentionMask, place: int) -> tupl
     n, own = placement.ring_degree, placement.length // placement.ring_degree
     keys, gradients = _hops_at(placement, mask, place)
     rows = {owner: _rows((*keys, *gradients), owner) for owner in range(n) if owner != place}
+    until = last_use(ring_routes(placement, mask), place)
     there = {
-        owner: (first - 1, _last_use(keys, owner, place, n))
+        owner: (first - 1, until[owner])
         for owner in rows
         if (first := _first(keys, owner, place)) is not None
     }
@@ -123,12 +124,6 @@ def _first(hops: Iterable[Hop], owner: int, place: int) -> int | None:
     """Return the step for which the first keys of an owner arrive at a place; None: none do."""
     steps = [hop.step for hop in hops if (hop.owner, hop.target) == (owner, place)]
     return min(steps, default=None)
-
-
-def _last_use(hops: Iterable[Hop], owner: int, place: int, n: int) -> int:
-    """Return the step whose work or transfer is the last that uses the keys of an owner."""
-    leaving = [hop.step - 1 for hop in hops if (hop.owner, hop.source) == (owner, place)]
-    return max([(owner - place) % n, *leaving])
 
 
 def _copies(hops: Sequence[Hop], place: int, step: int, *, adds: bool) -> int:

@@ -97,6 +97,16 @@ def direct_routes(placement: Placement, mask: AttentionMask) -> Routes:
     )
 
 
+def last_use(routes: Routes, place: int) -> dict[int, int]:
+    """Return, by owner, the step whose work or transfer at `place` uses its keys last."""
+    last = {(place + step) % routes.degree: step for step in range(routes.degree)}
+    for hop in routes.keys:
+        if hop.source == place:
+            # What is to be there at a step is on its way during the step before.
+            last[hop.owner] = max(last[hop.owner], hop.step - 1)
+    return last
+
+
 def num_rows(rows: Rows) -> int:
     """Return how many rows there are."""
     return sum(stop - start for start, stop in rows)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from echelon.core.attention_mask import AttentionMask, DocumentStarts, Run
+from echelon.core.attention_mask import AttentionMask, DocumentStarts, Run, cut_runs
 from echelon.core.placement import Placement
 from echelon.core.plan import Plan
 
@@ -81,19 +81,11 @@ def halfway(runs: Sequence[Run], mask: AttentionMask) -> int:
     low, high = min(1, num_rows), max(1, num_rows - 1)
     while low < high:
         middle = (low + high) // 2
-        if 2 * pairs_between(_first_rows(runs, middle), runs, mask) < whole:
+        if 2 * pairs_between(cut_runs(runs, 0, middle), runs, mask) < whole:
             low = middle + 1
         else:
             high = middle
     return low
-
-
-def _first_rows(runs: Sequence[Run], num_rows: int) -> tuple[Run, ...]:
-    found: list[Run] = []
-    for run in runs:
-        found.append(run.cut(0, min(run.count, num_rows)))
-        num_rows -= found[-1].count
-    return tuple(found)
 
 
 def scores_by_rank(plan: Plan, documents: DocumentStarts | None = None) -> tuple[int, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.decoder import Decoder
+from echelon.train.data.dataset import document_starts
 
 
 @torch.no_grad()
@@ -34,8 +36,10 @@ def generate(
             torch.zeros(1, dtype=torch.int64),
             train=False,
         )
-        ends = [t + 1 for t, token in enumerate(recent[:-1]) if token == separator]
-        batch = whole.cut((), ((0, *ends),) if ends else None)
+        documents = None
+        if separator is not None:
+            documents = document_starts(np.array([recent]), separator)
+        batch = whole.cut((), documents)
         x_ND = decoder.norm(decoder.hidden(None, batch)[-1:])
         logits_V = decoder.operations.logits(x_ND, decoder.head_weight)[0]
         weights_V = (logits_V / temperature).softmax(-1)

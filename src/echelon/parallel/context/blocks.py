@@ -14,9 +14,9 @@ from functools import lru_cache
 
 import torch
 
-from echelon.core.attention_mask import AttentionMask, Run
+from echelon.core.attention_mask import AttentionMask, Run, cut_runs
 from echelon.core.placement import Placement
-from echelon.cost.context_routes import Hop, Routes, Rows, direct_routes, joined, ring_routes
+from echelon.cost.context_routes import Hop, Rows, direct_routes, joined, last_use, ring_routes
 from echelon.cost.context_work import halfway
 from echelon.parallel.collectives import Group, Pending
 
@@ -53,15 +53,7 @@ class BlockRows:
     @classmethod
     def of(cls, runs: Sequence[Run], rows: Rows) -> BlockRows:
         """Return the rows `rows` of an owner that holds `runs`."""
-        found: list[Run] = []
-        for start, stop in rows:
-            before = 0
-            for run in runs:
-                first, last = max(start, before) - before, min(stop, before + run.count) - before
-                if first < last:
-                    found.append(run.cut(first, last))
-                before += run.count
-        return cls(rows, tuple(found))
+        return cls(rows, tuple(run for part in rows for run in cut_runs(runs, *part)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +111,7 @@ def course_of(
         gradients=_by_step(routes.gradients, place),
         key_steps=frozenset(hop.step for hop in routes.keys),
         gradient_steps=frozenset(hop.step for hop in routes.gradients),
-        last_use=_last_use(routes, place),
+        last_use=last_use(routes, place),
         last_leaving={hop.owner: hop.step for hop in routes.gradients if hop.source == place},
         halfway=halfway(mine, mask),
     )
@@ -131,15 +123,6 @@ def _by_step(hops: Iterable[Hop], place: int) -> dict[int, tuple[Hop, ...]]:
         if place in (hop.source, hop.target):
             found[hop.step] = (*found.get(hop.step, ()), hop)
     return found
-
-
-def _last_use(routes: Routes, place: int) -> dict[int, int]:
-    last = {(place + step) % routes.degree: step for step in range(routes.degree)}
-    for hop in routes.keys:
-        if hop.source == place:
-            # What is to be there at a step is on its way during the step before.
-            last[hop.owner] = max(last[hop.owner], hop.step - 1)
-    return last
 
 
 @dataclass(slots=True)

@@ -24,14 +24,14 @@ from typing import Any
 
 import torch
 
-from echelon.core.attention_mask import Run
+from echelon.core.attention_mask import Run, cut_runs
 from echelon.core.event import ATTEND
 from echelon.models.attention.interface import Attended, Gradients
 from echelon.models.attention.local import attend_pieces, backward_pieces
 from echelon.models.attention.merge import Merged
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.collectives import Group
-from echelon.parallel.context.blocks import BlockRows, Course, Transfer, course_of, start_transfer
+from echelon.parallel.context.blocks import Course, Transfer, course_of, start_transfer
 from echelon.parallel.context.sight import Reach
 
 
@@ -84,7 +84,7 @@ class RingAttention(torch.autograd.Function):
                 return
             keys, runs = block
             dkv = gradients.tensor(owner)
-            mine = BlockRows.of(course.own.runs, ((rows.start, rows.stop),)).runs
+            mine = cut_runs(course.own.runs, rows.start, rows.stop)
             with working(ring, f"ring.backward.{step}"):
                 attended = Attended(q[rows], keys[:, 0], keys[:, 1], out[rows], lse[..., rows])
                 into = Gradients(dq[rows], dkv[:, 0], dkv[:, 1])

@@ -124,14 +124,8 @@ class TokenDataset:
         return inputs_BT, labels_BT
 
     def document_starts(self, inputs_BT: NDArray[np.int64]) -> DocumentStarts:
-        """Return, for each sequence, the positions where a document (or the rest of one) starts.
-
-        End-of-document belongs to the document that it ends; what fills up the last sample does
-        not start new ones.
-        """
-        ends_BT = inputs_BT == self.index.tokenizer.end_of_document
-        starts_BT = ends_BT[:, :-1] & ~ends_BT[:, 1:]
-        return tuple((0, *(int(t) + 1 for t in np.flatnonzero(row))) for row in starts_BT)
+        """Return where documents start in each sequence of this data."""
+        return document_starts(inputs_BT, self.index.tokenizer.end_of_document)
 
     def tokens(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the tokens [start, stop) of this part, fewer where it ends before."""
@@ -215,6 +209,17 @@ class TokenDataset:
                     "shard was changed"
                 )
             )
+
+
+def document_starts(tokens_BT: NDArray[np.int64], end_of_document: int) -> DocumentStarts:
+    """Return, for each sequence, the positions where a document (or the rest of one) starts.
+
+    End-of-document belongs to the document that it ends; several in a row, as they fill up the last
+    sample, do not start new ones.
+    """
+    ends_BT = tokens_BT == end_of_document
+    starts_BT = ends_BT[:, :-1] & ~ends_BT[:, 1:]
+    return tuple((0, *(int(t) + 1 for t in np.flatnonzero(row))) for row in starts_BT)
 
 
 def _hash_problems(folder: Path, index: DatasetIndex) -> list[Problem]:
