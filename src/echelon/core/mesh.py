@@ -105,13 +105,21 @@ class Mesh:
         """Return the groups that hold all experts once: `ep` consecutive ranks of each fold."""
         return self._fold(expert_tp, _chunks)
 
+    def expert_index(self, rank: int, *, expert_tp: int = 1) -> int:
+        """Return which of the `ep` shares of the experts `rank` holds."""
+        return self.group(rank, *self.expert_fold(expert_tp=expert_tp)).index(rank) % self.ep
+
+    def expert_shard_groups(self, *, expert_tp: int = 1) -> tuple[tuple[int, ...], ...]:
+        """Return the groups over which ZeRO cuts experts: those of one replica, the same experts."""
+        return self._fold(expert_tp, _same_place)
+
+    def expert_shard_degree(self, *, expert_tp: int = 1) -> int:
+        """Return how many ranks of one replica hold the same experts."""
+        return self.degree(*self.expert_fold(expert_tp=expert_tp)) // self.ep
+
     def expert_data_groups(self, *, expert_tp: int = 1) -> tuple[tuple[int, ...], ...]:
         """Return the groups whose ranks hold the same experts: their gradients are summed."""
-
-        def same_expert(group: tuple[int, ...], ep: int) -> Iterable[tuple[int, ...]]:
-            return (group[start::ep] for start in range(ep))
-
-        inner = self._fold(expert_tp, same_expert)
+        inner = self.expert_shard_groups(expert_tp=expert_tp)
         merged: dict[tuple[int, ...], None] = {}
         for members in inner:
             ranks: set[int] = set()
@@ -129,3 +137,7 @@ class Mesh:
 
 def _chunks(group: tuple[int, ...], size: int) -> Iterable[tuple[int, ...]]:
     return (group[start : start + size] for start in range(0, len(group), size))
+
+
+def _same_place(group: tuple[int, ...], ep: int) -> Iterable[tuple[int, ...]]:
+    return (group[start::ep] for start in range(ep))

@@ -40,7 +40,15 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Give the mixture-of-experts part of a block."""
+    """Give the mixture-of-experts part of a block.
+
+    A token meets the `top_k` of `num_experts` with the highest scores (softmax over all, or a
+    sigmoid each, plus a `router_bias` that takes part in the choice only), and `shared_experts`
+    beside them. With `groups`, they are chosen out of the `top_groups` whose two best scores add
+    up to most (DeepSeek-V3, 2024, section 2.1.2). Its outputs are weighted by the scores, made to
+    add up to 1 (`renormalise`) and times `gate_scale`. The first `first_dense_layers` blocks have
+    a dense MLP.
+    """
 
     num_experts: int
     top_k: int
@@ -49,6 +57,10 @@ class Experts:
     first_dense_layers: int = 0
     router: RouterKind = "softmax"
     router_bias: bool = False
+    renormalise: bool = True
+    gate_scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

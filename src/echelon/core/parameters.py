@@ -8,7 +8,7 @@ checkpoints and the prover all read it. Weights are stored [out, in], so a colum
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
@@ -24,9 +24,10 @@ HEAD = "head.weight"
 class ParameterSpec:
     """Describe one parameter of the whole (unsplit) model.
 
-    `layer` is the block that owns it (None: before the first or after the last block),
-    `split_dim` the dim cut over `tp` (None: each tensor rank holds all of it), `padded` whether
-    that dim is first padded to a multiple of the degree (the vocabulary).
+    `layer` is the block that owns it (None: before the first or after the last block), `expert`
+    the routed expert of that block (None: every rank of the stage holds it), `split_dim` the dim
+    cut over `tp` or, of a routed expert, over `expert_tp` (None: each tensor rank holds all of
+    it), `padded` whether that dim is first padded to a multiple of the degree (the vocabulary).
     """
 
     name: str
@@ -34,6 +35,7 @@ class ParameterSpec:
     layer: int | None
     split_dim: int | None = None
     padded: bool = False
+    expert: int | None = None
     initial: Initial = "normal"
 
     @property
@@ -68,9 +70,26 @@ def parameters(shape: ModelShape) -> tuple[ParameterSpec, ...]:
     return tuple(_parameters(shape))
 
 
+def router_biases(shape: ModelShape) -> tuple[ParameterSpec, ...]:
+    """Return the biases of the routers: no gradient moves them, so they are not parameters."""
+    if shape.experts is None or not shape.experts.router_bias:
+        return ()
+    size = (shape.experts.num_experts,)
+    return tuple(
+        ParameterSpec(name=router_bias_name(layer), shape=size, layer=layer, initial="zeros")
+        for layer in range(shape.layers)
+        if shape.layer_has_experts(layer)
+    )
+
+
+def router_bias_name(layer: int) -> str:
+    """Return the canonical name of the bias of the router of a block."""
+    return f"layers.{layer}.mlp.router.bias"
+
+
 def num_parameters(shape: ModelShape) -> int:
     """Return the number of weights of a model, each counted once (tied weights too)."""
-    return sum(spec.numel for spec in _parameters(shape))
+    return sum(spec.numel for spec in (*_parameters(shape), *router_biases(shape)))
 
 
 def num_active_parameters(shape: ModelShape) -> int:
@@ -184,11 +203,8 @@ def _experts(shape: ModelShape, experts: Experts, name: str, layer: int) -> Iter
     yield ParameterSpec(
         name=f"{name}.router.weight", shape=(experts.num_experts, shape.hidden), layer=layer
     )
-    if experts.router_bias:
-        yield ParameterSpec(
-            name=f"{name}.router.bias", shape=(experts.num_experts,), layer=layer, initial="zeros"
-        )
     for expert in range(experts.num_experts):
-        yield from _mlp(shape, experts.ffn, f"{name}.experts.{expert}", layer)
+        for spec in _mlp(shape, experts.ffn, f"{name}.experts.{expert}", layer):
+            yield replace(spec, expert=expert)
     if experts.shared_experts:
         yield from _mlp(shape, experts.ffn * experts.shared_experts, f"{name}.shared", layer)

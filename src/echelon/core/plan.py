@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from echelon.core.cluster import Cluster
+from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
 from echelon.core.placement import Placement
@@ -32,7 +33,7 @@ RecomputePolicy = Literal["none", "selective", "full"]
 ContextKind = Literal["ring", "striped", "gathered", "ulysses", "ulysses-ring"]
 Documents = Literal["joined", "separate"]
 
-PLAN_SCHEMA = 4
+PLAN_SCHEMA = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,7 @@ class Mathematics:
     seed: int = 0
     precision: Precision = field(default_factory=Precision)
     optimizer: Optimizer = field(default_factory=Optimizer)
+    balance: Balance = field(default_factory=Balance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +196,7 @@ class Layout:
     zero: Zero = field(default_factory=Zero)
     recompute: Recompute = field(default_factory=Recompute)
     context: Context = field(default_factory=Context)
+    experts: ExpertLayout = field(default_factory=ExpertLayout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
