@@ -20,6 +20,7 @@ from echelon.cost.data_bytes import (
     partial_bytes,
     tied_bytes,
 )
+from echelon.cost.latent import latent_bytes, wide_before_heads
 from echelon.cost.muon import muon_exchange
 from echelon.cost.stage import RankPart, pp_rank_of, rank_part
 from echelon.cost.terms import SentTerm
@@ -80,14 +81,17 @@ def tensor_bytes(
     if plan.layout.sequence_parallel:
         each = all_gather_bytes(stream // degree, degree)
         assert each == reduce_scatter_bytes(stream // degree, degree)
-        forward, backward, ends = 4, 6, 2
+        forward, backward, ends = 3, 4, 2
         formula = "(n-1)/n N D s"
         source = "Korthikanti et al., 2022, section 4.2.2"
     else:
         each = all_reduce_bytes(stream, degree)
-        forward, backward, ends = 2, 2, 1
+        forward, backward, ends = 2, 1, 1
         formula = "2 (n-1)/n N D s"
         source = "Shoeybi et al., 2019, section 3"
+
+    more_forward, more_backward = wide_before_heads(plan)
+    forward, backward = forward + more_forward, backward + more_backward
 
     def term(name: str, count: int, each: int, formula: str = formula) -> SentTerm:
         return SentTerm(
@@ -98,6 +102,7 @@ def tensor_bytes(
         term("blocks forward", forward * blocks, each),
         term("blocks forward again", forward * again, each),
         term("blocks backward", backward * blocks, each),
+        *latent_bytes(plan, blocks, again),
         term("embedding", ends * embedded, each),
         term("head", ends * headed, each),
         term(

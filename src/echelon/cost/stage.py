@@ -13,6 +13,8 @@ from echelon.core.parameters import EMBEDDING, ParameterSpec, parameters
 from echelon.core.plan import Plan
 from echelon.schedule.of_plan import microbatches_of, placement_of
 
+QK_NORMS = (".q_norm.weight", ".k_norm.weight")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePart:
@@ -119,7 +121,8 @@ def partial_over_tensor(plan: Plan, spec: ParameterSpec) -> bool:
     """
     if plan.mesh.tp == 1 or spec.split_dim is not None:
         return False
-    per_head = spec.name.endswith((".q_norm.weight", ".k_norm.weight"))
+    # The norms of latent attention come before there are heads.
+    per_head = plan.model.latent is None and spec.name.endswith(QK_NORMS)
     return per_head or plan.layout.sequence_parallel
 
 

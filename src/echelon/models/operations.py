@@ -71,6 +71,16 @@ class Operations:
         """Return the outputs of `linears` (that read the same x) side by side, [N, sum of outs]."""
         return torch.cat([linear(x_ND) for linear in linears], dim=-1)
 
+    def project_alike(
+        self, x_ND: torch.Tensor, linears: Sequence[nn.Linear]
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the outputs of `linears` (that read the same x), which no rank has a part of."""
+        return tuple(linear(x_ND) for linear in linears)
+
+    def share_among_heads(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x [N, ...], which all heads use."""
+        return x
+
     def project_out(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
         """Return x through the linear layer that writes to the residual stream, [N, D]."""
         return linear(x)

@@ -1,6 +1,6 @@
 """Rotary positions (Su et al., RoFormer, section 3.2), with Llama 3.1's frequency scaling.
 
-Shape suffixes: T positions, E = head_dim / 2 frequencies.
+Shape suffixes: T positions, E frequencies: half of the head dims that turn.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ def rotary_tables(
     shape: ModelShape, positions_T: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cos_TE and sin_TE for the given positions, computed in float64, as `dtype`."""
-    exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float64) / shape.head_dim
+    width = shape.head_dim if shape.latent is None else shape.latent.rope_dim
+    exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
     frequencies_E = shape.rope_theta**-exponents
     if shape.rope_scaling is not None:
         frequencies_E = scale_frequencies(frequencies_E, shape.rope_scaling)

@@ -18,6 +18,8 @@ from echelon.models.batch import TokenBatch
 from echelon.models.operations import Operations, dropped
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.kernels import LayerNorm, RMSNorm, Rotate, SwiGLU
+from echelon.parallel.latent import WholeLinear
+from echelon.parallel.rows import GatherRows, SumGradient
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
 from echelon.parallel.vocabulary import (
     LossTerms,
@@ -93,6 +95,17 @@ class RankOperations(Operations):
     def project_in(self, x_ND: torch.Tensor, linears: Sequence[nn.Linear]) -> torch.Tensor:
         """Return the outputs of column-parallel layers side by side."""
         return ColumnLinear.apply(x_ND, linears, self.split)
+
+    def project_alike(
+        self, x_ND: torch.Tensor, linears: Sequence[nn.Linear]
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the outputs of layers that every tensor rank has whole, for the rows it holds."""
+        return WholeLinear.apply(x_ND, linears, self.split)
+
+    def share_among_heads(self, x: torch.Tensor) -> torch.Tensor:
+        """Return all rows of x; the gradients of the heads of all tensor ranks are summed."""
+        function = GatherRows if self.split.scattered else SumGradient
+        return function.apply(x, self.split.group, "shared")
 
     def project_out(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
         """Return the output of a row-parallel layer."""
