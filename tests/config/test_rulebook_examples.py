@@ -41,7 +41,18 @@ SCHEDULE_FILES = {
 """Rules whose examples are files with a schedule."""
 PARTS_OF_FILES = {"schedule-places-stages"}
 NOT_RUN_FILES |= SCHEDULE_FILES | PARTS_OF_FILES
-NOTHING_ELSE = ("pipeline", "schedule", "schedule_search", "batch", "zero", "precision", "context")
+NOTHING_ELSE = (
+    "pipeline",
+    "schedule",
+    "schedule_search",
+    "batch",
+    "zero",
+    "precision",
+    "context",
+    "experts",
+    "expert_parallel",
+    "latent",
+)
 """Areas whose fixed examples are whole runs with the base; elsewhere they are of other models."""
 AREAS = (*NOTHING_ELSE, "config", "mesh", "model")
 WITHOUT_BASE = {"missing-setting", "toml-syntax"}

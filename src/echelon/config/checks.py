@@ -7,6 +7,7 @@ setting is missing or wrong is skipped (see `config/view.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from math import gcd
 
 from echelon.config.context import (
@@ -16,10 +17,19 @@ from echelon.config.context import (
     exchanging_ranks,
     pieces_with_tensor_ranks,
 )
+from echelon.config.experts import (
+    EP_KEY,
+    EXPERT_TP_KEY,
+    FFN_KEY,
+    has_dense_layers,
+    has_experts,
+    shared_width,
+    tokens_of_microbatch,
+)
 from echelon.config.pipeline_checks import PIPELINE_CHECKS
 from echelon.config.stages import STAGE_CHECKS
 from echelon.config.times_file import times_fit
-from echelon.config.view import Unavailable, View, data_ranks
+from echelon.config.view import Unavailable, View, data_ranks, mesh_of
 from echelon.core.errors import Problem
 from echelon.core.rulebook.batch import BATCH_DIVIDES, SEQUENCE_FITS_POSITIONS
 from echelon.core.rulebook.mesh import (
@@ -44,23 +54,45 @@ def run_checks(view: View, checks: Iterable[Check]) -> list[Problem]:
     return problems
 
 
-def _tp_divides(view: View, rule: Rule, key: str, what: str) -> Iterator[Problem]:
-    tp, count = view.integer("mesh.tp"), view.integer(key)
+def _tp_divides(view: View, rule: Rule, count: int, what: str, *keys: str) -> Iterator[Problem]:
+    tp = view.integer("mesh.tp")
     if count % tp:
         yield rule.problem(
             f"mesh.tp = {tp}, but {view.model_name} has {what} {count} ({count} % {tp} = "
             f"{count % tp})",
             key="mesh.tp",
-            set_by=view.set_by("mesh.tp", key),
-            works=nearest_divisors(_divided_by_tp(view), tp),
+            set_by=view.set_by("mesh.tp", *keys),
+            works=_degrees_that_divide(view, tp),
         )
 
 
+def _degrees_that_divide(view: View, tp: int) -> tuple[int, ...]:
+    """Return the nearest degrees that divide all that is cut over tp, and suit the experts."""
+    number = _divided_by_tp(view)
+    degrees = nearest_divisors(number, tp, limit=number)
+    if has_experts(view):
+        degrees = tuple(n for n in degrees if _suits_experts(view, n))
+    return tuple(sorted(sorted(degrees, key=lambda n: (abs(n - tp), n))[:4]))
+
+
+def _suits_experts(view: View, tp: int) -> bool:
+    mesh, pieces = replace(mesh_of(view), tp=tp), view.integer(EXPERT_TP_KEY)
+    ranks = mesh.degree(*mesh.expert_fold(expert_tp=pieces))
+    return pieces in (1, tp) and ranks % view.integer(EP_KEY) == 0
+
+
 def _divided_by_tp(view: View) -> int:
-    keys = ("model.heads", "model.kv_heads", "model.ffn", "model.experts.ffn")
-    cut = [view.integer(key) for key in keys if view.has(key)]
+    cut = [view.integer(key) for key in ("model.heads", "model.kv_heads")]
+    if has_dense_layers(view):
+        cut.append(view.integer("model.ffn"))
+    if shared := shared_width(view):
+        cut.append(shared)
     if view.flag("mesh.sequence_parallel"):
         cut.append(view.integer(LENGTH_KEY) // view.integer(CP_KEY))
+    elif has_experts(view):
+        cut.append(tokens_of_microbatch(view))
+    if view.integer(EXPERT_TP_KEY) > 1:
+        cut.append(view.integer(FFN_KEY))
     heads, rest = divmod(view.integer("model.heads"), exchanging_ranks(view))
     if heads and not rest:
         cut.append(heads)
@@ -69,19 +101,25 @@ def _divided_by_tp(view: View) -> int:
 
 def tp_divides_heads(view: View) -> Iterator[Problem]:
     """Check that every tensor rank gets whole query heads."""
-    return _tp_divides(view, TP_DIVIDES_HEADS, "model.heads", "heads =")
+    heads = view.integer("model.heads")
+    return _tp_divides(view, TP_DIVIDES_HEADS, heads, "heads =", "model.heads")
 
 
 def tp_divides_kv_heads(view: View) -> Iterator[Problem]:
     """Check that every tensor rank gets whole key/value heads."""
-    return _tp_divides(view, TP_DIVIDES_KV_HEADS, "model.kv_heads", "kv_heads =")
+    heads = view.integer("model.kv_heads")
+    return _tp_divides(view, TP_DIVIDES_KV_HEADS, heads, "kv_heads =", "model.kv_heads")
 
 
 def tp_divides_ffn(view: View) -> Iterator[Problem]:
-    """Check that the inner width of every MLP is cut evenly."""
-    yield from _tp_divides(view, TP_DIVIDES_FFN, "model.ffn", "ffn =")
-    if view.has_table("model.experts"):
-        yield from _tp_divides(view, TP_DIVIDES_FFN, "model.experts.ffn", "experts.ffn =")
+    """Check that the inner width of every dense MLP is cut evenly; routed experts are none."""
+    if has_dense_layers(view):
+        ffn = view.integer("model.ffn")
+        yield from _tp_divides(view, TP_DIVIDES_FFN, ffn, "ffn =", "model.ffn")
+    if shared := shared_width(view):
+        what = "shared_experts x experts.ffn ="
+        keys = ("model.experts.shared_experts", FFN_KEY)
+        yield from _tp_divides(view, TP_DIVIDES_FFN, shared, what, *keys)
 
 
 def sequence_parallel_divides_sequence(view: View) -> Iterator[Problem]:

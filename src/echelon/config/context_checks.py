@@ -18,9 +18,11 @@ from echelon.config.context import (
     ring_degree,
     ulysses_degree,
 )
-from echelon.config.context_works import by_distance, other_kinds, that_work, with_free_degree
+from echelon.config.context_works import other_kinds, with_free_degree
+from echelon.config.faults import by_distance
 from echelon.config.kinds import toml_text
 from echelon.config.refusals import no_effect
+from echelon.config.tried import MOST_NAMED, that_work
 from echelon.config.view import View
 from echelon.core.errors import Problem
 from echelon.core.rulebook.context import (
@@ -29,8 +31,6 @@ from echelon.core.rulebook.context import (
     ULYSSES_DIVIDES_HEADS,
 )
 from echelon.core.rules import nearest_divisors
-
-MOST_NAMED = 2
 
 
 def context_divides_sequence(view: View) -> Iterator[Problem]:

@@ -7,16 +7,15 @@ from dataclasses import replace
 
 from echelon.config.context_checks import CONTEXT_CHECKS
 from echelon.config.context_plan import context_problems
+from echelon.config.expert_plan import expert_problems
 from echelon.config.job import ResolvedSetting
-from echelon.config.kinds import toml_text
 from echelon.config.pipeline_effects import pipeline_effects
 from echelon.config.precision import dtypes_fit, loss_scaling_fits
 from echelon.config.refusals import no_effect, not_built
-from echelon.config.schema import SETTINGS
+from echelon.config.tried import EXPERT_CHECKS
 from echelon.config.updates import (
     learning_rate_effects,
     learning_rate_fits_steps,
-    muon_of_experts,
     optimizer_effects,
 )
 from echelon.config.view import View, gradient_ranks
@@ -88,22 +87,9 @@ def checkpoint_effects(view: View) -> Iterator[Problem]:
         yield from no_effect(view, "checkpoint.keep", why, ["checkpoint.every = 100"])
 
 
-def expert_effects(view: View) -> Iterator[Problem]:
-    """Yield settings of experts: without effect on a dense model, else not built yet."""
-    has_experts = view.has_table("model.experts")
-    for name in ("capacity_factor", "balance", "expert_tp"):
-        key = f"experts.{name}"
-        if has_experts and not view.is_default(key):
-            yield not_built(view, key, [f"{key} = {toml_text(SETTINGS[key].default)}"])
-        else:
-            yield from no_effect(view, key, f"{view.model_name} has no experts", [])
-
-
 def design_not_built(view: View) -> Iterator[Problem]:
     """Yield every setting of the design that this version cannot honour."""
-    if "mesh.ep" not in view.wrong and not view.is_default("mesh.ep"):
-        yield not_built(view, "mesh.ep", ["mesh.ep = 1"])
-    if "recompute.policy" not in view.wrong and view.word("recompute.policy") == "selective":
+    if view.word("recompute.policy") == "selective":
         yield not_built(view, "recompute.policy", ['"none"', '"full"'])
 
 
@@ -115,14 +101,13 @@ EFFECTS = (
     recompute_effects,
     position_effects,
     optimizer_effects,
-    muon_of_experts,
     learning_rate_effects,
     learning_rate_fits_steps,
     dtypes_fit,
     loss_scaling_fits,
     validation_effects,
     checkpoint_effects,
-    expert_effects,
+    *EXPERT_CHECKS,
     design_not_built,
 )
 
@@ -137,23 +122,22 @@ def require_trainable(plan: Plan, sources: Sequence[ResolvedSetting] = ()) -> No
     missing = list(_not_trained_yet(plan.model))
     found = [
         replace(problem, set_by=problem.set_by or set_by.get(problem.key, ""))
-        for problem in (*missing, *context_problems(plan), *pipeline_problems(plan))
+        for problem in (
+            *missing,
+            *expert_problems(plan),
+            *context_problems(plan),
+            *pipeline_problems(plan),
+        )
     ]
     if found:
         raise (ConfigError if missing else InfeasiblePlan)(found)
 
 
 def _not_trained_yet(model: ModelShape) -> Iterator[Problem]:
-    missing: list[tuple[str, str]] = []
-    if model.experts is not None:
-        missing.append(("model.experts.num_experts", f"{model.name} has experts"))
-    if model.latent is not None:
-        missing.append(("model.latent.kv_rank", f"{model.name} has latent attention"))
     if model.gated and model.activation != "silu":
-        missing.append(("model.activation", f"{model.name} has a gate with {model.activation}"))
-    for key, what in missing:
         yield NOT_BUILT_YET.problem(
-            f"{what}: it can be planned, but not yet proven or trained",
-            key=key,
-            works=("gpt2, llama, mistral and dense qwen shapes",),
+            f"{model.name} has a gate with {model.activation}: it can be planned, but not yet "
+            "proven or trained",
+            key="model.activation",
+            works=('model.activation = "silu"', "model.gated = false"),
         )

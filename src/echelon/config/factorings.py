@@ -42,8 +42,9 @@ def nearest_meshes(view: View, world_size: int, *, limit: int = 4) -> tuple[str,
 
 
 def _axes(view: View) -> tuple[str, ...]:
-    """Return the axes that another mesh may split; ZeRO's and cp where something is cut by them."""
-    shard = ("dp_shard",) if view.integer("zero.stage") else ()
+    """Return the axes that another mesh may split; dp_shard and cp where they cut something."""
+    cut = view.integer("zero.stage") or view.integer("mesh.ep") > 1
+    shard = ("dp_shard",) if cut else ()
     context = ("cp",) if view.integer("mesh.cp") > 1 else ()
     return ("pp", "dp_replicate", *shard, *context, "tp")
 

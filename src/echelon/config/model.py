@@ -8,6 +8,8 @@ from dataclasses import fields
 from typing import Any
 
 from echelon.config.entries import Entry
+from echelon.config.expert_balance import HAS_BIAS
+from echelon.config.experts import BALANCE_KEY, BIAS_KEY
 from echelon.config.gather import model_preset_problem, preset_entries
 from echelon.config.hugging_face import read_hf_config
 from echelon.config.presets import read_preset
@@ -28,6 +30,8 @@ from echelon.core.rules import nearest_divisors
 
 REQUIRED = ("layers", "hidden", "heads", "ffn", "vocab", "max_positions")
 BYTES_VOCABULARY = 257  # 256 bytes, and the end of a document: train/data/tokenizer.py
+LATENT_PARTS = ("model.latent.nope_dim", "model.latent.rope_dim")
+NAMED_EXPERTS = ("model.experts.num_experts", "model.experts.top_k", "model.experts.ffn")
 PARTS = {"rope_scaling": RopeScaling, "latent": LatentAttention, "experts": Experts}
 
 
@@ -66,15 +70,29 @@ def derive_model(view: View, run_name: str) -> Iterator[tuple[str, Entry]]:
     """Yield the settings of the model that follow from others."""
     if not view.has("model.name"):
         yield "model.name", Entry(value=run_name, source="derived: the run's name")
+    yield from _derived_bias(view)
     try:
         heads = view.integer("model.heads")
         if not view.has("model.kv_heads"):
             yield "model.kv_heads", Entry(value=heads, source="derived: heads")
+        parts = [view.integer(key) for key in LATENT_PARTS if view.has(key)]
+        if not view.has("model.head_dim") and len(parts) == len(LATENT_PARTS):
+            source = "derived: latent.nope_dim + rope_dim"
+            yield "model.head_dim", Entry(value=sum(parts), source=source)
+            return
         hidden = view.integer("model.hidden")
         if not view.has("model.head_dim") and hidden % heads == 0:
             yield "model.head_dim", Entry(value=hidden // heads, source="derived: hidden / heads")
     except Unavailable:
         return
+
+
+def _derived_bias(view: View) -> Iterator[tuple[str, Entry]]:
+    """Yield the bias of a router that balances by it, where nobody says whether there is one."""
+    if BIAS_KEY in view.entries or BALANCE_KEY in view.wrong:
+        return
+    if view.word(BALANCE_KEY) in HAS_BIAS and any(map(view.has, NAMED_EXPERTS)):
+        yield BIAS_KEY, Entry(value=True, source=f"derived: {BALANCE_KEY}")
 
 
 def model_problems(view: View) -> Iterator[Problem]:

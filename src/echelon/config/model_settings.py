@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from echelon.config.expert_settings import MODEL_EXPERTS
 from echelon.config.kinds import Choice, Flag, Integer, Real, Text
 from echelon.config.setting import (
     COUNT,
-    EXPERT_COUNT,
     FRACTION,
-    FROM_ZERO,
     OPTIONAL_COUNT,
     OPTIONAL_REAL,
     POSITIVE,
@@ -62,18 +61,6 @@ LATENT = (
     setting("model.latent.nope_dim", COUNT, None, "head dim without rotary positions"),
     setting("model.latent.rope_dim", COUNT, None, "head dim with rotary positions"),
     setting("model.latent.value_dim", COUNT, None, "head dim of the values"),
-)
-
-MODEL_EXPERTS = (
-    setting("model.experts.num_experts", EXPERT_COUNT, None, "routed experts per block"),
-    setting("model.experts.top_k", COUNT, None, "experts that a token meets"),
-    setting("model.experts.ffn", COUNT, None, "inner width of one expert"),
-    setting("model.experts.shared_experts", FROM_ZERO, 0, "experts that every token meets"),
-    setting("model.experts.first_dense_layers", FROM_ZERO, 0, "blocks with a dense MLP first"),
-    setting(
-        "model.experts.router", Choice(options=("softmax", "sigmoid")), "softmax", "of the scores"
-    ),
-    setting("model.experts.router_bias", Flag(), False, "a bias that balances without a loss"),
 )
 
 MODEL_TABLES = (*MODEL, *ROPE_SCALING, *LATENT, *MODEL_EXPERTS)

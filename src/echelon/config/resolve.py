@@ -12,6 +12,7 @@ from echelon.config.cluster import DEFAULT_CLUSTER, read_cluster
 from echelon.config.context import read_context
 from echelon.config.effects import EFFECTS
 from echelon.config.entries import DEFAULT, Entry
+from echelon.config.experts import read_balance, read_expert_layout
 from echelon.config.factorings import cluster_problems, world_size_problems
 from echelon.config.gather import Gathered
 from echelon.config.job import (
@@ -129,6 +130,8 @@ def _build_job(view: View, cluster: Cluster) -> Job:
     zero, derived = read_zero(view)
     context, degree = read_context(view)
     derived.update(degree)
+    experts, stage = read_expert_layout(view)
+    derived.update(stage)
     clip = view.entry("optimizer.clip_norm").value
     mathematics = Mathematics(
         model=model,
@@ -144,6 +147,7 @@ def _build_job(view: View, cluster: Cluster) -> Job:
             total_steps=steps,
             clip_norm=None if clip == "none" else clip,
         ),
+        balance=read_balance(view),
     )
     layout = Layout(
         mesh=mesh_of(view),
@@ -153,6 +157,7 @@ def _build_job(view: View, cluster: Cluster) -> Job:
         zero=zero,
         recompute=record(view, Recompute, "recompute"),
         context=context,
+        experts=experts,
     )
     run_name = view.word("train.run_name")
     plan = Plan(name=run_name, mathematics=mathematics, layout=layout, cluster=cluster)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from echelon.config.expert_settings import EXPERTS
 from echelon.config.kinds import Choice, Flag, Integer, Real, StageLists, Text
 from echelon.config.model_settings import MODEL_TABLES
 from echelon.config.setting import (
@@ -42,7 +43,7 @@ _MESH = (
     setting("mesh.dp_shard", DEGREE, 1, "data ranks that share out ZeRO's pieces"),
     setting("mesh.cp", DEGREE, 1, "pieces of a sequence (context parallel)"),
     setting("mesh.tp", DEGREE, 1, "pieces of a matrix (tensor parallel)"),
-    setting("mesh.ep", DEGREE, 1, "groups of experts, folded over the data ranks"),
+    setting("mesh.ep", DEGREE, 1, "shares of the experts, folded over dp_shard x cp (x tp)"),
     setting("mesh.sequence_parallel", Flag(), False, "split norms and residuals over tp too"),
 )
 
@@ -111,9 +112,7 @@ _LAYOUT = (
         "auto",
         "with ulysses-ring: ranks that exchange heads, neighbours; the ring has cp / this many",
     ),
-    setting("experts.capacity_factor", Real(above=True, words=("dropless",)), "dropless", "room"),
-    setting("experts.balance", Choice(options=("none", "aux", "bias")), "none", "of the router"),
-    setting("experts.expert_tp", DEGREE, 1, "pieces of one expert"),
+    *EXPERTS,
 )
 
 _MATHEMATICS = (

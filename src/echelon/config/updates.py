@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from echelon.config.refusals import no_effect, not_built
+from echelon.config.refusals import no_effect
 from echelon.config.view import View
 from echelon.core.errors import Problem
 from echelon.core.rulebook.batch import LEARNING_RATE_FITS_STEPS
@@ -30,17 +30,6 @@ def optimizer_effects(view: View) -> Iterator[Problem]:
     if view.number("optimizer.weight_decay") == 0:
         why = "optimizer.weight_decay = 0 lets nothing decay"
         yield from no_effect(view, "optimizer.decay", why, ["optimizer.weight_decay = 0.1"])
-
-
-def muon_of_experts(view: View) -> Iterator[Problem]:
-    """Yield Muon for a model with experts, whose matrices are not shared out yet."""
-    if view.word("optimizer.kind") == "muon" and view.has_table("model.experts"):
-        yield not_built(
-            view,
-            "optimizer.kind",
-            ['optimizer.kind = "adamw"'],
-            f" for the matrices of experts, and {view.model_name} has experts",
-        )
 
 
 def learning_rate_effects(view: View) -> Iterator[Problem]:

@@ -123,7 +123,7 @@ def gradient_ranks(view: View) -> int:
     return prod(view.integer(f"mesh.{axis.value}") for axis in LOSS_AXES)
 
 
-def record(view: View, kind: type[T], table: str, **given: object) -> T:
+def record(view: View, kind: type[T], table: str, /, **given: object) -> T:
     """Return a dataclass whose fields are the settings of `table` but for those given."""
     names = [f.name for f in fields(cast(Any, kind)) if f.name not in given]
     return kind(**{name: view.value(f"{table}.{name}") for name in names}, **given)

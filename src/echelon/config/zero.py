@@ -9,6 +9,7 @@ from itertools import islice
 from echelon.config.checks import CHECKS, run_checks
 from echelon.config.cluster import read_cluster
 from echelon.config.entries import Entry
+from echelon.config.experts import STAGE_KEY, cuts_by_shard, expert_stage, has_experts
 from echelon.config.model import build_model
 from echelon.config.refusals import no_effect
 from echelon.config.view import Unavailable, View, mesh_of
@@ -96,12 +97,13 @@ def shards_need_stage(view: View) -> Iterator[Problem]:
     if view.integer("zero.stage") != 0:
         return
     shard, replicas = view.integer("mesh.dp_shard"), view.integer("mesh.dp_replicate")
-    yield from no_effect(
-        view,
-        "mesh.dp_shard",
-        "zero.stage = 0 shares nothing out; whole replicas are dp_replicate",
-        [f"mesh.dp_replicate = {shard * replicas} with mesh.dp_shard = 1", "zero.stage = 1"],
-    )
+    if not cuts_by_shard(view):
+        yield from no_effect(
+            view,
+            "mesh.dp_shard",
+            "zero.stage = 0 shares nothing out; whole replicas are dp_replicate",
+            [f"mesh.dp_replicate = {shard * replicas} with mesh.dp_shard = 1", "zero.stage = 1"],
+        )
     if view.word("zero.accumulate") == "slices":
         stage_1 = "zero.stage = 1"
         others = (
@@ -129,6 +131,14 @@ def offload_needs_stage(view: View) -> Iterator[Problem]:
                 key=key,
                 set_by=view.set_by(key, "zero.stage"),
                 works=(f"zero.stage = {least}", f'{key} = "none"'),
+            )
+        elif home != "none" and has_experts(view) and expert_stage(view)[0] < least:
+            yield OFFLOAD_NEEDS_STAGE.problem(
+                f'{key} = "{home}", but {STAGE_KEY} = {expert_stage(view)[0]} keeps {what} of '
+                f"experts whole: stage {expert_stage(view)[0]} < {least}",
+                key=key,
+                set_by=view.set_by(key, STAGE_KEY),
+                works=(f"{STAGE_KEY} = {least}", f'{key} = "none"'),
             )
 
 

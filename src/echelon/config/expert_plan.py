@@ -1,0 +1,107 @@
+"""What is wrong with the experts of a plan, or its latent attention, whoever made the plan.
+
+What `ec.plan` makes has been checked with its settings. A plan may also be read from a file, or
+changed in Python: its values are looked at as the settings that they would come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any, cast
+
+from echelon.config.entries import Entry
+from echelon.config.expert_checks import MISFITS
+from echelon.config.expert_settings import EXPERTS, MODEL_EXPERTS
+from echelon.config.expert_travel import DISPATCH_KEY, TWO_HOP, why_not_two_hop
+from echelon.config.kinds import toml_text
+from echelon.config.schema import SETTINGS
+from echelon.config.tried import tell
+from echelon.config.view import Unavailable, View
+from echelon.core.errors import Problem
+from echelon.core.plan import Plan
+from echelon.core.rulebook.expert_parallel import TWO_HOP_NEEDS_NODES
+
+CHECKED = frozenset(one.key for one in (*EXPERTS, *MODEL_EXPERTS))
+OF_MODEL = (
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "ffn",
+    "layers",
+    "hidden",
+    "gated",
+    "activation",
+    "positions",
+    "mlp_bias",
+    "qkv_bias",
+    "output_bias",
+    "qk_norm",
+)
+
+
+def expert_problems(plan: Plan) -> Iterator[Problem]:
+    """Yield every problem of a plan's experts, of the ranks that hold them, and of their balance.
+
+    A dense model without latent attention has none, but for a degree of expert parallelism.
+    """
+    if plan.model.experts is None and plan.model.latent is None and plan.mesh.ep == 1:
+        return
+    view = view_of_plan(plan)
+    wrong = list(_values(view))
+    yield from wrong or _misfits(view, plan)
+
+
+def view_of_plan(plan: Plan) -> View:
+    """Return the settings that decide about experts as a plan has them."""
+    model, numbers, layout = plan.model, plan.mathematics, plan.layout
+    found: dict[str, object] = {f"model.{name}": getattr(model, name) for name in OF_MODEL}
+    found["model.name"] = model.name
+    for part in ("experts", "latent"):
+        found |= _under(f"model.{part}", getattr(model, part))
+    found |= _under("mesh", layout.mesh)
+    found |= _under("experts", numbers.balance) | _under("experts", layout.experts)
+    found["experts.balance"] = found.pop("experts.kind")
+    if numbers.balance.capacity_factor is None:
+        found["experts.capacity_factor"] = "dropless"
+    found["mesh.sequence_parallel"] = layout.sequence_parallel
+    found["zero.stage"] = layout.zero.stage
+    found["batch.global_sequences"] = numbers.global_sequences
+    found["batch.sequence_length"] = numbers.sequence_length
+    found["batch.microbatch_sequences"] = layout.microbatch_sequences
+    found["context.kind"] = layout.context.kind
+    if layout.context.kind == "ulysses-ring":
+        found["context.ulysses_degree"] = layout.context.ulysses_degree
+    return View(entries={key: Entry(value=value, source="") for key, value in found.items()})
+
+
+def _under(table: str, record: object) -> dict[str, object]:
+    if record is None:
+        return {}
+    names = [field.name for field in fields(cast(Any, record))]
+    return {f"{table}.{name}": getattr(record, name) for name in names}
+
+
+def _values(view: View) -> Iterator[Problem]:
+    """Yield values that no setting takes."""
+    for key, entry in view.entries.items():
+        if key in CHECKED and (misfit := SETTINGS[key].kind.misfit(entry.value)) is not None:
+            yield misfit.rule.problem(
+                f"{key} = {toml_text(entry.value)} {misfit.message}", key=key, works=misfit.works
+            )
+
+
+def _misfits(view: View, plan: Plan) -> Iterator[Problem]:
+    for find in MISFITS:
+        try:
+            for fault in find(view):
+                yield replace(tell(view, fault), set_by="")
+        except Unavailable:
+            continue
+    layout = plan.layout.experts
+    if plan.model.experts is not None and layout.dispatch == TWO_HOP:
+        node = plan.cluster.devices_per_node
+        if why := why_not_two_hop(plan.mesh, layout.expert_tp, node):
+            yield TWO_HOP_NEEDS_NODES.problem(
+                f'{DISPATCH_KEY} = "two-hop", but {why}', key=DISPATCH_KEY, works=('"flat"',)
+            )

@@ -1,0 +1,186 @@
+"""What must hold of the experts of a model, and of its latent attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from echelon.config.experts import COUNT_KEY, require_experts
+from echelon.config.faults import Fault, by_distance, each, near_divisors
+from echelon.config.kinds import toml_text
+from echelon.config.view import Unavailable, View
+from echelon.core.rulebook.experts import (
+    EXPERTS_ARE_GATED,
+    EXPERTS_HAVE_NO_BIAS,
+    GROUPS_DIVIDE_EXPERTS,
+    TOP_GROUPS_HOLD_TOP_K,
+)
+from echelon.core.rulebook.latent import (
+    LATENT_ATTENTION_IS_PLAIN,
+    LATENT_HEAD_HAS_TWO_PARTS,
+    LATENT_HEADS_HAVE_KEYS,
+    LATENT_POSITIONS_ARE_ROTARY,
+)
+
+GROUPS_KEY, TOP_GROUPS_KEY = "model.experts.groups", "model.experts.top_groups"
+TOP_K_KEY = "model.experts.top_k"
+HEAD_DIM_KEY, PARTS = "model.head_dim", ("model.latent.nope_dim", "model.latent.rope_dim")
+LEAST_IN_GROUP = 2
+
+
+def groups_divide_experts(view: View) -> Iterator[Fault]:
+    """Find groups of unequal size, or of one expert."""
+    require_experts(view)
+    groups, count = view.integer(GROUPS_KEY), view.integer(COUNT_KEY)
+    if _even(groups, count):
+        return
+    if count % groups:
+        why = f"({count} % {groups} = {count % groups})"
+    else:
+        why = f"({count} / {groups} = {count // groups} in each, and a group needs two)"
+    yield Fault(
+        rule=GROUPS_DIVIDE_EXPERTS,
+        key=GROUPS_KEY,
+        message=f"{GROUPS_KEY} = {groups}, but {view.model_name} has num_experts = {count} {why}",
+        others=(COUNT_KEY,),
+        ways=(each(GROUPS_KEY, near_divisors(count, groups)),),
+    )
+
+
+def _even(groups: int, count: int) -> bool:
+    return groups == 1 or (count % groups == 0 and count // groups >= LEAST_IN_GROUP)
+
+
+def top_groups_hold_top_k(view: View) -> Iterator[Fault]:
+    """Find a choice of more groups than there are, or of fewer experts than a token meets."""
+    require_experts(view)
+    names = (GROUPS_KEY, TOP_GROUPS_KEY, TOP_K_KEY, COUNT_KEY)
+    groups, top, top_k, count = (view.integer(name) for name in names)
+    if not _even(groups, count):
+        raise Unavailable(GROUPS_KEY)
+    held = top * count // groups
+    if top <= groups and (top_k <= held or top_k > count):
+        return
+    if top > groups:
+        message = f"{TOP_GROUPS_KEY} = {top} is more than groups = {groups}"
+    else:
+        message = (
+            f"{TOP_K_KEY} = {top_k}, but {TOP_GROUPS_KEY} = {top} of {groups} groups hold {top} x "
+            f"{count} / {groups} = {held} experts"
+        )
+    yield Fault(
+        rule=TOP_GROUPS_HOLD_TOP_K,
+        key=TOP_GROUPS_KEY,
+        message=message,
+        others=(GROUPS_KEY, TOP_K_KEY),
+        ways=(
+            each(TOP_GROUPS_KEY, by_distance(range(1, groups + 1), top)),
+            each(GROUPS_KEY, near_divisors(count, groups)),
+            each(TOP_K_KEY, [held] if held < top_k else []),
+        ),
+    )
+
+
+def experts_are_gated(view: View) -> Iterator[Fault]:
+    """Find experts of two matrices."""
+    require_experts(view)
+    if not view.flag("model.gated"):
+        yield Fault(
+            rule=EXPERTS_ARE_GATED,
+            key="model.gated",
+            message=f"model.gated = false, but {view.model_name} has experts, and those have a "
+            "gate (SwiGLU)",
+            ways=([{"model.gated": True, "model.activation": "silu"}],),
+        )
+
+
+def experts_have_no_bias(view: View) -> Iterator[Fault]:
+    """Find experts with biases in their matrices."""
+    require_experts(view)
+    if view.flag("model.mlp_bias"):
+        yield Fault(
+            rule=EXPERTS_HAVE_NO_BIAS,
+            key="model.mlp_bias",
+            message=f"model.mlp_bias = true, but {view.model_name} has experts, and their "
+            "matrices have no biases",
+            ways=(each("model.mlp_bias", [False]),),
+        )
+
+
+def latent_heads_have_keys(view: View) -> Iterator[Fault]:
+    """Find heads of latent attention that are to share keys."""
+    _require_latent(view)
+    heads, kv_heads = view.integer("model.heads"), view.integer("model.kv_heads")
+    if heads != kv_heads:
+        yield Fault(
+            rule=LATENT_HEADS_HAVE_KEYS,
+            key="model.kv_heads",
+            message=f"model.kv_heads = {kv_heads}, but in latent attention each of "
+            f"model.heads = {heads} has keys of its own",
+            others=("model.heads",),
+            ways=(each("model.kv_heads", [heads]),),
+        )
+
+
+def latent_head_has_two_parts(view: View) -> Iterator[Fault]:
+    """Find a width of heads that is not that of their two parts."""
+    _require_latent(view)
+    width, (nope, rope) = view.integer(HEAD_DIM_KEY), (view.integer(key) for key in PARTS)
+    if width != nope + rope:
+        yield Fault(
+            rule=LATENT_HEAD_HAS_TWO_PARTS,
+            key=HEAD_DIM_KEY,
+            message=f"{HEAD_DIM_KEY} = {width}, but a latent head has nope_dim + rope_dim = "
+            f"{nope} + {rope} = {nope + rope} dims",
+            others=PARTS,
+            ways=(
+                each(HEAD_DIM_KEY, [nope + rope]),
+                each(PARTS[0], [width - rope] if width > rope else []),
+            ),
+        )
+
+
+def latent_positions_are_rotary(view: View) -> Iterator[Fault]:
+    """Find latent attention without rotary positions."""
+    _require_latent(view)
+    kind = view.word("model.positions")
+    if kind != "rope":
+        yield Fault(
+            rule=LATENT_POSITIONS_ARE_ROTARY,
+            key="model.positions",
+            message=f"model.positions = {toml_text(kind)}, but in latent attention they enter by "
+            f"the {view.integer(PARTS[1])} rotary dims of a head",
+            others=(PARTS[1],),
+            ways=(each("model.positions", ["rope"]),),
+        )
+
+
+def latent_attention_is_plain(view: View) -> Iterator[Fault]:
+    """Find biases, or norms of each head, which latent attention does not have."""
+    _require_latent(view)
+    for name in ("qkv_bias", "output_bias", "qk_norm"):
+        key = f"model.{name}"
+        if view.flag(key):
+            yield Fault(
+                rule=LATENT_ATTENTION_IS_PLAIN,
+                key=key,
+                message=f"{key} = true, which latent attention does not have",
+                others=("model.latent.kv_rank",),
+                ways=(each(key, [False]),),
+            )
+
+
+def _require_latent(view: View) -> None:
+    if not view.has_table("model.latent"):
+        raise Unavailable("model.latent")
+
+
+MODEL_FAULTS = (
+    groups_divide_experts,
+    top_groups_hold_top_k,
+    experts_are_gated,
+    experts_have_no_bias,
+    latent_heads_have_keys,
+    latent_head_has_two_parts,
+    latent_positions_are_rotary,
+    latent_attention_is_plain,
+)

@@ -1,0 +1,149 @@
+"""Rules about mixtures of experts: which experts a token meets, and what keeps their load even."""
+
+from __future__ import annotations
+
+from echelon.core.rules import Rule
+
+GROUPS_DIVIDE_EXPERTS = Rule(
+    id="groups-divide-experts",
+    why="""
+    With groups, a token's experts come out of the best top_groups groups of equal size
+    (DeepSeek-V3, 2024, section 2.1.2). A group is as good as the sum of its two best scores, so it
+    has two experts at least.
+    """,
+    bad="""
+    [model.experts]
+    num_experts = 8
+    top_k = 2
+    ffn = 64
+    groups = 3
+    """,
+    fixed="""
+    [model.experts]
+    num_experts = 8
+    top_k = 2
+    ffn = 64
+    groups = 4
+    """,
+)
+
+TOP_GROUPS_HOLD_TOP_K = Rule(
+    id="top-groups-hold-top-k",
+    why="""
+    A token meets top_k different experts of the top_groups groups that it chooses, out of groups.
+    They hold top_groups x num_experts / groups experts, which must be top_k or more.
+    """,
+    bad="""
+    [model.experts]
+    num_experts = 8
+    top_k = 4
+    ffn = 64
+    groups = 4
+    top_groups = 1              # a group has two experts
+    """,
+    fixed="""
+    [model.experts]
+    num_experts = 8
+    top_k = 4
+    ffn = 64
+    groups = 4
+    top_groups = 2
+    """,
+)
+
+EXPERTS_ARE_GATED = Rule(
+    id="experts-are-gated",
+    why="""
+    An expert is an MLP with a gate: three matrices, and SiLU (SwiGLU), as in Mixtral, Qwen3 and
+    DeepSeek. Experts of two matrices are not supported.
+    """,
+    bad="""
+    [model]
+    gated = false
+    activation = "gelu"
+    [model.experts]
+    num_experts = 8
+    top_k = 2
+    ffn = 64
+    """,
+    fixed="""
+    [model.experts]
+    num_experts = 8
+    top_k = 2
+    ffn = 64
+    """,
+)
+
+EXPERTS_HAVE_NO_BIAS = Rule(
+    id="experts-have-no-bias",
+    why="""
+    The matrices of experts are multiplied all at once, and have no biases. model.mlp_bias is about
+    every MLP of a model, so a model with experts has none. The bias by which a router chooses is
+    another one: model.experts.router_bias.
+    """,
+    bad="""
+    [model]
+    mlp_bias = true
+    [model.experts]
+    num_experts = 8
+    top_k = 2
+    ffn = 64
+    """,
+    fixed="""
+    [model.experts]
+    num_experts = 8
+    top_k = 2
+    ffn = 64
+    """,
+)
+
+BIAS_BALANCE_HAS_BIAS = Rule(
+    id="bias-balance-has-bias",
+    why="""
+    Balancing without a loss moves a bias of each expert, which takes part in the choice of experts
+    (Wang et al. 2024; DeepSeek-V3, section 2.1.2). So the router has that bias: where
+    model.experts.router_bias is not set, it is true.
+    """,
+    bad="""
+    [model.experts]
+    num_experts = 8
+    top_k = 2
+    ffn = 64
+    router_bias = false
+    [experts]
+    balance = "bias"
+    """,
+    fixed="""
+    [model.experts]
+    num_experts = 8
+    top_k = 2
+    ffn = 64
+    [experts]
+    balance = "bias"
+    """,
+)
+
+CAPACITY_HOLDS_TOKENS = Rule(
+    id="capacity-holds-tokens",
+    why="""
+    With a capacity factor c an expert has room for c T k / E tokens of each sequence of T, rounded
+    up: c times its even share, where a token meets k of E experts. Where that is less than one
+    token, nearly everything would be dropped, or the factor would mean nothing.
+    """,
+    bad="""
+    [model.experts]
+    num_experts = 8
+    top_k = 2
+    ffn = 64
+    [experts]
+    capacity_factor = 0.01      # 0.01 x 128 x 2 / 8 = 0.32 tokens
+    """,
+    fixed="""
+    [model.experts]
+    num_experts = 8
+    top_k = 2
+    ffn = 64
+    [experts]
+    capacity_factor = 1.25      # 40 tokens
+    """,
+)

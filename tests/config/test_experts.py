@@ -1,0 +1,329 @@
+"""Settings of experts: what is refused, values that mend it, and what the plan then says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from echelon.config.load import load_job
+from echelon.core.experts import Balance, ExpertLayout
+from tests.config.problems import SMALL, problems_of, write
+from tests.config.suggestions import taken
+
+MODEL = SMALL + "\n[model.experts]\nnum_experts = 8\ntop_k = 2\nffn = 24\n"
+MESH_4 = ["mesh.dp_shard=4", "mesh.ep=4"]
+TWO_NODES = ["cluster.preset=16xh100", "mesh.dp_shard=16", "mesh.ep=16"]
+WIDE = ["model.experts.num_experts=16", *TWO_NODES]
+
+
+@pytest.fixture
+def sparse(tmp_path: Path) -> Path:
+    return write(tmp_path, MODEL)
+
+
+@pytest.mark.parametrize(
+    ("sets", "rule", "says", "works"),
+    [
+        (
+            ["mesh.dp_shard=6", "mesh.ep=6"],
+            "ep-divides-experts",
+            "(8 % 6 = 2)",
+            ("mesh.ep = 2", "model.experts.num_experts = 6"),
+        ),
+        (
+            ["mesh.dp_replicate=4", "mesh.ep=4"],
+            "ep-divides-ranks",
+            "mesh.dp_shard x mesh.cp x mesh.tp = 1 x 1 x 1 = 1, the ranks that share out experts "
+            "(1 % 4 = 1); mesh.dp_replicate = 4 holds copies and is no part of it",
+            ("mesh.dp_shard = 4 with mesh.dp_replicate = 1", "mesh.ep = 1"),
+        ),
+        (
+            ["mesh.tp=2", "mesh.ep=4"],
+            "ep-divides-ranks",
+            "1 x 1 x 2 = 2",
+            ("mesh.dp_shard = 2", "mesh.ep = 2", "mesh.ep = 1"),
+        ),
+        (
+            ["mesh.tp=2", "mesh.ep=2", "experts.expert_tp=2"],
+            "ep-divides-ranks",
+            "experts.expert_tp = 2 cuts each expert over mesh.tp, no part of it",
+            ("mesh.dp_shard = 2", "experts.expert_tp = 1", "mesh.ep = 1"),
+        ),
+        (
+            ["mesh.tp=6", "experts.expert_tp=3"],
+            "expert-tp-is-one-or-tp",
+            "experts.expert_tp = 3, but mesh.tp = 6",
+            ("experts.expert_tp = 1", "experts.expert_tp = 6", "mesh.tp = 3"),
+        ),
+        (
+            ["mesh.tp=2", "experts.expert_tp=2", "model.experts.ffn=25"],
+            "expert-tp-divides-ffn",
+            "(25 % 2 = 1)",
+            ("experts.expert_tp = 1", "model.experts.ffn = 24", "model.experts.ffn = 26"),
+        ),
+        (
+            ["mesh.tp=2", "batch.sequence_length=25"],
+            "tp-divides-tokens",
+            "1 x 25 / 1 = 25 tokens (25 % 2 = 1)",
+            ("batch.microbatch_sequences = 2", "batch.sequence_length = 24", "mesh.tp = 1"),
+        ),
+        (
+            ["mesh.tp=2", "model.experts.ffn=25", "model.experts.shared_experts=3"],
+            "tp-divides-ffn",
+            "shared_experts x experts.ffn = 75 (75 % 2 = 1)",
+            ("1", "3"),
+        ),
+        (
+            ["experts.padded=true"],
+            "padded-needs-capacity",
+            'experts.capacity_factor = "dropless"',
+            ("experts.capacity_factor = 1.25", "experts.padded = false"),
+        ),
+        (
+            [*MESH_4, "experts.dispatch=two-hop"],
+            "two-hop-needs-nodes",
+            "the 4 ranks from 0 to 3 that share out experts are on one node of 8 devices",
+            ('experts.dispatch = "flat"',),
+        ),
+        (
+            ["experts.dispatch=two-hop"],
+            "two-hop-needs-nodes",
+            "mesh.ep = 1 sends nothing",
+            ('experts.dispatch = "flat"',),
+        ),
+        (
+            [*MESH_4, "experts.chunks=5"],
+            "chunks-divide-tokens",
+            "a rank sends 24 tokens to experts, 24 of a microbatch (24 % 5 = 4)",
+            ("experts.chunks = 4", "experts.chunks = 6"),
+        ),
+        (
+            ["mesh.dp_shard=2", "mesh.tp=2", "mesh.ep=4", "experts.chunks=8"],
+            "chunks-divide-tokens",
+            "a rank sends 12 tokens to experts, 24 of a microbatch / tp = 24 / 2 (12 % 8 = 4)",
+            ("experts.chunks = 6",),
+        ),
+        (
+            ["experts.capacity_factor=0.1"],
+            "capacity-holds-tokens",
+            "0.1 x 24 x 2 / 8 = 0.6 tokens",
+            (
+                "experts.capacity_factor = 0.17",
+                "experts.capacity_factor = 1.0",
+                'experts.capacity_factor = "dropless"',
+            ),
+        ),
+        (
+            ["experts.balance=both", "model.experts.router_bias=false"],
+            "bias-balance-has-bias",
+            'experts.balance = "both" moves a bias',
+            ("model.experts.router_bias = true", 'experts.balance = "aux"'),
+        ),
+        (
+            ["model.experts.groups=3"],
+            "groups-divide-experts",
+            "(8 % 3 = 2)",
+            ("model.experts.groups = 2", "model.experts.groups = 4"),
+        ),
+        (
+            ["model.experts.groups=8"],
+            "groups-divide-experts",
+            "(8 / 8 = 1 in each, and a group needs two)",
+            ("model.experts.groups = 4",),
+        ),
+        (
+            ["model.experts.groups=2", "model.experts.top_groups=3"],
+            "top-groups-hold-top-k",
+            "top_groups = 3 is more than groups = 2",
+            ("model.experts.top_groups = 2", "model.experts.groups = 4"),
+        ),
+        (
+            ["model.experts.groups=4", "model.experts.top_k=3"],
+            "top-groups-hold-top-k",
+            "1 of 4 groups hold 1 x 8 / 4 = 2 experts",
+            ("model.experts.top_groups = 2", "model.experts.groups = 2"),
+        ),
+        (
+            ["model.gated=false"],
+            "experts-are-gated",
+            "those have a gate",
+            ('model.gated = true with model.activation = "silu"',),
+        ),
+        (
+            ["model.mlp_bias=true"],
+            "experts-have-no-bias",
+            "their matrices have no biases",
+            ("model.mlp_bias = false",),
+        ),
+    ],
+)
+def test_a_fault_of_experts_names_values_that_work(
+    sparse: Path, sets: list[str], rule: str, says: str, works: tuple[str, ...]
+) -> None:
+    found = problems_of(sparse, sets)
+    assert list(found) == [rule]
+    assert says in found[rule].message
+    assert set(works) <= set(found[rule].works)
+    assert found[rule].set_by.startswith("--set ") or found[rule].set_by.startswith("run.toml")
+    for advice in found[rule].works:
+        full = advice if "." in advice.partition(" ")[0] else f"mesh.tp = {advice}"
+        assert problems_of(sparse, taken(full, sets)) == {}, advice
+
+
+def test_two_hops_need_as_many_ranks_on_each_of_several_nodes(sparse: Path) -> None:
+    two_hop = "experts.dispatch=two-hop"
+    assert problems_of(sparse, [*WIDE, two_hop]) == {}
+    eight = [*WIDE, "mesh.ep=8", two_hop]
+    found = problems_of(sparse, [s for s in eight if s != "mesh.ep=16"])
+    assert "the 8 ranks from 0 to 7" in found["two-hop-needs-nodes"].message
+    assert "mesh.ep = 16" in found["two-hop-needs-nodes"].works
+    padded = [*WIDE, two_hop, "experts.padded=true", "experts.capacity_factor=2"]
+    found = problems_of(sparse, padded)
+    assert list(found) == ["padded-travels-flat"]
+    for advice in found["padded-travels-flat"].works:
+        assert problems_of(sparse, taken(advice, padded)) == {}
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ["experts.aux_over=sequence"],
+        ["experts.aux_coefficient=0.1"],
+        ["experts.balance=bias", "experts.aux_coefficient=0.1"],
+        ["experts.bias_rate=0.1"],
+        ["experts.balance=aux", "experts.bias_rate=0.1"],
+        ["experts.drop=score"],
+        ["experts.chunks=2"],
+        ["mesh.dp_shard=8", "mesh.ep=8", "zero.stage=1", "experts.zero_stage=2"],
+    ],
+)
+def test_a_setting_of_experts_without_effect_is_an_error(sparse: Path, sets: list[str]) -> None:
+    found = problems_of(sparse, sets)
+    assert list(found) == ["no-effect"]
+    assert found["no-effect"].works != ()
+    for advice in found["no-effect"].works:
+        assert problems_of(sparse, taken(advice, sets)) == {}, advice
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "mesh.ep=2",
+        "experts.balance=aux",
+        "experts.z_coefficient=0.001",
+        "experts.capacity_factor=1.25",
+        "experts.route=even",
+        "experts.zero_stage=1",
+        "experts.padded=true",
+    ],
+)
+def test_a_dense_model_has_no_settings_of_experts(tmp_path: Path, setting: str) -> None:
+    found = problems_of(write(tmp_path, SMALL), [setting])
+    assert list(found) == ["no-effect"]
+    assert "has no experts" in found["no-effect"].message
+    assert len(found["no-effect"].works) == 1
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ["mesh.dp_shard=4", "mesh.ep=4"],
+        ["mesh.dp_shard=4", "mesh.ep=2"],
+        ["mesh.tp=2", "mesh.ep=2"],
+        ["mesh.cp=2", "mesh.ep=2"],
+        ["mesh.pp=2", "mesh.dp_shard=2", "mesh.ep=2", "pipeline.schedule=dualpipe-v"],
+        ["mesh.tp=2", "experts.expert_tp=2", "mesh.dp_shard=2", "mesh.ep=2"],
+        ["mesh.tp=2", "experts.zero_stage=3"],
+        ["mesh.tp=2", "model.experts.ffn=25", "model.ffn=97"],
+        ["mesh.tp=2", "experts.chunks=4", "mesh.ep=2"],
+        ["experts.capacity_factor=1", "experts.drop=score", "experts.padded=true"],
+        ["experts.balance=aux", "experts.aux_over=sequence", "experts.capacity_factor=1.5"],
+        ["mesh.dp_shard=2", "mesh.ep=2", "zero.stage=3", "experts.zero_stage=0"],
+    ],
+)
+def test_what_suits_experts_is_accepted(sparse: Path, sets: list[str]) -> None:
+    assert problems_of(sparse, sets) == {}
+
+
+def test_dense_shards_that_experts_do_not_need_stay_without_effect(sparse: Path) -> None:
+    found = problems_of(sparse, ["mesh.dp_shard=2", "mesh.tp=2", "mesh.ep=2"])
+    assert list(found) == ["no-effect"]
+    assert found["no-effect"].key == "mesh.dp_shard"
+
+
+def test_degrees_that_are_suggested_for_tp_suit_the_experts(sparse: Path) -> None:
+    sets = ["mesh.ep=2", "mesh.tp=4", "model.kv_heads=6"]
+    found = problems_of(sparse, sets)
+    assert found["tp-divides-kv-heads"].works == ("2", "6")
+    for value in found["tp-divides-kv-heads"].works:
+        assert problems_of(sparse, ["mesh.ep=2", f"mesh.tp={value}"]) == {}
+
+
+def test_slices_at_rest_elsewhere_are_those_of_experts_too(sparse: Path) -> None:
+    sets = ["mesh.dp_shard=2", "zero.stage=1", "zero.optimizer_offload=host"]
+    assert problems_of(sparse, sets) == {}
+    sets.append("experts.zero_stage=0")
+    found = problems_of(sparse, sets)
+    assert list(found) == ["offload-needs-stage"]
+    assert "of experts whole" in found["offload-needs-stage"].message
+    for advice in found["offload-needs-stage"].works:
+        assert problems_of(sparse, taken(advice, sets)) == {}
+
+
+def test_settings_of_experts_become_two_records_of_the_plan(sparse: Path) -> None:
+    sets = [
+        "experts.balance=both",
+        "experts.aux_coefficient=1",
+        "experts.aux_over=microbatch",
+        "experts.z_coefficient=0.001",
+        "experts.bias_rate=0.01",
+        "experts.capacity_factor=2",
+        "experts.drop=score",
+        "experts.route=even",
+        "mesh.dp_shard=4",
+        "mesh.ep=2",
+        "experts.chunks=3",
+        "experts.padded=true",
+        "zero.stage=2",
+        "model.experts.groups=4",
+        "model.experts.top_groups=2",
+        "model.experts.gate_scale=2.5",
+        "model.experts.renormalise=false",
+    ]
+    plan = load_job(sparse, sets).plan
+    assert plan.mathematics.balance == Balance(
+        kind="both",
+        aux_coefficient=1.0,
+        aux_over="microbatch",
+        z_coefficient=0.001,
+        bias_rate=0.01,
+        capacity_factor=2.0,
+        drop="score",
+        route="even",
+    )
+    assert plan.layout.experts == ExpertLayout(zero_stage=2, chunks=3, padded=True)
+    experts = plan.model.experts
+    assert experts is not None
+    assert (experts.groups, experts.top_groups, experts.gate_scale) == (4, 2, 2.5)
+    assert not experts.renormalise
+    assert experts.router_bias
+
+
+def test_what_is_derived_says_so(sparse: Path) -> None:
+    job = load_job(sparse, ["experts.balance=bias", "mesh.dp_shard=2", "zero.stage=1"])
+    assert job.source_of("model.experts.router_bias") == "derived: experts.balance"
+    assert job.source_of("experts.zero_stage") == "derived: zero.stage"
+    assert job.plan.layout.experts.zero_stage == 1
+    plain = load_job(sparse).plan
+    assert plain.mathematics.balance == Balance()
+    assert plain.layout.experts == ExpertLayout()
+    assert plain.model.experts is not None
+    assert not plain.model.experts.router_bias
+
+
+def test_a_dense_plan_has_the_defaults(tmp_path: Path) -> None:
+    sets = ["mesh.dp_shard=2", "zero.stage=3"]
+    plan = load_job(write(tmp_path, SMALL), sets).plan
+    assert plan.layout.experts == ExpertLayout()
+    assert plan.mathematics.balance == Balance()
