@@ -86,6 +86,7 @@ QWEN3_MOE = QWEN3 | {
     "num_experts_per_tok": 8,
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
+    "norm_topk_prob": True,
 }
 QWEN: dict[str, Any] = {"model_type": "qwen2", "use_sliding_window": True}
 QWEN_SLIDES, QWEN_FULL = LLAMA | QWEN, LLAMA | {"model_type": "qwen2"}
@@ -125,6 +126,10 @@ DEEPSEEK = {
     "moe_layer_freq": 1,
     "scoring_func": "sigmoid",
     "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "n_group": 8,
+    "topk_group": 4,
     "rope_scaling": {
         "type": "yarn",
         "factor": 40,
@@ -169,6 +174,35 @@ def test_qwen2_has_biases_in_front_and_none_behind(tmp_path: Path) -> None:
         False,
         True,
     )
+
+
+def test_the_weights_of_experts_are_read(tmp_path: Path) -> None:
+    """Qwen3-MoE does not renormalise where nothing is said, Mixtral always does."""
+    silent = {key: value for key, value in QWEN3_MOE.items() if key != "norm_topk_prob"}
+    found = [shape_of(tmp_path, config).experts for config in (silent, QWEN3_MOE, MIXTRAL)]
+    assert [experts is not None and experts.renormalise for experts in found] == [
+        False,
+        True,
+        True,
+    ]
+    changed = {"routed_scaling_factor": 1.5, "n_group": 4, "topk_group": 2, "norm_topk_prob": False}
+    experts = shape_of(tmp_path, DEEPSEEK | changed).experts
+    assert experts is not None
+    assert (experts.gate_scale, experts.groups, experts.top_groups) == (1.5, 4, 2)
+    assert not experts.renormalise
+
+
+def test_what_a_deepseek_config_leaves_out_is_as_transformers_has_it(tmp_path: Path) -> None:
+    left_out = (
+        "n_shared_experts",
+        "first_k_dense_replace",
+        "norm_topk_prob",
+        "routed_scaling_factor",
+        "n_group",
+        "topk_group",
+    )
+    short = {key: value for key, value in DEEPSEEK.items() if key not in left_out}
+    assert shape_of(tmp_path, short) == shape_of(tmp_path, DEEPSEEK)
 
 
 def test_what_the_architecture_implies_need_not_be_written(tmp_path: Path) -> None:
@@ -277,6 +311,9 @@ def test_a_field_of_ones_own_overrides_the_file(tmp_path: Path) -> None:
         (GPT2 | {"final_logit_softcapping": 30.0}, "hf-config-value", "30.0"),
         (LLAMA | {"is_causal": "no"}, "wrong-type", "model.causal"),
         (MISTRAL | {"is_causal": False, "sliding_window": 8}, "hf-config-value", "is_causal"),
+        (MIXTRAL | {"router_jitter_noise": 0.1}, "hf-config-value", "router_jitter_noise"),
+        (DEEPSEEK | {"n_group": 7}, "groups-divide-experts", "num_experts = 256"),
+        (DEEPSEEK | {"num_key_value_heads": 8}, "latent-heads-have-keys", "heads = 128"),
         (DEEPSEEK | {"scoring_func": "softmax"}, "hf-config-value", "softmax"),
         (DEEPSEEK | {"rope_scaling": {"type": "yarn"}}, "hf-config-value", "yarn"),
     ],

@@ -211,6 +211,7 @@ def _qwen3_moe(reader: Reader) -> None:
     reader.need("experts.num_experts", key)
     reader.need("experts.top_k", "num_experts_per_tok")
     reader.need("experts.ffn", "moe_intermediate_size")
+    reader.take("experts.renormalise", "norm_topk_prob", False)
 
 
 def _mixtral(reader: Reader) -> None:
@@ -220,6 +221,8 @@ def _mixtral(reader: Reader) -> None:
     reader.need("experts.num_experts", "num_local_experts")
     reader.need("experts.top_k", "num_experts_per_tok")
     reader.need("experts.ffn", "intermediate_size")
+    reader.set("experts.renormalise", True, "model_type")
+    reader.only("router_jitter_noise", 0.0, 0)
     _window(reader, None)
 
 
@@ -240,8 +243,12 @@ def _deepseek_v3(reader: Reader) -> None:
     reader.need("experts.num_experts", "n_routed_experts")
     reader.need("experts.top_k", "num_experts_per_tok")
     reader.need("experts.ffn", "moe_intermediate_size")
-    reader.take("experts.shared_experts", "n_shared_experts")
-    reader.take("experts.first_dense_layers", "first_k_dense_replace")
+    reader.take("experts.shared_experts", "n_shared_experts", 1)
+    reader.take("experts.first_dense_layers", "first_k_dense_replace", 3)
+    reader.take("experts.renormalise", "norm_topk_prob", True)
+    reader.take("experts.gate_scale", "routed_scaling_factor", 2.5)
+    reader.take("experts.groups", "n_group", 8)
+    reader.take("experts.top_groups", "topk_group", 4)
     reader.set("experts.router", "sigmoid", "scoring_func")
     reader.set("experts.router_bias", True, "topk_method")
 
