@@ -7,8 +7,9 @@ from itertools import pairwise
 from typing import Any
 
 from echelon.core.cluster import Cluster, Device
+from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.mesh import Mesh
-from echelon.core.model_shape import ModelShape
+from echelon.core.model_shape import Experts, ModelShape
 from echelon.core.plan import (
     Context,
     Documents,
@@ -67,6 +68,31 @@ STORE_WHOLE = Zero()
 
 ONE_PIECE = Context()
 
+WHOLE_EXPERTS = ExpertLayout()
+
+NO_BALANCE = Balance()
+
+MIXTRAL = replace(NANO, name="mixtral", layers=2, experts=Experts(num_experts=8, top_k=2, ffn=12))
+"""A Mixtral shape: a softmax router, two of eight experts."""
+
+DEEPSEEK = replace(
+    MIXTRAL,
+    name="deepseek",
+    experts=Experts(
+        num_experts=8,
+        top_k=3,
+        ffn=12,
+        shared_experts=1,
+        first_dense_layers=1,
+        router="sigmoid",
+        router_bias=True,
+        gate_scale=2.5,
+        groups=4,
+        top_groups=2,
+    ),
+)
+"""A DeepSeek-V3 router: sigmoid scores, groups, a bias, a shared expert, a dense block first."""
+
 ADAMW = Optimizer(total_steps=8, clip_norm=0.5, eps=1e-3, warmup_steps=2)
 """An eps of the size of a gradient, so that an update shows its size and not only its sign."""
 
@@ -81,6 +107,9 @@ class Choice:
     dp_shard: int = 1
     tp: int = 1
     cp: int = 1
+    ep: int = 1
+    experts: ExpertLayout = WHOLE_EXPERTS
+    balance: Balance = NO_BALANCE
     context: Context = ONE_PIECE
     documents: Documents = "joined"
     sequence_parallel: bool = False
@@ -115,9 +144,17 @@ def plan_of(choice: Choice | None = None, **changes: Any) -> Plan:
                 parameters=one.dtype, gradients=one.dtype, reduction=one.dtype, master=one.dtype
             ),
             optimizer=one.optimizer,
+            balance=one.balance,
         ),
         layout=Layout(
-            mesh=Mesh(pp=one.pp, dp_replicate=one.dp, dp_shard=one.dp_shard, cp=one.cp, tp=one.tp),
+            mesh=Mesh(
+                pp=one.pp,
+                dp_replicate=one.dp,
+                dp_shard=one.dp_shard,
+                cp=one.cp,
+                tp=one.tp,
+                ep=one.ep,
+            ),
             microbatch_sequences=one.microbatch_sequences,
             pipeline=Pipeline(
                 schedule=one.schedule,
@@ -129,6 +166,7 @@ def plan_of(choice: Choice | None = None, **changes: Any) -> Plan:
             zero=replace(one.zero, bucket_bytes=one.bucket_bytes),
             recompute=one.recompute,
             context=one.context,
+            experts=one.experts,
         ),
         cluster=LAPTOP,
     )

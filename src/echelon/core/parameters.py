@@ -18,6 +18,8 @@ Initial = Literal["normal", "residual", "ones", "zeros"]
 
 EMBEDDING = "embedding.weight"
 HEAD = "head.weight"
+ROUTER = ".router.weight"
+"""How the names of routers end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,14 @@ from typing import Literal
 
 from echelon.core.axis import LOSS_AXES, SHARD_AXES
 from echelon.core.parameters import EMBEDDING, ParameterSpec
-from echelon.core.plan import DTYPE_BYTES, Optimizer, Plan
+from echelon.core.plan import DTYPE_BYTES, Optimizer, Plan, ZeroStage
 from echelon.cost.stage import (
     RankPart,
     StagePart,
+    held_experts,
     held_parameters,
     partial_over_tensor,
+    pieces_of,
     shared_by_ends,
     stage_parameters,
 )
@@ -41,7 +43,7 @@ class BucketPlan:
     `update` is the rule of the optimizer for all of them, `units` the units of the forward pass
     that use them, in its order, and `stages` the pipeline stages of this rank that these are in.
     `sliced` buckets hold their parameters as slices between uses (stage 3); the others hold them
-    whole.
+    whole. One of an `expert` is summed over, and cut for, the ranks that hold the same experts.
     """
 
     name: str
@@ -52,6 +54,7 @@ class BucketPlan:
     units: tuple[str, ...] = ()
     sliced: bool = False
     stages: tuple[int, ...] = (0,)
+    expert: bool = False
 
     @property
     def backward_units(self) -> tuple[str, ...]:
@@ -65,19 +68,54 @@ class BucketPlan:
         return (self.stages[1:] if looked_up_alone else self.stages) if self.backward_units else ()
 
 
-def shard_degree(plan: Plan) -> int:
+def zero_stage(plan: Plan, *, expert: bool = False) -> ZeroStage:
+    """Return the ZeRO stage of routed experts, or of all else."""
+    return plan.layout.experts.zero_stage if expert else plan.layout.zero.stage
+
+
+def shard_degree(plan: Plan, *, expert: bool = False) -> int:
     """Return into how many slices a bucket is cut: 1 at stage 0."""
-    return plan.mesh.degree(*SHARD_AXES) if plan.layout.zero.stage else 1
+    if not zero_stage(plan, expert=expert):
+        return 1
+    if expert:
+        return plan.mesh.expert_shard_degree(expert_tp=plan.layout.experts.expert_tp)
+    return plan.mesh.degree(*SHARD_AXES)
+
+
+def data_degree(plan: Plan, *, expert: bool = False) -> int:
+    """Return how many ranks a gradient is summed over."""
+    if expert:
+        copies = plan.mesh.expert_shard_degree(expert_tp=plan.layout.experts.expert_tp)
+        return copies * plan.mesh.dp_replicate
+    return plan.mesh.degree(*LOSS_AXES)
+
+
+def slice_index(plan: Plan, rank: int, *, expert: bool = False) -> int:
+    """Return which of the slices of a bucket `rank` owns."""
+    if shard_degree(plan, expert=expert) == 1:
+        return 0
+    mesh, expert_tp = plan.mesh, plan.layout.experts.expert_tp
+    if expert:
+        fold = mesh.group(rank, *mesh.expert_fold(expert_tp=expert_tp))
+        return fold.index(rank) // mesh.ep
+    return mesh.group(rank, *SHARD_AXES).index(rank)
 
 
 def slice_elements(plan: Plan, bucket: BucketPlan) -> int:
     """Return the elements of the slice of a bucket that one rank updates."""
-    return bucket.num_elements // shard_degree(plan)
+    return bucket.num_elements // shard_degree(plan, expert=bucket.expert)
 
 
-def accumulates_slices(plan: Plan) -> bool:
-    """Return whether gradients are reduced after every microbatch and added up as slices."""
-    return plan.layout.zero.stage > 0 and plan.layout.zero.accumulate == "slices"
+def accumulates_slices(plan: Plan, *, expert: bool = False) -> bool:
+    """Return whether gradients are reduced after every microbatch and added up as slices.
+
+    Experts follow `zero.accumulate`; where it says nothing, for all else is at stage 0, theirs add
+    up in slices from stage 2 on.
+    """
+    stage, zero = zero_stage(plan, expert=expert), plan.layout.zero
+    if expert and zero.stage == 0:
+        return stage >= 2
+    return stage > 0 and zero.accumulate == "slices"
 
 
 def plan_buckets(plan: Plan, part: RankPart) -> tuple[BucketPlan, ...]:
@@ -91,11 +129,12 @@ def plan_buckets(plan: Plan, part: RankPart) -> tuple[BucketPlan, ...]:
             name=f"bucket{index}",
             kind=run.kind,
             names=tuple(run.names),
-            num_elements=_padded(plan, [by_name[name] for name in run.names]),
+            num_elements=_padded(plan, [by_name[name] for name in run.names], run.expert),
             update=run.update,
             units=_units(plan, part, run.names),
-            sliced=run.sliced and plan.layout.zero.stage == 3,
+            sliced=run.sliced and zero_stage(plan, expert=run.expert) == 3,
             stages=run.stages,
+            expert=run.expert,
         )
         for index, run in enumerate(_runs(plan, part))
     )
@@ -129,6 +168,7 @@ class _Run:
     names: list[str]
     sliced: bool
     stages: tuple[int, ...]
+    expert: bool = False
 
 
 def _runs(plan: Plan, part: RankPart) -> Iterator[_Run]:
@@ -136,17 +176,17 @@ def _runs(plan: Plan, part: RankPart) -> Iterator[_Run]:
 
     An embedding that two stages of the rank use is complete after the earlier one.
     """
-    at_both_ends = _at_both_ends(plan, part)
+    at_both_ends, experts = _at_both_ends(plan, part), held_experts(plan, part)
     closed = 0
     for stage in part.stages[::-1]:
-        specs = [s for s in stage_parameters(plan, stage) if s.name not in at_both_ends]
+        specs = [s for s in stage_parameters(plan, stage, experts) if s.name not in at_both_ends]
         for run in _stage_runs(plan, part, stage, specs, small=closed == 0):
             closed += 1
             yield run
     for name in at_both_ends:
         spec = next(s for s in held_parameters(plan, part) if s.name == name)
         stages = tuple(stage.stage for stage in part.stages if stage.first or stage.last)
-        sliced = spec.local_numel(plan.mesh.tp) >= plan.layout.zero.keep_whole_below
+        sliced = _local_numel(plan, spec) >= plan.layout.zero.keep_whole_below
         update = update_of(plan.mathematics.optimizer, spec)
         yield _Run("whole", update, [name], sliced, stages)
 
@@ -161,37 +201,45 @@ def _stage_runs(
     plan: Plan, part: RankPart, stage: StagePart, specs: Sequence[ParameterSpec], *, small: bool
 ) -> Iterator[_Run]:
     """Yield the buckets of one stage, the first of them `small`; side buckets come last."""
-    zero, optimizer, tp = plan.layout.zero, plan.mathematics.optimizer, plan.mesh.tp
+    zero, optimizer = plan.layout.zero, plan.mathematics.optimizer
     size = DTYPE_BYTES[plan.mathematics.precision.gradients]
     limit, first = zero.bucket_bytes // size, FIRST_BUCKET_BYTES // size
-    filling: dict[Update, list[ParameterSpec]] = {}
-    aside: dict[tuple[BucketKind, Update, bool], list[str]] = {}
+    filling: dict[tuple[Update, bool], list[ParameterSpec]] = {}
+    aside: dict[tuple[BucketKind, Update, bool, bool], list[str]] = {}
     stages = (stage.stage,)
+
+    def cut(expert: bool) -> bool:
+        return zero_stage(plan, expert=expert) == 3
+
     for unit in _units_backward(plan, stage, specs):
         for spec in unit:
-            update = update_of(optimizer, spec)
+            update, expert = update_of(optimizer, spec), spec.expert is not None
             if shared_by_ends(plan, part, spec):
-                aside.setdefault(("tied", update, True), []).append(spec.name)
+                aside.setdefault(("tied", update, True, False), []).append(spec.name)
             elif partial_over_tensor(plan, spec):
-                aside.setdefault(("partial", update, False), []).append(spec.name)
-            elif zero.stage == 3 and spec.local_numel(tp) < zero.keep_whole_below:
-                aside.setdefault(("whole", update, False), []).append(spec.name)
+                aside.setdefault(("partial", update, False, False), []).append(spec.name)
+            elif cut(expert) and _local_numel(plan, spec) < zero.keep_whole_below:
+                aside.setdefault(("whole", update, False, expert), []).append(spec.name)
             else:
-                filling.setdefault(update, []).append(spec)
-        for update, run in list(filling.items()):
-            full = zero.stage == 3 or sum(spec.local_numel(tp) for spec in run) >= (
+                filling.setdefault((update, expert), []).append(spec)
+        for (update, expert), run in list(filling.items()):
+            full = cut(expert) or sum(_local_numel(plan, spec) for spec in run) >= (
                 min(limit, first) if small else limit
             )
             if full:
                 small = False
-                names = [spec.name for spec in filling.pop(update)]
-                yield _Run("whole", update, names, True, stages)
-    for update, run in filling.items():
-        yield _Run("whole", update, [spec.name for spec in run], True, stages)
+                names = [spec.name for spec in filling.pop((update, expert))]
+                yield _Run("whole", update, names, True, stages, expert)
+    for (update, expert), run in filling.items():
+        yield _Run("whole", update, [spec.name for spec in run], True, stages, expert)
     for kind in ("whole", "partial", "tied"):
-        for (other, update, sliced), names in aside.items():
+        for (other, update, sliced, expert), names in aside.items():
             if other == kind:
-                yield _Run(kind, update, names, sliced, stages)
+                yield _Run(kind, update, names, sliced, stages, expert)
+
+
+def _local_numel(plan: Plan, spec: ParameterSpec) -> int:
+    return spec.local_numel(pieces_of(plan, spec))
 
 
 def _units_backward(
@@ -201,7 +249,8 @@ def _units_backward(
 
     That is a unit or, at stage 3, `unit_blocks` consecutive blocks of the stage.
     """
-    together = plan.layout.zero.unit_blocks if plan.layout.zero.stage == 3 else 1
+    gathers = 3 in (plan.layout.zero.stage, plan.layout.experts.zero_stage)
+    together = plan.layout.zero.unit_blocks if gathers else 1
     groups: dict[str, list[ParameterSpec]] = {}
     for spec in specs:
         key = unit_of(spec.name)
@@ -222,8 +271,8 @@ def _units(plan: Plan, part: RankPart, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(unit for unit in stage_units(part) if unit in used)
 
 
-def _padded(plan: Plan, specs: Sequence[ParameterSpec]) -> int:
+def _padded(plan: Plan, specs: Sequence[ParameterSpec], expert: bool) -> int:
     """Return the elements of a bucket: slices of slices (hybrid sharding) are equal too."""
-    size = sum(spec.local_numel(plan.mesh.tp) for spec in specs)
-    data = plan.mesh.degree(*LOSS_AXES)
+    size = sum(_local_numel(plan, spec) for spec in specs)
+    data = data_degree(plan, expert=expert)
     return -(-size // data) * data

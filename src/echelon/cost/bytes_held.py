@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from echelon.core.axis import SHARD_AXES, Axis
+from echelon.core.axis import Axis
 from echelon.core.plan import DTYPE_BYTES, DType, Home, Plan
 from echelon.cost.buckets import (
     BucketPlan,
     accumulates_slices,
     plan_buckets,
-    shard_degree,
     slice_elements,
+    slice_index,
 )
 from echelon.cost.slots import SlotRange, slot_ranges
 from echelon.cost.stage import held_parameters, pp_rank_of, rank_part
@@ -79,7 +79,10 @@ def held_terms(plan: Plan, buckets: Sequence[HeldBucket], rank: int) -> tuple[He
     adder.add(
         "parameters", precision.parameters, [b for b in buckets if b.plan.sliced], pool=resting
     )
-    adder.add("gradients", precision.gradients, buckets, whole=not accumulates_slices(plan))
+    for expert in (False, True):
+        whole = not accumulates_slices(plan, expert=expert)
+        alike = [bucket for bucket in buckets if bucket.plan.expert is expert]
+        adder.add("gradients", precision.gradients, alike, whole=whole)
     pool = POOLS[zero.optimizer_offload]
     if precision.has_master:
         adder.add("master parameters", precision.master, buckets, pool=pool)
@@ -117,10 +120,7 @@ class _Adder:
         self._plan = plan
         here = plan.mesh.coordinates(rank)
         self._tensor = here[Axis.TP]
-        self._index = 0
-        if shard_degree(plan) > 1:
-            for axis in SHARD_AXES:
-                self._index = self._index * plan.mesh.degree(axis) + here[axis]
+        self._index = {expert: slice_index(plan, rank, expert=expert) for expert in (False, True)}
         self._sums: dict[tuple[str, Pool], _Sum] = {}
 
     def add(
@@ -141,7 +141,8 @@ class _Adder:
             size = slice_elements(self._plan, bucket.plan)
             start, stop = (0, bucket.plan.num_elements)
             if not whole:
-                start, stop = self._index * size, (self._index + 1) * size
+                index = self._index[bucket.plan.expert]
+                start, stop = index * size, (index + 1) * size
             count = times(bucket.plan)
             total.counts.add(count)
             total.elements += count * (stop - start)

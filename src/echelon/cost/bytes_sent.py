@@ -22,13 +22,16 @@ from echelon.cost.data_bytes import (
 )
 from echelon.cost.latent import latent_bytes, wide_before_heads
 from echelon.cost.muon import muon_exchange
-from echelon.cost.stage import RankPart, pp_rank_of, rank_part
+from echelon.cost.stage import RankPart, expert_index_of, pp_rank_of, rank_part
 from echelon.cost.terms import SentTerm
 from echelon.schedule.of_plan import messages_of
 
 STEP_ROW_BYTES = 5 * 8
 """What every rank tells all others of a step, as float64: loss, squared norm, stop request, the
 seconds that it waited, the bytes that it uses."""
+
+ROUTING_ROW_BYTES = 5 * 8
+"""What it tells of its experts: assignments, drops, two losses, the worst imbalance."""
 
 STATISTICS_LEAST_BYTES = 4
 """The loss is computed in at least fp32, and so are the numbers that it needs of each token."""
@@ -39,7 +42,7 @@ def bytes_sent(plan: Plan, rank: int) -> tuple[SentTerm, ...]:
     pp_rank = pp_rank_of(plan, rank)
     terms = bytes_sent_alike(plan, pp_rank, plan.mesh.coordinates(rank)[Axis.CP])
     if plan.mathematics.optimizer.kind == "muon":
-        muon = muon_bytes(plan, muon_exchange(plan, pp_rank), rank)
+        muon = muon_bytes(plan, muon_exchange(plan, pp_rank, expert_index_of(plan, rank)), rank)
         terms += tuple(term for term in muon if term.bytes)
     return terms
 
@@ -144,13 +147,14 @@ def pipeline_bytes(
 
 def world_bytes(plan: Plan) -> tuple[SentTerm, ...]:
     """Return the term of what all ranks tell one another at the end of a step."""
+    row = STEP_ROW_BYTES + (ROUTING_ROW_BYTES if plan.model.experts is not None else 0)
     return (
         SentTerm(
             axis="world",
             name="step row",
             count=1,
-            each=all_gather_bytes(STEP_ROW_BYTES, plan.mesh.world_size),
-            formula="(world - 1) x 40",
+            each=all_gather_bytes(row, plan.mesh.world_size),
+            formula=f"(world - 1) x {row}",
             source="what every rank must know of a step, in one row",
         ),
     )

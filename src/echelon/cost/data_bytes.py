@@ -15,7 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.cost.buckets import BucketPlan, accumulates_slices, shard_degree, slice_elements
+from echelon.cost.buckets import (
+    BucketPlan,
+    accumulates_slices,
+    data_degree,
+    shard_degree,
+    slice_elements,
+    zero_stage,
+)
 from echelon.cost.collectives import all_gather_bytes, all_reduce_bytes, reduce_scatter_bytes
 from echelon.cost.muon import MuonExchange, muon_elements
 from echelon.cost.stage import RankPart
@@ -27,6 +34,12 @@ COUNT_BYTES = 8
 DATA_AXIS = "dp"
 """All data ranks: `dp_replicate` x `dp_shard` x `cp`."""
 
+EXPERT_DATA_AXIS = "edp"
+"""All ranks of a stage that hold the same experts."""
+
+EXPERT_SHARD_AXIS = "edp_shard"
+"""Those of one replica, over which ZeRO cuts experts."""
+
 STAGE_AXIS = "stage"
 """All ranks of one pipeline stage: data ranks x tensor ranks."""
 
@@ -36,7 +49,7 @@ Buckets = Sequence[BucketPlan]
 
 
 def data_bytes(plan: Plan, part: RankPart, buckets: Buckets) -> tuple[SentTerm, ...]:
-    """Return the terms of the axes "dp", "dp_shard" and "dp_replicate"."""
+    """Return the terms of the axes "dp", "dp_shard" and "dp_replicate", and those of experts."""
     count = SentTerm(
         axis=DATA_AXIS,
         name="token count",
@@ -45,14 +58,16 @@ def data_bytes(plan: Plan, part: RankPart, buckets: Buckets) -> tuple[SentTerm, 
         formula="(n-1) x 8",
         source="the loss has one denominator, known before backward",
     )
-    if plan.layout.zero.stage == 0:
-        return (_all_reduced(plan, buckets), count)
-    return (
-        *_scattered(plan, part, buckets),
-        *_gathered(plan, part, buckets),
-        _replicas(plan, buckets),
-        count,
-    )
+    terms: list[SentTerm] = []
+    for expert in (False, True):
+        alike = [bucket for bucket in buckets if bucket.expert is expert]
+        if zero_stage(plan, expert=expert) == 0:
+            terms.append(_all_reduced(plan, alike, expert))
+        else:
+            terms += _scattered(plan, part, alike, expert)
+            terms += _gathered(plan, part, alike, expert)
+            terms.append(_replicas(plan, alike))
+    return (*terms, count)
 
 
 def partial_bytes(plan: Plan, buckets: Buckets) -> SentTerm:
@@ -113,10 +128,10 @@ def muon_bytes(plan: Plan, exchange: MuonExchange, rank: int) -> tuple[SentTerm,
     )
 
 
-def _all_reduced(plan: Plan, buckets: Buckets) -> SentTerm:
-    size, degree = _reduction_size(plan), plan.mesh.degree(*LOSS_AXES)
+def _all_reduced(plan: Plan, buckets: Buckets, expert: bool) -> SentTerm:
+    size, degree = _reduction_size(plan), data_degree(plan, expert=expert)
     return SentTerm(
-        axis=DATA_AXIS,
+        axis=EXPERT_DATA_AXIS if expert else DATA_AXIS,
         name="gradients",
         count=1,
         each=sum(all_reduce_bytes(bucket.num_elements * size, degree) for bucket in buckets),
@@ -125,12 +140,13 @@ def _all_reduced(plan: Plan, buckets: Buckets) -> SentTerm:
     )
 
 
-def _scattered(plan: Plan, part: RankPart, buckets: Buckets) -> Iterator[SentTerm]:
-    size, degree = _reduction_size(plan), shard_degree(plan)
-    rounds = {b.name: part.passes(b.stages) if accumulates_slices(plan) else 1 for b in buckets}
+def _scattered(plan: Plan, part: RankPart, buckets: Buckets, expert: bool) -> Iterator[SentTerm]:
+    size, degree = _reduction_size(plan), shard_degree(plan, expert=expert)
+    adds = accumulates_slices(plan, expert=expert)
+    rounds = {b.name: part.passes(b.stages) if adds else 1 for b in buckets}
     for count, found in _alike(buckets, rounds):
         yield SentTerm(
-            axis=Axis.DP_SHARD.value,
+            axis=EXPERT_SHARD_AXIS if expert else Axis.DP_SHARD.value,
             name="gradients",
             count=count,
             each=sum(reduce_scatter_bytes(slice_elements(plan, b) * size, degree) for b in found),
@@ -145,14 +161,15 @@ def _alike(buckets: Buckets, rounds: Mapping[str, int]) -> Iterator[tuple[int, l
         yield count, [bucket for bucket in buckets if rounds[bucket.name] == count]
 
 
-def _gathered(plan: Plan, part: RankPart, buckets: Buckets) -> Iterator[SentTerm]:
+def _gathered(plan: Plan, part: RankPart, buckets: Buckets, expert: bool) -> Iterator[SentTerm]:
     """Return the gathers of parameters: once per step what stays whole, else before each use."""
-    size, degree = DTYPE_BYTES[plan.mathematics.precision.parameters], shard_degree(plan)
+    size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+    degree = shard_degree(plan, expert=expert)
 
     def terms(name: str, found: Buckets, rounds: Callable[[BucketPlan], int]) -> Iterator[SentTerm]:
         for count, alike in _alike(found, {bucket.name: rounds(bucket) for bucket in found}):
             yield SentTerm(
-                axis=Axis.DP_SHARD.value,
+                axis=EXPERT_SHARD_AXIS if expert else Axis.DP_SHARD.value,
                 name=name,
                 count=count,
                 each=sum(all_gather_bytes(slice_elements(plan, b) * size, degree) for b in alike),

@@ -18,7 +18,13 @@ from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
 from echelon.cost.buckets import plan_buckets, shard_degree
 from echelon.cost.slots import SlicePart, slice_parts, slot_ranges
-from echelon.cost.stage import held_parameters, rank_part
+from echelon.cost.stage import (
+    RankPart,
+    expert_index_of,
+    held_parameters,
+    pieces_of,
+    rank_part,
+)
 
 STAGE_AXES = (*LOSS_AXES, Axis.TP)
 """The axes over which the ranks of one stage differ."""
@@ -75,14 +81,27 @@ class MuonExchange:
         return tuple(matrix for matrix in self.matrices if matrix.owner == rank)
 
 
-def muon_exchange(plan: Plan, pp_rank: int) -> MuonExchange:
-    """Return who owns which matrix of a pipeline rank and which pieces travel for it."""
+def muon_exchange(plan: Plan, pp_rank: int, expert_index: int = 0) -> MuonExchange:
+    """Return who owns which matrix of a pipeline rank and which pieces travel for it.
+
+    Of routed experts it has those of one share, whose matrices the ranks that hold it share out.
+    """
     here = {Axis.PP: pp_rank}
     ranks = plan.mesh.group(plan.mesh.rank(here), *STAGE_AXES)
-    places = {rank: _place(plan, rank) for rank in ranks}
-    found = [*_found(plan, pp_rank)]
-    owners = _owners(plan, places, found)
-    matrices = [_matrix(plan, places, one, owner) for one, owner in zip(found, owners, strict=True)]
+    found = [*_found(plan, rank_part(plan, pp_rank, expert_index))]
+    load = dict.fromkeys(ranks, 0)
+    matrices: list[MuonMatrix] = []
+    for expert in (False, True):
+        places = {
+            rank: _place(plan, rank, expert=expert)
+            for rank in ranks
+            if not expert or expert_index_of(plan, rank) == expert_index
+        }
+        alike = [one for one in found if (one.spec.expert is not None) is expert]
+        owners = _owners(plan, places, alike, load)
+        matrices += [_matrix(plan, places, *one) for one in zip(alike, owners, strict=True)]
+    order = {one.spec.name: place for place, one in enumerate(found)}
+    matrices.sort(key=lambda matrix: order[matrix.name])
     return MuonExchange(ranks=ranks, matrices=tuple(matrices))
 
 
@@ -126,8 +145,7 @@ class _Found:
     parts: tuple[SlicePart, ...]
 
 
-def _found(plan: Plan, pp_rank: int) -> Iterator[_Found]:
-    part = rank_part(plan, pp_rank)
+def _found(plan: Plan, part: RankPart) -> Iterator[_Found]:
     specs = {spec.name: spec for spec in held_parameters(plan, part)}
     for bucket in plan_buckets(plan, part):
         if bucket.update == "muon":
@@ -135,18 +153,20 @@ def _found(plan: Plan, pp_rank: int) -> Iterator[_Found]:
                 yield _Found(slot.spec, bucket.name, slice_parts(plan, bucket, slot))
 
 
-def _owners(plan: Plan, places: dict[int, _Place], found: list[_Found]) -> list[int]:
+def _owners(
+    plan: Plan, places: dict[int, _Place], found: list[_Found], load: dict[int, int]
+) -> list[int]:
     """Give each matrix, the costly ones first, to the rank with the least to compute so far.
 
-    Of ranks with as little, the one that holds most of the matrix: what it holds is not sent.
+    `load` is what each has to compute already; it grows. Of ranks with as little, the one that
+    holds most of the matrix: what it holds is not sent.
     """
     steps = plan.mathematics.optimizer.newton_schulz_steps
     costs = [newton_schulz_flops(one.spec.shape, steps) for one in found]
-    load = dict.fromkeys(places, 0)
     owners = [0] * len(found)
     for index in sorted(range(len(found)), key=lambda i: -costs[i]):
         held = {part.index: part.stop - part.start for part in found[index].parts}
-        least = min(load.values())
+        least = min(load[rank] for rank in places)
         idle = [rank for rank in places if load[rank] == least]
         owner = max(idle, key=lambda rank: held.get(places[rank].index, 0))
         owners[index] = owner
@@ -155,7 +175,7 @@ def _owners(plan: Plan, places: dict[int, _Place], found: list[_Found]) -> list[
 
 
 def _matrix(plan: Plan, places: dict[int, _Place], found: _Found, owner: int) -> MuonMatrix:
-    spec, tp = found.spec, plan.mesh.tp
+    spec, tp = found.spec, pieces_of(plan, found.spec)
     split = spec.split_dim is not None
     by_piece: dict[tuple[int, int], list[int]] = {}
     for rank, place in places.items():
@@ -193,10 +213,17 @@ def _matrix(plan: Plan, places: dict[int, _Place], found: _Found, owner: int) ->
     )
 
 
-def _place(plan: Plan, rank: int) -> _Place:
-    here = plan.mesh.coordinates(rank)
-    data = 0
-    for axis in LOSS_AXES:
-        data = data * plan.mesh.degree(axis) + here[axis]
-    replica, index = divmod(data, shard_degree(plan))
-    return _Place(replica=replica, index=index, tensor=here[Axis.TP])
+def _place(plan: Plan, rank: int, *, expert: bool) -> _Place:
+    mesh, expert_tp = plan.mesh, plan.layout.experts.expert_tp
+    here = mesh.coordinates(rank)
+    if expert:
+        fold = mesh.expert_fold(expert_tp=expert_tp)
+        copies = mesh.expert_shard_degree(expert_tp=expert_tp)
+        data = here[Axis.DP_REPLICATE] * copies + mesh.group(rank, *fold).index(rank) // mesh.ep
+    else:
+        data = 0
+        for axis in LOSS_AXES:
+            data = data * mesh.degree(axis) + here[axis]
+    replica, index = divmod(data, shard_degree(plan, expert=expert))
+    whole = expert and expert_tp == 1
+    return _Place(replica=replica, index=index, tensor=0 if whole else here[Axis.TP])

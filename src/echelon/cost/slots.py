@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
 from echelon.cost.buckets import BucketPlan, segment_order, shard_degree, slice_elements
+from echelon.cost.stage import pieces_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ def slot_ranges(
     ranges: list[SlotRange] = []
     start = 0
     for name in segment_order(bucket.names, specs, plan.mathematics.optimizer):
-        stop = start + specs[name].local_numel(plan.mesh.tp)
+        stop = start + specs[name].local_numel(pieces_of(plan, specs[name]))
         ranges.append(SlotRange(spec=specs[name], start=start, stop=stop))
         start = stop
     return tuple(ranges)
@@ -47,7 +48,8 @@ def slot_ranges(
 def slice_parts(plan: Plan, bucket: BucketPlan, slot: SlotRange) -> tuple[SlicePart, ...]:
     """Return the part of a parameter in each slice of its bucket that touches it, in order."""
     size = slice_elements(plan, bucket)
-    first, last = slot.start // size, min(-(-slot.stop // size), shard_degree(plan))
+    num_slices = shard_degree(plan, expert=bucket.expert)
+    first, last = slot.start // size, min(-(-slot.stop // size), num_slices)
     parts: list[SlicePart] = []
     for index in range(first, last):
         start, stop = max(slot.start, index * size), min(slot.stop, (index + 1) * size)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from echelon.core.axis import Axis
-from echelon.core.parameters import EMBEDDING, ParameterSpec, parameters
+from echelon.core.parameters import EMBEDDING, ROUTER, ParameterSpec, parameters
 from echelon.core.plan import Plan
 from echelon.schedule.of_plan import microbatches_of, placement_of
 
@@ -32,12 +32,14 @@ class RankPart:
     """Name the part of a model that one pipeline rank holds: its stages in forward order.
 
     Where `mirrored`, another rank of the pipeline holds a copy of the same stages. (The middle one
-    of an odd number of ranks is its own mirror.)
+    of an odd number of ranks is its own mirror.) `expert_index` is which of the `ep` shares of the
+    experts it holds: all shares are of one size.
     """
 
     pp_rank: int
     stages: tuple[StagePart, ...]
     mirrored: bool
+    expert_index: int = 0
 
     @property
     def blocks(self) -> tuple[int, ...]:
@@ -59,8 +61,8 @@ class RankPart:
         return sum(part.microbatches for part in self.stages if part.stage in stages)
 
 
-def rank_part(plan: Plan, pp_rank: int) -> RankPart:
-    """Return what pipeline rank `pp_rank` holds."""
+def rank_part(plan: Plan, pp_rank: int, expert_index: int = 0) -> RankPart:
+    """Return what pipeline rank `pp_rank` holds, with share `expert_index` of the experts."""
     placement, stages = placement_of(plan), plan.layout.pipeline.stages
     return RankPart(
         pp_rank=pp_rank,
@@ -75,7 +77,31 @@ def rank_part(plan: Plan, pp_rank: int) -> RankPart:
             for stage in placement.stages_of(pp_rank)
         ),
         mirrored=bool(placement.mirrored) and 2 * pp_rank != plan.mesh.pp - 1,
+        expert_index=expert_index,
     )
+
+
+def part_of(plan: Plan, rank: int) -> RankPart:
+    """Return what `rank` holds."""
+    return rank_part(plan, pp_rank_of(plan, rank), expert_index_of(plan, rank))
+
+
+def expert_index_of(plan: Plan, rank: int) -> int:
+    """Return which share of the experts `rank` holds."""
+    return plan.mesh.expert_index(rank, expert_tp=plan.layout.experts.expert_tp)
+
+
+def held_experts(plan: Plan, part: RankPart) -> range | None:
+    """Return the numbers of the routed experts of each layer that are here."""
+    if plan.model.experts is None:
+        return None
+    share = plan.model.experts.num_experts // plan.mesh.ep
+    return range(part.expert_index * share, (part.expert_index + 1) * share)
+
+
+def pieces_of(plan: Plan, spec: ParameterSpec) -> int:
+    """Return into how many pieces a parameter is cut where it has a dim to cut."""
+    return plan.mesh.tp if spec.expert is None else plan.layout.experts.expert_tp
 
 
 def pp_rank_of(plan: Plan, rank: int) -> int:
@@ -88,18 +114,25 @@ def held_parameters(plan: Plan, part: RankPart) -> tuple[ParameterSpec, ...]:
 
     An embedding that is the head, too, stands first where both are on this rank.
     """
-    found = {spec.name: spec for stage in part.stages for spec in stage_parameters(plan, stage)}
+    experts = held_experts(plan, part)
+    found = {
+        spec.name: spec for stage in part.stages for spec in stage_parameters(plan, stage, experts)
+    }
     return tuple(found.values())
 
 
-def stage_parameters(plan: Plan, part: StagePart) -> tuple[ParameterSpec, ...]:
-    """Return the parameters of a stage in forward order.
+def stage_parameters(
+    plan: Plan, part: StagePart, experts: range | None
+) -> tuple[ParameterSpec, ...]:
+    """Return the parameters of a stage in forward order, of routed experts those of `experts`.
 
     A tied embedding stands on the first stage and, as the head, on the last one too.
     """
     tied = plan.model.tied
     kept: list[ParameterSpec] = []
     for spec in parameters(plan.model):
+        if spec.expert is not None and experts is not None and spec.expert not in experts:
+            continue
         if spec.layer is not None:
             wanted = spec.layer in part.blocks
         elif spec.name == EMBEDDING:
@@ -117,10 +150,13 @@ def partial_over_tensor(plan: Plan, spec: ParameterSpec) -> bool:
     """Return whether each tensor rank sees only a part of this replicated parameter's gradient.
 
     QK-norms are applied to the heads of a rank only; under sequence parallelism everything that
-    acts on the residual stream (norms, output biases, positions) sees the tokens of a rank only.
+    acts on the residual stream (norms, output biases, positions) sees the tokens of a rank only;
+    each tensor rank routes its own tokens.
     """
-    if plan.mesh.tp == 1 or spec.split_dim is not None:
+    if plan.mesh.tp == 1 or spec.split_dim is not None or spec.expert is not None:
         return False
+    if spec.name.endswith(ROUTER):
+        return True
     # The norms of latent attention come before there are heads.
     per_head = plan.model.latent is None and spec.name.endswith(QK_NORMS)
     return per_head or plan.layout.sequence_parallel

@@ -32,6 +32,7 @@ from echelon.cost.buckets import (
     shard_degree,
     slice_elements,
     stage_units,
+    zero_stage,
 )
 from echelon.cost.context_memory import most_attention_memory
 from echelon.cost.muon import muon_exchange
@@ -139,18 +140,17 @@ def _filling(plan: Plan, buckets: Buckets) -> HeldTerm:
     embedding from the first gradient to the last.
     """
     size = DTYPE_BYTES[plan.mathematics.precision.gradients]
-    elements = 0
-    if accumulates_slices(plan):
-        aside = [bucket for bucket in buckets if _fills_long(plan, bucket)]
-        rest = [bucket for bucket in buckets if bucket not in aside]
-        num_rules = len({bucket.update for bucket in rest})
-        elements = sum(bucket.num_elements for bucket in aside)
-        elements += _largest(rest, BUCKETS_IN_FLIGHT + num_rules)
+    added = [b for b in buckets if accumulates_slices(plan, expert=b.expert)]
+    aside = [bucket for bucket in added if _fills_long(plan, bucket)]
+    rest = [bucket for bucket in added if bucket not in aside]
+    num_rules = len({(bucket.update, bucket.expert) for bucket in rest})
+    elements = sum(bucket.num_elements for bucket in aside)
+    elements += _largest(rest, BUCKETS_IN_FLIGHT + num_rules) if rest else 0
     return HeldTerm(name="whole gradients", bytes=elements * size, formula=f"{elements:,} x {size}")
 
 
 def _fills_long(plan: Plan, bucket: BucketPlan) -> bool:
-    aside = plan.layout.zero.stage == 3 and not bucket.sliced
+    aside = zero_stage(plan, expert=bucket.expert) == 3 and not bucket.sliced
     both_ends = {UNIT_EMBEDDING, UNIT_HEAD} <= {*bucket.units} and len(bucket.stages) == 1
     return aside or both_ends or bucket.kind != "whole"
 
@@ -162,13 +162,16 @@ def _copies(plan: Plan, part: RankPart, buckets: Buckets) -> HeldTerm:
     are any copies, only so many first sums are under way; later ones are not bounded.
     """
     precision = plan.mathematics.precision
-    cast, adds = precision.reduction != precision.gradients, accumulates_slices(plan)
-    received = shard_degree(plan) - 1 if plan.cluster.backend == "gloo" else 0
-    slices = received + (plan.layout.zero.stage > 0 and (cast or adds))
-    copied = sorted(
-        (cast * bucket.num_elements + slices * slice_elements(plan, bucket) for bucket in buckets),
-        reverse=True,
-    )
+    cast = precision.reduction != precision.gradients
+
+    def copies(bucket: BucketPlan) -> int:
+        expert = bucket.expert
+        received = shard_degree(plan, expert=expert) - 1 if plan.cluster.backend == "gloo" else 0
+        adds = cast or accumulates_slices(plan, expert=expert)
+        slices = received + (zero_stage(plan, expert=expert) > 0 and adds)
+        return cast * bucket.num_elements + slices * slice_elements(plan, bucket)
+
+    copied = sorted(map(copies, buckets), reverse=True)
     elements = sum(copied[: 1 + BUCKETS_IN_FLIGHT])
     elements += cast * sum(slice_elements(plan, b) for b in buckets if _summed_again(plan, part, b))
     size = DTYPE_BYTES[precision.reduction]
@@ -179,7 +182,7 @@ def _copies(plan: Plan, part: RankPart, buckets: Buckets) -> HeldTerm:
 
 def _summed_again(plan: Plan, part: RankPart, bucket: BucketPlan) -> bool:
     """Return whether the sum over data ranks is followed by one over another axis."""
-    replicas = plan.layout.zero.stage > 0 and plan.mesh.dp_replicate > 1
+    replicas = zero_stage(plan, expert=bucket.expert) > 0 and plan.mesh.dp_replicate > 1
     return replicas or part.mirrored or bucket.kind != "whole"
 
 
@@ -187,15 +190,16 @@ def _muon(plan: Plan, pp_rank: int, buckets: Buckets) -> HeldTerm:
     """Bound the matrices that a rank owns, and its messages: pieces and results."""
     if plan.mathematics.optimizer.kind != "muon":
         return HeldTerm(name="matrices of Muon", bytes=0, formula="0")
-    exchange = muon_exchange(plan, pp_rank)
-    owned: Counter[tuple[int, str]] = Counter()
-    for matrix in exchange.matrices:
-        owned[matrix.owner, matrix.pieces[0].bucket] += prod(matrix.shape)
     matrices = [bucket for bucket in buckets if bucket.update == "muon"]
     elements = 0
-    for rank in exchange.ranks:
-        sizes = [2 * owned[rank, b.name] + slice_elements(plan, b) for b in matrices]
-        elements = max(elements, sum(sorted(sizes, reverse=True)[:MUON_IN_FLIGHT]))
+    for expert_index in range(plan.mesh.ep):
+        exchange = muon_exchange(plan, pp_rank, expert_index)
+        owned: Counter[tuple[int, str]] = Counter()
+        for matrix in exchange.matrices:
+            owned[matrix.owner, matrix.pieces[0].bucket] += prod(matrix.shape)
+        for rank in exchange.ranks:
+            sizes = [2 * owned[rank, b.name] + slice_elements(plan, b) for b in matrices]
+            elements = max(elements, sum(sorted(sizes, reverse=True)[:MUON_IN_FLIGHT]))
     size = DTYPE_BYTES[plan.mathematics.precision.master]
     return HeldTerm(
         name="matrices of Muon", bytes=elements * size, formula=f"{elements:,} x {size}"

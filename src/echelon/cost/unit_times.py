@@ -36,6 +36,7 @@ from echelon.core.parameters import EMBEDDING, HEAD, ParameterSpec, parameters
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.buckets import UNIT_EMBEDDING, UNIT_HEAD
 from echelon.cost.flops import attention_width
+from echelon.cost.stage import pieces_of
 from echelon.schedule.simulate import Durations
 
 NOMINAL_FLOPS_PER_BYTE = 10.0
@@ -198,22 +199,24 @@ def flops_rate(plan: Plan) -> float:
 
 def _multiplied(plan: Plan) -> Mapping[str, float]:
     """Return, for each unit, the weights that a token is multiplied by on one tensor rank."""
-    model, tp = plan.model, plan.mesh.tp
+    model = plan.model
     found = dict.fromkeys(unit_names(model.layers), 0.0)
     for spec in parameters(model):
         if len(spec.shape) < 2:
             continue
         if spec.layer is not None:
-            found[f"layers.{spec.layer}"] += spec.local_numel(tp) * _share(plan, spec)
+            found[f"layers.{spec.layer}"] += spec.local_numel(pieces_of(plan, spec)) * _share(
+                plan, spec
+            )
         elif spec.name == HEAD or (spec.name == EMBEDDING and model.tied):
-            found[UNIT_HEAD] += spec.local_numel(tp)
+            found[UNIT_HEAD] += spec.local_numel(plan.mesh.tp)
     return found
 
 
 def _share(plan: Plan, spec: ParameterSpec) -> float:
     """Return the share of tokens that meet a matrix: top_k of num_experts for a routed expert."""
     experts = plan.model.experts
-    if experts is None or ".experts." not in spec.name:
+    if experts is None or spec.expert is None:
         return 1.0
     return experts.top_k / experts.num_experts
 

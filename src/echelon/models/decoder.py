@@ -18,33 +18,12 @@ from torch import nn
 from echelon.core.model_shape import ModelShape
 from echelon.cost.buckets import UNIT_EMBEDDING, UNIT_HEAD
 from echelon.models.batch import TokenBatch
+from echelon.models.latent import LatentAttention
+from echelon.models.modules import MLP, Norm, Share, Weight, linear
+from echelon.models.moe import MixtureOfExperts
 from echelon.models.operations import Operations
 
 BlockRunner = Callable[["Block", torch.Tensor, TokenBatch], torch.Tensor]
-
-
-class Weight(nn.Module):
-    """Hold a weight (and a bias) under a canonical name; the operations say what they do."""
-
-    def __init__(self, *shape: int, bias: bool = False) -> None:
-        """Make an uninitialised weight of `shape`, and a bias of its first dim where asked."""
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(shape))
-        self.bias = nn.Parameter(torch.empty(shape[0])) if bias else None
-
-
-class Norm(Weight):
-    """Normalise over the last dim: RMSNorm, or LayerNorm where the shape says so."""
-
-    def __init__(self, shape: ModelShape, operations: Operations) -> None:
-        """Make the norm of the residual width."""
-        super().__init__(shape.hidden, bias=shape.norm == "layernorm")
-        self.operations = operations
-        self.eps = shape.norm_eps
-
-    def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """Return x normalised."""
-        return self.operations.norm(x_ND, self.weight, self.bias, self.eps)
 
 
 class Attention(nn.Module):
@@ -79,47 +58,31 @@ class Attention(nn.Module):
         return ops.project_attended(ops.attend(q, k, v, shape, batch), self.o)
 
 
-class MLP(nn.Module):
-    """The feed-forward part: SwiGLU where the shape is gated, else one activation."""
-
-    def __init__(self, shape: ModelShape, operations: Operations, tp: int) -> None:
-        """Make the projections for the inner columns of one of `tp` tensor ranks."""
-        super().__init__()
-        ffn = shape.ffn // tp
-        self.shape, self.operations = shape, operations
-        if shape.gated:
-            self.gate = linear(shape.hidden, ffn, shape.mlp_bias)
-        self.up = linear(shape.hidden, ffn, shape.mlp_bias)
-        self.down = linear(ffn, shape.hidden, shape.mlp_bias)
-
-    def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """Return the output of the MLP, [N, D]."""
-        ops = self.operations
-        if self.shape.gated:
-            inner_NF = ops.gate(ops.project_in(x_ND, (self.gate, self.up)))
-        else:
-            inner_NF = ops.activate(ops.project_in(x_ND, (self.up,)), self.shape.activation)
-        return ops.project_out(inner_NF, self.down)
-
-
 class Block(nn.Module):
     """One pre-norm transformer block."""
 
-    def __init__(self, shape: ModelShape, operations: Operations, tp: int, index: int) -> None:
-        """Make block `index` of the model."""
+    def __init__(self, shape: ModelShape, operations: Operations, index: int, share: Share) -> None:
+        """Make block `index` of the model, or a rank's share of it."""
         super().__init__()
         self.index, self.dropout, self.operations = index, shape.dropout, operations
+        tp = share.tp
         self.attention_norm = Norm(shape, operations)
-        self.attention = Attention(shape, operations, tp)
+        if shape.latent is None:
+            self.attention = Attention(shape, operations, tp)
+        else:
+            self.attention = LatentAttention(shape, shape.latent, operations, tp)
         self.mlp_norm = Norm(shape, operations)
-        self.mlp = MLP(shape, operations, tp)
+        if shape.layer_has_experts(index):
+            self.mlp = MixtureOfExperts(shape, operations, index, share)
+        else:
+            self.mlp = MLP(shape, operations, shape.ffn // tp)
 
     def forward(self, x_ND: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
         """Return the residual stream after this block, [N, D]."""
         ops, site = self.operations, f"layers.{self.index}"
         y_ND = self.attention(self.attention_norm(x_ND), batch)
         x_ND = ops.add(x_ND, ops.dropout(y_ND, self.dropout, f"{site}.attention", batch))
-        y_ND = self.mlp(self.mlp_norm(x_ND))
+        y_ND = self.mlp(self.mlp_norm(x_ND), batch)
         return ops.add(x_ND, ops.dropout(y_ND, self.dropout, f"{site}.mlp", batch))
 
 
@@ -139,20 +102,21 @@ class Decoder(nn.Module):
         blocks: Sequence[int] | None = None,
         first: bool = True,
         last: bool = True,
-        tp: int = 1,
+        share: Share | None = None,
     ) -> None:
-        """Make the given blocks (default: all), uninitialised, for one of `tp` tensor ranks."""
+        """Make the given blocks (default: all), uninitialised, or a rank's share of them."""
         super().__init__()
         self.shape, self.operations = shape, operations or Operations()
         self.first, self.last = first, last
         indices = range(shape.layers) if blocks is None else blocks
-        vocab = -(-shape.vocab // tp)
+        share = share or Share()
+        vocab = -(-shape.vocab // share.tp)
         ops = self.operations
         if first or (last and shape.tied):
             self.embedding = Weight(vocab, shape.hidden)
         if first and shape.positions == "learned":
             self.positions = Weight(shape.max_positions, shape.hidden)
-        self.layers = nn.ModuleDict({str(i): Block(shape, ops, tp, i) for i in indices})
+        self.layers = nn.ModuleDict({str(i): Block(shape, ops, i, share) for i in indices})
         if last:
             self.norm = Norm(shape, ops)
             if not shape.tied:
@@ -195,10 +159,3 @@ def entered(x_ND: torch.Tensor | None) -> torch.Tensor:
     """Return the residual stream, which is there in every unit but the embedding."""
     assert x_ND is not None, "a stage that is not the first needs its input"
     return x_ND
-
-
-def linear(inner: int, out: int, bias: bool) -> nn.Linear:
-    """Return a linear layer whose values are set later (see `models/initial.py`)."""
-    # `skip_init` would make real memory on the meta device too, were it not told.
-    device = torch.get_default_device()
-    return cast(nn.Linear, nn.utils.skip_init(nn.Linear, inner, out, bias=bias, device=device))

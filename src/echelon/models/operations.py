@@ -12,6 +12,8 @@ heads, K key/value heads, E = head_dim / 2, F inner width of the MLP, V vocabula
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -21,12 +23,21 @@ from echelon.core.model_shape import ModelShape
 from echelon.models.attention.reference import attention_reference, visible
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.counter_random import key_of, uniform
+from echelon.models.mixture_reference import RoutingNotes, mixture_reference
 from echelon.models.precision import NARROW, at_least_fp32, widened
 from echelon.models.rotary import rotary_tables
+
+if TYPE_CHECKING:
+    from echelon.models.moe import MixtureOfExperts
 
 
 class Operations:
     """Compute every step of a decoder on one device."""
+
+    @cached_property
+    def routing(self) -> RoutingNotes:
+        """Say by which rule experts are chosen (by scores alone), and keep how they were."""
+        return RoutingNotes()
 
     def enter(self, unit: str, x: torch.Tensor | None) -> torch.Tensor | None:
         """Return x where a forward pass begins to use the weights of a unit.
@@ -128,6 +139,12 @@ class Operations:
     def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         """Return the activation of an MLP without a gate."""
         return fn.gelu(x, approximate="tanh") if activation == "gelu" else fn.silu(x)
+
+    def mixture(
+        self, x_ND: torch.Tensor, mixture: MixtureOfExperts, batch: TokenBatch
+    ) -> torch.Tensor:
+        """Return the weighted sum of what its experts make of each token, [N, D]."""
+        return mixture_reference(x_ND, mixture, batch, self.routing)
 
     def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
         """Return the residual stream x with a block's output y added."""

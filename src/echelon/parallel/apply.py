@@ -8,13 +8,14 @@ from __future__ import annotations
 import torch
 
 from echelon.core.plan import Plan
-from echelon.cost.buckets import accumulates_slices, stage_units
-from echelon.cost.stage import held_parameters, pp_rank_of, rank_part
+from echelon.cost.buckets import stage_units
+from echelon.cost.stage import RankPart, held_parameters, part_of
 from echelon.parallel.buckets import make_buckets
 from echelon.parallel.context import ContextAttention, ContextGroups
 from echelon.parallel.data import GradientReduction, bucket_rule
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.dtypes import TORCH_DTYPES
+from echelon.parallel.expert import Balancer, ExpertParallel, Router
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor, PipeLinks, StreamShape
@@ -27,17 +28,22 @@ from echelon.parallel.zero import Residency, parameter_rest
 
 def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankModel:
     """Build this rank's part of the plan's model, with its initial weights."""
-    part = rank_part(plan, pp_rank_of(plan, groups.rank))
+    part = part_of(plan, groups.rank)
     specs = held_parameters(plan, part)
     reduction = GradientReduction(plan, groups)
-    store = GradientStore(reduction, every_microbatch=accumulates_slices(plan))
+    store = GradientStore(reduction)
     split = TensorSplit(
         group=groups.tensor,
         sequence_parallel=plan.layout.sequence_parallel,
         store=store,
     )
     context = ContextAttention(plan, ContextGroups(ring=groups.ring, ulysses=groups.ulysses), store)
-    operations = RankOperations(split, plan.model.vocab, context)
+    balancer = _balancer(plan, part, groups, device)
+    experts = None
+    if balancer is not None:
+        router = Router(balancer, groups.sequence, store)
+        experts = ExpertParallel(router, plan.layout.experts, groups.expert, split)
+    operations = RankOperations(split, plan.model.vocab, context, experts=experts)
     stages = empty_stages(plan, part, operations)
     rest = parameter_rest(plan, groups.rank, device)
     rule = bucket_rule(plan, part, specs, groups, rest, device)
@@ -47,7 +53,9 @@ def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankMode
     fill_initial(buckets, [resting_values(bucket) for bucket in buckets], plan, groups)
     store.hold(buckets)
     units = [stage_units(one) for one in part.stages]
-    operations.residency = Residency(buckets, units, groups.shard, plan.layout.zero)
+    operations.residency = Residency(
+        buckets, units, (groups.shard, groups.expert_shard), plan.layout.zero
+    )
     executor = PipelineExecutor(
         stages,
         pp_rank=part.pp_rank,
@@ -69,4 +77,14 @@ def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankMode
         residency=operations.residency,
         parameter_rest=rest,
         executor=executor,
+        balancer=balancer,
     )
+
+
+def _balancer(
+    plan: Plan, part: RankPart, groups: RankGroups, device: torch.device
+) -> Balancer | None:
+    if plan.model.experts is None:
+        return None
+    layers = [block for block in part.blocks if plan.model.layer_has_experts(block)]
+    return Balancer(plan, groups, layers, device)

@@ -54,7 +54,8 @@ class Bucket:
     this rank updates (everything, where nothing is cut); `value_slice` and `gradient_slice` hold
     it: views of the whole, or tensors of their own where the whole does not last. `rest` is where a
     slice of parameters rests that is not on the device, under the key `values_key`; `value_slice`
-    is then a view of it, for reading and writing between steps. Elements up to `decay_end` take
+    is then a view of it, for reading and writing between steps. Where it `adds_slices`, gradients
+    are summed after every microbatch and add up as slices. Elements up to `decay_end` take
     weight decay, the rest do not. `missing` counts the gradients that are still to come before the
     bucket is summed (below 1: it is not summed after this microbatch), `ends` says that it is then
     summed for the last time in this step.
@@ -68,6 +69,7 @@ class Bucket:
     own: slice
     value_slice: torch.Tensor
     gradient_slice: torch.Tensor
+    adds_slices: bool = False
     decay_end: int = 0
     rest: Rest | None = None
     slots: list[Slot] = field(default_factory=list)
@@ -130,13 +132,25 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Say into how many slices a bucket is cut, of which this rank owns number `index`.
+
+    `adds_slices` says that gradients of microbatches are added up as slices.
+    """
+
+    num_slices: int = 1
+    index: int = 0
+    adds_slices: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BucketRule:
     """Say how the buckets of a rank are cut, stored and counted (see `cost.buckets`).
 
-    A bucket is cut into `num_slices`, of which this rank owns number `index`. `slices_add_up` says
-    that gradients of microbatches are added up as slices; `rest` takes the slices of parameters
-    that do not rest on the device, `stock` lends memory to what is not always whole. `uses` counts
-    the contributions that a microbatch makes to a parameter (1 where it is not named).
+    Those of routed experts are cut by `expert_cut`, all others by `cut`. `rest` takes the slices of
+    parameters that do not rest on the device, `stock` lends memory to what is not always whole.
+    `uses` counts the contributions that a microbatch makes to a parameter (1 where it is not
+    named).
     """
 
     plans: Sequence[BucketPlan]
@@ -144,11 +158,14 @@ class BucketRule:
     counted: Mapping[str, bool]
     uses: Mapping[str, int]
     gradients: torch.dtype
-    num_slices: int = 1
-    index: int = 0
-    slices_add_up: bool = False
+    cut: Cut = Cut()
+    expert_cut: Cut = Cut()
     rest: Rest | None = None
     stock: Stock | None = None
+
+    def cut_of(self, plan: BucketPlan) -> Cut:
+        """Return how a bucket is cut."""
+        return self.expert_cut if plan.expert else self.cut
 
 
 def make_buckets(
@@ -173,12 +190,12 @@ def _make_bucket(
     rule: BucketRule,
     like: torch.Tensor,
 ) -> Bucket:
-    size = plan.num_elements // rule.num_slices
-    own = slice(rule.index * size, (rule.index + 1) * size)
-    stock = rule.stock
+    cut, stock = rule.cut_of(plan), rule.stock
+    size = plan.num_elements // cut.num_slices
+    own = slice(cut.index * size, (cut.index + 1) * size)
     values, values_memory = _zeros(plan, like.dtype, like.device, stock if plan.sliced else None)
     gradients, gradients_memory = _zeros(
-        plan, rule.gradients, like.device, stock if rule.slices_add_up else None
+        plan, rule.gradients, like.device, stock if cut.adds_slices else None
     )
     bucket = Bucket(
         plan=plan,
@@ -189,6 +206,7 @@ def _make_bucket(
         own=own,
         value_slice=values[own],
         gradient_slice=gradients[own],
+        adds_slices=cut.adds_slices,
     )
     start = 0
     for name in segment_order(plan.names, specs, rule.optimizer):
@@ -244,6 +262,6 @@ def _keep_slices(bucket: Bucket, rule: BucketRule) -> None:
             bucket.value_slice = bucket.rest.view(bucket.values_key)
             bucket.value_slice.copy_(kept)
         bucket.values_memory.release()
-    if rule.slices_add_up:
+    if bucket.adds_slices:
         bucket.gradient_slice = bucket.gradient_slice.clone()
         bucket.gradients_memory.release()

@@ -22,16 +22,22 @@ first, so what travels on the later hops is a slice.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from echelon.core.parameters import EMBEDDING, ParameterSpec
 from echelon.core.plan import Plan
-from echelon.cost.buckets import accumulates_slices, plan_buckets, shard_degree
+from echelon.cost.buckets import (
+    accumulates_slices,
+    plan_buckets,
+    shard_degree,
+    slice_index,
+    zero_stage,
+)
 from echelon.cost.stage import RankPart, shared_by_ends
-from echelon.parallel.buckets import Bucket, BucketRule
+from echelon.parallel.buckets import Bucket, BucketRule, Cut
 from echelon.parallel.collectives import Group, Pending
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.dtypes import TORCH_DTYPES
@@ -65,19 +71,35 @@ def bucket_rule(
         optimizer=plan.mathematics.optimizer,
         counted={
             spec.name: here
-            and (spec.split_dim is not None or groups.tensor.index == 0)
+            and (_counts_on_all(plan, spec) or groups.tensor.index == 0)
             and (part.first or spec.name not in tied)
             for spec in specs
         },
-        uses={EMBEDDING: 2 if both_ends and plan.model.tied else 1},
+        uses={
+            EMBEDDING: 2 if both_ends and plan.model.tied else 1,
+            **{spec.name: plan.layout.experts.chunks for spec in specs if spec.expert is not None},
+        },
         gradients=TORCH_DTYPES[plan.mathematics.precision.gradients],
-        num_slices=shard_degree(plan),
-        index=groups.shard.index if plan.layout.zero.stage else 0,
-        slices_add_up=accumulates_slices(plan),
+        cut=_cut(plan, groups, expert=False),
+        expert_cut=_cut(plan, groups, expert=True),
         rest=rest,
         # The allocator of a GPU keeps such memory in stock itself.
         stock=Stock(device) if device.type == "cpu" else None,
     )
+
+
+def _cut(plan: Plan, groups: RankGroups, *, expert: bool) -> Cut:
+    return Cut(
+        num_slices=shard_degree(plan, expert=expert),
+        index=slice_index(plan, groups.rank, expert=expert),
+        adds_slices=accumulates_slices(plan, expert=expert),
+    )
+
+
+def _counts_on_all(plan: Plan, spec: ParameterSpec) -> bool:
+    """Return whether tensor ranks hold other parts of a parameter, or count as other data ranks."""
+    whole_expert = spec.expert is not None and plan.layout.experts.expert_tp == 1
+    return whole_expert or spec.split_dim is not None
 
 
 @dataclass(slots=True)
@@ -92,28 +114,46 @@ class _Flight:
     add: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """Over which groups a bucket is summed: all data ranks, or a slice each; then the other hops.
+
+    `copies` says that its sums need memory that is to be given back.
+    """
+
+    data: Group
+    shard: Group | None
+    hops: Mapping[str, Sequence[Group]]
+    copies: bool
+
+    @classmethod
+    def of(cls, plan: Plan, groups: RankGroups, *, expert: bool) -> _Route:
+        """Return the route of the buckets of experts, or of all others."""
+        sharded = zero_stage(plan, expert=expert) > 0
+        replicas = (groups.replicate,) if sharded else ()
+        here = groups.of_experts if expert else groups.of_all
+        shard = here.shard if sharded else None
+        hops = {
+            "whole": (*replicas, groups.mirror),
+            "partial": (groups.tensor, *replicas, groups.mirror),
+            "tied": (groups.tied, *replicas, groups.mirror),
+        }
+        copies = shard is not None and shard.receives_to_sum
+        return cls(here.data, shard, hops, copies or accumulates_slices(plan, expert=expert))
+
+
 class GradientReduction:
     """Sum the buckets of one rank over their groups."""
 
     def __init__(self, plan: Plan, groups: RankGroups) -> None:
         """Start with nothing in flight."""
-        sharded = plan.layout.zero.stage > 0
         self._dtype = TORCH_DTYPES[plan.mathematics.precision.reduction]
-        self._data = groups.data
-        self._shard = groups.shard if sharded else None
-        self._slices_add_up = accumulates_slices(plan)
-        precision = plan.mathematics.precision
-        self._copies = self._slices_add_up or precision.reduction != precision.gradients
-        self._copies |= self._shard is not None and self._shard.receives_to_sum
-        replicas = [groups.replicate] if sharded else []
-        self._hops: dict[str, list[Group]] = {
-            "whole": replicas,
-            "partial": [groups.tensor, *replicas],
-            "tied": [groups.tied, *replicas],
-        }
         self._mirror = groups.mirror
-        for hops in self._hops.values():
-            hops.append(self._mirror)
+        self._routes = {expert: _Route.of(plan, groups, expert=expert) for expert in (False, True)}
+        precision = plan.mathematics.precision
+        self._copies = precision.reduction != precision.gradients or any(
+            route.copies for route in self._routes.values()
+        )
         self._flights: deque[_Flight] = deque()
         self._later: deque[_Flight] = deque()
         self._mirrored: list[_Flight] = []
@@ -125,7 +165,7 @@ class GradientReduction:
 
     def before_write(self, bucket: Bucket) -> None:
         """Give a bucket the memory for its gradients, once its last sum has left it."""
-        if not self._slices_add_up:
+        if not bucket.adds_slices:
             return
         while any(flight.bucket is bucket for flight in self._flights):
             self._land(self._flights.popleft())
@@ -135,8 +175,7 @@ class GradientReduction:
 
     def bucket_is_full(self, bucket: Bucket, *, last: bool) -> None:
         """Start to sum a bucket whose last gradient has just been written."""
-        hops = [group for group in self._hops[bucket.plan.kind] if group.size > 1] if last else []
-        self._flights.append(self._first_hop(bucket, hops))
+        self._flights.append(self._first_hop(bucket, self._later_hops(bucket) if last else []))
         while len(self._flights) > IN_FLIGHT and (self._copies or self._flights[0].hops):
             self._land(self._flights.popleft())
 
@@ -153,19 +192,24 @@ class GradientReduction:
         while self._later:
             self._land(self._later.popleft())
 
+    def _later_hops(self, bucket: Bucket) -> list[Group]:
+        hops = self._routes[bucket.plan.expert].hops[bucket.plan.kind]
+        return [group for group in hops if group.size > 1]
+
     def _first_hop(self, bucket: Bucket, hops: list[Group]) -> _Flight:
         whole = bucket.gradients.to(self._dtype)  # itself, where the dtype is the same
         name = f"gradients.{bucket.name}"
-        if self._shard is None:
-            pending = self._data.all_reduce(whole, name=name, async_op=True)
+        route = self._routes[bucket.plan.expert]
+        if route.shard is None:
+            pending = route.data.all_reduce(whole, name=name, async_op=True)
             return _Flight(bucket, pending, whole, bucket.gradients, hops, add=False)
         target = bucket.gradient_slice
-        add = self._slices_add_up and bucket.name in self._landed
+        add = bucket.adds_slices and bucket.name in self._landed
         self._landed.add(bucket.name)
         wire = target
         if add or target.dtype != self._dtype:
             wire = torch.empty_like(target, dtype=self._dtype)
-        pending = self._shard.reduce_scatter(wire, whole, name=name, async_op=True)
+        pending = route.shard.reduce_scatter(wire, whole, name=name, async_op=True)
         return _Flight(bucket, pending, wire, target, hops, add=add)
 
     def _land(self, flight: _Flight) -> None:
@@ -180,7 +224,7 @@ class GradientReduction:
             target.add_(wire)
         elif wire is not target:
             target.copy_(wire)
-        if self._slices_add_up:
+        if flight.bucket.adds_slices:
             flight.bucket.gradients_memory.release()
         if flight.hops and flight.hops[0] is self._mirror:
             # What it was summed in is not kept until then.

@@ -10,10 +10,20 @@ import torch.distributed as dist
 
 from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
 from echelon.core.mesh import Mesh
+from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
+from echelon.cost.data_bytes import EXPERT_DATA_AXIS, EXPERT_SHARD_AXIS
 from echelon.parallel.collectives import Group
 from echelon.parallel.recorder import Recorder
 from echelon.schedule.of_plan import placement_of
+
+
+@dataclass(frozen=True, slots=True)
+class DataGroups:
+    """The ranks that sum a gradient, and those of one replica, which cut it into slices."""
+
+    data: Group
+    shard: Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +31,10 @@ class RankGroups:
     """Hold the groups of one rank.
 
     `data` sums losses and gradients (dp_replicate x dp_shard x cp); `shard` (dp_shard x cp) cuts
-    slices of which `replicate` ranks hold copies; `stage` is all ranks of one pipeline stage, which
+    slices of which `replicate` ranks hold copies; `expert_data` and `expert_shard` are the same for
+    routed experts, whose shares the ranks of `expert` hold (`core.mesh`) and whose pieces those of
+    `expert_tensor`; `sequence` (cp x tp) has
+    the tokens of the same sequences; `stage` is all ranks of one pipeline stage, which
     share out Muon's matrices. `tensor` is `tp`. `ring` and `ulysses` are the two parts of `cp`
     (`core.placement`): the neighbours of a `ulysses` group exchange heads. Activations travel on
     `pipe_forward` and gradients on `pipe_backward`: one communicator each, because NCCL runs the
@@ -46,6 +59,25 @@ class RankGroups:
     pipe_backward: Group
     tied: Group
     mirror: Group
+    expert: Group
+    expert_data: Group
+    expert_shard: Group
+    expert_tensor: Group
+    sequence: Group
+
+    def tensor_of(self, spec: ParameterSpec) -> Group:
+        """Return the ranks that hold the pieces of a parameter, where it has a dim to cut."""
+        return self.tensor if spec.expert is None else self.expert_tensor
+
+    @property
+    def of_all(self) -> DataGroups:
+        """Return the data-parallel groups of all parameters but routed experts."""
+        return DataGroups(self.data, self.shard)
+
+    @property
+    def of_experts(self) -> DataGroups:
+        """Return the data-parallel groups of routed experts."""
+        return DataGroups(self.expert_data, self.expert_shard)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +85,8 @@ class Wanted:
     """Say which groups a run needs besides those that every run has.
 
     The context ranks are cut into Ulysses groups of `ulysses_degree`, and rings across them.
+    With `experts` their shares are `expert_tp` pieces of each; `expert_slices` says that they are
+    cut, `sequence` that ranks with tokens of the same sequences tell one another of them.
     `tied` are the places in the pipeline of the two ranks that share an embedding, `links` the
     pairs of places between which messages travel (default: neighbours).
     """
@@ -62,6 +96,10 @@ class Wanted:
     stage: bool = False
     mirrored: bool = False
     ulysses_degree: int = 1
+    experts: bool = False
+    expert_tp: int = 1
+    expert_slices: bool = False
+    sequence: bool = False
     links: tuple[tuple[int, int], ...] | None = None
 
     @classmethod
@@ -78,11 +116,21 @@ class Wanted:
         return cls(
             tied=ends if plan.model.tied and one_each else (),
             slices=plan.layout.zero.stage > 0,
-            stage=plan.mathematics.optimizer.kind == "muon",
+            stage=plan.mathematics.optimizer.kind == "muon" or plan.model.experts is not None,
+            experts=plan.model.experts is not None,
+            expert_tp=plan.layout.experts.expert_tp,
+            expert_slices=plan.model.experts is not None and plan.layout.experts.zero_stage > 0,
+            sequence=plan.model.experts is not None and shares_sequences(plan),
             mirrored=bool(placement.mirrored),
             ulysses_degree=plan.layout.context.ulysses_degree,
             links=tuple(sorted((a, b) for a, b in between if a != b)),
         )
+
+
+def shares_sequences(plan: Plan) -> bool:
+    """Return whether ranks must know of one another's tokens of a sequence before they go on."""
+    balance = plan.mathematics.balance
+    return balance.counts_first or balance.capacity_factor is not None
 
 
 def rank_groups(mesh: Mesh, recorder: Recorder, wanted: Wanted) -> RankGroups:
@@ -110,7 +158,13 @@ def rank_groups(mesh: Mesh, recorder: Recorder, wanted: Wanted) -> RankGroups:
     u, contexts = wanted.ulysses_degree, mesh.groups(Axis.CP)
     rings = tuple(ranks[place::u] for ranks in contexts for place in range(u))
     neighbours = tuple(ranks[i : i + u] for ranks in contexts for i in range(0, len(ranks), u))
+    held = wanted.expert_tp
+    folds = mesh.expert_groups(expert_tp=held) if wanted.experts else ()
+    copies = mesh.expert_data_groups(expert_tp=held) if wanted.experts else ()
+    slices = mesh.expert_shard_groups(expert_tp=held) if wanted.expert_slices else ()
+    replicated = wanted.slices or wanted.expert_slices
     stage = tuple(axis for axis in MESH_AXES if axis is not Axis.PP)
+    tensor = over(Axis.TP.value, mesh.groups(Axis.TP))
     groups = RankGroups(
         mesh=mesh,
         rank=rank,
@@ -119,17 +173,23 @@ def rank_groups(mesh: Mesh, recorder: Recorder, wanted: Wanted) -> RankGroups:
         data=over("dp", mesh.groups(*LOSS_AXES)),
         shard=over(Axis.DP_SHARD.value, mesh.groups(*SHARD_AXES) if wanted.slices else ()),
         replicate=over(
-            Axis.DP_REPLICATE.value, mesh.groups(Axis.DP_REPLICATE) if wanted.slices else ()
+            Axis.DP_REPLICATE.value, mesh.groups(Axis.DP_REPLICATE) if replicated else ()
         ),
         stage=over("stage", mesh.groups(*stage) if wanted.stage else ()),
-        tensor=over(Axis.TP.value, mesh.groups(Axis.TP)),
+        tensor=tensor,
         ring=over(Axis.CP.value, rings),
         ulysses=over(Axis.CP.value, neighbours),
         pipe_forward=over(Axis.PP.value, pipes),
         pipe_backward=over(Axis.PP.value, pipes),
         tied=over(Axis.PP.value, ends),
         mirror=over(Axis.PP.value, mirrors),
+        expert=over(Axis.EP.value, folds),
+        expert_data=over(EXPERT_DATA_AXIS, copies),
+        expert_shard=over(EXPERT_SHARD_AXIS, slices),
+        expert_tensor=tensor if wanted.expert_tp > 1 else over(Axis.TP.value, ()),
+        sequence=over("sequence", mesh.groups(Axis.CP, Axis.TP) if wanted.sequence else ()),
     )
+    groups.expert.open()
     groups.ring.open()
     if mesh.pp > 1:
         links = wanted.links or tuple(pairwise(range(mesh.pp)))

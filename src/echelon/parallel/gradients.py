@@ -66,10 +66,10 @@ class NoReduction:
 class GradientStore:
     """Take the gradients of one rank's parameters, microbatch by microbatch."""
 
-    def __init__(self, reduction: Reduction, *, every_microbatch: bool = False) -> None:
+    def __init__(self, reduction: Reduction) -> None:
         """Tell `reduction` of full buckets: after every microbatch, or after the last one."""
         self.buckets: Sequence[Bucket] = ()
-        self._reduction, self._every = reduction, every_microbatch
+        self._reduction = reduction
         self._slots: dict[int, Slot] = {}
         self._runs: dict[tuple[int, ...], tuple[Bucket, slice] | None] = {}
         self._values: dict[tuple[int, ...], torch.Tensor] = {}
@@ -104,9 +104,9 @@ class GradientStore:
         for bucket in self._by_stage.get(stage, ()):
             bucket.ends = self._ended.issuperset(bucket.plan.stages)
             bucket.missing = 0
-            if bucket.ends or self._every:
+            if bucket.ends or bucket.adds_slices:
                 bucket.missing = sum(slot.uses for slot in bucket.slots)
-            if self._every:
+            if bucket.adds_slices:
                 for slot in bucket.slots:
                     slot.fresh = True
 

@@ -26,7 +26,7 @@ from echelon.core.rulebook.module import MODULE_PARAMETERS
 from echelon.cost.buckets import BucketPlan, accumulates_slices, shard_degree
 from echelon.cost.module_buckets import ROOT, ModuleBuckets, ModuleParameter, plan_module_buckets
 from echelon.cost.slots import slot_ranges
-from echelon.parallel.buckets import Bucket, BucketRule, make_buckets
+from echelon.parallel.buckets import Bucket, BucketRule, Cut, make_buckets
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.device_mesh import RankGroups, Wanted, rank_groups
 from echelon.parallel.dtypes import TORCH_DTYPES
@@ -214,9 +214,12 @@ def _buckets(
         counted=trained,
         uses={},
         gradients=TORCH_DTYPES[precision.gradients],
-        num_slices=shard_degree(plan),
-        index=groups.shard.index if plan.layout.zero.stage else 0,
-        slices_add_up=accumulates_slices(plan) and any(trained[n] for p in plans for n in p.names),
+        cut=Cut(
+            num_slices=shard_degree(plan),
+            index=groups.shard.index if plan.layout.zero.stage else 0,
+            adds_slices=accumulates_slices(plan)
+            and any(trained[n] for p in plans for n in p.names),
+        ),
         rest=rest,
         # No stock: autograd has saved views of parameters, which follow the storage itself only.
         stock=None,

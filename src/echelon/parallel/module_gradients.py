@@ -32,8 +32,7 @@ class PatientReduction(GradientReduction):
 
     def bucket_is_full(self, bucket: Bucket, *, last: bool) -> None:
         """Start to sum a bucket; put away those sums that have arrived."""
-        hops = [group for group in self._hops[bucket.plan.kind] if group.size > 1] if last else []
-        self._flights.append(self._first_hop(bucket, hops))
+        self._flights.append(self._first_hop(bucket, self._later_hops(bucket) if last else []))
         while self._flights and self._flights[0].pending.done():
             self._land(self._flights.popleft())
 
@@ -117,7 +116,7 @@ class BackwardPasses:
         """
         self._reduction, self._replicate = reduction, replicate
         self._every, self._wire = every, wire
-        self.store = GradientStore(reduction, every_microbatch=every)
+        self.store = GradientStore(reduction)
         self._zero = torch.zeros(())
         self._came: set[int] = set()
         self._ever: set[int] = set()

@@ -29,7 +29,7 @@ class ModuleResidency(Residency):
 
     def __init__(self, buckets: Sequence[Bucket], shard: Group, zero: Zero) -> None:
         """Keep everything whole for each pass until there is an order to `follow`."""
-        super().__init__(buckets, [], shard, zero)
+        super().__init__(buckets, [], (shard, shard), zero)
         self._named = {bucket.name: bucket for bucket in buckets}
         self._views = {
             bucket.name: [slot.parameter.data for slot in bucket.slots] for bucket in self._sliced

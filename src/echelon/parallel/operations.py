@@ -15,8 +15,10 @@ from torch import nn
 
 from echelon.core.model_shape import ModelShape
 from echelon.models.batch import TokenBatch
+from echelon.models.moe import MixtureOfExperts
 from echelon.models.operations import Operations, dropped
 from echelon.parallel.context import ContextAttention
+from echelon.parallel.expert import ExpertParallel
 from echelon.parallel.kernels import LayerNorm, RMSNorm, Rotate, SwiGLU
 from echelon.parallel.latent import WholeLinear
 from echelon.parallel.rows import GatherRows, SumGradient
@@ -54,14 +56,16 @@ class RankOperations(Operations):
         vocab: int,
         context: ContextAttention,
         *,
+        experts: ExpertParallel | None = None,
         residency: Residency | None = None,
     ) -> None:
         """Split layers as `split` says; `vocab` is the number of real token ids.
 
-        `context` lets queries meet the keys of other ranks.
+        `context` lets queries meet the keys of other ranks, `experts` tokens their experts.
         `residency` is told of every unit; without one, the weights are always there.
         """
         self.split, self.vocab, self.context = split, vocab, context
+        self.experts = experts
         self.residency: Residency = residency or Operations()
         self._tables: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -142,6 +146,13 @@ class RankOperations(Operations):
     ) -> torch.Tensor:
         """Return attention over the heads of this rank, the keys of all context ranks met."""
         return self.context.attend(q, k, v, shape, batch)
+
+    def mixture(
+        self, x_ND: torch.Tensor, mixture: MixtureOfExperts, batch: TokenBatch
+    ) -> torch.Tensor:
+        """Return what the experts of all ranks make of each token."""
+        assert self.experts is not None, "the plan has experts"
+        return self.experts.mixture(x_ND, mixture, batch)
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Return silu(gate) * up."""

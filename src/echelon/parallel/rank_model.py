@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from echelon.models.decoder import Decoder
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.data import GradientReduction
+from echelon.parallel.expert import Balancer
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.offload import Rest
 from echelon.parallel.pipeline import PipelineExecutor
@@ -25,3 +26,4 @@ class RankModel:
     residency: Residency
     parameter_rest: Rest | None
     executor: PipelineExecutor
+    balancer: Balancer | None

@@ -8,14 +8,18 @@ import torch
 from torch import nn
 
 from echelon.core.plan import Plan
-from echelon.cost.stage import RankPart
+from echelon.cost.stage import RankPart, held_experts
 from echelon.models.decoder import Decoder
+from echelon.models.modules import Share
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.recompute import block_runner
 
 
 def empty_stages(plan: Plan, part: RankPart, operations: RankOperations) -> dict[int, Decoder]:
     """Return the stages of a rank on the meta device, each with its policy of recompute."""
+    share = Share(
+        tp=plan.mesh.tp, expert_tp=plan.layout.experts.expert_tp, experts=held_experts(plan, part)
+    )
     stages: dict[int, Decoder] = {}
     for one in part.stages:
         with torch.device("meta"):
@@ -25,7 +29,7 @@ def empty_stages(plan: Plan, part: RankPart, operations: RankOperations) -> dict
                 blocks=one.blocks,
                 first=one.first,
                 last=one.last,
-                tp=plan.mesh.tp,
+                share=share,
             )
         stages[one.stage].run_block = block_runner(plan.layout.recompute)
     return stages

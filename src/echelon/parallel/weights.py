@@ -56,7 +56,7 @@ def fill_initial(
     """
     for bucket, flat in zip(buckets, flats, strict=True):
         for slot in bucket.slots:
-            for piece in pieces(slot, flat, groups.tensor):
+            for piece in pieces(slot, flat, groups.tensor_of(slot.spec)):
                 values = initial_values(
                     plan.model,
                     slot.spec,
@@ -104,6 +104,13 @@ def rectangle(spec: ParameterSpec, tensor: Group) -> tuple[tuple[int, ...], tupl
     return tuple(offset), tuple(size)
 
 
+def is_first_copy(bucket: Bucket, flat: torch.Tensor, groups: RankGroups) -> bool:
+    """Return whether this is the first data rank that holds what `flat` is of a bucket."""
+    if flat.numel() != bucket.plan.num_elements:
+        return groups.replicate.index == 0
+    return (groups.of_experts if bucket.plan.expert else groups.of_all).data.index == 0
+
+
 def bucket_shards(
     buckets: Sequence[Bucket], tensors: Sequence[torch.Tensor], groups: RankGroups
 ) -> dict[str, list[Shard]]:
@@ -114,8 +121,7 @@ def bucket_shards(
     """
     found: dict[str, list[Shard]] = {}
     for bucket, flat in zip(buckets, tensors, strict=True):
-        cut = flat.numel() != bucket.plan.num_elements
-        first_copy = groups.replicate.index == 0 if cut else groups.data.index == 0
+        first_copy = is_first_copy(bucket, flat, groups)
         for slot in bucket.slots:
             shards = [
                 Shard(
@@ -125,7 +131,7 @@ def bucket_shards(
                     tensor=piece.tensor,
                     primary=slot.counted and first_copy,
                 )
-                for piece in pieces(slot, flat, groups.tensor)
+                for piece in pieces(slot, flat, groups.tensor_of(slot.spec))
             ]
             if shards:
                 found[slot.spec.name] = shards

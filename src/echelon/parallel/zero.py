@@ -69,16 +69,17 @@ class Residency:
         self,
         buckets: Sequence[Bucket],
         stages: Sequence[Sequence[str]],
-        shard: Group,
+        shards: tuple[Group, Group],
         zero: Zero,
     ) -> None:
         """Serve the units of each stage of this rank, in the order of its forward pass.
 
+        `shards` are the ranks that hold the slices: of routed experts the second group.
         Nothing is gathered ahead beyond the end of a stage, whose next action may be another's.
         """
         self._order = {unit: list(units) for units in stages for unit in units}
         units = list(self._order)
-        self._shard, self._zero = shard, zero
+        self._shards, self._zero = shards, zero
         self._all = buckets
         self._sliced = [bucket for bucket in buckets if bucket.plan.sliced]
         self._buckets: dict[str, list[Bucket]] = {
@@ -120,7 +121,7 @@ class Residency:
 
     def updated(self, bucket: Bucket) -> None:
         """Learn that the slice of a bucket has new values: send it where the whole is kept."""
-        if not bucket.plan.sliced and self._shard.size > 1:
+        if not bucket.plan.sliced and self._shard(bucket).size > 1:
             self._gather(bucket)
 
     def settle(self) -> None:
@@ -170,9 +171,13 @@ class Residency:
             bucket.values_memory.allocate()
             if bucket.name in self._reads:
                 piece = self._reads[bucket.name].wait()[0].to(bucket.values.device)
-        self._gathers[bucket.name] = self._shard.all_gather(
+        self._gathers[bucket.name] = self._shard(bucket).all_gather(
             bucket.values, piece, name=f"parameters.{bucket.name}", async_op=True
         )
+
+    def _shard(self, bucket: Bucket) -> Group:
+        """Return the ranks that hold the other slices of a bucket."""
+        return self._shards[bucket.plan.expert]
 
     def _read(self, bucket: Bucket) -> None:
         """Start to bring a slice of parameters from where it rests."""

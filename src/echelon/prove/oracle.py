@@ -30,6 +30,7 @@ from echelon.prove.batches import global_batch
 from echelon.prove.formulas import LossScale, clip_scale, global_norm, learning_rate
 from echelon.prove.kernel_rounding import KernelOperations
 from echelon.prove.optimizers import State, Update, update
+from echelon.prove.oracle_routing import RoutedLayer, RoutingLosses, RoutingState, routing_losses
 from echelon.prove.subject import GlobalBatch
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
@@ -50,7 +51,9 @@ class OracleStep:
     `before` and `after` are the values that the optimizer keeps (the master copy, where there is
     one), `gradients` those of the mean loss before clipping, `updates` what the optimizer added,
     in its two parts. `loss_scale` is what the loss was multiplied by before backward; a step that
-    is `skipped`, for its gradients overflowed, changes nothing.
+    is `skipped`, for its gradients overflowed, changes nothing. `routed` says how each layer with
+    experts routed the tokens, `routing` what it knew of the steps before, and `routing_after` what
+    the next one knows.
     """
 
     step: int
@@ -66,6 +69,9 @@ class OracleStep:
     skipped: bool
     updates: Mapping[str, Update]
     after: Mapping[str, torch.Tensor]
+    routing: RoutingState
+    routing_after: RoutingState
+    routed: Mapping[int, RoutedLayer]
 
 
 def run_oracle(plan: Plan, num_steps: int, *, factor: float = 1.0) -> tuple[OracleStep, ...]:
@@ -78,9 +84,12 @@ def run_oracle(plan: Plan, num_steps: int, *, factor: float = 1.0) -> tuple[Orac
     values = {name: value.to(master) for name, value in initial_parameters(plan).items()}
     states = {name: State() for name in values}
     scale = LossScale.start(plan.mathematics.precision)
+    routing = RoutingState.start(plan, TORCH_DTYPES[plan.mathematics.precision.parameters])
     steps: list[OracleStep] = []
     for step in range(num_steps):
-        steps.append(_step(plan, step, values, states, scale.scale, factor))
+        before = _Before(step, values, states, scale.scale, routing)
+        steps.append(_step(plan, before, factor))
+        routing = steps[-1].routing_after
         scale.follow(plan.mathematics.precision, overflow=steps[-1].skipped)
         values = dict(steps[-1].after)
     return tuple(steps)
@@ -93,13 +102,21 @@ def initial_parameters(plan: Plan) -> dict[str, torch.Tensor]:
 
 
 def build_decoder(
-    plan: Plan, values: Mapping[str, torch.Tensor], operations: Operations | None = None
+    plan: Plan,
+    values: Mapping[str, torch.Tensor],
+    operations: Operations | None = None,
+    *,
+    routing: RoutingState | None = None,
 ) -> Decoder:
-    """Return the whole model on one device, holding `values`, in the plan's parameter dtype."""
+    """Return the whole model on one device, holding `values`, in the plan's parameter dtype.
+
+    Its routers know of the steps before what `routing` says: nothing, before the first.
+    """
     dtype = TORCH_DTYPES[plan.mathematics.precision.parameters]
     if operations is None and dtype != torch.float64:
         operations = KernelOperations()
     model = Decoder(plan.model, operations=operations).to(dtype)
+    model.operations.routing = (routing or RoutingState.start(plan, dtype)).notes(plan)
     own = dict(model.named_parameters())
     assert own.keys() == values.keys(), "the decoder and the table of parameters differ"
     with torch.no_grad():
@@ -146,31 +163,51 @@ def sums_by_slot(
 
 def contributions(plan: Plan, oracle: OracleStep) -> dict[Slot, dict[str, torch.Tensor]]:
     """Return each microbatch's part of the gradient; all parts add up to the whole."""
-    model = build_decoder(plan, oracle.before)
+    model = build_decoder(plan, oracle.before, routing=oracle.routing)
     batch = global_batch(plan, oracle.step)
     sums = sums_by_slot(plan, batch, token_losses(plan, model, batch, oracle.step))
+    routed = routing_losses(plan, model.operations.routing, oracle.routing)
+    beside = _beside_by_slot(plan, routed)
     parts: dict[Slot, dict[str, torch.Tensor]] = {}
     for slot, (total, _) in sums.items():
         model.zero_grad(set_to_none=True)
-        (total / oracle.tokens).backward(retain_graph=True)
+        (total / oracle.tokens + beside.get(slot, 0.0)).backward(retain_graph=True)
         parts[slot] = _gradients(model)
     return parts
 
 
-def _step(
-    plan: Plan,
-    step: int,
-    values: Mapping[str, torch.Tensor],
-    states: Mapping[str, State],
-    loss_scale: float,
-    factor: float,
-) -> OracleStep:
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What a step begins with."""
+
+    step: int
+    values: Mapping[str, torch.Tensor]
+    states: Mapping[str, State]
+    loss_scale: float
+    routing: RoutingState
+
+
+def _beside_by_slot(plan: Plan, routed: RoutingLosses) -> dict[Slot, torch.Tensor]:
+    """Return what routers add to the loss of each microbatch of each replica, if anything."""
+    if routed.gradient_B is None:
+        return {}
+    size = plan.layout.microbatch_sequences
+    sums = routed.gradient_B.unflatten(0, (-1, size)).sum(-1)
+    return {divmod(index, plan.num_microbatches): sums[index] for index in range(len(sums))}
+
+
+def _step(plan: Plan, before: _Before, factor: float) -> OracleStep:
+    step, values, states = before.step, before.values, before.states
     optimizer, precision = plan.mathematics.optimizer, plan.mathematics.precision
-    model = build_decoder(plan, values)
+    model = build_decoder(plan, values, routing=before.routing)
     batch = global_batch(plan, step)
     sums = sums_by_slot(plan, batch, token_losses(plan, model, batch, step))
-    count, scale = sum(number for _, number in sums.values()), loss_scale * factor
-    scaled = _summed_gradients(plan, model, sums, scale / count)
+    routed = routing_losses(plan, model.operations.routing, before.routing)
+    beside = _beside_by_slot(plan, routed)
+    count, scale = sum(number for _, number in sums.values()), before.loss_scale * factor
+    losses = {s: total * (scale / count) for s, (total, _) in sums.items()}
+    losses = {s: loss + beside[s] * scale if beside else loss for s, loss in losses.items()}
+    scaled = _summed_gradients(plan, model, losses)
     norm = global_norm(scaled) / scale
     skipped = precision.loss_scaling != "none" and not math.isfinite(norm)
     clip, rate = clip_scale(norm, optimizer.clip_norm), learning_rate(optimizer, step)
@@ -199,26 +236,29 @@ def _step(
         grad_norm=norm,
         clip_scale=clip,
         learning_rate=rate,
-        loss_scale=loss_scale,
+        loss_scale=before.loss_scale,
         skipped=skipped,
+        routing=before.routing,
+        routing_after=before.routing if skipped else before.routing.after(plan, routed.layers),
+        routed=routed.layers,
         updates=updates,
         after={name: value + updates[name].total for name, value in values.items()},
     )
 
 
 def _summed_gradients(
-    plan: Plan, model: Decoder, sums: Mapping[Slot, tuple[torch.Tensor, int]], factor: float
+    plan: Plan, model: Decoder, losses: Mapping[Slot, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return the gradient of `factor` x the sum of all losses, added up in the plan's dtypes."""
+    """Return the gradient of the sum of all losses, added up in the plan's dtypes."""
     precision = plan.mathematics.precision
     added, reduced = TORCH_DTYPES[precision.gradients], TORCH_DTYPES[precision.reduction]
     if precision.parameters == precision.gradients == precision.reduction in ("fp64", "fp32"):
-        (torch.stack([total for total, _ in sums.values()]).sum() * factor).backward()
+        torch.stack(list(losses.values())).sum().backward()
         return _gradients(model)
     replicas: dict[int, dict[str, torch.Tensor]] = {}
-    for (dp_rank, _), (total, _) in sums.items():
+    for (dp_rank, _), loss in losses.items():
         model.zero_grad(set_to_none=True)
-        (total * factor).backward(retain_graph=True)
+        loss.backward(retain_graph=True)
         replica = replicas.setdefault(dp_rank, {})
         for name, gradient in _gradients(model).items():
             part = gradient.to(added)

@@ -20,18 +20,26 @@ from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
 from echelon.parallel.apply import apply_plan
+from echelon.parallel.buckets import Bucket
 from echelon.parallel.device_mesh import RankGroups, Wanted, rank_groups
+from echelon.parallel.expert import LayerLoad
 from echelon.parallel.offload import make_rest
 from echelon.parallel.rank_model import RankModel
 from echelon.parallel.recorder import Recorder
 from echelon.parallel.shards import Shard
-from echelon.parallel.weights import bucket_shards, fill_initial, resting_values
+from echelon.parallel.weights import (
+    bucket_shards,
+    fill_initial,
+    is_first_copy,
+    resting_values,
+)
 from echelon.schedule.action import Schedule
 from echelon.schedule.forward import forward_only
 from echelon.schedule.of_plan import schedule_of
 from echelon.train.learning_rate import learning_rate
 from echelon.train.loss_scale import LossScale
 from echelon.train.optimizer import MASTER, SliceOptimizer, local_norm_squared
+from echelon.train.routing import RoutingSummary, routing_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +51,7 @@ class Agreement:
     stop_requests: int
     rank_waits_s: tuple[float, ...]
     rank_used_bytes: tuple[int, ...]
+    routing: RoutingSummary | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +64,8 @@ class StepResult:
     rank computed, its positions only; `stop_requests` counts the ranks that asked to stop.
     `rank_waits_s` are the seconds that each rank waited for others until its gradients were
     complete (the one that waited least is the one that the others waited for), `rank_used_bytes`
-    the memory that each said it uses.
+    the memory that each said it uses. Of a model with experts, `routing` sums up the whole model
+    and `loads` has the layers of this rank.
     """
 
     loss: float
@@ -67,6 +77,8 @@ class StepResult:
     stop_requests: int
     rank_waits_s: tuple[float, ...]
     rank_used_bytes: tuple[int, ...]
+    routing: RoutingSummary | None
+    loads: Mapping[int, LayerLoad]
     microbatch_losses: Mapping[tuple[int, int], tuple[float, int]]
 
     @property
@@ -134,14 +146,21 @@ class TrainEngine:
         scale = loss_scale / max(1, tokens)
         model.store.start_step()
         model.reduction.start_step()
+        if model.balancer is not None:
+            model.balancer.start_step(loss_scale)
         losses = model.executor.run(self.schedule, batches, scale)
         model.reduction.finish()
         model.residency.end_pass()
+        loads = {} if model.balancer is None else model.balancer.finish()
         if self.on_gradients is not None:
             self.on_gradients()
         mine = float(torch.stack(list(losses.values())).sum()) / loss_scale if losses else 0.0
         said = self._agree(
-            mine, local_norm_squared(model.buckets), stop_requested, used_bytes=used_bytes
+            mine,
+            local_norm_squared(model.buckets, self._counts),
+            stop_requested,
+            used_bytes=used_bytes,
+            loads=loads,
         )
         # Every rank has the same norm, so all of them see an overflow that one of them had.
         norm = said.grad_norm / loss_scale
@@ -156,6 +175,8 @@ class TrainEngine:
             stop_requests=said.stop_requests,
             rank_waits_s=said.rank_waits_s,
             rank_used_bytes=said.rank_used_bytes,
+            routing=said.routing,
+            loads=loads,
             microbatch_losses={
                 (self.data_rank, index): (float(value) / scale, batches[index].num_valid())
                 for index, value in losses.items()
@@ -175,6 +196,8 @@ class TrainEngine:
         if clip is not None and report.grad_norm > clip:
             factor *= clip / report.grad_norm
         self.optimizer.update(report.learning_rate, factor, self.model.residency.updated)
+        if self.model.balancer is not None:
+            self.model.balancer.update()
         self.num_updates += 1
         recorder.record("update", "optimizer", start=start)
 
@@ -259,29 +282,35 @@ class TrainEngine:
         """Return the master copies by bucket; a rank without parameters has none."""
         return self.optimizer.state().get(MASTER, {})
 
-    @property
-    def _counts_norm(self) -> bool:
-        sliced = self.plan.layout.zero.stage > 0
-        return (self.groups.replicate if sliced else self.groups.data).index == 0
+    def _counts(self, bucket: Bucket) -> bool:
+        """Return whether this is the first of the ranks that hold the same of a bucket."""
+        return is_first_copy(bucket, bucket.gradient_slice, self.groups)
 
     def _agree(
-        self, loss: float, norm_squared: float, stop_requested: bool, *, used_bytes: int = 0
+        self,
+        loss: float,
+        norm_squared: float,
+        stop_requested: bool,
+        *,
+        used_bytes: int = 0,
+        loads: Mapping[int, LayerLoad] | None = None,
     ) -> Agreement:
         """Exchange all that every rank must know of a step, in one small all-gather.
 
         Losses are summed over everything but the tensor ranks (they hold the same loss), squares
-        over one replica: whole gradients on one data rank, slices on those of one replica.
+        over one replica: whole gradients on one data rank, slices on those of one replica. A copy
+        adds nothing, unless it alone is not finite: no rank may update then.
         """
         groups, mesh = self.groups, self.plan.mesh
         here = mesh.coordinates(groups.rank)
         row = torch.tensor(
             [
                 loss if here[Axis.TP] == 0 else 0.0,
-                # A copy adds nothing, unless it alone is not finite: no rank may update then.
-                norm_squared if self._counts_norm else norm_squared * 0.0,
+                norm_squared,
                 float(stop_requested),
                 groups.recorder.waited_s,
                 float(used_bytes),
+                *self._routing_row(loads or {}),
             ],
             dtype=torch.float64,
             device=self.device,
@@ -294,4 +323,12 @@ class TrainEngine:
             stop_requests=int(total[2]),
             rank_waits_s=tuple(float(value) for value in rows[:, 3]),
             rank_used_bytes=tuple(int(value) for value in rows[:, 4]),
+            routing=None if self.model.balancer is None else RoutingSummary.of(rows[:, 5:]),
         )
+
+    def _routing_row(self, loads: Mapping[int, LayerLoad]) -> list[float]:
+        """Return what the layers of this rank add to the summary; one rank of each stage tells."""
+        if self.model.balancer is None:
+            return []
+        group, mirror = self.groups.stage, self.groups.mirror
+        return routing_row(loads, tells=group.index == 0 and mirror.index == 0)

@@ -7,7 +7,7 @@ must stop the update of all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -16,15 +16,18 @@ from echelon.parallel.buckets import Bucket
 _CHUNK = 1 << 16
 
 
-def local_norm_squared(buckets: Sequence[Bucket]) -> float:
+def local_norm_squared(
+    buckets: Sequence[Bucket], counts: Callable[[Bucket], bool] = lambda bucket: True
+) -> float:
     """Return the sum of squares of the gradients that count in the slices of this rank.
 
+    `counts` says of a bucket whether this rank counts for all that hold the same.
     Short runs are added in the gradient's own precision (at least float32), the runs in float64;
     what is not finite stays so.
     """
     sums: list[torch.Tensor] = []
     for bucket in buckets:
-        counted = bucket.counted_ranges()
+        counted = bucket.counted_ranges() if counts(bucket) else []
         sums.extend(torch.dot(run, run) for run in _runs(bucket, counted))
         others = between(counted, bucket.slots[-1].end)
         sums.extend(torch.dot(run, run) * 0.0 for run in _runs(bucket, others))

@@ -13,7 +13,7 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.cost.muon import muon_exchange
-from echelon.cost.stage import pp_rank_of
+from echelon.cost.stage import expert_index_of, pp_rank_of
 from echelon.cost.updates import STATE_KINDS, Update
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.device_mesh import RankGroups
@@ -50,7 +50,8 @@ class SliceOptimizer:
         self._num_steps = 0
         matrices = [bucket for bucket in buckets if bucket.plan.update == "muon"]
         if matrices:
-            exchange = muon_exchange(plan, pp_rank_of(plan, groups.rank))
+            share = expert_index_of(plan, groups.rank)
+            exchange = muon_exchange(plan, pp_rank_of(plan, groups.rank), share)
             links = MuonLinks(group=groups.stage, exchange=exchange)
             self._muon = Muon(settings, links, matrices)
         for bucket in buckets:

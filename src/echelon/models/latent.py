@@ -1,0 +1,73 @@
+"""Multi-head latent attention: queries, and keys with values, come out of two narrow vectors.
+
+A token keeps `kv_rank` numbers that all its keys and values are made of, and one key part of
+`rope_dim` that carries its position and that all heads share; queries pass through `query_rank`
+numbers of their own. So a head's key is [own | shared], with rotary positions in the second part
+only, and its value, of `value_dim`, may be narrower than a key. Attention here is one for keys and
+values of equal width: values get zeros behind them, and the output loses them again.
+Source: DeepSeek-V2, 2024, section 2.1; DeepSeek-V3, 2024, section 2.1.1.
+
+Shape suffixes: see `models/operations.py`; also R rank, P rope_dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as fn
+
+from echelon.core.model_shape import LatentAttention as LatentShape
+from echelon.core.model_shape import ModelShape
+from echelon.models.batch import TokenBatch
+from echelon.models.modules import Weight, linear
+from echelon.models.operations import Operations
+
+
+class LatentAttention(nn.Module):
+    """Attention whose projections go down to a narrow vector and up to all heads."""
+
+    def __init__(
+        self, shape: ModelShape, latent: LatentShape, operations: Operations, tp: int
+    ) -> None:
+        """Make the projections: up and out for the heads of one of `tp` tensor ranks.
+
+        What leads down is not split: the narrow vectors are needed whole on every rank.
+        """
+        super().__init__()
+        assert shape.head_dim == latent.nope_dim + latent.rope_dim >= latent.value_dim
+        assert shape.kv_heads == shape.heads
+        assert shape.positions == "rope"
+        self.shape, self.latent, self.operations = shape, latent, operations
+        self.heads = shape.heads // tp
+        self.q_norm, self.kv_norm = Weight(latent.query_rank), Weight(latent.kv_rank)
+        self.q_down = linear(shape.hidden, latent.query_rank, False)
+        self.q_up = linear(latent.query_rank, self.heads * shape.head_dim, False)
+        self.kv_down = linear(shape.hidden, latent.kv_rank + latent.rope_dim, False)
+        kv_dim = latent.nope_dim + latent.value_dim
+        self.kv_up = linear(latent.kv_rank, self.heads * kv_dim, False)
+        self.o = linear(self.heads * latent.value_dim, shape.hidden, False)
+
+    def forward(self, x_ND: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+        """Return the attention output, [N, D]."""
+        ops, shape, latent = self.operations, self.shape, self.latent
+        q_NR, kv = ops.project_alike(x_ND, (self.q_down, self.kv_down))
+        kv_NR, shared_NP = kv.split((latent.kv_rank, latent.rope_dim), dim=-1)
+        q_NR = ops.norm(q_NR, self.q_norm.weight, None, shape.norm_eps)
+        kv_NR = ops.norm(kv_NR, self.kv_norm.weight, None, shape.norm_eps)
+        q = self._heads(ops.project_in(q_NR, (self.q_up,)), batch)
+        kv = self._heads(ops.project_in(kv_NR, (self.kv_up,)), batch)
+        shared = ops.share_among_heads(shared_NP)
+        shared = shared.view(batch.num_positions, batch.num_sequences, 1, latent.rope_dim)
+        q_own, q_turned = q.split((latent.nope_dim, latent.rope_dim), dim=-1)
+        k_own, v = kv.split((latent.nope_dim, latent.value_dim), dim=-1)
+        cos_TE, sin_TE = ops.rotary_tables(shape, batch, x_ND)
+        shared = ops.rotate(shared, cos_TE, sin_TE)
+        q = torch.cat((q_own, ops.rotate(q_turned, cos_TE, sin_TE)), dim=-1)
+        k = torch.cat((k_own, shared.expand(-1, -1, self.heads, -1)), dim=-1)
+        v = fn.pad(v, (0, shape.head_dim - latent.value_dim))
+        out = ops.attend(q, k, v, shape, batch).view(-1, self.heads, shape.head_dim)
+        return ops.project_attended(out[..., : latent.value_dim].flatten(1), self.o)
+
+    def _heads(self, x: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+        """Return x as [T, B, H, width of a head]."""
+        return x.view(batch.num_positions, batch.num_sequences, self.heads, -1)

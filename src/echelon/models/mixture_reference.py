@@ -1,0 +1,108 @@
+"""A mixture of experts on one device, by autograd: every expert in turn, nothing sent.
+
+What the prover's oracle computes with. It notes how each layer routed its tokens (`Routed`), from
+which the oracle makes the losses and the loads.
+
+Shape suffixes: N tokens (sequence first), D hidden, E experts, K experts of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as fn
+
+from echelon.core.experts import Balance
+from echelon.models.batch import TokenBatch
+from echelon.models.capacity import kept
+from echelon.models.precision import at_least_fp32
+from echelon.models.routing import choose, gates_of, scores_of
+
+if TYPE_CHECKING:
+    from echelon.models.moe import Expert, MixtureOfExperts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routed:
+    """Say how one layer routed the tokens of a batch; `kept_NK` says what was not dropped."""
+
+    logits_NE: torch.Tensor
+    scores_NE: torch.Tensor
+    chosen_NK: torch.Tensor
+    gates_NK: torch.Tensor
+    kept_NK: torch.Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class RoutingNotes:
+    """Say by which rule tokens are routed and with which biases; keep how they were, by layer."""
+
+    balance: Balance = field(default_factory=Balance)
+    biases: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    routed: dict[int, Routed] = field(default_factory=dict)
+
+
+def mixture_reference(
+    x_ND: torch.Tensor, mixture: MixtureOfExperts, batch: TokenBatch, notes: RoutingNotes
+) -> torch.Tensor:
+    """Return the weighted sum of what its experts make of each token; tell `notes` of the route."""
+    routed = route_reference(x_ND, mixture, batch, notes)
+    notes.routed[mixture.layer] = routed
+    y_ND = torch.zeros_like(x_ND)
+    for name, expert in mixture.experts.items():
+        token, place = torch.nonzero((routed.chosen_NK == int(name)) & routed.kept_NK).unbind(-1)
+        gates = routed.gates_NK[token, place]
+        # An expert without tokens takes part with none: its gradient is zero, not missing.
+        y_ND = y_ND.index_add(0, token, _expert(expert, x_ND[token], gates))  # type: ignore[arg-type]
+    if hasattr(mixture, "shared"):
+        y_ND = y_ND + mixture.shared(x_ND)
+    return y_ND
+
+
+def route_reference(
+    x_ND: torch.Tensor, mixture: MixtureOfExperts, batch: TokenBatch, notes: RoutingNotes
+) -> Routed:
+    """Return where the tokens of whole sequences go."""
+    experts, balance = mixture.routing, notes.balance
+    wide = at_least_fp32(x_ND.dtype)
+    logits_NE = fn.linear(x_ND.to(wide), mixture.router.weight.to(wide))
+    scores_NE = scores_of(logits_NE, experts)
+    bias_E = notes.biases.get(mixture.layer)
+    chosen_NK = choose(scores_NE, bias_E, token_numbers(batch), experts, balance)
+    gates_NK = gates_of(scores_NE, chosen_NK, experts)
+    room = balance.capacity(batch.whole_length, experts.num_experts, experts.top_k)
+    kept_NK = torch.ones_like(chosen_NK, dtype=torch.bool)
+    if room is not None:
+        sequence_N = torch.arange(len(x_ND), device=x_ND.device) % batch.num_sequences
+        kept_NK = kept(
+            chosen_NK,
+            gates_NK,
+            sequence_N,
+            num_experts=experts.num_experts,
+            capacity=room,
+            drop=balance.drop,
+        )
+    return Routed(
+        logits_NE=logits_NE,
+        scores_NE=scores_NE,
+        chosen_NK=chosen_NK,
+        gates_NK=gates_NK,
+        kept_NK=kept_NK,
+    )
+
+
+def token_numbers(batch: TokenBatch) -> torch.Tensor:
+    """Return a number of each token, int64 [N]: neighbours in a sequence are consecutive."""
+    positions_T = batch.positions_T
+    return (
+        positions_T[:, None] + batch.sample_ids_B.to(positions_T.device) * batch.whole_length
+    ).reshape(-1)
+
+
+def _expert(expert: Expert, x_RD: torch.Tensor, gates_R: torch.Tensor) -> torch.Tensor:
+    inner_RF = fn.silu(expert.gate(x_RD)) * expert.up(x_RD)
+    weighted_RF = (inner_RF * gates_R[:, None]).to(x_RD.dtype)
+    return expert.down(weighted_RF)

@@ -1,0 +1,80 @@
+"""Which experts a token meets, and with which weight: the router's formulas, whatever the layout.
+
+All of them look at one token at a time, but for the room of an expert (`capacity.py`) and the
+loads, so that a token goes to the same experts wherever it is computed. Scores are computed in at
+least float32 (`Operations.router_logits`).
+
+Shape suffixes: N tokens, E experts, K experts of a token (top_k), G groups of experts.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from echelon.core.experts import Balance
+from echelon.core.model_shape import Experts
+
+SMALLEST_SUM = 1e-20
+"""Added to a sum of sigmoid scores before it divides: all of them may be 0."""
+
+
+def scores_of(logits_NE: torch.Tensor, experts: Experts) -> torch.Tensor:
+    """Return the scores of a router: a softmax over all experts, or a sigmoid of each."""
+    return logits_NE.softmax(-1) if experts.router == "softmax" else logits_NE.sigmoid()
+
+
+def probabilities(scores_NE: torch.Tensor, experts: Experts) -> torch.Tensor:
+    """Return scores that add up to 1 (DeepSeek-V3, 2024, equation 19)."""
+    if experts.router == "softmax":
+        return scores_NE
+    return scores_NE / (scores_NE.sum(-1, keepdim=True) + SMALLEST_SUM)
+
+
+@torch.no_grad()
+def choose(
+    scores_NE: torch.Tensor,
+    bias_E: torch.Tensor | None,
+    token_N: torch.Tensor,
+    experts: Experts,
+    balance: Balance,
+) -> torch.Tensor:
+    """Return the experts of each token, int64 [N, K].
+
+    They are those of the highest scores; the bias takes part in this choice only. `token_N` are
+    the global numbers of the tokens, by which `balance.route` sends them elsewhere.
+    """
+    count, k = experts.num_experts, experts.top_k
+    places_K = torch.arange(k, device=scores_NE.device)
+    if balance.route == "even":
+        return (token_N[:, None] * k + places_K) % count
+    if balance.route == "one":
+        return places_K.expand(len(token_N), k).contiguous()
+    wanted_NE = scores_NE if bias_E is None else scores_NE + bias_E.to(scores_NE.dtype)
+    if balance.route == "not-last" and count > k:
+        wanted_NE = wanted_NE.clone()
+        wanted_NE[:, -1] = -torch.inf
+    if experts.groups > 1:
+        wanted_NE = _within_best_groups(wanted_NE, experts)
+    return wanted_NE.topk(k, dim=-1).indices
+
+
+def gates_of(scores_NE: torch.Tensor, chosen_NK: torch.Tensor, experts: Experts) -> torch.Tensor:
+    """Return the weights of a token's experts, [N, K]; the gradient goes through the scores."""
+    gates_NK = scores_NE.gather(-1, chosen_NK)
+    if experts.renormalise:
+        gates_NK = gates_NK / (gates_NK.sum(-1, keepdim=True) + SMALLEST_SUM)
+    return gates_NK * experts.gate_scale
+
+
+def counts_of(chosen_NK: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """Return how many tokens chose each expert, int64 [E]."""
+    return torch.bincount(chosen_NK.reshape(-1), minlength=num_experts)
+
+
+def _within_best_groups(wanted_NE: torch.Tensor, experts: Experts) -> torch.Tensor:
+    """Return the scores with those outside of the best groups at minus infinity."""
+    wanted_NGE = wanted_NE.unflatten(-1, (experts.groups, -1))
+    best_NG = wanted_NGE.topk(min(2, wanted_NGE.shape[-1]), dim=-1).values.sum(-1)
+    kept = best_NG.topk(experts.top_groups, dim=-1).indices
+    outside_NG = torch.ones_like(best_NG, dtype=torch.bool).scatter(-1, kept, False)
+    return wanted_NGE.masked_fill(outside_NG[..., None], -torch.inf).flatten(-2)

@@ -1,0 +1,141 @@
+"""How one device routes tokens to experts: losses, loads, and what follows for the next step.
+
+Written apart from the engine, from the formulas: Switch Transformer (2021), section 2.2, for the
+auxiliary loss; DeepSeek-V3 (2024), section 2.1.2, for that of each sequence and for biases; ST-MoE
+(2022), section 2.2, for the z-loss. `core.experts.Balance` says what is meant by which word.
+
+Shape suffixes: B sequences of the global batch, T positions, N = T * B, E experts, K experts of a
+token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from echelon.core.plan import Plan
+from echelon.models.mixture_reference import Routed, RoutingNotes
+from echelon.models.precision import at_least_fp32
+from echelon.models.routing import probabilities
+
+TOKEN_DROPPED = -1
+"""In place of the number of an expert: it had no room."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingState:
+    """Hold what a step takes from the steps before, by layer: biases, and shares of the loads."""
+
+    biases: Mapping[int, torch.Tensor]
+    shares: Mapping[int, torch.Tensor]
+
+    @classmethod
+    def start(cls, plan: Plan, dtype: torch.dtype) -> RoutingState:
+        """Return the state before the first step: no bias, the same share for each expert."""
+        experts = plan.model.experts
+        if experts is None:
+            return cls(biases={}, shares={})
+        layers = [i for i in range(plan.model.layers) if plan.model.layer_has_experts(i)]
+        size, wide = experts.num_experts, at_least_fp32(dtype)
+        biases = {i: torch.zeros(size, dtype=wide) for i in layers if experts.router_bias}
+        shares = {i: torch.full((size,), 1 / size, dtype=wide) for i in layers}
+        return cls(biases=biases, shares=shares)
+
+    def notes(self, plan: Plan) -> RoutingNotes:
+        """Return what the reference routes by."""
+        return RoutingNotes(balance=plan.mathematics.balance, biases=self.biases)
+
+    def after(self, plan: Plan, layers: Mapping[int, RoutedLayer]) -> RoutingState:
+        """Return the state after a step that routed so."""
+        balance = plan.mathematics.balance
+        biases, shares = dict(self.biases), dict(self.shares)
+        for layer, routed in layers.items():
+            counts_E = routed.counts_E.double()
+            shares[layer] = (counts_E / counts_E.sum()).to(shares[layer].dtype)
+            if balance.has_bias:
+                away_E = torch.sign(counts_E.mean() - counts_E).to(biases[layer].dtype)
+                biases[layer] = biases[layer] + balance.bias_rate * away_E
+        return RoutingState(biases=biases, shares=shares)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedLayer:
+    """Say how one layer routed a global batch: the experts of each token, loads, drops, losses.
+
+    `chosen_BTK` has `TOKEN_DROPPED` where an expert had no room; the counts are of before.
+    """
+
+    chosen_BTK: torch.Tensor
+    counts_E: torch.Tensor
+    dropped: int
+    aux_loss: float
+    z_loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingLosses:
+    """Hold what each sequence adds to the losses of all layers, [B], and each layer for itself.
+
+    `gradient_B` is what is differentiated.
+    """
+
+    gradient_B: torch.Tensor | None
+    layers: Mapping[int, RoutedLayer]
+
+
+def routing_losses(plan: Plan, notes: RoutingNotes, state: RoutingState) -> RoutingLosses:
+    """Return the losses of how the layers routed the whole global batch."""
+    layers: dict[int, RoutedLayer] = {}
+    gradient_B: torch.Tensor | None = None
+    for layer, routed in sorted(notes.routed.items()):
+        loss_B, layers[layer] = _layer_losses(plan, routed, state.shares[layer])
+        gradient_B = loss_B if gradient_B is None else gradient_B + loss_B
+    balance = plan.mathematics.balance
+    wanted = balance.has_aux or balance.z_coefficient > 0
+    return RoutingLosses(gradient_B=gradient_B if wanted else None, layers=layers)
+
+
+def _layer_losses(
+    plan: Plan, routed: Routed, last_shares_E: torch.Tensor
+) -> tuple[torch.Tensor, RoutedLayer]:
+    mathematics = plan.mathematics
+    balance, experts = mathematics.balance, plan.model.experts
+    assert experts is not None, "only a layer with experts routes"
+    num_sequences, size = mathematics.global_sequences, experts.num_experts
+
+    def by_sequence(rows: torch.Tensor) -> torch.Tensor:
+        return rows.unflatten(0, (-1, num_sequences)).transpose(0, 1)
+
+    p_BTE = by_sequence(probabilities(routed.scores_NE, experts))
+    chosen_BTK = by_sequence(routed.chosen_NK)
+    counts_BE = torch.stack([torch.bincount(c.reshape(-1), minlength=size) for c in chosen_BTK])
+    counts_E = counts_BE.sum(0)
+    dtype, tokens = p_BTE.dtype, plan.tokens_per_step
+    aux_B, told = p_BTE.new_zeros(num_sequences), 0.0
+    if balance.has_aux:
+        factor = balance.aux_coefficient * size / tokens
+        own_E = (counts_E / counts_E.sum()).to(dtype)
+        p_BE = p_BTE.sum(1)
+        if balance.aux_over == "global":
+            aux_B = factor * (p_BE * last_shares_E).sum(-1)
+            told = factor * float((p_BE.detach() * own_E).sum())
+        else:
+            group = 1 if balance.aux_over == "sequence" else plan.layout.microbatch_sequences
+            together = counts_BE.unflatten(0, (-1, group)).sum(1)
+            shares = together.to(dtype) / together.sum(-1, keepdim=True)
+            aux_B = factor * (p_BE * shares.repeat_interleave(group, dim=0)).sum(-1)
+            told = float(aux_B.detach().sum())
+    z_B = p_BTE.new_zeros(num_sequences)
+    if balance.z_coefficient:
+        z_BT = by_sequence(routed.logits_NE.logsumexp(-1).square())
+        z_B = balance.z_coefficient / tokens * z_BT.sum(1)
+    kept_BTK = by_sequence(routed.kept_NK)
+    return aux_B + z_B, RoutedLayer(
+        chosen_BTK=chosen_BTK.masked_fill(~kept_BTK, TOKEN_DROPPED),
+        counts_E=counts_E,
+        dropped=int((~kept_BTK).sum()),
+        aux_loss=told,
+        z_loss=float(z_B.detach().sum()),
+    )
