@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from echelon.cli.output import table
+from echelon.cli.plan_experts import active_text, expert_groups, expert_lines, experts_json
 from echelon.cli.plan_memory import memory_parts, ranges
 from echelon.cli.plan_pipeline import pipeline_json, pipeline_parts
 from echelon.cli.plan_rows import (
@@ -48,11 +49,12 @@ def groups(plan: Plan) -> dict[str, tuple[tuple[int, ...], ...]]:
     axes |= {"cp": (Axis.CP,), "tp": (Axis.TP,)}
     if plan.mathematics.optimizer.kind == "muon":
         axes["stage"] = STAGE_AXES
-    return {
+    found = {
         name: plan.mesh.groups(*which)
         for name, which in axes.items()
         if plan.mesh.degree(*which) > 1
     }
+    return found | expert_groups(plan)
 
 
 def plan_json(plan: Plan, times: UnitTimes | None = None) -> dict[str, Any]:
@@ -67,6 +69,7 @@ def plan_json(plan: Plan, times: UnitTimes | None = None) -> dict[str, Any]:
         "held_bytes_fit": most_held_bytes(plan, rows) <= memory,
         "step_bytes_fit": most_step_bytes(plan, rows) <= memory,
         "context": _context_json(plan),
+        "experts": experts_json(plan),
         "stages": [_row_json(row) for row in rows],
         "pipeline": pipeline_json(plan, times or modelled_times(plan)),
         "groups": {axis: [list(group) for group in found] for axis, found in groups(plan).items()},
@@ -135,7 +138,8 @@ def _head(plan: Plan) -> Iterator[str]:
     if layout.sequence_parallel:
         ranks += ", sequence parallel"
     yield f"plan     {plan.name}  ({plan.content_hash()})"
-    yield f"model    {model.name}: {short_count(num_parameters(model))} parameters, {shape}"
+    count = f"{short_count(num_parameters(model))} parameters{active_text(plan)}"
+    yield f"model    {model.name}: {count}, {shape}"
     yield f"ranks    {ranks}, on {plan.cluster.name} over {plan.cluster.backend}"
     yield (
         f"batch    {numbers.global_sequences} sequences x {numbers.sequence_length} tokens, "
@@ -146,6 +150,7 @@ def _head(plan: Plan) -> Iterator[str]:
         yield f"zero     {_zero(plan)}"
     if plan.mesh.cp > 1:
         yield f"context  {_context(plan)}"
+    yield from expert_lines(plan)
 
 
 def _numbers(plan: Plan) -> str:

@@ -1,0 +1,96 @@
+"""`echelon plan` shows where experts are, how tokens travel, and what evens the load."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from echelon.cli.main import main
+from echelon.cli.plan_experts import active_text, expert_lines, experts_json
+from echelon.cli.plan_report import groups
+from echelon.config.load import load_job
+from echelon.core.plan import Plan
+
+MODEL = ("model.experts.num_experts=8", "model.experts.top_k=2", "model.experts.ffn=96")
+
+
+def sparse(*settings: str) -> Plan:
+    return load_job("nano", (*MODEL, *settings)).plan
+
+
+def test_a_dense_plan_says_nothing_of_experts() -> None:
+    plan = load_job("nano").plan
+    assert list(expert_lines(plan)) == []
+    assert experts_json(plan) is None
+    assert active_text(plan) == ""
+
+
+def test_the_head_says_where_experts_are() -> None:
+    lines = list(
+        expert_lines(sparse("mesh.dp_shard=4", "mesh.ep=2", "zero.stage=2", "experts.zero_stage=1"))
+    )
+    assert lines[0] == "experts  8 to a block, a token meets 2"
+    assert lines[1].strip() == (
+        "ep 2: 4 on a rank, whole, the same on 2 ranks; ZeRO stage 1, slices of 1/2"
+    )
+    assert lines[2].strip() == "tokens travel straight to the ranks of their experts"
+    assert lines[3] == "balance  nothing evens the load; dropless"
+
+
+def test_the_head_says_what_evens_the_load() -> None:
+    balance = ("experts.balance=both", "experts.z_coefficient=0.001")
+    room = ("experts.capacity_factor=1.25", "experts.drop=score", "experts.route=even")
+    last = list(expert_lines(sparse(*balance, *room)))[-1]
+    assert last == (
+        "balance  auxiliary loss x 0.01 over the global batch; bias moves by 0.001 a step; z-loss "
+        "x 0.001; room for 40 tokens of a sequence, lower scores are dropped; tokens go where "
+        'route = "even" says, not where scores do'
+    )
+
+
+def test_the_head_tells_pieces_chunks_groups_and_shared_experts() -> None:
+    text = "\n".join(
+        expert_lines(
+            sparse(
+                "mesh.tp=2",
+                "mesh.dp_shard=2",
+                "mesh.ep=2",
+                "experts.expert_tp=2",
+                "experts.chunks=2",
+                "experts.capacity_factor=1",
+                "experts.padded=true",
+                "model.experts.groups=4",
+                "model.experts.top_groups=2",
+                "model.experts.shared_experts=1",
+            )
+        )
+    )
+    assert "a token meets 2 out of the best 2 of 4 groups, and 1 shared" in text
+    assert "ep 2: 4 on a rank, each in 2 pieces, and on no other" in text
+    assert "in 2 chunks, padded" in text
+
+
+def test_json_and_groups_tell_who_exchanges_tokens_and_who_holds_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = (*MODEL, "mesh.dp_shard=4", "mesh.ep=2", "zero.stage=1")
+    flags = [word for setting in settings for word in ("--set", setting)]
+    assert main(["plan", "nano", "--json", *flags]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["groups"]["ep"] == [[0, 1], [2, 3]]
+    assert result["groups"]["edp"] == [[0, 2], [1, 3]]
+    assert result["groups"]["edp_shard"] == [[0, 2], [1, 3]]
+    experts = result["experts"]
+    assert experts["experts_per_rank"] == 4
+    assert experts["zero_stage"] == 1
+    assert experts["ranks_with_the_same_experts"] == 2
+    assert experts["num_active_parameters"] < result["num_parameters"]
+    assert experts["capacity"] is None
+
+
+def test_groups_of_one_rank_are_not_shown() -> None:
+    found = groups(sparse("mesh.dp_shard=4", "mesh.ep=4"))
+    assert found["ep"] == ((0, 1, 2, 3),)
+    assert "edp" not in found
+    assert "ep" not in groups(sparse("mesh.dp_replicate=4"))
