@@ -6,18 +6,21 @@ changed in Python: its values are looked at as the settings that they would come
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any, cast
 
+from echelon.config.checks import run_checks, tp_divides_ffn
 from echelon.config.entries import Entry
 from echelon.config.expert_checks import MISFITS
 from echelon.config.expert_settings import EXPERTS, MODEL_EXPERTS
 from echelon.config.expert_travel import DISPATCH_KEY, TWO_HOP, why_not_two_hop
+from echelon.config.experts import expert_tp, ranks_with_the_same_experts, require_experts
 from echelon.config.kinds import toml_text
+from echelon.config.model import experts_enough
 from echelon.config.schema import SETTINGS
-from echelon.config.tried import tell
-from echelon.config.view import Unavailable, View
+from echelon.config.tried import telling
+from echelon.config.view import View
 from echelon.core.errors import Problem
 from echelon.core.plan import Plan
 from echelon.core.rulebook.expert_parallel import TWO_HOP_NEEDS_NODES
@@ -92,16 +95,23 @@ def _values(view: View) -> Iterator[Problem]:
 
 
 def _misfits(view: View, plan: Plan) -> Iterator[Problem]:
-    for find in MISFITS:
-        try:
-            for fault in find(view):
-                yield replace(tell(view, fault), set_by="")
-        except Unavailable:
-            continue
-    layout = plan.layout.experts
-    if plan.model.experts is not None and layout.dispatch == TWO_HOP:
-        node = plan.cluster.devices_per_node
-        if why := why_not_two_hop(plan.mesh, layout.expert_tp, node):
-            yield TWO_HOP_NEEDS_NODES.problem(
-                f'{DISPATCH_KEY} = "two-hop", but {why}', key=DISPATCH_KEY, works=('"flat"',)
-            )
+    checks = (experts_enough, tp_divides_ffn, *map(telling, MISFITS), _two_hop_of(plan))
+    for problem in run_checks(view, checks):
+        yield replace(problem, set_by="")
+
+
+def _two_hop_of(plan: Plan) -> Callable[[View], Iterator[Problem]]:
+    """Return the check of two hops that looks at the cluster of a plan, which no setting names."""
+
+    def check(view: View) -> Iterator[Problem]:
+        require_experts(view)
+        if view.word(DISPATCH_KEY) != TWO_HOP:
+            return
+        ranks_with_the_same_experts(view)
+        why = why_not_two_hop(plan.mesh, expert_tp(view), plan.cluster.devices_per_node)
+        if why:
+            message = f'{DISPATCH_KEY} = "two-hop", but {why}'
+            flat = f'{DISPATCH_KEY} = "flat"'
+            yield TWO_HOP_NEEDS_NODES.problem(message, key=DISPATCH_KEY, works=(flat,))
+
+    return check
