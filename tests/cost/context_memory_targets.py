@@ -20,7 +20,7 @@ from echelon.parallel.dtypes import TORCH_DTYPES
 from echelon.parallel.gradients import GradientStore, NoReduction
 from echelon.parallel.recorder import Recorder
 
-REPEATS = 3
+REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
