@@ -28,7 +28,8 @@ from echelon.core.rulebook.weights import (
     WEIGHTS_TIED_HEAD,
 )
 from echelon.core.rules import Rule
-from echelon.train.weights.names import Naming, Source, find_naming
+from echelon.train.weights.names import Naming, find_naming
+from echelon.train.weights.source import Source
 
 SETTING = "train.weights"
 DTYPE_SIZES: Mapping[str, int] = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}

@@ -33,13 +33,17 @@ _BUFFER_BYTES = 8 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
-    """Say which rows and columns of a stored matrix go where; `target` is [rows, columns]."""
+    """Say which rows and columns of a stored matrix go where; `target` is [rows, columns].
+
+    They are each `step`-th row from `row` on; of a tensor of three dims, all rows are one matrix.
+    """
 
     name: str
     stored: StoredTensor
     row: int
     column: int
     target: torch.Tensor
+    step: int = 1
 
     @property
     def width(self) -> int:
@@ -61,10 +65,11 @@ def load_weights(
 @torch.no_grad()
 def _load(weights: Weights, wanted: Mapping[str, Sequence[Shard]]) -> None:
     reads = [
-        _plan_read(weights, shard)
+        read
         for shards in wanted.values()
         for shard in shards
         if shard.tensor.numel()
+        for read in _plan_reads(weights, shard)
     ]
     reads.sort(key=lambda read: (read.stored.file, read.stored.start, read.row, read.column))
     buffer = torch.empty(_BUFFER_BYTES, dtype=torch.uint8)
@@ -87,16 +92,29 @@ def _load(weights: Weights, wanted: Mapping[str, Sequence[Shard]]) -> None:
         )
 
 
-def _plan_read(weights: Weights, shard: Shard) -> _Read:
+def _plan_reads(weights: Weights, shard: Shard) -> Iterator[_Read]:
     stored, source = weights.places[shard.name]
     target, offset = shard.tensor.detach(), shard.offset
-    if target.dim() == 1:
-        target, offset = target.unsqueeze(0), (0, offset[0] + source.start)
-    elif source.transposed:
-        target, offset = target.t(), (offset[1], offset[0] + source.start)
-    else:
-        offset = (offset[0] + source.start, offset[1])
-    return _Read(name=shard.name, stored=stored, row=offset[0], column=offset[1], target=target)
+    if target.dim() == 1 or source.transposed:
+        row = offset[1] if source.transposed and target.dim() == 2 else 0
+        yield _Read(
+            name=shard.name,
+            stored=stored,
+            row=row,
+            column=offset[0] + source.start,
+            target=target.unsqueeze(0) if target.dim() == 1 else target.t(),
+        )
+        return
+    for run in source.runs(offset[0], target.shape[0]):
+        begin = run.here - offset[0]
+        yield _Read(
+            name=shard.name,
+            stored=stored,
+            row=run.there,
+            column=offset[1],
+            target=target[begin : begin + run.count],
+            step=run.step,
+        )
 
 
 def _enough(buffer: torch.Tensor, read: _Read) -> torch.Tensor:
@@ -123,14 +141,15 @@ def _blocks(
     begin, width = (read.column, num_columns) if num_rows == 1 else (0, read.width)
     skip = read.column - begin
     item, dtype = DTYPE_SIZES[read.stored.dtype], TORCH_DTYPES[read.stored.dtype]
-    rows_at_once = max(1, buffer.numel() // (width * item))
+    rows_at_once = max(1, buffer.numel() // (width * item * read.step))
     memory = buffer.numpy().data
     for first in range(0, num_rows, rows_at_once):
         part = read.target[first : first + rows_at_once]
-        size = part.shape[0] * width * item
-        position = ((read.row + first) * read.width + begin) * item
+        # What lies between two rows is read with them, and left out.
+        size = ((part.shape[0] - 1) * read.step + 1) * width * item
+        position = ((read.row + first * read.step) * read.width + begin) * item
         read_all(descriptor, memory[:size], read.stored.start + position)
-        block = buffer[:size].view(dtype).view(-1, width)
+        block = buffer[:size].view(dtype).view(-1, width)[:: read.step]
         yield part, block[:, skip : skip + num_columns]
 
 

@@ -1,16 +1,25 @@
 """Under which name, and how laid out, files of weights keep each parameter.
 
-Llama, Mistral and Qwen share one set of names, GPT-2 has its own and keeps matrices as [in, out]
-with q, k and v side by side. A base model without a head lacks the first part of each name.
+Llama, Mistral, Mixtral, Qwen and DeepSeek share one set of names, but for their experts
+(`mixture_names.py`) and for latent attention, where DeepSeek also has rotary dims in another order.
+GPT-2 has its own names and keeps matrices as [in, out] with q, k and v side by side. A base model
+without a head lacks the first part of each name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from echelon.core.model_shape import ModelShape
-from echelon.core.parameters import EMBEDDING, HEAD, ParameterSpec, parameters
+from echelon.core.model_shape import LatentAttention, ModelShape
+from echelon.core.parameters import EMBEDDING, HEAD, ParameterSpec, parameters, router_biases
+from echelon.train.weights.mixture_names import (
+    ROUTER_BIAS,
+    find_mixture_kind,
+    find_predictors,
+    mixture_source,
+)
+from echelon.train.weights.source import Pairs, Source
 
 _LLAMA = {
     "embedding": "embed_tokens",
@@ -26,6 +35,15 @@ _LLAMA = {
     "mlp.gate": "mlp.gate_proj",
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
+}
+
+_LATENT = {
+    "attention.q_down": "self_attn.q_a_proj",
+    "attention.q_norm": "self_attn.q_a_layernorm",
+    "attention.q_up": "self_attn.q_b_proj",
+    "attention.kv_down": "self_attn.kv_a_proj_with_mqa",
+    "attention.kv_norm": "self_attn.kv_a_layernorm",
+    "attention.kv_up": "self_attn.kv_b_proj",
 }
 
 _GPT2 = {
@@ -47,66 +65,79 @@ _NOT_WEIGHTS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Say where a file keeps a parameter.
-
-    It is in the tensor `key`, of `shape` there, from `start` on in what is the parameter's dim 0;
-    where `transposed`, that dim is the last one there.
-    """
-
-    key: str
-    shape: tuple[int, ...]
-    start: int = 0
-    transposed: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Naming:
     """Hold where files with one kind of names keep the parameters of a model.
 
+    `sources` has the biases of routers too, where the file has any: without them they are zero.
     `nameless` are parameters that such files cannot hold; `head` is the key of the head, which a
-    file of a tied model may hold too.
+    file of a tied model may hold too; keys that begin as one of `beyond` are no part of it.
     """
 
     kind: str
     sources: Mapping[str, Source]
     nameless: tuple[str, ...]
     head: str
+    beyond: tuple[str, ...] = ()
 
     def passes_over(self, key: str) -> bool:
         """Return whether a tensor is no parameter of any model with these names."""
-        return self.kind != "Echelon" and key.endswith(_NOT_WEIGHTS)
+        if self.kind == "Echelon":
+            return False
+        return key.endswith(_NOT_WEIGHTS) or key.startswith(self.beyond)
 
 
 def find_naming(shape: ModelShape, keys: Collection[str]) -> Naming | None:
     """Return how a file with these keys names the parameters of a model; None if not known."""
+    specs = parameters(shape)
+    biases = {spec.name for spec in router_biases(shape)}
+    if any(key in biases or key.endswith(ROUTER_BIAS) for key in keys):
+        specs += router_biases(shape)
     if EMBEDDING in keys:
-        return _naming("Echelon", shape, lambda spec: Source(key=spec.name, shape=spec.shape), HEAD)
+        return _naming("Echelon", specs, lambda spec: Source(key=spec.name, shape=spec.shape), HEAD)
     for kind, embedding in (("Llama", "embed_tokens.weight"), ("GPT-2", "wte.weight")):
-        for key in keys:
-            if key == embedding or key.endswith(f".{embedding}"):
-                prefix = key.removesuffix(embedding)
-                return _hugging_face(kind, shape, prefix)
+        found = [key for key in keys if key == embedding or key.endswith(f".{embedding}")]
+        if found:
+            # Layers that predict more tokens may have copies, under longer keys.
+            prefix = min(found, key=len).removesuffix(embedding)
+            naming = _hugging_face(kind, shape, specs, prefix, keys)
+            return replace(naming, beyond=find_predictors(prefix, shape.layers, keys))
     return None
 
 
-def _hugging_face(kind: str, shape: ModelShape, prefix: str) -> Naming:
+def _hugging_face(
+    kind: str,
+    shape: ModelShape,
+    specs: tuple[ParameterSpec, ...],
+    prefix: str,
+    keys: Collection[str],
+) -> Naming:
     outer = prefix.removesuffix("model.").removesuffix("transformer.")
     head = f"{outer}lm_head.weight"
-    source = _llama_source if kind == "Llama" else _gpt2_source
+    mixture = find_mixture_kind(keys)
+    mixtures = tuple(
+        f"layers.{layer}.mlp." for layer in range(shape.layers) if shape.layer_has_experts(layer)
+    )
 
     def find(spec: ParameterSpec) -> Source | None:
         if spec.name == HEAD:
             return Source(key=head, shape=spec.shape)
-        return source(shape, spec, prefix)
+        if kind == "GPT-2":
+            return _gpt2_source(shape, spec, prefix)
+        if shape.experts and spec.name.startswith(mixtures):
+            block = f"{prefix}layers.{spec.layer}."
+            return mixture_source(mixture, shape.experts, spec, block)
+        return _llama_source(shape, spec, prefix)
 
-    return _naming(kind, shape, find, head)
+    return _naming(kind, specs, find, head)
 
 
 def _naming(
-    kind: str, shape: ModelShape, find: Callable[[ParameterSpec], Source | None], head: str
+    kind: str,
+    specs: tuple[ParameterSpec, ...],
+    find: Callable[[ParameterSpec], Source | None],
+    head: str,
 ) -> Naming:
-    found = {spec.name: find(spec) for spec in parameters(shape)}
+    found = {spec.name: find(spec) for spec in specs}
     return Naming(
         kind=kind,
         sources={name: source for name, source in found.items() if source is not None},
@@ -126,10 +157,23 @@ def _split(spec: ParameterSpec) -> tuple[str, str, str]:
 
 def _llama_source(shape: ModelShape, spec: ParameterSpec, prefix: str) -> Source | None:
     layer, module, leaf = _split(spec)
-    if module not in _LLAMA:
+    names = _LLAMA if shape.latent is None else {**_LLAMA, **_LATENT}
+    if module not in names:
         return None
     block = f"layers.{layer}." if layer else ""
-    return Source(key=f"{prefix}{block}{_LLAMA[module]}.{leaf}", shape=spec.shape)
+    return Source(
+        key=f"{prefix}{block}{names[module]}.{leaf}",
+        shape=spec.shape,
+        pairs=_pairs(shape.latent, module),
+    )
+
+
+def _pairs(latent: LatentAttention | None, module: str) -> Pairs | None:
+    """Return which rows turn with the position, where a file has them in another order."""
+    if latent is None or module not in ("attention.q_up", "attention.kv_down"):
+        return None
+    start = latent.nope_dim if module == "attention.q_up" else latent.kv_rank
+    return Pairs(period=start + latent.rope_dim, start=start)
 
 
 def _gpt2_source(shape: ModelShape, spec: ParameterSpec, prefix: str) -> Source | None:
