@@ -260,6 +260,22 @@ def test_degrees_that_are_suggested_for_tp_suit_the_experts(sparse: Path) -> Non
         assert problems_of(sparse, ["mesh.ep=2", f"mesh.tp={value}"]) == {}
 
 
+def test_pieces_of_experts_follow_the_degree_that_is_suggested(sparse: Path) -> None:
+    sets = ["mesh.tp=4", "experts.expert_tp=4"]
+    found = problems_of(sparse, sets)
+    works = found["tp-divides-kv-heads"].works
+    assert "mesh.tp = 6 with experts.expert_tp = 6" in works
+    for advice in works:
+        assert problems_of(sparse, taken(advice, sets)) == {}
+
+
+def test_a_setting_of_the_other_balance_leads_to_both(sparse: Path) -> None:
+    sets = ["experts.balance=aux", "experts.bias_rate=0.1"]
+    assert problems_of(sparse, sets)["no-effect"].works[0] == 'experts.balance = "both"'
+    sets = ["experts.balance=bias", "experts.aux_over=sequence"]
+    assert problems_of(sparse, sets)["no-effect"].works[0] == 'experts.balance = "both"'
+
+
 def test_slices_at_rest_elsewhere_are_those_of_experts_too(sparse: Path) -> None:
     sets = ["mesh.dp_shard=2", "zero.stage=1", "zero.optimizer_offload=host"]
     assert problems_of(sparse, sets) == {}

@@ -66,19 +66,24 @@ def _tp_divides(view: View, rule: Rule, count: int, what: str, *keys: str) -> It
         )
 
 
-def _degrees_that_divide(view: View, tp: int) -> tuple[int, ...]:
+def _degrees_that_divide(view: View, tp: int) -> list[str]:
     """Return the nearest degrees that divide all that is cut over tp, and suit the experts."""
     number = _divided_by_tp(view)
+    if not has_experts(view):
+        return [str(n) for n in nearest_divisors(number, tp)]
     degrees = nearest_divisors(number, tp, limit=number)
-    if has_experts(view):
-        degrees = tuple(n for n in degrees if _suits_experts(view, n))
-    return tuple(sorted(sorted(degrees, key=lambda n: (abs(n - tp), n))[:4]))
+    cut = view.integer(EXPERT_TP_KEY) > 1
+    suiting = [n for n in degrees if _suits_experts(view, n, n if cut else 1)]
+    nearest = sorted(sorted(suiting, key=lambda n: (abs(n - tp), n))[:4])
+    if not cut:
+        return [str(n) for n in nearest]
+    return [f"mesh.tp = {n} with {EXPERT_TP_KEY} = {n}" for n in nearest]
 
 
-def _suits_experts(view: View, tp: int) -> bool:
-    mesh, pieces = replace(mesh_of(view), tp=tp), view.integer(EXPERT_TP_KEY)
+def _suits_experts(view: View, tp: int, pieces: int) -> bool:
+    mesh = replace(mesh_of(view), tp=tp)
     ranks = mesh.degree(*mesh.expert_fold(expert_tp=pieces))
-    return pieces in (1, tp) and ranks % view.integer(EP_KEY) == 0
+    return ranks % view.integer(EP_KEY) == 0
 
 
 def _divided_by_tp(view: View) -> int:

@@ -52,9 +52,13 @@ def _dropless() -> Iterator[dict[str, object]]:
 
 
 def bias_balance_has_bias(view: View) -> Iterator[Fault]:
-    """Find a balance by a bias that the router is said not to have."""
+    """Find a balance by a bias that the router is said not to have.
+
+    Where nobody says so, it follows from the balance.
+    """
     require_experts(view)
-    if view.word(BALANCE_KEY) in HAS_BIAS and not view.flag(BIAS_KEY):
+    said = BIAS_KEY in view.entries and not view.flag(BIAS_KEY)
+    if view.word(BALANCE_KEY) in HAS_BIAS and said:
         yield Fault(
             rule=BIAS_BALANCE_HAS_BIAS,
             key=BIAS_KEY,

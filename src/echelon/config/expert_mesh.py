@@ -124,7 +124,7 @@ def expert_tp_divides_ffn(view: View) -> Iterator[Fault]:
             others=(FFN_KEY,),
             ways=(
                 each(EXPERT_TP_KEY, [1]),
-                ({EXPERT_TP_KEY: n, TP_KEY: n} for n in fewer),
+                ({EXPERT_TP_KEY: n, TP_KEY: n} for n in fewer if n > 1),
                 each(FFN_KEY, (n for n in (ffn - ffn % pieces, ffn + -ffn % pieces) if n)),
             ),
         )
