@@ -109,10 +109,14 @@ def test_any_rectangle_is_read(
             assert torch.equal(shard.tensor, whole[spec_name][at])
 
 
-def test_latent_attention_computes_what_it_does_in_transformers(tmp_path: Path) -> None:
-    shape, model = DENSE_DEEPSEEK, original(DENSE_DEEPSEEK)
-    decoder = Decoder(shape)
-    decoder.load_state_dict(loaded(model.save(tmp_path, fused=False), shape))
+@pytest.mark.parametrize("name", [*SHAPES, DENSE_DEEPSEEK.name])
+def test_the_model_computes_what_it_does_in_transformers(name: str, tmp_path: Path) -> None:
+    shape = {**SHAPES, DENSE_DEEPSEEK.name: DENSE_DEEPSEEK}[name]
+    model, decoder = original(shape), Decoder(shape)
+    whole = loaded(model.save(tmp_path, fused=False), shape)
+    biases = {spec.layer: whole.pop(spec.name) for spec in router_biases(shape)}
+    decoder.load_state_dict(whole)
+    decoder.operations.routing.biases = {n: one for n, one in biases.items() if n is not None}
     tokens_BT = torch.randint(0, shape.vocab, (2, 11))
     batch = TokenBatch.from_rows(tokens_BT, tokens_BT, torch.arange(2))
     with torch.no_grad():
@@ -189,8 +193,8 @@ def test_files_of_other_experts_are_refused(fused: bool, tmp_path: Path) -> None
     more = replace(MIXTRAL, experts=replace(MIXTRAL.experts, num_experts=6))
     found = problems(tmp_path, more)
     assert ("weights-shape" if fused else "weights-complete") in found
-    wider = replace(MIXTRAL, experts=replace(MIXTRAL.experts, ffn=12))
-    sizes = "[4, 20, 16] there, [4, 24, 16]" if fused else "[10, 16] there, [12, 16]"
+    wider = replace(MIXTRAL, experts=replace(MIXTRAL.experts, ffn=16))
+    sizes = "[4, 24, 16] there, [4, 32, 16]" if fused else "[12, 16] there, [16, 16]"
     assert f"{sizes} here" in problems(tmp_path, wider)["weights-shape"]
     dense = replace(MIXTRAL, experts=None)
     assert set(problems(tmp_path, dense)) == {"weights-complete", "weights-known"}

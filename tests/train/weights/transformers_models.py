@@ -24,7 +24,7 @@ Tensors = dict[str, torch.Tensor]
 
 _ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}
 
-MIXTRAL = replace(NANO, name="mixtral", layers=2, experts=Experts(num_experts=4, top_k=2, ffn=10))
+MIXTRAL = replace(NANO, name="mixtral", layers=2, experts=Experts(num_experts=4, top_k=2, ffn=12))
 
 QWEN3_MOE = replace(MIXTRAL, name="qwen3-moe", qk_norm=True, norm_eps=1e-6)
 
@@ -40,7 +40,7 @@ DEEPSEEK = replace(
     experts=Experts(
         num_experts=8,
         top_k=2,
-        ffn=10,
+        ffn=12,
         shared_experts=2,
         first_dense_layers=1,
         router="sigmoid",
