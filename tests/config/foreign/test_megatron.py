@@ -241,7 +241,7 @@ def test_optimizer_and_schedule(megatron: Imports, more: str, expected: dict[str
         ),
         ("--num-distributed-optimizer-instances 2", ["--num-distributed-optimizer-instances"]),
         ("--grad-reduce-in-bf16", ["--grad-reduce-in-bf16"]),
-        ("--moe-router-topk 2", ["--moe-router-topk"]),
+        ("--moe-latent-size 16", ["--moe-latent-size"]),
     ],
 )
 def test_what_is_not_honoured_is_named(megatron: Imports, more: str, places: list[str]) -> None:

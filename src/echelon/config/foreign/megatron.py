@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from echelon.config.foreign.ledger import COUNT, Ledger
+from echelon.config.foreign.megatron_experts import read_experts, shards_of_experts
 from echelon.config.foreign.megatron_keys import (
     NOT_NEEDED,
     NOT_NEEDED_PREFIXES,
@@ -48,6 +49,7 @@ def read_megatron(ledger: Ledger, around: Surroundings) -> None:
     """Note in `ledger` what becomes of every flag of a Megatron-LM command."""
     around = _read_mesh(ledger, around)
     layers = read_model(ledger, around)
+    around = read_experts(ledger, around)
     read_pipeline(ledger, layers, around)
     gradients = read_precision(ledger)
     stage = _read_stage(ledger)
@@ -189,7 +191,8 @@ def _read_ranks(ledger: Ledger, stage: int, around: Surroundings) -> int:
         groups = 1
     else:
         ledger.skip(key, "copies of what is shared out: mesh.dp_replicate")
-    set_data_mesh(ledger, stage, replace(data, groups=groups, source=source or data.source))
+    data = replace(data, groups=groups, shards=shards_of_experts(around))
+    set_data_mesh(ledger, stage, replace(data, source=source or data.source))
     return data.count
 
 

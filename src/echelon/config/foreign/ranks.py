@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 
 from echelon.config.foreign.ledger import COUNT, Ledger
 from echelon.config.foreign.surroundings import Surroundings
@@ -52,20 +53,22 @@ def launched_ranks(ledger: Ledger, around: Surroundings) -> DataRanks | None:
 class DataRanks:
     """Say how many ranks read different samples, why so many, and who says so.
 
-    Of `groups` copies of what is shared out each has an equal part of them. `key` is that of the
-    file which counts them, if there is one.
+    Of `groups` copies of what is shared out each has an equal part of them; where nothing is, at
+    least `shards` of them share out experts. `key` is that of the file which counts them, if there
+    is one.
     """
 
     count: int
     why: str
     source: str
     groups: int = 1
+    shards: int = 1
     key: str = "(processes)"
 
 
 def set_data_mesh(ledger: Ledger, stage: int, data: DataRanks) -> None:
     """Map the data ranks to the mesh."""
-    shard = data.count // data.groups if stage else 1
+    shard = data.count // data.groups if stage else gcd(data.count, data.shards)
     for axis, degree in (("dp_replicate", data.count // shard), ("dp_shard", shard)):
         ledger.set(data.key, f"mesh.{axis}", degree, data.why, source=data.source)
 
