@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from echelon.core.errors import CheckpointError
+from echelon.core.experts import ExpertLayout
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters, router_biases
+from echelon.launch.pool import RankPool
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.parallel.shards import Shard
@@ -21,6 +23,8 @@ from echelon.train.checkpoint.exchange import OneRank
 from echelon.train.weights.files import find_weights
 from echelon.train.weights.load import load_weights
 from echelon.train.weights.source import Pairs
+from tests.parallel.layouts import plan_of
+from tests.train.weights import ranks
 from tests.train.weights.transformers_models import (
     DEEPSEEK,
     DENSE_DEEPSEEK,
@@ -125,6 +129,34 @@ def test_the_model_computes_what_it_does_in_transformers(name: str, tmp_path: Pa
         theirs = model.model(tokens_BT).logits
     assert theirs.std() > 0.5
     torch.testing.assert_close(ours.transpose(0, 1), theirs, rtol=1e-5, atol=1e-5)
+
+
+@FUSED
+@pytest.mark.parametrize(("tp", "expert_tp"), [(1, 1), (2, 1), (2, 2)])
+def test_every_rank_of_a_run_gets_its_experts(
+    rank_pool: RankPool, fused: bool, tp: int, expert_tp: int, tmp_path: Path
+) -> None:
+    shape = DEEPSEEK
+    plan = ranks.mixed(plan_of(dp_shard=2, tp=tp, model=shape), 1)
+    layout = replace(
+        plan.layout,
+        mesh=replace(plan.mesh, ep=2),
+        experts=ExpertLayout(expert_tp=expert_tp),
+    )
+    original(shape).save(tmp_path, fused=fused)
+    whole = loaded(tmp_path, shape)
+    found: dict[str, int] = {}
+    argument = (replace(plan, layout=layout), tmp_path)
+    for shards in rank_pool.run(ranks.load, argument, world_size=2 * tp):
+        for shard in shards:
+            at = tuple(
+                slice(start, start + size)
+                for start, size in zip(shard.offset, shard.tensor.shape, strict=True)
+            )
+            assert torch.equal(shard.tensor, whole[shard.name][at].to(shard.tensor.dtype))
+            if shard.primary and shard.tensor.dtype == torch.float32:
+                found[shard.name] = found.get(shard.name, 0) + shard.tensor.numel()
+    assert found == {spec.name: spec.numel for spec in parameters(shape)}
 
 
 def test_rows_of_pairs_are_each_taken_once() -> None:
