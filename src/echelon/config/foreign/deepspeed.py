@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from echelon.config.foreign.deepspeed_experts import read_experts
 from echelon.config.foreign.deepspeed_keys import (
     NOT_NEEDED,
     NOT_NEEDED_TABLES,
@@ -26,6 +27,7 @@ from echelon.config.foreign.ranks import (
     read_count,
     set_batch,
     set_data_mesh,
+    shards_of_experts,
 )
 from echelon.config.foreign.surroundings import Surroundings
 
@@ -47,7 +49,7 @@ def read_deepspeed(ledger: Ledger, around: Surroundings) -> None:
     """Note in `ledger` what becomes of every key of a DeepSpeed configuration."""
     old_form = isinstance(ledger.given.get(TABLE), bool)
     ledger.sections(name for name in SECTIONS if not (old_form and name == TABLE))
-    around = _read_model_degrees(ledger, around)
+    around = read_experts(ledger, _read_model_degrees(ledger, around))
     stage = read_stage(ledger)
     gradients = read_precision(ledger, around)
     data = _read_ranks_and_batch(ledger, stage, around)
@@ -105,6 +107,7 @@ def _read_ranks_and_batch(ledger: Ledger, stage: int, around: Surroundings) -> i
         data = _told_by_batch(ledger, (total, micro, steps), data, around)
     if data is None:
         return 1
+    data = replace(data, shards=shards_of_experts(around))
     set_data_mesh(ledger, stage, replace(data, groups=_groups(ledger, stage, data.count)))
     set_batch(ledger, BATCH, (total, micro, steps), data.count, around.microbatch)
     if steps:

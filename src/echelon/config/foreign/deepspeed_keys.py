@@ -158,7 +158,6 @@ OFF_TABLES: Mapping[str, tuple[str, str]] = {
     "data_efficiency": ("enabled", "the samples of a step follow from the seed alone"),
     "eigenvalue": ("enabled", "weights are not quantised"),
     "elasticity": ("enabled", "a run has one batch size; its checkpoints fit any split"),
-    "expert_parallel": ("enabled", "experts are read, but not yet trained"),
     "hybrid_engine": ("enabled", "there is no engine for inference"),
     "nebula": ("enabled", "checkpoints are folders of safetensors"),
     "progressive_layer_drop": ("enabled", "every layer runs in every step"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from echelon.config.foreign.ledger import COUNT, Ledger
-from echelon.config.foreign.megatron_experts import read_experts, shards_of_experts
+from echelon.config.foreign.megatron_experts import read_experts
 from echelon.config.foreign.megatron_keys import (
     NOT_NEEDED,
     NOT_NEEDED_PREFIXES,
@@ -27,7 +27,7 @@ from echelon.config.foreign.megatron_numbers import (
 )
 from echelon.config.foreign.megatron_pipeline import read_pipeline
 from echelon.config.foreign.megatron_run import read_recompute, read_run
-from echelon.config.foreign.ranks import launched_ranks, set_data_mesh
+from echelon.config.foreign.ranks import launched_ranks, set_data_mesh, shards_of_experts
 from echelon.config.foreign.surroundings import Surroundings
 from echelon.core.rulebook.imports import IMPORT_RANKS
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from math import gcd
 
 from echelon.config.foreign.ledger import COUNT, FROM_ZERO, POSITIVE, Ledger
 from echelon.config.foreign.megatron_balance import BALANCE_FLAGS, read_balance
@@ -60,14 +59,6 @@ def read_experts(ledger: Ledger, around: Surroundings) -> Surroundings:
     _read_groups(ledger, top_k or (built_on.top_k if built_on else None))
     read_balance(ledger)
     return _read_ranks(ledger, around)
-
-
-def shards_of_experts(around: Surroundings) -> int:
-    """Return how many data ranks may be no copies of each other: they share out the experts."""
-    degrees = around.degrees
-    ep, pieces = degrees.get("ep", 1), degrees.get("expert_tp", 1)
-    inner = degrees["cp"] * (degrees["tp"] if pieces == 1 else 1)
-    return ep // gcd(ep, inner)
 
 
 def first_dense_layers(pattern: object, layers: int | None) -> int | None:

@@ -66,6 +66,14 @@ class DataRanks:
     key: str = "(processes)"
 
 
+def shards_of_experts(around: Surroundings) -> int:
+    """Return how many data ranks may be no copies of each other: they share out the experts."""
+    degrees = around.degrees
+    ep, pieces = degrees.get("ep", 1), degrees.get("expert_tp", 1)
+    inner = degrees["cp"] * (degrees["tp"] if pieces == 1 else 1)
+    return ep // gcd(ep, inner)
+
+
 def set_data_mesh(ledger: Ledger, stage: int, data: DataRanks) -> None:
     """Map the data ranks to the mesh."""
     shard = data.count // data.groups if stage else gcd(data.count, data.shards)
