@@ -1,6 +1,6 @@
 """The order in which a plan is applied to a model on one rank.
 
-tensor / sequence -> context -> pipeline stage -> recompute -> data / ZeRO.
+tensor / sequence -> context -> experts -> pipeline stage -> recompute -> data / ZeRO.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.cost.buckets import stage_units
-from echelon.cost.stage import RankPart, held_parameters, part_of
+from echelon.cost.stage import held_parameters, part_of
 from echelon.parallel.buckets import make_buckets
 from echelon.parallel.context import ContextAttention, ContextGroups
 from echelon.parallel.data import GradientReduction, bucket_rule
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.dtypes import TORCH_DTYPES
-from echelon.parallel.expert import Balancer, ExpertParallel, Router
+from echelon.parallel.expert import expert_parallel
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor, PipeLinks, StreamShape
@@ -38,11 +38,7 @@ def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankMode
         store=store,
     )
     context = ContextAttention(plan, ContextGroups(ring=groups.ring, ulysses=groups.ulysses), store)
-    balancer = _balancer(plan, part, groups, device)
-    experts = None
-    if balancer is not None:
-        router = Router(balancer, groups.sequence, store)
-        experts = ExpertParallel(router, plan.layout.experts, groups.expert, split)
+    experts = expert_parallel(plan, part, groups, split, device)
     operations = RankOperations(split, plan.model.vocab, context, experts=experts)
     stages = empty_stages(plan, part, operations)
     rest = parameter_rest(plan, groups.rank, device)
@@ -77,14 +73,5 @@ def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankMode
         residency=operations.residency,
         parameter_rest=rest,
         executor=executor,
-        balancer=balancer,
+        balancer=None if experts is None else experts.balancer,
     )
-
-
-def _balancer(
-    plan: Plan, part: RankPart, groups: RankGroups, device: torch.device
-) -> Balancer | None:
-    if plan.model.experts is None:
-        return None
-    layers = [block for block in part.blocks if plan.model.layer_has_experts(block)]
-    return Balancer(plan, groups, layers, device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import cast
 
 import torch.distributed as dist
@@ -33,15 +33,15 @@ class RankGroups:
     `data` sums losses and gradients (dp_replicate x dp_shard x cp); `shard` (dp_shard x cp) cuts
     slices of which `replicate` ranks hold copies; `expert_data` and `expert_shard` are the same for
     routed experts, whose shares the ranks of `expert` hold (`core.mesh`) and whose pieces those of
-    `expert_tensor`; `sequence` (cp x tp) has
-    the tokens of the same sequences; `stage` is all ranks of one pipeline stage, which
-    share out Muon's matrices. `tensor` is `tp`. `ring` and `ulysses` are the two parts of `cp`
-    (`core.placement`): the neighbours of a `ulysses` group exchange heads. Activations travel on
-    `pipe_forward` and gradients on `pipe_backward`: one communicator each, because NCCL runs the
-    messages of a communicator in order and the two directions would wait for each other. `tied`
-    joins the ranks of the first and the last stage where both hold the embedding, `mirror` two
-    ranks that hold copies of the same stages; `world` carries the few numbers of a step that every
-    rank needs.
+    `expert_tensor`; `expert_across` has those of `expert` with the same place on each node, and
+    `expert_within` those on this node. `sequence` (cp x tp) has the tokens of the same sequences;
+    `stage` is all ranks of one pipeline stage, which share out Muon's matrices. `tensor` is `tp`.
+    `ring` and `ulysses` are the two parts of `cp` (`core.placement`): the neighbours of a `ulysses`
+    group exchange heads. Activations travel on `pipe_forward` and gradients on `pipe_backward`: one
+    communicator each, because NCCL runs the messages of a communicator in order and the two
+    directions would wait for each other. `tied` joins the ranks of the first and the last stage
+    where both hold the embedding, `mirror` two ranks that hold copies of the same stages; `world`
+    carries the few numbers of a step that every rank needs.
     """
 
     mesh: Mesh
@@ -60,6 +60,8 @@ class RankGroups:
     tied: Group
     mirror: Group
     expert: Group
+    expert_across: Group
+    expert_within: Group
     expert_data: Group
     expert_shard: Group
     expert_tensor: Group
@@ -86,7 +88,8 @@ class Wanted:
 
     The context ranks are cut into Ulysses groups of `ulysses_degree`, and rings across them.
     With `experts` their shares are `expert_tp` pieces of each; `expert_slices` says that they are
-    cut, `sequence` that ranks with tokens of the same sequences tell one another of them.
+    cut, `expert_node` how many devices a node has where tokens reach them in two hops, `sequence`
+    that ranks with tokens of the same sequences tell one another of them.
     `tied` are the places in the pipeline of the two ranks that share an embedding, `links` the
     pairs of places between which messages travel (default: neighbours).
     """
@@ -99,6 +102,7 @@ class Wanted:
     experts: bool = False
     expert_tp: int = 1
     expert_slices: bool = False
+    expert_node: int | None = None
     sequence: bool = False
     links: tuple[tuple[int, int], ...] | None = None
 
@@ -113,6 +117,7 @@ class Wanted:
             for stage in range(placement.num_stages - 1)
             for one in {0, *placement.mirrored[:1]}
         }
+        two_hop = plan.layout.experts.dispatch == "two-hop"
         return cls(
             tied=ends if plan.model.tied and one_each else (),
             slices=plan.layout.zero.stage > 0,
@@ -120,6 +125,7 @@ class Wanted:
             experts=plan.model.experts is not None,
             expert_tp=plan.layout.experts.expert_tp,
             expert_slices=plan.model.experts is not None and plan.layout.experts.zero_stage > 0,
+            expert_node=plan.cluster.devices_per_node if two_hop else None,
             sequence=plan.model.experts is not None and shares_sequences(plan),
             mirrored=bool(placement.mirrored),
             ulysses_degree=plan.layout.context.ulysses_degree,
@@ -162,6 +168,7 @@ def rank_groups(mesh: Mesh, recorder: Recorder, wanted: Wanted) -> RankGroups:
     folds = mesh.expert_groups(expert_tp=held) if wanted.experts else ()
     copies = mesh.expert_data_groups(expert_tp=held) if wanted.experts else ()
     slices = mesh.expert_shard_groups(expert_tp=held) if wanted.expert_slices else ()
+    nodes = [_on_nodes(fold, wanted.expert_node) for fold in folds]
     replicated = wanted.slices or wanted.expert_slices
     stage = tuple(axis for axis in MESH_AXES if axis is not Axis.PP)
     tensor = over(Axis.TP.value, mesh.groups(Axis.TP))
@@ -184,15 +191,25 @@ def rank_groups(mesh: Mesh, recorder: Recorder, wanted: Wanted) -> RankGroups:
         tied=over(Axis.PP.value, ends),
         mirror=over(Axis.PP.value, mirrors),
         expert=over(Axis.EP.value, folds),
+        expert_across=over("ep_across", tuple(r for one in nodes for r in zip(*one, strict=True))),
+        expert_within=over("ep_within", tuple(ranks for one in nodes for ranks in one)),
         expert_data=over(EXPERT_DATA_AXIS, copies),
         expert_shard=over(EXPERT_SHARD_AXIS, slices),
         expert_tensor=tensor if wanted.expert_tp > 1 else over(Axis.TP.value, ()),
         sequence=over("sequence", mesh.groups(Axis.CP, Axis.TP) if wanted.sequence else ()),
     )
-    groups.expert.open()
+    for group in (groups.expert, groups.expert_across, groups.expert_within):
+        group.open()
     groups.ring.open()
     if mesh.pp > 1:
         links = wanted.links or tuple(pairwise(range(mesh.pp)))
         groups.pipe_forward.join(links)
         groups.pipe_backward.join(links)
     return groups
+
+
+def _on_nodes(ranks: tuple[int, ...], devices_per_node: int | None) -> list[tuple[int, ...]]:
+    """Return the ranks of each node; none where nobody asks for nodes."""
+    if devices_per_node is None:
+        return []
+    return [tuple(one) for _, one in groupby(ranks, lambda rank: rank // devices_per_node)]

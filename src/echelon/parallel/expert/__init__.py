@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echelon.parallel.expert.balance import Balancer, LayerLoad
-from echelon.parallel.expert.layer import ExpertParallel
+from echelon.parallel.expert.layer import ExpertParallel, expert_parallel
 from echelon.parallel.expert.router import Router
 
-__all__ = ["Balancer", "ExpertParallel", "LayerLoad", "Router"]
+__all__ = ["Balancer", "ExpertParallel", "LayerLoad", "Router", "expert_parallel"]

@@ -2,7 +2,7 @@
 
 Split: the experts over `ep`, a view folded over dp_shard x cp (x tp where experts are whole); each
        expert into `expert_tp` pieces, like a dense MLP.
-Sent:  `carrier.py` says what among the expert group. Among tensor ranks: whole experts and a whole
+Sent:  `dispatch.py` says how among the expert group. Among tensor ranks: whole experts and a whole
        stream: the outputs of the rows that each routed (all-gather), and in backward their
        gradients. Experts in pieces: rows, gates and choices (all-gather) before, the sum after.
 Bytes: `cost.experts`.
@@ -24,12 +24,16 @@ from typing import Any
 
 import torch
 
-from echelon.core.experts import ExpertLayout
+from echelon.core.plan import Plan
+from echelon.cost.stage import RankPart
 from echelon.models.batch import TokenBatch
 from echelon.models.mixture_reference import token_numbers
 from echelon.models.moe import MixtureOfExperts
 from echelon.parallel.collectives import Group
-from echelon.parallel.expert.carrier import Arrival, Carrier, FlatCarrier
+from echelon.parallel.device_mesh import RankGroups
+from echelon.parallel.expert.balance import Balancer
+from echelon.parallel.expert.carrier import Arrival, Carrier
+from echelon.parallel.expert.dispatch import Dispatch
 from echelon.parallel.expert.feed_forward import FeedForward
 from echelon.parallel.expert.router import Routed, Router, Tokens
 from echelon.parallel.gradients import GradientStore
@@ -147,16 +151,19 @@ class _Combine(torch.autograd.Function):
 class ExpertParallel:
     """Run mixtures of experts on one rank."""
 
-    def __init__(
-        self, router: Router, layout: ExpertLayout, expert: Group, split: TensorSplit
-    ) -> None:
-        """Dispatch over the ranks of `expert`; `split` is how the stream is cut."""
-        self.router, self._layout, self._expert, self._split = router, layout, expert, split
+    def __init__(self, router: Router, dispatch: Dispatch, split: TensorSplit) -> None:
+        """Send tokens as `dispatch` does; `split` is how the stream is cut."""
+        self.router, self._dispatch, self._split = router, dispatch, split
+
+    @property
+    def balancer(self) -> Balancer:
+        """Return what counts the loads of the layers of this rank."""
+        return self.router.balancer
 
     @property
     def _whole(self) -> bool:
         """Return whether experts are whole, so that tensor ranks dispatch other tokens."""
-        return self._layout.expert_tp == 1
+        return self._dispatch.layout.expert_tp == 1
 
     def mixture(
         self, x_ND: torch.Tensor, mixture: MixtureOfExperts, batch: TokenBatch
@@ -180,7 +187,7 @@ class ExpertParallel:
         routed = self.router.route(routed_rows, weight, mixture.layer, tokens, train=batch.train)
         if not self._whole and tensor.size > 1:
             routed = _gathered(routed, tensor)
-        y_mD, shared_ND = self._exchanged(dispatched, routed, mixture, x_ND)
+        y_mD, shared_ND = self._exchanged(dispatched, routed, tokens, mixture, x_ND)
         if tensor.size > 1:
             y_mD = self._joined(y_mD)
         return y_mD if shared_ND is None else y_mD + shared_ND
@@ -198,19 +205,20 @@ class ExpertParallel:
         self,
         x_mD: torch.Tensor,
         routed: Routed,
+        tokens: Tokens,
         mixture: MixtureOfExperts,
         x_ND: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the outputs of routed experts, and of those that every token meets."""
         store, held = self._split.store, mixture.held()
-        num_chunks = self._layout.chunks
+        num_chunks = self._dispatch.layout.chunks
         parts = _chunks(x_mD, routed, num_chunks)
         journeys: list[_Journey] = []
         tickets: list[torch.Tensor] = []
 
         def depart() -> None:
             x, one = parts[len(journeys)]
-            carrier = FlatCarrier(one, mixture.routing.num_experts, self._expert)
+            carrier = self._dispatch.carrier(one, tokens)
             journeys.append(_Journey(carrier, store))
             tickets.append(_Depart.apply(x, one.gates_nK, journeys[-1]))
 
@@ -243,6 +251,18 @@ class ExpertParallel:
             num_sequences=batch.num_sequences,
             length=batch.whole_length,
         )
+
+
+def expert_parallel(
+    plan: Plan, part: RankPart, groups: RankGroups, split: TensorSplit, device: torch.device
+) -> ExpertParallel | None:
+    """Return what runs the mixtures of a rank; None where the model has none."""
+    if plan.model.experts is None:
+        return None
+    layers = [block for block in part.blocks if plan.model.layer_has_experts(block)]
+    balancer = Balancer(plan, groups, layers, device)
+    router = Router(balancer, groups.sequence, split.store)
+    return ExpertParallel(router, Dispatch(plan, groups), split)
 
 
 def _chunks(x_mD: torch.Tensor, routed: Routed, count: int) -> list[tuple[torch.Tensor, Routed]]:
