@@ -36,22 +36,12 @@ from echelon.parallel.weights import (
 from echelon.schedule.action import Schedule
 from echelon.schedule.forward import forward_only
 from echelon.schedule.of_plan import schedule_of
+from echelon.train.agreement import Agreement
+from echelon.train.expert_state import ExpertState, expert_state, tells_of_routing
 from echelon.train.learning_rate import learning_rate
 from echelon.train.loss_scale import LossScale
 from echelon.train.optimizer import MASTER, SliceOptimizer, local_norm_squared
 from echelon.train.routing import RoutingSummary, routing_row
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """Hold what the ranks told one another at the end of a step, bitwise the same on each."""
-
-    loss: float
-    grad_norm: float
-    stop_requests: int
-    rank_waits_s: tuple[float, ...]
-    rank_used_bytes: tuple[int, ...]
-    routing: RoutingSummary | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +193,11 @@ class TrainEngine:
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[TokenBatch]) -> float:
-        """Return the mean loss over the counted tokens of a global batch, without dropout."""
+        """Return the mean loss over the counted tokens of a global batch, without dropout.
+
+        Tokens are routed as in training, by the biases as they are now and into the same room where
+        experts have a capacity; what they chose is not counted, and moves nothing.
+        """
         batches = [replace(batch, train=False) for batch in batches]
         tokens = self.count_tokens(batches)
         if len(batches) not in self._evaluations:
@@ -247,6 +241,13 @@ class TrainEngine:
         """Return the optimizer state that this rank holds, as views, by kind."""
         kinds = self.optimizer.state().items()
         return {kind: self._shards(flats) for kind, flats in kinds if kind != MASTER}
+
+    def expert_state(self) -> ExpertState:
+        """Return the biases of routers and the last shares of experts, as views, by kind.
+
+        Every rank of a stage holds those of its layers; a dense model has none.
+        """
+        return expert_state(self.model.balancer, self.groups)
 
     def position(self) -> dict[str, Any]:
         """Return what, beside tensors and the step, the next step depends on, as JSON."""
@@ -316,19 +317,10 @@ class TrainEngine:
             device=self.device,
         )
         rows = groups.world.gather_rows(row, name="step").cpu()
-        total = rows.sum(0)
-        return Agreement(
-            loss=float(total[0]),
-            grad_norm=float(total[1].sqrt()),
-            stop_requests=int(total[2]),
-            rank_waits_s=tuple(float(value) for value in rows[:, 3]),
-            rank_used_bytes=tuple(int(value) for value in rows[:, 4]),
-            routing=None if self.model.balancer is None else RoutingSummary.of(rows[:, 5:]),
-        )
+        return Agreement.of(rows, has_experts=self.model.balancer is not None)
 
     def _routing_row(self, loads: Mapping[int, LayerLoad]) -> list[float]:
         """Return what the layers of this rank add to the summary; one rank of each stage tells."""
         if self.model.balancer is None:
             return []
-        group, mirror = self.groups.stage, self.groups.mirror
-        return routing_row(loads, tells=group.index == 0 and mirror.index == 0)
+        return routing_row(loads, tells=tells_of_routing(self.groups))

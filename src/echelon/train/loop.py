@@ -41,6 +41,7 @@ from echelon.train.data.batches import (
 from echelon.train.data.dataset import TokenDataset
 from echelon.train.diagnosis import explain_not_finite
 from echelon.train.engine import TrainEngine
+from echelon.train.expert_state import ROUTER_BIAS
 from echelon.train.observer import ObserverFactory, RunObserver, StepFacts
 from echelon.train.weights.files import find_weights
 from echelon.train.weights.load import load_weights
@@ -160,7 +161,10 @@ class TrainLoop:
         if self.task.resume is None and weights != "none":
             shape = self.engine.plan.model
             found = everywhere(self.exchange, lambda: find_weights(Path(weights), shape))[0]
-            load_weights(found, self.engine.masters(), self.exchange)
+            # A file may have no biases of routers: they begin at zero then.
+            biases = self.engine.expert_state().get(ROUTER_BIAS, {})
+            there = {name: shards for name, shards in biases.items() if name in found.places}
+            load_weights(found, {**self.engine.masters(), **there}, self.exchange)
             self.engine.refresh()
         elif self.task.resume is not None:
             path = Path(self.task.resume)
@@ -177,12 +181,15 @@ class TrainLoop:
             self.engine.resume(loaded.state["engine"])
         mesh = self.engine.plan.mesh
         labels = tuple(mesh.label(rank) for rank in range(mesh.world_size))
-        compare_state(self.context, digests(self.engine.parameters()), labels)
+        held = self.engine.parameters()
+        for shards in self.engine.expert_state().values():
+            held |= shards
+        compare_state(self.context, digests(held), labels)
         return step
 
     def _state(self) -> Mapping[str, Mapping[str, list[Shard]]]:
         kinds = {f"optimizer.{kind}": shards for kind, shards in self.engine.state().items()}
-        return {PARAMETERS: self.engine.masters(), **kinds}
+        return {PARAMETERS: self.engine.masters(), **kinds, **self.engine.expert_state()}
 
     def _load(self, step: int) -> list[TokenBatch]:
         recorder, seed = self.engine.groups.recorder, self.job.plan.mathematics.seed

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from echelon.parallel.expert import LayerLoad
+    from echelon.parallel.expert import LayerLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
