@@ -20,9 +20,11 @@ from echelon.cost.data_bytes import (
     partial_bytes,
     tied_bytes,
 )
+from echelon.cost.expert_load import ExpertLoad
+from echelon.cost.experts import expert_bytes
 from echelon.cost.latent import latent_bytes, wide_before_heads
 from echelon.cost.muon import muon_exchange
-from echelon.cost.stage import RankPart, expert_index_of, pp_rank_of, rank_part
+from echelon.cost.stage import RankPart, part_of, rank_part
 from echelon.cost.terms import SentTerm
 from echelon.schedule.of_plan import messages_of
 
@@ -37,23 +39,36 @@ STATISTICS_LEAST_BYTES = 4
 """The loss is computed in at least fp32, and so are the numbers that it needs of each token."""
 
 
-def bytes_sent(plan: Plan, rank: int) -> tuple[SentTerm, ...]:
-    """Return the terms of what `rank` sends per step; those of zero bytes are left out."""
-    pp_rank = pp_rank_of(plan, rank)
-    terms = bytes_sent_alike(plan, pp_rank, plan.mesh.coordinates(rank)[Axis.CP])
+def bytes_sent(plan: Plan, rank: int, load: ExpertLoad | None = None) -> tuple[SentTerm, ...]:
+    """Return the terms of what `rank` sends per step; those of zero bytes are left out.
+
+    What goes to experts depends on the tokens: it is exact for a `load` that was recorded (of the
+    rank's expert group), and without one that of a balanced load.
+    """
+    part, cp_rank = part_of(plan, rank), plan.mesh.coordinates(rank)[Axis.CP]
+    terms = _terms(plan, part, cp_rank, load)
     if plan.mathematics.optimizer.kind == "muon":
-        muon = muon_bytes(plan, muon_exchange(plan, pp_rank, expert_index_of(plan, rank)), rank)
+        muon = muon_bytes(plan, muon_exchange(plan, part.pp_rank, part.expert_index), rank)
         terms += tuple(term for term in muon if term.bytes)
     return terms
 
 
 def bytes_sent_alike(plan: Plan, pp_rank: int, cp_rank: int) -> tuple[SentTerm, ...]:
-    """Return what ranks with the same part of the model and of a sequence share: not Muon's."""
-    part = rank_part(plan, pp_rank)
+    """Return what ranks with the same part of the model and of a sequence share: not Muon's.
+
+    The load of experts is balanced.
+    """
+    return _terms(plan, rank_part(plan, pp_rank), cp_rank, None)
+
+
+def _terms(
+    plan: Plan, part: RankPart, cp_rank: int, load: ExpertLoad | None
+) -> tuple[SentTerm, ...]:
     buckets = plan_buckets(plan, part)
     terms = (
         *data_bytes(plan, part, buckets),
         *tensor_bytes(plan, part, buckets),
+        *expert_bytes(plan, part, load),
         *context_bytes(plan, part, cp_rank),
         *pipeline_bytes(plan, part, buckets),
         *world_bytes(plan),
@@ -61,10 +76,10 @@ def bytes_sent_alike(plan: Plan, pp_rank: int, cp_rank: int) -> tuple[SentTerm, 
     return tuple(term for term in terms if term.bytes)
 
 
-def bytes_sent_by_axis(plan: Plan, rank: int) -> dict[str, int]:
+def bytes_sent_by_axis(plan: Plan, rank: int, load: ExpertLoad | None = None) -> dict[str, int]:
     """Return the bytes that `rank` sends per step over each axis that it uses."""
     total: dict[str, int] = {}
-    for term in bytes_sent(plan, rank):
+    for term in bytes_sent(plan, rank, load):
         total[term.axis] = total.get(term.axis, 0) + term.bytes
     return total
 
@@ -79,22 +94,25 @@ def tensor_bytes(
     recomputes = plan.layout.recompute.recomputes
     blocks = sum(one.microbatches * len(one.blocks) for one in part.stages)
     again = sum(one.microbatches * sum(map(recomputes, one.blocks)) for one in part.stages)
+    dense = [(one.microbatches, _with_mlp(plan, one.blocks)) for one in part.stages]
+    mlps = sum(count * len(found) for count, found in dense)
+    mlps_again = sum(count * sum(map(recomputes, found)) for count, found in dense)
     embedded = sum(one.microbatches for one in part.stages if one.first)
     headed = sum(one.microbatches for one in part.stages if one.last)
     if plan.layout.sequence_parallel:
         each = all_gather_bytes(stream // degree, degree)
         assert each == reduce_scatter_bytes(stream // degree, degree)
-        forward, backward, ends = 3, 4, 2
+        forward, backward, ends = (1, 2), (1, 3), 2
         formula = "(n-1)/n N D s"
         source = "Korthikanti et al., 2022, section 4.2.2"
     else:
         each = all_reduce_bytes(stream, degree)
-        forward, backward, ends = 2, 1, 1
+        forward, backward, ends = (1, 1), (0, 1), 1
         formula = "2 (n-1)/n N D s"
         source = "Shoeybi et al., 2019, section 3"
 
     more_forward, more_backward = wide_before_heads(plan)
-    forward, backward = forward + more_forward, backward + more_backward
+    attention_forward, attention_backward = forward[0] + more_forward, backward[0] + more_backward
 
     def term(name: str, count: int, each: int, formula: str = formula) -> SentTerm:
         return SentTerm(
@@ -102,9 +120,9 @@ def tensor_bytes(
         )
 
     return (
-        term("blocks forward", forward * blocks, each),
-        term("blocks forward again", forward * again, each),
-        term("blocks backward", backward * blocks, each),
+        term("blocks forward", attention_forward * blocks + forward[1] * mlps, each),
+        term("blocks forward again", attention_forward * again + forward[1] * mlps_again, each),
+        term("blocks backward", attention_backward * blocks + backward[1] * mlps, each),
         *latent_bytes(plan, blocks, again),
         term("embedding", ends * embedded, each),
         term("head", ends * headed, each),
@@ -116,6 +134,13 @@ def tensor_bytes(
         ),
         partial_bytes(plan, buckets),
     )
+
+
+def _with_mlp(plan: Plan, blocks: tuple[int, ...]) -> list[int]:
+    """Return the blocks with an MLP that every token meets: dense ones, and with shared experts."""
+    experts = plan.model.experts
+    shared = experts is not None and experts.shared_experts > 0
+    return [block for block in blocks if shared or not plan.model.layer_has_experts(block)]
 
 
 def pipeline_bytes(

@@ -1,0 +1,237 @@
+"""Bytes that mixtures of experts send: equal to what the run records.
+
+N tokens are a microbatch on a rank of context, m of them the rows that a rank dispatches, S and R
+the rows that leave it for other ranks and arrive from them (`cost/expert_load.py`); D is the hidden
+width, E the experts, k those of a token, `s` the bytes of an element, g = max(4, s) those of a
+gate, n the degree of the axis. Per block with experts and microbatch, on the axis "ep":
+
+    counts             (n-1) E/n 8          each chunk in each forward pass
+    dispatch forward   S (D s + g)          a row and its gate
+    combine forward    R D s                back to the token, weighted already
+    combine backward   S D s                the transposes of both
+    dispatch backward  R (D s + g)
+
+On "tp" (where n tensor ranks have one stream), by whether experts are whole or in pieces, and
+whether the stream is scattered (sequence parallelism):
+
+    whole, scattered   nothing: each rank routes and dispatches the rows that it holds
+    whole              (n-1)/n N D s        outputs of all; backward as much, of gradients
+    pieces, scattered  (n-1)/n N D s twice  rows before, sums after; backward as much
+    pieces             2 (n-1)/n N D s      the sum of the outputs; backward as much, of rows
+    pieces, both       (n-1)/n N k (8 + g)  choices and gates; backward gates alone
+
+On "sequence", the n = cp x tp ranks with tokens of the same sequences, in each forward pass: the
+counts of each sequence (or of the microbatch) where the auxiliary loss is of that scope, and with a
+capacity the keys and choices of all tokens (gates too, where the score decides).
+
+On "stage", all ranks of a stage, once per step: counts, probabilities and three sums of each layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from echelon.core.axis import Axis
+from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.collectives import (
+    all_gather_bytes,
+    all_reduce_bytes,
+    all_to_all_bytes,
+    reduce_scatter_bytes,
+)
+from echelon.cost.data_bytes import STAGE_AXIS
+from echelon.cost.expert_load import ExpertLoad, Rows, balanced_rows, crossings, expert_blocks
+from echelon.cost.stage import RankPart
+from echelon.cost.terms import SentTerm
+
+GATE_LEAST_BYTES = 4
+"""Scores are computed in at least fp32, and gates travel in that dtype."""
+
+INDEX_BYTES = 8
+"""Counts, choices and keys are int64; what a step notes is float64."""
+
+SEQUENCE_AXIS = "sequence"
+"""The ranks that hold tokens of the same sequences: `cp` x `tp`."""
+
+ROUTING_TERM = "routing of a step"
+"""What a stage tells of its experts, in a step that updates nothing too."""
+
+_DISPATCH = "Lepikhin et al., GShard, 2020"
+_PIECES = "Singh et al., hybrid tensor-expert-data parallelism, 2023"
+_BALANCE = "Fedus et al., Switch Transformers, 2021, section 2.2"
+
+
+def expert_bytes(plan: Plan, part: RankPart, load: ExpertLoad | None = None) -> Iterator[SentTerm]:
+    """Yield what a rank sends for its experts; `load` is how its expert group was routed."""
+    if plan.model.experts is None or not any(expert_blocks(plan, one) for one in part.stages):
+        return
+    yield from dispatch_bytes(plan, part, load)
+    yield from tensor_expert_bytes(plan, part)
+    yield from sequence_bytes(plan, part)
+    yield from routing_bytes(plan, part)
+
+
+def dispatch_bytes(plan: Plan, part: RankPart, load: ExpertLoad | None) -> Iterator[SentTerm]:
+    """Yield the terms of the axis "ep": tokens on their way to experts, and back."""
+    if plan.mesh.ep > 1:
+        yield from _flat(plan, part, load)
+
+
+def _flat(plan: Plan, part: RankPart, load: ExpertLoad | None) -> Iterator[SentTerm]:
+    """Yield what a rank sends where each assignment goes straight to the rank of its expert."""
+    assert plan.model.experts is not None
+    blocks, again = expert_passes(plan, part)
+    counts = all_to_all_bytes(plan.model.experts.num_experts * INDEX_BYTES, plan.mesh.ep)
+    yield SentTerm(
+        axis=Axis.EP.value,
+        name="rows for each expert",
+        count=(blocks + again) * plan.layout.experts.chunks,
+        each=counts,
+        formula="(n-1)/n E 8",
+        source=_DISPATCH,
+    )
+    width = plan.model.hidden * _size(plan)
+    gated = width + gate_bytes(plan)
+    first, repeated = _recorded(plan, part, load)
+    for name, rounds, each, formula in (
+        ("dispatch forward", first, (gated, 0), "S (D s + g)"),
+        ("combine forward", first, (0, width), "R D s"),
+        ("dispatch forward again", repeated, (gated, 0), "S (D s + g)"),
+        ("combine forward again", repeated, (0, width), "R D s"),
+        ("combine backward", first, (width, 0), "S D s"),
+        ("dispatch backward", first, (0, gated), "R (D s + g)"),
+    ):
+        total = sum(one.leaving * each[0] + one.arriving * each[1] for one in rounds)
+        count, tail = 1, "of the recorded routing"
+        if load is None:
+            count, tail = (again if rounds is repeated else blocks), "S = R = (n-1)/n m k, balanced"
+        yield SentTerm(
+            axis=Axis.EP.value,
+            name=name,
+            count=count if total else 0,
+            each=total,
+            formula=f"{formula}, {tail}",
+            source=_DISPATCH,
+        )
+
+
+def _recorded(
+    plan: Plan, part: RankPart, load: ExpertLoad | None
+) -> tuple[tuple[Rows, ...], tuple[Rows, ...]]:
+    """Return the rows of every crossing, and of those repeated; without a record those of one."""
+    if load is None:
+        return (balanced_rows(plan),), (balanced_rows(plan),)
+    found = {one: load.rows(one, part.expert_index) for one in crossings(plan, part)}
+    recomputes = plan.layout.recompute.recomputes
+    return tuple(found.values()), tuple(rows for (b, _), rows in found.items() if recomputes(b))
+
+
+def tensor_expert_bytes(plan: Plan, part: RankPart) -> Iterator[SentTerm]:
+    """Yield the terms of the axis "tp": rows before experts, outputs after them."""
+    degree, whole = plan.mesh.tp, plan.layout.experts.expert_tp == 1
+    scattered = plan.layout.sequence_parallel
+    if degree == 1 or (whole and scattered):
+        return
+    stream = plan.local_tokens * plan.model.hidden * _size(plan)
+    gathered = all_gather_bytes(stream // degree, degree)
+    if whole:
+        yield from _passes(plan, part, "outputs of experts", (gathered, gathered), "(n-1)/n N D s")
+        return
+    if scattered:
+        both = gathered + reduce_scatter_bytes(stream // degree, degree)
+        formula = "2 (n-1)/n N D s: rows gathered, sums scattered"
+    else:
+        both, formula = all_reduce_bytes(stream, degree), "2 (n-1)/n N D s: sums"
+    yield from _passes(plan, part, "rows and outputs of experts", (both, both), formula)
+    assert plan.model.experts is not None
+    chosen = plan.local_tokens // degree * plan.model.experts.top_k
+    gates = all_gather_bytes(chosen * gate_bytes(plan), degree)
+    choices = all_gather_bytes(chosen * INDEX_BYTES, degree)
+    formula = "(n-1)/n N k (8 + g), backward g alone"
+    yield from _passes(plan, part, "choices and gates", (choices + gates, gates), formula)
+
+
+def _passes(
+    plan: Plan, part: RankPart, name: str, each: tuple[int, int], formula: str
+) -> Iterator[SentTerm]:
+    blocks, again = expert_passes(plan, part)
+    forward, backward = each
+    for when, count, size in (
+        ("forward", blocks, forward),
+        ("forward again", again, forward),
+        ("backward", blocks, backward),
+    ):
+        yield SentTerm(
+            axis=Axis.TP.value,
+            name=f"{name} {when}",
+            count=count,
+            each=size,
+            formula=formula,
+            source=_PIECES,
+        )
+
+
+def sequence_bytes(plan: Plan, part: RankPart) -> Iterator[SentTerm]:
+    """Yield the terms of the axis "sequence": what is counted, or decided, by sequence."""
+    experts, balance = plan.model.experts, plan.mathematics.balance
+    assert experts is not None
+    degree = plan.mesh.degree(Axis.CP, Axis.TP)
+    count = sum(expert_passes(plan, part))
+    if degree == 1:
+        return
+
+    def term(name: str, each: int, formula: str, source: str) -> SentTerm:
+        return SentTerm(
+            axis=SEQUENCE_AXIS, name=name, count=count, each=each, formula=formula, source=source
+        )
+
+    if balance.counts_first:
+        by_sequence = balance.aux_over == "sequence"
+        scopes = plan.layout.microbatch_sequences if by_sequence else 1
+        payload = scopes * experts.num_experts * INDEX_BYTES
+        formula = f"2 (n-1)/n {'B E' if by_sequence else 'E'} 8"
+        yield term("counts of sequences", all_reduce_bytes(payload, degree), formula, _BALANCE)
+    if balance.capacity_factor is not None:
+        rows = plan.local_tokens // plan.mesh.tp
+        choices = all_gather_bytes(rows * (1 + experts.top_k) * INDEX_BYTES, degree)
+        yield term("choices of sequences", choices, "(n-1) N/tp (1 + k) 8", _DISPATCH)
+        if balance.drop == "score":
+            gates = all_gather_bytes(rows * experts.top_k * gate_bytes(plan), degree)
+            yield term("gates of sequences", gates, "(n-1) N/tp k g", _DISPATCH)
+
+
+def routing_bytes(plan: Plan, part: RankPart) -> Iterator[SentTerm]:
+    """Yield what a stage adds up once per step: how each layer routed the whole global batch."""
+    assert plan.model.experts is not None
+    layers = len({block for one in part.stages for block in expert_blocks(plan, one)})
+    payload = layers * (2 * plan.model.experts.num_experts + 3) * INDEX_BYTES
+    degree = plan.mesh.world_size // plan.mesh.pp
+    groups = [(STAGE_AXIS, degree), (Axis.PP.value, 2 if part.mirrored else 1)]
+    for axis, size in groups:
+        yield SentTerm(
+            axis=axis,
+            name=ROUTING_TERM,
+            count=1,
+            each=all_reduce_bytes(payload, size),
+            formula="2 (n-1)/n layers (2 E + 3) 8",
+            source=_BALANCE,
+        )
+
+
+def expert_passes(plan: Plan, part: RankPart) -> tuple[int, int]:
+    """Return how often a step runs blocks with experts forward, and how often once more."""
+    recomputes = plan.layout.recompute.recomputes
+    found = [(one.microbatches, expert_blocks(plan, one)) for one in part.stages]
+    return (
+        sum(count * len(blocks) for count, blocks in found),
+        sum(count * sum(map(recomputes, blocks)) for count, blocks in found),
+    )
+
+
+def gate_bytes(plan: Plan) -> int:
+    """Return g: the bytes of a gate."""
+    return max(GATE_LEAST_BYTES, _size(plan))
+
+
+def _size(plan: Plan) -> int:
+    return DTYPE_BYTES[plan.mathematics.precision.parameters]
