@@ -26,6 +26,9 @@ sequence_length = 24
 """
 """A run file whose counts have many divisors; the tables that it lacks can be appended."""
 
+SPARSE = f"{SMALL}\n[model.experts]\nnum_experts = 8\ntop_k = 2\nffn = 24\n"
+"""The same with experts."""
+
 
 def write(folder: Path, text: str, name: str = "run.toml") -> Path:
     """Write a run file and return its path."""

@@ -1,4 +1,4 @@
-"""Settings of experts: what is refused, values that mend it, and what the plan then says."""
+"""Settings of experts: what is refused, and values that mend it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from echelon.config.load import load_job
-from echelon.core.experts import Balance, ExpertLayout
-from tests.config.problems import SMALL, problems_of, write
+from tests.config.problems import SMALL, SPARSE, problems_of, write
 from tests.config.suggestions import taken
 
-MODEL = SMALL + "\n[model.experts]\nnum_experts = 8\ntop_k = 2\nffn = 24\n"
 MESH_4 = ["mesh.dp_shard=4", "mesh.ep=4"]
 TWO_NODES = ["cluster.preset=16xh100", "mesh.dp_shard=16", "mesh.ep=16"]
 WIDE = ["model.experts.num_experts=16", *TWO_NODES]
@@ -19,7 +16,7 @@ WIDE = ["model.experts.num_experts=16", *TWO_NODES]
 
 @pytest.fixture
 def sparse(tmp_path: Path) -> Path:
-    return write(tmp_path, MODEL)
+    return write(tmp_path, SPARSE)
 
 
 @pytest.mark.parametrize(
@@ -274,72 +271,3 @@ def test_a_setting_of_the_other_balance_leads_to_both(sparse: Path) -> None:
     assert problems_of(sparse, sets)["no-effect"].works[0] == 'experts.balance = "both"'
     sets = ["experts.balance=bias", "experts.aux_over=sequence"]
     assert problems_of(sparse, sets)["no-effect"].works[0] == 'experts.balance = "both"'
-
-
-def test_slices_at_rest_elsewhere_are_those_of_experts_too(sparse: Path) -> None:
-    sets = ["mesh.dp_shard=2", "zero.stage=1", "zero.optimizer_offload=host"]
-    assert problems_of(sparse, sets) == {}
-    sets.append("experts.zero_stage=0")
-    found = problems_of(sparse, sets)
-    assert list(found) == ["offload-needs-stage"]
-    assert "of experts whole" in found["offload-needs-stage"].message
-    for advice in found["offload-needs-stage"].works:
-        assert problems_of(sparse, taken(advice, sets)) == {}
-
-
-def test_settings_of_experts_become_two_records_of_the_plan(sparse: Path) -> None:
-    sets = [
-        "experts.balance=both",
-        "experts.aux_coefficient=1",
-        "experts.aux_over=microbatch",
-        "experts.z_coefficient=0.001",
-        "experts.bias_rate=0.01",
-        "experts.capacity_factor=2",
-        "experts.drop=score",
-        "experts.route=even",
-        "mesh.dp_shard=4",
-        "mesh.ep=2",
-        "experts.chunks=3",
-        "experts.padded=true",
-        "zero.stage=2",
-        "model.experts.groups=4",
-        "model.experts.top_groups=2",
-        "model.experts.gate_scale=2.5",
-        "model.experts.renormalise=false",
-    ]
-    plan = load_job(sparse, sets).plan
-    assert plan.mathematics.balance == Balance(
-        kind="both",
-        aux_coefficient=1.0,
-        aux_over="microbatch",
-        z_coefficient=0.001,
-        bias_rate=0.01,
-        capacity_factor=2.0,
-        drop="score",
-        route="even",
-    )
-    assert plan.layout.experts == ExpertLayout(zero_stage=2, chunks=3, padded=True)
-    experts = plan.model.experts
-    assert experts is not None
-    assert (experts.groups, experts.top_groups, experts.gate_scale) == (4, 2, 2.5)
-    assert not experts.renormalise
-    assert experts.router_bias
-
-
-def test_what_is_derived_says_so(sparse: Path) -> None:
-    job = load_job(sparse, ["experts.balance=bias", "mesh.dp_shard=2", "zero.stage=1"])
-    assert job.source_of("model.experts.router_bias") == "derived: experts.balance"
-    assert job.source_of("experts.zero_stage") == "derived: zero.stage"
-    assert job.plan.layout.experts.zero_stage == 1
-    plain = load_job(sparse).plan
-    assert plain.mathematics.balance == Balance()
-    assert plain.layout.experts == ExpertLayout()
-    assert plain.model.experts is not None
-    assert not plain.model.experts.router_bias
-
-
-def test_a_dense_plan_has_the_defaults(tmp_path: Path) -> None:
-    sets = ["mesh.dp_shard=2", "zero.stage=3"]
-    plan = load_job(write(tmp_path, SMALL), sets).plan
-    assert plan.layout.experts == ExpertLayout()
-    assert plan.mathematics.balance == Balance()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from echelon.config.context_checks import CONTEXT_CHECKS
 from echelon.config.context_plan import context_problems
 from echelon.config.expert_plan import expert_problems
+from echelon.config.experts import has_experts, ranks_with_the_same_experts
 from echelon.config.job import ResolvedSetting
 from echelon.config.pipeline_effects import pipeline_effects
 from echelon.config.precision import dtypes_fit, loss_scaling_fits
@@ -33,7 +34,8 @@ def mesh_effects(view: View) -> Iterator[Problem]:
         yield from no_effect(
             view, "mesh.sequence_parallel", "it splits over tp, and mesh.tp = 1", ["mesh.tp = 2"]
         )
-    if gradient_ranks(view) == 1 and view.integer("zero.stage") == 0:
+    alone = gradient_ranks(view) == 1 and view.integer("zero.stage") == 0
+    if alone and not (has_experts(view) and ranks_with_the_same_experts(view) > 1):
         yield from no_effect(
             view,
             "zero.bucket_bytes",

@@ -101,7 +101,8 @@ def stage_shares_out(view: View) -> Iterator[Fault]:
     require_experts(view)
     if ranks_with_the_same_experts(view) == 1:
         why = "no two ranks of a replica hold the same experts, and nothing is shared out"
-        yield from idle(view, STAGE_KEY, why, value=0)
+        # A resolved file has what "auto" was.
+        yield from idle(view, STAGE_KEY, why, fine=(0, view.integer("zero.stage")))
 
 
 BALANCE_FAULTS = (

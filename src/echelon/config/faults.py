@@ -36,11 +36,11 @@ Find = Callable[[View], Iterator[Fault]]
 
 
 def idle(
-    view: View, key: str, because: str, *ways: Changes, value: object = None
+    view: View, key: str, because: str, *ways: Changes, fine: tuple[object, ...] = ()
 ) -> Iterator[Fault]:
-    """Yield the fault of a setting without effect, unless it has its default or `value`."""
+    """Yield the fault of a setting without effect, unless it has its default or is `fine`."""
     entry, default = view.entry(key), SETTINGS[key].default
-    if entry.value not in (default, value):
+    if entry.value not in (default, *fine):
         yield Fault(
             rule=NO_EFFECT,
             key=key,

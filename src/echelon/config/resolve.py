@@ -163,7 +163,8 @@ def _build_job(view: View, cluster: Cluster) -> Job:
     plan = Plan(name=run_name, mathematics=mathematics, layout=layout, cluster=cluster)
     plan, placement = placed(view, plan)
     derived.update(placement)
-    if zero.stage == 3 and view.word("zero.reshard_after_forward") == "auto":
+    gathers = 3 in (zero.stage, experts.zero_stage)
+    if gathers and view.word("zero.reshard_after_forward") == "auto":
         reshards, source = resharding(plan)
         derived["zero.reshard_after_forward"] = "always" if reshards else "never", source
         zero = replace(zero, reshard_after_forward=reshards)

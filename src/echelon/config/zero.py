@@ -9,7 +9,13 @@ from itertools import islice
 from echelon.config.checks import CHECKS, run_checks
 from echelon.config.cluster import read_cluster
 from echelon.config.entries import Entry
-from echelon.config.experts import STAGE_KEY, cuts_by_shard, expert_stage, has_experts
+from echelon.config.experts import (
+    STAGE_KEY,
+    cuts_by_shard,
+    expert_stage,
+    expert_tp,
+    has_experts,
+)
 from echelon.config.model import build_model
 from echelon.config.refusals import no_effect
 from echelon.config.view import Unavailable, View, mesh_of
@@ -159,13 +165,20 @@ def nvme_needs_folder(view: View) -> Iterator[Problem]:
             yield from no_effect(view, f"zero.{name}", why, works)
 
 
+def _stages(view: View) -> set[int]:
+    """Return the stages of what a model has: of its experts, and of all else."""
+    stage = view.integer("zero.stage")
+    return {stage, expert_stage(view)[0]} if has_experts(view) else {stage}
+
+
 def stage_3_effects(view: View) -> Iterator[Problem]:
     """Yield settings of gathered units below stage 3, and those without effect at stage 3."""
-    stage = view.integer("zero.stage")
-    if stage < 3:
+    stage, stages = view.integer("zero.stage"), _stages(view)
+    if 3 not in stages:
         why = f"parameters are gathered by unit at stage 3, and zero.stage = {stage}"
         for name in STAGE_3_ONLY:
             yield from no_effect(view, f"zero.{name}", why, ["zero.stage = 3"])
+    if stages != {3}:
         return
     yield from no_effect(
         view,
@@ -177,13 +190,19 @@ def stage_3_effects(view: View) -> Iterator[Problem]:
 
 def something_is_cut(view: View) -> Iterator[Problem]:
     """Check that stage 3 does not keep every parameter whole."""
-    keep = view.integer("zero.keep_whole_below")
-    if view.integer("zero.stage") < 3 or keep == 0 or run_checks(view, CHECKS):
+    stage, keep = view.integer("zero.stage"), view.integer("zero.keep_whole_below")
+    if 3 not in _stages(view) or keep == 0 or run_checks(view, CHECKS):
         return
-    model, tp = build_model(view), view.integer("mesh.tp")
+    model, tp, pieces = build_model(view), view.integer("mesh.tp"), expert_tp(view)
+    if model.experts is not None and model.experts.ffn % pieces:
+        return  # Told as such.
     if model.tied and view.integer("mesh.pp") > 1:
         return  # The embedding that both ends hold is always cut.
-    largest = max(spec.local_numel(tp) for spec in parameters(model))
+    largest = max(
+        spec.local_numel(tp if spec.expert is None else pieces)
+        for spec in parameters(model)
+        if (stage if spec.expert is None else expert_stage(view)[0]) == 3
+    )
     if largest < keep:
         yield NO_EFFECT.problem(
             f"zero.keep_whole_below = {keep} makes stage 3 a stage 2: the largest parameter of "

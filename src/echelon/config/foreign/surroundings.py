@@ -44,11 +44,12 @@ class Surroundings:
         """Return the elements of the largest block on one rank; 0 where the model is unknown."""
         if self.model is None:
             return 0
-        tp = self.degrees["tp"]
+        tp, held = self.degrees["tp"], self.degrees.get("ep", 1) * self.degrees.get("expert_tp", 1)
         sizes = [0] * self.model.layers
         for spec in parameters(self.model):
             if spec.layer is not None:
                 cut = 1 if spec.split_dim is None else tp
+                cut = cut if spec.expert is None else held
                 sizes[spec.layer] += spec.numel // cut
         return max(sizes)
 
