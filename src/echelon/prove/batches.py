@@ -8,6 +8,11 @@ Where a dynamic loss scale is to overflow (`prove/proof_scale.py`), some steps a
 over and over, always to be followed by the same other one; their gradients add up to a larger norm
 than those of other steps.
 
+Where experts drop tokens by score, no two tokens of a sequence may score the same: which of them
+is dropped would be a matter of rounding. Tokens that have met nothing but their like score so,
+whatever their positions (attention to equal values is that value): the second of two equal ones at
+the start of a document, or two documents that start alike. So neighbours differ there, and starts.
+
 Shapes: B sequences of the whole global batch, T positions, K microbatches of all replicas.
 """
 
@@ -38,6 +43,9 @@ def global_batch(plan: Plan, step: int) -> GlobalBatch:
     tokens[0, 0] = tokens[-1, -1] = plan.model.vocab - 1
     if step in loud_steps(plan):
         tokens[:, :] = plan.model.vocab - 1
+    documents = _documents(plan, step) if mathematics.documents == "separate" else None
+    if mathematics.balance.capacity_factor is not None and mathematics.balance.drop == "score":
+        _tell_apart(tokens, documents, plan.model.vocab)
     labels = tokens[:, 1:].copy()
     if step in loud_steps(plan):
         labels[:] = 0
@@ -47,7 +55,7 @@ def global_batch(plan: Plan, step: int) -> GlobalBatch:
         sample_ids=tuple(int(i) for i in ids),
         inputs_BT=torch.from_numpy(tokens[:, :-1].copy()),
         labels_BT=torch.from_numpy(labels),
-        documents=_documents(plan, step) if mathematics.documents == "separate" else None,
+        documents=documents,
     )
 
 
@@ -61,6 +69,19 @@ def _documents(plan: Plan, step: int) -> DocumentStarts:
         cuts = length * generator.random(generator.integers(1, 4)) ** 3
         found.append(tuple(sorted({0, *(min(1 + int(cut), length - 1) for cut in cuts)})))
     return tuple(found)
+
+
+def _tell_apart(tokens: np.ndarray, documents: DocumentStarts | None, vocab: int) -> None:
+    """Change tokens until neighbours differ, and the first ones of the documents of a sequence."""
+    for row, sequence in enumerate(tokens):
+        starts = {0} if documents is None else set(documents[row])
+        met: set[int] = set()
+        for position in range(len(sequence)):
+            taken = set(met) if position in starts else set[int]()
+            taken |= {int(sequence[position - 1])} if position else set()
+            while int(sequence[position]) in taken:
+                sequence[position] = (sequence[position] - 1) % vocab
+            met |= {int(sequence[position])} if position in starts else set()
 
 
 def loud_steps(plan: Plan) -> range:

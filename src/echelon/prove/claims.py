@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from echelon.core.rulebook import prove as rules
 from echelon.core.rules import Rule
-from echelon.prove import agreement, checks, promises, replay, value_checks
+from echelon.prove import agreement, checks, promises, replay, routing_checks, value_checks
 from echelon.prove.checks import Check, Evidence
 
 
@@ -46,17 +46,23 @@ class ClaimResult:
         return not self.failures
 
 
+def _no_note(_: Evidence) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """Name one claim: its rule, its sentence, and the comparisons that decide it.
 
     `if_said` claims are about what a subject need not say; one that says nothing is not judged.
+    `note` adds something to the sentence that is known after the comparisons only.
     """
 
     rule: Rule
     statement: str
     checks: Callable[[Evidence], Iterator[Check]] = field(repr=False)
     if_said: bool = False
+    note: Callable[[Evidence], str] = field(default=_no_note, repr=False)
 
     def judge(self, evidence: Evidence) -> ClaimResult:
         """Return how the claim fares."""
@@ -70,9 +76,10 @@ class Claim:
             load = _load(check)
             if load > share:
                 worst, share = check, load
+        note = self.note(evidence)
         return ClaimResult(
             rule=self.rule,
-            statement=self.statement,
+            statement=f"{self.statement} ({note})" if note else self.statement,
             compared=compared,
             max_error=worst.error if worst else 0.0,
             allowed=worst.allowed if worst else 0.0,
@@ -116,6 +123,25 @@ CLAIMS: tuple[Claim, ...] = (
         rule=rules.PROVE_TOKEN_COUNT,
         statement="token count is that of the global batch",
         checks=checks.token_count,
+    ),
+    Claim(
+        rule=rules.PROVE_ROUTES,
+        statement="each token goes to the experts that it goes to on one device",
+        checks=routing_checks.routes,
+        if_said=True,
+        note=routing_checks.routes_note,
+    ),
+    Claim(
+        rule=rules.PROVE_EXPERT_LOADS,
+        statement="loads and drops of experts are those of the global batch",
+        checks=routing_checks.loads,
+        if_said=True,
+    ),
+    Claim(
+        rule=rules.PROVE_ROUTER_LOSSES,
+        statement="auxiliary and z-loss of the global batch, on every rank",
+        checks=routing_checks.router_losses,
+        if_said=True,
     ),
     Claim(
         rule=rules.PROVE_MICROBATCH_LOSS,
@@ -164,6 +190,12 @@ CLAIMS: tuple[Claim, ...] = (
         rule=rules.PROVE_PARAMETERS,
         statement="every parameter after the last step",
         checks=value_checks.parameters,
+    ),
+    Claim(
+        rule=rules.PROVE_ROUTER_BIASES,
+        statement="biases of routers, and shares of loads, after every step",
+        checks=routing_checks.router_state,
+        if_said=True,
     ),
     Claim(
         rule=rules.PROVE_REPLICAS,

@@ -13,7 +13,7 @@ Shape suffixes: B sequences of the global batch, T positions, N = T * B, V vocab
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +32,7 @@ from echelon.prove.kernel_rounding import KernelOperations
 from echelon.prove.optimizers import State, Update, update
 from echelon.prove.oracle_routing import RoutedLayer, RoutingLosses, RoutingState, routing_losses
 from echelon.prove.subject import GlobalBatch
+from echelon.prove.told_routing import ToldKernelOperations, ToldOperations, ToldStep
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "fp64": torch.float64,
@@ -53,7 +54,7 @@ class OracleStep:
     in its two parts. `loss_scale` is what the loss was multiplied by before backward; a step that
     is `skipped`, for its gradients overflowed, changes nothing. `routed` says how each layer with
     experts routed the tokens, `routing` what it knew of the steps before, and `routing_after` what
-    the next one knows.
+    the next one knows. `told` is how it was told to route them, if it was.
     """
 
     step: int
@@ -72,13 +73,21 @@ class OracleStep:
     routing: RoutingState
     routing_after: RoutingState
     routed: Mapping[int, RoutedLayer]
+    told: ToldStep | None = None
 
 
-def run_oracle(plan: Plan, num_steps: int, *, factor: float = 1.0) -> tuple[OracleStep, ...]:
+def run_oracle(
+    plan: Plan,
+    num_steps: int,
+    *,
+    factor: float = 1.0,
+    told: Sequence[ToldStep] | None = None,
+) -> tuple[OracleStep, ...]:
     """Return the steps of `plan` on one device, in the plan's own precision.
 
     The loss is multiplied by `factor` before backward, and gradients are divided by it: the same
-    numbers, but for how they are rounded.
+    numbers, but for how they are rounded. Tokens go to the experts that are `told`, by step, if
+    they are.
     """
     master = TORCH_DTYPES[plan.mathematics.precision.master]
     values = {name: value.to(master) for name, value in initial_parameters(plan).items()}
@@ -87,7 +96,7 @@ def run_oracle(plan: Plan, num_steps: int, *, factor: float = 1.0) -> tuple[Orac
     routing = RoutingState.start(plan, TORCH_DTYPES[plan.mathematics.precision.parameters])
     steps: list[OracleStep] = []
     for step in range(num_steps):
-        before = _Before(step, values, states, scale.scale, routing)
+        before = _Before(step, values, states, scale.scale, routing, told[step] if told else None)
         steps.append(_step(plan, before, factor))
         routing = steps[-1].routing_after
         scale.follow(plan.mathematics.precision, overflow=steps[-1].skipped)
@@ -107,22 +116,30 @@ def build_decoder(
     operations: Operations | None = None,
     *,
     routing: RoutingState | None = None,
+    told: ToldStep | None = None,
 ) -> Decoder:
     """Return the whole model on one device, holding `values`, in the plan's parameter dtype.
 
-    Its routers know of the steps before what `routing` says: nothing, before the first.
+    Its routers know of the steps before what `routing` says: nothing, before the first. They send
+    tokens where they are `told` to, if they are.
     """
     dtype = TORCH_DTYPES[plan.mathematics.precision.parameters]
-    if operations is None and dtype != torch.float64:
-        operations = KernelOperations()
+    if operations is None:
+        operations = _operations(dtype, told=told is not None)
     model = Decoder(plan.model, operations=operations).to(dtype)
-    model.operations.routing = (routing or RoutingState.start(plan, dtype)).notes(plan)
+    model.operations.routing = (routing or RoutingState.start(plan, dtype)).notes(plan, told)
     own = dict(model.named_parameters())
     assert own.keys() == values.keys(), "the decoder and the table of parameters differ"
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(values[name])
     return model
+
+
+def _operations(dtype: torch.dtype, *, told: bool) -> Operations:
+    if dtype == torch.float64:
+        return ToldOperations() if told else Operations()
+    return ToldKernelOperations() if told else KernelOperations()
 
 
 def token_losses(plan: Plan, model: Decoder, batch: GlobalBatch, step: int) -> torch.Tensor:
@@ -163,7 +180,7 @@ def sums_by_slot(
 
 def contributions(plan: Plan, oracle: OracleStep) -> dict[Slot, dict[str, torch.Tensor]]:
     """Return each microbatch's part of the gradient; all parts add up to the whole."""
-    model = build_decoder(plan, oracle.before, routing=oracle.routing)
+    model = build_decoder(plan, oracle.before, routing=oracle.routing, told=oracle.told)
     batch = global_batch(plan, oracle.step)
     sums = sums_by_slot(plan, batch, token_losses(plan, model, batch, oracle.step))
     routed = routing_losses(plan, model.operations.routing, oracle.routing)
@@ -185,6 +202,7 @@ class _Before:
     states: Mapping[str, State]
     loss_scale: float
     routing: RoutingState
+    told: ToldStep | None
 
 
 def _beside_by_slot(plan: Plan, routed: RoutingLosses) -> dict[Slot, torch.Tensor]:
@@ -199,7 +217,7 @@ def _beside_by_slot(plan: Plan, routed: RoutingLosses) -> dict[Slot, torch.Tenso
 def _step(plan: Plan, before: _Before, factor: float) -> OracleStep:
     step, values, states = before.step, before.values, before.states
     optimizer, precision = plan.mathematics.optimizer, plan.mathematics.precision
-    model = build_decoder(plan, values, routing=before.routing)
+    model = build_decoder(plan, values, routing=before.routing, told=before.told)
     batch = global_batch(plan, step)
     sums = sums_by_slot(plan, batch, token_losses(plan, model, batch, step))
     routed = routing_losses(plan, model.operations.routing, before.routing)
@@ -241,6 +259,7 @@ def _step(plan: Plan, before: _Before, factor: float) -> OracleStep:
         routing=before.routing,
         routing_after=before.routing if skipped else before.routing.after(plan, routed.layers),
         routed=routed.layers,
+        told=before.told,
         updates=updates,
         after={name: value + updates[name].total for name, value in values.items()},
     )

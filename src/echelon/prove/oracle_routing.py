@@ -19,6 +19,7 @@ from echelon.core.plan import Plan
 from echelon.models.mixture_reference import Routed, RoutingNotes
 from echelon.models.precision import at_least_fp32
 from echelon.models.routing import probabilities
+from echelon.prove.told_routing import ToldNotes, ToldStep
 
 TOKEN_DROPPED = -1
 """In place of the number of an expert: it had no room."""
@@ -43,9 +44,12 @@ class RoutingState:
         shares = {i: torch.full((size,), 1 / size, dtype=wide) for i in layers}
         return cls(biases=biases, shares=shares)
 
-    def notes(self, plan: Plan) -> RoutingNotes:
+    def notes(self, plan: Plan, told: ToldStep | None = None) -> RoutingNotes:
         """Return what the reference routes by."""
-        return RoutingNotes(balance=plan.mathematics.balance, biases=self.biases)
+        balance = plan.mathematics.balance
+        if told is None:
+            return RoutingNotes(balance=balance, biases=self.biases)
+        return ToldNotes(balance=balance, biases=self.biases, told=told)
 
     def after(self, plan: Plan, layers: Mapping[int, RoutedLayer]) -> RoutingState:
         """Return the state after a step that routed so."""
@@ -64,14 +68,30 @@ class RoutingState:
 class RoutedLayer:
     """Say how one layer routed a global batch: the experts of each token, loads, drops, losses.
 
-    `chosen_BTK` has `TOKEN_DROPPED` where an expert had no room; the counts are of before.
+    `picked_BTK` are the experts that were chosen by the largest of `wanted_BTE` (scores and bias),
+    with `gates_BTK`; `kept_BTK` says which of them had room. The counts are of before any drops.
+    One device that was told where tokens go would have picked `right_BTK`.
     """
 
-    chosen_BTK: torch.Tensor
+    picked_BTK: torch.Tensor
+    right_BTK: torch.Tensor
+    kept_BTK: torch.Tensor
+    wanted_BTE: torch.Tensor
+    gates_BTK: torch.Tensor
     counts_E: torch.Tensor
     dropped: int
     aux_loss: float
     z_loss: float
+
+    @property
+    def chosen_BTK(self) -> torch.Tensor:
+        """Return the experts of each token; `TOKEN_DROPPED` in place of one without room."""
+        return self.picked_BTK.masked_fill(~self.kept_BTK, TOKEN_DROPPED)
+
+    @property
+    def imbalance(self) -> float:
+        """Return the load of the busiest expert over the mean."""
+        return float(self.counts_E.max() / self.counts_E.double().mean())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +110,8 @@ def routing_losses(plan: Plan, notes: RoutingNotes, state: RoutingState) -> Rout
     layers: dict[int, RoutedLayer] = {}
     gradient_B: torch.Tensor | None = None
     for layer, routed in sorted(notes.routed.items()):
-        loss_B, layers[layer] = _layer_losses(plan, routed, state.shares[layer])
+        right_NK = notes.own[layer] if isinstance(notes, ToldNotes) else routed.chosen_NK
+        loss_B, layers[layer] = _layer_losses(plan, routed, right_NK, state, layer)
         gradient_B = loss_B if gradient_B is None else gradient_B + loss_B
     balance = plan.mathematics.balance
     wanted = balance.has_aux or balance.z_coefficient > 0
@@ -98,7 +119,7 @@ def routing_losses(plan: Plan, notes: RoutingNotes, state: RoutingState) -> Rout
 
 
 def _layer_losses(
-    plan: Plan, routed: Routed, last_shares_E: torch.Tensor
+    plan: Plan, routed: Routed, right_NK: torch.Tensor, state: RoutingState, layer: int
 ) -> tuple[torch.Tensor, RoutedLayer]:
     mathematics = plan.mathematics
     balance, experts = mathematics.balance, plan.model.experts
@@ -116,10 +137,10 @@ def _layer_losses(
     aux_B, told = p_BTE.new_zeros(num_sequences), 0.0
     if balance.has_aux:
         factor = balance.aux_coefficient * size / tokens
-        own_E = (counts_E / counts_E.sum()).to(dtype)
+        own_E = (counts_E.double() / counts_E.sum()).to(dtype)
         p_BE = p_BTE.sum(1)
         if balance.aux_over == "global":
-            aux_B = factor * (p_BE * last_shares_E).sum(-1)
+            aux_B = factor * (p_BE * state.shares[layer]).sum(-1)
             told = factor * float((p_BE.detach() * own_E).sum())
         else:
             group = 1 if balance.aux_over == "sequence" else plan.layout.microbatch_sequences
@@ -132,8 +153,15 @@ def _layer_losses(
         z_BT = by_sequence(routed.logits_NE.logsumexp(-1).square())
         z_B = balance.z_coefficient / tokens * z_BT.sum(1)
     kept_BTK = by_sequence(routed.kept_NK)
+    wanted_NE = routed.scores_NE.detach()
+    if layer in state.biases:
+        wanted_NE = wanted_NE + state.biases[layer].to(wanted_NE.dtype)
     return aux_B + z_B, RoutedLayer(
-        chosen_BTK=chosen_BTK.masked_fill(~kept_BTK, TOKEN_DROPPED),
+        picked_BTK=chosen_BTK,
+        right_BTK=by_sequence(right_NK),
+        kept_BTK=kept_BTK,
+        wanted_BTE=by_sequence(wanted_NE),
+        gates_BTK=by_sequence(routed.gates_NK.detach()),
         counts_E=counts_E,
         dropped=int((~kept_BTK).sum()),
         aux_loss=told,

@@ -21,6 +21,7 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.prove import PROVE_SUBJECT
 from echelon.parallel.shards import Shard
 from echelon.prove.batches import global_batch
+from echelon.prove.routing_said import RoutingSaid
 from echelon.prove.subject import Factory, RankPlace, StepRecord, StepReport, Subject
 
 INITIAL = -1
@@ -153,6 +154,7 @@ def _record(report: StepReport) -> StepRecord:
         skipped=getattr(report, "skipped", None),
         loss_scale=getattr(report, "loss_scale", None),
         bytes_held=getattr(report, "bytes_held", None),
+        routing=RoutingSaid.of(getattr(report, "routing", None)),
     )
 
 
@@ -196,6 +198,7 @@ def _read(directory: Path, number: int, rank: int) -> RankResult:
             **{
                 **report,
                 "microbatch_losses": {(r, m): (total, n) for r, m, total, n in losses},
+                "routing": RoutingSaid.from_json(report["routing"]),
             }
         )
         for report in data["reports"]

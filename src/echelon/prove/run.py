@@ -26,6 +26,7 @@ from echelon.prove.proof_scale import (
     with_scale,
 )
 from echelon.prove.ranks import find_factory, read_results
+from echelon.prove.routes_observed import told_by
 from echelon.prove.shrink import NUM_STEPS, same_dtypes, shrink
 from echelon.prove.tolerance import draw_oracle, float64_tolerance, own_tolerance
 
@@ -130,12 +131,14 @@ def _judge(variants: Sequence[_Variant], directory: Path, num_steps: int) -> tup
     passes: list[ProofPass] = []
     for number, variant in enumerate(variants):
         plan = variant.plan
+        observed = Observed(plan, read_results(directory, number, plan.mesh.world_size))
+        # Where tokens go is a matter of rounding in a precision of few digits, and of none here.
+        told = told_by(observed, num_steps) if number else None
         # The float64 oracle also judges the plan's own precision: first values are rounded to
         # float32 before any dtype, so both begin from the same numbers.
         key = variant.reference.content_hash()
-        if key not in oracles:
-            oracles[key] = run_oracle(variant.reference, num_steps)
-        observed = Observed(plan, read_results(directory, number, plan.mesh.world_size))
+        if told is not None or key not in oracles:
+            oracles[key] = run_oracle(variant.reference, num_steps, told=told)
         evidence = Evidence(
             plan=plan,
             reference_plan=variant.reference,
@@ -146,7 +149,7 @@ def _judge(variants: Sequence[_Variant], directory: Path, num_steps: int) -> tup
             else own_tolerance(
                 plan,
                 oracles[key],
-                draw_oracle(plan, num_steps),
+                draw_oracle(plan, num_steps, told),
                 masters_told=observed.tells_masters,
             ),
         )

@@ -19,6 +19,7 @@ from echelon.core.attention_mask import DocumentStarts
 from echelon.core.plan import Plan
 from echelon.parallel.recorder import WaitMarks
 from echelon.parallel.shards import Shard
+from echelon.prove.routing_said import RoutingSaid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +96,8 @@ class StepRecord:
     `actions` (the pipeline actions that it ran, in order, such as ``F0.3``); one that scales the
     loss says the `loss_scale` of this step's backward and whether the step was `skipped`, for
     gradients overflowed; one that can measure it says `bytes_held`, by the terms of
-    `cost.bytes_held`, from the storages that are alive after the step. What a report does not have
-    is not compared.
+    `cost.bytes_held`, from the storages that are alive after the step; one whose model has experts
+    says in `routing` where it sent its tokens. What a report does not have is not compared.
     """
 
     loss: float
@@ -110,6 +111,7 @@ class StepRecord:
     skipped: bool | None = None
     loss_scale: float | None = None
     bytes_held: Mapping[str, int] | None = None
+    routing: RoutingSaid | None = None
 
 
 class Subject(Protocol):

@@ -30,6 +30,10 @@ a few 1e-5 instead of a few 1e-3, and an update that is lost or done twice shows
 that is rounded from it is off by one more rounding, half a unit in its last place: not 4 of them,
 not one per partial sum.
 
+Of a model with experts both runs send each token where the plan's ranks sent it. Scores and gates
+have no norm: the error of a layer is the largest of any token, and u is that of the parameters,
+times the largest score.
+
 What the optimizer makes of a gradient is judged more sharply than the gradient can be: see
 `prove/replay.py`.
 """
@@ -45,6 +49,7 @@ import torch
 from echelon.core.plan import DType, Plan
 from echelon.prove.names import family_of
 from echelon.prove.oracle import TORCH_DTYPES, OracleStep, run_oracle
+from echelon.prove.told_routing import ToldStep
 
 FLOAT64_TOLERANCE = 1e-10
 """The relative error that a plan may have in float64."""
@@ -125,12 +130,15 @@ def own_tolerance(
         runs.append({})
         for exact, rough in zip(reference, run, strict=True):
             runs[-1].update(_errors(plan, exact, rough, masters_told=masters_told))
-    return measured(runs, num_partial_sums(plan) * roundoff(plan), _value_flats(plan, reference))
+    flats = _value_flats(plan, reference) | _score_flats(plan, reference)
+    return measured(runs, num_partial_sums(plan) * roundoff(plan), flats)
 
 
-def draw_oracle(plan: Plan, num_steps: int) -> list[tuple[OracleStep, ...]]:
+def draw_oracle(
+    plan: Plan, num_steps: int, told: Sequence[ToldStep] | None = None
+) -> list[tuple[OracleStep, ...]]:
     """Return the oracle in the plan's precision, rounded in several ways."""
-    return [run_oracle(plan, num_steps, factor=factor) for factor in FACTORS]
+    return [run_oracle(plan, num_steps, factor=factor, told=told) for factor in FACTORS]
 
 
 def measured(
@@ -199,6 +207,21 @@ def _value_flats(plan: Plan, reference: Sequence[OracleStep]) -> dict[_Key, floa
     return flats
 
 
+def _score_flats(plan: Plan, reference: Sequence[OracleStep]) -> dict[_Key, float]:
+    """Return what a plan may add to the error of a score or gate: a forward has fewer sums."""
+    mesh = plan.mesh
+    share = (mesh.cp + mesh.tp + plan.num_stages) * unit_roundoff(
+        plan.mathematics.precision.parameters
+    )
+    flats: dict[_Key, float] = {}
+    for exact in reference:
+        for layer, routed in exact.routed.items():
+            name = f"layers.{layer}"
+            flats["scores", exact.step, name] = share * float(routed.wanted_BTE.abs().max())
+            flats["gates", exact.step, name] = share * float(routed.gates_BTK.max())
+    return flats
+
+
 def _errors(
     plan: Plan, exact: OracleStep, rough: OracleStep, *, masters_told: bool
 ) -> Iterator[tuple[_Key, Draw]]:
@@ -206,6 +229,7 @@ def _errors(
     for slot, (total, _) in exact.microbatch_losses.items():
         yield ("losses", step, str(slot)), _scalar(rough.microbatch_losses[slot][0], total)
     yield ("loss", step, ""), _scalar(rough.loss, exact.loss)
+    yield from _routing_errors(exact, rough)
     if not exact.skipped and not rough.skipped:
         yield ("grad_norm", step, ""), _scalar(rough.grad_norm, exact.grad_norm)
         yield from tensor_errors("gradients", step, exact.gradients, rough.gradients)
@@ -213,6 +237,21 @@ def _errors(
         yield from tensor_errors("updates", step, _differences(plan, exact, rounded=False), seen)
     yield from tensor_errors("masters", step, exact.after, rough.after)
     yield from tensor_errors("parameters", step, exact.after, _rounded(plan, rough.after))
+
+
+def _routing_errors(exact: OracleStep, rough: OracleStep) -> Iterator[tuple[_Key, Draw]]:
+    """Return how far off scores, gates and losses of routers are, of the same choices."""
+    for layer, right in exact.routed.items():
+        other, name = rough.routed[layer], f"layers.{layer}"
+        for kind, one, two in (
+            ("scores", other.wanted_BTE, right.wanted_BTE),
+            ("gates", other.gates_BTK, right.gates_BTK),
+        ):
+            yield (kind, exact.step, name), Draw(float((one.double() - two.double()).abs().max()))
+        for kind in ("aux_loss", "z_loss"):
+            wanted = getattr(right, kind)
+            if wanted:
+                yield (kind, exact.step, name), _scalar(getattr(other, kind), wanted)
 
 
 def _rounded(plan: Plan, values: _Tensors) -> dict[str, torch.Tensor]:

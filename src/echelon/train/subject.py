@@ -19,6 +19,7 @@ from echelon.parallel.shards import Shard
 from echelon.schedule.action import ActionKind
 from echelon.train.engine import StepResult, TrainEngine
 from echelon.train.live import held_bytes
+from echelon.train.routes import RouteNotes, StepRouting
 
 
 class GlobalRows(Protocol):
@@ -74,6 +75,7 @@ class EngineReport:
     bytes_sent: Mapping[str, int]
     bytes_held: Mapping[str, int]
     actions: tuple[str, ...]
+    routing: StepRouting | None
 
     @property
     def loss(self) -> float:
@@ -116,6 +118,7 @@ class EngineSubject:
         recorder = Recorder(place.rank, self.events, place.progress, clock)
         self.engine = TrainEngine(plan, recorder, place.device)
         self.engine.on_gradients = self._keep_gradients
+        self._routes = RouteNotes(self.engine)
         self._gradients: dict[str, list[Shard]] = {}
 
     def step(self, batch: GlobalRows, step: int) -> EngineReport:
@@ -129,6 +132,7 @@ class EngineSubject:
             for name, block in stage.layers.items()
         ]
         self.events.events.clear()
+        self._routes.start_step()
         result = self.engine.step(batches, step)
         # What a step sends while the next one runs belongs to this one.
         self.engine.model.residency.settle()
@@ -142,6 +146,7 @@ class EngineSubject:
             bytes_sent=self.events.bytes_by_axis(),
             bytes_held=held_bytes(self.engine),
             actions=tuple(e.name for e in self.events.events if e.kind in set(ActionKind)),
+            routing=self._routes.said(result),
         )
 
     def gradients(self) -> Mapping[str, Sequence[Shard]]:

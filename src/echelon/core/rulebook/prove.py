@@ -46,6 +46,55 @@ PROVE_TOKEN_COUNT = Rule(
     fixed="count = all_reduce((labels != -100).sum())",
 )
 
+PROVE_ROUTES = Rule(
+    id="prove-routes",
+    why="""
+    Every token of the global batch is routed once in every layer with experts, to the experts to
+    which it goes on one device, and the same of them have no room for it: choices and drops depend
+    on the token (and its sequence), never on which ranks share the work. In float64 they are equal.
+    In the plan's own precision two experts can score next to the same; there, and nowhere else,
+    ranks may choose the other one, and all that follows is compared with one device that does so
+    too.
+    """,
+    bad="keep = index_on_this_rank < capacity            # of the tokens that this rank has",
+    fixed="keep = index_in_the_whole_sequence < capacity",
+)
+
+PROVE_EXPERT_LOADS = Rule(
+    id="prove-expert-loads",
+    why="""
+    Assignments by expert, dropped ones and the imbalance are counted over the whole global batch,
+    before any drops, once for each token. Every rank of a pipeline stage knows those of its layers,
+    all ranks their sum. A load that is counted twice, or on one rank only, moves biases and
+    auxiliary losses.
+    """,
+    bad="counts = all_reduce(counts, tp)                 # of tokens that each of them routed",
+    fixed="counts = all_reduce(counts, all ranks of the stage, each with its own tokens)",
+)
+
+PROVE_ROUTER_LOSSES = Rule(
+    id="prove-router-losses",
+    why="""
+    The auxiliary loss and the z-loss are those of the global batch: the same coefficient, mean and
+    scope under every layout. One that each rank computes from its own tokens and divides by its
+    own count varies with the degrees; one that each tensor rank adds again is multiplied by them.
+    """,
+    bad="loss = cross_entropy + aux_loss_of_this_rank    # summed over tp ranks",
+    fixed="loss = cross_entropy + sum over own tokens / tokens of the global batch",
+)
+
+PROVE_ROUTER_BIASES = Rule(
+    id="prove-router-biases",
+    why="""
+    After a step the bias of each expert has moved against its load over the global batch, by
+    bias_rate, on every rank alike, and a step that is skipped moves none. The shares of the loads,
+    which the next auxiliary loss takes, follow in the same way. Ranks whose biases differ send
+    tokens to different experts.
+    """,
+    bad="bias += rate * sign(mean(counts_here) - counts_here)",
+    fixed="counts = all_reduce(counts); bias += rate * sign(mean(counts) - counts)",
+)
+
 PROVE_MICROBATCH_LOSS = Rule(
     id="prove-microbatch-loss",
     why="""

@@ -1,0 +1,91 @@
+"""One device that routes tokens as the ranks say that they did.
+
+In a precision of few digits two experts of a token may score next to the same: which of them it
+goes to is then a matter of rounding, and all that follows is not. So the oracle of such a precision
+takes over the choices of the ranks (`docs/decisions/023-choices-of-ranks.md`); that they are right
+ones is judged by itself (`prove/routing_checks.py`), and all else as ever.
+
+Shape suffixes: B sequences of the global batch, T positions, N = T * B tokens, D hidden, K experts
+of a token, R rows of one expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch.nn import functional as fn
+
+from echelon.models.batch import TokenBatch
+from echelon.models.mixture_reference import Routed, RoutingNotes, route_reference
+from echelon.models.moe import Expert, MixtureOfExperts
+from echelon.models.operations import Operations
+from echelon.models.routing import gates_of
+from echelon.prove.kernel_rounding import KernelOperations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldLayer:
+    """Say to which experts a layer sends each token, [B, T, K], and which of them had room."""
+
+    chosen_BTK: torch.Tensor
+    kept_BTK: torch.Tensor
+
+
+ToldStep = Mapping[int, ToldLayer]
+"""What is told of a step, by layer."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ToldNotes(RoutingNotes):
+    """Say, beside the rule, where tokens are to go; `own` keeps where the rule sends them."""
+
+    told: ToldStep = field(default_factory=dict[int, ToldLayer])
+    own: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
+
+
+class _ToldMixture(Operations):
+    """Send tokens where they are told to go."""
+
+    def mixture(
+        self, x_ND: torch.Tensor, mixture: MixtureOfExperts, batch: TokenBatch
+    ) -> torch.Tensor:
+        """Return the weighted sum of what the told experts make of each token, [N, D]."""
+        notes = self.routing
+        assert isinstance(notes, ToldNotes), "nothing was told"
+        by_rule = route_reference(x_ND, mixture, batch, notes)
+        notes.own[mixture.layer] = by_rule.chosen_NK
+        routed = _as_told(by_rule, mixture, notes)
+        notes.routed[mixture.layer] = routed
+        y_ND = torch.zeros_like(x_ND)
+        for number, expert in mixture.experts.items():
+            mine_NK = (routed.chosen_NK == int(number)) & routed.kept_NK
+            token_R, place_R = torch.nonzero(mine_NK).unbind(-1)
+            assert isinstance(expert, Expert), "a mixture holds experts"
+            rows_RD = _expert(expert, x_ND[token_R], routed.gates_NK[token_R, place_R])
+            y_ND = y_ND.index_add(0, token_R, rows_RD)
+        return y_ND + mixture.shared(x_ND) if hasattr(mixture, "shared") else y_ND
+
+
+class ToldOperations(_ToldMixture):
+    """The plain operations, routing as told."""
+
+
+class ToldKernelOperations(_ToldMixture, KernelOperations):
+    """Those that round where kernels do, routing as told."""
+
+
+def _as_told(routed: Routed, mixture: MixtureOfExperts, notes: ToldNotes) -> Routed:
+    layer = notes.told[mixture.layer]
+    chosen_NK, kept_NK = (
+        one_BTK.transpose(0, 1).flatten(0, 1) for one_BTK in (layer.chosen_BTK, layer.kept_BTK)
+    )
+    gates_NK = gates_of(routed.scores_NE, chosen_NK, mixture.routing)
+    return replace(routed, chosen_NK=chosen_NK, gates_NK=gates_NK, kept_NK=kept_NK)
+
+
+def _expert(expert: Expert, x_RD: torch.Tensor, gates_R: torch.Tensor) -> torch.Tensor:
+    inner_RF = fn.silu(expert.gate(x_RD)) * expert.up(x_RD)
+    weighted_RF = (inner_RF * gates_R[:, None]).to(x_RD.dtype)
+    return expert.down(weighted_RF)

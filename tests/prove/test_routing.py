@@ -1,0 +1,261 @@
+"""What ranks say of their experts is judged: where tokens go, loads, losses of routers, biases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from echelon.core.experts import Balance
+from echelon.core.plan import Plan
+from echelon.launch.context import RankContext
+from echelon.launch.pool import RankPool
+from echelon.prove.batches import global_batch
+from echelon.prove.near_ties import choice_error, keep_error
+from echelon.prove.oracle import OracleStep, run_oracle
+from echelon.prove.proof import Proof
+from echelon.prove.run import prove
+from echelon.prove.shrink import shrink
+from echelon.prove.told_routing import ToldLayer
+from echelon.train.routes import StepRouting
+from echelon.train.subject import EngineReport, EngineSubject
+from tests.parallel.layouts import DEEPSEEK, MIXTRAL, plan_of
+
+BALANCE = Balance(kind="both", aux_coefficient=0.1, z_coefficient=0.01, bias_rate=0.05)
+PLAN = plan_of(model=DEEPSEEK, dp_shard=2, ep=2, balance=BALANCE)
+DROPPING = replace(BALANCE, capacity_factor=1.0, drop="score")
+
+Lie = Callable[[StepRouting], StepRouting]
+
+
+class Liar(EngineSubject):
+    """Train rightly, and say something else of the routing on rank 1."""
+
+    def __init__(self, plan: Plan, place: RankContext, lie: Lie) -> None:
+        """Build the engine."""
+        super().__init__(plan, place)
+        self.lie, self.rank = lie, place.rank
+
+    def step(self, batch: Any, step: int) -> EngineReport:
+        """Take one step."""
+        report = super().step(batch, step)
+        if self.rank == 0 or report.routing is None:
+            return report
+        return replace(report, routing=self.lie(report.routing))
+
+
+def of_another_expert(place: RankContext, plan: Plan) -> Liar:
+    """Say that the first token went to the expert beside its own."""
+
+    def lie(said: StepRouting) -> StepRouting:
+        first = said.routes[0]
+        other = next(e for e in range(8) if e not in first.chosen[0])
+        chosen = ((other, *first.chosen[0][1:]), *first.chosen[1:])
+        return replace(said, routes=(replace(first, chosen=chosen), *said.routes[1:]))
+
+    return Liar(plan, place, lie)
+
+
+def of_fewer_tokens(place: RankContext, plan: Plan) -> Liar:
+    """Leave out what was routed in a microbatch."""
+    return Liar(plan, place, lambda said: replace(said, routes=said.routes[1:]))
+
+
+def of_tokens_twice(place: RankContext, plan: Plan) -> Liar:
+    """Say what was routed in a microbatch two times."""
+    return Liar(plan, place, lambda said: replace(said, routes=(*said.routes, said.routes[0])))
+
+
+def of_doubled_loads(place: RankContext, plan: Plan) -> Liar:
+    """Count every assignment twice."""
+
+    def lie(said: StepRouting) -> StepRouting:
+        loads = {
+            layer: replace(load, counts=tuple(2 * count for count in load.counts))
+            for layer, load in said.loads.items()
+        }
+        return replace(said, loads=loads)
+
+    return Liar(plan, place, lie)
+
+
+def of_imbalance(place: RankContext, plan: Plan) -> Liar:
+    """Take the mean load of the layers for the worst."""
+
+    def lie(said: StepRouting) -> StepRouting:
+        return replace(said, summary=replace(said.summary, imbalance=1.0))
+
+    return Liar(plan, place, lie)
+
+
+def of_a_loss_by_degree(place: RankContext, plan: Plan) -> Liar:
+    """Divide the auxiliary loss by the number of ranks."""
+
+    def lie(said: StepRouting) -> StepRouting:
+        return replace(said, summary=replace(said.summary, aux_loss=said.summary.aux_loss / 2))
+
+    return Liar(plan, place, lie)
+
+
+def of_a_z_loss_of_one_layer(place: RankContext, plan: Plan) -> Liar:
+    """Leave the z-loss of each layer out."""
+
+    def lie(said: StepRouting) -> StepRouting:
+        loads = {layer: replace(load, z_loss=0.0) for layer, load in said.loads.items()}
+        return replace(said, loads=loads)
+
+    return Liar(plan, place, lie)
+
+
+def of_biases_that_rise(place: RankContext, plan: Plan) -> Liar:
+    """Move biases with the load, not against it."""
+
+    def lie(said: StepRouting) -> StepRouting:
+        biases = {layer: tuple(-one for one in held) for layer, held in said.biases.items()}
+        return replace(said, biases=biases)
+
+    return Liar(plan, place, lie)
+
+
+def of_stale_shares(place: RankContext, plan: Plan) -> Liar:
+    """Keep the shares of before the first step."""
+
+    def lie(said: StepRouting) -> StepRouting:
+        return replace(said, shares={layer: (1 / 8,) * 8 for layer in said.shares})
+
+    return Liar(plan, place, lie)
+
+
+def prove_liar(pool: RankPool, name: str) -> Proof:
+    """Return the proof of a liar, in float64."""
+    return prove(PLAN, run_ranks=pool.run, subject=f"{__name__}:{name}", own_precision=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "told"),
+    [
+        ("of_another_expert", "prove-routes", "1 of 32 tokens go elsewhere: position 0 of"),
+        ("of_fewer_tokens", "prove-routes", "8 of 32 tokens are routed by no rank"),
+        ("of_tokens_twice", "prove-routes", "8 of 32 tokens are routed more than once"),
+        ("of_doubled_loads", "prove-expert-loads", "instead of ["),
+        ("of_imbalance", "prove-expert-loads", "1 instead of "),
+        ("of_a_loss_by_degree", "prove-router-losses", "instead of 0.1"),
+        ("of_a_z_loss_of_one_layer", "prove-router-losses", "0 instead of 0.0"),
+        ("of_biases_that_rise", "prove-router-biases", "instead of ["),
+        ("of_stale_shares", "prove-router-biases", "[0.125, 0.125"),
+    ],
+)
+def test_what_is_said_wrong_of_experts_is_told(
+    rank_pool: RankPool, name: str, rule: str, told: str
+) -> None:
+    proof = prove_liar(rank_pool, name)
+    wrong = {claim.rule.id: claim for claim in proof.passes[0].claims if not claim.holds}
+    assert list(wrong) == [rule]
+    first = wrong[rule].failures[0]
+    assert first.step == 0
+    assert told in first.detail
+
+
+def test_all_that_is_said_of_experts_is_compared(rank_pool: RankPool) -> None:
+    proof = prove(PLAN, run_ranks=rank_pool.run, own_precision=False)
+    proof.require()
+    compared = {claim.rule.id: claim.compared for claim in proof.passes[0].claims}
+    # One layer with experts, three steps, two ranks: one check of who routed, one of where to.
+    assert compared["prove-routes"] == 3 * 2
+    assert compared["prove-expert-loads"] == 3 * (1 + 2 * 5)
+    assert compared["prove-router-losses"] == 3 * 2 * 2 * 2
+    assert compared["prove-router-biases"] == 3 * 2 * 3
+
+
+def test_a_dense_model_has_nothing_said_of_experts(rank_pool: RankPool) -> None:
+    proof = prove(plan_of(dp_shard=2), run_ranks=rank_pool.run, own_precision=False)
+    rules = {claim.rule.id for claim in proof.passes[0].claims}
+    assert not rules & {
+        *("prove-routes", "prove-expert-loads", "prove-router-losses", "prove-router-biases")
+    }
+
+
+def test_one_device_that_is_told_what_it_does_does_the_same() -> None:
+    for balance in (BALANCE, DROPPING):
+        plan = shrink(plan_of(model=DEEPSEEK, balance=balance), precision="fp64")
+        steps = run_oracle(plan, 2)
+        told = [_told(step) for step in steps]
+        for one, other in zip(steps, run_oracle(plan, 2, told=told), strict=True):
+            assert one.loss == other.loss
+            assert all(torch.equal(one.gradients[n], other.gradients[n]) for n in one.gradients)
+            for layer, routed in other.routed.items():
+                assert choice_error(plan, routed) == keep_error(plan, routed) == (0.0, 0)
+                assert routed.aux_loss == one.routed[layer].aux_loss
+
+
+def _told(step: OracleStep) -> dict[int, ToldLayer]:
+    return {
+        layer: ToldLayer(chosen_BTK=routed.picked_BTK, kept_BTK=routed.kept_BTK)
+        for layer, routed in step.routed.items()
+    }
+
+
+@pytest.mark.parametrize("model", [MIXTRAL, DEEPSEEK])
+def test_the_error_of_a_choice_is_half_of_the_gap_or_more(model: Any) -> None:
+    plan = shrink(plan_of(model=model, balance=Balance()), precision="fp64")
+    first = run_oracle(plan, 1)[0]
+    layer, routed = next(iter(first.routed.items()))
+    chosen, wanted_E = routed.picked_BTK[0, 0].tolist(), routed.wanted_BTE[0, 0]
+    errors: dict[int, float] = {}
+    for other in set(range(8)) - set(chosen):
+        told = _told(first)
+        told[layer].chosen_BTK[0, 0, -1] = other
+        went = run_oracle(plan, 1, told=[told])[0].routed[layer]
+        errors[other], count = choice_error(plan, went)
+        assert count == 1
+        assert errors[other] >= float(wanted_E[chosen[-1]] - wanted_E[other]) / 2 - 1e-15
+        told[layer].chosen_BTK[0, 0, -1] = chosen[-1]
+    if model is MIXTRAL:
+        best = max(errors, key=lambda expert: float(wanted_E[expert]))
+        assert errors[best] == min(errors.values()) > 0
+    else:
+        # Three groups are more than a token may meet.
+        groups = [{one // 2 for one in (*chosen[:-1], other)} for other in errors]
+        assert [error == float("inf") for error in errors.values()] == [len(g) > 2 for g in groups]
+
+
+@pytest.mark.parametrize("drop", ["position", "score"])
+def test_who_is_dropped_is_judged_by_the_rule(drop: Any) -> None:
+    balance = replace(DROPPING, kind="aux", drop=drop)
+    plan = shrink(plan_of(model=MIXTRAL, balance=balance), precision="fp64")
+    first = run_oracle(plan, 1)[0]
+    layer, routed = next((i, one) for i, one in first.routed.items() if one.dropped)
+    row, position, place = torch.nonzero(~routed.kept_BTK)[0].tolist()
+    expert = routed.picked_BTK[row, position, place]
+    full = (routed.picked_BTK[row] == expert) & routed.kept_BTK[row]
+    told = _told(first)
+    told[layer].kept_BTK[row, position, place] = True
+
+    too_many = run_oracle(plan, 1, told=[told])[0].routed[layer]
+    assert keep_error(plan, too_many) == (float("inf"), 1)
+
+    other = torch.nonzero(full)[-1].tolist()
+    told[layer].kept_BTK[row, other[0], other[1]] = False
+    swapped = run_oracle(plan, 1, told=[told])[0].routed[layer]
+    gap = float(routed.gates_BTK[row, other[0], other[1]] - routed.gates_BTK[row, position, place])
+    error, count = keep_error(plan, swapped)
+    assert count == 2
+    assert error == (float("inf") if drop == "position" else pytest.approx(gap / 2))
+
+
+def test_tokens_that_would_tie_are_told_apart() -> None:
+    plan = plan_of(model=MIXTRAL, documents="separate", sequence_length=32, balance=DROPPING)
+    plain = plan_of(model=MIXTRAL, documents="separate", sequence_length=32, balance=BALANCE)
+    neighbours = 0
+    for step in range(20):
+        batch, other = global_batch(plan, step), global_batch(plain, step)
+        assert batch.documents == other.documents
+        assert batch.documents is not None
+        for row, starts in zip(batch.inputs_BT, batch.documents, strict=True):
+            assert bool((row[1:] != row[:-1]).all())
+            assert len({int(row[start]) for start in starts}) == len(starts)
+        neighbours += int((other.inputs_BT[:, 1:] == other.inputs_BT[:, :-1]).sum())
+    assert neighbours
