@@ -11,10 +11,10 @@ from echelon.config.experts import (
     COUNT_KEY,
     DROPLESS,
     EP_KEY,
+    EXPERT_TP_KEY,
     TP_KEY,
     capacity_factor,
     devices_per_node,
-    expert_tp,
     fold_degree,
     ranks_with_the_same_experts,
     require_experts,
@@ -65,7 +65,7 @@ def two_hop(view: View) -> Iterator[Fault]:
         return
     ranks_with_the_same_experts(view)  # Without whole groups there are no nodes to look at.
     node = devices_per_node(view)
-    why = why_not_two_hop(mesh_of(view), expert_tp(view), node)
+    why = why_not_two_hop(mesh_of(view), view.integer(EXPERT_TP_KEY), node)
     if why:
         both = gcd(view.integer(COUNT_KEY), fold_degree(view))
         degrees = near_divisors(both, view.integer(EP_KEY))
@@ -103,7 +103,7 @@ def chunks(view: View) -> Iterator[Fault]:
         yield from idle(view, CHUNKS_KEY, f"tokens do not travel, {EP_KEY} = 1")
         return
     tokens = tokens_of_microbatch(view)
-    parts = view.integer(TP_KEY) if expert_tp(view) == 1 else 1
+    parts = view.integer(TP_KEY) if view.integer(EXPERT_TP_KEY) == 1 else 1
     if tokens % parts:
         raise Unavailable(TP_KEY)
     rows = tokens // parts

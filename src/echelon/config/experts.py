@@ -53,8 +53,8 @@ def expert_tp(view: View) -> int:
 
 
 def expert_fold(view: View) -> tuple[Axis, ...]:
-    """Return the axes over whose ranks experts are shared out."""
-    return mesh_of(view).expert_fold(expert_tp=expert_tp(view))
+    """Return the axes over whose ranks experts are shared out, be their pieces right or not."""
+    return mesh_of(view).expert_fold(expert_tp=view.integer(EXPERT_TP_KEY))
 
 
 def fold_degree(view: View) -> int:
