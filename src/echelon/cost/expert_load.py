@@ -5,19 +5,23 @@ token. A rank dispatches m rows: N / tp where experts are whole, for tensor rank
 tokens; N where they are in pieces, for every piece needs every row. Of the m k assignments that are
 not dropped, S leave for experts on other ranks, and R come from others.
 
-S and R are data. With a record (`ExpertLoad`) they are exact. Without one they are balanced:
-S = R = (n-1)/n m k, less what a capacity can not hold.
+S and R are data. With a record (`ExpertLoad`) they are exact. Without one they are balanced: every
+rank sends every other the same number, S = R = (n-1)/n m k, less what a capacity can not hold; and
+of the nodes that a token reaches (two hops) it is what it would be if all choices were as likely.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, comb
 
 import numpy as np
 from numpy.typing import NDArray
 
 from echelon.core.axis import Axis
+from echelon.core.model_shape import Experts
 from echelon.core.plan import Plan
 from echelon.cost.stage import RankPart, StagePart
 from echelon.schedule.of_plan import placement_of
@@ -48,14 +52,43 @@ class ExpertLoad:
             ]
         )
 
+    def between(self, crossing: Crossing) -> NDArray[np.int64]:
+        """Return how many rows each member sends to each member, [n, n]."""
+        counts = self.counts(crossing)
+        return counts.reshape(len(counts), len(counts), -1).sum(-1)
+
     def rows(self, crossing: Crossing, place: int) -> Rows:
         """Return what member `place` sends to others, and gets from them."""
-        counts = self.counts(crossing)
-        by_rank = counts.reshape(len(counts), len(counts), -1).sum(-1)
-        here = by_rank[place, place]
-        return Rows(
-            leaving=int(by_rank[place].sum() - here), arriving=int(by_rank[:, place].sum() - here)
+        return _beside_own(self.between(crossing), place)
+
+    def pairs(self, crossing: Crossing, place: int, num_nodes: int) -> Rows:
+        """Return how many pairs of a token and another node member `place` sends, and gets.
+
+        The members of a node lie side by side; a token goes to the one with the same place on it.
+        """
+        size = len(self.choices[crossing]) // num_nodes
+        node, member = divmod(place, size)
+        reached = np.stack(
+            [
+                self._nodes_reached(rows, num_nodes).sum(0)
+                for rows in self.choices[crossing][member::size]
+            ]
         )
+        return _beside_own(reached, node)
+
+    def rows_within(self, crossing: Crossing, place: int, num_nodes: int) -> Rows:
+        """Return what member `place` sends to others of its node, and gets, in the second hop."""
+        between = self.between(crossing)
+        size = len(between) // num_nodes
+        node, member = divmod(place, size)
+        # Tokens of all members with the same place on their nodes are at one member of this node.
+        here = between[:, node * size : (node + 1) * size].reshape(num_nodes, size, size).sum(0)
+        return _beside_own(here, member)
+
+    def _nodes_reached(self, rows: Choices, num_nodes: int) -> NDArray[np.bool_]:
+        """Return whether each row has an expert on each node, [m, nodes]."""
+        nodes = np.where(rows >= 0, rows // (self.num_experts // num_nodes), -1)
+        return (nodes[:, :, None] == np.arange(num_nodes)).any(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +104,60 @@ def dispatched_tokens(plan: Plan) -> int:
     return plan.local_tokens // (plan.mesh.tp if plan.layout.experts.expert_tp == 1 else 1)
 
 
-def balanced_rows(plan: Plan) -> Rows:
-    """Return the rows of a rank if each sends to each other the same number; rounded up."""
-    rows = -(-kept_assignments(plan) * (plan.mesh.ep - 1) // plan.mesh.ep)
+def _beside_own(between: NDArray[np.int64], place: int) -> Rows:
+    """Return what `place` sends and gets, of a square of senders and receivers."""
+    own = between[place, place]
+    return Rows(
+        leaving=int(between[place].sum() - own), arriving=int(between[:, place].sum() - own)
+    )
+
+
+def balanced_rows(plan: Plan, degree: int) -> Rows:
+    """Return the rows of a rank if each of `degree` sends to each as many; rounded up."""
+    rows = -(-kept_assignments(plan) * (degree - 1) // degree)
     return Rows(leaving=rows, arriving=rows)
+
+
+def balanced_pairs(plan: Plan, num_nodes: int) -> Rows:
+    """Return the pairs of a token and another node if each choice is as likely; rounded up."""
+    experts = plan.model.experts
+    assert experts is not None, "a dense model sends nothing to experts"
+    tokens = Fraction(kept_assignments(plan), experts.top_k)
+    pairs = ceil(tokens * (num_nodes - 1) * (1 - _misses(experts, num_nodes)))
+    return Rows(leaving=pairs, arriving=pairs)
+
+
+def _misses(experts: Experts, num_nodes: int) -> Fraction:
+    """Return how likely none of the experts of a token is on a given node.
+
+    Groups that no node has whole are left out of account.
+    """
+    groups, top_groups = experts.groups, experts.top_groups
+    if groups % num_nodes:
+        left = comb(experts.num_experts - experts.num_experts // num_nodes, experts.top_k)
+        return Fraction(left, comb(experts.num_experts, experts.top_k))
+    size, here, missed = experts.num_experts // groups, groups // num_nodes, Fraction(0)
+    for number in range(min(here, top_groups) + 1):
+        # So many of the groups that the token may choose from are on the node.
+        ways = comb(here, number) * comb(groups - here, top_groups - number)
+        left = comb((top_groups - number) * size, experts.top_k)
+        missed += Fraction(ways * left, comb(top_groups * size, experts.top_k))
+    return missed / comb(groups, top_groups)
+
+
+def most_nodes(experts: Experts, num_nodes: int) -> int:
+    """Return to how many nodes a token can go, its own counted: DeepSeek-V3 limits them by groups.
+
+    Source: DeepSeek-V3, 2024, section 2.1.2 (node-limited routing).
+    """
+    nodes = min(num_nodes, experts.top_k)
+    return nodes if experts.groups % num_nodes else min(nodes, experts.top_groups)
+
+
+def num_nodes(plan: Plan) -> int:
+    """Return over how many nodes an expert group is spread."""
+    group = plan.mesh.expert_groups(expert_tp=plan.layout.experts.expert_tp)[0]
+    return len({rank // plan.cluster.devices_per_node for rank in group})
 
 
 def kept_assignments(plan: Plan) -> int:
@@ -92,6 +175,16 @@ def kept_assignments(plan: Plan) -> int:
 def expert_blocks(plan: Plan, stage: StagePart) -> tuple[int, ...]:
     """Return the blocks of a stage that are mixtures of experts."""
     return tuple(block for block in stage.blocks if plan.model.layer_has_experts(block))
+
+
+def expert_passes(plan: Plan, part: RankPart) -> tuple[int, int]:
+    """Return how often a step runs blocks with experts forward, and how often once more."""
+    recomputes = plan.layout.recompute.recomputes
+    found = [(one.microbatches, expert_blocks(plan, one)) for one in part.stages]
+    return (
+        sum(count * len(blocks) for count, blocks in found),
+        sum(count * sum(map(recomputes, blocks)) for count, blocks in found),
+    )
 
 
 def crossings(plan: Plan, part: RankPart) -> Iterator[Crossing]:

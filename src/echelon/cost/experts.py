@@ -1,15 +1,9 @@
 """Bytes that mixtures of experts send: equal to what the run records.
 
-N tokens are a microbatch on a rank of context, m of them the rows that a rank dispatches, S and R
-the rows that leave it for other ranks and arrive from them (`cost/expert_load.py`); D is the hidden
-width, E the experts, k those of a token, `s` the bytes of an element, g = max(4, s) those of a
-gate, n the degree of the axis. Per block with experts and microbatch, on the axis "ep":
-
-    counts             (n-1) E/n 8          each chunk in each forward pass
-    dispatch forward   S (D s + g)          a row and its gate
-    combine forward    R D s                back to the token, weighted already
-    combine backward   S D s                the transposes of both
-    dispatch backward  R (D s + g)
+N tokens are a microbatch on a rank of context, m of them the rows that a rank dispatches; D is the
+hidden width, E the experts, k those of a token, `s` the bytes of an element, g = max(4, s) those of
+a gate, n the degree of the axis. What goes to experts and back is in `cost/expert_dispatch.py`; all
+else follows from the plan alone. Per block with experts and microbatch:
 
 On "tp" (where n tensor ranks have one stream), by whether experts are whole or in pieces, and
 whether the stream is scattered (sequence parallelism):
@@ -33,22 +27,12 @@ from collections.abc import Iterator
 
 from echelon.core.axis import Axis
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.cost.collectives import (
-    all_gather_bytes,
-    all_reduce_bytes,
-    all_to_all_bytes,
-    reduce_scatter_bytes,
-)
+from echelon.cost.collectives import all_gather_bytes, all_reduce_bytes, reduce_scatter_bytes
 from echelon.cost.data_bytes import STAGE_AXIS
-from echelon.cost.expert_load import ExpertLoad, Rows, balanced_rows, crossings, expert_blocks
+from echelon.cost.expert_dispatch import INDEX_BYTES, dispatch_bytes, gate_bytes
+from echelon.cost.expert_load import ExpertLoad, expert_blocks, expert_passes
 from echelon.cost.stage import RankPart
 from echelon.cost.terms import SentTerm
-
-GATE_LEAST_BYTES = 4
-"""Scores are computed in at least fp32, and gates travel in that dtype."""
-
-INDEX_BYTES = 8
-"""Counts, choices and keys are int64; what a step notes is float64."""
 
 SEQUENCE_AXIS = "sequence"
 """The ranks that hold tokens of the same sequences: `cp` x `tp`."""
@@ -69,61 +53,6 @@ def expert_bytes(plan: Plan, part: RankPart, load: ExpertLoad | None = None) -> 
     yield from tensor_expert_bytes(plan, part)
     yield from sequence_bytes(plan, part)
     yield from routing_bytes(plan, part)
-
-
-def dispatch_bytes(plan: Plan, part: RankPart, load: ExpertLoad | None) -> Iterator[SentTerm]:
-    """Yield the terms of the axis "ep": tokens on their way to experts, and back."""
-    if plan.mesh.ep > 1:
-        yield from _flat(plan, part, load)
-
-
-def _flat(plan: Plan, part: RankPart, load: ExpertLoad | None) -> Iterator[SentTerm]:
-    """Yield what a rank sends where each assignment goes straight to the rank of its expert."""
-    assert plan.model.experts is not None
-    blocks, again = expert_passes(plan, part)
-    counts = all_to_all_bytes(plan.model.experts.num_experts * INDEX_BYTES, plan.mesh.ep)
-    yield SentTerm(
-        axis=Axis.EP.value,
-        name="rows for each expert",
-        count=(blocks + again) * plan.layout.experts.chunks,
-        each=counts,
-        formula="(n-1)/n E 8",
-        source=_DISPATCH,
-    )
-    width = plan.model.hidden * _size(plan)
-    gated = width + gate_bytes(plan)
-    first, repeated = _recorded(plan, part, load)
-    for name, rounds, each, formula in (
-        ("dispatch forward", first, (gated, 0), "S (D s + g)"),
-        ("combine forward", first, (0, width), "R D s"),
-        ("dispatch forward again", repeated, (gated, 0), "S (D s + g)"),
-        ("combine forward again", repeated, (0, width), "R D s"),
-        ("combine backward", first, (width, 0), "S D s"),
-        ("dispatch backward", first, (0, gated), "R (D s + g)"),
-    ):
-        total = sum(one.leaving * each[0] + one.arriving * each[1] for one in rounds)
-        count, tail = 1, "of the recorded routing"
-        if load is None:
-            count, tail = (again if rounds is repeated else blocks), "S = R = (n-1)/n m k, balanced"
-        yield SentTerm(
-            axis=Axis.EP.value,
-            name=name,
-            count=count if total else 0,
-            each=total,
-            formula=f"{formula}, {tail}",
-            source=_DISPATCH,
-        )
-
-
-def _recorded(
-    plan: Plan, part: RankPart, load: ExpertLoad | None
-) -> tuple[tuple[Rows, ...], tuple[Rows, ...]]:
-    """Return the rows of every crossing, and of those repeated; without a record those of one."""
-    if load is None:
-        return (balanced_rows(plan),), (balanced_rows(plan),)
-    found = {one: load.rows(one, part.expert_index) for one in crossings(plan, part)}
-    recomputes = plan.layout.recompute.recomputes
-    return tuple(found.values()), tuple(rows for (b, _), rows in found.items() if recomputes(b))
 
 
 def tensor_expert_bytes(plan: Plan, part: RankPart) -> Iterator[SentTerm]:
@@ -216,21 +145,6 @@ def routing_bytes(plan: Plan, part: RankPart) -> Iterator[SentTerm]:
             formula="2 (n-1)/n layers (2 E + 3) 8",
             source=_BALANCE,
         )
-
-
-def expert_passes(plan: Plan, part: RankPart) -> tuple[int, int]:
-    """Return how often a step runs blocks with experts forward, and how often once more."""
-    recomputes = plan.layout.recompute.recomputes
-    found = [(one.microbatches, expert_blocks(plan, one)) for one in part.stages]
-    return (
-        sum(count * len(blocks) for count, blocks in found),
-        sum(count * sum(map(recomputes, blocks)) for count, blocks in found),
-    )
-
-
-def gate_bytes(plan: Plan) -> int:
-    """Return g: the bytes of a gate."""
-    return max(GATE_LEAST_BYTES, _size(plan))
 
 
 def _size(plan: Plan) -> int:
