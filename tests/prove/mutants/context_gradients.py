@@ -20,7 +20,7 @@ from echelon.parallel.context.ulysses import PositionsToHeads
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.device_mesh import RankGroups
 from echelon.train.engine import TrainEngine
-from tests.prove.mutants.planting import mutant
+from tests.prove.mutants.planting import change_routes, mutant
 from tests.prove.mutants.reductions import scale_microbatches
 
 
@@ -141,16 +141,15 @@ def copies_not_added(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 @mutant
 def not_summed_over_context(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Sum gradients over data ranks alone."""
-    init = GradientReduction.__init__
 
-    def data_only(self: GradientReduction, plan: Plan, groups: RankGroups) -> None:
-        init(self, plan, groups)
+    def data_only(route: Any, groups: RankGroups) -> Any:
         for ranks in plan.mesh.groups(*DATA_AXES):
             made: Any = dist.new_group(list(ranks)) if len(ranks) > 1 else None
             if groups.rank in ranks:
-                self._data = Group("dp", ranks, groups.rank, made, groups.recorder)
+                route = replace(route, data=Group("dp", ranks, groups.rank, made, groups.recorder))
+        return route
 
-    patch.setattr(GradientReduction, "__init__", data_only)
+    change_routes(patch, data_only, of=(False,))
 
 
 @mutant
@@ -160,12 +159,13 @@ def slices_not_summed_over_context(patch: pytest.MonkeyPatch, plan: Plan) -> Non
     mesh = plan.mesh
 
     def alone(self: GradientReduction, bucket: Any, hops: Sequence[Group]) -> Any:
-        assert self._shard is not None
+        shard = self._routes[bucket.plan.expert].shard
+        assert shard is not None
         assert mesh.dp == 1
         whole = bucket.gradients.to(self._dtype, copy=True)
         flight = first_hop(self, bucket, list(hops))
         flight.pending.wait()
-        flight.wire.copy_(whole.chunk(self._shard.size)[self._shard.index])
+        flight.wire.copy_(whole.chunk(shard.size)[shard.index])
         return flight
 
     patch.setattr(GradientReduction, "_first_hop", alone)

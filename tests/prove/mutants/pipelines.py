@@ -11,11 +11,10 @@ import torch
 from echelon.core.plan import Plan
 from echelon.parallel import pipeline
 from echelon.parallel.data import GradientReduction
-from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.pipeline import InFlight, PipelineExecutor
 from echelon.parallel.rank_row import RankRow
 from echelon.schedule.action import ActionKind, Schedule
-from tests.prove.mutants.planting import mutant
+from tests.prove.mutants.planting import change_hops, mutant
 
 CHOSEN = (0, 1)
 """The stage and the microbatch at which a bug strikes that does not strike everywhere."""
@@ -134,26 +133,13 @@ def last_send_skipped(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 @mutant
 def tied_gradient_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Sum the gradient of the tied embedding over both ends of the pipeline a second time."""
-    init = GradientReduction.__init__
-
-    def twice(self: GradientReduction, plan: Plan, groups: RankGroups) -> None:
-        init(self, plan, groups)
-        self._hops["tied"] = [groups.tied, *self._hops["tied"]]
-
-    patch.setattr(GradientReduction, "__init__", twice)
+    change_hops(patch, lambda kind, hops, groups: [groups.tied] * (kind == "tied") + [*hops])
 
 
 @mutant
 def mirror_sum_missing(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Leave the gradients of two copies of a stage apart, where microbatches cross both ways."""
-    init = GradientReduction.__init__
-
-    def apart(self: GradientReduction, plan: Plan, groups: RankGroups) -> None:
-        init(self, plan, groups)
-        for kind, hops in self._hops.items():
-            self._hops[kind] = [group for group in hops if group is not groups.mirror]
-
-    patch.setattr(GradientReduction, "__init__", apart)
+    change_hops(patch, lambda kind, hops, groups: [g for g in hops if g is not groups.mirror])
 
 
 @mutant

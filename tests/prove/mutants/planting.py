@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from echelon.core.plan import Plan
+from echelon.parallel.data import GradientReduction, _Route
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.shards import Shard
 from echelon.prove.subject import Factory, GlobalBatch, RankPlace, StepReport
 from echelon.train.subject import build
@@ -60,3 +63,32 @@ def mutant(plant: Plant) -> Factory:
             raise
 
     return build_mutant
+
+
+def change_routes(
+    patch: pytest.MonkeyPatch,
+    change: Callable[[_Route, RankGroups], _Route],
+    *,
+    of: tuple[bool, ...] = (False, True),
+) -> None:
+    """Sum gradients on changed routes: of routed experts (True), of all others (False), or both."""
+    init = GradientReduction.__init__
+
+    def changed(self: GradientReduction, plan: Plan, groups: RankGroups) -> None:
+        init(self, plan, groups)
+        for expert in of:
+            self._routes[expert] = change(self._routes[expert], groups)
+
+    patch.setattr(GradientReduction, "__init__", changed)
+
+
+def change_hops(
+    patch: pytest.MonkeyPatch, change: Callable[[str, Sequence[Any], RankGroups], Sequence[Any]]
+) -> None:
+    """Sum each kind of bucket over the groups that `change` makes of (kind, hops, groups)."""
+
+    def changed(route: _Route, groups: RankGroups) -> _Route:
+        hops = {kind: change(kind, these, groups) for kind, these in route.hops.items()}
+        return replace(route, hops=hops)
+
+    change_routes(patch, changed)

@@ -15,13 +15,12 @@ from echelon.parallel import data
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.collectives import Group, Pending
 from echelon.parallel.data import GradientReduction
-from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.tensor import RowLinear
 from echelon.train import engine
 from echelon.train.engine import StepResult, TrainEngine
-from tests.prove.mutants.planting import mutant
+from tests.prove.mutants.planting import change_hops, change_routes, mutant
 
 
 def scale_microbatches(patch: pytest.MonkeyPatch, factor: Any) -> None:
@@ -117,7 +116,7 @@ def averaged_all_reduce(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     first_hop = GradientReduction._first_hop
 
     def average(self: GradientReduction, bucket: Bucket, hops: list[Group]) -> data._Flight:
-        bucket.gradients.div_(self._data.size)
+        bucket.gradients.div_(self._routes[bucket.plan.expert].data.size)
         return first_hop(self, bucket, hops)
 
     patch.setattr(GradientReduction, "_first_hop", average)
@@ -126,24 +125,11 @@ def averaged_all_reduce(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 @mutant
 def wrong_group(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Sum gradients over the tensor ranks instead of the data ranks."""
-    init = GradientReduction.__init__
-
-    def over_tensor(self: GradientReduction, plan: Plan, groups: RankGroups) -> None:
-        init(self, plan, groups)
-        self._data = groups.tensor
-
-    patch.setattr(GradientReduction, "__init__", over_tensor)
+    change_routes(patch, lambda route, groups: replace(route, data=groups.tensor))
 
 
 def _drop_sums_over(patch: pytest.MonkeyPatch, axis: str) -> None:
-    init = GradientReduction.__init__
-
-    def without(self: GradientReduction, plan: Plan, groups: RankGroups) -> None:
-        init(self, plan, groups)
-        for kind, hops in self._hops.items():
-            self._hops[kind] = [group for group in hops if group.axis != axis]
-
-    patch.setattr(GradientReduction, "__init__", without)
+    change_hops(patch, lambda kind, hops, groups: [one for one in hops if one.axis != axis])
 
 
 @mutant

@@ -11,12 +11,11 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.parallel.buckets import Bucket
-from echelon.parallel.data import GradientReduction
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.zero import Residency
 from echelon.train.engine import Agreement, TrainEngine
 from echelon.train.optimizer import SliceOptimizer
-from tests.prove.mutants.planting import mutant
+from tests.prove.mutants.planting import change_hops, mutant
 
 SECOND = "bucket1"
 """The bucket that is treated wrong: the second that backward completes."""
@@ -108,14 +107,7 @@ def master_not_written_back(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 @mutant
 def replicas_not_summed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Leave out the sum of slices over the replicas of hybrid sharding."""
-    init = GradientReduction.__init__
-
-    def without(self: GradientReduction, plan: Plan, groups: RankGroups) -> None:
-        init(self, plan, groups)
-        for kind, hops in self._hops.items():
-            self._hops[kind] = [group for group in hops if group is not groups.replicate]
-
-    patch.setattr(GradientReduction, "__init__", without)
+    change_hops(patch, lambda kind, hops, groups: [g for g in hops if g is not groups.replicate])
 
 
 @mutant
