@@ -89,6 +89,27 @@ def test_json_and_groups_tell_who_exchanges_tokens_and_who_holds_the_same(
     assert experts["capacity"] is None
 
 
+def test_two_hops_have_groups_within_and_across_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = (
+        "model.experts.num_experts=16",
+        *MODEL[1:],
+        "cluster.preset=16xh100",
+        "batch.global_sequences=32",
+        "mesh.dp_shard=16",
+        "mesh.ep=16",
+        "experts.dispatch=two-hop",
+    )
+    found = groups(load_job("nano", settings).plan)
+    assert found["ep_within"] == (tuple(range(8)), tuple(range(8, 16)))
+    assert found["ep_across"] == tuple((rank, rank + 8) for rank in range(8))
+    assert main(["plan", "nano", *(word for s in settings for word in ("--set", s))]) == 0
+    text = capsys.readouterr().out
+    assert "Of experts: m rows that a rank dispatches" in text
+    assert "ep_across  [0 8]" in text
+    assert main(["plan", "nano", "--set", "mesh.tp=2"]) == 0
+    assert "Of experts" not in capsys.readouterr().out
+
+
 def test_groups_of_one_rank_are_not_shown() -> None:
     found = groups(sparse("mesh.dp_shard=4", "mesh.ep=4"))
     assert found["ep"] == ((0, 1, 2, 3),)

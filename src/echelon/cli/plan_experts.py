@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 from echelon.core.experts import Balance
@@ -10,6 +11,10 @@ from echelon.core.model_shape import Experts
 from echelon.core.parameters import num_active_parameters
 from echelon.core.plan import Plan
 from echelon.core.units import short_count
+
+LETTERS = """
+Of experts: m rows that a rank dispatches, k experts of a token, E experts, S rows that leave and R
+that arrive, g bytes of a gate; balanced: as if every expert got as many tokens as any other."""
 
 Groups = dict[str, tuple[tuple[int, ...], ...]]
 
@@ -23,9 +28,30 @@ def expert_groups(plan: Plan) -> Groups:
         "ep": mesh.expert_groups(expert_tp=pieces),
         "edp": mesh.expert_data_groups(expert_tp=pieces),
     }
+    if plan.layout.experts.dispatch == "two-hop":
+        found |= _hops(plan, found["ep"])
     if plan.layout.experts.zero_stage:
         found["edp_shard"] = mesh.expert_shard_groups(expert_tp=pieces)
     return {name: groups for name, groups in found.items() if len(groups[0]) > 1}
+
+
+def _hops(plan: Plan, groups: tuple[tuple[int, ...], ...]) -> Groups:
+    """Return the ranks with the same place on each node, and those of one node."""
+    node = plan.cluster.devices_per_node
+    by_node = [
+        [tuple(ranks) for _, ranks in groupby(group, lambda rank: rank // node)] for group in groups
+    ]
+    return {
+        "ep_across": tuple(across for parts in by_node for across in zip(*parts, strict=True)),
+        "ep_within": tuple(part for parts in by_node for part in parts),
+    }
+
+
+def sent_letters(plan: Plan) -> str:
+    """Return what the letters of experts mean in the formulas of what is sent."""
+    if plan.model.experts is None:
+        return ""
+    return LETTERS
 
 
 def active_text(plan: Plan) -> str:

@@ -11,7 +11,13 @@ from dataclasses import asdict
 from typing import Any
 
 from echelon.cli.output import table
-from echelon.cli.plan_experts import active_text, expert_groups, expert_lines, experts_json
+from echelon.cli.plan_experts import (
+    active_text,
+    expert_groups,
+    expert_lines,
+    experts_json,
+    sent_letters,
+)
 from echelon.cli.plan_memory import memory_parts, ranges
 from echelon.cli.plan_pipeline import pipeline_json, pipeline_parts
 from echelon.cli.plan_rows import (
@@ -118,7 +124,7 @@ def plan_text(plan: Plan, times: UnitTimes | None = None, found: str = "") -> st
     parts = ["\n".join(_head(plan)), *memory_parts(plan, rows, runs)]
     if plan.mesh.world_size > 1:
         parts.append("Ranks that talk to one another:\n\n" + "\n".join(_group_lines(plan)))
-        parts.append(f"{SENT_HEAD}\n\n{_sent(place, runs)}")
+        parts.append(f"{SENT_HEAD}{sent_letters(plan)}\n\n{_sent(place, runs)}")
         parts.append(f"That is, by axis:\n\n{_sent_by_axis(place, runs)}")
         if differ := context_ranks_differ(plan):
             parts.append(differ)
