@@ -34,8 +34,10 @@ def make_run(runs_dir: Path, name: str = "nano", *, name_was_given: bool = True)
 
 
 def facts(step: int, loss: float = 2.5) -> StepFacts:
-    """Return what training says about one step."""
+    """Return what training says about one step of a dense model."""
     return StepFacts(
+        routing=None,
+        loads={},
         loss_scale=1.0,
         skipped=False,
         step=step,

@@ -147,6 +147,8 @@ def test_what_is_finite(value: float) -> None:
         stop_requests=0,
         rank_waits_s=(0.0,),
         rank_used_bytes=(0,),
+        routing=None,
+        loads={},
         microbatch_losses={},
     )
     assert good.finite

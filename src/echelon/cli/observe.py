@@ -1,4 +1,7 @@
-"""`echelon observe`: what a run did; with --schedule, its pipeline as planned and as measured."""
+"""`echelon observe`: what a run did; with --schedule, its pipeline as planned and as measured.
+
+With --experts, which experts its tokens chose (`observe_experts.py`).
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,13 @@ def observe(
         bool,
         Parameter(negative=(), show_default=False, help="Draw its pipeline, planned and measured."),
     ] = False,
+    experts: Annotated[
+        bool,
+        Parameter(negative=(), show_default=False, help="Show the load of each expert, by layer."),
+    ] = False,
     step: Annotated[
         int | None,
-        Parameter(show_default=False, help="The step to draw; the last one by default."),
+        Parameter(show_default=False, help="The step to show; the last one by default."),
     ] = None,
     svg: Annotated[
         Path | None,
@@ -42,11 +49,17 @@ def observe(
 ) -> int:
     """Say what a run did; with --schedule, draw its pipeline and say why ranks were idle.
 
+    With --experts, show how many tokens chose each expert in a step, and where they piled up.
+
     The timelines are also left in the run as Chrome traces: traces/planned.json.gz, and
     traces/measured.json.gz with the three steps up to the one that is drawn.
     """
+    _require_fitting_flags(schedule, experts, step, svg)
+    if experts:
+        from echelon.cli.observe_experts import show_experts
+
+        return show_experts(run, step, json)
     if not schedule:
-        _require_no_schedule_flags(step, svg)
         return _summary(run, json)
     from echelon.api.observing import observe_schedule
 
@@ -162,18 +175,27 @@ def _bubble_json(bubble: Bubble) -> dict[str, object]:
     }
 
 
-def _require_no_schedule_flags(step: int | None, svg: Path | None) -> None:
+def _require_fitting_flags(
+    schedule: bool, experts: bool, step: int | None, svg: Path | None
+) -> None:
     from echelon.core.errors import ConfigError
     from echelon.core.rulebook.command_line import BAD_ARGUMENT
 
-    given = [flag for flag, value in (("--step", step), ("--svg", svg)) if value is not None]
-    if given:
+    problems: list[tuple[str, tuple[str, ...]]] = []
+    if schedule and experts:
+        message = "--schedule and --experts are two questions"
+        problems.append((message, ("--schedule", "--experts")))
+    if step is not None and not (schedule or experts):
+        message = "--step says which step to show of what --schedule or --experts asks for"
+        problems.append((message, ("--schedule --step", "--experts --step")))
+    if svg is not None and not schedule:
+        problems.append(("--svg draws the schedule, without --schedule", ("--schedule --svg",)))
+    if problems:
         raise ConfigError(
-            BAD_ARGUMENT.problem(
-                f"{' and '.join(given)} says what of the schedule to draw, without --schedule",
-                set_by="the command line",
-                works=[f"--schedule {flag}" for flag in given],
-            )
+            [
+                BAD_ARGUMENT.problem(message, set_by="the command line", works=works)
+                for message, works in problems
+            ]
         )
 
 
@@ -203,6 +225,15 @@ def summary_text(summary: RunSummary) -> str:
     if summary.first_validation is not None and summary.last_validation is not None:
         facts.append(
             ("validation", f"{summary.first_validation:.4f} -> {summary.last_validation:.4f}")
+        )
+    if summary.first_imbalance is not None and summary.last_imbalance is not None:
+        dropped = 100 * (summary.dropped_share or 0.0)
+        facts.append(
+            (
+                "experts",
+                f"imbalance {summary.first_imbalance:.2f}x -> {summary.last_imbalance:.2f}x "
+                f"(worst layer), {dropped:.1f} % dropped",
+            )
         )
     if summary.step_s is not None and summary.tokens_per_s is not None:
         rate = short_count(summary.tokens_per_s)

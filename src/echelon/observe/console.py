@@ -24,7 +24,9 @@ _SUFFIXES = ("", "k", "M", "B", "T")
 class StepLine:
     """Hold what the step line says; `mfu` is None where the peak of the device is not known.
 
-    A loss scale of 1 is none, and is not shown; of a skipped step it is said.
+    A loss scale of 1 is none, and is not shown; of a skipped step it is said. Of a model with
+    experts, `imbalance` is that of its worst layer; `dropped_share` is None where nothing can be
+    dropped, `aux_loss` where the loss has no such term.
     """
 
     step: int
@@ -41,6 +43,9 @@ class StepLine:
     mfu: float | None = None
     loss_scale: float = 1.0
     skipped: bool = False
+    imbalance: float | None = None
+    dropped_share: float | None = None
+    aux_loss: float | None = None
 
     def render(self) -> str:
         """Return the line."""
@@ -52,6 +57,12 @@ class StepLine:
             f"lr {scientific(self.learning_rate)}",
             f"tok/s {short(self.tokens_per_s)} ({per_rank}/{self.rank_word})",
         ]
+        if self.imbalance is not None:
+            parts.append(f"experts {self.imbalance:.2f}x")
+        if self.dropped_share is not None:
+            parts.append(f"dropped {100 * self.dropped_share:.1f}%")
+        if self.aux_loss is not None:
+            parts.append(f"aux {self.aux_loss:.4f}")
         if self.loss_scale != 1.0:
             parts.append(f"scale {self.loss_scale:g}")
         if self.skipped:

@@ -48,6 +48,14 @@ class Entry:
             raise self._misfit(f"{key} = {value!r} is no whole number")
         return value
 
+    def whole_numbers(self, key: str) -> tuple[int, ...]:
+        """Return whole numbers, of which there are some; ConfigError where they are none."""
+        value = self._value(key)
+        items = cast("list[object]", value) if isinstance(value, list) else []
+        if not items or any(type(item) is not int for item in items):
+            raise self._misfit(f"{key} = {value!r} is no list of whole numbers")
+        return tuple(cast("list[int]", items))
+
     def number(self, key: str) -> float | None:
         """Return a number, None where it was not finite; ConfigError where it is neither."""
         value = self._value(key)

@@ -1,7 +1,8 @@
 """The observer of one rank: training calls it, and it writes files and prints lines.
 
 Every rank writes its events and, when it ends, how much memory it came to use (a line of
-logs/rank-0000.jsonl); rank 0 also writes metrics.jsonl and prints the step line.
+logs/rank-0000.jsonl); rank 0 also writes metrics.jsonl and prints the step line. Of experts, one
+rank of each pipeline stage writes the loads of its layers (routing.jsonl).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from echelon.observe.console import Console, StepLine
 from echelon.observe.events import START, STEP, EventWriter, step_mark
 from echelon.observe.json_lines import JsonLines
 from echelon.observe.meters import Memory, Throughput, TimeLeft, device_memory, process_memory
+from echelon.observe.routing import RoutingWriter, routing_entry
 from echelon.train.observer import RunObserver, StepFacts
 
 METRICS_FILE = "metrics.jsonl"
@@ -34,6 +36,8 @@ class RankObserver:
         """Open the files of `rank` in the run directory."""
         self.job, self.run_dir, self.rank = job, run_dir, rank
         self._events = EventWriter(run_dir, rank) if job.observe.events else None
+        self._routing = RoutingWriter(run_dir, rank)
+        self._first: int | None = None
         self._closed = False
 
     @property
@@ -46,9 +50,13 @@ class RankObserver:
         return self.memory().used_bytes
 
     def stepped(self, facts: StepFacts) -> None:
-        """Write the events of a step."""
+        """Write the events of a step, and where a line is due, the loads of its experts."""
         if self._events is not None:
             self._events.end_step(step_mark(facts.step, facts.rank_waits_s))
+        self._first = self._first or facts.step
+        due = facts.step % self.job.observe.log_every == 0
+        if facts.loads and (due or facts.step in (self._first, self.job.train.steps)):
+            self._routing.write(facts.step, facts.loads)
 
     def validated(self, step: int, loss: float) -> None:
         """Write the events of a validation."""
@@ -65,6 +73,7 @@ class RankObserver:
         self._closed = True
         if self._events is not None:
             self._events.close()
+        self._routing.close()
         with JsonLines(rank_path(self.run_dir, self.rank)) as lines:
             memory = self.memory()
             lines.add({"rank": self.rank, "time": time.time(), "peak_bytes": memory.peak_bytes})
@@ -110,7 +119,10 @@ class ChiefObserver(RankObserver):
             peak_bytes=memory.peak_bytes,
             loss_scale=facts.loss_scale,
             skipped=facts.skipped,
+            **routing_entry(facts.routing),
         )
+        routing, balance = facts.routing, plan.mathematics.balance
+        drops = balance.capacity_factor is not None
         self._console.step(
             StepLine(
                 step=facts.step,
@@ -127,6 +139,9 @@ class ChiefObserver(RankObserver):
                 mfu=self._utilization(facts),
                 loss_scale=facts.loss_scale,
                 skipped=facts.skipped,
+                imbalance=routing and routing.imbalance,
+                dropped_share=routing and routing.dropped_share if drops else None,
+                aux_loss=routing and routing.aux_loss if balance.has_aux else None,
             )
         )
 

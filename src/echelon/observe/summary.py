@@ -18,7 +18,8 @@ class RunSummary:
     """Say what a run did. Steps that a resumed run took again count once; None: there is none yet.
 
     `step_s` and `tokens_per_s` are medians over steps; `peak_bytes` is the most that any rank used
-    (of rank 0 alone while the run goes on).
+    (of rank 0 alone while the run goes on). Of experts, imbalances are those of the worst layer,
+    and `dropped_share` is the part of all assignments of the run for which there was no room.
     """
 
     name: str
@@ -36,6 +37,9 @@ class RunSummary:
     tokens_per_s: float | None
     peak_bytes: int | None
     checkpoints: tuple[int, ...]
+    first_imbalance: float | None = None
+    last_imbalance: float | None = None
+    dropped_share: float | None = None
 
 
 def summarize_run(run_dir: Path) -> RunSummary:
@@ -50,6 +54,8 @@ def summarize_run(run_dir: Path) -> RunSummary:
     starts = by_kind.get("start", [])
     seconds = _numbers(steps, "step_s")
     losses = _numbers(steps, "loss")
+    routed = [step for step in steps if "imbalance" in step.values]
+    imbalances = _numbers(routed, "imbalance")
     return RunSummary(
         name=run.name,
         plan_hash=plan.content_hash(),
@@ -66,11 +72,19 @@ def summarize_run(run_dir: Path) -> RunSummary:
         tokens_per_s=_rate(steps),
         peak_bytes=_peak(run.logs, steps),
         checkpoints=tuple(checkpoint.step for checkpoint in list_checkpoints(run.checkpoints)),
+        first_imbalance=imbalances[0] if imbalances else None,
+        last_imbalance=imbalances[-1] if imbalances else None,
+        dropped_share=_dropped(routed),
     )
 
 
 def _numbers(entries: Sequence[Entry], key: str) -> list[float]:
     return [number for entry in entries if (number := entry.number(key)) is not None]
+
+
+def _dropped(steps: Sequence[Entry]) -> float | None:
+    assignments = sum(step.whole("assignments") for step in steps)
+    return sum(step.whole("dropped") for step in steps) / assignments if assignments else None
 
 
 def _rate(steps: Sequence[Entry]) -> float | None:

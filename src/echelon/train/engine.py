@@ -113,6 +113,11 @@ class TrainEngine:
         """Return which share of the samples this rank reads."""
         return self.groups.data.index // self.plan.mesh.cp
 
+    @property
+    def tells_of_routing(self) -> bool:
+        """Return whether this rank is the one of its stage that tells how its layers routed."""
+        return tells_of_routing(self.groups)
+
     def runs_of(self, length: int) -> tuple[Run, ...]:
         """Return which positions of sequences of `length` this rank works on."""
         placement = replace(self.plan.placement, length=length)
@@ -323,4 +328,4 @@ class TrainEngine:
         """Return what the layers of this rank add to the summary; one rank of each stage tells."""
         if self.model.balancer is None:
             return []
-        return routing_row(loads, tells=tells_of_routing(self.groups))
+        return routing_row(loads, tells=self.tells_of_routing)

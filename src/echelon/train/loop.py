@@ -140,6 +140,8 @@ class TrainLoop:
                     rank_used_bytes=result.rank_used_bytes,
                     loss_scale=result.loss_scale,
                     skipped=result.skipped,
+                    routing=result.routing,
+                    loads=result.loads if self.engine.tells_of_routing else {},
                 )
             )
             if job.train.validates_after(step) and not stopped:

@@ -5,13 +5,17 @@ An observer is named "module:function", because ranks are other processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from echelon.config.job import Job
 from echelon.core.event import EventSink
+from echelon.train.routing import RoutingSummary
+
+if TYPE_CHECKING:
+    from echelon.parallel.expert import LayerLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +26,8 @@ class StepFacts:
     `step_s` the seconds that this rank took, `rank_waits_s` those that each rank waited for others
     (a straggler is the one that waited least), `rank_used_bytes` the memory of each. `loss_scale`
     was the factor of the loss; a `skipped` step updated nothing, for a gradient overflowed.
+    `routing` sums up the experts of the whole model (a dense model has none); `loads` are those of
+    the layers of which this rank is the one to tell.
     """
 
     step: int
@@ -34,6 +40,8 @@ class StepFacts:
     rank_used_bytes: tuple[int, ...]
     loss_scale: float
     skipped: bool
+    routing: RoutingSummary | None
+    loads: Mapping[int, LayerLoad]
 
 
 class RunObserver(Protocol):

@@ -25,6 +25,11 @@ class RoutingSummary:
     z_loss: float
     imbalance: float
 
+    @property
+    def dropped_share(self) -> float:
+        """Return the part of all assignments that was dropped."""
+        return self.dropped / self.assignments if self.assignments else 0.0
+
     @classmethod
     def of(cls, rows: torch.Tensor) -> RoutingSummary:
         """Return the summary of the rows of all ranks."""

@@ -37,12 +37,29 @@ RUN_IS_PIPELINED = Rule(
     """,
 )
 
+RUN_HAS_EXPERTS = Rule(
+    id="run-has-experts",
+    why="""
+    Which experts are busy is a question about a mixture of experts: a model whose blocks are all
+    dense has one MLP per block, which every token meets.
+    """,
+    bad="""
+    echelon train nano
+    echelon observe runs/nano --experts
+    """,
+    fixed="""
+    echelon train examples/experts.toml
+    echelon observe runs/experts --experts
+    """,
+)
+
 STEP_RECORDED = Rule(
     id="step-recorded",
     why="""
     A step can be drawn once all its ranks have written the events of the whole step, which they do
     when it ends. Steps are counted from 1, as the step lines count them. A step in which ranks ran
-    other actions than the plan's schedule has is not drawn as if it were that schedule.
+    other actions than the plan's schedule has is not drawn as if it were that schedule. The loads
+    of experts are written with every step line (observe.log_every), not in every step.
     """,
     bad="echelon observe runs/nano --schedule --step 9000     # it had 2000 steps",
     fixed="echelon observe runs/nano --schedule --step 2000",
@@ -52,9 +69,9 @@ EVENTS_READABLE = Rule(
     id="events-readable",
     why="""
     Each line of an events file is one event as JSON: kind, name, axis, stage, microbatch, bytes,
-    start, end, rank; each of metrics.jsonl and of logs/rank-*.jsonl is one entry. Half a line at
-    the end of a file is what a kill leaves, and is skipped; any other line that cannot be read
-    means that the file was changed or damaged after it was written.
+    start, end, rank; each of metrics.jsonl, routing.jsonl and of logs/rank-*.jsonl is one entry.
+    Half a line at the end of a file is what a kill leaves, and is skipped; any other line that
+    cannot be read means that the file was changed or damaged after it was written.
     """,
     bad="a line of runs/nano/events.jsonl edited by hand",
     fixed="the file as the run wrote it",
