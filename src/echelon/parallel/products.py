@@ -18,8 +18,13 @@ _LEAST_WORK = 1 << 24
 """Multiplications from which on oneDNN is faster: it takes 10 us more to start."""
 
 
-def product(x_NI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
-    """Return x @ weight^T, where no gradient is asked for; the weight may be a transposed view."""
+def product(
+    x_NI: torch.Tensor, weight_OI: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return x @ weight^T, where no gradient is asked for; the weight may be a transposed view.
+
+    It is written into `out` where that is given.
+    """
     if (
         _ONEDNN is not None
         and x_NI.dtype == torch.float32
@@ -28,5 +33,6 @@ def product(x_NI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
         and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
         and torch.backends.mkldnn.is_available()
     ):
-        return _ONEDNN(x_NI, weight_OI, None, "none", [], "")
-    return x_NI @ weight_OI.t()
+        made_NO: torch.Tensor = _ONEDNN(x_NI, weight_OI, None, "none", [], "")
+        return made_NO if out is None else out.copy_(made_NO)
+    return torch.mm(x_NI, weight_OI.t(), out=out) if out is not None else x_NI @ weight_OI.t()

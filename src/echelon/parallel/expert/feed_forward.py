@@ -40,7 +40,7 @@ class FeedForward(torch.autograd.Function):
         for expert, (x, gates, y) in parts:
             gate_up = _project(x, expert, store)
             inners.append(gate_up)
-            torch.mm(gated(gate_up, gates), expert.down.weight.t(), out=y)
+            product(gated(gate_up, gates), expert.down.weight, out=y)
         ctx.save_for_backward(rows_RD, gates_R, *inners)
         ctx.experts, ctx.counts, ctx.store = experts, counts, store
         return y_RD
@@ -76,7 +76,7 @@ def _project(x: torch.Tensor, expert: Expert, store: GradientStore) -> torch.Ten
 def _pull(dx: torch.Tensor, dgate_up: torch.Tensor, expert: Expert, store: GradientStore) -> None:
     weight = store.matrices([expert.gate.weight, expert.up.weight])
     if weight is not None:
-        torch.mm(dgate_up, weight, out=dx)
+        product(dgate_up, weight.t(), out=dx)
         return
     dgate, dup = dgate_up.chunk(2, dim=-1)
     torch.mm(dgate, expert.gate.weight, out=dx)

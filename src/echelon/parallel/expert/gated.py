@@ -7,11 +7,15 @@ Shape suffixes: R rows, F inner width.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn import functional as fn
 
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.pieces import row_pieces
+
+_SILU_BACKWARD: Any = torch.ops.aten.silu_backward.grad_input
 
 
 def gated(gate_up: torch.Tensor, gates_R: torch.Tensor) -> torch.Tensor:
@@ -20,9 +24,7 @@ def gated(gate_up: torch.Tensor, gates_R: torch.Tensor) -> torch.Tensor:
     wide = at_least_fp32(gate_up.dtype)
     for rows in row_pieces(gate_up):
         gate, up = gate_up[rows].to(wide).chunk(2, dim=-1)
-        product = fn.silu(gate).mul_(up)
-        torch.mul(product, gates_R[rows, None].to(wide), out=product)
-        y[rows] = product
+        torch.mul(fn.silu(gate).mul_(up), gates_R[rows, None].to(wide), out=y[rows])
     return y
 
 
@@ -32,19 +34,15 @@ def gated_backward(
     """Return the output again and the gradient of gate and up; write that of the weights."""
     y, dgate_up = torch.empty_like(dy), torch.empty_like(gate_up)
     wide = at_least_fp32(gate_up.dtype)
-    one = torch.ones((), dtype=wide, device=dy.device)
     for rows in row_pieces(gate_up):
         gate, up = gate_up[rows].to(wide).chunk(2, dim=-1)
+        dgate, dup = dgate_up[rows].chunk(2, dim=-1)
         weights, dy_wide = gates_R[rows, None].to(wide), dy[rows].to(wide)
-        sigmoid = torch.sigmoid(gate)
-        silu = gate * sigmoid
+        silu = fn.silu(gate)
         plain = silu * up
         dgates_R[rows] = torch.linalg.vecdot(dy_wide, plain)
-        y[rows] = plain.mul_(weights)
-        inner = dy_wide * weights
-        dgate, dup = dgate_up[rows].chunk(2, dim=-1)
-        dup.copy_(inner * silu)
-        # d silu / d gate = sigmoid + silu (1 - sigmoid) = silu + sigmoid (1 - silu)
-        slope = torch.lerp(silu, one, sigmoid)
-        dgate.copy_(slope.mul_(up).mul_(inner))
+        torch.mul(plain, weights, out=y[rows])
+        inner = torch.mul(dy_wide, weights, out=plain)
+        torch.mul(inner, silu, out=dup)
+        _SILU_BACKWARD(inner.mul_(up), gate, grad_input=dgate)
     return y, dgate_up
