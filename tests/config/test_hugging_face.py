@@ -312,6 +312,7 @@ def test_a_field_of_ones_own_overrides_the_file(tmp_path: Path) -> None:
         (LLAMA | {"is_causal": "no"}, "wrong-type", "model.causal"),
         (MISTRAL | {"is_causal": False, "sliding_window": 8}, "hf-config-value", "is_causal"),
         (MIXTRAL | {"router_jitter_noise": 0.1}, "hf-config-value", "router_jitter_noise"),
+        (DEEPSEEK | {"rope_interleave": False}, "hf-config-value", "rope_interleave"),
         (DEEPSEEK | {"n_group": 7}, "groups-divide-experts", "num_experts = 256"),
         (DEEPSEEK | {"num_key_value_heads": 8}, "latent-heads-have-keys", "heads = 128"),
         (DEEPSEEK | {"scoring_func": "softmax"}, "hf-config-value", "softmax"),

@@ -230,6 +230,7 @@ def _deepseek_v3(reader: Reader) -> None:
     _decoder(reader)
     reader.only("attention_bias", False)
     reader.only("moe_layer_freq", 1)
+    reader.only("rope_interleave", True)
     reader.only("scoring_func", "sigmoid")
     reader.only("topk_method", "noaux_tc")
     reader.need("latent.query_rank", "q_lora_rank")
