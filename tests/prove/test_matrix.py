@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from echelon.config.expert_plan import expert_problems
 from echelon.core.plan import Plan, Zero
 from echelon.launch.pool import RankPool
 from echelon.models.batch import IGNORED_LABEL
@@ -17,7 +18,9 @@ from echelon.prove import matrix
 from echelon.prove.batches import global_batch
 from echelon.prove.cases import POLICIES, cases
 from echelon.prove.context_cases import context_cases
+from echelon.prove.expert_cases import expert_cases
 from echelon.prove.matrix import AnyCase, every_case, prove_case, sample, walk
+from echelon.prove.oracle import run_oracle
 from echelon.prove.pipeline_cases import AUTO, BESIDE, FILE, num_microbatches, pipeline_cases
 from echelon.prove.shrink import shrink
 from echelon.prove.zero_cases import HOMES, LAYOUTS, OPTIMIZERS, STAGES, zero_cases
@@ -25,7 +28,7 @@ from echelon.schedule.build import SCHEDULES, build_schedule
 from echelon.schedule.check import check_schedule
 from echelon.schedule.of_plan import schedule_of
 
-COUNT = 40
+COUNT = 50
 SEED = random.SystemRandom().randrange(10**6)
 
 
@@ -173,12 +176,84 @@ def test_masks_heads_and_ends_of_windows_stay_in_a_proof() -> None:
     assert kinds == {("rope", True), ("rope", False), ("learned", True), ("learned", False)}
 
 
-def test_the_whole_matrix_is_all_four() -> None:
+def test_the_matrix_of_experts_is_whole() -> None:
+    every = list(expert_cases())
+    met = {(case.ep, case.beside, case.balance, case.capacity, case.load) for case in every}
+    beside = ("alone", "dp2", "replicas2", "tp2", "tp2sp", "expert_tp2", "pp2", "cp2")
+    stages = [f"zero{dense}{experts}" for dense in STAGES for experts in STAGES]
+    assert met == set(
+        product(
+            (2, 4),
+            (*beside, *stages),
+            ("aux", "bias"),
+            (False, True),
+            ("even", "empty", "one", "scores"),
+        )
+    )
+    assert len(met) == len(every) == 768
+    assert {case.world_size for case in every} == {2, 4, 8}
+
+
+def test_every_setting_of_experts_is_met_and_stays_in_a_proof() -> None:
+    travels: set[tuple[str, bool, int]] = set()
+    kinds: set[tuple[str, bool, bool]] = set()
+    balances: set[tuple[str, str, bool]] = set()
+    folds: set[tuple[str, int]] = set()
+    for case in expert_cases():
+        plan = case.plan()
+        assert Plan.from_json(plan.to_json()) == plan
+        small = shrink(plan)
+        assert not [*expert_problems(plan), *expert_problems(small)]
+        assert small.layout.experts == plan.layout.experts
+        assert (small.layout.zero.stage, small.layout.experts.zero_stage) == case.zero_stages
+        experts, balance = small.model.experts, small.mathematics.balance
+        assert experts is not None
+        assert experts.num_experts // case.ep >= 2
+        assert balance.has_bias == (case.balance == "bias")
+        assert (balance.capacity_factor is not None) == case.capacity
+        travels.add((plan.layout.experts.dispatch, plan.layout.experts.padded, case.ep))
+        kinds.add((experts.router, experts.renormalise, small.model.latent is not None))
+        balances.add((balance.aux_over, balance.drop, balance.z_coefficient > 0))
+        folds.add((case.beside, plan.mesh.expert_shard_degree()))
+    assert travels == {
+        *(("flat", padded, ep) for padded in (False, True) for ep in (2, 4)),
+        ("two-hop", False, 4),
+    }
+    assert kinds == {
+        *(("softmax", renormalised, False) for renormalised in (False, True)),
+        *(("sigmoid", True, latent) for latent in (False, True)),
+    }
+    assert balances == set(
+        product(("global", "sequence", "microbatch"), ("position", "score"), (False, True))
+    )
+    assert {("tp2", 1), ("tp2", 2), ("cp2", 1), ("cp2", 2), ("dp2", 2)} < folds
+
+
+@pytest.mark.parametrize("load", ["even", "empty", "one", "scores"])
+def test_loads_are_as_their_case_says(load: str) -> None:
+    for case in expert_cases():
+        if (case.beside, case.load) != ("alone", load):
+            continue
+        for routed in run_oracle(shrink(case.plan(), precision="fp64"), 1)[0].routed.values():
+            counts = routed.counts_E
+            assert bool(routed.dropped) <= case.capacity
+            if load == "even":
+                assert int(counts.max() - counts.min()) <= 1
+            if load == "empty":
+                assert counts[-1] == 0
+            if load == "one":
+                assert int((counts > 0).sum()) == routed.picked_BTK.shape[-1]
+            if case.capacity and load != "even":
+                assert 0 < routed.dropped < routed.kept_BTK.numel()
+
+
+def test_the_whole_matrix_is_all_five() -> None:
     parts = (
         list(cases()),
         list(zero_cases()),
         list(pipeline_cases()),
         list(context_cases()),
+        list(expert_cases()),
     )
     names = [case.name for part in parts for case in part]
     assert [case.name for case in every_case()] == names

@@ -2,7 +2,7 @@
 
 `prove/cases.py` has those of data, tensor and pipeline parallelism, `prove/zero_cases.py` those of
 ZeRO, its optimizers and offload, `prove/pipeline_cases.py` those of every pipeline schedule,
-`prove/context_cases.py` those of long sequences.
+`prove/context_cases.py` those of long sequences, `prove/expert_cases.py` those of experts.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from echelon.core.errors import EchelonError
 from echelon.launch.pool import RankPool
 from echelon.prove.cases import MAX_WORLD, Case, cases
 from echelon.prove.context_cases import ContextCase, context_cases
+from echelon.prove.expert_cases import ExpertCase, expert_cases
 from echelon.prove.pipeline_cases import PipelineCase, pipeline_cases
 from echelon.prove.run import OUR_ENGINE, RankRunner, prove
 from echelon.prove.zero_cases import ZeroCase, zero_cases
 
-AnyCase = Case | ZeroCase | PipelineCase | ContextCase
+AnyCase = Case | ZeroCase | PipelineCase | ContextCase | ExpertCase
 
 
 def every_case() -> list[AnyCase]:
     """Return the whole matrix."""
-    return [*cases(), *zero_cases(), *pipeline_cases(), *context_cases()]
+    return [*cases(), *zero_cases(), *pipeline_cases(), *context_cases(), *expert_cases()]
 
 
 def prove_case(case: AnyCase, run_ranks: RankRunner, subject: str = OUR_ENGINE) -> str:
@@ -56,6 +57,7 @@ def sample(count: int, seed: int) -> list[AnyCase]:
         [*zero_cases()],
         [*pipeline_cases()],
         [*context_cases()],
+        [*expert_cases()],
     ]
     for place, every in enumerate(kinds):
         share = count // len(kinds) + (place < count % len(kinds))

@@ -4,6 +4,7 @@ The mesh, the schedule, ZeRO (stage, accumulation, resharding, what is cut, wher
 the optimizer and its rules, loss scaling, sequence parallelism, recompute, tied weights, the ratio
 of query to key heads, where a window ends, norms, biases and every remainder (of the vocabulary
 over `tp`, of the microbatches over `pp`, of the blocks over the stages) stay; the sizes go.
+What of experts stays, `prove/shrink_experts.py` says.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from echelon.core.model_shape import ModelShape
-from echelon.core.parameters import num_parameters, parameters
+from echelon.core.parameters import parameters
 from echelon.core.plan import (
     DTYPE_BYTES,
     DType,
@@ -24,6 +25,13 @@ from echelon.core.plan import (
 )
 from echelon.cost.context import kv_copies
 from echelon.prove.names import family_of
+from echelon.prove.shrink_experts import (
+    elements_of_a_rank,
+    small_balance,
+    small_expert_layout,
+    small_experts,
+    small_latent,
+)
 from echelon.schedule.build import SCHEDULES
 
 NUM_STEPS = 3
@@ -52,6 +60,7 @@ def shrink(plan: Plan, *, precision: DType | None = None) -> Plan:
         sequence_length=sequence_length,
         optimizer=_optimizer(plan.mathematics.optimizer),
         precision=_precision(plan.mathematics.precision, precision),
+        balance=small_balance(plan.mathematics.balance, model.experts, sequence_length),
     )
     return replace(
         plan,
@@ -115,7 +124,8 @@ def shrink_stages(
 
 def _model(plan: Plan, layers: int, sequence_length: int) -> ModelShape:
     shape, tp = plan.model, plan.mesh.tp
-    head_dim = 4
+    latent = small_latent(shape)
+    head_dim = 4 if latent is None else latent.nope_dim + latent.rope_dim
     kv_heads = tp * _kv_heads(plan)
     heads = kv_heads * (shape.heads // shape.kv_heads)
     square = shape.query_dim == shape.hidden
@@ -134,6 +144,8 @@ def _model(plan: Plan, layers: int, sequence_length: int) -> ModelShape:
         vocab=tp * per_rank + shape.vocab % tp,
         max_positions=sequence_length + spare_positions,
         window=_window(plan, sequence_length),
+        latent=latent,
+        experts=small_experts(plan, layers),
         # A narrow model needs wide weights: with the std of a wide one its blocks would add next
         # to nothing to the residual stream, and a wrong one would hardly show.
         initial_std=max(shape.initial_std, hidden**-0.5),
@@ -225,7 +237,7 @@ def _layout(
 ) -> Layout:
     layout = plan.layout
     # Several buckets per rank, as the whole model has: one of them may be the wrong one.
-    per_rank = num_parameters(model) // (plan.mesh.tp * plan.mesh.pp)
+    per_rank = elements_of_a_rank(plan, model)
     bucket = per_rank * DTYPE_BYTES[mathematics.precision.gradients] // _BUCKETS
     return replace(
         layout,
@@ -233,6 +245,7 @@ def _layout(
         pipeline=replace(layout.pipeline, stages=stages),
         recompute=replace(layout.recompute, every=min(layout.recompute.every, 2)),
         zero=_zero(plan, model, bucket),
+        experts=small_expert_layout(layout.experts),
     )
 
 
