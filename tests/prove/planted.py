@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from echelon.core.errors import ProofFailed
+from echelon.core.plan import Plan
 from echelon.launch.pool import RankPool
 from echelon.prove.run import prove
 from tests.prove.layouts import layout
@@ -15,7 +17,7 @@ from tests.prove.layouts import layout
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """Say where a bug is planted and what the prover must say of it."""
+    """Say where a bug is planted and what the prover must say of it; `of` makes the plan."""
 
     mutant: str
     rule: str
@@ -25,12 +27,13 @@ class Planted:
     step: int = 0
     plan: dict[str, Any] = field(default_factory=dict)
     own_precision: bool = False
+    of: Callable[..., Plan] = layout
 
 
 def assert_caught(planted: Planted, rank_pool: RankPool) -> None:
     """Prove a plan whose engine has the bug; the proof must fail, and say what is wrong."""
     proof = prove(
-        layout(**planted.plan),
+        planted.of(**planted.plan),
         run_ranks=rank_pool.run,
         subject=f"tests.prove.mutants.{planted.mutant}",
         own_precision=planted.own_precision,

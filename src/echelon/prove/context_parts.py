@@ -23,6 +23,7 @@ from echelon.models.operations import Operations
 from echelon.prove.batches import global_batch
 from echelon.prove.context_places import context_places
 from echelon.prove.oracle import OracleStep, build_decoder, token_losses
+from echelon.prove.whole_loss import loss_of_sequences
 
 Place = tuple[int, int]
 """(data-parallel rank, context rank)."""
@@ -98,9 +99,9 @@ def tokens_of_context(plan: Plan, step: int) -> dict[Place, int]:
 
 def means_of_context(plan: Plan, oracle: OracleStep) -> dict[Place, float]:
     """Return the mean loss of the positions of each context rank that has valid ones."""
-    model, batch = build_decoder(plan, oracle.before), global_batch(plan, oracle.step)
+    model = build_decoder(plan, oracle.before, routing=oracle.routing)
     with torch.no_grad():
-        losses_BT = token_losses(plan, model, batch, oracle.step)
+        losses_BT = token_losses(plan, model, global_batch(plan, oracle.step), oracle.step)
     rank_T = context_places(plan.placement).rank_T
     return {
         (dp, cp): float(losses_BT.chunk(plan.mesh.dp)[dp][:, rank_T == cp].sum()) / count
@@ -111,7 +112,7 @@ def means_of_context(plan: Plan, oracle: OracleStep) -> dict[Place, float]:
 
 def loss_parts(plan: Plan, oracle: OracleStep, name: str) -> Parts:
     """Return the gradient of `name` that the losses of each rank's positions give."""
-    model = build_decoder(plan, oracle.before)
+    model = build_decoder(plan, oracle.before, routing=oracle.routing)
     losses_BT = token_losses(plan, model, global_batch(plan, oracle.step), oracle.step)
     rank_T, parameter = context_places(plan.placement).rank_T, model.get_parameter(name)
     parts: dict[Place, torch.Tensor] = {}
@@ -125,12 +126,12 @@ def loss_parts(plan: Plan, oracle: OracleStep, name: str) -> Parts:
 def row_parts(plan: Plan, oracle: OracleStep, name: str) -> Parts:
     """Return the gradient of `name` that the rows of each rank give."""
     split = SplitWeights(context_places(plan.placement).rank_T, plan.mesh.cp)
-    model = build_decoder(plan, oracle.before, split)
-    losses_BT = token_losses(plan, model, global_batch(plan, oracle.step), oracle.step)
+    model = build_decoder(plan, oracle.before, split, routing=oracle.routing)
+    loss_B = loss_of_sequences(plan, model, oracle)
     parameter = model.get_parameter(name)
     copies = [split.copy(parameter, cp) for cp in range(plan.mesh.cp)]
     parts: dict[Place, torch.Tensor] = {}
-    for dp, rows in enumerate((losses_BT / oracle.tokens).chunk(plan.mesh.dp)):
+    for dp, rows in enumerate(loss_B.chunk(plan.mesh.dp)):
         found = torch.autograd.grad(rows.sum(), copies, retain_graph=True, allow_unused=True)
         for cp, gradient in enumerate(found):
             parts[dp, cp] = torch.zeros_like(parameter) if gradient is None else gradient

@@ -9,17 +9,25 @@ import torch
 from echelon.core.parameters import ParameterSpec, parameters
 from echelon.core.plan import Plan
 from echelon.core.rulebook import prove as rules
+from echelon.cost.stage import pieces_of
 from echelon.prove.checks import Evidence
 from echelon.prove.claims import ClaimResult, Failure, first_failure
 from echelon.prove.diagnose_gradients import explain_gradient
 from echelon.prove.diagnose_losses import explain_loss, explain_microbatch_losses
 from echelon.prove.diagnose_masters import explain_replayed, explain_written_back
 from echelon.prove.diagnose_norm import explain_norm, stage_of
+from echelon.prove.diagnose_routing import (
+    explain_loads,
+    explain_router_losses,
+    explain_router_state,
+    explain_routes,
+)
 from echelon.prove.diagnose_scale import explain_scale
 from echelon.prove.diagnose_updates import explain_update
 from echelon.prove.diagnosis import Diagnosis, Finding
 from echelon.prove.factors import EXPLAINED, fit_factor, known_factors, name_factor
 from echelon.prove.oracle import initial_parameters
+from echelon.prove.places import telling_groups
 from echelon.prove.ranks import INITIAL, Piece
 
 Explained = tuple[str, Finding, tuple[int, ...]]
@@ -96,6 +104,26 @@ def _gradient(evidence: Evidence, failure: Failure) -> Explained:
     return failure.subject, finding, ranks
 
 
+def _routes(evidence: Evidence, failure: Failure) -> Explained:
+    tensor, finding = explain_routes(evidence, failure)
+    return tensor, finding, ()
+
+
+def _loads(evidence: Evidence, failure: Failure) -> Explained:
+    tensor, finding = explain_loads(evidence, failure)
+    return tensor, finding, ()
+
+
+def _router_losses(evidence: Evidence, failure: Failure) -> Explained:
+    tensor, finding = explain_router_losses(evidence, failure)
+    return tensor, finding, ()
+
+
+def _router_state(evidence: Evidence, failure: Failure) -> Explained:
+    tensor, finding = explain_router_state(evidence, failure)
+    return tensor, finding, ()
+
+
 def _microbatch_loss(evidence: Evidence, failure: Failure) -> Explained:
     tensor, finding = explain_microbatch_losses(evidence, failure.step)
     return tensor or failure.subject, finding, ()
@@ -148,14 +176,33 @@ def _initial(evidence: Evidence, failure: Failure) -> Explained:
     if residual < EXPLAINED:
         known = known_factors(evidence.plan, evidence.oracle[0])
         return name, name_factor(factor, known, residual), ranks
+    other = _expert_of(evidence, first)
+    if other is not None:
+        says = f"holds the first weights of {other}: experts are numbered otherwise"
+        return name, Finding(factor="experts permuted", says=says, axis="ep"), ranks
     return name, Finding(factor="none", says="other random numbers than one device has"), ranks
+
+
+def _expert_of(evidence: Evidence, piece: Piece) -> str | None:
+    """Find another expert whose first weights a piece holds."""
+    spec = evidence.observed.specs[piece.name]
+    if spec.expert is None:
+        return None
+    prefix = piece.name[: piece.name.index(f".{spec.expert}.")]
+    suffix = piece.name.removeprefix(f"{prefix}.{spec.expert}.")
+    for name, values in initial_parameters(evidence.plan).items():
+        if name.startswith(f"{prefix}.") and name.endswith(f".{suffix}"):
+            right = values[piece.region]
+            if torch.equal(piece.tensor, right.to(piece.tensor.dtype)):
+                return name.removesuffix(f".{suffix}")
+    return None
 
 
 def _moved_from(evidence: Evidence, piece: Piece, right: torch.Tensor) -> Finding | None:
     """Find where along the tensor-parallel dim the values of a piece stand in the right tensor."""
     spec = evidence.observed.specs[piece.name]
     dim = spec.split_dim
-    if dim is None or evidence.plan.mesh.tp == 1:
+    if dim is None or pieces_of(evidence.plan, spec) == 1:
         return None
     region = list(piece.region)
     size = piece.tensor.shape[dim]
@@ -168,10 +215,10 @@ def _moved_from(evidence: Evidence, piece: Piece, right: torch.Tensor) -> Findin
 
 
 def _dropped(evidence: Evidence, failure: Failure) -> Explained:
-    return failure.subject, _what_was_dropped(failure), ()
+    return failure.subject, _what_was_dropped(evidence, failure), ()
 
 
-def _what_was_dropped(failure: Failure) -> Finding:
+def _what_was_dropped(evidence: Evidence, failure: Failure) -> Finding:
     if failure.subject.startswith("samples"):
         factor = "same data" if "read the samples of dp" in failure.detail else "samples"
         return Finding(factor=factor, says=failure.detail, axis="dp")
@@ -179,7 +226,10 @@ def _what_was_dropped(failure: Failure) -> Finding:
         missing = failure.detail.startswith("none")
         return Finding(factor="zero" if missing else "extra", says=failure.detail, axis="pp")
     factor = "doubled" if "more than one" in failure.detail else "one shard missing"
-    return Finding(factor=factor, says=failure.detail)
+    spec = evidence.observed.specs.get(failure.subject)
+    of_expert = spec is not None and spec.expert is not None
+    axis = next(iter(telling_groups(evidence.plan, expert=True)))[0] if of_expert else ""
+    return Finding(factor=factor, says=failure.detail, axis=axis)
 
 
 def _tokens(evidence: Evidence, failure: Failure) -> Explained:
@@ -196,6 +246,10 @@ _EXPLANATIONS: Mapping[str, Callable[[Evidence, Failure], Explained]] = {
     rules.PROVE_INITIAL_WEIGHTS.id: _initial,
     rules.PROVE_NOTHING_DROPPED.id: _dropped,
     rules.PROVE_TOKEN_COUNT.id: _tokens,
+    rules.PROVE_ROUTES.id: _routes,
+    rules.PROVE_EXPERT_LOADS.id: _loads,
+    rules.PROVE_ROUTER_LOSSES.id: _router_losses,
+    rules.PROVE_ROUTER_BIASES.id: _router_state,
     rules.PROVE_MICROBATCH_LOSS.id: _microbatch_loss,
     rules.PROVE_LOSS.id: _loss,
     rules.PROVE_GRADIENTS.id: _gradient,
@@ -214,12 +268,21 @@ def _where(plan: Plan, tensor: str) -> str:
         inside = [spec for name, spec in specs.items() if name.startswith(tensor + ".")]
         return _place(plan, inside[0]) if inside else ""
     spec = specs[tensor]
-    if plan.mesh.tp == 1:
-        return _place(plan, spec)
+    place = _place(plan, spec)
+    if spec.expert is not None and plan.mesh.ep > 1:
+        place = f"{place}, on ep {_share_of(plan, spec.expert)}"
+    if plan.mesh.tp == 1 or (spec.expert is not None and pieces_of(plan, spec) == 1):
+        return place
     split = (
         "replicated over tp" if spec.split_dim is None else f"dim {spec.split_dim} split over tp"
     )
-    return f"{_place(plan, spec)}, {split}"
+    return f"{place}, {split}"
+
+
+def _share_of(plan: Plan, expert: int) -> int:
+    """Return which of the shares an expert is in."""
+    assert plan.model.experts is not None, "the model has experts"
+    return expert * plan.mesh.ep // plan.model.experts.num_experts
 
 
 def _place(plan: Plan, spec: ParameterSpec) -> str:

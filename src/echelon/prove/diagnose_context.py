@@ -13,7 +13,6 @@ import torch
 
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
-from echelon.prove.batches import global_batch
 from echelon.prove.checks import Evidence, dp_rank_of
 from echelon.prove.context_parts import (
     Parts,
@@ -25,9 +24,10 @@ from echelon.prove.context_parts import (
 from echelon.prove.context_places import copies_of
 from echelon.prove.diagnosis import Finding
 from echelon.prove.factors import EXPLAINED, close, fit_basis
-from echelon.prove.oracle import OracleStep, build_decoder, token_losses
+from echelon.prove.oracle import OracleStep, build_decoder
 from echelon.prove.ranks import Piece
 from echelon.prove.returned import Returned, wrong_returns
+from echelon.prove.whole_loss import gradient_beside, whole_loss
 
 _KEYS = ("k", "v", "k_norm")
 _ATTENDED = ("q", *_KEYS, "q_norm")
@@ -41,13 +41,14 @@ def parts_of_context(
     if plan.mesh.cp == 1:
         return
     tokens = tokens_of_context(reference, oracle.step)
+    beside = gradient_beside(reference, oracle, name)
     for piece in wrong[:4]:
         here = dp_rank_of(plan, piece.rank), plan.mesh.coordinates(piece.rank)[Axis.CP]
         found = _weights(piece, row_parts(reference, oracle, name))
         if found is not None:
             yield _mean_of_means(plan, *found, tokens) or _name_rows(*found, here)
             return
-        found = _weights(piece, loss_parts(reference, oracle, name))
+        found = _weights(piece, loss_parts(reference, oracle, name), beside)
         if found is not None:
             yield _mean_of_means(plan, *found, tokens) or _name_losses(*found)
             return
@@ -67,10 +68,9 @@ def gradients_of_keys(
         for part in _ATTENDED
         if f"{layer}.attention.{part}.weight" in oracle.gradients
     ]
-    batch = global_batch(plan, oracle.step)
     for way in wrong_returns(plan):
-        model = build_decoder(plan, oracle.before, Returned(plan, way))
-        loss = token_losses(plan, model, batch, oracle.step).sum() / oracle.tokens
+        model = build_decoder(plan, oracle.before, Returned(plan, way), routing=oracle.routing)
+        loss = whole_loss(plan, model, oracle)
         found = torch.autograd.grad(loss, [model.get_parameter(one) for one in names])
         residual = _difference(evidence, oracle, dict(zip(names, found, strict=True)))
         if residual < EXPLAINED:
@@ -101,9 +101,12 @@ def _difference(evidence: Evidence, oracle: OracleStep, found: Mapping[str, torc
     )
 
 
-def _weights(piece: Piece, parts: Parts) -> tuple[dict[Place, float], float] | None:
+def _weights(
+    piece: Piece, parts: Parts, beside: torch.Tensor | None = None
+) -> tuple[dict[Place, float], float] | None:
     basis = [part[piece.region] for part in parts.values()]
-    weights, residual = fit_basis(piece.tensor, basis)
+    target = piece.tensor if beside is None else piece.tensor - beside[piece.region]
+    weights, residual = fit_basis(target, basis)
     if residual >= EXPLAINED or all(close(weight, 1.0) for weight in weights):
         return None
     return dict(zip(parts, weights, strict=True)), residual

@@ -14,6 +14,7 @@ import torch
 
 from echelon.prove.checks import Evidence, dp_rank_of
 from echelon.prove.diagnose_context import gradients_of_keys, parts_of_context, told_of_copies
+from echelon.prove.diagnose_experts import gradients_of_experts
 from echelon.prove.diagnose_messages import swapped_messages
 from echelon.prove.diagnose_slices import slices_of_others
 from echelon.prove.diagnosis import Finding
@@ -28,7 +29,7 @@ from echelon.prove.factors import (
 )
 from echelon.prove.microbatch_weights import read_weights, sum_of, unmix
 from echelon.prove.oracle import OracleStep, Slot, contributions
-from echelon.prove.places import grouped_axes, narrowed
+from echelon.prove.places import group_of, narrowed, telling_groups
 from echelon.prove.ranks import Piece
 
 
@@ -53,6 +54,7 @@ def explain_gradient(evidence: Evidence, step: int, name: str) -> tuple[Finding,
     """Return what is wrong with the gradient of `name`, and the ranks that hold it wrong."""
     oracle = evidence.oracle[step]
     right = oracle.gradients[name]
+    expert = evidence.observed.specs[name].expert is not None
     pieces = evidence.observed.pieces("gradients", step, name)
     allowed = evidence.tolerance.allowed("gradients", step, name) * float(right.norm())
     wrong = [p for p in pieces if not float((p.tensor - right[p.region]).norm()) <= allowed / 2]
@@ -64,14 +66,14 @@ def explain_gradient(evidence: Evidence, step: int, name: str) -> tuple[Finding,
         name=name,
         pieces=pieces,
         wrong=wrong or pieces,
-        known=known_factors(evidence.plan, oracle),
+        known=known_factors(evidence.plan, oracle, expert=expert),
     )
     ranks = tuple(sorted({piece.rank for piece in gradient.wrong}))
     finding = next(_findings(gradient), None) or Finding(
         factor="none", says="another function: no factor, sum, shard or microbatch explains it"
     )
     right_ranks = {piece.rank for piece in gradient.pieces}
-    return narrowed(evidence.plan, finding, ranks, right_ranks), ranks
+    return narrowed(evidence.plan, finding, ranks, right_ranks, expert=expert), ranks
 
 
 def _findings(gradient: WrongGradient) -> Iterator[Finding]:
@@ -80,6 +82,7 @@ def _findings(gradient: WrongGradient) -> Iterator[Finding]:
     yield from _scalar(gradient)
     yield from _mixture(gradient)
     one = gradient.evidence, gradient.oracle, gradient.name, gradient.wrong
+    yield from gradients_of_experts(*one)
     yield from parts_of_context(*one)
     yield from gradients_of_keys(*one)
     yield from slices_of_others(gradient.evidence, gradient.oracle, gradient.wrong)
@@ -95,10 +98,11 @@ def _not_finite(gradient: WrongGradient) -> Iterator[Finding]:
 def _missing_sum(gradient: WrongGradient) -> Iterator[Finding]:
     """Find copies that differ along one axis and add up to the right gradient."""
     plan = gradient.evidence.plan
+    expert = gradient.evidence.observed.specs[gradient.name].expert is not None
     by_place = {(piece.rank, piece.offset): piece for piece in gradient.wrong}
     first = gradient.wrong[0]
-    for axis, members in grouped_axes(plan):
-        group = plan.mesh.group(first.rank, *members)
+    for axis, groups in telling_groups(plan, expert=expert):
+        group = group_of(groups, first.rank)
         copies = [by_place.get((rank, first.offset)) for rank in group]
         held = [piece.tensor for piece in copies if piece is not None]
         if len(held) < 2 or all(torch.equal(held[0], other) for other in held[1:]):
@@ -161,7 +165,7 @@ def _messages(gradient: WrongGradient) -> Iterator[Finding]:
 def _other_shards(gradient: WrongGradient) -> Iterator[Finding]:
     """Find a shard that is made of other tensor ranks' shards: a wrong group, or a wrong slice."""
     plan, spec = gradient.evidence.plan, gradient.evidence.observed.specs[gradient.name]
-    if spec.split_dim is None or plan.mesh.tp == 1:
+    if spec.split_dim is None or plan.mesh.tp == 1 or spec.expert is not None:
         return
     parts = contributions(gradient.evidence.reference_plan, gradient.oracle)
     replicas = [

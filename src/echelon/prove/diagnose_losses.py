@@ -25,6 +25,7 @@ from echelon.prove.stale import stale_variants
 from echelon.prove.subject import GlobalBatch
 from echelon.prove.variants import variants
 from echelon.prove.variants_context import context_variants
+from echelon.prove.variants_experts import expert_variants
 from echelon.prove.variants_rows import row_variants
 
 Losses = Mapping[Slot, float]
@@ -101,7 +102,7 @@ def _mixed_up(
     plan = evidence.reference_plan
     count = plan.num_microbatches
     batch = global_batch(plan, oracle.step)
-    model = build_decoder(plan, oracle.before)
+    model = build_decoder(plan, oracle.before, routing=oracle.routing)
     with torch.no_grad():
         sums = [
             sums_by_slot(plan, one, token_losses(plan, model, one, oracle.step))
@@ -162,6 +163,7 @@ def _known_mistakes(
         stale_variants(evidence, oracle),
         row_variants(plan, oracle),
         context_variants(plan, oracle),
+        expert_variants(plan, oracle),
         variants(plan, oracle, known),
     )
     for variant in tried:

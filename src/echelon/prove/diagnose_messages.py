@@ -18,8 +18,9 @@ from echelon.core.plan import Plan
 from echelon.prove.batches import global_batch
 from echelon.prove.diagnosis import Finding
 from echelon.prove.factors import EXPLAINED, relative_residual
-from echelon.prove.oracle import OracleStep, build_decoder, token_losses
+from echelon.prove.oracle import OracleStep, build_decoder
 from echelon.prove.ranks import Piece
+from echelon.prove.whole_loss import whole_loss
 
 _MOST_MICROBATCHES = 8
 """Pairs are tried one by one; a proof that was shrunk has few."""
@@ -56,11 +57,11 @@ def _exchanged(
     plan: Plan, oracle: OracleStep, name: str, layer: int
 ) -> Iterator[tuple[tuple[int, int], torch.Tensor]]:
     """Yield the gradient of `name` for each pair that changes places after block `layer`."""
-    model = build_decoder(plan, oracle.before)
+    model = build_decoder(plan, oracle.before, routing=oracle.routing)
     kept: list[torch.Tensor] = []
     model.layers[str(layer)].register_forward_hook(lambda *found: kept.append(found[-1]))
     batch = global_batch(plan, oracle.step)
-    loss = token_losses(plan, model, batch, oracle.step).sum() / oracle.tokens
+    loss = whole_loss(plan, model, oracle)
     (h_ND,) = kept
     parameter = model.get_parameter(name)
     (dh_ND,) = torch.autograd.grad(loss, h_ND, retain_graph=True)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from echelon.core.axis import SHARD_AXES
 from echelon.core.parameters import ParameterSpec, parameters
 from echelon.core.plan import Plan
+from echelon.cost.buckets import data_degree
+from echelon.cost.stage import pieces_of
 from echelon.prove.checks import Evidence
 from echelon.prove.diagnosis import ROUNDING, Finding
 from echelon.prove.factors import Factor, close, furthest, known_factors, name_factor
@@ -44,12 +48,16 @@ def norms_of_parts(plan: Plan, oracle: OracleStep) -> tuple[Factor, ...]:
     specs = _specs(plan)
     found: list[Factor] = []
     if mesh.tp > 1:
-        split = sum(_square(oracle, s) for s in specs if s.split_dim is not None)
+        cut = [s for s in specs if s.split_dim is not None and pieces_of(plan, s) > 1]
+        split = sum(_square(oracle, s) for s in cut)
         whole = sum(_square(oracle, s) for s in specs if s.split_dim is None)
+        # Whole experts are neither: their ranks are data ranks to them.
+        once = oracle.grad_norm**2 - whole
         name = "with what tensor ranks replicate counted once per rank"
-        found.append(Factor(name=name, value=(split + mesh.tp * whole) ** 0.5, axis="tp"))
+        found.append(Factor(name=name, value=(once + mesh.tp * whole) ** 0.5, axis="tp"))
         name = "of what tensor ranks split"
         found.append(Factor(name=name, value=split**0.5, axis="tp"))
+    found += _of_experts(plan, oracle)
     if plan.model.tied and mesh.pp > 1:
         tied = _square(oracle, specs[0])
         name = "with the tied embedding counted on both its stages"
@@ -69,6 +77,39 @@ def norms_of_parts(plan: Plan, oracle: OracleStep) -> tuple[Factor, ...]:
             value = sum(_square(oracle, s, tp=mesh.tp, tp_rank=tp_rank) for s in specs) ** 0.5
             found.append(Factor(name=f"of tp {tp_rank} alone", value=value, axis="tp"))
     return tuple(found)
+
+
+def _of_experts(plan: Plan, oracle: OracleStep) -> Iterator[Factor]:
+    """Yield the norms without some of the experts, and with some counted for several ranks."""
+    specs, mesh = _specs(plan), plan.mesh
+    if plan.model.experts is None:
+        return
+    dense = sum(_square(oracle, spec) for spec in specs if spec.expert is None)
+    share = plan.model.experts.num_experts // mesh.ep
+    squares = [
+        sum(_square(oracle, s) for s in specs if s.expert is not None and s.expert // share == e)
+        for e in range(mesh.ep)
+    ]
+    yield Factor(name="without the experts", value=dense**0.5, axis="ep" if mesh.ep > 1 else "")
+    for index, square in enumerate(squares if mesh.ep > 1 else ()):
+        name = f"with the experts of ep {index} alone"
+        yield Factor(name=name, value=(dense + square) ** 0.5, axis="ep")
+        name = f"of ep {index} alone"
+        yield Factor(name=name, value=square**0.5, axis="ep")
+        name = f"without the experts of ep {index}"
+        yield Factor(name=name, value=(dense + sum(squares) - square) ** 0.5, axis="ep")
+    copies = data_degree(plan, expert=True)
+    # Tensor ranks with the same experts are data ranks to them.
+    only_tensor = data_degree(plan) == 1 and plan.layout.experts.expert_tp == 1
+    degrees = {"tp" if only_tensor else "edp": copies, "dp": mesh.dp, "cp": mesh.cp}
+    times: dict[int, list[str]] = {}
+    for axis, degree in degrees.items():
+        if degree > 1:
+            times.setdefault(degree, []).append(axis)
+    for degree, axes in times.items():
+        name = f"with experts counted {degree} times"
+        value = (dense + degree * sum(squares)) ** 0.5
+        yield Factor(name=name, value=value, axis=" or ".join(axes))
 
 
 def _norms_of_ranks(evidence: Evidence, oracle: OracleStep) -> list[Factor]:

@@ -73,7 +73,8 @@ def explain_update(evidence: Evidence, step: int, name: str) -> tuple[Finding, t
     # Other tensors of the step count too: all of this one may lie in the slice of one rank.
     ranks = {r for other in oracle.updates for r in _locate(evidence, oracle, other).ranks}
     everyone = range(evidence.plan.mesh.world_size)
-    return narrowed(evidence.plan, finding, ranks, everyone), wrong.ranks
+    expert = evidence.observed.specs[name].expert is not None
+    return narrowed(evidence.plan, finding, ranks, everyone, expert=expert), wrong.ranks
 
 
 def _locate(evidence: Evidence, oracle: OracleStep, name: str) -> WrongUpdate:

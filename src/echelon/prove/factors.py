@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from echelon.core.plan import Plan
+from echelon.cost.buckets import data_degree
 from echelon.prove.context_parts import tokens_of_context
 from echelon.prove.diagnosis import Finding
 from echelon.prove.oracle import OracleStep
@@ -26,10 +27,15 @@ class Factor:
     axis: str = ""
 
 
-def known_factors(plan: Plan, oracle: OracleStep) -> tuple[Factor, ...]:
-    """Return the factors that parallel training is known to get wrong, most telling first."""
+def known_factors(plan: Plan, oracle: OracleStep, *, expert: bool = False) -> tuple[Factor, ...]:
+    """Return the factors that parallel training is known to get wrong, most telling first.
+
+    Those of routed experts are summed over ranks of their own.
+    """
     mesh = plan.mesh
+    own = {"edp": data_degree(plan, expert=True), "ep": mesh.ep} if expert else {}
     counts = {
+        **own,
         "dp": mesh.dp,
         "tp": mesh.tp,
         "pp": mesh.pp,

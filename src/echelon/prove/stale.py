@@ -16,6 +16,7 @@ from echelon.cost.buckets import unit_of
 from echelon.prove.checks import Evidence
 from echelon.prove.diagnosis import Finding
 from echelon.prove.oracle import OracleStep, build_decoder
+from echelon.prove.oracle_routing import RoutingState
 from echelon.prove.places import shard_axis
 from echelon.prove.variants import Variant
 
@@ -34,14 +35,14 @@ def stale_variants(evidence: Evidence, oracle: OracleStep) -> Iterator[Variant]:
     axis = shard_axis(plan) if _num_slices(plan) > 1 else ""
     for unit, names in (*units.items(), ("the whole model", list(oracle.before))):
         says = f"the forward pass uses {unit} as it was before the last update"
-        yield _variant(plan, names, mixed(oracle.before, old, names), says, axis)
+        yield _variant(plan, names, mixed(oracle.before, old, names), (says, axis), oracle.routing)
     for index in range(_num_slices(plan)):
         slices = _slices(evidence, oracle.step, index)
         for unit, names in (*units.items(), ("the whole model", list(oracle.before))):
             says = f"the forward pass uses the slice that {axis} {index} holds of {unit} as it "
             says += "was before the last update"
             values = mixed(oracle.before, old, names, slices)
-            yield _variant(plan, names, values, says, axis)
+            yield _variant(plan, names, values, (says, axis), oracle.routing)
 
 
 def mixed(
@@ -57,12 +58,17 @@ def mixed(
 
 
 def _variant(
-    plan: Plan, names: Sequence[str], values: Mapping[str, torch.Tensor], says: str, axis: str
+    plan: Plan,
+    names: Sequence[str],
+    values: Mapping[str, torch.Tensor],
+    told: tuple[str, str],
+    routing: RoutingState,
 ) -> Variant:
+    says, axis = told
     return Variant(
         tensor=names[0],
         finding=Finding(factor="stale", says=says, axis=axis),
-        build=lambda: build_decoder(plan, values),
+        build=lambda: build_decoder(plan, values, routing=routing),
     )
 
 

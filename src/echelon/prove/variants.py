@@ -106,7 +106,7 @@ def variants(plan: Plan, oracle: OracleStep, known: tuple[Factor, ...]) -> Itera
 
 def _blocks(plan: Plan, oracle: OracleStep) -> Iterator[Variant]:
     def without(layer: int) -> Decoder:
-        model = build_decoder(plan, oracle.before)
+        model = build_decoder(plan, oracle.before, routing=oracle.routing)
 
         def run(block: Block, x_ND: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
             return x_ND if block.index == layer else block(x_ND, batch)
@@ -131,7 +131,9 @@ def _vocabulary(plan: Plan, oracle: OracleStep) -> Iterator[Variant]:
         yield Variant(
             tensor=name,
             finding=Finding(factor="padding", says=says, axis="tp"),
-            build=lambda: build_decoder(plan, oracle.before, PaddedVocabulary(padding)),
+            build=lambda: build_decoder(
+                plan, oracle.before, PaddedVocabulary(padding), routing=oracle.routing
+            ),
         )
 
 
@@ -143,7 +145,9 @@ def _positions(plan: Plan, oracle: OracleStep) -> Iterator[Variant]:
         return Variant(
             tensor=name,
             finding=Finding(factor="positions", says=says, axis=axis),
-            build=lambda: build_decoder(plan, oracle.before, Positions(index)),
+            build=lambda: build_decoder(
+                plan, oracle.before, Positions(index), routing=oracle.routing
+            ),
         )
 
     tp = plan.mesh.tp
@@ -180,7 +184,9 @@ def _kv_heads(plan: Plan, oracle: OracleStep) -> Iterator[Variant]:
         yield Variant(
             tensor="layers.0.attention.k.weight",
             finding=Finding(factor="wrong heads", says=says, axis="tp" if tp > 1 else ""),
-            build=lambda choose=choose: build_decoder(plan, oracle.before, KeyValueHeads(choose)),
+            build=lambda choose=choose: build_decoder(
+                plan, oracle.before, KeyValueHeads(choose), routing=oracle.routing
+            ),
         )
 
 
@@ -199,7 +205,7 @@ def _scaled(plan: Plan, oracle: OracleStep, known: tuple[Factor, ...]) -> Iterat
                 tensor=names[0],
                 finding=_scaled_finding(names, factor, simple),
                 build=lambda names=names, value=factor.value: build_decoder(
-                    plan, scaled(oracle.before, names, value)
+                    plan, scaled(oracle.before, names, value), routing=oracle.routing
                 ),
             )
 

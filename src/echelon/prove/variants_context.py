@@ -73,7 +73,9 @@ def attention_variant(
     return Variant(
         tensor="layers.0.attention",
         finding=Finding(factor=factor, says=says, axis="cp"),
-        build=lambda: build_decoder(plan, oracle.before, CountedAttention(counted, heads)),
+        build=lambda: build_decoder(
+            plan, oracle.before, CountedAttention(counted, heads), routing=oracle.routing
+        ),
     )
 
 
@@ -93,7 +95,7 @@ def _merges(plan: Plan, oracle: OracleStep, places: ContextPlaces) -> Iterator[V
             tensor="layers.0.attention",
             finding=Finding(factor="merge", says=says, axis="cp"),
             build=lambda numbers=numbers, merge=merge: build_decoder(
-                plan, oracle.before, MergedAttention(numbers, merge)
+                plan, oracle.before, MergedAttention(numbers, merge), routing=oracle.routing
             ),
         )
 

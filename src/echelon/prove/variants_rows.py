@@ -204,7 +204,7 @@ def _variant(
     return Variant(
         tensor=tensor,
         finding=finding,
-        build=lambda: build_decoder(plan, oracle.before, operations()),
+        build=lambda: build_decoder(plan, oracle.before, operations(), routing=oracle.routing),
     )
 
 

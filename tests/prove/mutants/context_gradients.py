@@ -199,8 +199,11 @@ def loss_of_own_positions(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 @mutant
 def norm_per_context_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Count whole gradients in the norm once for each context rank."""
-    own = property(lambda self: self.groups.data.index < plan.mesh.cp)
-    patch.setattr(TrainEngine, "_counts_norm", own)
+
+    def counts(self: TrainEngine, bucket: Any) -> bool:
+        return self.groups.data.index < plan.mesh.cp
+
+    patch.setattr(TrainEngine, "_counts", counts)
 
 
 @mutant
@@ -211,7 +214,7 @@ def slices_in_another_order(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
     def turned(*arguments: Any) -> Any:
         right = rule(*arguments)
-        shard, context = divmod(right.index, contexts)
-        return replace(right, index=context * shards + shard)
+        shard, context = divmod(right.cut.index, contexts)
+        return replace(right, cut=replace(right.cut, index=context * shards + shard))
 
     patch.setattr(apply, "bucket_rule", turned)
