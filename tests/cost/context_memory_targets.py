@@ -56,16 +56,16 @@ def _allocate(context: RankContext, plan: Plan) -> Allocated:
     )
     batch = _batch(plan, plan.mesh.coordinates(context.rank)[Axis.CP])
     q, k, v = _heads(plan, batch)
-    forward = _Allocation(lambda: attention.attend(q, k, v, plan.model, batch))
+    forward = Allocation(lambda: attention.attend(q, k, v, plan.model, batch))
     out = forward.take()
     dout = torch.ones_like(out)
-    backward = _Allocation(lambda: torch.autograd.grad(out, (q, k, v), dout))
+    backward = Allocation(lambda: torch.autograd.grad(out, (q, k, v), dout))
     return Allocated(
         forward_peak=forward.peak, forward_left=forward.left, backward_peak=backward.peak
     )
 
 
-class _Allocation:
+class Allocation:
     """Follow the allocator of the CPU while a function runs."""
 
     def __init__(self, run: Callable[[], Any]) -> None:

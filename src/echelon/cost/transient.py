@@ -13,6 +13,8 @@ computation (Newton-Schulz); but for attention over context ranks, which holds t
 - Offload: the sets of tensors (one bucket's) that are read ahead or written behind.
 - Context ranks: attention of one block at a time, beside what waits for backward
   (`cost/context_memory.py`).
+- Expert ranks: rows on their way to the experts of one block and back, if every expert gets as many
+  (`cost/expert_memory.py`). That is no bound: the term says what it is if one rank gets them all.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ from echelon.cost.buckets import (
     zero_stage,
 )
 from echelon.cost.context_memory import most_attention_memory
+from echelon.cost.expert_load import expert_blocks
+from echelon.cost.expert_memory import travelling_rows
 from echelon.cost.muon import muon_exchange
 from echelon.cost.stage import RankPart, rank_part
 from echelon.cost.terms import HeldTerm, Pool
@@ -59,6 +63,7 @@ def held_at_most(plan: Plan, pp_rank: int) -> tuple[HeldTerm, ...]:
         _copies(plan, part, buckets),
         _muon(plan, pp_rank, buckets),
         _attention(plan, part),
+        _experts(plan, part),
         *_offload_buffers(plan, pp_rank, buckets),
     )
     return tuple(term for term in terms if term.bytes)
@@ -213,6 +218,13 @@ def _attention(plan: Plan, part: RankPart) -> HeldTerm:
         return HeldTerm(name=name, bytes=0, formula="0")
     peak = most_attention_memory(plan).peak
     return HeldTerm(name=name, bytes=peak.bytes, formula=f"{peak.name}: {peak.formula}")
+
+
+def _experts(plan: Plan, part: RankPart) -> HeldTerm:
+    """Return what rows hold that travel to experts, where there are any on other ranks."""
+    if not any(expert_blocks(plan, stage) for stage in part.stages):
+        return HeldTerm(name="rows on their way to experts", bytes=0, formula="0")
+    return travelling_rows(plan)
 
 
 def _offload_buffers(plan: Plan, pp_rank: int, buckets: Buckets) -> Iterator[HeldTerm]:
