@@ -2,8 +2,9 @@
 
 In a precision of few digits two experts of a token may score next to the same: which of them it
 goes to is then a matter of rounding, and all that follows is not. So the oracle of such a precision
-takes over the choices of the ranks (`docs/decisions/023-choices-of-ranks.md`); that they are right
-ones is judged by itself (`prove/routing_checks.py`), and all else as ever.
+takes over the choices of the ranks. That they are right ones is judged by itself
+(`prove/near_ties.py`), and all else as ever.
+Why: docs/decisions/023-one-device-takes-over-the-choices-of-ranks.md.
 
 Shape suffixes: B sequences of the global batch, T positions, N = T * B tokens, D hidden, K experts
 of a token, R rows of one expert.
