@@ -47,11 +47,9 @@ def tells_of_routing(groups: RankGroups) -> bool:
     return groups.stage.index == 0 and groups.mirror.index == 0
 
 
-def bias_shards(biases: Mapping[str, torch.Tensor]) -> ExpertState:
-    """Return the shards of whole biases on one device, by canonical name."""
-    if not biases:
-        return {}
-    return {ROUTER_BIAS: {name: [_whole(name, one, primary=True)] for name, one in biases.items()}}
+def whole_shards(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[Shard]]:
+    """Return the shards of whole tensors on one device, by canonical name."""
+    return {name: [_whole(name, tensor, primary=True)] for name, tensor in tensors.items()}
 
 
 def _whole(name: str, tensor: torch.Tensor, *, primary: bool) -> Shard:

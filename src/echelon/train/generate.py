@@ -23,7 +23,8 @@ def generate(
     """Return `count` token ids that continue `tokens`, sampled at `temperature`.
 
     The whole context is run again for each token: right for a few hundred tokens of a small model.
-    One that was trained on separate documents does not look beyond the last `separator`.
+    One that was trained on separate documents does not look beyond the last `separator`. Experts
+    are chosen as the decoder's `operations.routing` says.
     """
     generator = torch.Generator().manual_seed(seed)
     written = list(tokens)
