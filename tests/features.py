@@ -1,7 +1,7 @@
-"""The pages docs/features.md, pipelines.md and context.md: what others and Echelon have, and tests.
+"""The pages docs/features.md, pipelines.md, context.md, experts.md: what others and Echelon have.
 
-``python -m tests.features`` writes each from the table of its name (`features.toml`, ...);
-`test_features.py` compares them and looks up every test, setting and key.
+Tests stand beside it. ``python -m tests.features`` writes each from the table of its name
+(`features.toml`, ...); `test_features.py` compares them and looks up every test, setting and key.
 """
 
 from __future__ import annotations
@@ -121,7 +121,27 @@ fast each is, side by side: `python -m bench.context`.
 """,
 )
 
-PAGES = (FEATURES, PIPELINES, CONTEXT)
+EXPERTS = Page(
+    name="experts",
+    columns={
+        "megatron": "Megatron-core",
+        "torchtitan": "torchtitan",
+        "deepspeed": "DeepSpeed",
+        "echelon": "Echelon",
+    },
+    head="""\
+# Experts: Megatron-core, torchtitan, DeepSpeed and Echelon
+
+Written by `python -m tests.features`. The columns of the other three are what their source holds,
+at the versions of [bench/peers.txt](../bench/peers.txt), by the name under which it is found there;
+"-": nothing of the kind was found. DeepSpeed has two ways: `MoE`, a layer for your own model, and
+`AutoEP`, which puts its own in the place of the blocks of Hugging Face models. The last column is
+Echelon's own, with the test that shows that it does what it says. What even loads are worth on
+text, beside a dense model: `python -m bench.experts_curves`.
+""",
+)
+
+PAGES = (FEATURES, PIPELINES, CONTEXT, EXPERTS)
 
 
 def write() -> None:
