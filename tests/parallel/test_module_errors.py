@@ -15,7 +15,7 @@ from echelon.core.plan import Optimizer, Plan, Precision, Recompute, Zero
 from echelon.launch.pool import RankPool
 from echelon.train.module_optimizer import ModuleOptimizer
 from tests.parallel import module_mistakes as mistakes
-from tests.parallel.layouts import plan_of
+from tests.parallel.layouts import MIXTRAL, plan_of
 from tests.parallel.module_models import loss_of, make, tokens
 
 PLAIN = plan_of()
@@ -39,6 +39,8 @@ def refusal(call: Callable[[], object]) -> EchelonError:
         ("module-mesh", plan_of(pp=2)),
         ("module-settings", plan_of(recompute=Recompute(policy="full"))),
         ("module-settings", plan_of(optimizer=Optimizer(kind="muon"))),
+        ("module-settings", plan_of(model=MIXTRAL)),
+        ("module-mesh", plan_of(dp_shard=2, ep=2)),
         ("module-ranks", plan_of(dp=2)),
     ],
 )

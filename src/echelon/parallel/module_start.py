@@ -52,6 +52,15 @@ def check_plan(plan: Plan) -> None:
                 works=('recompute.policy = "none", and torch.utils.checkpoint in your forward',),
             )
         )
+    if plan.model.experts is not None:
+        problems.append(
+            MODULE_SETTINGS.problem(
+                f"model.experts.num_experts = {plan.model.experts.num_experts}, and what evens "
+                "loads, is about the routers of Echelon's models",
+                key="model.experts.num_experts",
+                works=('a dense model, such as model.preset = "nano": experts are your module\'s',),
+            )
+        )
     if plan.mathematics.optimizer.kind == "muon":
         problems.append(
             MODULE_SETTINGS.problem(

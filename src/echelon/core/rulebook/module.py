@@ -22,8 +22,9 @@ MODULE_SETTINGS = Rule(
     why="""
     A plan is made for Echelon's own models. What it says of their blocks has no meaning for a
     module of another kind, and is refused so that nobody counts on it: recomputation (use
-    torch.utils.checkpoint in your forward), and Muon (which needs to know which matrices are those
-    of hidden layers).
+    torch.utils.checkpoint in your forward), Muon (which needs to know which matrices are those of
+    hidden layers), and experts (whose loads, biases and losses are those of our routers; experts of
+    your module are split like any other parameters of it).
     """,
     bad="ec.parallelize(model, ec.plan('nano', settings=['optimizer.kind=muon']))",
     fixed="ec.parallelize(model, ec.plan('nano', settings=['optimizer.kind=adamw']))",
