@@ -172,6 +172,15 @@ def kept_assignments(plan: Plan) -> int:
     return min(each, -(-each * room * experts.num_experts // (length * experts.top_k)))
 
 
+def rows_per_expert(plan: Plan) -> float:
+    """Return how many rows of a microbatch meet each expert of a rank, if loads are balanced.
+
+    They come from all ranks of the expert group: n m k / E, less what is dropped.
+    """
+    assert plan.model.experts is not None, "a dense model has no experts"
+    return kept_assignments(plan) * plan.mesh.ep / plan.model.experts.num_experts
+
+
 def expert_blocks(plan: Plan, stage: StagePart) -> tuple[int, ...]:
     """Return the blocks of a stage that are mixtures of experts."""
     return tuple(block for block in stage.blocks if plan.model.layer_has_experts(block))

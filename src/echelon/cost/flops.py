@@ -5,6 +5,8 @@ Source: Chowdhery et al., PaLM (2022), appendix B. Every weight that a token is 
 mask hides half is not taken off, and recompute is not added, so that figures compare across
 systems. Of a sliding window only the keys inside count: kernels skip the rest, and so far beyond a
 window a figure for the whole sequence would say more than 100 %. Documents are data: not counted.
+Of routed experts only the k that a token meets count, as they do for a dense model of as many
+active parameters.
 """
 
 from __future__ import annotations
@@ -12,17 +14,28 @@ from __future__ import annotations
 from math import prod
 
 from echelon.core.model_shape import ModelShape
-from echelon.core.parameters import EMBEDDING, num_active_parameters, parameters
+from echelon.core.parameters import (
+    EMBEDDING,
+    num_active_parameters,
+    num_parameters,
+    parameters,
+)
 
 LOOKED_UP = frozenset({EMBEDDING, "positions.weight"})
 """Tables that a token is looked up in: no multiplication, unless the head is tied to one."""
 
 
-def model_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
-    """Return the FLOPs of forward and backward per token of a sequence of `sequence_length`."""
+def model_flops_per_token(
+    shape: ModelShape, sequence_length: int, *, all_experts: bool = False
+) -> float:
+    """Return the FLOPs of forward and backward per token of a sequence of `sequence_length`.
+
+    With `all_experts` they are what they would be if each token met every expert.
+    """
     looked_up = sum(prod(s.shape) for s in parameters(shape) if s.name in LOOKED_UP)
     head = shape.vocab * shape.hidden if shape.tied else 0
-    multiplied = num_active_parameters(shape) - looked_up + head
+    met = num_parameters(shape) if all_experts else num_active_parameters(shape)
+    multiplied = met - looked_up + head
     reach = attended_positions(shape, sequence_length)
     return 6.0 * multiplied + 12.0 * shape.layers * attention_width(shape) * reach
 

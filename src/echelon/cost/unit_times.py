@@ -19,8 +19,15 @@ its backward pass has five, and no weights (Dao, FlashAttention-2, 2023, section
 halves T^2, so a query's own key counts half. Context ranks share attention equally
 (`cost/context_work.py` says how nearly). A lookup reads N rows and writes them; its gradient reads
 the rows' gradients and reads and writes the rows. A block that is recomputed has its forward pass
-once more in B. What is left out: norms, activation functions and the softmax of the loss, documents
-(they are data), communication over tensor and context ranks, and that no device reaches its peak.
+once more in B.
+
+Of a block with experts a token meets k of E, so their share of P is k/E (a little more where rows
+are padded, a little less where some are dropped); the load is balanced. Where experts are whole,
+tensor ranks share out the tokens that they route: N / tp meet the router and its choices. What is
+waited for of rows on their way to experts and back is counted (`cost/expert_times.py`).
+
+What is left out: norms, activation functions and the softmax of the loss, documents (they are
+data), communication over tensor and context ranks, and that no device reaches its peak.
 """
 
 from __future__ import annotations
@@ -32,9 +39,11 @@ from typing import Literal
 
 from echelon.core.axis import Axis
 from echelon.core.cluster import Cluster
-from echelon.core.parameters import EMBEDDING, HEAD, ParameterSpec, parameters
+from echelon.core.parameters import EMBEDDING, HEAD, ROUTER, parameters
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.buckets import UNIT_EMBEDDING, UNIT_HEAD
+from echelon.cost.expert_memory import balanced_memory
+from echelon.cost.expert_times import dispatch_seconds, waited_s
 from echelon.cost.flops import attention_width
 from echelon.cost.stage import pieces_of
 from echelon.schedule.simulate import Durations
@@ -88,13 +97,16 @@ def modelled_times(plan: Plan) -> UnitTimes:
     forward: dict[str, float] = {}
     inputs: dict[str, float] = {}
     weights: dict[str, float] = {}
-    multiplied = _multiplied(plan)
+    multiplied, travelled = _multiplied(plan), expert_waits_s(plan)
     for layer in range(model.layers):
         unit = f"layers.{layer}"
         product = 2.0 * tokens * multiplied[unit] / rate
         forward[unit] = product + attention
         inputs[unit] = product + 2.5 * attention
         weights[unit] = product
+        if model.layer_has_experts(layer):
+            forward[unit] += travelled[0]
+            inputs[unit] += travelled[1]
     product = 2.0 * tokens * multiplied[UNIT_HEAD] / rate
     forward[UNIT_HEAD] = inputs[UNIT_HEAD] = weights[UNIT_HEAD] = product
     row_bytes = tokens * model.hidden * DTYPE_BYTES[plan.mathematics.precision.parameters]
@@ -106,6 +118,21 @@ def modelled_times(plan: Plan) -> UnitTimes:
         source="modelled", forward_s=forward, input_gradient_s=inputs, weight_gradient_s=weights
     )
     return with_transfer(plan, with_recompute(plan, found))
+
+
+def expert_waits_s(plan: Plan) -> tuple[float, float]:
+    """Return the seconds, forward and backward, that a block with experts waits for its rows."""
+    experts, seconds = plan.model.experts, dispatch_seconds(plan)
+    if experts is None or seconds is None:
+        return 0.0, 0.0
+    each = 2.0 * 3 * plan.model.hidden * experts.ffn / flops_rate(plan)
+    work = each * balanced_memory(plan).rows_here / plan.layout.experts.expert_tp
+    beside = each * experts.shared_experts * plan.local_tokens / plan.mesh.tp
+    chunks = plan.layout.experts.chunks
+    return (
+        waited_s(seconds.forward, work_s=work, beside_s=beside, chunks=chunks),
+        waited_s(seconds.backward, work_s=work, beside_s=beside, chunks=chunks),
+    )
 
 
 def attention_flops(plan: Plan) -> float:
@@ -201,24 +228,19 @@ def _multiplied(plan: Plan) -> Mapping[str, float]:
     """Return, for each unit, the weights that a token is multiplied by on one tensor rank."""
     model = plan.model
     found = dict.fromkeys(unit_names(model.layers), 0.0)
+    routed = 0.0
+    if model.experts is not None:
+        routed = balanced_memory(plan).rows_here / (plan.local_tokens * model.experts.num_experts)
     for spec in parameters(model):
         if len(spec.shape) < 2:
             continue
         if spec.layer is not None:
-            found[f"layers.{spec.layer}"] += spec.local_numel(pieces_of(plan, spec)) * _share(
-                plan, spec
-            )
+            met = 1.0 / plan.mesh.tp if spec.name.endswith(ROUTER) else 1.0
+            share = met if spec.expert is None else routed
+            found[f"layers.{spec.layer}"] += spec.local_numel(pieces_of(plan, spec)) * share
         elif spec.name == HEAD or (spec.name == EMBEDDING and model.tied):
             found[UNIT_HEAD] += spec.local_numel(plan.mesh.tp)
     return found
-
-
-def _share(plan: Plan, spec: ParameterSpec) -> float:
-    """Return the share of tokens that meet a matrix: top_k of num_experts for a routed expert."""
-    experts = plan.model.experts
-    if experts is None or spec.expert is None:
-        return 1.0
-    return experts.top_k / experts.num_experts
 
 
 def _sum(stages: Sequence[Sequence[int]], stage: int, by_unit: Mapping[str, float]) -> float:
