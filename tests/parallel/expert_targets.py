@@ -20,7 +20,8 @@ from echelon.models.decoder import Block
 from echelon.models.mixture_reference import Routed, RoutingNotes, mixture_reference
 from echelon.models.moe import MixtureOfExperts
 from echelon.parallel.device_mesh import Wanted, rank_groups
-from echelon.parallel.expert import ExpertParallel, LayerLoad, feed_forward
+from echelon.parallel.expert import ExpertParallel, LayerLoad
+from echelon.parallel.expert.feed_forward import FeedForward
 from echelon.parallel.expert.router import Routed as RankRouted
 from echelon.parallel.expert.router import Router
 from echelon.parallel.recorder import Recorder
@@ -263,21 +264,19 @@ def note_motions(experts: ExpertParallel, order: list[str]) -> None:
 
 @contextmanager
 def noting_experts(order: list[str]) -> Iterator[None]:
-    """Note when experts compute; one word for all of those of a chunk."""
+    """Note when the experts of a chunk compute."""
 
     def spy(function: Any, word: str) -> Any:
         def noted(*arguments: Any) -> Any:
-            if order[-1] != word:
-                order.append(word)
+            order.append(word)
             return function(*arguments)
 
         return noted
 
+    forward, backward = FeedForward.forward, FeedForward.backward
     with (
-        patch.object(feed_forward, "gated", spy(feed_forward.gated, "experts")),
-        patch.object(
-            feed_forward, "gated_backward", spy(feed_forward.gated_backward, "experts.backward")
-        ),
+        patch.object(FeedForward, "forward", staticmethod(spy(forward, "experts"))),
+        patch.object(FeedForward, "backward", staticmethod(spy(backward, "experts.backward"))),
     ):
         yield
 
@@ -286,3 +285,11 @@ def hop_ranks(context: RankContext, plan: Plan) -> tuple[tuple[int, ...], tuple[
     """Return the ranks that this one meets across nodes, and within its node."""
     groups = rank_groups(plan.mesh, Recorder(context.rank, EventList()), Wanted.by(plan))
     return groups.expert_across.ranks, groups.expert_within.ranks
+
+
+def mix_not_a_number(context: RankContext, argument: tuple[Plan, Stream]) -> Mixed:
+    """Run the mixture where the second token of the stream is not a number."""
+    plan, stream = argument
+    x_ND = stream.x_ND.clone()
+    x_ND[1] = torch.nan
+    return mix(context, (plan, replace(stream, x_ND=x_ND)))

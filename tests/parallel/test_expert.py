@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from echelon.config.load import load_job
+from echelon.core.errors import InfeasiblePlan
 from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.plan import Plan
+from echelon.cost.expert_dispatch import dispatch_bytes
+from echelon.cost.expert_load import load_of
+from echelon.cost.stage import part_of
 from echelon.launch.pool import RankPool
 from tests.parallel import expert_targets
 from tests.parallel.expert_targets import (
@@ -49,6 +55,7 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "two hops": ({"dispatch": "two-hop"}, {}),
     "two hops, chunks": ({"dispatch": "two-hop", "chunks": 4}, {"capacity_factor": 1.0}),
 }
+EXPERT_AXES = ("ep", "ep_across", "ep_within")
 PAIRS = [
     (split, way)
     for split, chosen in SPLITS.items()
@@ -90,14 +97,30 @@ def equals_one_device(plan: Plan, ranks: list[Mixed], stream: Stream) -> None:
     assert sum(len(rank.tokens) for rank in ranks) == length * size * plan.mesh.dp
 
 
+def sends_what_is_stated(plan: Plan, ranks: list[Mixed], stream: Stream) -> None:
+    """Assert that each rank sends tokens for as many bytes as the formulas say of this routing."""
+    routed = one_device(plan, stream).routed
+    chosen_NK = routed.chosen_NK.masked_fill(~routed.kept_NK, -1)
+    sequences = plan.mathematics.global_sequences
+    chosen_BTK = chosen_NK.unflatten(0, (-1, sequences)).transpose(0, 1).numpy()
+    for place, rank in enumerate(ranks):
+        stated: Counter[str] = Counter()
+        load = load_of(plan, place, {0: chosen_BTK})
+        for term in dispatch_bytes(plan, part_of(plan, place), load):
+            stated[str(term.axis)] += term.bytes
+        for axis in EXPERT_AXES:
+            assert sum(rank.sent(axis).values()) == stated[axis], (place, axis)
+
+
 @pytest.mark.parametrize(("split", "way"), PAIRS)
 def test_outputs_and_gradients_are_those_of_one_device(
     split: str, way: str, rank_pool: RankPool
 ) -> None:
-    for route in ("scores", "one"):
-        plan = planned(split, way, route=route)
-        stream = stream_of(plan)
-        equals_one_device(plan, run(plan, stream, rank_pool), stream)
+    plan = planned(split, way)
+    stream = stream_of(plan)
+    ranks = run(plan, stream, rank_pool)
+    equals_one_device(plan, ranks, stream)
+    sends_what_is_stated(plan, ranks, stream)
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -108,6 +131,7 @@ def test_experts_may_get_all_tokens_or_none(way: str, route: str, rank_pool: Ran
     stream = stream_of(plan)
     ranks = run(plan, stream, rank_pool)
     equals_one_device(plan, ranks, stream)
+    sends_what_is_stated(plan, ranks, stream)
     found = assemble(plan, [rank.gradients for rank in ranks])
     counts = ranks[0].load.counts
     assert all(rank.load.counts == counts for rank in ranks)
@@ -159,22 +183,65 @@ def test_every_layout_drops_the_same_and_counts_it(drop: Any, rank_pool: RankPoo
     assert all(one == kept[0] for one in kept)
 
 
-def test_every_layout_sends_the_same_tokens_to_the_same_experts(rank_pool: RankPool) -> None:
-    """Layouts of one replica have the same two sequences; of each token the choice is the same."""
+SAME_BATCHES = (
+    ("one rank", "ep2 over tp", "ep4 over cp and tp", "pieces, scattered"),
+    ("ep2", "ep4 over tp, scattered", "pieces"),
+    ("ep4", "ep2 of 4 data ranks", "ep2, two replicas"),
+)
+"""Layouts with the same sequences, cut among one, two and four data ranks."""
+
+
+@pytest.mark.parametrize("splits", SAME_BATCHES)
+def test_every_layout_sends_the_same_tokens_to_the_same_experts(
+    splits: tuple[str, ...], rank_pool: RankPool
+) -> None:
     found: list[dict[int, tuple[int, ...]]] = []
-    one_replica = ("one rank", "ep2 over tp", "ep4 over cp and tp", "pieces, scattered")
-    two_replicas = ("ep2", "ep4 over tp, scattered", "pieces")
-    for splits in (one_replica, two_replicas):
-        found.clear()
-        for split in splits:
-            plan = planned(split, "flat")
-            ranks = run(plan, stream_of(plan), rank_pool)
-            found.append(
-                {
-                    int(token): tuple(row)
-                    for rank in ranks
-                    for token, row in zip(rank.tokens, rank.chosen.tolist(), strict=True)
-                }
-            )
-        assert all(one == found[0] for one in found)
-        assert len(set(found[0].values())) > 8
+    for split in splits:
+        plan = planned(split, "flat")
+        ranks = run(plan, stream_of(plan), rank_pool)
+        found.append(
+            {
+                int(token): tuple(row)
+                for rank in ranks
+                for token, row in zip(rank.tokens, rank.chosen.tolist(), strict=True)
+            }
+        )
+    assert all(one == found[0] for one in found)
+    assert len(found[0]) == planned(splits[0], "flat").tokens_per_step
+    assert len(set(found[0].values())) > 8
+
+
+@pytest.mark.parametrize("way", ["flat", "padded", "two hops"])
+def test_a_token_that_is_not_a_number_spoils_no_other(way: str, rank_pool: RankPool) -> None:
+    """Nobody hangs, and all outputs but its own are what they are without it."""
+    plan = planned("ep4", way, drop="position", capacity_factor=None if way == "flat" else 4.0)
+    stream = stream_of(plan)
+    argument = (plan, stream)
+    world_size = plan.mesh.world_size
+    ranks = rank_pool.run(expert_targets.mix_not_a_number, argument, world_size=world_size)
+    wanted = one_device(plan, stream)
+    for rank in ranks:
+        spoilt = rank.rows == 1
+        assert bool(rank.out[spoilt].isnan().all())
+        torch.testing.assert_close(
+            rank.out[~spoilt], wanted.out[rank.rows[~spoilt]], rtol=1e-11, atol=1e-12
+        )
+    assert sum(int((rank.rows == 1).sum()) for rank in ranks) == 1
+
+
+@pytest.mark.parametrize(
+    ("sets", "rule"),
+    [
+        (("mesh.ep=3", "mesh.dp_shard=3"), "ep-divides-experts"),
+        (("mesh.ep=4", "mesh.dp_shard=2"), "ep-divides-ranks"),
+        (("mesh.ep=2", "mesh.dp_shard=2", "experts.chunks=7"), "chunks-divide-tokens"),
+        (("mesh.ep=2", "mesh.dp_shard=2", "experts.dispatch=two-hop"), "two-hop-needs-nodes"),
+        (("mesh.ep=2", "mesh.dp_shard=2", "experts.padded=true"), "padded-needs-capacity"),
+        (("mesh.tp=2", "experts.expert_tp=4"), "expert-tp-is-one-or-tp"),
+    ],
+)
+def test_a_wrong_degree_is_refused_by_its_rule(sets: tuple[str, ...], rule: str) -> None:
+    model = ("num_experts=8", "top_k=2", "ffn=96")
+    with pytest.raises(InfeasiblePlan) as refused:
+        load_job("nano", [*(f"model.experts.{one}" for one in model), *sets])
+    assert rule in {problem.rule for problem in refused.value.problems}

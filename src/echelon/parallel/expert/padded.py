@@ -3,7 +3,7 @@
 Split: as `carrier.py` says.
 Sent:  for each expert on another rank so many slots, full or not (all-to-all of equal parts): rows
        and gates there, outputs back; in backward the transposes of both. No counts.
-Bytes: `cost.experts.dispatch_bytes`; slots: `cost.expert_slots`.
+Bytes: `cost.expert_dispatch.padded_bytes`; slots: `cost.expert_slots`.
 Must divide: what `carrier.py` says; each expert has a capacity.
 Source: Lepikhin et al., "GShard", 2020, section 2.2.
 

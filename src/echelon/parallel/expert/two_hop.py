@@ -4,7 +4,7 @@ Split: as `carrier.py` says; the ranks of an expert group lie on M nodes, ep / M
 Sent:  across nodes, to the rank with the same place on each node that has experts of a token: the
        token, its gates and its choices. Within a node: what `carrier.py` says, of what crossed.
        Back the same way: what the experts of a node made of a token is added up, then crosses.
-Bytes: `cost.experts.dispatch_bytes`.
+Bytes: `cost.expert_dispatch.two_hop_bytes`.
 Must divide: what `carrier.py` says; a group has as many ranks on each of its nodes.
 Source: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.2.2; DeepEP.
 
