@@ -1,10 +1,11 @@
 """Where a NaN came from: the first module, microbatch and samples that were not finite.
 
 Every rank takes part, in step, after a step whose loss or norm was not finite and before any
-weight has changed. The forward pass is run again with a look at what each module gives. Where all
-of it is finite, backward is run again, too, with a look at the gradients of each rank before they
-are summed: in a sum, whose slices lie anywhere, it is not seen whose gradient was the first.
-Weights that are not finite themselves are told with the rank that holds them.
+weight has changed. The forward pass is run again with a look at what each module gives, and at the
+logits of routers. Where all of it is finite, backward is run again, too, with a look at the
+gradients of each rank before they are summed: in a sum, whose slices lie anywhere, it is not seen
+whose gradient was the first. Weights that are not finite themselves are told with the rank that
+holds them.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from echelon.models.batch import TokenBatch
 from echelon.parallel.buckets import Bucket, Slot
 from echelon.parallel.data import GradientReduction
 from echelon.schedule.forward import forward_only
+from echelon.train.bad_routes import looking_at_routers, routers_of
 from echelon.train.engine import StepResult, TrainEngine
 
-_TEXT_BYTES = 256
+_TEXT_BYTES = 512
 _NOTHING = 1 << 30
 _MODULES_PER_STAGE = 1 << 20
 
@@ -63,39 +65,51 @@ def explain_not_finite(
 @torch.no_grad()
 def _in_forward(engine: TrainEngine, batches: Sequence[TokenBatch]) -> Finding | None:
     found: list[Finding] = []
-    recorder = engine.groups.recorder
+    recorder, stages = engine.groups.recorder, engine.model.stages.values()
+    modules = [list(_as_they_end(stage)) for stage in stages]
+    places = {name: place for stage in modules for place, (name, _) in enumerate(stage)}
 
-    def watch(name: str, module: nn.Module, place: int) -> torch.utils.hooks.RemovableHandle:
-        def look(_module: nn.Module, _inputs: object, output: object) -> None:
-            if found or not isinstance(output, torch.Tensor) or output.isfinite().all():
-                return
-            microbatch = recorder.microbatch or 0
-            samples = [int(i) for i in batches[microbatch].sample_ids_B]
-            found.append(
-                Finding(
-                    microbatch=microbatch,
-                    position=(recorder.stage or 0) * _MODULES_PER_STAGE + place,
-                    rank=engine.groups.rank,
-                    text=f"{_who(engine)}, microbatch {microbatch} (samples {_some(samples)}), "
-                    f"in {name or 'the loss'}",
-                )
+    def tell(name: str, what: str = "") -> None:
+        if found:
+            return
+        microbatch = recorder.microbatch or 0
+        samples = [int(i) for i in batches[microbatch].sample_ids_B]
+        found.append(
+            Finding(
+                microbatch=microbatch,
+                position=(recorder.stage or 0) * _MODULES_PER_STAGE + places[name],
+                rank=engine.groups.rank,
+                text=f"{_who(engine)}, microbatch {microbatch} (samples {_some(samples)}), "
+                f"in {name or 'the loss'}{what and f': {what}'}",
             )
+        )
+
+    def watch(name: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
+        def look(_module: nn.Module, _inputs: object, output: object) -> None:
+            if isinstance(output, torch.Tensor) and not output.isfinite().all():
+                tell(name)
 
         return module.register_forward_hook(look)
 
-    handles = [
-        watch(name, module, place)
-        for stage in engine.model.stages.values()
-        for place, (name, module) in enumerate(stage.named_modules())
-    ]
+    handles = [watch(name, module) for stage in modules for name, module in stage]
     try:
         schedule = forward_only(engine.schedule, len(batches))
-        engine.model.executor.run(schedule, batches, 1.0)
+        with looking_at_routers(
+            routers_of(stages), lambda layer, what: tell(f"layers.{layer}.mlp.router", what)
+        ):
+            engine.model.executor.run(schedule, batches, 1.0)
     finally:
         for handle in handles:
             handle.remove()
         engine.model.residency.end_pass()
     return _first(engine, found[0] if found else None)
+
+
+def _as_they_end(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield modules in the order in which their forward ends: those inside of one before it."""
+    for child, inside in module.named_children():
+        yield from _as_they_end(inside, f"{name}.{child}" if name else child)
+    yield name, module
 
 
 def _in_backward(

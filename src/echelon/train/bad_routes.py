@@ -1,0 +1,89 @@
+"""Tokens whose router gives a number that is not finite, though what it reads is finite.
+
+A router is no module that is called, and a sigmoid makes a finite score of an infinite logit, so
+its logits are looked at themselves. What is not finite before a router is not its fault.
+
+Shape suffixes: n tokens of this rank, D hidden, E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.nn import functional as fn
+
+from echelon.models.precision import at_least_fp32
+from echelon.parallel.expert.router import Routed, Router, Tokens
+from echelon.parallel.operations import RankOperations
+
+Look = Callable[[int, str], None]
+"""Learn in which layer a router gave what is not finite, and for which tokens."""
+
+_MOST_SAMPLES = 3
+_MOST_POSITIONS = 4
+
+
+def routers_of(stages: Iterable[nn.Module]) -> list[Router]:
+    """Return the routers of the stages of a rank, each once."""
+    operations = (stage.operations for stage in stages)
+    found = (o.experts for o in operations if isinstance(o, RankOperations))
+    return list({id(one.router): one.router for one in found if one is not None}.values())
+
+
+@contextmanager
+def looking_at_routers(routers: Sequence[Router], look: Look) -> Iterator[None]:
+    """Tell `look` of every layer whose router gives what is not finite."""
+    for router in routers:
+        _listen(router, look)
+    try:
+        yield
+    finally:
+        for router in routers:
+            del router.route
+
+
+def _listen(router: Router, look: Look) -> None:
+    route = router.route
+
+    def look_and_route(
+        x_nD: torch.Tensor, weight_ED: nn.Parameter, layer: int, tokens: Tokens, *, train: bool
+    ) -> Routed:
+        bad_n = _not_finite(x_nD, weight_ED)
+        if bool(bad_n.any()):
+            look(layer, _told(tokens, bad_n))
+        return route(x_nD, weight_ED, layer, tokens, train=train)
+
+    # An attribute of the object hides the method until it is gone.
+    router.route = look_and_route
+
+
+@torch.no_grad()
+def _not_finite(x_nD: torch.Tensor, weight_ED: torch.Tensor) -> torch.Tensor:
+    """Return which rows are finite, and their logits are not."""
+    wide = at_least_fp32(x_nD.dtype)
+    logits_nE = fn.linear(x_nD.to(wide), weight_ED.to(wide))
+    return x_nD.isfinite().all(-1) & ~logits_nE.isfinite().all(-1)
+
+
+def _told(tokens: Tokens, bad_n: torch.Tensor) -> str:
+    """Return how many tokens there are, and the first ones by sample and position."""
+    numbers = sorted(tokens.number_n[bad_n].tolist())
+    positions: dict[int, list[int]] = {}
+    for number in numbers:
+        sample, position = divmod(number, tokens.length)
+        positions.setdefault(sample, []).append(position)
+    samples = [
+        f"sample {sample}, position{'s' * (len(at) > 1)} {_some(at)}"
+        for sample, at in list(positions.items())[:_MOST_SAMPLES]
+    ]
+    more = ["..."] if len(positions) > _MOST_SAMPLES else []
+    count = f"{len(numbers)} of {len(bad_n)} tokens"
+    return f"the logits of {count} ({'; '.join([*samples, *more])})"
+
+
+def _some(positions: Sequence[int]) -> str:
+    shown = ", ".join(str(one) for one in positions[:_MOST_POSITIONS])
+    return shown + (", ..." if len(positions) > _MOST_POSITIONS else "")
