@@ -317,6 +317,7 @@ def test_a_field_of_ones_own_overrides_the_file(tmp_path: Path) -> None:
         (DEEPSEEK | {"num_key_value_heads": 8}, "latent-heads-have-keys", "heads = 128"),
         (DEEPSEEK | {"scoring_func": "softmax"}, "hf-config-value", "softmax"),
         (DEEPSEEK | {"rope_scaling": {"type": "yarn"}}, "hf-config-value", "yarn"),
+        (DEEPSEEK | {"rms_norm_eps": 1e-5}, "hf-config-value", "normed with 1e-06 whatever"),
     ],
 )
 def test_what_is_not_computed_exactly_is_refused(

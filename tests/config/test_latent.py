@@ -43,6 +43,11 @@ def test_the_width_of_a_head_follows_from_its_parts(latent: Path) -> None:
             ("model.head_dim = 12", "model.latent.nope_dim = 12"),
         ),
         (
+            ["model.latent.value_dim=14"],
+            "latent-value-fits-key",
+            ("model.latent.value_dim = 12",),
+        ),
+        (
             ["model.positions=learned"],
             "latent-positions-are-rotary",
             ('model.positions = "rope"',),

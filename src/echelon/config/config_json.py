@@ -6,11 +6,30 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from echelon.config.entries import Entry
 from echelon.core.errors import Problem
 from echelon.core.rulebook.model import HF_CONFIG_MISSING_KEY, HF_CONFIG_VALUE
 from echelon.core.rules import did_you_mean
+
+PLAIN_ROPE, LLAMA3_ROPE = "default", "llama3"
+"""The kinds of rotary positions that are computed."""
+
+
+def rope_of(config: Mapping[str, object]) -> tuple[str, object]:
+    """Return the key that says how positions turn, and its value, if any."""
+    # transformers 5 keeps both under rope_parameters, before that they were two keys.
+    key = "rope_parameters" if "rope_parameters" in config else "rope_scaling"
+    return key, config.get(key)
+
+
+def rope_kind(rope: object) -> object:
+    """Return the kind of rotary positions that the value of that key says."""
+    if not isinstance(rope, dict):
+        return PLAIN_ROPE
+    table = cast("dict[str, object]", rope)
+    return table.get("rope_type", table.get("type", PLAIN_ROPE))
 
 
 @dataclass(slots=True)
@@ -59,12 +78,12 @@ class Reader:
         if value not in supported:
             self.refuse(key, value, *supported)
 
-    def refuse(self, key: str, value: object, *supported: object) -> None:
+    def refuse(self, key: str, value: object, *supported: object, why: str = "") -> None:
         """Note that the value of a key is not supported."""
         self.problems.append(
             HF_CONFIG_VALUE.problem(
                 f"{key} = {json.dumps(value, default=str)} is not supported for "
-                f"{self.config['model_type']}",
+                f"{self.config['model_type']}{why}",
                 key="model.hf_config",
                 set_by=self.where(key),
                 works=[json.dumps(item) for item in supported],

@@ -4,7 +4,8 @@ What is read is the shape. Dropout probabilities tell how a checkpoint was train
 `model.dropout` says how yours is. A sliding window of every layer is `model.window`. Where only
 some layers slide (Qwen's `max_window_layers`), it shortens `max_positions` to the window, up to
 which windowed and full attention are the same. DeepSeek-V3's YaRN is an extension after
-pretraining: its shape is read as pretrained, up to the original positions.
+pretraining: its shape is read as pretrained, up to the original positions. Released weights went
+through that extension, and are refused (weights-positions).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
-from echelon.config.config_json import Reader
+from echelon.config.config_json import LLAMA3_ROPE, PLAIN_ROPE, Reader, rope_kind, rope_of
 from echelon.config.entries import Entry, check_layer
 from echelon.config.files import is_folder, missing_file
 from echelon.config.kinds import toml_text
@@ -30,6 +31,9 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 MISTRAL_WINDOW = QWEN_WINDOW = 4096
 QWEN_FULL_LAYERS = 28
 """What transformers takes where a config.json has no sliding_window or max_window_layers."""
+
+LATENT_EPS = 1e-6
+"""What transformers norms the latent vectors of DeepSeek-V3 with: no key of config.json sets it."""
 
 
 def read_hf_config(path: Path, set_by: str) -> tuple[dict[str, Entry], list[Problem]]:
@@ -83,16 +87,14 @@ def _decoder(reader: Reader, *, theta: float = 10_000.0) -> None:
 
 
 def _rope(reader: Reader, theta: float) -> None:
-    # transformers 5 keeps both under rope_parameters, before that they were two keys.
-    key = "rope_parameters" if "rope_parameters" in reader.config else "rope_scaling"
-    value = reader.config.get(key)
+    key, value = rope_of(reader.config)
     if value is not None and not isinstance(value, dict):
         reader.refuse(key, value)
         return
     rope = cast("dict[str, object]", value or {})
     reader.set("rope_theta", rope.get("rope_theta", reader.config.get("rope_theta", theta)), key)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "llama3":
+    kind = rope_kind(rope)
+    if kind == LLAMA3_ROPE:
         names = {
             "factor": "factor",
             "low_frequency_factor": "low_freq_factor",
@@ -116,8 +118,8 @@ def _rope(reader: Reader, theta: float) -> None:
             reader.refuse(key, rope)
         else:
             reader.set("max_positions", original, f"{key}.original_max_position_embeddings")
-    elif kind != "default":
-        reader.refuse(key, rope, {"rope_type": "default"}, {"rope_type": "llama3"})
+    elif kind != PLAIN_ROPE:
+        reader.refuse(key, rope, {"rope_type": PLAIN_ROPE}, {"rope_type": LLAMA3_ROPE})
 
 
 def _scores(reader: Reader) -> None:
@@ -228,6 +230,10 @@ def _mixtral(reader: Reader) -> None:
 
 def _deepseek_v3(reader: Reader) -> None:
     _decoder(reader)
+    eps = reader.config.get("rms_norm_eps", LATENT_EPS)
+    if eps != LATENT_EPS:
+        why = f": its latent vectors are normed with {LATENT_EPS} whatever it says, here all alike"
+        reader.refuse("rms_norm_eps", eps, LATENT_EPS, why=why)
     reader.only("attention_bias", False)
     reader.only("moe_layer_freq", 1)
     reader.only("rope_interleave", True)

@@ -19,11 +19,13 @@ from echelon.core.rulebook.latent import (
     LATENT_HEAD_HAS_TWO_PARTS,
     LATENT_HEADS_HAVE_KEYS,
     LATENT_POSITIONS_ARE_ROTARY,
+    LATENT_VALUE_FITS_KEY,
 )
 
 GROUPS_KEY, TOP_GROUPS_KEY = "model.experts.groups", "model.experts.top_groups"
 TOP_K_KEY = "model.experts.top_k"
 HEAD_DIM_KEY, PARTS = "model.head_dim", ("model.latent.nope_dim", "model.latent.rope_dim")
+VALUE_DIM_KEY = "model.latent.value_dim"
 LEAST_IN_GROUP = 2
 
 
@@ -139,6 +141,21 @@ def latent_head_has_two_parts(view: View) -> Iterator[Fault]:
         )
 
 
+def latent_value_fits_key(view: View) -> Iterator[Fault]:
+    """Find values that are wider than keys."""
+    _require_latent(view)
+    value, (nope, rope) = view.integer(VALUE_DIM_KEY), (view.integer(key) for key in PARTS)
+    if value > nope + rope:
+        yield Fault(
+            rule=LATENT_VALUE_FITS_KEY,
+            key=VALUE_DIM_KEY,
+            message=f"{VALUE_DIM_KEY} = {value}, but a key has nope_dim + rope_dim = {nope} + "
+            f"{rope} = {nope + rope} dims, and a value has no more",
+            others=PARTS,
+            ways=(each(VALUE_DIM_KEY, [nope + rope]),),
+        )
+
+
 def latent_positions_are_rotary(view: View) -> Iterator[Fault]:
     """Find latent attention without rotary positions."""
     _require_latent(view)
@@ -181,6 +198,7 @@ MODEL_FAULTS = (
     experts_have_no_bias,
     latent_heads_have_keys,
     latent_head_has_two_parts,
+    latent_value_fits_key,
     latent_positions_are_rotary,
     latent_attention_is_plain,
 )

@@ -231,3 +231,35 @@ def test_constants_of_older_files_are_passed_over(tmp_path: Path) -> None:
     tensors = gpt2_tensors(GPT2, prefix="")
     tensors["h.0.attn.bias"] = torch.ones(1, 1, 4, 4, dtype=torch.uint8)
     find_weights(saved(tmp_path, tensors), GPT2)
+
+
+YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "mscale": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ({"rope_scaling": YARN}, "yarn"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0}}, "yarn"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+    ],
+)
+@pytest.mark.parametrize("name", ["", "model.safetensors"])
+def test_weights_trained_with_positions_that_are_not_computed_are_refused(
+    tmp_path: Path, config: dict[str, object], kind: str, name: str
+) -> None:
+    path = saved(tmp_path, llama_tensors(NANO)) / name
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (problem,) = refused(path, NANO)
+    assert problem.rule == "weights-positions"
+    assert f'"{kind}"' in problem.message
+    assert problem.set_by == f"{tmp_path / 'config.json'}: {next(iter(config))}"
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[1]", "{", '{"rope_scaling": null}', '{"rope_scaling": {"type": "default"}}']
+)
+def test_weights_beside_another_config_are_taken(tmp_path: Path, text: str) -> None:
+    path = saved(tmp_path, llama_tensors(NANO))
+    (path / "config.json").write_text(text)
+    assert find_weights(path, NANO).path == path

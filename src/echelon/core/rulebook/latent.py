@@ -96,3 +96,29 @@ LATENT_ATTENTION_IS_PLAIN = Rule(
     {_LATENT.strip()}
     """,
 )
+
+LATENT_VALUE_FITS_KEY = Rule(
+    id="latent-value-fits-key",
+    why="""
+    Attention is computed for keys and values of one width: values of latent attention, narrower
+    than keys, get zeros behind them (128 dims beside 192 in DeepSeek-V3). So value_dim is at most
+    nope_dim + rope_dim.
+    """,
+    bad="""
+    [model]
+    heads = 4
+    kv_heads = 4
+    [model.latent]
+    query_rank = 48
+    kv_rank = 32
+    nope_dim = 16
+    rope_dim = 8
+    value_dim = 32              # 16 + 8 = 24
+    """,
+    fixed=f"""
+    [model]
+    heads = 4
+    kv_heads = 4
+    {_LATENT.strip()}
+    """,
+)

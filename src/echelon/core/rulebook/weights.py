@@ -30,9 +30,9 @@ WEIGHTS_FILE_READABLE = Rule(
 WEIGHTS_COMPLETE = Rule(
     id="weights-complete",
     why="""
-    Every parameter of the model has a value in the file, under the name that Llama, Mistral, Qwen
-    or GPT-2 have in transformers, or under Echelon's own. Nothing is left at its first value in
-    silence.
+    Every parameter of the model has a value in the file, under the name that Llama, Mistral,
+    Mixtral, Qwen, Qwen3-MoE, DeepSeek-V3 or GPT-2 have in transformers, or under Echelon's own.
+    Nothing is left at its first value in silence, but biases of routers, which may be absent.
     """,
     bad="--set train.weights=llama-1b --set model.layers=24     # the file has 16 blocks",
     fixed="--set train.weights=llama-1b --set model.hf_config=llama-1b/config.json",
@@ -83,4 +83,16 @@ WEIGHTS_TIED_HEAD = Rule(
     """,
     bad="--set model.tied=true     # and lm_head.weight differs from the embedding",
     fixed="--set model.tied=false",
+)
+
+WEIGHTS_POSITIONS = Rule(
+    id="weights-positions",
+    why="""
+    A config.json beside weights says how their rotary positions turn. Weights that were trained on
+    with YaRN (DeepSeek-V3) expect its frequencies, and its factor on attention scores, at every
+    position: with plain ones they would load, and compute something else. Plain and Llama 3
+    positions are computed, others are not.
+    """,
+    bad='{"rope_scaling": {"type": "yarn", "factor": 40, ...}, ...}     # in the folder of weights',
+    fixed="weights from before the extension, with their own config.json; or none, from a seed",
 )

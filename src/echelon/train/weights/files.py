@@ -29,9 +29,9 @@ from echelon.core.rulebook.weights import (
 )
 from echelon.core.rules import Rule
 from echelon.train.weights.names import Naming, find_naming
-from echelon.train.weights.source import Source
+from echelon.train.weights.positions import position_problems
+from echelon.train.weights.source import SETTING, Source
 
-SETTING = "train.weights"
 DTYPE_SIZES: Mapping[str, int] = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 
 _INDEX = "model.safetensors.index.json"
@@ -79,10 +79,10 @@ def find_weights(path: Path, shape: ModelShape) -> Weights:
     if naming is None:
         raise _error(
             WEIGHTS_KNOWN,
-            f"the names in {path} are neither Llama's, nor GPT-2's, nor Echelon's: "
-            f"{_some(sorted(stored))}",
+            f"the names in {path} are neither Llama's (Mistral, Mixtral, Qwen and DeepSeek have "
+            f"them too), nor GPT-2's, nor Echelon's: {_some(sorted(stored))}",
         )
-    problems = list(_fit_problems(path, shape, stored, naming))
+    problems = [*position_problems(path), *_fit_problems(path, shape, stored, naming)]
     if problems:
         raise CheckpointError(problems)
     places = {name: (stored[source.key], source) for name, source in naming.sources.items()}

@@ -19,7 +19,8 @@ from echelon.core.offload_file import read_all
 from echelon.core.rulebook.weights import WEIGHTS_FILE_READABLE, WEIGHTS_FINITE
 from echelon.parallel.shards import Shard
 from echelon.train.checkpoint.exchange import Exchange, everywhere
-from echelon.train.weights.files import DTYPE_SIZES, SETTING, StoredTensor, Weights
+from echelon.train.weights.files import DTYPE_SIZES, StoredTensor, Weights
+from echelon.train.weights.source import SETTING
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
