@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -19,9 +18,11 @@ from echelon.models.batch import TokenBatch, positions_of
 from echelon.models.decoder import Block
 from echelon.models.mixture_reference import Routed, RoutingNotes, mixture_reference
 from echelon.models.moe import MixtureOfExperts
+from echelon.parallel import collectives
 from echelon.parallel.device_mesh import Wanted, rank_groups
+from echelon.parallel.direct import Peers
+from echelon.parallel.exchange import Exchange, Messages, start_batch
 from echelon.parallel.expert import ExpertParallel, LayerLoad
-from echelon.parallel.expert.feed_forward import FeedForward
 from echelon.parallel.expert.router import Routed as RankRouted
 from echelon.parallel.expert.router import Router
 from echelon.parallel.recorder import Recorder
@@ -207,80 +208,6 @@ def note_arrivals(experts: ExpertParallel) -> list[list[int]]:
     return found
 
 
-def mix_in_order(context: RankContext, argument: tuple[Plan, Stream]) -> list[str]:
-    """Run the mixture; return in which order what left, what arrived, and what was computed.
-
-    "name chunk" is a motion that sets out, "name chunk!" one that was awaited.
-    """
-    plan, stream = argument
-    built = build(context, plan)
-    batch = own_batch(built, plan)
-    rows = rows_of(built, plan, batch)
-    mixture, experts = mixture_of(built)
-    order: list[str] = []
-    note_motions(experts, order)
-    shared: Any = mixture.shared
-
-    def noted(x_ND: torch.Tensor) -> torch.Tensor:
-        order.append("shared")
-        y_ND: torch.Tensor = type(shared).forward(shared, x_ND)
-        y_ND.register_hook(lambda _: order.append("shared.backward"))
-        return y_ND
-
-    shared.forward = noted
-    x_nD = stream.x_ND[rows].requires_grad_()
-    with noting_experts(order):
-        run_and_record(built, lambda: (mixture(x_nD, batch), x_nD), stream.dy_ND[rows])
-    return order
-
-
-def note_motions(experts: ExpertParallel, order: list[str]) -> None:
-    """Note each motion of rows that sets out, and when it is awaited."""
-    dispatch: Any = experts._dispatch
-    carrier, chunks = dispatch.carrier, iter(range(100))
-
-    def noted_carrier(*arguments: Any) -> Any:
-        made, chunk = carrier(*arguments), next(chunks)
-
-        def noting(motion: Any) -> Any:
-            def start(rows: Any, gates: Any, *, name: str) -> Any:
-                said = f"{name.removeprefix('experts.')} {chunk}"
-                order.append(said)
-                arrival = motion(rows, gates, name=name)
-
-                def arrive() -> Any:
-                    order.append(f"{said}!")
-                    return arrival()
-
-                return arrive
-
-            return start
-
-        made.scatter, made.collect = noting(made.scatter), noting(made.collect)
-        return made
-
-    dispatch.carrier = noted_carrier
-
-
-@contextmanager
-def noting_experts(order: list[str]) -> Iterator[None]:
-    """Note when the experts of a chunk compute."""
-
-    def spy(function: Any, word: str) -> Any:
-        def noted(*arguments: Any) -> Any:
-            order.append(word)
-            return function(*arguments)
-
-        return noted
-
-    forward, backward = FeedForward.forward, FeedForward.backward
-    with (
-        patch.object(FeedForward, "forward", staticmethod(spy(forward, "experts"))),
-        patch.object(FeedForward, "backward", staticmethod(spy(backward, "experts.backward"))),
-    ):
-        yield
-
-
 def hop_ranks(context: RankContext, plan: Plan) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the ranks that this one meets across nodes, and within its node."""
     groups = rank_groups(plan.mesh, Recorder(context.rank, EventList()), Wanted.by(plan))
@@ -293,3 +220,13 @@ def mix_not_a_number(context: RankContext, argument: tuple[Plan, Stream]) -> Mix
     x_ND = stream.x_ND.clone()
     x_ND[1] = torch.nan
     return mix(context, (plan, replace(stream, x_ND=x_ND)))
+
+
+def mix_in_batches_of_messages(context: RankContext, argument: tuple[Plan, Stream]) -> Mixed:
+    """Run the mixture with the exchanges of NCCL, batches of messages, which Gloo can run too."""
+
+    def batched(sends: Messages, receives: Messages, peers: Peers) -> Exchange:
+        return start_batch(sends, receives, peers.ranks, peers.group)
+
+    with patch.object(collectives, "start_messages", batched):
+        return mix(context, argument)

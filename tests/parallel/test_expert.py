@@ -211,6 +211,17 @@ def test_every_layout_sends_the_same_tokens_to_the_same_experts(
     assert len(set(found[0].values())) > 8
 
 
+@pytest.mark.parametrize("route", ["scores", "one"])
+@pytest.mark.parametrize("way", ["flat", "two hops, chunks"])
+def test_exchanges_in_batches_as_nccl_runs_them_bring_the_same(
+    way: str, route: str, rank_pool: RankPool
+) -> None:
+    plan = planned("ep4", way, route=route)
+    stream = stream_of(plan)
+    target, argument = expert_targets.mix_in_batches_of_messages, (plan, stream)
+    equals_one_device(plan, rank_pool.run(target, argument, world_size=4), stream)
+
+
 @pytest.mark.parametrize("way", ["flat", "padded", "two hops"])
 def test_a_token_that_is_not_a_number_spoils_no_other(way: str, rank_pool: RankPool) -> None:
     """Nobody hangs, and all outputs but its own are what they are without it."""

@@ -6,7 +6,7 @@ import pytest
 
 from echelon.core.experts import DispatchKind, ExpertLayout
 from echelon.launch.pool import RankPool
-from tests.parallel import expert_targets
+from tests.parallel import expert_order
 from tests.parallel.expert_targets import mixture_plan, stream_of
 
 WAYS: tuple[tuple[DispatchKind, int], ...] = (("flat", 2), ("flat", 4), ("two-hop", 2))
@@ -16,7 +16,7 @@ def orders(dispatch: DispatchKind, chunks: int, pool: RankPool) -> list[list[str
     """Return the order of things on each of four ranks."""
     layout = ExpertLayout(dispatch=dispatch, chunks=chunks)
     plan = mixture_plan(nodes=2, dp_shard=4, ep=4, layout=layout)
-    return pool.run(expert_targets.mix_in_order, (plan, stream_of(plan)), world_size=4)
+    return pool.run(expert_order.mix_in_order, (plan, stream_of(plan)), world_size=4)
 
 
 def halves(order: list[str]) -> tuple[list[str], list[str]]:
