@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.model_shape import Experts
@@ -288,6 +290,26 @@ def test_likely_pairs_of_two_experts_by_hand() -> None:
     # Both of two choices of eight on the same four experts: 4 x 3 / (8 x 7) of the tokens.
     missed = 4 * 3 / (8 * 7)
     assert balanced_pairs(plan, 2).leaving == ceil(8 * (1 - missed))
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 3]), st.booleans())
+def test_what_leaves_arrives_and_no_node_gets_a_token_twice(
+    seed: int, top_k: int, drops: bool
+) -> None:
+    random = np.random.default_rng(seed)
+    rows = [np.stack([random.permutation(8)[:top_k] for _ in range(5)]) for _ in range(8)]
+    if drops:
+        rows = [np.where(random.random(one.shape) < 0.3, -1, one) for one in rows]
+    load, here = ExpertLoad(num_experts=8, choices={(0, 0): tuple(rows)}), range(8)
+    for found in (
+        [load.rows((0, 0), place) for place in here],
+        [load.pairs((0, 0), place, 4) for place in here],
+        [load.rows_within((0, 0), place, 4) for place in here],
+    ):
+        assert sum(one.leaving for one in found) == sum(one.arriving for one in found)
+    for place, one in enumerate(rows):
+        reached = [{int(e) // 2 for e in row if e >= 0} - {place // 2} for row in one]
+        assert load.pairs((0, 0), place, 4).leaving == sum(map(len, reached))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,9 @@ vocabulary included and told. In mixed precision with Adam they are the 2 + 2 + 
 the ZeRO paper (Rajbhandari et al., 2020, section 3.1), each whole or a slice of 1/N as the stage
 says: 16 psi, 4 psi + 12 psi/N, 2 psi + 14 psi/N, 16 psi/N (`cost/model_states.py`).
 
+Not counted: a few numbers for each layer or bucket, such as the biases and the last shares of the
+experts of a router (2 E of them).
+
 What exists only while a step runs is bounded by `cost/transient.py`.
 """
 
