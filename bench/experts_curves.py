@@ -7,7 +7,8 @@ of each step (that of the cross-entropy alone), the validation loss, the imbalan
 
     python -m bench.experts_curves runs bench/results/experts.md
 
-A run that is in the folder already, as far as its last step, is read and not trained again.
+With `--alone` one rank trains, with the same numbers but for their rounding. A run that is in the
+folder already, as far as its last step, is read and not trained again.
 """
 
 from __future__ import annotations
@@ -20,26 +21,33 @@ from pathlib import Path
 from statistics import fmean
 
 import echelon as ec
+from echelon.config.job import Job
 from echelon.config.load import load_job
 from echelon.core.parameters import num_active_parameters, num_parameters
 from echelon.observe.entries import Entry, last_of_each_step, read_entries
 from echelon.observe.observer import METRICS_FILE
+from echelon.observe.routing import RecordedLoad, read_routing
+from echelon.observe.run_directory import open_run
 
 EXAMPLE = Path("examples/experts.toml")
-AUX_COEFFICIENT, BIAS_RATE = 0.01, 0.003
+AUX_COEFFICIENT, BIAS_RATE = 0.02, 0.005
 WINDOW = 20
-"""Steps over which a smoothed figure is the mean of: these, and the ones before."""
+"""A smoothed figure is of that many steps: the one that is named, and those before."""
 
 GOAL, BY_STEP = 1.3, 200
 
 VARIANTS: Mapping[str, tuple[str, ...]] = {
-    "aux": ("experts.balance=aux", f"experts.aux_coefficient={AUX_COEFFICIENT}"),
+    "aux": (
+        "experts.balance=aux",
+        "experts.aux_over=sequence",
+        f"experts.aux_coefficient={AUX_COEFFICIENT}",
+    ),
     "bias": ("experts.balance=bias", f"experts.bias_rate={BIAS_RATE}"),
     "none": ("experts.balance=none",),
     "dense": (),
 }
 TITLES: Mapping[str, str] = {
-    "aux": f"8 experts, auxiliary loss ({AUX_COEFFICIENT})",
+    "aux": f"8 experts, auxiliary loss by sequence ({AUX_COEFFICIENT})",
     "bias": f"8 experts, biases ({BIAS_RATE})",
     "none": "8 experts, nothing evens loads",
     "dense": "dense, equal active weights",
@@ -48,79 +56,88 @@ TITLES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Hold what one run said of each step (the first is step 1), and its validation losses."""
+    """Hold what one run said of each step (the first is step 1), and its validation losses.
+
+    `loads` are those of each layer by step; a dense model has none.
+    """
 
     active: int
     total: int
     losses: Sequence[float]
-    imbalances: Sequence[float]
+    loads: Mapping[int, Sequence[RecordedLoad]]
     validations: Mapping[int, float]
 
     def loss(self, step: int) -> float:
         """Return the mean loss of the steps up to this one."""
         return fmean(self.losses[max(0, step - WINDOW) : step])
 
-    def imbalance(self, step: int) -> float | None:
-        """Return the mean imbalance of the steps up to this one; None of a dense model."""
-        if not self.imbalances:
-            return None
-        return fmean(self.imbalances[max(0, step - WINDOW) : step])
+    def imbalance(self, step: int, window: int = 1) -> float:
+        """Return that of the worst layer, of the loads of all steps of a window together."""
+        steps = [self.loads[one] for one in range(max(1, step - window + 1), step + 1)]
+        worst = 1.0
+        for layer in zip(*steps, strict=True):
+            counts = [sum(column) for column in zip(*(load.counts for load in layer), strict=True)]
+            worst = max(worst, max(counts) * len(counts) / sum(counts))
+        return worst
 
 
-def settings_of(variant: str, steps: int) -> list[str]:
+def settings_of(variant: str, given: argparse.Namespace) -> list[str]:
     """Return the settings of a variant."""
+    alone = ["mesh.dp_shard=1", *(["mesh.ep=1"] if variant != "dense" else [])]
     shared = [
-        f"train.steps={steps}",
+        f"train.runs_dir={given.runs}",
+        *(alone if given.alone else []),
+        f"train.steps={given.steps}",
         f"train.run_name={variant}",
-        "train.validate_every=50",
+        "train.validate_every=80",
         "checkpoint.every=never",
         "observe.events=false",
-        "observe.log_every=50",
+        "observe.log_every=1",
     ]
     return [*shared, *VARIANTS[variant]]
 
 
-def dense_file(folder: Path) -> Path:
-    """Return a run file of the dense model: the example without what it says of experts."""
+def run_file(variant: str, folder: Path) -> Path:
+    """Return the example without what it says of loads; of a dense model, of experts."""
+    dropped = ["[experts]", *(["[model.experts]"] if variant == "dense" else [])]
     kept: list[str] = []
     table = ""
     for line in EXAMPLE.read_text(encoding="utf-8").splitlines():
         table = line if line.startswith("[") else table
-        if table not in ("[model.experts]", "[experts]") and not line.startswith("ep ="):
+        if table not in dropped and not (variant == "dense" and line.startswith("ep =")):
             kept.append(line)
-    path = folder / "dense.toml"
+    path = folder / f"{variant}.toml"
     path.write_text("\n".join(kept) + "\n", encoding="utf-8")
     return path
 
 
-def train_variant(variant: str, runs: Path, steps: int) -> Curve:
+def train_variant(variant: str, given: argparse.Namespace) -> Curve:
     """Train a variant, unless its run is there, and return what it wrote."""
-    file = dense_file(runs) if variant == "dense" else EXAMPLE
-    job = load_job(file, [*settings_of(variant, steps), f"train.runs_dir={runs}"])
-    run = runs / variant
-    if not is_whole(run, steps):
-        run = ec.train(file, settings=[*settings_of(variant, steps), f"train.runs_dir={runs}"]).run
+    file, settings = run_file(variant, given.runs), settings_of(variant, given)
+    job = load_job(file, settings)
+    run = given.runs / variant
+    if not is_whole(run, job):
+        result = ec.train(file, settings=settings)
+        if result.summary.stopped:
+            raise SystemExit(f"{variant} was stopped: remove {result.run} and begin it again")
     entries = list(read_entries(run / METRICS_FILE))
     taken = last_of_each_step([one for one in entries if one.text("kind") == "step"])
     validated = last_of_each_step([one for one in entries if one.text("kind") == "validation"])
     return Curve(
         active=num_active_parameters(job.plan.model),
         total=num_parameters(job.plan.model),
-        losses=numbers(taken, "loss"),
-        imbalances=[] if variant == "dense" else numbers(taken, "imbalance"),
+        losses=[number(step, "loss") for step in taken],
+        loads=read_routing(run),
         validations={one.whole("step"): number(one, "loss") for one in validated},
     )
 
 
-def is_whole(run: Path, steps: int) -> bool:
-    """Return whether a run took all of its steps."""
+def is_whole(run: Path, job: Job) -> bool:
+    """Return whether a run of this job took all of its steps."""
     entries = [one for one in read_entries(run / METRICS_FILE) if one.text("kind") == "step"]
-    return bool(entries) and entries[-1].whole("step") == steps
-
-
-def numbers(entries: Sequence[Entry], key: str) -> list[float]:
-    """Return a number of each entry."""
-    return [number(entry, key) for entry in entries]
+    if not entries or entries[-1].whole("step") != job.train.steps:
+        return False
+    return open_run(run).plan().mathematics == job.plan.mathematics
 
 
 def number(entry: Entry, key: str) -> float:
@@ -130,14 +147,18 @@ def number(entry: Entry, key: str) -> float:
     return found
 
 
-def page(curves: Mapping[str, Curve], steps: int, command: str) -> str:
+def page(curves: Mapping[str, Curve], given: argparse.Namespace) -> str:
     """Return the page of results."""
-    points = [1, *range(BY_STEP // 4, steps + 1, BY_STEP // 4)]
+    steps = given.steps
+    alone = " --alone" if given.alone else ""
+    command = f"python -m bench.experts_curves RUNS {given.page} --steps {steps}{alone}"
+    ranks = "one rank" if given.alone else "two ranks, ep 2"
+    points = sorted({1, *range(BY_STEP // 4, steps + 1, BY_STEP // 4), steps})
     lines = [
         "# Experts on text: even loads, and the dense model beside them",
         "",
         f"`{command}` on {platform.machine()}, {steps} steps of 2048 tokens of the source of "
-        "Python's standard library, 2 ranks, ep 2; the same seed, samples, learning rate and steps "
+        f"Python's standard library, on {ranks}; the same seed, samples, learning rate and steps "
         "in every run.",
         "",
         *weights_table(curves),
@@ -156,7 +177,7 @@ def page(curves: Mapping[str, Curve], steps: int, command: str) -> str:
         ),
         "",
         "Imbalance: tokens of the busiest expert over the mean, in the worst of all layers; of the "
-        f"step alone, and in brackets the mean of {WINDOW} steps up to it.",
+        f"step alone, and in brackets of {WINDOW} steps together, up to it.",
         "",
         *table(curves, points, imbalance_cell),
         "",
@@ -184,27 +205,27 @@ def table(
 
 
 def imbalance_cell(curve: Curve, step: int) -> str:
-    """Return the imbalance of a step, and the mean of those up to it."""
-    mean = curve.imbalance(step)
-    return "-" if mean is None else f"{curve.imbalances[step - 1]:.3f} ({mean:.3f})"
+    """Return the imbalance of a step, and that of the steps up to it together."""
+    if not curve.loads:
+        return "-"
+    return f"{curve.imbalance(step):.3f} ({curve.imbalance(step, WINDOW):.3f})"
 
 
 def verdicts(curves: Mapping[str, Curve], steps: int) -> Iterator[str]:
     """Yield what the runs say of the goals."""
-    for name in ("aux", "bias", "none"):
-        mean = curves[name].imbalance(BY_STEP)
-        raw = curves[name].imbalances[BY_STEP - 1]
-        rest = curves[name].imbalances[BY_STEP - 1 :]
-        assert mean is not None, "these have experts"
-        within = sum(one < GOAL for one in rest)
+    later = range(BY_STEP, steps + 1)
+    mixtures = {name: curve for name, curve in curves.items() if curve.loads}
+    for name, curve in mixtures.items():
+        within = sum(curve.imbalance(step, WINDOW) < GOAL for step in later)
+        alone = sum(curve.imbalance(step) < GOAL for step in later)
         yield (
-            f"- {TITLES[name]}: imbalance {raw:.3f} at step {BY_STEP} (mean {mean:.3f}); below "
-            f"{GOAL} in {within} of the {len(rest)} steps from there on."
+            f"- {TITLES[name]}: at step {BY_STEP} the imbalance is {curve.imbalance(BY_STEP):.3f}, "
+            f"and {curve.imbalance(BY_STEP, WINDOW):.3f} over {WINDOW} steps. Of the {len(later)} "
+            f"steps from there on, {within} are below {GOAL} over {WINDOW} steps, {alone} alone."
         )
-    last = max(curves["dense"].validations)
     dense = curves["dense"]
-    for name in ("aux", "bias", "none"):
-        curve = curves[name]
+    last = max(dense.validations)
+    for name, curve in mixtures.items():
         trained = curve.loss(steps) - dense.loss(steps)
         validated = curve.validations[last] - dense.validations[last]
         yield (
@@ -218,12 +239,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train and write the page.")
     parser.add_argument("runs", type=Path, help="the folder of the runs")
     parser.add_argument("page", type=Path, help="the file to write")
-    parser.add_argument("--steps", type=int, default=400, help="steps of each run")
+    parser.add_argument("--steps", type=int, default=320, help="steps of each run")
+    parser.add_argument("--alone", action="store_true", help="on one rank, not on two")
     given = parser.parse_args()
     given.runs.mkdir(parents=True, exist_ok=True)
-    curves = {name: train_variant(name, given.runs, given.steps) for name in VARIANTS}
-    command = f"python -m bench.experts_curves RUNS {given.page} --steps {given.steps}"
-    given.page.write_text(page(curves, given.steps, command), encoding="utf-8")
+    curves = {name: train_variant(name, given) for name in VARIANTS}
+    given.page.write_text(page(curves, given), encoding="utf-8")
 
 
 if __name__ == "__main__":
