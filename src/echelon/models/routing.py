@@ -67,8 +67,9 @@ def gates_of(scores_NE: torch.Tensor, chosen_NK: torch.Tensor, experts: Experts)
 
 
 def counts_of(chosen_NK: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """Return how many tokens chose each expert, int64 [E]."""
-    return torch.bincount(chosen_NK.reshape(-1), minlength=num_experts)
+    """Return how many tokens chose each expert, int64 [E]; no host waits for it."""
+    chosen = chosen_NK.reshape(-1)
+    return chosen.new_zeros(num_experts).scatter_add_(0, chosen, torch.ones_like(chosen))
 
 
 def _within_best_groups(wanted_NE: torch.Tensor, experts: Experts) -> torch.Tensor:
