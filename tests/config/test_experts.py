@@ -92,13 +92,13 @@ def sparse(tmp_path: Path) -> Path:
         (
             [*MESH_4, "experts.chunks=5"],
             "chunks-divide-tokens",
-            "a rank sends 24 tokens to experts, 24 of a microbatch (24 % 5 = 4)",
+            "a rank sends the 24 tokens of a microbatch to experts (24 % 5 = 4)",
             ("experts.chunks = 4", "experts.chunks = 6"),
         ),
         (
             ["mesh.dp_shard=2", "mesh.tp=2", "mesh.ep=4", "experts.chunks=8"],
             "chunks-divide-tokens",
-            "a rank sends 12 tokens to experts, 24 of a microbatch / tp = 24 / 2 (12 % 8 = 4)",
+            "24 tokens of a microbatch / tp = 24 / 2 = 12 to experts (12 % 8 = 4)",
             ("experts.chunks = 6",),
         ),
         (

@@ -53,6 +53,18 @@ def test_products_of_all_units_are_those_of_the_model(run: str) -> None:
     assert set(times.forward_s) == set(unit_names(model.layers))
 
 
+def test_under_sequence_parallelism_tensor_ranks_share_what_leads_down_to_latent_vectors() -> None:
+    settings = ("mesh.tp=4", "cluster.preset=8xh100", "precision.parameters=bf16")
+    plans = [
+        plan_of(*settings, f"mesh.sequence_parallel={on}", run="deepseek-v3")
+        for on in ("false", "true")
+    ]
+    whole, shared = (modelled_times(plan).forward_s["layers.0"] for plan in plans)
+    weights = 7168 * (1536 + 512 + 64)
+    less = 2.0 * plans[0].local_tokens * weights * (1 - 1 / 4)
+    assert (whole - shared) * flops_rate(plans[0]) == pytest.approx(less, rel=1e-6)
+
+
 def test_tensor_ranks_share_a_unit() -> None:
     one, two = (modelled_times(plan_of(f"mesh.tp={tp}", "model.vocab=300")) for tp in (1, 2))
     for unit in ("layers.0", "head"):

@@ -100,11 +100,13 @@ def expert_tp_is_one_or_tp(view: View) -> Iterator[Fault]:
     require_experts(view)
     pieces, tp = view.integer(EXPERT_TP_KEY), view.integer(TP_KEY)
     if pieces not in (1, tp):
+        why = f"an expert is whole on a tensor rank (1), or each has a piece of it ({tp})"
+        if tp == 1:
+            why = "without other tensor ranks an expert is whole (1)"
         yield Fault(
             rule=EXPERT_TP_IS_ONE_OR_TP,
             key=EXPERT_TP_KEY,
-            message=f"{EXPERT_TP_KEY} = {pieces}, but {TP_KEY} = {tp}: an expert is whole on a "
-            f"tensor rank (1), or each has a piece of it ({tp})",
+            message=f"{EXPERT_TP_KEY} = {pieces}, but {TP_KEY} = {tp}: {why}",
             others=(TP_KEY,),
             ways=(each(EXPERT_TP_KEY, dict.fromkeys((1, tp))), each(TP_KEY, [pieces])),
         )

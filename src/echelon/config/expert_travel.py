@@ -108,11 +108,13 @@ def chunks(view: View) -> Iterator[Fault]:
         raise Unavailable(TP_KEY)
     rows = tokens // parts
     if rows % count:
-        how = f"{tokens} of a microbatch" + (f" / tp = {tokens} / {parts}" if parts > 1 else "")
+        how = f"the {tokens} tokens of a microbatch"
+        if parts > 1:
+            how = f"{tokens} tokens of a microbatch / tp = {tokens} / {parts} = {rows}"
         yield Fault(
             rule=CHUNKS_DIVIDE_TOKENS,
             key=CHUNKS_KEY,
-            message=f"{CHUNKS_KEY} = {count}, but a rank sends {rows} tokens to experts, {how} "
+            message=f"{CHUNKS_KEY} = {count}, but a rank sends {how} to experts "
             f"({rows} % {count} = {rows % count})",
             others=("batch.microbatch_sequences", "batch.sequence_length", TP_KEY),
             ways=(each(CHUNKS_KEY, near_divisors(rows, count)),),

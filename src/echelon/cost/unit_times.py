@@ -23,8 +23,9 @@ once more in B.
 
 Of a block with experts a token meets k of E, so their share of P is k/E (a little more where rows
 are padded, a little less where some are dropped); the load is balanced. Where experts are whole,
-tensor ranks share out the tokens that they route: N / tp meet the router and its choices. What is
-waited for of rows on their way to experts and back is counted (`cost/expert_times.py`).
+tensor ranks share out the tokens that they route: N / tp meet the router and its choices. So many
+meet, under sequence parallelism, what leads down to latent vectors, which every tensor rank has
+whole. What is waited for of rows on their way to experts is counted (`cost/expert_times.py`).
 
 What is left out: norms, activation functions and the softmax of the loss, documents (they are
 data), communication over tensor and context ranks, and that no device reaches its peak.
@@ -50,6 +51,10 @@ from echelon.schedule.simulate import Durations
 
 NOMINAL_FLOPS_PER_BYTE = 10.0
 """FLOP/s of a device whose peak is not known, for each byte/s of its memory: a core or a few."""
+
+
+LATENT_DOWN = (".q_down.weight", ".kv_down.weight")
+"""Matrices of latent attention that every tensor rank has whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,11 +236,12 @@ def _multiplied(plan: Plan) -> Mapping[str, float]:
     routed = 0.0
     if model.experts is not None:
         routed = balanced_memory(plan).rows_here / (plan.local_tokens * model.experts.num_experts)
+    shared_out = (ROUTER, *(LATENT_DOWN if plan.layout.sequence_parallel else ()))
     for spec in parameters(model):
         if len(spec.shape) < 2:
             continue
         if spec.layer is not None:
-            met = 1.0 / plan.mesh.tp if spec.name.endswith(ROUTER) else 1.0
+            met = 1.0 / plan.mesh.tp if spec.name.endswith(shared_out) else 1.0
             share = met if spec.expert is None else routed
             found[f"layers.{spec.layer}"] += spec.local_numel(pieces_of(plan, spec)) * share
         elif spec.name == HEAD or (spec.name == EMBEDDING and model.tied):
