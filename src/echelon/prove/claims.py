@@ -29,7 +29,8 @@ class Failure:
 class ClaimResult:
     """Hold how one claim fared in one precision.
 
-    `worst` is the tensor (or number) whose error is the largest share of what it may be.
+    `worst` is the tensor (or number) whose error is the largest share of what it may be; `note`
+    says what else there is to know.
     """
 
     rule: Rule
@@ -39,6 +40,7 @@ class ClaimResult:
     allowed: float
     worst: str
     failures: tuple[Failure, ...]
+    note: str = ""
 
     @property
     def holds(self) -> bool:
@@ -55,7 +57,7 @@ class Claim:
     """Name one claim: its rule, its sentence, and the comparisons that decide it.
 
     `if_said` claims are about what a subject need not say; one that says nothing is not judged.
-    `note` adds something to the sentence that is known after the comparisons only.
+    `note` says something that only the comparisons show.
     """
 
     rule: Rule
@@ -76,15 +78,15 @@ class Claim:
             load = _load(check)
             if load > share:
                 worst, share = check, load
-        note = self.note(evidence)
         return ClaimResult(
             rule=self.rule,
-            statement=f"{self.statement} ({note})" if note else self.statement,
+            statement=self.statement,
             compared=compared,
             max_error=worst.error if worst else 0.0,
             allowed=worst.allowed if worst else 0.0,
             worst=worst.subject if worst else "",
             failures=tuple(sorted(failures, key=lambda f: (f.step, f.position))),
+            note=self.note(evidence),
         )
 
 

@@ -52,7 +52,8 @@ def routes_note(evidence: Evidence) -> str:
     differ = sum(
         choice_error(evidence.plan, one)[1] + keep_error(evidence.plan, one)[1] for one in layers
     )
-    return f"{differ} of {sum(one.right_BTK[..., 0].numel() for one in layers)} by rounding"
+    count = sum(one.right_BTK[..., 0].numel() for one in layers)
+    return f"{differ} of {count} choices differ by rounding"
 
 
 def _subject(layer: int) -> str:

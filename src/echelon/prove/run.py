@@ -169,4 +169,5 @@ def _judge(variants: Sequence[_Variant], directory: Path, num_steps: int) -> tup
 def _mesh(plan: Plan) -> str:
     mesh = plan.mesh
     degrees = {"pp": mesh.pp, "dp": mesh.dp, "cp": mesh.cp, "tp": mesh.tp}
-    return " x ".join(f"{axis}{degree}" for axis, degree in degrees.items() if degree > 1) or "1"
+    ranks = " x ".join(f"{axis}{degree}" for axis, degree in degrees.items() if degree > 1) or "1"
+    return f"{ranks}, ep{mesh.ep}" if mesh.ep > 1 else ranks
