@@ -1,5 +1,7 @@
 """What the experts of a rank compute of the rows that arrive: one expert after the other.
 
+Where one launch does it for all of them (`grouped.py`), that is used.
+
 The gate of a row weights the inner activation, so what comes out is weighted already: nothing of
 the outputs need be kept for the gradient of the gates. Weight gradients are put off until a
 collective is in flight, and written straight into the buckets. An expert without rows has a
@@ -17,6 +19,7 @@ import torch
 
 from echelon.models.moe import Expert
 from echelon.parallel.expert.gated import gated, gated_backward
+from echelon.parallel.expert.grouped import Grouped
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.products import product
 
@@ -34,6 +37,12 @@ class FeedForward(torch.autograd.Function):
         store: GradientStore,
     ) -> torch.Tensor:
         """Return y_RD for rows that lie side by side by expert, `counts` of each."""
+        ctx.experts, ctx.counts, ctx.store = experts, counts, store
+        ctx.grouped = Grouped.of(rows_RD, experts, counts, store)
+        if ctx.grouped is not None:
+            y_RD, gate_up = ctx.grouped.forward(rows_RD, gates_R)
+            ctx.save_for_backward(rows_RD, gates_R, gate_up)
+            return y_RD
         y_RD = torch.empty_like(rows_RD)
         inners: list[torch.Tensor] = []
         parts = zip(experts, _split(counts, rows_RD, gates_R, y_RD), strict=True)
@@ -42,7 +51,6 @@ class FeedForward(torch.autograd.Function):
             inners.append(gate_up)
             product(gated(gate_up, gates), expert.down.weight, out=y)
         ctx.save_for_backward(rows_RD, gates_R, *inners)
-        ctx.experts, ctx.counts, ctx.store = experts, counts, store
         return y_RD
 
     @staticmethod
@@ -51,6 +59,9 @@ class FeedForward(torch.autograd.Function):
         rows_RD, gates_R, *inners = ctx.saved_tensors
         store: GradientStore = ctx.store
         dy_RD = dy_RD.contiguous()
+        if ctx.grouped is not None:
+            saved = (rows_RD, gates_R, *inners)
+            return (*ctx.grouped.backward(dy_RD, saved, store), None, None, None)
         dx_RD, dgates_R = torch.empty_like(rows_RD), torch.empty_like(gates_R)
         split = _split(ctx.counts, rows_RD, gates_R, dy_RD, dx_RD, dgates_R)
         for expert, gate_up, parts in zip(ctx.experts, inners, split, strict=True):
