@@ -18,6 +18,7 @@ FIRST, LAST = "layers.0.mlp", "layers.1.mlp"
 ROUTER = f"{LAST}.router.weight"
 EXPERT = f"{LAST}.experts.3.down.weight"
 AUX = Balance(kind="aux", aux_coefficient=0.1)
+Z_LOSS = Balance(z_coefficient=0.01)
 BIAS = Balance(kind="bias", bias_rate=0.05)
 ONE_OF_EIGHT = replace(MIXTRAL, experts=Experts(num_experts=8, top_k=1, ffn=12))
 EP2: dict[str, Any] = {"dp_shard": 2, "ep": 2}
@@ -126,13 +127,36 @@ PLANTED = (
         recompute=Recompute(policy="full"),
         **EP2,
     ),
+    gradient(
+        "slices_reversed",
+        EXPERT,
+        "slices permuted",
+        "edp_shard",
+        dp_shard=4,
+        ep=2,
+        experts=ExpertLayout(zero_stage=2),
+    ),
+    gradient(
+        "stale_gathered_experts",
+        f"{LAST}.experts.0.gate.weight",
+        "stale",
+        "edp_shard",
+        step=1,
+        rule="prove-microbatch-loss",
+        dp_shard=4,
+        ep=2,
+        zero=Zero(stage=3),
+        experts=ExpertLayout(zero_stage=3),
+    ),
+    gradient("losses_forgotten", ROUTER, "zero", "", step=1, balance=AUX, **EP2),
+    gradient("losses_times_tp", ROUTER, "tp", "tp", balance=Z_LOSS, microbatches=3, **WHOLE),
     gradient("divided_by_data_ranks", EXPERT, "1/dp", "dp", dp_shard=4, ep=2),
     gradient("summed_over_data_ranks", EXPERT, "wrong group", "ep", **EP2),
     gradient("experts_not_summed", EXPERT, "missing sum", "edp", dp_shard=4, ep=2),
-    gradient("aux_times_tp", ROUTER, "tp", "tp", step=1, balance=AUX, microbatches=3, **WHOLE),
-    gradient("aux_times_dp", ROUTER, "dp", "dp", step=1, balance=AUX, dp_shard=4, ep=2),
+    gradient("losses_times_tp", ROUTER, "tp", "tp", step=1, balance=AUX, microbatches=3, **WHOLE),
+    gradient("losses_times_dp", ROUTER, "dp", "dp", step=1, balance=AUX, dp_shard=4, ep=2),
     gradient(
-        "aux_times_microbatches",
+        "losses_times_microbatches",
         ROUTER,
         "microbatches",
         "microbatches",

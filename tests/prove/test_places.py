@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from echelon.core.experts import ExpertLayout
 from echelon.prove.diagnosis import Finding
-from echelon.prove.places import grouped_axes, narrowed, shard_axis, telling_axis
+from echelon.prove.places import (
+    grouped_axes,
+    narrowed,
+    shard_axis,
+    telling_axis,
+    telling_groups,
+)
+from tests.parallel.layouts import MIXTRAL, plan_of
 from tests.prove.layouts import layout
 
 HYBRID = layout(dp=4, tp=2, zero={"stage": 2}, mesh={"dp_replicate": 2, "dp_shard": 2})
@@ -44,3 +52,26 @@ def test_a_finding_keeps_the_axis_that_it_has() -> None:
     known = narrowed(HYBRID, Finding(factor="2", says="twice", axis="pp"), {2, 3, 6, 7}, range(8))
     assert known.axis == "pp"
     assert narrowed(HYBRID, finding, set(range(8)), range(8)) == finding
+
+
+def test_ranks_that_hold_the_same_experts_are_told_from_those_that_hold_others() -> None:
+    # Expert groups are 0 1 and 2 3; ranks 0 and 2 hold the same experts.
+    plan = plan_of(model=MIXTRAL, dp_shard=4, ep=2)
+    assert dict(telling_groups(plan, expert=True)) == {
+        "edp": ((0, 2), (1, 3)),
+        "ep": ((0, 1), (2, 3)),
+        "pp": ((0,), (1,), (2,), (3,)),
+    }
+    assert telling_axis(plan, {2, 3}, range(4), expert=True) == ("edp", [1])
+    assert telling_axis(plan, {1, 3}, range(4), expert=True) == ("ep", [1])
+    cut = plan_of(
+        model=MIXTRAL, tp=2, dp_shard=2, ep=2, experts=ExpertLayout(expert_tp=2, zero_stage=1)
+    )
+    assert [axis for axis, _ in telling_groups(cut, expert=True)] == [
+        "edp_shard",
+        "dp_replicate",
+        "edp",
+        "ep",
+        "tp",
+        "pp",
+    ]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from echelon.core.axis import SHARD_AXES, Axis
+from echelon.cost.buckets import shard_degree, slice_index
 from echelon.prove.checks import Evidence
 from echelon.prove.diagnosis import Finding
 from echelon.prove.factors import EXPLAINED
@@ -23,12 +24,18 @@ def slices_of_others(
 ) -> Iterator[Finding]:
     """Find the right gradient of another slice in a wrong piece."""
     plan = evidence.plan
-    if not plan.layout.zero.stage or plan.mesh.degree(*SHARD_AXES) == 1:
+    expert = bool(wrong) and evidence.observed.specs[wrong[0].name].expert is not None
+    if shard_degree(plan, expert=expert) == 1:
         return
     for piece in wrong[:4]:
         owners = sorted(_owners(evidence, oracle, piece) - {piece.rank})
         if not owners:
             continue
+        if expert:
+            place, other = (slice_index(plan, r, expert=True) for r in (piece.rank, owners[0]))
+            says = f"edp_shard {place} holds the slice of edp_shard {other}: slices are permuted"
+            yield Finding(factor="slices permuted", says=says, axis="edp_shard")
+            return
         group = [r for r in owners if r in plan.mesh.group(piece.rank, *SHARD_AXES)]
         other = group[0] if group else owners[0]
         here, there = plan.mesh.coordinates(piece.rank), plan.mesh.coordinates(other)

@@ -12,7 +12,7 @@ import torch
 
 from echelon.core.axis import SHARD_AXES
 from echelon.core.plan import Plan
-from echelon.cost.buckets import unit_of
+from echelon.cost.buckets import shard_degree, unit_of
 from echelon.prove.checks import Evidence
 from echelon.prove.diagnosis import Finding
 from echelon.prove.oracle import OracleStep, build_decoder
@@ -36,6 +36,16 @@ def stale_variants(evidence: Evidence, oracle: OracleStep) -> Iterator[Variant]:
     for unit, names in (*units.items(), ("the whole model", list(oracle.before))):
         says = f"the forward pass uses {unit} as it was before the last update"
         yield _variant(plan, names, mixed(oracle.before, old, names), (says, axis), oracle.routing)
+    specs = evidence.observed.specs
+    for unit, names in units.items():
+        experts = [name for name in names if specs[name].expert is not None]
+        if experts:
+            says = (
+                f"the forward pass uses the experts of {unit} as they were before the last update"
+            )
+            among = "edp_shard" if shard_degree(plan, expert=True) > 1 else ""
+            values = mixed(oracle.before, old, experts)
+            yield _variant(plan, experts, values, (says, among), oracle.routing)
     for index in range(_num_slices(plan)):
         slices = _slices(evidence, oracle.step, index)
         for unit, names in (*units.items(), ("the whole model", list(oracle.before))):

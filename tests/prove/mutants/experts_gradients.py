@@ -19,6 +19,7 @@ from echelon.parallel.expert.balance import Balancer
 from echelon.parallel.expert.router import AttachLoss, Router
 from echelon.parallel.rows import GatherRows
 from echelon.parallel.sequence import own_rows
+from echelon.parallel.zero import Residency
 from echelon.train import engine
 from tests.prove.mutants.planting import change_hops, change_routes, mutant
 
@@ -64,20 +65,26 @@ def _losses_times(patch: pytest.MonkeyPatch, times: int) -> None:
 
 
 @mutant
-def aux_times_tp(patch: pytest.MonkeyPatch, plan: Plan) -> None:
-    """Let each tensor rank add the whole auxiliary loss."""
+def losses_forgotten(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Tell the losses of routers, and give no gradient of them."""
+    _losses_times(patch, 0)
+
+
+@mutant
+def losses_times_tp(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Let each tensor rank add the losses of routers whole."""
     _losses_times(patch, plan.mesh.tp)
 
 
 @mutant
-def aux_times_dp(patch: pytest.MonkeyPatch, plan: Plan) -> None:
-    """Forget to divide the auxiliary loss by the number of data ranks."""
+def losses_times_dp(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Forget to divide the losses of routers by the number of data ranks."""
     _losses_times(patch, plan.mesh.dp)
 
 
 @mutant
-def aux_times_microbatches(patch: pytest.MonkeyPatch, plan: Plan) -> None:
-    """Forget to divide the auxiliary loss by the number of microbatches."""
+def losses_times_microbatches(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Forget to divide the losses of routers by the number of microbatches."""
     _losses_times(patch, plan.num_microbatches)
 
 
@@ -199,3 +206,35 @@ def slices_by_dense_index(patch: pytest.MonkeyPatch, plan: Plan) -> None:
         return index % data.shard_degree(plan, expert=True) if expert else index
 
     patch.setattr(data, "slice_index", dense)
+
+
+@mutant
+def slices_reversed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Number the slices of experts from the last rank to the first."""
+
+    def turned(plan: Plan, rank: int, *, expert: bool = False) -> int:
+        index = slice_index(plan, rank, expert=expert)
+        return data.shard_degree(plan, expert=True) - 1 - index if expert else index
+
+    patch.setattr(data, "slice_index", turned)
+
+
+@mutant
+def stale_gathered_experts(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Gather the experts of the last block from slices that are one update old."""
+    gather, end_pass = Residency._gather, Residency.end_pass
+    kept: dict[str, torch.Tensor] = {}
+
+    def remember(self: Residency) -> None:
+        end_pass(self)
+        kept.update({bucket.name: bucket.value_slice.clone() for bucket in self._sliced})
+
+    def old(self: Residency, bucket: Any) -> None:
+        fresh = bucket.value_slice
+        if bucket.plan.expert and bucket.plan.names[0].startswith("layers.1."):
+            bucket.value_slice = kept.get(bucket.name, fresh)
+        gather(self, bucket)
+        bucket.value_slice = fresh
+
+    patch.setattr(Residency, "end_pass", remember)
+    patch.setattr(Residency, "_gather", old)
