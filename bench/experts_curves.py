@@ -83,10 +83,14 @@ class Curve:
 
 def settings_of(variant: str, given: argparse.Namespace) -> list[str]:
     """Return the settings of a variant."""
-    alone = ["mesh.dp_shard=1", *(["mesh.ep=1"] if variant != "dense" else [])]
+    mesh: list[str] = []
+    if variant == "dense":
+        mesh = [] if given.alone else ["mesh.dp_replicate=2"]
+    elif given.alone:
+        mesh = ["mesh.dp_shard=1", "mesh.ep=1"]
     shared = [
         f"train.runs_dir={given.runs}",
-        *(alone if given.alone else []),
+        *mesh,
         f"train.steps={given.steps}",
         f"train.run_name={variant}",
         "train.validate_every=80",
@@ -99,12 +103,12 @@ def settings_of(variant: str, given: argparse.Namespace) -> list[str]:
 
 def run_file(variant: str, folder: Path) -> Path:
     """Return the example without what it says of loads; of a dense model, of experts."""
-    dropped = ["[experts]", *(["[model.experts]"] if variant == "dense" else [])]
+    dropped = ["[experts]", *(["[model.experts]", "[mesh]"] if variant == "dense" else [])]
     kept: list[str] = []
     table = ""
     for line in EXAMPLE.read_text(encoding="utf-8").splitlines():
         table = line if line.startswith("[") else table
-        if table not in dropped and not (variant == "dense" and line.startswith("ep =")):
+        if table not in dropped:
             kept.append(line)
     path = folder / f"{variant}.toml"
     path.write_text("\n".join(kept) + "\n", encoding="utf-8")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from echelon.core.errors import CheckpointError
 from echelon.launch.culprit import RankFailure
@@ -130,3 +131,27 @@ def test_another_balance_is_other_mathematics(
     with pytest.raises((CheckpointError, RankFailure), match="other mathematics") as caught:
         train(rank_pool, tmp_path, data, (*FP64, *kept, *EP4, change), resume=middle)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("with_biases", [True, False], ids=["biases", "no biases"])
+def test_a_file_of_weights_brings_the_biases_that_it_has(
+    with_biases: bool, rank_pool: RankPool, tmp_path: Path, data: Path, unbroken: Path
+) -> None:
+    tensors = {
+        name.partition("/")[2]: tensor
+        for name, tensor in whole_state(checkpoint_of(unbroken, 8)).items()
+        if name.startswith(("parameters/", "router_bias/") if with_biases else "parameters/")
+    }
+    name = "layers.1.mlp.router.bias"
+    begun = torch.tensor([0.5, -0.25, 0.0, 0.125], dtype=torch.float64)
+    if with_biases:
+        tensors[name] = begun
+    save_file(tensors, tmp_path / "model.safetensors")
+    weights = f"train.weights={tmp_path / 'model.safetensors'}"
+    steps = ("train.steps=2", "optimizer.warmup_steps=1")
+    train(rank_pool, tmp_path / "run", data, (*FP64, *EXPERTS, *EP4, *steps, weights))
+    after = whole_state(checkpoint_of(tmp_path / "run", 2))[f"router_bias/{name}"]
+    moved = after - (begun if with_biases else 0.0)
+    # Two steps moved each by 0.01, one way or the other.
+    torch.testing.assert_close(moved / 0.01, (moved / 0.01).round(), rtol=0, atol=1e-9)
+    assert moved.abs().max() <= 0.02 + 1e-12
