@@ -16,7 +16,7 @@ from echelon.cost.bytes_sent import bytes_sent_alike
 from echelon.cost.choices import Choice, zero_choices
 from echelon.cost.data_bytes import muon_bytes
 from echelon.cost.muon import muon_exchange
-from echelon.cost.stage import pp_rank_of, rank_part
+from echelon.cost.stage import expert_index_of, pp_rank_of, rank_part
 from echelon.cost.terms import HeldTerm, Pool, SentTerm
 from echelon.cost.transient import held_at_most
 
@@ -112,10 +112,11 @@ def _muon(plan: Plan, pp_rank: int, ranks: Sequence[int]) -> dict[int, tuple[Sen
     """Return what each rank at a place sends of Muon's matrices; nothing without Muon."""
     if plan.mathematics.optimizer.kind != "muon":
         return {}
-    exchange = muon_exchange(plan, pp_rank)
+    shares = {rank: expert_index_of(plan, rank) for rank in ranks}
+    exchanges = {share: muon_exchange(plan, pp_rank, share) for share in {*shares.values()}}
     return {
-        rank: tuple(term for term in muon_bytes(plan, exchange, rank) if term.bytes)
-        for rank in ranks
+        rank: tuple(term for term in muon_bytes(plan, exchanges[share], rank) if term.bytes)
+        for rank, share in shares.items()
     }
 
 

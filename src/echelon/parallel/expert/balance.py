@@ -136,7 +136,7 @@ class Balancer:
         )
 
     def update(self) -> None:
-        """Move the biases against the loads of the step that has ended, and take over its shares."""
+        """Move the biases against the loads of the last step, and take over its shares."""
         for layer, load in self._loads.items():
             counts_E = torch.tensor(load.counts, dtype=torch.float64, device=self._device)
             total = counts_E.sum()

@@ -4,14 +4,15 @@ Split: the experts, `num_experts / ep` on each rank of the expert group.
 Sent:  the counts for each expert (all-to-all), then each token once for each of its experts on
        other ranks, with its gate (uneven all-to-all); the outputs back the same way; in backward
        the transposes of both.
-Bytes: `cost.experts.dispatch_bytes`.
+Bytes: `cost.expert_dispatch.flat_bytes`.
 Must divide: ep | num_experts; ep | dp_shard x cp (x tp where experts are whole).
 Source: Lepikhin et al., "GShard", 2020; Rajbhandari et al., "DeepSpeed-MoE", 2022, section 5.
 
 A carrier has two motions, each the transpose of the other: `scatter` copies rows of tokens to the
-experts, `collect` adds up what experts made of them, token by token. So forward is scatter, experts,
-collect, and so is backward. Assignments are sorted by expert once; what arrives is arranged so that
-the rows of an expert lie side by side, in the order of the ranks that they come from.
+experts, `collect` adds up what experts made of them, token by token. So forward is scatter,
+experts, collect, and so is backward. Assignments are sorted by expert once; what arrives is
+arranged so that the rows of an expert lie side by side, in the order of the ranks that they come
+from.
 
 Shape suffixes: n tokens of this rank, K experts of a token, S assignments that leave, R rows that
 arrive, D hidden, E experts.
