@@ -11,12 +11,21 @@ from typing import Any
 import pytest
 
 from echelon.core.errors import CheckpointError
+from echelon.core.experts import Balance
 from echelon.core.plan import Mathematics
 from echelon.train.checkpoint.index import INDEX_FILE, read_index
 from tests.train.checkpoint.ranks import IDENTITY, SHAPE, load, make_tensors, save
 
 TENSORS = make_tensors()
-LATER = ("documents", "model.causal", "model.window", "model.soft_cap", "optimizer.decay")
+LATER = (
+    "documents",
+    "balance",
+    "model.causal",
+    "model.window",
+    "model.soft_cap",
+    "model.latent",
+    "optimizer.decay",
+)
 
 
 @pytest.fixture
@@ -45,6 +54,7 @@ def test_what_was_not_written_then_had_its_default(old: Path) -> None:
         (lambda m: replace(m, model=replace(SHAPE, window=8)), "model.window was None, is 8"),
         (lambda m: replace(m, model=replace(SHAPE, causal=False)), "causal was True, is False"),
         (lambda m: replace(m, documents="separate"), "documents was 'joined', is 'separate'"),
+        (lambda m: replace(m, balance=Balance(kind="aux")), "balance.kind was 'none', is 'aux'"),
         (
             lambda m: replace(m, optimizer=replace(m.optimizer, decay="all")),
             "optimizer.decay was 'matrices', is 'all'",
