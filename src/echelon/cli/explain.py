@@ -1,8 +1,9 @@
 """`echelon explain`: why a rule exists, with an example that breaks it and one that works.
 
-Three pages are no rules: `echelon explain zero` derives what ranks hold and send at each ZeRO
+Four pages are no rules: `echelon explain zero` derives what ranks hold and send at each ZeRO
 stage, `echelon explain pipeline` what they wait and hold under each schedule, `echelon explain
-context` how a long sequence is split, and which way fits a run.
+context` how a long sequence is split, and which way fits a run, `echelon explain experts` how
+tokens get to experts, and what that costs a run.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from cyclopts import Parameter
 
 from echelon.cli.explain_context import context_json, context_text
 from echelon.cli.explain_context_fits import ask_context
+from echelon.cli.explain_experts import ask_experts, experts_page_json, experts_page_text
 from echelon.cli.explain_pipeline import ask_pipeline, pipeline_json, pipeline_text
 from echelon.cli.explain_zero import ask, zero_json, zero_text
 from echelon.cli.flags import Json, Settings
@@ -29,7 +31,13 @@ LIST_WIDTH = 120
 ZERO = "zero"
 PIPELINE = "pipeline"
 CONTEXT = "context"
-PAGES = {ZERO: "--degree 4", PIPELINE: "--pp 4", CONTEXT: "nano --set mesh.cp=2"}
+EXPERTS = "experts"
+PAGES = {
+    ZERO: "--degree 4",
+    PIPELINE: "--pp 4",
+    CONTEXT: "nano --set mesh.cp=2",
+    EXPERTS: "mixtral-8x7b",
+}
 """The pages that are no rules, and flags that they take."""
 
 Asked = TypeVar("Asked")
@@ -40,11 +48,12 @@ def explain(
         str | None,
         Parameter(
             help="The id in the brackets of an error; or zero: what ZeRO holds and sends; or "
-            "pipeline: what each schedule waits and holds; or context: how sequences are split."
+            "pipeline: what each schedule waits and holds; or context: how sequences are split; or "
+            "experts: how tokens get to experts."
         ),
     ] = None,
     run: Annotated[
-        str | None, Parameter(help="With context: a run.toml, or the name of a preset.")
+        str | None, Parameter(help="With context or experts: a run.toml, or a preset.")
     ] = None,
     /,
     *,
@@ -76,10 +85,17 @@ def explain(
         "--precision": precision,
     }
     of_pipeline = {"--pp": pp, "--microbatches": microbatches}
-    of_context = {"RUN": run, "--set": settings or None}
-    for page, flags in ((ZERO, of_zero), (PIPELINE, of_pipeline), (CONTEXT, of_context)):
-        if rule != page:
-            _refuse_without_effect(flags, page)
+    of_run = {"RUN": run, "--set": settings or None}
+    for pages, flags in (
+        ((ZERO,), of_zero),
+        ((PIPELINE,), of_pipeline),
+        ((CONTEXT, EXPERTS), of_run),
+    ):
+        if rule not in pages:
+            _refuse_without_effect(flags, pages)
+    if rule == EXPERTS:
+        forms = experts_page_json, experts_page_text
+        return _show(EXPERTS, ask_experts(run, settings), forms, json)
     if rule == CONTEXT:
         return _show(CONTEXT, ask_context(run, settings), (context_json, context_text), json)
     if rule == PIPELINE:
@@ -124,14 +140,15 @@ def _explain_rule(rule: str | None, *, as_json: bool) -> None:
         print(known[rule].page(), end="")
 
 
-def _refuse_without_effect(flags: Mapping[str, object], page: str) -> None:
+def _refuse_without_effect(flags: Mapping[str, object], pages: tuple[str, ...]) -> None:
     given = [flag for flag, value in flags.items() if value is not None]
     if given:
+        named = " and ".join(f"`echelon explain {page}`" for page in pages)
         raise ConfigError(
             BAD_ARGUMENT.problem(
-                f"{' '.join(given)} has an effect on `echelon explain {page}` only",
+                f"{' '.join(given)} has an effect on {named} only",
                 set_by="the command line",
-                works=(f"echelon explain {page} {PAGES[page]}",),
+                works=tuple(f"echelon explain {page} {PAGES[page]}" for page in pages),
             )
         )
 
