@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -227,6 +228,22 @@ def test_every_setting_of_experts_is_met_and_stays_in_a_proof() -> None:
         product(("global", "sequence", "microbatch"), ("position", "score"), (False, True))
     )
     assert {("tp2", 1), ("tp2", 2), ("cp2", 1), ("cp2", 2), ("dp2", 2)} < folds
+
+
+@pytest.mark.parametrize("family", [zero_cases, pipeline_cases, context_cases])
+def test_other_matrices_have_experts_too(family: Callable[[], Iterator[AnyCase]]) -> None:
+    kinds: set[tuple[int, int, int]] = set()
+    for case in family():
+        if case.turn % 3:  # building pipelines takes its time
+            continue
+        plan = case.plan()
+        layout = plan.layout.experts
+        if plan.model.experts is not None:
+            assert not [*expert_problems(plan), *expert_problems(shrink(plan))]
+            kinds.add((plan.mesh.ep, layout.expert_tp, layout.zero_stage))
+    assert {ep for ep, _, _ in kinds} == {1, 2}
+    assert {pieces for _, pieces, _ in kinds} == {1, 2}
+    assert {stage for _, _, stage in kinds} >= ({0, 3} if family is context_cases else {0, 1, 2, 3})
 
 
 @pytest.mark.parametrize("load", ["even", "empty", "one", "scores"])

@@ -4,7 +4,8 @@ Kind x cp {2, 4} x mask {causal, full, documents of very unequal length, sliding
 key/value heads as query heads, half, one for each tensor rank} x {alone, tp2 with and without
 sequence parallelism, dp2 with ZeRO-3, pp2 with 1F1B, tp2 x pp2 (up to 16 ranks)}. What else there
 is turns with the case: the kind of model (positions, norms, biases, dropout), the length of the
-window, masks that are two of these at once, a soft cap, recompute, accumulation, the optimizer.
+window, masks that are two of these at once, a soft cap, recompute, accumulation, the optimizer,
+experts.
 Token counts are uneven over the data ranks everywhere, and over the context ranks in nearly all.
 """
 
@@ -27,6 +28,7 @@ from echelon.core.plan import (
     Zero,
 )
 from echelon.prove.cases import one_machine, turn_of, turned_model, turned_optimizer
+from echelon.prove.mixed_in import with_experts
 from echelon.prove.pipeline_cases import KINDS, OPTIMIZERS
 
 MASKS = ("causal", "full", "documents", "window")
@@ -104,7 +106,8 @@ def _plan(case: ContextCase) -> Plan:
         seed=turn % 1000,
         optimizer=replace(turned_optimizer(turn), kind=OPTIMIZERS[turn // 32 % 3]),
     )
-    return Plan(name=case.name, mathematics=mathematics, layout=layout, cluster=one_machine())
+    plan = Plan(name=case.name, mathematics=mathematics, layout=layout, cluster=one_machine())
+    return with_experts(plan, case.turn // 8192)
 
 
 def _ulysses_degree(case: ContextCase) -> int:

@@ -5,7 +5,7 @@ ZeRO 0 to 3} x recompute {none, full} x {tied, untied} x microbatches {p, 2p, 3p
 schedule takes them, else the next number that it takes). What else there is turns with the case:
 uneven stages and empty ones, sequence parallelism, when gradients are reduced and parameters freed,
 the optimizer, and of a schedule that no builder makes the placement of its stages, its order, which
-backward passes are split, and whether microbatches cross the ranks both ways.
+backward passes are split, whether microbatches cross the ranks both ways, and experts.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from echelon.core.plan import (
     ZeroStage,
 )
 from echelon.prove.cases import POLICIES, one_machine, turn_of, turned_model, turned_optimizer
+from echelon.prove.mixed_in import with_experts
 from echelon.schedule.action import Action, ActionKind
 from echelon.schedule.automatic import find_schedule
 from echelon.schedule.build import SCHEDULES
@@ -132,7 +133,8 @@ def _plan(case: PipelineCase) -> Plan:
         seed=turn % 1000,
         optimizer=replace(turned_optimizer(turn), kind=OPTIMIZERS[turn // 32 % 3]),
     )
-    return Plan(name=case.name, mathematics=mathematics, layout=layout, cluster=one_machine())
+    plan = Plan(name=case.name, mathematics=mathematics, layout=layout, cluster=one_machine())
+    return with_experts(plan, turn // 4096)
 
 
 def _pipeline(case: PipelineCase, count: int) -> Pipeline:

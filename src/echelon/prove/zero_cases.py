@@ -5,7 +5,7 @@ dp2 x tp2 x pp2} x accumulation {1, 3} x recompute {none, full} x {AdamW, SGD, M
 {on the device, in host memory, in files} x {tied, untied}. What else ZeRO can be told turns with
 the case: when gradients are reduced, whether and when parameters are freed, how far ahead and how
 many at a time they are gathered, which of them are never cut, where the slices of parameters rest,
-what decays, sequence parallelism, and whether the data ranks of stage 0 are of one kind.
+what decays, sequence parallelism, experts, and whether the data ranks of stage 0 are of one kind.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from echelon.core.plan import (
     ZeroStage,
 )
 from echelon.prove.cases import POLICIES, one_machine, turn_of, turned_model, turned_optimizer
+from echelon.prove.mixed_in import with_experts
 
 STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
 OPTIMIZERS: tuple[OptimizerKind, ...] = ("adamw", "sgd", "muon")
@@ -137,7 +138,8 @@ def _plan(case: ZeroCase) -> Plan:
             turned_optimizer(turn), kind=case.optimizer, decay=DECAYS[turn // 7 % len(DECAYS)]
         ),
     )
-    return Plan(name=case.name, mathematics=mathematics, layout=layout, cluster=one_machine())
+    plan = Plan(name=case.name, mathematics=mathematics, layout=layout, cluster=one_machine())
+    return with_experts(plan, case.turn // 16384)
 
 
 def _zero(case: ZeroCase) -> Zero:
