@@ -1,0 +1,197 @@
+"""One block of experts in bf16 on one device: `python -m bench.gpu.experts`.
+
+Echelon with grouped products (one launch for all experts) and without, beside the block of
+transformers with its grouped products and eager. Forward, backward and weight gradients of one
+batch; all cases take turns, a turn being some steps in a row. `--device cpu` is a rehearsal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+
+from bench.moe_case import BLOCK, moe_plan
+from bench.moe_spec import Variant, moe_case, parse_size
+from bench.spec import Size
+from echelon.core.event import NoEvents
+from echelon.core.parameters import parameters
+from echelon.core.plan import Plan, Precision
+from echelon.models.batch import TokenBatch
+from echelon.models.initial import initial_values
+from echelon.models.moe import MixtureOfExperts
+from echelon.parallel.apply import apply_plan
+from echelon.parallel.device_mesh import Wanted, rank_groups
+from echelon.parallel.expert import grouped
+from echelon.parallel.recorder import Recorder
+
+Step = Callable[[], torch.Tensor]
+BF16 = Precision(parameters="bf16", gradients="bf16", reduction="bf16", master="fp32")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a table per size; exit 3 where torch sees no GPU."""
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu.experts", description=__doc__)
+    add = parser.add_argument
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="where to run (cuda)")
+    add(
+        "--sizes",
+        default="16384x2048x1408,16384x4096x14336",
+        help="TOKENSxHIDDENxFFN (%(default)s)",
+    )
+    add("--experts", type=int, default=8, help="experts, of which a token meets 2 (%(default)s)")
+    add("--steps", type=int, default=5, help="timed steps in a row (5)")
+    add("--repeats", type=int, default=5, help="turns of every case; the median counts (5)")
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("not run: torch sees no CUDA device", file=sys.stderr)
+        return 3
+    device = torch.device(options.device)
+    for text in options.sizes.split(","):
+        variant = Variant(num_experts=options.experts)
+        steps = dict(cases(parse_size(text), variant, device))
+        print("\n".join(table(text, steps, options, device)), flush=True)
+    return 0
+
+
+def cases(size: Size, variant: Variant, device: torch.device) -> Iterator[tuple[str, Step]]:
+    """Yield the step of each case by its name; all have the same weights and tokens."""
+    plan = moe_plan(moe_case(variant).settings(size))
+    plan = replace(plan, mathematics=replace(plan.mathematics, precision=BF16))
+    generator = torch.Generator().manual_seed(1)
+    shape = (size.sequence * size.global_sequences, size.hidden)
+    x, dy = (torch.randn(shape, generator=generator).to(device, torch.bfloat16) for _ in range(2))
+    ours = _echelon(plan, x, dy)
+    if grouped.has_kernel(x):
+        yield "Echelon, grouped products", ours
+    yield "Echelon, one expert after the other", _one_by_one(ours)
+    try:
+        for way in ("grouped_mm", "eager"):
+            yield f"transformers Mixtral, {way}", _transformers(plan, way, x, dy)
+    except ImportError:
+        print("transformers is not installed", file=sys.stderr)
+
+
+def _echelon(plan: Plan, x_ND: torch.Tensor, dy_ND: torch.Tensor) -> Step:
+    groups = rank_groups(plan.mesh, Recorder(0, NoEvents()), Wanted.by(plan))
+    model = apply_plan(plan, groups, x_ND.device)
+    mixture = cast(MixtureOfExperts, model.stages[0].layers["0"].mlp)
+    sequences, length = plan.mathematics.global_sequences, plan.mathematics.sequence_length
+    tokens_BT = torch.zeros(sequences, length, dtype=torch.int64, device=x_ND.device)
+    ids_B = torch.arange(sequences, device=x_ND.device)
+    batch = TokenBatch.from_rows(tokens_BT, tokens_BT, ids_B)
+    balancer = model.balancer
+    assert balancer is not None
+
+    def step() -> torch.Tensor:
+        model.store.start_step()
+        balancer.start_step(1.0)
+        model.store.start_backward(last=False)
+        y_ND = mixture(x_ND.detach().requires_grad_(), batch)
+        y_ND.backward(dy_ND)
+        model.store.run_deferred()
+        return y_ND.detach()
+
+    return step
+
+
+def _one_by_one(step: Step) -> Step:
+    def without() -> torch.Tensor:
+        with _no_kernel():
+            return step()
+
+    return without
+
+
+@contextmanager
+def _no_kernel() -> Iterator[None]:
+    kept = grouped.has_kernel
+    grouped.has_kernel = lambda x: False
+    try:
+        yield
+    finally:
+        grouped.has_kernel = kept
+
+
+def _transformers(plan: Plan, way: str, x_ND: torch.Tensor, dy_ND: torch.Tensor) -> Step:
+    from transformers import MixtralConfig
+    from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+
+    experts = plan.model.experts
+    assert experts is not None
+    sizes: dict[str, Any] = {
+        "hidden_size": plan.model.hidden,
+        "intermediate_size": experts.ffn,
+        "num_local_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
+        "experts_implementation": way,
+    }
+    block: Any = MixtralSparseMoeBlock(MixtralConfig(**sizes)).train()
+    with torch.no_grad():
+        for spec in parameters(plan.model):
+            if not spec.name.startswith(BLOCK):
+                continue
+            values = initial_values(plan.model, spec, plan.mathematics.seed)
+            part = spec.name.split(".")[-2]
+            if spec.expert is None:
+                block.gate.weight.copy_(values)
+            elif part == "down":
+                block.experts.down_proj[spec.expert].copy_(values)
+            else:
+                block.experts.gate_up_proj[spec.expert].chunk(2)[part == "up"].copy_(values)
+    block.to(x_ND.device, torch.bfloat16)
+
+    def step() -> torch.Tensor:
+        block.zero_grad()
+        y_ND: torch.Tensor = block(x_ND.detach().requires_grad_()[None])[0]
+        y_ND.backward(dy_ND)
+        return y_ND.detach()
+
+    return step
+
+
+def table(
+    size: str, steps: dict[str, Step], options: argparse.Namespace, device: torch.device
+) -> list[str]:
+    """Return the lines of a table: medians over turns, and how far outputs lie from the first."""
+    outputs = {name: step().float() for name, step in steps.items()}
+    first = next(iter(outputs.values()))
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(options.repeats):
+        for name, step in steps.items():
+            times[name].append(_timed(step, options.steps, device))
+    lines = [f"{size}, bf16, {options.experts} experts", ""]
+    lines += ["| case | ms | spread | of the first | error |", "|---|---|---|---|---|"]
+    shortest = statistics.median(next(iter(times.values())))
+    for name, taken in times.items():
+        middle = statistics.median(taken)
+        spread = (max(taken) - min(taken)) / middle
+        error = float((outputs[name] - first).abs().max() / first.abs().max())
+        ratio = middle / shortest
+        lines.append(f"| {name} | {middle * 1e3:.2f} | {spread:.0%} | {ratio:.3f} | {error:.1e} |")
+    return lines
+
+
+def _timed(step: Step, count: int, device: torch.device) -> float:
+    _wait(device)
+    begin = time.perf_counter()
+    for _ in range(count):
+        step()
+    _wait(device)
+    return (time.perf_counter() - begin) / count
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
