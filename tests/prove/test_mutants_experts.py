@@ -18,6 +18,7 @@ FIRST, LAST = "layers.0.mlp", "layers.1.mlp"
 ROUTER = f"{LAST}.router.weight"
 EXPERT = f"{LAST}.experts.3.down.weight"
 AUX = Balance(kind="aux", aux_coefficient=0.1)
+BY_SEQUENCE = replace(AUX, aux_over="sequence")
 Z_LOSS = Balance(z_coefficient=0.01)
 BIAS = Balance(kind="bias", bias_rate=0.05)
 ONE_OF_EIGHT = replace(MIXTRAL, experts=Experts(num_experts=8, top_k=1, ffn=12))
@@ -174,7 +175,7 @@ PLANTED = (
         rule="prove-router-losses",
         cp=2,
         ep=2,
-        balance=replace(AUX, aux_over="sequence"),
+        balance=BY_SEQUENCE,
     ),
     gradient(
         "local_shares",
@@ -236,8 +237,30 @@ PLANTED = (
     ),
 )
 
+OTHERS = (
+    Planted(
+        "context:lse_not_rescaled",
+        "prove-routes",
+        "layers.0.attention",
+        "merge",
+        "cp",
+        plan={"model": MIXTRAL, "cp": 2, "ep": 2, "balance": AUX},
+        of=plan_of,
+    ),
+    Planted(
+        "pipelines:gradients_swapped",
+        "prove-gradients",
+        f"{LAST}.experts.3.down.weight",
+        "order",
+        "pp",
+        plan={"model": replace(MIXTRAL, layers=4), "pp": 2, "balance": BY_SEQUENCE, **EP2},
+        of=plan_of,
+    ),
+)
+"""Bugs of other parts, in a model with experts whose routers have losses."""
 
-@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.mutant)
+
+@pytest.mark.parametrize("planted", [*PLANTED, *OTHERS], ids=lambda planted: planted.mutant)
 def test_a_planted_bug_of_experts_is_caught_and_named(
     planted: Planted, rank_pool: RankPool
 ) -> None:
