@@ -196,7 +196,8 @@ def _facts() -> Iterator[str]:
     yield f"  which {RANKS - 1}/{RANKS} leave: {each:,} bytes = {decimal_bytes(each)} forward."
     yield "  Two all-to-alls forward, two backward of the same rows: backward sends as much again."
     yield f"  DeepSeek-V3: a token meets {short_count(active)} of {short_count(whole)} parameters."
-    yield f"  It was trained with ep = 64 over {NODES} nodes, a token on {facts['most_nodes']} at most,"
+    most = facts["most_nodes"]
+    yield f"  It was trained with ep = 64 over {NODES} nodes, a token on {most} of them at most,"
     yield "  pp = 16, ZeRO stage 1 and no tensor parallelism (its report, 2024, 2.1.2 and 3.2)."
     yield f"  With a capacity factor of {FACTOR}, which it does not have, one of its experts"
     yield f"  would have room for ceil({FACTOR} x {TOKENS} x 8 / 256) = {facts['room']} tokens of a"
