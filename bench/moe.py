@@ -86,7 +86,7 @@ def read_options(arguments: Sequence[str] | None = None) -> MoEOptions:
     add = parser.add_argument
     add("--parts", default=",".join(PARTS), help="comma-separated: %(default)s")
     add("--sizes", default="", help="TOKENSxHIDDENxFFN, comma-separated (default: by part)")
-    add("--rounds", type=int, default=5, help="turns of every case (default: %(default)s)")
+    add("--rounds", type=int, default=3, help="turns of every case (default: %(default)s)")
     add("--steps", type=int, default=2, help="timed steps a turn (default: %(default)s)")
     add("--threads", type=int, default=os.cpu_count() or 1, help="all threads (%(default)s)")
     add("--json", type=Path, help="write every figure to this file")
