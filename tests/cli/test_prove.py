@@ -10,17 +10,39 @@ from echelon.cli.main import main
 from echelon.prove.claims import CLAIMS
 
 SPLIT = ["--set", "mesh.tp=2", "--set", "mesh.sequence_parallel=true"]
+SPARSE = [
+    word
+    for setting in (
+        "model.experts.num_experts=4",
+        "model.experts.top_k=2",
+        "model.experts.ffn=32",
+        "experts.balance=both",
+        "experts.z_coefficient=0.001",
+        "mesh.dp_shard=2",
+        "mesh.ep=2",
+    )
+    for word in ("--set", setting)
+]
+ABOUT_EXPERTS = {
+    "each token goes to the experts that it goes to on one device",
+    "loads and drops of experts are those of the global batch",
+    "auxiliary and z-loss of the global batch, on every rank",
+    "biases of routers, and shares of loads, after every step",
+}
 WRONG = ["--subject", "tests.cli.wrong_subject:build"]
 
 
-def test_a_plan_is_proven(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["prove", "nano", *SPLIT]) == 0
+@pytest.mark.parametrize("experts", [False, True])
+def test_a_plan_is_proven(capsys: pytest.CaptureFixture[str], experts: bool) -> None:
+    settings = SPARSE if experts else SPLIT
+    assert main(["prove", "nano", *settings]) == 0
     output = capsys.readouterr()
     shown = {claim.statement for claim in CLAIMS if claim.statement in output.out}
-    # Only what is about master copies is left out of a plan that has none.
-    assert {claim.statement for claim in CLAIMS} - shown == {
-        "parameters are the rounding of their master copies"
-    }
+    # What is about master copies is left out of a plan that has none, and so with experts.
+    without = {"parameters are the rounding of their master copies"}
+    assert {claim.statement for claim in CLAIMS} - shown == without | (
+        set() if experts else ABOUT_EXPERTS
+    )
     assert "FAILS" not in output.out
     assert output.out.endswith("\nproven\n")
     assert output.err == "proving nano on 2 ranks beside one process ...\n"
