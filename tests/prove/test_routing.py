@@ -205,7 +205,7 @@ def test_the_error_of_a_choice_is_half_of_the_gap_or_more(model: Any) -> None:
     layer, routed = next(iter(first.routed.items()))
     chosen, wanted_E = routed.picked_BTK[0, 0].tolist(), routed.wanted_BTE[0, 0]
     errors: dict[int, float] = {}
-    for other in set(range(8)) - set(chosen):
+    for other in set(range(len(wanted_E))) - set(chosen):
         told = _told(first)
         told[layer].chosen_BTK[0, 0, -1] = other
         went = run_oracle(plan, 1, told=[told])[0].routed[layer]
