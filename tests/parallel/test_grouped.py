@@ -14,6 +14,7 @@ from echelon.parallel.device_mesh import Wanted, rank_groups
 from echelon.parallel.expert import grouped
 from echelon.parallel.expert.feed_forward import FeedForward
 from echelon.parallel.recorder import Recorder
+from echelon.parallel.tensor import TensorSplit
 from tests.parallel.layouts import MIXTRAL, plan_of
 
 COUNTS = (3, 0, 5, 1, 0, 7, 2, 6)
@@ -34,7 +35,8 @@ def computed(dtype: torch.dtype) -> Results:
     x.requires_grad_()
     model.store.start_step()
     model.store.start_backward(last=False)
-    y = FeedForward.apply(x, gates, mixture.held(), COUNTS, model.store)
+    split = TensorSplit(group=groups.tensor, sequence_parallel=False, store=model.store)
+    y = FeedForward.apply(x, gates, mixture.held(), COUNTS, split)
     y.backward(dy)
     model.store.run_deferred()
     assert x.grad is not None

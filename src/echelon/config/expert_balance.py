@@ -20,6 +20,7 @@ from echelon.config.experts import (
 )
 from echelon.config.faults import Fault, each, idle
 from echelon.config.view import View
+from echelon.core.experts import room
 from echelon.core.rulebook.experts import BIAS_BALANCE_HAS_BIAS, CAPACITY_HOLDS_TOKENS
 
 LENGTH_KEY, TOP_K_KEY = "batch.sequence_length", "model.experts.top_k"
@@ -33,15 +34,15 @@ def capacity_holds_tokens(view: View) -> Iterator[Fault]:
     if factor is None:
         return
     length, top_k, count = (view.integer(k) for k in (LENGTH_KEY, TOP_K_KEY, COUNT_KEY))
-    room = round(factor * length * top_k / count, 9)  # As `Balance.capacity` rounds it.
-    if room < 1:
+    held = room(factor, length, count, top_k)
+    if held < 1:
         least = ceil(100 * count / (length * top_k)) / 100
         yield Fault(
             rule=CAPACITY_HOLDS_TOKENS,
             key=CAPACITY_KEY,
             message=f"{CAPACITY_KEY} = {factor:g} gives an expert room for {factor:g} x "
             f"sequence_length x top_k / num_experts = {factor:g} x {length} x {top_k} / {count} = "
-            f"{room:g} tokens of a sequence, which is less than one",
+            f"{held:g} tokens of a sequence, which is less than one",
             others=(LENGTH_KEY, TOP_K_KEY, COUNT_KEY),
             ways=(each(CAPACITY_KEY, dict.fromkeys((least, max(least, 1.0)))), _dropless()),
         )

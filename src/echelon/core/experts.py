@@ -63,8 +63,13 @@ class Balance:
         """Return the room of an expert for tokens of one sequence; None where it has no end."""
         if self.capacity_factor is None:
             return None
-        # Rounded first: 1.1 x 40 is not to be 45 because of the last bit of 1.1.
-        return ceil(round(self.capacity_factor * length * top_k / num_experts, 9))
+        return ceil(room(self.capacity_factor, length, num_experts, top_k))
+
+
+def room(factor: float, length: int, num_experts: int, top_k: int) -> float:
+    """Return the room of an expert in tokens of a sequence, before it is rounded up."""
+    # Rounded here: 1.1 x 40 is not to be 45 because of the last bit of 1.1.
+    return round(factor * length * top_k / num_experts, 9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,7 +110,7 @@ class Mesh:
         return self.group(rank, *self.expert_fold(expert_tp=expert_tp)).index(rank) % self.ep
 
     def expert_shard_groups(self, *, expert_tp: int = 1) -> tuple[tuple[int, ...], ...]:
-        """Return the groups over which ZeRO cuts experts: those of one replica, the same experts."""
+        """Return the groups over which ZeRO cuts experts: same experts, one replica."""
         return self._fold(expert_tp, _same_place)
 
     def expert_shard_degree(self, *, expert_tp: int = 1) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import Literal
 
@@ -67,8 +68,12 @@ class ParameterSpec:
         return min(size, tp_rank * local), min(size, (tp_rank + 1) * local)
 
 
+@lru_cache(maxsize=4)
 def parameters(shape: ModelShape) -> tuple[ParameterSpec, ...]:
-    """Return the parameters of a model in the order in which a forward pass meets them."""
+    """Return the parameters of a model in the order in which a forward pass meets them.
+
+    Kept for the models asked for last: with hundreds of experts there are tens of thousands.
+    """
     return tuple(_parameters(shape))
 
 
@@ -91,7 +96,7 @@ def router_bias_name(layer: int) -> str:
 
 def num_parameters(shape: ModelShape) -> int:
     """Return the number of weights of a model, each counted once (tied weights too)."""
-    return sum(spec.numel for spec in (*_parameters(shape), *router_biases(shape)))
+    return sum(spec.numel for spec in (*parameters(shape), *router_biases(shape)))
 
 
 def num_active_parameters(shape: ModelShape) -> int:

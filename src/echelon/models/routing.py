@@ -1,8 +1,8 @@
 """Which experts a token meets, and with which weight: the router's formulas, whatever the layout.
 
 All of them look at one token at a time, but for the room of an expert (`capacity.py`) and the
-loads, so that a token goes to the same experts wherever it is computed. Scores are computed in at
-least float32 (`Operations.router_logits`).
+loads, so that a token goes to the same experts wherever it is computed. Logits come in at least
+float32. Of scores that are equal to the last bit, `topk` decides, row by row.
 
 Shape suffixes: N tokens, E experts, K experts of a token (top_k), G groups of experts.
 """

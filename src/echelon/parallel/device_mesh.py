@@ -17,6 +17,8 @@ from echelon.parallel.collectives import Group
 from echelon.parallel.recorder import Recorder
 from echelon.schedule.of_plan import placement_of
 
+_Ranks = tuple[tuple[int, ...], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class DataGroups:
@@ -164,11 +166,7 @@ def rank_groups(mesh: Mesh, recorder: Recorder, wanted: Wanted) -> RankGroups:
     u, contexts = wanted.ulysses_degree, mesh.groups(Axis.CP)
     rings = tuple(ranks[place::u] for ranks in contexts for place in range(u))
     neighbours = tuple(ranks[i : i + u] for ranks in contexts for i in range(0, len(ranks), u))
-    held = wanted.expert_tp
-    folds = mesh.expert_groups(expert_tp=held) if wanted.experts else ()
-    copies = mesh.expert_data_groups(expert_tp=held) if wanted.experts else ()
-    slices = mesh.expert_shard_groups(expert_tp=held) if wanted.expert_slices else ()
-    nodes = [_on_nodes(fold, wanted.expert_node) for fold in folds]
+    experts = _ExpertRanks.of(mesh, wanted)
     replicated = wanted.slices or wanted.expert_slices
     stage = tuple(axis for axis in MESH_AXES if axis is not Axis.PP)
     tensor = over(Axis.TP.value, mesh.groups(Axis.TP))
@@ -190,11 +188,11 @@ def rank_groups(mesh: Mesh, recorder: Recorder, wanted: Wanted) -> RankGroups:
         pipe_backward=over(Axis.PP.value, pipes),
         tied=over(Axis.PP.value, ends),
         mirror=over(Axis.PP.value, mirrors),
-        expert=over(Axis.EP.value, folds),
-        expert_across=over("ep_across", tuple(r for one in nodes for r in zip(*one, strict=True))),
-        expert_within=over("ep_within", tuple(ranks for one in nodes for ranks in one)),
-        expert_data=over(EXPERT_DATA_AXIS, copies),
-        expert_shard=over(EXPERT_SHARD_AXIS, slices),
+        expert=over(Axis.EP.value, experts.folds),
+        expert_across=over("ep_across", experts.across),
+        expert_within=over("ep_within", experts.within),
+        expert_data=over(EXPERT_DATA_AXIS, experts.copies),
+        expert_shard=over(EXPERT_SHARD_AXIS, experts.slices),
         expert_tensor=tensor if wanted.expert_tp > 1 else over(Axis.TP.value, ()),
         sequence=over("sequence", mesh.groups(Axis.CP, Axis.TP) if wanted.sequence else ()),
     )
@@ -206,6 +204,33 @@ def rank_groups(mesh: Mesh, recorder: Recorder, wanted: Wanted) -> RankGroups:
         groups.pipe_forward.join(links)
         groups.pipe_backward.join(links)
     return groups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ExpertRanks:
+    """The ranks of each group of experts; none of what is not wanted."""
+
+    folds: _Ranks = ()
+    copies: _Ranks = ()
+    slices: _Ranks = ()
+    across: _Ranks = ()
+    within: _Ranks = ()
+
+    @classmethod
+    def of(cls, mesh: Mesh, wanted: Wanted) -> _ExpertRanks:
+        """Return the groups of a mesh."""
+        if not wanted.experts:
+            return cls()
+        held = wanted.expert_tp
+        folds = mesh.expert_groups(expert_tp=held)
+        nodes = [_on_nodes(fold, wanted.expert_node) for fold in folds]
+        return cls(
+            folds=folds,
+            copies=mesh.expert_data_groups(expert_tp=held),
+            slices=mesh.expert_shard_groups(expert_tp=held) if wanted.expert_slices else (),
+            across=tuple(ranks for one in nodes for ranks in zip(*one, strict=True)),
+            within=tuple(ranks for one in nodes for ranks in one),
+        )
 
 
 def _on_nodes(ranks: tuple[int, ...], devices_per_node: int | None) -> list[tuple[int, ...]]:

@@ -36,13 +36,14 @@ def routers_of(stages: Iterable[nn.Module]) -> list[Router]:
 @contextmanager
 def looking_at_routers(routers: Sequence[Router], look: Look) -> Iterator[None]:
     """Tell `look` of every layer whose router gives what is not finite."""
+    before = [router.route for router in routers]
     for router in routers:
         _listen(router, look)
     try:
         yield
     finally:
-        for router in routers:
-            del router.route
+        for router, route in zip(routers, before, strict=True):
+            router.route = route
 
 
 def _listen(router: Router, look: Look) -> None:
@@ -56,7 +57,6 @@ def _listen(router: Router, look: Look) -> None:
             look(layer, _told(tokens, bad_n))
         return route(x_nD, weight_ED, layer, tokens, train=train)
 
-    # An attribute of the object hides the method until it is gone.
     router.route = look_and_route
 
 

@@ -19,7 +19,6 @@ from torch import nn
 
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.train import LOSS_NOT_FINITE
-from echelon.cost.buckets import accumulates_slices
 from echelon.models.batch import TokenBatch
 from echelon.parallel.buckets import Bucket, Slot
 from echelon.parallel.data import GradientReduction
@@ -117,10 +116,11 @@ def _in_backward(
 ) -> Finding | None:
     """Take the step again without its update, and look at gradients before they are summed."""
     found: list[Finding] = []
-    model, one_by_one = engine.model, accumulates_slices(engine.plan)
+    model = engine.model
 
     def look(bucket: Bucket) -> None:
-        microbatch = engine.groups.recorder.microbatch or 0
+        # Where gradients of microbatches add up before they are seen, it may be any of them.
+        one_by_one, microbatch = bucket.adds_slices, engine.groups.recorder.microbatch or 0
         place = f", microbatch {microbatch}" if one_by_one else ""
         finding = _in_bucket(engine, bucket, place, lambda slot: slot.gradient)
         if finding is not None and not found:

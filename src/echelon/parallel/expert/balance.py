@@ -67,6 +67,8 @@ class Balancer:
         """Begin with biases of zero and the same share for each expert."""
         experts = plan.model.experts
         assert experts is not None, "a dense model has nothing to balance"
+        has_bias = plan.mathematics.balance.has_bias
+        assert experts.router_bias or not has_bias, "the model has no bias to balance by"
         self.plan, self.layers, self._groups = plan, tuple(layers), groups
         self.experts, self.balance = experts, plan.mathematics.balance
         dtype = TORCH_DTYPES[plan.mathematics.precision.parameters]

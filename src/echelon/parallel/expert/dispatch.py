@@ -21,6 +21,11 @@ class Dispatch:
         self._experts, self._balance = experts, plan.mathematics.balance
         self.layout, self._groups = plan.layout.experts, groups
 
+    @property
+    def num_ranks(self) -> int:
+        """Return how many ranks the experts are on."""
+        return self._groups.expert.size
+
     def carrier(self, routed: Routed, tokens: Tokens) -> Carrier:
         """Return the carrier of tokens that are routed so, some of those that `tokens` tells of."""
         num_experts, groups = self._experts.num_experts, self._groups

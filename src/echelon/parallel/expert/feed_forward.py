@@ -22,6 +22,7 @@ from echelon.parallel.expert.gated import gated, gated_backward
 from echelon.parallel.expert.grouped import Grouped
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.products import product
+from echelon.parallel.tensor import TensorSplit
 
 
 class FeedForward(torch.autograd.Function):
@@ -34,10 +35,11 @@ class FeedForward(torch.autograd.Function):
         gates_R: torch.Tensor,
         experts: Sequence[Expert],
         counts: Sequence[int],
-        store: GradientStore,
+        split: TensorSplit,
     ) -> torch.Tensor:
         """Return y_RD for rows that lie side by side by expert, `counts` of each."""
-        ctx.experts, ctx.counts, ctx.store = experts, counts, store
+        store = split.store
+        ctx.experts, ctx.counts, ctx.split = experts, counts, split
         ctx.grouped = Grouped.of(rows_RD, experts, counts, store)
         if ctx.grouped is not None:
             y_RD, gate_up = ctx.grouped.forward(rows_RD, gates_R)
@@ -57,19 +59,22 @@ class FeedForward(torch.autograd.Function):
     def backward(ctx: Any, dy_RD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of rows and gates; those of the weights are put off."""
         rows_RD, gates_R, *inners = ctx.saved_tensors
-        store: GradientStore = ctx.store
+        split: TensorSplit = ctx.split
+        store, alone = split.store, split.group.size == 1 and not split.exchanges
         dy_RD = dy_RD.contiguous()
         if ctx.grouped is not None:
             saved = (rows_RD, gates_R, *inners)
             return (*ctx.grouped.backward(dy_RD, saved, store), None, None, None)
         dx_RD, dgates_R = torch.empty_like(rows_RD), torch.empty_like(gates_R)
-        split = _split(ctx.counts, rows_RD, gates_R, dy_RD, dx_RD, dgates_R)
-        for expert, gate_up, parts in zip(ctx.experts, inners, split, strict=True):
+        pieces = _split(ctx.counts, rows_RD, gates_R, dy_RD, dx_RD, dgates_R)
+        for expert, gate_up, parts in zip(ctx.experts, inners, pieces, strict=True):
             x, gates, dy, dx, dgates = parts
             dinner = product(dy, expert.down.weight.t())
             inner, dgate_up = gated_backward(dinner, gate_up, gates, dgates)
             _pull(dx, dgate_up, expert, store)
             _defer_weights(store, expert, (x, dgate_up), (inner, dy))
+            if alone:
+                store.run_deferred()
         return dx_RD, dgates_R, None, None, None
 
 

@@ -19,7 +19,7 @@ K experts of a token, D hidden.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -154,6 +154,7 @@ class ExpertParallel:
     def __init__(self, router: Router, dispatch: Dispatch, split: TensorSplit) -> None:
         """Send tokens as `dispatch` does; `split` is how the stream is cut."""
         self.router, self._dispatch, self._split = router, dispatch, split
+        self._at_experts = replace(split, exchanges=dispatch.num_ranks > 1)
 
     @property
     def balancer(self) -> Balancer:
@@ -233,7 +234,7 @@ class ExpertParallel:
             journey = journeys[index]
             rows_RD, gates_R = _Arrive.apply(tickets[index], journey)
             counts = journey.carrier.rows_by_expert
-            y_RD = FeedForward.apply(rows_RD, gates_R, held, counts, store)
+            y_RD = FeedForward.apply(rows_RD, gates_R, held, counts, self._at_experts)
             returns.append(_Return.apply(y_RD, journey))
         outputs = [
             _Combine.apply(ticket, one) for ticket, one in zip(returns, journeys, strict=True)
