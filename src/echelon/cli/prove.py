@@ -89,6 +89,7 @@ def proof_text(proof: Proof) -> str:
 
 def _outcome(claim: ClaimResult) -> str:
     mark = "" if claim.holds else "  FAILS"
+    note = f" ({claim.note})" if claim.note else ""
     if claim.allowed == 0:
-        return (f"off by {claim.max_error:.1e}" if claim.max_error else "equal") + mark
-    return f"{claim.max_error:.1e} of {claim.allowed:.1e}{mark}"
+        return (f"off by {claim.max_error:.1e}" if claim.max_error else "equal") + note + mark
+    return f"{claim.max_error:.1e} of {claim.allowed:.1e}{note}{mark}"

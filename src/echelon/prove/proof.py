@@ -118,6 +118,7 @@ def _claim_json(claim: ClaimResult) -> dict[str, object]:
         "max_error": _number(claim.max_error),
         "allowed": _number(claim.allowed),
         "worst": claim.worst,
+        "note": claim.note,
         "failures": [
             {
                 "step": failure.step,
