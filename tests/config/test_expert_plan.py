@@ -74,6 +74,11 @@ def with_experts(**changes: Any) -> Plan:
             "model.experts.top_groups = 2",
         ),
         (with_experts(first_dense_layers=4), "experts-enough", "0 to 3"),
+        (
+            with_experts(top_k=1),
+            "renormalised-gates-differ",
+            "model.experts.renormalise = false",
+        ),
         (shaped(PLAN, mlp_bias=True), "experts-have-no-bias", "model.mlp_bias = false"),
         (
             shaped(PLAN, gated=False),
@@ -105,6 +110,7 @@ def test_what_was_changed_by_hand_is_found(plan: Plan, rule: str, works: str) ->
         laid_out(chunks=2),
         laid_out(zero_stage=1),
         balanced(kind="aux", aux_over="sequence"),
+        with_experts(top_k=1, renormalise=False),
         balanced(capacity_factor=1.25, drop="score"),
         load_job("gpt2").plan,
         load_job("nano", ["mesh.tp=2", "mesh.dp_shard=2", "zero.stage=3"]).plan,

@@ -142,6 +142,12 @@ def sparse(tmp_path: Path) -> Path:
             ("model.experts.top_groups = 2", "model.experts.groups = 2"),
         ),
         (
+            ["model.experts.top_k=1"],
+            "renormalised-gates-differ",
+            "the weight of the only expert of a token is 1 whatever its score",
+            ("model.experts.renormalise = false", "model.experts.top_k = 2"),
+        ),
+        (
             ["model.gated=false"],
             "experts-are-gated",
             "those have a gate",
@@ -166,6 +172,14 @@ def test_a_fault_of_experts_names_values_that_work(
     for advice in found[rule].works:
         full = advice if "." in advice.partition(" ")[0] else f"mesh.tp = {advice}"
         assert problems_of(sparse, taken(full, sets)) == {}, advice
+
+
+def test_what_mends_another_fault_only_is_no_advice(sparse: Path) -> None:
+    """Two ranks on one node would use dp_shard, but two hops would still cross no nodes."""
+    sets = ["mesh.dp_shard=8", "mesh.ep=1", "experts.dispatch=two-hop"]
+    found = problems_of(sparse, sets)
+    assert set(found) == {"two-hop-needs-nodes", "no-effect"}
+    assert found["two-hop-needs-nodes"].works == ('experts.dispatch = "flat"',)
 
 
 def test_two_hops_need_as_many_ranks_on_each_of_several_nodes(sparse: Path) -> None:

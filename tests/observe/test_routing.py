@@ -26,6 +26,7 @@ from tests.observe.runs import facts
 SETTINGS = (
     "model.experts.num_experts=4",
     "model.experts.top_k=1",
+    "model.experts.renormalise=false",
     "model.experts.ffn=8",
     "mesh.dp_shard=2",
     "mesh.ep=2",

@@ -119,7 +119,7 @@ def test_biases_and_shares_are_saved_once_and_are_those_of_the_loads(unbroken: P
     [
         ("experts.aux_coefficient=0.2", "balance.aux_coefficient was 0.1, is 0.2"),
         ("experts.capacity_factor=1.5", "balance.capacity_factor was None, is 1.5"),
-        ("model.experts.top_k=1", "model.experts.top_k was 2, is 1"),
+        ("model.experts.top_k=3", "model.experts.top_k was 2, is 3"),
     ],
 )
 def test_another_balance_is_other_mathematics(

@@ -12,6 +12,7 @@ from echelon.core.rulebook.experts import (
     EXPERTS_ARE_GATED,
     EXPERTS_HAVE_NO_BIAS,
     GROUPS_DIVIDE_EXPERTS,
+    RENORMALISED_GATES_DIFFER,
     TOP_GROUPS_HOLD_TOP_K,
 )
 from echelon.core.rulebook.latent import (
@@ -23,7 +24,7 @@ from echelon.core.rulebook.latent import (
 )
 
 GROUPS_KEY, TOP_GROUPS_KEY = "model.experts.groups", "model.experts.top_groups"
-TOP_K_KEY = "model.experts.top_k"
+TOP_K_KEY, SUM_KEY = "model.experts.top_k", "model.experts.renormalise"
 HEAD_DIM_KEY, PARTS = "model.head_dim", ("model.latent.nope_dim", "model.latent.rope_dim")
 VALUE_DIM_KEY = "model.latent.value_dim"
 LEAST_IN_GROUP = 2
@@ -80,6 +81,20 @@ def top_groups_hold_top_k(view: View) -> Iterator[Fault]:
             each(TOP_K_KEY, [held] if held < top_k else []),
         ),
     )
+
+
+def renormalised_gates_differ(view: View) -> Iterator[Fault]:
+    """Find a weight that is 1 whatever the score, from which a router cannot learn."""
+    require_experts(view)
+    if view.integer(TOP_K_KEY) == 1 and view.flag(SUM_KEY):
+        yield Fault(
+            rule=RENORMALISED_GATES_DIFFER,
+            key=SUM_KEY,
+            message=f"{SUM_KEY} = true, but {TOP_K_KEY} = 1: the weight of the only expert of a "
+            "token is 1 whatever its score, and the router gets no gradient from the loss",
+            others=(TOP_K_KEY,),
+            ways=(each(SUM_KEY, [False]), each(TOP_K_KEY, [2])),
+        )
 
 
 def experts_are_gated(view: View) -> Iterator[Fault]:
@@ -194,6 +209,7 @@ def _require_latent(view: View) -> None:
 MODEL_FAULTS = (
     groups_divide_experts,
     top_groups_hold_top_k,
+    renormalised_gates_differ,
     experts_are_gated,
     experts_have_no_bias,
     latent_heads_have_keys,

@@ -45,15 +45,21 @@ Broken = tuple[str, str]
 """A rule that is broken, and the setting that it is about."""
 
 
-def that_work(view: View, changes: Iterable[Changes], limit: int = 100) -> list[str]:
-    """Return the first of `changes` that mend something and break nothing, as they are set."""
+def that_work(
+    view: View, changes: Iterable[Changes], limit: int = 100, mend: Broken | None = None
+) -> list[str]:
+    """Return the first of `changes` that mend something and break nothing, as they are set.
+
+    With `mend` they mend that: what mends another fault only is no advice about this one.
+    """
     before = _broken(view)
+    wanted = set() if mend is None else {mend}
     return list(
         islice(
             (
                 " with ".join(f"{key} = {toml_text(value)}" for key, value in change.items())
                 for change in islice(changes, MOST_TRIED)
-                if _broken(_changed(view, change)) < before
+                if (after := _broken(_changed(view, change))) < before and not after & wanted
             ),
             limit,
         )
@@ -62,7 +68,8 @@ def that_work(view: View, changes: Iterable[Changes], limit: int = 100) -> list[
 
 def tell(view: View, fault: Fault) -> Problem:
     """Return the problem of a fault, with the changes that do mend it."""
-    works = [text for way in fault.ways for text in that_work(view, way, MOST_NAMED)]
+    mend = fault.rule.id, fault.key
+    works = [text for way in fault.ways for text in that_work(view, way, MOST_NAMED, mend)]
     return fault.rule.problem(
         fault.message,
         key=fault.key,

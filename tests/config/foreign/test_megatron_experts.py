@@ -166,6 +166,7 @@ def test_ranks_that_share_out_experts_are_no_replicas(
             "import-not-honoured",
             "6 / 2",
         ),
+        ("--moe-router-topk 1", "import-not-honoured", "a softmax over one expert is 1"),
         ("--moe-router-dtype fp64", "import-not-honoured", "router is in fp32"),
         ("--moe-input-jitter-eps 0.1", "import-not-honoured", "no setting of experts"),
         ("--expert-model-parallel-size 3", "ep-divides-experts", "8 % 3"),

@@ -20,6 +20,7 @@ SCALE, DTYPE = "--moe-router-topk-scaling-factor", "--moe-router-dtype"
 GROUPS, TOP_GROUPS = "--moe-router-num-groups", "--moe-router-group-topk"
 EP, ETP = "--expert-model-parallel-size", "--expert-tensor-parallel-size"
 MODEL_FLAGS = (TOP_K, FFN, SHARED, FREQUENCY, SCORES, BEFORE, SCALE, DTYPE, GROUPS, TOP_GROUPS)
+RENORMALISE = "model.experts.renormalise"
 SUMMED = 2  # Scores of a group that are added up to rank it.
 
 FUSED = "operations are fused where the device can"
@@ -125,7 +126,7 @@ def _read_choice(ledger: Ledger, *, complete: bool) -> int | None:
     if top_k is not None:
         _set(ledger, TOP_K, "top_k", top_k, "experts that a token meets")
     scores = ledger.word(SCORES, ("softmax", "sigmoid"), setting="model.experts.router")
-    before = ledger.flag(BEFORE, setting="model.experts.renormalise")
+    before = ledger.flag(BEFORE, setting=RENORMALISE)
     if scores is not None or (complete and not ledger.has(SCORES)):
         scores = scores or "softmax"
         _set(ledger, SCORES, "router", scores, "of the scores")
@@ -134,6 +135,9 @@ def _read_choice(ledger: Ledger, *, complete: bool) -> int | None:
             summed = top_k != 1
         else:
             summed = not before
+            if top_k == 1 and summed:
+                why = "a softmax over one expert is 1, and the router gets no gradient"
+                ledger.refuse(TOP_K, why, works=(BEFORE, f"{TOP_K} 2"), setting=RENORMALISE)
         key = BEFORE if scores == "softmax" else SCORES
         _set(ledger, key, "renormalise", summed, "whether weights of experts add up to 1")
     else:

@@ -51,6 +51,29 @@ TOP_GROUPS_HOLD_TOP_K = Rule(
     """,
 )
 
+RENORMALISED_GATES_DIFFER = Rule(
+    id="renormalised-gates-differ",
+    why="""
+    With renormalise the weights of the experts that a token meets add up to 1. Of one expert the
+    weight is then 1 whatever its score, and the loss has no gradient for the router: it never
+    learns where to send a token. Switch Transformer (2021, section 2.1) leaves the one score as it
+    is.
+    """,
+    bad="""
+    [model.experts]
+    num_experts = 8
+    top_k = 1
+    ffn = 64
+    """,
+    fixed="""
+    [model.experts]
+    num_experts = 8
+    top_k = 1
+    ffn = 64
+    renormalise = false
+    """,
+)
+
 EXPERTS_ARE_GATED = Rule(
     id="experts-are-gated",
     why="""
