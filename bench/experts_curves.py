@@ -30,24 +30,20 @@ from echelon.observe.routing import RecordedLoad, read_routing
 from echelon.observe.run_directory import open_run
 
 EXAMPLE = Path("examples/experts.toml")
-AUX_COEFFICIENT, BIAS_RATE = 0.02, 0.005
+AUX_COEFFICIENT, BIAS_RATE = 0.01, 0.005
 WINDOW = 20
 """A smoothed figure is of that many steps: the one that is named, and those before."""
 
 GOAL, BY_STEP = 1.3, 200
 
 VARIANTS: Mapping[str, tuple[str, ...]] = {
-    "aux": (
-        "experts.balance=aux",
-        "experts.aux_over=sequence",
-        f"experts.aux_coefficient={AUX_COEFFICIENT}",
-    ),
+    "aux": ("experts.balance=aux", f"experts.aux_coefficient={AUX_COEFFICIENT}"),
     "bias": ("experts.balance=bias", f"experts.bias_rate={BIAS_RATE}"),
     "none": ("experts.balance=none",),
     "dense": (),
 }
 TITLES: Mapping[str, str] = {
-    "aux": f"8 experts, auxiliary loss by sequence ({AUX_COEFFICIENT})",
+    "aux": f"8 experts, auxiliary loss ({AUX_COEFFICIENT})",
     "bias": f"8 experts, biases ({BIAS_RATE})",
     "none": "8 experts, nothing evens loads",
     "dense": "dense, equal active weights",
