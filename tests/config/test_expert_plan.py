@@ -101,6 +101,25 @@ def test_what_was_changed_by_hand_is_found(plan: Plan, rule: str, works: str) ->
 
 
 @pytest.mark.parametrize(
+    ("plan", "keys"),
+    [
+        (laid_out(dispatch="two-hop", chunks=2), {"experts.dispatch", "experts.chunks"}),
+        (laid_out(zero_stage=1), {"experts.zero_stage"}),
+        (balanced(kind="aux", aux_coefficient=0.1), {"experts.balance", "experts.aux_coefficient"}),
+        (balanced(capacity_factor=1.25), {"experts.capacity_factor"}),
+        (balanced(), set()),
+    ],
+)
+def test_a_dense_plan_says_nothing_of_experts(plan: Plan, keys: set[str]) -> None:
+    one_rank = replace(plan.layout, mesh=replace(plan.mesh, ep=1))
+    dense = replace(shaped(plan, experts=None), layout=one_rank)
+    found = list(expert_problems(dense))
+    assert {problem.key for problem in found} == keys
+    assert {problem.rule for problem in found} <= {"no-effect"}
+    assert all(len(problem.works) == 1 for problem in found)
+
+
+@pytest.mark.parametrize(
     "plan",
     [
         PLAN,

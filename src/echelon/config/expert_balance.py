@@ -24,6 +24,7 @@ from echelon.core.experts import room
 from echelon.core.rulebook.experts import BIAS_BALANCE_HAS_BIAS, CAPACITY_HOLDS_TOKENS
 
 LENGTH_KEY, TOP_K_KEY = "batch.sequence_length", "model.experts.top_k"
+DROP_KEY, PADDED_KEY = "experts.drop", "experts.padded"
 HAS_AUX, HAS_BIAS = ("aux", "both"), ("bias", "both")
 
 
@@ -90,7 +91,22 @@ def settings_without_effect(view: View) -> Iterator[Fault]:
         yield from idle(view, "experts.bias_rate", f"{told} moves no bias", _also(view, "bias"))
     if capacity_factor(view) is None:
         why = f'nothing is dropped, {CAPACITY_KEY} = "{DROPLESS}"'
-        yield from idle(view, "experts.drop", why, {CAPACITY_KEY: 1.25})
+        yield from idle(view, DROP_KEY, why, {CAPACITY_KEY: 1.25})
+
+
+def capacity_drops(view: View) -> Iterator[Fault]:
+    """Find a capacity for all tokens of a sequence; padded it still says to what size."""
+    require_experts(view)
+    factor = capacity_factor(view)
+    if factor is None or view.flag(PADDED_KEY):
+        return
+    length, top_k, count = (view.integer(k) for k in (LENGTH_KEY, TOP_K_KEY, COUNT_KEY))
+    held = ceil(room(factor, length, count, top_k))
+    if held >= length:
+        why = f"an expert has room for {held} tokens of a sequence, and there are {length}"
+        both = {CAPACITY_KEY: DROPLESS, DROP_KEY: "position"}
+        ways = [] if view.is_default(DROP_KEY) else [both]
+        yield from idle(view, CAPACITY_KEY, why, *ways)
 
 
 def _also(view: View, kind: str) -> dict[str, object]:
@@ -110,4 +126,9 @@ BALANCE_FAULTS = (
     capacity_holds_tokens,
     bias_balance_has_bias,
 )
-IDLE_FAULTS = (settings_without_experts, settings_without_effect, stage_shares_out)
+IDLE_FAULTS = (
+    settings_without_experts,
+    settings_without_effect,
+    capacity_drops,
+    stage_shares_out,
+)

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from echelon.config.checks import run_checks, tp_divides_ffn
 from echelon.config.entries import Entry
+from echelon.config.expert_balance import settings_without_experts
 from echelon.config.expert_checks import MISFITS
 from echelon.config.expert_settings import EXPERTS, MODEL_EXPERTS
 from echelon.config.expert_travel import DISPATCH_KEY, TWO_HOP, why_not_two_hop
@@ -46,10 +47,8 @@ OF_MODEL = (
 def expert_problems(plan: Plan) -> Iterator[Problem]:
     """Yield every problem of a plan's experts, of the ranks that hold them, and of their balance.
 
-    A dense model without latent attention has none, but for a degree of expert parallelism.
+    A dense model has none, but for those of latent attention and for what is said of experts.
     """
-    if plan.model.experts is None and plan.model.latent is None and plan.mesh.ep == 1:
-        return
     view = view_of_plan(plan)
     wrong = list(_values(view))
     yield from wrong or _misfits(view, plan)
@@ -67,6 +66,8 @@ def view_of_plan(plan: Plan) -> View:
     found["experts.balance"] = found.pop("experts.kind")
     if numbers.balance.capacity_factor is None:
         found["experts.capacity_factor"] = "dropless"
+    if model.experts is None and layout.experts.zero_stage == 0:
+        found["experts.zero_stage"] = "auto"  # What it is where there are no experts.
     found["mesh.sequence_parallel"] = layout.sequence_parallel
     found["zero.stage"] = layout.zero.stage
     found["batch.global_sequences"] = numbers.global_sequences
@@ -95,7 +96,8 @@ def _values(view: View) -> Iterator[Problem]:
 
 
 def _misfits(view: View, plan: Plan) -> Iterator[Problem]:
-    checks = (experts_enough, tp_divides_ffn, *map(telling, MISFITS), _two_hop_of(plan))
+    finds = (*MISFITS, settings_without_experts)
+    checks = (experts_enough, tp_divides_ffn, *map(telling, finds), _two_hop_of(plan))
     for problem in run_checks(view, checks):
         yield replace(problem, set_by="")
 

@@ -53,7 +53,7 @@ def that_work(
     With `mend` they mend that: what mends another fault only is no advice about this one.
     """
     before = _broken(view)
-    wanted = set() if mend is None else {mend}
+    wanted: set[Broken] = set() if mend is None else {mend}
     return list(
         islice(
             (
