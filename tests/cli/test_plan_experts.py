@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from echelon.cli.main import main
 from echelon.cli.plan_experts import active_text, expert_lines, experts_json
-from echelon.cli.plan_report import groups
+from echelon.cli.plan_report import groups, plan_text
 from echelon.config.load import load_job
+from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
 
 MODEL = ("model.experts.num_experts=8", "model.experts.top_k=2", "model.experts.ffn=96")
@@ -33,6 +35,10 @@ def test_the_head_says_where_experts_are() -> None:
     assert lines[0] == "experts  8 to a block, a token meets 2"
     assert lines[1].strip() == (
         "ep 2: 4 on a rank, whole, the same on 2 ranks; ZeRO stage 1, slices of 1/2"
+    )
+    alone = list(expert_lines(sparse("mesh.dp_shard=4", "mesh.ep=4", "zero.stage=1")))
+    assert alone[1].strip() == (
+        "ep 4: 2 on a rank, whole, and on no other; ZeRO stage 1 has nothing of them to share out"
     )
     assert lines[2].strip() == "tokens travel straight to the ranks of their experts"
     assert lines[3] == "balance  nothing evens the load; dropless"
@@ -108,6 +114,41 @@ def test_two_hops_have_groups_within_and_across_nodes(capsys: pytest.CaptureFixt
     assert "ep_across  [0 8]" in text
     assert main(["plan", "nano", "--set", "mesh.tp=2"]) == 0
     assert "Of experts" not in capsys.readouterr().out
+
+
+def test_two_hops_can_be_tried_on_two_nodes_of_one_machine() -> None:
+    examples = Path(__file__).parents[2] / "examples"
+    settings = (
+        f"cluster.file={examples / 'two-nodes.toml'}",
+        "mesh.dp_shard=4",
+        "mesh.ep=4",
+        "batch.microbatch_sequences=4",
+        "experts.dispatch=two-hop",
+    )
+    plan = load_job(examples / "experts.toml", settings).plan
+    assert (plan.cluster.nodes, plan.cluster.backend) == (2, "gloo")
+    found = groups(plan)
+    assert found["ep_within"] == ((0, 1), (2, 3))
+    assert found["ep_across"] == ((0, 2), (1, 3))
+
+
+def test_rows_of_another_route_than_that_of_scores_are_said_to_be_balanced() -> None:
+    ranks = ("mesh.dp_shard=2", "mesh.ep=2")
+    said = 'Rows of experts are for balanced routing; experts.route = "one" sends otherwise.'
+    assert said in plan_text(sparse(*ranks, "experts.route=one")).splitlines()
+    assert "experts.route" not in plan_text(sparse(*ranks))
+
+
+def test_the_parameters_of_a_large_model_are_listed_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With 256 experts in each of 58 blocks there are 45,337 of them."""
+    parameters.cache_clear()
+    main(["plan", "deepseek-v3"])
+    assert "deepseek-v3: 671" in capsys.readouterr().out
+    found = parameters.cache_info()
+    assert (found.misses, found.currsize) == (1, 1)
+    assert found.hits > 1
 
 
 def test_groups_of_one_rank_are_not_shown() -> None:

@@ -16,6 +16,8 @@ LETTERS = """
 Of experts: m rows that a rank dispatches, k experts of a token, E experts, S rows that leave and R
 that arrive, g bytes of a gate; balanced: as if every expert got as many tokens as any other."""
 
+OTHER_ROUTE = 'Rows of experts are for balanced routing; experts.route = "{route}" sends otherwise.'
+
 Groups = dict[str, tuple[tuple[int, ...], ...]]
 
 
@@ -51,7 +53,8 @@ def sent_letters(plan: Plan) -> str:
     """Return what the letters of experts mean in the formulas of what is sent."""
     if plan.model.experts is None:
         return ""
-    return LETTERS
+    route = plan.mathematics.balance.route
+    return LETTERS if route == "scores" else f"{LETTERS}\n{OTHER_ROUTE.format(route=route)}"
 
 
 def active_text(plan: Plan) -> str:
@@ -114,7 +117,8 @@ def _where(plan: Plan, experts: Experts) -> str:
     text += f", the same on {copies} ranks" if copies > 1 else ", and on no other"
     if layout.zero_stage:
         degree = mesh.expert_shard_degree(expert_tp=layout.expert_tp)
-        text += f"; ZeRO stage {layout.zero_stage}, slices of 1/{degree}"
+        text += f"; ZeRO stage {layout.zero_stage}"
+        text += f", slices of 1/{degree}" if degree > 1 else " has nothing of them to share out"
     return text
 
 

@@ -215,6 +215,7 @@ TWO_HOP_NEEDS_NODES = Rule(
     With two hops a token crosses to each node that it reaches once, and is handed on inside of it
     (DeepSeek-V3, 2024, section 3.2.2). That needs ep ranks on several nodes, as many on each, and
     more than one: on one node nothing crosses, and one rank to a node has nothing to hand on.
+    To try it on one machine: cluster.file = "examples/two-nodes.toml", two nodes of two ranks.
     """,
     bad="""
     [mesh]
