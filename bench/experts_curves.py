@@ -31,6 +31,9 @@ from echelon.observe.run_directory import open_run
 
 EXAMPLE = Path("examples/experts.toml")
 AUX_COEFFICIENT, BIAS_RATE = 0.01, 0.005
+LENGTH = 128
+"""Tokens of a sequence, as the example has them."""
+
 WINDOW = 20
 """A smoothed figure is of that many steps: the one that is named, and those before."""
 
@@ -88,6 +91,7 @@ def settings_of(variant: str, given: argparse.Namespace) -> list[str]:
         f"train.runs_dir={given.runs}",
         *mesh,
         f"train.steps={given.steps}",
+        f"batch.global_sequences={given.sequences}",
         f"train.run_name={variant}",
         "train.validate_every=80",
         "checkpoint.every=never",
@@ -151,15 +155,16 @@ def page(curves: Mapping[str, Curve], given: argparse.Namespace) -> str:
     """Return the page of results."""
     steps = given.steps
     alone = " --alone" if given.alone else ""
-    command = f"python -m bench.experts_curves RUNS {given.page} --steps {steps}{alone}"
+    size = f" --sequences {given.sequences}"
+    command = f"python -m bench.experts_curves RUNS {given.page} --steps {steps}{size}{alone}"
     ranks = "one rank" if given.alone else "two ranks, ep 2"
     points = sorted({1, *range(BY_STEP // 4, steps + 1, BY_STEP // 4), steps})
     lines = [
         "# Experts on text: even loads, and the dense model beside them",
         "",
-        f"`{command}` on {platform.machine()}, {steps} steps of 2048 tokens of the source of "
-        f"Python's standard library, on {ranks}; the same seed, samples, learning rate and steps "
-        "in every run.",
+        f"`{command}` on {platform.machine()}, {steps} steps of {given.sequences * LENGTH} tokens "
+        f"of the source of Python's standard library, on {ranks}; the same seed, samples, learning "
+        "rate and steps in every run.",
         "",
         *weights_table(curves),
         "",
@@ -240,6 +245,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="the folder of the runs")
     parser.add_argument("page", type=Path, help="the file to write")
     parser.add_argument("--steps", type=int, default=320, help="steps of each run")
+    parser.add_argument("--sequences", type=int, default=16, help="sequences of a step")
     parser.add_argument("--alone", action="store_true", help="on one rank, not on two")
     given = parser.parse_args()
     given.runs.mkdir(parents=True, exist_ok=True)
