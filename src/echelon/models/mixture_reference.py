@@ -51,6 +51,11 @@ def mixture_reference(
     """Return the weighted sum of what its experts make of each token; tell `notes` of the route."""
     routed = route_reference(x_ND, mixture, batch, notes)
     notes.routed[mixture.layer] = routed
+    return mixed(x_ND, mixture, routed)
+
+
+def mixed(x_ND: torch.Tensor, mixture: MixtureOfExperts, routed: Routed) -> torch.Tensor:
+    """Return the weighted sum of what the experts of each token make of it, routed so."""
     y_ND = torch.zeros_like(x_ND)
     for name, expert in mixture.experts.items():
         token, place = torch.nonzero((routed.chosen_NK == int(name)) & routed.kept_NK).unbind(-1)

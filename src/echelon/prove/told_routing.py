@@ -7,7 +7,7 @@ takes over the choices of the ranks. That they are right ones is judged by itsel
 Why: docs/decisions/023-one-device-takes-over-the-choices-of-ranks.md.
 
 Shape suffixes: B sequences of the global batch, T positions, N = T * B tokens, D hidden, K experts
-of a token, R rows of one expert.
+of a token.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch.nn import functional as fn
 
 from echelon.models.batch import TokenBatch
-from echelon.models.mixture_reference import Routed, RoutingNotes, route_reference
-from echelon.models.moe import Expert, MixtureOfExperts
+from echelon.models.mixture_reference import Routed, RoutingNotes, mixed, route_reference
+from echelon.models.moe import MixtureOfExperts
 from echelon.models.operations import Operations
 from echelon.models.routing import gates_of
 from echelon.prove.kernel_rounding import KernelOperations
@@ -59,14 +58,7 @@ class _ToldMixture(Operations):
         notes.own[mixture.layer] = by_rule.chosen_NK
         routed = _as_told(by_rule, mixture, notes)
         notes.routed[mixture.layer] = routed
-        y_ND = torch.zeros_like(x_ND)
-        for number, expert in mixture.experts.items():
-            mine_NK = (routed.chosen_NK == int(number)) & routed.kept_NK
-            token_R, place_R = torch.nonzero(mine_NK).unbind(-1)
-            assert isinstance(expert, Expert), "a mixture holds experts"
-            rows_RD = _expert(expert, x_ND[token_R], routed.gates_NK[token_R, place_R])
-            y_ND = y_ND.index_add(0, token_R, rows_RD)
-        return y_ND + mixture.shared(x_ND) if hasattr(mixture, "shared") else y_ND
+        return mixed(x_ND, mixture, routed)
 
 
 class ToldOperations(_ToldMixture):
@@ -84,9 +76,3 @@ def _as_told(routed: Routed, mixture: MixtureOfExperts, notes: ToldNotes) -> Rou
     )
     gates_NK = gates_of(routed.scores_NE, chosen_NK, mixture.routing)
     return replace(routed, chosen_NK=chosen_NK, gates_NK=gates_NK, kept_NK=kept_NK)
-
-
-def _expert(expert: Expert, x_RD: torch.Tensor, gates_R: torch.Tensor) -> torch.Tensor:
-    inner_RF = fn.silu(expert.gate(x_RD)) * expert.up(x_RD)
-    weighted_RF = (inner_RF * gates_R[:, None]).to(x_RD.dtype)
-    return expert.down(weighted_RF)
