@@ -1,4 +1,4 @@
-"""One decoder for Llama, Mistral, Qwen and GPT-2 shapes: a configuration, not a class, each.
+"""One decoder for Llama, Mistral, Qwen, GPT-2, Mixtral and DeepSeek: configurations, not classes.
 
 The decoder is written for one device and unaware of ranks; it asks an `Operations` for every step.
 It can hold all blocks or only some (a pipeline stage): the first part also embeds, the last part
