@@ -30,7 +30,7 @@ from echelon.observe.routing import RecordedLoad, read_routing
 from echelon.observe.run_directory import open_run
 
 EXAMPLE = Path("examples/experts.toml")
-AUX_COEFFICIENT, BIAS_RATE = 0.01, 0.005
+AUX_COEFFICIENT, BIAS_RATE = 0.02, 0.003
 LENGTH = 128
 """Tokens of a sequence, as the example has them."""
 
