@@ -29,7 +29,7 @@ from echelon.schedule.build import SCHEDULES, build_schedule
 from echelon.schedule.check import check_schedule
 from echelon.schedule.of_plan import schedule_of
 
-COUNT = 50
+COUNT = 30
 SEED = random.SystemRandom().randrange(10**6)
 
 
@@ -234,7 +234,7 @@ def test_every_setting_of_experts_is_met_and_stays_in_a_proof() -> None:
 def test_other_matrices_have_experts_too(family: Callable[[], Iterator[AnyCase]]) -> None:
     kinds: set[tuple[int, int, int]] = set()
     for case in family():
-        if case.turn % 3:  # building pipelines takes its time
+        if case.turn % 7:  # building pipelines takes its time
             continue
         plan = case.plan()
         layout = plan.layout.experts
