@@ -8,6 +8,7 @@ Shapes: N tokens of this rank, D hidden.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, cast
 
@@ -59,7 +60,7 @@ def moe_plan(settings: Settings) -> Plan:
     )
 
 
-class MoEStep:
+class MoEStep(ABC):
     """Take steps of one rank."""
 
     def __init__(self, settings: Settings) -> None:
@@ -88,9 +89,9 @@ class MoEStep:
         told = torch.sum(y_ND.detach() * self.dy_ND) + torch.sum(x_ND.grad * self.x_ND)
         return float(told) * self._num_ranks
 
+    @abstractmethod
     def run(self, x_ND: torch.Tensor) -> torch.Tensor:
         """Return the outputs for x; its gradient and those of all weights are there, too."""
-        raise NotImplementedError
 
 
 class EchelonBlock(MoEStep):

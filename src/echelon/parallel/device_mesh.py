@@ -196,14 +196,18 @@ def rank_groups(mesh: Mesh, recorder: Recorder, wanted: Wanted) -> RankGroups:
         expert_tensor=tensor if wanted.expert_tp > 1 else over(Axis.TP.value, ()),
         sequence=over("sequence", mesh.groups(Axis.CP, Axis.TP) if wanted.sequence else ()),
     )
-    for group in (groups.expert, groups.expert_across, groups.expert_within):
+    _open(groups, wanted)
+    return groups
+
+
+def _open(groups: RankGroups, wanted: Wanted) -> None:
+    """Open the links of groups in whose first message not all members take part."""
+    for group in (groups.expert, groups.expert_across, groups.expert_within, groups.ring):
         group.open()
-    groups.ring.open()
-    if mesh.pp > 1:
-        links = wanted.links or tuple(pairwise(range(mesh.pp)))
+    if groups.mesh.pp > 1:
+        links = wanted.links or tuple(pairwise(range(groups.mesh.pp)))
         groups.pipe_forward.join(links)
         groups.pipe_backward.join(links)
-    return groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
