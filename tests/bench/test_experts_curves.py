@@ -25,7 +25,7 @@ from echelon.observe.routing import RecordedLoad
 
 
 def plan_of(variant: str, folder: Path, *, alone: bool) -> Plan:
-    given = argparse.Namespace(runs=folder, steps=40, alone=alone)
+    given = argparse.Namespace(runs=folder, steps=40, sequences=16, alone=alone)
     return load_job(run_file(variant, folder), settings_of(variant, given)).plan
 
 
@@ -93,9 +93,9 @@ def test_the_page_says_what_the_runs_say(tmp_path: Path, monkeypatch: pytest.Mon
         "none": curve((7, 1)),
         "dense": replace(curve((1, 1)), loads={}, validations={0: 5.5, 40: 2.5}),
     }
-    given = argparse.Namespace(page=Path("page.md"), steps=40, alone=True)
+    given = argparse.Namespace(page=Path("page.md"), steps=40, sequences=16, alone=True)
     text = page(curves, given)
-    assert "`python -m bench.experts_curves RUNS page.md --steps 40 --alone`" in text
+    assert "`python -m bench.experts_curves RUNS page.md --steps 40 --sequences 16 --alone`" in text
     assert "\n| 40 | 1.500 (1.000) | 1.000 (1.000) | 1.750 (1.750) | - |\n" in text
     assert f"- {TITLES['none']}: at step 20 the imbalance is 1.750, and 1.750 over" in text
     assert f"- {TITLES['aux']}: at step 40 the training loss is +0.0000 and the" in text
