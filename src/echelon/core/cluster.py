@@ -6,10 +6,31 @@ converted where a preset is written, with its source, never later.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Backend = Literal["gloo", "nccl"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """Say how near to its peaks a device comes: typical of its kind, or measured.
+
+    A product of m x k by k x n takes `tile` x `tile` of its result on each of `units` (streaming
+    multiprocessors, cores) at a time, and reaches `matmul` of the peak when k is large, half of
+    that at k = `half_depth`. Operators that move bytes reach `memory` of the memory's bandwidth,
+    fused attention `attention` of the peak forward and `attention_backward` backward. A kernel
+    takes `launch_s` to start, on the device or on the host that feeds it.
+    """
+
+    matmul: float = 0.8
+    half_depth: float = 64.0
+    tile: int = 128
+    units: int = 1
+    memory: float = 0.8
+    attention: float = 0.5
+    attention_backward: float = 0.4
+    launch_s: float = 5e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +41,7 @@ class Device:
     memory_bytes: int
     memory_bandwidth: float
     peak_flops: tuple[tuple[str, float], ...] = ()
+    efficiency: Efficiency = field(default_factory=Efficiency)
 
     def flops(self, dtype: str) -> float | None:
         """Return the dense peak in FLOP/s for `dtype`, or None where it is not known."""
@@ -28,12 +50,19 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """Give one tier of links: how many devices it joins, bytes/s per device each way, seconds."""
+    """Give one tier of links: how many devices it joins, bytes/s per device each way, seconds.
+
+    A long message of a collective reaches `efficiency` of the bandwidth, one of `half_bytes` bytes
+    half of that. The devices of a node share `interfaces` ways into a network (0: each its own).
+    """
 
     name: str
     degree: int
     bandwidth: float
     latency_s: float
+    efficiency: float = 1.0
+    half_bytes: float = 0.0
+    interfaces: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ RecomputePolicy = Literal["none", "selective", "full"]
 ContextKind = Literal["ring", "striped", "gathered", "ulysses", "ulysses-ring"]
 Documents = Literal["joined", "separate"]
 
-PLAN_SCHEMA = 5
+PLAN_SCHEMA = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Choose how to split a run: enumerate, estimate, rank, explain, and write for other trainers."""
