@@ -1,0 +1,86 @@
+"""Seconds of data parallelism: gradients' travel, gathers of ZeRO, and the update.
+
+Without ZeRO gradients of a rank's weights are all-reduced once a step. At stages 1 and 2 they are
+scattered, and parameters gathered after the update: the same bytes. At stage 3 every block's
+parameters are gathered for forward and for backward, and its gradients scattered, of every
+microbatch; that hides behind the compute of the blocks beside it, but for the first and the last
+(Rajbhandari et al., ZeRO, 2020, section 7; Zhao et al., PyTorch FSDP, 2023, section 3.3). Hybrid
+sharding adds an all-reduce of slices over dp_replicate. Experts have their own groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from echelon.cost.lattice.block import ELEMENT, Work
+from echelon.cost.lattice.numbers import Num
+from echelon.cost.lattice.products import moved_seconds
+from echelon.cost.lattice.travel import Way, gather_seconds, reduce_seconds, way_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Give the weights of the rank that holds most: blocks' own, of routed experts, of the ends."""
+
+    blocks: Num
+    routed: Num
+    ends: Num
+    layers: Num
+
+
+def sharded_ways(work: Work) -> tuple[Way, Way, Way, Way]:
+    """Return the groups over which weights are cut and repeated, and those of experts."""
+    layout, machine = work.layout, work.machine
+    shard = way_of(machine, layout.shard, layout.tp)
+    replicate = way_of(machine, layout.dp_replicate, layout.tp * layout.shard)
+    inner = layout.ep * layout.expert_tp
+    cut = np.maximum(1.0, layout.tp * layout.shard / inner)
+    expert = way_of(machine, cut, inner)
+    return shard, replicate, expert, replicate
+
+
+def step_travel(work: Work, held: Held) -> tuple[Num, Num]:
+    """Return the seconds of gradients' travel, and of gathers, once a step at stages 0 to 2."""
+    layout, software = work.layout, work.software
+    shard, replicate, expert, _ = sharded_ways(work)
+    cut = np.asarray(layout.zero) >= 1.0
+    shared, routed = held.blocks + held.ends, held.routed
+
+    def reduced(way: Way, weights: Num) -> Num:
+        size = software.reduced_bytes * weights
+        across = reduce_seconds(replicate, np.where(cut, size / way.degree, size))
+        return np.where(cut, gather_seconds(way, size), reduce_seconds(way, size)) + across
+
+    def gathered(way: Way, weights: Num) -> Num:
+        return np.where(cut, gather_seconds(way, ELEMENT * weights), 0.0)
+
+    none = np.asarray(routed) == 0.0
+    reduce = reduced(shard, shared) + np.where(none, 0.0, reduced(expert, routed))
+    return reduce, gathered(shard, shared) + np.where(none, 0.0, gathered(expert, routed))
+
+
+def gather_of_unit(work: Work, shared: Num, routed: Num) -> tuple[Num, Num]:
+    """Return the seconds of one gather, and of one reduce-scatter, of a block at stage 3."""
+    software = work.software
+    shard, replicate, expert, _ = sharded_ways(work)
+    size = software.reduced_bytes
+    gather = gather_seconds(shard, ELEMENT * shared)
+    scatter = gather_seconds(shard, size * shared)
+    scatter = scatter + reduce_seconds(replicate, size * shared / shard.degree)
+    some = np.asarray(routed) > 0.0
+    gather = gather + np.where(some, gather_seconds(expert, ELEMENT * routed), 0.0)
+    scatter = scatter + np.where(some, gather_seconds(expert, size * routed), 0.0)
+    return gather, scatter
+
+
+def update_seconds(work: Work, held: Held) -> Num:
+    """Return the seconds in which the optimizer reads and writes its states."""
+    layout, software = work.layout, work.software
+    cut = np.asarray(layout.zero) >= 1.0
+    inner = layout.ep * layout.expert_tp
+    expert_cut = np.maximum(1.0, layout.tp * layout.shard / inner)
+    shared = (held.blocks + held.ends) / np.where(cut, layout.shard, 1.0)
+    routed = held.routed / np.where(cut, expert_cut, 1.0)
+    return moved_seconds(work.machine, software.optimizer_bytes * (shared + routed))

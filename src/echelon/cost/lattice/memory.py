@@ -1,0 +1,126 @@
+"""Bytes that the fullest rank holds, by term, for arrays of plans.
+
+Two ranks can be the fullest: the first of a pipeline, which has most microbatches in flight, and
+the last, which has the logits. Both are computed, and the larger is told. A block keeps for backward
+(Korthikanti et al., 2022, section 4.1, with 2-byte elements):
+
+    of the residual stream  N h (8 + 2 dropout) / (t under sequence parallelism)
+    of attention            N (4 query_dim + 4 kv_dim) / t, and N heads length (2 + 3 dropout) / t
+                            where no fused kernel spares the scores
+    of the MLP              N ffn (2 + 2 up) / t; of experts: of each row that a token sends
+
+With "full" recompute only N h 2 bytes, and what one block keeps, once. The head keeps logits of the
+last microbatch in 2 and in 4 bytes, and their gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from echelon.cost.lattice.block import ELEMENT, Work
+from echelon.cost.lattice.numbers import Num, ceil_div
+from echelon.cost.lattice.pipeline import in_flight
+from echelon.cost.lattice.weights import block_weights, embedding_weights, head_weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BytesOfRank:
+    """Give the bytes of the fullest rank by term; `total` is their sum."""
+
+    terms: Mapping[str, Num]
+
+    @property
+    def total(self) -> Num:
+        """Return the bytes of the fullest rank."""
+        whole: Num = 0.0
+        for held in self.terms.values():
+            whole = whole + held
+        return whole
+
+
+def bytes_of_rank(work: Work) -> BytesOfRank:
+    """Return what the fullest rank holds at its peak."""
+    first = _terms(work, last=False)
+    alone = np.asarray(work.layout.pp) == 1.0
+    last = _terms(work, last=True)
+    fuller = (sum(last.values()) > sum(first.values())) | alone
+    return BytesOfRank(terms={name: np.where(fuller, last[name], first[name]) for name in first})
+
+
+def kept_by_block(work: Work, *, mixture: bool) -> Num:
+    """Return the bytes that a block keeps of one microbatch for its backward pass."""
+    model, layout, software = work.model, work.layout, work.software
+    tokens, tp = work.tokens, layout.tp
+    stream = np.where(np.asarray(layout.sequence_parallel) > 0, tp, 1.0)
+    kept = model.hidden * (8.0 + 2.0 * software.dropout) / stream
+    latent = np.asarray(model.kv_rank) > 0
+    keys = np.where(latent, model.kv_up_dim, 2.0 * model.kv_dim)
+    kept = kept + ELEMENT * (2.0 * model.query_dim + keys) / tp
+    plain = (1.0 - software.fused_attention) * (1.0 - layout.selective)
+    scores = model.heads * model.length / (tp * layout.cp) * layout.cp
+    kept = kept + plain * scores * (4.0 + software.dropout)
+    if mixture:
+        rows = model.top_k + model.shared_experts
+        inner = rows * model.expert_ffn * ELEMENT * (1.0 + model.up) / tp
+        inner = inner + 2.0 * ELEMENT * model.top_k * model.hidden / tp
+    else:
+        inner = model.ffn * ELEMENT * (1.0 + model.up) / tp
+    return tokens * (kept + inner)
+
+
+def _terms(work: Work, *, last: bool) -> dict[str, Num]:
+    model, layout, software = work.model, work.layout, work.software
+    alone = np.asarray(layout.pp) == 1.0
+    layers = ceil_div(model.layers, layout.pp)
+    mixtures = np.minimum(model.mixture_layers, layers)
+    plain = layers - mixtures
+    dense = block_weights(model, layout, mixture=False)
+    expert = block_weights(model, layout, mixture=True)
+    embedding, head = embedding_weights(model, layout), head_weights(model, layout)
+    both = embedding + np.where(np.asarray(model.tied) > 0, 0.0, head)
+    ends = np.where(alone, both, head if last else embedding)
+    shared = plain * dense.shared + mixtures * expert.shared + ends
+    routed = mixtures * expert.routed
+    zero = np.asarray(layout.zero)
+    inner = layout.ep * layout.expert_tp
+    cut = np.maximum(1.0, layout.tp * layout.shard / inner)
+
+    def sliced(stage: float) -> Num:
+        return np.where(zero >= stage, shared / layout.shard + routed / cut, shared + routed)
+
+    unit = np.maximum(np.maximum(dense.shared, expert.shared), ends)
+    gathered = np.where(zero >= 3, unit * (2.0 * ELEMENT + software.gradient_bytes), 0.0)
+    stream = np.where(np.asarray(layout.sequence_parallel) > 0, layout.tp, 1.0)
+    flying = in_flight(layout)
+    if last:
+        # The last rank of a straight pipeline has one microbatch at a time in it.
+        one = np.minimum(flying, np.maximum(1.0, flying - layout.pp + 1.0))
+        flying = np.where(alone, np.minimum(1.0, flying), one)
+    whole = kept_by_block(work, mixture=False)
+    mixed = kept_by_block(work, mixture=True)
+    inputs = ELEMENT * work.tokens * model.hidden / stream
+    again = np.asarray(layout.recompute)
+    every = plain * whole + mixtures * mixed
+    working = np.where(np.asarray(mixtures) > 0, np.maximum(whole, mixed), whole)
+    kept = flying * ((1.0 - again) * every + again * layers * inputs)
+    kept = kept + np.where(again > 0, working, 0.0)
+    logits = work.tokens * model.vocab / layout.tp * (2.0 * ELEMENT + 8.0)
+    terms: dict[str, Num] = {
+        "parameters": ELEMENT * sliced(3.0),
+        "gradients": software.gradient_bytes * sliced(2.0),
+        "optimizer": np.where(np.asarray(layout.offload) > 0, 0.0, software.state_bytes)
+        * sliced(1.0),
+        "gathered": gathered,
+        "activations": kept,
+        "logits": logits if last else np.where(alone, logits, 0.0),
+        "buffers": 2.0 * inputs * np.where(alone, 1.0, 2.0),
+    }
+    used: Num = 0.0
+    for held in terms.values():
+        used = used + held
+    terms["slack"] = software.slack * used
+    terms["context"] = software.context_bytes + 0.0 * used
+    return terms

@@ -1,0 +1,56 @@
+"""What a trainer does that its plan does not say: facts of a generation of frameworks.
+
+Seconds and bytes of one plan differ between trainers, by how many kernels a block is, how
+often a value is written to memory between them, in which dtype gradients are added up and sent, and
+what is sent while a device computes. These are facts of code and the constants of its kernels: no
+field belongs to a model, a cluster or a published run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from echelon.cost.lattice.numbers import Num
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """Give the facts of a trainer; numbers, or arrays where rows of a table differ.
+
+    `fused_attention` is 1 for one kernel that never writes the scores, which skips what a causal
+    mask hides; without it a score costs `score_bytes` of memory traffic forward (and 1.5 times as
+    much backward). A block moves `width_bytes` x tokens x hidden forward beside its products, and
+    `inner_bytes` x tokens x ffn. A block is `kernels` kernels forward, and 1.5 times as many
+    backward; the host starts each in `host_s`. The loss moves `logit_bytes` for each logit.
+    Gradients add up in `gradient_bytes` an element, travel in `reduced_bytes`; of the backward pass
+    of the last microbatch the share `reduce_overlap` hides their travel; `gather_overlap` is the
+    share of compute under which gathers of ZeRO are hidden, `tensor_overlap` that of exchanges
+    of tensor parallelism, `pipeline_overlap` of messages between stages that do not wait.
+    `step_s` is what a step costs beside: data, logging, the host's part of the update.
+
+    Of memory: `state_bytes` are those of the optimizer for a weight (with its master copy),
+    `dropout` is 1 where masks are kept. `context_bytes` are taken before the first tensor (the
+    device's context, buffers of collectives); an allocator holds `slack` more than is in use.
+    """
+
+    fused_attention: Num = 1.0
+    score_bytes: Num = 16.0
+    width_bytes: Num = 40.0
+    inner_bytes: Num = 8.0
+    kernels: Num = 40.0
+    host_s: Num = 6e-6
+    logit_bytes: Num = 24.0
+    gradient_bytes: Num = 4.0
+    reduced_bytes: Num = 4.0
+    reduce_overlap: Num = 0.0
+    gather_overlap: Num = 0.8
+    tensor_overlap: Num = 0.0
+    pipeline_overlap: Num = 0.0
+    scattered_messages: Num = 1.0
+    optimizer_bytes: Num = 40.0
+    interference: Num = 0.0
+    step_s: Num = 0.01
+    state_bytes: Num = 12.0
+    dropout: Num = 0.0
+    context_bytes: Num = 2.0e9
+    slack: Num = 0.04
