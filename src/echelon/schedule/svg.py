@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from echelon.core.event import Event
+from echelon.core.svg import figure, line, rect, text
 from echelon.schedule.svg_style import KINDS, STYLE, fill_class, legend, shade_rules, talk_class
 from echelon.schedule.time_axis import ticks
 
@@ -55,15 +55,13 @@ def panels_svg(
     }
     key, bottom = legend(names, num_shades, left=page.left, right=page.right, top=top + 12)
     body.extend(key)
-    name = escape(_plain("; ".join(title for title, _ in panels)), quote=True)
-    height = round(bottom) + 12
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" role="img" aria-label="{name}">'
+    return figure(
+        body,
+        name="; ".join(title for title, _ in panels),
+        rules=STYLE + shade_rules(num_shades),
+        width=width,
+        height=round(bottom) + 12,
     )
-    style = f"<style>\n{STYLE}{shade_rules(num_shades)}</style>"
-    ground = f'<rect class="page" width="{width}" height="{height}"/>'
-    return "\n".join([head, f"<title>{name}</title>", style, ground, *body, "</svg>"]) + "\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,13 +121,13 @@ class _Panel:
         return max(self.shades.values(), default=0) + 1
 
     def draw(self, page: _Page, top: int) -> Iterator[str]:
-        yield _text(_MARGIN, top + 16, self.title, "title")
+        yield text(_MARGIN, top + 16, self.title, "title")
         y = top + _TITLE
         right = page.x(self.span)
         for row in self.rows:
             if row.computes:
-                yield _text(page.left - 8, y + 15, row.title, "rank")
-                yield _rect("idle", page.left, y, right - page.left, _BOX)
+                yield text(page.left - 8, y + 15, row.title, "rank")
+                yield rect("idle", page.left, y, right - page.left, _BOX)
             for event in row.events:
                 start, end = page.x(event.start - self.begin), page.x(event.end - self.begin)
                 yield from self._box(event, start, end, y)
@@ -137,16 +135,16 @@ class _Panel:
 
     def _box(self, event: Event, start: float, end: float, y: int) -> Iterator[str]:
         if event.kind not in KINDS:
-            yield _rect(talk_class(event), start, y - 3, end - start, _LANE - 3, _tip(event))
+            yield rect(talk_class(event), start, y - 3, end - start, _LANE - 3, _tip(event))
             return
         shade = self.shades[event.rank, event.stage]
         name = fill_class(event.kind, shade)
-        yield _rect(name, start, y, end - start, _BOX, _tip(event))
+        yield rect(name, start, y, end - start, _BOX, _tip(event))
         label = "" if event.microbatch is None else str(event.microbatch)
         room = (end - start) / max(len(label), 1)
         if label and room >= 4.5:
             size = min(12.0, room / _LETTER * 0.9)
-            yield _text((start + end) / 2, y + 11 + 0.35 * size, label, "label", size)
+            yield text((start + end) / 2, y + 11 + 0.35 * size, label, "label", size)
 
 
 def _lasts(event: Event) -> bool:
@@ -180,45 +178,14 @@ def _shades(events: Sequence[Event]) -> dict[tuple[int, int | None], int]:
 
 def _axis(page: _Page, top: int, unit: str) -> Iterator[str]:
     """Yield the time axis: a line, a mark at each round time, and what the numbers count."""
-    yield _line(page.left, top, page.right, top)
+    yield line(page.left, top, page.right, top)
     scale, found, name = ticks(page.span, unit)
     for tick in found:
         x = page.x(tick)
-        yield _line(x, top, x, top + 5)
+        yield line(x, top, x, top + 5)
         label = f"{tick * scale:.6g}" + (f" {name}" if tick == found[-1] else "")
-        yield _text(x, top + 18, label, "tick")
+        yield text(x, top + 18, label, "tick")
 
 
 def _tip(event: Event) -> str:
     return f"{event.name} on rank {event.rank}: {event.start:.6g} to {event.end:.6g}"
-
-
-def _rect(name: str, x: float, y: float, width: float, height: float, tip: str = "") -> str:
-    place = f'x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}"'
-    if not tip:
-        return f'<rect class="{name}" {place}/>'
-    return f'<rect class="{name}" {place}><title>{escape(_plain(tip))}</title></rect>'
-
-
-def _line(x: float, y: float, to_x: float, to_y: float) -> str:
-    start, end = (
-        f'x1="{_number(x)}" y1="{_number(y)}"',
-        f'x2="{_number(to_x)}" y2="{_number(to_y)}"',
-    )
-    return f'<line class="axis" {start} {end}/>'
-
-
-def _text(x: float, y: float, text: str, name: str, size: float | None = None) -> str:
-    scaled = "" if size is None else f' font-size="{_number(size)}"'
-    at = f'x="{_number(x)}" y="{_number(y)}"'
-    return f'<text class="{name}" {at}{scaled}>{escape(_plain(text))}</text>'
-
-
-def _plain(text: str) -> str:
-    """Return `text` without the control characters that XML does not allow."""
-    return "".join(char if char.isprintable() else " " for char in text)
-
-
-def _number(value: float) -> str:
-    text = f"{value:.2f}".rstrip("0").rstrip(".")
-    return "0" if text == "-0" else text

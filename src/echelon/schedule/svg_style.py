@@ -7,10 +7,10 @@ on light and on dark pages (dark text on a light fill reads on both); page, text
 from __future__ import annotations
 
 from collections.abc import Collection
-from colorsys import hls_to_rgb
 from types import MappingProxyType
 
 from echelon.core.event import Event
+from echelon.core.svg import fill, style
 from echelon.schedule.action import ActionKind
 from echelon.schedule.messages import Payload
 
@@ -33,28 +33,13 @@ _TALK = MappingProxyType(
 )
 _LIGHTEST, _DARKEST, _ONLY = 0.86, 0.60, 0.74
 
-STYLE = """\
-text { font-family: ui-sans-serif, system-ui, "Segoe UI", Helvetica, Arial, sans-serif; }
-.page { fill: #ffffff; }
-.title { font-size: 14px; font-weight: 600; fill: #1c2128; }
-.rank { font-size: 12px; fill: #444c56; text-anchor: end; }
-.tick { font-size: 11px; fill: #444c56; text-anchor: middle; }
-.key { font-size: 12px; fill: #444c56; }
-.label { fill: #14181d; text-anchor: middle; }
-.axis { stroke: #8b949e; stroke-width: 1; }
-.idle { fill: #eef0f2; }
-.box { stroke: #ffffff; stroke-width: 0.75; }
+STYLE = style(
+    light="""\
 .down { fill: #4a7fb5; }
 .up { fill: #b5654a; }
 .collective { fill: #7a6ba8; }
-@media (prefers-color-scheme: dark) {
-  .page { fill: #0d1117; }
-  .title { fill: #e6edf3; }
-  .rank, .tick, .key { fill: #b1bac4; }
-  .idle { fill: #1c222b; }
-  .box { stroke: #0d1117; }
-}
 """
+)
 
 
 def fill_class(kind: str, shade: int) -> str:
@@ -118,5 +103,4 @@ def _color(hue: int, shade: int, num_shades: int) -> str:
     light = _ONLY
     if num_shades > 1:
         light = _LIGHTEST - (_LIGHTEST - _DARKEST) * shade / (num_shades - 1)
-    red, green, blue = hls_to_rgb(hue / 360, light, 0.72)
-    return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
+    return fill(hue, light)
