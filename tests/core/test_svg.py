@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.core.svg import figure, fill, line, number, rect, style, text, text_width
+from echelon.core.svg import figure, fill, key, line, number, rect, style, text, text_width
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 
@@ -68,3 +68,18 @@ def test_a_longer_or_larger_text_is_wider() -> None:
     assert text_width("abc", 12) > text_width("ab", 12)
     # Advances of DejaVu Sans, a wide font, in em: M 0.863, space 0.318, 0 0.636, W 0.989.
     assert text_width("M 0W", 100) >= 100 * (0.863 + 0.318 + 0.636 + 0.989)
+
+
+def test_a_key_goes_on_in_a_new_line_where_the_page_ends() -> None:
+    entries = [(["a0", "a1"], "shades"), (["b"], "other boxes"), (["c"], "lines")]
+    wide, bottom = key(entries, left=10, right=1000, top=5)
+    assert bottom == 19
+    assert re.findall(r'class="(\w+)" x="([\d.]+)" y="5"', "".join(wide))[:2] == [
+        ("a0", "10"),
+        ("a1", "25"),
+    ]
+    narrow, lower = key(entries, left=10, right=11, top=5, thin=["c"])
+    assert lower == 59
+    assert narrow[0] == '<rect class="a0" x="10" y="5" width="14" height="14"/>'
+    assert narrow[-2] == '<rect class="c" x="10" y="50" width="14" height="4"/>'
+    assert narrow[-1] == '<text class="key" x="30" y="56.5">lines</text>'

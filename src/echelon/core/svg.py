@@ -7,7 +7,7 @@ both); page, text and lines change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from colorsys import hls_to_rgb
 from html import escape
 from unicodedata import east_asian_width
@@ -33,6 +33,8 @@ _DARK = """\
   .box { stroke: #0d1117; }
 """
 
+_KEY_SIZE = 12
+_KEY_BOX = 15
 _NARROW = frozenset("iljtfrI.,:;|!'`()[]/\\- ")
 _WIDE = frozenset("mwMW%@+=<>#&^~")
 
@@ -90,6 +92,33 @@ def text(x: float, y: float, words: str, name: str, size: float | None = None) -
 def text_width(words: str, size: float) -> float:
     """Return a width that `words` do not exceed in any of the fonts of the style."""
     return size * sum(_width(char) for char in plain(words))
+
+
+def key(
+    entries: Iterable[tuple[Sequence[str], str]],
+    *,
+    left: float,
+    right: float,
+    top: float,
+    thin: Collection[str] = (),
+) -> tuple[list[str], float]:
+    """Return the key to boxes, and where it ends: (classes, meaning) beside one another.
+
+    What would reach over `right` goes on in a new line. Boxes of classes in `thin` are lines.
+    """
+    drawn: list[str] = []
+    x, y = left, top
+    for classes, meaning in entries:
+        boxes = _KEY_BOX * len(classes)
+        width = boxes + 5 + text_width(meaning, _KEY_SIZE)
+        if x > left and x + width > right:
+            x, y = left, y + 20
+        for place, name in enumerate(classes):
+            down, height = (y + 5, 4) if name in thin else (y, 14)
+            drawn.append(rect(name, x + _KEY_BOX * place, down, 14, height))
+        drawn.append(text(x + boxes + 5, y + 11.5, meaning, "key"))
+        x += width + 12
+    return drawn, y + 14
 
 
 def fill(hue: float, light: float, saturation: float = 0.72) -> str:

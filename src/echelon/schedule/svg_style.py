@@ -10,7 +10,7 @@ from collections.abc import Collection
 from types import MappingProxyType
 
 from echelon.core.event import Event
-from echelon.core.svg import fill, style
+from echelon.core.svg import fill, key, style
 from echelon.schedule.action import ActionKind
 from echelon.schedule.messages import Payload
 
@@ -79,24 +79,7 @@ def legend(
         shades = [f"{entries[0][0][0][:-1]}{shade}" for shade in range(num_shades)]
         entries.append((shades, "stages of a rank, lowest first"))
     entries.extend(([name], meaning) for name, meaning in _TALK.items() if name in names)
-    lines: list[str] = []
-    x, y = left, top
-    for classes, text in entries:
-        width = 15 * len(classes) + 7 * len(text) + 24
-        if x > left and x + width > right:
-            x, y = left, y + 20
-        for place, name in enumerate(classes):
-            lines.append(_key_box(name, x + 15 * place, y))
-        lines.append(
-            f'<text class="key" x="{x + 15 * len(classes) + 5:g}" y="{y + 11.5:g}">{text}</text>'
-        )
-        x += width
-    return lines, y + 14
-
-
-def _key_box(name: str, x: float, y: float) -> str:
-    top, height = (y + 5, 4) if name in _TALK else (y, 14)
-    return f'<rect class="{name}" x="{x:g}" y="{top:g}" width="14" height="{height}"/>'
+    return key(entries, left=left, right=right, top=top, thin=_TALK)
 
 
 def _color(hue: int, shade: int, num_shades: int) -> str:
