@@ -112,13 +112,14 @@ def test_whole_nodes_make_a_cluster(device: str, nodes: int) -> None:
     assert cluster.links[-1].degree == cluster.num_devices
     speeds = [link.bandwidth for link in cluster.links]
     assert speeds == sorted(speeds, reverse=True)
-    assert cluster.backend == ("gloo" if device == "cpu" else "nccl")
+    assert cluster.backend == ("gloo" if device.startswith("cpu") else "nccl")
 
 
 def test_bandwidth_is_bytes_in_one_direction() -> None:
     cluster = load_job("nano", ["cluster.preset=16xh100"]).plan.cluster
     assert cluster.device.flops("bf16") == 989e12
-    assert cluster.device.flops("fp8") is None
+    assert cluster.device.flops("fp8") == 1979e12
+    assert cluster.device.flops("int4") is None
     # NVLink 4: 900 GB/s both ways; InfiniBand NDR: 400 Gb/s.
     assert [link.bandwidth for link in cluster.links] == [450e9, 50e9]
 

@@ -19,8 +19,9 @@ class Efficiency:
     A product of m x k by k x n takes `tile` x `tile` of its result on each of `units` (streaming
     multiprocessors, cores) at a time, and reaches `matmul` of the peak when k is large, half of
     that at k = `half_depth`. Operators that move bytes reach `memory` of the memory's bandwidth,
-    fused attention `attention` of the peak forward and `attention_backward` backward. A kernel
-    takes `launch_s` to start, on the device or on the host that feeds it.
+    fused attention `attention` of the peak forward and `attention_backward` backward. The update
+    of parameters, which reads and writes every state once, reaches `optimizer` of the memory's
+    bandwidth. A kernel takes `launch_s` to start, on the device or on the host that feeds it.
     """
 
     matmul: float = 0.8
@@ -31,21 +32,32 @@ class Efficiency:
     attention: float = 0.5
     attention_backward: float = 0.4
     launch_s: float = 5e-6
+    aligned: float = 0.95
+    optimizer: float = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """Give what one device can do: dense peak FLOP/s by dtype, memory and its bandwidth."""
+    """Give what one device can do: dense peak FLOP/s by dtype, memory and its bandwidth.
+
+    Ranks on the processors of one machine share `cores` of them: where more of a node's ranks
+    compute at once, each gets its share of a core (0: every device computes by itself).
+    """
 
     name: str
     memory_bytes: int
     memory_bandwidth: float
     peak_flops: tuple[tuple[str, float], ...] = ()
     efficiency: Efficiency = field(default_factory=Efficiency)
+    cores: float = 0.0
 
     def flops(self, dtype: str) -> float | None:
         """Return the dense peak in FLOP/s for `dtype`, or None where it is not known."""
         return dict(self.peak_flops).get(dtype)
+
+    def share(self, computing: int) -> float:
+        """Return the part of a core that each of `computing` ranks of a node gets, at most one."""
+        return min(1.0, self.cores / computing) if self.cores else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,200 @@
+"""A cluster described in TOML -> Cluster: one node, the links between its devices and beyond it.
+
+A preset of clusters has the same form. A tier of links names one of the catalogue (`link =
+"infiniband-ndr"`, `presets/links.toml`) or gives its own numbers, or both: its own win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, cast
+
+from echelon.config.cluster_links import link_kinds
+from echelon.config.cluster_tiers import ALL, link_degrees, tier_problems
+from echelon.config.cluster_units import unit_problems
+from echelon.config.entries import Entry, check_layer
+from echelon.config.kinds import Choice, Flag, Integer, Kind, Real, Text
+from echelon.config.setting import COUNT, DTYPES, FROM_ZERO, POSITIVE, Setting
+from echelon.config.view import View
+from echelon.core.cluster import Backend, Cluster, Device, Efficiency, Link
+from echelon.core.errors import Problem
+from echelon.core.rulebook.config import MISSING_SETTING, UNKNOWN_PRESET, WRONG_TYPE
+from echelon.core.rules import did_you_mean
+
+DEVICE_DTYPES = (*DTYPES, "fp8")
+"""What a device has peaks of: dtypes that a run computes in, and one that only others' runs do."""
+
+SHARE = Real(above=True, maximum=1.0)
+NOT_SHARES: Mapping[str, Kind] = {
+    "half_depth": Real(),
+    "tile": COUNT,
+    "units": COUNT,
+    "launch_s": Real(),
+}
+"""Fields of Efficiency that are sizes or seconds; all others are shares of a peak."""
+
+
+def _settings(kinds: Mapping[str, tuple[Kind, object]]) -> dict[str, Setting]:
+    return {
+        key: Setting(key=key, kind=kind, default=default, about="")
+        for key, (kind, default) in kinds.items()
+    }
+
+
+_TYPICAL = Efficiency()
+CLUSTER_SETTINGS = _settings(
+    {
+        "name": (Text(), None),
+        "nodes": (COUNT, 1),
+        "devices_per_node": (COUNT, None),
+        "backend": (Choice(options=("gloo", "nccl")), "nccl"),
+        "device.name": (Text(), None),
+        "device.memory_bytes": (Integer(maximum=2**60), None),
+        "device.memory_bandwidth": (POSITIVE, None),
+        "device.cores": (Real(), 0.0),
+        **{f"device.peak_flops.{dtype}": (POSITIVE, "unknown") for dtype in DEVICE_DTYPES},
+        **{
+            f"device.efficiency.{item.name}": (
+                NOT_SHARES.get(item.name, SHARE),
+                getattr(_TYPICAL, item.name),
+            )
+            for item in fields(Efficiency)
+        },
+    }
+)
+LINK_SETTINGS = _settings(
+    {
+        "link": (Text(), "none"),
+        "name": (Text(), None),
+        "degree": (Integer(words=(ALL,)), ALL),
+        "bandwidth": (POSITIVE, None),
+        "latency_s": (Real(), None),
+        "efficiency": (SHARE, 1.0),
+        "half_bytes": (Real(), 0.0),
+        "interfaces": (FROM_ZERO, 0),
+        "sure": (Flag(), False),
+    }
+)
+
+
+def build_cluster(entries: Mapping[str, Entry], where: str) -> Cluster | list[Problem]:
+    """Return the cluster that the entries of a file describe, or all that is wrong with them."""
+    links = entries.get("links")
+    plain = {key: entry for key, entry in entries.items() if key != "links"}
+    view, problems = _checked(plain, CLUSTER_SETTINGS, "", where)
+    tiers = _tables_in(links.value) if links else []
+    if tiers is None:
+        message = "links is not a list of tables; write [[links]] above each"
+        problems.append(WRONG_TYPE.problem(message, key="links", set_by=where))
+    views: list[View] = []
+    for index, tier in enumerate(tiers or []):
+        source = links.source if links else where
+        own = {key: Entry(value=value, source=source) for key, value in tier.items()}
+        inner, unknown = _with_catalogue(own, index, where)
+        link_view, link_problems = _checked(inner, LINK_SETTINGS, f"links[{index}].", where)
+        views.append(link_view)
+        problems.extend(unknown or link_problems)
+    if problems:
+        return problems
+    return _cluster(view, views, where)
+
+
+def _with_catalogue(
+    own: Mapping[str, Entry], index: int, where: str
+) -> tuple[Mapping[str, Entry], list[Problem]]:
+    """Return a tier's entries over those of the link that it names."""
+    if "link" not in own or not isinstance(named := own["link"].value, str):
+        return own, []
+    link = link_kinds().get(named)
+    if link is None:
+        close = did_you_mean(named, link_kinds())
+        hint = f'; did you mean "{close[0]}"?' if close else ""
+        problem = UNKNOWN_PRESET.problem(
+            f'links[{index}].link = "{named}" is not in the catalogue of links{hint}',
+            key="links",
+            set_by=where,
+            works=close or tuple(link_kinds()),
+        )
+        return own, [problem]
+    values: dict[str, object] = {
+        "name": link.name,
+        "bandwidth": link.bandwidth,
+        "latency_s": link.latency_s,
+        "efficiency": link.efficiency,
+        "half_bytes": link.half_bytes,
+    }
+    catalogue = {k: Entry(value=v, source=f"link {named}") for k, v in values.items()}
+    return {**catalogue, **own}, []
+
+
+def _tables_in(value: object) -> list[dict[str, object]] | None:
+    items = cast("list[object]", value) if isinstance(value, list) else [None]
+    if not all(isinstance(item, dict) for item in items):
+        return None
+    return cast("list[dict[str, object]]", items)
+
+
+def _checked(
+    entries: Mapping[str, Entry], settings: Mapping[str, Setting], prefix: str, where: str
+) -> tuple[View, list[Problem]]:
+    fitting, problems = check_layer(entries, settings)
+    wrong = frozenset(problem.key for problem in problems)
+    view = View(entries=fitting, wrong=wrong, settings=settings)
+    for key in settings:
+        if key not in wrong and not view.has(key):
+            problems.append(
+                MISSING_SETTING.problem(
+                    f"{prefix}{key} is not set and has no default", key=key, set_by=where
+                )
+            )
+    return view, problems
+
+
+def _cluster(view: View, links: list[View], where: str) -> Cluster | list[Problem]:
+    per_node, nodes = view.integer("devices_per_node"), view.integer("nodes")
+    degrees = link_degrees(links, per_node * nodes)
+    problems = tier_problems(links, degrees, per_node, nodes, where)
+    problems += unit_problems(links, degrees, per_node, where)
+    if problems:
+        return problems
+    return Cluster(
+        name=view.word("name"),
+        device=_device(view),
+        devices_per_node=per_node,
+        nodes=nodes,
+        links=tuple(
+            _link(link, degree, per_node)
+            for link, degree in zip(links, degrees, strict=True)
+            if degree is not None
+        ),
+        backend=cast(Backend, view.word("backend")),
+    )
+
+
+def _link(view: View, degree: int, per_node: int) -> Link:
+    interfaces = view.integer("interfaces")
+    return Link(
+        name=view.word("name"),
+        degree=degree,
+        bandwidth=view.number("bandwidth"),
+        latency_s=view.number("latency_s"),
+        efficiency=view.number("efficiency"),
+        half_bytes=view.number("half_bytes"),
+        interfaces=0 if interfaces == per_node else interfaces,
+    )
+
+
+def _device(view: View) -> Device:
+    peaks = [(dtype, f"device.peak_flops.{dtype}") for dtype in DEVICE_DTYPES]
+    shares: dict[str, Any] = {}
+    for item in fields(Efficiency):
+        shares[item.name] = view.value(f"device.efficiency.{item.name}")
+    return Device(
+        name=view.word("device.name"),
+        memory_bytes=view.integer("device.memory_bytes"),
+        memory_bandwidth=view.number("device.memory_bandwidth"),
+        peak_flops=tuple((d, view.number(key)) for d, key in peaks if not view.is_default(key)),
+        efficiency=Efficiency(**shares),
+        cores=view.number("device.cores"),
+    )

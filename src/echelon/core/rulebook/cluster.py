@@ -1,0 +1,83 @@
+"""Rules about clusters: tiers of links, units of a bandwidth, what calibration measures."""
+
+from __future__ import annotations
+
+from echelon.core.rules import Rule
+
+LINK_BANDWIDTH_IN_BITS = Rule(
+    id="link-bandwidth-in-bits",
+    why="""
+    A bandwidth is bytes per second of one device in one direction. Networks are sold in bits (400
+    Gb/s = 50 GB/s), links between devices by the sum of both directions (900 GB/s = 450 GB/s each
+    way), and nodes by the sum of their interfaces: taken as they are printed, they make a plan look
+    2 to 64 times faster. A bandwidth well above what the link of this name carries is questioned,
+    and so is a network above the fastest interface there is; `sure = true` says that it is meant,
+    `interfaces` that the devices of a node share so many ways into the network.
+    """,
+    bad="""
+    [[links]]
+    name = "InfiniBand NDR 400 Gb/s"
+    degree = "all"
+    bandwidth = 400e9
+    latency_s = 8e-6
+    """,
+    fixed="""
+    [[links]]
+    name = "InfiniBand NDR 400 Gb/s"
+    degree = "all"
+    bandwidth = 50e9
+    latency_s = 8e-6
+    """,
+)
+
+TIERS_DIVIDE_CLUSTER = Rule(
+    id="tiers-divide-cluster",
+    why="""
+    Each tier of links joins groups of equal size, groups inside of groups: devices of a node, nodes
+    of a rack, racks of the cluster. So the degree of a tier divides that of the next one, and the
+    last is the number of devices. A tier either divides a node or holds whole nodes.
+    """,
+    bad="""
+    [[links]]
+    link = "nvlink-4"
+    degree = 3
+    [[links]]
+    link = "infiniband-ndr"
+    degree = "all"
+    """,
+    fixed="""
+    [[links]]
+    link = "nvlink-4"
+    degree = 4
+    [[links]]
+    link = "infiniband-ndr"
+    degree = "all"
+    """,
+)
+
+INTERFACES_BETWEEN_NODES = Rule(
+    id="interfaces-between-nodes",
+    why="""
+    `interfaces` is how many ways into a network the devices of a node share: 4 of them and 8
+    devices are half an interface for each where all send at once. Links that stay inside of a node
+    have none.
+    """,
+    bad="""
+    [[links]]
+    link = "nvlink-4"
+    degree = 4
+    interfaces = 4
+    [[links]]
+    link = "infiniband-ndr"
+    degree = "all"
+    """,
+    fixed="""
+    [[links]]
+    link = "nvlink-4"
+    degree = 4
+    [[links]]
+    link = "infiniband-ndr"
+    degree = "all"
+    interfaces = 4
+    """,
+)
