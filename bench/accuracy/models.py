@@ -1,0 +1,194 @@
+"""The sizes of a row's model, with what is blank taken from the model's name, or its parameters.
+
+A table rarely gives the width of a head, shared experts or tied embeddings: these are the preset's
+where its sizes are the row's, and else those of the family (a gated MLP: Llama's; else GPT-2's).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+from bench.accuracy.known_models import Sizes, known_model
+from bench.accuracy.refusals import Refused
+from bench.accuracy.rows import Row
+from echelon.core.attention_mask import AttentionMask
+from echelon.core.rulebook.config import MISSING_SETTING
+from echelon.cost.lattice.numbers import ModelNumbers
+
+WIDTH_PER_LAYER = 128.0
+"""Hidden size over layers of most published decoders, where neither is given."""
+USUAL_HEADS = (64.0, 128.0)
+SAME_SIZE = 1.05
+"""A preset whose layers x hidden^2 is within this factor of the row's is the row's model."""
+
+
+def model_of(row: Row) -> ModelNumbers:
+    """Return the sizes of a row's model and its sequences; Refused where they are unknown."""
+    known = known_model(row.word("model"))
+    gated = _gated(row, known)
+    vocab = _size(row, known, "vocab", "vocab", 50257.0, "the vocabulary of GPT-2")
+    layers, hidden = _depth_and_width(row, known, vocab, gated)
+    same = _is_same(known, layers, hidden)
+    heads, head_dim = _heads(row, known if same else {}, hidden)
+    kv_heads = _size(row, known if same else {}, "kv_heads", "kv_heads", heads, "as many as heads")
+    inner = known if same else {}
+    experts = _experts(row, inner, hidden)
+    whole = gated and not experts["experts"]
+    usual = 8.0 * hidden / 3.0 if whole else (0.0 if experts["experts"] else 4.0 * hidden)
+    ffn = _size(row, inner, "ffn_hidden", "ffn", usual, "the width of the family's MLP")
+    length = _length(row)
+    latent = _latent(inner, heads)
+    query_dim = heads * head_dim
+    value_dim = latent.get("value_dim", query_dim)
+    window = int(inner.get("window", 0) or 0)
+    plain = 0.0 if gated else 1.0
+    return ModelNumbers(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        query_dim=query_dim,
+        kv_dim=kv_heads * head_dim,
+        attention_dim=(query_dim + value_dim) / 2.0,
+        ffn=ffn,
+        up=2.0 if gated else 1.0,
+        vocab=vocab,
+        tied=float(bool(inner.get("tied", not gated))),
+        positions=length * plain,
+        length=length,
+        reach=_reach(length, window),
+        norm_weights=1.0 + plain,
+        biases=plain,
+        **latent,
+        **experts,
+    )
+
+
+def _gated(row: Row, known: Sizes) -> bool:
+    said = row.flag("gated_mlp")
+    if said is not None:
+        return said
+    if known:
+        row.say("gated_mlp", bool(known.get("gated", True)), "of the model by this name")
+        return bool(known.get("gated", True))
+    gated = "gpt" not in row.word("model").lower()
+    row.say("gated_mlp", gated, "models named GPT have none, others since 2023 do")
+    return gated
+
+
+def _size(row: Row, known: Sizes, column: str, key: str, default: float, why: str) -> float:
+    value = row.positive(column)
+    if value is not None:
+        return value
+    if known.get(key):
+        return row.assume(column, float(known[key]), "of the model by this name")
+    return row.assume(column, default, why)
+
+
+def _depth_and_width(row: Row, known: Sizes, vocab: float, gated: bool) -> tuple[float, float]:
+    layers, hidden = row.positive("layers"), row.positive("hidden")
+    if layers is None and known:
+        layers = row.assume("layers", float(known["layers"]), "of the model by this name")
+    if hidden is None and known:
+        hidden = row.assume("hidden", float(known["hidden"]), "of the model by this name")
+    if layers is not None and hidden is not None:
+        return layers, hidden
+    params = row.positive("params_total") or _params_in_name(row)
+    if params is None or row.positive("moe_experts"):
+        raise Refused(MISSING_SETTING, "layers or hidden are blank, and no size tells them")
+    ratio = (row.positive("ffn_hidden") or 0.0) / (hidden or 1.0)
+    ends = 2.0 if gated else 1.0
+    why = "of the model's parameters"
+    if hidden is not None:
+        each = hidden * hidden * (4.0 + (2.0 + gated) * ratio if ratio else 12.0)
+        left = max(params - ends * vocab * hidden, each)
+        return row.assume("layers", float(round(left / each)), why), hidden
+    if layers is not None:
+        half = ends * vocab / (24.0 * layers)
+        width = math.sqrt(params / (12.0 * layers) + half * half) - half
+        return layers, row.assume("hidden", 128.0 * max(1, round(width / 128.0)), why)
+    width = 128.0 * max(1, round((params * WIDTH_PER_LAYER / 12.0) ** (1 / 3) / 128.0))
+    depth = max(1.0, round((params - ends * vocab * width) / (12.0 * width * width)))
+    return row.assume("layers", float(depth), why), row.assume("hidden", width, why)
+
+
+def _params_in_name(row: Row) -> float | None:
+    from re import IGNORECASE, search
+
+    found = search(r"(\d+(?:\.\d+)?)\s*([BMT])\b", row.word("model"), IGNORECASE)
+    if not found:
+        return None
+    value = float(found[1]) * {"M": 1e6, "B": 1e9, "T": 1e12}[found[2].upper()]
+    return row.assume("params_total", value, "of the model's name")
+
+
+def _is_same(known: Sizes, layers: float, hidden: float) -> bool:
+    if not known:
+        return False
+    mine, theirs = layers * hidden**2, float(known["layers"]) * float(known["hidden"]) ** 2
+    return max(mine / theirs, theirs / mine) <= SAME_SIZE
+
+
+def _heads(row: Row, known: Sizes, hidden: float) -> tuple[float, float]:
+    """Return the number of query heads and the width of each."""
+    heads = row.positive("heads")
+    if heads is None:
+        tp = row.positive("tp") or 1.0
+        usual = max(1.0, tp * round(hidden / 128.0 / tp))
+        heads = _size(row, known, "heads", "heads", usual, "heads of 128, so many as tp divides")
+    given = row.positive("head_dim") or float(known.get("head_dim", 0) or 0)
+    latent = cast("dict[str, Any]", known.get("latent", {}))
+    if latent:
+        given = float(latent["nope_dim"] + latent["rope_dim"])
+    if given:
+        return heads, given
+    width = hidden / heads
+    if width == int(width) and width % 8 == 0:
+        return heads, width
+    near = min((usual for usual in USUAL_HEADS if usual >= width), default=round(width))
+    if row.word("tp") and hidden % heads:
+        near = min(near, width) if near > 1.5 * width else near
+    return heads, row.assume("head_dim", float(near), "hidden / heads is no usual width")
+
+
+def _length(row: Row) -> float:
+    length = row.positive("seq_len")
+    if length is None:
+        raise Refused(MISSING_SETTING, "seq_len is blank")
+    return length
+
+
+def _reach(length: float, window: int) -> float:
+    """Return the mean number of keys that a query meets; its own counts half."""
+    mask = AttentionMask(causal=True, window=window or None)
+    return mask.num_pairs(int(length)) / length - 0.5
+
+
+def _experts(row: Row, known: Sizes, hidden: float) -> dict[str, float]:
+    table = cast("dict[str, Any]", known.get("experts", {}))
+    experts = row.positive("moe_experts") or float(table.get("num_experts", 0))
+    if experts <= 1.0:
+        return dict.fromkeys(("experts", "top_k", "expert_ffn", "shared_experts"), 0.0)
+    top_k = _size(row, table, "moe_topk", "top_k", 2.0, "the usual number of experts of a token")
+    ffn = row.positive("ffn_hidden") or 4.0 * hidden
+    width = _size(row, table, "moe_ffn", "ffn", ffn, "the width of the dense MLP")
+    return {
+        "experts": experts,
+        "top_k": top_k,
+        "expert_ffn": width,
+        "shared_experts": float(table.get("shared_experts", 0)),
+        "dense_layers": float(table.get("first_dense_layers", 0)),
+    }
+
+
+def _latent(known: Sizes, heads: float) -> dict[str, float]:
+    latent = cast("dict[str, Any]", known.get("latent", {}))
+    if not latent:
+        return {}
+    nope, value = float(latent["nope_dim"]), float(latent["value_dim"])
+    return {
+        "query_rank": float(latent["query_rank"]),
+        "kv_rank": float(latent["kv_rank"] + latent["rope_dim"]),
+        "kv_up_dim": heads * (nope + value),
+        "value_dim": heads * value,
+    }

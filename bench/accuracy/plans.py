@@ -1,0 +1,238 @@
+"""The splits that a row can mean: one where it says all; else each choice of what it leaves blank.
+
+Frameworks' tables report the best setting that they found; so of a blank microbatch, number of
+chunks, recompute policy or degree, all usual values are candidates, and `predict.py` takes the
+fastest that fits.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from bench.accuracy.programs import Program
+from bench.accuracy.refusals import Refused
+from bench.accuracy.rows import Row
+from echelon.core.rulebook.batch import BATCH_DIVIDES
+from echelon.core.rulebook.config import MISSING_SETTING
+from echelon.core.rulebook.mesh import WORLD_SIZE_IS_PRODUCT
+from echelon.cost.lattice.numbers import LayoutNumbers, ModelNumbers
+from echelon.cost.lattice.pipeline import index_of
+
+MICROBATCHES = (1.0, 2.0, 4.0, 8.0)
+DEGREES = (1.0, 2.0, 4.0, 8.0)
+MOST_CANDIDATES = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """Give a policy: the share of blocks that run forward again, or their attention only."""
+
+    name: str
+    share: float
+    selective: float
+
+
+NO_RECOMPUTE = Recompute(name="none", share=0.0, selective=0.0)
+SELECTIVE = Recompute(name="selective", share=0.0, selective=1.0)
+FULL = Recompute(name="full", share=1.0, selective=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Hold one split, and what was chosen in it of what the row leaves blank."""
+
+    layout: LayoutNumbers
+    chosen: tuple[tuple[str, object], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Degrees:
+    tp: float
+    pp: float
+    cp: float
+    dp: float
+
+
+def candidates_of(row: Row, model: ModelNumbers, program: Program) -> list[Candidate]:
+    """Return every split that a row can mean, at least one; Refused where there is none."""
+    batch = row.positive("global_batch")
+    found: list[Candidate] = []
+    for degrees in _degrees(row, model):
+        batch_here = batch
+        if batch_here is None:
+            batch_here = row.assume("global_batch", 8.0 * degrees.dp, "8 sequences a replica")
+        for microbatch in _microbatches(row, batch_here, degrees.dp):
+            count = math.ceil(batch_here / degrees.dp / microbatch)
+            for chunks, policy in product(
+                _chunks(row, model, degrees, count, program), _policies(row, program)
+            ):
+                layout = _layout(row, model, program, degrees, (microbatch, count, chunks, policy))
+                found.append(_candidate(row, layout, policy))
+    if not found:
+        raise Refused(BATCH_DIVIDES, f"no microbatch divides {batch:g} sequences")
+    return found[:: math.ceil(len(found) / MOST_CANDIDATES)]
+
+
+def _degrees(row: Row, model: ModelNumbers) -> Iterator[_Degrees]:
+    cp = row.positive("cp") or 1.0
+    tp, pp, dp, devices = (row.positive(name) for name in ("tp", "pp", "dp", "n_gpus"))
+    if devices is None:
+        if dp is None:
+            raise Refused(MISSING_SETTING, "n_gpus and dp are blank")
+        tp, pp = tp or 1.0, pp or 1.0
+        row.say("n_gpus", tp * pp * cp * dp, "tp x cp x pp x dp")
+        yield _Degrees(tp=tp, pp=pp, cp=cp, dp=dp)
+        return
+    if tp is not None and pp is not None:
+        yield _whole(row, _Degrees(tp=tp, pp=pp, cp=cp, dp=dp or 0.0), devices)
+        return
+    found = False
+    for tensor, stages in product([tp] if tp else DEGREES, [pp] if pp else _stages(model, devices)):
+        rest = devices / (tensor * stages * cp)
+        if rest != int(rest) or model.heads % tensor or (dp and dp != rest):
+            continue
+        found = True
+        yield _Degrees(tp=tensor, pp=stages, cp=cp, dp=rest)
+    if not found:
+        raise Refused(WORLD_SIZE_IS_PRODUCT, f"no blank degrees make {devices:g} devices")
+
+
+def _stages(model: ModelNumbers, devices: float) -> list[float]:
+    layers = int(model.layers)
+    return [float(n) for n in range(1, layers + 1) if layers % n == 0 and devices % n == 0]
+
+
+def _whole(row: Row, degrees: _Degrees, devices: float) -> _Degrees:
+    """Return degrees whose product is the number of devices."""
+    model_part = degrees.tp * degrees.pp * degrees.cp
+    if degrees.dp * model_part == devices:
+        return degrees
+    rest = devices / model_part
+    if rest != int(rest):
+        raise Refused(
+            WORLD_SIZE_IS_PRODUCT,
+            f"{devices:g} devices are no multiple of tp x pp x cp = {model_part:g}",
+        )
+    row.assume("dp", rest, "n_gpus / (tp x pp x cp)")
+    return _Degrees(tp=degrees.tp, pp=degrees.pp, cp=degrees.cp, dp=rest)
+
+
+def _microbatches(row: Row, batch: float, dp: float) -> list[float]:
+    given = row.positive("micro_batch")
+    share = batch / dp
+    if given is not None:
+        if share % given:
+            row.say("micro_batch", given, f"{share:g} sequences a replica: the last is not full")
+        return [min(given, share) if share >= 1.0 else given]
+    return [size for size in MICROBATCHES if share % size == 0] or [min(1.0, share)]
+
+
+def _chunks(
+    row: Row, model: ModelNumbers, degrees: _Degrees, count: int, program: Program
+) -> list[float]:
+    """Return the virtual stages of a pipeline rank that a row can mean."""
+    given, schedule = row.positive("vpp"), row.word("schedule").lower()
+    if degrees.pp == 1.0:
+        return [1.0]
+    if given is not None:
+        return [given]
+    on_rank = math.ceil(model.layers / degrees.pp)
+    interleaves = "interleaved" in schedule or (not schedule and program.family == "megatron-core")
+    if not interleaves or count % degrees.pp:
+        return [1.0]
+    least = 1 if re.search(r"\bor\b|not stated", schedule) or not schedule else 2
+    return [float(n) for n in range(least, on_rank + 1) if on_rank % n == 0] or [1.0]
+
+
+def _policies(row: Row, program: Program) -> list[Recompute]:
+    text = row.word("recompute").lower()
+    if not text:
+        if program.fused:
+            return [NO_RECOMPUTE, FULL]
+        return [FULL]
+    share = re.search(r"(\d+)\s*(?:of|/)\s*(\d+)", text)
+    if share:
+        return [Recompute(name=text, share=float(share[1]) / float(share[2]), selective=0.0)]
+    if text.startswith("selective"):
+        if "other" in text or "per-op" in text:
+            return [Recompute(name=text, share=0.5, selective=0.0)]
+        return [SELECTIVE]
+    if text in ("none", "no", "false", "off", "0"):
+        return [NO_RECOMPUTE]
+    return [FULL]
+
+
+def _layout(
+    row: Row,
+    model: ModelNumbers,
+    program: Program,
+    degrees: _Degrees,
+    rest: tuple[float, int, float, Recompute],
+) -> LayoutNumbers:
+    microbatch, count, chunks, policy = rest
+    zero = row.number("zero_stage")
+    if zero is None:
+        zero = row.assume("zero_stage", program.zero, "the framework's default")
+    sequence = row.flag("sp")
+    if sequence is None:
+        sequence = program.sequence_parallel and degrees.tp > 1.0
+        row.say("sp", sequence, "the framework's default")
+    ep = row.above_zero("ep", 1.0, "no expert parallelism") if model.experts else 1.0
+    shard, replicate = _sharded(row, degrees.dp, zero)
+    kind = row.word("cp_kind").lower()
+    return LayoutNumbers(
+        tp=degrees.tp,
+        cp=degrees.cp,
+        pp=degrees.pp,
+        dp_shard=shard,
+        dp_replicate=replicate,
+        ep=ep,
+        expert_tp=(row.positive("etp") or 1.0) if model.experts else 1.0,
+        sequence_parallel=float(sequence and degrees.tp > 1.0),
+        ulysses=degrees.cp if "ulysses" in kind or "a2a" in kind else 1.0,
+        gathered=float("gather" in kind),
+        microbatch=microbatch,
+        microbatches=float(count),
+        virtual=chunks,
+        schedule=index_of(_schedule(row, chunks)),
+        zero=zero,
+        recompute=policy.share,
+        selective=policy.selective,
+        offload=float("offload" in row.word("framework").lower()),
+    )
+
+
+def _sharded(row: Row, dp: float, zero: float) -> tuple[float, float]:
+    """Return over how many replicas ZeRO cuts, and how often that is repeated."""
+    hybrid = "hsdp" in row.word("framework").lower()
+    per_node = row.positive("gpus_per_node") or 8.0
+    if hybrid and zero and dp > per_node and dp % per_node == 0:
+        row.say("zero_stage", zero, f"hybrid sharding cuts over a node of {per_node:g}")
+        return per_node, dp / per_node
+    return dp, 1.0
+
+
+def _schedule(row: Row, chunks: float) -> str:
+    text = re.sub(r"[^a-z0-9]", "", row.word("schedule").lower())
+    for name in ("dualpipe-v", "dualpipe", "zb-v", "zb-h2", "zb-h1", "breadth-first", "gpipe"):
+        if name.replace("-", "") in text:
+            return name
+    return "interleaved" if chunks > 1.0 else "1f1b"
+
+
+def _candidate(row: Row, layout: LayoutNumbers, policy: Recompute) -> Candidate:
+    settings: tuple[tuple[str, object], ...] = (
+        ("tp", layout.tp),
+        ("pp", layout.pp),
+        ("dp", layout.dp),
+        ("micro_batch", layout.microbatch),
+        ("vpp", layout.virtual),
+        ("recompute", policy.name),
+    )
+    return Candidate(
+        layout=layout, chosen=tuple(pair for pair in settings if not row.word(pair[0]))
+    )

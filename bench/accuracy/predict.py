@@ -1,0 +1,176 @@
+"""Predict rows: one call of the formulas for every split that any row can mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from bench.accuracy.machines import machine_of
+from bench.accuracy.measured import Measured, measured
+from bench.accuracy.models import model_of
+from bench.accuracy.plans import Candidate, candidates_of
+from bench.accuracy.programs import Program, program_of
+from bench.accuracy.refusals import Refused
+from bench.accuracy.rows import Row
+from echelon.cost.lattice.block import Work
+from echelon.cost.lattice.memory import bytes_of_rank
+from echelon.cost.lattice.numbers import LayoutNumbers, MachineNumbers, ModelNumbers
+from echelon.cost.lattice.software import Software
+from echelon.cost.lattice.step import step_seconds
+
+Record = TypeVar("Record")
+OK = "ok"
+GB = 2.0**30
+"""Frameworks print their allocators' bytes in units of 2^30, and call them GB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Hold a row that can be predicted: what the formulas read, and what was measured."""
+
+    row: Row
+    program: Program
+    model: ModelNumbers
+    machine: MachineNumbers
+    software: Software
+    candidates: tuple[Candidate, ...]
+    measured: Measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Give the prediction of a row; `status` is "ok", or the rule that refused it."""
+
+    row: Row
+    status: str = OK
+    message: str = ""
+    step_s: float | None = None
+    tokens_per_s: float | None = None
+    memory_gb: float | None = None
+    fits: bool | None = None
+    case: Case | None = None
+    chosen: Candidate | None = None
+
+
+Adjust = Callable[[Sequence[Case]], Sequence[Case]]
+"""What a fit does to cases: other constants of devices, links and programs."""
+
+
+def cases_of(rows: Sequence[Row]) -> tuple[list[Case], dict[str, Refused]]:
+    """Return the rows that can be predicted, and why the others cannot, by index of the row."""
+    cases: list[Case] = []
+    refused: dict[str, Refused] = {}
+    for row in rows:
+        try:
+            cases.append(case_of(row))
+        except Refused as why:
+            refused[row.id] = why
+    return cases, refused
+
+
+def case_of(row: Row) -> Case:
+    """Return what the formulas read of a row; Refused where it cannot be known."""
+    model, machine, program = model_of(row), machine_of(row), program_of(row)
+    candidates = candidates_of(row, model, program)
+    devices = cast(float, candidates[0].layout.devices)
+    if program.pads_vocabulary:
+        unit = 128.0 * cast(float, candidates[0].layout.tp)
+        model = replace(model, vocab=-(-model.vocab // unit) * unit)
+    return Case(
+        row=row,
+        program=program,
+        model=model,
+        machine=machine,
+        software=software_of(row, program),
+        candidates=tuple(candidates),
+        measured=measured(row, model, devices, cast(float, machine.attention_flops)),
+    )
+
+
+def software_of(row: Row, program: Program) -> Software:
+    """Return the facts of a row's program."""
+    fused = row.flag("flash_attn")
+    if fused is None:
+        fused = program.fused
+        row.say("flash_attn", fused, "usual in its year")
+    return Software(fused_attention=float(fused))
+
+
+def work_of(cases: Sequence[Case]) -> Work:
+    """Return all candidates of all cases as arrays, case after case."""
+    repeated = [(case, one.layout) for case in cases for one in case.candidates]
+    return Work(
+        model=stacked([case.model for case, _ in repeated]),
+        machine=stacked([case.machine for case, _ in repeated]),
+        software=stacked([case.software for case, _ in repeated]),
+        layout=stacked([layout for _, layout in repeated]),
+    )
+
+
+def stacked(records: Sequence[Record]) -> Record:
+    """Return one record whose fields are the arrays of those of `records`."""
+    first = records[0]
+    together: dict[str, Any] = {}
+    for item in fields(cast(Any, first)):
+        values = [getattr(record, item.name) for record in records]
+        if isinstance(values[0], tuple):
+            tiers = zip(*values, strict=True)
+            together[item.name] = tuple(stacked(list(tier)) for tier in tiers)
+        else:
+            together[item.name] = np.asarray(values, dtype=np.float64)
+    return cast(Record, replace(cast(Any, first), **together))
+
+
+def predict(rows: Sequence[Row]) -> list[Prediction]:
+    """Return a prediction for each row, in order."""
+    cases, refused = cases_of(rows)
+    found = {one.row.id: one for one in predict_cases(cases)}
+    for row in rows:
+        if row.id in refused:
+            why = refused[row.id]
+            found[row.id] = Prediction(row=row, status=why.rule.id, message=why.message)
+    return [found[row.id] for row in rows]
+
+
+def predict_cases(cases: Sequence[Case]) -> list[Prediction]:
+    """Return a prediction for each case: of its fastest split that fits, or its smallest."""
+    if not cases:
+        return []
+    work = work_of(cases)
+    seconds = np.asarray(step_seconds(work).total)
+    held = np.asarray(bytes_of_rank(work).total)
+    capacity = np.asarray(work.machine.memory_bytes)
+    found: list[Prediction] = []
+    start = 0
+    for case in cases:
+        part = slice(start, start + len(case.candidates))
+        start = part.stop
+        fits = held[part] <= capacity[part]
+        best = int(np.argmin(np.where(fits, seconds[part], np.inf)))
+        if not fits.any():
+            best = int(np.argmin(held[part]))
+        found.append(_prediction(case, best, (seconds[part][best], held[part][best])))
+    return found
+
+
+def _prediction(case: Case, best: int, numbers: tuple[float, float]) -> Prediction:
+    seconds, held = (float(number) for number in numbers)
+    chosen = case.candidates[best]
+    for column, value in chosen.chosen:
+        case.row.say(column, value, "fastest that fits of the usual values")
+    layout: LayoutNumbers = chosen.layout
+    batch = case.row.positive("global_batch") or float(
+        layout.microbatch * layout.microbatches * layout.dp
+    )
+    return Prediction(
+        row=case.row,
+        step_s=seconds,
+        tokens_per_s=batch * float(case.model.length) / float(layout.devices) / seconds,
+        memory_gb=held / GB,
+        fits=held <= float(case.machine.memory_bytes),
+        case=case,
+        chosen=chosen,
+    )
