@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from bench.accuracy.rows import Row
 from echelon.cost.lattice.numbers import ModelNumbers
 
-PEAK_OF_SHARE = "mfu_pct"
+RESULTS = (
+    "step_time_s",
+    "tokens_per_s_per_gpu",
+    "norm_tokens_per_s_per_gpu",
+    "tflops_per_gpu",
+    "mfu_pct",
+    "hfu_pct",
+    "mem_per_gpu_gb",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +117,9 @@ def active_params(row: Row, model: ModelNumbers) -> float:
 
 
 def _out_of_memory(row: Row) -> bool:
+    """Return whether a row says so, or has no result at all: it was tried, and left nothing."""
     for column in ("status", "mem_per_gpu_gb", "step_time_s", "compile_fusion_notes", "notes"):
         text = row.cells.get(column, "").lower()
         if "oom" in text or "out of memory" in text or "out-of-memory" in text:
             return True
-    return False
+    return not any(row.positive(column) for column in RESULTS)

@@ -59,15 +59,15 @@ Adjust = Callable[[Sequence[Case]], Sequence[Case]]
 """What a fit does to cases: other constants of devices, links and programs."""
 
 
-def cases_of(rows: Sequence[Row]) -> tuple[list[Case], dict[str, Refused]]:
-    """Return the rows that can be predicted, and why the others cannot, by index of the row."""
+def cases_of(rows: Sequence[Row]) -> tuple[list[Case], list[Prediction]]:
+    """Return the rows that can be predicted, and for the others which rule refused them."""
     cases: list[Case] = []
-    refused: dict[str, Refused] = {}
+    refused: list[Prediction] = []
     for row in rows:
         try:
             cases.append(case_of(row))
         except Refused as why:
-            refused[row.id] = why
+            refused.append(Prediction(row=row, status=why.rule.id, message=why.message))
     return cases, refused
 
 
@@ -127,12 +127,8 @@ def stacked(records: Sequence[Record]) -> Record:
 def predict(rows: Sequence[Row]) -> list[Prediction]:
     """Return a prediction for each row, in order."""
     cases, refused = cases_of(rows)
-    found = {one.row.id: one for one in predict_cases(cases)}
-    for row in rows:
-        if row.id in refused:
-            why = refused[row.id]
-            found[row.id] = Prediction(row=row, status=why.rule.id, message=why.message)
-    return [found[row.id] for row in rows]
+    found = {id(one.row): one for one in (*predict_cases(cases), *refused)}
+    return [found[id(row)] for row in rows]
 
 
 def predict_cases(cases: Sequence[Case]) -> list[Prediction]:

@@ -1,0 +1,60 @@
+"""Groups of rows: by completeness, by source and framework, by device, by publisher."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from bench.accuracy.predict import Prediction
+from bench.accuracy.rows import Row
+
+COMPLETE = frozenset({"A", "B", ""})
+"""Rows of these kinds count: what they lack has usual values. A file may not say the kind."""
+
+
+def is_complete(row: Row) -> bool:
+    """Return whether a row counts in the headline."""
+    return row.word("completeness").upper()[:1] in COMPLETE
+
+
+def source_of(row: Row) -> str:
+    """Return a row's source, and its framework."""
+    return f"{row.word('source') or 'no source'} | {row.word('framework') or 'no framework'}"
+
+
+def device_of(row: Row) -> str:
+    """Return the name of a row's device."""
+    return row.word("gpu") or "no device"
+
+
+def publisher_of(row: Row) -> str:
+    """Return who published a row: the repository, or the paper without its table."""
+    source = row.word("source")
+    repository = re.match(r"(?:https?://)?(github\.com/[^/\s]+/[^/\s]+)", source)
+    if repository:
+        return repository[1]
+    return re.split(r"\s*(?:\(|,|;|\bTable\b|\bFigure\b|\bSec)", source)[0] or "no source"
+
+
+def grouped(
+    predictions: Iterable[Prediction], by: Callable[[Row], str]
+) -> Mapping[str, Sequence[Prediction]]:
+    """Return predictions by the group of their rows, in the order in which groups appear."""
+    found: dict[str, list[Prediction]] = {}
+    for one in predictions:
+        found.setdefault(by(one.row), []).append(one)
+    return found
+
+
+def short(name: str, width: int) -> str:
+    """Return a name of at most `width` characters: a few of its beginning, and its end."""
+    if len(name) <= width:
+        return name
+    head = min(8, width // 3)
+    return f"{name[:head].rstrip()}..{name[len(name) - (width - 2 - head) :].lstrip()}"
+
+
+def within(source: str, publisher: str) -> str:
+    """Return what a source's name says beside its publisher, without the commit of a repository."""
+    rest = re.sub(r"^https?://", "", source).removeprefix(publisher)
+    return re.sub(r"\s*@[0-9a-f]{6,40}", "", rest).strip(" ,;") or source

@@ -1,0 +1,171 @@
+"""Predictions as a CSV file, as a table of errors in 80 columns, as a JSON object."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from bench.accuracy.errors import (
+    Errors,
+    Quantity,
+    errors,
+    fitting,
+    memory_pair,
+    rate_pair,
+    step_pair,
+)
+from bench.accuracy.groups import (
+    device_of,
+    grouped,
+    is_complete,
+    publisher_of,
+    short,
+    source_of,
+    within,
+)
+from bench.accuracy.predict import OK, Prediction
+
+VERSION = 1
+COLUMNS = ("id", "step_time_s", "tokens_per_s_per_gpu", "mem_per_gpu_gb", "fits", "status")
+LABEL = 39
+HEAD = f"{'':{LABEL}}{'rows':>5}{'mean':>7}{'median':>7}{'p90':>7}{'bias':>8}{'order':>7}"
+
+
+def write_predictions(path: Path, predictions: Iterable[Prediction]) -> None:
+    """Write one line a row: what is predicted, whether it fits, and whether a rule refused it."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for one in predictions:
+            numbers = (one.step_s, one.tokens_per_s, one.memory_gb)
+            fits = "" if one.fits is None else str(one.fits).lower()
+            cells = ["" if number is None else f"{number:.6g}" for number in numbers]
+            writer.writerow((one.row.id, *cells, fits, one.status))
+
+
+def lines(predictions: Sequence[Prediction]) -> Iterator[str]:
+    """Yield the summary in lines of at most 80 characters."""
+    whole, rest = _split(predictions)
+    for title, of, order_by in (
+        ("seconds of a step", step_pair, rate_pair),
+        ("memory of a device", memory_pair, None),
+    ):
+        if errors(predictions, of) is None:
+            continue
+        yield f"{title:{LABEL}}{HEAD[LABEL:]}"
+        yield from _line("all rows of completeness A and B", errors(whole, of, order_by))
+        yield from _line("other rows", errors(rest, of, order_by))
+        for device, members in grouped(whole, device_of).items():
+            yield from _line(device, errors(members, of, order_by))
+        yield from _source_lines(whole, (of, order_by))
+        yield ""
+    yield from _fitting_lines(whole)
+    yield from _refused_lines(predictions)
+    yield from _assumed_lines(predictions)
+
+
+def to_json(predictions: Sequence[Prediction]) -> dict[str, object]:
+    """Return predictions, what was assumed for each, and their errors as a JSON object."""
+    whole, rest = _split(predictions)
+    return {
+        "version": VERSION,
+        "summary": _summary(whole),
+        "other_rows": _summary(rest),
+        "by_device": {k: _summary(v) for k, v in grouped(whole, device_of).items()},
+        "by_publisher": {k: _summary(v) for k, v in grouped(whole, publisher_of).items()},
+        "by_source": {k: _summary(v) for k, v in grouped(whole, source_of).items()},
+        "rows": [_row_json(one) for one in predictions],
+    }
+
+
+def _split(predictions: Sequence[Prediction]) -> tuple[list[Prediction], list[Prediction]]:
+    whole = [one for one in predictions if is_complete(one.row)]
+    return whole, [one for one in predictions if not is_complete(one.row)]
+
+
+def _line(label: str, found: Errors | None) -> Iterator[str]:
+    if found is None:
+        return
+    order = "" if found.order is None else f"{100 * found.order:.1f} %"
+    shares = "".join(f"{100 * part:5.1f} %" for part in (found.mean, found.median, found.p90))
+    bias = f"{100 * found.bias:+.1f} %"
+    yield f"{short(label, LABEL):{LABEL}}{found.rows:5d}{shares}{bias:>8}{order:>8}"
+
+
+def _source_lines(
+    predictions: Sequence[Prediction], quantities: tuple[Quantity, Quantity | None]
+) -> Iterator[str]:
+    """Yield a line for each publisher, and under it one for each source and framework of it."""
+    for publisher, rows in grouped(predictions, publisher_of).items():
+        yield from _line(publisher.removeprefix("github.com/"), errors(rows, *quantities))
+        groups = grouped(rows, source_of)
+        frameworks = Counter(name.partition(" | ")[0] for name in groups)
+        if len(groups) == 1:
+            continue
+        for name, members in groups.items():
+            source, _, framework = name.partition(" | ")
+            label = within(source, publisher)
+            if frameworks[source] > 1:
+                label = f"{short(label, LABEL - 20)} {short(framework, 16)}"
+            yield from _line(f"  {short(label, LABEL - 2)}", errors(members, *quantities))
+
+
+def _fitting_lines(predictions: Sequence[Prediction]) -> Iterator[str]:
+    found = fitting(predictions)
+    yield f"{found.ran_said} of {found.ran} runs that ran are predicted to fit,"
+    yield f"{found.failed_said} of {found.failed} that left no result are predicted not to"
+
+
+def _refused_lines(predictions: Sequence[Prediction]) -> Iterator[str]:
+    for one in predictions:
+        if one.status != OK:
+            yield f"{one.row.id}: {one.status}: {one.message}"[:80]
+
+
+def _assumed_lines(predictions: Sequence[Prediction]) -> Iterator[str]:
+    counts: Counter[str] = Counter()
+    for one in predictions:
+        counts.update({note.field for note in one.row.assumed})
+    if not counts:
+        return
+    line = "assumed where blank (rows; what and why of each: --json):"
+    for name, count in counts.most_common():
+        part = f" {name} {count},"
+        if len(line) + len(part) > 80:
+            yield line
+            line = " "
+        line += part
+    yield line.rstrip(",")
+
+
+def _summary(predictions: Sequence[Prediction]) -> Mapping[str, object]:
+    step = errors(predictions, step_pair, rate_pair)
+    memory = errors(predictions, memory_pair)
+    return {
+        "rows": len(predictions),
+        "refused": sum(one.status != OK for one in predictions),
+        "step_time": step.to_json() if step else None,
+        "memory": memory.to_json() if memory else None,
+        "fits": fitting(predictions).to_json(),
+    }
+
+
+def _row_json(one: Prediction) -> dict[str, object]:
+    measured = one.case.measured if one.case else None
+    return {
+        "id": one.row.id,
+        "status": one.status,
+        "message": one.message,
+        "step_time_s": one.step_s,
+        "tokens_per_s_per_gpu": one.tokens_per_s,
+        "mem_per_gpu_gb": one.memory_gb,
+        "fits": one.fits,
+        "measured_step_time_s": measured.step_s if measured else None,
+        "measured_from": measured.how if measured else "",
+        "measured_mem_per_gpu_gb": measured.memory_gb if measured else None,
+        "assumed": [
+            {"field": note.field, "value": note.value, "why": note.why} for note in one.row.assumed
+        ],
+    }

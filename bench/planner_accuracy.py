@@ -1,0 +1,49 @@
+"""Predict the step time and memory of published runs, and say how near the predictions are.
+
+    python bench/planner_accuracy.py FILE.csv --out PRED.csv
+
+FILE.csv has any of the columns of published tables of runs (model sizes, device, links, degrees,
+batch, what was measured); a blank cell is unknown, and takes the framework's default or the best of
+the usual values. PRED.csv has `id, step_time_s, tokens_per_s_per_gpu, mem_per_gpu_gb, fits, status`
+of every row; status is "ok", or the id of the rule that refused it. A summary goes to stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+if not __package__:
+    # Run as a file: modules are found from the repository's root, not from this folder.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from bench.accuracy.predict import predict
+from bench.accuracy.report import lines, to_json, write_predictions
+from bench.accuracy.rows import read_rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write predictions and print their errors; return 2 where the file cannot be read."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("file", type=Path, metavar="FILE.csv", help="published runs")
+    parser.add_argument("--out", type=Path, required=True, metavar="PRED.csv", help="predictions")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, not a table")
+    options = parser.parse_args(arguments)
+    try:
+        rows = read_rows(options.file)
+    except OSError as error:
+        print(f"error: {options.file}: {error.strerror}", file=sys.stderr)
+        return 2
+    predictions = predict(rows)
+    write_predictions(options.out, predictions)
+    if options.json:
+        print(json.dumps(to_json(predictions), indent=1))
+    else:
+        print("\n".join(lines(predictions)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
