@@ -1,0 +1,117 @@
+"""Where ranks sit on a cluster: the links between two of them, and what a group of them gets.
+
+Rank r is device r of the cluster: ranks of a node are neighbours. A tier of links joins aligned
+blocks of `degree` devices. A group is `degree` ranks `stride` apart; the mesh lays such groups side
+by side from rank 0, so one that does not divide a block has a neighbour that straddles two, and
+the slowest of them is what counts. All groups of an axis send at once: where the devices of a node
+share `interfaces` into a network, each has its share of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from echelon.core.cluster import Cluster, Link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """Give the way between two ranks: the links, bytes/s each way, and seconds of a message's hop.
+
+    `bandwidth` is what the two get alone, `shared` what they get where every device of their nodes
+    sends at once. Between a rank and itself there is no link: it reads its own memory.
+    """
+
+    link: Link | None
+    bandwidth: float
+    shared: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupWay:
+    """Give what the groups of an axis have of a cluster.
+
+    `link` is the slowest tier that they cross (None for a group of one), `per_node` how many ranks
+    of a group are on one node, `nodes` on how many its ranks are. `ring` is bytes/s each way that
+    every rank of a ring gets, with one rank of each node sending on to the next node by all the
+    interfaces of its group there; `pair` what two ranks get that are in different blocks of `link`.
+    """
+
+    link: Link | None
+    per_node: int
+    nodes: int
+    ring: float
+    pair: float
+
+
+def path(cluster: Cluster, first: int, second: int) -> Path:
+    """Return the way from rank `first` to rank `second`; IndexError where there is no such rank."""
+    for rank in (first, second):
+        if not 0 <= rank < cluster.num_devices:
+            raise IndexError(f"rank {rank} is outside a cluster of {cluster.num_devices} devices")
+    if first == second:
+        own = cluster.device.memory_bandwidth
+        return Path(link=None, bandwidth=own, shared=own, latency_s=0.0)
+    link = next(link for link in cluster.links if first // link.degree == second // link.degree)
+    return Path(
+        link=link,
+        bandwidth=link.bandwidth,
+        shared=shared_bandwidth(cluster, link),
+        latency_s=link.latency_s,
+    )
+
+
+def crossed_tier(cluster: Cluster, degree: int, stride: int) -> Link | None:
+    """Return the fastest tier that joins every group of `degree` ranks `stride` apart."""
+    if degree == 1:
+        return None
+    span = degree * stride
+    for link in cluster.links:
+        if link.degree % span == 0 or link.degree >= cluster.num_devices:
+            return link
+    raise ValueError(f"{degree} ranks {stride} apart are more than {cluster.num_devices} devices")
+
+
+def shared_bandwidth(cluster: Cluster, link: Link) -> float:
+    """Return the bytes/s of one device over `link` where all devices of its node send at once."""
+    if not link.interfaces:
+        return link.bandwidth
+    return link.bandwidth * min(1.0, link.interfaces / cluster.devices_per_node)
+
+
+def ranks_per_node(cluster: Cluster, degree: int, stride: int) -> int:
+    """Return how many ranks of a group are on one node: the fewest that any group has on any."""
+    node, span = cluster.devices_per_node, degree * stride
+    if span <= node:
+        return degree if node % span == 0 else 1
+    return max(1, node // stride)
+
+
+def nodes_of_group(cluster: Cluster, degree: int, stride: int) -> int:
+    """Return on how many nodes the ranks of a group are, of the group that is on most."""
+    node, span = cluster.devices_per_node, degree * stride
+    if span <= node:
+        return 1 if node % span == 0 else min(degree, 2)
+    return min(degree, -(-span // node))
+
+
+def group_way(cluster: Cluster, degree: int, stride: int) -> GroupWay:
+    """Return what every group of `degree` ranks `stride` apart gets where all of them send.
+
+    A ring is as fast as its slowest part: the links inside of nodes, or the interfaces that the
+    ranks of one node have together.
+    """
+    link = crossed_tier(cluster, degree, stride)
+    if link is None:
+        own = cluster.device.memory_bandwidth
+        return GroupWay(link=None, per_node=1, nodes=1, ring=own, pair=own)
+    per_node = ranks_per_node(cluster, degree, stride)
+    nodes = nodes_of_group(cluster, degree, stride)
+    far = shared_bandwidth(cluster, link)
+    ring = far
+    if nodes > 1 and per_node > 1:
+        inside = crossed_tier(cluster, per_node, stride)
+        assert inside is not None, "a group of several ranks crosses a tier"
+        ring = min(inside.bandwidth, per_node * far)
+    return GroupWay(link=link, per_node=per_node, nodes=nodes, ring=ring, pair=far)
