@@ -1,10 +1,10 @@
 """Seconds of one block for one microbatch on one rank: forward, input gradient, weight gradient.
 
-Every product has its shard's shape: of N tokens on a context rank and tensor degree t, a column-cut
-weight [h, n] is [N, h] x [h, n / t], a row-cut one [N, n / t] x [n / t, h]. The gradient of the input
-is [N, n / t] x [n / t, h], that of the weight [h, N] x [N, n / t]. Attention without a fused kernel is
-two batched products of depth head_dim and scores that go through memory; a fused one is
-4 N reach A FLOPs forward, 10 backward (Dao, FlashAttention-2, 2023). A pass takes no less
+Every product has its shard's shape: of N tokens on a context rank and tensor degree t, a
+column-cut weight [h, n] is [N, h] x [h, n / t], a row-cut one [N, n / t] x [n / t, h]. The gradient
+of the input is [N, n / t] x [n / t, h], that of the weight [h, N] x [N, n / t]. Attention without a
+fused kernel is two batched products of depth head_dim and scores that go through memory; a fused
+one is 4 N reach A FLOPs forward, 10 backward (Dao, FlashAttention-2, 2023). A pass takes no less
 than its kernels take to start.
 
 Sent by a block, forward and again backward: two all-reduces of N h over tp (with sequence
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from echelon.cost.lattice.numbers import LayoutNumbers, MachineNumbers, ModelNumbers, Num
-from echelon.cost.lattice.products import moved_seconds, product_seconds
+from echelon.cost.lattice.products import aligned_share, moved_seconds, product_seconds
 from echelon.cost.lattice.software import Software
 from echelon.cost.lattice.travel import (
     exchange_seconds,
@@ -188,14 +188,14 @@ def _attention(work: Work) -> tuple[Num, Num]:
     ranks = work.layout.tp * work.layout.cp
     queries = work.layout.microbatch * model.length / ranks
     flops = 4.0 * queries * model.reach * model.attention_dim
-    fused = flops / (machine.attention_flops * machine.attention)
-    fused_back = 2.5 * flops / (machine.attention_flops * machine.attention_backward)
+    peak = machine.attention_flops * software.fused_share
+    fused = flops / (peak * machine.attention)
+    fused_back = 2.5 * flops / (peak * machine.attention_backward)
     # Without a fused kernel the mask hides nothing of the products.
     scores = queries * model.length * model.heads
-    head_dim = model.attention_dim / model.heads
-    deep = head_dim / (head_dim + machine.half_depth)
+    aligned = aligned_share(machine, model.attention_dim / model.heads)
     whole = 4.0 * queries * model.length * model.attention_dim
-    rate = machine.attention_flops * machine.matmul * deep
+    rate = machine.attention_flops * machine.attention * aligned**2
     plain = whole / rate + moved_seconds(machine, software.score_bytes * scores)
     plain_back = 2.0 * whole / rate
     plain_back = plain_back + moved_seconds(machine, BACKWARD_MOVES * software.score_bytes * scores)
@@ -216,6 +216,9 @@ def _moves(work: Work, *, mixture: bool) -> Num:
         copied = 0.0
     bytes_each = software.width_bytes * model.hidden / shared_out + copied
     bytes_each = bytes_each + software.inner_bytes * 0.5 * (1.0 + model.up) * ffn
+    # Products in fp8 read what was cast before: 2 bytes read, 1 written, and 1 for its transpose.
+    narrow = np.where(np.asarray(work.machine.peak_flops) > work.machine.attention_flops, 4.0, 0.0)
+    bytes_each = bytes_each + narrow * (3.0 * model.hidden / shared_out + ffn)
     return moved_seconds(work.machine, bytes_each * work.tokens)
 
 
@@ -254,5 +257,13 @@ def _expert(work: Work) -> Num:
     ranks = layout.tp / layout.expert_tp
     stride = np.where(np.asarray(layout.expert_tp) > 1.0, layout.tp, 1.0)
     way = way_of(work.machine, layout.ep, stride)
-    rows = work.tokens / ranks * model.top_k
-    return 2.0 * exchange_seconds(way, ELEMENT * rows * model.hidden)
+    row = ELEMENT * work.tokens / ranks * model.hidden
+    nodes = np.maximum(way.degree / way.local, 1.0)
+    # A token that several experts of a node wait for crosses once where a trainer sees to it.
+    reached = nodes * (1.0 - (1.0 - 1.0 / nodes) ** model.top_k)
+    copies = np.where(np.asarray(work.software.once_per_node) > 0, reached, model.top_k)
+    far = row * copies * (nodes - 1.0) / nodes / way.far
+    near = row * model.top_k * (way.local - 1.0) / way.local / way.near
+    start = way.latency_s * np.sqrt(way.degree) + way.half_bytes / way.bus
+    each = np.where(np.asarray(layout.ep) > 1.0, start + np.maximum(far, near), 0.0)
+    return 2.0 * (1.0 - work.software.expert_overlap) * each

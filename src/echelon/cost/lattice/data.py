@@ -65,12 +65,13 @@ def gather_of_unit(work: Work, shared: Num, routed: Num) -> tuple[Num, Num]:
     """Return the seconds of one gather, and of one reduce-scatter, of a block at stage 3."""
     software = work.software
     shard, replicate, expert, _ = sharded_ways(work)
-    size = software.reduced_bytes
-    gather = gather_seconds(shard, ELEMENT * shared)
+    size = software.reduced_bytes / software.gather_share
+    element = ELEMENT / software.gather_share
+    gather = gather_seconds(shard, element * shared)
     scatter = gather_seconds(shard, size * shared)
     scatter = scatter + reduce_seconds(replicate, size * shared / shard.degree)
     some = np.asarray(routed) > 0.0
-    gather = gather + np.where(some, gather_seconds(expert, ELEMENT * routed), 0.0)
+    gather = gather + np.where(some, gather_seconds(expert, element * routed), 0.0)
     scatter = scatter + np.where(some, gather_seconds(expert, size * routed), 0.0)
     return gather, scatter
 

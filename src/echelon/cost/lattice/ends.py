@@ -6,7 +6,7 @@ and written several times for a maximum, a sum of exponentials and their gradien
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from echelon.cost.lattice.block import ELEMENT, Work
 from echelon.cost.lattice.numbers import Num
@@ -25,7 +25,9 @@ class EndSeconds:
 
 def end_seconds(work: Work) -> EndSeconds:
     """Return the seconds of embedding and head for one microbatch on one rank."""
-    model, machine, layout, software = work.model, work.machine, work.layout, work.software
+    model, layout, software = work.model, work.layout, work.software
+    # Where products are done in fp8, those of the head are not.
+    machine = replace(work.machine, peak_flops=work.machine.attention_flops)
     tokens, columns = work.tokens, model.vocab / layout.tp
     forward = product_seconds(machine, tokens, model.hidden, columns)
     inputs = product_seconds(machine, tokens, columns, model.hidden)

@@ -1,16 +1,17 @@
 """Bytes that the fullest rank holds, by term, for arrays of plans.
 
 Two ranks can be the fullest: the first of a pipeline, which has most microbatches in flight, and
-the last, which has the logits. Both are computed, and the larger is told. A block keeps for backward
-(Korthikanti et al., 2022, section 4.1, with 2-byte elements):
+the last, which has the logits. Both are computed, and the larger is told. A block keeps for
+backward (Korthikanti et al., 2022, section 4.1, with 2-byte elements):
 
     of the residual stream  N h (8 + 2 dropout) / (t under sequence parallelism)
     of attention            N (4 query_dim + 4 kv_dim) / t, and N heads length (2 + 3 dropout) / t
                             where no fused kernel spares the scores
     of the MLP              N ffn (2 + 2 up) / t; of experts: of each row that a token sends
 
-With "full" recompute only N h 2 bytes, and what one block keeps, once. The head keeps logits of the
-last microbatch in 2 and in 4 bytes, and their gradient.
+With "full" recompute only N h 2 bytes, and what one block keeps, once. A block that runs backward
+has gradients of what it kept, and buffers of a trainer: so many bytes for each token and width. The
+head keeps logits of the last microbatch in 2 and in 4 bytes, and their gradient.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ def _terms(work: Work, *, last: bool) -> dict[str, Num]:
     every = plain * whole + mixtures * mixed
     working = np.where(np.asarray(mixtures) > 0, np.maximum(whole, mixed), whole)
     kept = flying * ((1.0 - again) * every + again * layers * inputs)
-    kept = kept + np.where(again > 0, working, 0.0)
+    running = np.where(again > 0, working, 0.0)
+    running = running + software.working_width * work.tokens * model.hidden
     logits = work.tokens * model.vocab / layout.tp * (2.0 * ELEMENT + 8.0)
     terms: dict[str, Num] = {
         "parameters": ELEMENT * sliced(3.0),
@@ -115,9 +117,13 @@ def _terms(work: Work, *, last: bool) -> dict[str, Num]:
         * sliced(1.0),
         "gathered": gathered,
         "activations": kept,
+        "working": running,
         "logits": logits if last else np.where(alone, logits, 0.0),
         "buffers": 2.0 * inputs * np.where(alone, 1.0, 2.0),
     }
+    # The optimizer's buffers are there when those of backward are gone.
+    passing = kept + running + terms["logits"] + terms["gathered"] + terms["buffers"]
+    terms["update"] = np.maximum(0.0, software.update_bytes * sliced(1.0) - passing)
     used: Num = 0.0
     for held in terms.values():
         used = used + held

@@ -93,6 +93,7 @@ class MachineNumbers:
     attention: Num
     attention_backward: Num
     launch_s: Num
+    aligned: Num
     node: Num
     tiers: tuple[TierNumbers, ...]
 

@@ -9,13 +9,13 @@ from echelon.cost.lattice.block import Work
 from echelon.cost.lattice.numbers import LayoutNumbers
 from echelon.cost.lattice.of_cluster import machine_numbers
 from echelon.cost.lattice.of_model import model_numbers
-from echelon.cost.lattice.pipeline import SCHEDULES, index_of
+from echelon.cost.lattice.pipeline import index_of
 from echelon.cost.lattice.software import Software
 from echelon.cost.updates import STATE_KINDS
 
-LIKE = {"auto": "zb-h1", "file": "1f1b"}
-"""The schedule whose closed form stands for one without: a search in the memory of 1f1b finds
-about what zb-h1 does."""
+LIKE = {"interleaved-1f1b": "interleaved", "auto": "zb-h1", "file": "1f1b"}
+"""Schedules by another name than the lattice's, or without a closed form of their own: a search in
+the memory of 1f1b finds about what zb-h1 does."""
 
 
 def work_of(plan: Plan, software: Software | None = None) -> Work:
@@ -39,8 +39,6 @@ def layout_numbers(plan: Plan) -> LayoutNumbers:
     layout, mesh, layers = plan.layout, plan.mesh, plan.model.layers
     pipeline, context, zero = layout.pipeline, layout.context, layout.zero
     again = sum(map(layout.recompute.recomputes, range(layers)))
-    schedule = LIKE.get(pipeline.schedule, pipeline.schedule)
-    assert schedule in SCHEDULES, schedule
     return LayoutNumbers(
         tp=float(mesh.tp),
         cp=float(mesh.cp),
@@ -55,13 +53,18 @@ def layout_numbers(plan: Plan) -> LayoutNumbers:
         microbatch=float(layout.microbatch_sequences),
         microbatches=float(plan.num_microbatches),
         virtual=max(1.0, len(pipeline.stages) / mesh.pp),
-        schedule=index_of(schedule),
+        schedule=schedule_number(pipeline.schedule),
         zero=float(zero.stage),
         reshard=float(zero.reshard_after_forward),
         recompute=again / layers,
         selective=float(layout.recompute.policy == "selective"),
         offload=float(_offloads(zero)),
     )
+
+
+def schedule_number(schedule: str) -> float:
+    """Return the number of the closed form of a schedule that a plan names."""
+    return index_of(LIKE.get(schedule, schedule))
 
 
 def software_of(

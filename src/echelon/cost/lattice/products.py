@@ -15,12 +15,19 @@ from echelon.cost.lattice.numbers import MachineNumbers, Num, ceil_div
 
 HIDDEN_OF_WAVE = 0.5
 """Share of the idle units of a last wave that kernels which split the depth put to work."""
+ALIGNED = 64
+"""Elements of 2 bytes in the 128 bytes to which the fastest kernels want rows aligned."""
+LOADED = 8
+"""Elements of 2 bytes in the 16 bytes that one instruction loads."""
+UNLOADED = 0.4
+"""Share of the rate that is left where rows do not begin at 16 bytes."""
 
 
 def product_seconds(machine: MachineNumbers, rows: Num, depth: Num, columns: Num) -> Num:
     """Return the seconds of [rows, depth] x [depth, columns] in 2-byte elements."""
     flops = 2.0 * rows * depth * columns
     rate = machine.peak_flops * machine.matmul * _shape_share(machine, rows, depth, columns)
+    rate = rate * aligned_share(machine, depth) * aligned_share(machine, columns)
     moved = 2.0 * (rows * depth + depth * columns + rows * columns)
     return np.maximum(flops / rate, moved / (machine.memory_bandwidth * machine.memory))
 
@@ -28,6 +35,19 @@ def product_seconds(machine: MachineNumbers, rows: Num, depth: Num, columns: Num
 def moved_seconds(machine: MachineNumbers, num_bytes: Num) -> Num:
     """Return the seconds in which the memory of a device reads or writes `num_bytes`."""
     return num_bytes / (machine.memory_bandwidth * machine.memory)
+
+
+def aligned_share(machine: MachineNumbers, size: Num) -> Num:
+    """Return the share of the rate that is left where rows of `size` elements are not aligned.
+
+    Kernels load rows in blocks of ALIGNED elements; each halving of the largest power of two that
+    divides `size` below that costs a factor `machine.aligned`, and one below LOADED another
+    `UNLOADED`: a load is then no longer one instruction.
+    """
+    whole = np.maximum(np.asarray(size), 1.0).astype(np.int64)
+    power = np.minimum(whole & -whole, ALIGNED)
+    slower = np.where(power < LOADED, UNLOADED, 1.0)
+    return slower * machine.aligned ** np.log2(ALIGNED / power)
 
 
 def _shape_share(machine: MachineNumbers, rows: Num, depth: Num, columns: Num) -> Num:

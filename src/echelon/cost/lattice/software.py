@@ -19,21 +19,27 @@ class Software:
 
     `fused_attention` is 1 for one kernel that never writes the scores, which skips what a causal
     mask hides; without it a score costs `score_bytes` of memory traffic forward (and 1.5 times as
-    much backward). A block moves `width_bytes` x tokens x hidden forward beside its products, and
+    much backward). Its fused kernel reaches `fused_share` of what the best one of the device does. A
+    block moves `width_bytes` x tokens x hidden forward beside its products, and
     `inner_bytes` x tokens x ffn. A block is `kernels` kernels forward, and 1.5 times as many
     backward; the host starts each in `host_s`. The loss moves `logit_bytes` for each logit.
     Gradients add up in `gradient_bytes` an element, travel in `reduced_bytes`; of the backward pass
     of the last microbatch the share `reduce_overlap` hides their travel; `gather_overlap` is the
-    share of compute under which gathers of ZeRO are hidden, `tensor_overlap` that of exchanges
+    share of compute under which gathers of ZeRO are hidden, which reach `gather_share` of a
+    link (little, where each parameter travels by itself), `expert_overlap` that of rows to experts;
+    with `once_per_node` 1 a token crosses to a node once. `tensor_overlap` that of exchanges
     of tensor parallelism, `pipeline_overlap` of messages between stages that do not wait.
     `step_s` is what a step costs beside: data, logging, the host's part of the update.
 
-    Of memory: `state_bytes` are those of the optimizer for a weight (with its master copy),
-    `dropout` is 1 where masks are kept. `context_bytes` are taken before the first tensor (the
+    Of memory: `state_bytes` are those of the optimizer for a weight (with its master copy), and
+    `update_bytes` what an update needs beside, for a while (gradients in fp32, products).
+    `dropout` is 1 where masks are kept. A block that runs has `working_width` bytes for each token
+    and width beside what it keeps. `context_bytes` are taken before the first tensor (the
     device's context, buffers of collectives); an allocator holds `slack` more than is in use.
     """
 
     fused_attention: Num = 1.0
+    fused_share: Num = 1.0
     score_bytes: Num = 16.0
     width_bytes: Num = 40.0
     inner_bytes: Num = 8.0
@@ -44,6 +50,9 @@ class Software:
     reduced_bytes: Num = 4.0
     reduce_overlap: Num = 0.0
     gather_overlap: Num = 0.8
+    gather_share: Num = 1.0
+    expert_overlap: Num = 0.0
+    once_per_node: Num = 0.0
     tensor_overlap: Num = 0.0
     pipeline_overlap: Num = 0.0
     scattered_messages: Num = 1.0
@@ -51,6 +60,8 @@ class Software:
     interference: Num = 0.0
     step_s: Num = 0.01
     state_bytes: Num = 12.0
+    update_bytes: Num = 0.0
     dropout: Num = 0.0
+    working_width: Num = 16.0
     context_bytes: Num = 2.0e9
     slack: Num = 0.04
