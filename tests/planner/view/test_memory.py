@@ -1,0 +1,153 @@
+"""Memory bars: lengths are bytes, the device is a line, and what does not fit is seen."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from math import nan
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echelon.planner.view.kinds import MOST_KINDS, kinds_of
+from echelon.planner.view.memory import memory_bars
+from echelon.planner.view.memory_svg import memory_svg
+from tests.planner.view.figures import (
+    assert_narrow,
+    assert_texts_are_clear,
+    number,
+    rects,
+    texts,
+    tip,
+)
+
+GIB = 2.0**30
+TERMS = {"parameters": 10 * GIB, "gradients": 20 * GIB, "activations": 30 * GIB, "slack": 0.0}
+amounts = st.one_of(st.just(0.0), st.floats(1e-6, 1.0), st.floats(1.0, 1e14))
+names = st.one_of(st.sampled_from(sorted(TERMS)), st.text(max_size=30))
+rows_of_any_kind = st.lists(
+    st.tuples(st.text(max_size=40), st.dictionaries(names, amounts, max_size=16)), max_size=6
+)
+
+
+def _bar(text: str, label: str) -> str:
+    line = next(line for line in text.splitlines() if line.startswith(label))
+    return line[len(label) :].strip().split("  ")[0]
+
+
+@settings(max_examples=60)
+@given(rows_of_any_kind, st.one_of(st.just(0.0), st.floats(1.0, 1e13)))
+def test_anything_is_drawn_within_80_columns_and_without_overlap(
+    rows: list[tuple[str, dict[str, float]]], limit: float
+) -> None:
+    bars = memory_bars(rows, limit)
+    assert_narrow(bars.text())
+    figure = memory_svg(bars, title="".join(label for label, _ in rows))
+    assert_texts_are_clear(figure)
+    for row, (_, terms) in zip(bars.rows, rows, strict=True):
+        assert row.total == pytest.approx(sum(terms.values()))
+    for box in rects(figure, "box"):
+        assert number(box, "x") + number(box, "width") <= 760
+
+
+def test_columns_of_a_bar_are_proportional_to_bytes() -> None:
+    text = memory_bars([("a", TERMS), ("b", {"gradients": 60 * GIB})], 80 * GIB).text()
+    bar, other = _bar(text, "a  "), _bar(text, "b  ")
+    counts = [bar.count(letter) for letter in "PGA"]
+    assert counts[1] == pytest.approx(2 * counts[0], abs=1)
+    assert counts[2] == pytest.approx(3 * counts[0], abs=1)
+    assert bar.index("P") < bar.index("G") < bar.index("A")
+    assert other.count("G") == sum(counts)
+    assert "S" not in bar
+
+
+def test_what_a_device_has_no_room_for_is_lower_case_behind_the_line() -> None:
+    text = memory_bars([("a", TERMS), ("b", {"parameters": GIB})], 45 * GIB).text()
+    inside, beyond = _bar(text, "a  ").split("|")
+    assert beyond == "a" * len(beyond) != ""
+    assert inside.isupper()
+    assert len(beyond) / len(inside) == pytest.approx(1 / 3, abs=0.05)
+    assert "133.3 %" in text
+    assert "45.00 GiB; lower case" in text
+
+
+def test_a_byte_too_much_is_seen() -> None:
+    bars = memory_bars([("a", {"parameters": 80 * GIB + 1})], 80 * GIB)
+    assert "P|p" in bars.text()
+    assert ">100 %" in bars.text()
+    assert len(rects(memory_svg(bars), "over")) == 1
+    whole = memory_bars([("a", {"parameters": 80 * GIB})], 80 * GIB)
+    assert "p" not in _bar(whole.text(), "a  ")
+    assert rects(memory_svg(whole), "over") == []
+
+
+def test_the_table_below_is_of_the_fullest_row_and_adds_up() -> None:
+    text = memory_bars([("a", {"slack": GIB / 3}), ("b", {"slack": GIB, "logits": GIB / 3})], 0.0)
+    table = text.text().split("\n\n")[1]
+    assert "in b" in table
+    found = dict(re.findall(r"(slack|logits|total) +([\d.]+) GiB", table))
+    assert found == {"slack": "1.00", "logits": "0.33", "total": "1.33"}
+
+
+def test_boxes_stand_one_behind_the_other_and_are_as_long_as_their_bytes() -> None:
+    figure = memory_svg(memory_bars([("a", TERMS), ("b <&>", TERMS)], 80 * GIB), title="x & y")
+    boxes = rects(figure, "box")
+    assert [tip(box) for box in boxes[:3]] == [
+        "a: parameters 10.00 GiB",
+        "a: gradients 20.00 GiB",
+        "a: activations 30.00 GiB",
+    ]
+    assert tip(boxes[3]).startswith("b <&>: ")
+    widths = [number(box, "width") for box in boxes[:3]]
+    assert widths == pytest.approx([widths[0] * part for part in (1, 2, 3)], abs=0.03)
+    for box, after in pairwise(boxes[:3]):
+        assert number(after, "x") == pytest.approx(
+            number(box, "x") + number(box, "width"), abs=0.02
+        )
+    idle = re.search(r'class="idle" x="([\d.]+)" y="\d+" width="([\d.]+)"', figure)
+    assert idle is not None
+    assert float(idle[2]) * 60 / 80 == pytest.approx(sum(widths), abs=0.05)
+    assert texts(figure, "key") == ["P parameters", "G gradients", "A activations"]
+
+
+def test_the_line_of_the_device_stands_where_its_memory_ends() -> None:
+    figure = memory_svg(memory_bars([("a", TERMS)], 40 * GIB))
+    line = re.search(r'class="limit" x1="([\d.]+)"', figure)
+    (over,) = rects(figure, "over")
+    assert line is not None
+    assert float(line[1]) == pytest.approx(number(over, "x"))
+    assert tip(over) == "a: 20.00 GiB too much"
+    last = rects(figure, "box")[-1]
+    end = number(last, "x") + number(last, "width")
+    assert number(over, "x") + number(over, "width") == pytest.approx(end, abs=0.02)
+
+
+def test_nothing_is_still_a_picture() -> None:
+    for rows in ([], [("a", {})]):
+        bars = memory_bars(rows, 0.0)
+        assert_narrow(bars.text())
+        assert_texts_are_clear(memory_svg(bars))
+    assert memory_bars([], 1.0).text() == "(no ranks)\n"
+    assert "Nothing is held." in memory_bars([("a", {})], 1.0).text()
+
+
+def test_many_kinds_become_other_and_nothing_is_lost() -> None:
+    terms = {f"kind {place}": 2.0**place for place in range(40)}
+    bars = memory_bars([("a", terms)], 2.0**41)
+    assert len(bars.kinds) == MOST_KINDS
+    assert bars.kinds[-1].name == "other"
+    assert bars.rows[0].total == 2.0**40 - 1
+    assert bars.rows[0].terms["other"] == 2.0**29 - 1
+
+
+def test_no_two_kinds_share_a_letter() -> None:
+    kinds = kinds_of(["optimizer", "optimizer state", "parameters", "pages", "12"])
+    letters = [kind.letter for kind in kinds]
+    assert letters == ["O", "T", "P", "A", "B"]
+
+
+@pytest.mark.parametrize(("held", "limit"), [(-1.0, 1.0), (nan, 1.0), (1.0, -1.0), (1.0, nan)])
+def test_what_is_no_amount_is_refused(held: float, limit: float) -> None:
+    with pytest.raises(ValueError, match="not a number from 0 up"):
+        memory_bars([("a", {"slack": held})], limit)
