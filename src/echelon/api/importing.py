@@ -51,9 +51,9 @@ def import_run(
     ranks: int | None = None,
     settings: Sequence[str] = (),
 ) -> ImportedRun:
-    """Return the run that a configuration of DeepSpeed, Accelerate or Megatron-LM describes.
+    """Return the run that a file of DeepSpeed, Accelerate, torchtitan or Megatron-LM describes.
 
-    It builds on `extends` (a preset or a run file: the model and the data, which such a file does
+    It builds on `extends` (a preset or a run file: the model and the data, which such a file may
     not have), for `ranks` processes, with `settings` ("table.key=value") on top. Raises
     ConfigError, with every key that is not honoured and every rule that the run would break.
     """

@@ -14,12 +14,15 @@ from echelon.cli.output import note, print_json, table
 def import_(
     file: Annotated[
         Path,
-        Parameter(help="A DeepSpeed JSON, an Accelerate YAML, or a Megatron-LM command in a file."),
+        Parameter(
+            help="A DeepSpeed JSON, an Accelerate YAML, a torchtitan TOML, or a Megatron-LM "
+            "command in a file."
+        ),
     ],
     /,
     *,
     kind: Annotated[
-        Literal["deepspeed", "accelerate", "megatron"] | None,
+        Literal["deepspeed", "accelerate", "megatron", "torchtitan"] | None,
         Parameter(help="What FILE is; else its content tells."),
     ] = None,
     output: Annotated[
@@ -50,7 +53,7 @@ def import_(
         print_json("import", result)
         return 0
     print(table(("key", "value", "setting", "why"), mapping_rows(run.found)))
-    if run.found.kind != "megatron" and extends is None:
+    if run.found.extends is not None and extends is None:
         note(f"model and data: {run.found.extends}, because {file} has none; --extends names yours")
     if output is None:
         note("nothing is written; --output run.toml writes it")

@@ -19,7 +19,9 @@ from echelon.config.foreign.importer import Kind
 from echelon.config.foreign.ledger import Ledger
 from echelon.config.foreign.megatron import read_megatron
 from echelon.config.foreign.surroundings import Surroundings, surroundings
+from echelon.config.foreign.torchtitan import read_torchtitan
 from echelon.config.gather import gather
+from echelon.config.kinds import toml_text
 from echelon.core.rulebook import all_rules
 from tests.config.foreign.imports import Imports
 
@@ -40,6 +42,7 @@ FULL: Mapping[str, list[dict[str, object]]] = {
         {"distributed_type": "FSDP", "fsdp_config.fsdp_version": version} for version in (1, 2)
     ],
     "megatron": [{"--nproc-per-node": 4}],
+    "torchtitan": [{"parallelism.pipeline_parallel_degree": 2, "validation.enabled": True}],
 }
 """Files that make each reader ask for nearly all of its keys."""
 
@@ -107,6 +110,7 @@ def check(kind: Kind, text: str, extends: str | None) -> None:
         ("deepspeed", read_deepspeed),
         ("accelerate", read_accelerate),
         ("megatron", read_megatron),
+        ("torchtitan", read_torchtitan),
     ],
 )
 def test_any_values_of_any_keys(kind: Kind, reader: Reader) -> None:
@@ -118,6 +122,8 @@ def test_any_values_of_any_keys(kind: Kind, reader: Reader) -> None:
     def run(flat: dict[str, object]) -> None:
         if kind == "megatron":
             text = command({k: v for k, v in flat.items() if k.startswith("--")})
+        elif kind == "torchtitan":
+            text = "\n".join(f"{k} = {toml_text(v)}" for k, v in flat.items() if v is not None)
         else:
             more = {"distributed_type": "FSDP"} if kind == "accelerate" else {}
             text = json.dumps(nested({**more, **flat}))

@@ -57,8 +57,7 @@ def small(more: str = "", *without: str) -> str:
 
 
 def test_the_command_of_the_tutorial(megatron: Imports) -> None:
-    found = megatron(TUTORIAL.replace("--data-parallel-size 2", ""), **LLAMA)
-    plan = found.job.plan
+    plan = megatron(TUTORIAL, **LLAMA).job.plan
     assert (plan.mesh.tp, plan.mesh.pp, plan.mesh.dp_replicate, plan.mesh.dp_shard) == (8, 4, 2, 1)
     assert plan.mesh.world_size == 64
     assert plan.num_microbatches == 512
@@ -70,7 +69,10 @@ def test_the_command_of_the_tutorial(megatron: Imports) -> None:
 
 
 def test_the_data_parallel_size_is_no_flag_but_follows_from_the_ranks(megatron: Imports) -> None:
-    (problem,) = megatron.problems(TUTORIAL, **LLAMA)
+    found = megatron(TUTORIAL, **LLAMA)
+    (row,) = rows_of(found, "--data-parallel-size")
+    assert row.why == "Megatron-LM has no such flag; from the ranks follow as many: 2"
+    (problem,) = megatron.problems(TUTORIAL.replace("parallel-size 2", "parallel-size 4"), **LLAMA)
     assert problem.rule == "import-not-honoured"
     assert "world / (tp x pp x cp) = 64 / (8 x 4 x 1) = 2" in problem.message
     assert problem.works == ("--ranks 64", "no --data-parallel-size")

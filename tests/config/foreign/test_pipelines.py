@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from echelon.config.foreign.megatron_pipeline import stages_of_layout
 from tests.config.foreign.imports import Imports, rows_of
 from tests.config.foreign.test_megatron import SMALL
 
@@ -113,3 +114,34 @@ def test_another_partition_is_refused(deepspeed: Imports, partition: object, rul
     problems = deepspeed.problems({"pipeline": {"partition": partition}}, ranks=2)
     assert [problem.rule for problem in problems] == [rule]
     assert "pipeline.partition" in problems[0].set_by
+
+
+@pytest.mark.parametrize(
+    ("layout", "sizes"),
+    [
+        ("Et*3|(tt|)*29,m|L", None),
+        ("Et*3|(tt|)*2t|L", [3, 2, 2, 1, 0]),
+        ("E|t|tL", [0, 1, 1]),
+        ("Et*21|t*21|t*20|t*18,L", [21, 21, 20, 18]),
+        ("t|tEL", None),
+        ("E|x|L", None),
+    ],
+)
+def test_a_layout_of_megatron_counts_the_layers_of_each_stage(
+    layout: str, sizes: list[int] | None
+) -> None:
+    assert stages_of_layout(layout) == sizes
+
+
+def test_a_layout_lists_the_stages_of_a_run(megatron: Imports) -> None:
+    layout = "--pipeline-model-parallel-layout"
+    pipeline = megatron(command(f'{layout} "Et*3|tL"')).job.plan.layout.pipeline
+    assert (pipeline.stages, pipeline.schedule) == (((0, 1, 2), (3,)), "1f1b")
+    pipeline = megatron(command(f'{layout} "Et|t|t|tL"')).job.plan.layout.pipeline
+    assert (pipeline.virtual_stages, pipeline.schedule) == (2, "interleaved-1f1b")
+    for wrong in ('"Et*2|tL"', '"Et|t*2|tL"', '"t|L"'):
+        (problem,) = megatron.problems(command(f"{layout} {wrong}"))
+        assert (problem.rule, problem.key) == ("import-not-honoured", "pipeline.stages")
+    both = f'{layout} "Et*3|tL" --decoder-first-pipeline-num-layers 3'
+    (problem,) = megatron.problems(command(both))
+    assert f"{layout} says it already" in problem.message

@@ -1,4 +1,4 @@
-"""An Accelerate YAML -> settings: FSDP 1 and 2, and plain data parallelism. Accelerate 1.15.
+"""An Accelerate YAML -> settings: FSDP 1 and 2, DeepSpeed, plain data parallelism. Accelerate 1.15.
 
 https://huggingface.co/docs/accelerate/usage_guides/fsdp. Its truth values may be strings, and may
 be any of those of YAML 1.1.
@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from echelon.config.foreign.accelerate_context import TABLE, read_context
+from echelon.config.foreign.accelerate_deepspeed import TABLE as PLUGIN
+from echelon.config.foreign.accelerate_deepspeed import read_plugin, read_stage
 from echelon.config.foreign.accelerate_keys import (
     FSDP_NOT_NEEDED,
     FSDP_ONLY,
@@ -45,9 +47,13 @@ def read_accelerate(ledger: Ledger, around: Surroundings) -> None:
     if kind == "NO" and around.ranks is None and not ledger.has("num_processes"):
         around = replace(around, ranks=1)
     around = around.with_degrees(**{k: v for k, v in degrees.items() if k in ("tp", "cp")})
-    _read_precision(ledger, sharded=kind == "FSDP")
-    stage, hybrid = _read_strategy(ledger, version) if kind == "FSDP" else (0, False)
-    _read_ranks(ledger, stage, hybrid, degrees, around)
+    _read_precision(ledger, kind)
+    stage, hybrid = _stage_of(ledger, kind, version)
+    data = _read_ranks(ledger, stage, hybrid, degrees, around)
+    if kind == "DEEPSPEED":
+        read_plugin(ledger, data, around)
+    else:
+        ledger.refuse_table(PLUGIN, "distributed_type is not DEEPSPEED")
     if kind == "FSDP":
         read_units(ledger, stage, version, around)
         _read_recompute(ledger)
@@ -55,6 +61,13 @@ def read_accelerate(ledger: Ledger, around: Surroundings) -> None:
         ledger.skip_table(FSDP, "distributed_type is not FSDP")
     _read_rest(ledger)
     ledger.finish()
+
+
+def _stage_of(ledger: Ledger, kind: str, version: int) -> tuple[int, bool]:
+    """Return the stage of ZeRO, and whether each machine has a copy of what is shared out."""
+    if kind == "FSDP":
+        return _read_strategy(ledger, version)
+    return (read_stage(ledger), False) if kind == "DEEPSPEED" else (0, False)
 
 
 def _plain(given: Mapping[str, object]) -> dict[str, object]:
@@ -90,8 +103,8 @@ def _read_type(ledger: Ledger) -> str | None:
     ledger.known[key] = None
     # YAML 1.1 reads the word NO as false.
     kind = "NO" if ledger.given.get(key) is False else str(ledger.given.get(key))
-    if kind == "FSDP" or kind in PLAIN_TYPES:
-        ledger.skip(key, PLAIN_TYPES.get(kind, "zero.stage follows from its strategy"))
+    if kind in ("FSDP", "DEEPSPEED") or kind in PLAIN_TYPES:
+        ledger.skip(key, PLAIN_TYPES.get(kind, "zero.stage follows from its table"))
         return kind
     why = OTHER_TYPES.get(kind, "there is no such type")
     ledger.problems.append(
@@ -99,7 +112,7 @@ def _read_type(ledger: Ledger) -> str | None:
             f"{key} = {ledger.text(key)}: {why}",
             key=key,
             set_by=ledger.where(key),
-            works=("FSDP", *PLAIN_TYPES),
+            works=("FSDP", "DEEPSPEED", *PLAIN_TYPES),
         )
     )
     return None
@@ -168,8 +181,8 @@ def _read_strategy(ledger: Ledger, version: int) -> tuple[int, bool]:
 
 def _read_ranks(
     ledger: Ledger, stage: int, hybrid: bool, degrees: Mapping[str, int], around: Surroundings
-) -> None:
-    """Map the data ranks to the mesh, copy by copy of what is shared out."""
+) -> int:
+    """Map the data ranks to the mesh, copy by copy of what is shared out; return how many."""
     key = "num_processes"
     ranks = ledger.whole(key, COUNT, setting="mesh.dp_shard")
     machines = ledger.whole("num_machines", COUNT) or 1
@@ -179,11 +192,11 @@ def _read_ranks(
             "mesh.dp_shard",
             f"{ledger.where(key)}, --ranks {around.ranks}",
         )
-        return
+        return 1
     known = around if ranks is None else replace(around, ranks=ranks)
     data = launched_ranks(ledger, known)
     if data is None:
-        return
+        return 1
     if ranks is not None:
         data = replace(data, source=ledger.where(key), key=key)
     groups = degrees.get("dp_replicate", machines if hybrid else 1)
@@ -196,13 +209,17 @@ def _read_ranks(
             data.source,
             works=[f"num_processes = {groups * degrees.get('dp_shard', 1) * around.model_ranks}"],
         )
-        return
+        return count
     set_data_mesh(ledger, stage, replace(data, groups=groups))
     ledger.skip("num_machines", "ranks on one machine are neighbours; the launcher places them")
+    return count
 
 
-def _read_precision(ledger: Ledger, *, sharded: bool) -> None:
-    """Map mixed_precision: what FSDP computes and sends is half, what it keeps is fp32."""
+def _read_precision(ledger: Ledger, kind: str) -> None:
+    """Map mixed_precision: what FSDP computes and sends is half, what it keeps is fp32.
+
+    DeepSpeed accumulates in half, too, and keeps a copy in fp32 that its optimizer updates.
+    """
     key = "mixed_precision"
     word = ledger.word(key, ("no", "fp16", "bf16", "fp8"), setting="precision.parameters")
     if word == "fp8":
@@ -213,10 +230,11 @@ def _read_precision(ledger: Ledger, *, sharded: bool) -> None:
         return
     source = "" if ledger.has(key) else ledger.default
     half = word if word in ("fp16", "bf16") else "fp32"
-    sent = half if sharded else "fp32"
+    sent = "fp32" if kind in PLAIN_TYPES else half
+    added = half if kind == "DEEPSPEED" else "fp32"
     for role, dtype, why in (
         ("parameters", half, "in forward and backward"),
-        ("gradients", "fp32", "as they accumulate"),
+        ("gradients", added, "as they accumulate"),
         ("reduction", sent, "as they are summed over ranks"),
         ("master", "fp32", "what the optimizer updates"),
     ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-SECTIONS = ("fsdp_config", "parallelism_config", "dynamo_config")
+SECTIONS = ("fsdp_config", "deepspeed_config", "parallelism_config", "dynamo_config")
 
 PLAIN_TYPES: Mapping[str, str] = {
     "MULTI_GPU": "zero.stage = 0: whole replicas",
@@ -12,7 +12,6 @@ PLAIN_TYPES: Mapping[str, str] = {
     "NO": "zero.stage = 0: one process",
 }
 OTHER_TYPES: Mapping[str, str] = {
-    "DEEPSPEED": "write its deepspeed_config as a DeepSpeed JSON, and import that",
     "MEGATRON_LM": "import the command of Megatron-LM, with --kind megatron",
     "XLA": "there is no TPU",
     "TP": "set mesh.tp: every matrix is cut over it",
@@ -65,7 +64,6 @@ FSDP_ONLY: Mapping[str, tuple[tuple[object, ...], str]] = {
 }
 
 OFF_TABLES: Mapping[str, str] = {
-    "deepspeed_config": "distributed_type is not DEEPSPEED",
     "fp8_config": "nothing is computed in 8 bits",
     "megatron_lm_config": "distributed_type is not MEGATRON_LM",
     "mpirun_config": "ranks are started here or by torchrun",

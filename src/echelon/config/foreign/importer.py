@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -13,8 +14,10 @@ from echelon.config.foreign.command_line import parse_command
 from echelon.config.foreign.deepspeed import read_deepspeed
 from echelon.config.foreign.ledger import Ledger, Row
 from echelon.config.foreign.megatron import read_megatron
-from echelon.config.foreign.sources import flat, parse_json, parse_yaml, read_text
-from echelon.config.foreign.surroundings import surroundings
+from echelon.config.foreign.recorded import TABLE, recorded_entries, recorded_rows
+from echelon.config.foreign.sources import flat, parse_json, parse_toml, parse_yaml, read_text
+from echelon.config.foreign.surroundings import Surroundings, surroundings
+from echelon.config.foreign.torchtitan import read_torchtitan
 from echelon.config.gather import Gathered, gather, parse_sets
 from echelon.config.job import Job
 from echelon.config.load import run_name_of
@@ -22,19 +25,28 @@ from echelon.config.resolve import resolve
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.imports import IMPORT_KIND
 
-Kind = Literal["deepspeed", "accelerate", "megatron"]
+Kind = Literal["deepspeed", "accelerate", "megatron", "torchtitan"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 TOOLS: Mapping[Kind, str] = {
     "deepspeed": "DeepSpeed",
     "accelerate": "Accelerate",
     "megatron": "Megatron-LM",
+    "torchtitan": "torchtitan",
+}
+READERS: Mapping[Kind, Callable[[Ledger, Surroundings], None]] = {
+    "deepspeed": read_deepspeed,
+    "accelerate": read_accelerate,
+    "megatron": read_megatron,
+    "torchtitan": read_torchtitan,
 }
 DEFAULT_BASE: Mapping[Kind, str | None] = {
     "deepspeed": "nano",
     "accelerate": "nano",
     "megatron": None,
+    "torchtitan": None,
 }
-"""What a run builds on unless told otherwise; a command of Megatron-LM describes its model."""
+"""What a run builds on unless told otherwise; a command of Megatron-LM describes its model, a
+configuration of torchtitan names it, and one that `echelon export` wrote records it."""
 
 _TOLD_BY = {
     "deepspeed": ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"),
@@ -72,15 +84,16 @@ def import_file(
     """
     text = read_text(path)
     kind = kind or told_kind(path, text)
-    extends = extends or DEFAULT_BASE[kind]
+    recorded = recorded_entries(path, text)
+    if extends is None and not any(key.startswith("model.") for key in recorded):
+        extends = DEFAULT_BASE[kind]
     gathered = gather(extends, ()) if extends else Gathered()
+    gathered.add(recorded)
     over, problems = parse_sets(sets)
     given = keys_of(kind, path, text)
     around = surroundings(merge([*gathered.layers, over]), ranks)
     ledger = Ledger(tool=TOOLS[kind], path=str(path), given=given)
-    {"deepspeed": read_deepspeed, "accelerate": read_accelerate, "megatron": read_megatron}[kind](
-        ledger, around
-    )
+    READERS[kind](ledger, around)
     gathered.problems.extend([*problems, *ledger.problems])
     gathered.add(ledger.entries)
     gathered.add(over)
@@ -89,8 +102,8 @@ def import_file(
         kind=kind,
         path=path,
         extends=extends,
-        rows=tuple(ledger.rows),
-        settings={**ledger.entries, **over},
+        rows=(*ledger.rows, *recorded_rows(recorded)),
+        settings={**recorded, **ledger.entries, **over},
         job=job,
     )
 
@@ -99,6 +112,8 @@ def told_kind(path: Path, text: str) -> Kind:
     """Return the kind of a file by its content; ConfigError where it does not tell."""
     if text.lstrip().startswith("{"):
         return "deepspeed"
+    if re.search(r"^\s*\[(parallelism|training|activation_checkpoint)\]", text, re.MULTILINE):
+        return "torchtitan"
     lines = [line.split("#")[0].strip() for line in text.splitlines()]
     if any(line.partition(":")[0] in _TOLD_BY["accelerate"] for line in lines):
         return "accelerate"
@@ -106,8 +121,8 @@ def told_kind(path: Path, text: str) -> Kind:
         return "megatron"
     raise ConfigError(
         IMPORT_KIND.problem(
-            f"{path} is neither a JSON object, nor a YAML with distributed_type, nor a command of "
-            "Megatron-LM",
+            f"{path} is neither a JSON object, nor a YAML with distributed_type, nor a TOML with "
+            "[parallelism] or [training], nor a command of Megatron-LM",
             key="--kind",
             set_by=str(path),
             works=[f"--kind {kind}" for kind in KINDS],
@@ -119,6 +134,11 @@ def keys_of(kind: Kind, path: Path, text: str) -> Mapping[str, object]:
     """Return the keys of a file, with dots, and their values; ConfigError where it is not one."""
     if kind == "megatron":
         return parse_command(path, text)
+    if kind == "torchtitan":
+        return dict(flat(parse_toml(path, text)))
     if kind == "accelerate" and not text.lstrip().startswith("{"):
         return dict(flat(parse_yaml(path, text)))
-    return dict(flat(parse_json(path, text)))
+    tables = parse_json(path, text)
+    if isinstance(tables.get(TABLE), dict):
+        tables = {key: value for key, value in tables.items() if key != TABLE}
+    return dict(flat(tables))

@@ -178,10 +178,10 @@ def _read_ranks(ledger: Ledger, stage: int, around: Surroundings) -> int:
                 works=(f"--ranks {around.model_ranks}", f"--ranks {2 * around.model_ranks}"),
             )
         )
-        _refuse_data_parallel_size(ledger, around, None)
+        _judge_data_parallel_size(ledger, around, None)
         return 1
     data = launched_ranks(ledger, around)
-    _refuse_data_parallel_size(ledger, around, data.count if data else None)
+    _judge_data_parallel_size(ledger, around, data.count if data else None)
     key = "--num-distributed-optimizer-instances"
     groups = ledger.whole(key, COUNT, setting="mesh.dp_replicate") or 1
     if data is None:
@@ -196,9 +196,11 @@ def _read_ranks(ledger: Ledger, stage: int, around: Surroundings) -> int:
     return data.count
 
 
-def _refuse_data_parallel_size(ledger: Ledger, around: Surroundings, data: int | None) -> None:
+def _judge_data_parallel_size(ledger: Ledger, around: Surroundings, data: int | None) -> None:
     key = "--data-parallel-size"
-    if ledger.has(key):
+    if ledger.has(key) and data is not None and ledger.given[key] == data:
+        ledger.skip(key, f"Megatron-LM has no such flag; from the ranks follow as many: {data}")
+    elif ledger.has(key):
         degrees = " x ".join(str(around.degrees[axis]) for axis in ("tp", "pp", "cp"))
         follows = "" if data is None else f" = {data * around.model_ranks} / ({degrees}) = {data}"
         ledger.refuse(

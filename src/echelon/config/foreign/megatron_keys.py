@@ -113,7 +113,6 @@ REFUSED: Mapping[str, str] = {
     "--mtp-num-layers": "one token is predicted at a time",
     "--multi-latent-attention": "latent attention is read from a preset or config.json: --extends",
     "--no-rope-freq": "every layer turns its heads",
-    "--pipeline-model-parallel-layout": "pipeline.stages lists blocks",
     "--pretrained-checkpoint": "checkpoints of Megatron-LM are not read",
     "--qk-l2-norm": "queries and keys have RMS norms: --qk-layernorm",
     "--quick-geglu": "a gate has SiLU: --swiglu",

@@ -2,10 +2,13 @@
 
 Megatron-LM interleaves as soon as a rank has several stages (Narayanan et al. 2021, section 2.2),
 in groups of pp microbatches unless it is told otherwise, and cuts its layers evenly; with
---account-for-... the embedding or the loss counts as a layer there.
+--account-for-... the embedding or the loss counts as a layer there. A layout lists all stages:
+"Et*3|(tt|)*29,t|L" is the embedding and three layers, 29 times two layers, one layer, the loss.
 """
 
 from __future__ import annotations
+
+import re
 
 from echelon.config.foreign.ledger import COUNT, Ledger
 from echelon.config.foreign.surroundings import Surroundings
@@ -16,15 +19,52 @@ VIRTUAL_STAGES = "--num-virtual-stages-per-pipeline-rank"
 VIRTUAL_LAYERS = "--num-layers-per-virtual-pipeline-stage"
 GROUP = "--microbatch-group-size-per-virtual-pipeline-stage"
 ENDS = tuple(f"--decoder-{end}-pipeline-num-layers" for end in ("first", "last"))
+LAYOUT = "--pipeline-model-parallel-layout"
 ACCOUNTS = tuple(f"--account-for-{end}-in-pipeline-split" for end in ("embedding", "loss"))
 
 
 def read_pipeline(ledger: Ledger, layers: int | None, around: Surroundings) -> None:
     """Map virtual stages and their schedule, and how layers are cut into stages."""
     pp = around.degrees["pp"]
+    if ledger.has(LAYOUT):
+        _read_layout(ledger, layers, pp)
+        _read_group(ledger, pp)
+        return
     virtual = _read_virtual(ledger, layers, pp)
     _read_group(ledger, pp)
     _read_stages(ledger, layers, pp, virtual)
+
+
+def stages_of_layout(text: str) -> list[int] | None:
+    """Return how many layers each stage of a layout has; None where it is none."""
+    plain = re.sub(r"[\s,'\"]", "", text)
+    plain = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda found: found[1] * int(found[2]), plain)
+    plain = re.sub(r"([Et|mL])\*(\d{1,4})", lambda found: found[1] * int(found[2]), plain)
+    stages = plain.split("|")
+    whole = "".join(stages)
+    if re.fullmatch(r"Et+L", whole) is None:
+        return None
+    return [stage.count("t") for stage in stages]
+
+
+def _read_layout(ledger: Ledger, layers: int | None, pp: int) -> None:
+    """Map a list of all stages, in the order of the model; it says how many a rank has, too."""
+    for key in (VIRTUAL_STAGES, VIRTUAL_LAYERS, *ENDS, *ACCOUNTS):
+        if ledger.has(key):
+            ledger.refuse(key, f"{LAYOUT} says it already", setting=STAGES)
+    sizes = stages_of_layout(str(ledger.given[LAYOUT]))
+    if sizes is None:
+        why = "stages of E (embedding), t (layer) and L (loss), in this order, parted by |"
+        ledger.refuse(LAYOUT, why, works=(f'{LAYOUT} "Et*2|t*2|t*2|t*2L"',), setting=STAGES)
+    elif len(sizes) % pp or layers not in (None, sum(sizes)):
+        why = f"{len(sizes)} stages on {pp} ranks, with {sum(sizes)} of {layers} layers"
+        ledger.refuse(LAYOUT, why, setting=STAGES)
+    else:
+        _set_sizes(ledger, sizes, [LAYOUT])
+        if (virtual := len(sizes) // pp) > 1:
+            ledger.set(LAYOUT, VIRTUAL, virtual, "stages of a pipeline rank")
+            why = "a rank with several stages interleaves them"
+            ledger.set(LAYOUT, SCHEDULE, "interleaved-1f1b", why)
 
 
 def _read_virtual(ledger: Ledger, layers: int | None, pp: int) -> int:

@@ -1,8 +1,9 @@
-"""Read a foreign file: JSON, YAML or text, into keys with dots and their values."""
+"""Read a foreign file: JSON, YAML, TOML or text, into keys with dots and their values."""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -56,6 +57,14 @@ def parse_yaml(path: Path, text: str) -> Mapping[str, object]:
         message = " ".join(str(error).split())
         raise ConfigError(syntax_problem(path, f"is not YAML: {message}")) from error
     return _table(path, data, "a YAML mapping")
+
+
+def parse_toml(path: Path, text: str) -> Mapping[str, object]:
+    """Return the tables of a TOML text; ConfigError where it is none."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(syntax_problem(path, f"is not TOML: {error}")) from error
 
 
 def flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

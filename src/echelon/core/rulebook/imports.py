@@ -7,9 +7,10 @@ from echelon.core.rules import Rule
 IMPORT_KIND = Rule(
     id="import-kind",
     why="""
-    Three kinds of files are imported: a DeepSpeed JSON, an Accelerate YAML, and the command line of
-    Megatron-LM. The kind is told from the content; where it cannot be, --kind says it. What belongs
-    to another tool, or to another way of training in the same tool, is refused as a whole.
+    Four kinds of files are imported: a DeepSpeed JSON, an Accelerate YAML, a torchtitan TOML, and
+    the command line of Megatron-LM. The kind is told from the content; where it cannot be, --kind
+    says it. What belongs to another tool, or to another way of training in the same tool, is
+    refused as a whole.
     """,
     bad="echelon import trainer.py",
     fixed="echelon import ds_config.json --kind deepspeed",
