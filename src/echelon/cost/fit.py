@@ -23,6 +23,8 @@ Predict = Callable[[Values], Array]
 BEND = 0.15
 """Relative error beyond which a sample pulls with a constant force, not more with its distance."""
 STEPS = 60
+ENOUGH = 1e-7
+"""The descent ends where a step gains less than this share."""
 _NUDGE = 1e-4
 
 
@@ -63,19 +65,30 @@ class Fit:
         return float(np.max(np.abs(self.errors)))
 
 
-def fit(constants: Sequence[Constant], predict: Predict, measured_s: Sequence[float]) -> Fit:
+def fit(
+    constants: Sequence[Constant],
+    predict: Predict,
+    measured_s: Sequence[float],
+    *,
+    weights: Sequence[float] | None = None,
+    start: Values | None = None,
+) -> Fit:
     """Return the constants with which `predict` is nearest to the measured seconds.
 
-    `predict` gives the seconds of all samples, in their order, for values of the constants. Raises
-    ValueError where a measured time is not positive.
+    `predict` gives the seconds of all samples, in their order, for values of the constants. A
+    sample counts as much as its weight (1 where none are given). The search begins at `start`, or
+    at the priors and at points on either side of them. Raises ValueError where a measured time is
+    not positive.
     """
     measured = np.asarray(measured_s, dtype=np.float64)
     if not measured.size or not np.all(np.isfinite(measured) & (measured > 0.0)):
         raise ValueError("times to fit must be positive")
-    problem = _Problem(constants, predict, np.log(measured))
-    point = problem.centre
-    for start in problem.starts():
-        found = problem.descend(start)
+    each = np.ones_like(measured) if weights is None else np.asarray(weights, dtype=np.float64)
+    problem = _Problem(constants, predict, np.log(measured), each)
+    begin = problem.starts() if start is None else [problem.point(start)]
+    point = begin[0]
+    for one in begin:
+        found = problem.descend(one)
         if problem.loss(found) < problem.loss(point):
             point = found
     values = problem.values(point)
@@ -95,9 +108,11 @@ def fit(constants: Sequence[Constant], predict: Predict, measured_s: Sequence[fl
 class _Problem:
     """Hold one problem in logarithms of its constants."""
 
-    def __init__(self, constants: Sequence[Constant], predict: Predict, target: Array) -> None:
+    def __init__(
+        self, constants: Sequence[Constant], predict: Predict, target: Array, weights: Array
+    ) -> None:
         self._names = [one.name for one in constants]
-        self._predict, self._target = predict, target
+        self._predict, self._target, self._weights = predict, target, weights
         self.low = np.log([one.low for one in constants])
         self.high = np.log([one.high for one in constants])
         self.centre = np.log([one.prior for one in constants])
@@ -113,7 +128,12 @@ class _Problem:
     def loss(self, point: Array) -> float:
         size = np.abs(self.misfit(point))
         huber = np.where(size <= BEND, size**2, BEND * (2.0 * size - BEND))
-        return float(np.sum(huber) + BEND**2 * np.sum(self._away(point) ** 2))
+        fitted = np.sum(self._weights * huber)
+        return float(fitted + BEND**2 * np.sum(self._away(point) ** 2))
+
+    def point(self, values: Values) -> Array:
+        """Return the logarithms of values, inside of their bounds."""
+        return np.clip(np.log([values[name] for name in self._names]), self.low, self.high)
 
     def starts(self) -> list[Array]:
         """Return the priors, and points a factor away from them in each direction."""
@@ -130,7 +150,7 @@ class _Problem:
             after = np.clip(point + step, self.low, self.high)
             loss = self.loss(after)
             if loss < best:
-                small = best - loss < 1e-10 * best
+                small = best - loss < ENOUGH * best
                 point, best, damping = after, loss, max(damping / 4.0, 1e-9)
                 if small:
                     break
@@ -151,6 +171,7 @@ class _Problem:
             moved[index] += _NUDGE if point[index] + _NUDGE <= self.high[index] else -_NUDGE
             slopes[:, index] = (self.misfit(moved) - here) / (moved[index] - point[index])
         weight = np.where(np.abs(here) <= BEND, 1.0, BEND / np.maximum(np.abs(here), 1e-300))
+        weight = weight * self._weights
         pull = BEND**2 / self._width**2
         normal = slopes.T @ (weight[:, None] * slopes) + np.diag(pull)
         force = slopes.T @ (weight * here) + pull * (point - self.centre)

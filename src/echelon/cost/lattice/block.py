@@ -30,8 +30,6 @@ from echelon.cost.lattice.travel import (
     way_of,
 )
 
-ELEMENT = 2.0
-"""Bytes of an activation: computation is in 2-byte elements."""
 BACKWARD_KERNELS = 1.5
 BACKWARD_MOVES = 1.5
 
@@ -79,6 +77,11 @@ class Work:
     layout: LayoutNumbers
 
     @property
+    def element(self) -> Num:
+        """Return the bytes of an element in which a run computes."""
+        return self.software.element_bytes
+
+    @property
     def tokens(self) -> Num:
         """Return the tokens of a microbatch on a context rank."""
         return self.layout.microbatch * self.model.length / self.layout.cp
@@ -124,12 +127,12 @@ def block_seconds(work: Work, *, mixture: bool) -> BlockSeconds:
 
 
 def _linear(work: Work, rows: Num, depth: Num, columns: Num) -> tuple[Num, Num, Num]:
-    machine = work.machine
+    machine, element = work.machine, work.element
     used = np.asarray(depth * columns) > 0
     return (
-        np.where(used, product_seconds(machine, rows, depth, columns), 0.0),
-        np.where(used, product_seconds(machine, rows, columns, depth), 0.0),
-        np.where(used, product_seconds(machine, depth, rows, columns), 0.0),
+        np.where(used, product_seconds(machine, rows, depth, columns, element), 0.0),
+        np.where(used, product_seconds(machine, rows, columns, depth, element), 0.0),
+        np.where(used, product_seconds(machine, depth, rows, columns, element), 0.0),
     )
 
 
@@ -211,7 +214,7 @@ def _moves(work: Work, *, mixture: bool) -> Num:
     if mixture:
         # Rows are copied to be sent, on arrival, and back: four times both ways.
         ffn = (model.top_k + model.shared_experts) * model.expert_ffn / layout.tp
-        copied = 4.0 * ELEMENT * model.top_k * model.hidden / layout.tp
+        copied = 8.0 * model.top_k * model.hidden / layout.tp
     else:
         copied = 0.0
     bytes_each = software.width_bytes * model.hidden / shared_out + copied
@@ -219,13 +222,14 @@ def _moves(work: Work, *, mixture: bool) -> Num:
     # Products in fp8 read what was cast before: 2 bytes read, 1 written, and 1 for its transpose.
     narrow = np.where(np.asarray(work.machine.peak_flops) > work.machine.attention_flops, 4.0, 0.0)
     bytes_each = bytes_each + narrow * (3.0 * model.hidden / shared_out + ffn)
-    return moved_seconds(work.machine, bytes_each * work.tokens)
+    # The bytes of a trainer are those of 2-byte elements.
+    return moved_seconds(work.machine, 0.5 * work.element * bytes_each * work.tokens)
 
 
 def _tensor(work: Work) -> Num:
     """Return the seconds of the exchanges of tensor parallelism in one pass."""
     way = way_of(work.machine, work.layout.tp, 1.0)
-    return 2.0 * reduce_seconds(way, ELEMENT * work.tokens * work.model.hidden)
+    return 2.0 * reduce_seconds(way, work.element * work.tokens * work.model.hidden)
 
 
 def _context(work: Work, attention: Num, attention_back: Num) -> tuple[Num, Num]:
@@ -236,14 +240,14 @@ def _context(work: Work, attention: Num, attention_back: Num) -> tuple[Num, Num]
     ring_way = way_of(work.machine, ring, stride)
     latent = np.asarray(model.kv_rank) > 0
     kv = np.where(latent, model.kv_up_dim, 2.0 * model.kv_dim) / layout.tp
-    kept = ELEMENT * work.tokens * layout.ulysses * kv / layout.ulysses
+    kept = work.element * work.tokens * layout.ulysses * kv / layout.ulysses
     steps = np.maximum(ring - 1.0, 0.0)
     round_trip = steps * message_seconds(ring_way, kept)
     shown = np.maximum(0.0, round_trip - attention * steps / np.maximum(ring, 1.0))
     shown_back = np.maximum(0.0, 2.0 * round_trip - attention_back * steps / np.maximum(ring, 1.0))
     gather = gather_seconds(ring_way, kept * ring)
     heads_way = way_of(work.machine, layout.ulysses, layout.tp)
-    heads = ELEMENT * work.tokens * (2.0 * model.query_dim / layout.tp + kv)
+    heads = work.element * work.tokens * (2.0 * model.query_dim / layout.tp + kv)
     exchange = exchange_seconds(heads_way, heads)
     whole = np.asarray(layout.gathered) > 0
     forward = np.where(whole, gather, shown) + exchange
@@ -257,7 +261,7 @@ def _expert(work: Work) -> Num:
     ranks = layout.tp / layout.expert_tp
     stride = np.where(np.asarray(layout.expert_tp) > 1.0, layout.tp, 1.0)
     way = way_of(work.machine, layout.ep, stride)
-    row = ELEMENT * work.tokens / ranks * model.hidden
+    row = work.element * work.tokens / ranks * model.hidden
     nodes = np.maximum(way.degree / way.local, 1.0)
     # A token that several experts of a node wait for crosses once where a trainer sees to it.
     reached = nodes * (1.0 - (1.0 - 1.0 / nodes) ** model.top_k)

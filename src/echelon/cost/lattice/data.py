@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echelon.cost.lattice.block import ELEMENT, Work
+from echelon.cost.lattice.block import Work
 from echelon.cost.lattice.numbers import Num
 from echelon.cost.lattice.products import moved_seconds
 from echelon.cost.lattice.travel import Way, gather_seconds, reduce_seconds, way_of
@@ -54,7 +54,7 @@ def step_travel(work: Work, held: Held) -> tuple[Num, Num]:
         return np.where(cut, gather_seconds(way, size), reduce_seconds(way, size)) + across
 
     def gathered(way: Way, weights: Num) -> Num:
-        return np.where(cut, gather_seconds(way, ELEMENT * weights), 0.0)
+        return np.where(cut, gather_seconds(way, work.element * weights), 0.0)
 
     none = np.asarray(routed) == 0.0
     reduce = reduced(shard, shared) + np.where(none, 0.0, reduced(expert, routed))
@@ -66,7 +66,7 @@ def gather_of_unit(work: Work, shared: Num, routed: Num) -> tuple[Num, Num]:
     software = work.software
     shard, replicate, expert, _ = sharded_ways(work)
     size = software.reduced_bytes / software.gather_share
-    element = ELEMENT / software.gather_share
+    element = work.element / software.gather_share
     gather = gather_seconds(shard, element * shared)
     scatter = gather_seconds(shard, size * shared)
     scatter = scatter + reduce_seconds(replicate, size * shared / shard.degree)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from echelon.cost.lattice.block import ELEMENT, Work
+from echelon.cost.lattice.block import Work
 from echelon.cost.lattice.numbers import Num
 from echelon.cost.lattice.products import moved_seconds, product_seconds
 from echelon.cost.lattice.travel import reduce_seconds, way_of
@@ -29,11 +29,11 @@ def end_seconds(work: Work) -> EndSeconds:
     # Where products are done in fp8, those of the head are not.
     machine = replace(work.machine, peak_flops=work.machine.attention_flops)
     tokens, columns = work.tokens, model.vocab / layout.tp
-    forward = product_seconds(machine, tokens, model.hidden, columns)
-    inputs = product_seconds(machine, tokens, columns, model.hidden)
-    weights = product_seconds(machine, model.hidden, tokens, columns)
+    forward = product_seconds(machine, tokens, model.hidden, columns, work.element)
+    inputs = product_seconds(machine, tokens, columns, model.hidden, work.element)
+    weights = product_seconds(machine, model.hidden, tokens, columns, work.element)
     logits = moved_seconds(machine, 0.5 * software.logit_bytes * tokens * columns)
-    rows = ELEMENT * tokens * model.hidden
+    rows = work.element * tokens * model.hidden
     way = way_of(machine, layout.tp, 1.0)
     joined = reduce_seconds(way, rows)
     small = 3.0 * reduce_seconds(way, 4.0 * tokens)

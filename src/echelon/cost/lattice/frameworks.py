@@ -30,6 +30,9 @@ MEGATRON = replace(
 )
 """Megatron-LM up to 2023: fused norms and softmax, nothing sent behind compute."""
 
+CORE_SINCE, CORE_AGAIN = 2023, 2025
+"""The years of Megatron-Core, and of its attention kernels and dispatch of 2025."""
+
 FRAMEWORKS: Mapping[str, Software] = {
     "generic": GENERIC,
     "echelon": replace(GENERIC, reduce_overlap=0.8, scattered_messages=0.0),
@@ -129,27 +132,30 @@ FRAMEWORKS: Mapping[str, Software] = {
 }
 
 
+WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("megatron-deepspeed", ("megatron-deepspeed", "megatron deepspeed")),
+    ("megatron-core", ("nemo", "bridge", "megatron-core", "mcore", "megatron core")),
+    ("megatron", ("megatron",)),
+    ("echelon", ("echelon",)),
+    ("internevo", ("internevo",)),
+    ("fsdp2", ("titan", "fsdp2")),
+    ("fsdp", ("fsdp", "composer", "foundry", "accelerate", "lightning")),
+    ("deepspeed", ("deepspeed", "colossal")),
+)
+"""What the names of trainers have in them, the most telling first."""
+
+
 def recognise(name: str, *, year: int, zero: float, compiled: bool = False) -> str:
     """Return the generation in FRAMEWORKS of the trainer called `name` in `year`.
 
     Megatron-DeepSpeed without ZeRO runs Megatron's own loop; with it, DeepSpeed's engine.
     """
-    words = name.lower()
-    core = any(word in words for word in ("core", "nemo", "bridge"))
-    if "megatron" in words or core:
-        if "deepspeed" in words:
-            return "megatron-deepspeed" if zero >= 1.0 else "megatron"
-        if core or year >= 2023:
-            return "megatron-core" if year < 2025 else "megatron-core-2025"
+    lower = name.lower()
+    found = next((key for key, words in WORDS if any(w in lower for w in words)), "generic")
+    if found == "megatron-deepspeed" and zero < 1.0:
         return "megatron"
-    if "echelon" in words:
-        return "echelon"
-    if "internevo" in words:
-        return "internevo"
-    if "titan" in words or "fsdp2" in words:
-        return "fsdp2"
-    if "fsdp" in words or "composer" in words or "accelerate" in words or "lightning" in words:
-        return "fsdp-compiled" if compiled else "fsdp"
-    if "deepspeed" in words or "colossal" in words:
-        return "deepspeed"
-    return "generic"
+    if found == "megatron" and year >= CORE_SINCE:
+        found = "megatron-core"
+    if found == "megatron-core" and year >= CORE_AGAIN:
+        return "megatron-core-2025"
+    return "fsdp-compiled" if found == "fsdp" and compiled else found

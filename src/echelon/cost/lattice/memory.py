@@ -2,7 +2,7 @@
 
 Two ranks can be the fullest: the first of a pipeline, which has most microbatches in flight, and
 the last, which has the logits. Both are computed, and the larger is told. A block keeps for
-backward (Korthikanti et al., 2022, section 4.1, with 2-byte elements):
+backward (Korthikanti et al., 2022, section 4.1, with elements of 2 bytes):
 
     of the residual stream  N h (8 + 2 dropout) / (t under sequence parallelism)
     of attention            N (4 query_dim + 4 kv_dim) / t, and N heads length (2 + 3 dropout) / t
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echelon.cost.lattice.block import ELEMENT, Work
+from echelon.cost.lattice.block import Work
 from echelon.cost.lattice.numbers import Num, ceil_div
 from echelon.cost.lattice.pipeline import in_flight
 from echelon.cost.lattice.weights import block_weights, embedding_weights, head_weights
@@ -56,19 +56,19 @@ def kept_by_block(work: Work, *, mixture: bool) -> Num:
     model, layout, software = work.model, work.layout, work.software
     tokens, tp = work.tokens, layout.tp
     stream = np.where(np.asarray(layout.sequence_parallel) > 0, tp, 1.0)
-    kept = model.hidden * (8.0 + 2.0 * software.dropout) / stream
+    kept = model.hidden * (4.0 * work.element + 2.0 * software.dropout) / stream
     latent = np.asarray(model.kv_rank) > 0
     keys = np.where(latent, model.kv_up_dim, 2.0 * model.kv_dim)
-    kept = kept + ELEMENT * (2.0 * model.query_dim + keys) / tp
+    kept = kept + work.element * (2.0 * model.query_dim + keys) / tp
     plain = (1.0 - software.fused_attention) * (1.0 - layout.selective)
     scores = model.heads * model.length / (tp * layout.cp) * layout.cp
-    kept = kept + plain * scores * (4.0 + software.dropout)
+    kept = kept + plain * scores * (2.0 * work.element + software.dropout)
     if mixture:
         rows = model.top_k + model.shared_experts
-        inner = rows * model.expert_ffn * ELEMENT * (1.0 + model.up) / tp
-        inner = inner + 2.0 * ELEMENT * model.top_k * model.hidden / tp
+        inner = rows * model.expert_ffn * work.element * (1.0 + model.up) / tp
+        inner = inner + 2.0 * work.element * model.top_k * model.hidden / tp
     else:
-        inner = model.ffn * ELEMENT * (1.0 + model.up) / tp
+        inner = model.ffn * work.element * (1.0 + model.up) / tp
     return tokens * (kept + inner)
 
 
@@ -93,7 +93,7 @@ def _terms(work: Work, *, last: bool) -> dict[str, Num]:
         return np.where(zero >= stage, shared / layout.shard + routed / cut, shared + routed)
 
     unit = np.maximum(np.maximum(dense.shared, expert.shared), ends)
-    gathered = np.where(zero >= 3, unit * (2.0 * ELEMENT + software.gradient_bytes), 0.0)
+    gathered = np.where(zero >= 3, unit * (2.0 * work.element + software.gradient_bytes), 0.0)
     stream = np.where(np.asarray(layout.sequence_parallel) > 0, layout.tp, 1.0)
     flying = in_flight(layout)
     if last:
@@ -102,16 +102,16 @@ def _terms(work: Work, *, last: bool) -> dict[str, Num]:
         flying = np.where(alone, np.minimum(1.0, flying), one)
     whole = kept_by_block(work, mixture=False)
     mixed = kept_by_block(work, mixture=True)
-    inputs = ELEMENT * work.tokens * model.hidden / stream
+    inputs = work.element * work.tokens * model.hidden / stream
     again = np.asarray(layout.recompute)
     every = plain * whole + mixtures * mixed
     working = np.where(np.asarray(mixtures) > 0, np.maximum(whole, mixed), whole)
     kept = flying * ((1.0 - again) * every + again * layers * inputs)
     running = np.where(again > 0, working, 0.0)
     running = running + software.working_width * work.tokens * model.hidden
-    logits = work.tokens * model.vocab / layout.tp * (2.0 * ELEMENT + 8.0)
+    logits = work.tokens * model.vocab / layout.tp * (2.0 * work.element + 8.0)
     terms: dict[str, Num] = {
-        "parameters": ELEMENT * sliced(3.0),
+        "parameters": work.element * sliced(3.0),
         "gradients": software.gradient_bytes * sliced(2.0),
         "optimizer": np.where(np.asarray(layout.offload) > 0, 0.0, software.state_bytes)
         * sliced(1.0),

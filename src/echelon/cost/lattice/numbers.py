@@ -8,7 +8,7 @@ one direction and per device.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,7 +154,8 @@ def take(record: Record, index: Any) -> Record:
         if isinstance(value, np.ndarray):
             changed[item.name] = value[index]
         elif isinstance(value, tuple):
-            changed[item.name] = tuple(take(part, index) for part in value)
+            parts = cast("tuple[object, ...]", value)
+            changed[item.name] = tuple(take(part, index) for part in parts)
     return replace(record, **changed)  # type: ignore[type-var]
 
 

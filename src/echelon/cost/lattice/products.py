@@ -23,12 +23,14 @@ UNLOADED = 0.4
 """Share of the rate that is left where rows do not begin at 16 bytes."""
 
 
-def product_seconds(machine: MachineNumbers, rows: Num, depth: Num, columns: Num) -> Num:
-    """Return the seconds of [rows, depth] x [depth, columns] in 2-byte elements."""
+def product_seconds(
+    machine: MachineNumbers, rows: Num, depth: Num, columns: Num, element: Num
+) -> Num:
+    """Return the seconds of [rows, depth] x [depth, columns] in elements of so many bytes."""
     flops = 2.0 * rows * depth * columns
     rate = machine.peak_flops * machine.matmul * _shape_share(machine, rows, depth, columns)
     rate = rate * aligned_share(machine, depth) * aligned_share(machine, columns)
-    moved = 2.0 * (rows * depth + depth * columns + rows * columns)
+    moved = element * (rows * depth + depth * columns + rows * columns)
     return np.maximum(flops / rate, moved / (machine.memory_bandwidth * machine.memory))
 
 

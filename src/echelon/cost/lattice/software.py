@@ -17,10 +17,11 @@ from echelon.cost.lattice.numbers import Num
 class Software:
     """Give the facts of a trainer; numbers, or arrays where rows of a table differ.
 
+    Parameters and activations are of `element_bytes`; other bytes are told for elements of 2.
     `fused_attention` is 1 for one kernel that never writes the scores, which skips what a causal
     mask hides; without it a score costs `score_bytes` of memory traffic forward (and 1.5 times as
-    much backward). Its fused kernel reaches `fused_share` of what the best one of the device does. A
-    block moves `width_bytes` x tokens x hidden forward beside its products, and
+    much backward). Its fused kernel reaches `fused_share` of what the best one of the device does.
+    A block moves `width_bytes` x tokens x hidden forward beside its products, and
     `inner_bytes` x tokens x ffn. A block is `kernels` kernels forward, and 1.5 times as many
     backward; the host starts each in `host_s`. The loss moves `logit_bytes` for each logit.
     Gradients add up in `gradient_bytes` an element, travel in `reduced_bytes`; of the backward pass
@@ -38,6 +39,7 @@ class Software:
     device's context, buffers of collectives); an allocator holds `slack` more than is in use.
     """
 
+    element_bytes: Num = 2.0
     fused_attention: Num = 1.0
     fused_share: Num = 1.0
     score_bytes: Num = 16.0

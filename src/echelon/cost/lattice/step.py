@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echelon.cost.lattice.block import ELEMENT, BlockSeconds, Work, block_seconds
+from echelon.cost.lattice.block import BlockSeconds, Work, block_seconds
 from echelon.cost.lattice.data import Held, gather_of_unit, step_travel, update_seconds
 from echelon.cost.lattice.ends import EndSeconds, end_seconds
 from echelon.cost.lattice.numbers import Num, ceil_div
@@ -184,7 +184,7 @@ def _messages(work: Work) -> Num:
         np.where(np.asarray(software.scattered_messages) > 0, layout.tp, 1.0),
     )
     way = way_of(work.machine, layout.pp, layout.tp * layout.cp * layout.dp)
-    rows = ELEMENT * work.tokens * work.model.hidden
+    rows = work.element * work.tokens * work.model.hidden
     one = message_seconds(way, rows / split)
     node = way_of(work.machine, layout.tp, 1.0)
     joined = np.where(np.asarray(layout.sequence_parallel) > 0, 0.0, 1.0)
