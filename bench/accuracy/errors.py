@@ -7,13 +7,14 @@ more tokens per second and device is predicted to have more. Pairs nearer than 1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
 from bench.accuracy.predict import Prediction
+from bench.accuracy.rows import Row
 
 TIE = 0.01
 Pair = tuple[float, float]
@@ -146,3 +147,13 @@ def fitting(predictions: Iterable[Prediction]) -> Fitting:
             ran += 1
             ran_said += one.fits
     return Fitting(ran=ran, ran_said=ran_said, failed=failed, failed_said=failed_said)
+
+
+def grouped(
+    predictions: Iterable[Prediction], by: Callable[[Row], str]
+) -> Mapping[str, Sequence[Prediction]]:
+    """Return predictions by the group of their rows, in the order in which groups appear."""
+    found: dict[str, list[Prediction]] = {}
+    for one in predictions:
+        found.setdefault(by(one.row), []).append(one)
+    return found

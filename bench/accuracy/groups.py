@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from bench.accuracy.predict import Prediction
 from bench.accuracy.rows import Row
 
 COMPLETE = frozenset({"A", "B", ""})
@@ -36,16 +34,6 @@ def publisher_of(row: Row) -> str:
     return re.split(r"\s*(?:\(|,|;|\bTable\b|\bFigure\b|\bSec)", source)[0] or "no source"
 
 
-def grouped(
-    predictions: Iterable[Prediction], by: Callable[[Row], str]
-) -> Mapping[str, Sequence[Prediction]]:
-    """Return predictions by the group of their rows, in the order in which groups appear."""
-    found: dict[str, list[Prediction]] = {}
-    for one in predictions:
-        found.setdefault(by(one.row), []).append(one)
-    return found
-
-
 def short(name: str, width: int) -> str:
     """Return a name of at most `width` characters: a few of its beginning, and its end."""
     if len(name) <= width:
@@ -56,5 +44,7 @@ def short(name: str, width: int) -> str:
 
 def within(source: str, publisher: str) -> str:
     """Return what a source's name says beside its publisher, without the commit of a repository."""
-    rest = re.sub(r"^https?://", "", source).removeprefix(publisher)
-    return re.sub(r"\s*@[0-9a-f]{6,40}", "", rest).strip(" ,;") or source
+    rest = re.sub(r"^https?://", "", source).removeprefix(publisher).partition(";")[0]
+    rest = re.sub(r"\s*@[0-9a-f]{6,40}|\s*\(arXiv[^)]*\)", "", rest).strip(" ,;")
+    path, _, table = rest.partition(", ")
+    return table or path.rpartition("/")[2] or source

@@ -12,34 +12,30 @@ from echelon.config.presets import preset_names, read_preset
 Sizes = Mapping[str, Any]
 
 
+Words = tuple[str, ...]
+
+
 @cache
-def presets() -> Mapping[str, Sizes]:
-    """Return the [model] table of every preset by its name without punctuation."""
-    found: dict[str, Sizes] = {}
+def presets() -> Mapping[Words, Sizes]:
+    """Return the [model] table of every preset by the words of its name."""
+    found: dict[Words, Sizes] = {}
     for name in preset_names("models"):
         preset = read_preset("models", name)
         if preset is not None and "model" in preset.tables:
-            found[_squeeze(name)] = cast(Sizes, preset.tables["model"])
+            sizes = cast(Sizes, preset.tables["model"])
+            found[words(name)] = sizes
+            # Tables leave out a minor version: Llama-3 405B is Llama 3.1 405B.
+            found.setdefault(words(re.sub(r"(\d)\.\d", r"\1", name)), sizes)
     return found
 
 
 def known_model(name: str) -> Sizes:
-    """Return the sizes of the model that `name` speaks of, or an empty mapping.
-
-    The longest preset's name that the given name begins with wins; a version's decimal may be
-    missing: Llama-3 405B is Llama 3.1 405B.
-    """
-    wanted = _squeeze(name)
-    spelt: dict[str, Sizes] = {}
-    for key, sizes in presets().items():
-        spelt.setdefault(key, sizes)
-    for key, sizes in presets().items():
-        short = re.sub(r"^(llama\d)1(?=\d+b)", r"\1", key)
-        spelt.setdefault(short, sizes)
-        spelt.setdefault(f"meta{short}", sizes)
-    fits = [key for key in spelt if wanted.startswith(key)]
-    return spelt[max(fits, key=len)] if fits else {}
+    """Return the sizes of the preset whose words the name begins with, the longest; else none."""
+    wanted = words(name.lower().removeprefix("meta").strip())
+    fits = [key for key in presets() if wanted[: len(key)] == key]
+    return presets()[max(fits, key=len)] if fits else {}
 
 
-def _squeeze(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+def words(name: str) -> Words:
+    """Return the words of a name: ``Qwen3 30B-A3B`` -> qwen, 3, 30b, a, 3b."""
+    return tuple(re.findall(r"\d+x?\d*[a-z]*|[a-z]+", name.lower()))

@@ -7,6 +7,7 @@ is printed as the sum of both ways: NVLink's 600 GB/s are 300 each way.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ _RATE = re.compile(
 _SHORT = re.compile(r"(\d+)\s*G(?:bE|BE|E|b)?\b")
 _TIMES = re.compile(r"(\d+)\s*(?:x|X|\*)\s*(?=[\dA-Za-z(])")
 _SCALE = {"T": 1e12, "G": 1e9, "M": 1e6}
+WITHOUT_NETWORK = ("single node", "single-node", "none", "1 node")
+"""What stands in the place of a network where there is none."""
 NODE_ABOVE = 120e9
 """A network rate above this, of nothing named, is a node's and not an interface's (960 Gb/s)."""
 
@@ -97,13 +100,19 @@ def network_kind(text: str) -> LinkKind | None:
     return None
 
 
-def device_link(text: str) -> tuple[LinkKind | None, float | None]:
-    """Return the link between devices of a node that a text names, and a rate each way."""
+def device_link(text: str, usual: float) -> tuple[LinkKind | None, float | None]:
+    """Return the link between devices of a node that a text names, and a rate each way.
+
+    A printed rate is one way or both, whichever is nearer to what the link has, or to the `usual`
+    bytes/s of such a node.
+    """
     kind = known_link(re.sub(r"(?i)gen\s*", "", text))
     if kind is not None and kind.kind == "network":
         kind = None
+    if kind is None and "pcie" in text.lower():
+        kind = known_link("PCIe 4")
     rate = rate_of(text)
     if rate is None:
         return kind, None
-    one_way = re.search(r"each way|unidir|one[\s-]way|per direction", text, re.IGNORECASE)
-    return kind, rate if one_way else rate / 2.0
+    wanted = kind.bandwidth if kind else usual
+    return kind, min((rate, rate / 2.0), key=lambda one: abs(math.log(one / wanted)))

@@ -12,7 +12,7 @@ from difflib import SequenceMatcher
 from functools import cache
 from typing import cast
 
-from bench.accuracy.links import device_link, network_of
+from bench.accuracy.links import WITHOUT_NETWORK, device_link, network_of
 from bench.accuracy.refusals import Refused
 from bench.accuracy.rows import Row
 from echelon.config.cluster import named_cluster
@@ -22,7 +22,6 @@ from echelon.core.rulebook.config import MISSING_SETTING
 from echelon.cost.lattice.numbers import MachineNumbers, TierNumbers
 from echelon.cost.lattice.of_cluster import machine_numbers
 
-WITHOUT_NETWORK = ("single node", "single-node", "none", "1 node")
 EVERYWHERE = 1e9
 """The degree of a network: it joins any number of devices."""
 
@@ -30,7 +29,7 @@ EVERYWHERE = 1e9
 def machine_of(row: Row) -> MachineNumbers:
     """Return the device and links of a row."""
     cluster = _cluster_named(_device_key(row))
-    per_node = row.positive("gpus_per_node")
+    per_node = row.count("gpus_per_node")
     if per_node is None:
         per_node = row.assume(
             "gpus_per_node", float(cluster.devices_per_node), "the catalogue's node"
@@ -102,7 +101,7 @@ def _cluster_named(key: str) -> Cluster:
 
 def _near(row: Row, cluster: Cluster, per_node: float) -> TierNumbers:
     text, link = row.word("intra_link"), cluster.links[0]
-    kind, rate = device_link(text) if text else (None, None)
+    kind, rate = device_link(text, link.bandwidth) if text else (None, None)
     degree = max(per_node, _domain(text) or 0.0)
     if not text:
         row.say("intra_link", link.name, "the catalogue's node")

@@ -7,13 +7,14 @@ where its sizes are the row's, and else those of the family (a gated MLP: Llama'
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, cast
 
 from bench.accuracy.known_models import Sizes, known_model
 from bench.accuracy.refusals import Refused
-from bench.accuracy.rows import Row
+from bench.accuracy.rows import MOST, Row
 from echelon.core.attention_mask import AttentionMask
-from echelon.core.rulebook.config import MISSING_SETTING
+from echelon.core.rulebook.config import MISSING_SETTING, OUT_OF_RANGE
 from echelon.cost.lattice.numbers import ModelNumbers
 
 WIDTH_PER_LAYER = 128.0
@@ -77,7 +78,7 @@ def _gated(row: Row, known: Sizes) -> bool:
 
 
 def _size(row: Row, known: Sizes, column: str, key: str, default: float, why: str) -> float:
-    value = row.positive(column)
+    value = row.count(column)
     if value is not None:
         return value
     if known.get(key):
@@ -86,23 +87,29 @@ def _size(row: Row, known: Sizes, column: str, key: str, default: float, why: st
 
 
 def _depth_and_width(row: Row, known: Sizes, vocab: float, gated: bool) -> tuple[float, float]:
-    layers, hidden = row.positive("layers"), row.positive("hidden")
+    layers, hidden = row.count("layers"), row.count("hidden")
+    params = row.positive("params_total") or _params_in_name(row)
+    name_only = row.positive("params_total") is None
+    known = known if _has_size(known, params) else {}
     if layers is None and known:
         layers = row.assume("layers", float(known["layers"]), "of the model by this name")
     if hidden is None and known:
         hidden = row.assume("hidden", float(known["hidden"]), "of the model by this name")
     if layers is not None and hidden is not None:
+        if layers * hidden > MOST:
+            raise Refused(OUT_OF_RANGE, f"{layers:g} layers x hidden {hidden:g} is above {MOST:g}")
         return layers, hidden
-    params = row.positive("params_total") or _params_in_name(row)
-    if params is None or row.positive("moe_experts"):
+    if name_only and params is not None:
+        row.assume("params_total", params, "of the model's name")
+    if params is None or row.count("moe_experts"):
         raise Refused(MISSING_SETTING, "layers or hidden are blank, and no size tells them")
-    ratio = (row.positive("ffn_hidden") or 0.0) / (hidden or 1.0)
+    ratio = (row.count("ffn_hidden") or 0.0) / (hidden or 1.0)
     ends = 2.0 if gated else 1.0
     why = "of the model's parameters"
     if hidden is not None:
         each = hidden * hidden * (4.0 + (2.0 + gated) * ratio if ratio else 12.0)
         left = max(params - ends * vocab * hidden, each)
-        return row.assume("layers", float(round(left / each)), why), hidden
+        return row.assume("layers", _near_multiple(left / each, row.count("pp")), why), hidden
     if layers is not None:
         half = ends * vocab / (24.0 * layers)
         width = math.sqrt(params / (12.0 * layers) + half * half) - half
@@ -113,13 +120,28 @@ def _depth_and_width(row: Row, known: Sizes, vocab: float, gated: bool) -> tuple
 
 
 def _params_in_name(row: Row) -> float | None:
-    from re import IGNORECASE, search
-
-    found = search(r"(\d+(?:\.\d+)?)\s*([BMT])\b", row.word("model"), IGNORECASE)
+    found = re.search(r"(\d+(?:\.\d+)?)\s*([BMT])\b", row.word("model"), re.IGNORECASE)
     if not found:
         return None
-    value = float(found[1]) * {"M": 1e6, "B": 1e9, "T": 1e12}[found[2].upper()]
-    return row.assume("params_total", value, "of the model's name")
+    return float(found[1]) * {"M": 1e6, "B": 1e9, "T": 1e12}[found[2].upper()]
+
+
+def _near_multiple(layers: float, stages: float | None) -> float:
+    """Return the number of layers, as a multiple of the stages if one is within 5 %."""
+    if stages:
+        multiple = max(1.0, round(layers / stages)) * stages
+        if abs(multiple / layers - 1.0) <= 0.05:
+            return multiple
+    return float(max(1, round(layers)))
+
+
+def _has_size(known: Sizes, params: float | None) -> bool:
+    """Return whether a preset can be of so many parameters (a mixture's are not counted)."""
+    if not known or params is None or "experts" in known:
+        return bool(known)
+    hidden, layers = float(known["hidden"]), float(known["layers"])
+    rough = 12.0 * layers * hidden * hidden + float(known["vocab"]) * hidden
+    return 0.6 <= rough / params <= 1.5
 
 
 def _is_same(known: Sizes, layers: float, hidden: float) -> bool:
@@ -131,28 +153,36 @@ def _is_same(known: Sizes, layers: float, hidden: float) -> bool:
 
 def _heads(row: Row, known: Sizes, hidden: float) -> tuple[float, float]:
     """Return the number of query heads and the width of each."""
-    heads = row.positive("heads")
+    heads = row.count("heads")
     if heads is None:
-        tp = row.positive("tp") or 1.0
-        usual = max(1.0, tp * round(hidden / 128.0 / tp))
+        tp = row.count("tp") or 1.0
+        usual = _usual_heads(hidden, tp)
         heads = _size(row, known, "heads", "heads", usual, "heads of 128, so many as tp divides")
-    given = row.positive("head_dim") or float(known.get("head_dim", 0) or 0)
+    given = row.count("head_dim") or float(known.get("head_dim", 0) or 0)
     latent = cast("dict[str, Any]", known.get("latent", {}))
     if latent:
         given = float(latent["nope_dim"] + latent["rope_dim"])
     if given:
         return heads, given
     width = hidden / heads
-    if width == int(width) and width % 8 == 0:
+    if width == int(width) and (width % 8 == 0 or width >= min(USUAL_HEADS)):
         return heads, width
-    near = min((usual for usual in USUAL_HEADS if usual >= width), default=round(width))
-    if row.word("tp") and hidden % heads:
-        near = min(near, width) if near > 1.5 * width else near
-    return heads, row.assume("head_dim", float(near), "hidden / heads is no usual width")
+    near = min(USUAL_HEADS, key=lambda usual: abs(math.log(usual / width)))
+    if not 0.5 <= near / width <= 2.0:
+        near = float(round(width))
+    return heads, row.assume("head_dim", near, "hidden / heads is no usual width")
+
+
+def _usual_heads(hidden: float, tp: float) -> float:
+    """Return the number of heads that tp and hidden can be divided by, of about 128 each."""
+    wanted = max(1.0, hidden / 128.0)
+    most = int(min(hidden, 8.0 * wanted))
+    fits = [n for n in range(1, most + 1) if hidden % n == 0 and n % tp == 0]
+    return float(min(fits, key=lambda n: abs(math.log(n / wanted)), default=max(tp, wanted)))
 
 
 def _length(row: Row) -> float:
-    length = row.positive("seq_len")
+    length = row.count("seq_len")
     if length is None:
         raise Refused(MISSING_SETTING, "seq_len is blank")
     return length
@@ -166,11 +196,11 @@ def _reach(length: float, window: int) -> float:
 
 def _experts(row: Row, known: Sizes, hidden: float) -> dict[str, float]:
     table = cast("dict[str, Any]", known.get("experts", {}))
-    experts = row.positive("moe_experts") or float(table.get("num_experts", 0))
+    experts = row.count("moe_experts") or float(table.get("num_experts", 0))
     if experts <= 1.0:
         return dict.fromkeys(("experts", "top_k", "expert_ffn", "shared_experts"), 0.0)
     top_k = _size(row, table, "moe_topk", "top_k", 2.0, "the usual number of experts of a token")
-    ffn = row.positive("ffn_hidden") or 4.0 * hidden
+    ffn = row.count("ffn_hidden") or 4.0 * hidden
     width = _size(row, table, "moe_ffn", "ffn", ffn, "the width of the dense MLP")
     return {
         "experts": experts,

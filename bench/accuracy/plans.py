@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import cast
 
 from bench.accuracy.programs import Program
 from bench.accuracy.refusals import Refused
@@ -25,6 +26,7 @@ from echelon.cost.lattice.pipeline import index_of
 MICROBATCHES = (1.0, 2.0, 4.0, 8.0)
 DEGREES = (1.0, 2.0, 4.0, 8.0)
 MOST_CANDIDATES = 600
+MOST_STAGES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ class _Degrees:
 
 def candidates_of(row: Row, model: ModelNumbers, program: Program) -> list[Candidate]:
     """Return every split that a row can mean, at least one; Refused where there is none."""
-    batch = row.positive("global_batch")
+    batch = row.count("global_batch")
     found: list[Candidate] = []
     for degrees in _degrees(row, model):
         batch_here = batch
@@ -78,8 +80,8 @@ def candidates_of(row: Row, model: ModelNumbers, program: Program) -> list[Candi
 
 
 def _degrees(row: Row, model: ModelNumbers) -> Iterator[_Degrees]:
-    cp = row.positive("cp") or 1.0
-    tp, pp, dp, devices = (row.positive(name) for name in ("tp", "pp", "dp", "n_gpus"))
+    cp = row.count("cp") or 1.0
+    tp, pp, dp, devices = (row.count(name) for name in ("tp", "pp", "dp", "n_gpus"))
     if devices is None:
         if dp is None:
             raise Refused(MISSING_SETTING, "n_gpus and dp are blank")
@@ -102,8 +104,12 @@ def _degrees(row: Row, model: ModelNumbers) -> Iterator[_Degrees]:
 
 
 def _stages(model: ModelNumbers, devices: float) -> list[float]:
-    layers = int(model.layers)
-    return [float(n) for n in range(1, layers + 1) if layers % n == 0 and devices % n == 0]
+    return [n for n in divisors(cast(float, model.layers)) if devices % n == 0]
+
+
+def divisors(number: float) -> list[float]:
+    """Return the divisors of a whole number, up to the most stages that a pipeline has."""
+    return [float(n) for n in range(1, int(min(number, MOST_STAGES)) + 1) if number % n == 0]
 
 
 def _whole(row: Row, degrees: _Degrees, devices: float) -> _Degrees:
@@ -122,7 +128,7 @@ def _whole(row: Row, degrees: _Degrees, devices: float) -> _Degrees:
 
 
 def _microbatches(row: Row, batch: float, dp: float) -> list[float]:
-    given = row.positive("micro_batch")
+    given = row.count("micro_batch")
     share = batch / dp
     if given is not None:
         if share % given:
@@ -135,17 +141,17 @@ def _chunks(
     row: Row, model: ModelNumbers, degrees: _Degrees, count: int, program: Program
 ) -> list[float]:
     """Return the virtual stages of a pipeline rank that a row can mean."""
-    given, schedule = row.positive("vpp"), row.word("schedule").lower()
+    given, schedule = row.count("vpp"), row.word("schedule").lower()
     if degrees.pp == 1.0:
         return [1.0]
     if given is not None:
         return [given]
     on_rank = math.ceil(model.layers / degrees.pp)
-    interleaves = "interleaved" in schedule or (not schedule and program.family == "megatron-core")
+    interleaves = "interleaved" in schedule or (not schedule and program.interleaves)
     if not interleaves or count % degrees.pp:
         return [1.0]
     least = 1 if re.search(r"\bor\b|not stated", schedule) or not schedule else 2
-    return [float(n) for n in range(least, on_rank + 1) if on_rank % n == 0] or [1.0]
+    return [n for n in divisors(on_rank) if n >= least] or [1.0]
 
 
 def _policies(row: Row, program: Program) -> list[Recompute]:
@@ -174,13 +180,10 @@ def _layout(
     rest: tuple[float, int, float, Recompute],
 ) -> LayoutNumbers:
     microbatch, count, chunks, policy = rest
-    zero = row.number("zero_stage")
-    if zero is None:
-        zero = row.assume("zero_stage", program.zero, "the framework's default")
+    zero = program.zero
     sequence = row.flag("sp")
     if sequence is None:
         sequence = program.sequence_parallel and degrees.tp > 1.0
-        row.say("sp", sequence, "the framework's default")
     ep = row.above_zero("ep", 1.0, "no expert parallelism") if model.experts else 1.0
     shard, replicate = _sharded(row, degrees.dp, zero)
     kind = row.word("cp_kind").lower()
@@ -191,7 +194,7 @@ def _layout(
         dp_shard=shard,
         dp_replicate=replicate,
         ep=ep,
-        expert_tp=(row.positive("etp") or 1.0) if model.experts else 1.0,
+        expert_tp=(row.count("etp") or 1.0) if model.experts else 1.0,
         sequence_parallel=float(sequence and degrees.tp > 1.0),
         ulysses=degrees.cp if "ulysses" in kind or "a2a" in kind else 1.0,
         gathered=float("gather" in kind),
@@ -209,7 +212,7 @@ def _layout(
 def _sharded(row: Row, dp: float, zero: float) -> tuple[float, float]:
     """Return over how many replicas ZeRO cuts, and how often that is repeated."""
     hybrid = "hsdp" in row.word("framework").lower()
-    per_node = row.positive("gpus_per_node") or 8.0
+    per_node = row.count("gpus_per_node") or 8.0
     if hybrid and zero and dp > per_node and dp % per_node == 0:
         row.say("zero_stage", zero, f"hybrid sharding cuts over a node of {per_node:g}")
         return per_node, dp / per_node
@@ -232,7 +235,12 @@ def _candidate(row: Row, layout: LayoutNumbers, policy: Recompute) -> Candidate:
         ("micro_batch", layout.microbatch),
         ("vpp", layout.virtual),
         ("recompute", policy.name),
+        ("sp", bool(layout.sequence_parallel)),
     )
+    needless = {"vpp", "pp"} if layout.pp == 1.0 and row.word("tp") else set[str]()
     return Candidate(
-        layout=layout, chosen=tuple(pair for pair in settings if not row.word(pair[0]))
+        layout=layout,
+        chosen=tuple(
+            pair for pair in settings if not row.word(pair[0]) and pair[0] not in needless
+        ),
     )

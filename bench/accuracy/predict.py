@@ -11,8 +11,9 @@ import numpy as np
 from bench.accuracy.machines import machine_of
 from bench.accuracy.measured import Measured, measured
 from bench.accuracy.models import model_of
+from bench.accuracy.neighbours import with_neighbours
 from bench.accuracy.plans import Candidate, candidates_of
-from bench.accuracy.programs import Program, program_of
+from bench.accuracy.programs import Program, program_of, software_of
 from bench.accuracy.refusals import Refused
 from bench.accuracy.rows import Row
 from echelon.cost.lattice.block import Work
@@ -61,6 +62,10 @@ Adjust = Callable[[Sequence[Case]], Sequence[Case]]
 
 def cases_of(rows: Sequence[Row]) -> tuple[list[Case], list[Prediction]]:
     """Return the rows that can be predicted, and for the others which rule refused them."""
+    return _cases(with_neighbours(rows))
+
+
+def _cases(rows: Sequence[Row]) -> tuple[list[Case], list[Prediction]]:
     cases: list[Case] = []
     refused: list[Prediction] = []
     for row in rows:
@@ -90,15 +95,6 @@ def case_of(row: Row) -> Case:
     )
 
 
-def software_of(row: Row, program: Program) -> Software:
-    """Return the facts of a row's program."""
-    fused = row.flag("flash_attn")
-    if fused is None:
-        fused = program.fused
-        row.say("flash_attn", fused, "usual in its year")
-    return Software(fused_attention=float(fused))
-
-
 def work_of(cases: Sequence[Case]) -> Work:
     """Return all candidates of all cases as arrays, case after case."""
     repeated = [(case, one.layout) for case in cases for one in case.candidates]
@@ -126,9 +122,10 @@ def stacked(records: Sequence[Record]) -> Record:
 
 def predict(rows: Sequence[Row]) -> list[Prediction]:
     """Return a prediction for each row, in order."""
-    cases, refused = cases_of(rows)
+    filled = with_neighbours(rows)
+    cases, refused = _cases(filled)
     found = {id(one.row): one for one in (*predict_cases(cases), *refused)}
-    return [found[id(row)] for row in rows]
+    return [found[id(row)] for row in filled]
 
 
 def predict_cases(cases: Sequence[Case]) -> list[Prediction]:

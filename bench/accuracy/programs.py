@@ -1,57 +1,88 @@
-"""The program of a row: its family, by name, and what it does where a row is silent."""
+"""The program of a row: its generation of trainers, and what it does where a row is silent."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import re
+from dataclasses import dataclass, replace
 
 from bench.accuracy.rows import Row
+from echelon.cost.lattice.frameworks import FRAMEWORKS, recognise
+from echelon.cost.lattice.software import Software
 
-Family = Literal["megatron-core", "megatron", "megatron-deepspeed", "deepspeed", "fsdp", "other"]
-FLASH_SINCE = 2023.0
+FLASH_SINCE = 2023
 """The year from which runs use fused attention, where nothing is said (FlashAttention: 2022)."""
-WORDS: tuple[tuple[Family, tuple[str, ...]], ...] = (
-    ("megatron-core", ("nemo", "bridge", "megatron-core", "mcore", "maxtext")),
-    ("megatron-deepspeed", ("megatron-deepspeed", "megatron deepspeed")),
-    ("megatron", ("megatron",)),
-    ("deepspeed", ("deepspeed", "zero")),
-    ("fsdp", ("fsdp", "torchtitan", "composer", "foundry", "lightning", "accelerate")),
-)
+FULL_PRECISION = re.compile(r"fp32|tf32|float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Give a program's family, and its ZeRO stage, sequence parallelism, fused attention."""
+    """Give a program's generation, its ZeRO stage, and whether its attention is fused."""
 
-    family: Family
+    generation: str
     zero: float
-    sequence_parallel: bool
     fused: bool
+
+    @property
+    def is_core(self) -> bool:
+        """Return whether this is Megatron-Core, or what is built on it."""
+        return self.generation.startswith("megatron-core")
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Return whether tensor parallelism comes with sequence parallelism."""
+        return self.is_core
+
+    @property
+    def interleaves(self) -> bool:
+        """Return whether a pipeline is interleaved where nothing is said."""
+        return self.is_core
 
     @property
     def pads_vocabulary(self) -> bool:
         """Return whether the vocabulary is padded to a multiple of 128 x tp."""
-        return "megatron" in self.family
+        return self.generation.startswith("megatron")
 
 
 def program_of(row: Row) -> Program:
-    """Return the program of a row: its framework's family in its year."""
-    name = row.word("framework").lower()
-    year = row.number("year") or FLASH_SINCE
-    family: Family = "other"
-    for candidate, words in WORDS:
-        if any(word in name for word in words):
-            family = candidate
-            break
-    if family == "megatron" and year >= 2024:
-        family = "megatron-core"
-    zero = {"fsdp": 3.0, "deepspeed": 3.0, "megatron-core": 1.0, "other": 1.0}.get(family, 0.0)
-    for stage in (1.0, 2.0, 3.0):
-        if f"zero-{stage:g}" in name or f"zero{stage:g}" in name or f"zero {stage:g}" in name:
-            zero = stage
-    return Program(
-        family=family,
-        zero=zero,
-        sequence_parallel=family == "megatron-core",
-        fused=year >= FLASH_SINCE,
-    )
+    """Return the program of a row: its framework's generation in its year."""
+    name = row.word("framework")
+    year = row.number("year")
+    if year is None:
+        year = row.assume("year", float(FLASH_SINCE), "the middle of published runs")
+    zero = row.number("zero_stage")
+    if zero is None:
+        zero = row.assume("zero_stage", _usual_stage(name, int(year)), "the framework's default")
+    compiled = re.search(r"torch\.?compile", row.word("compile_fusion_notes").lower()) is not None
+    fused = row.flag("flash_attn")
+    if fused is None:
+        fused = year >= FLASH_SINCE
+        row.say("flash_attn", fused, "usual in its year")
+    generation = recognise(name, year=int(year), zero=zero, compiled=compiled)
+    return Program(generation=generation, zero=zero, fused=fused)
+
+
+def software_of(row: Row, program: Program) -> Software:
+    """Return the facts of a row's program, in the row's precision."""
+    software = replace(FRAMEWORKS[program.generation], fused_attention=float(program.fused))
+    precision = row.word("precision").lower()
+    if FULL_PRECISION.match(precision):
+        return replace(
+            software, element_bytes=4.0, gradient_bytes=4.0, reduced_bytes=4.0, state_bytes=8.0
+        )
+    if re.search(r"fp32 grad", precision) and float(software.gradient_bytes) < 4.0:
+        # DeepSpeed's BF16_Optimizer adds up in fp32 beside the gradients of the backward pass.
+        more = float(software.gradient_bytes) + 4.0
+        return replace(software, gradient_bytes=more, reduced_bytes=4.0)
+    return software
+
+
+def _usual_stage(name: str, year: int) -> float:
+    """Return the ZeRO stage of a framework where none is given."""
+    words = name.lower()
+    said = re.search(r"zero[\s-]*([0-3])", words)
+    if said:
+        return float(said[1])
+    generation = recognise(name, year=year, zero=1.0)
+    if generation.startswith("fsdp") or generation == "deepspeed":
+        return 3.0
+    return 0.0 if generation == "megatron" else 1.0

@@ -12,13 +12,13 @@ from bench.accuracy.errors import (
     Quantity,
     errors,
     fitting,
+    grouped,
     memory_pair,
     rate_pair,
     step_pair,
 )
 from bench.accuracy.groups import (
     device_of,
-    grouped,
     is_complete,
     publisher_of,
     short,
@@ -43,6 +43,11 @@ def write_predictions(path: Path, predictions: Iterable[Prediction]) -> None:
             fits = "" if one.fits is None else str(one.fits).lower()
             cells = ["" if number is None else f"{number:.6g}" for number in numbers]
             writer.writerow((one.row.id, *cells, fits, one.status))
+
+
+def summary_text(predictions: Sequence[Prediction]) -> str:
+    """Return the summary as text."""
+    return "\n".join(lines(predictions))
 
 
 def lines(predictions: Sequence[Prediction]) -> Iterator[str]:

@@ -9,6 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.accuracy import cells
+from bench.accuracy.refusals import Refused
+from echelon.core.rulebook.config import OUT_OF_RANGE
+
+MOST = 2.0**27
+"""The largest count of anything in a row: devices, tokens of a sequence, ids of a vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,15 @@ class Row:
         """Return a cell's number above 0, or None."""
         return cells.positive(self.cells.get(column))
 
+    def count(self, column: str) -> float | None:
+        """Return a cell's whole number above 0, or None; Refused where no run can have so many."""
+        value = self.positive(column)
+        if value is None or value < 0.5:
+            return None
+        if value > MOST:
+            raise Refused(OUT_OF_RANGE, f"{column} = {value:g} is above {MOST:g}")
+        return float(round(value))
+
     def flag(self, column: str) -> bool | None:
         """Return a cell's yes or no, or None."""
         return cells.flag(self.cells.get(column))
@@ -58,8 +72,8 @@ class Row:
             self.assumed.append(note)
 
     def above_zero(self, column: str, default: float, why: str) -> float:
-        """Return a cell's number above 0, else the default, which is noted."""
-        value = self.positive(column)
+        """Return a cell's whole number above 0, else the default, which is noted."""
+        value = self.count(column)
         return self.assume(column, default, why) if value is None else value
 
 
