@@ -151,7 +151,7 @@ def test_a_plan_is_its_degrees_and_choices() -> None:
         cp=4,
         dp=2,
         dp_shard=3,
-        schedule="interleaved",
+        schedule="interleaved-1f1b",
         virtual_stages=2,
         microbatches=4,
         recompute=Recompute(policy="full", every=2),

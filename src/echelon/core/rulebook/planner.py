@@ -1,0 +1,62 @@
+"""Rules about the search for a plan."""
+
+from __future__ import annotations
+
+from echelon.core.rules import Rule
+
+UNKNOWN_PIN = Rule(
+    id="unknown-pin",
+    why="""
+    `--pin key=value` keeps the search to plans with this value, or with one of several
+    (`tp=4,8`). Degrees are tp, pp, cp, dp, dp_replicate, dp_shard, ep and expert_tp; the rest is
+    zero (0 to 3), schedule, virtual (stages on each pipeline rank), microbatch (sequences),
+    recompute (none, full, or full/2 for every second block), context (how context ranks meet),
+    ulysses (its degree), sequence_parallel, offload (host: optimizer state) and devices.
+    """,
+    bad="echelon plan llama3-8b --cluster 8xh100 --pin tensor=8",
+    fixed="echelon plan llama3-8b --cluster 8xh100 --pin tp=8",
+)
+
+PIN_EXCLUDES_EVERYTHING = Rule(
+    id="pin-excludes-everything",
+    why="""
+    With what is pinned no plan is legal and fits into memory, and without one of the pins there is
+    one: the error names the pin, and what the best plan without it has in its place.
+    """,
+    bad="echelon plan llama3-8b --cluster 8xh100 --pin tp=3     # 8 devices, 32 heads",
+    fixed="echelon plan llama3-8b --cluster 8xh100 --pin tp=4",
+)
+
+PLAN_FITS_MEMORY = Rule(
+    id="plan-fits-memory",
+    why="""
+    A plan is kept where the fullest rank holds no more than the memory of its device: parameters,
+    gradients, optimizer state, gathered units, activations in flight, logits, buffers, and what the
+    allocator and the device's context take beside. Where no plan of a cluster is kept, the error
+    names the smallest cluster of the same devices on which one is, and the least change of the run
+    that fits here.
+    """,
+    bad="echelon plan llama2-70b --cluster 8xa100-40gb",
+    fixed="echelon plan llama2-70b --cluster 64xa100-40gb",
+)
+
+NO_PLAN_IS_LEGAL = Rule(
+    id="no-plan-is-legal",
+    why="""
+    Every mesh of so many devices breaks a rule before memory is looked at: most often the global
+    batch has no divisor that the data ranks could have. The counts say which rules, the nearest
+    batch that works stands beside.
+    """,
+    bad="echelon plan llama3-8b --cluster 8xh100 --set batch.global_sequences=7 --pin dp=8",
+    fixed="echelon plan llama3-8b --cluster 8xh100 --set batch.global_sequences=8 --pin dp=8",
+)
+
+OBJECTIVE_NEEDS_PRICE = Rule(
+    id="objective-needs-price",
+    why="""
+    The cost of a token is the price of a device for an hour, times devices, over the tokens of an
+    hour. The price is yours to say; it differs between the same devices of two owners.
+    """,
+    bad="echelon plan llama3-8b --cluster 8xh100 --objective cost",
+    fixed="echelon plan llama3-8b --cluster 8xh100 --objective cost --price 2.5",
+)

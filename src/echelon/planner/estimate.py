@@ -1,0 +1,138 @@
+"""What a plan takes: seconds of a step and bytes of its fullest rank, by term, with a band.
+
+The terms are those of `cost/lattice/`, and add up to the totals exactly. The band is what the
+trainer leaves open: a step is not shorter than with everything hidden that can be hidden behind
+compute, nor longer than with nothing hidden; an allocator holds back nothing, or twice its usual
+slack. How far estimates are from measured runs, `bench/planner_accuracy.py` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from echelon.core.cluster import Cluster
+from echelon.core.plan import Mathematics, Plan
+from echelon.cost.flops import model_flops_per_token
+from echelon.cost.lattice.block import Work
+from echelon.cost.lattice.memory import bytes_of_rank
+from echelon.cost.lattice.numbers import Num
+from echelon.cost.lattice.of_cluster import peak_flops
+from echelon.cost.lattice.of_plan import work_of
+from echelon.cost.lattice.software import Software
+from echelon.cost.lattice.step import step_seconds
+
+_HIDDEN = ("reduce_overlap", "gather_overlap", "tensor_overlap", "pipeline_overlap")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """Give the least and the most that a quantity can be."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Hold what a step of a plan takes and what its fullest rank holds, by term.
+
+    `work` is what the formulas were given: what would be with other numbers can be asked of it.
+    """
+
+    work: Work
+    seconds: Mapping[str, float]
+    bytes: Mapping[str, float]
+    devices: int
+    tokens: int
+    model_flops: float
+    peak_flops: float
+
+    @property
+    def step_s(self) -> float:
+        """Return the seconds of a step."""
+        return sum(self.seconds.values())
+
+    @property
+    def bytes_held(self) -> float:
+        """Return the bytes that the fullest rank holds at its peak."""
+        return sum(self.bytes.values())
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Return the tokens of all devices in a second."""
+        return self.tokens / self.step_s
+
+    @property
+    def tokens_per_s_per_device(self) -> float:
+        """Return the tokens of a device in a second."""
+        return self.tokens_per_s / self.devices
+
+    @property
+    def mfu(self) -> float:
+        """Return the share of the devices' peak that the model's own FLOPs are.
+
+        Chowdhery et al., PaLM (2022), appendix B: recompute does not count.
+        """
+        return self.model_flops / (self.step_s * self.devices * self.peak_flops)
+
+    @property
+    def step_band(self) -> Band:
+        """Return how short and how long a step can be, by what is hidden behind compute."""
+        closed = _step_s(self.work)
+        now = self.step_s
+        hidden = now + _step_s(self.work, 1.0) - closed
+        shown = now + _step_s(self.work, 0.0) - closed
+        return Band(low=min(hidden, now), high=max(shown, now))
+
+    @property
+    def bytes_band(self) -> Band:
+        """Return how little and how much is held, by what an allocator holds back."""
+        return Band(low=_held(self.work, 0.0), high=_held(self.work, 2.0))
+
+    def token_price(self, price_per_device_hour: float) -> float:
+        """Return what a million tokens cost."""
+        return 1e6 * price_per_device_hour / 3600.0 / self.tokens_per_s_per_device
+
+
+def estimate(plan: Plan, software: Software | None = None) -> Estimate:
+    """Return what a plan takes by the closed forms of the lattice."""
+    return estimate_work(work_of(plan, software), plan.mathematics, plan.cluster)
+
+
+def estimate_work(work: Work, mathematics: Mathematics, cluster: Cluster) -> Estimate:
+    """Return what one plan takes whose numbers are those of `work`."""
+    seconds = _single(step_seconds(work).terms)
+    held = _single(bytes_of_rank(work).terms)
+    tokens = mathematics.global_sequences * mathematics.sequence_length
+    flops = model_flops_per_token(mathematics.model, mathematics.sequence_length)
+    return Estimate(
+        work=work,
+        seconds=seconds,
+        bytes=held,
+        devices=round(float(work.layout.devices)),
+        tokens=tokens,
+        model_flops=flops * tokens,
+        peak_flops=peak_flops(cluster, mathematics.precision.parameters),
+    )
+
+
+def _single(terms: Mapping[str, Num]) -> dict[str, float]:
+    """Return terms of one plan as plain numbers."""
+    return {name: float(np.asarray(value).reshape(-1)[0]) for name, value in terms.items()}
+
+
+def _step_s(work: Work, hidden: float | None = None) -> float:
+    """Return the seconds of a step, of which so much is hidden as can be (1), or nothing (0)."""
+    if hidden is not None:
+        software = replace(work.software, **dict.fromkeys(_HIDDEN, hidden))
+        work = replace(work, software=software)
+    return sum(_single(step_seconds(work).terms).values())
+
+
+def _held(work: Work, times: float) -> float:
+    """Return the bytes with so many times the usual slack of an allocator."""
+    changed = replace(work.software, slack=times * work.software.slack)
+    return sum(_single(bytes_of_rank(replace(work, software=changed)).terms).values())

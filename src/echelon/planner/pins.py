@@ -1,0 +1,170 @@
+"""What a search is kept to: `--pin tp=8`, `--pin schedule=1f1b,zb-h1`, read and applied.
+
+A pin is a name of `PINS` and the values that it lets through. Degrees and counts are whole numbers,
+recompute is the share of blocks that run forward again, everything else one of a few words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from echelon.core.errors import ConfigError, Problem
+from echelon.core.rulebook.planner import UNKNOWN_PIN
+from echelon.core.rules import did_you_mean
+from echelon.schedule.build import SCHEDULES
+
+CONTEXT_KINDS = ("ring", "striped", "gathered", "ulysses", "ulysses-ring")
+NO_RECOMPUTE = 0
+"""What stands for `recompute=none`; else every how many blocks one is recomputed."""
+
+_FLAGS = {"on": 1, "true": 1, "1": 1, "off": 0, "false": 0, "0": 0}
+
+
+def _count(word: str) -> int | None:
+    return int(word) if word.isdigit() and 0 < int(word) < 10**7 else None
+
+
+def _stage(word: str) -> int | None:
+    return int(word) if word in ("0", "1", "2", "3") else None
+
+
+def _flag(word: str) -> int | None:
+    return _FLAGS.get(word)
+
+
+def _home(word: str) -> int | None:
+    return {"none": 0, "host": 1}.get(word)
+
+
+def _reshard(word: str) -> int | None:
+    return {"never": 0, "always": 1}.get(word)
+
+
+def _recompute(word: str) -> int | None:
+    kind, slash, every = word.partition("/")
+    if kind == "none":
+        return None if slash else NO_RECOMPUTE
+    return (_count(every) if slash else 1) if kind == "full" else None
+
+
+def _among(words: Iterable[str]) -> Callable[[str], str | None]:
+    known = frozenset(words)
+    return lambda word: word if word in known else None
+
+
+def _schedule(word: str) -> str | None:
+    name = {"interleaved": "interleaved-1f1b"}.get(word, word)
+    return name if name in SCHEDULES else None
+
+
+_DEGREES = ("tp", "pp", "cp", "dp", "dp_replicate", "dp_shard", "ep", "expert_tp")
+PINS: Mapping[str, Callable[[str], int | str | None]] = {
+    **dict.fromkeys(_DEGREES, _count),
+    "zero": _stage,
+    "schedule": _schedule,
+    "virtual": _count,
+    "microbatch": _count,
+    "recompute": _recompute,
+    "context": _among(CONTEXT_KINDS),
+    "ulysses": _count,
+    "sequence_parallel": _flag,
+    "offload": _home,
+    "reshard": _reshard,
+    "devices": _count,
+}
+"""Every pin, and what reads one of its values; None where a word is none."""
+
+SETTINGS = {
+    "stage": "zero",
+    "virtual_stages": "virtual",
+    "microbatch_sequences": "microbatch",
+    "policy": "recompute",
+    "kind": "context",
+    "ulysses_degree": "ulysses",
+    "optimizer_offload": "offload",
+    "reshard_after_forward": "reshard",
+}
+"""Pins by the last word of the setting that they are."""
+
+EXAMPLES = {
+    "zero": "zero=3",
+    "schedule": "schedule=1f1b",
+    "recompute": "recompute=full/2",
+    "context": "context=ring",
+    "sequence_parallel": "sequence_parallel=on",
+    "offload": "offload=host",
+    "reshard": "reshard=never",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pins:
+    """Hold what each pinned name lets through; every other name lets everything through."""
+
+    values: Mapping[str, tuple[int | str, ...]] = field(
+        default_factory=dict[str, tuple[int | str, ...]]
+    )
+    texts: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def allow(self, name: str, value: int | str) -> bool:
+        """Return whether a value of a pinned name, or of another one, may be."""
+        return name not in self.values or value in self.values[name]
+
+    def of(self, name: str) -> tuple[int | str, ...] | None:
+        """Return the values that a name may have, None where it may have any."""
+        return self.values.get(name)
+
+    def without(self, name: str) -> Pins:
+        """Return the other pins."""
+        return Pins(
+            values={key: value for key, value in self.values.items() if key != name},
+            texts={key: text for key, text in self.texts.items() if key != name},
+        )
+
+    def having(self, name: str, *values: int | str) -> Pins:
+        """Return these pins with one more, or in the place of the one of this name."""
+        text = f"{name}={','.join(map(str, values))}"
+        return Pins(values={**self.values, name: values}, texts={**self.texts, name: text})
+
+
+def read_pins(texts: Iterable[str]) -> Pins:
+    """Return the pins that words such as ``tp=8`` or ``schedule=1f1b,zb-h1`` say.
+
+    The name of a setting is taken too (``mesh.tp=8``). ConfigError names each that is none.
+    """
+    values: dict[str, tuple[int | str, ...]] = {}
+    said: dict[str, str] = {}
+    problems: list[Problem] = []
+    for text in texts:
+        key, _, listed = text.partition("=")
+        word = key.strip().rpartition(".")[2].replace("-", "_")
+        name = SETTINGS.get(word, word)
+        if name not in PINS:
+            near = did_you_mean(name, PINS)
+            problems.append(
+                UNKNOWN_PIN.problem(
+                    f"--pin {text}: there is nothing called {name!r} to pin",
+                    set_by=f"--pin {text}",
+                    works=near or tuple(PINS),
+                )
+            )
+            continue
+        found = [PINS[name](word.strip()) for word in listed.split(",")]
+        if None in found:
+            problems.append(_wrong_value(text, name))
+            continue
+        values[name] = tuple(value for value in found if value is not None)
+        said[name] = text
+    if problems:
+        raise ConfigError(problems)
+    return Pins(values=values, texts=said)
+
+
+def _wrong_value(text: str, name: str) -> Problem:
+    words = {"schedule": tuple(SCHEDULES), "context": CONTEXT_KINDS}.get(name)
+    return UNKNOWN_PIN.problem(
+        f"--pin {text}: that is no value of {name}",
+        set_by=f"--pin {text}",
+        works=words or (EXAMPLES.get(name, f"{name}=8"),),
+    )

@@ -1,0 +1,222 @@
+"""What is asked of a search: a model, a cluster, a batch, and what is pinned.
+
+A model is a preset, the path of a config.json, or a run file, whose layout is left aside. What
+nobody says has a default, and every default that was taken is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from echelon.config.cluster import read_cluster
+from echelon.config.entries import Entry
+from echelon.config.gather import Gathered, gather, parse_sets
+from echelon.config.job import Job
+from echelon.config.kinds import toml_text
+from echelon.config.load import run_name_of
+from echelon.config.model import derive_model, expand_model
+from echelon.config.resolve import resolve
+from echelon.config.schema import CLUSTER_SOURCES
+from echelon.config.view import View
+from echelon.core.cluster import Cluster
+from echelon.core.errors import ConfigError
+from echelon.core.model_shape import ModelShape
+from echelon.core.plan import Mathematics, Plan
+from echelon.core.rulebook.planner import OBJECTIVE_NEEDS_PRICE
+from echelon.cost.lattice.of_plan import software_of
+from echelon.cost.lattice.software import Software
+from echelon.planner.pins import Pins, read_pins
+
+Objective = Literal["time", "throughput", "cost", "devices"]
+"""A short step on all devices; many tokens a second and device, or for a price; few devices."""
+
+TOKENS_OF_A_BATCH = 4 * 2**20
+"""Tokens of a global batch where nobody says."""
+LONGEST_SEQUENCE = 8192
+"""Tokens of a sequence where nobody says, if the model has so many positions."""
+
+LAYOUT_TABLES = ("mesh.", "zero.", "pipeline.", "recompute.", "context.")
+LAYOUT_KEYS = (
+    "batch.microbatch_sequences",
+    "experts.expert_tp",
+    "experts.zero_stage",
+    "experts.dispatch",
+    "experts.chunks",
+    "experts.padded",
+)
+"""Settings that a search decides."""
+
+NICKNAMES = {"llama3-405b": "llama3.1-405b"}
+DEFAULT = "default of the search"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Hold what a search is about; `alone` is the run on one rank, whose layout says nothing.
+
+    `told` says what was taken where nobody said. Plans are made of `layers`, the settings of the
+    run without its layout.
+    """
+
+    alone: Plan
+    layers: tuple[Mapping[str, Entry], ...]
+    cluster: Cluster
+    pins: Pins = field(default_factory=Pins)
+    objective: Objective = "time"
+    price: float | None = None
+    top: int = 10
+    software: Software = field(default_factory=Software)
+    told: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> ModelShape:
+        """Return the shape of the model."""
+        return self.alone.model
+
+    @property
+    def mathematics(self) -> Mathematics:
+        """Return everything that can change the numbers of the run."""
+        return self.alone.mathematics
+
+    @property
+    def memory_bytes(self) -> float:
+        """Return the memory of a device."""
+        return float(self.cluster.device.memory_bytes)
+
+    def job(self, settings: Mapping[str, object]) -> Job:
+        """Return the run with this layout, checked by every rule; ConfigError where one breaks."""
+        gathered = Gathered(layers=[*self.layers])
+        source = "the search"
+        gathered.add({key: Entry(value=v, source=source) for key, v in settings.items()})
+        return resolve(gathered, self.alone.name, None)
+
+
+def make_request(
+    model: str | Path,
+    *,
+    cluster: str | None = None,
+    settings: Sequence[str] = (),
+    pins: Sequence[str] = (),
+    objective: Objective = "time",
+    price: float | None = None,
+) -> Request:
+    """Return what to search for; ConfigError with everything that is wrong.
+
+    `cluster` is COUNTxDEVICE or a file; `settings` are "table.key=value", those of a layout pins.
+    """
+    layout = [text for text in settings if _is_layout(text.partition("=")[0].strip())]
+    wanted = read_pins([*layout, *pins])
+    if objective == "cost" and price is None:
+        raise ConfigError(
+            OBJECTIVE_NEEDS_PRICE.problem(
+                "--objective cost needs the price of a device for an hour",
+                set_by="--objective cost",
+                works=("--price 2.5", "--objective throughput"),
+            )
+        )
+    rest = [text for text in settings if text not in layout]
+    gathered = _gathered(model, cluster, rest)
+    told = tuple(_complete(gathered, str(model)))
+    alone = resolve(gathered, run_name_of(model), None).plan
+    mathematics = alone.mathematics
+    return Request(
+        alone=alone,
+        layers=tuple(gathered.layers),
+        cluster=alone.cluster,
+        pins=wanted,
+        objective=objective,
+        price=price,
+        software=software_of(Software(), mathematics.precision, mathematics.optimizer.kind),
+        told=told,
+    )
+
+
+def on_cluster(request: Request, cluster: Cluster) -> Request:
+    """Return the same request on other devices."""
+    layer = {"cluster.preset": Entry(value=cluster.name, source="the search")}
+    kept = tuple(_without(one, CLUSTER_SOURCES) for one in request.layers)
+    alone = replace(request.alone, cluster=cluster)
+    return replace(request, cluster=cluster, alone=alone, layers=(*kept, layer))
+
+
+def _is_layout(key: str) -> bool:
+    return key.startswith(LAYOUT_TABLES) or key in LAYOUT_KEYS
+
+
+def _without(layer: Mapping[str, Entry], keys: Sequence[str]) -> dict[str, Entry]:
+    return {key: entry for key, entry in layer.items() if key not in keys}
+
+
+def _gathered(model: str | Path, cluster: str | None, settings: Sequence[str]) -> Gathered:
+    """Return the layers of the run without its layout."""
+    sets = [*settings]
+    if cluster is not None:
+        key = "file" if cluster.endswith(".toml") or "/" in cluster else "preset"
+        sets.insert(0, f"cluster.{key}={toml_text(cluster)}")
+    if _is_hf_config(model):
+        gathered = Gathered()
+        entries, problems = parse_sets([f"model.hf_config={toml_text(str(model))}", *sets])
+        gathered.problems.extend(problems)
+        gathered.add(entries)
+    else:
+        gathered = gather(NICKNAMES.get(str(model), model), sets)
+    if cluster is not None:
+        # The run file's own cluster gives way to the one that is asked for.
+        *below, last = gathered.layers or [{}]
+        gathered.layers[:] = [*(_without(one, CLUSTER_SOURCES) for one in below), last]
+    gathered.layers[:] = [
+        {key: entry for key, entry in layer.items() if not _is_layout(key)}
+        for layer in gathered.layers
+    ]
+    return gathered
+
+
+def _is_hf_config(model: str | Path) -> bool:
+    path = Path(model)
+    return str(model).endswith(".json") or (path.is_dir() and (path / "config.json").is_file())
+
+
+def _complete(gathered: Gathered, model: str) -> Iterator[str]:
+    """Put defaults under the layers of a run, and yield what they are."""
+    merged = gathered.merged()
+    if gathered.incomplete or gathered.problems:
+        raise ConfigError(gathered.problems)
+    expanded, problems = expand_model(merged)
+    if problems or not any(key.startswith("model.") for key in merged):
+        return
+    expanded = dict(expanded) | dict(derive_model(View(entries=expanded), model))
+    view = View(entries=expanded)
+    found: dict[str, object] = {}
+    if not view.has("batch.sequence_length") and view.has("model.max_positions"):
+        length = min(LONGEST_SEQUENCE, view.integer("model.max_positions"))
+        found["batch.sequence_length"] = length
+        yield f"sequences of {length:,} tokens"
+    if not view.has("batch.global_sequences"):
+        length = found.get("batch.sequence_length") or view.integer("batch.sequence_length")
+        assert isinstance(length, int)
+        count = max(1, TOKENS_OF_A_BATCH // length)
+        found["batch.global_sequences"] = count
+        yield f"a global batch of {count:,} sequences ({count * length:,} tokens)"
+    if not any(key.startswith("precision.") for key in merged):
+        precision, text = _precision(view)
+        found |= precision
+        yield text
+    if found:
+        gathered.layers.insert(0, {k: Entry(value=v, source=DEFAULT) for k, v in found.items()})
+
+
+def _precision(view: View) -> tuple[dict[str, object], str]:
+    """Return the dtypes that suit the devices: bf16 where they have it, else fp16, else fp32."""
+    cluster = read_cluster(view) if any(map(view.has, CLUSTER_SOURCES)) else None
+    if isinstance(cluster, Cluster):
+        device = cluster.device
+        if device.flops("bf16") is not None:
+            return {"precision.parameters": "bf16"}, "parameters in bf16, the rest in fp32"
+        if device.flops("fp16") is not None:
+            half: dict[str, object] = {"precision.parameters": "fp16"}
+            half["precision.loss_scaling"] = "dynamic"
+            return half, f"parameters in fp16 ({device.name} has no bf16), the rest in fp32"
+    return {}, "everything in fp32"

@@ -1,0 +1,238 @@
+"""Walk every plan of one world size: memory first, then by bounds, then by the whole formulas.
+
+A row is a mesh with its microbatch; with its ways to share out, its orders and its recompute it is
+a few thousand plans. What is walked is complete: a plan is either computed, or left out because
+
+1. its row holds too much even at its leanest: ZeRO over all data ranks, one microbatch in flight,
+   recompute or none, whichever holds less;
+2. so does its way to share out, or its order, with everything else at its leanest;
+3. it cannot be among the best: the seconds that no choice takes from the row, and the least that
+   its way to share out and its order add, are together more than the last of the best takes;
+4. the same plan with less recompute fits: it is as fast or faster.
+
+Rows come in the order of their steady seconds, so that the first few set the bar, and the walk ends
+where the steady seconds alone are above it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
+from echelon.cost.lattice.numbers import Array, Num
+from echelon.planner.best import Best, Entrant, first_of_groups
+from echelon.planner.expanded import Expanded, Table
+from echelon.planner.formulas import Formulas, Index, whole
+from echelon.planner.lattice import legal_rows
+from echelon.planner.legal import Legality
+from echelon.planner.request import Request
+
+STEADY = (
+    "products",
+    "attention",
+    "memory",
+    "host",
+    "head",
+    "tensor",
+    "context",
+    "expert",
+    "rest",
+)
+"""Terms that neither ways to share out nor orders change."""
+OF_SHARES = ("gather", "gradients", "optimizer")
+OF_ORDER = ("bubble", "messages")
+
+FIRST_ROWS, MOST_ROWS = 32, 1024
+PLANS_AT_ONCE = 8192
+"""So many that their arrays stay in the cache of a core."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Count the plans of a search: all of them, those computed, and those that hold too much."""
+
+    seen: int = 0
+    computed: int = 0
+    refused: Counter[str] = field(default_factory=Counter[str])
+
+
+class Sweep:
+    """Look for the best plans of a request, one world size after another."""
+
+    def __init__(self, request: Request, *, offload: bool = False, keep: int | None = None) -> None:
+        """Start with nothing found."""
+        self.best = Best() if keep is None else Best(keep)
+        self.counts = Counts()
+        self.least_bytes = float("inf")
+        self._request = request
+        self._legal = Legality(request.alone)
+        self._expanded = Expanded(request, offload=offload)
+
+    def walk(self, world: int) -> None:
+        """Walk every plan of `world` ranks; what is found so far stands also when interrupted."""
+        request, weight = self._request, self._weight(world)
+        rows = legal_rows(request, world, self._legal)
+        self.counts.refused.update(rows.refused)
+        if not len(rows):
+            return
+        expanded = self._expanded
+        expanded.of(rows)
+        plans = expanded.num_plans()
+        self.counts.seen += int(plans.sum())
+        formulas = Formulas(request, rows)
+        everything = np.arange(len(rows), dtype=np.int64)
+        least = self._least(formulas, everything)
+        self.least_bytes = min(self.least_bytes, float(least[plans > 0].min(initial=np.inf)))
+        fits = (least <= request.memory_bytes) & (plans > 0)
+        self._too_large(int(plans[~fits].sum()))
+        index = everything[fits]
+        if not len(index):
+            return
+        formulas.prepare(index)
+        steady = weight * self._terms(formulas, index, STEADY, recompute=0.0)
+        order = np.argsort(steady, kind="stable")
+        start, size = 0, FIRST_ROWS
+        while start < len(order) and steady[order[start]] < self.best.threshold:
+            chunk = order[start : start + size]
+            chunk = chunk[steady[chunk] < self.best.threshold]
+            self._look(formulas, index[chunk], steady[chunk], weight)
+            start, size = start + size, min(2 * size, MOST_ROWS)
+
+    def _look(self, formulas: Formulas, rows: Index, steady: Array, weight: float) -> None:
+        """Look at every plan of some rows."""
+        expanded, memory = self._expanded, self._request.memory_bytes
+        shares, orders = expanded.shares(rows), expanded.orders(rows)
+        lean, most = expanded.recompute_ends
+        held = np.minimum(
+            *(
+                self._held(formulas, rows[shares.row], **shares.numbers, recompute=r)
+                for r in (lean, most)
+            )
+        )
+        data = np.minimum(
+            *(
+                self._terms(formulas, rows[shares.row], OF_SHARES, **shares.numbers, recompute=r)
+                for r in (lean, most)
+            )
+        )
+        wait = self._terms(formulas, rows[orders.row], OF_ORDER, **orders.numbers, recompute=lean)
+        flying = self._least(formulas, rows[orders.row], **orders.numbers)
+        for part, fits in ((shares, held <= memory), (orders, flying <= memory)):
+            part.fits = fits
+        share, order = expanded.pairs(len(rows), shares, orders)
+        some = shares.fits[share] & orders.fits[order]
+        self._too_large(int((~some).sum()) * len(expanded.recomputes))
+        share, order = share[some], order[some]
+        bound = steady[shares.row[share]] + weight * (data[share] + wait[order])
+        first = np.argsort(bound, kind="stable")
+        for start in range(0, len(first), PLANS_AT_ONCE):
+            part = first[start : start + PLANS_AT_ONCE]
+            part = part[bound[part] < self.best.threshold]
+            if not len(part):
+                break
+            self._compute(formulas, rows, (shares, share[part]), (orders, order[part]), weight)
+
+    def _compute(
+        self,
+        formulas: Formulas,
+        rows: Index,
+        shares: tuple[Table, Index],
+        orders: tuple[Table, Index],
+        weight: float,
+    ) -> None:
+        """Compute plans in full, and take those that fit and are good."""
+        (of_shares, share), (of_orders, order) = shares, orders
+        local = of_shares.row[share]
+        index = rows[local]
+        numbers: dict[str, Array] = {name: a[share] for name, a in of_shares.numbers.items()}
+        numbers |= {name: a[order] for name, a in of_orders.numbers.items()}
+        level = self._recomputed(formulas, index, numbers)
+        fits = np.flatnonzero(level >= 0)
+        self.counts.computed += len(index)
+        if not len(fits):
+            return
+        share, order, index, level = share[fits], order[fits], index[fits], level[fits]
+        numbers = {name: column[fits] for name, column in numbers.items()}
+        again = np.array([part for _, part in self._expanded.recomputes])[level]
+        total = formulas.seconds(index, **numbers, recompute=again).total
+        value = weight * whole(total, len(index))
+        good = np.flatnonzero(value < self.best.threshold)
+        groups = index[good] * 16 + numbers["schedule"][good].astype(np.int64)
+        for one in good[first_of_groups(value[good], groups)]:
+            row = int(index[one])
+            entrant = Entrant(
+                value=float(value[one]),
+                columns=self._expanded.columns,
+                row=row,
+                shares=of_shares.of(int(share[one])),
+                order=of_orders.of(int(order[one])),
+                recompute=self._expanded.recomputes[int(level[one])],
+            )
+            self.best.add((self._expanded.world, row, entrant.order.schedule), entrant)
+        self.best.settle()
+
+    def _recomputed(self, formulas: Formulas, index: Index, numbers: Mapping[str, Array]) -> Index:
+        """Return which recompute is the least that fits, -1 where none does."""
+        memory = self._request.memory_bytes
+        found = np.full(len(index), -1, dtype=np.int64)
+        left = np.arange(len(index), dtype=np.int64)
+        levels = self._expanded.recomputes
+        last = len(levels) - 1
+        for level, (_, share) in enumerate(levels):
+            part = {name: column[left] for name, column in numbers.items()}
+            held = self._held(formulas, index[left], **part, recompute=share)
+            fits = held <= memory
+            found[left[fits]] = level
+            left = left[~fits]
+            self._too_large(len(left))
+            if level == 0 and last > 1 and len(left):
+                # What does not fit with most recompute fits with none in between.
+                part = {name: column[left] for name, column in numbers.items()}
+                held = self._held(formulas, index[left], **part, recompute=levels[last][1])
+                self._too_large(int((held > memory).sum()) * last)
+                left = left[held <= memory]
+            if not len(left):
+                break
+        return found
+
+    def _least(self, formulas: Formulas, index: Index, **numbers: Num) -> Array:
+        """Return the least that plans of these rows can hold."""
+        whole_dp = formulas.columns["pp"][index]
+        whole_dp = self._expanded.world / (
+            whole_dp * formulas.columns["tp"][index] * formulas.columns["cp"][index]
+        )
+        leanest: dict[str, Num] = {
+            "dp_shard": whole_dp,
+            "schedule": 0.0,
+            "offload": self._expanded.offloads,
+            **numbers,
+        }
+        found = np.full(len(index), np.inf)
+        for stage in (2.0, 3.0):
+            for share in self._expanded.recompute_ends:
+                held = self._held(formulas, index, **leanest, zero=stage, recompute=share)
+                found = np.minimum(found, held)
+        return found
+
+    def _held(self, formulas: Formulas, index: Index, **numbers: Num) -> Array:
+        return whole(formulas.bytes(index, **numbers).total, len(index))
+
+    def _terms(
+        self, formulas: Formulas, index: Index, names: tuple[str, ...], **numbers: Num
+    ) -> Array:
+        terms = formulas.seconds(index, **numbers).terms
+        found = np.zeros(len(index))
+        for name in names:
+            found = found + terms[name]
+        return found
+
+    def _too_large(self, count: int) -> None:
+        if count:
+            self.counts.refused[PLAN_FITS_MEMORY.id] += count
+
+    def _weight(self, world: int) -> float:
+        return 1.0 if self._request.objective in ("time", "devices") else float(world)

@@ -1,0 +1,114 @@
+"""Small searches for tests, and a search that leaves nothing out to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+
+from echelon.cost.lattice.of_plan import schedule_number
+from echelon.planner.choices import MOST_VIRTUAL, Order, Shares, recomputes_of, shares_of
+from echelon.planner.formulas import Formulas, whole
+from echelon.planner.lattice import fold_of, legal_rows
+from echelon.planner.legal import Legality
+from echelon.planner.request import Request, make_request
+from echelon.schedule.build import SCHEDULES
+
+SMALL = (
+    "model.layers=6",
+    "model.hidden=1024",
+    "model.heads=8",
+    "model.kv_heads=4",
+    "model.ffn=4096",
+    "model.vocab=32000",
+    "model.max_positions=1024",
+    "batch.sequence_length=1024",
+    "batch.global_sequences=24",
+)
+MIXTURE = (*SMALL, "model.experts.num_experts=8", "model.experts.top_k=2", "model.experts.ffn=512")
+
+
+def small(
+    *,
+    devices: int = 8,
+    memory_gb: float = 80.0,
+    pins: Sequence[str] = (),
+    settings: Sequence[str] = SMALL,
+    objective: str = "time",
+) -> Request:
+    """Return a request for a small model on so many devices with so much memory each."""
+    request = make_request(
+        "nano",
+        cluster=f"{devices}xh100",
+        settings=settings,
+        pins=pins,
+        objective=objective,  # type: ignore[arg-type]
+    )
+    device = replace(request.cluster.device, memory_bytes=int(memory_gb * 1e9))
+    return replace(request, cluster=replace(request.cluster, device=device))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exhaustive:
+    """Hold the best of each row and schedule that fits, and how many plans there are."""
+
+    best: dict[tuple[int, str], float]
+    num_plans: int
+    num_fitting: int
+
+    def values(self, keep: int) -> list[float]:
+        """Return the values of the best, in order."""
+        return sorted(self.best.values())[:keep]
+
+
+def exhaustive(request: Request, world: int) -> Exhaustive:
+    """Compute every legal plan of a world size; no bound, no dominance."""
+    rows = legal_rows(request, world, Legality(request.alone))
+    formulas = Formulas(request, rows)
+    formulas.prepare(np.arange(len(rows), dtype=np.int64))
+    made = [one for row in range(len(rows)) for one in _plans_of(request, rows.columns, row)]
+    row, shares, orders, again = zip(*made, strict=True)
+    index = np.array(row, dtype=np.int64)
+    numbers = {
+        name: np.array([getattr(one, name) for one in shares], dtype=float)
+        for name in ("zero", "dp_replicate", "dp_shard", "reshard", "offload")
+    }
+    numbers["schedule"] = np.array([schedule_number(one.name) for one in orders])
+    numbers["virtual"] = np.array([one.virtual for one in orders], dtype=float)
+    numbers["recompute"] = np.array(again)
+    held = whole(formulas.bytes(index, **numbers).total, len(index))
+    seconds = whole(formulas.seconds(index, **numbers).total, len(index))
+    fits = held <= request.memory_bytes
+    best: dict[tuple[int, str], float] = {}
+    for place in np.flatnonzero(fits):
+        key = int(index[place]), orders[place].name
+        best[key] = min(best.get(key, np.inf), float(seconds[place]))
+    return Exhaustive(best=best, num_plans=len(made), num_fitting=int(fits.sum()))
+
+
+def _plans_of(
+    request: Request, columns: dict[str, np.ndarray], row: int
+) -> Iterator[tuple[int, Shares, Order, float]]:
+    one = {name: int(column[row]) for name, column in columns.items()}
+    here = {name: column[row : row + 1] for name, column in columns.items()}
+    inner = int(fold_of(here, np.ones(1, dtype=np.int64))[0])
+    layers = request.model.layers
+    shares = [
+        share
+        for share in shares_of(one["dp"], one["cp"], one["ep"], inner, offload=False)
+        if share.reshard
+    ]
+    orders = [
+        Order(name, virtual, 1, 1)
+        for name, virtual in product(SCHEDULES, range(1, MOST_VIRTUAL + 1))
+        if name != "dualpipe"
+        and SCHEDULES[name].fits_stages(virtual * one["pp"], one["pp"])
+        and SCHEDULES[name].allows_microbatches(one["pp"], one["microbatches"])
+        and virtual * one["pp"] <= layers
+        and (one["pp"] > 1 or name == "1f1b")
+    ]
+    for share, order in product(shares, orders):
+        for _, again in recomputes_of(request.pins, layers):
+            yield row, share, order, again
