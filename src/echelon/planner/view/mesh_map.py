@@ -1,0 +1,194 @@
+"""The mesh map: which device of which node is which rank, and what each axis travels over.
+
+    +-----+-----+
+    | 0   | 1   |    a box is a device: its rank, then its coordinates
+    | pp0 | pp0 |
+    | tp0 | tp1 |
+    +-----+-----+
+
+Of many nodes one is drawn in full, and of the others it is said which ranks they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from echelon.core.axis import Axis
+from echelon.core.cluster import Cluster
+from echelon.core.mesh import Mesh
+from echelon.core.units import decimal_bytes
+from echelon.planner.view.lines import WIDTH, Line, Span, columns, cut, joined, table_lines
+from echelon.planner.view.mesh_facts import AxisFact, axis_facts
+
+MOST_NODES = 4
+MOST_DEVICES = 72
+MOST_PARTS = 16
+WHERE = {"inside": "in a node", "some cross": "some cross", "crosses": "crosses"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """Hold one device of the map: its rank, its coordinates as they are told, its place in pp."""
+
+    rank: int
+    coordinates: tuple[str, ...]
+    pp: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshMap:
+    """Hold a mesh on a cluster, and what is to be said of its axes."""
+
+    mesh: Mesh
+    cluster: Cluster
+    facts: tuple[AxisFact, ...]
+    expert_tp: int
+
+    @property
+    def num_nodes(self) -> int:
+        """Return the number of nodes that hold ranks."""
+        return -(-self.mesh.world_size // self.cluster.devices_per_node)
+
+    @property
+    def shown_nodes(self) -> range:
+        """Return the nodes that are drawn: all of a few, else the first."""
+        return range(self.num_nodes if self.num_nodes <= MOST_NODES else 1)
+
+    def devices(self, node: int) -> tuple[Device, ...]:
+        """Return the devices of a node that are drawn."""
+        first = node * self.cluster.devices_per_node
+        stop = min(first + self.cluster.devices_per_node, self.mesh.world_size)
+        return tuple(self._device(rank) for rank in range(first, min(stop, first + MOST_DEVICES)))
+
+    def node_title(self, node: int) -> str:
+        """Return what is said of a drawn node: its number, and what of it is not drawn."""
+        per_node = self.cluster.devices_per_node
+        here = min(per_node, self.mesh.world_size - node * per_node)
+        title = f"node {node}"
+        if here > MOST_DEVICES:
+            title += f", the first {MOST_DEVICES} of its {here:,} ranks"
+        if here < per_node:
+            title += f", {per_node - here:,} of its {per_node:,} devices without a rank"
+        return title
+
+    def parts(self) -> tuple[str, ...]:
+        """Return, of each pipeline rank, the nodes that hold it; nothing where all are drawn."""
+        if len(self.shown_nodes) == self.num_nodes:
+            return ()
+        names = [self._part(pp) for pp in range(self.mesh.pp)]
+        if len(names) > MOST_PARTS:
+            left = len(names) - MOST_PARTS + 1
+            return (*names[: MOST_PARTS - 2], f"{left:,} more, as many nodes each", names[-1])
+        return tuple(names)
+
+    def head(self) -> tuple[str, str]:
+        """Return what the cluster and the mesh are, each in a line."""
+        cluster, mesh = self.cluster, self.mesh
+        used = [fact for fact in reversed(self.facts) if fact.axis is not Axis.EP]
+        degrees = " x ".join(f"{fact.axis} {fact.degree}" for fact in used)
+        experts = f", ep {mesh.ep}" if mesh.ep > 1 else ""
+        ranks = f"{mesh.world_size:,} ranks" if mesh.world_size > 1 else "1 rank"
+        return (
+            f"{cluster.name}: {cluster.nodes:,} x {cluster.devices_per_node:,} "
+            f"{cluster.device.name}",
+            f"{degrees} = {ranks}{experts}" if degrees else ranks,
+        )
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the axes as a table, its head first."""
+        head = ("axis", "degree", "groups", "each is", "nodes", "each way", "link")
+        return [head, *(_row(fact) for fact in self.facts)]
+
+    def shared_ways(self) -> tuple[str, ...]:
+        """Return which devices share their way into a network."""
+        per_node = self.cluster.devices_per_node
+        links = {fact.link for fact in self.facts if fact.link and fact.num_across}
+        return tuple(
+            f"{link.name}: the {per_node:,} devices of a node share {link.interfaces:,} "
+            f"interface{'s' * (link.interfaces > 1)}"
+            for link in self.cluster.links
+            if link in links and 0 < link.interfaces < per_node
+        )
+
+    def lines(self) -> list[Line]:
+        """Return the map as lines of 80 columns at most."""
+        return [*_lines(self)]
+
+    def text(self) -> str:
+        """Return the lines without colors."""
+        return joined(self.lines())
+
+    def _device(self, rank: int) -> Device:
+        mesh = self.mesh
+        here = mesh.coordinates(rank)
+        both = mesh.dp_replicate > 1 and mesh.dp_shard > 1
+        told = [(Axis.PP, "pp"), (Axis.DP_REPLICATE, "rep" if both else "dp")]
+        told += [(Axis.DP_SHARD, "shard" if both else "dp"), (Axis.CP, "cp"), (Axis.TP, "tp")]
+        names = [f"{name}{here[axis]}" for axis, name in told if mesh.degree(axis) > 1]
+        if mesh.ep > 1:
+            names.append(f"ep{mesh.expert_index(rank, expert_tp=self.expert_tp)}")
+        return Device(rank=rank, coordinates=tuple(names), pp=here[Axis.PP])
+
+    def _part(self, pp: int) -> str:
+        per_node, size = self.cluster.devices_per_node, self.mesh.world_size // self.mesh.pp
+        first, last = pp * size // per_node, ((pp + 1) * size - 1) // per_node
+        nodes = f"node {first:,}" if first == last else f"nodes {first:,}-{last:,}"
+        return f"pp{pp}: {nodes}, {size:,} ranks"
+
+
+def mesh_map(mesh: Mesh, cluster: Cluster, *, expert_tp: int = 1) -> MeshMap:
+    """Return the map of a mesh on a cluster; `expert_tp` says how `ep` is folded over it."""
+    facts = axis_facts(mesh, cluster, expert_tp=expert_tp)
+    return MeshMap(mesh=mesh, cluster=cluster, facts=facts, expert_tp=expert_tp)
+
+
+def _row(fact: AxisFact) -> tuple[str, ...]:
+    link = fact.link
+    return (
+        fact.axis.value,
+        f"{fact.degree:,}",
+        f"{fact.num_groups:,}",
+        WHERE[fact.where],
+        f"{fact.most_nodes:,}",
+        f"{decimal_bytes(link.bandwidth)}/s" if link else "-",
+        link.name if link else "-",
+    )
+
+
+def _lines(found: MeshMap) -> Iterator[Line]:
+    cluster, mesh = found.head()
+    yield (Span(cut(f"cluster  {cluster}", WIDTH)),)
+    yield (Span(cut(f"mesh     {mesh}", WIDTH)),)
+    if found.facts:
+        yield ()
+        rows = found.rows()
+        used = sum(max(columns(row[place]) for row in rows) + 2 for place in range(6))
+        right = (False, True, True, False, True, True, False)
+        fitted = [(*row[:6], cut(row[6], WIDTH - used)) for row in rows]
+        yield from table_lines(fitted, right=right)
+        for words in found.shared_ways():
+            yield (Span(cut(words, WIDTH)),)
+    yield ()
+    for node in found.shown_nodes:
+        yield (Span(cut(found.node_title(node), WIDTH)),)
+        yield from _boxes(found.devices(node))
+    yield (Span("A box is a device: its rank, then its coordinates."),)
+    if parts := found.parts():
+        yield ()
+        yield (Span(f"The {found.num_nodes:,} nodes hold the ranks of the pipeline so:"),)
+        yield from ((Span(cut(part, WIDTH)),) for part in parts)
+
+
+def _boxes(devices: Sequence[Device]) -> Iterator[Line]:
+    cells = [(str(device.rank), *device.coordinates) for device in devices]
+    width = max(len(words) for cell in cells for words in cell)
+    most = max((WIDTH - 1) // (width + 3), 1)
+    in_row = -(-len(cells) // -(-len(cells) // most))
+    for first in range(0, len(cells), in_row):
+        row = cells[first : first + in_row]
+        edge = (Span("+" + ("-" * (width + 2) + "+") * len(row)),)
+        yield edge
+        for words in zip(*row, strict=True):
+            yield (Span("|" + "".join(f" {word.ljust(width)} |" for word in words)),)
+    yield edge
