@@ -29,8 +29,8 @@ from bench.accuracy.predict import OK, Prediction
 
 VERSION = 1
 COLUMNS = ("id", "step_time_s", "tokens_per_s_per_gpu", "mem_per_gpu_gb", "fits", "status")
-LABEL = 39
-HEAD = f"{'':{LABEL}}{'rows':>5}{'mean':>7}{'median':>7}{'p90':>7}{'bias':>8}{'order':>7}"
+LABEL = 38
+HEAD = f"{'':{LABEL}}{'rows':>5}{'mean':>7}{'median':>7}{'p90':>7}{'bias':>8}{'order':>8}"
 
 
 def write_predictions(path: Path, predictions: Iterable[Prediction]) -> None:

@@ -1,0 +1,66 @@
+"""What is known of devices and trainers before any run is looked at: where a fit begins.
+
+A constant that no row tells stays here. Devices: largest products of ml-engineering's table, and
+what papers on attention kernels report (Dao, 2023; Shah et al., FlashAttention-3, 2024). Trainers:
+what their code does, and otherwise the middle of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from echelon.core.cluster import Efficiency
+from echelon.cost.lattice.frameworks import FRAMEWORKS
+from echelon.cost.lattice.software import Software
+
+DEVICES: Mapping[str, Efficiency] = {
+    "A100": Efficiency(
+        matmul=0.82, half_depth=150.0, memory=0.82, attention=0.6, attention_backward=0.5
+    ),
+    "H100": Efficiency(
+        matmul=0.75, half_depth=200.0, memory=0.82, attention=0.5, attention_backward=0.4
+    ),
+}
+"""By generation of device; one that is not here has its catalogue's values."""
+
+EAGER = {
+    "fused_share": 0.8,
+    "score_bytes": 16.0,
+    "width_bytes": 50.0,
+    "inner_bytes": 10.0,
+    "host_s": 1.2e-5,
+    "logit_bytes": 24.0,
+    "reduce_overlap": 0.5,
+    "gather_overlap": 0.85,
+    "gather_share": 0.9,
+    "tensor_overlap": 0.1,
+    "expert_overlap": 0.2,
+    "pipeline_overlap": 0.05,
+    "interference": 0.1,
+    "step_s": 0.01,
+}
+"""The constants of a trainer of which nothing is known."""
+KNOWN: Mapping[str, Mapping[str, float]] = {
+    # Nothing is sent behind compute; CPU threads start each kernel of a block.
+    "megatron": {"reduce_overlap": 0.05, "tensor_overlap": 0.01},
+    "megatron-deepspeed": {"reduce_overlap": 0.05, "tensor_overlap": 0.01},
+    # Gradients, parameters, exchanges of tensor parallelism and messages are overlapped.
+    "megatron-core": {"fused_share": 1.0, "tensor_overlap": 0.3, "pipeline_overlap": 0.5},
+    "megatron-core-2025": {"fused_share": 1.3, "tensor_overlap": 0.3, "pipeline_overlap": 0.5},
+    # Gathers of 2021 went parameter by parameter.
+    "deepspeed": {"gather_share": 0.15, "gather_overlap": 0.98, "interference": 0.02},
+}
+NEVER: Mapping[str, frozenset[str]] = {
+    "megatron": frozenset({"tensor_overlap", "expert_overlap"}),
+    "megatron-deepspeed": frozenset({"tensor_overlap", "expert_overlap"}),
+}
+"""What a generation does not do, whatever a fit would like: not fitted."""
+
+
+def priors() -> dict[str, Software]:
+    """Return every generation of trainers as it is known before a fit: facts, and the middle."""
+    return {
+        key: replace(facts, **(EAGER | dict(KNOWN.get(key, {}))))
+        for key, facts in FRAMEWORKS.items()
+    }

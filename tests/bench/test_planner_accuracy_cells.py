@@ -1,0 +1,181 @@
+"""Cells of published runs: numbers, links, devices, models, and what fills a blank."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.accuracy import cells
+from bench.accuracy.known_models import known_model, words
+from bench.accuracy.links import device_link, network_of, rate_of
+from bench.accuracy.machines import machine_of
+from bench.accuracy.models import model_of
+from bench.accuracy.neighbours import with_neighbours
+from bench.accuracy.refusals import Refused
+from bench.accuracy.rows import Row, read_rows
+
+
+def row(**columns: str) -> Row:
+    return Row(id="r", cells=columns)
+
+
+@pytest.mark.parametrize(
+    ("cell", "number"),
+    [
+        ("", None),
+        ("n/a", None),
+        ("not stated", None),
+        ("1,024", 1024.0),
+        ("70B", 70e9),
+        ("8.5 B", 8.5e9),
+        ("~41 %", 41.0),
+        ("1e3", 1000.0),
+        ("-1", None),
+        ("1e400", None),
+        (None, None),
+    ],
+)
+def test_number_of_a_cell(cell: str | None, number: float | None) -> None:
+    assert cells.number(cell) == number
+
+
+@pytest.mark.parametrize(
+    ("cell", "flag"),
+    [("true", True), ("False", False), ("yes (v2)", True), ("", None), ("maybe", None)],
+)
+def test_flag_of_a_cell(cell: str, flag: bool | None) -> None:
+    assert cells.flag(cell) is flag
+
+
+def test_file_with_other_columns_and_marks(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text('\ufeffID,GPU , note\na,H100,"two\nlines"\n,A100,x\n,,\n', encoding="utf-8")
+    first, second = read_rows(path)
+    assert (first.id, first.word("gpu"), first.word("note")) == ("a", "H100", "two\nlines")
+    assert (second.id, second.number("layers")) == ("row-2", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "gigabytes_per_device", "interfaces"),
+    [
+        ("RoCE 1600Gb/s per node (=200Gb/s per GPU)", 25.0, 0.0),
+        ("IB NDR 400Gb/s per GPU (DGX H100 reference; derived)", 50.0, 0.0),
+        ("8x HDR IB 200Gb/s per node", 25.0, 8.0),
+        ("4x HDR IB 200Gb/s per node (800Gb/s per node)", 12.5, 4.0),
+        ("4x Omni-Path 100Gb/s per node", 6.25, 4.0),
+        ("RoCE 4x100Gb/s per node", 6.25, 4.0),
+        ("400Gb/s per node", 6.25, 0.0),
+        ("400 GB/s per node", 50.0, 0.0),
+        ("IB (HDR; count not in source)", 25.0, 0.0),
+        ("EFA 3200 Gbps", 50.0, 0.0),
+        ("25GbE Ethernet", 3.125 / 8, 1.0),
+        ("InfiniBand NDR", 50.0, 0.0),
+    ],
+)
+def test_network_of_a_text(text: str, gigabytes_per_device: float, interfaces: float) -> None:
+    network = network_of(text, 8.0)
+    assert network is not None
+    assert network.bandwidth == pytest.approx(gigabytes_per_device * 1e9)
+    assert network.interfaces == interfaces
+
+
+def test_network_that_nothing_is_said_of() -> None:
+    assert network_of("some fabric", 8.0) is None
+    assert rate_of("some fabric") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "usual", "gigabytes"),
+    [
+        ("NVLink3 600GB/s", 300e9, 300.0),
+        ("NVLink4 450 GB/s", 450e9, 450.0),
+        ("NVLink (A800, 400GB/s duplex; derived)", 200e9, 200.0),
+        ("bridge of 50 GB/s each way", 25e9, 25.0),
+    ],
+)
+def test_a_printed_rate_is_of_the_way_that_the_link_has(
+    text: str, usual: float, gigabytes: float
+) -> None:
+    assert device_link(text, usual)[1] == pytest.approx(gigabytes * 1e9)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "memory_gb"),
+    [
+        ("A100-80GB", 80),
+        ("NVIDIA A100-SXM4-40GB", 40),
+        ("A100", 80),
+        ("H100 SXM5 80GB HBM3", 80),
+        ("H200-141GB", 141),
+        ("AMD MI300X", 192),
+        ("V100-SXM2-16GB", 16),
+    ],
+)
+def test_device_by_its_words(gpu: str, memory_gb: float) -> None:
+    one = row(gpu=gpu, n_gpus="8")
+    assert machine_of(one).memory_bytes == pytest.approx(memory_gb * 1e9, rel=0.1)
+    assert not [note for note in one.assumed if note.field == "gpu"]
+
+
+def test_unknown_device_takes_the_nearest_and_says_so() -> None:
+    one = row(gpu="GH200-96GB", n_gpus="8", gpus_per_node="8")
+    assert machine_of(one).peak_flops > 9e14
+    assert ("gpu", "h200") in [(note.field, note.value) for note in one.assumed]
+
+
+def test_fp8_counts_for_products_and_not_for_attention() -> None:
+    machine = machine_of(row(gpu="H100-80GB", precision="FP8-CS"))
+    assert machine.peak_flops == pytest.approx(2 * machine.attention_flops, rel=0.01)
+    old = row(gpu="A100-80GB", precision="fp8")
+    assert machine_of(old).peak_flops == 312e12
+    assert [note.why for note in old.assumed if note.field == "precision"]
+
+
+def test_names_of_models_end_at_words() -> None:
+    assert words("Qwen3 30B-A3B") == words("qwen3-30b-a3b")
+    assert known_model("Llama-3 405B")["layers"] == 126
+    assert known_model("DeepSeek-V3 671B")["latent"]["kv_rank"] == 512
+    assert known_model("GPT 200B") == {}
+
+
+def test_blank_sizes_come_from_the_name_and_the_row_wins() -> None:
+    one = row(model="Llama-3 70B", seq_len="8192", layers="4")
+    model = model_of(one)
+    assert (model.layers, model.hidden, model.up) == (4.0, 8192.0, 2.0)
+    known = model_of(row(model="Qwen3 30B-A3B", seq_len="4096", layers="48", hidden="2048"))
+    assert (known.query_dim, known.experts, known.top_k) == (4096.0, 128.0, 8.0)
+
+
+def test_blank_sizes_come_from_the_parameters() -> None:
+    columns = {"params_total": "175e9", "hidden": "12288", "vocab": "50257", "gated_mlp": "false"}
+    assert model_of(row(seq_len="2048", pp="8", **columns)).layers == 96.0
+    bare = model_of(row(seq_len="2048", model="GPT 13B"))
+    assert 12 * bare.layers * bare.hidden**2 == pytest.approx(13e9, rel=0.15)
+    with pytest.raises(Refused, match="layers or hidden are blank"):
+        model_of(row(seq_len="2048", model="secret"))
+
+
+def test_heads_that_hidden_is_no_multiple_of_have_a_usual_width() -> None:
+    model = model_of(row(seq_len="1", layers="36", hidden="2880", heads="64", gated_mlp="true"))
+    assert model.query_dim == 64 * 64
+
+
+def test_a_blank_is_filled_from_rows_of_its_publisher_only() -> None:
+    here = {"source": "github.com/a/b, table 1", "hidden": "1024"}
+    rows = [
+        Row(id="1", cells={**here, "heads": "16"}),
+        Row(id="2", cells={**here, "source": "github.com/a/b, table 2", "heads": ""}),
+        Row(id="3", cells={**here, "source": "github.com/c/d", "heads": ""}),
+    ]
+    _, second, third = with_neighbours(rows)
+    assert second.word("heads") == "16"
+    assert [note.field for note in second.assumed] == ["heads"]
+    assert third.word("heads") == ""
+
+
+def test_notes_are_json() -> None:
+    one = row(gpu="TPU v5p", model="x")
+    machine_of(one)
+    assert json.dumps([note.value for note in one.assumed])
