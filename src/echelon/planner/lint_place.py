@@ -1,0 +1,157 @@
+"""Lints about where ranks lie: which groups cross nodes, and devices that are left over.
+
+Ranks of one node are consecutive, tensor ranks innermost (`core/mesh.py`), so a group of n ranks
+one next to the other stays inside of nodes of d devices where n divides d.
+"""
+
+from __future__ import annotations
+
+from echelon.core.cluster import Link
+from echelon.core.plan import Plan
+from echelon.cost.expert_load import most_nodes, num_nodes
+from echelon.planner.lint_finding import Fault, Lint
+
+GB = 1e9
+
+
+def _crosses(plan: Plan, span: int) -> bool:
+    """Return whether groups of `span` consecutive ranks use links between nodes."""
+    node = plan.cluster.devices_per_node
+    return span > 1 and plan.mesh.world_size > node and node % span != 0
+
+
+def _links(plan: Plan) -> tuple[Link, Link]:
+    return plan.cluster.links[0], plan.cluster.links[-1]
+
+
+def _slower(plan: Plan) -> str:
+    inside, between = _links(plan)
+    return (
+        f"{between.name} has {between.bandwidth / GB:,.0f} GB/s one way, {inside.name} "
+        f"{inside.bandwidth / GB:,.0f}: {inside.bandwidth / between.bandwidth:.0f}x"
+    )
+
+
+def _tensor(plan: Plan) -> Fault | None:
+    tp, node = plan.mesh.tp, plan.cluster.devices_per_node
+    if not _crosses(plan, tp):
+        return None
+    return Fault(
+        f"tp = {tp} on nodes of {node}: {_slower(plan)}",
+        f"mesh.tp of at most {node} that divides it; pipeline or data ranks over nodes",
+    )
+
+
+def _pipeline_inside(plan: Plan) -> Fault | None:
+    mesh, node = plan.mesh, plan.cluster.devices_per_node
+    stride = mesh.world_size // mesh.pp
+    if mesh.pp == 1 or stride >= node or not _crosses(plan, mesh.tp):
+        return None
+    return Fault(
+        f"pipeline neighbours are {stride} ranks apart, on one node of {node}; tensor ranks "
+        f"(tp = {mesh.tp}) are on several",
+        "change places: tensor ranks inside of a node, stages over nodes",
+    )
+
+
+def _context(plan: Plan) -> Fault | None:
+    mesh, node = plan.mesh, plan.cluster.devices_per_node
+    span = mesh.cp * mesh.tp
+    if mesh.cp == 1 or span <= node or not _crosses(plan, span):
+        return None
+    if plan.layout.context.kind not in ("ulysses", "gathered"):
+        return None
+    return Fault(
+        f"cp {mesh.cp} x tp {mesh.tp} = {span} ranks exchange all heads or keys at once over "
+        f"nodes of {node}",
+        "context.kind = ulysses-ring with ulysses inside of a node, or ring",
+    )
+
+
+def _experts(plan: Plan) -> Fault | None:
+    experts = plan.model.experts
+    if experts is None or plan.mesh.ep == 1 or plan.mesh.world_size <= _node(plan):
+        return None
+    nodes = num_nodes(plan)
+    if nodes == 1 or plan.layout.experts.dispatch == "two-hop":
+        return None
+    reach = most_nodes(experts, nodes)
+    return Fault(
+        f"ep = {plan.mesh.ep} spans {nodes} nodes, a token goes to as many as {reach}, and each "
+        f"copy of it crosses: {_slower(plan)}",
+        f"mesh.ep of at most {_node(plan)}, or experts.dispatch = two-hop: one crossing a node",
+    )
+
+
+def _part_of_node(plan: Plan) -> Fault | None:
+    world, node = plan.mesh.world_size, _node(plan)
+    if world <= node or world % node == 0:
+        return None
+    return Fault(
+        f"{world} ranks on nodes of {node}: the last node has {world % node}",
+        f"{world // node * node} or {-(-world // node) * node} ranks",
+    )
+
+
+def _idle_devices(plan: Plan) -> Fault | None:
+    world, devices = plan.mesh.world_size, plan.cluster.num_devices
+    if world >= devices:
+        return None
+    return Fault(
+        f"{world} ranks on {devices} devices: {devices - world} do nothing",
+        f"a mesh of {devices} ranks, or a smaller cluster",
+    )
+
+
+def _node(plan: Plan) -> int:
+    return plan.cluster.devices_per_node
+
+
+PLACE = (
+    Lint(
+        id="tp-across-nodes",
+        severity="time",
+        why="Tensor ranks send activations of every block, forward and backward, and wait for "
+        "them: only the fastest links carry that.",
+        source="Narayanan et al., 2021, takeaway 1; guides 002, 003, 004",
+        check=_tensor,
+    ),
+    Lint(
+        id="pp-inside-tp-outside",
+        severity="time",
+        why="Stages send one activation a microbatch, tensor ranks several a block: of the two, "
+        "stages belong on the slower links.",
+        source="Narayanan et al., 2021, section 3.2",
+        check=_pipeline_inside,
+    ),
+    Lint(
+        id="context-all-to-all-across-nodes",
+        severity="time",
+        why="An exchange of heads or of all keys is waited for; a ring sends the next block while "
+        "it computes this one.",
+        source="Fang and Zhao, USP, 2024, section 3",
+        check=_context,
+    ),
+    Lint(
+        id="experts-across-nodes",
+        severity="time",
+        why="Tokens travel to their experts and back in every block, one copy for each expert.",
+        source="DeepSeek-V3, 2024, section 3.2.2; guide 003",
+        check=_experts,
+    ),
+    Lint(
+        id="part-of-a-node",
+        severity="time",
+        why="Ranks that do not fill whole nodes share links unevenly, and groups that would stay "
+        "inside of a node cross.",
+        source="guide 002, pitfalls",
+        check=_part_of_node,
+    ),
+    Lint(
+        id="idle-devices",
+        severity="time",
+        why="The world size is the product of the degrees; devices beyond it are paid and idle.",
+        source="guide 002, pitfalls",
+        check=_idle_devices,
+    ),
+)
