@@ -1,0 +1,99 @@
+"""What holds of claims about pipelines: builders, their closed forms, and the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from echelon.schedule.build import build_schedule, builder_of
+from echelon.schedule.builder import Builder
+from echelon.schedule.check import peak_in_flight_per_stage
+from echelon.schedule.simulate import Durations, Simulation, simulate
+
+
+def _built(name: str, ranks: int, microbatches: int) -> Builder:
+    return builder_of(name, num_stages=ranks, num_ranks=ranks, num_microbatches=microbatches)
+
+
+def _simulated(name: str, ranks: int, microbatches: int, backward_s: float = 2.0) -> Simulation:
+    schedule = build_schedule(
+        name, num_stages=ranks, num_ranks=ranks, num_microbatches=microbatches
+    )
+    return simulate(schedule, Durations.uniform(ranks, backward_s=backward_s))
+
+
+def _in_flight(name: str, ranks: int, microbatches: int) -> list[int]:
+    schedule = build_schedule(
+        name, num_stages=ranks, num_ranks=ranks, num_microbatches=microbatches
+    )
+    return list(peak_in_flight_per_stage(schedule))
+
+
+def _same_bubble(p: int, m: int) -> dict[str, float]:
+    return {
+        "gpipe": _simulated("gpipe", p, m, 1.0).bubble_fraction,
+        "1f1b": _simulated("1f1b", p, m, 1.0).bubble_fraction,
+        "gpipe_backward_2x": _simulated("gpipe", p, m).bubble_fraction,
+        "1f1b_backward_2x": _simulated("1f1b", p, m).bubble_fraction,
+    }
+
+
+def _grid(gbs: int, mbs: int, dp: int, pp: int) -> dict[str, float]:
+    count = gbs // (mbs * dp)
+    return {"m": count, "bubble_fraction": _built("1f1b", pp, count).bubble_fraction()}
+
+
+def _held(N: int, M: int) -> tuple[list[int], list[int]]:
+    return _in_flight("gpipe", N, M), _in_flight("1f1b", N, M)
+
+
+def _ratios(N: int, M: int) -> dict[str, float]:
+    gpipe, other = _held(N, M)
+    return {"peak_ratio": max(gpipe) / max(other), "sum_ratio": sum(gpipe) / sum(other)}
+
+
+def _totals(N: int, M: int) -> dict[str, int]:
+    gpipe, other = _held(N, M)
+    return {"gpipe_total": sum(gpipe), "1f1b_total": sum(other), "1f1b_most": max(other)}
+
+
+def _both_definitions(p: int, m: int) -> dict[str, float]:
+    form, run = _built("1f1b", p, m), _simulated("gpipe", p, m)
+    return {
+        "overhead": form.bubble_overhead(),
+        "fraction": form.bubble_fraction(),
+        "sim_overhead": run.bubble_overhead,
+        "sim_fraction": run.bubble_fraction,
+    }
+
+
+BUBBLE: Mapping[str, Callable[..., object]] = {
+    "002-20": lambda p: _built("naive", p, 1).bubble_fraction(),
+    "002-21": lambda p, m: {
+        "overhead_vs_ideal": _built("gpipe", p, m).bubble_overhead(),
+        "fraction_of_total": _built("gpipe", p, m).bubble_fraction(),
+    },
+    "002-22": _same_bubble,
+    "002-23": lambda p, m: 1 - _built("gpipe", p, m).bubble_fraction(),
+    "002-24": lambda p, m: {
+        "backward_1x": _simulated("gpipe", p, m, 1.0).makespan_s,
+        "backward_2x": _simulated("gpipe", p, m).makespan_s,
+    },
+    "002-25": lambda p, m: {
+        "1f1b": _in_flight("1f1b", p, m),
+        "gpipe": _in_flight("gpipe", p, m),
+    },
+    "002-26": lambda p: [_built("1f1b", one, 4 * one).bubble_fraction() for one in p],
+    "002-29": _grid,
+    "003-35": lambda p: _built("gpipe", p, 1).num_messages() // 2,
+    "003-36": lambda N, M: _built("gpipe", N, M).bubble_fraction(),
+    "003-37": lambda N, k: {
+        "gpipe_M32": _built("gpipe", N, N * k).bubble_fraction(),
+        "1f1b_M8": _built("1f1b", N, N).bubble_fraction(),
+        "1f1b_M32": _built("1f1b", N, N * k).bubble_fraction(),
+    },
+    "003-38": lambda N, k: max(_in_flight("1f1b", N, N * k)) / max(_in_flight("gpipe", N, N * k)),
+    "003-39": _ratios,
+    "003-40": _totals,
+    "X-01": _both_definitions,
+}
+"""By the id of the claim."""

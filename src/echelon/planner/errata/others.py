@@ -1,0 +1,166 @@
+"""What holds of claims about meshes, links, batches and rates."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil
+from typing import Any
+
+from echelon.config.load import load_job
+from echelon.core.attention_mask import AttentionMask
+from echelon.core.axis import DATA_AXES
+from echelon.core.cluster import Cluster
+from echelon.core.mesh import Mesh
+from echelon.core.model_shape import ModelShape
+from echelon.core.parameters import ParameterSpec, parameters
+from echelon.cost.collectives import all_reduce_bytes
+from echelon.cost.model_sizes import achieved_flops
+
+BITS = 8
+
+
+def _column(H_out: int, N: int, H_in: int = 1) -> list[int]:
+    """Return the shape [in, out] of a column-parallel weight on one of N ranks."""
+    spec = ParameterSpec(name="up", shape=(H_out, H_in), layer=0, split_dim=0)
+    return list(reversed(spec.local_shape(N)))
+
+
+def _world(dp: int, tp: int, pp: int) -> int:
+    return Mesh(dp_replicate=dp, tp=tp, pp=pp).world_size
+
+
+def _data_groups(dp: int, tp: int, pp: int) -> dict[str, int]:
+    groups = Mesh(dp_replicate=dp, tp=tp, pp=pp).groups(*DATA_AXES)
+    return {"groups": len(groups), "ranks_of_each": len(groups[0])}
+
+
+def _places(dp: int, pp: int, tp: int) -> dict[str, str]:
+    """Return where ranks lie if data ranks are outermost and tensor ranks innermost."""
+    found: dict[str, str] = {}
+    for rank in (4, 8, dp * pp * tp - 1):
+        outer, inner = divmod(rank, pp * tp)
+        found[f"GPU{rank}"] = f"dp{outer} tp{inner % tp} pp{inner // tp}"
+    return found
+
+
+def _published(pp: int, dp: int, ep: int, node: int) -> dict[str, int]:
+    mesh = Mesh(pp=pp, dp_shard=dp, ep=ep)
+    nodes = {rank // node for rank in mesh.expert_groups()[0]}
+    return {
+        "tp": mesh.tp,
+        "pp": mesh.pp,
+        "ep": mesh.ep,
+        "ranks": mesh.world_size,
+        "nodes_of_an_expert_group": len(nodes),
+    }
+
+
+def _stage_shares(vocab: int, d: int, dff: int, L: int) -> list[float]:
+    """Return the share of all weights that each of four stages has; the ends hold the tables."""
+    shape = ModelShape(
+        name="claim",
+        layers=L,
+        hidden=d,
+        heads=d // 128,
+        kv_heads=d // 128,
+        head_dim=128,
+        ffn=dff,
+        vocab=vocab,
+        max_positions=4096,
+    )
+    specs, stages = parameters(shape), 4
+    held = [0] * stages
+    for index, spec in enumerate(specs):
+        at_end = stages - 1 if index >= len(specs) // 2 else 0
+        held[at_end if spec.layer is None else spec.layer * stages // L] += spec.numel
+    return [count / sum(held) for count in held]
+
+
+def _cluster(name: str) -> Cluster:
+    return load_job("nano", (f"cluster.preset={name}",)).plan.cluster
+
+
+def _links(clusters: Sequence[str]) -> dict[str, float]:
+    """Return what links inside of nodes carry, in GB/s: one way, and both together."""
+    a100, h100, b200 = (_cluster(name).links[0].bandwidth / 1e9 for name in clusters)
+    return {
+        "A100_total_bidir": 2 * a100,
+        "A100_per_direction": a100,
+        "H100_total": 2 * h100,
+        "B200_total": 2 * b200,
+    }
+
+
+def _gradient_seconds(psi: float, shards: int, dp: int, GBps: Sequence[float]) -> list[float]:
+    sent = all_reduce_bytes(int(2 * psi / shards), dp)
+    return [sent / (rate * 1e9) for rate in GBps]
+
+
+def _means(n: Sequence[int], g: Sequence[float]) -> dict[str, float]:
+    weighted = sum(count * value for count, value in zip(n, g, strict=True)) / sum(n)
+    return {"mean_of_means": sum(g) / len(g), "true_mean": weighted}
+
+
+def _rates(t: Sequence[float]) -> dict[str, float]:
+    return {
+        "async_updates_per_s": sum(1 / one for one in t),
+        "sync_global_steps_per_s": 1 / max(t),
+        "sync_updates_per_s": len(t) / max(t),
+    }
+
+
+def _coverage(N: int) -> dict[str, Any]:
+    """Return the blocks of queries and keys that meet, with and without a causal mask."""
+    causal = AttentionMask(causal=True, window=None).num_pairs(N)
+    before = [AttentionMask(causal=True, window=None).num_pairs(n) for n in range(N + 1)]
+    return {
+        "full": AttentionMask(causal=False, window=None).num_pairs(N),
+        "causal": causal,
+        "causal_work_per_rank": [before[n + 1] - before[n] for n in range(N)],
+    }
+
+
+def _experts_a_token() -> dict[str, int]:
+    tops = [load_job(name).plan.model.experts for name in ("mixtral-8x7b", "deepseek-v3")]
+    mixtral, deepseek = (one.top_k if one else 0 for one in tops)
+    return {"Switch": 1, "Mixtral": mixtral, "DeepSeek-V3": deepseek}
+
+
+OTHERS: Mapping[str, Callable[..., object]] = {
+    "002-01": lambda B, N: B / Mesh(dp_replicate=N).dp,
+    "002-02": lambda H_in, H_out, N: _column(H_out, N, H_in),
+    "002-04": lambda L, P: L // Mesh(pp=P).pp,
+    "002-06": _links,
+    "002-07": lambda Gbps: [rate / BITS for rate in Gbps],
+    "002-08": lambda Gbps: Gbps / BITS,
+    "002-10": lambda H_out, N: _column(H_out, N)[1],
+    "002-27": _world,
+    "002-28": _world,
+    "002-30": lambda world, tp, pp, cp: world // Mesh(tp=tp, pp=pp, cp=cp).world_size,
+    "002-43": lambda bf16, tf32, fp32: {"vs_tf32": bf16 / tf32, "vs_fp32": bf16 / fp32},
+    "002-45": _world,
+    "002-48": lambda one_way_GBps: [inside / between for inside, between in one_way_GBps],
+    "002-51": _gradient_seconds,
+    "002-54": _data_groups,
+    "002-56": lambda t: float(max(t)),
+    "003-03": lambda n, peak, mfu: achieved_flops(n, peak, mfu) / 1e15,
+    "003-18": lambda: array("d").itemsize * BITS,
+    "003-31": lambda Gbps: Gbps / BITS,
+    "003-32": lambda heads, tp: heads // Mesh(tp=tp).tp,
+    "003-34": _stage_shares,
+    "003-45": lambda N: _coverage(N)["full"] - N,
+    "003-46": lambda N: N - 1,
+    "003-48": _coverage,
+    "003-49": _experts_a_token,
+    "003-60": _world,
+    "003-61": _places,
+    "003-63": _world,
+    "003-69": _published,
+    "004-02": lambda nvlink, pcie: nvlink / pcie,
+    "004-06": lambda n, N: ceil(n / N) * N - n,
+    "004-08": _means,
+    "004-15": _rates,
+    "004-18": lambda per, n: per * n,
+}
+"""By the id of the claim."""

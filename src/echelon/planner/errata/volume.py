@@ -1,0 +1,132 @@
+"""What holds of claims about what is sent: counts and bytes, by `cost/` and by small plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+
+from echelon.config.load import load_job
+from echelon.cost.bytes_sent import bytes_sent
+from echelon.cost.collectives import (
+    all_gather_bytes,
+    all_reduce_bytes,
+    all_to_all_bytes,
+    reduce_scatter_bytes,
+)
+from echelon.cost.model_sizes import (
+    expert_message_bytes,
+    num_buckets,
+    ring_steps,
+    tensor_message_bytes,
+)
+from echelon.cost.model_states import STAGES, volume
+
+WHOLE = 64 * 10**6
+"""Bytes of a buffer of which shares are told; every degree of a claim divides it."""
+
+HALVES = 2
+"""A block has attention and an MLP, which send alike."""
+
+
+def _gathered(N: int) -> float:
+    return all_gather_bytes(WHOLE // N, N) / WHOLE
+
+
+def _reduced(degree: int) -> float:
+    return all_reduce_bytes(WHOLE, degree) / WHOLE
+
+
+@lru_cache(maxsize=4)
+def _sums_of_a_block(sequence_parallel: bool) -> tuple[float, float]:
+    """Return the collectives over tensor ranks of one block and microbatch: forward, backward."""
+    flag = str(sequence_parallel).lower()
+    sets = ("model.layers=1", "mesh.tp=2", f"mesh.sequence_parallel={flag}")
+    plan = load_job("nano", sets).plan
+    counts = {term.name: term.count / plan.num_microbatches for term in bytes_sent(plan, 0)}
+    return counts["blocks forward"], counts["blocks backward"]
+
+
+def _of_an_mlp() -> dict[str, dict[str, float]]:
+    (forward, backward), (cut, _) = _sums_of_a_block(False), _sums_of_a_block(True)
+    # With sequence parallelism a gather and a reduce-scatter take the place of each sum.
+    pair = cut / HALVES / 2
+    return {
+        "forward": {"all_gather": 0, "all_reduce": forward / HALVES},
+        "backward": {"all_gather": 0, "all_reduce": backward / HALVES},
+        "sequence_parallel": {"all_gather": pair, "reduce_scatter": pair},
+    }
+
+
+def _of_a_block() -> dict[str, float]:
+    forward, backward = _sums_of_a_block(False)
+    return {"forward": forward, "backward": backward}
+
+
+def _tensor_traffic(L: int, d: int, s: int, b: int, N: int) -> dict[str, float]:
+    message = tensor_message_bytes(L, b, s, d)
+    sent = all_reduce_bytes(message, N)
+    return {
+        "a_rank_sends_GB": sent / 1e9,
+        "all_send_GB": N * sent / 1e9,
+        "with_backward_GB": 2 * sent / 1e9,
+        "ms_at_300_GBps": 1e3 * sent / 300e9,
+        "ms_at_25_GBps": 1e3 * sent / 25e9,
+    }
+
+
+@lru_cache(maxsize=1)
+def _exchanges() -> dict[str, int]:
+    """Return the all-to-alls of a block with experts: forward and backward."""
+    sets = ("cluster.preset=2xh100", "mesh.dp_shard=2", "mesh.ep=2", "zero.stage=1")
+    batch = ("model.layers=1", "batch.global_sequences=2")
+    terms = bytes_sent(load_job("mixtral-8x7b", (*sets, *batch)).plan, 0)
+    moved = [term for term in terms if term.name.startswith(("dispatch", "combine"))]
+    return {
+        way: sum(term.count for term in moved if term.name.endswith(way))
+        for way in ("forward", "backward")
+    }
+
+
+VOLUME: Mapping[str, Callable[..., object]] = {
+    "002-13": _of_an_mlp,
+    "002-14": lambda: _of_a_block()["forward"] / HALVES,
+    "002-15": _gathered,
+    "002-16": lambda N: [_gathered(n) for n in N],
+    "002-17": lambda N: [_reduced(n) for n in N],
+    "002-18": lambda: _reduced(8) / _gathered(8),
+    "002-19": lambda N, expansion: {
+        "gather_of_inner": expansion * _gathered(N),
+        "sum_of_output": _reduced(N),
+    },
+    "002-38": lambda: {
+        name: volume(stage).multiples
+        for name, stage in zip(("DDP", "ZeRO1", "ZeRO2", "ZeRO3"), STAGES, strict=True)
+    },
+    "002-39": lambda: volume(3).multiples / volume(0).multiples - 1,
+    "003-07": lambda: {
+        "all_gather": volume(3).all_gathers,
+        "reduce_scatter": volume(3).reduce_scatters,
+        "volume_psi": volume(3).multiples,
+    },
+    "003-14": lambda bytes, bucket: num_buckets(bytes, bucket_bytes=bucket),
+    "003-29": lambda L, d, s, b: tensor_message_bytes(L, b, s, d),
+    "003-30": _tensor_traffic,
+    "003-33": _of_a_block,
+    "003-51": lambda b, s, d, k, N, bytes: expert_message_bytes(b * s, d, k, N, size=bytes),
+    "003-53": _exchanges,
+    "003-64": lambda N: [
+        _reduced(N),
+        _gathered(N),
+        reduce_scatter_bytes(WHOLE // N, N) / WHOLE,
+        all_to_all_bytes(WHOLE, N) / WHOLE,
+    ],
+    "003-65": lambda N: {
+        "a2a_messages": N * (N - 1),
+        "ring_allgather_messages": N * ring_steps(N) // 2,
+        "ring_allreduce_messages": N * ring_steps(N),
+        "a2a_volume": all_to_all_bytes(WHOLE, N) / WHOLE,
+        "allreduce_volume": _reduced(N),
+    },
+    "004-01": lambda N: ring_steps(degree=N),
+}
+"""By the id of the claim."""
