@@ -110,8 +110,11 @@ def test_a_run_on_one_rank_has_no_rows_that_travel(capsys: pytest.CaptureFixture
     [
         (["experts", "nano"], "nano has no experts"),
         (["experts", "--set", "mesh.ep=2"], "where a run is named"),
-        (["no-effect", "nano"], "`echelon explain context` and `echelon explain experts` only"),
-        (["experts", "--degree", "4"], "`echelon explain zero` only"),
+        (["no-effect", "nano"], "RUN has an effect on `echelon explain context`, `experts`"),
+        (
+            ["experts", "--degree", "4"],
+            "--degree has an effect on `echelon explain zero`, `memory` only",
+        ),
     ],
 )
 def test_what_cannot_be_answered_is_refused(

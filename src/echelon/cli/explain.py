@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from echelon.cli.explain_entries import entries
 from echelon.cli.explain_pages import PAGES, Given, Page, refuse_without_effect
 from echelon.cli.flags import Json, Settings
 from echelon.cli.output import print_json
@@ -18,7 +19,6 @@ from echelon.core.errors import ConfigError
 from echelon.core.rulebook import areas
 from echelon.core.rulebook.command_line import UNKNOWN_RULE
 from echelon.core.rules import Rule, did_you_mean
-from echelon.core.serialize import to_json
 
 LIST_WIDTH = 120
 
@@ -27,18 +27,24 @@ def explain(
     rule: Annotated[
         str | None,
         Parameter(
-            help="The id in the brackets of an error; or zero: what ZeRO holds and sends; or "
-            "pipeline: what each schedule waits and holds; or context: how sequences are split; or "
-            "experts: how tokens get to experts."
+            help="The id in the brackets of an error, of a lint, or of a claim (002-07); or zero: "
+            "what ZeRO holds and sends; pipeline: what each schedule waits and holds; context: how "
+            "sequences are split; experts: how tokens get to experts; choose: what guides advise; "
+            "lints: what is seldom wanted; errata: what guides claim; memory: states, keys and "
+            "largest models; units: rates of devices and links."
         ),
     ] = None,
     run: Annotated[
-        str | None, Parameter(help="With context or experts: a run.toml, or a preset.")
+        str | None,
+        Parameter(
+            help="A run.toml, or a preset (not with zero, pipeline); with errata: wrong, ok, "
+            "ambiguous, a topic, a guide or an id."
+        ),
     ] = None,
     /,
     *,
     settings: Settings = (),
-    degree: Annotated[int | None, Parameter(help="With zero: N, the data ranks.")] = None,
+    degree: Annotated[int | None, Parameter(help="With zero, memory: N, the data ranks.")] = None,
     parameters: Annotated[
         float | None, Parameter(help="With zero: the parameters of a rank's part, such as 7e9.")
     ] = None,
@@ -69,10 +75,12 @@ def explain(
         microbatches=microbatches,
     )
     refuse_without_effect(rule, given)
-    if rule is not None and rule in PAGES:
+    if rule is None:
+        _list(areas(), as_json=json)
+    elif rule in PAGES:
         _show(rule, PAGES[rule], given, as_json=json)
     else:
-        _explain_rule(rule, as_json=json)
+        _explain_id(rule, as_json=json)
     return 0
 
 
@@ -85,19 +93,16 @@ def _show(name: str, page: Page, given: Given, *, as_json: bool) -> None:
         print(page.to_text(question), end="")
 
 
-def _explain_rule(rule: str | None, *, as_json: bool) -> None:
-    by_area = areas()
-    if rule is None:
-        _list(by_area, as_json=as_json)
-        return
-    known = {entry.id: entry for rules in by_area.values() for entry in rules}
-    if rule not in known:
-        near = did_you_mean(rule, [*known, *PAGES])
-        raise ConfigError(UNKNOWN_RULE.problem(f"there is no rule {rule!r}", works=near))
+def _explain_id(name: str, *, as_json: bool) -> None:
+    """Print what has this id: a rule, a lint or a claim."""
+    known = entries()
+    if name not in known:
+        near = did_you_mean(name, [*known, *PAGES])
+        raise ConfigError(UNKNOWN_RULE.problem(f"there is no rule {name!r}", works=near))
     if as_json:
-        print_json("explain", {"rule": to_json(known[rule]), "page": known[rule].page()})
+        print_json("explain", known[name].to_json())
     else:
-        print(known[rule].page(), end="")
+        print(known[name].page(), end="")
 
 
 def _list(by_area: Mapping[str, tuple[Rule, ...]], *, as_json: bool) -> None:

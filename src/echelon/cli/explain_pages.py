@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from echelon.cli.explain_choose import ask_choose, choose_json, choose_text
 from echelon.cli.explain_context import context_json, context_text
 from echelon.cli.explain_context_fits import ask_context
+from echelon.cli.explain_errata import ask_errata, errata_json, errata_text
 from echelon.cli.explain_experts import ask_experts, experts_page_json, experts_page_text
+from echelon.cli.explain_lints import ask_lints, lints_json, lints_text
+from echelon.cli.explain_memory import ask_memory, memory_json, memory_text
 from echelon.cli.explain_pipeline import ask_pipeline, pipeline_json, pipeline_text
+from echelon.cli.explain_units import ask_units, units_json, units_text
 from echelon.cli.explain_zero import Precision, ask, zero_json, zero_text
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
@@ -97,6 +102,47 @@ PAGES: Mapping[str, Page] = MappingProxyType(
             to_json=experts_page_json,
             to_text=experts_page_text,
         ),
+        "choose": Page(
+            takes=("run", "settings"),
+            example="llama3-8b --set cluster.preset=8xh100",
+            ask=lambda given: ask_choose(given.run, given.settings),
+            to_json=choose_json,
+            to_text=choose_text,
+        ),
+        "lints": Page(
+            takes=("run", "settings"),
+            example="nano",
+            ask=lambda given: ask_lints(given.run, given.settings),
+            to_json=lints_json,
+            to_text=lints_text,
+        ),
+        "errata": Page(
+            takes=("run",),
+            example="wrong",
+            ask=lambda given: ask_errata(given.run),
+            to_json=errata_json,
+            to_text=errata_text,
+        ),
+        "memory": Page(
+            takes=("run", "settings", "degree", "memory_bytes", "precision"),
+            example="llama2-7b --degree 4",
+            ask=lambda given: ask_memory(
+                given.run,
+                given.settings,
+                degree=given.degree,
+                memory_bytes=given.memory_bytes,
+                precision=given.precision,
+            ),
+            to_json=memory_json,
+            to_text=memory_text,
+        ),
+        "units": Page(
+            takes=("run", "settings"),
+            example="llama3-8b --set cluster.preset=16xh100",
+            ask=lambda given: ask_units(given.run, given.settings),
+            to_json=units_json,
+            to_text=units_text,
+        ),
     }
 )
 """The pages by name."""
@@ -123,4 +169,6 @@ def refuse_without_effect(page: str | None, given: Given) -> None:
 
 
 def _named(pages: tuple[str, ...]) -> str:
-    return " and ".join(f"`echelon explain {page}`" for page in pages)
+    """Return the commands that pages are, those after the first without their first words."""
+    first, *rest = pages
+    return ", ".join([f"`echelon explain {first}`", *(f"`{page}`" for page in rest)])

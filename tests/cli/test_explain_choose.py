@@ -1,0 +1,101 @@
+"""`echelon explain choose` and `lints`: guides walked with the reader's numbers, plans linted."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from echelon.cli.explain_choose import ask_choose, choose_json, choose_text
+from echelon.cli.main import main
+from echelon.planner.guides.documents import TREES
+from echelon.planner.guides.practices import PRACTICES
+from echelon.planner.lint import LINTS
+
+LARGE = ("--set", "cluster.preset=64xh100", "--set", "precision.parameters=bf16")
+
+
+def page(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Return what the command prints."""
+    assert main(["explain", *words]) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    return output.out
+
+
+def test_each_tree_shows_its_questions_numbers_and_end(capsys: pytest.CaptureFixture[str]) -> None:
+    text = page(capsys, "choose", "llama3-70b", *LARGE)
+    for line in (
+        "guide-002 (002, decision tree): Fits one device, or which axis first",
+        "  no   Does the model, with gradients and optimizer state, fit one device?",
+        "       NVLink 4 + NVSwitch: 450 GB/s one way; 100 asked",
+        "  -> pipeline over nodes, tensor inside: no ZeRO, tp 1 or more, pp 2 or more",
+        "  guide-002, guide-003: pp 2 or more against 1; ZeRO 0 against 3",
+        "  The cheapest communication that fits: ZeRO 3, recomputed. Guide 003 starts",
+    ):
+        assert line in text
+    assert re.search(r"\n     dp 64, ZeRO 3: \d+\.\d GB of 80 GB, does not fit\n", text)
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(practice.id in text for practice in PRACTICES)
+
+
+def test_guides_that_agree_are_told_and_a_run_is_compared_with_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = page(capsys, "choose", "nano", "--set", "mesh.dp_shard=4", "--set", "zero.stage=2")
+    assert "Beside this run (dp 4, ZeRO 2)" in text
+    assert "  guide-002: ZeRO 2, not 0" in text
+    assert "  guide-003: ZeRO 2, not 3" in text
+
+
+def test_json_holds_every_step(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(page(capsys, "choose", "gpt2", *LARGE, "--json"))["choose"]
+    trees = [one for one in found["guides"] if one["steps"]]
+    assert [one["id"] for one in trees] == [tree.id for tree in TREES]
+    assert trees[0]["steps"][0]["yes"] is True
+    assert trees[0]["fits"] is True
+    assert found["num_devices"] == 64
+    assert {"one": "guide-003", "other": "cheapest", "where": ["ZeRO 3 against 0"]} in found[
+        "conflicts"
+    ]
+
+
+def test_the_planners_answer_is_compared_where_there_is_one() -> None:
+    question = ask_choose("gpt2", ("cluster.preset=8xh100",))
+    assert question.compared == ()
+    best = ask_choose("gpt2", ("cluster.preset=8xh100", "mesh.dp_replicate=8")).plan
+    with_best = replace(question, best=best)
+    assert "Beside the planner (dp 8, ZeRO 0)" in choose_text(with_best)
+    rows = {row["guide"]: row["differs"] for row in choose_json(with_best)["compared"]}
+    assert rows["cheapest"] == []
+    assert rows["guide-003"] == ["ZeRO 0, not 3"]
+
+
+def test_a_page_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "choose"]) == 2
+    assert "name a run" in capsys.readouterr().err
+
+
+def test_lints_are_listed_and_found_in_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    text = page(capsys, "lints")
+    assert all(f"{each.id} ({each.severity}): " in text for each in LINTS)
+    run = ("llama2-7b", "--set", "cluster.preset=8xh100", "--set", "mesh.dp_shard=8")
+    text = page(capsys, "lints", *run, "--set", "zero.stage=3")
+    assert "  zero-3-many-microbatches: 128 microbatches a step at stage 3" in text
+    assert max(map(len, text.splitlines())) <= 80
+    found = json.loads(page(capsys, "lints", *run, "--set", "zero.stage=3", "--json"))["lints"]
+    assert "zero-3-many-microbatches" in [finding["id"] for finding in found["findings"]]
+    assert main(["explain", "lints", "--set", "mesh.tp=2"]) == 2
+    assert "where a run is named" in capsys.readouterr().err
+
+
+def test_a_lint_has_a_page_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    text = page(capsys, "tp-across-nodes")
+    assert text.startswith("tp-across-nodes\n\nTensor ranks send activations")
+    assert "Narayanan et al., 2021" in text
+    found = json.loads(page(capsys, "tp-across-nodes", "--json"))
+    assert found["lint"]["severity"] == "time"
+    assert main(["explain", "tp-acros-nodes"]) == 2
+    assert "tp-across-nodes" in capsys.readouterr().err
