@@ -27,6 +27,8 @@ EXIT_PIPE_CLOSED = 141
 COMMANDS = {
     "init": ("echelon.cli.init:init", "Write a run.toml that builds on a preset."),
     "import": ("echelon.cli.import_:import_", "Turn a configuration of another tool into a run."),
+    "export": ("echelon.cli.export:export", "Write a plan for another tool, or as a run.toml."),
+    "compare": ("echelon.cli.compare:compare", "Show what differs between two plans."),
     "plan": ("echelon.cli.plan:plan", "Check a run; show what its ranks hold and send."),
     "prove": ("echelon.cli.prove:prove", "Prove that a plan computes what one device computes."),
     "train": ("echelon.cli.train:train", "Train a run; --resume goes on with one."),

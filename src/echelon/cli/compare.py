@@ -1,0 +1,127 @@
+"""`echelon compare`: what differs between two plans, and what their ranks hold and send.
+
+The exit code is 0 whatever differs: the answer is on stdout, and in `--json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from echelon.cli.export import AnyRun
+from echelon.cli.flags import Json
+from echelon.cli.output import print_json, table
+
+if TYPE_CHECKING:
+    from echelon.planner.compare import Comparison, Difference
+
+WIDEST = 22
+
+
+def compare(a: AnyRun, b: AnyRun, /, *, json: Json = False) -> int:
+    """Compare two plans: settings that differ, whether the mathematics do, bytes held and sent."""
+    from echelon.api.comparing import compare as compare_runs
+
+    found = compare_runs(a, b)
+    if json:
+        print_json("compare", comparison_json(found, a, b))
+    else:
+        print("\n\n".join(_parts(found, a, b)))
+    return 0
+
+
+def comparison_json(found: Comparison, a: str, b: str) -> dict[str, object]:
+    """Return a comparison as a JSON object."""
+    sides = {"a": (a, found.a), "b": (b, found.b)}
+    return {
+        **{
+            name: {
+                "run": run,
+                "name": side.plan.name,
+                "plan_hash": side.plan.content_hash(),
+                "bytes": {part: dict(terms) for part, terms in side.parts().items()},
+            }
+            for name, (run, side) in sides.items()
+        },
+        "same_mathematics": found.same_mathematics,
+        "same_layout": found.same_layout,
+        "differences": [
+            {
+                "setting": one.setting,
+                "a": one.a,
+                "b": one.b,
+                "changes": _changes(one),
+            }
+            for one in found.differences
+        ],
+    }
+
+
+def _parts(found: Comparison, a: str, b: str) -> Iterator[str]:
+    from echelon.core.units import binary_bytes, decimal_bytes
+
+    sides = {"A": (a, found.a), "B": (b, found.b)}
+    yield "\n".join(
+        f"{name}: {run}, {_size(side.plan.mesh.world_size)}" for name, (run, side) in sides.items()
+    )
+    yield _verdict(found)
+    if found.differences:
+        rows = [
+            (one.setting, *map(_short, (one.a, one.b)), _changes(one)) for one in found.differences
+        ]
+        yield table(("setting", "A", "B", "changes"), rows)
+    titles: Mapping[str, tuple[str, Callable[[float], str]]] = {
+        "held": ("Between steps the fullest rank holds:", binary_bytes),
+        "step": ("While a step runs it holds too, at most, beside activations:", binary_bytes),
+        "sent": ("In a step the busiest rank sends, over each axis:", decimal_bytes),
+    }
+    theirs = found.b.parts()
+    for part, ours in found.a.parts().items():
+        title, text = titles[part]
+        if ours or theirs[part]:
+            yield f"{title}\n\n{_terms(ours, theirs[part], text)}"
+
+
+def _size(ranks: int) -> str:
+    return "1 rank" if ranks == 1 else f"{ranks} ranks"
+
+
+def _verdict(found: Comparison) -> str:
+    if not found.same_mathematics:
+        count = sum(one.changes_numbers for one in found.differences)
+        settings = "1 setting changes" if count == 1 else f"{count} settings change"
+        return f"Other mathematics: {settings} the numbers of a run."
+    if found.same_layout:
+        return "The same mathematics and the same layout."
+    return "The same mathematics in another layout: both must give the same numbers."
+
+
+def _changes(one: Difference) -> str:
+    if one.setting == "cluster":
+        return "cluster"
+    return "numbers" if one.changes_numbers else "layout"
+
+
+def _short(value: object) -> str:
+    """Return a value in a narrow column; of stages, how many blocks each has."""
+    from echelon.config.kinds import toml_text
+
+    if value is None:
+        return "none"
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        text = " ".join(str(len(stage)) for stage in value)
+    else:
+        text = value if isinstance(value, str) else toml_text(value)
+    return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."
+
+
+def _terms(a: Mapping[str, int], b: Mapping[str, int], text: Callable[[float], str]) -> str:
+    """Return bytes side by side by kind, and their sums, each with B as a part of A."""
+    names = dict.fromkeys((*a, *b))
+    rows = [(name, a.get(name, 0), b.get(name, 0)) for name in names]
+    rows.append(("together", sum(a.values()), sum(b.values())))
+    cells = [
+        (name, text(ours), text(theirs), f"{theirs / ours:.2f}" if ours else "-")
+        for name, ours, theirs in rows
+    ]
+    return table(("", "A", "B", "B / A"), cells)

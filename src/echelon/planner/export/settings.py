@@ -1,0 +1,253 @@
+"""A Plan -> the settings of a run.toml that gives it again: all of them, or no more than needed.
+
+`config/resolve.py` goes the other way. What is left out is a default, or what "auto" finds: the
+result is resolved, and whatever comes out otherwise is added until the plan is the same.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+from echelon.config.cluster import DEFAULT_CLUSTER, named_cluster
+from echelon.config.cluster_toml import cluster_toml
+from echelon.config.entries import Entry
+from echelon.config.files import missing_file
+from echelon.config.gather import Gathered
+from echelon.config.job import Job, ResolvedSetting
+from echelon.config.model import PARTS, build_model, derive_model, expand_model
+from echelon.config.pipeline import AUTO, FILE, FILE_KEY, SCHEDULE_KEY, VIRTUAL_KEY
+from echelon.config.presets import preset_names, read_preset
+from echelon.config.resolve import resolve
+from echelon.config.schema import SETTINGS
+from echelon.config.view import View
+from echelon.core.errors import ConfigError
+from echelon.core.model_shape import ModelShape
+from echelon.core.plan import Plan
+from echelon.schedule.files import schedule_csv
+from echelon.schedule.of_plan import schedule_of
+
+SCHEDULE_FILE, CLUSTER_FILE = "schedule.csv", "cluster.toml"
+FILE_OF_CLUSTER = "cluster.file"
+LEFT_TO_US = (
+    "zero.accumulate",
+    "zero.reshard_after_forward",
+    "pipeline.virtual_stages",
+    "pipeline.stages",
+    "context.ulysses_degree",
+    "experts.zero_stage",
+)
+"""Settings whose value mostly follows from others: written only where it would not."""
+
+CHANGED = "-changed"
+NAMED = ("model.preset", "model.name")
+ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Hold the settings of a run, and the text of the files beside it that they name."""
+
+    settings: Mapping[str, object]
+    beside: Mapping[str, str]
+
+
+def plan_settings(plan: Plan) -> dict[str, object]:
+    """Return every setting of a plan but those that name files, as it stands in a run.toml."""
+    numbers, layout = plan.mathematics, plan.layout
+    found = model_settings(plan.model) | {"train.run_name": plan.name}
+    found |= _under("mesh", layout.mesh) | _under("zero", layout.zero)
+    found |= _under("recompute", layout.recompute) | _under("context", layout.context)
+    found |= _under("precision", numbers.precision) | _under("optimizer", numbers.optimizer)
+    found |= _under("experts", numbers.balance) | _under("experts", layout.experts)
+    found |= {
+        "experts.balance": numbers.balance.kind,
+        "experts.capacity_factor": numbers.balance.capacity_factor or "dropless",
+        "mesh.sequence_parallel": layout.sequence_parallel,
+        "zero.reshard_after_forward": "always" if layout.zero.reshard_after_forward else "never",
+        "zero.offload_dir": layout.zero.offload_dir or "none",
+        "pipeline.schedule": layout.pipeline.schedule,
+        "pipeline.virtual_stages": layout.pipeline.virtual_stages,
+        "pipeline.stages": [list(stage) for stage in layout.pipeline.stages],
+        "batch.global_sequences": numbers.global_sequences,
+        "batch.microbatch_sequences": layout.microbatch_sequences,
+        "batch.sequence_length": numbers.sequence_length,
+        "batch.documents": numbers.documents,
+        "optimizer.clip_norm": numbers.optimizer.clip_norm or "none",
+        "train.seed": numbers.seed,
+        "train.steps": numbers.optimizer.total_steps,
+    }
+    return {key: found[key] for key in SETTINGS if key in found}
+
+
+def model_settings(model: ModelShape) -> dict[str, object]:
+    """Return every setting of a model."""
+    found = _under("model", model)
+    for part in PARTS:
+        found |= _under(f"model.{part}", getattr(model, part))
+    found["model.window"] = model.window or "none"
+    found["model.soft_cap"] = model.soft_cap or "none"
+    return {key: found[key] for key in SETTINGS if key in found}
+
+
+def needed_settings(plan: Plan, job: Job | None = None) -> RunSettings:
+    """Return what a run.toml must say to give this plan, and the rest of the run of `job`.
+
+    ConfigError where no run.toml can: the plan breaks a rule.
+    """
+    wanted = plan_settings(plan)
+    found = {
+        key: value
+        for key, value in wanted.items()
+        if not key.startswith("model.") and key not in LEFT_TO_US and value != SETTINGS[key].default
+    }
+    found |= shortest_model(plan.model) | _around(job)
+    cluster, beside = _cluster(plan, job)
+    found |= cluster
+    with TemporaryDirectory() as folder:
+        if plan.layout.pipeline.rows:
+            found, more = _with_rows(plan, wanted, found, Path(folder), beside)
+            beside |= more
+        else:
+            found = _completed(wanted, found, beside, Path(folder))
+    return RunSettings(settings=_ordered(found), beside=beside)
+
+
+def resolved(settings: Mapping[str, object], folder: Path, name: str = "run") -> Job:
+    """Return the run that these settings give, with files in `folder`; ConfigError as a file's."""
+    gathered = Gathered()
+    gathered.add({k: Entry(value=v, source="the plan", folder=folder) for k, v in settings.items()})
+    return resolve(gathered, name, None)
+
+
+def shortest_model(model: ModelShape) -> dict[str, object]:
+    """Return the settings that give this model: a preset and what differs, or all that matter."""
+    wanted = model_settings(model)
+    for name in dict.fromkeys((model.name, model.name.removesuffix(CHANGED))):
+        if (found := _from_preset(name, wanted)) is not None:
+            return found
+    for name in preset_names("models"):
+        if (found := _from_preset(name, wanted)) is not None and len(found) == len(NAMED):
+            return found
+    return {key: value for key, value in wanted.items() if value != SETTINGS[key].default}
+
+
+def _from_preset(name: str, wanted: Mapping[str, object]) -> dict[str, object] | None:
+    """Return a preset and what differs; None where there is none, or it has a part too many."""
+    if (preset := _preset(name)) is None:
+        return None
+    model, written = preset
+    base = model_settings(model)
+    if base.keys() - wanted.keys():
+        return None
+    defaults = {key: SETTINGS[key].default for key in wanted} | base
+    other = {k: v for k, v in wanted.items() if k != "model.name" and defaults[k] != v}
+    # `config/model.py` calls a model so whose preset is overridden.
+    if wanted["model.name"] != (f"{name}{CHANGED}" if written.intersection(other) else name):
+        other["model.name"] = wanted["model.name"]
+    return {"model.preset": name, **other}
+
+
+def _under(table: str, value: object) -> dict[str, object]:
+    if value is None:
+        return {}
+    names = [field.name for field in fields(cast(Any, value))]
+    return {f"{table}.{name}": getattr(value, name) for name in names}
+
+
+def _ordered(found: Mapping[str, object]) -> dict[str, object]:
+    return {key: found[key] for key in SETTINGS if key in found}
+
+
+def _around(job: Job | None) -> dict[str, object]:
+    """Return the settings of a run that are no part of its plan, those that differ."""
+    if job is None:
+        return {}
+    parts = {"data": job.data, "train": job.train, "checkpoint": job.checkpoint}
+    found: dict[str, object] = {}
+    for table, part in {**parts, "observe": job.observe}.items():
+        found |= _under(table, part)
+    of_plan = ("train.steps", "train.run_name")
+    return {k: v for k, v in found.items() if k not in of_plan and v != SETTINGS[k].default}
+
+
+def _cluster(plan: Plan, job: Job | None) -> tuple[dict[str, object], dict[str, str]]:
+    """Return the setting that names the cluster, and the file that it names where it is one."""
+    name = plan.cluster.name
+    if named_cluster(name, "the plan") == plan.cluster:
+        return ({} if name == DEFAULT_CLUSTER else {"cluster.preset": name}), {}
+    told = next((row for row in job.sources if row.key == FILE_OF_CLUSTER), None) if job else None
+    text = cluster_toml(plan.cluster) if told is None else _text_of(told)
+    return {FILE_OF_CLUSTER: CLUSTER_FILE}, {CLUSTER_FILE: text}
+
+
+def _text_of(row: ResolvedSetting) -> str:
+    path = Path(tomllib.loads(f"v = {row.value}")["v"])
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise ConfigError(missing_file(path, error, row.source)) from error
+
+
+def _completed(
+    wanted: Mapping[str, object],
+    found: dict[str, object],
+    beside: Mapping[str, str],
+    folder: Path,
+) -> dict[str, object]:
+    """Return `found` with what would come out otherwise."""
+    for name, text in beside.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    for _ in range(ROUNDS):
+        try:
+            got = plan_settings(resolved(found, folder).plan)
+        except ConfigError:
+            if VIRTUAL_KEY in found:
+                raise
+            # Only some schedules say how many stages a rank has.
+            found = {**found, VIRTUAL_KEY: wanted[VIRTUAL_KEY]}
+            continue
+        other = {key: value for key, value in wanted.items() if got.get(key) != value}
+        if not other:
+            return found
+        found = {**found, **other}
+    raise AssertionError(f"settings that do not give their plan: {sorted(found)}")
+
+
+def _with_rows(
+    plan: Plan,
+    wanted: Mapping[str, object],
+    found: dict[str, object],
+    folder: Path,
+    beside: Mapping[str, str],
+) -> tuple[dict[str, object], dict[str, str]]:
+    """Return settings that give the rows of a plan: by the search that found them, or a file."""
+    if plan.layout.pipeline.schedule == AUTO:
+        try:
+            again = _completed(wanted, found, beside, folder)
+            if resolved(again, folder).plan == plan:
+                return again, {}
+        except ConfigError:
+            pass  # The search was under limits that a plan does not keep.
+    found = {**found, SCHEDULE_KEY: FILE, FILE_KEY: SCHEDULE_FILE}
+    files = {**beside, SCHEDULE_FILE: schedule_csv(schedule_of(plan))}
+    return _completed({**wanted, SCHEDULE_KEY: FILE}, found, files, folder), {
+        SCHEDULE_FILE: files[SCHEDULE_FILE]
+    }
+
+
+@lru_cache(maxsize=64)
+def _preset(name: str) -> tuple[ModelShape, frozenset[str]] | None:
+    """Return the model of a preset, and the settings that it writes; None where there is none."""
+    if read_preset("models", name) is None:
+        return None
+    entries, problems = expand_model({"model.preset": Entry(value=name, source="")})
+    assert not problems, problems
+    written = frozenset(entries)
+    entries.update(derive_model(View(entries=entries), name))
+    return build_model(View(entries=entries)), written

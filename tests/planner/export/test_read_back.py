@@ -1,0 +1,66 @@
+"""A plan that was written for a tool is read back as the same plan, or it was refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from echelon.config.foreign.importer import import_file, told_kind
+from echelon.config.job import Job
+from echelon.config.load import load_job
+from echelon.core.errors import ConfigError
+from echelon.planner.export.export import FOREIGN, TARGETS, Exported, TargetName, export_plan
+from tests.planner.export.plans import job_of, plans
+
+LEAST_WRITTEN = {"megatron": 24, "deepspeed": 18, "torchtitan": 15, "accelerate": 12}
+"""How many of the plans each tool can say at least."""
+
+
+def written(found: Exported, folder: Path) -> Path:
+    """Write a file and those beside it, and return its path."""
+    for name, text in {**found.beside, "exported.toml": found.text}.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder / "exported.toml"
+
+
+def export_or_refusal(job: Job, to: TargetName) -> Exported | ConfigError:
+    """Return an export, or the error that refuses it."""
+    try:
+        return export_plan(job.plan, to, job)
+    except ConfigError as error:
+        return error
+
+
+@pytest.mark.parametrize("to", list(FOREIGN))
+def test_a_few_dozen_plans(to: TargetName, tmp_path: Path) -> None:
+    said = 0
+    for settings in plans(to):
+        job = job_of(settings)
+        found = export_or_refusal(job, to)
+        if isinstance(found, ConfigError):
+            assert set(found.rules) == {"export-not-expressible"}, settings
+            continue
+        path = written(found, tmp_path)
+        assert told_kind(path, found.text) == FOREIGN[to].kind
+        assert import_file(path).job.plan == job.plan, settings
+        said += 1
+    assert said >= LEAST_WRITTEN[to]
+
+
+def test_a_run_toml_gives_the_run_again_hash_and_all(tmp_path: Path) -> None:
+    for settings in plans("megatron"):
+        job = job_of(settings)
+        again = load_job(written(export_plan(job.plan, "run.toml", job), tmp_path))
+        assert again.plan.content_hash() == job.plan.content_hash(), settings
+        assert again.content_hash() == job.content_hash(), settings
+
+
+def test_every_plan_is_said_by_some_tool_but_for_those_that_none_has_words_for() -> None:
+    silent = [("mesh.cp=2", "context.kind=striped"), ("optimizer.kind=muon", "optimizer.decay=all")]
+    for settings in silent:
+        plan = job_of(settings).plan
+        for to in TARGETS:
+            if to != "run.toml" and not (to == "accelerate" and "muon" in settings[0]):
+                with pytest.raises(ConfigError):
+                    export_plan(plan, to)
