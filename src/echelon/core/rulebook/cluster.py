@@ -81,3 +81,14 @@ INTERFACES_BETWEEN_NODES = Rule(
     interfaces = 4
     """,
 )
+
+RANKS_TO_CALIBRATE = Rule(
+    id="ranks-to-calibrate",
+    why="""
+    `echelon calibrate` measures with as many ranks as a run will have on a machine, all at work at
+    once: on GPUs one rank on each, so no more than there are; on CPU cores up to 64, which then
+    share the cores.
+    """,
+    bad="echelon calibrate --ranks 0",
+    fixed="echelon calibrate --ranks 4",
+)

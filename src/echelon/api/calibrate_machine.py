@@ -1,0 +1,228 @@
+"""`ec.calibrate_machine`: what the machine at hand does, measured, as a cluster file."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from echelon.config.cluster_toml import cluster_toml
+from echelon.config.new_file import require_writable, write_new
+from echelon.core.cluster import Backend, Cluster, Link
+from echelon.core.errors import ConfigError
+from echelon.core.optional import optional_package
+from echelon.core.plan import DType
+from echelon.core.rulebook.cluster import RANKS_TO_CALIBRATE
+from echelon.cost.fit_device import DeviceFit, Machine, fit_device
+from echelon.cost.fit_links import LinkFit, fit_link
+from echelon.cost.fit_samples import (
+    COLLECTIVES,
+    Collective,
+    Kernel,
+    Product,
+    Timed,
+    TimedCollective,
+    Workload,
+)
+from echelon.cost.fit_workloads import cpu_workload, gpu_workload
+from echelon.launch.cores import first_words, num_usable_cores
+
+if TYPE_CHECKING:
+    from echelon.launch.pool import RankPool
+
+WINDOW_S = 0.15
+"""Seconds in which a kernel or collective is run again and again: under three minutes in all."""
+JOB_TIMEOUT_S = 1800.0
+MOST_RANKS = 64
+LEAST_ALONE_FLOPS = 1e6
+"""FLOPs of a product from which on running it alone tells how many cores ranks share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineCalibration:
+    """Hold a cluster as it was measured, and how far the fitted constants are from each time."""
+
+    cluster: Cluster
+    device: DeviceFit
+    links: LinkFit | None
+    out: Path
+
+
+def calibrate_machine(
+    *,
+    out: str | Path,
+    ranks: int | None = None,
+    window_s: float = WINDOW_S,
+    workload: Workload | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> MachineCalibration:
+    """Measure kernels and collectives on this machine, fit a cluster to them, write it to `out`.
+
+    `ranks` run at the same time, by default one on each GPU, or on each core. Raises ConfigError,
+    before anything is measured, where `out` is there already or there cannot be so many ranks.
+    """
+    path = Path(out)
+    require_writable(path, key="--out")
+    optional_package("torch", extra="train", purpose="measuring a machine")
+    from echelon.launch.pool import RankPool
+
+    place = _here(ranks)
+    if workload is None:
+        workload = (cpu_workload if place.backend == "gloo" else gpu_workload)(window_s)
+    with RankPool(place.ranks, backend=place.backend) as pool:
+        timed = _measure_kernels(pool, place, workload, say)
+        collectives = _measure_collectives(pool, place, workload, say)
+    say("fitting")
+    device = fit_device(place.machine, timed)
+    links: LinkFit | None = None
+    if collectives:
+        name = "Gloo on one host" if place.backend == "gloo" else "NCCL inside of a node"
+        start = Link(name=name, degree=place.ranks, bandwidth=1.0, latency_s=0.0)
+        links = fit_link(start, collectives)
+    cluster = Cluster(
+        name=f"{place.ranks}x {device.device.name}",
+        device=device.device,
+        devices_per_node=place.ranks,
+        nodes=1,
+        links=(links.link,) if links else (),
+        backend=place.backend,
+    )
+    found = MachineCalibration(cluster=cluster, device=device, links=links, out=path)
+    write_new(path, cluster_toml(cluster, _about(found)), key="--out")
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Say what is measured here: how many ranks of what, with how many threads each."""
+
+    machine: Machine
+    ranks: int
+    threads: int
+    backend: Backend
+    dtype: DType
+
+
+def _here(ranks: int | None) -> _Place:
+    import torch
+
+    if torch.cuda.is_available():
+        return _gpus(ranks, torch.cuda.device_count(), torch.cuda.get_device_properties(0))
+    cores = num_usable_cores()
+    wanted = max(1, round(cores)) if ranks is None else _checked(ranks, MOST_RANKS, "ranks")
+    machine = Machine(
+        name=_cpu_name(),
+        memory_bytes=psutil.virtual_memory().total // wanted,
+        dtype="fp32",
+        asynchronous=False,
+    )
+    threads = max(1, int(cores) // wanted)
+    return _Place(machine=machine, ranks=wanted, threads=threads, backend="gloo", dtype="fp32")
+
+
+def _gpus(ranks: int | None, there: int, properties: Any) -> _Place:
+    dtype: DType = "bf16" if properties.major >= 8 else "fp16"
+    machine = Machine(
+        name=properties.name,
+        memory_bytes=properties.total_memory,
+        dtype=dtype,
+        asynchronous=True,
+        units=properties.multi_processor_count,
+    )
+    wanted = there if ranks is None else _checked(ranks, there, "GPUs")
+    return _Place(machine=machine, ranks=wanted, threads=1, backend="nccl", dtype=dtype)
+
+
+def _checked(ranks: int, most: int, what: str) -> int:
+    if 1 <= ranks <= most:
+        return ranks
+    raise ConfigError(
+        RANKS_TO_CALIBRATE.problem(
+            f"--ranks {ranks}: this machine is measured with 1 to {most} {what}",
+            key="--ranks",
+            set_by=f"--ranks {ranks}",
+            works=sorted({1, most}),
+        )
+    )
+
+
+def _measure_kernels(
+    pool: RankPool, place: _Place, workload: Workload, say: Callable[[str], None]
+) -> list[Timed]:
+    from echelon.train.measure_kernels import KernelJob, measure_kernels
+
+    def run(kernels: Sequence[Kernel], ranks: int) -> list[Timed]:
+        job = KernelJob(
+            kernels=kernels,
+            dtype=place.dtype,
+            window_s=workload.window_s,
+            threads=place.threads,
+        )
+        found = pool.run(measure_kernels, job, ranks, timeout_s=JOB_TIMEOUT_S)
+        means = [sum(each) / ranks for each in zip(*found, strict=True)]
+        return [
+            Timed(kernel=kernel, seconds=seconds, running=ranks)
+            for kernel, seconds in zip(kernels, means, strict=True)
+        ]
+
+    alone: list[Timed] = []
+    if place.ranks > 1 and place.backend == "gloo":
+        large = [one for one in workload.products if one.flops >= LEAST_ALONE_FLOPS]
+        few: list[Product] = (large or list(workload.products))[::3]
+        say(f"measuring {len(few)} products on one rank")
+        alone = run(few, 1)
+    say(f"measuring {len(workload.kernels)} kernels on {place.ranks} ranks at once")
+    return alone + run(workload.kernels, place.ranks)
+
+
+def _measure_collectives(
+    pool: RankPool, place: _Place, workload: Workload, say: Callable[[str], None]
+) -> list[TimedCollective]:
+    from echelon.train.measure_collectives import CollectiveJob, measure_collectives
+
+    degrees = sorted({n for n in (2, 4, 8, 16, 32, place.ranks) if 2 <= n <= place.ranks})
+    wanted = [
+        Collective(kind=kind, degree=degree, num_bytes=size)
+        for degree in degrees
+        for kind in COLLECTIVES
+        for size in workload.sizes
+    ]
+    if not wanted:
+        return []
+    say(f"measuring {len(wanted)} collectives of {', '.join(map(str, degrees))} ranks")
+    job = CollectiveJob(collectives=wanted, window_s=workload.window_s, threads=place.threads)
+    found = pool.run(measure_collectives, job, place.ranks, timeout_s=JOB_TIMEOUT_S)[0]
+    return [
+        TimedCollective(collective=one, seconds=seconds)
+        for one, seconds in zip(wanted, found, strict=True)
+    ]
+
+
+def _about(found: MachineCalibration) -> list[str]:
+    """Return the comment above a measured cluster."""
+    lines = [
+        "Measured by `echelon calibrate`. Peaks are the best rates that any kernel or collective",
+        "reached; efficiencies are fitted, each inside of its bounds. Mean error of the fit:",
+        f"kernels {_mean(found.device.errors):.0%} of {len(found.device.errors)},",
+    ]
+    if found.links:
+        lines[-1] += f" collectives {_mean(found.links.errors):.0%} of {len(found.links.errors)}."
+    return lines
+
+
+def _mean(errors: Sequence[float]) -> float:
+    return sum(map(abs, errors)) / len(errors)
+
+
+def _cpu_name() -> str:
+    words = first_words(Path("/proc/cpuinfo"))
+    if "name" in words:
+        named = words[words.index("name") + 2 :]
+        end = next((i for i, word in enumerate(named) if word in ("stepping", "cpu")), 0)
+        if 0 < end < 12:
+            return " ".join(named[:end])
+    return platform.processor() or "CPU core"

@@ -1,0 +1,52 @@
+"""A Cluster -> the TOML file that `cluster.file` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+
+from echelon.config.cluster_file import CLUSTER_SETTINGS
+from echelon.config.cluster_links import known_link
+from echelon.config.kinds import toml_text
+from echelon.core.cluster import Cluster, Link
+
+
+def cluster_toml(cluster: Cluster, about: Sequence[str] = ()) -> str:
+    """Return the file of a cluster under a comment: devices, then tiers of links, fastest first."""
+    return "\n".join((*(f"# {line}".rstrip() for line in about), *_lines(cluster))) + "\n"
+
+
+def _lines(cluster: Cluster) -> Iterator[str]:
+    peaks = dict(cluster.device.peak_flops)
+    tables: dict[str, list[str]] = {}
+    for key, setting in CLUSTER_SETTINGS.items():
+        table, _, name = key.rpartition(".")
+        value = peaks.get(name) if table == "device.peak_flops" else _value(cluster, key)
+        # An efficiency is written whatever it is: a default may change, what was measured not.
+        if value is not None and (value != setting.default or table == "device.efficiency"):
+            tables.setdefault(table, []).append(f"{name} = {_text(value)}")
+    for table, lines in tables.items():
+        yield from (["", f"[{table}]"] if table else [])
+        yield from lines
+    for link in cluster.links:
+        yield from ("", "[[links]]")
+        yield from (f"{item.name} = {_text(getattr(link, item.name))}" for item in fields(Link))
+        # What was measured is meant, though the catalogue knows a slower link of this name.
+        known = known_link(link.name)
+        if known is None or link.bandwidth > known.bandwidth:
+            yield "sure = true"
+
+
+def _value(cluster: Cluster, key: str) -> object:
+    value: object = cluster
+    for name in key.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def _text(value: object) -> str:
+    """Return a value as TOML; no measured number has more than six digits."""
+    if not isinstance(value, float):
+        return toml_text(value)
+    short = f"{value:.6g}"
+    return short if any(sign in short for sign in ".e") else f"{short}.0"

@@ -1,0 +1,194 @@
+"""Measured kernels -> how near to its peaks a device comes.
+
+Predicted seconds are those of `lattice/products.py`, so what is fitted here is what a plan is timed
+with. Kernels that several ranks ran at the same time on fewer cores took longer by running / cores.
+On a device that runs behind its host a kernel takes at least as long as its start; where the host
+computes itself, the start comes on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+
+from echelon.core.cluster import Cluster, Device, Efficiency
+from echelon.core.plan import DTYPE_BYTES, DType
+from echelon.cost.fit import Array, Constant, Fit, Values, fit
+from echelon.cost.fit_samples import Attention, Kernel, Move, Product, Timed, Update
+from echelon.cost.lattice.of_cluster import machine_numbers
+from echelon.cost.lattice.products import moved_seconds, product_seconds
+
+TILES = (1, 4, 8, 16, 32, 64, 128, 256)
+OWN_CORE = 0.95
+"""Share of its speed that a rank keeps beside others from which on nothing is shared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Say what is known of a device before anything is fitted.
+
+    `memory_bytes` are those of one rank, `dtype` what it computes in; `asynchronous` says that it
+    runs behind its host. `peak_flops` and `memory_bandwidth` are a vendor's, or None: then the best
+    that was measured.
+    """
+
+    name: str
+    memory_bytes: int
+    dtype: DType
+    asynchronous: bool
+    units: int = 1
+    peak_flops: float | None = None
+    memory_bandwidth: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFit:
+    """Hold a device as it was measured, and predicted / measured - 1 of every kernel."""
+
+    device: Device
+    timed: tuple[Timed, ...]
+    errors: tuple[float, ...]
+    at_bound: tuple[str, ...]
+
+
+def fit_device(machine: Machine, timed: Sequence[Timed]) -> DeviceFit:
+    """Return the device that the times are nearest to, by every size of tiles that is tried."""
+    cores = shared_cores(timed)
+    start = _start(machine, timed, cores)
+    found: list[tuple[float, Device, Fit]] = []
+    for tile in TILES if machine.units == 1 else TILES[4:]:
+        tried = replace(start, efficiency=replace(start.efficiency, tile=tile))
+        one = _fit(machine, tried, timed)
+        found.append((float(np.sum(np.log1p(np.abs(one.errors)))), tried, one))
+    _, device, best = min(found, key=lambda triple: triple[0])
+    return DeviceFit(
+        device=_with(device, best.values),
+        timed=tuple(timed),
+        errors=tuple(float(error) for error in best.errors),
+        at_bound=best.at_bound,
+    )
+
+
+def shared_cores(timed: Sequence[Timed]) -> float:
+    """Return how many cores the ranks share, by products timed alone and beside others; 0: none."""
+    alone = {one.kernel: one.seconds for one in timed if one.running == 1}
+    found = [
+        one.running * alone[one.kernel] / one.seconds
+        for one in timed
+        if one.running > 1 and isinstance(one.kernel, Product) and one.kernel in alone
+    ]
+    most = max((one.running for one in timed), default=1)
+    cores = min(median(found), float(most)) if found else float(most)
+    return 0.0 if cores >= OWN_CORE * most else max(1.0, cores)
+
+
+def kernel_seconds(device: Device, shapes: _Shapes, *, dtype: DType, asynchronous: bool) -> Array:
+    """Return the predicted seconds of kernels on `device`, beside as many as they ran beside."""
+    numbers = machine_numbers(_alone(device), dtype)
+    size = float(DTYPE_BYTES[dtype])
+    each = product_seconds(numbers, shapes.rows, shapes.depth, shapes.columns, size)
+    products = shapes.batch * each
+    peak = numbers.attention_flops
+    work = np.where(shapes.rows > 0, products, 0.0)
+    work = work + shapes.forward_flops / (peak * numbers.attention)
+    work = work + shapes.backward_flops / (peak * numbers.attention_backward)
+    work = work + moved_seconds(numbers, shapes.moved_bytes)
+    work = work + shapes.update_bytes / (device.memory_bandwidth * device.efficiency.optimizer)
+    start_s = device.efficiency.launch_s
+    whole = np.maximum(work, start_s) if asynchronous else work + start_s
+    share = np.asarray([device.share(running) for running in shapes.running])
+    return whole / share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shapes:
+    """Hold the shapes of all kernels as arrays; zeros where a kernel is of another kind."""
+
+    rows: Array
+    depth: Array
+    columns: Array
+    batch: Array
+    forward_flops: Array
+    backward_flops: Array
+    moved_bytes: Array
+    update_bytes: Array
+    running: tuple[int, ...]
+
+
+def shapes_of(timed: Sequence[Timed]) -> _Shapes:
+    """Return the shapes of measured kernels."""
+    kernels = [one.kernel for one in timed]
+
+    def each(number: Callable[[Kernel], float]) -> Array:
+        return np.asarray([number(kernel) for kernel in kernels], dtype=np.float64)
+
+    def flops(kernel: Kernel, *, backward: bool) -> float:
+        if isinstance(kernel, Attention) and kernel.backward == backward:
+            return kernel.flops
+        return 0.0
+
+    return _Shapes(
+        rows=each(lambda k: k.rows if isinstance(k, Product) else 0.0),
+        depth=each(lambda k: k.depth if isinstance(k, Product) else 1.0),
+        columns=each(lambda k: k.columns if isinstance(k, Product) else 1.0),
+        batch=each(lambda k: k.batch if isinstance(k, Product) else 0.0),
+        forward_flops=each(lambda k: flops(k, backward=False)),
+        backward_flops=each(lambda k: flops(k, backward=True)),
+        moved_bytes=each(lambda k: k.num_bytes if isinstance(k, Move) else 0.0),
+        update_bytes=each(lambda k: k.num_bytes if isinstance(k, Update) else 0.0),
+        running=tuple(one.running for one in timed),
+    )
+
+
+def _start(machine: Machine, timed: Sequence[Timed], cores: float) -> Device:
+    """Return the device with its peaks: the vendor's, or the best of what was measured."""
+    bare = Device(name=machine.name, memory_bytes=1, memory_bandwidth=1.0, cores=cores)
+
+    def alone_s(one: Timed) -> float:
+        return one.seconds * bare.share(one.running)
+
+    flops = [one.kernel.flops / alone_s(one) for one in timed if isinstance(one.kernel, Product)]
+    moved = [one.kernel.num_bytes / alone_s(one) for one in timed if isinstance(one.kernel, Move)]
+    return replace(
+        bare,
+        memory_bytes=machine.memory_bytes,
+        memory_bandwidth=machine.memory_bandwidth or max(moved),
+        peak_flops=((machine.dtype, machine.peak_flops or max(flops)),),
+        efficiency=Efficiency(units=machine.units),
+    )
+
+
+def _fit(machine: Machine, device: Device, timed: Sequence[Timed]) -> Fit:
+    shapes = shapes_of(timed)
+
+    def predict(values: Values) -> Array:
+        tried = _with(device, values)
+        return kernel_seconds(tried, shapes, dtype=machine.dtype, asynchronous=machine.asynchronous)
+
+    return fit(constants(machine), predict, [one.seconds for one in timed])
+
+
+def constants(machine: Machine) -> tuple[Constant, ...]:
+    """Return what is fitted of a device, with its bounds and priors."""
+    start_s = 5e-6 if machine.asynchronous else 10e-6
+    return (
+        Constant(name="matmul", low=0.02, high=1.0, prior=0.8, width=0.4),
+        Constant(name="half_depth", low=0.5, high=2048.0, prior=48.0, width=1.0),
+        Constant(name="memory", low=0.02, high=1.0, prior=0.7, width=0.7),
+        Constant(name="attention", low=0.01, high=1.0, prior=0.4, width=1.0),
+        Constant(name="attention_backward", low=0.01, high=1.0, prior=0.35, width=1.0),
+        Constant(name="launch_s", low=2e-7, high=5e-3, prior=start_s, width=1.5),
+        Constant(name="aligned", low=0.7, high=1.0, prior=0.97, width=0.1),
+        Constant(name="optimizer", low=0.01, high=1.0, prior=0.6, width=1.0),
+    )
+
+
+def _with(device: Device, values: Mapping[str, float]) -> Device:
+    return replace(device, efficiency=replace(device.efficiency, **values))
+
+
+def _alone(device: Device) -> Cluster:
+    return Cluster(name="one", device=device, devices_per_node=1, nodes=1, links=())

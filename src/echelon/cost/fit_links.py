@@ -1,0 +1,102 @@
+"""Measured collectives -> latency, bandwidth and half-size message of the link of a node.
+
+Predicted seconds are those of `lattice/travel.py`, so what is fitted is what a plan is timed with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from echelon.core.cluster import Cluster, Device, Link
+from echelon.cost.fit import Array, Constant, Values, fit
+from echelon.cost.fit_samples import Collective, TimedCollective
+from echelon.cost.lattice.numbers import MachineNumbers
+from echelon.cost.lattice.of_cluster import machine_numbers
+from echelon.cost.lattice.travel import (
+    exchange_seconds,
+    gather_seconds,
+    message_seconds,
+    reduce_seconds,
+    way_of,
+)
+
+_DEVICE = Device(name="any", memory_bytes=1, memory_bandwidth=1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFit:
+    """Hold a link as it was measured, and predicted / measured - 1 of every collective."""
+
+    link: Link
+    timed: tuple[TimedCollective, ...]
+    errors: tuple[float, ...]
+    at_bound: tuple[str, ...]
+
+
+def bus_bytes(collective: Collective) -> float:
+    """Return the bytes that one rank sends in a bandwidth-optimal algorithm."""
+    share = (collective.degree - 1) / collective.degree
+    if collective.kind == "send":
+        return float(collective.num_bytes)
+    return (2.0 if collective.kind == "all_reduce" else 1.0) * share * collective.num_bytes
+
+
+def fit_link(link: Link, timed: Sequence[TimedCollective], *, rated: bool = False) -> LinkFit:
+    """Return `link` with the constants that the times are nearest to.
+
+    Its bandwidth is kept where it is `rated`, by a vendor; else it is the best that was measured.
+    """
+    if not rated:
+        best = max(bus_bytes(one.collective) / one.seconds for one in timed)
+        link = replace(link, bandwidth=best)
+
+    def predict(values: Values) -> Array:
+        return collective_seconds(_with(link, values), timed)
+
+    found = fit(_constants(timed), predict, [one.seconds for one in timed])
+    return LinkFit(
+        link=_with(link, found.values),
+        timed=tuple(timed),
+        errors=tuple(float(error) for error in found.errors),
+        at_bound=found.at_bound,
+    )
+
+
+def collective_seconds(link: Link, timed: Sequence[TimedCollective]) -> Array:
+    """Return the predicted seconds of collectives over one link."""
+    alone = Cluster(
+        name="one", device=_DEVICE, devices_per_node=link.degree, nodes=1, links=(link,)
+    )
+    numbers = machine_numbers(alone)
+    return np.asarray([seconds_of_collective(numbers, one.collective) for one in timed])
+
+
+def seconds_of_collective(numbers: MachineNumbers, one: Collective, stride: int = 1) -> float:
+    """Return the predicted seconds of one collective of ranks that are `stride` apart."""
+    way, size = way_of(numbers, float(one.degree), float(stride)), float(one.num_bytes)
+    if one.kind == "all_reduce":
+        return float(reduce_seconds(way, size))
+    if one.kind == "all_to_all":
+        return float(exchange_seconds(way, size))
+    if one.kind == "send":
+        return float(message_seconds(way, size))
+    return float(gather_seconds(way, size))
+
+
+def _constants(timed: Sequence[TimedCollective]) -> tuple[Constant, ...]:
+    """Return what is fitted of a link; the quickest collective tells where to begin."""
+    quickest = min(one.seconds for one in timed)
+    latency = float(np.clip(quickest / 2.0, 2e-7, 1e-2))
+    return (
+        Constant(name="latency_s", low=1e-7, high=5e-2, prior=latency, width=1.5),
+        Constant(name="efficiency", low=0.05, high=1.0, prior=0.8, width=0.4),
+        Constant(name="half_bytes", low=1.0, high=2.0**28, prior=2.0**17, width=3.0),
+    )
+
+
+def _with(link: Link, values: Mapping[str, Any]) -> Link:
+    return replace(link, **values)
