@@ -19,6 +19,7 @@ _LOOKS: Mapping[str, tuple[str, int]] = MappingProxyType(
         "optimizer state": ("O", 36),
         "gathered": ("U", 185),
         "activations": ("A", 145),
+        "working": ("W", 165),
         "logits": ("L", 265),
         "buffers": ("B", 55),
         "slack": ("S", 310),
