@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from echelon.config.cluster import named_cluster, read_cluster_file, smallest_cluster
+from echelon.config.cluster_devices import known_device
 from echelon.config.cluster_file import CLUSTER_SETTINGS, build_cluster
 from echelon.config.entries import Entry, flatten
 from echelon.config.presets import preset_names, read_preset
@@ -189,3 +190,24 @@ def test_examples_of_a_rule(rule: Rule, tmp_path: Path) -> None:
     found = _problems(tmp_path, BOXES + cleandoc(rule.bad))
     assert [problem.rule for problem in found] == [rule.id]
     assert isinstance(_read(tmp_path, BOXES + cleandoc(rule.fixed)), Cluster)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes", "preset"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 85, "a100-80gb"),
+        ("NVIDIA A100-SXM4-40GB", 42, "a100-40gb"),
+        ("NVIDIA A100 80GB PCIe", 85, "a100-pcie"),
+        ("NVIDIA H100 80GB HBM3", 85, "h100"),
+        ("NVIDIA H200", 150, "h200"),
+        ("NVIDIA H20", 102, "h20"),
+        ("NVIDIA GB200", 198, "gb200"),
+        ("Tesla V100-SXM2-16GB", 17, "v100-16gb"),
+        ("NVIDIA GeForce RTX 4090", 25, "rtx4090"),
+        ("AMD Instinct MI300X", 206, "mi300x"),
+        ("Quadro FX", 1, None),
+    ],
+)
+def test_the_name_of_a_driver_is_a_device(name: str, gigabytes: int, preset: str | None) -> None:
+    found = known_device(name, gigabytes * 10**9)
+    assert (found.name if found else None) == preset

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from echelon.core.cluster import Cluster, Device, Link
-from echelon.core.topology import crossed_tier, group_way, nodes_of_group, path, ranks_per_node
+from echelon.core.topology import (
+    crossed_tier,
+    crowded,
+    group_way,
+    nodes_of_group,
+    path,
+    ranks_per_node,
+)
 
 PAIR = Link(name="pair", degree=2, bandwidth=200.0, latency_s=1.0)
 NODE = Link(name="node", degree=8, bandwidth=100.0, latency_s=2.0)
@@ -103,3 +112,13 @@ def test_ranks_of_a_group_on_a_node() -> None:
     assert [ranks_per_node(cluster, degree, 1) for degree in (2, 6, 8, 32)] == [2, 1, 8, 8]
     assert [ranks_per_node(cluster, 8, stride) for stride in (2, 3, 8, 100)] == [4, 2, 1, 1]
     assert [nodes_of_group(cluster, 8, stride) for stride in (1, 2, 3, 100)] == [1, 2, 3, 8]
+
+
+def test_ranks_that_share_cores_are_slower_where_all_compute() -> None:
+    card = replace(CARD, cores=2.0, peak_flops=(("fp32", 8.0),))
+    shared = replace(_cluster(4), device=card)
+    assert crowded(shared, 2) == shared
+    slower = crowded(shared, 8).device
+    assert (slower.flops("fp32"), slower.memory_bandwidth, slower.cores) == (2.0, 250.0, 0.0)
+    assert slower.efficiency.launch_s == 4 * card.efficiency.launch_s
+    assert crowded(_cluster(4), 8) == _cluster(4)

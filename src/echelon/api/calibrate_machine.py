@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from echelon.config.cluster_devices import device_table, known_device
 from echelon.config.cluster_toml import cluster_toml
 from echelon.config.new_file import require_writable, write_new
 from echelon.core.cluster import Backend, Cluster, Link
@@ -126,12 +127,16 @@ def _here(ranks: int | None) -> _Place:
 
 def _gpus(ranks: int | None, there: int, properties: Any) -> _Place:
     dtype: DType = "bf16" if properties.major >= 8 else "fp16"
+    preset = known_device(properties.name, properties.total_memory)
+    device = device_table(preset) if preset else {}
     machine = Machine(
         name=properties.name,
         memory_bytes=properties.total_memory,
         dtype=dtype,
         asynchronous=True,
         units=properties.multi_processor_count,
+        peak_flops=device.get("peak_flops", {}).get(dtype),
+        memory_bandwidth=device.get("memory_bandwidth"),
     )
     wanted = there if ranks is None else _checked(ranks, there, "GPUs")
     return _Place(machine=machine, ranks=wanted, threads=1, backend="nccl", dtype=dtype)
@@ -205,8 +210,8 @@ def _measure_collectives(
 def _about(found: MachineCalibration) -> list[str]:
     """Return the comment above a measured cluster."""
     lines = [
-        "Measured by `echelon calibrate`. Peaks are the best rates that any kernel or collective",
-        "reached; efficiencies are fitted, each inside of its bounds. Mean error of the fit:",
+        "Measured by `echelon calibrate`. Peaks are a vendor's where the device is known, else the",
+        "best that was reached; shares are fitted, inside of their bounds. Mean error of the fit:",
         f"kernels {_mean(found.device.errors):.0%} of {len(found.device.errors)},",
     ]
     if found.links:

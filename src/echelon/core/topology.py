@@ -9,7 +9,7 @@ share `interfaces` into a network, each has its share of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from echelon.core.cluster import Cluster, Link
 
@@ -94,6 +94,25 @@ def nodes_of_group(cluster: Cluster, degree: int, stride: int) -> int:
     if span <= node:
         return 1 if node % span == 0 else min(degree, 2)
     return min(degree, -(-span // node))
+
+
+def crowded(cluster: Cluster, computing: int) -> Cluster:
+    """Return the cluster as `computing` ranks of each node have it that all compute at once.
+
+    Where devices have cores of their own it is the same; else each has its share of them.
+    """
+    device = cluster.device
+    share = device.share(computing)
+    if share == 1.0:
+        return cluster
+    slower = replace(
+        device,
+        memory_bandwidth=share * device.memory_bandwidth,
+        peak_flops=tuple((dtype, share * flops) for dtype, flops in device.peak_flops),
+        efficiency=replace(device.efficiency, launch_s=device.efficiency.launch_s / share),
+        cores=0.0,
+    )
+    return replace(cluster, device=slower)
 
 
 def group_way(cluster: Cluster, degree: int, stride: int) -> GroupWay:

@@ -151,7 +151,10 @@ def _start(machine: Machine, timed: Sequence[Timed], cores: float) -> Device:
         return one.seconds * bare.share(one.running)
 
     flops = [one.kernel.flops / alone_s(one) for one in timed if isinstance(one.kernel, Product)]
-    moved = [one.kernel.num_bytes / alone_s(one) for one in timed if isinstance(one.kernel, Move)]
+    moves = [(one.kernel.num_bytes, one) for one in timed if isinstance(one.kernel, Move)]
+    # Smaller ones stay in caches, which are faster than memory.
+    largest = max(size for size, _ in moves)
+    moved = [size / alone_s(one) for size, one in moves if size == largest]
     return replace(
         bare,
         memory_bytes=machine.memory_bytes,

@@ -2,7 +2,8 @@
 
 Actions of a pipeline tell of products, memory and attention, collectives of links. Each constant
 has its value so far as its prior, so what a run does not show stays as it was. Predicted seconds
-are those of the lattice, over links that cost nothing where only computing is meant.
+are those of the lattice with all ranks of a node at work at once, over links that cost nothing
+where only computing is meant.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 from echelon.core.cluster import Cluster, Link
 from echelon.core.plan import Plan
-from echelon.core.topology import crossed_tier
+from echelon.core.topology import crossed_tier, crowded
 from echelon.cost.fit import Array, Constant, Values, fit
 from echelon.cost.fit_links import seconds_of_collective
 from echelon.cost.fit_samples import Collective
@@ -109,9 +110,10 @@ def predicted_seconds(plan: Plan, cluster: Cluster, observed: Sequence[Observed]
 
 
 def _computed(plan: Plan, cluster: Cluster, actions: set[Action]) -> dict[Action, float]:
-    free = replace(cluster, links=tuple(_free(link) for link in cluster.links))
+    busy = crowded(cluster, min(plan.mesh.world_size, cluster.devices_per_node))
+    free = replace(busy, links=tuple(_free(link) for link in cluster.links))
     # What the cluster says of a kernel's start is what our trainer's host takes for it.
-    software = replace(FRAMEWORKS["echelon"], host_s=cluster.device.efficiency.launch_s)
+    software = replace(FRAMEWORKS["echelon"], host_s=busy.device.efficiency.launch_s)
     blocks = blocks_of(work_of(replace(plan, cluster=free), software))
     return {action: _action_seconds(plan, blocks, action) for action in actions}
 
