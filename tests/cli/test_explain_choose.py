@@ -64,13 +64,17 @@ def test_json_holds_every_step(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_planners_answer_is_compared_where_there_is_one() -> None:
     question = ask_choose("gpt2", ("cluster.preset=8xh100",))
-    assert question.compared == ()
-    best = ask_choose("gpt2", ("cluster.preset=8xh100", "mesh.dp_replicate=8")).plan
-    with_best = replace(question, best=best)
-    assert "Beside the planner (dp 8, ZeRO 0)" in choose_text(with_best)
-    rows = {row["guide"]: row["differs"] for row in choose_json(with_best)["compared"]}
-    assert rows["cheapest"] == []
-    assert rows["guide-003"] == ["ZeRO 0, not 3"]
+    assert [name for name, _ in question.compared] == ["the planner"]
+    assert question.best is not None
+    assert question.best.mesh.world_size == 8
+    assert "parameters in bf16, the rest in fp32" in choose_text(question)
+    assert re.search(r"Beside the planner \(dp 8, ZeRO \d, \d+ ms a step\)", choose_text(question))
+    own = ask_choose("gpt2", ("cluster.preset=8xh100", "mesh.dp_replicate=8"))
+    with_own = replace(own, best=own.plan)
+    rows = [row for row in choose_json(with_own)["compared"] if row["with"] == "the planner"]
+    differs = {row["guide"]: row["differs"] for row in rows}
+    assert differs["cheapest"] == []
+    assert differs["guide-003"] == ["ZeRO 0, not 3"]
 
 
 def test_a_page_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

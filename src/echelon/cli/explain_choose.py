@@ -8,9 +8,10 @@ of it is data of `planner/guides/`, every number a formula of `cost/`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from echelon.cli.explain_context_fits import shown_s
 from echelon.cli.output import table
 from echelon.cli.wrapped import wrapped
 from echelon.config.load import load_job
@@ -24,15 +25,22 @@ from echelon.planner.guides.memory import Split
 from echelon.planner.guides.practices import PRACTICES
 from echelon.planner.guides.situation import GB, Situation
 from echelon.planner.guides.strategy import Outcome
+from echelon.planner.request import LAYOUT_KEYS, LAYOUT_TABLES, Aim, make_request
+from echelon.planner.search import search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChooseQuestion:
-    """Hold the run that was asked about, what guides say of it, and the planner's best plan."""
+    """Hold the run that was asked about, what guides say of it, and the planner's best plan.
+
+    `told` says what was taken where the run says nothing.
+    """
 
     plan: Plan
     advised: Advised
     best: Plan | None = None
+    step_s: float | None = None
+    told: tuple[str, ...] = ()
 
     @property
     def compared(self) -> tuple[tuple[str, Plan], ...]:
@@ -51,8 +59,23 @@ def ask_choose(run: str | None, settings: Sequence[str]) -> ChooseQuestion:
                 works=("echelon explain choose llama3-8b --set cluster.preset=8xh100",),
             )
         )
-    plan = load_job(run, settings).plan
-    return ChooseQuestion(plan=plan, advised=advise(Situation(plan)))
+    # The planner is free to split the run as it likes: what the run says of that is left aside.
+    free = [one for one in settings if not _is_layout(one)]
+    request = make_request(run, settings=free, aim=Aim(top=1))
+    plan = replace(load_job(run, settings).plan, mathematics=request.mathematics)
+    best = search(request).best
+    return ChooseQuestion(
+        plan=plan,
+        advised=advise(Situation(plan)),
+        best=best and best.plan,
+        step_s=best and best.estimate.step_s,
+        told=request.told,
+    )
+
+
+def _is_layout(setting: str) -> bool:
+    key = setting.partition("=")[0].strip()
+    return key.startswith(LAYOUT_TABLES) or key in LAYOUT_KEYS
 
 
 def choose_json(question: ChooseQuestion) -> dict[str, Any]:
@@ -81,6 +104,13 @@ def choose_json(question: ChooseQuestion) -> dict[str, Any]:
             for name, plan in question.compared
             for advice, differs in advised.against(plan)
         ],
+        "planner": question.best
+        and {
+            "mesh": asdict(question.best.mesh),
+            "zero_stage": question.best.layout.zero.stage,
+            "step_s": question.step_s,
+        },
+        "told": list(question.told),
         "practices": [asdict(practice) for practice in PRACTICES],
         "layouts": [
             {"id": one.id, "name": one.name, "states_bytes": one.states_bytes, "fits": one.fits}
@@ -114,18 +144,20 @@ def _advice_json(advice: Advice) -> dict[str, Any]:
 
 def _parts(question: ChooseQuestion) -> Iterator[list[str]]:
     advised = question.advised
-    yield list(_head(advised.situation))
+    yield list(_head(advised.situation, question.told))
     for advice in advised.advice:
         yield list(_advice(advice, advised.situation))
     yield ["Reasons to raise a degree (003, section 8)", "", *_preferences(advised)]
     yield ["Where guides differ", "", *_conflicts(advised)]
     for name, plan in question.compared:
-        yield [f"Beside {name} ({_degrees(plan)})", "", *_against(advised, plan)]
+        seconds = question.step_s if plan is question.best else None
+        much = "" if seconds is None else f", {shown_s(seconds)} a step"
+        yield [f"Beside {name} ({_degrees(plan)}{much})", "", *_against(advised, plan)]
     yield ["Layouts that guides name: model states of a rank", "", _layouts()]
     yield ["Best practices and pitfalls, and the lints that look for them", "", *_practices()]
 
 
-def _head(situation: Situation) -> Iterator[str]:
+def _head(situation: Situation, told: tuple[str, ...]) -> Iterator[str]:
     cluster, sizes = situation.cluster, situation.precision
     text = (
         f"{situation.model.name} ({short_count(situation.num_parameters)} parameters) on "
@@ -136,6 +168,8 @@ def _head(situation: Situation) -> Iterator[str]:
         f"{sizes.gradients}, master {sizes.master}, moments {sizes.moments}. Bytes are those of "
         "cost/lattice/memory.py, under 1F1B."
     )
+    if told:
+        text += f" Taken where nothing is said: {'; '.join(told)}."
     yield from wrapped(text, "", "")
 
 
