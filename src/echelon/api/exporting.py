@@ -75,8 +75,8 @@ def export(run: str | Path | Plan, to: TargetName, *, settings: Sequence[str] = 
 def read_plan(run: str | Path, *, settings: Sequence[str] = ()) -> tuple[Plan, Job | None]:
     """Return the plan of a run.toml, a preset, a plan.json or the folder of a run, and its job.
 
-    A plan.json has no job; with `settings` the run.toml beside it is read instead. ConfigError
-    where it is none of them.
+    A plan.json has the job of the run.toml beside it, if that gives this plan; with `settings` that
+    run.toml counts. ConfigError where it is none of them.
     """
     from echelon.config.load import load_job
 
@@ -89,7 +89,19 @@ def read_plan(run: str | Path, *, settings: Sequence[str] = ()) -> tuple[Plan, J
     if settings:
         job = load_job(beside, settings)
         return job.plan, job
-    return _plan_of(file), None
+    plan = _plan_of(file)
+    return plan, _job_of(plan, beside)
+
+
+def _job_of(plan: Plan, file: Path) -> Job | None:
+    """Return the job of a run file where it gives a plan; None where it does not, or is gone."""
+    from echelon.config.load import load_job
+
+    try:
+        job = load_job(file)
+    except ConfigError:
+        return None
+    return job if job.plan == plan else None
 
 
 def _plan_of(file: Path) -> Plan:

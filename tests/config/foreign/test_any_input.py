@@ -39,7 +39,8 @@ FULL: Mapping[str, list[dict[str, object]]] = {
         }
     ],
     "accelerate": [
-        {"distributed_type": "FSDP", "fsdp_config.fsdp_version": version} for version in (1, 2)
+        *({"distributed_type": "FSDP", "fsdp_config.fsdp_version": version} for version in (1, 2)),
+        {"distributed_type": "DEEPSPEED"},
     ],
     "megatron": [{"--nproc-per-node": 4}],
     "torchtitan": [{"parallelism.pipeline_parallel_degree": 2, "validation.enabled": True}],
@@ -125,7 +126,9 @@ def test_any_values_of_any_keys(kind: Kind, reader: Reader) -> None:
         elif kind == "torchtitan":
             text = "\n".join(f"{k} = {toml_text(v)}" for k, v in flat.items() if v is not None)
         else:
-            more = {"distributed_type": "FSDP"} if kind == "accelerate" else {}
+            plugin = any(key.startswith("deepspeed_config") for key in flat)
+            trained_by = {"distributed_type": "DEEPSPEED" if plugin else "FSDP"}
+            more = trained_by if kind == "accelerate" else {}
             text = json.dumps(nested({**more, **flat}))
         check(kind, text, "nano")
 

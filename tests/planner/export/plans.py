@@ -64,7 +64,16 @@ _EXPERTS = (
     "model.experts.top_k=2",
     "model.experts.ffn=64",
 )
+_LATENT = (
+    "model.kv_heads=4",
+    "model.latent.query_rank=48",
+    "model.latent.kv_rank=32",
+    "model.latent.nope_dim=16",
+    "model.latent.rope_dim=8",
+    "model.latent.value_dim=16",
+)
 EXPERTS = (
+    (*_EXPERTS, *_LATENT, "model.experts.groups=4", "model.experts.top_groups=1"),
     (*_EXPERTS, "experts.balance=aux", "model.experts.shared_experts=1"),
     (*_EXPERTS, "mesh.ep=2", "mesh.dp_shard=4", "zero.stage=3", "optimizer.decay=all"),
     (*_EXPERTS, "mesh.ep=2", "mesh.dp_shard=2", "zero.stage=1", "experts.chunks=2"),

@@ -111,7 +111,6 @@ REFUSED: Mapping[str, str] = {
     "--iterations-to-skip": "every step is taken",
     "--load": "checkpoints of Megatron-LM are not read; echelon train --resume goes on with a run",
     "--mtp-num-layers": "one token is predicted at a time",
-    "--multi-latent-attention": "latent attention is read from a preset or config.json: --extends",
     "--no-rope-freq": "every layer turns its heads",
     "--pretrained-checkpoint": "checkpoints of Megatron-LM are not read",
     "--qk-l2-norm": "queries and keys have RMS norms: --qk-layernorm",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from echelon.config.foreign.ledger import COUNT, POSITIVE, Ledger
+from echelon.config.foreign.megatron_latent import CHANNELS, read_latent
 from echelon.config.foreign.surroundings import Surroundings
 from echelon.config.kinds import Real
 from echelon.core.rulebook.imports import IMPORT_NOT_HONOURED
@@ -30,10 +31,13 @@ SIZES = {
 def read_model(ledger: Ledger, around: Surroundings) -> int | None:
     """Map the model, and return how many layers it has, where that is known."""
     complete = around.model is None
+    latent = read_latent(ledger)
     for key, (name, why) in SIZES.items():
+        if latent and key == CHANNELS:
+            continue
         if (size := ledger.whole(key, COUNT, setting=f"model.{name}")) is not None:
             ledger.set(key, f"model.{name}", size, why)
-    _read_heads(ledger, complete)
+    _read_heads(ledger, complete, latent=latent)
     gated = _read_activation(ledger, complete)
     _read_ffn(ledger, gated, complete)
     _read_vocab(ledger, around)
@@ -60,7 +64,7 @@ def _set(ledger: Ledger, key: str, name: str, value: object, why: str) -> None:
     ledger.set(key, f"model.{name}", value, why, source=source)
 
 
-def _read_heads(ledger: Ledger, complete: bool) -> None:
+def _read_heads(ledger: Ledger, complete: bool, *, latent: bool) -> None:
     grouped, key = "--group-query-attention", "--num-query-groups"
     on = ledger.flag(grouped, setting="model.kv_heads")
     groups = ledger.whole(key, COUNT, setting="model.kv_heads")
@@ -71,7 +75,7 @@ def _read_heads(ledger: Ledger, complete: bool) -> None:
     else:
         ledger.skip(key, f"it counts with {grouped} only")
     key = "--qk-layernorm"
-    if ledger.flag(key, setting="model.qk_norm"):
+    if not latent and ledger.flag(key, setting="model.qk_norm"):
         if complete and ledger.given.get("--normalization") != "RMSNorm":
             why = "queries and keys have RMS norms"
             ledger.refuse(key, why, works=("--normalization RMSNorm",), setting="model.qk_norm")

@@ -192,7 +192,6 @@ ELSEWHERE = {
 REASONS = {
     "context.kind": "keys and values go around a ring in zigzag order, are gathered, or heads are "
     "exchanged",
-    "model.latent": "latent attention is not written as flags here",
     "model.soft_cap": "scores are not capped",
     "model.causal": "a query meets the keys before it",
     "model.initial_std": "one deviation for all matrices",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from echelon.core.model_shape import Experts, ModelShape
+from echelon.core.model_shape import Experts, LatentAttention, ModelShape
 from echelon.core.plan import Plan
 from echelon.planner.export.target import Refusal
 
@@ -24,7 +24,6 @@ def model_flags(plan: Plan) -> dict[str, object]:
         "--hidden-size": model.hidden,
         "--ffn-hidden-size": model.ffn,
         "--num-attention-heads": model.heads,
-        "--kv-channels": model.head_dim,
         "--max-position-embeddings": model.max_positions,
         "--vocab-size": model.vocab,
         "--make-vocab-size-divisible-by": 1,
@@ -35,6 +34,10 @@ def model_flags(plan: Plan) -> dict[str, object]:
         "--attention-dropout": 0.0,
         "--position-embedding-type": POSITIONS[model.positions],
     }
+    if model.latent is None:
+        flags["--kv-channels"] = model.head_dim
+    else:
+        flags |= _latent_flags(model.latent)
     if model.kv_heads != model.heads:
         flags |= {"--group-query-attention": True, "--num-query-groups": model.kv_heads}
     if model.positions == "rope":
@@ -52,6 +55,19 @@ def model_flags(plan: Plan) -> dict[str, object]:
         flags["--window-size"] = f"{model.window - 1},0"
     flags |= _bias_flags(model)
     return flags if model.experts is None else flags | _expert_flags(plan, model.experts)
+
+
+def _latent_flags(latent: LatentAttention) -> dict[str, object]:
+    return {
+        "--multi-latent-attention": True,
+        "--q-lora-rank": latent.query_rank,
+        "--kv-lora-rank": latent.kv_rank,
+        "--qk-head-dim": latent.nope_dim,
+        "--qk-pos-emb-head-dim": latent.rope_dim,
+        "--v-head-dim": latent.value_dim,
+        "--qk-layernorm": True,
+        "--rope-type": "rope",
+    }
 
 
 def _bias_flags(model: ModelShape) -> dict[str, object]:

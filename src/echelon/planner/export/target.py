@@ -208,8 +208,8 @@ def heads(plan: Plan, target: Target, notes: Iterable[Note]) -> Iterator[str]:
 
 def _sentences(plan: Plan, target: Target, notes: Iterable[Note]) -> Iterator[str]:
     mesh, names = plan.mesh, ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
-    degrees = [f"{name} {getattr(mesh, name)}" for name in names if getattr(mesh, name) > 1]
-    split = f" ({' x '.join(degrees)})" if degrees else ""
+    degrees = [f"{name}={getattr(mesh, name)}" for name in names if getattr(mesh, name) > 1]
+    split = f" ({', '.join(degrees)})" if degrees else ""
     ranks = f"ranks: {mesh.world_size}{split}"
     yield f"Written by echelon export for {target.tool}: {plan.name}, {ranks}."
     yield f"echelon import FILE --kind {target.kind} reads it back as the same plan."
