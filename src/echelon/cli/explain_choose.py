@@ -8,7 +8,7 @@ of it is data of `planner/guides/`, every number a formula of `cost/`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from echelon.cli.explain_context_fits import shown_s
@@ -19,9 +19,11 @@ from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.units import short_count
+from echelon.cost.lattice.software import Software
+from echelon.planner.estimate import estimate_work
 from echelon.planner.guides.agreement import Advice, Advised, advise
 from echelon.planner.guides.layouts import NAMED
-from echelon.planner.guides.memory import Split
+from echelon.planner.guides.memory import Split, work_of_split
 from echelon.planner.guides.practices import PRACTICES
 from echelon.planner.guides.situation import GB, Situation
 from echelon.planner.guides.strategy import Outcome
@@ -33,7 +35,8 @@ from echelon.planner.search import search
 class ChooseQuestion:
     """Hold the run that was asked about, what guides say of it, and the planner's best plan.
 
-    `told` says what was taken where the run says nothing.
+    `told` says what was taken where the run says nothing. `software` is the trainer of which the
+    seconds are.
     """
 
     plan: Plan
@@ -41,6 +44,16 @@ class ChooseQuestion:
     best: Plan | None = None
     step_s: float | None = None
     told: tuple[str, ...] = ()
+    software: Software = field(default_factory=Software)
+
+    def seconds(self, advice: Advice) -> float | None:
+        """Return the seconds of a step of what an advice comes to; None where it does not fit."""
+        found = advice.outcome
+        if found is None or not found.fits:
+            return None
+        work = work_of_split(self.plan, found.split, advice.strategy.recompute)
+        work = replace(work, software=self.software)
+        return estimate_work(work, self.plan.mathematics, self.plan.cluster).step_s
 
     @property
     def compared(self) -> tuple[tuple[str, Plan], ...]:
@@ -70,6 +83,7 @@ def ask_choose(run: str | None, settings: Sequence[str]) -> ChooseQuestion:
         best=best and best.plan,
         step_s=best and best.estimate.step_s,
         told=request.told,
+        software=request.software,
     )
 
 
@@ -87,7 +101,9 @@ def choose_json(question: ChooseQuestion) -> dict[str, Any]:
         "cluster": situation.cluster.name,
         "num_devices": situation.num_devices,
         "memory_bytes": situation.memory,
-        "guides": [_advice_json(advice) for advice in advised.advice],
+        "guides": [
+            _advice_json(advice) | {"step_s": question.seconds(advice)} for advice in advised.advice
+        ],
         "preferences": [
             {
                 "id": preference.id,
@@ -146,7 +162,7 @@ def _parts(question: ChooseQuestion) -> Iterator[list[str]]:
     advised = question.advised
     yield list(_head(advised.situation, question.told))
     for advice in advised.advice:
-        yield list(_advice(advice, advised.situation))
+        yield list(_advice(advice, advised.situation, question.seconds(advice)))
     yield ["Reasons to raise a degree (003, section 8)", "", *_preferences(advised)]
     yield ["Where guides differ", "", *_conflicts(advised)]
     for name, plan in question.compared:
@@ -173,7 +189,7 @@ def _head(situation: Situation, told: tuple[str, ...]) -> Iterator[str]:
     yield from wrapped(text, "", "")
 
 
-def _advice(advice: Advice, situation: Situation) -> Iterator[str]:
+def _advice(advice: Advice, situation: Situation, seconds: float | None) -> Iterator[str]:
     title = advice.path.tree.title if advice.path else advice.strategy.name
     yield f"{advice.id} ({advice.source}): {title}"
     for step in advice.path.steps if advice.path else ():
@@ -182,7 +198,8 @@ def _advice(advice: Advice, situation: Situation) -> Iterator[str]:
         )
         yield from wrapped(step.answer.why, "       ", "       ")
     yield from wrapped(f"-> {advice.strategy.name}: {advice.strategy.says()}", "  ", "     ")
-    yield from wrapped(_outcome(advice.outcome, situation), "     ", "     ")
+    much = "" if seconds is None else f", {shown_s(seconds)} a step"
+    yield from wrapped(_outcome(advice.outcome, situation) + much, "     ", "     ")
     if advice.note:
         yield from wrapped(f"known corner: {advice.note}", "     ", "     ")
     if advice.path:

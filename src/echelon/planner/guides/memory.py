@@ -59,7 +59,7 @@ def memory_of_split(
     plan: Plan, split: Split, recompute: RecomputePolicy | None = None
 ) -> RankMemory:
     """Return what the fullest rank holds of the model and batch of `plan`, split otherwise."""
-    return _memory(_work(plan, split, recompute))
+    return _memory(work_of_split(plan, split, recompute))
 
 
 def memory_of_plan(plan: Plan, **changes: float) -> RankMemory:
@@ -72,7 +72,7 @@ def memory_of_plan(plan: Plan, **changes: float) -> RankMemory:
 
 def block_activations(plan: Plan) -> float:
     """Return the bytes that the largest block keeps of one microbatch for backward, uncut."""
-    work = _work(plan, Split(), "none")
+    work = work_of_split(plan, Split(), "none")
     mixture = plan.model.layer_has_experts(plan.model.layers - 1)
     return float(kept_by_block(work, mixture=mixture))
 
@@ -89,7 +89,8 @@ def state_precision(plan: Plan) -> StatePrecision:
     )
 
 
-def _work(plan: Plan, split: Split, recompute: RecomputePolicy | None) -> Work:
+def work_of_split(plan: Plan, split: Split, recompute: RecomputePolicy | None = None) -> Work:
+    """Return what the formulas of the lattice read of the model and batch of `plan`, so split."""
     mathematics, sequences = plan.mathematics, plan.layout.microbatch_sequences
     policy = recompute or plan.layout.recompute.policy
     layout = LayoutNumbers(
