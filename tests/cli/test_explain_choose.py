@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.cli.explain_choose import ask_choose, choose_json, choose_text
+from echelon.cli.explain_choose import ask_choose, choose_json
+from echelon.cli.explain_choose_text import choose_text
 from echelon.cli.main import main
 from echelon.planner.guides.documents import TREES
 from echelon.planner.guides.practices import PRACTICES

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from echelon.cli.explain_choose import ask_choose, choose_json, choose_text
+from echelon.cli.explain_choose import ask_choose, choose_json
+from echelon.cli.explain_choose_text import choose_text
 from echelon.cli.explain_context import context_json, context_text
 from echelon.cli.explain_context_fits import ask_context
 from echelon.cli.explain_errata import ask_errata, errata_json, errata_text
