@@ -22,7 +22,7 @@ def test_the_text_is_printed_and_what_is_recorded_is_told(
     assert main(["export", "nano-zero3", "--to", "megatron"]) == 0
     output = capsys.readouterr()
     assert output.out.startswith("#!/bin/sh\n# Written by echelon export for Megatron-LM")
-    assert 'recorded, not said: model.preset = "nano": its flags say every size' in output.err
+    assert 'recorded, not said: model.name = "nano": a name is for people' in output.err
     assert not list(Path().iterdir())
 
 

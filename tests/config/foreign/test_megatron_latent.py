@@ -32,7 +32,7 @@ def test_its_sizes_are_those_of_megatron_where_nothing_is_said(megatron: Imports
 
 @pytest.mark.parametrize("flag", ["--q-lora-rank", "--qk-layernorm", "--rope-type"])
 def test_what_megatron_does_otherwise_by_default_must_be_said(megatron: Imports, flag: str) -> None:
-    words: list[str] = FLAGS.split()
+    words = [str(word) for word in FLAGS.split()]
     start = words.index(flag)
     stop = start + 1 if flag == "--qk-layernorm" else start + 2
     text = small(" ".join([*words[:start], *words[stop:], "--disable-bias-linear"]))

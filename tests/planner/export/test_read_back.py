@@ -9,6 +9,7 @@ import pytest
 from echelon.config.foreign.importer import import_file, told_kind
 from echelon.config.job import Job
 from echelon.config.load import load_job
+from echelon.config.presets import preset_names
 from echelon.core.errors import ConfigError
 from echelon.planner.export.export import FOREIGN, TARGETS, Exported, TargetName, export_plan
 from tests.planner.export.plans import job_of, plans
@@ -64,3 +65,13 @@ def test_every_plan_is_said_by_some_tool_but_for_those_that_none_has_words_for()
             if to != "run.toml" and not (to == "accelerate" and "muon" in settings[0]):
                 with pytest.raises(ConfigError):
                     export_plan(plan, to)
+
+
+@pytest.mark.parametrize("name", preset_names("models"))
+def test_flags_of_megatron_say_every_size_of_every_preset(name: str, tmp_path: Path) -> None:
+    plan = load_job(name, ["cluster.preset=8xh100"]).plan
+    found = export_plan(plan, "megatron")
+    assert [note.setting for note in found.notes if note.setting.startswith("model.")] == [
+        "model.name"
+    ]
+    assert import_file(written(found, tmp_path)).job.plan == plan

@@ -186,7 +186,6 @@ ELSEWHERE = {
     "train.step_timeout_s": "--distributed-timeout-minutes is of one collective",
     "checkpoint.keep": "all checkpoints stay",
     "observe": "what is logged is its own choice",
-    "model.preset": "its flags say every size",
     "model.name": "a name is for people",
 }
 REASONS = {
@@ -218,4 +217,5 @@ MEGATRON = Target(
     elsewhere=ELSEWHERE,
     speed=SPEED,
     reasons=REASONS,
+    says_model=True,
 )

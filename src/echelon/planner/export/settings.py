@@ -134,7 +134,19 @@ def shortest_model(model: ModelShape) -> dict[str, object]:
     for name in preset_names("models"):
         if (found := _from_preset(name, wanted)) is not None and len(found) == len(NAMED):
             return found
-    return {key: value for key, value in wanted.items() if value != SETTINGS[key].default}
+    return written_out(model)
+
+
+def written_out(model: ModelShape) -> dict[str, object]:
+    """Return the settings that give this model without a preset; what follows is left out."""
+    found = {k: v for k, v in model_settings(model).items() if v != SETTINGS[k].default}
+    if model.kv_heads == model.heads:
+        found.pop("model.kv_heads", None)
+    latent = model.latent
+    parts = model.hidden // model.heads if latent is None else latent.nope_dim + latent.rope_dim
+    if model.head_dim == parts and (latent is not None or model.hidden % model.heads == 0):
+        found.pop("model.head_dim", None)
+    return found
 
 
 def _from_preset(name: str, wanted: Mapping[str, object]) -> dict[str, object] | None:

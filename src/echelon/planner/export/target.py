@@ -20,7 +20,7 @@ from echelon.config.kinds import toml_text
 from echelon.config.pipeline import EVEN, SCHEDULE_KEY, STAGES_KEY, VIRTUAL_KEY
 from echelon.core.plan import Plan
 from echelon.cost.balance import split_layers
-from echelon.planner.export.settings import RunSettings, plan_settings
+from echelon.planner.export.settings import RunSettings, plan_settings, written_out
 
 PLACE = Path("the plan")
 COLUMNS = 76
@@ -84,7 +84,8 @@ class Target:
     `elsewhere` names settings, or tables of them, that the tool takes from a script or a launcher;
     `speed` those that change speed and memory only; both say why. `reasons` say why others cannot
     be honoured, and `misfits` yields what the keys could say and the tool would refuse. `advice`
-    are lines for the head of the file.
+    are lines for the head of the file. Where keys say the whole model (`says_model`), no preset is
+    recorded beside them.
     """
 
     kind: Kind
@@ -95,6 +96,7 @@ class Target:
     elsewhere: Mapping[str, str]
     speed: Mapping[str, str]
     reasons: Mapping[str, str]
+    says_model: bool = False
 
     @property
     def tool(self) -> str:
@@ -119,10 +121,13 @@ class Attempt:
 def attempt(target: Target, plan: Plan, run: RunSettings) -> Attempt:
     """Return what an export of a plan, whose settings are `run`, gives."""
     keys = target.keys(plan, run.settings)
-    recorded: Mapping[str, object] = run.settings
+    settings, recorded = run.settings, run.settings
+    if target.says_model:
+        recorded = {key: value for key, value in settings.items() if not key.startswith("model.")}
+        settings = written_out(plan.model) | recorded
     ledger = _read(target, keys, recorded)
     for _ in range(PASSES):
-        recorded = _unsaid(run.settings, ledger)
+        recorded = _unsaid(settings, ledger)
         ledger = _read(target, keys, recorded)
     notes: list[Note] = []
     refusals = [*target.misfits(plan), *_of_problems(ledger), *_otherwise(target, plan, ledger)]
