@@ -13,7 +13,7 @@ from echelon.planner.choices import MOST_VIRTUAL, Order, Shares, recomputes_of, 
 from echelon.planner.formulas import Formulas, whole
 from echelon.planner.lattice import fold_of, legal_rows
 from echelon.planner.legal import Legality
-from echelon.planner.request import Request, make_request
+from echelon.planner.request import Aim, Objective, Request, make_request
 from echelon.schedule.build import SCHEDULES
 
 SMALL = (
@@ -36,7 +36,7 @@ def small(
     memory_gb: float = 80.0,
     pins: Sequence[str] = (),
     settings: Sequence[str] = SMALL,
-    objective: str = "time",
+    objective: Objective = "time",
 ) -> Request:
     """Return a request for a small model on so many devices with so much memory each."""
     request = make_request(
@@ -44,7 +44,7 @@ def small(
         cluster=f"{devices}xh100",
         settings=settings,
         pins=pins,
-        objective=objective,  # type: ignore[arg-type]
+        aim=Aim(objective=objective),
     )
     device = replace(request.cluster.device, memory_bytes=int(memory_gb * 1e9))
     return replace(request, cluster=replace(request.cluster, device=device))

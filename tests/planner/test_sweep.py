@@ -18,9 +18,7 @@ from tests.planner.requests import MIXTURE, SMALL, exhaustive, small
         (8, 4.0, SMALL),
         (8, 3.0, SMALL),
         (6, 3.5, SMALL),
-        (16, 3.2, SMALL),
         (8, 4.5, MIXTURE),
-        (8, 80.0, MIXTURE),
     ],
 )
 def test_a_sweep_finds_the_best_of_all_plans(

@@ -1,13 +1,90 @@
-"""`echelon plan`: check a run file by every rule, and show what the ranks hold and send."""
+"""`echelon plan`: check a run by every rule, or search for the best way to split one.
+
+Exit codes: 0 found; 2 wrong input, or nothing fits; 130 interrupted, with the best plan of what was
+seen until then printed, where there is one.
+"""
 
 from __future__ import annotations
 
-from echelon.cli.flags import Json, RunFile, Settings
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from echelon.cli.flags import Json, Settings
 from echelon.cli.output import print_json
 
+ModelOrRun = Annotated[
+    str, Parameter(help="A run.toml, a preset of a run or model, or a config.json to search for.")
+]
+ClusterName = Annotated[
+    str | None, Parameter(help="Search for a plan on COUNTxDEVICE such as 8xh100, or on a file's.")
+]
+Search = Annotated[
+    bool, Parameter(negative=(), help="Search for a better layout on the cluster of the run.")
+]
+PinTexts = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--pin",
+        negative=(),
+        show_default=False,
+        help="Keep the search to key=value, such as tp=8 or schedule=1f1b; repeat for more.",
+    ),
+]
+ObjectiveName = Annotated[
+    Literal["time", "throughput", "cost", "devices"],
+    Parameter(help="A short step; tokens per device; tokens for a price; few devices."),
+]
+Price = Annotated[float | None, Parameter(help="Of a device for an hour, in any currency.")]
+Top = Annotated[int, Parameter(help="How many plans to show.")]
+Front = Annotated[
+    bool, Parameter(negative=(), help="Show what no other plan beats in time, memory and devices.")
+]
+Trainer = Annotated[
+    str, Parameter(help="Whose seconds: echelon, generic, megatron-core, deepspeed, fsdp2 ...")
+]
+Out = Annotated[
+    Path | None, Parameter(help="Write the best plan here: a run file, or a plan as FILE.json.")
+]
 
-def plan(run: RunFile, /, *, settings: Settings = (), json: Json = False) -> int:
-    """Check a run by every rule, before any process starts; show what its ranks hold and send."""
+
+def plan(
+    run: ModelOrRun,
+    /,
+    *,
+    cluster: ClusterName = None,
+    search: Search = False,
+    pin: PinTexts = (),
+    objective: ObjectiveName = "time",
+    price: Price = None,
+    trainer: Trainer = "echelon",
+    top: Top = 10,
+    front: Front = False,
+    out: Out = None,
+    settings: Settings = (),
+    json: Json = False,
+) -> int:
+    """Show what the ranks of a run hold and send; with --cluster or --search, the best splits."""
+    if cluster is None and not search:
+        _require_search({"--pin": pin, "--price": price, "--front": front, "--out": out})
+        return _show(run, settings, json=json)
+    from echelon.cli.plan_search import Wanted, run_search
+
+    wanted = Wanted(
+        model=run,
+        cluster=cluster,
+        settings=settings,
+        pins=pin,
+        objective=objective,
+        price=price,
+        trainer=trainer,
+        top=top,
+    )
+    return run_search(wanted, front=front, out=out, json=json)
+
+
+def _show(run: str, settings: tuple[str, ...], *, json: bool) -> int:
     from echelon.cli.plan_report import plan_json, plan_text
     from echelon.config.load import load_job
     from echelon.config.placement import found_of
@@ -20,3 +97,20 @@ def plan(run: RunFile, /, *, settings: Settings = (), json: Json = False) -> int
     else:
         print(plan_text(job.plan, times, found_of(job)), end="")
     return 0
+
+
+def _require_search(flags: dict[str, object]) -> None:
+    """Refuse flags of a search where there is none: they would change nothing."""
+    from echelon.core.errors import ConfigError
+    from echelon.core.rulebook.command_line import BAD_ARGUMENT
+
+    given = [flag for flag, value in flags.items() if value]
+    if given:
+        raise ConfigError(
+            BAD_ARGUMENT.problem(
+                f"{' and '.join(given)} is about a search, and without --cluster or --search a run "
+                "is shown as it is",
+                set_by="the command line",
+                works=("--cluster 8xh100", "--search"),
+            )
+        )

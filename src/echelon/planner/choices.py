@@ -72,8 +72,10 @@ def shares_of(dp: int, cp: int, ep: int, inner: int, *, offload: bool) -> tuple[
         # Stage 0 cuts nothing: shards are there for experts only, as few as they need.
         if not offload and not found:
             found.append(Shares(0, dp // shard, shard))
-        if shard * cp > 1 or offload:
-            for stage in range(1, MOST_STAGE + 1):
+        alone = shard * cp == 1
+        if not alone or offload:
+            # One rank has nothing to share out; what it can is leave optimizer state to its host.
+            for stage in range(1, MOST_STAGE + (not alone)):
                 found.append(Shares(stage, dp // shard, shard, offload=int(offload)))
                 if stage == MOST_STAGE:
                     found.append(Shares(stage, dp // shard, shard, 0, int(offload)))

@@ -17,12 +17,16 @@ from echelon.core.cluster import Cluster
 from echelon.core.plan import Mathematics, Plan
 from echelon.cost.flops import model_flops_per_token
 from echelon.cost.lattice.block import Work
+from echelon.cost.lattice.frameworks import FRAMEWORKS
 from echelon.cost.lattice.memory import bytes_of_rank
 from echelon.cost.lattice.numbers import Num
 from echelon.cost.lattice.of_cluster import peak_flops
 from echelon.cost.lattice.of_plan import work_of
 from echelon.cost.lattice.software import Software
 from echelon.cost.lattice.step import step_seconds
+
+OURS = "echelon"
+"""The trainer whose facts are those of our own engine."""
 
 _HIDDEN = ("reduce_overlap", "gather_overlap", "tensor_overlap", "pipeline_overlap")
 
@@ -98,8 +102,9 @@ class Estimate:
 
 
 def estimate(plan: Plan, software: Software | None = None) -> Estimate:
-    """Return what a plan takes by the closed forms of the lattice."""
-    return estimate_work(work_of(plan, software), plan.mathematics, plan.cluster)
+    """Return what a plan takes by closed forms, by default those of our own trainer."""
+    facts = software or FRAMEWORKS[OURS]
+    return estimate_work(work_of(plan, facts), plan.mathematics, plan.cluster)
 
 
 def estimate_work(work: Work, mathematics: Mathematics, cluster: Cluster) -> Estimate:

@@ -22,12 +22,15 @@ from echelon.config.resolve import resolve
 from echelon.config.schema import CLUSTER_SOURCES
 from echelon.config.view import View
 from echelon.core.cluster import Cluster
-from echelon.core.errors import ConfigError
+from echelon.core.errors import ConfigError, Problem
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Mathematics, Plan
-from echelon.core.rulebook.planner import OBJECTIVE_NEEDS_PRICE
+from echelon.core.rulebook.planner import OBJECTIVE_NEEDS_PRICE, UNKNOWN_TRAINER
+from echelon.core.rules import did_you_mean
+from echelon.cost.lattice.frameworks import FRAMEWORKS
 from echelon.cost.lattice.of_plan import software_of
 from echelon.cost.lattice.software import Software
+from echelon.planner.estimate import OURS
 from echelon.planner.pins import Pins, read_pins
 
 Objective = Literal["time", "throughput", "cost", "devices"]
@@ -54,6 +57,16 @@ DEFAULT = "default of the search"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """Say what is wanted of plans, how many of them, and of which trainer the seconds are."""
+
+    objective: Objective = "time"
+    price: float | None = None
+    top: int = 10
+    trainer: str = OURS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """Hold what a search is about; `alone` is the run on one rank, whose layout says nothing.
 
@@ -68,7 +81,8 @@ class Request:
     objective: Objective = "time"
     price: float | None = None
     top: int = 10
-    software: Software = field(default_factory=Software)
+    trainer: str = OURS
+    software: Software = field(default_factory=lambda: FRAMEWORKS[OURS])
     told: tuple[str, ...] = ()
 
     @property
@@ -100,8 +114,7 @@ def make_request(
     cluster: str | None = None,
     settings: Sequence[str] = (),
     pins: Sequence[str] = (),
-    objective: Objective = "time",
-    price: float | None = None,
+    aim: Aim | None = None,
 ) -> Request:
     """Return what to search for; ConfigError with everything that is wrong.
 
@@ -109,7 +122,10 @@ def make_request(
     """
     layout = [text for text in settings if _is_layout(text.partition("=")[0].strip())]
     wanted = read_pins([*layout, *pins])
-    if objective == "cost" and price is None:
+    aim = aim or Aim()
+    if aim.trainer not in FRAMEWORKS:
+        raise ConfigError(_unknown_trainer(aim.trainer))
+    if aim.objective == "cost" and aim.price is None:
         raise ConfigError(
             OBJECTIVE_NEEDS_PRICE.problem(
                 "--objective cost needs the price of a device for an hour",
@@ -127,11 +143,23 @@ def make_request(
         layers=tuple(gathered.layers),
         cluster=alone.cluster,
         pins=wanted,
-        objective=objective,
-        price=price,
-        software=software_of(Software(), mathematics.precision, mathematics.optimizer.kind),
+        objective=aim.objective,
+        price=aim.price,
+        top=aim.top,
+        trainer=aim.trainer,
+        software=trainer_software(aim.trainer, mathematics),
         told=told,
     )
+
+
+def trainer_software(trainer: str, mathematics: Mathematics) -> Software:
+    """Return the facts of a trainer with the dtypes of a run; other trainers keep their own sums.
+
+    Ours takes the bytes of gradients and of their sums from the run; others have them fixed.
+    """
+    software = FRAMEWORKS[trainer]
+    found = software_of(software, mathematics.precision, mathematics.optimizer.kind)
+    return found if trainer == OURS else replace(software, element_bytes=found.element_bytes)
 
 
 def on_cluster(request: Request, cluster: Cluster) -> Request:
@@ -140,6 +168,15 @@ def on_cluster(request: Request, cluster: Cluster) -> Request:
     kept = tuple(_without(one, CLUSTER_SOURCES) for one in request.layers)
     alone = replace(request.alone, cluster=cluster)
     return replace(request, cluster=cluster, alone=alone, layers=(*kept, layer))
+
+
+def _unknown_trainer(trainer: str) -> Problem:
+    near = did_you_mean(trainer, FRAMEWORKS)
+    return UNKNOWN_TRAINER.problem(
+        f"--trainer {trainer}: there are no figures of that trainer",
+        set_by=f"--trainer {trainer}",
+        works=near or tuple(FRAMEWORKS),
+    )
 
 
 def _is_layout(key: str) -> bool:
@@ -156,7 +193,7 @@ def _gathered(model: str | Path, cluster: str | None, settings: Sequence[str]) -
     if cluster is not None:
         key = "file" if cluster.endswith(".toml") or "/" in cluster else "preset"
         sets.insert(0, f"cluster.{key}={toml_text(cluster)}")
-    if _is_hf_config(model):
+    if is_hf_config(model):
         gathered = Gathered()
         entries, problems = parse_sets([f"model.hf_config={toml_text(str(model))}", *sets])
         gathered.problems.extend(problems)
@@ -174,7 +211,8 @@ def _gathered(model: str | Path, cluster: str | None, settings: Sequence[str]) -
     return gathered
 
 
-def _is_hf_config(model: str | Path) -> bool:
+def is_hf_config(model: str | Path) -> bool:
+    """Return whether a model is named by the path of a config.json, or of a folder with one."""
     path = Path(model)
     return str(model).endswith(".json") or (path.is_dir() and (path / "config.json").is_file())
 
@@ -185,7 +223,9 @@ def _complete(gathered: Gathered, model: str) -> Iterator[str]:
     if gathered.incomplete or gathered.problems:
         raise ConfigError(gathered.problems)
     expanded, problems = expand_model(merged)
-    if problems or not any(key.startswith("model.") for key in merged):
+    if problems:
+        raise ConfigError(problems)
+    if not any(key.startswith("model.") for key in merged):
         return
     expanded = dict(expanded) | dict(derive_model(View(entries=expanded), model))
     view = View(entries=expanded)

@@ -102,13 +102,13 @@ def simulated(choice: Choice, times: UnitTimes, stages: Stages) -> float:
 def with_simulated(terms: Mapping[str, float], seconds: float) -> dict[str, float]:
     """Return the terms of a step whose bubble is what was simulated.
 
-    Where stages are cut more evenly than the closed form takes them to be, the rest is "balance".
+    Where stages are cut more evenly than the closed form takes them to be, every term of compute
+    is less by the same share.
     """
-    waited = seconds - sum(terms[name] for name in COMPUTED)
-    changed = dict(terms) | {"bubble": max(0.0, waited)}
-    if waited < 0.0:
-        changed["balance"] = waited
-    return changed
+    closed = sum(terms[name] for name in COMPUTED)
+    share = min(1.0, seconds / closed)
+    less = {name: share * terms[name] for name in COMPUTED}
+    return {**terms, **less, "bubble": max(0.0, seconds - closed)}
 
 
 def _timed(choice: Choice) -> tuple[int, ...]:

@@ -51,6 +51,17 @@ NO_PLAN_IS_LEGAL = Rule(
     fixed="echelon plan llama3-8b --cluster 8xh100 --set batch.global_sequences=8 --pin dp=8",
 )
 
+UNKNOWN_TRAINER = Rule(
+    id="unknown-trainer",
+    why="""
+    Seconds and bytes of one plan differ between trainers: by their kernels, by what they send
+    behind compute, by the dtype in which gradients add up. `--trainer` names one whose facts are
+    known; "echelon" is this one, "generic" stands for any other.
+    """,
+    bad="echelon plan llama3-8b --cluster 8xh100 --trainer megatorn",
+    fixed="echelon plan llama3-8b --cluster 8xh100 --trainer megatron-core",
+)
+
 OBJECTIVE_NEEDS_PRICE = Rule(
     id="objective-needs-price",
     why="""

@@ -75,6 +75,7 @@ def software_of(
     states = len(STATE_KINDS[optimizer]) * master
     return replace(
         software,
+        element_bytes=float(DTYPE_BYTES[precision.parameters]),
         gradient_bytes=float(DTYPE_BYTES[precision.gradients]),
         reduced_bytes=float(DTYPE_BYTES[precision.reduction]),
         state_bytes=float(states + master * precision.has_master),

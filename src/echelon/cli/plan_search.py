@@ -1,0 +1,104 @@
+"""`echelon plan MODEL --cluster ...`: search, print the answer, and write the best plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from echelon.cli.new_files import require_new_files
+from echelon.cli.output import note, print_json
+from echelon.core.errors import ConfigError
+from echelon.core.rulebook.command_line import BAD_ARGUMENT
+
+if TYPE_CHECKING:
+    from echelon.planner.request import Objective
+    from echelon.planner.search import Answer
+
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Hold what the command line asks for."""
+
+    model: str
+    cluster: str | None
+    settings: Sequence[str]
+    pins: Sequence[str]
+    objective: Objective
+    price: float | None
+    trainer: str
+    top: int
+
+
+def run_search(wanted: Wanted, *, front: bool, out: Path | None, json: bool) -> int:
+    """Search, print the answer, write the best plan; return the exit code."""
+    from echelon.cli.plan_search_json import answer_json
+    from echelon.cli.plan_search_text import answer_text
+    from echelon.planner.front import front_of
+    from echelon.planner.request import Aim, make_request
+    from echelon.planner.search import search
+    from echelon.planner.unfit import why_nothing
+
+    _require_sensible(wanted)
+    require_new_files({"--out": out})
+    request = make_request(
+        wanted.model,
+        cluster=wanted.cluster,
+        settings=wanted.settings,
+        pins=wanted.pins,
+        aim=Aim(
+            objective=wanted.objective,
+            price=wanted.price,
+            top=wanted.top,
+            trainer=wanted.trainer,
+        ),
+    )
+    answer = search(request)
+    if answer.best is None and not answer.interrupted:
+        raise why_nothing(answer)
+    kept = front_of(request) if front and not answer.interrupted else ()
+    if json:
+        print_json("plan", {"search": answer_json(answer, kept)})
+    elif answer.best is not None:
+        print(answer_text(answer, kept), end="")
+    if answer.best is not None and out is not None:
+        _write(answer, out)
+    if answer.interrupted:
+        note(f"interrupted after {answer.seen:,} plans; there may be better ones")
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def _require_sensible(wanted: Wanted) -> None:
+    for flag, value, least in (("--top", wanted.top, 1), ("--price", wanted.price, 0)):
+        if value is not None and value < least:
+            raise ConfigError(
+                BAD_ARGUMENT.problem(
+                    f"{flag} {value} is below {least}",
+                    set_by="the command line",
+                    works=(f"{flag} {max(least, 1)}",),
+                )
+            )
+
+
+def _write(answer: Answer, out: Path) -> None:
+    """Write the best plan: a run file, with what stands beside it, or the plan itself."""
+    from echelon.config.new_file import write_new
+    from echelon.planner.export.run_toml import run_toml
+    from echelon.planner.export.settings import needed_settings
+
+    assert answer.best is not None
+    assert answer.best.plan is not None
+    plan = answer.best.plan
+    if out.suffix == ".json":
+        write_new(out, plan.to_json(), key="--out")
+        return
+    run = needed_settings(plan)
+    files = {out.parent / name: text for name, text in run.beside.items()}
+    require_new_files({"--out": out} | {str(file): file for file in files})
+    for file, text in files.items():
+        write_new(file, text, key="--out")
+    write_new(out, run_toml(run), key="--out")

@@ -1,0 +1,177 @@
+"""What `echelon plan --cluster` prints: the best plans, what the first takes, what was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+from echelon.cli.output import table
+from echelon.core.axis import MESH_AXES
+from echelon.core.parameters import num_parameters
+from echelon.core.units import short_count
+
+if TYPE_CHECKING:
+    from echelon.planner.choice import Choice
+    from echelon.planner.search import Answer, Ranked
+
+WIDTH = 80
+SMALLEST_SHARE = 0.0005
+HEADER = ("mesh", "zero", "schedule", "mb", "rec", "step s", "tok/s", "MFU", "GB")
+LEGEND = (
+    "mb: sequences of a microbatch. rec: blocks that run forward again. tok/s: of a device. "
+    "GB: of the fullest rank. 1f1b x4: interleaved, four stages on a rank. tp8s: with sequence "
+    "parallelism. cp4u2: two of four context ranks exchange heads."
+)
+
+
+def answer_text(answer: Answer, front: Sequence[Ranked] = ()) -> str:
+    """Return an answer as the page that a person reads; every line has 80 columns at most."""
+    assert answer.best is not None
+    parts = ["\n".join(_head(answer)), plans_table(answer.ranked), fill(LEGEND, WIDTH)]
+    parts.append("\n".join(_best(answer, answer.best)))
+    parts.append("A step of the first takes, in seconds:\n\n" + _seconds(answer.best))
+    parts.append("Its fullest rank holds, in GB:\n\n" + _bytes(answer, answer.best))
+    if front:
+        text = "No other plan has less of step time, memory and devices than one of these:"
+        parts.append(f"{text}\n\n{plans_table(front, devices=True)}")
+    parts.append("\n".join(_seen(answer)))
+    return "\n\n".join(parts) + "\n"
+
+
+def plans_table(plans: Sequence[Ranked], *, devices: bool = False) -> str:
+    """Return plans as a table, one a line."""
+    rows = [_row(one, devices=devices) for one in plans]
+    header = ("devices", *HEADER[:1], *HEADER[2:]) if devices else HEADER
+    return table(header, rows)
+
+
+def mesh_text(choice: Choice) -> str:
+    """Return the degrees of a mesh that are not 1, such as ``pp16 dp64 tp8s``."""
+    mesh = choice.mesh
+    context = {"ulysses": "u", "gathered": "g", "striped": "s"}.get(choice.context, "")
+    if choice.context == "ulysses-ring":
+        context = f"u{choice.ulysses}"
+    words = [f"{name}{degree}" for name, degree in (("pp", mesh.pp), ("dp", mesh.dp)) if degree > 1]
+    if mesh.cp > 1:
+        words.append(f"cp{mesh.cp}{context}")
+    if mesh.tp > 1:
+        words.append(f"tp{mesh.tp}{'s' * choice.sequence_parallel}")
+    if mesh.ep > 1:
+        words.append(f"ep{mesh.ep}{'t' * (choice.expert_tp > 1)}")
+    return " ".join(words) or "one rank"
+
+
+def schedule_text(choice: Choice) -> str:
+    """Return the schedule of a plan in ten columns; "-" without a pipeline."""
+    if choice.mesh.pp == 1:
+        return "-"
+    if choice.schedule == "interleaved-1f1b":
+        return f"1f1b x{choice.virtual}"
+    if choice.schedule == "breadth-first":
+        return f"breadth x{choice.virtual}"
+    return choice.schedule
+
+
+def recompute_text(choice: Choice) -> str:
+    """Return which blocks run forward again: "-", "all" or one of so many."""
+    if choice.recompute == 0:
+        return "-"
+    return "all" if choice.recompute == 1 else f"1/{choice.recompute}"
+
+
+def _row(one: Ranked, *, devices: bool) -> tuple[str, ...]:
+    choice, estimate = one.choice, one.estimate
+    zero = str(choice.zero) + ("+h" if choice.offload else "")
+    step = f"{estimate.step_s:.4g}"
+    cells = (
+        schedule_text(choice),
+        str(choice.microbatch),
+        recompute_text(choice),
+        step,
+        f"{estimate.tokens_per_s_per_device:.0f}",
+        f"{100 * estimate.mfu:.1f}",
+        f"{estimate.bytes_held / 1e9:.1f}",
+    )
+    if devices:
+        return str(choice.devices), mesh_text(choice), *cells
+    return mesh_text(choice), zero, *cells
+
+
+def _head(answer: Answer) -> Iterator[str]:
+    request = answer.request
+    model, numbers, cluster = request.model, request.mathematics, request.cluster
+    count = short_count(num_parameters(model))
+    yield f"model     {model.name}: {count} parameters, {model.layers} blocks"
+    yield f"cluster   {cluster.name}: {cluster.num_devices:,} x {cluster.device.name}"
+    yield (
+        f"batch     {numbers.global_sequences:,} sequences x {numbers.sequence_length:,} tokens, "
+        f"parameters in {numbers.precision.parameters}"
+    )
+    if request.told:
+        yield fill(f"assumed   {'; '.join(request.told)}", WIDTH, subsequent_indent=" " * 10)
+    if request.pins.texts:
+        text = "pinned    " + ", ".join(request.pins.texts.values())
+        yield fill(text, WIDTH, subsequent_indent=" " * 10)
+    yield f"trainer   {request.trainer}"
+
+
+def _best(answer: Answer, best: Ranked) -> Iterator[str]:
+    choice, estimate = best.choice, best.estimate
+    mesh = choice.mesh
+    degrees = [f"{axis.value} {mesh.degree(axis)}" for axis in MESH_AXES if mesh.degree(axis) > 1]
+    step, held = estimate.step_band, estimate.bytes_band
+    yield f"first     {choice.devices:,} ranks = {' x '.join(degrees) or '1'}"
+    yield (
+        f"          {choice.microbatches} microbatches of {choice.microbatch} on each data rank"
+        + (", timed event by event" if best.simulated else ", by closed forms")
+    )
+    yield (
+        f"step      {estimate.step_s:.4g} s ({step.low:.4g} if all is hidden that can be, "
+        f"{step.high:.4g} if nothing)"
+    )
+    yield f"memory    {_gb(estimate.bytes_held)} GB ({_gb(held.low)} to {_gb(held.high)})"
+    if answer.request.price is not None:
+        price = estimate.token_price(answer.request.price)
+        yield f"price     {price:.4g} for a million tokens"
+    if answer.offload:
+        yield "host      optimizer state rests there: nothing fits else; its time is not counted"
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:.1f}"
+
+
+def _seconds(best: Ranked) -> str:
+    total = best.estimate.step_s
+    return _terms(best.estimate.seconds, total, "step", ("term", "seconds", "of the step"))
+
+
+def _bytes(answer: Answer, best: Ranked) -> str:
+    held = {name: value / 1e9 for name, value in best.estimate.bytes.items()}
+    memory = answer.request.memory_bytes / 1e9
+    return _terms(held, memory, "of a device", ("term", "GB", "of the memory"))
+
+
+def _terms(
+    terms: Mapping[str, float], whole: float, name: str, header: tuple[str, str, str]
+) -> str:
+    large = {key: value for key, value in terms.items() if value > SMALLEST_SHARE * whole}
+    rest = sum(terms.values()) - sum(large.values())
+    shown = dict(sorted(large.items(), key=lambda item: -item[1]))
+    if rest > 0:
+        shown["all others"] = rest
+    rows = [(key, f"{value:.4g}", f"{100 * value / whole:.1f} %") for key, value in shown.items()]
+    total = sum(terms.values())
+    rows.append((f"sum ({name})", f"{total:.4g}", f"{100 * total / whole:.1f} %"))
+    return table(header, rows)
+
+
+def _seen(answer: Answer) -> Iterator[str]:
+    yield (
+        f"{answer.seen:,} legal plans in {answer.seconds:.1f} s: {answer.computed:,} computed in "
+        "full, the others"
+    )
+    yield "left out because they hold too much or cannot be among the best. Refused:"
+    for rule, count in sorted(answer.refused.items(), key=lambda item: -item[1]):
+        yield f"  {count:>13,}  {rule}"

@@ -1,0 +1,101 @@
+"""What is asked of a search: models, clusters, defaults that are told, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from echelon.core.errors import ConfigError
+from echelon.planner.request import Aim, make_request
+
+
+def test_what_nobody_says_is_assumed_and_told() -> None:
+    request = make_request("llama2-7b", cluster="8xv100-32gb")
+    numbers = request.mathematics
+    assert numbers.precision.parameters == "fp16"
+    assert numbers.precision.loss_scaling == "dynamic"
+    assert any("fp16" in text for text in request.told)
+    own = make_request("nano", cluster="8xh100", settings=["precision.parameters=bf16"])
+    assert own.told == ()
+    assert (own.mathematics.global_sequences, own.mathematics.sequence_length) == (16, 128)
+
+
+def test_a_config_json_is_a_model(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 4,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+        "vocab_size": 1000,
+        "max_position_embeddings": 2048,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for path in (tmp_path, tmp_path / "config.json"):
+        request = make_request(str(path), cluster="8xh100")
+        assert request.model.layers == 4
+        assert request.mathematics.sequence_length == 2048
+        assert request.mathematics.global_sequences == 2048
+        assert len(request.told) == 3
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
+    with pytest.raises(ConfigError) as caught:
+        make_request(str(tmp_path), cluster="8xh100")
+    assert caught.value.rules == ("hf-config-model-type",)
+    del config["vocab_size"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="vocab_size"):
+        make_request(str(tmp_path), cluster="8xh100")
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "rule", "works"),
+    [
+        ("lama3-8b", "8xh100", "unknown-preset", "llama3-8b"),
+        ("llama3-8b", "8xh10", "unknown-preset", "8xh100"),
+        ("llama3-8b", "12xh100", "whole-nodes", "16xh100"),
+    ],
+)
+def test_names_that_are_none_are_told_with_the_nearest(
+    model: str, cluster: str, rule: str, works: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_request(model, cluster=cluster)
+    assert caught.value.rules == (rule,)
+    assert any(works in text for text in caught.value.problems[0].works)
+
+
+def test_the_layout_of_a_run_file_is_left_aside_and_its_cluster_gives_way(tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text(
+        'extends = "nano"\n[mesh]\ntp = 2\ndp_shard = 2\n[zero]\nstage = 3\nprefetch = 2\n'
+        '[cluster]\npreset = "4xcpu"\n'
+    )
+    assert make_request(run).cluster.name == "4xcpu"
+    request = make_request(run, cluster="8xh100", settings=["mesh.tp=4"])
+    assert request.cluster.name == "8xh100"
+    assert request.alone.mesh.world_size == 1
+    assert request.pins.of("tp") == (4,)
+
+
+def test_a_price_and_a_trainer_are_needed_where_they_are_asked_for() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_request("nano", cluster="8xh100", aim=Aim(objective="cost"))
+    assert caught.value.rules == ("objective-needs-price",)
+    with pytest.raises(ConfigError) as caught:
+        make_request("nano", cluster="8xh100", aim=Aim(trainer="megatron-cor"))
+    assert caught.value.rules == ("unknown-trainer",)
+    assert "megatron-core" in caught.value.problems[0].works
+
+
+def test_other_trainers_keep_the_sums_that_they_have() -> None:
+    ours = make_request("nano", cluster="8xh100", settings=["precision.parameters=bf16"])
+    other = make_request(
+        "nano",
+        cluster="8xh100",
+        settings=["precision.parameters=bf16"],
+        aim=Aim(trainer="deepspeed"),
+    )
+    assert (ours.software.gradient_bytes, ours.software.element_bytes) == (4.0, 2.0)
+    assert (other.software.gradient_bytes, other.software.element_bytes) == (2.0, 2.0)

@@ -1,0 +1,187 @@
+"""An answer: plans that are Plans, timed event by event, under every objective."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from echelon.cost.lattice.of_plan import layout_numbers
+from echelon.planner.choice import Choice
+from echelon.planner.estimate import estimate
+from echelon.planner.front import front_of
+from echelon.planner.search import (
+    estimate_choice,
+    neighbours,
+    search,
+    work_of_choice,
+    worlds_of,
+)
+from echelon.planner.simulated import (
+    COMPUTED,
+    cut_stages,
+    simulated,
+    unit_times,
+    with_simulated,
+)
+from echelon.planner.sweep import Sweep
+from echelon.schedule.of_plan import schedule_of
+from echelon.schedule.simulate import simulate
+from tests.planner.requests import MIXTURE, small
+
+
+def test_the_answer_is_plans_that_take_what_it_says() -> None:
+    request = small(memory_gb=4.0)
+    answer = search(request)
+    assert answer.best is not None
+    assert len(answer.ranked) == request.top
+    assert len(answer.ranked) + len(answer.rest) == len([*neighbours(answer)]) + 1
+    steps = [one.estimate.step_s for one in answer.ranked]
+    assert steps == pytest.approx(sorted(steps), rel=1e-3)
+    for one in answer.ranked:
+        assert one.plan is not None
+        assert layout_numbers(one.plan) == one.choice.numbers()
+        found = estimate(one.plan, request.software)
+        assert found.bytes == one.estimate.bytes
+        assert found.bytes_held <= request.memory_bytes
+        if not one.simulated:
+            assert found.seconds == one.estimate.seconds
+        if one.stages:
+            assert one.plan.layout.pipeline.stages == one.stages
+        assert one.estimate.mfu == pytest.approx(
+            one.estimate.model_flops / one.estimate.step_s / (8 * one.estimate.peak_flops)
+        )
+        low, high = one.estimate.step_band.low, one.estimate.step_band.high
+        assert low <= one.estimate.step_s <= high
+        assert one.estimate.bytes_band.low <= one.estimate.bytes_held
+        assert one.estimate.bytes_held <= one.estimate.bytes_band.high
+
+
+def test_experts_are_searched_too() -> None:
+    answer = search(replace(small(settings=MIXTURE, memory_gb=6.0), top=2))
+    assert answer.best is not None
+    assert all(one.plan is not None and one.plan.model.experts for one in answer.ranked)
+
+
+def test_pins_are_kept() -> None:
+    pins = ["tp=2", "schedule=1f1b", "zero=1", "microbatch=1", "recompute=full", "pp=2"]
+    answer = search(small(pins=pins))
+    assert answer.best is not None
+    for one in (*answer.ranked, *answer.rest):
+        choice = one.choice
+        assert (choice.mesh.tp, choice.mesh.pp, choice.zero, choice.microbatch) == (2, 2, 1, 1)
+        assert (choice.schedule, choice.recompute) == ("1f1b", 1)
+
+
+def test_objectives() -> None:
+    request = small(memory_gb=4.0)
+    assert worlds_of(request) == (8,)
+    few = replace(request, objective="devices")
+    assert worlds_of(few) == (1, 2, 4, 8)
+    fewest = search(few).best
+    assert fewest is not None
+    before = worlds_of(few)[: worlds_of(few).index(fewest.choice.devices)]
+    for world in before:
+        sweep = Sweep(few, keep=1)
+        sweep.walk(world)
+        assert not sweep.best.found
+    much = search(replace(request, objective="throughput")).best
+    short = search(request).best
+    assert much is not None
+    assert short is not None
+    assert much.estimate.tokens_per_s_per_device >= short.estimate.tokens_per_s_per_device
+    assert short.estimate.step_s <= much.estimate.step_s
+    assert much.estimate.token_price(3.6) == pytest.approx(
+        1e3 / much.estimate.tokens_per_s_per_device
+    )
+
+
+def test_optimizer_state_goes_to_the_host_only_where_nothing_else_fits() -> None:
+    roomy = search(small(memory_gb=4.0))
+    assert not roomy.offload
+    tight = small(memory_gb=80.0, devices=1)
+    needed = Sweep(tight)
+    needed.walk(1)
+    offloaded = Sweep(tight, offload=True)
+    offloaded.walk(1)
+    between = (needed.least_bytes + offloaded.least_bytes) / 2e9
+    answer = search(small(memory_gb=between, devices=1))
+    assert answer.offload
+    assert answer.best is not None
+    assert answer.best.plan is not None
+    assert answer.best.plan.layout.zero.optimizer_offload == "host"
+
+
+def test_an_interrupted_search_answers_with_what_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = Sweep._look
+    calls: list[int] = []
+
+    def once(self: Sweep, *arguments: object) -> None:
+        calls.append(1)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        look(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Sweep, "_look", once)
+    answer = search(small())
+    assert answer.interrupted
+    assert answer.best is not None
+    assert answer.best.plan is not None
+    assert answer.seen > answer.computed > 0
+
+
+def test_a_front_has_no_plan_that_another_one_beats() -> None:
+    request = small(memory_gb=4.0)
+    front = front_of(request)
+    costs = [(one.estimate.step_s, one.estimate.bytes_held, one.choice.devices) for one in front]
+    assert len(costs) >= 2
+    assert not any(
+        one != other and all(a <= b for a, b in zip(one, other, strict=True))
+        for one in costs
+        for other in costs
+    )
+    fastest = search(replace(request, top=1)).best
+    assert fastest is not None
+    assert min(costs)[0] <= fastest.estimate.step_s * 1.05
+
+
+def _choice(schedule: str, virtual: int, microbatches: int) -> Choice:
+    request = small(pins=[f"schedule={schedule}", "pp=3", "tp=1", "cp=1", f"virtual={virtual}"])
+    sweep = Sweep(request)
+    sweep.walk(3)
+    choice = sweep.best.ranked()[0].choice()
+    return replace(choice, microbatches=microbatches)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "virtual"), [("1f1b", 1), ("interleaved-1f1b", 2), ("zb-h1", 1), ("zb-v", 2)]
+)
+def test_many_microbatches_are_a_few_and_the_same_again(schedule: str, virtual: int) -> None:
+    request = small()
+    many = _choice(schedule, virtual, 48)
+    work = work_of_choice(request, many)
+    times = unit_times(many, work, request.model)
+    stages = cut_stages(many, times, request.model.layers)
+    assert sorted(block for stage in stages for block in stage) == [*range(6)]
+    plan = request.job(many.settings(has_experts=False)).plan
+    layout = replace(plan.layout, pipeline=replace(plan.layout.pipeline, stages=stages))
+    numbers = replace(plan.mathematics, global_sequences=48 * many.microbatch * many.mesh.dp)
+    from echelon.cost.unit_times import durations_of
+
+    whole = simulate(
+        schedule_of(replace(plan, layout=layout, mathematics=numbers)),
+        durations_of(stages, times),
+    )
+    assert simulated(many, times, stages) == pytest.approx(whole.makespan_s, rel=0.01)
+
+
+def test_simulated_terms_add_up_to_what_was_simulated() -> None:
+    request = small()
+    choice = _choice("1f1b", 1, 8)
+    closed = estimate_choice(request, choice).seconds
+    busy = sum(closed[name] for name in COMPUTED)
+    other = sum(closed.values()) - busy - closed["bubble"]
+    for seconds in (0.8 * busy, busy, 1.3 * busy):
+        terms = with_simulated(closed, seconds)
+        assert sum(terms.values()) == pytest.approx(seconds + other)
+        assert min(terms.values()) >= 0.0
