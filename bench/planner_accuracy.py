@@ -1,6 +1,7 @@
 """Predict the step time and memory of published runs, and say how near the predictions are.
 
     python bench/planner_accuracy.py FILE.csv --out PRED.csv
+    python bench/planner_accuracy.py FILE.csv --out PRED.csv --leave-out source
 
 FILE.csv has any of the columns of published tables of runs (model sizes, device, links, degrees,
 batch, what was measured); a blank cell is unknown, and takes the framework's default or the best of
@@ -13,14 +14,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 if not __package__:
     # Run as a file: modules are found from the repository's root, not from this folder.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from bench.accuracy.predict import predict
-from bench.accuracy.report import lines, to_json, write_predictions
+from bench.accuracy.groups import is_complete
+from bench.accuracy.left_out import LEAVE_OUT, predict_left_out
+from bench.accuracy.predict import Case, Predict, Prediction, predict
+from bench.accuracy.report import summary_text, to_json, write_predictions
 from bench.accuracy.rows import read_rows
 
 
@@ -30,19 +34,36 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("file", type=Path, metavar="FILE.csv", help="published runs")
     parser.add_argument("--out", type=Path, required=True, metavar="PRED.csv", help="predictions")
     parser.add_argument("--json", action="store_true", help="print one JSON object, not a table")
+    parser.add_argument(
+        "--leave-out",
+        choices=sorted(LEAVE_OUT),
+        help="predict each such group with constants that are fitted anew without it",
+    )
     options = parser.parse_args(arguments)
     try:
         rows = read_rows(options.file)
     except OSError as error:
         print(f"error: {options.file}: {error.strerror}", file=sys.stderr)
         return 2
-    predictions = predict(rows)
+    predictions = predict(rows, _left_out(options.leave_out) if options.leave_out else None)
     write_predictions(options.out, predictions)
     if options.json:
         print(json.dumps(to_json(predictions), indent=1))
     else:
-        print("\n".join(lines(predictions)))
+        print(summary_text(predictions))
     return 0
+
+
+def _left_out(by: str) -> Predict:
+    from bench.accuracy.fit import adjust, refit
+
+    def predicted(cases: Sequence[Case]) -> Sequence[Prediction]:
+        told = [case for case in cases if is_complete(case.row) and case.measured.step_s]
+        # Each fit begins where that to all rows ended: sooner done, by the same sum of squares.
+        whole = refit(told)
+        return predict_left_out(cases, lambda some: adjust(refit(some, whole)), LEAVE_OUT[by])
+
+    return predicted
 
 
 if __name__ == "__main__":

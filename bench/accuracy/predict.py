@@ -24,6 +24,8 @@ from echelon.cost.lattice.step import step_seconds
 
 Record = TypeVar("Record")
 OK = "ok"
+BELIEVED = 1.1
+"""How far above a device's memory a prediction can be, for a split of which we know that it ran."""
 GB = 2.0**30
 """Frameworks print their allocators' bytes in units of 2^30, and call them GB."""
 
@@ -58,6 +60,7 @@ class Prediction:
 
 Adjust = Callable[[Sequence[Case]], Sequence[Case]]
 """What a fit does to cases: other constants of devices, links and programs."""
+Predict = Callable[[Sequence[Case]], Sequence[Prediction]]
 
 
 def cases_of(rows: Sequence[Row]) -> tuple[list[Case], list[Prediction]]:
@@ -120,11 +123,11 @@ def stacked(records: Sequence[Record]) -> Record:
     return cast(Record, replace(cast(Any, first), **together))
 
 
-def predict(rows: Sequence[Row]) -> list[Prediction]:
-    """Return a prediction for each row, in order."""
+def predict(rows: Sequence[Row], how: Predict | None = None) -> list[Prediction]:
+    """Return a prediction for each row, in order; `how` predicts those that no rule refuses."""
     filled = with_neighbours(rows)
     cases, refused = _cases(filled)
-    found = {id(one.row): one for one in (*predict_cases(cases), *refused)}
+    found = {id(one.row): one for one in (*(how or predict_cases)(cases), *refused)}
     return [found[id(row)] for row in filled]
 
 
@@ -141,7 +144,8 @@ def predict_cases(cases: Sequence[Case]) -> list[Prediction]:
     for case in cases:
         part = slice(start, start + len(case.candidates))
         start = part.stop
-        fits = held[part] <= capacity[part]
+        # What a row does not say was chosen so that it ran: memory a little over is believed.
+        fits = held[part] <= BELIEVED * capacity[part]
         best = int(np.argmin(np.where(fits, seconds[part], np.inf)))
         if not fits.any():
             best = int(np.argmin(held[part]))

@@ -221,8 +221,8 @@ def test_command_writes_predictions_and_a_table(
     assert (table[2]["step_time_s"], table[2]["fits"]) == ("", "")
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
-    assert "all rows of completeness A and B           2" in text
-    assert "other rows                                 1" in text
+    assert "all rows of completeness A and B          2" in text
+    assert "other rows                                1" in text
     assert "DeepSpeed ZeRO-3" in text
     assert "c: missing-setting" in text
 
