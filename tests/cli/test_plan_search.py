@@ -1,0 +1,216 @@
+"""`echelon plan MODEL --cluster`: its page, its object, its file, and its refusals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import echelon as ec
+from echelon.cli.main import main
+from echelon.config.load import load_job
+from echelon.core.errors import InfeasiblePlan
+from echelon.core.plan import Plan
+from echelon.planner import search as searching
+from echelon.planner.sweep import Sweep
+
+KINDS: dict[str, type | tuple[type, ...]] = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "null": type(None),
+}
+FAST = ["plan", "nano", "--cluster", "8xh100", "--top", "3"]
+
+
+def _schema() -> dict[str, Any]:
+    text = (files("echelon.cli") / "plan_search.schema.json").read_text(encoding="utf-8")
+    return cast("dict[str, Any]", json.loads(text))
+
+
+def check(value: Any, schema: dict[str, Any], root: dict[str, Any], where: str = "$") -> None:
+    """Assert that a value is what the parts of JSON Schema that ours uses say."""
+    if "$ref" in schema:
+        check(value, root["$defs"][schema["$ref"].rpartition("/")[2]], root, where)
+        return
+    if "const" in schema:
+        assert value == schema["const"], where
+    if "enum" in schema:
+        assert value in schema["enum"], where
+    if "type" in schema:
+        names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        assert any(isinstance(value, KINDS[name]) for name in names), (where, value)
+        assert not (isinstance(value, bool) and "boolean" not in names), where
+    if isinstance(value, dict):
+        entries = cast("dict[str, Any]", value)
+        properties = schema.get("properties", {})
+        assert set(schema.get("required", ())) <= set(entries), where
+        other = schema.get("additionalProperties", True)
+        for key, item in entries.items():
+            assert key in properties or other is not False, f"{where}.{key}"
+            inner = properties.get(key, other if isinstance(other, dict) else {})
+            check(item, inner, root, f"{where}.{key}")
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        assert schema.get("minItems", 0) <= len(items) <= schema.get("maxItems", len(items)), where
+        for place, item in enumerate(items):
+            check(item, schema.get("items", {}), root, f"{where}[{place}]")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        assert value >= schema.get("minimum", value), where
+        assert value > schema.get("exclusiveMinimum", value - 1), where
+
+
+def test_the_page_fits_80_columns_and_tells_all(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--cluster", "8xh100", "--top", "4", "--front", "--price", "2", "--pin", "tp=1,2,4"]
+    assert main(["plan", "llama3-8b", *flags]) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    assert max(map(len, output.out.splitlines())) <= 80
+    for part in (
+        "llama3-8b: 8.03B parameters, 32 blocks",
+        "8xh100: 8 x H100 SXM 80 GB",
+        "assumed ",
+        "pinned    tp=1,2,4",
+        "trainer   echelon",
+        "step s  tok/s",
+        "legal plans in",
+        "plan-fits-memory",
+        "for a million tokens",
+        "No other plan has less",
+        "sum (step)",
+    ):
+        assert part in output.out
+
+
+def test_json_is_one_object_of_the_published_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*FAST, "--json", "--front"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    schema = _schema()
+    check(result, schema, schema)
+    found = result["search"]
+    assert found["seen"] >= found["computed"] > 0
+    assert len(found["plans"]) == 3
+    for one in found["plans"]:
+        plan = Plan.from_json(json.dumps(one["plan"]))
+        assert plan.mesh.world_size == one["devices"] == 8
+        assert sum(one["seconds"].values()) == pytest.approx(one["step_s"])
+        assert sum(one["bytes"].values()) == pytest.approx(one["held_bytes"])
+        assert one["step_band_s"][0] <= one["step_s"] <= one["step_band_s"][1]
+
+
+def test_the_schema_finds_what_is_not_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*FAST, "--json"])
+    result = json.loads(capsys.readouterr().out)
+    schema = _schema()
+    for key, value in (("seen", "many"), ("objective", "speed"), ("more", 1)):
+        wrong = {**result, "search": {**result["search"], key: value}}
+        with pytest.raises(AssertionError):
+            check(wrong, schema, schema)
+    del result["search"]["plans"]
+    with pytest.raises(AssertionError):
+        check(result, schema, schema)
+
+
+def test_the_winner_is_written_once_and_read_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, plan = tmp_path / "best.toml", tmp_path / "best.json"
+    assert main([*FAST, "--json", "--out", str(run)]) == 0
+    best = json.loads(capsys.readouterr().out)["search"]["plans"][0]["plan"]
+    assert load_job(run).plan == Plan.from_json(json.dumps(best))
+    assert main([*FAST, "--out", str(plan)]) == 0
+    assert Plan.read(plan) == load_job(run).plan
+    before = run.read_text()
+    assert main([*FAST, "--out", str(run)]) == 2
+    assert "error[never-overwrite]" in capsys.readouterr().err
+    assert run.read_text() == before
+
+
+def test_a_run_file_is_searched_on_its_own_cluster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text('extends = "nano"\n[cluster]\npreset = "4xcpu"\n[mesh]\ntp = 2\n')
+    assert main(["plan", str(run), "--search", "--top", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["search"]
+    assert (found["cluster"], found["plans"][0]["devices"]) == ("4xcpu", 4)
+    assert main(["plan", str(run), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["plan"]["layout"]["mesh"]["tp"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule", "works"),
+    [
+        (["lama3-8b", "--cluster", "8xh100"], "unknown-preset", "llama3-8b"),
+        (["nano", "--cluster", "8xh10"], "unknown-preset", "8xh100"),
+        (["nano", "--cluster", "8xh100", "--pin", "tq=8"], "unknown-pin", "tp"),
+        (["nano", "--cluster", "8xh100", "--pin", "tp=3"], "pin-excludes-everything", "--pin tp=1"),
+        (["nano", "--cluster", "8xh100", "--objective", "cost"], "objective-needs-price", "2.5"),
+        (["nano", "--cluster", "8xh100", "--trainer", "genric"], "unknown-trainer", "generic"),
+        (["nano", "--cluster", "8xh100", "--top", "0"], "bad-argument", "--top 1"),
+        (["nano", "--pin", "tp=2"], "bad-argument", "--search"),
+        (["nano", "--out", "best.toml"], "bad-argument", "--cluster"),
+    ],
+)
+def test_what_is_wrong_exits_2_with_what_works(
+    arguments: list[str], rule: str, works: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *arguments]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith(f"error[{rule}]: ")
+    assert works in output.err
+
+
+def test_an_interrupt_prints_the_best_so_far(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    look = Sweep._look
+    calls: list[int] = []
+
+    def once(self: Sweep, *arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        look(self, *arguments)
+
+    monkeypatch.setattr(Sweep, "_look", once)
+    assert main(["plan", "llama3-8b", "--cluster", "64xh100", "--json"]) == 130
+    output = capsys.readouterr()
+    result = json.loads(output.out)
+    check(result, _schema(), _schema())
+    assert result["search"]["interrupted"] is True
+    assert result["search"]["plans"]
+    assert "interrupted after" in output.err
+    monkeypatch.setattr(searching, "_walk", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert main(FAST) == 130
+    assert capsys.readouterr().out == ""
+
+
+def test_a_search_needs_no_torch() -> None:
+    code = "import sys; from echelon.cli.main import main; main(sys.argv[1:]); "
+    code += "print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *FAST], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith("False\n")
+
+
+def test_a_model_on_a_cluster_is_the_best_plan() -> None:
+    plan = ec.plan("llama3-8b", cluster="8xh200")
+    assert plan.mesh.world_size == 8
+    assert ec.plan("llama3-8b", cluster="8xh200", pins=["tp=4"]).mesh.tp == 4
+    assert ec.plan("nano", cluster="8xh100").mesh.world_size == 1
+    assert ec.plan("nano", cluster="8xh100", objective="time").mesh.world_size == 8
+    with pytest.raises(InfeasiblePlan) as caught:
+        ec.plan("llama3-8b", cluster="8xh200", pins=["pp=64"])
+    assert caught.value.rules == ("pin-excludes-everything",)
