@@ -35,7 +35,7 @@ from echelon.launch.cores import first_words, num_usable_cores
 if TYPE_CHECKING:
     from echelon.launch.pool import RankPool
 
-WINDOW_S = 0.15
+WINDOW_S = 0.25
 """Seconds in which a kernel or collective is run again and again: under three minutes in all."""
 JOB_TIMEOUT_S = 1800.0
 MOST_RANKS = 64

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
+from statistics import mean, median
 from typing import TYPE_CHECKING
 
 from echelon.cli.output import table
@@ -41,7 +42,7 @@ def machine_report(found: MachineCalibration) -> str:
         parts.append("\nCollectives:\n")
         parts.append(table(("collective", "measured", "predicted", "off"), _link_rows(found)))
     parts.append("\nTogether:\n")
-    parts.append(table(("kind", "times", "mean of |off|"), _summary(found)))
+    parts.append(table(("kind", "times", "mean of |off|", "median"), _summary(found)))
     parts.append(f'\nwritten to {found.out}; use it: --set cluster.file="{found.out}"')
     return "\n".join(parts)
 
@@ -159,7 +160,10 @@ def _summary(found: MachineCalibration) -> list[tuple[object, ...]]:
         by_kind.setdefault(type(one.kernel).__name__.lower(), []).append(abs(off))
     if found.links:
         by_kind["collective"] = [abs(off) for off in found.links.errors]
-    return [(kind, len(offs), f"{sum(offs) / len(offs):.0%}") for kind, offs in by_kind.items()]
+    return [
+        (kind, len(offs), f"{mean(offs):.0%}", f"{median(offs):.0%}")
+        for kind, offs in by_kind.items()
+    ]
 
 
 def _time(seconds: float) -> str:

@@ -152,9 +152,9 @@ def _start(machine: Machine, timed: Sequence[Timed], cores: float) -> Device:
 
     flops = [one.kernel.flops / alone_s(one) for one in timed if isinstance(one.kernel, Product)]
     moves = [(one.kernel.num_bytes, one) for one in timed if isinstance(one.kernel, Move)]
-    # Smaller ones stay in caches, which are faster than memory.
-    largest = max(size for size, _ in moves)
-    moved = [size / alone_s(one) for size, one in moves if size == largest]
+    # On a GPU what is small stays in a cache or waits for its start; on a core it sets the peak.
+    least = max(size for size, _ in moves) if machine.asynchronous else 0
+    moved = [size / alone_s(one) for size, one in moves if size >= least]
     return replace(
         bare,
         memory_bytes=machine.memory_bytes,

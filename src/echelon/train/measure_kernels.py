@@ -1,7 +1,7 @@
 """Measure kernels on every rank of a pool at the same time: products, attention, moves, updates.
 
 Each kernel runs for a window of time on all ranks at once, so that what ranks share (cores, memory)
-is shared as in a step, and takes the window over the number of runs. Inputs are drawn from normal
+is shared as in a step, and takes a part of it over the number of runs. Inputs are drawn from normal
 numbers: denormals and zeros have speeds of their own.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from echelon.parallel.dtypes import TORCH_DTYPES
 
 Run = Callable[[], object]
 LEAST_RUNS = 3
+PARTS = 5
 _FEW = 16
 
 
@@ -52,9 +54,17 @@ def measure_kernels(context: RankContext, job: KernelJob) -> list[float]:
 
 
 def seconds_of(run: Run, device: torch.device, window_s: float) -> float:
-    """Return the seconds of one run, of as many as fit the window, at least three."""
+    """Return the seconds of one run: the median of parts of the window, at least three runs each.
+
+    A part is long enough for ranks to take turns on a core; what else the machine does meanwhile
+    falls into few of them.
+    """
+    return median(_part(run, device, window_s / PARTS) for _ in range(PARTS))
+
+
+def _part(run: Run, device: torch.device, part_s: float) -> float:
     start, runs, now = time.perf_counter(), 0, 0.0
-    while runs < LEAST_RUNS or now - start < window_s:
+    while runs < LEAST_RUNS or now - start < part_s:
         many = 1 if runs < LEAST_RUNS else _many(runs, now - start)
         for _ in range(many):
             run()
