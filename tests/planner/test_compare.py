@@ -11,6 +11,7 @@ from echelon.core.plan import Plan
 from echelon.cost.bytes_held import bytes_held
 from echelon.cost.bytes_sent import bytes_sent_by_axis
 from echelon.planner.compare import compare_plans, side_of
+from echelon.planner.estimate import estimate
 from tests.planner.export.plans import MESHES, job_of, plans
 
 
@@ -55,6 +56,7 @@ def test_bytes_are_those_of_the_fullest_and_the_busiest_rank(
     sent = [sum(bytes_sent_by_axis(plan, rank).values()) for rank in ranks]
     assert sum(side.held.values()) == max(held)
     assert sum(side.sent.values()) == max(sent)
+    assert sum(side.seconds.values()) == pytest.approx(estimate(plan).step_s)
 
 
 def test_a_name_is_no_difference_and_a_cluster_is() -> None:

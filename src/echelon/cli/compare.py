@@ -15,7 +15,7 @@ from echelon.cli.output import print_json, table
 if TYPE_CHECKING:
     from echelon.planner.compare import Comparison, Difference
 
-WIDEST = 22
+WIDEST, LARGE = 22, 1000
 
 
 def compare(a: AnyRun, b: AnyRun, /, *, json: Json = False) -> int:
@@ -39,7 +39,8 @@ def comparison_json(found: Comparison, a: str, b: str) -> dict[str, object]:
                 "run": run,
                 "name": side.plan.name,
                 "plan_hash": side.plan.content_hash(),
-                "bytes": {part: dict(terms) for part, terms in side.parts().items()},
+                "bytes": {part: dict(terms) for part, terms in side.bytes().items()},
+                "seconds": dict(side.seconds),
             }
             for name, (run, side) in sides.items()
         },
@@ -74,11 +75,12 @@ def _parts(found: Comparison, a: str, b: str) -> Iterator[str]:
         "held": ("Between steps the fullest rank holds:", binary_bytes),
         "step": ("While a step runs it holds too, at most, beside activations:", binary_bytes),
         "sent": ("In a step the busiest rank sends, over each axis:", decimal_bytes),
+        "seconds": ("A step takes, by the planner's estimate:", _time),
     }
     theirs = found.b.parts()
     for part, ours in found.a.parts().items():
         title, text = titles[part]
-        if ours or theirs[part]:
+        if any((*ours.values(), *theirs[part].values())):
             yield f"{title}\n\n{_terms(ours, theirs[part], text)}"
 
 
@@ -115,13 +117,25 @@ def _short(value: object) -> str:
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."
 
 
-def _terms(a: Mapping[str, int], b: Mapping[str, int], text: Callable[[float], str]) -> str:
-    """Return bytes side by side by kind, and their sums, each with B as a part of A."""
-    names = dict.fromkeys((*a, *b))
+def _time(seconds: float) -> str:
+    from echelon.core.units import duration
+
+    return f"{1e3 * seconds:.2f}ms" if seconds < 1 else duration(seconds)
+
+
+def _ratio(ours: float, theirs: float) -> str:
+    from echelon.core.units import short_count
+
+    if not ours:
+        return "-"
+    ratio = theirs / ours
+    return f"{ratio:.2f}" if ratio < LARGE else short_count(ratio)
+
+
+def _terms(a: Mapping[str, float], b: Mapping[str, float], text: Callable[[float], str]) -> str:
+    """Return terms side by side, and their sums, each with B as a part of A; none that is 0."""
+    names = [name for name in dict.fromkeys((*a, *b)) if a.get(name) or b.get(name)]
     rows = [(name, a.get(name, 0), b.get(name, 0)) for name in names]
     rows.append(("together", sum(a.values()), sum(b.values())))
-    cells = [
-        (name, text(ours), text(theirs), f"{theirs / ours:.2f}" if ours else "-")
-        for name, ours, theirs in rows
-    ]
+    cells = [(name, text(ours), text(theirs), _ratio(ours, theirs)) for name, ours, theirs in rows]
     return table(("", "A", "B", "B / A"), cells)

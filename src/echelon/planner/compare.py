@@ -1,7 +1,7 @@
 """Two plans side by side: what differs, whether both compute the same, what ranks hold and send.
 
-Bytes come from `cost/bytes_held.py` and `cost/bytes_sent.py`, which a run equals. `side_of` is the
-one place that says what is known of a plan by itself.
+Bytes come from `cost/bytes_held.py` and `cost/bytes_sent.py`, which a run equals; seconds are the
+planner's estimate. `side_of` is the one place that says what is known of a plan by itself.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from echelon.cost.muon import muon_exchange
 from echelon.cost.stage import expert_index_of, pp_rank_of
 from echelon.cost.terms import HeldTerm
 from echelon.cost.transient import held_at_most
+from echelon.planner.estimate import estimate
 from echelon.planner.export.settings import plan_settings
 
 MATHEMATICS = ("model", "batch", "precision", "optimizer", "train.seed", "train.steps")
@@ -48,20 +49,25 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """Hold what is known of a plan: bytes of the rank that holds most, and sends most.
+    """Hold what is known of a plan: bytes of the rank that holds most, and sends most; seconds.
 
     `held` are those between steps by kind, `step` what a step adds at most beside activations,
-    `sent` those of a step by axis.
+    `sent` those of a step by axis. `seconds` are those of a step by term, estimated.
     """
 
     plan: Plan
     held: Mapping[str, int]
     step: Mapping[str, int]
     sent: Mapping[str, int]
+    seconds: Mapping[str, float]
 
-    def parts(self) -> Mapping[str, Mapping[str, int]]:
-        """Return everything that is compared term by term."""
+    def bytes(self) -> Mapping[str, Mapping[str, int]]:
+        """Return all bytes that are compared term by term."""
         return {"held": self.held, "step": self.step, "sent": self.sent}
+
+    def parts(self) -> Mapping[str, Mapping[str, float]]:
+        """Return everything that is compared term by term."""
+        return {**self.bytes(), "seconds": self.seconds}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +101,13 @@ def side_of(plan: Plan) -> Side:
     held = [_held(plan, ranks) for ranks in places]
     step = [_by_kind(held_at_most(plan, pp_rank_of(plan, ranks[0]))) for ranks in places]
     sent = [_sent(plan, ranks) for ranks in places]
-    return Side(plan=plan, held=_most(held), step=_most(step), sent=_most(sent))
+    return Side(
+        plan=plan,
+        held=_most(held),
+        step=_most(step),
+        sent=_most(sent),
+        seconds=estimate(plan).seconds,
+    )
 
 
 def changes_numbers(key: str) -> bool:
