@@ -9,6 +9,7 @@ import pytest
 
 from echelon.cli.main import main
 from echelon.config.load import load_job
+from echelon.config.show import resolved_toml
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +77,22 @@ def test_a_folder_of_a_run_and_a_plan_are_read(capsys: pytest.CaptureFixture[str
         found = json.loads(capsys.readouterr().out)
         assert found["differences"] == []
         assert found["a"]["plan_hash"] == found["b"]["plan_hash"]
+
+
+def test_a_run_keeps_what_stands_around_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    job = load_job("nano", ["checkpoint.every=7", "data.validation_fraction=0.2"])
+    run = Path("runs/nano")
+    run.mkdir(parents=True)
+    (run / "plan.json").write_text(job.plan.to_json(), encoding="utf-8")
+    (run / "run.toml").write_text(resolved_toml(job), encoding="utf-8")
+    assert main(["export", "runs/nano", "--to", "run.toml"]) == 0
+    Path("again.toml").write_text(capsys.readouterr().out, encoding="utf-8")
+    assert load_job("again.toml").content_hash() == job.content_hash()
+    assert main(["export", "runs/nano", "--to", "run.toml", "--set", "mesh.dp_replicate=2"]) == 0
+    assert "dp_replicate = 2" in capsys.readouterr().out
+    (run / "run.toml").write_text("# Started from Python with a plan.\n", encoding="utf-8")
+    assert main(["export", "runs/nano", "--to", "run.toml"]) == 0
+    assert "[checkpoint]" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("source", ["metrics.json", "runs"])
