@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bench.accuracy.plans import sequences_of
 from bench.accuracy.rows import Row
 from echelon.cost.lattice.numbers import ModelNumbers
 
@@ -40,7 +41,7 @@ class Measured:
 
 def measured(row: Row, model: ModelNumbers, devices: float, peak: float) -> Measured:
     """Return what a row measured on so many devices of such a peak (FLOP/s)."""
-    batch = row.positive("global_batch")
+    batch = sequences_of(row, model)
     tokens = batch * float(model.length) if batch else None
     step, how = _step(row, model, tokens, devices, peak)
     return Measured(

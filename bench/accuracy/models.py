@@ -185,7 +185,8 @@ def _length(row: Row) -> float:
     length = row.count("seq_len")
     if length is None:
         raise Refused(MISSING_SETTING, "seq_len is blank")
-    return length
+    in_units = re.fullmatch(r"(\d+)\s*k(?:i)?", row.word("seq_len").lower())
+    return 1024.0 * float(in_units[1]) if in_units else length
 
 
 def _reach(length: float, window: int) -> float:

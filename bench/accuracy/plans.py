@@ -40,6 +40,9 @@ class Recompute:
 
 NO_RECOMPUTE = Recompute(name="none", share=0.0, selective=0.0)
 SELECTIVE = Recompute(name="selective", share=0.0, selective=1.0)
+QUARTER = Recompute(name="full, every 4", share=0.25, selective=0.0)
+HALF = Recompute(name="full, every 2", share=0.5, selective=0.0)
+MOST = Recompute(name="full, 3 of 4", share=0.75, selective=0.0)
 FULL = Recompute(name="full", share=1.0, selective=0.0)
 
 
@@ -61,7 +64,7 @@ class _Degrees:
 
 def candidates_of(row: Row, model: ModelNumbers, program: Program) -> list[Candidate]:
     """Return every split that a row can mean, at least one; Refused where there is none."""
-    batch = row.count("global_batch")
+    batch = sequences_of(row, model)
     found: list[Candidate] = []
     for degrees in _degrees(row, model):
         batch_here = batch
@@ -70,13 +73,22 @@ def candidates_of(row: Row, model: ModelNumbers, program: Program) -> list[Candi
         for microbatch in _microbatches(row, batch_here, degrees.dp):
             count = math.ceil(batch_here / degrees.dp / microbatch)
             for chunks, policy in product(
-                _chunks(row, model, degrees, count, program), _policies(row, program)
+                _chunks(row, model, degrees, count, program),
+                _policies(row, program, cast(float, model.layers) / degrees.pp),
             ):
                 layout = _layout(row, model, program, degrees, (microbatch, count, chunks, policy))
                 found.append(_candidate(row, layout, policy))
     if not found:
         raise Refused(BATCH_DIVIDES, f"no microbatch divides {batch:g} sequences")
     return found[:: math.ceil(len(found) / MOST_CANDIDATES)]
+
+
+def sequences_of(row: Row, model: ModelNumbers) -> float | None:
+    """Return the sequences of a step, which a row can give in tokens."""
+    if "tok" not in row.word("global_batch").lower():
+        return row.count("global_batch")
+    tokens = row.positive("global_batch") or 0.0
+    return float(max(1, round(tokens / cast(float, model.length))))
 
 
 def _degrees(row: Row, model: ModelNumbers) -> Iterator[_Degrees]:
@@ -154,19 +166,26 @@ def _chunks(
     return [n for n in divisors(on_rank) if n >= least] or [1.0]
 
 
-def _policies(row: Row, program: Program) -> list[Recompute]:
+def _policies(row: Row, program: Program, on_rank: float) -> list[Recompute]:
     text = row.word("recompute").lower()
     if not text:
         if program.fused:
-            return [NO_RECOMPUTE, FULL]
+            return [NO_RECOMPUTE, QUARTER, HALF, FULL]
         return [FULL]
-    share = re.search(r"(\d+)\s*(?:of|/)\s*(\d+)", text)
+    blocks = re.search(r"(\d+)\s*(?:layer|block)s?\b", text)
+    if blocks and "full" in text:
+        part = min(1.0, float(blocks[1]) / on_rank)
+        return [Recompute(name=text, share=part, selective=0.0)]
+    share = re.search(r"([1-9]\d*)\s*(?:of|/)\s*([1-9]\d*)", text)
     if share:
-        return [Recompute(name=text, share=float(share[1]) / float(share[2]), selective=0.0)]
+        return [
+            Recompute(name=text, share=min(1.0, float(share[1]) / float(share[2])), selective=0.0)
+        ]
     if text.startswith("selective"):
         if "other" in text or "per-op" in text:
             return [Recompute(name=text, share=0.5, selective=0.0)]
-        return [SELECTIVE]
+        # To trainers that cut parameters it means some blocks, as many as must be.
+        return [QUARTER, HALF, MOST] if program.generation.startswith("fsdp") else [SELECTIVE]
     if text in ("none", "no", "false", "off", "0"):
         return [NO_RECOMPUTE]
     return [FULL]
@@ -211,7 +230,8 @@ def _layout(
 
 def _sharded(row: Row, dp: float, zero: float) -> tuple[float, float]:
     """Return over how many replicas ZeRO cuts, and how often that is repeated."""
-    hybrid = "hsdp" in row.word("framework").lower()
+    text = f"{row.word('framework')} {row.word('zero_stage')}".lower()
+    hybrid = re.search(r"hsdp|hybrid", text) is not None
     per_node = row.count("gpus_per_node") or 8.0
     if hybrid and zero and dp > per_node and dp % per_node == 0:
         row.say("zero_stage", zero, f"hybrid sharding cuts over a node of {per_node:g}")

@@ -12,7 +12,7 @@ from bench.accuracy.machines import machine_of
 from bench.accuracy.measured import Measured, measured
 from bench.accuracy.models import model_of
 from bench.accuracy.neighbours import with_neighbours
-from bench.accuracy.plans import Candidate, candidates_of
+from bench.accuracy.plans import Candidate, candidates_of, sequences_of
 from bench.accuracy.programs import Program, program_of, software_of
 from bench.accuracy.refusals import Refused
 from bench.accuracy.rows import Row
@@ -94,8 +94,14 @@ def case_of(row: Row) -> Case:
         machine=machine,
         software=software_of(row, program),
         candidates=tuple(candidates),
-        measured=measured(row, model, devices, cast(float, machine.attention_flops)),
+        measured=measured(row, model, devices, _peak(row, machine)),
     )
+
+
+def _peak(row: Row, machine: MachineNumbers) -> float:
+    """Return the peak of which a row's utilisation is a share: bf16's, but where it says fp8's."""
+    eight = "fp8" in row.word("flops_convention").lower()
+    return cast(float, machine.peak_flops if eight else machine.attention_flops)
 
 
 def work_of(cases: Sequence[Case]) -> Work:
@@ -159,7 +165,7 @@ def _prediction(case: Case, best: int, numbers: tuple[float, float]) -> Predicti
     for column, value in chosen.chosen:
         case.row.say(column, value, "fastest that fits of the usual values")
     layout: LayoutNumbers = chosen.layout
-    batch = case.row.positive("global_batch") or float(
+    batch = sequences_of(case.row, case.model) or float(
         layout.microbatch * layout.microbatches * layout.dp
     )
     return Prediction(

@@ -8,6 +8,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench import planner_accuracy
@@ -16,7 +17,9 @@ from bench.accuracy.groups import publisher_of, short, within
 from bench.accuracy.left_out import LEAVE_OUT, predict_left_out
 from bench.accuracy.measured import measured
 from bench.accuracy.models import model_of
+from bench.accuracy.plans import candidates_of, sequences_of
 from bench.accuracy.predict import Adjust, Case, Prediction, cases_of, predict
+from bench.accuracy.programs import program_of
 from bench.accuracy.rows import Row
 from echelon.cost.lattice.frameworks import FRAMEWORKS
 
@@ -120,6 +123,38 @@ def test_blank_settings_take_the_fastest_that_fits() -> None:
     fixed = predict([row(str(size), micro_batch=str(size)) for size in (1, 2, 4, 8)])
     fits = [one.step_s for one in fixed if one.fits and one.step_s is not None]
     assert free.step_s == pytest.approx(min(fits))
+
+
+def test_batches_in_tokens_and_lengths_in_ki() -> None:
+    one = row(global_batch="1M tokens", seq_len="8k")
+    assert model_of(one).length == 8192.0
+    assert sequences_of(one, model_of(one)) == round(1e6 / 8192)
+
+
+@pytest.mark.parametrize(
+    ("text", "shares"),
+    [
+        ("full", {1.0}),
+        ("none", {0.0}),
+        ("selective", {0.0}),
+        ("full, 6 layers", {0.25}),
+        ("1 of 3", {1 / 3}),
+        ("selective (every-other layer)", {0.5}),
+    ],
+)
+def test_shares_of_blocks_that_run_again(text: str, shares: set[float]) -> None:
+    run = row(recompute=text)
+    found = candidates_of(run, model_of(run), program_of(run))
+    assert {float(np.float64(one.layout.recompute)) for one in found} == shares
+    assert {float(np.float64(one.layout.selective)) for one in found} == {
+        float(text == "selective")
+    }
+
+
+def test_hybrid_sharding_cuts_over_a_node() -> None:
+    (one,) = predict([row(framework="PyTorch FSDP (HSDP)", zero_stage="3")])
+    assert one.chosen is not None
+    assert (one.chosen.layout.dp_shard, one.chosen.layout.dp_replicate) == (8.0, 4.0)
 
 
 def said(name: str, predicted: float, real: float) -> Prediction:
