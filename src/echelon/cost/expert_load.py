@@ -70,7 +70,7 @@ class ExpertLoad:
         node, member = divmod(place, size)
         reached = np.stack(
             [
-                self._nodes_reached(rows, num_nodes).sum(0)
+                self.nodes_reached(rows, num_nodes).sum(0)
                 for rows in self.choices[crossing][member::size]
             ]
         )
@@ -85,7 +85,7 @@ class ExpertLoad:
         here = between[:, node * size : (node + 1) * size].reshape(num_nodes, size, size).sum(0)
         return _beside_own(here, member)
 
-    def _nodes_reached(self, rows: Choices, num_nodes: int) -> NDArray[np.bool_]:
+    def nodes_reached(self, rows: Choices, num_nodes: int) -> NDArray[np.bool_]:
         """Return whether each row has an expert on each node, [m, nodes]."""
         nodes = np.where(rows >= 0, rows // (self.num_experts // num_nodes), -1)
         return (nodes[:, :, None] == np.arange(num_nodes)).any(1)

@@ -40,7 +40,7 @@ class WholeLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *dys: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return dx; weight gradients are put off until a collective is in flight."""
-        (x_NI,) = ctx.saved_tensors
+        x_NI = ctx.saved_tensors[0].detach()
         linears: Sequence[nn.Linear] = ctx.linears
         split: TensorSplit = ctx.split
         dys_NO = [dy.contiguous() for dy in dys]

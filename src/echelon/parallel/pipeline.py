@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -93,6 +93,18 @@ class InFlight:
         ]
 
 
+class ActionWatch(Protocol):
+    """Whoever looks at what a step keeps: told when an action has its input, and when it ended."""
+
+    def begins(self, action: Action, state: InFlight) -> None:
+        """Learn that an action begins to compute."""
+        ...
+
+    def ended(self, action: Action, state: InFlight) -> None:
+        """Learn that an action has left what it leaves."""
+        ...
+
+
 class PipelineExecutor:
     """Run the stages of one pipeline rank."""
 
@@ -109,6 +121,7 @@ class PipelineExecutor:
         """Own `stages`."""
         self.stages, self.pp_rank, self.links = stages, pp_rank, links
         self.store, self.recorder, self.stream = store, recorder, stream
+        self.watch: ActionWatch | None = None
         self._rows: dict[int, RankRow] = {}
 
     def run(
@@ -137,6 +150,8 @@ class PipelineExecutor:
                 if type(error) is not RuntimeError:
                     raise  # of a kind that has a meaning of its own, such as out of memory
                 raise RuntimeError(f"{step.action}: {error}") from error
+            if self.watch is not None:
+                self.watch.ended(step.action, state)
             self._settle_sends(state, row.window)
         self.recorder.at("", None)
         for sent in state.leaving.values():
@@ -161,6 +176,8 @@ class PipelineExecutor:
         self.recorder.at(str(action), turn)
         incoming = self._take(state, step)
         self.recorder.at(str(action), turn + 1)
+        if self.watch is not None:
+            self.watch.begins(action, state)
         with self.recorder.action(action.kind.value, stage, action.microbatch):
             if action.kind is ActionKind.F:
                 batch = batches[action.microbatch]

@@ -82,11 +82,13 @@ class ColumnLinear(torch.autograd.Function):
             dx, pending = scatter_sum(dx, split.group, name="column.backward")
             # Only the weight gradient needs the whole input, and nothing waits for that: the
             # gather follows the sum on the link, and the product runs in the next wait, or in W.
-            work = _GatheredColumns(linears, split, dy, x)
+            work = _GatheredColumns(linears, split, dy, x.detach())
             split.store.defer(work.run, work.start)
         else:
             pending = split.group.all_reduce(dx, name="column.backward", async_op=True)
-            split.store.defer(lambda: _column_weights(linears, split.store, dy, x))
+            # Alone: with its place in the graph it would keep the input of the stage until W.
+            alone = x.detach()
+            split.store.defer(lambda: _column_weights(linears, split.store, dy, alone))
             split.store.run_deferred()
         pending.wait()
         return dx, None, None
@@ -124,7 +126,8 @@ class RowLinear(torch.autograd.Function):
             split.store.run_deferred()
             gathered.wait()
         dx = product(dy, linear.weight.t())
-        split.store.defer(lambda: split.store.add_product([linear.weight], dy, x))
+        alone = x.detach()
+        split.store.defer(lambda: split.store.add_product([linear.weight], dy, alone))
         if split.group.size == 1 and not split.exchanges:
             split.store.run_deferred()
         return dx, None, None

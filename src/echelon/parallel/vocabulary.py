@@ -157,7 +157,7 @@ class VocabularyLoss(torch.autograd.Function):
             dx_ND, pending = scatter_sum(dx_ND, split.group, name="head.backward")
         else:
             pending = split.group.all_reduce(dx_ND, name="head.backward", async_op=True)
-        split.store.add_product([weight], logits_NV, x_ND)
+        split.store.add_product([weight], logits_NV, x_ND.detach())
         pending.wait()
         return dx_ND, None, None, None
 

@@ -105,6 +105,10 @@ class Balancer:
         """Keep how the microbatch at work was routed; who routes it again notes the same."""
         self._notes[layer, self._groups.recorder.microbatch] = noted
 
+    def notes(self) -> list[Noted]:
+        """Return what this rank has noted in this step so far."""
+        return list(self._notes.values())
+
     def finish(self) -> Mapping[int, LayerLoad]:
         """Return the loads of the layers of this rank over the whole global batch."""
         if not self.layers:

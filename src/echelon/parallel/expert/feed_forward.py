@@ -58,7 +58,7 @@ class FeedForward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy_RD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of rows and gates; those of the weights are put off."""
-        rows_RD, gates_R, *inners = ctx.saved_tensors
+        rows_RD, gates_R, *inners = (one.detach() for one in ctx.saved_tensors)
         split: TensorSplit = ctx.split
         store, alone = split.store, split.group.size == 1 and not split.exchanges
         dy_RD = dy_RD.contiguous()

@@ -43,7 +43,7 @@ class RouterLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy_nE: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return dx; the weight gradient is put off."""
-        (x_nD,) = ctx.saved_tensors
+        x_nD = ctx.saved_tensors[0].detach()
         weight: nn.Parameter = ctx.weight
         store: GradientStore = ctx.store
         dy_nE = dy_nE.contiguous()

@@ -1,0 +1,132 @@
+"""The most that a stage holds of one microbatch while it runs forward or backward.
+
+Operators run one after the other. Forward, what they keep adds up; backward, it goes again, and in
+B what waits for W comes in its place. A recomputed block keeps its input alone; before its backward
+it runs forward again, and beside its gradients its output and what it was given live on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from echelon.cost.activation_numbers import ActivationNumbers, Num, Operator, Saved, most, total
+from echelon.cost.activation_units import Unit
+from echelon.cost.activations_linear import ATTENTION_DROPOUT, MLP_DROPOUT
+from echelon.cost.buckets import UNIT_HEAD
+
+_OF_THE_GRAPH = ("statistics", "statistics of heads", "log-sum-exp")
+"""What nothing but backward asks for: it goes at once where there is none."""
+
+
+def forward_peak(units: Sequence[Unit], x: ActivationNumbers) -> Num:
+    """Return the most that is there in a forward pass."""
+    peak: Num = 0
+    kept: Num = 0
+    for unit in units:
+        if unit.stored is None:
+            peak = most(peak, kept + _forward(unit.operators))
+        elif unit.operators:
+            peak = most(peak, kept + x.stream + _without_graph(unit.operators, x))
+        kept = kept + total(unit.saved)
+    return most(peak, kept)
+
+
+def backward_peak(units: Sequence[Unit], x: ActivationNumbers, *, split: bool) -> Num:
+    """Return the most that is there in a backward pass; `split`: weight gradients wait for W.
+
+    The gradient that came from the next stage lives as long as the pass.
+    """
+    peak: Num = 0
+    kept = sum((total(unit.saved) for unit in units), 0)
+    waiting: Num = 0
+    carried: Num = 0
+    # Where W needs a gradient of the stream it waits anyway.
+    apart = x.stream * (most(x.scattered, x.dropout) if split else 1)
+    came: Num = 0
+    given = 0 * x.stream if units[-1].name == UNIT_HEAD else apart
+    for unit in reversed(units):
+        kept = kept - total(unit.saved)
+        base = kept + waiting + came
+        again = unit.stored is not None
+        own = apart * again if again else 0 * x.stream
+        flow = Flow(carried=carried, given=most(own, given - came), split=split)
+        back, later = _backward(unit.operators, flow)
+        if not again:
+            peak = most(peak, base + back)
+        elif unit.operators:
+            # The input of the block is there already; its output and what it was given stay.
+            base = base - unit.operators[0].saved[0].bytes + x.stream
+            forward = base + apart + carried + _forward(unit.operators)
+            peak = most(peak, forward, base + x.stream + back)
+        waiting = waiting + split * total(unit.waits)
+        carried = later
+        if unit.name != UNIT_HEAD:
+            came = given
+    return peak
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """Say what backward through a unit finds: `carried` by weight gradients that were put off.
+
+    `given` is the gradient of the output, which lives on beside that of the stream.
+    """
+
+    carried: Num
+    given: Num
+    split: bool
+
+
+def _forward(operators: Sequence[Operator]) -> Num:
+    peak: Num = 0
+    kept: Num = 0
+    for operator in operators:
+        peak = most(peak, kept + operator.forward)
+        kept = kept + operator.saved_bytes
+    return peak
+
+
+def _without_graph(operators: Sequence[Operator], x: ActivationNumbers) -> Num:
+    """Return the most that a block has, its input left out, where it keeps nothing for backward.
+
+    Variables live as long as the function that they are of.
+    """
+    peak: Num = 0
+    kept: Num = -x.stream
+    before: tuple[Saved, ...] = ()
+    for operator in operators:
+        if operator.name == ATTENTION_DROPOUT:
+            kept = 0 * x.stream
+        elif operator.name == MLP_DROPOUT:
+            kept = x.stream
+        elif operator.early is not None and operator.name != "o":
+            kept = kept - sum(one.bytes for one in before if one.name == "gate and up")
+        peak = most(peak, kept + operator.forward)
+        kept = kept + sum(one.bytes for one in operator.saved if one.name not in _OF_THE_GRAPH)
+        before = operator.saved
+    return peak
+
+
+def _backward(operators: Sequence[Operator], flow: Flow) -> tuple[Num, Num]:
+    """Return the most that is there, and what weight gradients that were put off keep after it."""
+    peak: Num = 0
+    kept = sum((operator.saved_bytes for operator in operators), 0)
+    waiting: Num = 0
+    beside: Num = 0
+    carried = flow.carried
+    for operator in reversed(operators):
+        if operator.name == ATTENTION_DROPOUT:
+            beside = flow.given
+        base = kept + waiting + beside
+        if flow.split:
+            peak = most(peak, base + operator.split)
+            waiting = waiting + operator.waiting_bytes
+        elif operator.early is None:
+            peak = most(peak, base + operator.backward + carried)
+        else:
+            peak = most(peak, base + operator.early + carried, base + operator.backward)
+            carried = 0 * peak
+        carried = carried + (0 if flow.split else operator.later)
+        kept = kept - operator.saved_bytes
+    return peak, carried

@@ -1,0 +1,155 @@
+"""What ranks record of bytes in one step: sent over axes, held by term, kept by activations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echelon.core.attention_mask import Run
+from echelon.core.axis import Axis
+from echelon.core.plan import Plan
+from echelon.cost.activations import StepData
+from echelon.cost.context import gathers_whole
+from echelon.cost.expert_load import load_of
+from echelon.models.attention.pieces import pieces_between
+from echelon.parallel.activation_meter import ActionMemory, ActivationMeter
+from echelon.parallel.context.blocks import course_of
+from echelon.parallel.rank_model import RankModel
+from echelon.parallel.recompute import RecomputingRunner
+from echelon.prove.batches import global_batch
+from echelon.prove.ranks import find_factory
+from echelon.prove.routing_said import RoutingSaid
+from echelon.prove.subject import GlobalBatch, RankPlace
+
+MEASURED_STEP = 1
+"""The first step makes what stays; the second one is looked at."""
+
+
+class _Engine(Protocol):
+    @property
+    def model(self) -> RankModel: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBytes:
+    """Hold what one rank recorded in a step; `stored_bytes` of inputs were on the host at most."""
+
+    sent: Mapping[str, int]
+    held: Mapping[str, int]
+    skipped: bool
+    actions: tuple[ActionMemory, ...]
+    stored_bytes: int
+    routing: RoutingSaid | None
+
+
+def record_rank(context: RankPlace, argument: Mapping[str, Any]) -> RankBytes:
+    """Take two steps of `argument["plan"]` (JSON) on a rank; the target that the ranks run."""
+    plan = Plan.from_json(argument["plan"])
+    subject: Any = find_factory(argument["subject"])(context, plan)
+    try:
+        engine: _Engine = subject.engine
+        subject.step(global_batch(plan, 0), 0)
+        runners = [stage.run_block for stage in engine.model.stages.values()]
+        hosts = [
+            one.host
+            for one in runners
+            if isinstance(one, RecomputingRunner) and one.host is not None
+        ]
+        for host in hosts:
+            host.peak_stored_bytes = 0
+        with ActivationMeter(engine.model).watching() as meter:
+            report = subject.step(global_batch(plan, MEASURED_STEP), MEASURED_STEP)
+        return RankBytes(
+            sent=dict(report.bytes_sent),
+            held=dict(report.bytes_held),
+            skipped=bool(report.skipped),
+            actions=tuple(meter.actions),
+            stored_bytes=sum(host.peak_stored_bytes for host in hosts),
+            routing=RoutingSaid.of(report.routing),
+        )
+    finally:
+        subject.close()
+
+
+def step_data(plan: Plan, rank: int, recorded: Sequence[RankBytes]) -> StepData:
+    """Return what of the measured step is data: the routing of the ranks, tokens, documents."""
+    batch = global_batch(plan, MEASURED_STEP)
+    load = None
+    if plan.model.experts is not None:
+        load = load_of(plan, rank, _chosen(plan, batch, recorded))
+    microbatches = range(plan.num_microbatches)
+    return StepData(
+        load=load,
+        found={one: _found(plan, rank, batch, one) for one in microbatches},
+        transposed={one: _transposed(plan, rank, batch, one) for one in microbatches},
+    )
+
+
+def _chosen(
+    plan: Plan, batch: GlobalBatch, recorded: Sequence[RankBytes]
+) -> dict[int, NDArray[np.int64]]:
+    """Return the experts of each token [sequences, positions, k] by layer, as the ranks say."""
+    experts = plan.model.experts
+    assert experts is not None, "a dense model routes nothing"
+    length = plan.mathematics.sequence_length
+    sequence_of = {sample: place for place, sample in enumerate(batch.sample_ids)}
+    shape = (len(batch.sample_ids), length, experts.top_k)
+    layers = filter(plan.model.layer_has_experts, range(plan.model.layers))
+    chosen = {layer: np.full(shape, -1, dtype=np.int64) for layer in layers}
+    for one in recorded:
+        for route in one.routing.routes if one.routing is not None else ():
+            for token, experts_K, kept_K in zip(
+                route.tokens, route.chosen, route.kept, strict=True
+            ):
+                sample, position = divmod(token, length)
+                row = np.where(kept_K, experts_K, -1)
+                chosen[route.layer][sequence_of[sample], position] = row
+    return chosen
+
+
+def _microbatch(plan: Plan, rank: int, batch: GlobalBatch, microbatch: int) -> GlobalBatch:
+    here = plan.mesh.coordinates(rank)
+    data_rank = here[Axis.DP_REPLICATE] * plan.mesh.dp_shard + here[Axis.DP_SHARD]
+    return batch.microbatch(plan, data_rank, microbatch)
+
+
+def _found(plan: Plan, rank: int, batch: GlobalBatch, microbatch: int) -> int:
+    """Return how many tokens of a microbatch have their row of the embedding on this rank."""
+    here = plan.mesh.coordinates(rank)
+    rows_BT = _microbatch(plan, rank, batch, microbatch).inputs_BT
+    ids = rows_BT[:, plan.placement.positions(here[Axis.CP])]
+    share = -(-plan.model.vocab // plan.mesh.tp)
+    return int((ids // share == here[Axis.TP]).sum())
+
+
+def _transposed(plan: Plan, rank: int, batch: GlobalBatch, microbatch: int) -> int:
+    """Return whether the output of attention is copied into the order of positions.
+
+    The plain kernel (soft caps) gives it head by head; only where it is merged from pieces of which
+    the first has not all rows is it added up in the order of positions.
+    """
+    heads = plan.model.heads // plan.mesh.tp // plan.layout.context.ulysses_degree
+    if plan.model.soft_cap is None or heads * plan.layout.microbatch_sequences == 1:
+        return 0
+    place = plan.placement.ring_place(plan.mesh.coordinates(rank)[Axis.CP])
+    queries = plan.placement.ring_runs(place)
+    documents = _microbatch(plan, rank, batch, microbatch).documents
+    pieces = pieces_between(queries, _first_keys(plan, place), plan.model.mask, documents)
+    rows = slice(0, sum(run.count for run in queries))
+    return int(pieces[0].sequence is None and pieces[0].q == rows)
+
+
+def _first_keys(plan: Plan, place: int) -> tuple[Run, ...]:
+    """Return the keys that the queries of a place of a ring meet first."""
+    placement = plan.placement
+    if plan.layout.context.kind != "gathered" or placement.ring_degree == 1:
+        return placement.ring_runs(place)
+    if gathers_whole(plan):
+        return (Run(0, 1, placement.length),)
+    course = course_of(placement, plan.model.mask, place, direct=True)
+    owners = [course.rows_of(course.owner_at(step)) for step in range(placement.ring_degree)]
+    return tuple(run for rows in owners if rows is not None for run in rows.runs)
