@@ -119,6 +119,7 @@ def test_ranks_that_share_cores_are_slower_where_all_compute() -> None:
     shared = replace(_cluster(4), device=card)
     assert crowded(shared, 2) == shared
     slower = crowded(shared, 8).device
+    assert crowded(shared, 8).links[0] == replace(PAIR, bandwidth=50.0, latency_s=4.0)
     assert (slower.flops("fp32"), slower.memory_bandwidth, slower.cores) == (2.0, 250.0, 0.0)
     assert slower.efficiency.launch_s == 4 * card.efficiency.launch_s
     assert crowded(_cluster(4), 8) == _cluster(4)

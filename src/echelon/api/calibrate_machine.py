@@ -83,7 +83,7 @@ def calibrate_machine(
     if collectives:
         name = "Gloo on one host" if place.backend == "gloo" else "NCCL inside of a node"
         start = Link(name=name, degree=place.ranks, bandwidth=1.0, latency_s=0.0)
-        links = fit_link(start, collectives)
+        links = fit_link(start, collectives, cores=device.device.cores)
     cluster = Cluster(
         name=f"{place.ranks}x {device.device.name}",
         device=device.device,

@@ -97,9 +97,10 @@ def nodes_of_group(cluster: Cluster, degree: int, stride: int) -> int:
 
 
 def crowded(cluster: Cluster, computing: int) -> Cluster:
-    """Return the cluster as `computing` ranks of each node have it that all compute at once.
+    """Return the cluster as `computing` ranks of each node have it that are all at work at once.
 
-    Where devices have cores of their own it is the same; else each has its share of them.
+    Where devices have cores of their own it is the same; else each has its share of them, for what
+    it computes and for what it sends, which is work of its core too.
     """
     device = cluster.device
     share = device.share(computing)
@@ -112,7 +113,11 @@ def crowded(cluster: Cluster, computing: int) -> Cluster:
         efficiency=replace(device.efficiency, launch_s=device.efficiency.launch_s / share),
         cores=0.0,
     )
-    return replace(cluster, device=slower)
+    links = tuple(
+        replace(link, bandwidth=share * link.bandwidth, latency_s=link.latency_s / share)
+        for link in cluster.links
+    )
+    return replace(cluster, device=slower, links=links)
 
 
 def group_way(cluster: Cluster, degree: int, stride: int) -> GroupWay:

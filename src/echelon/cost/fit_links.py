@@ -1,6 +1,8 @@
 """Measured collectives -> latency, bandwidth and half-size message of the link of a node.
 
 Predicted seconds are those of `lattice/travel.py`, so what is fitted is what a plan is timed with.
+Where ranks share cores, the constants are those of ranks that have one each: collectives of more of
+them took longer by ranks / cores.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from echelon.core.cluster import Cluster, Device, Link
+from echelon.core.topology import crowded
 from echelon.cost.fit import Array, Constant, Values, fit
 from echelon.cost.fit_samples import Collective, TimedCollective
 from echelon.cost.lattice.numbers import MachineNumbers
@@ -45,17 +48,24 @@ def bus_bytes(collective: Collective) -> float:
     return (2.0 if collective.kind == "all_reduce" else 1.0) * share * collective.num_bytes
 
 
-def fit_link(link: Link, timed: Sequence[TimedCollective], *, rated: bool = False) -> LinkFit:
+def fit_link(
+    link: Link, timed: Sequence[TimedCollective], *, rated: bool = False, cores: float = 0.0
+) -> LinkFit:
     """Return `link` with the constants that the times are nearest to.
 
     Its bandwidth is kept where it is `rated`, by a vendor; else it is the best that was measured.
+    The ranks of a collective share `cores` (0: each has its own).
     """
     if not rated:
-        best = max(bus_bytes(one.collective) / one.seconds for one in timed)
+        device = replace(_DEVICE, cores=cores)
+        best = max(
+            bus_bytes(one.collective) / one.seconds / device.share(one.collective.degree)
+            for one in timed
+        )
         link = replace(link, bandwidth=best)
 
     def predict(values: Values) -> Array:
-        return collective_seconds(_with(link, values), timed)
+        return collective_seconds(_with(link, values), timed, cores=cores)
 
     found = fit(_constants(timed), predict, [one.seconds for one in timed])
     return LinkFit(
@@ -66,13 +76,22 @@ def fit_link(link: Link, timed: Sequence[TimedCollective], *, rated: bool = Fals
     )
 
 
-def collective_seconds(link: Link, timed: Sequence[TimedCollective]) -> Array:
-    """Return the predicted seconds of collectives over one link."""
+def collective_seconds(
+    link: Link, timed: Sequence[TimedCollective], *, cores: float = 0.0
+) -> Array:
+    """Return the predicted seconds of collectives over one link, whose ranks share `cores`."""
     alone = Cluster(
-        name="one", device=_DEVICE, devices_per_node=link.degree, nodes=1, links=(link,)
+        name="one",
+        device=replace(_DEVICE, cores=cores),
+        devices_per_node=link.degree,
+        nodes=1,
+        links=(link,),
     )
-    numbers = machine_numbers(alone)
-    return np.asarray([seconds_of_collective(numbers, one.collective) for one in timed])
+    degrees = {one.collective.degree for one in timed}
+    numbers = {degree: machine_numbers(crowded(alone, degree)) for degree in degrees}
+    return np.asarray(
+        [seconds_of_collective(numbers[one.collective.degree], one.collective) for one in timed]
+    )
 
 
 def seconds_of_collective(numbers: MachineNumbers, one: Collective, stride: int = 1) -> float:

@@ -98,7 +98,7 @@ def predicted_seconds(plan: Plan, cluster: Cluster, observed: Sequence[Observed]
     """Return the seconds of what was observed, on `cluster`."""
     actions = {one.what for one in observed if isinstance(one.what, Action)}
     computed = _computed(plan, cluster, actions) if actions else {}
-    numbers = machine_numbers(cluster)
+    numbers = machine_numbers(_busy(plan, cluster))
     return np.asarray(
         [
             computed[one.what]
@@ -110,12 +110,16 @@ def predicted_seconds(plan: Plan, cluster: Cluster, observed: Sequence[Observed]
 
 
 def _computed(plan: Plan, cluster: Cluster, actions: set[Action]) -> dict[Action, float]:
-    busy = crowded(cluster, min(plan.mesh.world_size, cluster.devices_per_node))
+    busy = _busy(plan, cluster)
     free = replace(busy, links=tuple(_free(link) for link in cluster.links))
     # What the cluster says of a kernel's start is what our trainer's host takes for it.
     software = replace(FRAMEWORKS["echelon"], host_s=busy.device.efficiency.launch_s)
     blocks = blocks_of(work_of(replace(plan, cluster=free), software))
     return {action: _action_seconds(plan, blocks, action) for action in actions}
+
+
+def _busy(plan: Plan, cluster: Cluster) -> Cluster:
+    return crowded(cluster, min(plan.mesh.world_size, cluster.devices_per_node))
 
 
 def _action_seconds(plan: Plan, blocks: Blocks, action: Action) -> float:
