@@ -94,8 +94,9 @@ def test_a_name_says_the_network() -> None:
     ("name", "rule", "works"),
     [
         ("16xh100+ndrr", "unknown-preset", "16xh100+ndr"),
-        ("16xh100+4xnd", "unknown-preset", "16xh100+ndr"),
+        ("16xh100+4xnd", "unknown-preset", "16xh100+4xndr"),
         ("16xh1000+ndr", "unknown-preset", "16xh100"),
+        ("16xh1oo", "unknown-preset", "16xh100"),
         ("12xh100+4xhdr", "whole-nodes", "16xh100+4xhdr"),
         ("3xmi250x", "tiers-divide-cluster", ""),
     ],

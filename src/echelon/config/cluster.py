@@ -39,6 +39,7 @@ __all__ = [
 
 ALIASES: Mapping[str, str] = {"laptop": "8xcpu"}
 DEFAULT_CLUSTER = "laptop"
+LOOK_ALIKE = str.maketrans("oil", "011")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +139,9 @@ def _cut_node(name: str, parts: _Name, size: int, set_by: str) -> Problem:
 
 def _unknown(name: str, parts: _Name, set_by: str) -> Problem:
     devices = preset_names("clusters")
-    close = did_you_mean(parts.device or name, devices)
+    device = parts.device or name
+    # Letters that look like digits are the commonest slip in names such as these.
+    close = did_you_mean(device, devices) or did_you_mean(device.translate(LOOK_ALIKE), devices)
     number = parts.count if parts.count.isdigit() and int(parts.count) else "8"
     works = [f"{number}x{word}" for word in close] or [f"8x{word}" for word in devices]
     works += [alias for alias in ALIASES if not close or did_you_mean(name, [alias])]
@@ -154,10 +157,11 @@ def _unknown(name: str, parts: _Name, set_by: str) -> Problem:
 def _unknown_network(name: str, parts: _Name, set_by: str) -> Problem:
     words = tuple(network_words())
     close = did_you_mean(parts.network, words)
+    many = f"{parts.interfaces}x" if parts.interfaces else ""
     hint = f'; did you mean "{close[0]}"?' if close else ""
     return UNKNOWN_PRESET.problem(
         f'cluster.preset = "{name}": there is no network {parts.network}{hint}',
         key="cluster.preset",
         set_by=set_by,
-        works=[f"{parts.count}x{parts.device}+{word}" for word in close or words],
+        works=[f"{parts.count}x{parts.device}+{many}{word}" for word in close or words],
     )
