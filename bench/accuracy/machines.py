@@ -22,6 +22,10 @@ from echelon.core.rulebook.config import MISSING_SETTING
 from echelon.cost.lattice.numbers import MachineNumbers, TierNumbers
 from echelon.cost.lattice.of_cluster import machine_numbers
 
+MANY_NODES = 1008
+"""So many nodes have every tier, and are whole racks of 18."""
+LARGEST_NODE = 16
+"""Devices of the largest node; links that join more join a rack of them."""
 EVERYWHERE = 1e9
 """The degree of a network: it joins any number of devices."""
 
@@ -49,12 +53,17 @@ def _dtypes(row: Row, device: Device) -> tuple[str, str]:
     if not known:
         row.say("precision", "nominal", f"no {words[0]} peak of {device.name} is known")
     half = known[0] if known else words[0]
-    if "fp8" not in text:
+    wanted = re.search(r"(fp[84])", text)
+    if not wanted:
         return half, half
-    if device.flops("fp8"):
-        return "fp8", half
-    row.say("precision", half, f"no fp8 peak of {device.name} is known")
-    return half, half
+    for dtype in ("fp4", "fp8") if wanted[1] == "fp4" else ("fp8",):
+        if device.flops(dtype):
+            break
+    else:
+        dtype = half
+    if dtype != wanted[1]:
+        row.say("precision", dtype, f"no {wanted[1]} peak of {device.name} is known")
+    return dtype, half
 
 
 def _device_key(row: Row) -> str:
@@ -94,7 +103,7 @@ def _cluster_named(key: str) -> Cluster:
     preset = read_preset("clusters", key)
     assert preset is not None, key
     size = cast(int, preset.tables["devices_per_node"])
-    built = named_cluster(f"{2 * size}x{key}", "the catalogue")
+    built = named_cluster(f"{MANY_NODES * size}x{key}", "the catalogue")
     assert isinstance(built, Cluster), built
     return built
 
@@ -102,7 +111,9 @@ def _cluster_named(key: str) -> Cluster:
 def _near(row: Row, cluster: Cluster, per_node: float) -> TierNumbers:
     text, link = row.word("intra_link"), cluster.links[0]
     kind, rate = device_link(text, link.bandwidth) if text else (None, None)
-    degree = max(per_node, _domain(text) or 0.0)
+    degree = max(per_node, _domain(text) or _domain(row.word("gpu")) or 0.0)
+    if link.degree > LARGEST_NODE:
+        degree = max(degree, float(link.degree))
     if not text:
         row.say("intra_link", link.name, "the catalogue's node")
     elif kind is None and rate is None:

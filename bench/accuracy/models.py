@@ -19,6 +19,7 @@ from echelon.cost.lattice.numbers import ModelNumbers
 
 WIDTH_PER_LAYER = 128.0
 """Hidden size over layers of most published decoders, where neither is given."""
+MOST_SHARED = 4
 USUAL_HEADS = (64.0, 128.0)
 SAME_SIZE = 1.05
 """A preset whose layers x hidden^2 is within this factor of the row's is the row's model."""
@@ -34,7 +35,8 @@ def model_of(row: Row) -> ModelNumbers:
     heads, head_dim = _heads(row, known if same else {}, hidden)
     kv_heads = _size(row, known if same else {}, "kv_heads", "kv_heads", heads, "as many as heads")
     inner = known if same else {}
-    experts = _experts(row, inner, hidden)
+    attention = 2.0 * hidden * head_dim * (heads + kv_heads)
+    experts = _experts(row, inner, (layers, hidden, vocab), attention)
     whole = gated and not experts["experts"]
     usual = 8.0 * hidden / 3.0 if whole else (0.0 if experts["experts"] else 4.0 * hidden)
     ffn = _size(row, inner, "ffn_hidden", "ffn", usual, "the width of the family's MLP")
@@ -195,7 +197,10 @@ def _reach(length: float, window: int) -> float:
     return mask.num_pairs(int(length)) / length - 0.5
 
 
-def _experts(row: Row, known: Sizes, hidden: float) -> dict[str, float]:
+def _experts(
+    row: Row, known: Sizes, sizes: tuple[float, float, float], attention: float
+) -> dict[str, float]:
+    layers, hidden, vocab = sizes
     table = cast("dict[str, Any]", known.get("experts", {}))
     experts = row.count("moe_experts") or float(table.get("num_experts", 0))
     if experts <= 1.0:
@@ -203,11 +208,20 @@ def _experts(row: Row, known: Sizes, hidden: float) -> dict[str, float]:
     top_k = _size(row, table, "moe_topk", "top_k", 2.0, "the usual number of experts of a token")
     ffn = row.count("ffn_hidden") or 4.0 * hidden
     width = _size(row, table, "moe_ffn", "ffn", ffn, "the width of the dense MLP")
+    if table:
+        shared = float(table.get("shared_experts", 0))
+    else:
+        # What a token meets beside attention, its experts and one and a half vocabularies.
+        rest = (row.positive("params_active") or 0.0) - 1.5 * vocab * hidden
+        shared = round((rest / layers - attention) / (3.0 * hidden * width) - top_k)
+        shared = float(min(max(shared, 0), MOST_SHARED))
+        if shared:
+            row.assume("shared_experts", shared, "of the parameters that a token meets")
     return {
         "experts": experts,
         "top_k": top_k,
         "expert_ffn": width,
-        "shared_experts": float(table.get("shared_experts", 0)),
+        "shared_experts": shared,
         "dense_layers": float(table.get("first_dense_layers", 0)),
     }
 

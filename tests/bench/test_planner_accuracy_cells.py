@@ -133,6 +133,21 @@ def test_fp8_counts_for_products_and_not_for_attention() -> None:
     assert [note.why for note in old.assumed if note.field == "precision"]
 
 
+def test_links_of_a_rack_join_more_than_a_node() -> None:
+    machine = machine_of(row(gpu="GB200", gpus_per_node="4", precision="NVFP4"))
+    near, far = machine.tiers
+    assert (near.degree, machine.node) == (72.0, 72.0)
+    assert far.bandwidth == 50e9
+    assert machine.peak_flops == 5e15
+
+
+def test_shared_experts_follow_from_what_a_token_meets() -> None:
+    columns = {"layers": "24", "hidden": "2048", "heads": "16", "vocab": "151936"}
+    columns |= {"moe_experts": "60", "moe_topk": "4", "moe_ffn": "1408", "params_active": "2.7B"}
+    model = model_of(row(seq_len="2048", gated_mlp="true", model="A mixture", **columns))
+    assert (model.shared_experts, model.top_k, model.expert_ffn) == (4.0, 4.0, 1408.0)
+
+
 def test_names_of_models_end_at_words() -> None:
     assert words("Qwen3 30B-A3B") == words("qwen3-30b-a3b")
     assert known_model("Llama-3 405B")["layers"] == 126
