@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from echelon.cost.lattice.of_plan import layout_numbers
+from echelon.planner import search as searching
 from echelon.planner.choice import Choice
 from echelon.planner.estimate import estimate
 from echelon.planner.front import front_of
@@ -128,6 +129,20 @@ def test_an_interrupted_search_answers_with_what_it_saw(monkeypatch: pytest.Monk
     assert answer.best is not None
     assert answer.best.plan is not None
     assert answer.seen > answer.computed > 0
+
+
+def test_an_interrupt_after_the_walk_leaves_the_best_by_closed_forms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(*_: object) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(searching, "simulated", never)
+    answer = search(small(pins=["pp=2"]))
+    assert answer.interrupted
+    assert len(answer.ranked) == 1
+    assert answer.ranked[0].plan is not None
+    assert not answer.ranked[0].simulated
 
 
 def test_a_front_has_no_plan_that_another_one_beats() -> None:

@@ -5,7 +5,7 @@ Optimizer state rests on the device: no cluster says how fast its hosts are, so 
 is not known. It is tried where it is pinned, and where nothing fits without it.
 
 Left out, because it cannot be better in either time or memory than another choice with the same
-rest (`tests/planner/test_dominance.py` compares with a search that leaves nothing out):
+rest (`tests/planner/test_sweep.py` compares with a search that leaves nothing out):
 
     gpipe          where 1f1b is legal: as much waiting, more in flight
     breadth-first  where it is not pinned: as much waiting as interleaved, more in flight

@@ -91,8 +91,14 @@ def search(request: Request) -> Answer:
                 sweep, offload = leaner, True
     except KeyboardInterrupt:
         interrupted = True
-    finalists = _timed(request, sweep.best.ranked(), events=not interrupted)
-    ranked, rest = _as_plans(request, finalists, sweep.counts)
+    entrants = sweep.best.ranked()
+    try:
+        finalists = _timed(request, entrants, events=not interrupted)
+        ranked, rest = _as_plans(request, finalists, sweep.counts)
+    except KeyboardInterrupt:
+        interrupted = True
+        finalists = _timed(request, entrants, events=False)
+        ranked, rest = _as_plans(replace(request, top=1), finalists, sweep.counts)
     return Answer(
         request=request,
         ranked=tuple(ranked),
