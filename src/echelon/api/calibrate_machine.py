@@ -117,7 +117,7 @@ def _here(ranks: int | None) -> _Place:
     wanted = max(1, round(cores)) if ranks is None else _checked(ranks, MOST_RANKS, "ranks")
     machine = Machine(
         name=_cpu_name(),
-        memory_bytes=psutil.virtual_memory().total // wanted,
+        memory_bytes=_memory_bytes() // wanted,
         dtype="fp32",
         asynchronous=False,
     )
@@ -221,6 +221,13 @@ def _about(found: MachineCalibration) -> list[str]:
 
 def _mean(errors: Sequence[float]) -> float:
     return sum(map(abs, errors)) / len(errors)
+
+
+def _memory_bytes() -> int:
+    """Return the memory of this machine, or of the container that this process is in."""
+    limit = first_words(Path("/sys/fs/cgroup/memory.max"))
+    total = psutil.virtual_memory().total
+    return min(total, int(limit[0])) if limit and limit[0].isdigit() else total
 
 
 def _cpu_name() -> str:
