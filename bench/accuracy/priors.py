@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from echelon.core.cluster import Efficiency
-from echelon.cost.lattice.frameworks import FRAMEWORKS
+from echelon.cost.lattice.frameworks import FACTS
 from echelon.cost.lattice.software import Software
 
 DEVICES: Mapping[str, Efficiency] = {
@@ -32,6 +32,7 @@ EAGER = {
     "host_s": 1.2e-5,
     "logit_bytes": 24.0,
     "reduce_overlap": 0.5,
+    "reduce_share": 0.8,
     "gather_overlap": 0.85,
     "gather_share": 0.9,
     "tensor_overlap": 0.1,
@@ -39,6 +40,7 @@ EAGER = {
     "pipeline_overlap": 0.05,
     "interference": 0.1,
     "step_s": 0.01,
+    "spread": 0.01,
 }
 """The constants of a trainer of which nothing is known."""
 KNOWN: Mapping[str, Mapping[str, float]] = {
@@ -61,6 +63,5 @@ NEVER: Mapping[str, frozenset[str]] = {
 def priors() -> dict[str, Software]:
     """Return every generation of trainers as it is known before a fit: facts, and the middle."""
     return {
-        key: replace(facts, **(EAGER | dict(KNOWN.get(key, {}))))
-        for key, facts in FRAMEWORKS.items()
+        key: replace(facts, **(EAGER | dict(KNOWN.get(key, {})))) for key, facts in FACTS.items()
     }

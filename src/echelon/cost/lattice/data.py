@@ -49,7 +49,7 @@ def step_travel(work: Work, held: Held) -> tuple[Num, Num]:
     shared, routed = held.blocks + held.ends, held.routed
 
     def reduced(way: Way, weights: Num) -> Num:
-        size = software.reduced_bytes * weights
+        size = software.reduced_bytes * weights / software.reduce_share
         across = reduce_seconds(replicate, np.where(cut, size / way.degree, size))
         return np.where(cut, gather_seconds(way, size), reduce_seconds(way, size)) + across
 

@@ -11,7 +11,7 @@ backward (Korthikanti et al., 2022, section 4.1, with elements of 2 bytes):
 
 With "full" recompute only N h 2 bytes, and what one block keeps, once. A block that runs backward
 has gradients of what it kept, and buffers of a trainer: so many bytes for each token and width. The
-head keeps logits of the last microbatch in 2 and in 4 bytes, and their gradient.
+head keeps logits of the last microbatch, widened, and their gradient.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ def kept_by_block(work: Work, *, mixture: bool) -> Num:
     model, layout, software = work.model, work.layout, work.software
     tokens, tp = work.tokens, layout.tp
     stream = np.where(np.asarray(layout.sequence_parallel) > 0, tp, 1.0)
-    kept = model.hidden * (4.0 * work.element + 2.0 * software.dropout) / stream
+    # Products in fp8 keep their inputs in fp8.
+    narrow = np.asarray(work.machine.peak_flops) > work.machine.attention_flops
+    into = np.where(narrow, 1.0, work.element)
+    kept = model.hidden * (2.0 * work.element + 2.0 * into + 2.0 * software.dropout) / stream
     latent = np.asarray(model.kv_rank) > 0
     keys = np.where(latent, model.kv_up_dim, 2.0 * model.kv_dim)
     kept = kept + work.element * (2.0 * model.query_dim + keys) / tp
@@ -65,10 +68,10 @@ def kept_by_block(work: Work, *, mixture: bool) -> Num:
     kept = kept + plain * scores * (2.0 * work.element + software.dropout)
     if mixture:
         rows = model.top_k + model.shared_experts
-        inner = rows * model.expert_ffn * work.element * (1.0 + model.up) / tp
+        inner = rows * model.expert_ffn * (into + work.element * model.up) / tp
         inner = inner + 2.0 * work.element * model.top_k * model.hidden / tp
     else:
-        inner = model.ffn * work.element * (1.0 + model.up) / tp
+        inner = model.ffn * (into + work.element * model.up) / tp
     return tokens * (kept + inner)
 
 
@@ -109,7 +112,7 @@ def _terms(work: Work, *, last: bool) -> dict[str, Num]:
     kept = flying * ((1.0 - again) * every + again * layers * inputs)
     running = np.where(again > 0, working, 0.0)
     running = running + software.working_width * work.tokens * model.hidden
-    logits = work.tokens * model.vocab / layout.tp * (2.0 * work.element + 8.0)
+    logits = work.tokens * model.vocab / layout.tp * software.logit_held
     terms: dict[str, Num] = {
         "parameters": work.element * sliced(3.0),
         "gradients": software.gradient_bytes * sliced(2.0),

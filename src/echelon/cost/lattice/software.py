@@ -25,18 +25,21 @@ class Software:
     `inner_bytes` x tokens x ffn. A block is `kernels` kernels forward, and 1.5 times as many
     backward; the host starts each in `host_s`. The loss moves `logit_bytes` for each logit.
     Gradients add up in `gradient_bytes` an element, travel in `reduced_bytes`; of the backward pass
-    of the last microbatch the share `reduce_overlap` hides their travel; `gather_overlap` is the
+    of the last microbatch the share `reduce_overlap` hides their travel, which reaches
+    `reduce_share` of what a collective of the cluster does; `gather_overlap` is the
     share of compute under which gathers of ZeRO are hidden, which reach `gather_share` of a
     link (little, where each parameter travels by itself), `expert_overlap` that of rows to experts;
     with `once_per_node` 1 a token crosses to a node once. `tensor_overlap` that of exchanges
     of tensor parallelism, `pipeline_overlap` of messages between stages that do not wait.
-    `step_s` is what a step costs beside: data, logging, the host's part of the update.
+    `step_s` is what a step costs beside: data, logging, the host's part of the update; the times of
+    ranks vary by the share `spread`.
 
     Of memory: `state_bytes` are those of the optimizer for a weight (with its master copy), and
     `update_bytes` what an update needs beside, for a while (gradients in fp32, products).
     `dropout` is 1 where masks are kept. A block that runs has `working_width` bytes for each token
-    and width beside what it keeps. `context_bytes` are taken before the first tensor (the
-    device's context, buffers of collectives); an allocator holds `slack` more than is in use.
+    and width beside what it keeps, and the loss `logit_held` for each logit. `context_bytes` are
+    taken before the first tensor (the device's context, buffers of collectives); an allocator holds
+    `slack` more than is in use.
     """
 
     element_bytes: Num = 2.0
@@ -51,6 +54,7 @@ class Software:
     gradient_bytes: Num = 4.0
     reduced_bytes: Num = 4.0
     reduce_overlap: Num = 0.0
+    reduce_share: Num = 0.8
     gather_overlap: Num = 0.8
     gather_share: Num = 1.0
     expert_overlap: Num = 0.0
@@ -61,9 +65,11 @@ class Software:
     optimizer_bytes: Num = 40.0
     interference: Num = 0.0
     step_s: Num = 0.01
+    spread: Num = 0.01
     state_bytes: Num = 12.0
     update_bytes: Num = 0.0
     dropout: Num = 0.0
     working_width: Num = 16.0
+    logit_held: Num = 10.0
     context_bytes: Num = 2.0e9
     slack: Num = 0.04

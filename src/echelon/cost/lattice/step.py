@@ -2,7 +2,9 @@
 
 A rank works on m microbatches; the rank with most work sets the pace, and a schedule's closed form
 says how long it waits (`pipeline.py`). Gradients travel behind the backward pass of the last
-microbatch as far as a trainer overlaps them.
+microbatch as far as a trainer overlaps them. Ranks that add up gradients wait for the slowest: of n
+whose times vary by a share s, that is s sqrt(2 ln n) later than the mean (the expected largest of n
+normal variables).
 """
 
 from __future__ import annotations
@@ -97,6 +99,10 @@ def step_seconds(work: Work, blocks: Blocks | None = None) -> StepSeconds:
         "optimizer": update_seconds(work, held),
         "rest": software.step_s + 0.0 * m,
     }
+    busy = ("products", "attention", "memory", "host", "head", "recompute")
+    ranks = np.maximum(layout.dp * layout.cp, 1.0)
+    late = software.spread * np.sqrt(2.0 * np.log(ranks))
+    terms["stragglers"] = late * sum((terms[name] for name in busy), 0.0)
     return StepSeconds(terms=terms)
 
 

@@ -1,0 +1,191 @@
+"""Fit the constants of devices and of generations of trainers to published runs.
+
+A constant belongs to a family of devices (their multiprocessors), or to a generation of trainers:
+never to a source, a row or a model. Links are not fitted here: theirs are measured collectives. The
+sum of squares has a prior for each constant, so that what few rows tell stays near to what is known
+(`cost/fit.py`). A source with many rows counts as much as its number's root, so that a long sweep
+of one cluster does not drown a table of a paper.
+
+    python -m bench.accuracy.fit FILE.csv [--leave-out source]     prints the constants, and errors
+    python -m bench.accuracy.fit FILE.csv --write                  writes them into the package, too
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.accuracy.groups import is_complete
+from bench.accuracy.left_out import LEAVE_OUT, predict_left_out
+from bench.accuracy.neighbours import with_neighbours
+from bench.accuracy.predict import Adjust, Case, cases_of, predict_cases, work_of
+from bench.accuracy.priors import DEVICES, NEVER, priors
+from bench.accuracy.report import summary_text
+from bench.accuracy.rows import read_rows
+from bench.accuracy.written import write_constants
+from echelon.cost.fit import Constant, Values, fit
+from echelon.cost.lattice.block import Work
+from echelon.cost.lattice.step import step_seconds
+
+# Names of fields, how low and how high they can be, and how sure a value of the catalogue is (the
+# standard deviation of its logarithm).
+DEVICE: Mapping[str, tuple[float, float, float]] = {
+    "matmul": (0.5, 0.95, 0.1),
+    "half_depth": (5.0, 600.0, 0.5),
+    "memory": (0.7, 0.95, 0.08),
+    "attention": (0.2, 0.85, 0.2),
+    "attention_backward": (0.15, 0.8, 0.2),
+    "aligned": (0.7, 1.0, 0.04),
+}
+TRAINER: Mapping[str, tuple[float, float, float]] = {
+    "fused_share": (0.3, 1.8, 0.2),
+    "score_bytes": (6.0, 40.0, 0.3),
+    "width_bytes": (15.0, 160.0, 0.4),
+    "inner_bytes": (4.0, 30.0, 0.4),
+    "host_s": (1e-6, 3e-5, 0.5),
+    "logit_bytes": (8.0, 80.0, 0.4),
+    "reduce_overlap": (0.01, 0.99, 0.5),
+    "reduce_share": (0.2, 1.0, 0.3),
+    "gather_overlap": (0.1, 1.0, 0.3),
+    "gather_share": (0.03, 1.0, 0.3),
+    "tensor_overlap": (0.01, 0.95, 0.7),
+    "expert_overlap": (0.01, 0.9, 0.7),
+    "pipeline_overlap": (0.01, 0.95, 1.0),
+    "interference": (0.001, 0.5, 0.7),
+    "step_s": (0.001, 0.3, 1.0),
+    "spread": (0.001, 0.03, 0.7),
+}
+GENERATIONS = {(108, 312): "A100", (132, 989): "H100"}
+"""Multiprocessors and TFLOP/s of a device -> its generation."""
+CROWDING = 0.62
+"""A row of a source with n rows weighs as much as n to the power of minus this."""
+SCALE = 6.0
+"""How much the misfit of a row weighs beside a constant's distance from its prior."""
+
+
+class Fitting:
+    """Hold cases as arrays, and the constants that they depend on."""
+
+    def __init__(self, cases: Sequence[Case]) -> None:
+        self.cases = cases
+        self.work = work_of(cases)
+        sizes = [len(case.candidates) for case in cases]
+        self.starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
+        self.devices = np.repeat([device_of(case) for case in cases], sizes)
+        self.trainers = np.repeat([case.program.generation for case in cases], sizes)
+        self.constants = tuple(self._constants())
+
+    def _constants(self) -> list[Constant]:
+        found: list[Constant] = []
+        for key in sorted(set(self.devices) & set(DEVICES)):
+            for name, limits in DEVICE.items():
+                value = float(getattr(DEVICES[key], name))
+                found.append(_constant(f"device {key} {name}", value, limits))
+        known = priors()
+        for key in sorted(set(self.trainers)):
+            for name, limits in TRAINER.items():
+                if name not in NEVER.get(key, frozenset()):
+                    value = float(getattr(known[key], name))
+                    found.append(_constant(f"trainer {key} {name}", value, limits))
+        return found
+
+    def seconds(self, values: Values) -> Any:
+        """Return the seconds of the fastest candidate of each case."""
+        each = np.asarray(step_seconds(put(self.work, self.devices, self.trainers, values)).total)
+        return np.minimum.reduceat(each, self.starts)
+
+
+def put(work: Work, devices: Any, trainers: Any, values: Values) -> Work:
+    """Return `work` with the constants of its rows' devices and trainers replaced."""
+    machine: dict[str, Any] = {}
+    software: dict[str, Any] = {}
+    for name, value in values.items():
+        kind, key, field = name.split(" ")
+        where, changed, record = (
+            (devices == key, machine, work.machine)
+            if kind == "device"
+            else (trainers == key, software, work.software)
+        )
+        before = changed.get(field, getattr(record, field))
+        changed[field] = np.where(where, value, before)
+    return replace(
+        work, machine=replace(work.machine, **machine), software=replace(work.software, **software)
+    )
+
+
+def device_of(case: Case) -> str:
+    """Return the generation of a case's device, by its multiprocessors and its peak."""
+    units, peak = np.float64(case.machine.units), np.float64(case.machine.attention_flops)
+    return GENERATIONS.get((int(units), round(float(peak) / 1e12)), "other")
+
+
+def refit(cases: Sequence[Case], start: Values | None = None) -> Values:
+    """Return the constants that are nearest to the measured times of `cases`."""
+    problem = Fitting(cases)
+    count = Counter(case.row.word("source") for case in cases)
+    weights = np.array([count[case.row.word("source")] ** -CROWDING for case in cases])
+    weights = SCALE * weights / weights.mean()
+    measured = [case.measured.step_s or 0.0 for case in cases]
+    begin = {one.name: one.prior for one in problem.constants}
+    begin |= {name: value for name, value in (start or {}).items() if name in begin}
+    found = fit(problem.constants, problem.seconds, measured, weights=list(weights), start=begin)
+    return found.values
+
+
+def adjust(values: Values) -> Adjust:
+    """Return what puts fitted constants in the place of the catalogue's."""
+
+    def changed(cases: Sequence[Case]) -> Sequence[Case]:
+        return [_changed(case, values) for case in cases]
+
+    return changed
+
+
+def _changed(case: Case, values: Values) -> Case:
+    device, trainer = device_of(case), case.program.generation
+    machine = {n: values[k] for n in DEVICE if (k := f"device {device} {n}") in values}
+    software = {n: values[k] for n in TRAINER if (k := f"trainer {trainer} {n}") in values}
+    return replace(
+        case,
+        machine=replace(case.machine, **machine),
+        software=replace(case.software, **software),
+    )
+
+
+def _constant(name: str, value: float, limits: tuple[float, float, float]) -> Constant:
+    low, high, width = limits
+    return Constant(name=name, low=low, high=high, prior=min(max(value, low), high), width=width)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Fit, print the constants, and the errors with them (or of each group without it)."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("file", type=Path, metavar="FILE.csv", help="published runs")
+    parser.add_argument("--write", action="store_true", help="write them into the package")
+    parser.add_argument("--leave-out", choices=sorted(LEAVE_OUT), help="groups to leave out")
+    options = parser.parse_args(arguments)
+    cases, _ = cases_of(with_neighbours(read_rows(options.file)))
+    told = [case for case in cases if is_complete(case.row) and case.measured.step_s]
+    values = refit(told)
+    for name, value in values.items():
+        print(f"{name} = {value:.3g}")
+    if options.write:
+        write_constants(values)
+    if options.leave_out:
+        by = LEAVE_OUT[options.leave_out]
+        found = predict_left_out(cases, lambda some: adjust(refit(some, values)), by)
+    else:
+        found = predict_cases(adjust(values)(cases))
+    print(summary_text(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

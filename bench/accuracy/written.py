@@ -1,0 +1,64 @@
+"""Write fitted constants into the package: trainers into a module, devices into presets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import echelon
+from echelon.cost.fit import Values
+
+PACKAGE = Path(echelon.__file__).parent
+TRAINERS = PACKAGE / "cost" / "lattice" / "fitted.py"
+PRESETS = PACKAGE / "config" / "presets" / "clusters"
+FILES: Mapping[str, tuple[str, ...]] = {
+    "A100": ("a100-40gb", "a100-80gb", "a100-pcie", "a800"),
+    "H100": ("h100", "h100-pcie", "h200", "h800"),
+}
+"""The presets whose devices are of a generation that is fitted."""
+HEAD = '''"""Constants of generations of trainers, fitted to published runs.
+
+Written by `python -m bench.accuracy.fit FILE.csv --write`; what each is, `software.py` says. A
+generation's constants that no run tells are what `bench/accuracy/priors.py` takes them to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+FITTED: Mapping[str, Mapping[str, float]] = {
+'''
+
+
+def write_constants(values: Values) -> None:
+    """Write the constants that a fit found, to three digits."""
+    trainers: dict[str, dict[str, float]] = {}
+    devices: dict[str, dict[str, float]] = {}
+    for name, value in values.items():
+        kind, key, field = name.split(" ")
+        into = trainers if kind == "trainer" else devices
+        into.setdefault(key, {})[field] = float(f"{value:.3g}")
+    TRAINERS.write_text(
+        HEAD + "".join(_trainer(key, trainers[key]) for key in sorted(trainers)) + "}\n"
+    )
+    for key, found in devices.items():
+        for stem in FILES[key]:
+            _put(PRESETS / f"{stem}.toml", found)
+
+
+def _trainer(key: str, found: Mapping[str, float]) -> str:
+    lines = "".join(f'        "{field}": {value!r},\n' for field, value in found.items())
+    return f'    "{key}": {{\n{lines}    }},\n'
+
+
+def _put(path: Path, found: Mapping[str, float]) -> None:
+    """Replace values of [device.efficiency]; what is not there yet comes at its end."""
+    before, mark, after = path.read_text(encoding="utf-8").partition("[device.efficiency]\n")
+    table, gap, rest = after.partition("\n\n")
+    for field, value in found.items():
+        line = f"{field} = {value:g}"
+        table, changed = re.subn(rf"^{field} = .*$", line, table, flags=re.MULTILINE)
+        if not changed:
+            table += f"\n{line}"
+    path.write_text(before + mark + table + gap + rest, encoding="utf-8")
