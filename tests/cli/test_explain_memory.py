@@ -15,7 +15,7 @@ from echelon.cost.stage import held_parameters, rank_part
 from tests.planner.guides.situations import plan_of
 
 BF16 = ("--set", "precision.parameters=bf16", "--set", "precision.gradients=bf16")
-SEVEN = ("llama2-7b", "--set", "cluster.preset=4xa100-80gb", *BF16)
+SEVEN = ("llama2-7b", "--set", "cluster.preset=4xa100-80gb", "--memory-bytes", "80e9", *BF16)
 
 
 def page(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+from echelon.planner.errata.inputs import Formula, unpacked
 from echelon.schedule.build import build_schedule, builder_of
 from echelon.schedule.builder import Builder
 from echelon.schedule.check import peak_in_flight_per_stage
@@ -66,34 +67,36 @@ def _both_definitions(p: int, m: int) -> dict[str, float]:
     }
 
 
-BUBBLE: Mapping[str, Callable[..., object]] = {
-    "002-20": lambda p: _built("naive", p, 1).bubble_fraction(),
-    "002-21": lambda p, m: {
-        "overhead_vs_ideal": _built("gpipe", p, m).bubble_overhead(),
-        "fraction_of_total": _built("gpipe", p, m).bubble_fraction(),
+BUBBLE: Mapping[str, Formula] = {
+    "002-20": lambda i: _built("naive", i.p, 1).bubble_fraction(),
+    "002-21": lambda i: {
+        "overhead_vs_ideal": _built("gpipe", i.p, i.m).bubble_overhead(),
+        "fraction_of_total": _built("gpipe", i.p, i.m).bubble_fraction(),
     },
-    "002-22": _same_bubble,
-    "002-23": lambda p, m: 1 - _built("gpipe", p, m).bubble_fraction(),
-    "002-24": lambda p, m: {
-        "backward_1x": _simulated("gpipe", p, m, 1.0).makespan_s,
-        "backward_2x": _simulated("gpipe", p, m).makespan_s,
+    "002-22": unpacked(_same_bubble),
+    "002-23": lambda i: 1 - _built("gpipe", i.p, i.m).bubble_fraction(),
+    "002-24": lambda i: {
+        "backward_1x": _simulated("gpipe", i.p, i.m, 1.0).makespan_s,
+        "backward_2x": _simulated("gpipe", i.p, i.m).makespan_s,
     },
-    "002-25": lambda p, m: {
-        "1f1b": _in_flight("1f1b", p, m),
-        "gpipe": _in_flight("gpipe", p, m),
+    "002-25": lambda i: {
+        "1f1b": _in_flight("1f1b", i.p, i.m),
+        "gpipe": _in_flight("gpipe", i.p, i.m),
     },
-    "002-26": lambda p: [_built("1f1b", one, 4 * one).bubble_fraction() for one in p],
-    "002-29": _grid,
-    "003-35": lambda p: _built("gpipe", p, 1).num_messages() // 2,
-    "003-36": lambda N, M: _built("gpipe", N, M).bubble_fraction(),
-    "003-37": lambda N, k: {
-        "gpipe_M32": _built("gpipe", N, N * k).bubble_fraction(),
-        "1f1b_M8": _built("1f1b", N, N).bubble_fraction(),
-        "1f1b_M32": _built("1f1b", N, N * k).bubble_fraction(),
+    "002-26": lambda i: [_built("1f1b", one, 4 * one).bubble_fraction() for one in i.p],
+    "002-29": unpacked(_grid),
+    "003-35": lambda i: _built("gpipe", i.p, 1).num_messages() // 2,
+    "003-36": lambda i: _built("gpipe", i.N, i.M).bubble_fraction(),
+    "003-37": lambda i: {
+        "gpipe_M32": _built("gpipe", i.N, i.N * i.k).bubble_fraction(),
+        "1f1b_M8": _built("1f1b", i.N, i.N).bubble_fraction(),
+        "1f1b_M32": _built("1f1b", i.N, i.N * i.k).bubble_fraction(),
     },
-    "003-38": lambda N, k: max(_in_flight("1f1b", N, N * k)) / max(_in_flight("gpipe", N, N * k)),
-    "003-39": _ratios,
-    "003-40": _totals,
-    "X-01": _both_definitions,
+    "003-38": lambda i: (
+        max(_in_flight("1f1b", i.N, i.N * i.k)) / max(_in_flight("gpipe", i.N, i.N * i.k))
+    ),
+    "003-39": unpacked(_ratios),
+    "003-40": unpacked(_totals),
+    "X-01": unpacked(_both_definitions),
 }
 """By the id of the claim."""

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
 from echelon.planner.errata.bubble import BUBBLE
 from echelon.planner.errata.claims import Claim
+from echelon.planner.errata.inputs import Formula, Inputs
 from echelon.planner.errata.memory import MEMORY
 from echelon.planner.errata.others import OTHERS
 from echelon.planner.errata.volume import VOLUME
 
-COMPUTED: Mapping[str, Callable[..., object]] = MappingProxyType(
-    {**MEMORY, **VOLUME, **BUBBLE, **OTHERS}
-)
+COMPUTED: Mapping[str, Formula] = MappingProxyType({**MEMORY, **VOLUME, **BUBBLE, **OTHERS})
 """For each claim that is a number: the function of its inputs that gives what holds."""
 
 
 def computed(claim: Claim) -> object | None:
     """Return what holds of a claim by our formulas; None where it is told, not computed."""
     function = COMPUTED.get(claim.id)
-    return None if function is None else function(**claim.inputs)
+    return None if function is None else function(Inputs(claim.inputs))
 
 
 def is_number(value: Any) -> bool:
@@ -47,7 +46,8 @@ def agrees(ours: Any, holds: Any) -> bool:
         values = cast("Sequence[Any]", holds)
         if not isinstance(ours, Sequence):
             return False
-        return len(cast("Sequence[Any]", ours)) == len(values) and all(map(agrees, ours, values))
+        found = cast("Sequence[Any]", ours)
+        return len(found) == len(values) and all(map(agrees, found, values))
     if isinstance(holds, str) or not isinstance(ours, int | float):
         return ours == holds
     digits = len(f"{holds!r}".partition(".")[2]) if isinstance(holds, float) else 0

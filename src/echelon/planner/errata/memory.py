@@ -6,11 +6,10 @@ letters of the guides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
-from echelon.config.load import load_job
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import ZeroStage
 from echelon.cost.context_facts import block_activation_bytes, kv_bytes
@@ -25,6 +24,7 @@ from echelon.cost.model_states import (
     saving,
 )
 from echelon.cost.updates import STATE_KINDS
+from echelon.planner.errata.inputs import Formula, unpacked
 
 GB, GIB = 1e9, 2**30
 SIZE = 2
@@ -109,72 +109,66 @@ def _kv_and_weights(T: int, d: int, L: int, psi: float) -> dict[str, float]:
     }
 
 
-def _device_memory(clusters: Sequence[str]) -> list[float]:
-    plans = (load_job("nano", (f"cluster.preset={name}",)).plan for name in clusters)
-    return [plan.cluster.device.memory_bytes / GB for plan in plans]
-
-
-MEMORY: Mapping[str, Callable[..., object]] = {
-    "002-31": lambda psi, tp, pp: _held(psi / (tp * pp), 0, 1),
-    "002-32": lambda: MIXED.total,
-    "002-33": _bars,
-    "002-34": lambda N: [model_states(1, 1, n).total for n in N],
-    "002-35": lambda bytes_a_weight: saving(2, degree_for(bytes_a_weight, 2) or 1),
-    "002-36": lambda N: model_states(1, 3, N).total,
-    "002-37": _figures,
-    "002-40": lambda N: saving(3, N),
-    "002-42": lambda: MIXED.total / FP32.total,
-    "002-44": lambda psi, N: _held(psi, 3, N),
-    "002-46": lambda psi, N: model_states(psi / N, 0, 1).parameters / GB,
-    "002-47": lambda memory_GB, N: largest_model(memory_GB * GB, 2, N, optimizer_offload=True) / GB,
-    "003-01": lambda psi: model_states(psi, 0, 1).parameters / GB,
-    "003-02": _device_memory,
-    "003-04": lambda N: {
-        "opt_states": [MIXED.optimizer / model_states(1, 1, n).optimizer for n in N],
-        "total": [saving(1, n) for n in N],
+MEMORY: Mapping[str, Formula] = {
+    "002-31": lambda i: _held(i.psi / (i.tp * i.pp), 0, 1),
+    "002-32": lambda _: MIXED.total,
+    "002-33": unpacked(_bars),
+    "002-34": lambda i: [model_states(1, 1, n).total for n in i.N],
+    "002-35": lambda i: saving(2, degree_for(i.bytes_a_weight, 2) or 1),
+    "002-36": lambda i: model_states(1, 3, i.N).total,
+    "002-37": unpacked(_figures),
+    "002-40": lambda i: saving(3, i.N),
+    "002-42": lambda _: MIXED.total / FP32.total,
+    "002-44": lambda i: _held(i.psi, 3, i.N),
+    "002-46": lambda i: model_states(i.psi / i.N, 0, 1).parameters / GB,
+    "002-47": lambda i: largest_model(i.memory_GB * GB, 2, i.N, optimizer_offload=True) / GB,
+    "003-01": lambda i: model_states(i.psi, 0, 1).parameters / GB,
+    "003-04": lambda i: {
+        "opt_states": [MIXED.optimizer / model_states(1, 1, n).optimizer for n in i.N],
+        "total": [saving(1, n) for n in i.N],
     },
-    "003-05": lambda N: {
-        "grads_opt": [14 / (model_states(1, 2, n).total - MIXED.parameters) for n in N],
-        "total": [saving(2, n) for n in N],
+    "003-05": lambda i: {
+        "grads_opt": [14 / (model_states(1, 2, n).total - MIXED.parameters) for n in i.N],
+        "total": [saving(2, n) for n in i.N],
     },
-    "003-06": lambda N: [saving(3, n) for n in N],
-    "003-08": _activations,
-    "003-12": lambda psi: _held(psi, 0, 1),
-    "003-16": _copies,
-    "003-17": lambda psi, N: model_states(psi, 3, N).parameters / MIXED.parameters / GB,
-    "003-19": lambda psi: [MIXED.master * psi / GB, model_states(psi, 0, 1).optimizer / GB],
-    "003-20": lambda: {"adam": len(STATE_KINDS["adamw"]), "master_copy": MIXED.master // 4},
-    "003-21": lambda psi: model_states(psi, 0, 1).total / GIB,
-    "003-22": lambda: MIXED.optimizer / MIXED.total,
-    "003-23a": lambda psi, N, stage: [_held(psi, stage, N), saving(stage, N)],
-    "003-23b": lambda psi, N, stage: [_held(psi, stage, N), saving(stage, N)],
-    "003-23c": lambda psi, N, stage: [_held(psi, stage, N), saving(stage, N)],
-    "003-24": lambda psi, N: model_states(psi, 1, N).optimizer / GB,
-    "003-25": _values,
-    "003-26": _layers,
-    "003-28": _toy,
-    "003-43": _kv,
-    "003-44": _kv_and_weights,
-    "003-55": _keys,
-    "003-56": lambda T, d, L, N: {
-        "per_gpu_all_layers": kv_bytes(T, d, L) / N / GIB,
-        "per_gpu_per_layer": kv_bytes(T, d, 1) / N / GIB,
+    "003-06": lambda i: [saving(3, n) for n in i.N],
+    "003-08": unpacked(_activations),
+    "003-12": lambda i: _held(i.psi, 0, 1),
+    "003-16": unpacked(_copies),
+    "003-17": lambda i: model_states(i.psi, 3, i.N).parameters / MIXED.parameters / GB,
+    "003-19": lambda i: [MIXED.master * i.psi / GB, model_states(i.psi, 0, 1).optimizer / GB],
+    "003-20": lambda _: {"adam": len(STATE_KINDS["adamw"]), "master_copy": MIXED.master // 4},
+    "003-21": lambda i: model_states(i.psi, 0, 1).total / GIB,
+    "003-22": lambda _: MIXED.optimizer / MIXED.total,
+    "003-23a": lambda i: [_held(i.psi, i.stage, i.N), saving(i.stage, i.N)],
+    "003-23b": lambda i: [_held(i.psi, i.stage, i.N), saving(i.stage, i.N)],
+    "003-23c": lambda i: [_held(i.psi, i.stage, i.N), saving(i.stage, i.N)],
+    "003-24": lambda i: model_states(i.psi, 1, i.N).optimizer / GB,
+    "003-25": unpacked(_values),
+    "003-26": unpacked(_layers),
+    "003-28": unpacked(_toy),
+    "003-43": unpacked(_kv),
+    "003-44": unpacked(_kv_and_weights),
+    "003-55": unpacked(_keys),
+    "003-56": lambda i: {
+        "per_gpu_all_layers": kv_bytes(i.T, i.d, i.L) / i.N / GIB,
+        "per_gpu_per_layer": kv_bytes(i.T, i.d, 1) / i.N / GIB,
     },
-    "003-66": lambda psi, N: [_held(psi, 2, n) for n in N],
-    "003-67": lambda psi, N: [_held(psi, 3, n) for n in N],
-    "003-68": lambda psi, tp, pp, dp: {
-        "no_zero": _held(psi / (tp * pp), 0, dp),
-        "zero1": _held(psi / (tp * pp), 1, dp),
+    "003-66": lambda i: [_held(i.psi, 2, n) for n in i.N],
+    "003-67": lambda i: [_held(i.psi, 3, n) for n in i.N],
+    "003-68": lambda i: {
+        "no_zero": _held(i.psi / (i.tp * i.pp), 0, i.dp),
+        "zero1": _held(i.psi / (i.tp * i.pp), 1, i.dp),
     },
-    "003-70": lambda psi, N: _held(psi, 3, N),
-    "004-03": lambda: {
+    "003-70": lambda i: _held(i.psi, 3, i.N),
+    "004-03": lambda _: {
         "master_m_v_over_fp16": MIXED.optimizer / MIXED.parameters,
         "master_m_v_over_fp32": MIXED.optimizer / FP32.parameters,
         "m_v_over_fp32": FP32.optimizer / FP32.parameters,
     },
-    "004-05": lambda: [saving(1, inf), saving(2, inf)],
-    "X-04": lambda N: {
-        "optimizer_state": MIXED.optimizer / model_states(1, 1, N).optimizer,
+    "004-05": lambda _: [saving(1, inf), saving(2, inf)],
+    "X-04": lambda i: {
+        "optimizer_state": MIXED.optimizer / model_states(1, 1, i.N).optimizer,
         "total_at_most": saving(1, inf),
     },
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
@@ -16,6 +16,7 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import ParameterSpec, parameters
 from echelon.cost.collectives import all_reduce_bytes
 from echelon.cost.model_sizes import achieved_flops
+from echelon.planner.errata.inputs import Formula, unpacked
 
 BITS = 8
 
@@ -127,40 +128,40 @@ def _experts_a_token() -> dict[str, int]:
     return {"Switch": 1, "Mixtral": mixtral, "DeepSeek-V3": deepseek}
 
 
-OTHERS: Mapping[str, Callable[..., object]] = {
-    "002-01": lambda B, N: B / Mesh(dp_replicate=N).dp,
-    "002-02": lambda H_in, H_out, N: _column(H_out, N, H_in),
-    "002-04": lambda L, P: L // Mesh(pp=P).pp,
-    "002-06": _links,
-    "002-07": lambda Gbps: [rate / BITS for rate in Gbps],
-    "002-08": lambda Gbps: Gbps / BITS,
-    "002-10": lambda H_out, N: _column(H_out, N)[1],
-    "002-27": _world,
-    "002-28": _world,
-    "002-30": lambda world, tp, pp, cp: world // Mesh(tp=tp, pp=pp, cp=cp).world_size,
-    "002-43": lambda bf16, tf32, fp32: {"vs_tf32": bf16 / tf32, "vs_fp32": bf16 / fp32},
-    "002-45": _world,
-    "002-48": lambda one_way_GBps: [inside / between for inside, between in one_way_GBps],
-    "002-51": _gradient_seconds,
-    "002-54": _data_groups,
-    "002-56": lambda t: float(max(t)),
-    "003-03": lambda n, peak, mfu: achieved_flops(n, peak, mfu) / 1e15,
-    "003-18": lambda: array("d").itemsize * BITS,
-    "003-31": lambda Gbps: Gbps / BITS,
-    "003-32": lambda heads, tp: heads // Mesh(tp=tp).tp,
-    "003-34": _stage_shares,
-    "003-45": lambda N: _coverage(N)["full"] - N,
-    "003-46": lambda N: N - 1,
-    "003-48": _coverage,
-    "003-49": _experts_a_token,
-    "003-60": _world,
-    "003-61": _places,
-    "003-63": _world,
-    "003-69": _published,
-    "004-02": lambda nvlink, pcie: nvlink / pcie,
-    "004-06": lambda n, N: ceil(n / N) * N - n,
-    "004-08": _means,
-    "004-15": _rates,
-    "004-18": lambda per, n: per * n,
+OTHERS: Mapping[str, Formula] = {
+    "002-01": lambda i: i.B / Mesh(dp_replicate=i.N).dp,
+    "002-02": lambda i: _column(i.H_out, i.N, i.H_in),
+    "002-04": lambda i: i.L // Mesh(pp=i.P).pp,
+    "002-06": unpacked(_links),
+    "002-07": lambda i: [rate / BITS for rate in i.Gbps],
+    "002-08": lambda i: i.Gbps / BITS,
+    "002-10": lambda i: _column(i.H_out, i.N)[1],
+    "002-27": unpacked(_world),
+    "002-28": unpacked(_world),
+    "002-30": lambda i: i.world // Mesh(tp=i.tp, pp=i.pp, cp=i.cp).world_size,
+    "002-43": lambda i: {"vs_tf32": i.bf16 / i.tf32, "vs_fp32": i.bf16 / i.fp32},
+    "002-45": unpacked(_world),
+    "002-48": lambda i: [inside / between for inside, between in i.one_way_GBps],
+    "002-51": unpacked(_gradient_seconds),
+    "002-54": unpacked(_data_groups),
+    "002-56": lambda i: float(max(i.t)),
+    "003-03": lambda i: achieved_flops(i.n, i.peak, i.mfu) / 1e15,
+    "003-18": lambda _: array("d").itemsize * BITS,
+    "003-31": lambda i: i.Gbps / BITS,
+    "003-32": lambda i: i.heads // Mesh(tp=i.tp).tp,
+    "003-34": unpacked(_stage_shares),
+    "003-45": lambda i: _coverage(i.N)["full"] - i.N,
+    "003-46": lambda i: i.N - 1,
+    "003-48": unpacked(_coverage),
+    "003-49": unpacked(_experts_a_token),
+    "003-60": unpacked(_world),
+    "003-61": unpacked(_places),
+    "003-63": unpacked(_world),
+    "003-69": unpacked(_published),
+    "004-02": lambda i: i.nvlink / i.pcie,
+    "004-06": lambda i: ceil(i.n / i.N) * i.N - i.n,
+    "004-08": unpacked(_means),
+    "004-15": unpacked(_rates),
+    "004-18": lambda i: i.per * i.n,
 }
 """By the id of the claim."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 from echelon.config.load import load_job
@@ -20,6 +20,7 @@ from echelon.cost.model_sizes import (
     tensor_message_bytes,
 )
 from echelon.cost.model_states import STAGES, volume
+from echelon.planner.errata.inputs import Formula, unpacked
 
 WHOLE = 64 * 10**6
 """Bytes of a buffer of which shares are told; every degree of a claim divides it."""
@@ -87,46 +88,46 @@ def _exchanges() -> dict[str, int]:
     }
 
 
-VOLUME: Mapping[str, Callable[..., object]] = {
-    "002-13": _of_an_mlp,
-    "002-14": lambda: _of_a_block()["forward"] / HALVES,
-    "002-15": _gathered,
-    "002-16": lambda N: [_gathered(n) for n in N],
-    "002-17": lambda N: [_reduced(n) for n in N],
-    "002-18": lambda: _reduced(8) / _gathered(8),
-    "002-19": lambda N, expansion: {
-        "gather_of_inner": expansion * _gathered(N),
-        "sum_of_output": _reduced(N),
+VOLUME: Mapping[str, Formula] = {
+    "002-13": unpacked(_of_an_mlp),
+    "002-14": lambda _: _of_a_block()["forward"] / HALVES,
+    "002-15": unpacked(_gathered),
+    "002-16": lambda i: [_gathered(n) for n in i.N],
+    "002-17": lambda i: [_reduced(n) for n in i.N],
+    "002-18": lambda _: _reduced(8) / _gathered(8),
+    "002-19": lambda i: {
+        "gather_of_inner": i.expansion * _gathered(i.N),
+        "sum_of_output": _reduced(i.N),
     },
-    "002-38": lambda: {
+    "002-38": lambda _: {
         name: volume(stage).multiples
         for name, stage in zip(("DDP", "ZeRO1", "ZeRO2", "ZeRO3"), STAGES, strict=True)
     },
-    "002-39": lambda: volume(3).multiples / volume(0).multiples - 1,
-    "003-07": lambda: {
+    "002-39": lambda _: volume(3).multiples / volume(0).multiples - 1,
+    "003-07": lambda _: {
         "all_gather": volume(3).all_gathers,
         "reduce_scatter": volume(3).reduce_scatters,
         "volume_psi": volume(3).multiples,
     },
-    "003-14": lambda bytes, bucket: num_buckets(bytes, bucket_bytes=bucket),
-    "003-29": lambda L, d, s, b: tensor_message_bytes(L, b, s, d),
-    "003-30": _tensor_traffic,
-    "003-33": _of_a_block,
-    "003-51": lambda b, s, d, k, N, bytes: expert_message_bytes(b * s, d, k, N, size=bytes),
-    "003-53": _exchanges,
-    "003-64": lambda N: [
-        _reduced(N),
-        _gathered(N),
-        reduce_scatter_bytes(WHOLE // N, N) / WHOLE,
-        all_to_all_bytes(WHOLE, N) / WHOLE,
+    "003-14": lambda i: num_buckets(i.bytes, bucket_bytes=i.bucket),
+    "003-29": lambda i: tensor_message_bytes(i.L, i.b, i.s, i.d),
+    "003-30": unpacked(_tensor_traffic),
+    "003-33": unpacked(_of_a_block),
+    "003-51": lambda i: expert_message_bytes(i.b * i.s, i.d, i.k, i.N, size=i.bytes),
+    "003-53": unpacked(_exchanges),
+    "003-64": lambda i: [
+        _reduced(i.N),
+        _gathered(i.N),
+        reduce_scatter_bytes(WHOLE // i.N, i.N) / WHOLE,
+        all_to_all_bytes(WHOLE, i.N) / WHOLE,
     ],
-    "003-65": lambda N: {
-        "a2a_messages": N * (N - 1),
-        "ring_allgather_messages": N * ring_steps(N) // 2,
-        "ring_allreduce_messages": N * ring_steps(N),
-        "a2a_volume": all_to_all_bytes(WHOLE, N) / WHOLE,
-        "allreduce_volume": _reduced(N),
+    "003-65": lambda i: {
+        "a2a_messages": i.N * (i.N - 1),
+        "ring_allgather_messages": i.N * ring_steps(i.N) // 2,
+        "ring_allreduce_messages": i.N * ring_steps(i.N),
+        "a2a_volume": all_to_all_bytes(WHOLE, i.N) / WHOLE,
+        "allreduce_volume": _reduced(i.N),
     },
-    "004-01": lambda N: ring_steps(degree=N),
+    "004-01": lambda i: ring_steps(degree=i.N),
 }
 """By the id of the claim."""
