@@ -67,7 +67,10 @@ def run_search(wanted: Wanted, *, front: bool, out: Path | None, json: bool) -> 
     if answer.best is not None and out is not None:
         _write(answer, out)
     if answer.interrupted:
-        note(f"interrupted after {answer.seen:,} plans; there may be better ones")
+        note(
+            f"interrupted: {answer.computed:,} plans computed of {answer.seen:,} met so far; there "
+            "may be better ones"
+        )
         return EXIT_INTERRUPTED
     return 0
 
