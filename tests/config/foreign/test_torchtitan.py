@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from echelon.config.foreign.importer import told_kind
-from echelon.config.foreign.torchtitan_keys import MODELS, NOT_NEEDED, ONLY
+from echelon.config.foreign.torchtitan_keys import FLAVORS, NOT_NEEDED, ONLY, Flavor
 from echelon.core.plan import Context, ContextKind
 from tests.config.foreign.imports import Imports, rows_of, set_by
 
@@ -150,6 +150,7 @@ def test_which_blocks_are_redone(titan: Imports, table: str, expected: tuple[str
         (small("seq_length = 64"), "import-unknown-key", "training.seq_length"),
         (small("batch_sise = 64"), "import-unknown-key", "training.batch_sise"),
         ('[model]\nconverters = ["float8"]\n' + SMALL, "import-not-honoured", "model.converters"),
+        (small() + "[lr_scheduler]\ntotal_steps = 7", "import-not-honoured", "total_steps"),
         ('[optimizer]\nname = "Adam"\n' + SMALL, "import-not-honoured", "optimizer.name"),
         (
             SMALL + '[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "op"',
@@ -208,12 +209,28 @@ def test_experts_are_folded_over_the_data_ranks(titan: Imports) -> None:
     assert (plan.mesh.ep, plan.layout.experts.expert_tp) == (2, 1)
 
 
-@pytest.mark.parametrize(("words", "preset"), MODELS.items())
-def test_every_flavor_is_a_preset(titan: Imports, words: tuple[str, str], preset: str) -> None:
+@pytest.mark.parametrize(("words", "flavor"), FLAVORS.items())
+def test_every_flavor_is_a_preset_or_what_it_has_otherwise(
+    titan: Imports, words: tuple[str, str], flavor: Flavor
+) -> None:
     text = f'[model]\nname = "{words[0]}"\nflavor = "{words[1]}"\n{small()}'
     found = titan(text, sets=["cluster.preset=8xh100"])
-    assert set_by(found, "model.flavor") == {"model.preset": preset}
-    assert found.job.plan.model.name == preset
+    told = set_by(found, "model.flavor")
+    assert told["model.preset"] == flavor.preset
+    assert flavor.changes.items() <= told.items()
+    assert found.job.plan.model.name == (flavor.name or flavor.preset)
+
+
+def test_a_flavor_of_llama_3_is_that_of_3_1(titan: Imports) -> None:
+    model = titan(LLAMA, sets=["cluster.preset=64xh100"]).job.plan.model
+    assert model.rope_scaling is not None
+    assert (model.rope_scaling.factor, model.max_positions) == (8.0, 131072)
+
+
+def test_positions_that_are_stretched_are_refused(titan: Imports) -> None:
+    text = '[model]\nname = "deepseek_v3"\nflavor = "671B"\n' + SMALL.replace("= 64", "= 8192")
+    first, *_ = titan.problems(text, sets=["cluster.preset=8xh100"])
+    assert (first.rule, first.works[0]) == ("import-not-honoured", "training.seq_len = 4096")
 
 
 def test_a_flavor_that_is_no_preset_is_refused_or_named_by_the_user(titan: Imports) -> None:

@@ -77,3 +77,21 @@ def test_flags_of_megatron_say_every_size_of_every_preset(name: str, tmp_path: P
         "model.name"
     ]
     assert import_file(written(found, tmp_path)).job.plan == plan
+
+
+@pytest.mark.parametrize(("name", "flavor"), [("llama3", "70B"), ("deepseek_v3", "671B")])
+def test_a_flavor_of_torchtitan_comes_back_as_it_was(
+    name: str, flavor: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "train.toml"
+    lines = (
+        f'[model]\nname = "{name}"\nflavor = "{flavor}"',
+        "[training]\nlocal_batch_size = 1\nseq_len = 4096",
+        "[parallelism]\ndata_parallel_shard_degree = 8",
+    )
+    file.write_text("\n".join(lines), encoding="utf-8")
+    job = import_file(file, sets=["cluster.preset=8xh100"]).job
+    found = export_plan(job.plan, "torchtitan", job)
+    assert f'flavor = "{flavor}"' in found.text
+    assert not [note for note in found.notes if note.setting.startswith(("model.", "experts."))]
+    assert import_file(written(found, tmp_path)).job.plan == job.plan

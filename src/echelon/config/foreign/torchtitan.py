@@ -1,4 +1,4 @@
-"""A torchtitan configuration (TOML) -> settings. Its JobConfig of 2025, old names too.
+"""A torchtitan configuration (TOML) -> settings. Keys are those of 0.2.2, and older.
 
 https://github.com/pytorch/torchtitan: config/job_config.py. Its mesh is pp x dp_replicate
 x dp_shard x cp x tp as here; what data and context ranks share out is FSDP 2, which is stage 3.
@@ -12,11 +12,12 @@ from echelon.config.foreign.ledger import COUNT, FROM_ZERO, Ledger
 from echelon.config.foreign.ranks import launched_ranks
 from echelon.config.foreign.surroundings import Surroundings
 from echelon.config.foreign.torchtitan_keys import (
-    MODELS,
+    FLAVORS,
     NOT_NEEDED,
     NOT_NEEDED_TABLES,
     ONLY,
     SECTIONS,
+    Flavor,
 )
 from echelon.config.foreign.torchtitan_numbers import (
     read_batch,
@@ -64,18 +65,32 @@ def _read_model(ledger: Ledger, around: Surroundings) -> int | None:
     name, flavor = "model.name", "model.flavor"
     words = [ledger.read(key, Text(), setting="model") for key in (name, flavor)]
     model, size = (str(word) for word in words)
-    if (preset := MODELS.get((model, size))) is not None:
-        ledger.set(flavor, "model.preset", preset, f"{model} {size}")
+    if (found := FLAVORS.get((model, size))) is not None:
+        _set_flavor(ledger, flavor, found, f"{model} {size}")
         ledger.skip(name, f"together with {flavor}")
-        return _layers_of(preset)
+        return _layers_of(found.preset)
     if around.model is not None:
         for key in (name, flavor):
             ledger.skip(key, f"no flavor that is known; the run builds on {around.model.name}")
         return around.model.layers
-    known = [f'name = "{m}", flavor = "{f}"' for m, f in MODELS if m == model] or ["--extends"]
+    known = [f'name = "{m}", flavor = "{f}"' for m, f in FLAVORS if m == model] or ["--extends"]
     why = "its sizes stand in the code of torchtitan; --extends MODEL names yours"
     ledger.refuse(flavor, f"of {name} = {ledger.text(name)}: {why}", works=known)
     return None
+
+
+def _set_flavor(ledger: Ledger, key: str, flavor: Flavor, what: str) -> None:
+    """Map a flavor to a preset, and to what it has otherwise."""
+    ledger.set(key, "model.preset", flavor.preset, what)
+    if flavor.name:
+        ledger.set(key, "model.name", flavor.name, "the preset with what torchtitan has otherwise")
+    for setting, value in flavor.changes.items():
+        ledger.set(key, setting, value, f"of {what}, in the code of torchtitan")
+    length = ledger.given.get("training.seq_len")
+    if flavor.longest is not None and isinstance(length, int) and length > flavor.longest:
+        why = f"positions beyond {flavor.longest} are stretched as YaRN does, and here they are not"
+        works = (f"training.seq_len = {flavor.longest}",)
+        ledger.refuse(key, why, works=works, setting="batch.sequence_length")
 
 
 def _layers_of(preset: str) -> int | None:
@@ -243,7 +258,8 @@ def _read_run(ledger: Ledger) -> None:
 
 
 def _read_validation(ledger: Ledger) -> None:
-    switch, freq, steps = (f"validation.{name}" for name in ("enabled", "freq", "steps"))
+    old, freq, steps = (f"validation.{name}" for name in ("enabled", "freq", "steps"))
+    switch = old if ledger.has(old) else "validation.enable"
     on = ledger.flag(switch, setting="train.validate_every")
     every = ledger.whole(freq, COUNT, setting="train.validate_every")
     count = ledger.whole(steps, LEFT_OVER, setting="train.validation_batches")

@@ -118,6 +118,11 @@ def read_learning_rate(ledger: Ledger) -> None:
         steps = 10_000 if steps is None else steps
         ledger.set(STEPS, "train.steps", steps, "optimizer steps", source=source)
     table = "lr_scheduler"
+    end = f"{table}.total_steps"
+    if ledger.whole(end, COUNT, setting="train.steps") == steps:
+        ledger.skip(end, "the schedule ends with the run")
+    elif ledger.has(end):
+        ledger.refuse(end, f"the schedule ends with the run, at step {steps}")
     _number(ledger, f"{table}.warmup_steps", "optimizer.warmup_steps", FROM_ZERO, 200)
     kind_key, ratio_key = f"{table}.decay_type", f"{table}.decay_ratio"
     kind = ledger.word(kind_key, ("linear", "cosine", "sqrt"), setting="optimizer.schedule")

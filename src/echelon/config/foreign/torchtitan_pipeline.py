@@ -42,6 +42,9 @@ def read_pipeline(ledger: Ledger, layers: int | None, around: Surroundings) -> N
         key = SIZE
         ends = [1 if count is None else count for count in less]
         count = ceil((layers + sum(ends)) / size) if size else pp * (1 if name in ONE_STAGE else 2)
+        if (layers + sum(ends)) // count < max(ends):
+            ledger.refuse(key, f"{layers} layers + {sum(ends)} in {count} stages", setting=STAGES)
+            return
         stages = _counted(layers, count, ends)
         for other in LESS:
             ledger.skip(other, f"{ends[0]} and {ends[1]} count as layers at the ends")

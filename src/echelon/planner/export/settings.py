@@ -151,7 +151,7 @@ def written_out(model: ModelShape) -> dict[str, object]:
 
 def _from_preset(name: str, wanted: Mapping[str, object]) -> dict[str, object] | None:
     """Return a preset and what differs; None where there is none, or it has a part too many."""
-    if (preset := _preset(name)) is None:
+    if (preset := preset_model(name)) is None:
         return None
     model, written = preset
     base = model_settings(model)
@@ -254,7 +254,7 @@ def _with_rows(
 
 
 @lru_cache(maxsize=64)
-def _preset(name: str) -> tuple[ModelShape, frozenset[str]] | None:
+def preset_model(name: str) -> tuple[ModelShape, frozenset[str]] | None:
     """Return the model of a preset, and the settings that it writes; None where there is none."""
     if read_preset("models", name) is None:
         return None

@@ -1,4 +1,4 @@
-"""A Plan -> a torchtitan configuration (TOML), in the names of its JobConfig of 2025.
+"""A Plan -> a torchtitan configuration (TOML), in the keys of 0.2.2, the last that reads TOML.
 
 `config/foreign/torchtitan.py` reads it.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import inf
 
-from echelon.config.foreign.torchtitan_keys import MODELS, ONE_STAGE, SCHEDULES
+from echelon.config.foreign.torchtitan_keys import FLAVORS, ONE_STAGE, SCHEDULES, Flavor
 from echelon.core.plan import Optimizer, Plan
 from echelon.planner.export.forms import as_toml, launch_of
+from echelon.planner.export.settings import model_settings, plan_settings, preset_model
 from echelon.planner.export.target import Refusal, Target
 
 NAMES = {here: name for name, here in SCHEDULES.items()}
-FLAVORS = {preset: words for words, preset in MODELS.items()}
 CONTEXT = {"gathered": "allgather", "ring": "alltoall"}
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 WHOLE = 3
@@ -22,17 +22,30 @@ WHOLE = 3
 
 def keys(plan: Plan, settings: Mapping[str, object]) -> dict[str, object]:
     """Return the keys of a plan, and of the rest of its run."""
-    preset = str(settings.get("model.preset", ""))
-    changed = any(key.startswith("model.") for key in settings if key != "model.preset")
-    name, flavor = ("", "") if changed else FLAVORS.get(preset, ("", ""))
+    name, flavor = flavor_of(plan) or ("yours", plan.model.name)
     found: dict[str, object] = {
         "job.description": f"exported from the plan {plan.name}",
-        "model.name": name or "yours",
-        "model.flavor": flavor or plan.model.name,
+        "model.name": name,
+        "model.flavor": flavor,
     }
     found |= _parallel_keys(plan) | _training_keys(plan)
     found |= _optimizer_keys(plan.mathematics.optimizer) | _recompute_keys(plan)
     return found | _run_keys(settings)
+
+
+def flavor_of(plan: Plan) -> tuple[str, str] | None:
+    """Return the model and flavor of torchtitan that a plan trains; None where there is none."""
+    return next((words for words, flavor in FLAVORS.items() if _is_flavor(plan, flavor)), None)
+
+
+def _is_flavor(plan: Plan, flavor: Flavor) -> bool:
+    found, wanted = preset_model(flavor.preset), plan_settings(plan)
+    if found is None or (flavor.longest or inf) < plan.mathematics.sequence_length:
+        return False
+    name = {"model.name": flavor.name or flavor.preset}
+    expected = model_settings(found[0]) | name | dict(flavor.changes)
+    of_model = {key: value for key, value in wanted.items() if key.startswith("model.")}
+    return expected == {**of_model, **{key: wanted.get(key) for key in flavor.changes}}
 
 
 def _parallel_keys(plan: Plan) -> dict[str, object]:
@@ -83,7 +96,7 @@ def _training_keys(plan: Plan) -> dict[str, object]:
     if layout.zero.parameter_offload == "host":
         found["enable_cpu_offload"] = True
     if numbers.seed:
-        found["seed"] = numbers.seed
+        return {f"training.{k}": v for k, v in found.items()} | {"debug.seed": numbers.seed}
     return {f"training.{name}": value for name, value in found.items()}
 
 
@@ -123,7 +136,7 @@ def _run_keys(settings: Mapping[str, object]) -> dict[str, object]:
         keep = settings.get("checkpoint.keep", 2)
         found["checkpoint.keep_latest_k"] = 0 if keep == "all" else keep
     if (every := settings.get("train.validate_every")) is not None:
-        found["validation.enabled"] = True
+        found["validation.enable"] = True
         found["validation.freq"] = every
         found["validation.steps"] = settings.get("train.validation_batches", 8)
     return found
@@ -157,7 +170,7 @@ def advice(plan: Plan) -> Iterator[str]:
         "--job.config_file FILE, with training.dataset and model.hf_assets_path of yours."
     )
     model, recompute = plan.model, plan.layout.recompute
-    if model.name not in FLAVORS:
+    if flavor_of(plan) is None:
         yield (
             f"No flavor of torchtitan is {model.name}: add one to its models, with {model.layers} "
             f"layers, width {model.hidden}, {model.heads} heads, {model.kv_heads} of keys, ffn "
