@@ -51,6 +51,7 @@ NUMBERS: Mapping[str, Sequence[tuple[str, ...]]] = {
     ),
     "accelerate": (
         ("recompute.policy=full",),
+        ("recompute.policy=full", "recompute.offload=host"),
         (*BF16, "precision.reduction=bf16"),
         ALL_BF16,
         ("optimizer.kind=muon",),

@@ -58,6 +58,8 @@ def _fsdp_keys(plan: Plan) -> dict[str, object]:
         "cpu_ram_efficient_loading": True,
         "state_dict_type": "SHARDED_STATE_DICT",
     }
+    if plan.layout.recompute.offload == "host":
+        found["activation_checkpointing_offload"] = True
     return {f"fsdp_config.fsdp_{name}": value for name, value in found.items()}
 
 
@@ -161,7 +163,7 @@ REASONS = {
     "precision": "with FSDP gradients are summed in the dtype of parameters and accumulate in "
     "fp32, with DeepSpeed they accumulate in that of parameters, with DDP all is fp32",
     "precision.loss_scale": "its GradScaler starts at 65536",
-    "recompute.offload": "stored inputs stay on the device",
+    "recompute.offload": "stored inputs stay on the device, but with FSDP 2",
     "experts": "experts are the model's own matter",
 }
 
