@@ -64,7 +64,7 @@ TRAINER: Mapping[str, tuple[float, float, float]] = {
 }
 GENERATIONS = {(108, 312): "A100", (132, 989): "H100"}
 """Multiprocessors and TFLOP/s of a device -> its generation."""
-CROWDING = 0.62
+CROWDING = 0.6
 """A row of a source with n rows weighs as much as n to the power of minus this."""
 SCALE = 6.0
 """How much the misfit of a row weighs beside a constant's distance from its prior."""
