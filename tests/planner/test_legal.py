@@ -36,7 +36,7 @@ def test_what_is_searched_is_legal_and_the_same_numbers(data: st.DataObject) -> 
     dp, cp, ep, pp = (int(one[name][0]) for name in ("dp", "cp", "ep", "pp"))
     inner = int(fold_of(one, np.ones(1, dtype=np.int64))[0])
     offload = data.draw(st.booleans())
-    shares = pinned_shares(request.pins, dp, cp, ep, inner, offload=offload)
+    shares = pinned_shares(request.pins, (dp, cp, ep, inner), offload=offload)
     count = int(one["microbatches"][0])
     layers = request.model.layers
     orders = [order for order in orders_of(request.pins, pp, layers) if order.allows(count)]

@@ -82,13 +82,14 @@ def shares_of(dp: int, cp: int, ep: int, inner: int, *, offload: bool) -> tuple[
     return tuple(found)
 
 
-def pinned_shares(
-    pins: Pins, dp: int, cp: int, ep: int, inner: int, *, offload: bool
-) -> tuple[Shares, ...]:
+def pinned_shares(pins: Pins, key: tuple[int, ...], *, offload: bool) -> tuple[Shares, ...]:
     """Return those of `shares_of` that pins let through; units are gathered twice, if not pinned.
+
+    `key` are the arguments of `shares_of` in their order.
 
     That they stay whole after forward takes memory that is not counted yet.
     """
+    dp, cp, ep, inner = key
     wanted = pins.of("reshard") or (1,)
     return tuple(
         one

@@ -66,12 +66,12 @@ class Expanded:
         pins, layers = self._request.pins, self._request.model.layers
         self._shares: _Lists[Shares] = _Lists(
             keys,
-            lambda dp, cp, ep, fold: pinned_shares(pins, dp, cp, ep, fold, offload=self._offload),
+            lambda key: pinned_shares(pins, key, offload=self._offload),
             SHARE_NUMBERS,
         )
         self._orders: _Lists[Order] = _Lists(
             (columns["pp"], columns["microbatches"]),
-            lambda pp, m: tuple(one for one in orders_of(pins, pp, layers) if one.allows(m)),
+            lambda key: [one for one in orders_of(pins, key[0], layers) if one.allows(key[1])],
             ORDER_NUMBERS,
         )
 
@@ -106,7 +106,7 @@ class _Lists(Generic[Kind]):
     def __init__(
         self,
         keys: Sequence[NDArray[np.int64]],
-        make: Callable[..., Sequence[Kind]],
+        make: Callable[[tuple[int, ...]], Sequence[Kind]],
         names: Sequence[str],
     ) -> None:
         joined = np.zeros(len(keys[0]), dtype=np.int64)
@@ -117,7 +117,7 @@ class _Lists(Generic[Kind]):
         self._kinds: list[Kind] = []
         starts = [0]
         for place in first:
-            self._kinds.extend(make(*(int(key[place]) for key in keys)))
+            self._kinds.extend(make(tuple(int(key[place]) for key in keys)))
             starts.append(len(self._kinds))
         self._start = np.array(starts[:-1], dtype=np.int64)
         self._count = np.diff(np.array(starts, dtype=np.int64))

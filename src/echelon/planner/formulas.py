@@ -7,7 +7,7 @@ make of it, so thousands of rows share a few hundred blocks.
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,9 +97,9 @@ def picked(record: Record, index: Index) -> Record:
         if id(value) in done:
             changed[item.name] = done[id(value)]
         elif is_dataclass(value):
-            changed[item.name] = done[id(value)] = picked(value, index)
+            changed[item.name] = done[id(value)] = picked(cast(Any, value), index)
         elif isinstance(value, np.ndarray) and value.ndim:
-            changed[item.name] = done[id(value)] = value[index]
+            changed[item.name] = done[id(value)] = cast("Array", value)[index]
     return replace(record, **changed)  # type: ignore[type-var]
 
 

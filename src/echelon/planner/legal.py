@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import lru_cache
+from typing import cast
 
 from echelon.config.checks import (
     sequence_parallel_divides_sequence,
@@ -43,7 +44,7 @@ class Legality:
     def __init__(self, plan: Plan) -> None:
         """Keep what the checks read of the model and the batch."""
         model = asdict(plan.model)
-        experts = model.pop("experts") or {}
+        experts = cast("dict[str, object]", model.pop("experts") or {})
         values = {f"model.{key}": value for key, value in model.items() if value is not None}
         values |= {f"model.experts.{key}": value for key, value in experts.items()}
         values["batch.sequence_length"] = plan.mathematics.sequence_length

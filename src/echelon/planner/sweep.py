@@ -25,6 +25,7 @@ import numpy as np
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
 from echelon.cost.lattice.numbers import Array, Num
 from echelon.planner.best import Best, Entrant, first_of_groups
+from echelon.planner.choices import Order, Shares
 from echelon.planner.expanded import Expanded, Table
 from echelon.planner.formulas import Formulas, Index, whole
 from echelon.planner.lattice import legal_rows
@@ -41,8 +42,9 @@ STEADY = (
     "context",
     "expert",
     "rest",
+    "stragglers",
 )
-"""Terms that neither ways to share out nor orders change."""
+"""Terms that neither ways to share out nor orders change; recompute makes none of them less."""
 OF_SHARES = ("gather", "gradients", "optimizer")
 OF_ORDER = ("bubble", "messages")
 
@@ -140,8 +142,8 @@ class Sweep:
         self,
         formulas: Formulas,
         rows: Index,
-        shares: tuple[Table, Index],
-        orders: tuple[Table, Index],
+        shares: tuple[Table[Shares], Index],
+        orders: tuple[Table[Order], Index],
         weight: float,
     ) -> None:
         """Compute plans in full, and take those that fit and are good."""
