@@ -19,14 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.activations_working import AttentionPieces, working
 from echelon.cost.context import kv_copies
-from echelon.cost.context_memory import most_attention_memory
-from echelon.cost.context_sizes import Phase
 
 Num: TypeAlias = "int | float | NDArray[Any]"
-
-BY_SEQUENCE = "gradient of the output, by sequence"
-"""What a kernel copies inside, in the words of `cost/context_phases.py`."""
 
 INDEX_BYTES = 8
 """Token ids, positions and places of rows are int64."""
@@ -89,7 +85,7 @@ class ActivationNumbers:
     another order than the next product reads, so that it is copied. `found` are the tokens whose
     row of the embedding is on this rank: data where tp > 1 (then N / tp is as good a guess as any).
     `mixed` says whether gradients add up in another dtype than they are made in; `attend_forward`
-    and `attend_backward` are what attention works with (`cost/context_memory.py`).
+    and `attend_backward` are what attention works with (`cost/activations_working.py`).
     """
 
     tokens: Num
@@ -157,14 +153,16 @@ class ActivationNumbers:
         return most(self.tokens - self.rows, 0) // most(self.tokens - self.rows, 1)
 
     @classmethod
-    def of(cls, plan: Plan) -> ActivationNumbers:
-        """Return the numbers of a plan."""
+    def of(
+        cls, plan: Plan, cp_rank: int = 0, pieces: AttentionPieces | None = None
+    ) -> ActivationNumbers:
+        """Return the numbers of a plan on a context rank."""
         model, tp, tokens = plan.model, plan.mesh.tp, plan.local_tokens
         precision = plan.mathematics.precision
         size = DTYPE_BYTES[precision.parameters]
         heads, kv_heads = model.heads // tp, model.kv_heads // tp
         degree = plan.layout.context.ulysses_degree
-        attention = most_attention_memory(plan)
+        forward, backward = working(plan, cp_rank, pieces)
         return cls(
             tokens=tokens,
             rows=tokens // tp if plan.layout.sequence_parallel else tokens,
@@ -192,15 +190,10 @@ class ActivationNumbers:
             copies=kv_copies(heads, kv_heads, degree),
             transposed=int(model.soft_cap is not None),
             found=-(-tokens // tp),
-            attend_forward=max(map(_seen, attention.forward)),
-            attend_backward=max(map(_seen, attention.backward)),
+            attend_forward=forward,
+            attend_backward=backward,
             mixed=int(precision.gradients != precision.parameters),
         )
-
-
-def _seen(phase: Phase) -> int:
-    """Return the bytes of a phase of attention, but what a kernel takes for itself inside."""
-    return sum(term.bytes for term in phase.terms if term.name != BY_SEQUENCE)
 
 
 def total(saved: tuple[Saved, ...]) -> Num:

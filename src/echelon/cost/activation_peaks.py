@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from echelon.cost.activation_numbers import ActivationNumbers, Num, Operator, Saved, most, total
 from echelon.cost.activation_units import Unit
+from echelon.cost.activations_experts import EXPERTS, ROUTER, SHARED
 from echelon.cost.activations_linear import ATTENTION_DROPOUT, MLP_DROPOUT
 from echelon.cost.buckets import UNIT_HEAD
 
@@ -49,6 +50,9 @@ def backward_peak(units: Sequence[Unit], x: ActivationNumbers, *, split: bool) -
         kept = kept - total(unit.saved)
         base = kept + waiting + came
         again = unit.stored is not None
+        if not unit.operators:
+            # What came goes on, in memory of its own.
+            peak = most(peak, kept + total(unit.saved) + 2 * x.stream)
         own = apart * again if again else 0 * x.stream
         flow = Flow(carried=carried, given=most(own, given - came), split=split)
         back, later = _backward(unit.operators, flow)
@@ -95,6 +99,7 @@ def _without_graph(operators: Sequence[Operator], x: ActivationNumbers) -> Num:
     peak: Num = 0
     kept: Num = -x.stream
     before: tuple[Saved, ...] = ()
+    routed: Num = 0
     for operator in operators:
         if operator.name == ATTENTION_DROPOUT:
             kept = 0 * x.stream
@@ -102,8 +107,14 @@ def _without_graph(operators: Sequence[Operator], x: ActivationNumbers) -> Num:
             kept = x.stream
         elif operator.early is not None and operator.name != "o":
             kept = kept - sum(one.bytes for one in before if one.name == "gate and up")
+        elif operator.name == EXPERTS:
+            # Of the router its input alone is left, of shared experts their output.
+            kept = kept - routed
         peak = most(peak, kept + operator.forward)
-        kept = kept + sum(one.bytes for one in operator.saved if one.name not in _OF_THE_GRAPH)
+        left = sum(one.bytes for one in operator.saved if one.name not in _OF_THE_GRAPH)
+        kept, routed = kept + left, routed + left * (operator.name in (ROUTER, SHARED))
+        if operator.name == ROUTER:
+            routed = routed - x.stream
         before = operator.saved
     return peak
 

@@ -26,6 +26,7 @@ from echelon.core.plan import Plan
 from echelon.cost.activation_numbers import ActivationNumbers, Num, Saved, most, total
 from echelon.cost.activation_peaks import backward_peak, forward_peak
 from echelon.cost.activation_units import Unit, stage_units
+from echelon.cost.activations_working import AttentionPieces
 from echelon.cost.expert_load import ExpertLoad
 from echelon.cost.stage import part_of
 from echelon.schedule.action import Action, ActionKind
@@ -40,15 +41,18 @@ class StepData:
     """Record what of a step is data: how tokens were routed, and two numbers of each microbatch.
 
     `found` are the tokens of a microbatch whose row of the embedding is on this rank, `transposed`
-    whether attention gave its output in another order (`cost/activation_numbers.py`).
+    whether attention gave its output in another order (`cost/activation_numbers.py`), `pieces` what
+    its kernels were called for.
     """
 
     load: ExpertLoad | None = None
     found: Mapping[int, int] = field(default_factory=dict[int, int])
     transposed: Mapping[int, int] = field(default_factory=dict[int, int])
+    pieces: Mapping[int, AttentionPieces] = field(default_factory=dict[int, AttentionPieces])
 
-    def numbers(self, x: ActivationNumbers, microbatch: int) -> ActivationNumbers:
+    def numbers(self, plan: Plan, cp_rank: int, microbatch: int) -> ActivationNumbers:
         """Return the numbers of a microbatch."""
+        x = ActivationNumbers.of(plan, cp_rank, self.pieces.get(microbatch))
         return replace(
             x,
             found=self.found.get(microbatch, x.found),
@@ -71,7 +75,8 @@ class RankActivations:
     def __init__(self, plan: Plan, rank: int, data: StepData | None = None) -> None:
         """Take the routing and the tokens of `data`; without it, balanced ones."""
         self.plan, self.rank, self._data = plan, rank, data or StepData()
-        self._numbers = ActivationNumbers.of(plan)
+        self._cp_rank = plan.mesh.coordinates(rank)[Axis.CP]
+        self._numbers = ActivationNumbers.of(plan, self._cp_rank)
         self._stages = {one.stage: one for one in part_of(plan, rank).stages}
         self._units: dict[Key, tuple[Unit, ...]] = {}
 
@@ -84,7 +89,7 @@ class RankActivations:
         """Return the units of a stage for one microbatch."""
         key = (stage, microbatch)
         if key not in self._units:
-            numbers = self._data.numbers(self._numbers, microbatch)
+            numbers = self._data.numbers(self.plan, self._cp_rank, microbatch)
             self._units[key] = stage_units(
                 self.plan, self._stages[stage], numbers, (self.rank, microbatch, self._data.load)
             )
@@ -107,7 +112,7 @@ class RankActivations:
         for action in self.row:
             key = (action.stage, action.microbatch)
             own = living.pop(key, 0)
-            others = losses + self._sum(living, entered - {key})
+            others = losses + self._sum(living, entered | {key})
             entered.discard(key)
             if action.kind in (ActionKind.F, ActionKind.B):
                 living[key] = total(self.kept(action))

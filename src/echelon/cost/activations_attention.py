@@ -110,12 +110,14 @@ def _scores(x: ActivationNumbers, branch: Branch, lost: Num) -> Operator:
         Saved(operator=ATTENTION, name=name, bytes=size, formula=formula)
         for name, size, formula in saved
     )
+    # The copy by position comes when all else is there; heads exchanged are told with the rest.
+    last = (1 - x.exchanged) * (total(table) - table[0].bytes - table[1].bytes)
     work = x.queries + x.attend_backward
     return Operator(
         name=ATTENTION,
         saved=table,
         waits=(),
-        forward=total(table) + most(0, lost - table[0].bytes - table[1].bytes) + x.attend_forward,
+        forward=lost + most(x.attend_forward, last),
         backward=branch.skip(x, split=False) + branch.late(x) + work,
         # What the output layer keeps until W is in this memory.
         split=branch.skip(x, split=True) + work - x.queries,

@@ -29,7 +29,7 @@ from echelon.cost.activation_numbers import (
     Saved,
     most,
 )
-from echelon.cost.activations_linear import norm, row
+from echelon.cost.activations_linear import Branch, norm, row
 
 ROUTER, CARRIER, EXPERTS, SHARED = "router", "dispatch", "experts", "shared experts"
 
@@ -41,6 +41,12 @@ class ExpertNumbers:
     `places` are the bytes of what the dispatch knows of rows; `spare` is 1 where rows come in
     memory with one more row than there are. `renormalised`, `sigmoid`, `auxiliary` (a loss for the
     load; `by_sequence`: of each sequence or microbatch) and `z_loss` are flags.
+
+    What is there while rows travel: of `dispatched` rows `leaving` assignments leave (S), `away` of
+    them for other ranks, and `came` come from there; where rows travel at all they are `apart` from
+    those that meet experts, and what comes back is `joined` in a copy. They go in `chunks`.
+    `inner_forward` and `inner_backward` are what experts work with inside, one after the other;
+    `pieces` says that experts are cut, so that every tensor rank needs every row.
     """
 
     routed: Num
@@ -56,26 +62,81 @@ class ExpertNumbers:
     auxiliary: Num = 0
     by_sequence: Num = 0
     z_loss: Num = 0
+    dispatched: Num = 0
+    leaving: Num = 0
+    away: Num = 0
+    came: Num = 0
+    apart: Num = 0
+    joined: Num = 0
+    chunks: Num = 1
+    inner_forward: Num = 0
+    inner_backward: Num = 0
+    pieces: Num = 0
+
+    def rows(self, count: Num, x: ActivationNumbers) -> Num:
+        """Return the bytes of so many rows with their gates."""
+        return count * (x.hidden * x.size + x.wide)
 
 
 def mixture_operators(x: ActivationNumbers, e: ExpertNumbers) -> tuple[Operator, ...]:
     """Return the operators of a mixture of experts, from the norm before to the output."""
+    flow = _Flow.of(x, e)
     return (
-        norm(x, "mlp norm"),
-        _router(x, e),
+        norm(x, "mlp norm", Branch(local=x.stream)),
+        _router(x, e, flow),
         Operator(
             name=CARRIER,
-            saved=(
-                Saved(operator=CARRIER, name="places of rows", bytes=e.places, formula="places"),
-            ),
+            saved=_table(CARRIER, (("places of rows", e.places, "places"),)),
             waits=(),
+            forward=e.places + flow.local + flow.forward,
+            backward=flow.given + flow.dispatched(x, e),
+            split=flow.given + flow.dispatched(x, e),
         ),
-        _experts(x, e),
-        *_shared(x, e),
+        _shared(x, e, flow),
+        _experts(x, e, flow),
     )
 
 
-def _router(x: ActivationNumbers, e: ExpertNumbers) -> Operator:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flow:
+    """Say what is there beside the operators of a mixture: variables, and rows on their way.
+
+    `local` are the variables of the forward pass, `forward` the rows under way while experts that
+    every token meets compute, `back` those in backward, with what weight gradients keep that are
+    put off; `given` are the gradients of the stream.
+    """
+
+    local: Num
+    forward: Num
+    back: Num
+    put_off: Num
+    given: Num
+
+    @classmethod
+    def of(cls, x: ActivationNumbers, e: ExpertNumbers) -> _Flow:
+        """Return the flow of a mixture."""
+        tokens = 2 * x.tokens * INDEX_BYTES + e.routed * e.top_k * x.wide
+        gathered = e.pieces * (x.scattered * x.whole + x.tokens * e.top_k * x.wide)
+        put_off = most(e.apart, x.shared)
+        inner = e.here * e.inner * x.size
+        rows = e.here * x.hidden * x.size
+        return cls(
+            local=x.stream + tokens + gathered,
+            forward=e.rows(e.leaving + e.apart * e.came, x),
+            back=e.rows(e.here + e.apart * e.away, x),
+            put_off=put_off * (3 * inner + 2 * rows) // e.chunks,
+            given=x.stream + e.pieces * x.scattered * x.whole,
+        )
+
+    def dispatched(self, x: ActivationNumbers, e: ExpertNumbers) -> Num:
+        """Return what adds up the gradients of the rows that were dispatched."""
+        any_shared = most(0, e.shared_inner) // most(1, e.shared_inner)
+        sums = e.dispatched * (x.hidden * x.size + 2 * INDEX_BYTES + e.top_k * x.wide)
+        again = e.joined * e.rows(e.leaving, x) // e.chunks
+        return self.back + again + sums + any_shared * x.whole
+
+
+def _router(x: ActivationNumbers, e: ExpertNumbers, flow: _Flow) -> Operator:
     scores = e.routed * e.experts * x.wide
     one = e.routed * x.wide
     saved = (
@@ -87,6 +148,7 @@ def _router(x: ActivationNumbers, e: ExpertNumbers) -> Operator:
         ("shares of a sequence", e.auxiliary * e.by_sequence * scores, "r E w"),
         ("logits and their log-sum-exp", e.z_loss * (scores + one), "r (E + 1) w"),
     )
+    work = flow.given + 2 * x.whole + 2 * scores
     return Operator(
         name=ROUTER,
         saved=_table(ROUTER, saved),
@@ -94,12 +156,33 @@ def _router(x: ActivationNumbers, e: ExpertNumbers) -> Operator:
             ROUTER,
             (("mlp input", x.stream, "n D s"), ("gradient of the scores", scores, "r E w")),
         ),
+        forward=sum((size for _, size, _ in saved), 0) + flow.local + 2 * scores,
+        backward=work,
+        split=work,
     )
 
 
-def _experts(x: ActivationNumbers, e: ExpertNumbers) -> Operator:
-    rows = (e.here + e.spare) * x.hidden * x.size
+def _experts(x: ActivationNumbers, e: ExpertNumbers, flow: _Flow) -> Operator:
+    each = x.hidden * x.size
+    rows = (e.here + e.spare) * each
     inner = e.here * e.inner * x.size
+    made = e.here * each // e.chunks
+    returned = e.apart * (e.here + e.away + e.joined * e.leaving // e.chunks) * each
+    returned = returned + e.dispatched * (each + 2 * INDEX_BYTES)
+    kept = e.rows(e.here + e.spare, x)
+    any_shared = most(0, e.shared_inner) // most(1, e.shared_inner)
+    forward = most(
+        e.apart * flow.forward + kept,
+        kept + made + e.inner_forward,
+        kept + 2 * inner + made + returned,
+    )
+    gates = e.here * x.wide // e.chunks
+    put_off = most(e.apart, x.shared)
+    back = most(
+        (e.leaving + e.apart * e.came) * each + e.apart * made,
+        2 * made + gates + e.inner_backward,
+        made + flow.back + put_off * (inner // e.chunks + made),
+    )
     return Operator(
         name=EXPERTS,
         saved=_table(
@@ -118,32 +201,39 @@ def _experts(x: ActivationNumbers, e: ExpertNumbers) -> Operator:
                 ("inner activations and gradients", 3 * inner, "3 A G s"),
             ),
         ),
+        forward=flow.local + any_shared * x.whole + forward,
+        backward=flow.given + back,
+        split=flow.given + back,
     )
 
 
-def _shared(x: ActivationNumbers, e: ExpertNumbers) -> tuple[Operator, ...]:
+def _shared(x: ActivationNumbers, e: ExpertNumbers, flow: _Flow) -> Operator:
     inner = x.tokens * e.shared_inner * x.size
-    any_shared = most(0, e.shared_inner) / most(1, e.shared_inner)
+    any_shared = most(0, e.shared_inner) // most(1, e.shared_inner)
     down = row(x, SHARED, inner, 0)
-    return (
-        Operator(
-            name=SHARED,
-            saved=_table(
-                SHARED,
-                (
-                    ("gate and up", 2 * inner, "2 N F' s"),
-                    ("inner activation", inner, "N F' s"),
-                ),
-            ),
-            waits=_table(
-                SHARED,
-                (
-                    ("gradient of gate and up", 2 * inner, "2 N F' s"),
-                    ("inner activation", inner, "N F' s"),
-                    ("gradient of the output", any_shared * down.waits[1].bytes, "N D s"),
-                ),
+    gather = x.scattered * x.whole
+    work = most(flow.put_off + gather + inner, (5 - 2 * x.narrow) * inner, 2 * inner + x.whole)
+    work = any_shared * (flow.given + flow.back + work)
+    return Operator(
+        name=SHARED,
+        saved=_table(
+            SHARED,
+            (
+                ("gate and up", 2 * inner, "2 N F' s"),
+                ("inner activation", inner, "N F' s"),
             ),
         ),
+        waits=_table(
+            SHARED,
+            (
+                ("gradient of gate and up", 2 * inner, "2 N F' s"),
+                ("inner activation", inner, "N F' s"),
+                ("gradient of the output", any_shared * down.waits[1].bytes, "N D s"),
+            ),
+        ),
+        forward=any_shared * (flow.local + flow.forward + 3 * inner + x.whole + gather),
+        backward=work,
+        split=work,
     )
 
 

@@ -9,18 +9,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.core.attention_mask import Run
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.activations import StepData
-from echelon.cost.context import gathers_whole
 from echelon.cost.expert_load import load_of
 from echelon.models.attention.pieces import pieces_between
 from echelon.parallel.activation_meter import ActionMemory, ActivationMeter
-from echelon.parallel.context.blocks import course_of
 from echelon.parallel.rank_model import RankModel
 from echelon.parallel.recompute import RecomputingRunner
 from echelon.prove.batches import global_batch
+from echelon.prove.bytes_pieces import attention_pieces, first_keys
 from echelon.prove.ranks import find_factory
 from echelon.prove.routing_said import RoutingSaid
 from echelon.prove.subject import GlobalBatch, RankPlace
@@ -82,10 +80,15 @@ def step_data(plan: Plan, rank: int, recorded: Sequence[RankBytes]) -> StepData:
     if plan.model.experts is not None:
         load = load_of(plan, rank, _chosen(plan, batch, recorded))
     microbatches = range(plan.num_microbatches)
+    cp_rank = plan.mesh.coordinates(rank)[Axis.CP]
     return StepData(
         load=load,
         found={one: _found(plan, rank, batch, one) for one in microbatches},
         transposed={one: _transposed(plan, rank, batch, one) for one in microbatches},
+        pieces={
+            one: attention_pieces(plan, cp_rank, _microbatch(plan, rank, batch, one).documents)
+            for one in microbatches
+        },
     )
 
 
@@ -138,18 +141,6 @@ def _transposed(plan: Plan, rank: int, batch: GlobalBatch, microbatch: int) -> i
     place = plan.placement.ring_place(plan.mesh.coordinates(rank)[Axis.CP])
     queries = plan.placement.ring_runs(place)
     documents = _microbatch(plan, rank, batch, microbatch).documents
-    pieces = pieces_between(queries, _first_keys(plan, place), plan.model.mask, documents)
+    pieces = pieces_between(queries, first_keys(plan, place), plan.model.mask, documents)
     rows = slice(0, sum(run.count for run in queries))
     return int(pieces[0].sequence is None and pieces[0].q == rows)
-
-
-def _first_keys(plan: Plan, place: int) -> tuple[Run, ...]:
-    """Return the keys that the queries of a place of a ring meet first."""
-    placement = plan.placement
-    if plan.layout.context.kind != "gathered" or placement.ring_degree == 1:
-        return placement.ring_runs(place)
-    if gathers_whole(plan):
-        return (Run(0, 1, placement.length),)
-    course = course_of(placement, plan.model.mask, place, direct=True)
-    owners = [course.rows_of(course.owner_at(step)) for step in range(placement.ring_degree)]
-    return tuple(run for rows in owners if rows is not None for run in rows.runs)
