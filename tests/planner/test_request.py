@@ -89,6 +89,11 @@ def test_a_price_and_a_trainer_are_needed_where_they_are_asked_for() -> None:
     assert "megatron-core" in caught.value.problems[0].works
 
 
+def test_only_gpus_have_a_context() -> None:
+    assert make_request("nano", cluster="4xcpu").software.context_bytes == 0.0
+    assert make_request("nano", cluster="4xh100").software.context_bytes > 1e9
+
+
 def test_other_trainers_keep_the_sums_that_they_have() -> None:
     ours = make_request("nano", cluster="8xh100", settings=["precision.parameters=bf16"])
     other = make_request(

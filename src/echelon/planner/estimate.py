@@ -103,8 +103,16 @@ class Estimate:
 
 def estimate(plan: Plan, software: Software | None = None) -> Estimate:
     """Return what a plan takes by closed forms, by default those of our own trainer."""
-    facts = software or FRAMEWORKS[OURS]
+    facts = software or on_devices(FRAMEWORKS[OURS], plan.cluster)
     return estimate_work(work_of(plan, facts), plan.mathematics, plan.cluster)
+
+
+def on_devices(software: Software, cluster: Cluster) -> Software:
+    """Return the facts of a trainer on the devices of a cluster.
+
+    The context that a device driver takes, and the buffers of NCCL, are there on GPUs only.
+    """
+    return replace(software, context_bytes=0.0) if cluster.backend == "gloo" else software
 
 
 def estimate_work(work: Work, mathematics: Mathematics, cluster: Cluster) -> Estimate:

@@ -6,8 +6,8 @@ make of it, so thousands of rows share a few hundred blocks.
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar, cast
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,12 +93,12 @@ def picked(record: Record, index: Index) -> Record:
     done: dict[int, Any] = {}
     changed: dict[str, Any] = {}
     for item in fields(record):  # type: ignore[arg-type]
-        value = getattr(record, item.name)
+        value: Any = getattr(record, item.name)
         if id(value) in done:
             changed[item.name] = done[id(value)]
-        elif is_dataclass(value):
-            changed[item.name] = done[id(value)] = picked(cast(Any, value), index)
-        elif isinstance(value, np.ndarray) and value.ndim:
+        elif hasattr(value, "__dataclass_fields__"):
+            changed[item.name] = done[id(value)] = picked(value, index)
+        elif np.ndim(value):
             changed[item.name] = done[id(value)] = cast("Array", value)[index]
     return replace(record, **changed)  # type: ignore[type-var]
 

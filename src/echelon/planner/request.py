@@ -30,7 +30,7 @@ from echelon.core.rules import did_you_mean
 from echelon.cost.lattice.frameworks import FRAMEWORKS
 from echelon.cost.lattice.of_plan import software_of
 from echelon.cost.lattice.software import Software
-from echelon.planner.estimate import OURS
+from echelon.planner.estimate import OURS, on_devices
 from echelon.planner.pins import Pins, read_pins
 
 Objective = Literal["time", "throughput", "cost", "devices"]
@@ -147,7 +147,7 @@ def make_request(
         price=aim.price,
         top=aim.top,
         trainer=aim.trainer,
-        software=trainer_software(aim.trainer, mathematics),
+        software=on_devices(trainer_software(aim.trainer, mathematics), alone.cluster),
         told=told,
     )
 
@@ -167,7 +167,8 @@ def on_cluster(request: Request, cluster: Cluster) -> Request:
     layer = {"cluster.preset": Entry(value=cluster.name, source="the search")}
     kept = tuple(_without(one, CLUSTER_SOURCES) for one in request.layers)
     alone = replace(request.alone, cluster=cluster)
-    return replace(request, cluster=cluster, alone=alone, layers=(*kept, layer))
+    facts = on_devices(trainer_software(request.trainer, request.mathematics), cluster)
+    return replace(request, cluster=cluster, alone=alone, layers=(*kept, layer), software=facts)
 
 
 def _unknown_trainer(trainer: str) -> Problem:
