@@ -99,7 +99,7 @@ def picked(record: Record, index: Index) -> Record:
         elif hasattr(value, "__dataclass_fields__"):
             changed[item.name] = done[id(value)] = picked(value, index)
         elif np.ndim(value):
-            changed[item.name] = done[id(value)] = cast("Array", value)[index]
+            changed[item.name] = done[id(value)] = value[index]
     return replace(record, **changed)  # type: ignore[type-var]
 
 
