@@ -52,7 +52,8 @@ class Operator:
     `forward` is the most that there is while it runs beside what operators before it keep,
     `backward` beside what it and operators before it keep; `split` the same in B, beside what of
     later operators waits for W, too. Weight gradients that are put off until the next gather keep
-    `later` bytes; they run where an operator has `early` of its bytes.
+    `later` bytes; they run where an operator has `early` of its bytes. `bare` is `forward` where
+    nothing is kept for backward, if that is less.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Operator:
     split: Num = 0
     later: Num = 0
     early: Num | None = None
+    bare: Num | None = None
 
     @property
     def saved_bytes(self) -> Num:

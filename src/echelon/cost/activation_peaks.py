@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from echelon.cost.activation_numbers import ActivationNumbers, Num, Operator, Saved, most, total
 from echelon.cost.activation_units import Unit
-from echelon.cost.activations_experts import EXPERTS, ROUTER, SHARED
+from echelon.cost.activations_experts import CARRIER, EXPERTS, ROUTER, SHARED
 from echelon.cost.activations_linear import ATTENTION_DROPOUT, MLP_DROPOUT
 from echelon.cost.buckets import UNIT_HEAD
 
@@ -45,17 +45,24 @@ def backward_peak(units: Sequence[Unit], x: ActivationNumbers, *, split: bool) -
     # Where W needs a gradient of the stream it waits anyway.
     apart = x.stream * (most(x.scattered, x.dropout) if split else 1)
     came: Num = 0
+    first = True
     given = 0 * x.stream if units[-1].name == UNIT_HEAD else apart
-    for unit in reversed(units):
+    hosts = [place for place, unit in enumerate(units) if unit.on_host]
+    for place, unit in reversed(list(enumerate(units))):
         kept = kept - total(unit.saved)
-        base = kept + waiting + came
+        # What a block stored on the host comes back while a later one runs.
+        ahead = bool(hosts) and hosts[0] < place <= hosts[-1]
+        base = kept + waiting + came + ahead * x.stream
         again = unit.stored is not None
         if not unit.operators:
             # What came goes on, in memory of its own.
             peak = most(peak, kept + total(unit.saved) + 2 * x.stream)
         own = apart * again if again else 0 * x.stream
-        flow = Flow(carried=carried, given=most(own, given - came), split=split)
+        flow = Flow(carried=carried, given=most(own, given * first), split=split)
         back, later = _backward(unit.operators, flow)
+        if not again:
+            # Objects of the graph live as long as it does.
+            came = came + sum(one.saved_bytes for one in unit.operators if one.name == CARRIER)
         if not again:
             peak = most(peak, base + back)
         elif unit.operators:
@@ -66,7 +73,8 @@ def backward_peak(units: Sequence[Unit], x: ActivationNumbers, *, split: bool) -
         waiting = waiting + split * total(unit.waits)
         carried = later
         if unit.name != UNIT_HEAD:
-            came = given
+            came = came + (given if first else 0)
+            first = False
     return peak
 
 
@@ -110,7 +118,8 @@ def _without_graph(operators: Sequence[Operator], x: ActivationNumbers) -> Num:
         elif operator.name == EXPERTS:
             # Of the router its input alone is left, of shared experts their output.
             kept = kept - routed
-        peak = most(peak, kept + operator.forward)
+        bare = operator.forward if operator.bare is None else operator.bare
+        peak = most(peak, kept + bare)
         left = sum(one.bytes for one in operator.saved if one.name not in _OF_THE_GRAPH)
         kept, routed = kept + left, routed + left * (operator.name in (ROUTER, SHARED))
         if operator.name == ROUTER:
@@ -139,5 +148,5 @@ def _backward(operators: Sequence[Operator], flow: Flow) -> tuple[Num, Num]:
             peak = most(peak, base + operator.early + carried, base + operator.backward)
             carried = 0 * peak
         carried = carried + (0 if flow.split else operator.later)
-        kept = kept - operator.saved_bytes
+        kept = kept - operator.saved_bytes * (operator.name != CARRIER)
     return peak, carried

@@ -61,7 +61,11 @@ def _heads(x: ActivationNumbers, branch: Branch) -> Operator:
     # Gradients are turned back and normed one after the other, keys first, then put side by side.
     turning = both + x.queries + x.narrow * 2 * piece
     wide = 1 - x.narrow
-    norming = 2 * x.keys + (2 + 2 * wide) * x.queries + x.narrow * 3 * piece
+    norming = (
+        2 * x.keys
+        + (2 + 2 * wide) * x.queries
+        + x.narrow * (3 * piece + 2 * x.tokens * x.heads * x.wide)
+    )
     # What comes from attention as one piece is taken as it is.
     fewer = most(x.heads - x.kv_heads, 0) // most(x.heads - x.kv_heads, 1)
     joined = (1 + most(own_queries(x), fewer, x.ring, x.exchanged)) * both
@@ -112,13 +116,15 @@ def _scores(x: ActivationNumbers, branch: Branch, lost: Num) -> Operator:
     )
     # The copy by position comes when all else is there; heads exchanged are told with the rest.
     last = (1 - x.exchanged) * (total(table) - table[0].bytes - table[1].bytes)
+    # Where attention sends something, the weight gradient of the output layer is made meanwhile.
+    product = x.mixed * most(x.ring, x.exchanged) * x.heads * x.head_dim * x.hidden * x.size
     work = x.queries + x.attend_backward
     return Operator(
         name=ATTENTION,
         saved=table,
         waits=(),
         forward=lost + most(x.attend_forward, last),
-        backward=branch.skip(x, split=False) + branch.late(x) + work,
+        backward=branch.skip(x, split=False) + branch.late(x) + work + product,
         # What the output layer keeps until W is in this memory.
         split=branch.skip(x, split=True) + work - x.queries,
     )

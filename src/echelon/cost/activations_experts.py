@@ -42,9 +42,11 @@ class ExpertNumbers:
     memory with one more row than there are. `renormalised`, `sigmoid`, `auxiliary` (a loss for the
     load; `by_sequence`: of each sequence or microbatch) and `z_loss` are flags.
 
-    What is there while rows travel: of `dispatched` rows `leaving` assignments leave (S), `away` of
-    them for other ranks, and `came` come from there; where rows travel at all they are `apart` from
-    those that meet experts, and what comes back is `joined` in a copy. They go in `chunks`.
+    What is there while rows travel, in rows: `flying` while nobody waits for them, `arriving` when
+    the last ones have come, beside those that meet experts then; `scattered` in backward; and on
+    the way home `returned` when the last ones are put in order, `back` while nobody waits (at most
+    `homing` before), `again` what is put together then. Where rows travel at all they are `apart`
+    from those that meet experts. They are of `dispatched` tokens, and go in `chunks`.
     `inner_forward` and `inner_backward` are what experts work with inside, one after the other;
     `pieces` says that experts are cut, so that every tensor rank needs every row.
     """
@@ -63,11 +65,14 @@ class ExpertNumbers:
     by_sequence: Num = 0
     z_loss: Num = 0
     dispatched: Num = 0
-    leaving: Num = 0
-    away: Num = 0
-    came: Num = 0
+    flying: Num = 0
+    arriving: Num = 0
+    scattered: Num = 0
+    returned: Num = 0
+    back: Num = 0
+    homing: Num = 0
+    again: Num = 0
     apart: Num = 0
-    joined: Num = 0
     chunks: Num = 1
     inner_forward: Num = 0
     inner_backward: Num = 0
@@ -122,8 +127,8 @@ class _Flow:
         rows = e.here * x.hidden * x.size
         return cls(
             local=x.stream + tokens + gathered,
-            forward=e.rows(e.leaving + e.apart * e.came, x),
-            back=e.rows(e.here + e.apart * e.away, x),
+            forward=e.rows(e.flying, x),
+            back=e.rows(e.back, x),
             put_off=put_off * (3 * inner + 2 * rows) // e.chunks,
             given=x.stream + e.pieces * x.scattered * x.whole,
         )
@@ -132,7 +137,7 @@ class _Flow:
         """Return what adds up the gradients of the rows that were dispatched."""
         any_shared = most(0, e.shared_inner) // most(1, e.shared_inner)
         sums = e.dispatched * (x.hidden * x.size + 2 * INDEX_BYTES + e.top_k * x.wide)
-        again = e.joined * e.rows(e.leaving, x) // e.chunks
+        again = e.rows(e.again, x) // e.chunks
         return self.back + again + sums + any_shared * x.whole
 
 
@@ -167,21 +172,21 @@ def _experts(x: ActivationNumbers, e: ExpertNumbers, flow: _Flow) -> Operator:
     rows = (e.here + e.spare) * each
     inner = e.here * e.inner * x.size
     made = e.here * each // e.chunks
-    returned = e.apart * (e.here + e.away + e.joined * e.leaving // e.chunks) * each
-    returned = returned + e.dispatched * (each + 2 * INDEX_BYTES)
+    returned = e.returned * each + e.dispatched * (each + 2 * INDEX_BYTES)
     kept = e.rows(e.here + e.spare, x)
     any_shared = most(0, e.shared_inner) // most(1, e.shared_inner)
     forward = most(
-        e.apart * flow.forward + kept,
+        e.rows(e.arriving, x) + kept,
         kept + made + e.inner_forward,
         kept + 2 * inner + made + returned,
     )
+    bare = most(e.rows(e.arriving, x) + kept, kept + made + e.inner_forward, kept + made + returned)
     gates = e.here * x.wide // e.chunks
     put_off = most(e.apart, x.shared)
     back = most(
-        (e.leaving + e.apart * e.came) * each + e.apart * made,
+        e.scattered * each + e.apart * made,
         2 * made + gates + e.inner_backward,
-        made + flow.back + put_off * (inner // e.chunks + made),
+        made + most(flow.back, e.rows(e.homing, x)) + put_off * (inner // e.chunks + made),
     )
     return Operator(
         name=EXPERTS,
@@ -202,6 +207,7 @@ def _experts(x: ActivationNumbers, e: ExpertNumbers, flow: _Flow) -> Operator:
             ),
         ),
         forward=flow.local + any_shared * x.whole + forward,
+        bare=flow.local + any_shared * x.whole + bare,
         backward=flow.given + back,
         split=flow.given + back,
     )

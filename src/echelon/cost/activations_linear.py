@@ -89,7 +89,9 @@ def column(x: ActivationNumbers, name: str, what: str, out: Num, branch: Branch)
     made = x.tokens * out * x.size
     gradient = Saved(operator=name, name="gradient of the output", bytes=made, formula="N O s")
     work = made + x.whole + x.scattered * x.stream
-    product = x.mixed * out * x.hidden * x.size
+    # Under sequence parallelism the product of these layers comes later, that of the row layer now.
+    width = out * (1 - x.scattered) + x.scattered * (branch.inner // most(x.tokens * x.size, 1))
+    product = x.mixed * width * x.hidden * x.size
     late = branch.late(x) + x.scattered * x.whole + product
     return Operator(
         name=name,

@@ -9,7 +9,7 @@ mask of their own); which, a mask and documents decide: `Steps` are those of eac
                and three log-sum-exps
     backward   the same keys; gradients of queries, and of the keys that are here, in w; those of
                a piece
-    exchanged  before: twice what is exchanged; after: three times (what attention kept is gone)
+    exchanged  before: twice what is exchanged; after: four times (what attention kept is gone)
     gathered   all keys, twice while they are put in order, and so their gradients
 
 Sources: as in `cost/context_memory.py`.
@@ -31,8 +31,8 @@ POSITION_BYTES = 8
 _BAND_BYTES = 10
 """What a mask takes for each pair while it is made: an int64, and two bools."""
 
-_SCORES_FORWARD, _SCORES_BACKWARD = 3, 4
-"""How often the plain kernel holds the scores of a piece."""
+_SCORES, _MOST_SCORES = 3, 1 << 22
+"""How often the plain kernel holds the scores of a block, and how many a block has at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,12 @@ class _Heads:
 
     def scores(self, piece: Piece) -> int:
         """Return the scores of a piece, of all heads."""
-        return piece.queries * piece.keys * piece.sequences * self.queries
+        return min(piece.queries * piece.keys * piece.sequences * self.queries, _MOST_SCORES)
+
+    def wide_keys(self, piece: Piece) -> int:
+        """Return the bytes of the keys and values that the plain kernel widens."""
+        capped = self.plan.model.soft_cap is not None and self.sizes.is_narrow
+        return (self.gradients(piece) - self.out(piece)) * self.sizes.wide * capped
 
     def mask(self, piece: Piece) -> tuple[int, int]:
         """Return the bytes of a mask while it is made, and while a kernel uses it."""
@@ -148,9 +153,11 @@ def _merging(heads: _Heads, blocks: list[int], steps: Steps) -> Iterator[int]:
             out, lse = heads.out(piece), piece.queries * piece.sequences * heads.queries
             capped = heads.plan.model.soft_cap is not None
             result = out * (w if capped else s) + lse * w
-            inside = _SCORES_FORWARD * heads.scores(piece) * w if capped else 0
-            yield block + state + made
-            yield block + state + used + result + inside
+            scores = heads.scores(piece) * w if capped else 0
+            copied = heads.wide_keys(piece) // 2
+            inside = 2 * out * w + _SCORES * scores if capped else 0
+            yield block + state + made + 2 * scores + copied
+            yield block + state + used + copied + max(result + 2 * scores, inside)
             if not state and piece.whole:
                 state = result
                 continue
@@ -197,7 +204,7 @@ def backward_working(plan: Plan, cp_rank: int, pieces: AttentionPieces) -> int:
     if exchanged:
         kept = both * s * (1 + (sizes.places > 1)) + 2 * sizes.out * s + sizes.lse * w
         summed = sizes.keys // sizes.copied * w if sizes.copied else 0
-        found.append(3 * both * s + summed - kept - sizes.out * s)
+        found.append(4 * both * s + summed - kept - sizes.out * s)
     return max(found)
 
 
@@ -208,8 +215,9 @@ def _call(heads: _Heads, piece: Piece) -> int:
     if heads.plan.model.soft_cap is None:
         return max(made, used + gradients * sizes.narrow)
     out = heads.out(piece)
-    scores = _SCORES_BACKWARD * heads.scores(piece) * sizes.wide
-    return (2 * gradients + out) * sizes.wide + max(made, scores)
+    scores, wide = heads.scores(piece) * sizes.wide, sizes.wide
+    inside = max(2 * scores + made, _SCORES * scores + max(2 * out, gradients) * wide)
+    return (gradients + 2 * out) * wide + heads.wide_keys(piece) + inside
 
 
 def _gathered(plan: Plan, sizes: Sizes, cp_rank: int) -> tuple[int, int]:

@@ -32,13 +32,15 @@ class _Rows:
     `by_expert` are those that each expert here gets, in order.
     """
 
-    leaving: int
-    away: int
-    came: int
+    flying: int
+    arriving: int
+    returned: int
+    back: int
+    homing: int
+    again: int
     places: int
     by_expert: tuple[int, ...]
     spare: int = 0
-    joined: int = 1
 
     @property
     def here(self) -> int:
@@ -77,11 +79,14 @@ def expert_numbers(
         by_sequence=int(balance.aux_over != "global"),
         z_loss=int(balance.z_coefficient > 0.0),
         dispatched=dispatched_tokens(plan),
-        leaving=rows.leaving,
-        away=rows.away,
-        came=rows.came,
+        flying=rows.flying,
+        arriving=rows.arriving if apart else 0,
+        scattered=rows.arriving if apart else rows.flying,
+        returned=rows.returned if apart else 0,
+        back=rows.back if apart else rows.here,
+        homing=rows.homing if apart else 0,
+        again=rows.again if apart else 0,
         apart=int(apart),
-        joined=int(rows.joined and apart),
         chunks=layout.chunks,
         inner_forward=_inner(plan, rows.by_expert, inner, backward=False, put_off=True),
         inner_backward=_inner(plan, rows.by_expert, inner, backward=True, put_off=put_off),
@@ -114,40 +119,69 @@ def _recorded(plan: Plan, rank: int, crossing: Crossing, load: ExpertLoad) -> _R
     between = load.between(crossing)
     held = load.num_experts // len(between)
     by_expert = load.counts(crossing)[:, place * held : (place + 1) * held].sum(0)
-    here, leaving, own = (
-        int(between[:, place].sum()),
-        int(between[place].sum()),
-        int(between[place, place]),
-    )
+    here, leaving = int(between[:, place].sum()), int(between[place].sum())
+    own = int(between[place, place])
     tokens, chunks = dispatched_tokens(plan), plan.layout.experts.chunks
+    counts = tuple(int(rows) for rows in by_expert)
     if plan.layout.experts.dispatch == "flat":
         places = _flat_places(leaving, tokens, load.num_experts * chunks)
-        found = (leaving, leaving - own, here - own)
-    else:
-        nodes = num_nodes(plan)
-        size = len(between) // nodes
-        node, member = divmod(place, size)
-        reached = [
-            load.nodes_reached(rows, nodes).sum(0) for rows in load.choices[crossing][member::size]
-        ]
-        pairs, arrived = int(reached[node].sum()), int(np.stack(reached)[:, node].sum())
-        of_node = int(between[member::size, node * size : (node + 1) * size].sum())
-        places = _flat_places(pairs, tokens, nodes * chunks)
-        places += _flat_places(of_node, arrived, load.num_experts // nodes * chunks)
-        # What crossed nodes, put in order there, and what goes on from there.
-        crossed = arrived - int(reached[node][node])
-        within = int(between[member::size, place].sum())
-        found = (
-            pairs + crossed + arrived + of_node,
-            pairs - int(reached[node][node]) + of_node - within,
-            here - within,
-        )
+        return _flat(leaving, leaving - own, here - own, places, counts, chunks)
+    nodes = num_nodes(plan)
+    size = len(between) // nodes
+    node, member = divmod(place, size)
+    reached = [
+        load.nodes_reached(rows, nodes).sum(0) for rows in load.choices[crossing][member::size]
+    ]
+    stays = int(reached[node][node])
+    pairs, arrived = int(reached[node].sum()), int(np.stack(reached)[:, node].sum())
+    of_node = int(between[member::size, node * size : (node + 1) * size].sum())
+    within = int(between[member::size, place].sum())
+    places = _flat_places(pairs, tokens, nodes * chunks)
+    places += _flat_places(of_node, arrived, load.num_experts // nodes * chunks)
+    hops = (_Hop(pairs, arrived, stays), _Hop(of_node, here, within))
+    return _two_hops(hops, places, counts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hop:
+    """Count the rows that a hop takes from here, that it brings here, and that stay."""
+
+    leaving: int
+    here: int
+    stays: int
+
+
+def _flat(
+    leaving: int, away: int, came: int, places: int, by_expert: tuple[int, ...], chunks: int
+) -> _Rows:
+    here = sum(by_expert)
     return _Rows(
-        leaving=found[0],
-        away=found[1],
-        came=found[2],
+        flying=leaving + came,
+        arriving=leaving + came,
+        returned=here + away + leaving // chunks,
+        back=here + away,
+        homing=here + away,
+        again=leaving,
         places=places,
-        by_expert=tuple(int(rows) for rows in by_expert),
+        by_expert=by_expert,
+    )
+
+
+def _two_hops(hops: tuple[_Hop, _Hop], places: int, by_expert: tuple[int, ...]) -> _Rows:
+    """Return the rows where what crossed nodes is put in order, and goes on from there."""
+    across, within = hops
+    crossing = across.leaving + across.here - across.stays
+    home = across.here + across.leaving - across.stays
+    within_home = 2 * within.leaving - within.stays + within.here + across.here
+    return _Rows(
+        flying=crossing,
+        arriving=crossing + across.here + within.leaving + within.here - within.stays,
+        returned=max(within_home, home + across.leaving),
+        back=home,
+        homing=within_home,
+        again=across.leaving,
+        places=places,
+        by_expert=by_expert,
     )
 
 
@@ -156,23 +190,18 @@ def _balanced(plan: Plan) -> _Rows:
     assert experts is not None
     kept, tokens = kept_assignments(plan), dispatched_tokens(plan)
     held = experts.num_experts // ep
-    moving = balanced_rows(plan, ep).leaving
-    leaving = kept
+    by_expert = tuple(kept * (e + 1) // held - kept * e // held for e in range(held))
     if plan.layout.experts.dispatch == "flat":
         places = _flat_places(kept, tokens, experts.num_experts * chunks)
-    else:
-        nodes = num_nodes(plan)
-        pairs = tokens + balanced_pairs(plan, nodes).leaving
-        places = _flat_places(pairs, tokens, nodes * chunks)
-        places += _flat_places(kept, pairs, experts.num_experts // nodes * chunks)
-        leaving += 2 * pairs
-    return _Rows(
-        leaving=leaving,
-        away=moving,
-        came=moving,
-        places=places,
-        by_expert=tuple(kept * (e + 1) // held - kept * e // held for e in range(held)),
-    )
+        moving = balanced_rows(plan, ep).leaving
+        return _flat(kept, moving, moving, places, by_expert, chunks)
+    nodes = num_nodes(plan)
+    moving = balanced_pairs(plan, nodes).leaving
+    pairs = tokens + moving
+    places = _flat_places(pairs, tokens, nodes * chunks)
+    places += _flat_places(kept, pairs, experts.num_experts // nodes * chunks)
+    hops = (_Hop(pairs, pairs, tokens), _Hop(kept, kept, kept * nodes // ep))
+    return _two_hops(hops, places, by_expert)
 
 
 def _flat_places(assignments: int, tokens: int, experts: int) -> int:
@@ -189,12 +218,14 @@ def _padded(plan: Plan) -> _Rows:
     slots = slots_per_expert(tokens // chunks, plan.layout.microbatch_sequences, room)
     rows, held = experts.num_experts * slots * chunks, experts.num_experts // ep
     return _Rows(
-        leaving=rows,
-        away=rows,
-        came=rows,
+        flying=2 * rows,
+        arriving=2 * rows,
+        returned=2 * rows,
+        back=2 * rows,
+        homing=2 * rows,
+        again=0,
         places=tokens * experts.top_k * INDEX_BYTES + rows * (INDEX_BYTES + 1),
         by_expert=(rows // held,) * held,
         # What came is put in order by a copy, but where there is one way to order it.
         spare=chunks * int(ep in (1, experts.num_experts)),
-        joined=0,
     )

@@ -101,12 +101,13 @@ def block_seconds(work: Work, *, mixture: bool) -> BlockSeconds:
     expert = _expert(work) if mixture else 0.0
     software = work.software
     start = software.kernels * software.host_s
+    reading = software.mixture_s if mixture else 0.0
     device = forward + attention + moves
     first = Pass(
         products=forward,
         attention=attention,
         moves=moves,
-        host=np.maximum(0.0, start - device),
+        host=np.maximum(0.0, start - device) + reading,
         tensor=tensor,
         context=context,
         expert=expert,
@@ -118,7 +119,7 @@ def block_seconds(work: Work, *, mixture: bool) -> BlockSeconds:
         products=inputs,
         attention=attention_back,
         moves=back,
-        host=np.maximum(0.0, BACKWARD_KERNELS * start - device),
+        host=np.maximum(0.0, BACKWARD_KERNELS * start - device) + reading,
         tensor=np.maximum(0.25 * tensor, tensor - hidden),
         context=context_back,
         expert=expert,
