@@ -33,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("file", type=Path, metavar="FILE.csv", help="published runs")
     parser.add_argument("--out", type=Path, required=True, metavar="PRED.csv", help="predictions")
+    parser.add_argument("--brief", action="store_true", help="a line for each publisher only")
     parser.add_argument("--json", action="store_true", help="print one JSON object, not a table")
     parser.add_argument(
         "--leave-out",
@@ -50,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps(to_json(predictions), indent=1))
     else:
-        print(summary_text(predictions))
+        print(summary_text(predictions, brief=options.brief))
     return 0
 
 

@@ -50,6 +50,7 @@ TRAINER: Mapping[str, tuple[float, float, float]] = {
     "width_bytes": (15.0, 160.0, 0.4),
     "inner_bytes": (4.0, 30.0, 0.4),
     "host_s": (1e-6, 3e-5, 0.5),
+    "mixture_s": (1e-5, 4e-3, 0.7),
     "logit_bytes": (8.0, 80.0, 0.4),
     "reduce_overlap": (0.01, 0.99, 0.5),
     "reduce_share": (0.2, 1.0, 0.3),

@@ -30,6 +30,7 @@ EAGER = {
     "width_bytes": 50.0,
     "inner_bytes": 10.0,
     "host_s": 1.2e-5,
+    "mixture_s": 1e-3,
     "logit_bytes": 24.0,
     "reduce_overlap": 0.5,
     "reduce_share": 0.8,

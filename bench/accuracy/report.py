@@ -45,12 +45,12 @@ def write_predictions(path: Path, predictions: Iterable[Prediction]) -> None:
             writer.writerow((one.row.id, *cells, fits, one.status))
 
 
-def summary_text(predictions: Sequence[Prediction]) -> str:
-    """Return the summary as text."""
-    return "\n".join(lines(predictions))
+def summary_text(predictions: Sequence[Prediction], *, brief: bool = False) -> str:
+    """Return the summary as text; a brief one has no line for each table of a publisher."""
+    return "\n".join(lines(predictions, brief=brief))
 
 
-def lines(predictions: Sequence[Prediction]) -> Iterator[str]:
+def lines(predictions: Sequence[Prediction], *, brief: bool = False) -> Iterator[str]:
     """Yield the summary in lines of at most 80 characters."""
     whole, rest = _split(predictions)
     for title, of, order_by in (
@@ -64,11 +64,12 @@ def lines(predictions: Sequence[Prediction]) -> Iterator[str]:
         yield from _line("other rows", errors(rest, of, order_by))
         for device, members in grouped(whole, device_of).items():
             yield from _line(device, errors(members, of, order_by))
-        yield from _source_lines(whole, (of, order_by))
+        yield from _source_lines(whole, (of, order_by), brief=brief)
         yield ""
     yield from _fitting_lines(whole)
     yield from _refused_lines(predictions)
-    yield from _assumed_lines(predictions)
+    if not brief:
+        yield from _assumed_lines(predictions)
 
 
 def to_json(predictions: Sequence[Prediction]) -> dict[str, object]:
@@ -100,14 +101,14 @@ def _line(label: str, found: Errors | None) -> Iterator[str]:
 
 
 def _source_lines(
-    predictions: Sequence[Prediction], quantities: tuple[Quantity, Quantity | None]
+    predictions: Sequence[Prediction], quantities: tuple[Quantity, Quantity | None], *, brief: bool
 ) -> Iterator[str]:
     """Yield a line for each publisher, and under it one for each source and framework of it."""
     for publisher, rows in grouped(predictions, publisher_of).items():
         yield from _line(publisher.removeprefix("github.com/"), errors(rows, *quantities))
         groups = grouped(rows, source_of)
         frameworks = Counter(name.partition(" | ")[0] for name in groups)
-        if len(groups) == 1:
+        if brief or len(groups) == 1:
             continue
         for name, members in groups.items():
             source, _, framework = name.partition(" | ")
