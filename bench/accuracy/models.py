@@ -61,7 +61,9 @@ def model_of(row: Row) -> ModelNumbers:
         length=length,
         reach=_reach(length, window),
         norm_weights=1.0 + plain,
-        biases=plain,
+        qkv_bias=plain,
+        output_bias=plain,
+        mlp_bias=plain,
         **latent,
         **experts,
     )

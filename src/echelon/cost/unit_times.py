@@ -207,7 +207,7 @@ def transfer_seconds(plan: Plan, num_bytes: int) -> float:
 
     The last and the first rank are neighbours too where ranks hold several stages in turn.
     """
-    ranks = plan.mesh.groups(Axis.PP)[0]
+    ranks = plan.mesh.group(0, Axis.PP)
     several = plan.layout.pipeline.virtual_stages > 1
     pairs = list(pairwise(ranks))
     if several:

@@ -23,8 +23,13 @@ import numpy as np
 
 from echelon.cost.lattice.block import Work
 from echelon.cost.lattice.numbers import Num, ceil_div
-from echelon.cost.lattice.pipeline import in_flight
-from echelon.cost.lattice.weights import block_weights, embedding_weights, head_weights
+from echelon.cost.lattice.pipeline import in_flight, schedule_is
+from echelon.cost.lattice.weights import (
+    block_weights,
+    both_ends,
+    embedding_weights,
+    head_weights,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +89,15 @@ def _terms(work: Work, *, last: bool) -> dict[str, Num]:
     dense = block_weights(model, layout, mixture=False)
     expert = block_weights(model, layout, mixture=True)
     embedding, head = embedding_weights(model, layout), head_weights(model, layout)
-    both = embedding + np.where(np.asarray(model.tied) > 0, 0.0, head)
-    ends = np.where(alone, both, head if last else embedding)
-    shared = plain * dense.shared + mixtures * expert.shared + ends
-    routed = mixtures * expert.routed
+    two = schedule_is(layout, "dualpipe")
+    bent = schedule_is(layout, "zb-v", "dualpipe-v")
+    # The first rank of a V has both ends, and of two pipelines that cross, two stages.
+    both = alone | two | bent
+    last_end = np.where(bent, 0.0, head) if last else embedding
+    ends = np.where(both & ~(bent & last & ~alone), both_ends(model, layout), last_end)
+    copies = np.where(two, 2.0, 1.0)
+    shared = copies * (plain * dense.shared + mixtures * expert.shared) + ends
+    routed = copies * mixtures * expert.routed
     zero = np.asarray(layout.zero)
     inner = layout.ep * layout.expert_tp
     cut = np.maximum(1.0, layout.tp * layout.shard / inner)
@@ -97,6 +107,8 @@ def _terms(work: Work, *, last: bool) -> dict[str, Num]:
 
     unit = np.maximum(np.maximum(dense.shared, expert.shared), ends)
     gathered = np.where(zero >= 3, unit * (2.0 * work.element + software.gradient_bytes), 0.0)
+    stays = (zero >= 3) & (np.asarray(layout.reshard) == 0)
+    gathered = gathered + np.where(stays, work.element * (shared + routed), 0.0)
     stream = np.where(np.asarray(layout.sequence_parallel) > 0, layout.tp, 1.0)
     flying = in_flight(layout)
     if last:
@@ -121,7 +133,7 @@ def _terms(work: Work, *, last: bool) -> dict[str, Num]:
         "gathered": gathered,
         "activations": kept,
         "working": running,
-        "logits": logits if last else np.where(alone, logits, 0.0),
+        "logits": np.where(both | bool(last), logits, 0.0),
         "buffers": 2.0 * inputs * np.where(alone, 1.0, 2.0),
     }
     # The optimizer's buffers are there when those of backward are gone.

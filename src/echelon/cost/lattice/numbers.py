@@ -24,8 +24,9 @@ class ModelNumbers:
 
     `query_dim` and `kv_dim` are the widths of all query heads and of all key (or value) heads,
     `attention_dim` the mean width at which queries meet keys and weights meet values. `up` is 2 for
-    a gated MLP, else 1. Of latent attention `query_rank` and `kv_rank` (with the rotary part) are
-    what it leads down to, else 0, and `kv_up_dim` the width it leads back up to. With `experts` 0
+    a gated MLP, else 1. `head_norms` are the weights of norms of queries and keys. Of latent
+    attention `query_rank` and `kv_rank` (with the `rope_dim` of rotary keys) are what it leads down
+    to, else 0, and `kv_up_dim` the width it leads back up to. With `experts` 0
     the model is dense; the first `dense_layers` blocks of a mixture are. `reach` is the mean number
     of keys that a query meets under the mask.
     """
@@ -44,9 +45,13 @@ class ModelNumbers:
     length: Num
     reach: Num
     norm_weights: Num = 1.0
-    biases: Num = 0.0
+    qkv_bias: Num = 0.0
+    output_bias: Num = 0.0
+    mlp_bias: Num = 0.0
+    head_norms: Num = 0.0
     query_rank: Num = 0.0
     kv_rank: Num = 0.0
+    rope_dim: Num = 0.0
     kv_up_dim: Num = 0.0
     value_dim: Num = 0.0
     experts: Num = 0.0

@@ -22,6 +22,7 @@ min(m, 2 p - 1) (zb-h2); min(m, p + 1) of two half-stages (dualpipe, dualpipe-v)
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from echelon.cost.lattice.numbers import LayoutNumbers, Num
 
@@ -43,6 +44,12 @@ SCHEDULES = (
 def index_of(schedule: str) -> float:
     """Return the index of a schedule's name."""
     return float(SCHEDULES.index(schedule))
+
+
+def schedule_is(layout: LayoutNumbers, *names: str) -> NDArray[np.bool_]:
+    """Return whether the schedule is one of these, for ranks in a pipeline."""
+    found = np.isin(np.asarray(layout.schedule), [index_of(name) for name in names])
+    return np.asarray(found & (np.asarray(layout.pp) > 1.0))
 
 
 def idle_seconds(layout: LayoutNumbers, forward: Num, inputs: Num, weights: Num) -> Num:

@@ -23,8 +23,8 @@ class Software:
     much backward). Its fused kernel reaches `fused_share` of what the best one of the device does.
     A block moves `width_bytes` x tokens x hidden forward beside its products, and
     `inner_bytes` x tokens x ffn. A block is `kernels` kernels forward, and 1.5 times as many
-    backward; the host starts each in `host_s`. A pass through experts waits `mixture_s` for the host
-    to read how many tokens each gets. The loss moves `logit_bytes` for each logit.
+    backward; the host starts each in `host_s`. A pass through experts waits `mixture_s` for the
+    host to read how many tokens each gets. The loss moves `logit_bytes` for each logit.
     Gradients add up in `gradient_bytes` an element, travel in `reduced_bytes`; of the backward pass
     of the last microbatch the share `reduce_overlap` hides their travel, which reaches
     `reduce_share` of what a collective of the cluster does; `gather_overlap` is the

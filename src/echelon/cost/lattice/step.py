@@ -20,7 +20,12 @@ from echelon.cost.lattice.ends import EndSeconds, end_seconds
 from echelon.cost.lattice.numbers import Num, ceil_div
 from echelon.cost.lattice.pipeline import idle_seconds
 from echelon.cost.lattice.travel import gather_seconds, message_seconds, way_of
-from echelon.cost.lattice.weights import block_weights, embedding_weights, head_weights
+from echelon.cost.lattice.weights import (
+    block_weights,
+    both_ends,
+    embedding_weights,
+    head_weights,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +85,10 @@ def step_seconds(work: Work, blocks: Blocks | None = None) -> StepSeconds:
     messages = _messages(work)
     reduce, regather = step_travel(work, held)
     cut_whole = np.asarray(layout.zero) >= 3.0
+    # At stage 2 gradients are scattered after every microbatch, at 0 and 1 once.
+    times = np.where(np.asarray(layout.zero) == 2.0, m, 1.0)
     window = software.reduce_overlap * (part.inputs + part.weights)
-    shown = np.maximum(0.05 * reduce, reduce - window)
+    shown = times * np.maximum(0.05 * reduce, reduce - window)
     terms: dict[str, Num] = {
         "products": m * part.products,
         "attention": m * part.attention,
@@ -113,7 +120,7 @@ def held_weights(work: Work, plain: Num, mixtures: Num) -> Held:
     head = head_weights(work.model, work.layout)
     embedding = embedding_weights(work.model, work.layout)
     alone = np.asarray(work.layout.pp) == 1.0
-    both = embedding + np.where(np.asarray(work.model.tied) > 0, 0.0, head)
+    both = both_ends(work.model, work.layout)
     return Held(
         blocks=plain * dense.shared + mixtures * expert.shared,
         routed=mixtures * expert.routed,
@@ -175,9 +182,7 @@ def _stage_three(work: Work, blocks: Blocks, plain: Num, mixtures: Num) -> tuple
         slowed = software.interference * (np.minimum(gather, forward) + np.minimum(again, backward))
         waits = waits + count * (once + back + slowed)
         last = np.maximum(last, np.where(np.asarray(count) > 0, gather + scatter, 0.0))
-    ends = embedding_weights(work.model, layout) + np.where(
-        np.asarray(work.model.tied) > 0, 0.0, head_weights(work.model, layout)
-    )
+    ends = both_ends(work.model, layout)
     gather, scatter = gather_of_unit(work, ends, 0.0)
     return m * (waits + 0.5 * (gather + last)), m * 0.5 * scatter
 

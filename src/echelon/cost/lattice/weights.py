@@ -29,10 +29,12 @@ def block_weights(model: ModelNumbers, layout: LayoutNumbers, *, mixture: bool) 
     plain = hidden * (model.query_dim + 2.0 * model.kv_dim) / tp
     width = np.where(latent, model.value_dim, model.query_dim)
     down = hidden * (model.query_rank + model.kv_rank)
-    up = (model.query_rank * model.query_dim + model.kv_rank * model.kv_up_dim) / tp
+    vectors = model.kv_rank - model.rope_dim
+    up = (model.query_rank * model.query_dim + vectors * model.kv_up_dim) / tp
     attention = np.where(latent, down + up, plain) + hidden * width / tp
-    whole = 2.0 * hidden * model.norm_weights + model.query_rank + model.kv_rank
-    biases = model.biases * ((model.query_dim + 2.0 * model.kv_dim) / tp + hidden)
+    norms = 2.0 * hidden * model.norm_weights + model.head_norms + model.query_rank + vectors
+    biases = model.qkv_bias * (model.query_dim + 2.0 * model.kv_dim) / tp
+    biases = biases + model.output_bias * hidden
     matrices = 1.0 + model.up
     if mixture:
         each = matrices * hidden * model.expert_ffn
@@ -40,9 +42,9 @@ def block_weights(model: ModelNumbers, layout: LayoutNumbers, *, mixture: bool) 
         routed = each * model.experts / (layout.ep * layout.expert_tp)
     else:
         inner = matrices * hidden * model.ffn / tp
-        biases = biases + model.biases * (model.ffn / tp + hidden)
+        biases = biases + model.mlp_bias * (model.up * model.ffn / tp + hidden)
         routed = 0.0
-    return BlockWeights(shared=attention + inner + whole + biases, routed=routed)
+    return BlockWeights(shared=attention + inner + norms + biases, routed=routed)
 
 
 def embedding_weights(model: ModelNumbers, layout: LayoutNumbers) -> Num:
@@ -53,3 +55,10 @@ def embedding_weights(model: ModelNumbers, layout: LayoutNumbers) -> Num:
 def head_weights(model: ModelNumbers, layout: LayoutNumbers) -> Num:
     """Return the weights of the head and the last norm on a tensor rank; a tied one counts here."""
     return model.hidden * model.vocab / layout.tp + model.hidden * model.norm_weights
+
+
+def both_ends(model: ModelNumbers, layout: LayoutNumbers) -> Num:
+    """Return the weights of both ends where one rank holds them; a tied matrix is there once."""
+    norm = model.hidden * model.norm_weights
+    head = np.where(np.asarray(model.tied) > 0, norm, head_weights(model, layout))
+    return embedding_weights(model, layout) + head
