@@ -27,9 +27,18 @@ from echelon.cost.stage import held_parameters, pieces_of, rank_part
 from tests.cost.layouts import MIXED, SINGLE, WIDE, zero_plan
 from tests.parallel.layouts import GPT2, NANO, cut, plan_of
 
-EXACT = ("gpt2", "gpt3-175b", "llama2-70b", "llama3.1-405b", "mistral-7b", "mixtral-8x7b", "nano")
-NEAR = ("deepseek-v3", "qwen3-30b-a3b", "qwen3-8b")
-"""Norms of heads, and rotary dims of what latent attention leads down to."""
+MODELS = (
+    "deepseek-v3",
+    "gpt2",
+    "gpt3-175b",
+    "llama2-70b",
+    "llama3.1-405b",
+    "mistral-7b",
+    "mixtral-8x7b",
+    "nano",
+    "qwen3-30b-a3b",
+    "qwen3-8b",
+)
 
 
 @lru_cache
@@ -70,7 +79,7 @@ DEGREES = [(1, 1, 1, 1), (2, 3, 1, 1), (4, 4, 1, 1)]
 MIXED_DEGREES = [(1, 1, 1, 1), (2, 4, 8, 1), (2, 3, 4, 2)]
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", MODELS)
 def test_weights_are_those_of_the_list_of_parameters(name: str) -> None:
     shape = _shape(name)
     for tp, pp, ep, expert_tp in MIXED_DEGREES if shape.experts else DEGREES:
@@ -80,14 +89,6 @@ def test_weights_are_those_of_the_list_of_parameters(name: str) -> None:
         for rank in {0, pp - 1}:
             listed, held = _both(plan, rank)
             assert held == listed, (tp, pp, ep, expert_tp, rank)
-
-
-@pytest.mark.parametrize("name", NEAR)
-def test_weights_of_heads_of_their_own_kind_are_near(name: str) -> None:
-    shape = _shape(name)
-    for tp, pp, ep, expert_tp in MIXED_DEGREES if shape.experts else DEGREES:
-        listed, held = _both(_plan(shape, tp, pp, ep, expert_tp), pp - 1)
-        assert held == pytest.approx(listed, rel=0.02)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
