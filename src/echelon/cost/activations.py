@@ -29,6 +29,7 @@ from echelon.cost.activation_units import Unit, stage_units
 from echelon.cost.activations_working import AttentionPieces
 from echelon.cost.expert_load import ExpertLoad
 from echelon.cost.stage import part_of
+from echelon.cost.terms import HeldTerm
 from echelon.schedule.action import Action, ActionKind
 from echelon.schedule.of_plan import schedule_of
 
@@ -50,6 +51,11 @@ class StepData:
     transposed: Mapping[int, int] = field(default_factory=dict[int, int])
     pieces: Mapping[int, AttentionPieces] = field(default_factory=dict[int, AttentionPieces])
 
+    @property
+    def any(self) -> bool:
+        """Return whether microbatches may differ."""
+        return self.load is not None or bool(self.found or self.transposed or self.pieces)
+
     def numbers(self, plan: Plan, cp_rank: int, microbatch: int) -> ActivationNumbers:
         """Return the numbers of a microbatch."""
         x = ActivationNumbers.of(plan, cp_rank, self.pieces.get(microbatch))
@@ -67,6 +73,7 @@ class ActionBytes:
     action: Action
     kept: Num
     peak: Num
+    living: tuple[Action, ...] = ()
 
 
 class RankActivations:
@@ -79,6 +86,7 @@ class RankActivations:
         self._numbers = ActivationNumbers.of(plan, self._cp_rank)
         self._stages = {one.stage: one for one in part_of(plan, rank).stages}
         self._units: dict[Key, tuple[Unit, ...]] = {}
+        self._peaks: dict[tuple[ActionKind, int, int], Num] = {}
 
     @property
     def row(self) -> Sequence[Action]:
@@ -87,7 +95,7 @@ class RankActivations:
 
     def units(self, stage: int, microbatch: int) -> tuple[Unit, ...]:
         """Return the units of a stage for one microbatch."""
-        key = (stage, microbatch)
+        key = (stage, microbatch if self._data.any else 0)
         if key not in self._units:
             numbers = self._data.numbers(self.plan, self._cp_rank, microbatch)
             self._units[key] = stage_units(
@@ -121,7 +129,10 @@ class RankActivations:
                 losses = losses + self._numbers.wide * self._stages[action.stage].last
             running = most(own, self._running(action))
             kept = losses + self._sum(living, entered)
-            yield ActionBytes(action=action, kept=kept, peak=others + running)
+            left = tuple(
+                Action(ActionKind.F if one in entered else ActionKind.B, *one) for one in living
+            )
+            yield ActionBytes(action=action, kept=kept, peak=others + running, living=left)
 
     def _sum(self, living: Mapping[Key, Num], entered: set[Key]) -> Num:
         """Return the bytes of all pairs; an empty stage hands its input on to the next one."""
@@ -133,9 +144,71 @@ class RankActivations:
 
     def _running(self, action: Action) -> Num:
         """Return the most that an action has of its own microbatch, what it keeps included."""
+        key = (action.kind, action.stage, action.microbatch if self._data.any else 0)
+        if key not in self._peaks:
+            self._peaks[key] = self._peak(action)
+        return self._peaks[key]
+
+    def _peak(self, action: Action) -> Num:
         units = self.units(action.stage, action.microbatch)
         if action.kind is ActionKind.F:
             return forward_peak(units, self._numbers)
         if action.kind is ActionKind.W:
             return total(self.kept(replace(action, kind=ActionKind.B)))
         return backward_peak(units, self._numbers, split=action.kind is ActionKind.B)
+
+
+def activation_rows(plan: Plan, rank: int) -> tuple[HeldTerm, ...]:
+    """Return the activations of a rank when there are most of them, term by term.
+
+    What is kept for backward (or W) of all microbatches, by operator, and what the action at work
+    has beside. The terms add up to the peak. Stored inputs on the host are a term of that pool.
+    """
+    found = RankActivations(plan, rank)
+    actions = list(found.actions())
+    if not actions:
+        return ()
+    place = max(range(len(actions)), key=lambda one: actions[one].peak)
+    top, before = actions[place], actions[place - 1].living if place else ()
+    own = (top.action.stage, top.action.microbatch)
+    kept: dict[str, tuple[int, list[str]]] = {}
+    for action in before:
+        if (action.stage, action.microbatch) == own:
+            continue
+        for one in found.kept(action):
+            size, formulas = kept.setdefault(one.operator, (0, []))
+            formulas += [one.formula] * (one.formula not in formulas and int(one.bytes) > 0)
+            kept[one.operator] = (size + int(one.bytes), formulas)
+    terms = [
+        HeldTerm(name=f"{name}, kept", bytes=size, formula=" + ".join(formulas))
+        for name, (size, formulas) in kept.items()
+        if size
+    ]
+    rest = int(top.peak) - sum(term.bytes for term in terms)
+    terms.append(
+        HeldTerm(
+            name=f"{top.action} at work",
+            bytes=rest,
+            formula="its operators, their inputs and gradients; losses",
+        )
+    )
+    on_host = _most_on_host(found, actions)
+    if on_host:
+        terms.append(
+            HeldTerm(name="stored inputs", bytes=on_host, formula="blocks n D s", pool="host")
+        )
+    return tuple(terms)
+
+
+def _most_on_host(found: RankActivations, actions: Sequence[ActionBytes]) -> int:
+    """Return the most bytes of inputs of recomputed blocks that wait on the host."""
+    return max(
+        sum(
+            int(unit.stored.bytes)
+            for action in one.living
+            if action.kind is ActionKind.F
+            for unit in found.units(action.stage, action.microbatch)
+            if unit.on_host and unit.stored is not None
+        )
+        for one in actions
+    )

@@ -118,13 +118,15 @@ def _scores(x: ActivationNumbers, branch: Branch, lost: Num) -> Operator:
     last = (1 - x.exchanged) * (total(table) - table[0].bytes - table[1].bytes)
     # Where attention sends something, the weight gradient of the output layer is made meanwhile.
     product = x.mixed * most(x.ring, x.exchanged) * x.heads * x.head_dim * x.hidden * x.size
+    sums = (x.queries + 4 * x.keys * x.copies) * x.wide // x.size
+    made = product * (x.queries + product + x.ring * sums) // most(product, 1)
     work = x.queries + x.attend_backward
     return Operator(
         name=ATTENTION,
         saved=table,
         waits=(),
         forward=lost + most(x.attend_forward, last),
-        backward=branch.skip(x, split=False) + branch.late(x) + work + product,
+        backward=branch.skip(x, split=False) + branch.late(x) + most(work, made),
         # What the output layer keeps until W is in this memory.
         split=branch.skip(x, split=True) + work - x.queries,
     )

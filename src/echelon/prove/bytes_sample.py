@@ -23,6 +23,9 @@ PRECISIONS: tuple[Precision, ...] = (
 )
 """What the plans of a sample compute in, in turn."""
 
+_LOOKS = 4
+"""For each plan of a sample so many cases are looked at for choices that have not been met."""
+
 
 def sample(count: int, seed: int, max_world: int = MAX_WORLD) -> list[Plan]:
     """Return `count` distinct plans: those that bring in a new choice first, then any."""
@@ -32,13 +35,18 @@ def sample(count: int, seed: int, max_world: int = MAX_WORLD) -> list[Plan]:
     plans: list[Plan] = []
     rest: list[AnyCase] = []
     met: set[str] = set()
-    for case in cases:
-        found = set(choices(case.plan()))
-        if found <= met or len(plans) == count:
+    for place, case in enumerate(cases):
+        # To build a plan may be to search its schedule: not all of them are looked at.
+        if len(plans) == count or place >= _LOOKS * count:
+            rest += cases[place:]
+            break
+        plan = case.plan()
+        found = set(choices(plan))
+        if found <= met:
             rest.append(case)
             continue
         met |= found
-        plans.append(turned(case.plan(), len(plans)))
+        plans.append(turned(plan, len(plans)))
     by_kind: dict[type, list[AnyCase]] = {}
     for case in rest:
         by_kind.setdefault(type(case), []).append(case)
