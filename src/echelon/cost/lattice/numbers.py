@@ -83,7 +83,8 @@ class MachineNumbers:
     """Give a device and its links, fastest first.
 
     `peak_flops` is of products of weights, `attention_flops` of attention: they differ where
-    products are done in fp8.
+    products are done in fp8. Where ranks share cores, rates are those of a rank while all of them
+    are at work, `share` the part of a core that it then has.
     """
 
     peak_flops: Num
@@ -101,6 +102,7 @@ class MachineNumbers:
     aligned: Num
     node: Num
     tiers: tuple[TierNumbers, ...]
+    share: Num = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

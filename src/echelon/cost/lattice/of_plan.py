@@ -26,7 +26,9 @@ def work_of(plan: Plan, software: Software | None = None) -> Work:
     mathematics = plan.mathematics
     return Work(
         model=model_numbers(plan.model, mathematics.sequence_length, tp=float(plan.mesh.tp)),
-        machine=machine_numbers(plan.cluster, mathematics.precision.parameters),
+        machine=machine_numbers(
+            plan.cluster, mathematics.precision.parameters, ranks=plan.mesh.world_size
+        ),
         software=software_of(
             software or Software(), mathematics.precision, mathematics.optimizer.kind
         ),

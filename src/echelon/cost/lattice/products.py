@@ -44,11 +44,12 @@ def aligned_share(machine: MachineNumbers, size: Num) -> Num:
 
     Kernels load rows in blocks of ALIGNED elements; each halving of the largest power of two that
     divides `size` below that costs a factor `machine.aligned`, and one below LOADED another
-    `UNLOADED`: a load is then no longer one instruction.
+    `UNLOADED`: a load is then no longer one instruction. A device whose `aligned` is 1 loads any
+    row as fast.
     """
     whole = np.maximum(np.asarray(size), 1.0).astype(np.int64)
     power = np.minimum(whole & -whole, ALIGNED)
-    slower = np.where(power < LOADED, UNLOADED, 1.0)
+    slower = np.where((power < LOADED) & (np.asarray(machine.aligned) < 1.0), UNLOADED, 1.0)
     return slower * machine.aligned ** np.log2(ALIGNED / power)
 
 
