@@ -69,7 +69,18 @@ def check(value: Any, schema: dict[str, Any], root: dict[str, Any], where: str =
 
 
 def test_the_page_fits_80_columns_and_tells_all(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--cluster", "8xh100", "--top", "4", "--front", "--price", "2", "--pin", "tp=1,2,4"]
+    flags = [
+        "--cluster",
+        "8xh100",
+        "--top",
+        "4",
+        "--objective",
+        "front",
+        "--price",
+        "2",
+        "--pin",
+        "tp=1,2,4",
+    ]
     assert main(["plan", "llama3-8b", *flags]) == 0
     output = capsys.readouterr()
     assert output.err == ""
@@ -91,7 +102,7 @@ def test_the_page_fits_80_columns_and_tells_all(capsys: pytest.CaptureFixture[st
 
 
 def test_json_is_one_object_of_the_published_schema(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*FAST, "--json", "--front"]) == 0
+    assert main([*FAST, "--json", "--objective", "front"]) == 0
     result = json.loads(capsys.readouterr().out)
     schema = _schema()
     check(result, schema, schema)

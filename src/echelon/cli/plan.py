@@ -33,13 +33,20 @@ PinTexts = Annotated[
     ),
 ]
 ObjectiveName = Annotated[
-    Literal["time", "throughput", "cost", "devices"],
-    Parameter(help="A short step; tokens per device; tokens for a price; few devices."),
+    Literal["time", "throughput", "cost", "devices", "front"],
+    Parameter(
+        help="A short step; tokens per device; tokens for a price; few devices; or, with front, "
+        "what no other plan beats in time, memory and devices."
+    ),
 ]
 Price = Annotated[float | None, Parameter(help="Of a device for an hour, in any currency.")]
 Top = Annotated[int, Parameter(help="How many plans to show.")]
-Front = Annotated[
-    bool, Parameter(negative=(), help="Show what no other plan beats in time, memory and devices.")
+Why = Annotated[
+    bool,
+    Parameter(negative=(), help="Say why this plan, why not its neighbours, what would change it."),
+]
+Svg = Annotated[
+    Path | None, Parameter(help="Draw memory, step and mesh of the best into this new folder.")
 ]
 Trainer = Annotated[
     str, Parameter(help="Whose seconds: echelon, generic, megatron-core, deepspeed, fsdp2 ...")
@@ -60,28 +67,31 @@ def plan(
     price: Price = None,
     trainer: Trainer = "echelon",
     top: Top = 10,
-    front: Front = False,
     out: Out = None,
+    why: Why = False,
+    svg: Svg = None,
     settings: Settings = (),
     json: Json = False,
 ) -> int:
     """Show what the ranks of a run hold and send; with --cluster or --search, the best splits."""
     if cluster is None and not search:
-        _require_search({"--pin": pin, "--price": price, "--front": front, "--out": out})
+        flags = {"--pin": pin, "--price": price, "--out": out, "--why": why, "--svg": svg}
+        _require_search(flags)
         return _show(run, settings, json=json)
-    from echelon.cli.plan_search import Wanted, run_search
+    from echelon.cli.plan_search import Shown, Wanted, run_search
 
     wanted = Wanted(
         model=run,
         cluster=cluster,
         settings=settings,
         pins=pin,
-        objective=objective,
+        objective="time" if objective == "front" else objective,
         price=price,
         trainer=trainer,
         top=top,
     )
-    return run_search(wanted, front=front, out=out, json=json)
+    shown = Shown(front=objective == "front", out=out, why=why, svg=svg, json=json)
+    return run_search(wanted, shown)
 
 
 def _show(run: str, settings: tuple[str, ...], *, json: bool) -> int:

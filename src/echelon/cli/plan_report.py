@@ -39,9 +39,11 @@ from echelon.cost.context_work import imbalance, scores_by_rank
 from echelon.cost.muon import STAGE_AXES
 from echelon.cost.terms import Pool
 from echelon.cost.unit_times import UnitTimes, modelled_times
+from echelon.planner.lint import lint, lint_rows
 
 GROUPS_WIDTH = 76
 MOST_MEMBERS = 8
+MOST_NOTES = 4
 
 SENT_HEAD = """Each rank sends per step (n ranks in the group, N tokens of a microbatch, D the
 hidden width, V the vocabulary, G the values of all buckets, s bytes of a value as it is sent):"""
@@ -78,6 +80,7 @@ def plan_json(plan: Plan, times: UnitTimes | None = None) -> dict[str, Any]:
         "experts": experts_json(plan),
         "stages": [_row_json(row) for row in rows],
         "pipeline": pipeline_json(plan, times or modelled_times(plan)),
+        "notes": [asdict(finding) for finding in lint(plan)],
         "groups": {axis: [list(group) for group in found] for axis, found in groups(plan).items()},
     }
 
@@ -130,6 +133,8 @@ def plan_text(plan: Plan, times: UnitTimes | None = None, found: str = "") -> st
             parts.append(differ)
     if plan.num_stages > 1:
         parts.extend(pipeline_parts(plan, times or modelled_times(plan), found))
+    if notes := lint_rows(plan, most=MOST_NOTES):
+        parts.append("Notes (`echelon explain ID` says more):\n\n" + "\n".join(notes))
     return "\n\n".join(parts) + "\n"
 
 

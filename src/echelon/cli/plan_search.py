@@ -33,7 +33,18 @@ class Wanted:
     top: int
 
 
-def run_search(wanted: Wanted, *, front: bool, out: Path | None, json: bool) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """Hold what is printed and written of an answer."""
+
+    front: bool
+    out: Path | None
+    why: bool
+    svg: Path | None
+    json: bool
+
+
+def run_search(wanted: Wanted, shown: Shown) -> int:
     """Search, print the answer, write the best plan; return the exit code."""
     from echelon.cli.plan_search_json import answer_json
     from echelon.cli.plan_search_text import answer_text
@@ -43,7 +54,11 @@ def run_search(wanted: Wanted, *, front: bool, out: Path | None, json: bool) -> 
     from echelon.planner.unfit import why_nothing
 
     _require_sensible(wanted)
-    require_new_files({"--out": out})
+    require_new_files({"--out": shown.out})
+    if shown.svg is not None:
+        from echelon.cli.plan_view import require_new_folder
+
+        require_new_folder(shown.svg)
     request = make_request(
         wanted.model,
         cluster=wanted.cluster,
@@ -59,13 +74,22 @@ def run_search(wanted: Wanted, *, front: bool, out: Path | None, json: bool) -> 
     answer = search(request)
     if answer.best is None and not answer.interrupted:
         raise why_nothing(answer)
-    kept = front_of(request) if front and not answer.interrupted else ()
-    if json:
-        print_json("plan", {"search": answer_json(answer, kept)})
+    kept = front_of(request) if shown.front and not answer.interrupted else ()
+    if shown.json:
+        found = {"search": answer_json(answer, kept)}
+        if shown.why and answer.best is not None:
+            from echelon.cli.plan_why import why_json
+
+            found["why"] = why_json(answer)
+        print_json("plan", found)
     elif answer.best is not None:
         print(answer_text(answer, kept), end="")
-    if answer.best is not None and out is not None:
-        _write(answer, out)
+        if shown.why:
+            from echelon.cli.plan_why import why_text
+
+            print("\n" + why_text(answer), end="")
+    if answer.best is not None:
+        _keep(answer, shown)
     if answer.interrupted:
         note(
             f"interrupted: {answer.computed:,} plans computed of {answer.seen:,} met so far; there "
@@ -85,6 +109,18 @@ def _require_sensible(wanted: Wanted) -> None:
                     works=(f"{flag} {max(least, 1)}",),
                 )
             )
+
+
+def _keep(answer: Answer, shown: Shown) -> None:
+    """Write what was asked for of the best plan."""
+    if shown.out is not None:
+        _write(answer, shown.out)
+    best = answer.best
+    if shown.svg is not None and best is not None and best.plan is not None:
+        from echelon.cli.plan_view import draw
+
+        drawn = draw(best.plan, best.estimate.seconds, best.estimate.bytes, shown.svg)
+        note(drawn.rstrip("\n"))
 
 
 def _write(answer: Answer, out: Path) -> None:

@@ -10,7 +10,7 @@ from textwrap import wrap
 
 from echelon.core.plan import Plan
 from echelon.planner.lint_compute import COMPUTE
-from echelon.planner.lint_finding import Finding, Lint
+from echelon.planner.lint_finding import Finding, Lint, Severity
 from echelon.planner.lint_memory import MEMORY
 from echelon.planner.lint_pipeline import PIPELINE
 from echelon.planner.lint_place import PLACE
@@ -20,6 +20,8 @@ LINTS: tuple[Lint, ...] = (*PLACE, *PIPELINE, *MEMORY, *COMPUTE, *TRAFFIC)
 """All lints, in the order in which findings are told."""
 
 ROW_WIDTH = 80
+WEIGHT: tuple[Severity, ...] = ("memory", "numbers", "time")
+"""What weighs most, first: whether a run fits, then how exact it is, then how fast."""
 
 
 def lint(plan: Plan) -> tuple[Finding, ...]:
@@ -38,9 +40,19 @@ def lint(plan: Plan) -> tuple[Finding, ...]:
     )
 
 
-def lint_rows(plan: Plan, width: int = ROW_WIDTH) -> list[str]:
-    """Return a finding as lines of at most `width` characters, what to do behind the arrow."""
-    return [line for finding in lint(plan) for line in _lines(finding, width)]
+def lint_rows(plan: Plan, width: int = ROW_WIDTH, *, most: int | None = None) -> list[str]:
+    """Return findings as lines of at most `width` characters, what to do behind the arrow.
+
+    With `most`, only so many, those that weigh most first, and how many more there are.
+    """
+    found = lint(plan)
+    if most is None or len(found) <= most:
+        return [line for finding in found for line in _lines(finding, width)]
+    kept = sorted(found, key=lambda finding: WEIGHT.index(finding.severity))[:most]
+    rows = [line for finding in kept for line in _lines(finding, width)]
+    more = ", ".join(finding.id for finding in found if finding not in kept)
+    text = f"and {len(found) - most} more: {more}"
+    return [*rows, *wrap(text, width, initial_indent="  ", subsequent_indent="      ")]
 
 
 def _lines(finding: Finding, width: int) -> list[str]:
