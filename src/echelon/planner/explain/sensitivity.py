@@ -1,0 +1,139 @@
+"""What would change the answer: other clusters and batches, each searched for its best plan.
+
+How much faster is by what the request wants, for each token: seconds, or seconds times devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from echelon.planner.choice import Choice
+from echelon.planner.explain.again import Again
+from echelon.planner.explain.what_if import WhatIf, what_ifs
+from echelon.planner.request import Request
+from echelon.planner.search import Answer, Ranked, worth
+
+TIE = 1e-3
+"""A share of a step below which another plan is no better than the one of now."""
+LOOKED_AT = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Name a choice that two plans have otherwise."""
+
+    name: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Say what is otherwise, and the best plan then; None where nothing fits.
+
+    `gain` is by which share it is faster than the best of now, `gain_same` the plan of now in the
+    changed world (None where it does not fit or is not legal). `differences` are none where the
+    plan of now is still the best, or within TIE of it. `near` says whether only plans near the best
+    were searched.
+    """
+
+    name: str
+    best: Ranked | None
+    gain: float
+    gain_same: float | None
+    differences: tuple[Difference, ...]
+    near: bool
+
+
+def sensitivity(answer: Answer, asked: Iterable[WhatIf] | None = None) -> tuple[Change, ...]:
+    """Return what becomes of the best plan under each question, by default all of `what_if.py`."""
+    assert answer.best is not None
+    choice = answer.best.choice
+    now = Again(answer, answer.request)
+    questions = what_ifs(answer.request, choice) if asked is None else asked
+    return tuple(_change(answer, now, question) for question in questions)
+
+
+def differences(old: Choice, new: Choice) -> tuple[Difference, ...]:
+    """Return what one plan has otherwise than another one."""
+    before, after = _said(old), _said(new)
+    return tuple(
+        Difference(name=name, old=before[name], new=after[name])
+        for name in before
+        if before[name] != after[name]
+    )
+
+
+def _change(answer: Answer, now: Again, question: WhatIf) -> Change:
+    assert answer.best is not None
+    again = Again(answer, question.request)
+    known = [one.choice for one in (*answer.ranked, *answer.rest)[:LOOKED_AT]]
+    usable = question.same == answer.best.choice
+    among = known if usable else [question.same] if _legal(again, question.same) else []
+    found = again.search(among=among)
+    if found.best is None:
+        return Change(
+            name=question.name, best=None, gain=0.0, gain_same=None, differences=(), near=found.near
+        )
+    gain = _gain(now, answer.best.choice, again, found.best)
+    gain_same = None
+    if among and again.fits(question.same):
+        gain_same = _gain(now, answer.best.choice, again, again.timed(question.same))
+    changed = differences(question.same, found.best.choice)
+    if gain_same is not None and gain - gain_same < TIE:
+        changed = ()
+    return Change(
+        name=question.name,
+        best=found.best,
+        gain=gain,
+        gain_same=gain_same,
+        differences=changed,
+        near=found.near,
+    )
+
+
+def _legal(again: Again, choice: Choice) -> bool:
+    """Return whether a plan that is to run with another batch, or on more devices, can."""
+    total = again.request.mathematics.global_sequences
+    return total == choice.mesh.dp * choice.microbatch * choice.microbatches and not again.problems(
+        choice
+    )
+
+
+def _gain(now: Again, choice: Choice, again: Again, other: Ranked) -> float:
+    """Return by which share a plan is faster than the best of now, both timed in the same way."""
+    events = other.simulated or other.choice.mesh.pp == 1
+    one = now.timed(choice) if events else now.closed(choice)
+    if events and not one.simulated and choice.mesh.pp > 1:
+        other = again.closed(other.choice)
+    return _cost(now.request, one) / _cost(again.request, other) - 1.0
+
+
+def _cost(request: Request, one: Ranked) -> float:
+    return worth(request, one.estimate) / one.estimate.tokens
+
+
+def _said(choice: Choice) -> dict[str, str]:
+    """Return the choices of a plan as words; those that follow from others are left out."""
+    mesh = choice.mesh
+    again = {0: "none", 1: "full"}.get(choice.recompute, f"every {choice.recompute}")
+    shared = f"{mesh.dp_replicate}x{mesh.dp_shard}" if mesh.dp_replicate > 1 else str(mesh.dp)
+    words = {
+        "devices": choice.devices,
+        "tp": mesh.tp,
+        "pp": mesh.pp,
+        "cp": mesh.cp,
+        "dp": shared,
+        "ep": mesh.ep,
+        "ZeRO": choice.zero,
+        "microbatch": choice.microbatch,
+        "schedule": choice.schedule if mesh.pp > 1 else "none",
+        "virtual stages": choice.virtual,
+        "recompute": again,
+        "sequence parallel": "on" if choice.sequence_parallel else "off",
+        "context": choice.context if mesh.cp > 1 else "none",
+        "expert tp": choice.expert_tp,
+        "offload": "host" if choice.offload else "none",
+    }
+    return {name: str(value) for name, value in words.items()}
