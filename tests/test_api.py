@@ -86,7 +86,9 @@ def test_the_schedule_of_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> N
         ec.observe_schedule(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["calibrate", "observe_schedule", "plan"])
+@pytest.mark.parametrize(
+    "name", ["calibrate", "calibrate_machine", "compare", "export", "observe_schedule", "plan"]
+)
 def test_a_verb_is_found_without_torch(name: str) -> None:
     code = f"import sys, echelon as ec; ec.{name}; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

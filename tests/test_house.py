@@ -86,7 +86,8 @@ def test_no_torch_is_imported_by(code: str) -> None:
 def test_the_exported_names_are_these() -> None:
     assert echelon.__all__ == [
         *("EchelonError", "Plan", "__version__"),
-        *("calibrate", "import_run", "observe_schedule", "parallelize", "plan", "prove", "train"),
+        *("calibrate", "calibrate_machine", "calibrate_run", "compare", "export", "import_run"),
+        *("observe_schedule", "parallelize", "plan", "prove", "train"),
     ]
 
 

@@ -33,7 +33,7 @@ COMMANDS = {
     "prove": ("echelon.cli.prove:prove", "Prove that a plan computes what one device computes."),
     "train": ("echelon.cli.train:train", "Train a run; --resume goes on with one."),
     "observe": ("echelon.cli.observe:observe", "Say what a run did; draw its pipeline."),
-    "calibrate": ("echelon.cli.calibrate:calibrate", "Measure a model's blocks here."),
+    "calibrate": ("echelon.cli.calibrate:calibrate", "Measure this machine, or a model's blocks."),
     "demo": ("echelon.cli.demo:demo", "Plan, prove and train a small model here."),
     "explain": ("echelon.cli.explain:explain", "Explain a rule, or list all of them."),
     "config show": ("echelon.cli.config:show", "Show every setting and where it came from."),
