@@ -23,7 +23,7 @@ from echelon.parallel.pipeline import InFlight
 from echelon.parallel.rank_model import RankModel
 from echelon.schedule.action import Action
 
-_SETTLE_S, _LET_GO_S = 0.0005, 0.0001
+_SETTLE_S, _SAME, _LET_GO_S = 0.0005, 6, 0.0001
 """A thread of Gloo lets go of a tensor a moment after it says that a sum is there."""
 
 
@@ -81,8 +81,9 @@ class ActivationMeter(TorchDispatchMode):
 
     def ended(self, action: Action, state: InFlight) -> None:
         """Write down an action that has ended."""
-        before = -1
-        while before != self._bytes:
+        before, same = -1, 0
+        while same < _SAME:
+            same = same + 1 if before == self._bytes else 0
             before = self._bytes
             time.sleep(_SETTLE_S)
         self.actions.append(
