@@ -84,13 +84,22 @@ def test_a_freed_pin_is_the_best_that_fits() -> None:
         assert fix.saved_bytes > 0
 
 
-def test_more_devices_are_told_where_pins_forbid_everything_else() -> None:
-    request = small(pins=["tp=1", "zero=1"], memory_gb=2.9)
-    assert any_plan(request) is None
+def test_more_devices_and_the_host_are_told_too() -> None:
+    request = small(pins=["tp=1", "zero=1"], memory_gb=4.0)
+    while any_plan(request) is not None:
+        memory = int(0.97 * request.memory_bytes)
+        device = replace(request.cluster.device, memory_bytes=memory)
+        request = replace(request, cluster=replace(request.cluster, device=device))
     fixes = cheapest_fix(request)
+    said = {fix.changes: fix for fix in fixes}
+    host = said[("optimizer state to the host",)]
+    assert host.untimed
+    assert host.choice.offload
     larger = [fix for fix in fixes if fix.devices > 8]
+    assert len(larger) == 1
+    assert larger[0].changes == (f"8 -> {larger[0].devices} devices",)
+    assert larger[0].choice.zero == 1
     assert all(fix.estimate.bytes_held <= request.memory_bytes for fix in fixes)
-    assert len(larger) <= 1
     assert [fix.devices for fix in fixes] == sorted(fix.devices for fix in fixes)
 
 

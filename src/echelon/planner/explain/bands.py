@@ -20,11 +20,6 @@ from echelon.planner.simulated import COMPUTED
 OVERLAPS = ("reduce_overlap", "gather_overlap", "tensor_overlap", "pipeline_overlap")
 """What a trainer hides behind compute: those of `Estimate.step_band`."""
 
-SOURCE = (
-    "In brackets: the least if all is hidden behind compute that can be, the most if nothing is; "
-    "of memory, if an allocator holds back nothing, or twice its usual slack."
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Banded:

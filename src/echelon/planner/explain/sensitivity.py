@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from echelon.planner.choice import Choice
 from echelon.planner.explain.again import Again
+from echelon.planner.explain.differences import Difference, differences
 from echelon.planner.explain.what_if import WhatIf, what_ifs
 from echelon.planner.request import Request
 from echelon.planner.search import Answer, Ranked, worth
@@ -17,15 +18,6 @@ from echelon.planner.search import Answer, Ranked, worth
 TIE = 1e-3
 """A share of a step below which another plan is no better than the one of now."""
 LOOKED_AT = 6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """Name a choice that two plans have otherwise."""
-
-    name: str
-    old: str
-    new: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +45,6 @@ def sensitivity(answer: Answer, asked: Iterable[WhatIf] | None = None) -> tuple[
     now = Again(answer, answer.request)
     questions = what_ifs(answer.request, choice) if asked is None else asked
     return tuple(_change(answer, now, question) for question in questions)
-
-
-def differences(old: Choice, new: Choice) -> tuple[Difference, ...]:
-    """Return what one plan has otherwise than another one."""
-    before, after = _said(old), _said(new)
-    return tuple(
-        Difference(name=name, old=before[name], new=after[name])
-        for name in before
-        if before[name] != after[name]
-    )
 
 
 def _change(answer: Answer, now: Again, question: WhatIf) -> Change:
@@ -112,28 +94,3 @@ def _gain(now: Again, choice: Choice, again: Again, other: Ranked) -> float:
 
 def _cost(request: Request, one: Ranked) -> float:
     return worth(request, one.estimate) / one.estimate.tokens
-
-
-def _said(choice: Choice) -> dict[str, str]:
-    """Return the choices of a plan as words; those that follow from others are left out."""
-    mesh = choice.mesh
-    again = {0: "none", 1: "full"}.get(choice.recompute, f"every {choice.recompute}")
-    shared = f"{mesh.dp_replicate}x{mesh.dp_shard}" if mesh.dp_replicate > 1 else str(mesh.dp)
-    words = {
-        "devices": choice.devices,
-        "tp": mesh.tp,
-        "pp": mesh.pp,
-        "cp": mesh.cp,
-        "dp": shared,
-        "ep": mesh.ep,
-        "ZeRO": choice.zero,
-        "microbatch": choice.microbatch,
-        "schedule": choice.schedule if mesh.pp > 1 else "none",
-        "virtual stages": choice.virtual,
-        "recompute": again,
-        "sequence parallel": "on" if choice.sequence_parallel else "off",
-        "context": choice.context if mesh.cp > 1 else "none",
-        "expert tp": choice.expert_tp,
-        "offload": "host" if choice.offload else "none",
-    }
-    return {name: str(value) for name, value in words.items()}

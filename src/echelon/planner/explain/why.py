@@ -11,9 +11,10 @@ from typing import Literal
 
 from echelon.planner.explain.again import Again
 from echelon.planner.explain.bands import Banded, Term, held_of, mfu_of, step_of, terms_of
+from echelon.planner.explain.differences import Difference
 from echelon.planner.explain.moves import moves_of
 from echelon.planner.explain.neighbours import as_now, fullest_rank
-from echelon.planner.explain.sensitivity import Change, Difference, sensitivity
+from echelon.planner.explain.sensitivity import Change, sensitivity
 from echelon.planner.explain.what_if import WhatIf, with_batch, with_memory
 from echelon.planner.request import Request
 from echelon.planner.search import Answer, Ranked
