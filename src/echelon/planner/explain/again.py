@@ -15,7 +15,7 @@ from echelon.planner.choice import Choice
 from echelon.planner.estimate import estimate_work
 from echelon.planner.pins import Pins
 from echelon.planner.request import Request
-from echelon.planner.search import Answer, Ranked, settings_of, work_of_choice, worlds_of, worth
+from echelon.planner.search import Answer, Ranked, work_of_choice, worlds_of, worth
 from echelon.planner.simulated import (
     cut_stages,
     num_actions,
@@ -119,11 +119,7 @@ class Again:
 
     def problems(self, choice: Choice) -> tuple[Problem, ...]:
         """Return what the rules of a run say against a plan; nothing where it is legal."""
-        try:
-            self.request.job(settings_of(self.request, self.closed(choice)))
-        except ConfigError as error:
-            return tuple(error.problems)
-        return ()
+        return problems_of(self.request, choice)
 
     def _first(self, among: Sequence[Choice], others: Iterable[Choice]) -> Ranked | None:
         """Return the best of the plans that fit: `among`, then the others by closed forms.
@@ -143,6 +139,21 @@ class Again:
 
     def _worth(self, one: Ranked) -> float:
         return worth(self.request, one.estimate)
+
+
+def problems_of(request: Request, choice: Choice) -> tuple[Problem, ...]:
+    """Return what the rules of a run say against a plan; nothing where it is legal.
+
+    Blocks are cut evenly: no rule asks for how well they balance, and that takes long.
+    """
+    settings = choice.settings(has_experts=request.model.experts is not None)
+    if choice.mesh.pp > 1:
+        settings["pipeline.stages"] = "even"
+    try:
+        request.job(settings)
+    except ConfigError as error:
+        return tuple(error.problems)
+    return ()
 
 
 def near_pins(pins: Pins, choice: Choice) -> Pins:

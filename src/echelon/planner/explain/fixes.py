@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.planner.choice import Choice
 from echelon.planner.estimate import Estimate
+from echelon.planner.explain.again import problems_of
 from echelon.planner.explain.bands import Banded, difference
 from echelon.planner.explain.mending import Mending, mendings, on_more_devices
 from echelon.planner.explain.what_if import with_devices
@@ -139,11 +139,7 @@ def _legal(one: _Tried) -> bool:
     choice, total = one.choice, one.request.mathematics.global_sequences
     if choice.mesh.dp * choice.microbatch * choice.microbatches != total:
         return False
-    try:
-        one.request.job(settings_of(one.request, _ranked(one)))
-    except ConfigError:
-        return False
-    return True
+    return not problems_of(one.request, choice)
 
 
 def _ranked(one: _Tried) -> Ranked:
