@@ -97,6 +97,15 @@ class Fitting:
                     found.append(_constant(f"trainer {key} {name}", value, limits))
         return found
 
+    def together(self) -> dict[str, tuple[str, Any]]:
+        """Return what can be moved at once: a field of all devices, or of all trainers."""
+        of_case = {"device": self.devices[self.starts], "trainer": self.trainers[self.starts]}
+        found: dict[str, tuple[str, Any]] = {}
+        for one in self.constants:
+            kind, key, field = one.name.split(" ")
+            found[one.name] = (f"{kind} {field}", of_case[kind] == key)
+        return found
+
     def seconds(self, values: Values) -> Any:
         """Return the seconds of the fastest candidate of each case."""
         each = np.asarray(step_seconds(put(self.work, self.devices, self.trainers, values)).total)
@@ -136,7 +145,14 @@ def refit(cases: Sequence[Case], start: Values | None = None) -> Values:
     measured = [case.measured.step_s or 0.0 for case in cases]
     begin = {one.name: one.prior for one in problem.constants}
     begin |= {name: value for name, value in (start or {}).items() if name in begin}
-    found = fit(problem.constants, problem.seconds, measured, weights=list(weights), start=begin)
+    found = fit(
+        problem.constants,
+        problem.seconds,
+        measured,
+        weights=list(weights),
+        start=begin,
+        together=problem.together(),
+    )
     return found.values
 
 

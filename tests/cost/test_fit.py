@@ -73,3 +73,19 @@ def test_a_machine_faster_than_its_peak_ends_at_the_bound() -> None:
 def test_times_must_be_positive(seconds: list[float]) -> None:
     with pytest.raises(ValueError, match="must be positive"):
         fit(CONSTANTS, lambda _values: np.ones(len(seconds)), seconds)
+
+
+def test_constants_that_share_no_sample_can_be_moved_at_once() -> None:
+    first = np.array([True, True, False, False])
+    sizes = np.array([1.0, 2.0, 3.0, 4.0])
+    constants = [Constant(name=name, low=0.1, high=10.0, prior=1.0) for name in ("a", "b")]
+
+    def predict(values: Values) -> Array:
+        return sizes * np.where(first, values["a"], values["b"])
+
+    measured = [2.0, 4.0, 9.0, 12.0]
+    together = {"a": ("rate", first), "b": ("rate", ~first)}
+    apart = fit(constants, predict, measured)
+    found = fit(constants, predict, measured, together=together, start={"a": 1.0, "b": 1.0})
+    assert found.values == pytest.approx(apart.values, rel=1e-3)
+    assert found.values["b"] > found.values["a"] > 1.5

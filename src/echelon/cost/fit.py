@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Values = Mapping[str, float]
 Predict = Callable[[Values], Array]
+Mask = NDArray[np.bool_]
+Together = Mapping[str, tuple[str, Mask]]
+"""By constant: the key of those that are moved at once, and the samples that depend on it."""
 
 BEND = 0.15
 """Relative error beyond which a sample pulls with a constant force, not more with its distance."""
@@ -72,19 +75,23 @@ def fit(
     *,
     weights: Sequence[float] | None = None,
     start: Values | None = None,
+    together: Together | None = None,
 ) -> Fit:
     """Return the constants with which `predict` is nearest to the measured seconds.
 
     `predict` gives the seconds of all samples, in their order, for values of the constants. A
     sample counts as much as its weight (1 where none are given). The search begins at `start`, or
-    at the priors and at points on either side of them. Raises ValueError where a measured time is
-    not positive.
+    at the priors and at points on either side of them. Constants that `together` gives one key are
+    moved at once to see their slopes: no sample depends on two of them. Raises ValueError where a
+    measured time is not positive.
     """
     measured = np.asarray(measured_s, dtype=np.float64)
     if not measured.size or not np.all(np.isfinite(measured) & (measured > 0.0)):
         raise ValueError("times to fit must be positive")
     each = np.ones_like(measured) if weights is None else np.asarray(weights, dtype=np.float64)
     problem = _Problem(constants, predict, np.log(measured), each)
+    if together is not None:
+        problem.move_together(together)
     begin = problem.starts() if start is None else [problem.point(start)]
     point = begin[0]
     for one in begin:
@@ -117,6 +124,16 @@ class _Problem:
         self.high = np.log([one.high for one in constants])
         self.centre = np.log([one.prior for one in constants])
         self._width = np.asarray([one.width for one in constants])
+        alone = np.ones(target.size, dtype=np.bool_)
+        self._moves = [[(index, alone)] for index in range(len(self._names))]
+
+    def move_together(self, together: Together) -> None:
+        """Move constants of one key at once: each has the samples that depend on it."""
+        found: dict[str, list[tuple[int, Mask]]] = {}
+        for index, name in enumerate(self._names):
+            key, mask = together[name]
+            found.setdefault(key, []).append((index, mask))
+        self._moves = list(found.values())
 
     def values(self, point: Array) -> dict[str, float]:
         return dict(zip(self._names, map(float, np.exp(point)), strict=True))
@@ -165,11 +182,14 @@ class _Problem:
 
     def _step(self, point: Array, damping: float) -> Array:
         here = self.misfit(point)
-        slopes = np.empty((here.size, point.size))
-        for index in range(point.size):
+        slopes = np.zeros((here.size, point.size))
+        for move in self._moves:
             moved = point.copy()
-            moved[index] += _NUDGE if point[index] + _NUDGE <= self.high[index] else -_NUDGE
-            slopes[:, index] = (self.misfit(moved) - here) / (moved[index] - point[index])
+            for index, _ in move:
+                moved[index] += _NUDGE if point[index] + _NUDGE <= self.high[index] else -_NUDGE
+            change = self.misfit(moved) - here
+            for index, mask in move:
+                slopes[mask, index] = change[mask] / (moved[index] - point[index])
         weight = np.where(np.abs(here) <= BEND, 1.0, BEND / np.maximum(np.abs(here), 1e-300))
         weight = weight * self._weights
         pull = BEND**2 / self._width**2
