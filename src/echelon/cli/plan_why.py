@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 NAME_WIDTH = 22
 MOST_TERMS = 3
-MOST_FIXES = 8
+MOST_FIXES = 12
 SMALL = 0.0005
 """A share of a step that is not worth a line."""
 SOURCE = (

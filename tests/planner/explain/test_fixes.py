@@ -28,8 +28,10 @@ def test_a_fix_of_a_plan_fits_and_is_legal() -> None:
     request, best = _over(0.97, ["tp=2", "pp=2", "zero=1", "recompute=none", "microbatch=2"])
     fixes = fixes_of(request, best.choice)
     assert fixes
-    assert all(len(fix.changes) == 1 for fix in fixes)
+    assert len(fixes[0].changes) == 1
     for fix in fixes:
+        further = len(fix.changes) == 2 and fix.estimate.step_s < fixes[0].estimate.step_s
+        assert len(fix.changes) == 1 or further
         on = request
         if fix.devices != best.choice.devices:
             continue
@@ -43,7 +45,8 @@ def test_a_fix_of_a_plan_fits_and_is_legal() -> None:
         closed = estimate_choice(request, best.choice).step_s
         assert fix.lost_s.value == pytest.approx(again.step_s - closed)
         assert fix.lost_s.low <= fix.lost_s.value <= fix.lost_s.high
-    same = [fix for fix in fixes if fix.devices == best.choice.devices and not fix.untimed]
+    single = [fix for fix in fixes if len(fix.changes) == 1]
+    same = [fix for fix in single if fix.devices == best.choice.devices and not fix.untimed]
     assert [fix.estimate.step_s for fix in same] == sorted(fix.estimate.step_s for fix in same)
 
 
@@ -52,7 +55,7 @@ def test_changes_come_in_pairs_only_where_one_is_not_enough() -> None:
     fixes = fixes_of(request, best.choice)
     assert fixes
     count = len(fixes[0].changes)
-    assert all(len(fix.changes) == count for fix in fixes)
+    assert all(len(fix.changes) in (count, count + 1) for fix in fixes)
     assert all(fix.estimate.bytes_held <= request.memory_bytes for fix in fixes)
     topics = [[change.split()[0] for change in fix.changes] for fix in fixes]
     assert all(len(set(one)) == len(one) for one in topics)

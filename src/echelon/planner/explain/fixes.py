@@ -2,12 +2,14 @@
 
 Single changes come first, by the seconds of a step, then those whose seconds are not known (nobody
 says how fast hosts are), then more devices; where no single change is enough, pairs, then threes.
+A few with one change more follow where they cost less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from echelon.core.plan import Plan
 from echelon.planner.choice import Choice
@@ -23,6 +25,8 @@ from echelon.planner.search import Ranked, estimate_choice, settings_of
 MOST_MENDED = 3
 MORE = (2, 4, 8)
 """Times the devices of a plan on which it is tried."""
+MOST_FURTHER = 3
+"""Fixes of one change more that are told where they cost less than the fewest changes."""
 WIDEST = 12
 """Plans that do not fit yet of which the leanest are changed once more."""
 
@@ -61,14 +65,31 @@ def fixes_of(request: Request, choice: Choice) -> tuple[Fix, ...]:
         return ()
     start = _Tried(changes=(), choice=choice, request=request, estimate=base)
     level: Sequence[_Tried] = [start]
+    found: list[Fix] = []
     for _ in range(MOST_MENDED):
         tried = _tried(level)
-        fitting = [one for one in tried if _fits(one)]
-        legal = [_fix(start, one) for one in sorted(fitting, key=_order) if _legal(one)]
-        if legal:
-            return tuple(sorted(legal, key=_cost))
-        level = sorted(tried, key=lambda one: one.estimate.bytes_held)[:WIDEST]
-    return ()
+        fitting = [one for one in tried if _fits(one) and _better(one, found)]
+        legal = (one for one in sorted(fitting, key=_order) if _legal(one))
+        new = [_fix(start, one) for one in islice(legal, MOST_FURTHER if found else None)]
+        if found:
+            return (*found, *sorted(new, key=_cost))
+        found = sorted(new, key=_cost)
+        close = [one for one in tried if not _fits(one)]
+        level = sorted(close, key=lambda one: one.estimate.bytes_held)[:WIDEST]
+    return tuple(found)
+
+
+def _better(one: _Tried, found: Sequence[Fix]) -> bool:
+    """Return whether more changes than those of `found` are worth it: faster, on no more devices.
+
+    Where nothing was found, everything is.
+    """
+    if not found:
+        return True
+    first = found[0]
+    offloads = one.choice.offload and not first.choice.offload
+    shorter = one.estimate.step_s < first.estimate.step_s
+    return shorter and not offloads and one.choice.devices <= first.devices
 
 
 def choice_of(plan: Plan) -> Choice:
