@@ -9,6 +9,7 @@ import pytest
 
 from echelon.api.calibrate_machine import MachineCalibration, calibrate_machine
 from echelon.api.calibrate_run import calibrate_run
+from echelon.api.calibrate_trainer import QUICK
 from echelon.cli.calibrate_report import machine_json, machine_report, run_json, run_report
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
@@ -26,7 +27,7 @@ def measured(rank_pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> M
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.cuda.is_available", lambda: False)
         patch.setattr("echelon.launch.pool.RankPool", lambda *_, **__: nullcontext(rank_pool))
-        return calibrate_machine(out=out, ranks=2, workload=tiny_workload())
+        return calibrate_machine(out=out, ranks=2, workload=tiny_workload(), steps=QUICK)
 
 
 def test_a_run_reads_what_was_measured(measured: MachineCalibration) -> None:

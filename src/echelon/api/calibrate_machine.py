@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from echelon.api.calibrate_trainer import StepsWanted, measure_trainer
 from echelon.config.cluster_devices import device_table, known_device
 from echelon.config.cluster_toml import cluster_toml
 from echelon.config.new_file import require_writable, write_new
@@ -29,12 +30,14 @@ from echelon.cost.fit_samples import (
     TimedCollective,
     Workload,
 )
+from echelon.cost.fit_trainer import TrainerFit
 from echelon.cost.fit_workloads import cpu_workload, gpu_workload
 from echelon.launch.cores import first_words, num_usable_cores
 
 if TYPE_CHECKING:
     from echelon.launch.pool import RankPool
 
+EVERY_STEP = StepsWanted()
 WINDOW_S = 0.25
 """Seconds in which a kernel or collective is run again and again: under three minutes in all."""
 JOB_TIMEOUT_S = 1800.0
@@ -50,6 +53,7 @@ class MachineCalibration:
     cluster: Cluster
     device: DeviceFit
     links: LinkFit | None
+    trainer: TrainerFit | None
     out: Path
 
 
@@ -59,11 +63,13 @@ def calibrate_machine(
     ranks: int | None = None,
     window_s: float = WINDOW_S,
     workload: Workload | None = None,
+    steps: StepsWanted | None = EVERY_STEP,
     say: Callable[[str], None] = lambda _: None,
 ) -> MachineCalibration:
     """Measure kernels and collectives on this machine, fit a cluster to them, write it to `out`.
 
-    `ranks` run at the same time, by default one on each GPU, or on each core. Raises ConfigError,
+    `ranks` run at the same time, by default one on each GPU, or on each core. On processors,
+    `steps` of small plans are measured too (None: they are not). Raises ConfigError,
     before anything is measured, where `out` is there already or there cannot be so many ranks.
     """
     path = Path(out)
@@ -77,7 +83,23 @@ def calibrate_machine(
     with RankPool(place.ranks, backend=place.backend) as pool:
         timed = _measure_kernels(pool, place, workload, say)
         collectives = _measure_collectives(pool, place, workload, say)
-    say("fitting")
+        say("fitting")
+        cluster, device, links = _fitted(place, timed, collectives)
+        trainer: TrainerFit | None = None
+        if place.backend == "gloo" and steps is not None:
+            trainer = measure_trainer(pool, cluster, steps, say)
+            cluster = trainer.cluster
+    found = MachineCalibration(
+        cluster=cluster, device=device, links=links, trainer=trainer, out=path
+    )
+    write_new(path, cluster_toml(cluster, _about(found)), key="--out")
+    return found
+
+
+def _fitted(
+    place: _Place, timed: list[Timed], collectives: list[TimedCollective]
+) -> tuple[Cluster, DeviceFit, LinkFit | None]:
+    """Return the cluster that kernels and collectives tell of, and how far off it is."""
     device = fit_device(place.machine, timed)
     links: LinkFit | None = None
     if collectives:
@@ -92,9 +114,7 @@ def calibrate_machine(
         links=(links.link,) if links else (),
         backend=place.backend,
     )
-    found = MachineCalibration(cluster=cluster, device=device, links=links, out=path)
-    write_new(path, cluster_toml(cluster, _about(found)), key="--out")
-    return found
+    return cluster, device, links
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +235,10 @@ def _about(found: MachineCalibration) -> list[str]:
         f"kernels {_mean(found.device.errors):.0%} of {len(found.device.errors)},",
     ]
     if found.links:
-        lines[-1] += f" collectives {_mean(found.links.errors):.0%} of {len(found.links.errors)}."
+        lines[-1] += f" collectives {_mean(found.links.errors):.0%} of {len(found.links.errors)},"
+    if found.trainer:
+        errors = found.trainer.errors
+        lines.append(f"steps of plans {_mean(errors):.0%} of {len(errors)}.")
     return lines
 
 

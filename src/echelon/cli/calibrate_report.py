@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from echelon.cli.output import table
 from echelon.core.cluster import Cluster, Device, Efficiency, Link
+from echelon.cost.fit_trainer import TrainerFit, words
 
 if TYPE_CHECKING:
     from echelon.api.calibrate_machine import MachineCalibration
@@ -41,6 +42,9 @@ def machine_report(found: MachineCalibration) -> str:
     if found.links:
         parts.append("\nCollectives:\n")
         parts.append(table(("collective", "measured", "predicted", "off"), _link_rows(found)))
+    if found.trainer:
+        parts.append("\nSteps of plans, with what they told of the trainer and the link:\n")
+        parts.append(table(("plan", "measured", "predicted", "off"), _step_rows(found.trainer)))
     parts.append("\nTogether:\n")
     parts.append(table(("kind", "times", "mean of |off|", "median"), _summary(found)))
     parts.append(f'\nwritten to {found.out}; use it: --set cluster.file="{found.out}"')
@@ -51,6 +55,8 @@ def machine_json(found: MachineCalibration) -> dict[str, object]:
     """Return the same as a JSON object."""
     kernels = zip(found.device.timed, found.device.errors, strict=True)
     links = zip(found.links.timed, found.links.errors, strict=True) if found.links else ()
+    trainer = found.trainer
+    steps = zip(trainer.timed, trainer.errors, strict=True) if trainer else ()
     return {
         "out": str(found.out),
         "cluster": asdict(found.cluster),
@@ -68,6 +74,11 @@ def machine_json(found: MachineCalibration) -> dict[str, object]:
         "collectives": [
             {**asdict(one.collective), "seconds": one.seconds, "error": error}
             for one, error in links
+        ],
+        "steps": [
+            {"plan": words(one.plan), "hidden": one.plan.model.hidden, "seconds": one.seconds}
+            | {"error": error}
+            for one, error in steps
         ],
     }
 
@@ -110,6 +121,7 @@ def _constants(cluster: Cluster, at_bound: Sequence[str]) -> Iterable[str]:
     rows = [(name, value, _meaning(name, at_bound)) for name, value in _device_values(device)]
     for link in cluster.links:
         rows += [(name, value, _meaning(name, at_bound)) for name, value in _link_values(link)]
+    rows += [(name, f"{value:.4g}", _meaning(name, at_bound)) for name, value in cluster.trainer]
     yield table(("constant", "value", ""), rows)
 
 
@@ -136,7 +148,9 @@ def _meaning(name: str, at_bound: Sequence[str]) -> str:
 
 
 def _link_bounds(found: MachineCalibration) -> list[str]:
-    return [f"link {name}" for name in found.links.at_bound] if found.links else []
+    of_links = found.links.at_bound if found.links else ()
+    of_steps = found.trainer.at_bound if found.trainer else ()
+    return [*(f"link {name}" for name in of_links), *of_steps]
 
 
 def _kernel_rows(found: MachineCalibration) -> list[tuple[object, ...]]:
@@ -154,12 +168,26 @@ def _link_rows(found: MachineCalibration) -> list[tuple[object, ...]]:
     ]
 
 
+def _step_rows(found: TrainerFit) -> list[tuple[object, ...]]:
+    return [
+        (
+            f"{words(one.plan)}, width {one.plan.model.hidden}",
+            _time(one.seconds),
+            _time(one.seconds * (1 + off)),
+            _off(off),
+        )
+        for one, off in zip(found.timed, found.errors, strict=True)
+    ]
+
+
 def _summary(found: MachineCalibration) -> list[tuple[object, ...]]:
     by_kind: dict[str, list[float]] = {}
     for one, off in zip(found.device.timed, found.device.errors, strict=True):
         by_kind.setdefault(type(one.kernel).__name__.lower(), []).append(abs(off))
     if found.links:
         by_kind["collective"] = [abs(off) for off in found.links.errors]
+    if found.trainer:
+        by_kind["step"] = [abs(off) for off in found.trainer.errors]
     return [
         (kind, len(offs), f"{mean(offs):.0%}", f"{median(offs):.0%}")
         for kind, offs in by_kind.items()

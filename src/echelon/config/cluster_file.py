@@ -17,7 +17,14 @@ from echelon.config.entries import Entry, check_layer
 from echelon.config.kinds import Choice, Flag, Integer, Kind, Real, Text
 from echelon.config.setting import COUNT, DTYPES, FROM_ZERO, POSITIVE, Setting
 from echelon.config.view import View
-from echelon.core.cluster import Backend, Cluster, Device, Efficiency, Link
+from echelon.core.cluster import (
+    TRAINER_CONSTANTS,
+    Backend,
+    Cluster,
+    Device,
+    Efficiency,
+    Link,
+)
 from echelon.core.errors import Problem
 from echelon.core.rulebook.config import MISSING_SETTING, UNKNOWN_PRESET, WRONG_TYPE
 from echelon.core.rules import did_you_mean
@@ -61,6 +68,7 @@ CLUSTER_SETTINGS = _settings(
             )
             for item in fields(Efficiency)
         },
+        **{f"trainer.{name}": (POSITIVE, "unknown") for name in TRAINER_CONSTANTS},
     }
 )
 LINK_SETTINGS = _settings(
@@ -169,6 +177,11 @@ def _cluster(view: View, links: list[View], where: str) -> Cluster | list[Proble
             if degree is not None
         ),
         backend=cast(Backend, view.word("backend")),
+        trainer=tuple(
+            (name, view.number(key))
+            for name, key in ((name, f"trainer.{name}") for name in TRAINER_CONSTANTS)
+            if not view.is_default(key)
+        ),
     )
 
 

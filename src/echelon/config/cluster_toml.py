@@ -17,11 +17,11 @@ def cluster_toml(cluster: Cluster, about: Sequence[str] = ()) -> str:
 
 
 def _lines(cluster: Cluster) -> Iterator[str]:
-    peaks = dict(cluster.device.peak_flops)
+    pairs = {"device.peak_flops": dict(cluster.device.peak_flops), "trainer": dict(cluster.trainer)}
     tables: dict[str, list[str]] = {}
     for key, setting in CLUSTER_SETTINGS.items():
         table, _, name = key.rpartition(".")
-        value = peaks.get(name) if table == "device.peak_flops" else _value(cluster, key)
+        value = pairs[table].get(name) if table in pairs else _value(cluster, key)
         # An efficiency is written whatever it is: a default may change, what was measured not.
         if value is not None and (value != setting.default or table == "device.efficiency"):
             tables.setdefault(table, []).append(f"{name} = {_text(value)}")

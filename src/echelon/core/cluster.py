@@ -11,6 +11,17 @@ from typing import Literal
 
 Backend = Literal["gloo", "nccl"]
 
+TRAINER_CONSTANTS = (
+    "host_s",
+    "width_bytes",
+    "inner_bytes",
+    "logit_bytes",
+    "optimizer_bytes",
+    "step_s",
+    "own_hops",
+)
+"""Fields of `cost.lattice.software.Software` that `echelon calibrate` finds by steps of plans."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
@@ -79,7 +90,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Describe a cluster: `nodes` x `devices_per_node` devices, and the links, fastest first."""
+    """Describe a cluster: `nodes` x `devices_per_node` devices, and the links, fastest first.
+
+    `trainer` are constants of our trainer as they were measured there, by their names in
+    TRAINER_CONSTANTS; those that are not there are the usual ones.
+    """
 
     name: str
     device: Device
@@ -87,6 +102,7 @@ class Cluster:
     nodes: int
     links: tuple[Link, ...]
     backend: Backend = "nccl"
+    trainer: tuple[tuple[str, float], ...] = ()
 
     @property
     def num_devices(self) -> int:

@@ -29,6 +29,7 @@ OURS = "echelon"
 """The trainer whose facts are those of our own engine."""
 
 _HIDDEN = ("reduce_overlap", "gather_overlap", "tensor_overlap", "pipeline_overlap")
+_WHOLE = ("fused_share", "reduce_share", "gather_share")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +111,16 @@ def estimate(plan: Plan, software: Software | None = None) -> Estimate:
 def on_devices(software: Software, cluster: Cluster) -> Software:
     """Return the facts of a trainer on the devices of a cluster.
 
-    The context that a device driver takes, and the buffers of NCCL, are there on GPUs only.
+    The context that a device driver takes, and the buffers of NCCL, are there on GPUs only. On
+    processors the host is the device, and what is sent is work of the cores that compute: nothing
+    hides behind anything. What was measured of the trainer there counts more than what is usual.
     """
-    return replace(software, context_bytes=0.0) if cluster.backend == "gloo" else software
+    if cluster.backend == "gloo":
+        software = replace(
+            software, context_bytes=0.0, host_adds=1.0, interference=0.0, by_pairs=1.0
+        )
+        software = replace(software, **dict.fromkeys(_HIDDEN, 0.0), **dict.fromkeys(_WHOLE, 1.0))
+    return replace(software, **dict(cluster.trainer))
 
 
 def estimate_work(work: Work, mathematics: Mathematics, cluster: Cluster) -> Estimate:

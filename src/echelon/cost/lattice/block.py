@@ -15,7 +15,7 @@ to their experts and back over ep.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from echelon.cost.lattice.numbers import LayoutNumbers, MachineNumbers, ModelNum
 from echelon.cost.lattice.products import aligned_share, moved_seconds, product_seconds
 from echelon.cost.lattice.software import Software
 from echelon.cost.lattice.travel import (
+    Way,
     exchange_seconds,
     gather_seconds,
     message_seconds,
@@ -96,7 +97,7 @@ def block_seconds(work: Work, *, mixture: bool) -> BlockSeconds:
     )
     attention, attention_back = _attention(work)
     moves = _moves(work, mixture=mixture)
-    tensor = _tensor(work)
+    tensor, tensor_back = _tensor(work)
     context, context_back = _context(work, attention, attention_back)
     expert = _expert(work) if mixture else 0.0
     software = work.software
@@ -107,7 +108,7 @@ def block_seconds(work: Work, *, mixture: bool) -> BlockSeconds:
         products=forward,
         attention=attention,
         moves=moves,
-        host=np.maximum(0.0, start - device) + reading,
+        host=np.maximum(software.host_adds * start, start - device) + reading,
         tensor=tensor,
         context=context,
         expert=expert,
@@ -115,12 +116,13 @@ def block_seconds(work: Work, *, mixture: bool) -> BlockSeconds:
     back = BACKWARD_MOVES * moves
     device = inputs + weights + attention_back + back
     hidden = software.tensor_overlap * (weights + 0.0)
+    later = BACKWARD_KERNELS * start
     second = Pass(
         products=inputs,
         attention=attention_back,
         moves=back,
-        host=np.maximum(0.0, BACKWARD_KERNELS * start - device) + reading,
-        tensor=np.maximum(0.25 * tensor, tensor - hidden),
+        host=np.maximum(software.host_adds * later, later - device) + reading,
+        tensor=np.maximum(0.25 * tensor_back, tensor_back - hidden),
         context=context_back,
         expert=expert,
     )
@@ -227,10 +229,19 @@ def _moves(work: Work, *, mixture: bool) -> Num:
     return moved_seconds(work.machine, 0.5 * work.element * bytes_each * work.tokens)
 
 
-def _tensor(work: Work) -> Num:
-    """Return the seconds of the exchanges of tensor parallelism in one pass."""
-    way = way_of(work.machine, work.layout.tp, 1.0)
-    return 2.0 * reduce_seconds(way, work.element * work.tokens * work.model.hidden)
+def _tensor(work: Work) -> tuple[Num, Num]:
+    """Return the seconds of the exchanges of tensor parallelism, forward and backward."""
+    layout, num_bytes = work.layout, work.element * work.tokens * work.model.hidden
+    sums = 2.0 * reduce_seconds(own_way(work, layout.tp, 1.0), num_bytes)
+    each = gather_seconds(way_of(work.machine, layout.tp, 1.0), num_bytes)
+    cut = np.asarray(layout.sequence_parallel * work.software.by_pairs) > 0
+    return np.where(cut, 4.0 * each, sums), np.where(cut, 6.0 * each, sums)
+
+
+def own_way(work: Work, degree: Num, stride: Num) -> Way:
+    """Return what a collective of the library's own has of the links of a group."""
+    way, hops = way_of(work.machine, degree, stride), work.software.own_hops
+    return replace(way, near_latency_s=hops * way.near_latency_s, latency_s=hops * way.latency_s)
 
 
 def _context(work: Work, attention: Num, attention_back: Num) -> tuple[Num, Num]:
@@ -247,7 +258,7 @@ def _context(work: Work, attention: Num, attention_back: Num) -> tuple[Num, Num]
     shown = np.maximum(0.0, round_trip - attention * steps / np.maximum(ring, 1.0))
     shown_back = np.maximum(0.0, 2.0 * round_trip - attention_back * steps / np.maximum(ring, 1.0))
     gather = gather_seconds(ring_way, kept * ring)
-    heads_way = way_of(work.machine, layout.ulysses, layout.tp)
+    heads_way = own_way(work, layout.ulysses, layout.tp)
     heads = work.element * work.tokens * (2.0 * model.query_dim / layout.tp + kv)
     exchange = exchange_seconds(heads_way, heads)
     whole = np.asarray(layout.gathered) > 0

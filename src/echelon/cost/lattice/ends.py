@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from echelon.cost.lattice.block import Work
+from echelon.cost.lattice.block import Work, own_way
 from echelon.cost.lattice.numbers import Num
 from echelon.cost.lattice.products import moved_seconds, product_seconds
-from echelon.cost.lattice.travel import reduce_seconds, way_of
+from echelon.cost.lattice.travel import reduce_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ def end_seconds(work: Work) -> EndSeconds:
     weights = product_seconds(machine, model.hidden, tokens, columns, work.element)
     logits = moved_seconds(machine, 0.5 * software.logit_bytes * tokens * columns)
     rows = work.element * tokens * model.hidden
-    way = way_of(machine, layout.tp, 1.0)
+    way = own_way(work, layout.tp, 1.0)
     joined = reduce_seconds(way, rows)
     small = 3.0 * reduce_seconds(way, 4.0 * tokens)
     return EndSeconds(

@@ -23,8 +23,12 @@ class Software:
     much backward). Its fused kernel reaches `fused_share` of what the best one of the device does.
     A block moves `width_bytes` x tokens x hidden forward beside its products, and
     `inner_bytes` x tokens x ffn. A block is `kernels` kernels forward, and 1.5 times as many
-    backward; the host starts each in `host_s`. A pass through experts waits `mixture_s` for the
-    host to read how many tokens each gets. The loss moves `logit_bytes` for each logit.
+    backward; the host starts each in `host_s`, while the device is at work on those before it or,
+    with `host_adds` 1, is the device. A pass through experts waits `mixture_s` for the host to read
+    how many tokens each gets. The loss moves `logit_bytes` for each logit.
+    With `by_pairs` 1 gathers and reduce-scatters are messages between each pair of ranks, and
+    inputs that sequence parallelism cut are gathered once more for their weights' gradients; a hop
+    of a collective of the library's own takes `own_hops` of what one of those messages takes.
     Gradients add up in `gradient_bytes` an element, travel in `reduced_bytes`; of the backward pass
     of the last microbatch the share `reduce_overlap` hides their travel, which reaches
     `reduce_share` of what a collective of the cluster does; `gather_overlap` is the
@@ -51,6 +55,9 @@ class Software:
     inner_bytes: Num = 8.0
     kernels: Num = 40.0
     host_s: Num = 6e-6
+    host_adds: Num = 0.0
+    by_pairs: Num = 0.0
+    own_hops: Num = 1.0
     mixture_s: Num = 1e-3
     logit_bytes: Num = 24.0
     gradient_bytes: Num = 4.0

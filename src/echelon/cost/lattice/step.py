@@ -80,6 +80,7 @@ def step_seconds(work: Work, blocks: Blocks | None = None) -> StepSeconds:
     head = np.maximum(0.0, ends - np.minimum(spare, 1.0) * each)
     idle = idle_seconds(layout, part.forward, part.inputs, part.weights)
     idle = idle + np.where(np.asarray(layout.pp) > 1.0, ends - head, 0.0)
+    head, idle = _on_shared_cores(work, m * each, m * head, m * ends, idle)
     held = held_weights(work, plain, mixtures)
     gather, scatter = _stage_three(work, blocks, plain, mixtures)
     messages = _messages(work)
@@ -94,7 +95,7 @@ def step_seconds(work: Work, blocks: Blocks | None = None) -> StepSeconds:
         "attention": m * part.attention,
         "memory": m * part.moves,
         "host": m * part.host,
-        "head": m * head,
+        "head": head,
         "recompute": m * part.again,
         "tensor": m * part.tensor,
         "context": m * part.context,
@@ -111,6 +112,19 @@ def step_seconds(work: Work, blocks: Blocks | None = None) -> StepSeconds:
     late = software.spread * np.sqrt(2.0 * np.log(ranks))
     terms["stragglers"] = late * sum((terms[name] for name in busy), 0.0)
     return StepSeconds(terms=terms)
+
+
+def _on_shared_cores(work: Work, blocks: Num, head: Num, ends: Num, idle: Num) -> tuple[Num, Num]:
+    """Return the seconds of the head and of waiting, where ranks that wait leave cores to others.
+
+    A step is as long as the longest chain of it at the speed of a whole core, or as all of the work
+    takes on the cores, whichever is longer (the two bounds of Graham, 1966); of the ends of a model
+    each pipeline rank's cores do a part.
+    """
+    share = np.asarray(work.machine.share)
+    mine = np.where(share < 1.0, ends / work.layout.pp, head)
+    longest = share * (blocks + head + idle)
+    return mine, np.maximum(0.0, longest - blocks - mine)
 
 
 def held_weights(work: Work, plain: Num, mixtures: Num) -> Held:
