@@ -135,13 +135,14 @@ def _here(ranks: int | None) -> _Place:
         return _gpus(ranks, torch.cuda.device_count(), torch.cuda.get_device_properties(0))
     cores = num_usable_cores()
     wanted = max(1, round(cores)) if ranks is None else _checked(ranks, MOST_RANKS, "ranks")
+    threads = max(1, int(cores) // wanted)
     machine = Machine(
         name=_cpu_name(),
         memory_bytes=_memory_bytes() // wanted,
         dtype="fp32",
         asynchronous=False,
+        cores=(cores if cores < wanted else 0.0) if threads == 1 else None,
     )
-    threads = max(1, int(cores) // wanted)
     return _Place(machine=machine, ranks=wanted, threads=threads, backend="gloo", dtype="fp32")
 
 
@@ -180,6 +181,10 @@ def _measure_kernels(
 ) -> list[Timed]:
     from echelon.train.measure_kernels import KernelJob, measure_kernels
 
+    def share(ranks: int) -> float:
+        # A rank's own seconds are those that it would take with a core of its own.
+        return min(1.0, place.machine.cores / ranks) if place.machine.cores else 1.0
+
     def run(kernels: Sequence[Kernel], ranks: int) -> list[Timed]:
         job = KernelJob(
             kernels=kernels,
@@ -188,14 +193,14 @@ def _measure_kernels(
             threads=place.threads,
         )
         found = pool.run(measure_kernels, job, ranks, timeout_s=JOB_TIMEOUT_S)
-        means = [sum(each) / ranks for each in zip(*found, strict=True)]
+        means = [sum(each) / ranks / share(ranks) for each in zip(*found, strict=True)]
         return [
             Timed(kernel=kernel, seconds=seconds, running=ranks)
             for kernel, seconds in zip(kernels, means, strict=True)
         ]
 
     alone: list[Timed] = []
-    if place.ranks > 1 and place.backend == "gloo":
+    if place.ranks > 1 and place.backend == "gloo" and place.machine.cores is None:
         large = [one for one in workload.products if one.flops >= LEAST_ALONE_FLOPS]
         few: list[Product] = (large or list(workload.products))[::3]
         say(f"measuring {len(few)} products on one rank")

@@ -32,7 +32,8 @@ class Machine:
 
     `memory_bytes` are those of one rank, `dtype` what it computes in; `asynchronous` says that it
     runs behind its host. `peak_flops` and `memory_bandwidth` are a vendor's, or None: then the best
-    that was measured.
+    that was measured. `cores` are those that all ranks share, None where kernels timed alone and
+    beside others tell.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Machine:
     units: int = 1
     peak_flops: float | None = None
     memory_bandwidth: float | None = None
+    cores: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,7 @@ class DeviceFit:
 
 def fit_device(machine: Machine, timed: Sequence[Timed]) -> DeviceFit:
     """Return the device that the times are nearest to, by every size of tiles that is tried."""
-    cores = shared_cores(timed)
+    cores = shared_cores(timed) if machine.cores is None else machine.cores
     start = _start(machine, timed, cores)
     found: list[tuple[float, Device, Fit]] = []
     for tile in TILES if machine.units == 1 else TILES[4:]:
