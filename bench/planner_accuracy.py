@@ -43,8 +43,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         rows = read_rows(options.file)
+        with options.out.open("a", encoding="utf-8"):
+            pass  # That it cannot be written is known before the work, not after it.
     except OSError as error:
-        print(f"error: {options.file}: {error.strerror}", file=sys.stderr)
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     predictions = predict(rows, _left_out(options.leave_out) if options.leave_out else None)
     write_predictions(options.out, predictions)

@@ -236,6 +236,7 @@ def _latent(known: Sizes, heads: float) -> dict[str, float]:
     return {
         "query_rank": float(latent["query_rank"]),
         "kv_rank": float(latent["kv_rank"] + latent["rope_dim"]),
+        "rope_dim": float(latent["rope_dim"]),
         "kv_up_dim": heads * (nope + value),
         "value_dim": heads * value,
     }

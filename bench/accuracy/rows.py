@@ -48,7 +48,7 @@ class Row:
     def count(self, column: str) -> float | None:
         """Return a cell's whole number above 0, or None; Refused where no run can have so many."""
         value = self.positive(column)
-        if value is None or value < 0.5:
+        if value is None or round(value) < 1:
             return None
         if value > MOST:
             raise Refused(OUT_OF_RANGE, f"{column} = {value:g} is above {MOST:g}")

@@ -75,9 +75,8 @@ def plan(
 ) -> int:
     """Show what the ranks of a run hold and send; with --cluster or --search, the best splits."""
     if cluster is None and not search:
-        flags = {"--pin": pin, "--price": price, "--out": out, "--why": why, "--svg": svg}
-        _require_search(flags)
-        return _show(run, settings, json=json)
+        _require_search({"--pin": pin, "--price": price, "--out": out})
+        return _show(run, settings, json=json) or _explained(run, settings, why=why, svg=svg)
     from echelon.cli.plan_search import Shown, Wanted, run_search
 
     wanted = Wanted(
@@ -106,6 +105,28 @@ def _show(run: str, settings: tuple[str, ...], *, json: bool) -> int:
         print_json("plan", plan_json(job.plan, times))
     else:
         print(plan_text(job.plan, times, found_of(job)), end="")
+    return 0
+
+
+def _explained(run: str, settings: tuple[str, ...], *, why: bool, svg: Path | None) -> int:
+    """Say what makes a run fit, where it does not, and draw it: on stderr, beside its page."""
+    if not why and svg is None:
+        return 0
+    from echelon.cli.output import note
+    from echelon.cli.plan_view import draw
+    from echelon.cli.plan_why import fixes_text
+    from echelon.config.load import load_job
+    from echelon.planner.estimate import estimate
+    from echelon.planner.explain.fixes import choice_of, fixes_of
+    from echelon.planner.request import make_request
+
+    plan = load_job(run, settings).plan
+    told = estimate(plan)
+    if why:
+        fixes = fixes_of(make_request(run, settings=settings), choice_of(plan))
+        note(fixes_text(fixes) if fixes else draw(plan, told.seconds, told.bytes))
+    if svg is not None:
+        note(draw(plan, told.seconds, told.bytes, svg).rstrip("\n"))
     return 0
 
 

@@ -73,12 +73,17 @@ def run_search(wanted: Wanted, shown: Shown) -> int:
     )
     answer = search(request)
     if answer.best is None and not answer.interrupted:
+        if shown.why:
+            from echelon.cli.plan_why import fixes_text
+            from echelon.planner.explain.pin_fixes import cheapest_fix
+
+            note(fixes_text(cheapest_fix(request)))
         raise why_nothing(answer)
     kept = front_of(request) if shown.front and not answer.interrupted else ()
     if shown.json:
         found = {"search": answer_json(answer, kept)}
         if shown.why and answer.best is not None:
-            from echelon.cli.plan_why import why_json
+            from echelon.cli.plan_why_json import why_json
 
             found["why"] = why_json(answer)
         print_json("plan", found)

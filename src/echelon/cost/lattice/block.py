@@ -159,7 +159,7 @@ def _attention_products(work: Work) -> tuple[Num, Num, Num]:
         down = model.query_rank + model.kv_rank
         parts.append(_linear(work, tokens, model.hidden, down))
         parts.append(_linear(work, tokens, model.query_rank, model.query_dim / tp))
-        parts.append(_linear(work, tokens, model.kv_rank, model.kv_up_dim / tp))
+        parts.append(_linear(work, tokens, model.kv_rank - model.rope_dim, model.kv_up_dim / tp))
     return _sum(*parts)
 
 

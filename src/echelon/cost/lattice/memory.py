@@ -69,7 +69,7 @@ def kept_by_block(work: Work, *, mixture: bool) -> Num:
     keys = np.where(latent, model.kv_up_dim, 2.0 * model.kv_dim)
     kept = kept + work.element * (2.0 * model.query_dim + keys) / tp
     plain = (1.0 - software.fused_attention) * (1.0 - layout.selective)
-    scores = model.heads * model.length / (tp * layout.cp) * layout.cp
+    scores = model.heads * model.length / tp
     kept = kept + plain * scores * (2.0 * work.element + software.dropout)
     if mixture:
         rows = model.top_k + model.shared_experts

@@ -18,7 +18,7 @@ from echelon.cost.lattice.block import BlockSeconds, Work, block_seconds
 from echelon.cost.lattice.data import Held, gather_of_unit, step_travel, update_seconds
 from echelon.cost.lattice.ends import EndSeconds, end_seconds
 from echelon.cost.lattice.numbers import Num, ceil_div
-from echelon.cost.lattice.pipeline import idle_seconds
+from echelon.cost.lattice.pipeline import idle_seconds, schedule_is
 from echelon.cost.lattice.travel import gather_seconds, message_seconds, way_of
 from echelon.cost.lattice.weights import (
     block_weights,
@@ -135,10 +135,14 @@ def held_weights(work: Work, plain: Num, mixtures: Num) -> Held:
     embedding = embedding_weights(work.model, work.layout)
     alone = np.asarray(work.layout.pp) == 1.0
     both = both_ends(work.model, work.layout)
+    # Of two pipelines that cross a rank has two stages.
+    two = schedule_is(work.layout, "dualpipe")
+    copies = np.where(two, 2.0, 1.0)
+    bent = schedule_is(work.layout, "zb-v", "dualpipe-v")
     return Held(
-        blocks=plain * dense.shared + mixtures * expert.shared,
-        routed=mixtures * expert.routed,
-        ends=np.where(alone, both, np.maximum(embedding, head)),
+        blocks=copies * (plain * dense.shared + mixtures * expert.shared),
+        routed=copies * mixtures * expert.routed,
+        ends=np.where(alone | two | bent, both, np.maximum(embedding, head)),
         layers=plain + mixtures,
     )
 
