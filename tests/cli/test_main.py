@@ -165,4 +165,7 @@ def test_no_command_has_more_than_twelve_flags() -> None:
         for word in name.split():
             found = found[word]
         arguments = found.assemble_argument_collection()
-        assert 0 < len(arguments) <= 12, name
+        # What is named by its place, as RUN is, is no flag.
+        flags = [one for one in arguments if one.field_info.kind.name != "POSITIONAL_ONLY"]
+        assert arguments, name
+        assert len(flags) <= 12, name
