@@ -52,9 +52,9 @@ def small(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exhaustive:
-    """Hold the best of each row and schedule that fits, and how many plans there are."""
+    """Hold the best of each row, schedule and virtual stages, and how many plans there are."""
 
-    best: dict[tuple[int, str], float]
+    best: dict[tuple[int, str, int], float]
     num_plans: int
     num_fitting: int
 
@@ -81,9 +81,9 @@ def exhaustive(request: Request, world: int) -> Exhaustive:
     held = whole(formulas.bytes(index, **numbers).total, len(index))
     seconds = whole(formulas.seconds(index, **numbers).total, len(index))
     fits = held <= request.memory_bytes
-    best: dict[tuple[int, str], float] = {}
+    best: dict[tuple[int, str, int], float] = {}
     for place in np.flatnonzero(fits):
-        key = int(index[place]), orders[place].name
+        key = int(index[place]), orders[place].name, orders[place].virtual
         best[key] = min(best.get(key, np.inf), float(seconds[place]))
     return Exhaustive(best=best, num_plans=len(made), num_fitting=int(fits.sum()))
 

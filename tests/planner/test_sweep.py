@@ -32,7 +32,7 @@ def test_a_sweep_finds_the_best_of_all_plans(
     found = [entrant.value for entrant in sweep.best.ranked()]
     # gpipe is as fast as 1f1b, breadth-first as interleaved: they stand for each other.
     dropped = {"gpipe", "breadth-first"}
-    wanted = sorted(v for (_, name), v in everything.best.items() if name not in dropped)[:keep]
+    wanted = sorted(v for (_, name, _), v in everything.best.items() if name not in dropped)[:keep]
     assert found[: len(wanted)] == pytest.approx(wanted, rel=1e-12)
     assert found[:1] == pytest.approx(everything.values(1), rel=1e-12)
 
@@ -44,7 +44,7 @@ def test_every_plan_is_counted_and_those_that_hold_too_much() -> None:
     sweep.walk(8)
     dropped = {"gpipe", "breadth-first"}
     assert sweep.counts.seen <= everything.num_plans
-    fitting = sum(1 for (_, name) in everything.best if name not in dropped)
+    fitting = sum(1 for (_, name, _) in everything.best if name not in dropped)
     gpipe = sum(entrant.order.name == "gpipe" for entrant in sweep.best.ranked())
     assert len(sweep.best.found) == fitting + gpipe
     refused = sweep.counts.refused[PLAN_FITS_MEMORY.id]

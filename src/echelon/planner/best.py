@@ -17,7 +17,8 @@ from echelon.planner.pins import CONTEXT_KINDS
 
 FINALISTS = 50
 
-Group = tuple[int, int, int]
+Group = tuple[int, int, int, int]
+"""Devices, the row of a mesh, a schedule and its virtual stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from echelon.planner.lattice import divisors
 from echelon.planner.request import Request
 from echelon.planner.simulated import (
     Stages,
+    busy_s,
     cut_stages,
     num_actions,
     simulated,
@@ -176,7 +177,8 @@ def _timed(request: Request, entrants: Sequence[Entrant], *, events: bool) -> li
             left -= num_actions(choice)
             times = unit_times(choice, work, model)
             stages = cut_stages(choice, times, model.layers)
-            terms = with_simulated(estimate.seconds, simulated(choice, times, stages))
+            seconds, busy = simulated(choice, times, stages), busy_s(choice, times)
+            terms = with_simulated(estimate.seconds, seconds, busy)
             estimate = replace(estimate, seconds=terms)
             one = replace(one, estimate=estimate, simulated=True, stages=stages)
         found.append(one)

@@ -99,16 +99,20 @@ def simulated(choice: Choice, times: UnitTimes, stages: Stages) -> float:
     return seconds
 
 
-def with_simulated(terms: Mapping[str, float], seconds: float) -> dict[str, float]:
-    """Return the terms of a step whose bubble is what was simulated.
+def busy_s(choice: Choice, times: UnitTimes) -> float:
+    """Return how long a rank computes in a step, in the mean of all ranks."""
+    return choice.microbatches * sum(map(times.total_s, times.forward_s)) / choice.mesh.pp
 
-    Where stages are cut more evenly than the closed form takes them to be, every term of compute
-    is less by the same share.
+
+def with_simulated(terms: Mapping[str, float], seconds: float, busy: float) -> dict[str, float]:
+    """Return the terms of a step that takes `seconds`: those of the mean rank, and its bubble.
+
+    A rank computes for `busy` seconds in the mean, and waits for the others the rest of the time.
+    Closed forms charge what the slowest rank has; here that is part of the bubble.
     """
-    closed = sum(terms[name] for name in COMPUTED)
-    share = min(1.0, seconds / closed)
-    less = {name: share * terms[name] for name in COMPUTED}
-    return {**terms, **less, "bubble": max(0.0, seconds - closed)}
+    share = min(seconds, busy) / sum(terms[name] for name in COMPUTED)
+    mean = {name: share * terms[name] for name in COMPUTED}
+    return {**terms, **mean, "bubble": max(0.0, seconds - busy)}
 
 
 def _timed(choice: Choice) -> tuple[int, ...]:

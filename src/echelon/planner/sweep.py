@@ -25,7 +25,7 @@ import numpy as np
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
 from echelon.cost.lattice.numbers import Array, Num
 from echelon.planner.best import Best, Entrant, first_of_groups
-from echelon.planner.choices import Order, Shares
+from echelon.planner.choices import MOST_VIRTUAL, Order, Shares
 from echelon.planner.expanded import Expanded, Table
 from echelon.planner.formulas import Formulas, Index, whole
 from echelon.planner.lattice import legal_rows
@@ -163,7 +163,9 @@ class Sweep:
         total = formulas.seconds(index, **numbers, recompute=again).total
         value = weight * whole(total, len(index))
         good = np.flatnonzero(value < self.best.threshold)
-        groups = index[good] * 16 + numbers["schedule"][good].astype(np.int64)
+        # How evenly stages are cut, closed forms do not know: each number of them is kept.
+        order_of = numbers["schedule"][good] * (MOST_VIRTUAL + 1) + numbers["virtual"][good]
+        groups = index[good] * (16 * (MOST_VIRTUAL + 1)) + order_of.astype(np.int64)
         for one in good[first_of_groups(value[good], groups)]:
             row = int(index[one])
             entrant = Entrant(
@@ -174,7 +176,8 @@ class Sweep:
                 order=of_orders.of(int(order[one])),
                 recompute=self._expanded.recomputes[int(level[one])],
             )
-            self.best.add((self._expanded.world, row, entrant.order.schedule), entrant)
+            of_order = (entrant.order.schedule, entrant.order.virtual)
+            self.best.add((self._expanded.world, row, *of_order), entrant)
         self.best.settle()
 
     def _recomputed(self, formulas: Formulas, index: Index, numbers: Mapping[str, Array]) -> Index:

@@ -17,6 +17,7 @@ from echelon.planner.pins import Pins
 from echelon.planner.request import Request
 from echelon.planner.search import Answer, Ranked, work_of_choice, worlds_of, worth
 from echelon.planner.simulated import (
+    busy_s,
     cut_stages,
     num_actions,
     simulated,
@@ -95,7 +96,8 @@ class Again:
             one, model = self.closed(choice), self.request.model
             times = unit_times(choice, one.estimate.work, model)
             stages = cut_stages(choice, times, model.layers)
-            seconds = with_simulated(one.estimate.seconds, simulated(choice, times, stages))
+            whole, busy = simulated(choice, times, stages), busy_s(choice, times)
+            seconds = with_simulated(one.estimate.seconds, whole, busy)
             estimate = replace(one.estimate, seconds=seconds)
             self._timed[choice] = replace(one, estimate=estimate, simulated=True, stages=stages)
         return self._timed[choice]
