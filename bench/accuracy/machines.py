@@ -26,6 +26,8 @@ MANY_NODES = 1008
 """So many nodes have every tier, and are whole racks of 18."""
 LARGEST_NODE = 16
 """Devices of the largest node; links that join more join a rack of them."""
+SLIP, USUAL_SINCE = 0.8, 2024
+"""How alike two names are of which one is a slip, and since when most runs are on H100."""
 EVERYWHERE = 1e9
 """The degree of a network: it joins any number of devices."""
 
@@ -71,10 +73,17 @@ def _device_key(row: Row) -> str:
     name = row.word("gpu")
     if not name:
         raise Refused(MISSING_SETTING, "gpu is blank")
-    keys = [key for key in preset_names("clusters") if key != "cpu"]
+    keys = [key for key in preset_names("clusters") if not key.startswith("cpu")]
     best = max(keys, key=lambda key: _likeness(name, key))
-    if not set(_words(best)) & set(_words(name)):
-        row.say("gpu", best, f'"{name}" is not in the catalogue; this is nearest by name')
+    if set(_words(best)) & set(_words(name)):
+        return best
+    mine, theirs = ([w for w in _words(n) if not w.endswith("gb")] for n in (name, best))
+    if SequenceMatcher(None, "".join(mine), "".join(theirs)).ratio() < SLIP:
+        year = row.number("year") or float(USUAL_SINCE)
+        best = "h100" if year >= USUAL_SINCE else "a100-80gb"
+        row.say("gpu", best, f'"{name}" is not in the catalogue; this is usual in its year')
+        return best
+    row.say("gpu", best, f'"{name}" is not in the catalogue; this is nearest by name')
     return best
 
 

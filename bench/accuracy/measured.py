@@ -118,7 +118,7 @@ def active_params(row: Row, model: ModelNumbers) -> float:
 
 
 def _out_of_memory(row: Row) -> bool:
-    """Return whether a row says so, or has no result at all: it was tried, and left nothing."""
+    """Return whether a row says so, or was tried with others beside it and left nothing."""
     for column in ("status", "mem_per_gpu_gb", "step_time_s", "compile_fusion_notes", "notes"):
         text = row.cells.get(column, "").lower()
         if "oom" in text or "out of memory" in text or "out-of-memory" in text:

@@ -20,6 +20,9 @@ from echelon.cost.lattice.numbers import ModelNumbers
 WIDTH_PER_LAYER = 128.0
 """Hidden size over layers of most published decoders, where neither is given."""
 MOST_SHARED = 4
+ALIGNED = 256.0
+"""Widths of gated MLPs are multiples of it."""
+USUAL_LENGTH = 2048.0
 USUAL_HEADS = (64.0, 128.0)
 SAME_SIZE = 1.05
 """A preset whose layers x hidden^2 is within this factor of the row's is the row's model."""
@@ -38,7 +41,8 @@ def model_of(row: Row) -> ModelNumbers:
     attention = 2.0 * hidden * head_dim * (heads + kv_heads)
     experts = _experts(row, inner, (layers, hidden, vocab), attention)
     whole = gated and not experts["experts"]
-    usual = 8.0 * hidden / 3.0 if whole else (0.0 if experts["experts"] else 4.0 * hidden)
+    gate = _gated_width(row, (layers, hidden, vocab), attention)
+    usual = gate if whole else (0.0 if experts["experts"] else 4.0 * hidden)
     ffn = _size(row, inner, "ffn_hidden", "ffn", usual, "the width of the family's MLP")
     length = _length(row)
     latent = _latent(inner, heads)
@@ -185,10 +189,21 @@ def _usual_heads(hidden: float, tp: float) -> float:
     return float(min(fits, key=lambda n: abs(math.log(n / wanted)), default=max(tp, wanted)))
 
 
+def _gated_width(row: Row, sizes: tuple[float, float, float], attention: float) -> float:
+    """Return the width of a gated MLP that makes up the model's size, or 8/3 of the hidden one."""
+    layers, hidden, vocab = sizes
+    width = 8.0 * hidden / 3.0
+    total = row.positive("params_total")
+    if total is not None:
+        inner = (total - 2.0 * vocab * hidden) / layers - attention
+        width = inner / (3.0 * hidden) if inner > hidden * hidden else width
+    return max(1.0, round(width / ALIGNED)) * ALIGNED
+
+
 def _length(row: Row) -> float:
     length = row.count("seq_len")
     if length is None:
-        raise Refused(MISSING_SETTING, "seq_len is blank")
+        return row.assume("seq_len", USUAL_LENGTH, "the length of most published runs")
     in_units = re.fullmatch(r"(\d+)\s*k(?:i)?", row.word("seq_len").lower())
     return 1024.0 * float(in_units[1]) if in_units else length
 

@@ -194,3 +194,10 @@ def test_notes_are_json() -> None:
     one = row(gpu="TPU v5p", model="x")
     machine_of(one)
     assert json.dumps([note.value for note in one.assumed])
+
+
+def test_a_device_of_another_kind_is_taken_to_be_what_was_usual() -> None:
+    for year, usual in (("2022", "a100-80gb"), ("2025", "h100")):
+        one = row(gpu="Trainium2", n_gpus="8", gpus_per_node="8", year=year)
+        assert machine_of(one).peak_flops > 3e14
+        assert ("gpu", usual) in [(note.field, note.value) for note in one.assumed]
