@@ -170,6 +170,12 @@ def test_a_run_file_is_searched_on_its_own_cluster(
         (["nano", "--cluster", "8xh100", "--top", "0"], "bad-argument", "--top 1"),
         (["nano", "--pin", "tp=2"], "bad-argument", "--search"),
         (["nano", "--out", "best.toml"], "bad-argument", "--cluster"),
+        (["nano", "--objective", "throughput"], "bad-argument", "--search"),
+        (
+            ["nano", "--cluster", "8xh100", "--pin", "tp=2", "--pin", "tp=4"],
+            "bad-argument",
+            "tp=2,4",
+        ),
     ],
 )
 def test_what_is_wrong_exits_2_with_what_works(

@@ -14,6 +14,8 @@ from cyclopts import Parameter
 from echelon.cli.flags import Json, Settings
 from echelon.cli.output import print_json
 
+OURS, TOP = "echelon", 10
+
 ModelOrRun = Annotated[
     str, Parameter(help="A run.toml, a preset of a run or model, or a config.json to search for.")
 ]
@@ -65,8 +67,8 @@ def plan(
     pin: PinTexts = (),
     objective: ObjectiveName = "time",
     price: Price = None,
-    trainer: Trainer = "echelon",
-    top: Top = 10,
+    trainer: Trainer = OURS,
+    top: Top = TOP,
     out: Out = None,
     why: Why = False,
     svg: Svg = None,
@@ -75,7 +77,12 @@ def plan(
 ) -> int:
     """Show what the ranks of a run hold and send; with --cluster or --search, the best splits."""
     if cluster is None and not search:
-        _require_search({"--pin": pin, "--price": price, "--out": out})
+        asked = {
+            "--objective": objective != "time",
+            "--trainer": trainer != OURS,
+            "--top": top != TOP,
+        }
+        _require_search({"--pin": pin, "--price": price, "--out": out, **asked})
         return _show(run, settings, json=json) or _explained(run, settings, why=why, svg=svg)
     from echelon.cli.plan_search import Shown, Wanted, run_search
 

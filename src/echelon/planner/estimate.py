@@ -108,19 +108,19 @@ def estimate(plan: Plan, software: Software | None = None) -> Estimate:
     return estimate_work(work_of(plan, facts), plan.mathematics, plan.cluster)
 
 
-def on_devices(software: Software, cluster: Cluster) -> Software:
+def on_devices(software: Software, cluster: Cluster, *, trainer: str = OURS) -> Software:
     """Return the facts of a trainer on the devices of a cluster.
 
     The context that a device driver takes, and the buffers of NCCL, are there on GPUs only. On
     processors the host is the device, and what is sent is work of the cores that compute: nothing
-    hides behind anything. What was measured of the trainer there counts more than what is usual.
+    hides behind anything. What was measured there of our trainer counts more than what is usual.
     """
     if cluster.backend == "gloo":
         software = replace(
             software, context_bytes=0.0, host_adds=1.0, interference=0.0, by_pairs=1.0
         )
         software = replace(software, **dict.fromkeys(_HIDDEN, 0.0), **dict.fromkeys(_WHOLE, 1.0))
-    return replace(software, **dict(cluster.trainer))
+    return replace(software, **dict(cluster.trainer)) if trainer == OURS else software
 
 
 def estimate_work(work: Work, mathematics: Mathematics, cluster: Cluster) -> Estimate:

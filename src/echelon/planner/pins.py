@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from echelon.core.errors import ConfigError, Problem
+from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.rulebook.planner import UNKNOWN_PIN
 from echelon.core.rules import did_you_mean
 from echelon.schedule.build import SCHEDULES
@@ -154,11 +155,23 @@ def read_pins(texts: Iterable[str]) -> Pins:
         if None in found:
             problems.append(_wrong_value(text, name))
             continue
+        if name in said:
+            problems.append(_pinned_twice(said[name], text, name))
+            continue
         values[name] = tuple(value for value in found if value is not None)
         said[name] = text
     if problems:
         raise ConfigError(problems)
     return Pins(values=values, texts=said)
+
+
+def _pinned_twice(first: str, second: str, name: str) -> Problem:
+    both = f"{first.partition('=')[2]},{second.partition('=')[2]}"
+    return BAD_ARGUMENT.problem(
+        f"--pin {first} and --pin {second} pin the same; values that may be are one list",
+        set_by=f"--pin {second}",
+        works=(f"--pin {name}={both}",),
+    )
 
 
 def _wrong_value(text: str, name: str) -> Problem:

@@ -147,7 +147,9 @@ def make_request(
         price=aim.price,
         top=aim.top,
         trainer=aim.trainer,
-        software=on_devices(trainer_software(aim.trainer, mathematics), alone.cluster),
+        software=on_devices(
+            trainer_software(aim.trainer, mathematics), alone.cluster, trainer=aim.trainer
+        ),
         told=told,
     )
 
@@ -167,7 +169,8 @@ def on_cluster(request: Request, cluster: Cluster) -> Request:
     layer = {"cluster.preset": Entry(value=cluster.name, source="the search")}
     kept = tuple(_without(one, CLUSTER_SOURCES) for one in request.layers)
     alone = replace(request.alone, cluster=cluster)
-    facts = on_devices(trainer_software(request.trainer, request.mathematics), cluster)
+    software = trainer_software(request.trainer, request.mathematics)
+    facts = on_devices(software, cluster, trainer=request.trainer)
     return replace(request, cluster=cluster, alone=alone, layers=(*kept, layer), software=facts)
 
 
