@@ -131,6 +131,25 @@ def test_an_interrupted_search_answers_with_what_it_saw(monkeypatch: pytest.Monk
     assert answer.seen > answer.computed > 0
 
 
+def test_a_long_search_has_an_answer_from_its_first_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    walk = Sweep.walk
+    walked: list[object] = []
+
+    def once(self: Sweep, world: int) -> None:
+        walked.append(self._request.pins.of("schedule"))
+        if len(walked) > 1:
+            raise KeyboardInterrupt
+        walk(self, world)
+
+    monkeypatch.setattr(Sweep, "walk", once)
+    monkeypatch.setattr(searching, "MANY", 8)
+    answer = search(small(settings=MIXTURE))
+    assert walked == [("1f1b",), None]
+    assert answer.interrupted
+    assert answer.best is not None
+    assert answer.best.choice.schedule == "1f1b"
+
+
 def test_an_interrupt_after_the_walk_leaves_the_best_by_closed_forms(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

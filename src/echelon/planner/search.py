@@ -34,6 +34,15 @@ from echelon.planner.simulated import (
 )
 from echelon.planner.sweep import Counts, Sweep
 
+MANY = 256
+"""Devices from which on the search of a mixture of experts takes seconds."""
+FEW: Mapping[str, int | str] = {
+    "schedule": "1f1b",
+    "virtual": 1,
+    "zero": 1,
+    "cp": 1,
+    "microbatch": 1,
+}
 MOST_ACTIONS = 60_000
 """Actions that are timed event by event in one search; what comes later keeps its closed form."""
 
@@ -81,8 +90,12 @@ def search(request: Request) -> Answer:
     """Return the best plans of a request; where nothing fits, an answer without any."""
     started = time.monotonic()
     interrupted = offload = False
-    sweep = Sweep(request)
+    sweep = first = Sweep(request)
     try:
+        if request.model.experts is not None and request.cluster.num_devices >= MANY:
+            few = _few_of(request)
+            first = Sweep(few)
+            _walk(few, first)
         _walk(request, sweep)
         if not sweep.best.found and request.pins.of("offload") is None:
             leaner = Sweep(request, offload=True)
@@ -92,6 +105,8 @@ def search(request: Request) -> Answer:
                 sweep, offload = leaner, True
     except KeyboardInterrupt:
         interrupted = True
+        if not sweep.best.found:
+            sweep = first
     entrants = sweep.best.ranked()
     try:
         finalists = _timed(request, entrants, events=not interrupted)
@@ -112,6 +127,15 @@ def search(request: Request) -> Answer:
         offload=offload,
         least_bytes=sweep.least_bytes,
     )
+
+
+def _few_of(request: Request) -> Request:
+    """Return a small part of a search, walked first: an interrupted one then has an answer."""
+    pins = request.pins
+    for name, value in FEW.items():
+        if pins.of(name) is None:
+            pins = pins.having(name, value)
+    return replace(request, pins=pins)
 
 
 def worlds_of(request: Request) -> tuple[int, ...]:
