@@ -21,7 +21,7 @@ HEADER = ("mesh", "zero", "schedule", "mb", "rec", "step s", "tok/s", "MFU", "GB
 LEGEND = (
     "mb: sequences of a microbatch. rec: blocks that run forward again. tok/s: of a device. "
     "GB: of the fullest rank. 1f1b x4: interleaved, four stages on a rank. tp8s: with sequence "
-    "parallelism. cp4u2: two of four context ranks exchange heads."
+    "parallelism. cp4u2: two of four context ranks exchange heads. ~: a closed form, no events."
 )
 
 
@@ -83,7 +83,7 @@ def recompute_text(choice: Choice) -> str:
 def _row(one: Ranked, *, devices: bool) -> tuple[str, ...]:
     choice, estimate = one.choice, one.estimate
     zero = str(choice.zero) + ("+h" if choice.offload else "")
-    step = f"{estimate.step_s:.4g}"
+    step = "~" * (choice.mesh.pp > 1 and not one.simulated) + f"{estimate.step_s:.4g}"
     cells = (
         schedule_text(choice),
         str(choice.microbatch),
