@@ -53,6 +53,8 @@ def _questioned(link: View, per_node: int, *, network: bool) -> tuple[str, list[
     if bandwidth < LEAST:
         gigabits = bandwidth * BYTES_PER_S["Gb/s"]
         return "and bandwidths are bytes per second", [known.bandwidth if known else gigabits]
+    if known is not None and known.kind == "memory":
+        return None  # It carries what this machine's memory does; the catalogue's is one such.
     if known is not None:
         if bandwidth > MARGIN * several * known.bandwidth:
             return f"but it carries {known.arithmetic()}", [several * known.bandwidth]
