@@ -6,12 +6,18 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from echelon.launch.pool import RankPool
 
 
 def pytest_configure() -> None:
-    """Take Ctrl-C, which what a shell starts in its background ignores: children inherit that."""
+    """Take Ctrl-C, and let no example be too slow: a busy machine is no fault.
+
+    What a shell starts in its background ignores Ctrl-C, and children inherit that.
+    """
+    settings.register_profile("house", deadline=None)
+    settings.load_profile("house")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
