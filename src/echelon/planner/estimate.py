@@ -28,7 +28,8 @@ from echelon.cost.lattice.step import step_seconds
 OURS = "echelon"
 """The trainer whose facts are those of our own engine."""
 
-_HIDDEN = ("reduce_overlap", "gather_overlap", "tensor_overlap", "pipeline_overlap")
+OVERLAPS = ("reduce_overlap", "gather_overlap", "tensor_overlap", "pipeline_overlap")
+"""What a trainer hides behind compute."""
 _WHOLE = ("fused_share", "reduce_share", "gather_share")
 
 
@@ -119,7 +120,7 @@ def on_devices(software: Software, cluster: Cluster, *, trainer: str = OURS) -> 
         software = replace(
             software, context_bytes=0.0, host_adds=1.0, interference=0.0, by_pairs=1.0
         )
-        software = replace(software, **dict.fromkeys(_HIDDEN, 0.0), **dict.fromkeys(_WHOLE, 1.0))
+        software = replace(software, **dict.fromkeys(OVERLAPS, 0.0), **dict.fromkeys(_WHOLE, 1.0))
     return replace(software, **dict(cluster.trainer)) if trainer == OURS else software
 
 
@@ -148,7 +149,7 @@ def _single(terms: Mapping[str, Num]) -> dict[str, float]:
 def _step_s(work: Work, hidden: float | None = None) -> float:
     """Return the seconds of a step, of which so much is hidden as can be (1), or nothing (0)."""
     if hidden is not None:
-        software = replace(work.software, **dict.fromkeys(_HIDDEN, hidden))
+        software = replace(work.software, **dict.fromkeys(OVERLAPS, hidden))
         work = replace(work, software=software)
     return sum(_single(step_seconds(work).terms).values())
 

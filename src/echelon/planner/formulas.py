@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.cost.lattice.block import Work
-from echelon.cost.lattice.memory import BytesOfRank, bytes_of_rank
+from echelon.cost.lattice.memory import bytes_of_rank
 from echelon.cost.lattice.numbers import Array, LayoutNumbers, Num
 from echelon.cost.lattice.of_cluster import machine_numbers
 from echelon.cost.lattice.of_model import model_numbers
-from echelon.cost.lattice.step import Blocks, StepSeconds, blocks_of, step_seconds
+from echelon.cost.lattice.step import Blocks, blocks_of, step_seconds
+from echelon.cost.lattice.terms import Terms
 from echelon.planner.lattice import Rows, Whole
 from echelon.planner.pins import CONTEXT_KINDS
 from echelon.planner.request import Request
@@ -60,12 +61,12 @@ class Formulas:
         self._blocks = blocks_of(self._work(LayoutNumbers(**alike)))
         self._known[index] = which
 
-    def seconds(self, index: Index, **rest: Num) -> StepSeconds:
+    def seconds(self, index: Index, **rest: Num) -> Terms:
         """Return the seconds of prepared rows at `index`; `rest` are fields of LayoutNumbers."""
         assert self._blocks is not None
         return step_seconds(self._at(index, rest), picked(self._blocks, self._known[index]))
 
-    def bytes(self, index: Index, **rest: Num) -> BytesOfRank:
+    def bytes(self, index: Index, **rest: Num) -> Terms:
         """Return the bytes of rows at `index`; `rest` are fields of LayoutNumbers."""
         return bytes_of_rank(self._at(index, rest))
 

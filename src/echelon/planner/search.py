@@ -191,22 +191,25 @@ def _timed(request: Request, entrants: Sequence[Entrant], *, events: bool) -> li
     """Return plans by what they are worth, those first in line timed event by event."""
     left = MOST_ACTIONS if events else 0
     found: list[Ranked] = []
-    model = request.model
     for entrant in entrants:
         choice = entrant.choice()
-        work = work_of_choice(request, choice)
-        estimate = estimate_work(work, request.mathematics, request.cluster)
+        estimate = estimate_choice(request, choice)
         one = Ranked(choice=choice, estimate=estimate, simulated=False)
         if choice.mesh.pp > 1 and num_actions(choice) <= left:
             left -= num_actions(choice)
-            times = unit_times(choice, work, model)
-            stages = cut_stages(choice, times, model.layers)
-            seconds, busy = simulated(choice, times, stages), busy_s(choice, times)
-            terms = with_simulated(estimate.seconds, seconds, busy)
-            estimate = replace(estimate, seconds=terms)
-            one = replace(one, estimate=estimate, simulated=True, stages=stages)
+            one = by_events(request, one)
         found.append(one)
     return sorted(found, key=lambda one: _place(request, one))
+
+
+def by_events(request: Request, one: Ranked) -> Ranked:
+    """Return a plan of a pipeline that closed forms have timed, timed event by event."""
+    choice, estimate = one.choice, one.estimate
+    times = unit_times(choice, estimate.work, request.model)
+    stages = cut_stages(choice, times, request.model.layers)
+    seconds, busy = simulated(choice, times, stages), busy_s(choice, times)
+    estimate = replace(estimate, seconds=with_simulated(estimate.seconds, seconds, busy))
+    return replace(one, estimate=estimate, simulated=True, stages=stages)
 
 
 def _place(request: Request, one: Ranked) -> tuple[float, ...]:

@@ -16,14 +16,12 @@ head keeps logits of the last microbatch, widened, and their gradient.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import numpy as np
 
 from echelon.cost.lattice.block import Work
 from echelon.cost.lattice.numbers import Num, ceil_div
 from echelon.cost.lattice.pipeline import in_flight, schedule_is
+from echelon.cost.lattice.terms import Terms
 from echelon.cost.lattice.weights import (
     block_weights,
     both_ends,
@@ -32,28 +30,13 @@ from echelon.cost.lattice.weights import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BytesOfRank:
-    """Give the bytes of the fullest rank by term; `total` is their sum."""
-
-    terms: Mapping[str, Num]
-
-    @property
-    def total(self) -> Num:
-        """Return the bytes of the fullest rank."""
-        whole: Num = 0.0
-        for held in self.terms.values():
-            whole = whole + held
-        return whole
-
-
-def bytes_of_rank(work: Work) -> BytesOfRank:
+def bytes_of_rank(work: Work) -> Terms:
     """Return what the fullest rank holds at its peak."""
     first = _terms(work, last=False)
     alone = np.asarray(work.layout.pp) == 1.0
     last = _terms(work, last=True)
     fuller = (sum(last.values()) > sum(first.values())) | alone
-    return BytesOfRank(terms={name: np.where(fuller, last[name], first[name]) for name in first})
+    return Terms(terms={name: np.where(fuller, last[name], first[name]) for name in first})
 
 
 def kept_by_block(work: Work, *, mixture: bool) -> Num:

@@ -9,7 +9,6 @@ normal variables).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +18,7 @@ from echelon.cost.lattice.data import Held, gather_of_unit, step_travel, update_
 from echelon.cost.lattice.ends import EndSeconds, end_seconds
 from echelon.cost.lattice.numbers import Num, ceil_div
 from echelon.cost.lattice.pipeline import idle_seconds, schedule_is
+from echelon.cost.lattice.terms import Terms
 from echelon.cost.lattice.travel import gather_seconds, message_seconds, way_of
 from echelon.cost.lattice.weights import (
     block_weights,
@@ -37,21 +37,6 @@ class Blocks:
     ends: EndSeconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSeconds:
-    """Give the seconds of a step by term; `total` is their sum."""
-
-    terms: Mapping[str, Num]
-
-    @property
-    def total(self) -> Num:
-        """Return the seconds of a step."""
-        whole: Num = 0.0
-        for seconds in self.terms.values():
-            whole = whole + seconds
-        return whole
-
-
 def blocks_of(work: Work) -> Blocks:
     """Return the seconds of every kind of block: what plans of one shard have in common."""
     dense = block_seconds(work, mixture=False)
@@ -60,7 +45,7 @@ def blocks_of(work: Work) -> Blocks:
     return Blocks(dense=dense, mixture=mixture, ends=end_seconds(work))
 
 
-def step_seconds(work: Work, blocks: Blocks | None = None) -> StepSeconds:
+def step_seconds(work: Work, blocks: Blocks | None = None) -> Terms:
     """Return the seconds of a step, by term."""
     blocks = blocks_of(work) if blocks is None else blocks
     model, layout, software = work.model, work.layout, work.software
@@ -111,7 +96,7 @@ def step_seconds(work: Work, blocks: Blocks | None = None) -> StepSeconds:
     ranks = np.maximum(layout.dp * layout.cp, 1.0)
     late = software.spread * np.sqrt(2.0 * np.log(ranks))
     terms["stragglers"] = late * sum((terms[name] for name in busy), 0.0)
-    return StepSeconds(terms=terms)
+    return Terms(terms=terms)
 
 
 def _on_shared_cores(work: Work, blocks: Num, head: Num, ends: Num, idle: Num) -> tuple[Num, Num]:

@@ -12,17 +12,11 @@ from dataclasses import dataclass, replace
 
 from echelon.core.errors import ConfigError, Problem
 from echelon.planner.choice import Choice
-from echelon.planner.estimate import estimate_work
 from echelon.planner.pins import Pins
 from echelon.planner.request import Request
-from echelon.planner.search import Answer, Ranked, work_of_choice, worlds_of, worth
+from echelon.planner.search import Answer, Ranked, by_events, estimate_choice, worlds_of, worth
 from echelon.planner.simulated import (
-    busy_s,
-    cut_stages,
     num_actions,
-    simulated,
-    unit_times,
-    with_simulated,
 )
 from echelon.planner.sweep import Sweep
 
@@ -83,8 +77,7 @@ class Again:
     def closed(self, choice: Choice) -> Ranked:
         """Return what a plan takes by closed forms."""
         if choice not in self._closed:
-            work = work_of_choice(self.request, choice)
-            estimate = estimate_work(work, self.request.mathematics, self.request.cluster)
+            estimate = estimate_choice(self.request, choice)
             self._closed[choice] = Ranked(choice=choice, estimate=estimate, simulated=False)
         return self._closed[choice]
 
@@ -93,13 +86,7 @@ class Again:
         if choice.mesh.pp == 1 or num_actions(choice) > MOST_ACTIONS:
             return self.closed(choice)
         if choice not in self._timed:
-            one, model = self.closed(choice), self.request.model
-            times = unit_times(choice, one.estimate.work, model)
-            stages = cut_stages(choice, times, model.layers)
-            whole, busy = simulated(choice, times, stages), busy_s(choice, times)
-            seconds = with_simulated(one.estimate.seconds, whole, busy)
-            estimate = replace(one.estimate, seconds=seconds)
-            self._timed[choice] = replace(one, estimate=estimate, simulated=True, stages=stages)
+            self._timed[choice] = by_events(self.request, self.closed(choice))
         return self._timed[choice]
 
     def alike(self, best: Ranked, other: Ranked) -> tuple[Ranked, Ranked]:

@@ -14,11 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from echelon.cost.lattice.step import step_seconds
-from echelon.planner.estimate import Estimate
+from echelon.planner.estimate import OVERLAPS, Estimate
 from echelon.planner.simulated import COMPUTED
-
-OVERLAPS = ("reduce_overlap", "gather_overlap", "tensor_overlap", "pipeline_overlap")
-"""What a trainer hides behind compute: those of `Estimate.step_band`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
