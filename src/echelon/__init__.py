@@ -14,9 +14,12 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # typing would be most of what importing Echelon costs
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from echelon.api import (
         calibrate,
         import_run,

@@ -11,6 +11,7 @@ import pytest
 
 from echelon import __version__
 from echelon.cli import main as cli
+from echelon.cli.app import build_app
 from echelon.core.errors import EchelonError, Problem, RunFailed
 
 
@@ -123,7 +124,7 @@ def test_a_bug_shows_its_traceback_and_has_a_code_of_its_own(
     assert "a bug in Echelon" in error
 
 
-def test_ctrl_c_ends_quietly(
+def test_ctrl_c_ends_with_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt() -> int:
@@ -131,7 +132,37 @@ def test_ctrl_c_ends_quietly(
 
     monkeypatch.setattr("echelon.cli.doctor.doctor", interrupt)
     assert cli.main(["doctor"]) == 130
-    assert capsys.readouterr() == ("", "")
+    assert capsys.readouterr() == ("", "interrupted\n")
+
+
+INTERRUPTED_AT = """
+import os, signal, sys
+
+module = sys.argv.pop(1)
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Finder)
+from echelon.cli.main import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("module", ["cyclopts", "echelon.planner.search", "numpy", "rich.console"])
+def test_ctrl_c_is_one_line_while_modules_load(module: str) -> None:
+    arguments = ["plan", "nano", "--cluster", "8xh100", "--pin", "tp=nothing"]
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_AT, module, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
 def test_a_closed_pipe_is_no_traceback(tmp_path: Path) -> None:
@@ -159,7 +190,7 @@ def test_help_of_every_command_imports_no_torch() -> None:
 
 
 def test_no_command_has_more_than_twelve_flags() -> None:
-    app = cli.build_app()
+    app = build_app()
     for name in cli.COMMANDS:
         found = app
         for word in name.split():

@@ -213,6 +213,36 @@ def test_an_interrupt_prints_the_best_so_far(
     assert capsys.readouterr().out == ""
 
 
+INTERRUPTED = """
+import os, signal, sys
+from echelon.cli.main import main
+from echelon.planner.sweep import Sweep
+
+look, calls = Sweep._look, []
+
+def looking(self, *arguments):
+    calls.append(1)
+    if len(calls) == 2:
+        os.kill(os.getpid(), signal.SIGINT)
+    look(self, *arguments)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+Sweep._look = looking
+sys.exit(main())
+"""
+
+
+def test_a_signal_prints_the_best_so_far() -> None:
+    arguments = ["plan", "llama3-8b", "--cluster", "64xh100"]
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 130
+    assert "first     64 ranks" in done.stdout
+    assert done.stderr.startswith("interrupted: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_a_search_needs_no_torch() -> None:
     code = "import sys; from echelon.cli.main import main; main(sys.argv[1:]); "
     code += "print('torch' in sys.modules)"

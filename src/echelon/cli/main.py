@@ -1,26 +1,20 @@
-"""The entry point: which commands there are, and how anything that goes wrong is said.
+"""The entry point: which commands there are, and how an interrupted one ends.
 
 Exit codes: 0 done; 1 ran, and the answer is no; 2 usage or configuration; 3 the environment lacks
 something; 4 training failed; 70 a bug of Echelon's own, with its traceback; 75 stopped with a good
 checkpoint, try again; 130 interrupted; 141 whoever read the output closed it.
+
+Nothing is imported here that takes long: what is interrupted while it loads ends as quietly as what
+is interrupted at work.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError
-from cyclopts.exceptions import UnknownCommandError, UnknownOptionError, UnusedCliTokensError
-
-from echelon import __version__
-from echelon.cli.output import print_error, print_error_json
-from echelon.core.errors import ConfigError, EchelonError, Problem
-from echelon.core.rulebook import command_line
-from echelon.core.rules import did_you_mean
-
-EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
 
@@ -54,105 +48,27 @@ FAMILIES = {
 """The first words that several commands share."""
 
 
-def build_app() -> App:
-    """Return the parser; a command's module is imported when the command is named."""
-    app = App(
-        name="echelon",
-        help="Plan a parallel training run, prove it against one device, and train it.",
-        version=__version__,
-        help_epilogue="Every setting of run.toml is also --set table.key=value.",
-        result_action="return_value",
-        exit_on_error=False,
-        print_error=False,
-        suppress_keyboard_interrupt=False,
-    )
-    firsts = [name.split()[0] for name in COMMANDS]
-    families = {
-        name: App(name=name, help=help_line, sort_key=firsts.index(name))
-        for name, help_line in FAMILIES.items()
-    }
-    for family in families.values():
-        app.command(family)
-    for order, (name, (function, help_line)) in enumerate(COMMANDS.items()):
-        family, _, verb = name.rpartition(" ")
-        parent = families[family] if family else app
-        parent.command(function, name=verb, help=help_line, sort_key=order)
-    return app
-
-
 def main(tokens: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; every error of the user's is printed once."""
-    arguments = list(sys.argv[1:] if tokens is None else tokens)
+    """Run one command and return its exit code; an interrupt is one line, whenever it comes."""
     try:
-        code = _run(arguments)
+        code = _run([*(sys.argv[1:] if tokens is None else tokens)])
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        code = EXIT_INTERRUPTED
+    if tokens is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # What is left is to end: another Ctrl-C does that at once, without a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        from echelon.cli.app import run
+
+        code = run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         # Nothing more can be written: without this the interpreter complains again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE_CLOSED
     return code
-
-
-def _run(arguments: list[str]) -> int:
-    try:
-        result = build_app()(arguments)
-    except CycloptsError as error:
-        return _report(arguments, ConfigError(_usage_problem(error)))
-    except EchelonError as error:
-        return _report(arguments, error)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        raise
-    except Exception:
-        return _report_bug()
-    return result if isinstance(result, int) else 0
-
-
-def _report(arguments: list[str], error: EchelonError) -> int:
-    if "--json" in arguments:
-        print_error_json(_command_of(arguments), error)
-    else:
-        print_error(error)
-    return error.exit_code
-
-
-def _command_of(arguments: Sequence[str]) -> str:
-    """Return the name of the command as it stands in its results too; "echelon" for none."""
-    words = [argument for argument in arguments if not argument.startswith("-")]
-    return next((name for n in (2, 1) if (name := " ".join(words[:n])) in COMMANDS), "echelon")
-
-
-def _report_bug() -> int:
-    import traceback
-
-    traceback.print_exc()
-    print(f"\nThis is a bug in Echelon {__version__}, not in what you typed.", file=sys.stderr)
-    return EXIT_BUG
-
-
-def _usage_problem(error: CycloptsError) -> Problem:
-    error.verbose = False
-    if isinstance(error, UnknownCommandError):
-        typed = " ".join([*(error.command_chain or ()), *(error.unused_tokens or ())[:1]])
-        near = did_you_mean(typed, COMMANDS)
-        return command_line.UNKNOWN_COMMAND.problem(
-            f"there is no command {typed!r}", set_by="the command line", works=near or COMMANDS
-        )
-    if isinstance(error, UnknownOptionError):
-        return _unknown_flag(error)
-    message = " ".join(str(error).split())
-    if isinstance(error, UnusedCliTokensError):
-        message = f"more arguments than the command takes: {' '.join(error.unused_tokens or ())}"
-    return command_line.BAD_ARGUMENT.problem(message, set_by="the command line")
-
-
-def _unknown_flag(error: UnknownOptionError) -> Problem:
-    flag = (error.token.keyword or error.token.value or "").split("=")[0]
-    known = [name for argument in error.argument_collection for name in argument.names]
-    flags = [name for name in known if name.startswith("--")]
-    return command_line.UNKNOWN_FLAG.problem(
-        f"{' '.join(['echelon', *(error.command_chain or ())])} has no flag {flag}",
-        set_by="the command line",
-        works=did_you_mean(flag, flags) or [*flags, "--help"],
-    )
