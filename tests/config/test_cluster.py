@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from inspect import cleandoc
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from echelon.config.cluster import named_cluster, read_cluster_file, smallest_cluster
 from echelon.config.cluster_devices import known_device
 from echelon.config.cluster_file import CLUSTER_SETTINGS, build_cluster
+from echelon.config.cluster_toml import cluster_toml
 from echelon.config.entries import Entry, flatten
 from echelon.config.presets import preset_names, read_preset
 from echelon.core.cluster import Cluster, Efficiency
@@ -184,6 +186,118 @@ def test_both_directions_and_several_interfaces(tmp_path: Path) -> None:
     assert "900 GB/s both ways = 450 GB/s each way" in problem.message
     eight_each = LINKS + "bandwidth = 200e9\ninterfaces = 32\n"
     assert isinstance(_read(tmp_path, BOXES + eight_each), Cluster)
+
+
+def test_the_link_of_a_device_needs_no_generation(tmp_path: Path) -> None:
+    text = BOXES.replace('"card"', '"H100"').replace("16_000_000_000", "80_000_000_000")
+    text = text.replace("600e9", "3.35e12") + LINKS.replace(
+        'link = "pcie-4"', 'name = "NVLink"\nlatency_s = 3e-6\nbandwidth = 900e9'
+    )
+    (problem,) = _problems(tmp_path, text)
+    assert problem.rule == "link-bandwidth-in-bits"
+    assert "that of H100 carries 900 GB/s both ways = 450 GB/s each way" in problem.message
+    assert problem.works == ("bandwidth = 450e9", "sure = true")
+    assert isinstance(_read(tmp_path, text.replace("900e9", "450e9")), Cluster)
+    assert isinstance(_read(tmp_path, text.replace('"H100"', '"other"')), Cluster)
+
+
+@pytest.mark.parametrize(
+    ("device", "old", "new", "says", "works"),
+    [
+        ("card", "600e9", "600", "looks like GB/s", "memory_bandwidth = 6e11"),
+        ("card", "600e9", "3.35", "looks like TB/s", "memory_bandwidth = 3.35e12"),
+        ("card", "16_000_000_000", "80", "looks like GB", "memory_bytes = 80000000000"),
+        ("card", "16_000_000_000", "81920", "looks like MiB", "memory_bytes = 85899345920"),
+        ("H100", "16_000_000_000", "640_000_000_000", "bits", "memory_bytes = 80000000000"),
+        ("H100", "600e9", "26.8e12", "bits per second", "memory_bandwidth = 3.35e12"),
+        ("H100", "600e9", "3.35e9", "H100 SXM 80 GB has 3.35e12", ""),
+        ("H100", "fp32 = 6e13", "bf16 = 989", "TFLOP/s", "bf16 = 9.89e14"),
+        ("H100", "fp32 = 6e13", "bf16 = 1979e12", "sparse", "bf16 = 9.895e14"),
+        ("H100", "fp32 = 6e13", "bf16 = 989e9", "1e9 for 1e12", "bf16 = 9.89e14"),
+        ("card", "fp32 = 6e13", "bf16 = 312", "TFLOP/s", "bf16 = 3.12e14"),
+        ("card", "fp32 = 6e13", "bf16 = 0.989", "PFLOP/s", "bf16 = 9.89e14"),
+        ("card", "launch_s = 5e-6", "launch_s = 5", "microseconds", "launch_s = 5e-06"),
+    ],
+)
+def test_a_number_of_a_device_in_another_unit_is_questioned(
+    tmp_path: Path, device: str, old: str, new: str, says: str, works: str
+) -> None:
+    right = BOXES.replace('"card"', f'"{device}"')
+    if device == "H100":
+        right = right.replace("16_000", "80_000").replace("600e9", "3.35e12")
+        old = {"16_000_000_000": "80_000_000_000", "600e9": "3.35e12"}.get(old, old)
+    right += "[device.peak_flops]\nfp32 = 6e13\n[device.efficiency]\nlaunch_s = 5e-6\n" + LINKS
+    assert isinstance(_read(tmp_path, right), Cluster)
+    assert old in right
+    text = right.replace(old, new, 1)
+    (problem,) = _problems(tmp_path, text)
+    assert problem.rule == "cluster-units"
+    assert says in problem.message
+    assert problem.works == ((works,) if works else ()) + ("sure = true in [device]",)
+    meant = text.replace("[device]\n", "[device]\nsure = true\n")
+    assert isinstance(_read(tmp_path, meant), Cluster)
+
+
+@pytest.mark.parametrize(
+    ("name", "latency", "works"),
+    [
+        ("InfiniBand NDR", "8", "latency_s = 8e-06"),
+        ("InfiniBand NDR", "8e-3", "latency_s = 8e-06"),
+        ("InfiniBand NDR", "8000", "latency_s = 8e-06"),
+        ("backplane", "30", "latency_s = 3e-05"),
+        ("backplane", "3e-11", ""),
+    ],
+)
+def test_a_latency_in_another_unit_is_questioned(
+    tmp_path: Path, name: str, latency: str, works: str
+) -> None:
+    text = f'{BOXES}[[links]]\nname = "{name}"\nbandwidth = 25e9\nlatency_s = {latency}\n'
+    (problem,) = _problems(tmp_path, text)
+    assert problem.rule == "cluster-units"
+    assert problem.works == ((works,) if works else ()) + ("sure = true",)
+    assert isinstance(_read(tmp_path, text + "sure = true\n"), Cluster)
+    assert isinstance(_read(tmp_path, text.replace(latency, "1e-5", 1)), Cluster)
+
+
+def test_a_processor_is_held_to_what_processors_do(tmp_path: Path) -> None:
+    text = BOXES.replace("nodes = 2", 'backend = "gloo"').replace("600e9", "10")
+    (problem,) = _problems(tmp_path, text + '[[links]]\nlink = "loopback"\n')
+    assert problem.works[0] == "memory_bandwidth = 1e10"
+
+
+def test_several_devices_without_links_are_told_how_to_write_them(tmp_path: Path) -> None:
+    (problem,) = _problems(tmp_path, BOXES)
+    assert problem.rule == "links-join-cluster"
+    assert "2 x 4 = 8 devices and no links" in problem.message
+    line = problem.works[0].removesuffix(" above [device]")
+    found = _read(tmp_path, BOXES.replace("[device]", f"{line}\n[device]"))
+    assert isinstance(found, Cluster)
+    assert [(link.name, link.degree) for link in found.links] == [
+        ("NVLink 4 + NVSwitch", 4),
+        ("InfiniBand NDR 400 Gb/s", 8),
+    ]
+    one = BOXES.replace("nodes = 2", "").replace("= 4", "= 1")
+    assert isinstance(_read(tmp_path, one), Cluster)
+
+
+@pytest.mark.parametrize("name", ["8xh100", "4xcpu", "16xcpu-core", "128xgb200"])
+def test_a_written_cluster_is_read_back_as_the_same(tmp_path: Path, name: str) -> None:
+    cluster = _cluster(name)
+    third = replace(cluster.device.efficiency, matmul=1 / 3, launch_s=0.1 + 0.2, half_depth=1e2 / 7)
+    device = replace(
+        cluster.device,
+        memory_bandwidth=cluster.device.memory_bandwidth * (1 + 2**-52),
+        peak_flops=(("fp32", 1e16), ("bf16", 2e14 / 3)),
+        efficiency=third,
+    )
+    links = tuple(
+        replace(link, bandwidth=link.bandwidth / 3, latency_s=1e-5 / 7) for link in cluster.links
+    )
+    cluster = replace(cluster, device=device, links=links, trainer=(("host_s", 1e-6 / 3),))
+    assert _read(tmp_path, cluster_toml(cluster)) == cluster
+    untouched = _cluster(name)
+    assert _read(tmp_path, cluster_toml(untouched)) == untouched
+    assert "sure" not in cluster_toml(_cluster("8xh100"))
 
 
 @pytest.mark.parametrize("rule", [r for r in areas()["cluster"] if "[[links]]" in r.bad])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from echelon.config.cluster_devices import device_table
 from echelon.config.cluster_file import CLUSTER_SETTINGS, LINK_SETTINGS, build_cluster
 from echelon.config.cluster_links import network_words
 from echelon.config.entries import Entry, flatten
@@ -78,6 +79,7 @@ def named_cluster(name: str, set_by: str) -> Cluster | list[Problem]:
         return [_cut_node(name, parts, size, set_by)]
     node = dict(preset.tables)
     node |= {"name": name, "devices_per_node": min(size, wanted), "nodes": -(-wanted // size)}
+    node["device"] = {**device_table(preset), "sure": True}  # What others are held to.
     links = [dict(link) for link in cast("list[dict[str, Any]]", node["links"])]
     if parts.network:
         links[-1] = {"link": network_words()[parts.network].key, "degree": "all"}

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from echelon.config.cluster_links import link_kinds
 from echelon.config.cluster_tiers import ALL, link_degrees, tier_problems
-from echelon.config.cluster_units import unit_problems
+from echelon.config.cluster_units import device_problems, unit_problems
 from echelon.config.entries import Entry, check_layer
 from echelon.config.kinds import Choice, Flag, Integer, Kind, Real, Text
 from echelon.config.setting import COUNT, DTYPES, FROM_ZERO, POSITIVE, Setting
@@ -60,6 +60,7 @@ CLUSTER_SETTINGS = _settings(
         "device.memory_bytes": (Integer(maximum=2**60), None),
         "device.memory_bandwidth": (POSITIVE, None),
         "device.cores": (Real(), 0.0),
+        "device.sure": (Flag(), False),
         **{f"device.peak_flops.{dtype}": (POSITIVE, "unknown") for dtype in DEVICE_DTYPES},
         **{
             f"device.efficiency.{item.name}": (
@@ -162,13 +163,16 @@ def _checked(
 def _cluster(view: View, links: list[View], where: str) -> Cluster | list[Problem]:
     per_node, nodes = view.integer("devices_per_node"), view.integer("nodes")
     degrees = link_degrees(links, per_node * nodes)
-    problems = tier_problems(links, degrees, per_node, nodes, where)
-    problems += unit_problems(links, degrees, per_node, where)
+    device, backend = _device(view), cast(Backend, view.word("backend"))
+    problems = tier_problems(links, degrees, view, where)
+    problems += unit_problems(links, degrees, per_node, where, device.name)
+    if not view.flag("device.sure"):
+        problems += device_problems(device, backend, where)
     if problems:
         return problems
     return Cluster(
         name=view.word("name"),
-        device=_device(view),
+        device=device,
         devices_per_node=per_node,
         nodes=nodes,
         links=tuple(
@@ -176,7 +180,7 @@ def _cluster(view: View, links: list[View], where: str) -> Cluster | list[Proble
             for link, degree in zip(links, degrees, strict=True)
             if degree is not None
         ),
-        backend=cast(Backend, view.word("backend")),
+        backend=backend,
         trainer=tuple(
             (name, view.number(key))
             for name, key in ((name, f"trainer.{name}") for name in TRAINER_CONSTANTS)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
+from echelon.config.cluster_devices import known_device
 from echelon.config.view import View
 from echelon.core.errors import Problem
 from echelon.core.rulebook.cluster import INTERFACES_BETWEEN_NODES, TIERS_DIVIDE_CLUSTER
@@ -30,12 +31,15 @@ def link_degrees(links: Sequence[View], total: int) -> list[int | None]:
 
 
 def tier_problems(
-    links: Sequence[View], degrees: Sequence[int | None], per_node: int, nodes: int, where: str
+    links: Sequence[View], degrees: Sequence[int | None], cluster: View, where: str
 ) -> list[Problem]:
-    """Return what is wrong with the tiers of `nodes` x `per_node` devices."""
+    """Return what is wrong with the tiers of a cluster."""
+    per_node, nodes = cluster.integer("devices_per_node"), cluster.integer("nodes")
     total, joined = per_node * nodes, [degree for degree in degrees if degree is not None]
     reach = joined[-1] if joined else 1
     problems: list[Problem] = []
+    if not links and total > 1:
+        return [_no_links(cluster, where)]
     if reach < total:
         problems.append(
             LINKS_JOIN_CLUSTER.problem(
@@ -61,6 +65,27 @@ def tier_problems(
                 )
             )
     return problems
+
+
+def _no_links(cluster: View, where: str) -> Problem:
+    """Return the problem of several devices without links, with tiers such as theirs often are."""
+    per_node, nodes = cluster.integer("devices_per_node"), cluster.integer("nodes")
+    device = cluster.word("device.name")
+    preset = known_device(device, cluster.integer("device.memory_bytes"))
+    usual = [] if preset is None else cast("list[Mapping[str, object]]", preset.tables["links"])
+    cpu = cluster.word("backend") == "gloo"
+    inside = "loopback" if cpu else str(usual[0]["link"]) if usual else "nvlink-4"
+    beyond = "ethernet-10" if cpu else str(usual[-1]["link"]) if usual else "infiniband-ndr"
+    tiers = [f'{{ link = "{inside}", degree = {per_node} }}'] if per_node > 1 else []
+    tiers += [f'{{ link = "{beyond}", degree = "all" }}'] if nodes > 1 else []
+    return LINKS_JOIN_CLUSTER.problem(
+        f"{where}: {nodes} x {per_node} = {nodes * per_node} devices and no links; each tier is a "
+        "[[links]] table with the name of a link (echelon explain units) or its own numbers, the "
+        "fastest first",
+        key="links",
+        set_by=where,
+        works=(f"links = [{', '.join(tiers)}] above [device]",),
+    )
 
 
 def _tier(degree: int, beyond: int, per_node: int, where: str) -> list[Problem]:

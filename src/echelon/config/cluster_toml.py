@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
+from echelon.config.cluster_device_units import device_doubts
 from echelon.config.cluster_file import CLUSTER_SETTINGS
 from echelon.config.cluster_links import known_link
 from echelon.config.kinds import toml_text
@@ -25,15 +26,17 @@ def _lines(cluster: Cluster) -> Iterator[str]:
         # An efficiency is written whatever it is: a default may change, what was measured not.
         if value is not None and (value != setting.default or table == "device.efficiency"):
             tables.setdefault(table, []).append(f"{name} = {_text(value)}")
+    if next(device_doubts(cluster.device, cluster.backend), None) is not None:
+        tables["device"].append("sure = true")
     for table, lines in tables.items():
         yield from (["", f"[{table}]"] if table else [])
         yield from lines
     for link in cluster.links:
         yield from ("", "[[links]]")
         yield from (f"{item.name} = {_text(getattr(link, item.name))}" for item in fields(Link))
-        # What was measured is meant, though the catalogue knows a slower link of this name.
+        # What was measured is meant, though the catalogue has other numbers of this name.
         known = known_link(link.name)
-        if known is None or link.bandwidth > known.bandwidth:
+        if known is None or link.bandwidth > known.bandwidth or link.latency_s != known.latency_s:
             yield "sure = true"
 
 
@@ -45,8 +48,5 @@ def _value(cluster: Cluster, key: str) -> object:
 
 
 def _text(value: object) -> str:
-    """Return a value as TOML; no measured number has more than six digits."""
-    if not isinstance(value, float):
-        return toml_text(value)
-    short = f"{value:.6g}"
-    return short if any(sign in short for sign in ".e") else f"{short}.0"
+    """Return a value as TOML: read back, a number is the same one."""
+    return repr(float(value)) if isinstance(value, float) else toml_text(value)

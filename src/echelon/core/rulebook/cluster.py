@@ -30,6 +30,31 @@ LINK_BANDWIDTH_IN_BITS = Rule(
     """,
 )
 
+CLUSTER_UNITS = Rule(
+    id="cluster-units",
+    why="""
+    Numbers of a cluster are bytes, bytes per second, dense FLOP per second and seconds. Devices are
+    sold in GB, GB/s or TB/s and TFLOP/s, often those of sparse matrices, latencies are told in
+    microseconds. A number that no device can have, or that is far from what the catalogue has of
+    a device or link of this name, is questioned; `sure = true` in [device], or in the [[links]],
+    says that it is meant.
+    """,
+    bad="""
+    [[links]]
+    name = "InfiniBand NDR 400 Gb/s"
+    degree = "all"
+    bandwidth = 50e9
+    latency_s = 8
+    """,
+    fixed="""
+    [[links]]
+    name = "InfiniBand NDR 400 Gb/s"
+    degree = "all"
+    bandwidth = 50e9
+    latency_s = 8e-6
+    """,
+)
+
 TIERS_DIVIDE_CLUSTER = Rule(
     id="tiers-divide-cluster",
     why="""

@@ -44,9 +44,8 @@ class Exported:
 def export_plan(plan: Plan, to: TargetName, job: Job | None = None) -> Exported:
     """Return a plan, and the rest of the run of `job`, in the words of a tool.
 
-    Read back with `echelon import` (or as a run.toml) it is the same plan; only a cluster that is
-    written out anew has six digits of each number. ConfigError names every setting that the tool
-    cannot honour, and the targets that can.
+    Read back with `echelon import` (or as a run.toml) it is the same plan. ConfigError names every
+    setting that the tool cannot honour, and the targets that can.
     """
     run = needed_settings(plan, job)
     if to == "run.toml":
