@@ -4,13 +4,17 @@ Every storage that an operator of PyTorch makes in a step is counted from its ma
 Not counted: parameters and gradients in buckets and what their sums need (`cost/bytes_held.py`,
 `cost/transient.py`), messages on their way to or from other stages, what routers note of a step,
 and what a kernel takes for itself inside.
+
+A thread of Gloo holds the tensors of a collective for a moment after it has said that the result is
+there. That moment depends on the load of the machine, so a wait that is counted ends only when the
+thread has let go.
 """
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
@@ -19,12 +23,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from echelon.parallel.collectives import Group, Pending
 from echelon.parallel.pipeline import InFlight
 from echelon.parallel.rank_model import RankModel
 from echelon.schedule.action import Action
 
-_SETTLE_S, _SAME, _LET_GO_S = 0.0005, 6, 0.0001
-"""A thread of Gloo lets go of a tensor a moment after it says that a sum is there."""
+_LOOK_S, _MOST_LOOKS = 0.0001, 100_000
+"""How long to sleep between two looks whether a thread has let go, and how often to look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +73,6 @@ class ActivationMeter(TorchDispatchMode):
             if key not in given and key not in self.living:
                 self._add(key, tensor, str(func))
         if self._bytes > self._peak:
-            time.sleep(_LET_GO_S)
-        if self._bytes > self._peak:
             self._peak = self._bytes
             self.at_peak = list(self.living.values())
         return out
@@ -81,11 +84,6 @@ class ActivationMeter(TorchDispatchMode):
 
     def ended(self, action: Action, state: InFlight) -> None:
         """Write down an action that has ended."""
-        before, same = -1, 0
-        while same < _SAME:
-            same = same + 1 if before == self._bytes else 0
-            before = self._bytes
-            time.sleep(_SETTLE_S)
         self.actions.append(
             ActionMemory(
                 action=str(action),
@@ -114,7 +112,8 @@ class ActivationMeter(TorchDispatchMode):
         executor.watch = self
         setattr(executor, "run", run_counted)  # noqa: B010
         try:
-            yield self
+            with _threads_let_go():
+                yield self
         finally:
             executor.watch = None
             del executor.run
@@ -151,6 +150,53 @@ class ActivationMeter(TorchDispatchMode):
         notes = [] if balancer is None else balancer.notes()
         keys |= {key for key, _ in _storages([_fields(note) for note in notes])}
         return sum(self.living[key].bytes for key in keys if key in self.living)
+
+
+class _LetGo(Pending):
+    """A collective under way, whose wait ends when nobody holds the tensors that it was given."""
+
+    __slots__ = ("_lent", "_pending")
+
+    def __init__(self, pending: Pending, lent: Sequence[weakref.ref[torch.Tensor]]) -> None:
+        super().__init__()
+        self._pending, self._lent = pending, lent
+
+    def done(self) -> bool:
+        return self._pending.done()
+
+    def wait(self) -> None:
+        self._pending.wait()
+        for _ in range(_MOST_LOOKS):
+            if all(tensor() is None for tensor in self._lent):
+                return
+            time.sleep(_LOOK_S)
+        raise RuntimeError("a thread of the network never let go of a tensor")
+
+
+@contextmanager
+def _threads_let_go() -> Iterator[None]:
+    """Lend the collectives that threads run tensors of their own, of the same memory."""
+    methods = {name: getattr(Group, name) for name in ("all_reduce", "all_to_all")}
+
+    def lending(method: Callable[..., Pending]) -> Callable[..., Pending]:
+        def run(self: Group, *tensors: Any, name: str, async_op: bool = False) -> Pending:
+            lent = [tensor.detach() for tensor in tensors]
+            pending = method(self, *lent, name=name, async_op=True)
+            pending = _LetGo(pending, [weakref.ref(tensor) for tensor in lent])
+            del lent
+            if not async_op:
+                pending.wait()
+            return pending
+
+        return run
+
+    for name, method in methods.items():
+        setattr(Group, name, lending(method))
+    try:
+        yield
+    finally:
+        for name, method in methods.items():
+            setattr(Group, name, method)
 
 
 def _fields(note: Any) -> list[Any]:
