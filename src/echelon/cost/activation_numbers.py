@@ -52,8 +52,8 @@ class Operator:
     `forward` is the most that there is while it runs beside what operators before it keep,
     `backward` beside what it and operators before it keep; `split` the same in B, beside what of
     later operators waits for W, too. Weight gradients that are put off until the next gather keep
-    `later` bytes; they run where an operator has `early` of its bytes. `bare` is `forward` where
-    nothing is kept for backward, if that is less.
+    `later` bytes, and `product` while they run, where an operator has `early` of its bytes. `bare`
+    is `forward` where nothing is kept for backward, if that is less.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Operator:
     backward: Num = 0
     split: Num = 0
     later: Num = 0
+    product: Num = 0
     early: Num | None = None
     bare: Num | None = None
 
@@ -86,8 +87,8 @@ class ActivationNumbers:
     `copies` of each key/value head. `transposed` says whether the output of attention comes in
     another order than the next product reads, so that it is copied. `found` are the tokens whose
     row of the embedding is on this rank: data where tp > 1 (then N / tp is as good a guess as any).
-    `mixed` says whether gradients add up in another dtype than they are made in; `attend_forward`
-    and `attend_backward` are what attention works with (`cost/activations_working.py`).
+    `mixed` says whether gradients add up in another dtype than they are made in; the numbers
+    of attention are those of `AttentionWork` (`cost/activations_working.py`).
     """
 
     tokens: Num
@@ -118,7 +119,9 @@ class ActivationNumbers:
     found: Num = 0
     mixed: Num = 0
     attend_forward: Num = 0
-    attend_backward: Num = 0
+    attend_first: Num = 0
+    attend_run: Num = 0
+    attend_rest: Num = 0
 
     @property
     def stream(self) -> Num:
@@ -164,7 +167,7 @@ class ActivationNumbers:
         size = DTYPE_BYTES[precision.parameters]
         heads, kv_heads = model.heads // tp, model.kv_heads // tp
         degree = plan.layout.context.ulysses_degree
-        forward, backward = working(plan, cp_rank, pieces)
+        work = working(plan, cp_rank, pieces)
         return cls(
             tokens=tokens,
             rows=tokens // tp if plan.layout.sequence_parallel else tokens,
@@ -192,8 +195,10 @@ class ActivationNumbers:
             copies=kv_copies(heads, kv_heads, degree),
             transposed=int(model.soft_cap is not None),
             found=-(-tokens // tp),
-            attend_forward=forward,
-            attend_backward=backward,
+            attend_forward=work.forward,
+            attend_first=work.first,
+            attend_run=work.run,
+            attend_rest=work.rest,
             mixed=int(precision.gradients != precision.parameters),
         )
 

@@ -41,7 +41,7 @@ def backward_peak(units: Sequence[Unit], x: ActivationNumbers, *, split: bool) -
     peak: Num = 0
     kept = sum((total(unit.saved) for unit in units), 0)
     waiting: Num = 0
-    carried: Num = 0
+    carried = Carried()
     # Where W needs a gradient of the stream it waits anyway.
     apart = x.stream * (most(x.scattered, x.dropout) if split else 1)
     came: Num = 0
@@ -68,24 +68,32 @@ def backward_peak(units: Sequence[Unit], x: ActivationNumbers, *, split: bool) -
         elif unit.operators:
             # The input of the block is there already; its output and what it was given stay.
             base = base - unit.operators[0].saved[0].bytes + x.stream
-            forward = base + apart + carried + _forward(unit.operators)
+            forward = base + apart + carried.bytes + _forward(unit.operators)
             peak = most(peak, forward, base + x.stream + back)
         waiting = waiting + split * total(unit.waits)
         carried = later
         if unit.name != UNIT_HEAD:
             came = came + (given if first else 0)
             first = False
-    return peak
+    return most(peak, waiting + carried.bytes + carried.product)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """Say what weight gradients that were put off keep, and what they have while they run."""
+
+    bytes: Num = 0
+    product: Num = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """Say what backward through a unit finds: `carried` by weight gradients that were put off.
+    """Say what backward through a unit finds: what was put off before it.
 
     `given` is the gradient of the output, which lives on beside that of the stream.
     """
 
-    carried: Num
+    carried: Carried
     given: Num
     split: bool
 
@@ -128,8 +136,8 @@ def _without_graph(operators: Sequence[Operator], x: ActivationNumbers) -> Num:
     return peak
 
 
-def _backward(operators: Sequence[Operator], flow: Flow) -> tuple[Num, Num]:
-    """Return the most that is there, and what weight gradients that were put off keep after it."""
+def _backward(operators: Sequence[Operator], flow: Flow) -> tuple[Num, Carried]:
+    """Return the most that is there, and the weight gradients that are put off after it."""
     peak: Num = 0
     kept = sum((operator.saved_bytes for operator in operators), 0)
     waiting: Num = 0
@@ -143,10 +151,14 @@ def _backward(operators: Sequence[Operator], flow: Flow) -> tuple[Num, Num]:
             peak = most(peak, base + operator.split)
             waiting = waiting + operator.waiting_bytes
         elif operator.early is None:
-            peak = most(peak, base + operator.backward + carried)
+            peak = most(peak, base + operator.backward + carried.bytes)
         else:
-            peak = most(peak, base + operator.early + carried, base + operator.backward)
-            carried = 0 * peak
-        carried = carried + (0 if flow.split else operator.later)
+            run = operator.early + carried.bytes + carried.product
+            peak = most(peak, base + run, base + operator.backward)
+            carried = Carried()
+        if not flow.split:
+            carried = Carried(
+                bytes=carried.bytes + operator.later, product=carried.product + operator.product
+            )
         kept = kept - operator.saved_bytes * (operator.name != CARRIER)
     return peak, carried

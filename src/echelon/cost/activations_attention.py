@@ -27,7 +27,8 @@ def attention_operators(x: ActivationNumbers) -> tuple[Operator, ...]:
     # Variables of the forward pass, which live on whether they are kept or not.
     turned = own_queries(x) * (x.queries + x.keys)
     lost = (1 - _projections_kept(x)) * (x.queries + 2 * x.keys) + turned
-    branch = Branch(inner=x.queries, column=x.tokens * made * x.size)
+    inner = x.queries * (1 - most(x.ring, x.exchanged))
+    branch = Branch(inner=inner, column=x.tokens * made * x.size, ran=most(x.ring, x.exchanged))
     return (
         norm(x, "attention norm", branch),
         column(x, "q, k, v", "attention input", made, branch),
@@ -117,18 +118,23 @@ def _scores(x: ActivationNumbers, branch: Branch, lost: Num) -> Operator:
     # The copy by position comes when all else is there; heads exchanged are told with the rest.
     last = (1 - x.exchanged) * (total(table) - table[0].bytes - table[1].bytes)
     # Where attention sends something, the weight gradient of the output layer is made meanwhile.
-    product = x.mixed * most(x.ring, x.exchanged) * x.heads * x.head_dim * x.hidden * x.size
-    sums = (x.queries + 4 * x.keys * x.copies) * x.wide // x.size
-    made = product * (x.queries + product + x.ring * sums) // most(product, 1)
-    work = x.queries + x.attend_backward
+    sent = most(x.ring, x.exchanged)
+    product = x.mixed * x.heads * x.head_dim * x.hidden * x.size
+    # Until then it keeps its gradient, and its input where that is in memory of its own.
+    put_off = most(x.scattered, x.dropout) * x.whole
+    alone = (1 - x.exchanged) * x.transposed * x.queries
+    first = sent * (put_off + most(x.attend_first, x.attend_run + product))
+    waits = (1 - sent) * x.shared
+    rest = x.attend_rest + waits * put_off - (1 - waits) * alone
+    work = x.queries + most(first, rest)
     return Operator(
         name=ATTENTION,
         saved=table,
         waits=(),
         forward=lost + most(x.attend_forward, last),
-        backward=branch.skip(x, split=False) + branch.late(x) + most(work, made),
+        backward=branch.skip(x, split=False) + work,
         # What the output layer keeps until W is in this memory.
-        split=branch.skip(x, split=True) + work - x.queries,
+        split=branch.skip(x, split=True) + most(x.attend_first, x.attend_rest),
     )
 
 
@@ -149,7 +155,7 @@ def latent_operators(x: ActivationNumbers, latent: LatentAttention) -> tuple[Ope
     width = latent.nope_dim + latent.value_dim
     cut = int(latent.value_dim < x.head_dim)
     values = x.tokens * x.heads * latent.value_dim * size
-    branch = Branch(inner=values)
+    branch = Branch(inner=values, ran=most(x.ring, x.exchanged))
     heads = _scores(replace(x, rope=1), branch, 0)
     padded = Saved(
         operator=ATTENTION,

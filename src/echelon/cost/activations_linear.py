@@ -32,12 +32,14 @@ class Branch:
 
     `local` are variables of the forward pass that live on; `late` is what weight gradients that
     were put off keep between the row layer and the column layer of the branch, and `inner` the
-    input of the row layer, which they keep, too.
+    input of the row layer, which they keep, too. Where something is sent between the two they `ran`
+    by then.
     """
 
     local: Num = 0
     inner: Num = 0
     column: Num = 0
+    ran: Num = 0
 
     def skip(self, x: ActivationNumbers, *, split: bool) -> Num:
         """Return the gradient of the stream that goes around; from B to W it waits anyway."""
@@ -45,7 +47,8 @@ class Branch:
 
     def late(self, x: ActivationNumbers) -> Num:
         """Return what the weight gradient of the row layer keeps, where that is put off."""
-        return x.shared * (self.inner + most(x.scattered, x.dropout) * x.whole)
+        kept = self.inner + most(x.scattered, x.dropout) * x.whole
+        return (1 - self.ran) * x.shared * kept
 
     def later(self, x: ActivationNumbers) -> Num:
         """Return what the weight gradients of the column layer keep after it."""
@@ -63,7 +66,7 @@ def norm(x: ActivationNumbers, name: str, branch: Branch | None = None) -> Opera
     wide, plain = 1 - x.narrow, 1 - x.layer_norm
     forward = x.stream + x.narrow * (piece * (1 + x.layer_norm) + vectors)
     work = x.stream * (1 + 2 * wide * plain) + vectors
-    work = work + x.rows * x.wide * plain + x.narrow * (3 * piece + vectors)
+    work = work + x.rows * x.wide * plain + x.narrow * (3 * piece + times * vectors)
     skip = (0, 0) if branch is None else (branch.skip(x, split=False), branch.skip(x, split=True))
     return Operator(
         name=name,
@@ -101,6 +104,8 @@ def column(x: ActivationNumbers, name: str, what: str, out: Num, branch: Branch)
         backward=branch.skip(x, split=False) + work + late,
         split=branch.skip(x, split=True) + work,
         later=branch.later(x),
+        # The rows of its input that are here go when all of them have come.
+        product=x.scattered * most(0, x.mixed * out * x.hidden * x.size - x.stream),
     )
 
 

@@ -12,6 +12,9 @@ mask of their own); which, a mask and documents decide: `Steps` are those of eac
     exchanged  before: twice what is exchanged; after: four times (what attention kept is gone)
     gathered   all keys, twice while they are put in order, and so their gradients
 
+Weight gradients that were put off run while keys or heads travel: until then what they keep is
+there beside attention, which is why its backward is told in parts (`AttentionWork`).
+
 Sources: as in `cost/context_memory.py`.
 """
 
@@ -99,6 +102,13 @@ class _Heads:
         """Return the scores of a piece, of all heads."""
         return min(piece.queries * piece.keys * piece.sequences * self.queries, _MOST_SCORES)
 
+    def again(self, piece: Piece) -> int:
+        """Return the elements of queries that the plain kernel copies: as many as `out`, or none.
+
+        Those of several heads for each key head are put side by side; narrow ones are widened.
+        """
+        return self.out(piece) * (self.queries > self.keys or self.sizes.is_narrow)
+
     def wide_keys(self, piece: Piece) -> int:
         """Return the bytes of the keys and values that the plain kernel widens."""
         capped = self.plan.model.soft_cap is not None and self.sizes.is_narrow
@@ -155,7 +165,9 @@ def _merging(heads: _Heads, blocks: list[int], steps: Steps) -> Iterator[int]:
             result = out * (w if capped else s) + lse * w
             scores = heads.scores(piece) * w if capped else 0
             copied = heads.wide_keys(piece) // 2
-            inside = 2 * out * w + _SCORES * scores if capped else 0
+            again, keys = heads.again(piece) * w, heads.wide_keys(piece) // 2
+            inside = max(again + out * w, out * w + keys + scores, _SCORES * scores)
+            inside *= int(capped)
             yield block + state + made + 2 * scores + copied
             yield block + state + used + copied + max(result + 2 * scores, inside)
             if not state and piece.whole:
@@ -170,16 +182,32 @@ def _merging(heads: _Heads, blocks: list[int], steps: Steps) -> Iterator[int]:
     yield state + (sizes.out * s if state > sizes.out * s + sizes.lse * w else 0)
 
 
-def backward_working(plan: Plan, cp_rank: int, pieces: AttentionPieces) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionWork:
+    """Say what attention works with: `forward` with all that it keeps, and three parts of backward.
+
+    `first` is before the weight gradients run that were put off, `run` meanwhile, `rest` after it.
+    """
+
+    forward: int
+    first: int
+    run: int
+    rest: int
+
+
+def backward_working(plan: Plan, cp_rank: int, pieces: AttentionPieces) -> tuple[int, int, int]:
     """Return the most bytes in a backward pass beside what is kept and the given gradient.
 
-    Where heads were exchanged what attention kept is gone at the end: that is taken off.
+    They are those before, during and after the run of weight gradients that were put off. Where
+    heads were exchanged what attention kept is gone at the end: that is taken off.
     """
     heads = _Heads.of(plan)
     sizes = heads.sizes
     s, w = sizes.narrow, sizes.wide
     exchanged = plan.layout.context.ulysses_degree > 1
-    found: list[int] = [2 * sizes.out * s] if exchanged else []
+    first: list[int] = [0]
+    run = 2 * sizes.out * s if exchanged else 0
+    found: list[int] = []
     calls = [max((_call(heads, one) for one in step), default=0) for step in pieces.backward]
     both = sizes.out + sizes.keys
     if sizes.places == 1:
@@ -190,6 +218,7 @@ def backward_working(plan: Plan, cp_rank: int, pieces: AttentionPieces) -> int:
     elif plan.layout.context.kind == "gathered":
         whole, again = _gathered(plan, sizes, cp_rank)
         elements = whole // s
+        run = run or again
         found += [whole + again, whole + (sizes.out + elements) * w + calls[0]]
         more = (elements + sizes.keys) * w if gathers_whole(plan) else again * w // s
         found.append(whole + (sizes.out + elements) * w + more)
@@ -199,13 +228,18 @@ def backward_working(plan: Plan, cp_rank: int, pieces: AttentionPieces) -> int:
         for one, call in zip(resident, calls, strict=True):
             blocks = (one.keys + one.key_copies) * sizes.row * s
             sums = (one.gradients + one.gradient_copies) * sizes.row * w
-            found.append(blocks + sizes.out * w + sums + call)
+            first.append(blocks + sizes.out * w + sums + call)
+        (first if exchanged else found).append(first.pop())
+        run = run or (sizes.out + 2 * sizes.keys) * w
         found.append(both * w + (both * s if s < w else 0))
     if exchanged:
         kept = both * s * (1 + (sizes.places > 1)) + 2 * sizes.out * s + sizes.lse * w
         summed = sizes.keys // sizes.copied * w if sizes.copied else 0
+        # After the run the output by position is gone, too; here it is told with what is kept.
+        found = [one - sizes.out * s for one in (*first, *found)]
         found.append(4 * both * s + summed - kept - sizes.out * s)
-    return max(found)
+        first = [run]
+    return max(first), run, max(found)
 
 
 def _call(heads: _Heads, piece: Piece) -> int:
@@ -214,10 +248,12 @@ def _call(heads: _Heads, piece: Piece) -> int:
     gradients = heads.gradients(piece)
     if heads.plan.model.soft_cap is None:
         return max(made, used + gradients * sizes.narrow)
-    out = heads.out(piece)
+    out, again = heads.out(piece), heads.again(piece)
     scores, wide = heads.scores(piece) * sizes.wide, sizes.wide
-    inside = max(2 * scores + made, _SCORES * scores + max(2 * out, gradients) * wide)
-    return (gradients + 2 * out) * wide + heads.wide_keys(piece) + inside
+    delta = piece.queries * piece.sequences * heads.queries * (1 + (heads.queries > heads.keys))
+    inside = max((again + out) * wide, out * wide + scores, 2 * scores + made)
+    inside = max(inside, _SCORES * scores + gradients * wide)
+    return (gradients + 2 * again + delta) * wide + heads.wide_keys(piece) + inside
 
 
 def _gathered(plan: Plan, sizes: Sizes, cp_rank: int) -> tuple[int, int]:
@@ -232,7 +268,9 @@ def _gathered(plan: Plan, sizes: Sizes, cp_rank: int) -> tuple[int, int]:
     return (sizes.rows + others) * row, others * row
 
 
-def working(plan: Plan, cp_rank: int, pieces: AttentionPieces | None = None) -> tuple[int, int]:
-    """Return what attention works with: forward with all that it keeps, and backward."""
+def working(plan: Plan, cp_rank: int, pieces: AttentionPieces | None = None) -> AttentionWork:
+    """Return what attention works with."""
     pieces = pieces or whole_pieces(plan)
-    return forward_working(plan, cp_rank, pieces), backward_working(plan, cp_rank, pieces)
+    first, run, rest = backward_working(plan, cp_rank, pieces)
+    forward = forward_working(plan, cp_rank, pieces)
+    return AttentionWork(forward=forward, first=first, run=run, rest=rest)
