@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+import numpy as np
+
 from echelon.cost.unit_times import UnitTimes, stage_seconds
 
 Stages = tuple[tuple[int, ...], ...]
@@ -152,17 +154,14 @@ def _cut(blocks: Sequence[float], empty: Sequence[float]) -> list[int]:
 
 def _least_slowest(before: Sequence[float], empty: Sequence[float]) -> float:
     """Return the seconds of the slowest stage where it is as fast as it can be."""
-    layers = len(before) - 1
+    upto = np.array(before)
+    # between[start, end]: what the blocks from start to end take, nothing for an end before.
+    between = np.where(np.tri(len(upto)).T > 0, upto[None, :] - upto[:, None], np.inf)
     # slowest[n]: of the stages so far, where they take the first n blocks.
-    slowest = [before[n] + empty[0] for n in range(layers + 1)]
+    slowest = upto + empty[0]
     for extra in empty[1:]:
-        slowest = [
-            min(
-                max(slowest[start], before[end] - before[start] + extra) for start in range(end + 1)
-            )
-            for end in range(layers + 1)
-        ]
-    return slowest[layers]
+        slowest = np.maximum(slowest[:, None], between + extra).min(axis=0)
+    return float(slowest[-1])
 
 
 def _sums(blocks: Sequence[float]) -> list[float]:

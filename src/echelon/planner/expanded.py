@@ -60,7 +60,7 @@ class Expanded:
     def of(self, rows: Rows) -> None:
         """Make the lists of these rows, each once for all rows that share it."""
         self.columns = columns = rows.columns
-        self.world = int(columns["tp"][0] * columns["cp"][0] * columns["pp"][0] * columns["dp"][0])
+        self.world = rows.world
         inner = fold_of(columns, np.ones(len(rows), dtype=np.int64))
         keys = (columns["dp"], columns["cp"], columns["ep"], inner)
         pins, layers = self._request.pins, self._request.model.layers

@@ -49,7 +49,9 @@ class Formulas:
         self.columns: dict[str, Array] = {name: found[name].astype(float) for name in names}
         gathered = found["kind"] == CONTEXT_KINDS.index("gathered")
         self.columns["gathered"] = gathered.astype(float)
-        self._machine = machine_numbers(request.cluster, request.mathematics.precision.parameters)
+        self._machine = machine_numbers(
+            request.cluster, request.mathematics.precision.parameters, ranks=rows.world
+        )
         self._shard = _numbered(found)
         self._blocks: Blocks | None = None
         self._known: Index = np.full(len(rows), -1, dtype=np.int64)

@@ -48,8 +48,9 @@ Split = tuple[int, int, int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Hold the legal meshes with a microbatch, and how many choices which rule has refused."""
+    """Hold the legal meshes of `world` ranks with a microbatch, and what which rule refused."""
 
+    world: int
     columns: Columns
     refused: Counter[str] = field(default_factory=Counter[str])
 
@@ -74,7 +75,7 @@ def legal_rows(request: Request, world: int, legal: Legality) -> Rows:
     columns = _with_microbatch(request, columns, refused)
     if request.model.experts is not None:
         columns = _with_fitting_experts(request, columns, refused)
-    return Rows(columns=columns, refused=refused)
+    return Rows(world=world, columns=columns, refused=refused)
 
 
 def taken(columns: Columns, index: NDArray[np.int64] | NDArray[np.bool_]) -> Columns:

@@ -27,7 +27,6 @@ from echelon.planner.simulated import (
     Stages,
     busy_s,
     cut_stages,
-    num_actions,
     simulated,
     unit_times,
     with_simulated,
@@ -43,8 +42,6 @@ FEW: Mapping[str, int | str] = {
     "cp": 1,
     "microbatch": 1,
 }
-MOST_ACTIONS = 60_000
-"""Actions that are timed event by event in one search; what comes later keeps its closed form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +172,9 @@ def work_of_choice(request: Request, choice: Choice) -> Work:
     length = request.mathematics.sequence_length
     return Work(
         model=model_numbers(request.model, length, tp=float(choice.mesh.tp)),
-        machine=machine_numbers(request.cluster, request.mathematics.precision.parameters),
+        machine=machine_numbers(
+            request.cluster, request.mathematics.precision.parameters, ranks=choice.devices
+        ),
         software=request.software,
         layout=choice.numbers(),
     )
@@ -189,14 +188,12 @@ def estimate_choice(request: Request, choice: Choice) -> Estimate:
 
 def _timed(request: Request, entrants: Sequence[Entrant], *, events: bool) -> list[Ranked]:
     """Return plans by what they are worth, those first in line timed event by event."""
-    left = MOST_ACTIONS if events else 0
     found: list[Ranked] = []
     for entrant in entrants:
         choice = entrant.choice()
         estimate = estimate_choice(request, choice)
         one = Ranked(choice=choice, estimate=estimate, simulated=False)
-        if choice.mesh.pp > 1 and num_actions(choice) <= left:
-            left -= num_actions(choice)
+        if choice.mesh.pp > 1 and events:
             one = by_events(request, one)
         found.append(one)
     return sorted(found, key=lambda one: _place(request, one))

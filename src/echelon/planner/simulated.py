@@ -4,9 +4,11 @@ Closed forms take all ranks for as slow as the one with most blocks. Here blocks
 slowest rank is as fast as it can be, and the actions of the schedule are timed one by one with the
 seconds of blocks and ends that the lattice gives; messages keep their closed form.
 
-A step of many microbatches is the same pattern over and over: where there are more than MOST_TIMES
-as many as pipeline ranks, the first few are timed, and each of the others adds what the last of
-those added. What is still too long keeps its closed form.
+A step of many microbatches is the same pattern over and over. Where there are more than MOST_TIMES
+as many as pipeline ranks, steps of fewer are timed, each a period longer than the one before, until
+a period adds what the last one added and no less than its slowest rank computes. No period after it
+can add another amount then, and the rest is a multiplication (`tests/planner/test_simulated.py`
+compares with whole steps).
 """
 
 from __future__ import annotations
@@ -23,16 +25,18 @@ from echelon.cost.lattice.numbers import Num
 from echelon.cost.lattice.step import Blocks, blocks_of
 from echelon.cost.unit_times import UnitTimes, durations_of
 from echelon.planner.choice import Choice
+from echelon.planner.lanes import Lanes, lanes_of
 from echelon.planner.pins import NO_RECOMPUTE
 from echelon.schedule.action import Schedule
-from echelon.schedule.build import SCHEDULES, build_schedule
-from echelon.schedule.clock import Clock
-from echelon.schedule.simulate import Durations, simulate
+from echelon.schedule.build import SCHEDULES
+from echelon.schedule.simulate import Durations
 
 Stages = tuple[tuple[int, ...], ...]
 
-MOST_TIMES = 4
-FEW_TIMES = (2, 3)
+MOST_TIMES = 8
+FEW_TIMES = (2, 3, 4)
+"""Periods of microbatches that the first shorter steps have."""
+SAME = 1e-9
 COMPUTED = (
     "products",
     "attention",
@@ -48,9 +52,9 @@ COMPUTED = (
 
 
 def num_actions(choice: Choice) -> int:
-    """Return how many actions are timed for a plan."""
-    counts = _timed(choice)
-    return 3 * sum(counts) * choice.mesh.pp * choice.virtual
+    """Return how many actions are timed for a plan, where few microbatches are enough."""
+    each = 3 * choice.mesh.pp * choice.virtual
+    return each * sum(_lengths(choice) or (choice.microbatches,))
 
 
 def unit_times(choice: Choice, work: Work, model: ModelShape) -> UnitTimes:
@@ -78,25 +82,21 @@ def cut_stages(choice: Choice, times: UnitTimes, layers: int) -> Stages:
 
 def simulated(choice: Choice, times: UnitTimes, stages: Stages) -> float:
     """Return how long the actions of a step take, all ranks together."""
-    counts = _timed(choice)
-    durations = durations_of(stages, times)
-    spans: list[float] = []
-    for count in counts:
-        schedule = build_schedule(
-            choice.schedule,
-            num_stages=choice.mesh.pp * choice.virtual,
-            num_ranks=choice.mesh.pp,
-            num_microbatches=count,
-        )
-        if schedule.mirrored:
-            spans.append(simulate(schedule, durations).makespan_s)
-        else:
-            spans.append(_makespan_s(schedule.stage_ranks, count, durations, schedule))
-    seconds = spans[-1]
-    if len(counts) > 1:
-        each = (spans[1] - spans[0]) / (counts[1] - counts[0])
-        seconds += each * (choice.microbatches - counts[1])
-    return seconds
+    durations, whole = durations_of(stages, times), choice.microbatches
+    lengths = list(_lengths(choice))
+    spans = [_lanes(choice, length).makespan_s(durations) for length in lengths]
+    while lengths:
+        period = lengths[-1] - lengths[-2]
+        before, last = ((spans[i] - spans[i - 1]) / (lengths[i] - lengths[i - 1]) for i in (-2, -1))
+        least = _slowest_s(_lanes(choice, lengths[-1]), durations) / lengths[-1]
+        if abs(last - before) <= SAME * last and last >= (1.0 - SAME) * least:
+            return spans[-1] + last * (whole - lengths[-1])
+        longer = lengths[-1] + 2 * period
+        if longer >= whole:
+            break
+        lengths.append(longer)
+        spans.append(_lanes(choice, longer).makespan_s(durations))
+    return _lanes(choice, whole).makespan_s(durations)
 
 
 def busy_s(choice: Choice, times: UnitTimes) -> float:
@@ -115,21 +115,29 @@ def with_simulated(terms: Mapping[str, float], seconds: float, busy: float) -> d
     return {**terms, **mean, "bubble": max(0.0, seconds - busy)}
 
 
-def _timed(choice: Choice) -> tuple[int, ...]:
-    """Return for how many microbatches a schedule is timed."""
-    few = tuple(times * 2 * ((choice.mesh.pp + 1) // 2) for times in FEW_TIMES)
-    if choice.microbatches > MOST_TIMES * choice.mesh.pp and choice.microbatches > few[1]:
-        return few
-    return (choice.microbatches,)
+def _lengths(choice: Choice) -> tuple[int, ...]:
+    """Return how many microbatches shorter steps have; none where the whole step is short.
+
+    A period is a round of an interleaved pipeline, and even, for those that are entered at both
+    ends; what is left of a step after whole periods is in all of them.
+    """
+    pp, whole = choice.mesh.pp, choice.microbatches
+    if whole <= MOST_TIMES * pp:
+        return ()
+    period = pp if pp % 2 == 0 else 2 * pp
+    few = tuple(whole % period + times * period for times in FEW_TIMES)
+    return few if 2 * few[-1] < whole else ()
 
 
-def _makespan_s(
-    ranks: tuple[int, ...], count: int, durations: Durations, schedule: Schedule
-) -> float:
-    clock = Clock(ranks, count, durations)
-    timing = clock.run(clock.rows_of(schedule))
-    assert timing is not None, "a builder's schedule does not wait for itself"
-    return timing.makespan_s
+def _lanes(choice: Choice, count: int) -> Lanes:
+    """Return the schedule of a plan for so many microbatches."""
+    pp = choice.mesh.pp
+    return lanes_of(choice.schedule, pp * choice.virtual, pp, count)
+
+
+def _slowest_s(lanes: Lanes, durations: Durations) -> float:
+    """Return how long the rank computes that has most to do."""
+    return max(lanes.busy_s(durations))
 
 
 def _unit_times(choice: Choice, blocks: Blocks, layers: int, dense_layers: int) -> UnitTimes:
