@@ -135,17 +135,25 @@ def _order(taken: Sequence[Prediction], of: Quantity) -> tuple[int, int]:
 
 
 def fitting(predictions: Iterable[Prediction]) -> Fitting:
-    """Count which runs were rightly said to fit, and which rightly not to."""
+    """Count which runs were rightly said to fit, and which rightly not to.
+
+    A row without a result ran out of memory, where others of its source have one.
+    """
+    taken = [one for one in predictions if one.case is not None and one.fits is not None]
+    measured = {
+        one.row.word("source") for one in taken if one.case and not one.case.measured.silent
+    }
     ran = ran_said = failed = failed_said = 0
-    for one in predictions:
-        if one.case is None or one.fits is None:
+    for one in taken:
+        if one.case is None:
             continue
-        if one.case.measured.out_of_memory:
+        silent = one.case.measured.silent
+        if one.case.measured.out_of_memory or (silent and one.row.word("source") in measured):
             failed += 1
             failed_said += not one.fits
-        else:
+        elif not silent:
             ran += 1
-            ran_said += one.fits
+            ran_said += bool(one.fits)
     return Fitting(ran=ran, ran_said=ran_said, failed=failed, failed_said=failed_said)
 
 

@@ -1,4 +1,4 @@
-"""Models by the names that tables give them: sizes of the presets, for what a row leaves blank."""
+"""Models by the names that tables give them: sizes, for what a row leaves blank."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, cast
 
+from bench.accuracy.published_models import published_models
 from echelon.config.presets import preset_names, read_preset
 
 Sizes = Mapping[str, Any]
@@ -17,8 +18,10 @@ Words = tuple[str, ...]
 
 @cache
 def presets() -> Mapping[Words, Sizes]:
-    """Return the [model] table of every preset by the words of its name."""
+    """Return the [model] table of every preset, and the like of others, by words of the name."""
     found: dict[Words, Sizes] = {}
+    for name, sizes in published_models().items():
+        found[words(name)] = sizes
     for name in preset_names("models"):
         preset = read_preset("models", name)
         if preset is not None and "model" in preset.tables:

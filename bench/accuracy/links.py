@@ -74,13 +74,13 @@ def _network(text: str, rate: float, kind: LinkKind | None, per_node: float) -> 
 
 
 def rate_of(text: str) -> float | None:
-    """Return the first rate in a text in bytes/s: ``200Gb/s``, ``50 GB/s``, ``100GbE``."""
+    """Return the first rate in a text in bytes/s: ``200Gb/s``, ``50 GB/s``; None where it is 0."""
     found = _RATE.search(text)
     if found:
         value = float(found[1]) * _SCALE[found[2]]
-        return value if found[3] else value / 8.0
+        return (value if found[3] else value / 8.0) or None
     short = _SHORT.search(text)
-    return float(short[1]) * 1e9 / 8.0 if short else None
+    return float(short[1]) * 1e9 / 8.0 or None if short else None
 
 
 def network_kind(text: str) -> LinkKind | None:

@@ -1,40 +1,27 @@
-"""The machine of a row: its device by name, and the tiers of its links.
-
-Names are matched by their words to the catalogue of clusters ("A100-80GB", "H100 SXM5 80GB",
-"NVIDIA A100-SXM4-40GB"); one that is not there takes the device that is nearest by name.
-"""
+"""The machine of a row: its device in the row's precision, and the tiers of its links."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
-from difflib import SequenceMatcher
-from functools import cache
-from typing import cast
 
+from bench.accuracy.devices import cluster_of
 from bench.accuracy.links import WITHOUT_NETWORK, device_link, network_of
-from bench.accuracy.refusals import Refused
+from bench.accuracy.programs import FULL_PRECISION
 from bench.accuracy.rows import Row
-from echelon.config.cluster import named_cluster
-from echelon.config.presets import preset_names, read_preset
 from echelon.core.cluster import Cluster, Device, Link
-from echelon.core.rulebook.config import MISSING_SETTING
 from echelon.cost.lattice.numbers import MachineNumbers, TierNumbers
 from echelon.cost.lattice.of_cluster import machine_numbers
 
-MANY_NODES = 1008
-"""So many nodes have every tier, and are whole racks of 18."""
 LARGEST_NODE = 16
 """Devices of the largest node; links that join more join a rack of them."""
-SLIP, USUAL_SINCE = 0.8, 2024
-"""How alike two names are of which one is a slip, and since when most runs are on H100."""
 EVERYWHERE = 1e9
 """The degree of a network: it joins any number of devices."""
 
 
 def machine_of(row: Row) -> MachineNumbers:
     """Return the device and links of a row."""
-    cluster = _cluster_named(_device_key(row))
+    cluster = _with_full_precision(row, cluster_of(row))
     per_node = row.count("gpus_per_node")
     if per_node is None:
         per_node = row.assume(
@@ -50,71 +37,38 @@ def machine_of(row: Row) -> MachineNumbers:
 def _dtypes(row: Row, device: Device) -> tuple[str, str]:
     """Return the dtypes in which a row's products and its attention are computed."""
     text = row.word("precision").lower()
-    words = ("tf32", "fp32") if re.match("fp32|tf32|float32", text) else ("bf16", "fp16")
-    known = [dtype for dtype in words if device.flops(dtype)]
+    whole = FULL_PRECISION.match(text) is not None
+    known = [dtype for dtype in ("bf16", "fp16") if device.flops(dtype)]
     if not known:
-        row.say("precision", "nominal", f"no {words[0]} peak of {device.name} is known")
-    half = known[0] if known else words[0]
-    wanted = re.search(r"(fp[84])", text)
-    if not wanted:
+        row.say("precision", "nominal", f"no bf16 peak of {device.name} is known")
+    half = known[0] if known else "bf16"
+    if whole:
+        return "fp32", "fp32"
+    narrow = re.search(r"fp\s*-?([84])|\b(?:int8|e4m3|e5m2)", text)
+    if not narrow:
         return half, half
-    for dtype in ("fp4", "fp8") if wanted[1] == "fp4" else ("fp8",):
-        if device.flops(dtype):
-            break
-    else:
-        dtype = half
-    if dtype != wanted[1]:
-        row.say("precision", dtype, f"no {wanted[1]} peak of {device.name} is known")
+    dtypes = ("fp4", "fp8") if narrow[1] == "4" else ("fp8",)
+    dtype = next((one for one in dtypes if device.flops(one)), half)
+    if dtype != dtypes[0]:
+        row.say("precision", dtype, f"no {dtypes[0]} peak of {device.name} is known")
     return dtype, half
 
 
-def _device_key(row: Row) -> str:
-    """Return the catalogue's name for a row's device."""
-    name = row.word("gpu")
-    if not name:
-        raise Refused(MISSING_SETTING, "gpu is blank")
-    keys = [key for key in preset_names("clusters") if not key.startswith("cpu")]
-    best = max(keys, key=lambda key: _likeness(name, key))
-    if set(_words(best)) & set(_words(name)):
-        return best
-    mine, theirs = ([w for w in _words(n) if not w.endswith("gb")] for n in (name, best))
-    if SequenceMatcher(None, "".join(mine), "".join(theirs)).ratio() < SLIP:
-        year = row.number("year") or float(USUAL_SINCE)
-        best = "h100" if year >= USUAL_SINCE else "a100-80gb"
-        row.say("gpu", best, f'"{name}" is not in the catalogue; this is usual in its year')
-        return best
-    row.say("gpu", best, f'"{name}" is not in the catalogue; this is nearest by name')
-    return best
+def _with_full_precision(row: Row, cluster: Cluster) -> Cluster:
+    """Return a cluster whose fp32 peak is that of tf32 products, where the row uses these.
 
-
-def _likeness(name: str, key: str) -> float:
-    mine, theirs = _words(name), _words(key)
-    shared = [word for word in theirs if word in mine]
-    models = [word for word in shared if not word.endswith("gb")]
-    memory = [word for word in theirs if word.endswith("gb")]
-    other = [word for word in mine if word.endswith("gb")]
-    likeness = SequenceMatcher(None, "".join(mine), "".join(theirs)).ratio()
-    score = 4.0 * len(models) + likeness
-    if models and memory and other:
-        score += 2.0 if set(memory) & set(other) else -1.0
-    elif models and memory:
-        score += 0.01 * float(memory[0].removesuffix("gb"))  # Unsaid: the larger one.
-    return score
-
-
-def _words(name: str) -> list[str]:
-    text = re.sub(r"(\d+)\s*g(?:i?b)?\b", r" \1gb ", name.lower())
-    return [w for w in re.findall(r"[a-z]*\d+[a-z]*|[a-z]+", text) if w not in ("nvidia", "amd")]
-
-
-@cache
-def _cluster_named(key: str) -> Cluster:
-    preset = read_preset("clusters", key)
-    assert preset is not None, key
-    size = cast(int, preset.tables["devices_per_node"])
-    built = named_cluster(f"{MANY_NODES * size}x{key}", "the catalogue")
-    assert isinstance(built, Cluster), built
-    return built
+    Tensor cores of NVIDIA since the A100 do tf32 at half the rate of bf16; "fp32" is plain.
+    """
+    text, device = row.word("precision").lower(), cluster.device
+    peaks = dict(device.peak_flops)
+    half = peaks.get("bf16")
+    if "tf32" in text and half:
+        peaks["fp32"] = half / 2.0
+        row.say("precision", "tf32", "half of the rate of bf16")
+    elif FULL_PRECISION.match(text) and "fp32" not in peaks:
+        peaks["fp32"] = (half or peaks.get("fp16", 0.0)) / 16.0
+        row.say("precision", "fp32", "a sixteenth of the rate of bf16")
+    return replace(cluster, device=replace(device, peak_flops=tuple(peaks.items())))
 
 
 def _near(row: Row, cluster: Cluster, per_node: float) -> TierNumbers:

@@ -11,6 +11,7 @@ publisher counts FLOPs. In a step of B sequences of s tokens, l layers of width 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from bench.accuracy.plans import sequences_of
@@ -30,12 +31,17 @@ RESULTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Give what was measured; None where a row does not say. Memory is in the row's GB."""
+    """Give what was measured; None where a row does not say. Memory is in the row's GB.
+
+    A row that says nothing at all is `silent`: beside others of its source it was tried and did not
+    run; where no row of a source has a result, they were left out of the file.
+    """
 
     step_s: float | None
     tokens_per_s: float | None
     memory_gb: float | None
     out_of_memory: bool
+    silent: bool
     how: str
 
 
@@ -49,6 +55,7 @@ def measured(row: Row, model: ModelNumbers, devices: float, peak: float) -> Meas
         tokens_per_s=tokens / devices / step if tokens and step else None,
         memory_gb=row.positive("mem_per_gpu_gb"),
         out_of_memory=_out_of_memory(row),
+        silent=not any(row.positive(column) for column in RESULTS),
         how=how,
     )
 
@@ -118,9 +125,7 @@ def active_params(row: Row, model: ModelNumbers) -> float:
 
 
 def _out_of_memory(row: Row) -> bool:
-    """Return whether a row says so, or was tried with others beside it and left nothing."""
-    for column in ("status", "mem_per_gpu_gb", "step_time_s", "compile_fusion_notes", "notes"):
-        text = row.cells.get(column, "").lower()
-        if "oom" in text or "out of memory" in text or "out-of-memory" in text:
-            return True
-    return not any(row.positive(column) for column in RESULTS)
+    """Return whether a row says that it ran out of memory."""
+    columns = ("status", "mem_per_gpu_gb", "step_time_s", "tokens_per_s_per_gpu", "notes")
+    text = " ".join(row.cells.get(name, "") for name in (*columns, "compile_fusion_notes"))
+    return re.search(r"\boom\b|out[ -]of[ -]memory", text.lower()) is not None

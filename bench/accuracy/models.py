@@ -20,6 +20,10 @@ from echelon.cost.lattice.numbers import ModelNumbers
 WIDTH_PER_LAYER = 128.0
 """Hidden size over layers of most published decoders, where neither is given."""
 MOST_SHARED = 4
+USUAL_TOP_K = 2.0
+SHARED_POWER = 0.85
+"""Of published mixtures, a token meets (experts of a token / experts) to this power of all."""
+LEAST_WIDTH = 64.0
 ALIGNED = 256.0
 """Widths of gated MLPs are multiples of it."""
 USUAL_LENGTH = 2048.0
@@ -109,8 +113,9 @@ def _depth_and_width(row: Row, known: Sizes, vocab: float, gated: bool) -> tuple
         return layers, hidden
     if name_only and params is not None:
         row.assume("params_total", params, "of the model's name")
-    if params is None or row.count("moe_experts"):
+    if params is None:
         raise Refused(MISSING_SETTING, "layers or hidden are blank, and no size tells them")
+    params = _met(row, params)
     ratio = (row.count("ffn_hidden") or 0.0) / (hidden or 1.0)
     ends = 2.0 if gated else 1.0
     why = "of the model's parameters"
@@ -125,6 +130,22 @@ def _depth_and_width(row: Row, known: Sizes, vocab: float, gated: bool) -> tuple
     width = 128.0 * max(1, round((params * WIDTH_PER_LAYER / 12.0) ** (1 / 3) / 128.0))
     depth = max(1.0, round((params - ends * vocab * width) / (12.0 * width * width)))
     return row.assume("layers", float(depth), why), row.assume("hidden", width, why)
+
+
+def _met(row: Row, params: float) -> float:
+    """Return the parameters that a token meets: all of a dense model, some of a mixture."""
+    experts = row.count("moe_experts") or 1.0
+    given = row.positive("params_active") or _active_in_name(row)
+    if given or experts <= 1.0:
+        return given if given and experts > 1.0 else params
+    share = min(1.0, (row.count("moe_topk") or USUAL_TOP_K) / experts) ** SHARED_POWER
+    return row.assume("params_active", share * params, "as of mixtures with so many experts")
+
+
+def _active_in_name(row: Row) -> float | None:
+    """Return what a mixture's name says that a token meets: 3e9 of ``30B-A3B``."""
+    found = re.search(r"\dB[\s-]*A(\d+(?:\.\d+)?)B", row.word("model"), re.IGNORECASE)
+    return float(found[1]) * 1e9 if found else None
 
 
 def _params_in_name(row: Row) -> float | None:
@@ -222,9 +243,10 @@ def _experts(
     experts = row.count("moe_experts") or float(table.get("num_experts", 0))
     if experts <= 1.0:
         return dict.fromkeys(("experts", "top_k", "expert_ffn", "shared_experts"), 0.0)
-    top_k = _size(row, table, "moe_topk", "top_k", 2.0, "the usual number of experts of a token")
-    ffn = row.count("ffn_hidden") or 4.0 * hidden
-    width = _size(row, table, "moe_ffn", "ffn", ffn, "the width of the dense MLP")
+    top_k = _size(
+        row, table, "moe_topk", "top_k", USUAL_TOP_K, "the usual number of experts of a token"
+    )
+    width = _size(row, table, "moe_ffn", "ffn", *_expert_width(row, sizes, attention, experts))
     if table:
         shared = float(table.get("shared_experts", 0))
     else:
@@ -241,6 +263,19 @@ def _experts(
         "shared_experts": shared,
         "dense_layers": float(table.get("first_dense_layers", 0)),
     }
+
+
+def _expert_width(
+    row: Row, sizes: tuple[float, float, float], attention: float, experts: float
+) -> tuple[float, str]:
+    """Return the width of an expert that makes up the model's size, else that of a dense MLP."""
+    layers, hidden, vocab = sizes
+    total = row.positive("params_total") or _params_in_name(row)
+    if total and not row.count("ffn_hidden"):
+        each = ((total - 2.0 * vocab * hidden) / layers - attention) / (3.0 * hidden * experts)
+        if each > LEAST_WIDTH:
+            return LEAST_WIDTH * round(each / LEAST_WIDTH), "of the model's parameters"
+    return row.count("ffn_hidden") or 4.0 * hidden, "the width of the dense MLP"
 
 
 def _latent(known: Sizes, heads: float) -> dict[str, float]:

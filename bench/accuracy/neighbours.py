@@ -13,6 +13,8 @@ from bench.accuracy.groups import publisher_of
 from bench.accuracy.links import WITHOUT_NETWORK
 from bench.accuracy.rows import Row
 
+OTHER_ROWS = "other rows of the publisher"
+"""Why a blank has a value that a neighbour has."""
 SHARED: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("model", "layers", "hidden"), ("heads", "kv_heads", "ffn_hidden", "vocab", "gated_mlp")),
     (("layers", "hidden"), ("heads", "vocab")),
@@ -48,5 +50,5 @@ def _filled(row: Row, column: str, said: Counter[str] | None) -> Row:
         return row
     value = said.most_common(1)[0][0]
     filled = replace(row, cells={**row.cells, column: value})
-    filled.say(column, value, "other rows of the publisher")
+    filled.say(column, value, OTHER_ROWS)
     return filled

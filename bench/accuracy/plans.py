@@ -10,11 +10,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import cast
 
 from bench.accuracy.programs import Program
+from bench.accuracy.recomputes import (
+    FULL,
+    HALF,
+    NO_RECOMPUTE,
+    QUARTER,
+    Recompute,
+    recomputes_of,
+)
 from bench.accuracy.refusals import Refused
 from bench.accuracy.rows import Row
 from echelon.core.rulebook.batch import BATCH_DIVIDES
@@ -25,25 +33,9 @@ from echelon.cost.lattice.pipeline import index_of
 
 MICROBATCHES = (1.0, 2.0, 4.0, 8.0)
 DEGREES = (1.0, 2.0, 4.0, 8.0)
+EXPERT_DEGREES = (1, 2, 4, 8, 16, 32, 64)
 MOST_CANDIDATES = 600
 MOST_STAGES = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recompute:
-    """Give a policy: the share of blocks that run forward again, or their attention only."""
-
-    name: str
-    share: float
-    selective: float
-
-
-NO_RECOMPUTE = Recompute(name="none", share=0.0, selective=0.0)
-SELECTIVE = Recompute(name="selective", share=0.0, selective=1.0)
-QUARTER = Recompute(name="full, every 4", share=0.25, selective=0.0)
-HALF = Recompute(name="full, every 2", share=0.5, selective=0.0)
-MOST = Recompute(name="full, 3 of 4", share=0.75, selective=0.0)
-FULL = Recompute(name="full", share=1.0, selective=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,18 +58,20 @@ def candidates_of(row: Row, model: ModelNumbers, program: Program) -> list[Candi
     """Return every split that a row can mean, at least one; Refused where there is none."""
     batch = sequences_of(row, model)
     found: list[Candidate] = []
-    for degrees in _degrees(row, model):
+    for degrees in _degrees(row, model, program):
         batch_here = batch
         if batch_here is None:
             batch_here = row.assume("global_batch", 8.0 * degrees.dp, "8 sequences a replica")
         for microbatch in _microbatches(row, batch_here, degrees.dp):
             count = math.ceil(batch_here / degrees.dp / microbatch)
-            for chunks, policy in product(
+            for chunks, policy, ep in product(
                 _chunks(row, model, degrees, count, program),
                 _policies(row, program, cast(float, model.layers) / degrees.pp),
+                _expert_degrees(row, model, degrees),
             ):
-                layout = _layout(row, model, program, degrees, (microbatch, count, chunks, policy))
-                found.append(_candidate(row, layout, policy))
+                rest = (microbatch, count, chunks, policy)
+                layout = replace(_layout(row, model, program, degrees, rest), ep=ep)
+                found.append(_candidate(row, model, layout, policy))
     if not found:
         raise Refused(BATCH_DIVIDES, f"no microbatch divides {batch:g} sequences")
     return found[:: math.ceil(len(found) / MOST_CANDIDATES)]
@@ -91,9 +85,9 @@ def sequences_of(row: Row, model: ModelNumbers) -> float | None:
     return float(max(1, round(tokens / cast(float, model.length))))
 
 
-def _degrees(row: Row, model: ModelNumbers) -> Iterator[_Degrees]:
-    cp = row.count("cp") or 1.0
+def _degrees(row: Row, model: ModelNumbers, program: Program) -> Iterator[_Degrees]:
     tp, pp, dp, devices = (row.count(name) for name in ("tp", "pp", "dp", "n_gpus"))
+    cp = _context(row, (tp or 1.0) * (pp or 1.0), devices)
     if devices is None:
         if dp is None:
             raise Refused(MISSING_SETTING, "n_gpus and dp are blank")
@@ -104,15 +98,29 @@ def _degrees(row: Row, model: ModelNumbers) -> Iterator[_Degrees]:
     if tp is not None and pp is not None:
         yield _whole(row, _Degrees(tp=tp, pp=pp, cp=cp, dp=dp or 0.0), devices)
         return
-    found = False
-    for tensor, stages in product([tp] if tp else DEGREES, [pp] if pp else _stages(model, devices)):
-        rest = devices / (tensor * stages * cp)
-        if rest != int(rest) or model.heads % tensor or (dp and dp != rest):
-            continue
-        found = True
-        yield _Degrees(tp=tensor, pp=stages, cp=cp, dp=rest)
-    if not found:
+    # A trainer that cuts parameters has no other axis, unless a row says so.
+    alone = program.zero >= 3.0 and dp in (None, devices)
+    tensors = [tp] if tp else ([1.0] if alone else DEGREES)
+    stages = [pp] if pp else ([1.0] if alone else _stages(model, devices))
+    all_fit = [
+        _Degrees(tp=one, pp=many, cp=cp, dp=devices / (one * many * cp))
+        for one, many in product(tensors, stages)
+        if devices % (one * many * cp) == 0 and (tp or not model.heads % one)
+    ]
+    found = [one for one in all_fit if dp in (None, one.dp)]
+    if not found and all_fit:
+        row.say("dp", "other", f"{dp:g} with no usual tp and pp makes {devices:g} devices")
+    if not all_fit:
         raise Refused(WORLD_SIZE_IS_PRODUCT, f"no blank degrees make {devices:g} devices")
+    yield from found or all_fit
+
+
+def _context(row: Row, model_part: float, devices: float | None) -> float:
+    """Return the context degree; 1 where it is no factor of the devices, but the rest is."""
+    cp = row.count("cp") or 1.0
+    if devices and devices % (model_part * cp) and not devices % model_part:
+        return row.assume("cp", 1.0, f"{cp:g} x tp x pp = {cp * model_part:g} is no part of n_gpus")
+    return cp
 
 
 def _stages(model: ModelNumbers, devices: float) -> list[float]:
@@ -135,7 +143,10 @@ def _whole(row: Row, degrees: _Degrees, devices: float) -> _Degrees:
             WORLD_SIZE_IS_PRODUCT,
             f"{devices:g} devices are no multiple of tp x pp x cp = {model_part:g}",
         )
-    row.assume("dp", rest, "n_gpus / (tp x pp x cp)")
+    why = "n_gpus / (tp x pp x cp)"
+    if degrees.dp:
+        why += f"; the row's {degrees.dp:g} makes {degrees.dp * model_part:g} devices"
+    row.assume("dp", rest, why)
     return _Degrees(tp=degrees.tp, pp=degrees.pp, cp=degrees.cp, dp=rest)
 
 
@@ -156,9 +167,9 @@ def _chunks(
     given, schedule = row.count("vpp"), row.word("schedule").lower()
     if degrees.pp == 1.0:
         return [1.0]
-    if given is not None:
-        return [given]
     on_rank = math.ceil(model.layers / degrees.pp)
+    if given is not None:
+        return [min(given, float(on_rank))]
     interleaves = "interleaved" in schedule or (not schedule and program.interleaves)
     if not interleaves or count % degrees.pp:
         return [1.0]
@@ -167,28 +178,11 @@ def _chunks(
 
 
 def _policies(row: Row, program: Program, on_rank: float) -> list[Recompute]:
-    text = row.word("recompute").lower()
-    if not text:
-        if program.fused:
-            return [NO_RECOMPUTE, QUARTER, HALF, FULL]
-        return [FULL]
-    blocks = re.search(r"(\d+)\s*(?:layer|block)s?\b", text)
-    if blocks and "full" in text:
-        part = min(1.0, float(blocks[1]) / on_rank)
-        return [Recompute(name=text, share=part, selective=0.0)]
-    share = re.search(r"([1-9]\d*)\s*(?:of|/)\s*([1-9]\d*)", text)
-    if share:
-        return [
-            Recompute(name=text, share=min(1.0, float(share[1]) / float(share[2])), selective=0.0)
-        ]
-    if text.startswith("selective"):
-        if "other" in text or "per-op" in text:
-            return [Recompute(name=text, share=0.5, selective=0.0)]
-        # To trainers that cut parameters it means some blocks, as many as must be.
-        return [QUARTER, HALF, MOST] if program.generation.startswith("fsdp") else [SELECTIVE]
-    if text in ("none", "no", "false", "off", "0"):
-        return [NO_RECOMPUTE]
-    return [FULL]
+    text = row.word("recompute")
+    if text:
+        cuts = program.generation.startswith("fsdp")
+        return recomputes_of(text, on_rank, cuts_parameters=cuts)
+    return [NO_RECOMPUTE, QUARTER, HALF, FULL] if program.fused else [FULL]
 
 
 def _layout(
@@ -203,7 +197,6 @@ def _layout(
     sequence = row.flag("sp")
     if sequence is None:
         sequence = program.sequence_parallel and degrees.tp > 1.0
-    ep = row.above_zero("ep", 1.0, "no expert parallelism") if model.experts else 1.0
     shard, replicate = _sharded(row, degrees.dp, zero)
     kind = row.word("cp_kind").lower()
     return LayoutNumbers(
@@ -212,7 +205,6 @@ def _layout(
         pp=degrees.pp,
         dp_shard=shard,
         dp_replicate=replicate,
-        ep=ep,
         expert_tp=(row.count("etp") or 1.0) if model.experts else 1.0,
         sequence_parallel=float(sequence and degrees.tp > 1.0),
         ulysses=degrees.cp if "ulysses" in kind or "a2a" in kind else 1.0,
@@ -239,25 +231,45 @@ def _sharded(row: Row, dp: float, zero: float) -> tuple[float, float]:
     return dp, 1.0
 
 
+def _expert_degrees(row: Row, model: ModelNumbers, degrees: _Degrees) -> list[float]:
+    """Return the degrees of expert parallelism that a row can mean: its own, or each usual one."""
+    if not model.experts:
+        return [1.0]
+    ranks = degrees.tp * degrees.cp * degrees.dp
+    given = row.count("ep")
+    if given is not None:
+        if given > ranks:
+            row.say("ep", ranks, f"{given:g} is above the {ranks:g} ranks of a stage")
+        return [min(given, ranks)]
+    usual = [float(n) for n in EXPERT_DEGREES if model.experts % n == 0 and ranks % n == 0]
+    return usual or [1.0]
+
+
 def _schedule(row: Row, chunks: float) -> str:
     text = re.sub(r"[^a-z0-9]", "", row.word("schedule").lower())
     for name in ("dualpipe-v", "dualpipe", "zb-v", "zb-h2", "zb-h1", "breadth-first", "gpipe"):
         if name.replace("-", "") in text:
             return name
+    if "zerobubble" in text or "afab" in text:
+        return "zb-h1" if "zero" in text else "gpipe"
     return "interleaved" if chunks > 1.0 else "1f1b"
 
 
-def _candidate(row: Row, layout: LayoutNumbers, policy: Recompute) -> Candidate:
+def _candidate(
+    row: Row, model: ModelNumbers, layout: LayoutNumbers, policy: Recompute
+) -> Candidate:
     settings: tuple[tuple[str, object], ...] = (
         ("tp", layout.tp),
         ("pp", layout.pp),
         ("dp", layout.dp),
+        ("ep", layout.ep),
         ("micro_batch", layout.microbatch),
         ("vpp", layout.virtual),
         ("recompute", policy.name),
         ("sp", bool(layout.sequence_parallel)),
     )
     needless = {"vpp", "pp"} if layout.pp == 1.0 and row.word("tp") else set[str]()
+    needless |= set() if cast(float, model.experts) else {"ep"}
     return Candidate(
         layout=layout,
         chosen=tuple(

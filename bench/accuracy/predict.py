@@ -16,6 +16,7 @@ from bench.accuracy.plans import Candidate, candidates_of, sequences_of
 from bench.accuracy.programs import Program, program_of, software_of
 from bench.accuracy.refusals import Refused
 from bench.accuracy.rows import Row
+from echelon.core.rulebook.config import OUT_OF_RANGE
 from echelon.cost.lattice.block import Work
 from echelon.cost.lattice.memory import bytes_of_rank
 from echelon.cost.lattice.numbers import LayoutNumbers, MachineNumbers, ModelNumbers
@@ -76,7 +77,14 @@ def _cases(rows: Sequence[Row]) -> tuple[list[Case], list[Prediction]]:
             cases.append(case_of(row))
         except Refused as why:
             refused.append(Prediction(row=row, status=why.rule.id, message=why.message))
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+            # Whatever a cell holds, it refuses its own row and not the file.
+            refused.append(_unreadable(row, f"its numbers make no run: {error or type(error)}"))
     return cases, refused
+
+
+def _unreadable(row: Row, message: str) -> Prediction:
+    return Prediction(row=row, status=OUT_OF_RANGE.id, message=message)
 
 
 def case_of(row: Row) -> Case:
@@ -142,8 +150,9 @@ def predict_cases(cases: Sequence[Case]) -> list[Prediction]:
     if not cases:
         return []
     work = work_of(cases)
-    seconds = np.asarray(step_seconds(work).total)
-    held = np.asarray(bytes_of_rank(work).total)
+    with np.errstate(all="ignore"):
+        seconds = np.asarray(step_seconds(work).total)
+        held = np.asarray(bytes_of_rank(work).total)
     capacity = np.asarray(work.machine.memory_bytes)
     found: list[Prediction] = []
     start = 0
@@ -152,10 +161,14 @@ def predict_cases(cases: Sequence[Case]) -> list[Prediction]:
         start = part.stop
         # What a row does not say was chosen so that it ran: memory a little over is believed.
         fits = held[part] <= BELIEVED * capacity[part]
-        best = int(np.argmin(np.where(fits, seconds[part], np.inf)))
-        if not fits.any():
-            best = int(np.argmin(held[part]))
-        found.append(_prediction(case, best, (seconds[part][best], held[part][best])))
+        known = np.isfinite(seconds[part]) & np.isfinite(held[part]) & (seconds[part] > 0.0)
+        best = int(np.argmin(np.where(fits & known, seconds[part], np.inf)))
+        if not (fits & known).any():
+            best = int(np.argmin(np.where(known, held[part], np.inf)))
+        if known[best]:
+            found.append(_prediction(case, best, (seconds[part][best], held[part][best])))
+        else:
+            found.append(_unreadable(case.row, "its numbers make no time that is one"))
     return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from echelon.core.cluster import Efficiency
-from echelon.cost.lattice.frameworks import FACTS
+from echelon.cost.lattice.frameworks import COMPILED, FACTS
 from echelon.cost.lattice.software import Software
 
 DEVICES: Mapping[str, Efficiency] = {
@@ -53,6 +53,7 @@ KNOWN: Mapping[str, Mapping[str, float]] = {
     "megatron-core-2025": {"fused_share": 1.3, "tensor_overlap": 0.3, "pipeline_overlap": 0.5},
     # Gathers of 2021 went parameter by parameter.
     "deepspeed": {"gather_share": 0.15, "gather_overlap": 0.98, "interference": 0.02},
+    "jax": COMPILED,
 }
 NEVER: Mapping[str, frozenset[str]] = {
     "megatron": frozenset({"tensor_overlap", "expert_overlap"}),

@@ -13,6 +13,14 @@ FLASH_SINCE = 2023
 """The year from which runs use fused attention, where nothing is said (FlashAttention: 2022)."""
 FULL_PRECISION = re.compile(r"fp32|tf32|float32")
 
+STAGES: tuple[tuple[float, tuple[str, ...]], ...] = (
+    (2.0, ("shard grad",)),
+    (0.0, ("no shard", "ddp", "none", "false")),
+    (3.0, ("hsdp", "hybrid", "full shard", "fsdp", "fully")),
+    (1.0, ("distributed opt", "dist opt", "true")),
+)
+"""The stage of ZeRO that a word in its place means."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
@@ -49,7 +57,7 @@ def program_of(row: Row) -> Program:
     year = row.number("year")
     if year is None:
         year = row.assume("year", float(FLASH_SINCE), "the middle of published runs")
-    zero = row.number("zero_stage")
+    zero = _stage(row)
     if zero is None:
         zero = row.assume("zero_stage", _usual_stage(name, int(year)), "the framework's default")
     compiled = re.search(r"torch\.?compile", row.word("compile_fusion_notes").lower()) is not None
@@ -76,6 +84,20 @@ def software_of(row: Row, program: Program) -> Software:
     return software
 
 
+def _stage(row: Row) -> float | None:
+    """Return the ZeRO stage of a row: a number, or what its framework calls it; None if blank."""
+    text = row.word("zero_stage").lower().replace("_", " ")
+    for stage, words in STAGES:
+        if any(word in text for word in words):
+            return stage
+    found = re.search(r"(?<![\d.])(?<!^-)([0-3])(?![\d.])", text)
+    if found:
+        return float(found[1])
+    if text:
+        row.say("zero_stage", "unknown", f'"{text}" is no stage of ZeRO')
+    return None
+
+
 def _usual_stage(name: str, year: int) -> float:
     """Return the ZeRO stage of a framework where none is given."""
     words = name.lower()
@@ -83,6 +105,6 @@ def _usual_stage(name: str, year: int) -> float:
     if said:
         return float(said[1])
     generation = recognise(name, year=year, zero=1.0)
-    if generation.startswith("fsdp") or generation == "deepspeed":
+    if generation.startswith("fsdp") or generation in ("deepspeed", "jax"):
         return 3.0
     return 0.0 if generation == "megatron" else 1.0

@@ -25,11 +25,13 @@ from bench.accuracy.groups import (
     source_of,
     within,
 )
+from bench.accuracy.neighbours import OTHER_ROWS
 from bench.accuracy.predict import OK, Prediction
 
 VERSION = 1
 COLUMNS = ("id", "step_time_s", "tokens_per_s_per_gpu", "mem_per_gpu_gb", "fits", "status")
 LABEL = 38
+MOST_OVERRULED = 12
 HEAD = f"{'':{LABEL}}{'rows':>5}{'mean':>7}{'median':>7}{'p90':>7}{'bias':>8}{'order':>8}"
 
 
@@ -68,6 +70,7 @@ def lines(predictions: Sequence[Prediction], *, brief: bool = False) -> Iterator
         yield ""
     yield from _fitting_lines(whole)
     yield from _refused_lines(predictions)
+    yield from _overruled_lines(predictions)
     if not brief:
         yield from _assumed_lines(predictions)
 
@@ -128,6 +131,20 @@ def _refused_lines(predictions: Sequence[Prediction]) -> Iterator[str]:
     for one in predictions:
         if one.status != OK:
             yield f"{one.row.id}: {one.status}: {one.message}"[:80]
+
+
+def _overruled_lines(predictions: Sequence[Prediction]) -> Iterator[str]:
+    """Yield what a cell says that could not be taken as it stands, for the first rows."""
+    found = [
+        f"{one.row.id}: {note.field} is taken as {note.value}: {note.why}"
+        for one in predictions
+        for note in one.row.assumed
+        if one.row.word(note.field) and note.why != OTHER_ROWS
+    ]
+    for line in found[:MOST_OVERRULED]:
+        yield line[:80]
+    if len(found) > MOST_OVERRULED:
+        yield f"and {len(found) - MOST_OVERRULED} more cells that are taken as something else"
 
 
 def _assumed_lines(predictions: Sequence[Prediction]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from bench.accuracy.models import model_of
 from bench.accuracy.plans import candidates_of, sequences_of
 from bench.accuracy.predict import Adjust, Case, Prediction, cases_of, predict
 from bench.accuracy.programs import program_of
+from bench.accuracy.report import summary_text
 from bench.accuracy.rows import Row
 from echelon.cost.lattice.frameworks import FRAMEWORKS
 
@@ -79,10 +80,38 @@ def test_seconds_of_the_row_come_before_tokens_and_flops() -> None:
     assert rate.step_s == pytest.approx(512 * 2048 / 32 / 4096)
 
 
-def test_a_row_without_any_result_did_not_run() -> None:
-    assert measured(row(), model_of(row()), 32.0, 312e12).out_of_memory
+def test_a_row_says_that_it_did_not_run_or_nothing() -> None:
+    assert measured(row(), model_of(row()), 32.0, 312e12).silent
+    assert not measured(row(), model_of(row()), 32.0, 312e12).out_of_memory
     assert measured(row(mem_per_gpu_gb="OOM"), model_of(row()), 32.0, 1.0).out_of_memory
-    assert not measured(row(step_time_s="1"), model_of(row()), 32.0, 1.0).out_of_memory
+    assert not measured(row(step_time_s="1"), model_of(row()), 32.0, 1.0).silent
+
+
+def test_a_silent_row_did_not_run_where_others_of_its_source_did() -> None:
+    alone = fitting(predict([row("a"), row("b")]))
+    assert (alone.ran, alone.failed) == (0, 0)
+    beside = fitting(predict([row("a"), row("b", step_time_s="5")]))
+    assert (beside.ran, beside.failed) == (1, 1)
+
+
+def test_what_no_formula_can_take_refuses_its_row_only() -> None:
+    bad = row("bad", intra_link="0 Gb/s", inter_link="0 Gb/s", seq_len="100000000")
+    silly = row("silly", layers="1e6", hidden="64", heads="1e8", tp="1e7", n_gpus="1e7", dp="1")
+    found = predict([bad, row("good"), silly])
+    assert [one.status for one in found[:2]] == ["ok", "ok"]
+    assert found[2].status in ("ok", "out-of-range")
+
+
+def test_cells_that_contradict_each_other_are_told() -> None:
+    text = summary_text(predict([row("a", dp="7", step_time_s="5")]))
+    assert "a: dp is taken as 32.0: n_gpus / (tp x pp x cp); the row's 7 makes 7" in text
+
+
+def test_blank_expert_parallelism_is_one_that_fits() -> None:
+    (one,) = predict([row(model="Mixtral 8x7B", layers="32", hidden="4096", ffn_hidden="14336")])
+    assert one.case is not None
+    assert {float(each.layout.ep) for each in one.case.candidates} == {1.0, 2.0, 4.0, 8.0}
+    assert "ep" in {note.field for note in one.row.assumed}
 
 
 def test_every_row_has_a_prediction_or_a_rule() -> None:
@@ -178,7 +207,7 @@ def test_errors_and_order_by_hand() -> None:
 
 
 def test_which_runs_fit() -> None:
-    ran, failed = predict([row("a", step_time_s="1"), row("b", micro_batch="512", dp="1")])
+    ran, failed = predict([row("a", step_time_s="1"), row("b", mem_per_gpu_gb="OOM")])
     found = fitting([replace(ran, fits=True), replace(failed, fits=False)])
     assert (found.ran, found.ran_said, found.failed, found.failed_said) == (1, 1, 1, 1)
 

@@ -13,8 +13,12 @@ from bench.accuracy.links import device_link, network_of, rate_of
 from bench.accuracy.machines import machine_of
 from bench.accuracy.models import model_of
 from bench.accuracy.neighbours import with_neighbours
+from bench.accuracy.programs import program_of
+from bench.accuracy.published_models import published_models
+from bench.accuracy.recomputes import recomputes_of
 from bench.accuracy.refusals import Refused
 from bench.accuracy.rows import Row, read_rows
+from echelon.cost.lattice.frameworks import recognise
 
 
 def row(**columns: str) -> Row:
@@ -120,7 +124,7 @@ def test_device_by_its_words(gpu: str, memory_gb: float) -> None:
 
 
 def test_unknown_device_takes_the_nearest_and_says_so() -> None:
-    one = row(gpu="GH200-96GB", n_gpus="8", gpus_per_node="8")
+    one = row(gpu="H2000-96GB", n_gpus="8", gpus_per_node="8")
     assert machine_of(one).peak_flops > 9e14
     assert ("gpu", "h200") in [(note.field, note.value) for note in one.assumed]
 
@@ -191,13 +195,131 @@ def test_a_blank_is_filled_from_rows_of_its_publisher_only() -> None:
 
 
 def test_notes_are_json() -> None:
-    one = row(gpu="TPU v5p", model="x")
+    one = row(gpu="Quantum 9", model="x")
     machine_of(one)
     assert json.dumps([note.value for note in one.assumed])
 
 
-def test_a_device_of_another_kind_is_taken_to_be_what_was_usual() -> None:
+def test_a_device_that_nobody_knows_is_taken_to_be_what_was_usual() -> None:
     for year, usual in (("2022", "a100-80gb"), ("2025", "h100")):
-        one = row(gpu="Trainium2", n_gpus="8", gpus_per_node="8", year=year)
+        one = row(gpu="Quantum 9", n_gpus="8", gpus_per_node="8", year=year)
         assert machine_of(one).peak_flops > 3e14
         assert ("gpu", usual) in [(note.field, note.value) for note in one.assumed]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "teraflops", "gib"),
+    [
+        ("TPU v5p", 459, 95),
+        ("TPU v4", 275, 32),
+        ("TPU v6e-256", 918, 32),
+        ("Trainium1", 190, 32),
+        ("AWS Trn2", 667, 96),
+        ("Gaudi2", 432, 96),
+        ("GH200-96GB", 989, 96),
+        ("RTX 3090", 71, 24),
+        ("A10G", 125, 24),
+        ("H100-96GB-HBM2e-500W", 989, 96),
+        ("A100-40GB PCIe", 312, 40),
+        ("MI300X", 1300, 192),
+        ("H20", 148, 96),
+        ("L40S", 362, 48),
+    ],
+)
+def test_devices_of_many_kinds(gpu: str, teraflops: float, gib: float) -> None:
+    machine = machine_of(row(gpu=gpu, n_gpus="8", precision="bf16"))
+    assert machine.peak_flops == pytest.approx(teraflops * 1e12)
+    assert machine.memory_bytes == pytest.approx(gib * 2**30, rel=0.1)
+
+
+def test_a_limit_of_power_slows_what_computes() -> None:
+    free = machine_of(row(gpu="H100-80GB"))
+    capped = machine_of(row(gpu="H100-96GB-HBM2e-500W"))
+    assert capped.matmul == pytest.approx(float(free.matmul) * (5 / 7) ** (1 / 3))
+    assert capped.memory_bandwidth == 2.4e12
+
+
+def test_full_precision_has_its_own_peak() -> None:
+    assert machine_of(row(gpu="A100", precision="tf32")).peak_flops == 156e12
+    assert machine_of(row(gpu="A100", precision="fp32")).peak_flops == 19.5e12
+    assert machine_of(row(gpu="MI300X", precision="mxfp8")).peak_flops == 2610e12
+
+
+@pytest.mark.parametrize(
+    ("framework", "year", "zero", "generation"),
+    [
+        ("NeMo 2.0", 2025, 1, "megatron-core-2025"),
+        ("Primus (Megatron)", 2024, 1, "megatron-core"),
+        ("MaxText", 2024, 3, "jax"),
+        ("Colossal-AI", 2023, 1, "deepspeed"),
+        ("OLMo-core", 2025, 3, "fsdp2"),
+        ("HF Accelerate", 2023, 3, "fsdp"),
+        ("MyTrainer", 2023, 3, "fsdp"),
+        ("MyTrainer", 2025, 3, "fsdp2"),
+        ("nanotron", 2024, 1, "generic"),
+        ("GPT-NeoX", 2022, 1, "megatron-deepspeed"),
+    ],
+)
+def test_trainers_by_name(framework: str, year: int, zero: float, generation: str) -> None:
+    assert recognise(framework, year=year, zero=zero) == generation
+
+
+@pytest.mark.parametrize(
+    ("text", "stage"),
+    [
+        ("3", 3.0),
+        ("ZeRO-2", 2.0),
+        ("hsdp", 3.0),
+        ("FULL_SHARD", 3.0),
+        ("SHARD_GRAD_OP", 2.0),
+        ("none", 0.0),
+        ("distributed optimizer", 1.0),
+    ],
+)
+def test_stage_of_a_text(text: str, stage: float) -> None:
+    one = row(zero_stage=text, framework="x", year="2024")
+    assert program_of(one).zero == stage
+    assert not [note for note in one.assumed if note.field == "zero_stage"]
+
+
+def test_a_stage_that_there_is_not_is_said() -> None:
+    one = row(zero_stage="9", framework="PyTorch FSDP", year="2024")
+    assert program_of(one).zero == 3.0
+    assert "unknown" in [note.value for note in one.assumed if note.field == "zero_stage"]
+
+
+@pytest.mark.parametrize(
+    ("text", "share", "selective"),
+    [
+        ("50%", 0.5, 0.0),
+        ("0.25", 0.25, 0.0),
+        ("block 10", 0.5, 0.0),
+        ("full/block/5", 0.25, 0.0),
+        ("uniform 1", 1.0, 0.0),
+        ("True", 1.0, 0.0),
+        ("no recompute", 0.0, 0.0),
+        ("every 2", 0.5, 0.0),
+        ("5 layers", 0.25, 0.0),
+        ("core_attn", 0.0, 1.0),
+        ("selective (core attention)", 0.0, 1.0),
+    ],
+)
+def test_recompute_of_a_text(text: str, share: float, selective: float) -> None:
+    (one,) = recomputes_of(text, 20.0, cuts_parameters=False)
+    assert (one.share, one.selective) == (share, selective)
+
+
+def test_sizes_of_a_mixture_from_its_parameters() -> None:
+    columns = {"model": "Some 30B-A3B", "params_total": "30e9", "moe_experts": "128"}
+    model = model_of(row(seq_len="4096", moe_topk="8", gated_mlp="true", **columns))
+    layers, hidden = float(model.layers), float(model.hidden)
+    assert 12 * layers * hidden**2 == pytest.approx(3e9, rel=0.3)
+    assert 3 * layers * hidden * model.expert_ffn * 128 == pytest.approx(30e9, rel=0.1)
+
+
+def test_every_published_model_has_sizes_that_make_a_model() -> None:
+    for name, sizes in published_models().items():
+        assert {"layers", "hidden", "heads", "kv_heads", "ffn", "vocab"} <= set(sizes), name
+        assert sizes["heads"] % sizes["kv_heads"] == 0, name
+    kimi = model_of(row(model="Kimi K2", seq_len="4096"))
+    assert (kimi.experts, kimi.kv_rank, kimi.dense_layers) == (384.0, 576.0, 1.0)

@@ -33,6 +33,19 @@ GENERIC = Software(
 NARROW = replace(GENERIC, gradient_bytes=2.0, reduced_bytes=2.0)
 """Gradients add up and travel in the dtype of parameters."""
 
+COMPILED: Mapping[str, float] = {
+    "width_bytes": 32.0,
+    "inner_bytes": 7.0,
+    "logit_bytes": 16.0,
+    "host_s": 2e-6,
+    "mixture_s": 1e-4,
+    "reduce_overlap": 0.8,
+    "gather_overlap": 0.95,
+    "tensor_overlap": 0.4,
+    "interference": 0.05,
+}
+"""What a compiler of whole programs is known for; no run of one was fitted to."""
+
 FACTS: Mapping[str, Software] = {
     "generic": GENERIC,
     "echelon": replace(GENERIC, reduce_overlap=0.8, scattered_messages=0.0),
@@ -51,6 +64,8 @@ FACTS: Mapping[str, Software] = {
     "fsdp": replace(NARROW, logit_held=4.0),
     "fsdp-compiled": NARROW,
     "fsdp2": GENERIC,
+    # A program compiled as a whole (XLA): few kernels, operators fused, collectives beside compute.
+    "jax": replace(NARROW, **COMPILED),
     "internevo": replace(
         NARROW, update_bytes=14.0, working_width=54.0, context_bytes=5e9, slack=0.0
     ),
@@ -66,25 +81,32 @@ CORE_SINCE, CORE_AGAIN = 2023, 2025
 """The years of Megatron-Core, and of its attention kernels and dispatch of 2025."""
 
 WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("megatron-deepspeed", ("megatron-deepspeed", "megatron deepspeed")),
-    ("megatron-core", ("nemo", "bridge", "megatron-core", "mcore", "megatron core")),
+    ("megatron-deepspeed", ("megatron-deepspeed", "megatron deepspeed", "neox", "megatron-ds")),
+    ("jax", ("maxtext", "jax", "levanter", "paxml", "praxis", "easylm", "t5x", "xla")),
+    ("megatron-core", ("nemo", "bridge", "megatron-core", "mcore", "megatron core", "primus")),
+    ("megatron-core", ("mindspeed", "transformer engine", "transformerengine")),
     ("megatron", ("megatron",)),
     ("echelon", ("echelon",)),
     ("internevo", ("internevo",)),
-    ("fsdp2", ("titan", "fsdp2")),
-    ("fsdp", ("fsdp", "composer", "foundry", "accelerate", "lightning")),
-    ("deepspeed", ("deepspeed", "colossal")),
+    ("fsdp2", ("titan", "fsdp2", "fsdp v2", "olmo-core", "olmo core", "vescale", "torchtune")),
+    ("fsdp", ("fsdp", "composer", "foundry", "accelerate", "lightning", "axolotl", "fairscale")),
+    ("deepspeed", ("deepspeed", "colossal", "zero-")),
 )
 """What the names of trainers have in them, the most telling first."""
+SECOND_SINCE = 2024
+"""The year from which PyTorch's own sharding is that of FSDP2."""
 
 
 def recognise(name: str, *, year: int, zero: float, compiled: bool = False) -> str:
     """Return the generation in FRAMEWORKS of the trainer called `name` in `year`.
 
-    Megatron-DeepSpeed without ZeRO runs Megatron's own loop; with it, DeepSpeed's engine.
+    Megatron-DeepSpeed without ZeRO runs Megatron's own loop; with it, DeepSpeed's engine. A trainer
+    that is not known and cuts parameters does so by PyTorch's FSDP.
     """
-    lower = name.lower()
+    lower = name.lower().replace("_", "-")
     found = next((key for key, words in WORDS if any(w in lower for w in words)), "generic")
+    if found == "generic" and zero >= 3.0:
+        found = "fsdp2" if year >= SECOND_SINCE else "fsdp"
     if found == "megatron-deepspeed" and zero < 1.0:
         return "megatron"
     if found == "megatron" and year >= CORE_SINCE:
