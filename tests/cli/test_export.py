@@ -116,3 +116,13 @@ def test_a_comparison_shows_settings_and_bytes(capsys: pytest.CaptureFixture[str
 def test_a_comparison_of_equals_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "nano", "nano"]) == 0
     assert "The same mathematics and the same layout." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["nosuch", "nosuch.json"])
+def test_what_is_no_plan_is_told_what_may_be_named(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "nano", name]) == 2
+    error = capsys.readouterr().err
+    assert all(kind in error for kind in ("a run.toml", "a preset", "plan.json", "the folder of"))
+    assert "Errno" not in error

@@ -63,6 +63,15 @@ def test_a_folder_that_is_missing_is_named(
     assert capsys.readouterr().err.startswith("error[cannot-write]")
 
 
+@pytest.mark.parametrize("name", ["run.yaml", "run"])
+def test_a_run_file_is_named_as_one(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", str(tmp_path / name)]) == 2
+    assert str(tmp_path / "run.toml") in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_unknown_preset_is_refused_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -175,8 +175,16 @@ def test_an_unknown_run_lists_presets_and_files(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path, SMALL)
+    (tmp_path / "cluster.toml").write_text("devices_per_node = 8")
+    (tmp_path / "pyproject.toml").write_text("[tool.ruff]")
     found = problems_of("nanoo")
     assert found["unknown-preset"].works == ("nano", "nano-zero3", "run.toml")
+    found = problems_of("zzz")
+    kinds = ("a run.toml", "a preset (echelon config presets)")
+    assert found["unknown-preset"].works == (*kinds, "run.toml")
+    for name in ("meta/Llama3-8B", "LLAMA3-8B"):
+        assert problems_of(name)["unknown-preset"].works[0] == "llama3-8b"
+    assert list(problems_of("./gone")) == ["unknown-preset"]
     found = problems_of(write(tmp_path, 'extends = "gpt3"'))
     assert "gpt3-175b" in found["unknown-preset"].works
 

@@ -53,6 +53,7 @@ def test_a_config_json_is_a_model(tmp_path: Path) -> None:
     ("model", "cluster", "rule", "works"),
     [
         ("lama3-8b", "8xh100", "unknown-preset", "llama3-8b"),
+        ("zzz", "8xh100", "unknown-preset", "config.json"),
         ("llama3-8b", "8xh10", "unknown-preset", "8xh100"),
         ("llama3-8b", "12xh100", "whole-nodes", "16xh100"),
     ],

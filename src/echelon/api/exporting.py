@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from echelon.core.errors import ConfigError
+from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import Plan
+from echelon.core.rulebook.config import UNKNOWN_PRESET
 from echelon.core.rulebook.export import EXPORT_NEEDS_OUT, PLAN_SOURCE
 
 if TYPE_CHECKING:
@@ -83,7 +84,12 @@ def read_plan(run: str | Path, *, settings: Sequence[str] = ()) -> tuple[Plan, J
     path = Path(run).expanduser()
     file = path / PLAN_FILE if path.is_dir() else path
     if file.suffix != ".json":
-        job = load_job(run, settings)
+        try:
+            job = load_job(run, settings)
+        except ConfigError as error:
+            if UNKNOWN_PRESET.id not in error.rules:
+                raise
+            raise ConfigError([_or_plan(problem) for problem in error.problems]) from None
         return job.plan, job
     beside = file.parent / RUN_FILE
     if settings:
@@ -91,6 +97,13 @@ def read_plan(run: str | Path, *, settings: Sequence[str] = ()) -> tuple[Plan, J
         return job.plan, job
     plan = _plan_of(file)
     return plan, _job_of(plan, beside)
+
+
+def _or_plan(problem: Problem) -> Problem:
+    """Return the problem of a name that is none, with what else a plan may stand in."""
+    if problem.rule != UNKNOWN_PRESET.id or problem.key:
+        return problem
+    return replace(problem, works=(*problem.works, f"a {PLAN_FILE}", "the folder of a run"))
 
 
 def _job_of(plan: Plan, file: Path) -> Job | None:
@@ -108,8 +121,9 @@ def _plan_of(file: Path) -> Plan:
     try:
         return Plan.read(file)
     except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         problem = PLAN_SOURCE.problem(
-            f"{file} is not a plan that can be read: {error}",
+            f"{file} is not a plan that can be read: {reason}",
             key="RUN",
             set_by="the command line",
             works=("a run.toml", "a preset", "the folder of a run", f"its {PLAN_FILE}"),

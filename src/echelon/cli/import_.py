@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json, Settings
+from echelon.cli.new_files import require_suffix
 from echelon.cli.output import note, print_json, table
 
 
@@ -40,6 +41,7 @@ def import_(
     from echelon.api.importing import import_run
     from echelon.config.foreign.write import mapping_rows
 
+    require_suffix("--output", output, (".toml",))
     run = import_run(file, kind=kind, extends=extends, ranks=ranks, settings=settings)
     if output is not None:
         run.write(output)

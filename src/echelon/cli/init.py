@@ -9,6 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json
+from echelon.cli.new_files import require_suffix
 from echelon.cli.output import note, print_json
 
 SHOWN = {
@@ -39,6 +40,8 @@ def init(
     from echelon.config.load import load_job
     from echelon.config.new_file import write_new
 
+    if not file.is_dir():
+        require_suffix("FILE", file, (".toml",))
     job = load_job(preset)
     values = {row.key: (row.value, row.source) for row in job.sources}
     write_new(file, "\n".join(_lines(file, preset, values)) + "\n")

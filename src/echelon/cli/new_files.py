@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -13,6 +13,8 @@ from echelon.core.errors import ConfigError, Problem
 from echelon.core.rulebook.command_line import BAD_ARGUMENT, NEVER_OVERWRITE
 
 _LONGEST_STEM = 100
+_KINDS: Mapping[str, str] = {".toml": "a run file (TOML)", ".json": "a plan (JSON)"}
+_OTHERS = frozenset((".yaml", ".yml", ".json", ".toml", ".txt", ".sh", ".csv", ".py", ".md"))
 
 
 def require_new_files(targets: Mapping[str, Path | None]) -> None:
@@ -27,6 +29,20 @@ def require_new_files(targets: Mapping[str, Path | None]) -> None:
         problems.extend(_taken(flag, path))
     if problems:
         raise ConfigError(problems)
+
+
+def require_suffix(flag: str, path: Path | None, suffixes: Sequence[str]) -> None:
+    """Refuse a file whose name says that it is of another kind than what is written into it."""
+    if path is None or path.suffix in suffixes:
+        return
+    stem = path.stem if path.suffix in _OTHERS else path.name
+    problem = BAD_ARGUMENT.problem(
+        f"{flag} {path} would hold {' or '.join(_KINDS[suffix] for suffix in suffixes)}, which its "
+        "name does not say",
+        set_by="the command line",
+        works=[f"{flag} {_free(path.parent, stem or 'run', suffix)}" for suffix in suffixes],
+    )
+    raise ConfigError(problem)
 
 
 def _same(given: Mapping[str, Path]) -> Iterator[Problem]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from echelon.cli.new_files import require_new_files
+from echelon.cli.new_files import require_new_files, require_suffix
 from echelon.cli.output import note, print_json
-from echelon.core.errors import ConfigError
+from echelon.core.errors import ConfigError, Problem
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def run_search(wanted: Wanted, shown: Shown) -> int:
     from echelon.planner.unfit import why_nothing
 
     _require_sensible(wanted)
+    require_suffix("--out", shown.out, (".toml", ".json"))
     require_new_files({"--out": shown.out})
     if shown.svg is not None:
         from echelon.cli.plan_view import require_new_folder
@@ -105,15 +107,20 @@ def run_search(wanted: Wanted, shown: Shown) -> int:
 
 
 def _require_sensible(wanted: Wanted) -> None:
-    for flag, value, least in (("--top", wanted.top, 1), ("--price", wanted.price, 0)):
-        if value is not None and value < least:
-            raise ConfigError(
-                BAD_ARGUMENT.problem(
-                    f"{flag} {value} is below {least}",
-                    set_by="the command line",
-                    works=(f"{flag} {max(least, 1)}",),
-                )
-            )
+    problems: list[Problem] = []
+    if wanted.top < 1:
+        problems.append(_bad("--top", f"{wanted.top} is below 1", "1"))
+    price = wanted.price
+    if price is not None and not 0 < price < math.inf:
+        problems.append(_bad("--price", f"{price} is no price of a device for an hour", "2.5"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _bad(flag: str, why: str, works: str) -> Problem:
+    return BAD_ARGUMENT.problem(
+        f"{flag} {why}", set_by="the command line", works=(f"{flag} {works}",)
+    )
 
 
 def _keep(answer: Answer, shown: Shown) -> None:

@@ -30,6 +30,9 @@ from echelon.core.rulebook.config import (
 )
 from echelon.core.rules import did_you_mean
 
+KINDS_OF_RUNS = ("a run.toml", "a preset (echelon config presets)")
+"""What a run may be named by, where no name is near to what was typed."""
+
 
 @dataclass(slots=True)
 class Gathered:
@@ -141,10 +144,15 @@ def _add_source(
     path = Entry(value=str(source), source="", folder=folder).path()
     if is_name and (preset := read_extendable(str(source))):
         gathered.add(preset_entries(preset))
-    elif is_name and not is_file(path):
+    elif isinstance(source, str) and not is_file(path) and _may_be_preset(source, path):
         gathered.fail(_unknown_preset(str(source), folder, set_by))
     else:
         _add_file(gathered, path, set_by=set_by, chain=chain)
+
+
+def _may_be_preset(source: str, path: Path) -> bool:
+    """Return whether a name that is no file may be meant for a preset: org/Model is written so."""
+    return not source.endswith(".toml") and ("/" not in source or not is_folder(path))
 
 
 def _add_file(gathered: Gathered, path: Path, *, set_by: str, chain: tuple[str, ...]) -> None:
@@ -177,19 +185,29 @@ def _add_file(gathered: Gathered, path: Path, *, set_by: str, chain: tuple[str, 
 
 
 def _unknown_preset(name: str, folder: Path, set_by: str) -> Problem:
-    names = extendable_names()
-    close = did_you_mean(name, names)
+    close = _nearest(name, extendable_names())
     hint = f'; did you mean "{close[0]}"?' if close else ""
     inner = folder / name
     around = inner if is_folder(inner) else folder
-    found = (path for path in around.glob("*.toml") if path.name != "pyproject.toml")
-    files = sorted(str(path) for path in found)
+    files = sorted(str(path) for path in around.glob("*.toml") if _is_run_file(path))
     return UNKNOWN_PRESET.problem(
         f'"{name}" is neither a file nor a preset{hint}',
         key="extends" if set_by else "",
         set_by=set_by,
-        works=(*(close or names), *files[:8]),
+        works=(*(close or KINDS_OF_RUNS), *files[:8]),
     )
+
+
+def _nearest(name: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Return the names nearest to one, whatever its letters' case, or that of who made a model."""
+    return did_you_mean(name, known) or did_you_mean(name.rpartition("/")[2].lower(), known)
+
+
+def _is_run_file(path: Path) -> bool:
+    """Return whether a TOML file has a table of a run, or says what it builds on."""
+    read = read_toml(path, "")
+    tables = {setting.table for setting in SETTINGS.values()} | {"extends"}
+    return not isinstance(read, Problem) and not tables.isdisjoint(read[0])
 
 
 def model_preset_problem(entry: Entry) -> Problem | None:
@@ -198,7 +216,7 @@ def model_preset_problem(entry: Entry) -> Problem | None:
     if read_preset("models", name):
         return None
     names = preset_names("models")
-    close = did_you_mean(name, names)
+    close = _nearest(name, names)
     hint = f'; did you mean "{close[0]}"?' if close else ""
     return UNKNOWN_PRESET.problem(
         f'model.preset = "{name}" is not a model{hint}',

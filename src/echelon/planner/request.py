@@ -25,6 +25,7 @@ from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Mathematics, Plan
+from echelon.core.rulebook.config import UNKNOWN_PRESET
 from echelon.core.rulebook.planner import OBJECTIVE_NEEDS_PRICE, UNKNOWN_TRAINER
 from echelon.core.rules import did_you_mean
 from echelon.cost.lattice.frameworks import FRAMEWORKS
@@ -204,6 +205,7 @@ def _gathered(model: str | Path, cluster: str | None, settings: Sequence[str]) -
         gathered.add(entries)
     else:
         gathered = gather(NICKNAMES.get(str(model), model), sets)
+        gathered.problems[:] = [_or_config(one) for one in gathered.problems]
     if cluster is not None:
         # The run file's own cluster gives way to the one that is asked for.
         *below, last = gathered.layers or [{}]
@@ -213,6 +215,13 @@ def _gathered(model: str | Path, cluster: str | None, settings: Sequence[str]) -
         for layer in gathered.layers
     ]
     return gathered
+
+
+def _or_config(problem: Problem) -> Problem:
+    """Return the problem of a name that is none, with the other file that a model may stand in."""
+    if problem.rule != UNKNOWN_PRESET.id or problem.key:
+        return problem
+    return replace(problem, works=(*problem.works, "a model's config.json"))
 
 
 def is_hf_config(model: str | Path) -> bool:
