@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -85,6 +86,31 @@ def test_the_planners_answer_is_compared_where_there_is_one() -> None:
 def test_a_page_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "choose"]) == 2
     assert "name a run" in capsys.readouterr().err
+    assert main(["explain", "lints", "--cluster", "8xh100"]) == 2
+    assert "--cluster has an effect on `echelon explain choose` only" in capsys.readouterr().err
+
+
+def test_a_model_is_named_as_a_search_takes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {
+        "model_type": "llama",
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "vocab_size": 1000,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text = page(capsys, "choose", str(tmp_path / "config.json"), "--cluster", "8xh100")
+    assert "on 8 x H100 SXM 80 GB" in text.replace("\n", " ")
+    split = ("--set", "mesh.tp=2", "--set", "mesh.dp_replicate=4")
+    text = page(capsys, "choose", str(tmp_path), "--cluster", "8xh100", *split)
+    assert "Beside this run (dp 4 x tp 2, ZeRO 0)" in text
+    text = page(capsys, "choose", "gpt2-large", "--cluster", "8xh100")
+    assert "Taken where nothing is said" in text.replace("\n", " ")
 
 
 def test_lints_are_listed_and_found_in_a_run(capsys: pytest.CaptureFixture[str]) -> None:

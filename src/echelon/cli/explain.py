@@ -37,13 +37,16 @@ def explain(
     run: Annotated[
         str | None,
         Parameter(
-            help="A run.toml, or a preset (not with zero, pipeline); with errata: wrong, ok, "
-            "ambiguous, a topic, a guide or an id."
+            help="A run.toml, or a preset (not with zero, pipeline); with choose a config.json, "
+            "too; with errata: wrong, ok, ambiguous, a topic, a guide or an id."
         ),
     ] = None,
     /,
     *,
     settings: Settings = (),
+    cluster: Annotated[
+        str | None, Parameter(help="With choose: COUNTxDEVICE such as 8xh100, or a file.")
+    ] = None,
     degree: Annotated[int | None, Parameter(help="With zero, memory: N, the data ranks.")] = None,
     parameters: Annotated[
         float | None, Parameter(help="With zero: the parameters of a rank's part, such as 7e9.")
@@ -67,6 +70,7 @@ def explain(
     given = Given(
         run=run,
         settings=settings,
+        cluster=cluster,
         degree=degree,
         parameters=parameters,
         memory_bytes=memory_bytes,

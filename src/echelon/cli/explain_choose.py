@@ -8,10 +8,11 @@ of it is data of `planner/guides/`, every number a formula of `cost/`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from echelon.config.load import load_job
+from echelon.config.gather import Gathered, gather, parse_sets
+from echelon.config.resolve import resolve
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
@@ -21,7 +22,15 @@ from echelon.planner.guides.comparison import compare, step_seconds_of
 from echelon.planner.guides.layouts import NAMED
 from echelon.planner.guides.practices import PRACTICES
 from echelon.planner.guides.situation import Situation
-from echelon.planner.request import LAYOUT_KEYS, LAYOUT_TABLES, Aim, make_request
+from echelon.planner.request import (
+    LAYOUT_KEYS,
+    LAYOUT_TABLES,
+    NICKNAMES,
+    Aim,
+    Request,
+    is_hf_config,
+    make_request,
+)
 from echelon.planner.search import search
 
 
@@ -54,20 +63,29 @@ class ChooseQuestion:
         return (*plans, *([("the planner", self.best)] if self.best is not None else []))
 
 
-def ask_choose(run: str | None, settings: Sequence[str]) -> ChooseQuestion:
-    """Return the question; ConfigError without a run, or where it is wrong."""
+def ask_choose(
+    run: str | None, settings: Sequence[str], cluster: str | None = None
+) -> ChooseQuestion:
+    """Return the question; ConfigError without a run, or where it is wrong.
+
+    A run is what a search takes: a run file, a preset of a run or model, or a config.json.
+    """
     if run is None:
         raise ConfigError(
             BAD_ARGUMENT.problem(
                 "which strategy fits depends on the model and the cluster: name a run",
                 set_by="the command line",
-                works=("echelon explain choose llama3-8b --set cluster.preset=8xh100",),
+                works=(
+                    "echelon explain choose llama3-8b --cluster 8xh100",
+                    "echelon explain choose config.json --cluster 8xh100",
+                    "echelon explain choose run.toml",
+                ),
             )
         )
     # The planner is free to split the run as it likes: what the run says of that is left aside.
     free = [one for one in settings if not _is_layout(one)]
-    request = make_request(run, settings=free, aim=Aim(top=1))
-    plan = replace(load_job(run, settings).plan, mathematics=request.mathematics)
+    request = make_request(run, cluster=cluster, settings=free, aim=Aim(top=1))
+    plan = _as_it_says(request, run, settings)
     best = search(request).best
     return ChooseQuestion(
         plan=plan,
@@ -77,6 +95,18 @@ def ask_choose(run: str | None, settings: Sequence[str]) -> ChooseQuestion:
         told=request.told,
         software=request.software,
     )
+
+
+def _as_it_says(request: Request, run: str, settings: Sequence[str]) -> Plan:
+    """Return the plan of the run with the layout that it has, or that `settings` say."""
+    if is_hf_config(run):
+        own = Gathered()
+        own.add(parse_sets(settings)[0])
+    else:
+        own = gather(NICKNAMES.get(run, run), settings)
+    layout = {key: entry for key, entry in own.merged().items() if _is_layout(key)}
+    gathered = Gathered(layers=[*request.layers, layout], problems=own.problems)
+    return resolve(gathered, request.alone.name, None).plan
 
 
 def _is_layout(setting: str) -> bool:

@@ -25,6 +25,7 @@ FLAGS: Mapping[str, str] = MappingProxyType(
     {
         "run": "RUN",
         "settings": "--set",
+        "cluster": "--cluster",
         "degree": "--degree",
         "parameters": "--parameters",
         "memory_bytes": "--memory-bytes",
@@ -42,6 +43,7 @@ class Given:
 
     run: str | None = None
     settings: Sequence[str] = ()
+    cluster: str | None = None
     degree: int | None = None
     parameters: float | None = None
     memory_bytes: float | None = None
@@ -104,9 +106,9 @@ PAGES: Mapping[str, Page] = MappingProxyType(
             to_text=experts_page_text,
         ),
         "choose": Page(
-            takes=("run", "settings"),
-            example="llama3-8b --set cluster.preset=8xh100",
-            ask=lambda given: ask_choose(given.run, given.settings),
+            takes=("run", "settings", "cluster"),
+            example="llama3-8b --cluster 8xh100",
+            ask=lambda given: ask_choose(given.run, given.settings, given.cluster),
             to_json=choose_json,
             to_text=choose_text,
         ),
