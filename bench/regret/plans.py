@@ -52,14 +52,16 @@ def drawn_plans(cluster: Cluster, count: int, seed: int) -> list[Plan]:
             plan = requests[world].job(_settings(world, generator)).plan
         except ConfigError:
             continue
+        plan = replace(plan, cluster=requests[world].cluster)
         found.setdefault(words(plan), plan)
     raise ValueError(f"{count} plans wanted, {len(found)} found in {MOST_DRAWS} draws")
 
 
 def planned(cluster: Cluster, world: int, top: int) -> list[Plan]:
     """Return the plans of `world` ranks that the planner ranks first."""
-    answer = search(replace(request_of(cluster, world), top=top))
-    return [one.plan for one in answer.ranked if one.plan is not None]
+    request = replace(request_of(cluster, world), top=top)
+    ranked = search(request).ranked
+    return [replace(one.plan, cluster=request.cluster) for one in ranked if one.plan is not None]
 
 
 def request_of(cluster: Cluster, world: int) -> Request:

@@ -21,6 +21,8 @@ TRUE = {
     "optimizer_bytes": 60.0,
     "step_s": 0.01,
     "own_hops": 0.3,
+    "pair_hops": 0.6,
+    "adding_bytes": 12.0,
 }
 
 

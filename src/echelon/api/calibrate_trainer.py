@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import TYPE_CHECKING
 
 from echelon.core.cluster import Cluster
@@ -98,7 +99,7 @@ class StepsWanted:
     splits: Sequence[Split] = SPLITS
     warmup: int = 1
     steps: int = 3
-    rounds: int = 2
+    rounds: int = 3
 
 
 QUICK = StepsWanted(splits=((SMALL, {}), (SMALL, {REPLICATE: 2})), steps=1, rounds=1)
@@ -133,9 +134,8 @@ def measure_trainer(
         [step_s(pool, plan, warmup=wanted.warmup, steps=wanted.steps) for plan in plans]
         for _ in range(wanted.rounds)
     ]
-    # What else the machine does only ever adds: the quicker round is nearer to the plan.
     timed = [
-        TimedStep(plan=plan, seconds=min(seconds))
+        TimedStep(plan=plan, seconds=median(seconds))
         for plan, seconds in zip(plans, zip(*rounds, strict=True), strict=True)
     ]
     return fit_trainer(cluster, on_devices(FRAMEWORKS[OURS], cluster), timed)

@@ -19,6 +19,8 @@ TRAINER_CONSTANTS = (
     "optimizer_bytes",
     "step_s",
     "own_hops",
+    "pair_hops",
+    "adding_bytes",
 )
 """Fields of `cost.lattice.software.Software` that `echelon calibrate` finds by steps of plans."""
 

@@ -108,6 +108,7 @@ def _constants(cluster: Cluster, software: Software) -> tuple[Constant, ...]:
         Constant(name="inner_bytes", low=1.0, high=300.0, prior=20.0, width=0.7),
         Constant(name="logit_bytes", low=2.0, high=500.0, prior=40.0, width=0.7),
         Constant(name="optimizer_bytes", low=8.0, high=1000.0, prior=40.0, width=0.7),
+        Constant(name="adding_bytes", low=1.0, high=200.0, prior=8.0, width=0.7),
         Constant(name="step_s", low=1e-5, high=0.5, prior=0.005, width=1.5),
     ]
     if cluster.links:
@@ -115,6 +116,7 @@ def _constants(cluster: Cluster, software: Software) -> tuple[Constant, ...]:
         low_s, near = link.latency_s, link.efficiency
         found.append(Constant(name="latency_s", low=1e-7, high=5e-2, prior=low_s, width=1.0))
         found.append(Constant(name="own_hops", low=0.02, high=10.0, prior=1.0, width=1.5))
+        found.append(Constant(name="pair_hops", low=0.05, high=3.0, prior=0.5, width=1.0))
         found.append(Constant(name="efficiency", low=0.02, high=1.0, prior=near, width=0.5))
     return tuple(found)
 

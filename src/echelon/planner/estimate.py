@@ -120,6 +120,7 @@ def on_devices(software: Software, cluster: Cluster, *, trainer: str = OURS) -> 
         software = replace(
             software, context_bytes=0.0, host_adds=1.0, interference=0.0, by_pairs=1.0
         )
+        software = replace(software, adding_bytes=8.0, pair_hops=0.25)
         software = replace(software, **dict.fromkeys(OVERLAPS, 0.0), **dict.fromkeys(_WHOLE, 1.0))
     return replace(software, **dict(cluster.trainer)) if trainer == OURS else software
 

@@ -233,15 +233,24 @@ def _tensor(work: Work) -> tuple[Num, Num]:
     """Return the seconds of the exchanges of tensor parallelism, forward and backward."""
     layout, num_bytes = work.layout, work.element * work.tokens * work.model.hidden
     sums = 2.0 * reduce_seconds(own_way(work, layout.tp, 1.0), num_bytes)
-    each = gather_seconds(way_of(work.machine, layout.tp, 1.0), num_bytes)
+    each = gather_seconds(pair_way(work, layout.tp, 1.0), num_bytes)
     cut = np.asarray(layout.sequence_parallel * work.software.by_pairs) > 0
     return np.where(cut, 4.0 * each, sums), np.where(cut, 6.0 * each, sums)
 
 
 def own_way(work: Work, degree: Num, stride: Num) -> Way:
     """Return what a collective of the library's own has of the links of a group."""
-    way, hops = way_of(work.machine, degree, stride), work.software.own_hops
+    way, hops = pair_way(work, degree, stride), work.software.own_hops
     return replace(way, near_latency_s=hops * way.near_latency_s, latency_s=hops * way.latency_s)
+
+
+def pair_way(work: Work, degree: Num, stride: Num) -> Way:
+    """Return what a group has of its links: in a ring, or with all pairs of ranks at once."""
+    way, more = way_of(work.machine, degree, stride), work.software.pair_hops
+    ring = np.maximum(way.local - 1.0, 1.0)
+    share = (1.0 + more * (ring - 1.0)) / ring
+    share = np.where(np.asarray(work.software.by_pairs) > 0, share, 1.0)
+    return replace(way, near_latency_s=share * way.near_latency_s)
 
 
 def _context(work: Work, attention: Num, attention_back: Num) -> tuple[Num, Num]:
@@ -257,7 +266,7 @@ def _context(work: Work, attention: Num, attention_back: Num) -> tuple[Num, Num]
     round_trip = steps * message_seconds(ring_way, kept)
     shown = np.maximum(0.0, round_trip - attention * steps / np.maximum(ring, 1.0))
     shown_back = np.maximum(0.0, 2.0 * round_trip - attention_back * steps / np.maximum(ring, 1.0))
-    gather = gather_seconds(ring_way, kept * ring)
+    gather = gather_seconds(pair_way(work, ring, stride), kept * ring)
     heads_way = own_way(work, layout.ulysses, layout.tp)
     heads = work.element * work.tokens * (2.0 * model.query_dim / layout.tp + kv)
     exchange = exchange_seconds(heads_way, heads)

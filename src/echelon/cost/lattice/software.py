@@ -29,13 +29,15 @@ class Software:
     With `by_pairs` 1 gathers and reduce-scatters are messages between each pair of ranks, and
     inputs that sequence parallelism cut are gathered once more for their weights' gradients; a hop
     of a collective of the library's own takes `own_hops` of what one of those messages takes.
-    Gradients add up in `gradient_bytes` an element, travel in `reduced_bytes`; of the backward pass
+    One more rank that is spoken to at the same time takes `pair_hops` of the first one's latency.
+    Gradients add up in `gradient_bytes` an element, for which a microbatch moves `adding_bytes` of
+    each weight (0: products do it in passing), and travel in `reduced_bytes`; of the backward pass
     of the last microbatch the share `reduce_overlap` hides their travel, which reaches
-    `reduce_share` of what a collective of the cluster does; `gather_overlap` is the
-    share of compute under which gathers of ZeRO are hidden, which reach `gather_share` of a
-    link (little, where each parameter travels by itself), `expert_overlap` that of rows to experts;
-    with `once_per_node` 1 a token crosses to a node once. `tensor_overlap` that of exchanges
-    of tensor parallelism, `pipeline_overlap` of messages between stages that do not wait.
+    `reduce_share` of what a collective of the cluster does; `gather_overlap` is the share of
+    compute under which gathers of ZeRO are hidden, which reach `gather_share` of a link (little,
+    where each parameter travels by itself), `expert_overlap` that of rows to experts; with
+    `once_per_node` 1 a token crosses to a node once. `tensor_overlap` that of exchanges of tensor
+    parallelism, `pipeline_overlap` of messages between stages that do not wait.
     `step_s` is what a step costs beside: data, logging, the host's part of the update; the times of
     ranks vary by the share `spread`.
 
@@ -58,9 +60,11 @@ class Software:
     host_adds: Num = 0.0
     by_pairs: Num = 0.0
     own_hops: Num = 1.0
+    pair_hops: Num = 1.0
     mixture_s: Num = 1e-3
     logit_bytes: Num = 24.0
     gradient_bytes: Num = 4.0
+    adding_bytes: Num = 0.0
     reduced_bytes: Num = 4.0
     reduce_overlap: Num = 0.0
     reduce_share: Num = 0.8

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from echelon.cost.lattice.block import BlockSeconds, Work, block_seconds
-from echelon.cost.lattice.data import Held, gather_of_unit, step_travel, update_seconds
+from echelon.cost.lattice.data import (
+    Held,
+    adding_seconds,
+    gather_of_unit,
+    step_travel,
+    update_seconds,
+)
 from echelon.cost.lattice.ends import EndSeconds, end_seconds
 from echelon.cost.lattice.numbers import Num, ceil_div
 from echelon.cost.lattice.pipeline import idle_seconds, schedule_is
@@ -89,6 +95,7 @@ def step_seconds(work: Work, blocks: Blocks | None = None) -> Terms:
         "bubble": idle,
         "gather": np.where(cut_whole, gather, (1.0 - software.reduce_overlap) * regather),
         "gradients": np.where(cut_whole, scatter, shown),
+        "adding": m * adding_seconds(work, held),
         "optimizer": update_seconds(work, held),
         "rest": software.step_s + 0.0 * m,
     }
