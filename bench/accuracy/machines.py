@@ -13,6 +13,8 @@ from echelon.core.cluster import Cluster, Device, Link
 from echelon.cost.lattice.numbers import MachineNumbers, TierNumbers
 from echelon.cost.lattice.of_cluster import machine_numbers
 
+FP4_OVER_FP8 = {"b200": 2.0, "gb200": 2.0, "b300": 3.0, "gb300": 3.0, "mi355x": 2.0}
+"""The dense peak of products in 4 bits over that in 8, as vendors print them."""
 LARGEST_NODE = 16
 """Devices of the largest node; links that join more join a rack of them."""
 EVERYWHERE = 1e9
@@ -57,17 +59,20 @@ def _dtypes(row: Row, device: Device) -> tuple[str, str]:
 def _with_full_precision(row: Row, cluster: Cluster) -> Cluster:
     """Return a cluster whose fp32 peak is that of tf32 products, where the row uses these.
 
-    Tensor cores of NVIDIA since the A100 do tf32 at half the rate of bf16; "fp32" is plain.
+    Tensor cores since the A100 do tf32 at half the rate of bf16. Containers for training make it
+    what "fp32" means, so that a run in fp32 is one in tf32 where the device has it.
     """
     text, device = row.word("precision").lower(), cluster.device
     peaks = dict(device.peak_flops)
     half = peaks.get("bf16")
-    if "tf32" in text and half:
+    if FULL_PRECISION.match(text) and half and "plain" not in text and "ieee" not in text:
         peaks["fp32"] = half / 2.0
-        row.say("precision", "tf32", "half of the rate of bf16")
+        row.say("precision", "tf32", "half of the rate of bf16; what fp32 is by default")
     elif FULL_PRECISION.match(text) and "fp32" not in peaks:
         peaks["fp32"] = (half or peaks.get("fp16", 0.0)) / 16.0
         row.say("precision", "fp32", "a sixteenth of the rate of bf16")
+    if "fp4" in text and "fp4" not in peaks and cluster.name in FP4_OVER_FP8:
+        peaks["fp4"] = FP4_OVER_FP8[cluster.name] * peaks["fp8"]
     return replace(cluster, device=replace(device, peak_flops=tuple(peaks.items())))
 
 
@@ -93,7 +98,7 @@ def _near(row: Row, cluster: Cluster, per_node: float) -> TierNumbers:
 
 
 def _domain(text: str) -> float | None:
-    found = re.search(r"NVL\s*(\d+)", text)
+    found = re.search(r"NVL[\s-]*(\d+)(?![\d\s]*\s*G)", text)
     return float(found[1]) if found else None
 
 
@@ -117,7 +122,6 @@ def _far(row: Row, cluster: Cluster, per_node: float) -> TierNumbers:
         latency_s=kind.latency_s if kind else link.latency_s,
         efficiency=kind.efficiency if kind else link.efficiency,
         half_bytes=kind.half_bytes if kind else link.half_bytes,
-        interfaces=found.interfaces,
     )
 
 
@@ -128,5 +132,4 @@ def _tier(link: Link, degree: float, rate: float | None) -> TierNumbers:
         latency_s=link.latency_s,
         efficiency=link.efficiency,
         half_bytes=link.half_bytes,
-        interfaces=float(link.interfaces),
     )

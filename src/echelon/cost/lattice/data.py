@@ -109,4 +109,6 @@ def update_seconds(work: Work, held: Held) -> Num:
     expert_cut = np.maximum(1.0, layout.tp * layout.shard / inner)
     shared = (held.blocks + held.ends) / np.where(cut, layout.shard, 1.0)
     routed = held.routed / np.where(cut, expert_cut, 1.0)
-    return moved_seconds(work.machine, software.optimizer_bytes * (shared + routed))
+    machine = work.machine
+    bandwidth = machine.memory_bandwidth * machine.optimizer
+    return software.optimizer_bytes * (shared + routed) / bandwidth

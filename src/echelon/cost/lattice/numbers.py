@@ -75,7 +75,6 @@ class TierNumbers:
     latency_s: Num
     efficiency: Num
     half_bytes: Num
-    interfaces: Num = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +97,7 @@ class MachineNumbers:
     memory: Num
     attention: Num
     attention_backward: Num
-    launch_s: Num
+    optimizer: Num
     aligned: Num
     node: Num
     tiers: tuple[TierNumbers, ...]

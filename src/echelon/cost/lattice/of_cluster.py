@@ -65,5 +65,4 @@ def _tier(cluster: Cluster, link: Link) -> TierNumbers:
         latency_s=float(link.latency_s),
         efficiency=float(link.efficiency),
         half_bytes=float(link.half_bytes),
-        interfaces=float(link.interfaces),
     )
