@@ -1,0 +1,180 @@
+"""How far predictions are from runs that nobody fitted: measured beside predicted, run by run.
+
+Constants are fitted again without what a prediction is for: without all runs of its publisher,
+without its generation of trainers, without its family of devices. What no run tells then stays what
+was known before any (`priors.py`). Memory has no fitted constant: what is counted (parameters,
+gradients, optimizer state) is kept apart from what is estimated.
+
+    python -m bench.accuracy.residuals FILE.csv LEFT.csv      18 fits, minutes; what they predict
+    python -m bench.accuracy.residuals --write LEFT.csv       its quantiles, into the package
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+import numpy as np
+
+from bench.accuracy.fit import DEVICE, TRAINER, adjust, device_of, refit
+from bench.accuracy.groups import is_complete, publisher_of
+from bench.accuracy.predict import GB, Case, cases_of, predict_cases
+from bench.accuracy.priors import DEVICES, priors
+from bench.accuracy.rows import read_rows
+from echelon.cost.fit import Values
+from echelon.cost.lattice.block import Work
+from echelon.cost.lattice.memory import bytes_of_rank
+from echelon.planner.explain.grounds import EXACT
+
+KINDS: Mapping[str, Callable[[Case], str]] = {
+    "publisher": lambda case: publisher_of(case.row),
+    "trainer": lambda case: case.program.generation,
+    "device": device_of,
+}
+"""What is left out, one at a time."""
+SWEEP = ("source", "model", "gpu", "n_gpus", "seq_len", "global_batch")
+"""Columns in which the runs of a sweep are alike: they differ in their plans."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Hold one run: what was measured, and what is predicted without its publisher, and so on.
+
+    `sweep` names the runs of one table with one model on as many devices. What a run does not say
+    is 0. `counted_gb` are parameters, gradients and optimizer state, `estimated_gb` the rest.
+    """
+
+    id: str
+    sweep: str
+    publisher: str
+    trainer: str
+    device: str
+    devices: float
+    experts: float
+    measured_s: float
+    publisher_s: float
+    trainer_s: float
+    device_s: float
+    measured_gb: float
+    counted_gb: float
+    estimated_gb: float
+
+
+def left_out(cases: Sequence[Case]) -> Iterator[LeftOut]:
+    """Yield every run with what constants that were fitted without it make of it."""
+    bare = [unfitted(case) for case in cases]
+    fits: dict[frozenset[int], Values] = {}
+    seconds = {kind: _seconds(bare, [*map(name, bare)], fits) for kind, name in KINDS.items()}
+    sweeps: dict[tuple[str, ...], str] = {}
+    for index, (case, held) in enumerate(zip(cases, _held(cases), strict=True)):
+        table = tuple(map(case.row.word, SWEEP))
+        yield LeftOut(
+            id=case.row.id,
+            sweep=sweeps.setdefault(table, f"{len(sweeps)}"),
+            devices=float(np.asarray(case.candidates[0].layout.devices)),
+            experts=float(np.asarray(case.model.experts)),
+            measured_s=case.measured.step_s or 0.0,
+            measured_gb=case.measured.memory_gb or 0.0,
+            counted_gb=held[0] / GB,
+            estimated_gb=held[1] / GB,
+            publisher=KINDS["publisher"](case),
+            trainer=KINDS["trainer"](case),
+            device=KINDS["device"](case),
+            publisher_s=seconds["publisher"][index],
+            trainer_s=seconds["trainer"][index],
+            device_s=seconds["device"][index],
+        )
+
+
+def unfitted(case: Case) -> Case:
+    """Return a case with the constants that were known before any fit."""
+    before, device = priors()[case.program.generation], DEVICES.get(device_of(case))
+    software = {name: getattr(before, name) for name in TRAINER}
+    machine = {} if device is None else {name: getattr(device, name) for name in DEVICE}
+    return replace(
+        case,
+        software=replace(case.software, **software),
+        machine=replace(case.machine, **machine),
+    )
+
+
+def _seconds(
+    cases: Sequence[Case], names: Sequence[str], fits: dict[frozenset[int], Values]
+) -> list[float]:
+    """Return the seconds of each case by constants fitted to the cases of other names."""
+    found: dict[int, float] = {}
+    for name in dict.fromkeys(names):
+        inside = frozenset(index for index, other in enumerate(names) if other == name)
+        if inside not in fits:
+            print(f"fitting without {name}: {len(inside)} runs", file=sys.stderr, flush=True)
+            outside = [case for index, case in enumerate(cases) if index not in inside]
+            fits[inside] = refit([one for one in outside if _told(one)])
+        order = sorted(inside)
+        predicted = predict_cases(adjust(fits[inside])([cases[index] for index in order]))
+        found |= {index: one.step_s or 0.0 for index, one in zip(order, predicted, strict=True)}
+    return [found[index] for index in range(len(cases))]
+
+
+def _told(case: Case) -> bool:
+    return is_complete(case.row) and bool(case.measured.step_s)
+
+
+def _held(cases: Sequence[Case]) -> Iterator[tuple[float, float]]:
+    """Yield the bytes of each case that are counted, and those that are estimated."""
+    for case, one in zip(cases, predict_cases(cases), strict=True):
+        assert one.chosen is not None
+        work = Work(
+            model=case.model,
+            machine=case.machine,
+            software=case.software,
+            layout=one.chosen.layout,
+        )
+        terms = bytes_of_rank(work).terms
+        held = {name: float(np.asarray(value).reshape(-1)[0]) for name, value in terms.items()}
+        counted = sum(held[name] for name in EXACT)
+        yield counted, sum(held.values()) - counted
+
+
+def write_left_out(path: Path, rows: Sequence[LeftOut]) -> None:
+    """Write one line a run, numbers to five digits."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(item.name for item in fields(LeftOut))
+        for row in rows:
+            cells = asdict(row).values()
+            writer.writerow(f"{cell:.5g}" if isinstance(cell, float) else cell for cell in cells)
+
+
+def read_left_out(path: Path) -> list[LeftOut]:
+    """Return the runs of a file that `write_left_out` wrote."""
+    words = {item.name for item in fields(LeftOut) if item.type == "str"}
+    with path.open(encoding="utf-8", newline="") as file:
+        return [
+            LeftOut(**{k: v if k in words else float(v) for k, v in record.items()})  # type: ignore[arg-type]
+            for record in csv.DictReader(file)
+        ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Predict every run without its like, or write what that says of predictions."""
+    from bench.accuracy.spreads import write_module
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE.csv")
+    parser.add_argument("--write", action="store_true", help="quantiles, into the package")
+    options = parser.parse_args(arguments)
+    *source, left = options.files
+    if source:
+        cases, _ = cases_of(read_rows(source[0]))
+        write_left_out(left, [*left_out([one for one in cases if is_complete(one.row)])])
+    if options.write:
+        write_module(read_left_out(left))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

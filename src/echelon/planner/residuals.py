@@ -1,0 +1,25 @@
+"""How far off runs are that were not fitted: measured / predicted of four in five.
+
+Written by `python -m bench.accuracy.residuals --write LEFT.csv` from runs that the same command
+left out of its fits. STEP: the seconds of runs of a known trainer on a known device ("known"), of a
+trainer that was left out, of a device that was left out, on one node and on several. HELD: bytes
+that are not counted. PAIRS: by how much the ratio of two plans' seconds is off, in logarithms,
+where predictions are near and where they are far. `planner/explain/grounds.py` reads this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Factors = tuple[float, float]
+
+STEP: Mapping[str, Mapping[str, Factors]] = {
+    "known": {"node": (0.867, 1.566), "nodes": (0.891, 1.09)},
+    "trainer": {"node": (0.861, 1.436), "nodes": (0.881, 1.261)},
+    "device": {"node": (0.87, 1.433), "nodes": (0.893, 1.261)},
+}
+EXPERTS: Factors = (0.957, 2.036)
+HELD: Factors = (0.874, 1.23)
+PAIRS: Mapping[str, float] = {"near": 0.161, "far": 0.247}
+RUNS: Mapping[str, int] = {"known": 308, "trainer": 729, "device": 729, "experts": 10, "held": 109}
+MOST_DEVICES = 6144
