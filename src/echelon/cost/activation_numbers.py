@@ -53,7 +53,8 @@ class Operator:
     `backward` beside what it and operators before it keep; `split` the same in B, beside what of
     later operators waits for W, too. Weight gradients that are put off until the next gather keep
     `later` bytes, and `product` while they run, where an operator has `early` of its bytes. `bare`
-    is `forward` where nothing is kept for backward, if that is less.
+    is `forward` where nothing is kept for backward, if that is less. Where a forward pass comes
+    again in backward, they may run in it: `runs` is what is there then.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Operator:
     product: Num = 0
     early: Num | None = None
     bare: Num | None = None
+    runs: Num | None = None
 
     @property
     def saved_bytes(self) -> Num:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from echelon.cost.activation_numbers import ActivationNumbers, Num, Operator, Saved, most, total
 from echelon.cost.activation_units import Unit
 from echelon.cost.activations_experts import CARRIER, EXPERTS, ROUTER, SHARED
-from echelon.cost.activations_linear import ATTENTION_DROPOUT, MLP_DROPOUT
+from echelon.cost.activations_linear import ATTENTION_DROPOUT, DOWN, MLP_DROPOUT
 from echelon.cost.buckets import UNIT_HEAD
 
 _OF_THE_GRAPH = ("statistics", "statistics of heads", "log-sum-exp")
@@ -26,7 +26,7 @@ def forward_peak(units: Sequence[Unit], x: ActivationNumbers) -> Num:
     kept: Num = 0
     for unit in units:
         if unit.stored is None:
-            peak = most(peak, kept + _forward(unit.operators))
+            peak = most(peak, kept + _forward(unit.operators, Carried())[0])
         elif unit.operators:
             peak = most(peak, kept + x.stream + _without_graph(unit.operators, x))
         kept = kept + total(unit.saved)
@@ -42,23 +42,24 @@ def backward_peak(units: Sequence[Unit], x: ActivationNumbers, *, split: bool) -
     kept = sum((total(unit.saved) for unit in units), 0)
     waiting: Num = 0
     carried = Carried()
-    # Where W needs a gradient of the stream it waits anyway.
-    apart = x.stream * (most(x.scattered, x.dropout) if split else 1)
     came: Num = 0
     first = True
-    given = 0 * x.stream if units[-1].name == UNIT_HEAD else apart
+    given = 0 * x.stream if units[-1].name == UNIT_HEAD else _apart(units[-1], x, split=split)
     hosts = [place for place, unit in enumerate(units) if unit.on_host]
     for place, unit in reversed(list(enumerate(units))):
         kept = kept - total(unit.saved)
         # What a block stored on the host comes back while a later one runs.
         ahead = bool(hosts) and hosts[0] < place <= hosts[-1]
         base = kept + waiting + came + ahead * x.stream
-        again = unit.stored is not None
+        again, apart = unit.stored is not None, _apart(unit, x, split=split)
         if not unit.operators:
             # What came goes on, in memory of its own.
             peak = most(peak, kept + total(unit.saved) + 2 * x.stream)
         own = apart * again if again else 0 * x.stream
-        flow = Flow(carried=carried, given=most(own, given * first), split=split)
+        forward, found = _forward(unit.operators, carried if again else Carried())
+        flow = Flow(
+            carried=found if again else carried, given=most(own, given * first), split=split
+        )
         back, later = _backward(unit.operators, flow)
         if not again:
             # Objects of the graph live as long as it does.
@@ -68,14 +69,23 @@ def backward_peak(units: Sequence[Unit], x: ActivationNumbers, *, split: bool) -
         elif unit.operators:
             # The input of the block is there already; its output and what it was given stay.
             base = base - unit.operators[0].saved[0].bytes + x.stream
-            forward = base + apart + carried.bytes + _forward(unit.operators)
-            peak = most(peak, forward, base + x.stream + back)
+            peak = most(peak, base + apart + forward, base + x.stream + back)
         waiting = waiting + split * total(unit.waits)
         carried = later
         if unit.name != UNIT_HEAD:
             came = came + (given if first else 0)
             first = False
     return most(peak, waiting + carried.bytes + carried.product)
+
+
+def _apart(unit: Unit, x: ActivationNumbers, *, split: bool) -> Num:
+    """Return the gradient of the output of a unit; where W needs it, it waits anyway."""
+    waits = [
+        one
+        for one in unit.operators
+        if one.name == DOWN or (one.name == SHARED and total(one.waits))
+    ]
+    return x.stream * (most(x.scattered, x.dropout) if split and waits else 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +108,17 @@ class Flow:
     split: bool
 
 
-def _forward(operators: Sequence[Operator]) -> Num:
+def _forward(operators: Sequence[Operator], carried: Carried) -> tuple[Num, Carried]:
+    """Return the most that is there, and what of weight gradients that were put off is left."""
     peak: Num = 0
     kept: Num = 0
     for operator in operators:
-        peak = most(peak, kept + operator.forward)
+        if operator.runs is not None:
+            peak = most(peak, kept + operator.runs + carried.bytes + carried.product)
+            carried = Carried()
+        peak = most(peak, kept + operator.forward + carried.bytes)
         kept = kept + operator.saved_bytes
-    return peak
+    return peak, carried
 
 
 def _without_graph(operators: Sequence[Operator], x: ActivationNumbers) -> Num:

@@ -74,7 +74,7 @@ def embedding_operators(x: ActivationNumbers) -> tuple[Operator, ...]:
                     formula="n D s",
                 ),
             ),
-            forward=x.learned * (positions.bytes + 3 * x.stream),
+            forward=x.learned * (2 * positions.bytes + 3 * x.stream),
             backward=gradient + x.learned * x.mixed * x.rows * x.hidden * WIDE_BYTES,
             split=gradient,
         ),

@@ -19,8 +19,16 @@ Source: Gale et al., "MegaBlocks", 2022, for what dropless experts keep; the ope
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from echelon.cost.activation_journeys import (
+    Chunk,
+    Left,
+    backward_bytes,
+    departed,
+    forward_bytes,
+    landing_bytes,
+)
 from echelon.cost.activation_numbers import (
     INDEX_BYTES,
     ActivationNumbers,
@@ -42,13 +50,10 @@ class ExpertNumbers:
     memory with one more row than there are. `renormalised`, `sigmoid`, `auxiliary` (a loss for the
     load; `by_sequence`: of each sequence or microbatch) and `z_loss` are flags.
 
-    What is there while rows travel, in rows: `flying` while nobody waits for them, `arriving` when
-    the last ones have come, beside those that meet experts then; `scattered` in backward; and on
-    the way home `returned` when the last ones are put in order, `back` while nobody waits (at most
-    `homing` before), `again` what is put together then. Where rows travel at all they are `apart`
-    from those that meet experts. They are of `dispatched` tokens, and go in `chunks`.
-    `inner_forward` and `inner_backward` are what experts work with inside, one after the other;
-    `pieces` says that experts are cut, so that every tensor rank needs every row.
+    `limiting` is what a router has while it finds what experts have room for. Rows go to experts
+    and home in `chunks` (`cost/activation_journeys.py`); weight gradients of experts may be
+    `put_off` until rows are waited for, and have a `product` of their own where they add up in
+    another dtype. `pieces` says that experts are cut, so that every tensor rank needs every row.
     """
 
     routed: Num
@@ -64,23 +69,11 @@ class ExpertNumbers:
     auxiliary: Num = 0
     by_sequence: Num = 0
     z_loss: Num = 0
-    dispatched: Num = 0
-    flying: Num = 0
-    arriving: Num = 0
-    scattered: Num = 0
-    returned: Num = 0
-    back: Num = 0
-    homing: Num = 0
-    again: Num = 0
-    apart: Num = 0
-    chunks: Num = 1
-    inner_forward: Num = 0
-    inner_backward: Num = 0
+    limiting: Num = 0
+    chunks: tuple[Chunk, ...] = ()
+    put_off: int = 0
+    product: int = 0
     pieces: Num = 0
-
-    def rows(self, count: Num, x: ActivationNumbers) -> Num:
-        """Return the bytes of so many rows with their gates."""
-        return count * (x.hidden * x.size + x.wide)
 
 
 def mixture_operators(x: ActivationNumbers, e: ExpertNumbers) -> tuple[Operator, ...]:
@@ -89,14 +82,7 @@ def mixture_operators(x: ActivationNumbers, e: ExpertNumbers) -> tuple[Operator,
     return (
         norm(x, "mlp norm", Branch(local=x.stream)),
         _router(x, e, flow),
-        Operator(
-            name=CARRIER,
-            saved=_table(CARRIER, (("places of rows", e.places, "places"),)),
-            waits=(),
-            forward=e.places + flow.local + flow.forward,
-            backward=flow.given + flow.dispatched(x, e),
-            split=flow.given + flow.dispatched(x, e),
-        ),
+        _dispatch(x, e, flow),
         _shared(x, e, flow),
         _experts(x, e, flow),
     )
@@ -106,39 +92,52 @@ def mixture_operators(x: ActivationNumbers, e: ExpertNumbers) -> tuple[Operator,
 class _Flow:
     """Say what is there beside the operators of a mixture: variables, and rows on their way.
 
-    `local` are the variables of the forward pass, `forward` the rows under way while experts that
-    every token meets compute, `back` those in backward, with what weight gradients keep that are
-    put off; `given` are the gradients of the stream.
+    `local` are the variables of the forward pass, `given` the gradients of the stream, of which
+    `until` are there until all rows have departed, and `held` for experts that every token meets,
+    too. `back` and
+    `split` are what experts leave in a whole backward pass, and in one that W completes.
     """
 
     local: Num
-    forward: Num
-    back: Num
-    put_off: Num
     given: Num
+    until: Num
+    held: Num
+    back: Left
+    split: Left
 
     @classmethod
     def of(cls, x: ActivationNumbers, e: ExpertNumbers) -> _Flow:
         """Return the flow of a mixture."""
         tokens = 2 * x.tokens * INDEX_BYTES + e.routed * e.top_k * x.wide
         gathered = e.pieces * (x.scattered * x.whole + x.tokens * e.top_k * x.wide)
-        put_off = most(e.apart, x.shared)
-        inner = e.here * e.inner * x.size
-        rows = e.here * x.hidden * x.size
+        put_off = bool(e.put_off)
         return cls(
             local=x.stream + tokens + gathered,
-            forward=e.rows(e.flying, x),
-            back=e.rows(e.back, x),
-            put_off=put_off * (3 * inner + 2 * rows) // e.chunks,
-            given=x.stream + e.pieces * x.scattered * x.whole,
+            given=x.stream,
+            until=(e.pieces * x.scattered) * x.whole + x.dropout * x.stream,
+            held=x.dropout * _any_shared(e) * x.stream,
+            back=backward_bytes(e.chunks, put_off=put_off, product=e.product, split=False),
+            split=backward_bytes(e.chunks, put_off=put_off, product=e.product, split=True),
         )
 
-    def dispatched(self, x: ActivationNumbers, e: ExpertNumbers) -> Num:
-        """Return what adds up the gradients of the rows that were dispatched."""
-        any_shared = most(0, e.shared_inner) // most(1, e.shared_inner)
-        sums = e.dispatched * (x.hidden * x.size + 2 * INDEX_BYTES + e.top_k * x.wide)
-        again = e.rows(e.again, x) // e.chunks
-        return self.back + again + sums + any_shared * x.whole
+
+def _dispatch(x: ActivationNumbers, e: ExpertNumbers, flow: _Flow) -> Operator:
+    shared = _any_shared(e)
+    # Those of column layers, which gather their input, wait until here.
+    made = x.mixed * 2 * e.shared_inner * x.hidden * x.size
+    late = shared * x.scattered * (2 * x.tokens * e.shared_inner * x.size + x.whole + made)
+    back = replace(flow.back, put_off=0) if shared else flow.back
+    landing = landing_bytes(e.chunks, back, e.product)
+    landed = landing_bytes(e.chunks, flow.split, 0)
+    beside = flow.given + shared * x.stream
+    return Operator(
+        name=CARRIER,
+        saved=_table(CARRIER, (("places of rows", e.places, "places"),)),
+        waits=(),
+        forward=e.places + flow.local + departed(e.chunks),
+        backward=beside + most(landing, late + back.flying),
+        split=beside + landed,
+    )
 
 
 def _router(x: ActivationNumbers, e: ExpertNumbers, flow: _Flow) -> Operator:
@@ -161,33 +160,16 @@ def _router(x: ActivationNumbers, e: ExpertNumbers, flow: _Flow) -> Operator:
             ROUTER,
             (("mlp input", x.stream, "n D s"), ("gradient of the scores", scores, "r E w")),
         ),
-        forward=sum((size for _, size, _ in saved), 0) + flow.local + 2 * scores,
+        forward=sum((size for _, size, _ in saved), 0) + flow.local + most(2 * scores, e.limiting),
         backward=work,
         split=work,
     )
 
 
 def _experts(x: ActivationNumbers, e: ExpertNumbers, flow: _Flow) -> Operator:
-    each = x.hidden * x.size
-    rows = (e.here + e.spare) * each
+    rows = (e.here + e.spare) * x.hidden * x.size
     inner = e.here * e.inner * x.size
-    made = e.here * each // e.chunks
-    returned = e.returned * each + e.dispatched * (each + 2 * INDEX_BYTES)
-    kept = e.rows(e.here + e.spare, x)
-    any_shared = most(0, e.shared_inner) // most(1, e.shared_inner)
-    forward = most(
-        e.rows(e.arriving, x) + kept,
-        kept + made + e.inner_forward,
-        kept + 2 * inner + made + returned,
-    )
-    bare = most(e.rows(e.arriving, x) + kept, kept + made + e.inner_forward, kept + made + returned)
-    gates = e.here * x.wide // e.chunks
-    put_off = most(e.apart, x.shared)
-    back = most(
-        e.scattered * each + e.apart * made,
-        2 * made + gates + e.inner_backward,
-        made + most(flow.back, e.rows(e.homing, x)) + put_off * (inner // e.chunks + made),
-    )
+    beside = flow.local + _any_shared(e) * x.stream
     return Operator(
         name=EXPERTS,
         saved=_table(
@@ -206,20 +188,34 @@ def _experts(x: ActivationNumbers, e: ExpertNumbers, flow: _Flow) -> Operator:
                 ("inner activations and gradients", 3 * inner, "3 A G s"),
             ),
         ),
-        forward=flow.local + any_shared * x.whole + forward,
-        bare=flow.local + any_shared * x.whole + bare,
-        backward=flow.given + back,
-        split=flow.given + back,
+        forward=beside + forward_bytes(e.chunks, graph=True),
+        bare=beside + forward_bytes(e.chunks, graph=False),
+        # Whoever waits for rows runs what was put off.
+        runs=beside + departed(e.chunks),
+        backward=flow.given + most(flow.until + flow.back.departs, flow.held + flow.back.peak),
+        split=flow.given + most(flow.until + flow.split.departs, flow.held + flow.split.peak),
     )
+
+
+def _any_shared(e: ExpertNumbers) -> Num:
+    return most(0, e.shared_inner) // most(1, e.shared_inner)
 
 
 def _shared(x: ActivationNumbers, e: ExpertNumbers, flow: _Flow) -> Operator:
     inner = x.tokens * e.shared_inner * x.size
-    any_shared = most(0, e.shared_inner) // most(1, e.shared_inner)
+    any_shared = _any_shared(e)
     down = row(x, SHARED, inner, 0)
     gather = x.scattered * x.whole
-    work = most(flow.put_off + gather + inner, (5 - 2 * x.narrow) * inner, 2 * inner + x.whole)
-    work = any_shared * (flow.given + flow.back + work)
+    work = most((5 - 2 * x.narrow) * inner, 2 * inner + x.whole)
+    put_off = flow.back.put_off
+    # They run when something is in flight: the gradient, or rows, or, of whole rows, the input's.
+    late = x.shared * (1 - x.scattered) * put_off
+    own = x.mixed * 2 * e.shared_inner * x.hidden * x.size
+    first = put_off + most(gather, (1 - x.scattered) * inner) + e.product
+    # By the time of the input's all is gone that is kept here, but what row layers put off.
+    column = x.whole + own - (1 - x.shared) * inner
+    whole = most(first, gather + inner, late + work, (1 - x.scattered) * (late + column))
+    split = most(gather + inner, work)
     return Operator(
         name=SHARED,
         saved=_table(
@@ -237,9 +233,9 @@ def _shared(x: ActivationNumbers, e: ExpertNumbers, flow: _Flow) -> Operator:
                 ("gradient of the output", any_shared * down.waits[1].bytes, "N D s"),
             ),
         ),
-        forward=any_shared * (flow.local + flow.forward + 3 * inner + x.whole + gather),
-        backward=work,
-        split=work,
+        forward=any_shared * (flow.local + departed(e.chunks) + 3 * inner + x.whole + gather),
+        backward=any_shared * (flow.given + flow.held + flow.back.flying + whole),
+        split=any_shared * (flow.given + flow.held + flow.split.flying + split),
     )
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from echelon.cost.activation_numbers import ActivationNumbers, Num, Operator, Saved, most
 
-ATTENTION_DROPOUT, MLP_DROPOUT = "attention dropout", "mlp dropout"
+ATTENTION_DROPOUT, MLP_DROPOUT, DOWN = "attention dropout", "mlp dropout", "down"
 
 _DRAWN = 4 * 8
 """Bytes of an element of a mask while it is drawn: four numbers of 64 bits."""
@@ -153,7 +153,7 @@ def mlp_operators(x: ActivationNumbers) -> tuple[Operator, ...]:
     gated = x.up - 1
     piece = x.piece(x.tokens, x.up * x.inner) * x.inner * x.size
     work = inner + x.up * inner + gated * (x.narrow * inner + (1 - x.narrow) * 2 * piece)
-    down = row(x, "down", inner, x.mlp_bias, x.stream)
+    down = row(x, DOWN, inner, x.mlp_bias, x.stream)
     return (
         norm(x, "mlp norm", branch),
         column(x, "gate, up", "mlp input", x.up * x.inner, branch),
@@ -173,8 +173,8 @@ def mlp_operators(x: ActivationNumbers) -> tuple[Operator, ...]:
             split=branch.skip(x, split=True) + work,
         ),
         Operator(
-            name="down",
-            saved=(Saved(operator="down", name="input", bytes=inner, formula="N F s"),),
+            name=DOWN,
+            saved=(Saved(operator=DOWN, name="input", bytes=inner, formula="N F s"),),
             waits=down.waits,
             forward=down.forward + inner,
             backward=down.backward,

@@ -223,14 +223,15 @@ def backward_working(plan: Plan, cp_rank: int, pieces: AttentionPieces) -> tuple
         more = (elements + sizes.keys) * w if gathers_whole(plan) else again * w // s
         found.append(whole + (sizes.out + elements) * w + more)
     else:
-        place = plan.placement.ring_place(cp_rank)
+        place, at_run = plan.placement.ring_place(cp_rank), 0
         resident = resident_rows(plan.placement, plan.model.mask, place)
         for one, call in zip(resident, calls, strict=True):
             blocks = (one.keys + one.key_copies) * sizes.row * s
             sums = (one.gradients + one.gradient_copies) * sizes.row * w
             first.append(blocks + sizes.out * w + sums + call)
+            at_run = first[-1] - call
         (first if exchanged else found).append(first.pop())
-        run = run or (sizes.out + 2 * sizes.keys) * w
+        run = run or at_run
         found.append(both * w + (both * s if s < w else 0))
     if exchanged:
         kept = both * s * (1 + (sizes.places > 1)) + 2 * sizes.out * s + sizes.lse * w

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.activation_journeys import Chunk, Hop, RowBytes
 from echelon.cost.activation_numbers import INDEX_BYTES, WIDE_BYTES
 from echelon.cost.activations_experts import ExpertNumbers
 from echelon.cost.expert_load import (
@@ -24,28 +26,17 @@ from echelon.cost.stage import expert_index_of
 _PLACES = 3
 """int64 of an assignment: its slot, its token, and its place in the order of tokens."""
 
+_CHOICES = 65
+"""Bytes of an assignment while it is found which ones an expert has room for: eight int64, a bool
+(`models/capacity.py`)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
-    """Count the rows of a mixture on a rank, in the words of `ExpertNumbers`.
+class _Part:
+    """Count one chunk: its hops (none where it is padded), and the rows of each expert here."""
 
-    `by_expert` are those that each expert here gets, in order.
-    """
-
-    flying: int
-    arriving: int
-    returned: int
-    back: int
-    homing: int
-    again: int
-    places: int
+    hops: tuple[Hop, ...]
     by_expert: tuple[int, ...]
-    spare: int = 0
-
-    @property
-    def here(self) -> int:
-        """Return the rows of all experts here."""
-        return sum(self.by_expert)
 
 
 def expert_numbers(
@@ -54,78 +45,131 @@ def expert_numbers(
     """Return the numbers of one microbatch in one block: of a record where there is one."""
     experts, balance, tp = plan.model.experts, plan.mathematics.balance, plan.mesh.tp
     assert experts is not None, "a dense model has no experts"
-    layout = plan.layout.experts
+    layout, ep = plan.layout.experts, plan.mesh.ep
     if layout.padded:
-        rows = _padded(plan)
+        parts = _padded(plan)
     elif load is None or crossing is None:
-        rows = _balanced(plan)
+        parts = _balanced(plan)
     else:
-        rows = _recorded(plan, rank, crossing, load)
+        parts = tuple(_recorded(plan, rank, crossing, one) for one in _cut(plan, crossing, load))
     inner = experts.ffn // layout.expert_tp
-    apart = plan.mesh.ep > 1 or layout.padded
-    put_off = apart or tp > 1
+    put_off = ep > 1 or tp > 1
+    precision = plan.mathematics.precision
+    mixed = precision.gradients != precision.parameters
+    matrix = 2 * inner * plan.model.hidden * DTYPE_BYTES[precision.parameters]
     return ExpertNumbers(
         routed=plan.local_tokens // tp,
         experts=experts.num_experts,
         top_k=experts.top_k,
-        here=rows.here,
+        here=sum(sum(one.by_expert) for one in parts),
         inner=inner,
         shared_inner=experts.ffn * experts.shared_experts // tp,
-        places=rows.places,
-        spare=rows.spare,
+        places=_places(plan, parts),
+        spare=layout.chunks * int(layout.padded and ep in (1, experts.num_experts)),
         renormalised=int(experts.renormalise),
         sigmoid=int(experts.router == "sigmoid"),
         auxiliary=int(balance.has_aux),
         by_sequence=int(balance.aux_over != "global"),
         z_loss=int(balance.z_coefficient > 0.0),
-        dispatched=dispatched_tokens(plan),
-        flying=rows.flying,
-        arriving=rows.arriving if apart else 0,
-        scattered=rows.arriving if apart else rows.flying,
-        returned=rows.returned if apart else 0,
-        back=rows.back if apart else rows.here,
-        homing=rows.homing if apart else 0,
-        again=rows.again if apart else 0,
-        apart=int(apart),
-        chunks=layout.chunks,
-        inner_forward=_inner(plan, rows.by_expert, inner, backward=False, put_off=True),
-        inner_backward=_inner(plan, rows.by_expert, inner, backward=True, put_off=put_off),
+        limiting=_limiting(plan),
+        chunks=tuple(_chunk(plan, one, put_off=put_off) for one in parts),
+        put_off=int(put_off),
+        product=int(mixed) * matrix,
         pieces=int(layout.expert_tp > 1),
     )
 
 
-def _inner(
-    plan: Plan, by_expert: tuple[int, ...], width: int, *, backward: bool, put_off: bool
-) -> int:
+def _chunk(plan: Plan, part: _Part, *, put_off: bool) -> Chunk:
+    experts, layout = plan.model.experts, plan.layout.experts
+    assert experts is not None, "a dense model has no experts"
+    size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+    row, gate = plan.model.hidden * size, max(WIDE_BYTES, size)
+    each = RowBytes(row=row, gate=gate, top_k=experts.top_k)
+    tokens = dispatched_tokens(plan) // layout.chunks
+    if not part.hops:
+        slots, alone = sum(part.by_expert), plan.mesh.ep == 1
+        copies = plan.mesh.ep not in (1, experts.num_experts)
+        out = [each.padded(slots, gates, alone=alone, copies=copies) for gates in (1, 0)]
+        home = [
+            each.padded_home(tokens, slots, gates, alone=alone, copies=copies) for gates in (0, 1)
+        ]
+    elif len(part.hops) == 1:
+        out = [each.scatter(part.hops[0], gates) for gates in (1, 0)]
+        home = [each.collect(part.hops[0], tokens, gates) for gates in (0, 1)]
+    else:
+        across, within = part.hops
+        out = [each.scatter_twice(across, within, gates) for gates in (1, 0)]
+        home = [each.collect_twice((across, within), tokens, gates) for gates in (0, 1)]
+    width = experts.ffn // layout.expert_tp
+    rows = sum(part.by_expert)
+    return Chunk(
+        out=out[0],
+        home=home[0],
+        back=out[1],
+        last=home[1],
+        rows=rows * row,
+        gates=rows * gate,
+        inner=rows * width * size,
+        forward=_inner(size, part.by_expert, backward=False, put_off=True) * width,
+        backward=_inner(size, part.by_expert, backward=True, put_off=put_off) * width,
+    )
+
+
+def _inner(size: int, by_expert: tuple[int, ...], *, backward: bool, put_off: bool) -> int:
     """Return the most that experts have inside, one after the other, each in float32 once.
 
     Forward, gate and up are kept; backward, the output again and both gradients where weight
     gradients are put off.
     """
-    size = DTYPE_BYTES[plan.mathematics.precision.parameters]
     wide, narrow = max(WIDE_BYTES, size), size < WIDE_BYTES
     grown = (3 if backward else 2) * size
     once = size + wide * ((3 + 3 * narrow) if backward else (1 + 2 * narrow))
     most = before = 0
-    for every in by_expert:
-        rows = -(-every // plan.layout.experts.chunks)
+    for rows in by_expert:
         most = max(most, (before + rows) * grown + rows * once)
         before += rows if put_off else 0
-    return most * width
+    return most
 
 
-def _recorded(plan: Plan, rank: int, crossing: Crossing, load: ExpertLoad) -> _Rows:
+def _limiting(plan: Plan) -> int:
+    """Return what a router has while it finds which assignments experts have room for."""
+    experts, balance = plan.model.experts, plan.mathematics.balance
+    assert experts is not None, "a dense model has no experts"
+    if (
+        balance.capacity(plan.mathematics.sequence_length, experts.num_experts, experts.top_k)
+        is None
+    ):
+        return 0
+    mesh, top_k = plan.mesh, experts.top_k
+    own, ranks = plan.local_tokens // mesh.tp, mesh.tp * mesh.cp
+    row = (1 + top_k) * INDEX_BYTES
+    gates = top_k * max(WIDE_BYTES, DTYPE_BYTES[plan.mathematics.precision.parameters])
+    in_order = 2 * gates if balance.drop == "score" else row
+    each = row * (ranks > 1) + (2 + top_k) * INDEX_BYTES + in_order + top_k * _CHOICES
+    return own * row + own * ranks * each
+
+
+def _cut(plan: Plan, crossing: Crossing, load: ExpertLoad) -> Iterator[ExpertLoad]:
+    """Yield the load of each chunk."""
+    count = plan.layout.experts.chunks
+    cut = [np.split(rows, count) for rows in load.choices[crossing]]
+    for place in range(count):
+        choices = {crossing: tuple(rows[place] for rows in cut)}
+        yield ExpertLoad(num_experts=load.num_experts, choices=choices)
+
+
+def _recorded(plan: Plan, rank: int, crossing: Crossing, load: ExpertLoad) -> _Part:
     place = expert_index_of(plan, rank)
     between = load.between(crossing)
     held = load.num_experts // len(between)
     by_expert = load.counts(crossing)[:, place * held : (place + 1) * held].sum(0)
     here, leaving = int(between[:, place].sum()), int(between[place].sum())
-    own = int(between[place, place])
-    tokens, chunks = dispatched_tokens(plan), plan.layout.experts.chunks
     counts = tuple(int(rows) for rows in by_expert)
     if plan.layout.experts.dispatch == "flat":
-        places = _flat_places(leaving, tokens, load.num_experts * chunks)
-        return _flat(leaving, leaving - own, here - own, places, counts, chunks)
+        own, alone = int(between[place, place]), len(between) == 1
+        return _Part(
+            hops=(Hop(leaving=leaving, here=here, stays=own, alone=alone),), by_expert=counts
+        )
     nodes = num_nodes(plan)
     size = len(between) // nodes
     node, member = divmod(place, size)
@@ -136,96 +180,67 @@ def _recorded(plan: Plan, rank: int, crossing: Crossing, load: ExpertLoad) -> _R
     pairs, arrived = int(reached[node].sum()), int(np.stack(reached)[:, node].sum())
     of_node = int(between[member::size, node * size : (node + 1) * size].sum())
     within = int(between[member::size, place].sum())
-    places = _flat_places(pairs, tokens, nodes * chunks)
-    places += _flat_places(of_node, arrived, load.num_experts // nodes * chunks)
-    hops = (_Hop(pairs, arrived, stays), _Hop(of_node, here, within))
-    return _two_hops(hops, places, counts)
-
-
-@dataclass(frozen=True, slots=True)
-class _Hop:
-    """Count the rows that a hop takes from here, that it brings here, and that stay."""
-
-    leaving: int
-    here: int
-    stays: int
-
-
-def _flat(
-    leaving: int, away: int, came: int, places: int, by_expert: tuple[int, ...], chunks: int
-) -> _Rows:
-    here = sum(by_expert)
-    return _Rows(
-        flying=leaving + came,
-        arriving=leaving + came,
-        returned=here + away + leaving // chunks,
-        back=here + away,
-        homing=here + away,
-        again=leaving,
-        places=places,
-        by_expert=by_expert,
+    hops = (
+        Hop(leaving=pairs, here=arrived, stays=stays, alone=nodes == 1),
+        Hop(leaving=of_node, here=here, stays=within, alone=size == 1),
     )
+    return _Part(hops=hops, by_expert=counts)
 
 
-def _two_hops(hops: tuple[_Hop, _Hop], places: int, by_expert: tuple[int, ...]) -> _Rows:
-    """Return the rows where what crossed nodes is put in order, and goes on from there."""
-    across, within = hops
-    crossing = across.leaving + across.here - across.stays
-    home = across.here + across.leaving - across.stays
-    within_home = 2 * within.leaving - within.stays + within.here + across.here
-    return _Rows(
-        flying=crossing,
-        arriving=crossing + across.here + within.leaving + within.here - within.stays,
-        returned=max(within_home, home + across.leaving),
-        back=home,
-        homing=within_home,
-        again=across.leaving,
-        places=places,
-        by_expert=by_expert,
-    )
-
-
-def _balanced(plan: Plan) -> _Rows:
-    experts, chunks, ep = plan.model.experts, plan.layout.experts.chunks, plan.mesh.ep
-    assert experts is not None
+def _balanced(plan: Plan) -> tuple[_Part, ...]:
+    experts, ep = plan.model.experts, plan.mesh.ep
+    assert experts is not None, "a dense model has no experts"
     kept, tokens = kept_assignments(plan), dispatched_tokens(plan)
-    held = experts.num_experts // ep
-    by_expert = tuple(kept * (e + 1) // held - kept * e // held for e in range(held))
+    held, nodes = experts.num_experts // ep, num_nodes(plan)
     if plan.layout.experts.dispatch == "flat":
-        places = _flat_places(kept, tokens, experts.num_experts * chunks)
-        moving = balanced_rows(plan, ep).leaving
-        return _flat(kept, moving, moving, places, by_expert, chunks)
-    nodes = num_nodes(plan)
-    moving = balanced_pairs(plan, nodes).leaving
-    pairs = tokens + moving
-    places = _flat_places(pairs, tokens, nodes * chunks)
-    places += _flat_places(kept, pairs, experts.num_experts // nodes * chunks)
-    hops = (_Hop(pairs, pairs, tokens), _Hop(kept, kept, kept * nodes // ep))
-    return _two_hops(hops, places, by_expert)
+        stays = kept - balanced_rows(plan, ep).leaving
+        hops = [(kept, kept, stays, ep == 1)]
+    else:
+        pairs = tokens + balanced_pairs(plan, nodes).leaving
+        hops = [(pairs, pairs, tokens, nodes == 1), (kept, kept, kept * nodes // ep, ep == nodes)]
+    chunks = plan.layout.experts.chunks
+
+    def of(whole: int, place: int) -> int:
+        return whole * (place + 1) // chunks - whole * place // chunks
+
+    return tuple(
+        _Part(
+            hops=tuple(
+                Hop(leaving=of(a, one), here=of(b, one), stays=of(c, one), alone=alone)
+                for a, b, c, alone in hops
+            ),
+            by_expert=tuple(
+                of(kept, one) * (e + 1) // held - of(kept, one) * e // held for e in range(held)
+            ),
+        )
+        for one in range(chunks)
+    )
 
 
-def _flat_places(assignments: int, tokens: int, experts: int) -> int:
-    return INDEX_BYTES * (_PLACES * assignments + tokens + experts)
-
-
-def _padded(plan: Plan) -> _Rows:
+def _padded(plan: Plan) -> tuple[_Part, ...]:
     experts, ep, chunks = plan.model.experts, plan.mesh.ep, plan.layout.experts.chunks
-    assert experts is not None
+    assert experts is not None, "a dense model has no experts"
     length = plan.mathematics.sequence_length
     room = plan.mathematics.balance.capacity(length, experts.num_experts, experts.top_k)
     assert room is not None, "without a capacity there is no size to pad to"
     tokens = dispatched_tokens(plan)
     slots = slots_per_expert(tokens // chunks, plan.layout.microbatch_sequences, room)
-    rows, held = experts.num_experts * slots * chunks, experts.num_experts // ep
-    return _Rows(
-        flying=2 * rows,
-        arriving=2 * rows,
-        returned=2 * rows,
-        back=2 * rows,
-        homing=2 * rows,
-        again=0,
-        places=tokens * experts.top_k * INDEX_BYTES + rows * (INDEX_BYTES + 1),
-        by_expert=(rows // held,) * held,
-        # What came is put in order by a copy, but where there is one way to order it.
-        spare=chunks * int(ep in (1, experts.num_experts)),
-    )
+    return (_Part(hops=(), by_expert=(ep * slots,) * (experts.num_experts // ep)),) * chunks
+
+
+def _places(plan: Plan, parts: tuple[_Part, ...]) -> int:
+    """Return the bytes of what dispatches know of rows."""
+    experts, tokens = plan.model.experts, dispatched_tokens(plan)
+    assert experts is not None, "a dense model has no experts"
+    if plan.layout.experts.padded:
+        rows = sum(sum(one.by_expert) for one in parts)
+        return tokens * experts.top_k * INDEX_BYTES + rows * (INDEX_BYTES + 1)
+    found = 0
+    for part in parts:
+        groups, rows = experts.num_experts, tokens // len(parts)
+        if len(part.hops) == 2:
+            groups = num_nodes(plan)
+        for hop in part.hops:
+            found += _PLACES * hop.leaving + rows + groups
+            groups, rows = experts.num_experts // num_nodes(plan), hop.here
+    return found * INDEX_BYTES
