@@ -28,6 +28,11 @@ def nano(*settings: str) -> Plan:
     return load_job("nano", settings).plan
 
 
+def _joined(text: str) -> str:
+    """Return a page with its lines in one, as the sentences were before they were fitted."""
+    return " ".join(text.split())
+
+
 def test_json_holds_what_cost_says_of_every_rank(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "nano", "--json", *FLAGS]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -56,7 +61,7 @@ def test_text_shows_every_part(capsys: pytest.CaptureFixture[str]) -> None:
     assert output.err == ""
     for part in (
         "8 = pp 2 x dp_replicate 2 x tp 2, sequence parallel",
-        "optimizer state",
+        "optimizer",
         "[0 1]  [2 3]  [4 5]  [6 7]",
         "2 (n-1)/n G s",
         "Stages: 2 2 blocks, slowest rank 1.03x of the mean (the even split), by modelled times.",
@@ -64,10 +69,10 @@ def test_text_shows_every_part(capsys: pytest.CaptureFixture[str]) -> None:
         "Ranks hold activations of at most 2 1 microbatches.",
         "A pipeline sends 8 messages of 65.54 kB in a step for each tensor rank.",
         # Backward takes twice as long as forward and a little more: attention.
-        "stage 1  .....F0----B0==========F1----B1",
+        "stage 1  ....F0---B0========F1---B1",
     ):
-        assert part in output.out
-    assert max(map(len, output.out.splitlines())) <= 120
+        assert part in output.out or part in _joined(output.out)
+    assert max(map(len, output.out.splitlines())) <= 80
 
 
 def test_one_rank_talks_to_nobody() -> None:
@@ -81,7 +86,8 @@ def test_one_rank_talks_to_nobody() -> None:
 def test_few_microbatches_are_warned_of(pp: int, rule: float) -> None:
     def text(sequences: int, schedule: str = "1f1b") -> str:
         settings = (f"batch.global_sequences={sequences}", "batch.microbatch_sequences=1")
-        return plan_text(nano(f"mesh.pp={pp}", *settings, f"pipeline.schedule={schedule}"))
+        text = plan_text(nano(f"mesh.pp={pp}", *settings, f"pipeline.schedule={schedule}"))
+        return _joined(text)
 
     assert (
         f"warning: {4 * pp - 1} microbatches are few for {pp} ranks: with {4 * pp}, 1f1b would "
@@ -112,8 +118,8 @@ def test_a_plan_of_many_ranks_stays_readable() -> None:
         "batch.sequence_length=8192",
     )
     lines = plan_text(load_job("llama3.1-405b", settings).plan).splitlines()
-    assert len(lines) <= 80
-    assert max(map(len, lines)) <= 130
+    assert len(lines) <= 90
+    assert max(map(len, lines)) <= 80
     assert any("(64 of 64 between nodes)" in line for line in lines)
 
 
@@ -133,17 +139,15 @@ def test_zero_is_shown_with_its_pools_and_its_choices() -> None:
     text = plan_text(plan)
     for part in (
         "stage 3, slices of 1/2, gradients of microbatches add up in slices, units freed after",
-        "parameters  parameters (host)",
-        "on device",
-        "on host",
-        "whole units of parameters  device",
+        "(host)",
+        "whole units of parameters",
         "zero.accumulate             whole    ",
-        "zero.accumulate             slices (this plan)",
-        "zero.reshard_after_forward  always (this plan)",
+        "zero.accumulate             slices *",
+        "zero.reshard_after_forward  always *",
         "dp_shard  [0 2]  [1 3]  [4 6]  [5 7]",
         "dp_replicate  [0 4]  [1 5]  [2 6]  [3 7]",
     ):
-        assert part in text, part
+        assert part in text or part in _joined(text), part
     assert "zero " not in plan_text(nano("mesh.tp=2"))
 
 
@@ -185,7 +189,7 @@ def test_what_a_step_adds_may_not_fit() -> None:
     held = memory_bytes(plan, row.held)
     device = replace(plan.cluster.device, memory_bytes=held)
     tight = replace(plan, cluster=replace(plan.cluster, device=device))
-    assert "this fits, but maybe not what a step adds" in plan_text(tight)
+    assert "this fits, but maybe not what a step adds" in _joined(plan_text(tight))
     assert "activations come on top" in plan_text(plan)
 
 
@@ -244,7 +248,9 @@ def test_a_rank_with_two_stages_is_one_row_and_its_schedule_is_drawn(
 def test_a_heavy_head_gets_fewer_blocks_and_the_plan_says_what_that_is_worth() -> None:
     sets = ("mesh.pp=2", "model.layers=8", "model.vocab=16384")
     text = plan_text(nano(*sets))
-    found = re.search(r"Stages: (\d) (\d) blocks, slowest rank (.*)x of .* even split (.*)x,", text)
+    found = re.search(
+        r"Stages: (\d) (\d) blocks, slowest rank (.*)x of .* even split (.*)x,", _joined(text)
+    )
     assert found is not None, text
     first, last, now, even = found.groups()
     assert int(first) > int(last)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from echelon.cli.export import AnyRun
 from echelon.cli.flags import Json
 from echelon.cli.output import print_json, table
+from echelon.cli.wrapped import WIDTH
 
 if TYPE_CHECKING:
     from echelon.planner.compare import Comparison, Difference
@@ -70,7 +71,7 @@ def _parts(found: Comparison, a: str, b: str) -> Iterator[str]:
         rows = [
             (one.setting, *map(_short, (one.a, one.b)), _changes(one)) for one in found.differences
         ]
-        yield table(("setting", "A", "B", "changes"), rows)
+        yield table(("setting", "A", "B", "changes"), rows, WIDTH)
     titles: Mapping[str, tuple[str, Callable[[float], str]]] = {
         "held": ("Between steps the fullest rank holds:", binary_bytes),
         "step": ("While a step runs it holds too, at most, beside activations:", binary_bytes),
@@ -138,4 +139,4 @@ def _terms(a: Mapping[str, float], b: Mapping[str, float], text: Callable[[float
     rows = [(name, a.get(name, 0), b.get(name, 0)) for name in names]
     rows.append(("together", sum(a.values()), sum(b.values())))
     cells = [(name, text(ours), text(theirs), _ratio(ours, theirs)) for name, ours, theirs in rows]
-    return table(("", "A", "B", "B / A"), cells)
+    return table(("", "A", "B", "B / A"), cells, WIDTH)

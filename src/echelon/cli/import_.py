@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,7 +10,8 @@ from cyclopts import Parameter
 
 from echelon.cli.flags import Json, Settings
 from echelon.cli.new_files import require_suffix
-from echelon.cli.output import note, print_json, table
+from echelon.cli.output import note, print_json
+from echelon.cli.wrapped import wrapped
 
 
 def import_(
@@ -54,7 +56,7 @@ def import_(
         }
         print_json("import", result)
         return 0
-    print(table(("key", "value", "setting", "why"), mapping_rows(run.found)))
+    print("\n".join(_rows(mapping_rows(run.found))))
     if run.found.extends is not None and extends is None:
         note(f"model and data: {run.found.extends}, because {file} has none; --extends names yours")
     if output is None:
@@ -62,3 +64,11 @@ def import_(
     else:
         note(f"next: echelon config show {output}")
     return 0
+
+
+def _rows(rows: Iterable[tuple[str, str, str, str]]) -> Iterator[str]:
+    """Yield each key with its value, and under it the settings that it became and why."""
+    for key, value, setting, why in rows:
+        if key:
+            yield from wrapped(f"{key} = {value}" if value else key, "", "    ")
+        yield from wrapped(why if setting == "-" else f"-> {setting}: {why}", "    ", "       ")

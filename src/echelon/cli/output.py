@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from echelon.cli.cells import CUTS, cell_lines, longest_piece
 from echelon.core.errors import EchelonError
 
 JSON_SCHEMA = 1
+GAP, WORDS_OF_NUMBER = "  ", 2
 
 
 def print_json(command: str, result: Mapping[str, object]) -> None:
@@ -39,19 +41,97 @@ def note(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return rows in aligned columns: the first to the left, numbers to the right."""
-    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], width: int | None = None) -> str:
+    """Return rows in aligned columns: the first to the left, numbers to the right.
+
+    What is wider than `width` has its heads and texts in several lines; columns for which there is
+    still no room stand below, behind the first one again.
+    """
+    head, body = list(header), [[str(cell) for cell in row] for row in rows]
     right = [
-        column > 0 and all(row[column][:1].isdigit() or row[column] == "-" for row in cells[1:])
-        for column in range(len(header))
+        column > 0 and all(row[column][:1].isdigit() or row[column] == "-" for row in body)
+        for column in range(len(head))
     ]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in cells
-    ]
-    return "\n".join(lines)
+    widths = [max(map(len, cells)) for cells in zip(head, *body, strict=True)]
+    parts = [[*range(len(head))]]
+    if width is not None and sum(widths) + len(GAP) * (len(widths) - 1) > width:
+        # What is more than a number and its unit can go on in the next line.
+        right = [
+            is_right and all(len(row[column].split()) <= WORDS_OF_NUMBER for row in body)
+            for column, is_right in enumerate(right)
+        ]
+        widths = _widths(head, body, right, width)
+        parts = _folded(widths, width)
+    return "\n\n".join(
+        "\n".join(
+            line
+            for place, row in enumerate((head, *body))
+            for line in _lines(row, part, widths, right, is_head=place == 0)
+        )
+        for part in parts
+    )
+
+
+def _widths(
+    head: Sequence[str], body: Sequence[Sequence[str]], right: Sequence[bool], width: int
+) -> list[int]:
+    """Return the columns of a table in characters: narrower where it would be too wide."""
+    columns = range(len(head))
+    cells = [max([len(row[column]) for row in body], default=0) for column in columns]
+    widths = [max(len(head[column]), cells[column]) for column in columns]
+    words = [max(map(len, head[column].split()), default=0) for column in columns]
+    _narrow(widths, [max(words[column], cells[column]) for column in columns], width)
+    texts = [column for column in columns if not right[column]]
+    for cut in CUTS:
+        floors = [
+            longest_piece([row[column] for row in (head, *body)], cut)
+            if column in texts
+            else widths[column]
+            for column in columns
+        ]
+        _narrow(widths, floors, width)
+    return widths
+
+
+def _narrow(widths: list[int], floors: Sequence[int], width: int) -> None:
+    """Take from the columns with most to spare until a table fits, if it can."""
+    over = sum(widths) + len(GAP) * (len(widths) - 1) - width
+    while over > 0:
+        column = max(range(len(widths)), key=lambda one: widths[one] - floors[one])
+        if widths[column] <= floors[column]:
+            return
+        widths[column] -= 1
+        over -= 1
+
+
+def _folded(widths: Sequence[int], width: int) -> list[list[int]]:
+    """Return the columns of each part of a table, the first column in all of them."""
+    parts, taken = [[0]], widths[0] if widths else 0
+    for column in range(1, len(widths)):
+        if taken + len(GAP) + widths[column] > width and len(parts[-1]) > 1:
+            parts.append([0])
+            taken = widths[0]
+        parts[-1].append(column)
+        taken += len(GAP) + widths[column]
+    return parts
+
+
+def _lines(
+    row: Sequence[str],
+    columns: Sequence[int],
+    widths: Sequence[int],
+    right: Sequence[bool],
+    *,
+    is_head: bool,
+) -> Iterator[str]:
+    """Yield the lines of one row; a head of fewer lines stands at their end."""
+    cells = [cell_lines(row[column], widths[column]) for column in columns]
+    height = max(map(len, cells))
+    for line in range(height):
+        shown: list[str] = []
+        for column, cell in zip(columns, cells, strict=True):
+            place = line - (height - len(cell)) if is_head else line
+            text = cell[place] if 0 <= place < len(cell) else ""
+            pad = text.rjust if right[column] else text.ljust
+            shown.append(pad(widths[column]))
+        yield GAP.join(shown).rstrip()

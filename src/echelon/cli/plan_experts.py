@@ -12,9 +12,11 @@ from echelon.core.parameters import num_active_parameters
 from echelon.core.plan import Plan
 from echelon.core.units import short_count
 
-LETTERS = """
-Of experts: m rows that a rank dispatches, k experts of a token, E experts, S rows that leave and R
-that arrive, g bytes of a gate; balanced: as if every expert got as many tokens as any other."""
+LETTERS = (
+    "\nOf experts: m rows that a rank dispatches, k experts of a token, E experts, S rows that "
+    "leave and R that arrive, g bytes of a gate; balanced: as if every expert got as many tokens "
+    "as any other."
+)
 
 OTHER_ROUTE = 'Rows of experts are for balanced routing; experts.route = "{route}" sends otherwise.'
 

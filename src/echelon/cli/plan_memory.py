@@ -12,6 +12,7 @@ from echelon.cli.plan_rows import (
     place_head,
     pool_bytes,
 )
+from echelon.cli.wrapped import WIDTH
 from echelon.core.plan import Plan
 from echelon.core.units import binary_bytes, decimal_bytes
 from echelon.cost.choices import Choice
@@ -45,20 +46,21 @@ def memory_parts(
         )
         yield (
             "What a rank sends over its data axes per step and holds on its device, with the "
-            f"other choice too:\n\n{found}"
+            f"other choice too (* this plan):\n\n{found}"
         )
 
 
 def _held(place: str, runs: Sequence[Sequence[StageRow]]) -> str:
     """Return what rests where.
 
-    Each kind has a column, then each pool together, then the padding among all of it; a kind that
-    rests off the device says where.
+    Each kind has a column, then each pool together, then the padding among all of it, where there
+    is any; a kind that rests off the device says where.
     """
     kinds = [*dict.fromkeys((term.name, term.pool) for run in runs for term in run[0].held)]
     pools: list[Pool] = [pool for pool in POOLS if pool in {other for _, other in kinds}]
     totals = ["together"] if pools == ["device"] else [f"on {pool}" for pool in pools]
     names = [name if pool == "device" else f"{name} ({pool})" for name, pool in kinds]
+    padded = any(term.padding for run in runs for term in run[0].held)
     cells: list[tuple[object, ...]] = []
     for run in runs:
         terms = run[0].held
@@ -71,11 +73,11 @@ def _held(place: str, runs: Sequence[Sequence[StageRow]]) -> str:
                 ranges(sorted(block for row in run for block in row.blocks)),
                 *(binary_bytes(held.get(kind, 0)) for kind in kinds),
                 *(binary_bytes(pool_bytes(terms, pool)) for pool in pools),
-                binary_bytes(sum(term.padding for term in terms)),
+                *([binary_bytes(sum(term.padding for term in terms))] if padded else []),
             )
         )
-    head = (place, "ranks", "blocks", "which", *names, *totals, "padding")
-    return table(head, cells)
+    head = (place, "ranks", "blocks", "which", *names, *totals, *(["padding"] if padded else []))
+    return table(head, cells, WIDTH)
 
 
 def _step_table(place: str, rows: Sequence[tuple[str, Sequence[HeldTerm]]]) -> str:
@@ -85,7 +87,7 @@ def _step_table(place: str, rows: Sequence[tuple[str, Sequence[HeldTerm]]]) -> s
         for stage, terms in rows
         for term in terms
     ]
-    return table((place, "what", "where", "at most", "elements x bytes"), cells)
+    return table((place, "what", "where", "at most", "elements x bytes"), cells, WIDTH)
 
 
 def _choices_table(place: str, rows: Sequence[tuple[str, Sequence[Choice]]]) -> str:
@@ -94,7 +96,7 @@ def _choices_table(place: str, rows: Sequence[tuple[str, Sequence[Choice]]]) -> 
         (
             stage,
             choice.setting,
-            choice.value + (" (this plan)" if choice.chosen else ""),
+            choice.value + (" *" if choice.chosen else ""),
             decimal_bytes(choice.sent_bytes),
             binary_bytes(choice.held_bytes),
             binary_bytes(choice.step_bytes),
@@ -103,7 +105,7 @@ def _choices_table(place: str, rows: Sequence[tuple[str, Sequence[Choice]]]) -> 
         for choice in choices
     ]
     head = (place, "setting", "value", "sent", "held", "in a step, at most")
-    return table(head, cells)
+    return table(head, cells, WIDTH)
 
 
 def ranges(numbers: Sequence[int]) -> str:

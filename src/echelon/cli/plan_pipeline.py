@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from echelon.cli.wrapped import WIDTH
 from echelon.core.plan import Plan
 from echelon.core.units import decimal_bytes
 from echelon.cost.balance import imbalance, split_layers
@@ -54,7 +55,7 @@ def pipeline_parts(plan: Plan, times: UnitTimes, found: str = "") -> Iterator[st
         yield head
         return
     # The last line is a scale in seconds, which are those of a peak that no device reaches.
-    lines = draw_timeline(timing.plain.events, 95).splitlines()
+    lines = draw_timeline(timing.plain.events, WIDTH - 1).splitlines()
     one_each = all(held == (rank,) for rank, held in enumerate(_held(plan)))
     word = "stage" if one_each else "pp"
     drawn = [line.replace("rank", word, 1) for line in lines]
@@ -137,7 +138,7 @@ def _timing_lines(plan: Plan, timing: _Timing, times: UnitTimes, found: str) -> 
     bubbles = [timing.plain.bubble_fraction, timing.sent.bubble_fraction]
     plain, sent = (f"{100 * bubble:.1f} %" for bubble in bubbles)
     yield (
-        f"Each pipeline rank runs {name}. Of the step {plain} is bubble, {sent} with transfers,\n"
+        f"Each pipeline rank runs {name}. Of the step {plain} is bubble, {sent} with transfers, "
         f"and {100 * timing.even.bubble_fraction:.1f} % if all stages took equally long."
     )
     yield from _few_microbatches(plan, timing)

@@ -31,6 +31,7 @@ from echelon.cli.plan_rows import (
     sent_by_axis,
     stage_rows,
 )
+from echelon.cli.wrapped import WIDTH, fitted
 from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
 from echelon.core.parameters import num_parameters
 from echelon.core.plan import Plan
@@ -41,12 +42,13 @@ from echelon.cost.terms import Pool
 from echelon.cost.unit_times import UnitTimes, modelled_times
 from echelon.planner.lint import lint, lint_rows
 
-GROUPS_WIDTH = 76
-MOST_MEMBERS = 8
+MOST_MEMBERS = (8, 4, 2)
 MOST_NOTES = 4
 
-SENT_HEAD = """Each rank sends per step (n ranks in the group, N tokens of a microbatch, D the
-hidden width, V the vocabulary, G the values of all buckets, s bytes of a value as it is sent):"""
+SENT_HEAD = (
+    "Each rank sends per step (n ranks in the group, N tokens of a microbatch, D the hidden width, "
+    "V the vocabulary, G the values of all buckets, s bytes of a value as it is sent):"
+)
 
 
 def groups(plan: Plan) -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -135,7 +137,7 @@ def plan_text(plan: Plan, times: UnitTimes | None = None, found: str = "") -> st
         parts.extend(pipeline_parts(plan, times or modelled_times(plan), found))
     if notes := lint_rows(plan, most=MOST_NOTES):
         parts.append("Notes (`echelon explain ID` says more):\n\n" + "\n".join(notes))
-    return "\n\n".join(parts) + "\n"
+    return fitted("\n\n".join(parts)) + "\n"
 
 
 def _head(plan: Plan) -> Iterator[str]:
@@ -215,7 +217,7 @@ def _sent(place: str, runs: Sequence[Sequence[StageRow]]) -> str:
         for run in runs
         for term in run[0].sent
     ]
-    return table((place, "axis", "what", "times", "bytes", "each time"), cells)
+    return table((place, "axis", "what", "times", "bytes", "each time"), cells, WIDTH)
 
 
 def _sent_by_axis(place: str, runs: Sequence[Sequence[StageRow]]) -> str:
@@ -227,30 +229,33 @@ def _sent_by_axis(place: str, runs: Sequence[Sequence[StageRow]]) -> str:
         )
         for run in runs
     ]
-    return table((place, *axes), cells)
+    return table((place, *axes), cells, WIDTH)
 
 
 def _group_lines(plan: Plan) -> Iterator[str]:
     nodes = plan.cluster.devices_per_node
     for axis, found in groups(plan).items():
-        shown = list(_fitting([_members(group) for group in found]))
-        more = f"  and {len(found) - len(shown)} more" if len(found) > len(shown) else ""
         across = sum(len({rank // nodes for rank in group}) > 1 for group in found)
         links = f"  ({across} of {len(found)} between nodes)" if across else ""
-        yield f"{axis}  {'  '.join(shown)}{more}{links}"
+        room = WIDTH - len(axis) - len(links)
+        texts = [_fitting([_members(one, most) for one in found], room) for most in MOST_MEMBERS]
+        yield f"{axis}{next((text for text in texts if len(text) <= room), texts[-1])}{links}"
 
 
-def _fitting(texts: Sequence[str]) -> Iterator[str]:
-    width = 0
-    for text in texts:
-        width += len(text) + 2
-        if width > GROUPS_WIDTH:
-            return
-        yield text
+def _fitting(texts: Sequence[str], room: int) -> str:
+    """Return the first of some texts, as many as there is room for, and how many more there are."""
+    text = ""
+    for count in range(1, len(texts) + 1):
+        more = f"  and {len(texts) - count} more" if count < len(texts) else ""
+        longer = "".join(f"  {one}" for one in texts[:count]) + more
+        if count > 1 and len(longer) > room:
+            break
+        text = longer
+    return text
 
 
-def _members(group: Sequence[int]) -> str:
-    names = [str(rank) for rank in group[:MOST_MEMBERS]]
-    if len(group) > MOST_MEMBERS:
+def _members(group: Sequence[int], most: int) -> str:
+    names = [str(rank) for rank in group[:most]]
+    if len(group) > most:
         names += ["...", str(group[-1])]
     return f"[{' '.join(names)}]"

@@ -99,7 +99,7 @@ def context_ranks_differ(plan: Plan) -> str:
         return ""
     return (
         f"The mask needs less of some keys than of others: context ranks send {min(sent):,} to "
-        f"{max(sent):,} bytes over cp;\nwhat is shown is the rank that sends most."
+        f"{max(sent):,} bytes over cp; what is shown is the rank that sends most."
     )
 
 

@@ -7,6 +7,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from echelon.cli.output import table
+from echelon.cli.wrapped import WIDTH, fitted
 from echelon.core.axis import MESH_AXES
 from echelon.core.parameters import num_parameters
 from echelon.core.units import short_count
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from echelon.planner.choice import Choice
     from echelon.planner.search import Answer, Ranked
 
-WIDTH = 80
 SMALLEST_SHARE = 0.0005
 HEADER = ("mesh", "zero", "schedule", "mb", "rec", "step s", "tok/s", "MFU", "GB")
 LEGEND = (
@@ -36,14 +36,14 @@ def answer_text(answer: Answer, front: Sequence[Ranked] = ()) -> str:
         text = "No other plan has less of step time, memory and devices than one of these:"
         parts.append(f"{text}\n\n{plans_table(front, devices=True)}")
     parts.append("\n".join(_seen(answer)))
-    return "\n\n".join(parts) + "\n"
+    return fitted("\n\n".join(parts)) + "\n"
 
 
 def plans_table(plans: Sequence[Ranked], *, devices: bool = False) -> str:
     """Return plans as a table, one a line."""
     rows = [_row(one, devices=devices) for one in plans]
     header = ("devices", *HEADER[:1], *HEADER[2:]) if devices else HEADER
-    return table(header, rows)
+    return table(header, rows, WIDTH)
 
 
 def mesh_text(choice: Choice) -> str:
@@ -164,7 +164,7 @@ def _terms(
     rows = [(key, f"{value:.4g}", f"{100 * value / whole:.1f} %") for key, value in shown.items()]
     total = sum(terms.values())
     rows.append((f"sum ({name})", f"{total:.4g}", f"{100 * total / whole:.1f} %"))
-    return table(header, rows)
+    return table(header, rows, WIDTH)
 
 
 def _seen(answer: Answer) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from textwrap import wrap
+import re
+from textwrap import fill, wrap
 
 WIDTH = 80
 
@@ -17,3 +18,19 @@ def wrapped(text: str, first: str, rest: str) -> list[str]:
         break_on_hyphens=False,
         break_long_words=False,
     )
+
+
+def fitted(text: str) -> str:
+    """Return a page with lines that are too long in several, those after the first further in.
+
+    ``zero     stage 3, ...`` goes on under its third word, a sentence at the margin.
+    """
+    return "\n".join(_fitted(line) for line in text.split("\n"))
+
+
+def _fitted(line: str) -> str:
+    if len(line) <= WIDTH:
+        return line
+    head = re.match(r" *(?:\S+ {2,})?", line)
+    indent = " " * len(head[0]) if head is not None and len(head[0]) < WIDTH // 2 else ""
+    return fill(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
