@@ -57,14 +57,8 @@ def _as_named(row: Row, name: str, key: str, device: Device) -> Device:
         # Power goes with the cube of a clock, as voltage goes with the clock.
         slower = (float(watts[1]) / USUAL_WATTS[key]) ** (1.0 / 3.0)
         row.say("gpu", f"{slower:.2f} of the clock", f"a limit of {watts[1]} W")
-        efficiency = device.efficiency
-        efficiency = replace(
-            efficiency,
-            matmul=slower * efficiency.matmul,
-            attention=slower * efficiency.attention,
-            attention_backward=slower * efficiency.attention_backward,
-        )
-        device = replace(device, efficiency=efficiency)
+        peaks = tuple((dtype, slower * peak) for dtype, peak in device.peak_flops)
+        device = replace(device, peak_flops=peaks)
     return device
 
 

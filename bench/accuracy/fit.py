@@ -6,8 +6,8 @@ sum of squares has a prior for each constant, so that what few rows tell stays n
 (`cost/fit.py`). A source with many rows counts as much as its number's root, so that a long sweep
 of one cluster does not drown a table of a paper.
 
-    python -m bench.accuracy.fit FILE.csv [--leave-out source]     prints the constants, and errors
-    python -m bench.accuracy.fit FILE.csv --write                  writes them into the package, too
+    python -m bench.accuracy.fit FILE.csv ... [--leave-out source]  prints constants, and errors
+    python -m bench.accuracy.fit FILE.csv ... --write               writes them into the package
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import numpy as np
 
 from bench.accuracy.groups import is_complete
 from bench.accuracy.left_out import LEAVE_OUT, predict_left_out
-from bench.accuracy.neighbours import with_neighbours
 from bench.accuracy.predict import Adjust, Case, cases_of, predict_cases, work_of
 from bench.accuracy.priors import DEVICES, NEVER, priors
 from bench.accuracy.report import summary_text
@@ -40,8 +39,8 @@ DEVICE: Mapping[str, tuple[float, float, float]] = {
     "matmul": (0.5, 0.95, 0.1),
     "half_depth": (5.0, 600.0, 0.5),
     "memory": (0.7, 0.95, 0.08),
-    "attention": (0.2, 0.85, 0.2),
-    "attention_backward": (0.15, 0.8, 0.2),
+    "attention": (0.2, 0.85, 0.12),
+    "attention_backward": (0.15, 0.8, 0.12),
     "aligned": (0.7, 1.0, 0.04),
 }
 TRAINER: Mapping[str, tuple[float, float, float]] = {
@@ -61,10 +60,18 @@ TRAINER: Mapping[str, tuple[float, float, float]] = {
     "pipeline_overlap": (0.01, 0.95, 1.0),
     "interference": (0.001, 0.5, 0.7),
     "step_s": (0.001, 0.3, 1.0),
-    "spread": (0.001, 0.03, 0.7),
+    "spread": (0.001, 0.02, 0.5),
 }
-GENERATIONS = {(108, 312): "A100", (132, 989): "H100"}
+GENERATIONS = {
+    (80, 125): "V100",
+    (108, 312): "A100",
+    (132, 989): "H100",
+    (148, 2250): "B200",
+    (148, 2500): "GB200",
+}
 """Multiprocessors and TFLOP/s of a device -> its generation."""
+LATER, LATER_BYTES = {"B200": "B300", "GB200": "B300"}, 250e9
+"""What a generation is called where a device has more memory than that."""
 CROWDING = 0.6
 """A row of a source with n rows weighs as much as n to the power of minus this."""
 SCALE = 6.0
@@ -133,7 +140,9 @@ def put(work: Work, devices: Any, trainers: Any, values: Values) -> Work:
 def device_of(case: Case) -> str:
     """Return the generation of a case's device, by its multiprocessors and its peak."""
     units, peak = np.float64(case.machine.units), np.float64(case.machine.attention_flops)
-    return GENERATIONS.get((int(units), round(float(peak) / 1e12)), "other")
+    found = GENERATIONS.get((int(units), round(float(peak) / 1e12)), "other")
+    large = np.float64(case.machine.memory_bytes) > LATER_BYTES
+    return LATER.get(found, found) if large else found
 
 
 def refit(cases: Sequence[Case], start: Values | None = None) -> Values:
@@ -184,11 +193,11 @@ def _constant(name: str, value: float, limits: tuple[float, float, float]) -> Co
 def main(arguments: list[str] | None = None) -> int:
     """Fit, print the constants, and the errors with them (or of each group without it)."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("file", type=Path, metavar="FILE.csv", help="published runs")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE.csv", help="published runs")
     parser.add_argument("--write", action="store_true", help="write them into the package")
     parser.add_argument("--leave-out", choices=sorted(LEAVE_OUT), help="groups to leave out")
     options = parser.parse_args(arguments)
-    cases, _ = cases_of(with_neighbours(read_rows(options.file)))
+    cases, _ = cases_of([row for file in options.files for row in read_rows(file)])
     told = [case for case in cases if is_complete(case.row) and case.measured.step_s]
     values = refit(told)
     for name, value in values.items():

@@ -13,7 +13,7 @@ from echelon.core.cluster import Cluster, Device, Link
 from echelon.cost.lattice.numbers import MachineNumbers, TierNumbers
 from echelon.cost.lattice.of_cluster import machine_numbers
 
-FP4_OVER_FP8 = {"b200": 2.0, "gb200": 2.0, "b300": 3.0, "gb300": 3.0, "mi355x": 2.0}
+FP4_OVER_FP8 = {"b200": 2.0, "gb200": 2.0, "b300": 3.0, "gb300": 3.0}
 """The dense peak of products in 4 bits over that in 8, as vendors print them."""
 LARGEST_NODE = 16
 """Devices of the largest node; links that join more join a rack of them."""
@@ -71,8 +71,9 @@ def _with_full_precision(row: Row, cluster: Cluster) -> Cluster:
     elif FULL_PRECISION.match(text) and "fp32" not in peaks:
         peaks["fp32"] = (half or peaks.get("fp16", 0.0)) / 16.0
         row.say("precision", "fp32", "a sixteenth of the rate of bf16")
-    if "fp4" in text and "fp4" not in peaks and cluster.name in FP4_OVER_FP8:
-        peaks["fp4"] = FP4_OVER_FP8[cluster.name] * peaks["fp8"]
+    kind = cluster.name.rpartition("x")[2]
+    if "fp4" in text and "fp4" not in peaks and kind in FP4_OVER_FP8:
+        peaks["fp4"] = FP4_OVER_FP8[kind] * peaks["fp8"]
     return replace(cluster, device=replace(device, peak_flops=tuple(peaks.items())))
 
 

@@ -173,6 +173,8 @@ def _chunks(
     interleaves = "interleaved" in schedule or (not schedule and program.interleaves)
     if not interleaves or count % degrees.pp:
         return [1.0]
+    if program.generation.startswith("fsdp"):
+        return [2.0] if on_rank > 1 else [1.0]
     least = 1 if re.search(r"\bor\b|not stated", schedule) or not schedule else 2
     return [n for n in divisors(on_rank) if n >= least] or [1.0]
 
@@ -182,7 +184,9 @@ def _policies(row: Row, program: Program, on_rank: float) -> list[Recompute]:
     if text:
         cuts = program.generation.startswith("fsdp")
         return recomputes_of(text, on_rank, cuts_parameters=cuts)
-    return [NO_RECOMPUTE, QUARTER, HALF, FULL] if program.fused else [FULL]
+    # Programs compiled as a whole keep inputs of layers only, unless told otherwise.
+    free = program.fused and program.generation != "jax"
+    return [NO_RECOMPUTE, QUARTER, HALF, FULL] if free else [FULL]
 
 
 def _layout(
@@ -194,6 +198,9 @@ def _layout(
 ) -> LayoutNumbers:
     microbatch, count, chunks, policy = rest
     zero = program.zero
+    if zero >= 3.0 and degrees.pp > 1.0 and program.generation.startswith("fsdp"):
+        # Under a pipeline FSDP gathers once a step, and scatters once: what stage 1 does.
+        zero = 1.0
     sequence = row.flag("sp")
     if sequence is None:
         sequence = program.sequence_parallel and degrees.tp > 1.0

@@ -166,7 +166,9 @@ def predict_cases(cases: Sequence[Case]) -> list[Prediction]:
         if not (fits & known).any():
             best = int(np.argmin(np.where(known, held[part], np.inf)))
         if known[best]:
-            found.append(_prediction(case, best, (seconds[part][best], held[part][best])))
+            one = _prediction(case, best, (seconds[part][best], held[part][best]))
+            # A row that leaves much blank fits where any split that it can mean does.
+            found.append(replace(one, fits=bool((held[part] <= capacity[part]).any())))
         else:
             found.append(_unreadable(case.row, "its numbers make no time that is one"))
     return found

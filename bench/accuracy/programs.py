@@ -60,7 +60,8 @@ def program_of(row: Row) -> Program:
     zero = _stage(row)
     if zero is None:
         zero = row.assume("zero_stage", _usual_stage(name, int(year)), "the framework's default")
-    compiled = re.search(r"torch\.?compile", row.word("compile_fusion_notes").lower()) is not None
+    notes = row.word("compile_fusion_notes").lower()
+    compiled = re.search(r"(?<!no )(?<!without )torch[. _]compile|\bcompiled", notes) is not None
     fused = row.flag("flash_attn")
     if fused is None:
         fused = year >= FLASH_SINCE
@@ -105,6 +106,6 @@ def _usual_stage(name: str, year: int) -> float:
     if said:
         return float(said[1])
     generation = recognise(name, year=year, zero=1.0)
-    if generation.startswith("fsdp") or generation in ("deepspeed", "jax"):
+    if generation.startswith(("fsdp", "deepspeed", "jax")):
         return 3.0
     return 0.0 if generation == "megatron" else 1.0

@@ -15,6 +15,10 @@ PRESETS = PACKAGE / "config" / "presets" / "clusters"
 FILES: Mapping[str, tuple[str, ...]] = {
     "A100": ("a100-40gb", "a100-80gb", "a100-pcie", "a800"),
     "H100": ("h100", "h100-pcie", "h200", "h800"),
+    "B200": ("b100", "b200"),
+    "GB200": ("gb200",),
+    "B300": ("b300", "gb300"),
+    "V100": ("v100-16gb", "v100-32gb"),
 }
 """The presets whose devices are of a generation that is fitted."""
 HEAD = '''"""Constants of generations of trainers, fitted to published runs.

@@ -180,6 +180,13 @@ def test_shares_of_blocks_that_run_again(text: str, shares: set[float]) -> None:
     }
 
 
+def test_sharded_parameters_under_a_pipeline_are_gathered_once_a_step() -> None:
+    columns = {"framework": "torchtitan (FSDP2)", "zero_stage": "3", "year": "2024"}
+    (one,) = predict([row(pp="4", dp="8", schedule="Interleaved 1F1B", **columns)])
+    assert one.chosen is not None
+    assert (one.chosen.layout.zero, one.chosen.layout.virtual) == (1.0, 2.0)
+
+
 def test_hybrid_sharding_cuts_over_a_node() -> None:
     (one,) = predict([row(framework="PyTorch FSDP (HSDP)", zero_stage="3")])
     assert one.chosen is not None

@@ -33,6 +33,10 @@ from echelon.cost.lattice.travel import (
 
 BACKWARD_KERNELS = 1.5
 BACKWARD_MOVES = 1.5
+COUNTS_READ, EXPERTS_HERE = 0.5, 8.0
+"""The share of a mixture's wait that is no expert's own, and of how many experts it is told."""
+MOST_FUSED, MOST_FUSED_BACK = 0.85, 0.65
+"""The share of a device's peak that the best fused kernels of attention reach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +106,7 @@ def block_seconds(work: Work, *, mixture: bool) -> BlockSeconds:
     expert = _expert(work) if mixture else 0.0
     software = work.software
     start = software.kernels * software.host_s
-    reading = software.mixture_s if mixture else 0.0
+    reading = _host_of_experts(work) if mixture else 0.0
     device = forward + attention + moves
     first = Pass(
         products=forward,
@@ -144,6 +148,13 @@ def _sum(*parts: tuple[Num, Num, Num]) -> tuple[Num, Num, Num]:
     for part in parts[1:]:
         forward, inputs, weights = forward + part[0], inputs + part[1], weights + part[2]
     return forward, inputs, weights
+
+
+def _host_of_experts(work: Work) -> Num:
+    """Return how long a pass waits for the host: for the counts of rows, and for each expert."""
+    here = np.maximum(work.model.experts, 1.0) / work.layout.ep
+    part = COUNTS_READ + (1.0 - COUNTS_READ) * here / EXPERTS_HERE
+    return work.software.mixture_s * part
 
 
 def _attention_products(work: Work) -> tuple[Num, Num, Num]:
@@ -195,8 +206,10 @@ def _attention(work: Work) -> tuple[Num, Num]:
     queries = work.layout.microbatch * model.length / ranks
     flops = 4.0 * queries * model.reach * model.attention_dim
     peak = machine.attention_flops * software.fused_share
-    fused = flops / (peak * machine.attention)
-    fused_back = 2.5 * flops / (peak * machine.attention_backward)
+    most = machine.attention_flops
+    fused = flops / np.minimum(peak * machine.attention, MOST_FUSED * most)
+    rate_back = np.minimum(peak * machine.attention_backward, MOST_FUSED_BACK * most)
+    fused_back = 2.5 * flops / rate_back
     # Without a fused kernel the mask hides nothing of the products.
     scores = queries * model.length * model.heads
     aligned = aligned_share(machine, model.attention_dim / model.heads)
