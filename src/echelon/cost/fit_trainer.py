@@ -21,6 +21,9 @@ from echelon.cost.lattice.of_plan import work_of
 from echelon.cost.lattice.software import Software
 from echelon.cost.lattice.step import step_seconds
 
+OF_A_STEP = 4.0
+"""What a step weighs beside a prior: as a median of many kernels it is known twice as well as one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedStep:
@@ -46,7 +49,9 @@ def fit_trainer(cluster: Cluster, software: Software, timed: Sequence[TimedStep]
     def predict(values: Values) -> Array:
         return predicted_steps(_with(cluster, values), software, timed)
 
-    found = fit(_constants(cluster, software), predict, [one.seconds for one in timed])
+    seconds = [one.seconds for one in timed]
+    weights = [OF_A_STEP] * len(seconds)
+    found = fit(_constants(cluster, software), predict, seconds, weights=weights)
     return TrainerFit(
         cluster=_with(cluster, found.values),
         timed=tuple(timed),
