@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from echelon.core.plan import Plan
 from echelon.cost.activation_numbers import ActivationNumbers, Operator, Saved
-from echelon.cost.activations_attention import attention_operators, latent_operators
+from echelon.cost.activations_attention import attention_operators
 from echelon.cost.activations_ends import embedding_operators, head_operators
 from echelon.cost.activations_experts import mixture_operators
+from echelon.cost.activations_latent import latent_operators
 from echelon.cost.activations_linear import (
     ATTENTION_DROPOUT,
     MLP_DROPOUT,

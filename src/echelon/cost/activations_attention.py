@@ -12,9 +12,6 @@ section 3.1); Ainslie et al., "GQA", 2023.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from echelon.core.model_shape import LatentAttention
 from echelon.cost.activation_numbers import ActivationNumbers, Num, Operator, Saved, most, total
 from echelon.cost.activations_linear import Branch, column, norm, row, vector
 
@@ -33,7 +30,7 @@ def attention_operators(x: ActivationNumbers) -> tuple[Operator, ...]:
         norm(x, "attention norm", branch),
         column(x, "q, k, v", "attention input", made, branch),
         _heads(x, branch),
-        _scores(x, branch, lost),
+        scores(x, branch, lost),
         _output(x, branch, lost),
     )
 
@@ -94,8 +91,12 @@ def _heads(x: ActivationNumbers, branch: Branch) -> Operator:
     )
 
 
-def _scores(x: ActivationNumbers, branch: Branch, lost: Num) -> Operator:
-    """Return what attention itself keeps, locally or over context ranks."""
+def scores(x: ActivationNumbers, branch: Branch, lost: Num, own: Num = 0) -> Operator:
+    """Return what attention itself keeps, locally or over context ranks.
+
+    `lost` are variables of the forward pass, `own` the input of the output layer where attention
+    does not keep it.
+    """
     local, kept = 1 - most(x.ring, x.exchanged), own_queries(x)
     copied = x.keys * x.copies
     saved = (
@@ -121,7 +122,7 @@ def _scores(x: ActivationNumbers, branch: Branch, lost: Num) -> Operator:
     sent = most(x.ring, x.exchanged)
     product = x.mixed * x.heads * x.head_dim * x.hidden * x.size
     # Until then it keeps its gradient, and its input where that is in memory of its own.
-    put_off = most(x.scattered, x.dropout) * x.whole
+    put_off = most(x.scattered, x.dropout) * x.whole + own
     alone = (1 - x.exchanged) * x.transposed * x.queries
     first = sent * (put_off + most(x.attend_first, x.attend_run + product))
     waits = (1 - sent) * x.shared
@@ -142,93 +143,3 @@ def _output(x: ActivationNumbers, branch: Branch, lost: Num) -> Operator:
     local, kept = 1 - most(x.ring, x.exchanged), own_queries(x)
     again = kept * ((1 - x.exchanged) * x.queries + local * x.keys)
     return row(x, "o", x.queries, x.output_bias, most(0, lost - again))
-
-
-def latent_operators(x: ActivationNumbers, latent: LatentAttention) -> tuple[Operator, ...]:
-    """Return the operators of latent attention (DeepSeek-V2, 2024, section 2.1).
-
-    Every head has keys and values of its own (K = H), of the width of a query.
-    """
-    size = x.size
-    down = latent.query_rank + latent.kv_rank + latent.rope_dim
-    narrow = x.rows * down * size
-    width = latent.nope_dim + latent.value_dim
-    cut = int(latent.value_dim < x.head_dim)
-    values = x.tokens * x.heads * latent.value_dim * size
-    branch = Branch(inner=values, ran=most(x.ring, x.exchanged))
-    heads = _scores(replace(x, rope=1), branch, 0)
-    padded = Saved(
-        operator=ATTENTION,
-        name="values",
-        bytes=(1 - most(x.ring, x.exchanged)) * x.queries,
-        formula="N H h s",
-    )
-    cut_out = Saved(
-        operator="o",
-        name="output without padding",
-        bytes=cut * values,
-        formula="N H h' s",
-    )
-    # Keys are of the width of queries, and values are in memory of their own.
-    by_position = tuple(
-        one for one in heads.saved if not (cut and one.name == "output, position by position")
-    )
-    project = Operator(
-        name="q_down, kv_down",
-        saved=(
-            Saved(
-                operator="q_down, kv_down",
-                name="attention input",
-                bytes=x.stream,
-                formula="n D s",
-            ),
-            Saved(
-                operator="q_down, kv_down",
-                name="latent vectors",
-                bytes=narrow,
-                formula="n (r_q + r_kv + p) s",
-            ),
-        ),
-        waits=(
-            Saved(
-                operator="q_down, kv_down",
-                name="attention input and gradients of latent vectors",
-                bytes=x.stream + narrow,
-                formula="n (D + r_q + r_kv + p) s",
-            ),
-        ),
-    )
-    output = row(x, "o", values, 0)
-    return (
-        norm(x, "attention norm", branch),
-        project,
-        _latent_norm(x, "q_norm", latent.query_rank),
-        _latent_norm(x, "kv_norm", latent.kv_rank),
-        _up(x, "q_up", latent.query_rank, x.heads * x.head_dim),
-        _up(x, "kv_up", latent.kv_rank, x.heads * width),
-        replace(
-            heads,
-            saved=(*by_position, padded),
-            forward=heads.forward + 3 * x.queries,
-            split=heads.split + cut * x.queries,
-        ),
-        replace(output, saved=(cut_out, *output.saved), forward=output.forward + cut_out.bytes),
-    )
-
-
-def _latent_norm(x: ActivationNumbers, name: str, rank: int) -> Operator:
-    return Operator(
-        name=name,
-        saved=(Saved(operator=name, name="statistics", bytes=x.rows * x.wide, formula="n w"),),
-        waits=(vector(name, rank * x.wide, "r w"),),
-    )
-
-
-def _up(x: ActivationNumbers, name: str, rank: int, out: Num) -> Operator:
-    saved = Saved(
-        operator=name, name="latent vector", bytes=x.rows * rank * x.size, formula="n r s"
-    )
-    gradient = Saved(
-        operator=name, name="its gradient", bytes=x.tokens * out * x.size, formula="N O s"
-    )
-    return Operator(name=name, saved=(saved,), waits=(saved, gradient))

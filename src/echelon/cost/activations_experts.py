@@ -80,7 +80,7 @@ def mixture_operators(x: ActivationNumbers, e: ExpertNumbers) -> tuple[Operator,
     """Return the operators of a mixture of experts, from the norm before to the output."""
     flow = _Flow.of(x, e)
     return (
-        norm(x, "mlp norm", Branch(local=x.stream)),
+        norm(x, "mlp norm", Branch(local=x.stream, alone=1 - _any_shared(e))),
         _router(x, e, flow),
         _dispatch(x, e, flow),
         _shared(x, e, flow),
@@ -214,7 +214,10 @@ def _shared(x: ActivationNumbers, e: ExpertNumbers, flow: _Flow) -> Operator:
     first = put_off + most(gather, (1 - x.scattered) * inner) + e.product
     # By the time of the input's all is gone that is kept here, but what row layers put off.
     column = x.whole + own - (1 - x.shared) * inner
-    whole = most(first, gather + inner, late + work, (1 - x.scattered) * (late + column))
+    if_whole = (1 - x.scattered) * (late + column - flow.held)
+    # Of split rows, the gradient of all outputs waits beside the inputs that come.
+    if_split = x.scattered * (3 * x.whole + x.stream + own // 2 - flow.held)
+    whole = most(first, gather + inner, late + work, if_whole, if_split)
     split = most(gather + inner, work)
     return Operator(
         name=SHARED,

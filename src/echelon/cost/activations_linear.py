@@ -33,17 +33,18 @@ class Branch:
     `local` are variables of the forward pass that live on; `late` is what weight gradients that
     were put off keep between the row layer and the column layer of the branch, and `inner` the
     input of the row layer, which they keep, too. Where something is sent between the two they `ran`
-    by then.
+    by then. `alone` says that no layer keeps the gradient of the stream until W.
     """
 
     local: Num = 0
     inner: Num = 0
     column: Num = 0
     ran: Num = 0
+    alone: Num = 0
 
     def skip(self, x: ActivationNumbers, *, split: bool) -> Num:
         """Return the gradient of the stream that goes around; from B to W it waits anyway."""
-        return x.stream * (most(x.scattered, x.dropout) if split else 1)
+        return x.stream * (most(x.scattered, x.dropout, self.alone) if split else 1)
 
     def late(self, x: ActivationNumbers) -> Num:
         """Return what the weight gradient of the row layer keeps, where that is put off."""
