@@ -63,12 +63,14 @@ Split = tuple[Mapping[str, object], Mapping[str, object]]
 
 SPLITS: tuple[Split, ...] = (
     (NARROW, {BATCH: 1}),
+    (NARROW, {BATCH: 8}),
     (NARROW, {BATCH: 4}),
     (WIDE, {BATCH: 1}),
     (WIDE, {BATCH: 4}),
     (WIDE, {BATCH: 2, **AGAIN}),
     (NARROW, {TP: 2, BATCH: 2}),
     (WIDE, {TP: 2, BATCH: 4}),
+    (WIDE, {TP: 2, BATCH: 1}),
     (NARROW, {TP: 2, SP: True, BATCH: 2}),
     (WIDE, {TP: 2, SP: True, BATCH: 1}),
     (WIDE, {REPLICATE: 2, BATCH: 2}),
@@ -83,6 +85,7 @@ SPLITS: tuple[Split, ...] = (
     (WIDE, {REPLICATE: 2, TP: 2, SP: True, BATCH: 2}),
     (NARROW, {REPLICATE: 4, BATCH: 2}),
     (WIDE, {DP: 4, ZERO: 3, BATCH: 1}),
+    (WIDE, {DP: 4, ZERO: 1, BATCH: 1}),
     (WIDE, {CP: 4, KIND: "ring", BATCH: 2}),
     (NARROW, {PP: 4, SCHEDULE: "1f1b", BATCH: 1}),
     (

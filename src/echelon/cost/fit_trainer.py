@@ -22,7 +22,7 @@ from echelon.cost.lattice.software import Software
 from echelon.cost.lattice.step import step_seconds
 
 OF_A_STEP = 4.0
-"""What a step weighs beside a prior: as a median of many kernels it is known twice as well as one."""
+"""What a step weighs beside a prior: a median of many kernels is known twice as well as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
