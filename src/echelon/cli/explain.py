@@ -31,7 +31,8 @@ def explain(
             "what ZeRO holds and sends; pipeline: what each schedule waits and holds; context: how "
             "sequences are split; experts: how tokens get to experts; choose: what guides advise; "
             "lints: what is seldom wanted; errata: what guides claim; memory: states, keys and "
-            "largest models; units: rates of devices and links."
+            "largest models; units: rates of devices and links; json: the schema of what a search "
+            "prints with --json."
         ),
     ] = None,
     run: Annotated[

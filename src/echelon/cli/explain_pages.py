@@ -13,6 +13,7 @@ from echelon.cli.explain_context import context_json, context_text
 from echelon.cli.explain_context_fits import ask_context
 from echelon.cli.explain_errata import ask_errata, errata_json, errata_text
 from echelon.cli.explain_experts import ask_experts, experts_page_json, experts_page_text
+from echelon.cli.explain_json import schema_text, search_schema
 from echelon.cli.explain_lints import ask_lints, lints_json, lints_text
 from echelon.cli.explain_memory import ask_memory, memory_json, memory_text
 from echelon.cli.explain_pipeline import ask_pipeline, pipeline_json, pipeline_text
@@ -145,6 +146,13 @@ PAGES: Mapping[str, Page] = MappingProxyType(
             ask=lambda given: ask_units(given.run, given.settings),
             to_json=units_json,
             to_text=units_text,
+        ),
+        "json": Page(
+            takes=(),
+            example="",
+            ask=lambda _: search_schema(),
+            to_json=lambda schema: schema,
+            to_text=schema_text,
         ),
     }
 )

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from echelon.cli.flags import Json, Settings
+from echelon.cli.flags import Settings
 from echelon.cli.output import print_json
 
 OURS, TOP = "echelon", 10
@@ -56,6 +56,16 @@ Trainer = Annotated[
 Out = Annotated[
     Path | None, Parameter(help="Write the best plan here: a run file, or a plan as FILE.json.")
 ]
+AsJson = Annotated[
+    bool,
+    Parameter(
+        name="--json",
+        negative=(),
+        show_default=False,
+        help="Print one versioned JSON object; that of a search has a published JSON Schema, which "
+        "`echelon explain json` prints.",
+    ),
+]
 
 
 def plan(
@@ -73,7 +83,7 @@ def plan(
     why: Why = False,
     svg: Svg = None,
     settings: Settings = (),
-    json: Json = False,
+    json: AsJson = False,
 ) -> int:
     """Show what the ranks of a run hold and send; with --cluster or --search, the best splits."""
     if cluster is None and not search:
