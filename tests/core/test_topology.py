@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from echelon.config.cluster import named_cluster
 from echelon.core.cluster import Cluster, Device, Link
 from echelon.core.topology import (
     crossed_tier,
     crowded,
+    domain_text,
+    fast_domain,
     group_way,
     nodes_of_group,
     path,
@@ -123,3 +126,30 @@ def test_ranks_that_share_cores_are_slower_where_all_compute() -> None:
     assert (slower.flops("fp32"), slower.memory_bandwidth, slower.cores) == (2.0, 250.0, 0.0)
     assert slower.efficiency.launch_s == 4 * card.efficiency.launch_s
     assert crowded(_cluster(4), 8) == _cluster(4)
+
+
+@pytest.mark.parametrize(
+    ("name", "domain", "text"),
+    [
+        ("16xh100", 8, "nodes of 8"),
+        ("4xh100", 4, "nodes of 4"),
+        ("128xgb200", 64, "NVLink 5 domains of 64"),
+        ("144xgb300", 72, "NVLink 5 domains of 72"),
+        ("16xmi250x", 8, "nodes of 8"),
+        ("laptop", 8, "nodes of 8"),
+    ],
+)
+def test_the_fast_links_join_a_node_or_a_rack_that_is_wired_as_one(
+    name: str, domain: int, text: str
+) -> None:
+    cluster = named_cluster(name, "test")
+    assert isinstance(cluster, Cluster)
+    assert fast_domain(cluster) == domain
+    assert domain_text(cluster) == text
+
+
+def test_nodes_of_one_device_are_joined_by_the_fastest_of_several_tiers() -> None:
+    rack = replace(NODE, name="rack", degree=4)
+    cluster = Cluster(name="hoppers", device=CARD, devices_per_node=1, nodes=8, links=(rack, NODE))
+    assert fast_domain(cluster) == 4
+    assert fast_domain(replace(cluster, links=(NODE,))) == 1

@@ -35,6 +35,7 @@ from echelon.cli.wrapped import WIDTH, fitted
 from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
 from echelon.core.parameters import num_parameters
 from echelon.core.plan import Plan
+from echelon.core.topology import fast_domain
 from echelon.core.units import decimal_bytes, short_count
 from echelon.cost.context_work import imbalance, scores_by_rank
 from echelon.cost.muon import STAGE_AXES
@@ -233,10 +234,11 @@ def _sent_by_axis(place: str, runs: Sequence[Sequence[StageRow]]) -> str:
 
 
 def _group_lines(plan: Plan) -> Iterator[str]:
-    nodes = plan.cluster.devices_per_node
+    domain = fast_domain(plan.cluster)
+    between = "nodes" if domain == plan.cluster.devices_per_node else "racks"
     for axis, found in groups(plan).items():
-        across = sum(len({rank // nodes for rank in group}) > 1 for group in found)
-        links = f"  ({across} of {len(found)} between nodes)" if across else ""
+        across = sum(len({rank // domain for rank in group}) > 1 for group in found)
+        links = f"  ({across} of {len(found)} between {between})" if across else ""
         room = WIDTH - len(axis) - len(links)
         texts = [_fitting([_members(one, most) for one in found], room) for most in MOST_MEMBERS]
         yield f"{axis}{next((text for text in texts if len(text) <= room), texts[-1])}{links}"

@@ -12,8 +12,10 @@ from typing import cast
 from echelon.config.cluster import read_cluster
 from echelon.config.schema import CLUSTER_SOURCES
 from echelon.config.view import Unavailable, View
+from echelon.core.cluster import Cluster
 from echelon.core.plan import Context, ContextKind
 from echelon.core.rules import nearest_divisors
+from echelon.core.topology import fast_domain
 
 CP_KEY, KIND_KEY, DEGREE_KEY = "mesh.cp", "context.kind", "context.ulysses_degree"
 LENGTH_KEY = "batch.sequence_length"
@@ -50,8 +52,10 @@ def ulysses_degree(view: View) -> tuple[int, str]:
 def _automatic(view: View, cp: int) -> tuple[int, str]:
     """Return the largest proper divisor of cp that divides heads and stays on a node."""
     tp, heads = view.integer("mesh.tp"), query_heads(view)
-    node = _devices_per_node(view)
-    why = f"divides {heads} heads of a tensor rank and stays on a node of {node} devices"
+    cluster = _cluster(view)
+    node = fast_domain(cluster)
+    where = "a node" if node == cluster.devices_per_node else "the fast links"
+    why = f"divides {heads} heads of a tensor rank and stays on {where} of {node} devices"
     for degree in reversed(nearest_divisors(cp, cp, limit=cp)):
         if 1 < degree < cp and heads % degree == 0 and node % (degree * tp) == 0:
             return degree, f"derived: the largest proper divisor of cp {cp} that {why}"
@@ -77,13 +81,13 @@ def query_heads(view: View) -> int:
     return heads // tp
 
 
-def _devices_per_node(view: View) -> int:
+def _cluster(view: View) -> Cluster:
     if view.wrong.intersection(CLUSTER_SOURCES):
         raise Unavailable("cluster.preset")
     cluster = read_cluster(view)
     if isinstance(cluster, list):
         raise Unavailable("cluster.preset")
-    return cluster.devices_per_node
+    return cluster
 
 
 def ring_degree(view: View) -> int:

@@ -73,6 +73,31 @@ def crossed_tier(cluster: Cluster, degree: int, stride: int) -> Link | None:
     raise ValueError(f"{degree} ranks {stride} apart are more than {cluster.num_devices} devices")
 
 
+def fast_domain(cluster: Cluster) -> int:
+    """Return how many devices are joined as those of a node are: a node, or a rack wired like one.
+
+    NVLink joins 72 of a GB200 rack, whose nodes have 4. Where nodes have one device, the fastest of
+    several tiers counts.
+    """
+    node = cluster.devices_per_node
+    inside = crossed_tier(cluster, node, 1)
+    if inside is None and len(cluster.links) > 1:
+        inside = cluster.links[0]
+    return node if inside is None else max(node, inside.degree)
+
+
+def domain_text(cluster: Cluster) -> str:
+    """Return what `fast_domain` counts, for sentences: ``nodes of 8``, ``NVLink 5 domains of 72``.
+
+    Of a link the first two words are its name.
+    """
+    domain = fast_domain(cluster)
+    if domain == cluster.devices_per_node:
+        return f"nodes of {domain}"
+    name = " ".join(next(link for link in cluster.links if link.degree == domain).name.split()[:2])
+    return f"{name} domains of {domain}"
+
+
 def shared_bandwidth(cluster: Cluster, link: Link) -> float:
     """Return the bytes/s of one device over `link` where all devices of its node send at once."""
     if not link.interfaces:

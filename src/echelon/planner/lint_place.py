@@ -1,13 +1,17 @@
-"""Lints about where ranks lie: which groups cross nodes, and devices that are left over.
+"""Lints about where ranks lie: which groups leave the fast links, and devices that are left over.
 
 Ranks of one node are consecutive, tensor ranks innermost (`core/mesh.py`), so a group of n ranks
-one next to the other stays inside of nodes of d devices where n divides d.
+one next to the other stays on the fast links of d devices where n divides d. Those are the devices
+of a node, or of a rack that is wired as one (`core/topology.py`).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from echelon.core.cluster import Link
 from echelon.core.plan import Plan
+from echelon.core.topology import domain_text, fast_domain
 from echelon.cost.expert_load import most_nodes, num_nodes
 from echelon.planner.lint_finding import Fault, Lint
 
@@ -15,13 +19,16 @@ GB = 1e9
 
 
 def _crosses(plan: Plan, span: int) -> bool:
-    """Return whether groups of `span` consecutive ranks use links between nodes."""
-    node = plan.cluster.devices_per_node
-    return span > 1 and plan.mesh.world_size > node and node % span != 0
+    """Return whether groups of `span` consecutive ranks use links beyond the fast ones."""
+    domain = fast_domain(plan.cluster)
+    return span > 1 and plan.mesh.world_size > domain and domain % span != 0
 
 
 def _links(plan: Plan) -> tuple[Link, Link]:
-    return plan.cluster.links[0], plan.cluster.links[-1]
+    cluster = plan.cluster
+    domain = fast_domain(cluster)
+    inside = next((link for link in cluster.links if link.degree >= domain), cluster.links[0])
+    return inside, cluster.links[-1]
 
 
 def _slower(plan: Plan) -> str:
@@ -33,53 +40,56 @@ def _slower(plan: Plan) -> str:
 
 
 def _tensor(plan: Plan) -> Fault | None:
-    tp, node = plan.mesh.tp, plan.cluster.devices_per_node
+    tp, domain = plan.mesh.tp, fast_domain(plan.cluster)
     if not _crosses(plan, tp):
         return None
     return Fault(
-        f"tp = {tp} on nodes of {node}: {_slower(plan)}",
-        f"mesh.tp of at most {node} that divides it; pipeline or data ranks over nodes",
+        f"tp = {tp} on {domain_text(plan.cluster)}: {_slower(plan)}",
+        f"mesh.tp of at most {domain} that divides it; pipeline or data ranks over the others",
     )
 
 
 def _pipeline_inside(plan: Plan) -> Fault | None:
-    mesh, node = plan.mesh, plan.cluster.devices_per_node
+    mesh, domain = plan.mesh, fast_domain(plan.cluster)
     stride = mesh.world_size // mesh.pp
-    if mesh.pp == 1 or stride >= node or not _crosses(plan, mesh.tp):
+    if mesh.pp == 1 or stride >= domain or not _crosses(plan, mesh.tp):
         return None
     return Fault(
-        f"pipeline neighbours are {stride} ranks apart, on one node of {node}; tensor ranks "
-        f"(tp = {mesh.tp}) are on several",
-        "change places: tensor ranks inside of a node, stages over nodes",
+        f"pipeline neighbours are {stride} ranks apart, within {domain_text(plan.cluster)}; tensor "
+        f"ranks (tp = {mesh.tp}) are on several",
+        "change places: tensor ranks on the fast links, stages over the others",
     )
 
 
 def _context(plan: Plan) -> Fault | None:
-    mesh, node = plan.mesh, plan.cluster.devices_per_node
+    mesh, domain = plan.mesh, fast_domain(plan.cluster)
     span = mesh.cp * mesh.tp
-    if mesh.cp == 1 or span <= node or not _crosses(plan, span):
+    if mesh.cp == 1 or span <= domain or not _crosses(plan, span):
         return None
     if plan.layout.context.kind not in ("ulysses", "gathered"):
         return None
     return Fault(
         f"cp {mesh.cp} x tp {mesh.tp} = {span} ranks exchange all heads or keys at once over "
-        f"nodes of {node}",
-        "context.kind = ulysses-ring with ulysses inside of a node, or ring",
+        f"{domain_text(plan.cluster)}",
+        "context.kind = ulysses-ring with ulysses on the fast links, or ring",
     )
 
 
 def _experts(plan: Plan) -> Fault | None:
     experts = plan.model.experts
-    if experts is None or plan.mesh.ep == 1 or plan.mesh.world_size <= _node(plan):
+    domain = fast_domain(plan.cluster)
+    if experts is None or plan.mesh.ep == 1 or plan.mesh.world_size <= domain:
         return None
-    nodes = num_nodes(plan)
-    if nodes == 1 or plan.layout.experts.dispatch == "two-hop":
+    one = replace(plan.cluster, devices_per_node=domain, nodes=plan.cluster.num_devices // domain)
+    places = num_nodes(replace(plan, cluster=one))
+    if places == 1 or plan.layout.experts.dispatch == "two-hop":
         return None
-    reach = most_nodes(experts, nodes)
+    reach = most_nodes(experts, places)
+    hops = ", or experts.dispatch = two-hop: one crossing a node" * (domain == _node(plan))
     return Fault(
-        f"ep = {plan.mesh.ep} spans {nodes} nodes, a token goes to as many as {reach}, and each "
-        f"copy of it crosses: {_slower(plan)}",
-        f"mesh.ep of at most {_node(plan)}, or experts.dispatch = two-hop: one crossing a node",
+        f"ep = {plan.mesh.ep} spans {places} {domain_text(plan.cluster)}, a token goes to as many "
+        f"as {reach}, and each copy of it crosses: {_slower(plan)}",
+        f"mesh.ep of at most {domain}{hops}",
     )
 
 

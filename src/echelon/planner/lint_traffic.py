@@ -7,6 +7,7 @@ from math import ceil, log2
 from echelon.core.axis import SHARD_AXES
 from echelon.core.cluster import Link
 from echelon.core.plan import Plan
+from echelon.core.topology import domain_text, fast_domain
 from echelon.planner.guides.memory import memory_of_plan
 from echelon.planner.lint_finding import Fault, Lint
 from echelon.planner.lint_memory import ROOM
@@ -19,7 +20,7 @@ def _link(plan: Plan, span: int) -> Link | None:
     """Return the link that ranks use which lie on `span` consecutive ones."""
     if not plan.cluster.links:
         return None
-    inside = span <= plan.cluster.devices_per_node
+    inside = span <= fast_domain(plan.cluster)
     return plan.cluster.links[0 if inside else -1]
 
 
@@ -89,7 +90,7 @@ def _no_sequence_parallel(plan: Plan) -> Fault | None:
 
 
 def _shards_over_nodes(plan: Plan) -> Fault | None:
-    mesh, node = plan.mesh, plan.cluster.devices_per_node
+    mesh, node = plan.mesh, fast_domain(plan.cluster)
     inner = mesh.cp * mesh.tp
     if plan.layout.zero.stage != 3 or mesh.dp_shard * inner <= node or node % inner:
         return None
@@ -98,9 +99,10 @@ def _shards_over_nodes(plan: Plan) -> Fault | None:
     held = memory_of_plan(plan, dp_shard=shards, dp_replicate=mesh.dp / shards, ep=ep)
     if shards < 2 or mesh.dp_shard % shards or held.total > ROOM * plan.cluster.device.memory_bytes:
         return None
+    where = domain_text(plan.cluster)
     return Fault(
-        f"parameters are gathered from {mesh.dp_shard} shards over nodes; shards over one node "
-        f"would hold {held.total / 1e9:,.1f} GB",
+        f"parameters are gathered from {mesh.dp_shard} shards over {where}; shards "
+        f"over one would hold {held.total / 1e9:,.1f} GB",
         f"mesh.dp_shard = {shards}, dp_replicate = {mesh.dp // shards}: hybrid sharding",
     )
 

@@ -9,7 +9,7 @@ from echelon.config.load import load_job
 from echelon.core.plan import Plan
 from echelon.planner.guides.situation import Situation
 
-MEMORY = {"a100-40gb": 40, "a100-80gb": 80, "h100": 80, "h200": 141, "cpu": 2}
+MEMORY = {"a100-40gb": 40, "a100-80gb": 80, "h100": 80, "h200": 141, "gb200": 186, "cpu": 2}
 """GB of a device, round, so that what fits does not hang on a few percent of a preset."""
 
 

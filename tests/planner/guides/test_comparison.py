@@ -11,6 +11,7 @@ from echelon.planner.errata.claims import all_claims
 from echelon.planner.estimate import OURS
 from echelon.planner.guides.comparison import KINDS, across_nodes, compare
 from echelon.planner.guides.memory import Split
+from echelon.planner.guides.questions import MANY_NODES
 from tests.planner.guides.situations import situation
 
 
@@ -58,3 +59,17 @@ def test_claims_are_those_of_the_errata() -> None:
     known = {claim.id for claim in all_claims()}
     assert {name for kind in KINDS for name in kind.claims} <= known
     assert len({kind.strategy.name for kind in KINDS}) == len(KINDS)
+
+
+def test_racks_that_are_wired_as_nodes_are_walked_as_nodes() -> None:
+    rack, racks = situation("gpt3-175b 64xgb200"), situation("gpt3-175b 128xgb200")
+    assert (rack.domain, rack.num_domains, rack.tensor_ranks) == (64, 1, 32)
+    assert rack.between is None
+    assert rack.inside is not None
+    assert not MANY_NODES.ask(rack).yes
+    found = MANY_NODES.ask(racks)
+    assert found.yes
+    assert found.why == "32 nodes, joined by the links of a node in 2 x 64 devices"
+    assert racks.between is not None
+    rows = {row.kind.strategy.name: row for row in compare(racks, FRAMEWORKS[OURS])}
+    assert rows["tensor"].outcome is None or rows["tensor"].outcome.split.tp <= 64

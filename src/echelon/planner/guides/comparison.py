@@ -108,14 +108,13 @@ def compare(situation: Situation, software: Software) -> Iterator[Row]:
     """Yield every strategy with the situation's numbers; seconds are those of a trainer."""
     for kind in KINDS:
         found = outcome(kind.strategy, situation)
-        node = situation.cluster.devices_per_node
         yield Row(
             kind=kind,
             outcome=found,
             step_s=None
             if found is None or not found.fits
             else step_seconds_of(situation.plan, found.split, kind.strategy, software),
-            across_nodes=() if found is None else across_nodes(found.split, node),
+            across_nodes=() if found is None else across_nodes(found.split, situation.domain),
         )
 
 
@@ -125,16 +124,16 @@ def step_seconds_of(plan: Plan, split: Split, strategy: Strategy, software: Soft
     return estimate_work(work, plan.mathematics, plan.cluster).step_s
 
 
-def across_nodes(split: Split, devices_per_node: int) -> tuple[str, ...]:
+def across_nodes(split: Split, domain: int) -> tuple[str, ...]:
     """Return the axes whose groups lie on several nodes, ranks being ordered as `core/mesh.py` has.
 
     Tensor ranks are neighbours, then context, data and pipeline ranks: an axis stays inside where
-    its groups, with all inside of them, fill an even part of a node.
+    its groups, with all inside of them, fill an even part of a node (of `domain` devices).
     """
     found: list[str] = []
     span = 1
     for axis, degree in (("tp", split.tp), ("cp", split.cp), ("dp", split.dp), ("pp", split.pp)):
         span *= degree
-        if degree > 1 and devices_per_node % span:
+        if degree > 1 and domain % span:
             found.append(axis)
     return tuple(found)

@@ -51,8 +51,8 @@ def _wide(situation: Situation) -> Answer:
 
 
 def _many_microbatches(situation: Situation) -> Answer:
-    stages = max(2, situation.cluster.nodes)
-    ranks = max(1, situation.num_devices // (stages * situation.cluster.devices_per_node))
+    stages = max(2, situation.num_domains)
+    ranks = max(1, situation.num_devices // (stages * situation.domain))
     count = situation.global_sequences // (situation.microbatch_sequences * ranks)
     return Answer(
         yes=count >= MICROBATCHES_A_STAGE * stages,

@@ -82,12 +82,12 @@ def _largest_block(shape: ModelShape) -> int:
 
 
 def _node(situation: Situation) -> Answer:
-    tp = situation.cluster.devices_per_node
+    tp = situation.tensor_ranks
     return fits_split(situation, Split(tp=tp))
 
 
 def _node_and_zero(situation: Situation) -> Answer:
-    tp = situation.cluster.devices_per_node
+    tp = situation.tensor_ranks
     ranks = situation.most_data_ranks(tp)
     found = fits_split(situation, Split(tp=tp, dp=ranks, zero=3))
     return Answer(yes=found.yes, why=f"tp {tp}, N = {ranks}: {found.why}")
@@ -104,12 +104,15 @@ def _fast_inside(situation: Situation) -> Answer:
 
 
 def _many_nodes(situation: Situation) -> Answer:
-    nodes = situation.cluster.nodes
-    return Answer(yes=nodes > 1, why=f"{nodes} node{'s' * (nodes > 1)}")
+    count, nodes = situation.num_domains, situation.cluster.nodes
+    if count == nodes:
+        return Answer(yes=nodes > 1, why=f"{nodes} node{'s' * (nodes > 1)}")
+    joined = f"{nodes} nodes, joined by the links of a node in {count} x {situation.domain} devices"
+    return Answer(yes=count > 1, why=joined)
 
 
 def _deep(situation: Situation) -> Answer:
-    stages = max(2, situation.cluster.nodes)
+    stages = max(2, situation.num_domains)
     layers = situation.model.layers
     enough = situation.num_devices >= 2 and layers >= BLOCKS_A_STAGE * stages
     return Answer(
@@ -134,7 +137,7 @@ def _tiered(situation: Situation) -> Answer:
 def _sequence(situation: Situation) -> Answer:
     """Ask whether the activations of a microbatch fit beside nothing else, cut by tp of a node."""
     inside = situation.inside
-    tp = situation.cluster.devices_per_node if inside is not None else 1
+    tp = situation.tensor_ranks if inside is not None else 1
     tp = tp if situation.model.heads % tp == 0 else 1
     kept = situation.held(Split(tp=tp)).activations
     return Answer(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 from echelon.core.cluster import Cluster, Link
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import num_parameters
 from echelon.core.plan import Plan, RecomputePolicy
+from echelon.core.topology import fast_domain
 from echelon.cost.model_states import StatePrecision
 from echelon.planner.guides.memory import RankMemory, Split, memory_of_split, state_precision
 
@@ -66,16 +68,33 @@ class Situation:
         return num_parameters(self.model)
 
     @property
+    def domain(self) -> int:
+        """Return how many devices the fast links join: a node, or a rack that is wired as one."""
+        return fast_domain(self.cluster)
+
+    @property
+    def num_domains(self) -> int:
+        """Return how many nodes there are, or racks that are wired as one."""
+        return -(-self.num_devices // self.domain)
+
+    @property
+    def tensor_ranks(self) -> int:
+        """Return the tensor ranks of a node; of a rack wired as one, as many as heads allow."""
+        if self.domain == self.cluster.devices_per_node:
+            return self.domain
+        return gcd(self.domain, self.model.heads)
+
+    @property
     def inside(self) -> Link | None:
         """Return the link between devices of a node; None where a node has one device."""
         links = self.cluster.links
-        return links[0] if links and self.cluster.devices_per_node > 1 else None
+        return links[0] if links and self.domain > 1 else None
 
     @property
     def between(self) -> Link | None:
         """Return the link between nodes; None where there is one node."""
         links = self.cluster.links
-        return links[-1] if links and self.cluster.nodes > 1 else None
+        return links[-1] if links and self.num_domains > 1 else None
 
     def most_data_ranks(self, others: int = 1) -> int:
         """Return over how many ranks the batch can be shared out, `others` ranks to each."""

@@ -132,7 +132,7 @@ def outcome(strategy: Strategy, situation: Situation) -> Outcome | None:
 
 def _splits(strategy: Strategy, situation: Situation) -> Iterator[Split]:
     model, devices = situation.model, situation.num_devices
-    node = devices if strategy.tp_crosses else situation.cluster.devices_per_node
+    node = devices if strategy.tp_crosses else situation.domain
     experts = model.experts.num_experts if model.experts is not None else 1
     degrees = _divisors(devices)
     for zero, pp, cp, tp in product(
