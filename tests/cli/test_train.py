@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -34,15 +38,47 @@ TINY = (
     "train.validate_every=4",
     "checkpoint.every=4",
 )
+WORDS = "".join(f"line {i} of {i * i % 97} words, more or less\n" for i in range(400))
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Hold a folder in which `echelon train` ran, a copy of it, and what was printed."""
+
+    folder: Path
+    copy: Path
+    out: str
+    err: str
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in a folder of its own, with a text to train on."""
-    lines = [f"line {i} of {i * i % 97} words, more or less\n" for i in range(400)]
-    (tmp_path / "words.txt").write_text("".join(lines))
+    (tmp_path / "words.txt").write_text(WORDS)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    """Return a run that several tests look at or go on from."""
+    folder = tmp_path_factory.mktemp("kept")
+    (folder / "words.txt").write_text(WORDS)
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(folder)
+        assert main(["train", "nano", *flags()]) == 0
+    copy = shutil.copytree(folder, folder.with_name(f"{folder.name}-copy"))
+    return Kept(folder, copy, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture
+def trained(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work where that run has just ended: the folder is as it left it."""
+    shutil.rmtree(kept.folder)
+    shutil.copytree(kept.copy, kept.folder)
+    monkeypatch.chdir(kept.folder)
+    return kept.folder
 
 
 def flags(*settings: str) -> list[str]:
@@ -72,20 +108,18 @@ def test_a_run_leaves_its_folder_and_a_result(
     assert again.plan.same_mathematics(Plan.read(folder / "runs/nano/plan.json"))
 
 
-def test_text_says_how_it_ended(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "nano", *flags()]) == 0
-    output = capsys.readouterr()
-    lines = dict(line.split(maxsplit=1) for line in output.out.splitlines())
+def test_text_says_how_it_ended(kept: Kept) -> None:
+    lines = dict(line.split(maxsplit=1) for line in kept.out.splitlines())
     assert lines["run"] == "runs/nano"
     assert lines["steps"] == "8 of 8"
     assert re.fullmatch(r"\d\.\d{4} -> \d\.\d{4} \(\d+\.\d %\)", lines["validation"])
-    assert "training nano in runs/nano" in output.err
+    assert "training nano in runs/nano" in kept.err
 
 
+@pytest.mark.usefixtures("trained")
 def test_a_run_goes_on_in_its_folder_and_another_split_in_a_new_one(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["train", "nano", *flags(), "--json"]) == 0
     assert main(["train", "nano", *flags("train.run_name=nano"), "--json"]) == 2
     assert "run-written-once" in capsys.readouterr().out
     assert main(["train", "nano", *flags(), "--resume", "runs/nano", "--json"]) == 0
@@ -96,11 +130,10 @@ def test_a_run_goes_on_in_its_folder_and_another_split_in_a_new_one(
     assert (other["run"], other["steps"]) == ("runs/nano-2", 8)
 
 
+@pytest.mark.usefixtures("trained")
 def test_a_longer_or_renamed_run_goes_on_in_a_folder_of_its_own(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["train", "nano", *flags(), "--json"]) == 0
-    capsys.readouterr()
     again = ["train", "runs/nano/run.toml", "--resume", "runs/nano", "--json"]
     assert main([*again, "--set", "train.steps=10"]) == 0
     longer = result_of(capsys)
@@ -112,20 +145,18 @@ def test_a_longer_or_renamed_run_goes_on_in_a_folder_of_its_own(
 
 
 def test_what_a_checkpoint_does_not_fit_is_said_before_any_rank_starts(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", "nano", *flags()]) == 0
-    capsys.readouterr()
     resume = ["--resume", "runs/nano"]
-    (folder / "words.txt").write_text("other words\n" * 400)
+    (trained / "words.txt").write_text("other words\n" * 400)
     assert main(["train", "nano", *flags("mesh.tp=2"), *resume]) == 2
     assert "error[resume-same-data]" in capsys.readouterr().err
-    (folder / "runs/nano/checkpoints/step-000008/rank-0000.safetensors").unlink()
+    (trained / "runs/nano/checkpoints/step-000008/rank-0000.safetensors").unlink()
     assert main(["train", "nano", *flags("mesh.tp=2"), *resume]) == 2
     assert "error[checkpoint-complete]" in capsys.readouterr().err
     assert main(["train", "nano", *flags(), "--resume", "runs"]) == 2
     assert "works here: runs/nano " in capsys.readouterr().err
-    assert not (folder / "runs/nano-2").exists()
+    assert not (trained / "runs/nano-2").exists()
 
 
 def test_a_cluster_of_gpus_on_a_machine_without_is_one_error(
