@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -43,6 +45,7 @@ LAYOUTS = {
     ),
 }
 
+Update = Callable[[str, OptimizerKind], tuple[Plan, list[Updated]]]
 MIXED = Precision(parameters="bf16", gradients="fp32", reduction="fp32", master="fp32")
 NARROW = replace(MIXED, gradients="bf16", reduction="bf16")
 
@@ -50,6 +53,18 @@ NARROW = replace(MIXED, gradients="bf16", reduction="bf16")
 def run(rank_pool: RankPool, plan: Plan, folder: Path | str = "") -> list[Updated]:
     """Update on the ranks of a plan."""
     return rank_pool.run(targets.update, (plan, str(folder)), world_size=plan.mesh.world_size)
+
+
+@pytest.fixture(scope="module")
+def updated(rank_pool: RankPool) -> Update:
+    """Return a function that updates in a layout, once for all tests, and gives its plan too."""
+
+    @cache
+    def update(layout: str, kind: OptimizerKind) -> tuple[Plan, list[Updated]]:
+        plan = plan_of(LAYOUTS[layout], optimizer=settings_of(kind))
+        return plan, run(rank_pool, plan)
+
+    return update
 
 
 def first_values(plan: Plan) -> Values:
@@ -68,10 +83,11 @@ def settings_of(kind: OptimizerKind) -> Optimizer:
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "muon"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_slices_become_what_one_device_computes(
-    rank_pool: RankPool, layout: str, kind: OptimizerKind
+    updated: Update,
+    layout: str,
+    kind: OptimizerKind,
 ) -> None:
-    plan = plan_of(LAYOUTS[layout], optimizer=settings_of(kind))
-    ranks = run(rank_pool, plan)
+    plan, ranks = updated(layout, kind)
     found = assemble(plan, [rank.values for rank in ranks])
     expected = on_one_device(plan, first_values(plan))
     for name, value in expected.items():
@@ -80,12 +96,12 @@ def test_slices_become_what_one_device_computes(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_muon_sends_what_the_formula_says(rank_pool: RankPool, layout: str) -> None:
-    plan = plan_of(LAYOUTS[layout], optimizer=settings_of("muon"))
-    for rank, updated in enumerate(run(rank_pool, plan)):
+def test_muon_sends_what_the_formula_says(updated: Update, layout: str) -> None:
+    plan, ranks = updated(layout, "muon")
+    for rank, found in enumerate(ranks):
         exchange = muon_exchange(plan, pp_rank_of(plan, rank))
         expected = sum(term.bytes for term in muon_bytes(plan, exchange, rank))
-        assert updated.sent == [expected] * len(RATES)
+        assert found.sent == [expected] * len(RATES)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "muon"])
