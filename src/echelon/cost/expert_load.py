@@ -15,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil, comb
 
 import numpy as np
 from numpy.typing import NDArray
 
 from echelon.core.axis import Axis
+from echelon.core.mesh import Mesh
 from echelon.core.model_shape import Experts
 from echelon.core.plan import Plan
 from echelon.cost.stage import RankPart, StagePart
@@ -156,8 +158,14 @@ def most_nodes(experts: Experts, num_nodes: int) -> int:
 
 def num_nodes(plan: Plan) -> int:
     """Return over how many nodes an expert group is spread."""
-    group = plan.mesh.expert_groups(expert_tp=plan.layout.experts.expert_tp)[0]
+    group = _first_group(plan.mesh, plan.layout.experts.expert_tp)
     return len({rank // plan.cluster.devices_per_node for rank in group})
+
+
+@lru_cache(maxsize=64)
+def _first_group(mesh: Mesh, expert_tp: int) -> tuple[int, ...]:
+    """Return the first expert group: of thousands of ranks it takes long to find."""
+    return mesh.expert_groups(expert_tp=expert_tp)[0]
 
 
 def kept_assignments(plan: Plan) -> int:

@@ -7,8 +7,11 @@ microbatches cross the pipeline both ways (DualPipe), a stage and its mirror.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
 
 from echelon.core.axis import Axis
+from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import EMBEDDING, ROUTER, ParameterSpec, parameters
 from echelon.core.plan import Plan
 from echelon.schedule.of_plan import microbatches_of, placement_of
@@ -130,20 +133,32 @@ def stage_parameters(
     """
     tied = plan.model.tied
     kept: list[ParameterSpec] = []
-    for spec in parameters(plan.model):
-        if spec.expert is not None and experts is not None and spec.expert not in experts:
-            continue
-        if spec.layer is not None:
-            wanted = spec.layer in part.blocks
-        elif spec.name == EMBEDDING:
+    for layer, specs in _by_layer(plan.model):
+        if layer is not None:
+            wanted = layer in part.blocks
+        elif specs[0].name == EMBEDDING:
             wanted = part.first or (part.last and tied)
-        elif spec.name == "positions.weight":
+        elif specs[0].name == "positions.weight":
             wanted = part.first
         else:
             wanted = part.last
-        if wanted:
-            kept.append(spec)
+        if wanted and experts is not None:
+            kept += [one for one in specs if one.expert is None or one.expert in experts]
+        elif wanted:
+            kept += specs
     return tuple(kept)
+
+
+@lru_cache(maxsize=8)
+def _by_layer(model: ModelShape) -> tuple[tuple[int | None, tuple[ParameterSpec, ...]], ...]:
+    """Return the parameters of a model in forward order, those of a block together."""
+    found: list[tuple[int | None, tuple[ParameterSpec, ...]]] = []
+    for layer, specs in groupby(parameters(model), key=lambda spec: spec.layer):
+        if layer is None:
+            found += [(None, (spec,)) for spec in specs]
+        else:
+            found.append((layer, tuple(specs)))
+    return tuple(found)
 
 
 def partial_over_tensor(plan: Plan, spec: ParameterSpec) -> bool:

@@ -8,7 +8,7 @@ slack. How far estimates are from measured runs, `bench/planner_accuracy.py` say
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,15 +18,12 @@ from echelon.core.plan import Mathematics, Plan
 from echelon.cost.flops import model_flops_per_token
 from echelon.cost.lattice.block import Work
 from echelon.cost.lattice.frameworks import FRAMEWORKS
-from echelon.cost.lattice.memory import bytes_of_rank
 from echelon.cost.lattice.numbers import Num
 from echelon.cost.lattice.of_cluster import peak_flops
 from echelon.cost.lattice.of_plan import work_of
 from echelon.cost.lattice.software import Software
 from echelon.cost.lattice.step import step_seconds
-
-OURS = "echelon"
-"""The trainer whose facts are those of our own engine."""
+from echelon.planner.closed_bytes import OURS, closed_bytes
 
 OVERLAPS = ("reduce_overlap", "gather_overlap", "tensor_overlap", "pipeline_overlap")
 """What a trainer hides behind compute."""
@@ -96,7 +93,8 @@ class Estimate:
     @property
     def bytes_band(self) -> Band:
         """Return how little and how much is held, by what an allocator holds back."""
-        return Band(low=_held(self.work, 0.0), high=_held(self.work, 2.0))
+        slack, held = self.bytes["slack"], self.bytes_held
+        return Band(low=held - slack, high=held + slack)
 
     def token_price(self, price_per_device_hour: float) -> float:
         """Return what a million tokens cost."""
@@ -125,10 +123,12 @@ def on_devices(software: Software, cluster: Cluster, *, trainer: str = OURS) -> 
     return replace(software, **dict(cluster.trainer)) if trainer == OURS else software
 
 
-def estimate_work(work: Work, mathematics: Mathematics, cluster: Cluster) -> Estimate:
+def estimate_work(
+    work: Work, mathematics: Mathematics, cluster: Cluster, *, trainer: str = OURS
+) -> Estimate:
     """Return what one plan takes whose numbers are those of `work`."""
     seconds = _single(step_seconds(work).terms)
-    held = _single(bytes_of_rank(work).terms)
+    held = _single(closed_bytes(work, trainer).terms)
     tokens = mathematics.global_sequences * mathematics.sequence_length
     flops = model_flops_per_token(mathematics.model, mathematics.sequence_length)
     return Estimate(
@@ -142,6 +142,17 @@ def estimate_work(work: Work, mathematics: Mathematics, cluster: Cluster) -> Est
     )
 
 
+def with_places(estimate: Estimate, places: Sequence[Mapping[str, float]]) -> Estimate:
+    """Return an estimate with the bytes of its fullest place, of those that lists give by term.
+
+    What an allocator holds back and a device's context takes come on top, as in closed forms.
+    """
+    fullest = max(places, key=lambda terms: sum(terms.values()))
+    software, used = estimate.work.software, sum(fullest.values())
+    beside = {"slack": software.slack * used, "context": software.context_bytes}
+    return replace(estimate, bytes={**fullest, **_single(beside)})
+
+
 def _single(terms: Mapping[str, Num]) -> dict[str, float]:
     """Return terms of one plan as plain numbers."""
     return {name: float(np.asarray(value).reshape(-1)[0]) for name, value in terms.items()}
@@ -153,9 +164,3 @@ def _step_s(work: Work, hidden: float | None = None) -> float:
         software = replace(work.software, **dict.fromkeys(OVERLAPS, hidden))
         work = replace(work, software=software)
     return sum(_single(step_seconds(work).terms).values())
-
-
-def _held(work: Work, times: float) -> float:
-    """Return the bytes with so many times the usual slack of an allocator."""
-    changed = replace(work.software, slack=times * work.software.slack)
-    return sum(_single(bytes_of_rank(replace(work, software=changed)).terms).values())

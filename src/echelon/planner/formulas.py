@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.cost.lattice.block import Work
-from echelon.cost.lattice.memory import bytes_of_rank
 from echelon.cost.lattice.numbers import Array, LayoutNumbers, Num
 from echelon.cost.lattice.of_cluster import machine_numbers
 from echelon.cost.lattice.of_model import model_numbers
 from echelon.cost.lattice.step import Blocks, blocks_of, step_seconds
 from echelon.cost.lattice.terms import Terms
+from echelon.planner.closed_bytes import closed_bytes
 from echelon.planner.lattice import Rows, Whole
 from echelon.planner.pins import CONTEXT_KINDS
 from echelon.planner.request import Request
@@ -70,7 +70,7 @@ class Formulas:
 
     def bytes(self, index: Index, **rest: Num) -> Terms:
         """Return the bytes of rows at `index`; `rest` are fields of LayoutNumbers."""
-        return bytes_of_rank(self._at(index, rest))
+        return closed_bytes(self._at(index, rest), self._request.trainer)
 
     def work(self, index: Index, **rest: Num) -> Work:
         """Return what the formulas read of rows at `index`."""

@@ -2,37 +2,47 @@
 
 `sweep.py` walks every plan by closed forms; the best fifty are then timed event by event
 (`simulated.py`), and the first of them become Plans through `config/`, so every rule is checked by
-the code that checks a run before it is trained. A search that is interrupted answers with what it
+the code that checks a run before it is trained, with the bytes of their lists (`held.py`), by which
+it is decided whether they fit. A search that is interrupted answers with what it
 has seen until then.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from echelon.core.errors import ConfigError
-from echelon.core.plan import Plan
-from echelon.cost.balance import split_layers
-from echelon.cost.lattice.block import Work
-from echelon.cost.lattice.of_cluster import machine_numbers
-from echelon.cost.lattice.of_model import model_numbers
-from echelon.planner.best import Entrant
-from echelon.planner.choice import Choice
-from echelon.planner.estimate import Estimate, estimate_work
+from echelon.planner.finalists import Picked, pick
 from echelon.planner.lattice import divisors
-from echelon.planner.request import Request
-from echelon.planner.simulated import (
-    Stages,
-    busy_s,
-    cut_stages,
-    simulated,
-    unit_times,
-    with_simulated,
+from echelon.planner.ranked import (
+    Ranked,
+    by_events,
+    estimate_choice,
+    plan_of,
+    settings_of,
+    work_of_choice,
+    worth,
 )
+from echelon.planner.request import Request
 from echelon.planner.sweep import Counts, Sweep
 
+__all__ = [
+    "Answer",
+    "Ranked",
+    "by_events",
+    "estimate_choice",
+    "neighbours",
+    "plan_of",
+    "search",
+    "settings_of",
+    "work_of_choice",
+    "worlds_of",
+    "worth",
+]
+
+LEANER = (0.9, 0.75, 0.5)
+"""Shares of the memory for which plans are looked for again, where finalists hold too much."""
 MANY = 256
 """Devices from which on the search of a mixture of experts takes seconds."""
 FEW: Mapping[str, int | str] = {
@@ -42,20 +52,6 @@ FEW: Mapping[str, int | str] = {
     "cp": 1,
     "microbatch": 1,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranked:
-    """Hold a plan of an answer: its choices, what it takes, and whether events were timed.
-
-    `stages` are the blocks of each stage, none yet where nobody has asked.
-    """
-
-    choice: Choice
-    estimate: Estimate
-    simulated: bool
-    stages: Stages = ()
-    plan: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,44 +82,63 @@ class Answer:
 def search(request: Request) -> Answer:
     """Return the best plans of a request; where nothing fits, an answer without any."""
     started = time.monotonic()
+    counts, picked = Counts(), Picked()
+    sweep = Sweep(request)
     interrupted = offload = False
-    sweep = first = Sweep(request)
     try:
         if request.model.experts is not None and request.cluster.num_devices >= MANY:
             few = _few_of(request)
-            first = Sweep(few)
-            _walk(few, first)
-        _walk(request, sweep)
-        if not sweep.best.found and request.pins.of("offload") is None:
-            leaner = Sweep(request, offload=True)
-            _walk(request, leaner)
-            if leaner.best.found:
-                leaner.counts = _together(sweep.counts, leaner.counts)
-                sweep, offload = leaner, True
+            sweep = Sweep(few)
+            _walk(few, sweep)
+        first, sweep = sweep, Sweep(request)
+        try:
+            picked = _complete(request, sweep)
+        except KeyboardInterrupt:
+            sweep = sweep if sweep.best.found else first
+            raise
+        if not picked.ranked and request.pins.of("offload") is None:
+            counts, sweep = sweep.counts, Sweep(request, offload=True)
+            picked = _complete(request, sweep)
+            offload = bool(picked.ranked)
     except KeyboardInterrupt:
         interrupted = True
-        if not sweep.best.found:
-            sweep = first
-    entrants = sweep.best.ranked()
-    try:
-        finalists = _timed(request, entrants, events=not interrupted)
-        ranked, rest = _as_plans(request, finalists, sweep.counts)
-    except KeyboardInterrupt:
-        interrupted = True
-        finalists = _timed(request, entrants, events=False)
-        ranked, rest = _as_plans(replace(request, top=1), finalists, sweep.counts)
+        picked = pick(request, sweep.best.ranked(), top=1, events=False)
+    counts = _together(_together(counts, sweep.counts), Counts(refused=picked.refused))
     return Answer(
         request=request,
-        ranked=tuple(ranked),
-        rest=tuple(rest),
-        seen=sweep.counts.seen,
-        computed=sweep.counts.computed,
-        refused={rule: count for rule, count in sweep.counts.refused.items() if count},
+        ranked=tuple(picked.ranked),
+        rest=tuple(picked.rest),
+        seen=counts.seen,
+        computed=counts.computed,
+        refused={rule: count for rule, count in counts.refused.items() if count},
         seconds=time.monotonic() - started,
         interrupted=interrupted,
         offload=offload,
         least_bytes=sweep.least_bytes,
     )
+
+
+def _complete(request: Request, sweep: Sweep) -> Picked:
+    """Walk every plan and return the best; leaner ones where the lists of finalists hold too much.
+
+    Plans that take less memory by closed forms are walked for then, until one fits by its lists.
+    """
+    _walk(request, sweep)
+    picked = pick(request, sweep.best.ranked(), top=request.top)
+    for share in LEANER:
+        if picked.ranked or not picked.too_large:
+            break
+        leaner = Sweep(_with_less_memory(request, share), offload=sweep.offload)
+        _walk(leaner.request, leaner)
+        more = pick(request, leaner.best.ranked(), top=request.top)
+        picked = replace(more, refused=picked.refused + more.refused)
+    return picked
+
+
+def _with_less_memory(request: Request, share: float) -> Request:
+    device = request.cluster.device
+    less = replace(device, memory_bytes=int(share * device.memory_bytes))
+    return replace(request, cluster=replace(request.cluster, device=less))
 
 
 def _few_of(request: Request) -> Request:
@@ -165,97 +180,6 @@ def _together(first: Counts, second: Counts) -> Counts:
         computed=first.computed + second.computed,
         refused=first.refused + second.refused,
     )
-
-
-def work_of_choice(request: Request, choice: Choice) -> Work:
-    """Return what the formulas read of one plan of a search."""
-    length = request.mathematics.sequence_length
-    return Work(
-        model=model_numbers(request.model, length, tp=float(choice.mesh.tp)),
-        machine=machine_numbers(
-            request.cluster, request.mathematics.precision.parameters, ranks=choice.devices
-        ),
-        software=request.software,
-        layout=choice.numbers(),
-    )
-
-
-def estimate_choice(request: Request, choice: Choice) -> Estimate:
-    """Return what one plan of a search takes, by closed forms."""
-    work = work_of_choice(request, choice)
-    return estimate_work(work, request.mathematics, request.cluster)
-
-
-def _timed(request: Request, entrants: Sequence[Entrant], *, events: bool) -> list[Ranked]:
-    """Return plans by what they are worth, those first in line timed event by event."""
-    found: list[Ranked] = []
-    for entrant in entrants:
-        choice = entrant.choice()
-        estimate = estimate_choice(request, choice)
-        one = Ranked(choice=choice, estimate=estimate, simulated=False)
-        if choice.mesh.pp > 1 and events:
-            one = by_events(request, one)
-        found.append(one)
-    return sorted(found, key=lambda one: _place(request, one))
-
-
-def by_events(request: Request, one: Ranked) -> Ranked:
-    """Return a plan of a pipeline that closed forms have timed, timed event by event."""
-    choice, estimate = one.choice, one.estimate
-    times = unit_times(choice, estimate.work, request.model)
-    stages = cut_stages(choice, times, request.model.layers)
-    seconds, busy = simulated(choice, times, stages), busy_s(choice, times)
-    estimate = replace(estimate, seconds=with_simulated(estimate.seconds, seconds, busy))
-    return replace(one, estimate=estimate, simulated=True, stages=stages)
-
-
-def _place(request: Request, one: Ranked) -> tuple[float, ...]:
-    """Return where a plan belongs: by its worth, and among equals the simpler one first."""
-    mesh = one.choice.mesh
-    value = float(f"{worth(request, one.estimate):.4g}")
-    return (value, mesh.cp, mesh.tp, mesh.pp, one.choice.virtual, one.estimate.bytes_held)
-
-
-def worth(request: Request, estimate: Estimate) -> float:
-    """Return what a plan is worth under the objective of a request; less is better."""
-    weighted = request.objective in ("throughput", "cost")
-    return estimate.step_s * (estimate.devices if weighted else 1)
-
-
-def _as_plans(
-    request: Request, finalists: Sequence[Ranked], counts: Counts
-) -> tuple[list[Ranked], list[Ranked]]:
-    """Return the first finalists as Plans, and the others; what a rule refuses is counted."""
-    ranked: list[Ranked] = []
-    rest: list[Ranked] = []
-    for finalist in finalists:
-        one = finalist
-        if len(ranked) >= request.top:
-            rest.append(one)
-            continue
-        if not one.stages and one.choice.mesh.pp > 1:
-            times = unit_times(one.choice, one.estimate.work, request.model)
-            one = replace(one, stages=cut_stages(one.choice, times, request.model.layers))
-        try:
-            ranked.append(replace(one, plan=plan_of(request, one)))
-        except ConfigError as error:
-            counts.refused.update(error.rules)
-    return ranked, rest
-
-
-def plan_of(request: Request, ranked: Ranked) -> Plan:
-    """Return a plan of an answer as a Plan, checked by every rule."""
-    return request.job(settings_of(request, ranked)).plan
-
-
-def settings_of(request: Request, ranked: Ranked) -> dict[str, object]:
-    """Return the settings that give a plan of an answer; an even cut of blocks is said so."""
-    layers, stages = request.model.layers, ranked.stages
-    settings = ranked.choice.settings(has_experts=request.model.experts is not None)
-    if stages:
-        even = stages == split_layers(layers, len(stages))
-        settings["pipeline.stages"] = "even" if even else [list(stage) for stage in stages]
-    return settings
 
 
 def neighbours(answer: Answer) -> Iterator[Ranked]:

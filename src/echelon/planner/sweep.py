@@ -70,7 +70,8 @@ class Sweep:
         self.best = Best() if keep is None else Best(keep)
         self.counts = Counts()
         self.least_bytes = float("inf")
-        self._request = request
+        self.request = self._request = request
+        self.offload = offload
         self._legal = Legality(request.alone)
         self._expanded = Expanded(request, offload=offload)
 

@@ -11,7 +11,8 @@ backward (Korthikanti et al., 2022, section 4.1, with elements of 2 bytes):
 
 With "full" recompute only N h 2 bytes, and what one block keeps, once. A block that runs backward
 has gradients of what it kept, and buffers of a trainer: so many bytes for each token and width. The
-head keeps logits of the last microbatch, widened, and their gradient.
+head keeps logits of the last microbatch, widened, and their gradient. Where backward is split, the
+last rank has what waits for W (`waiting.py`) where that is more.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from echelon.cost.lattice.block import Work
 from echelon.cost.lattice.numbers import Num, ceil_div
 from echelon.cost.lattice.pipeline import in_flight, schedule_is
 from echelon.cost.lattice.terms import Terms
+from echelon.cost.lattice.waiting import waiting_bytes
 from echelon.cost.lattice.weights import (
     block_weights,
     both_ends,
@@ -57,10 +59,23 @@ def kept_by_block(work: Work, *, mixture: bool) -> Num:
     if mixture:
         rows = model.top_k + model.shared_experts
         inner = rows * model.expert_ffn * (into + work.element * model.up) / tp
-        inner = inner + 2.0 * work.element * model.top_k * model.hidden / tp
+        inner = inner + 2.0 * work.element * _routed(work)
     else:
         inner = model.ffn * (into + work.element * model.up) / tp
     return tokens * (kept + inner)
+
+
+def _routed(work: Work) -> Num:
+    """Return the elements of a token's rows on a tensor rank: pieces of experts need every row."""
+    model, layout = work.model, work.layout
+    return model.top_k * model.hidden * layout.expert_tp / layout.tp
+
+
+def _row_gradients(work: Work) -> Num:
+    """Return the gradients of rows, and of what is inside their experts, while they run back."""
+    model = work.model
+    inner = model.top_k * model.expert_ffn * (1.0 + model.up) / work.layout.tp
+    return work.element * work.tokens * (2.0 * _routed(work) + inner)
 
 
 def _terms(work: Work, *, last: bool) -> dict[str, Num]:
@@ -105,8 +120,11 @@ def _terms(work: Work, *, last: bool) -> dict[str, Num]:
     every = plain * whole + mixtures * mixed
     working = np.where(np.asarray(mixtures) > 0, np.maximum(whole, mixed), whole)
     kept = flying * ((1.0 - again) * every + again * layers * inputs)
+    if last:
+        kept = np.maximum(kept, waiting_bytes(work, plain, mixtures))
     running = np.where(again > 0, working, 0.0)
     running = running + software.working_width * work.tokens * model.hidden
+    running = running + np.where(np.asarray(mixtures) > 0, _row_gradients(work), 0.0)
     logits = work.tokens * model.vocab / layout.tp * software.logit_held
     terms: dict[str, Num] = {
         "parameters": work.element * sliced(3.0),
