@@ -150,6 +150,9 @@ def test_a_missing_file_lists_what_is_there(tmp_path: Path) -> None:
     found = problems_of(tmp_path / "exmples" / "big.toml")
     assert found["no-such-file"].works == (str(other),)
     assert "there is no folder" in found["no-such-file"].message
+    (tmp_path / "boxes.toml").write_text("nodes = 1")
+    found = problems_of("nano", [f"cluster.file={tmp_path / 'boxes'}"])
+    assert found["no-such-file"].works == (str(tmp_path / "boxes.toml"),)
     found = problems_of(write(tmp_path, 'extends = "gone.toml"'))
     assert found["no-such-file"].set_by == f"{tmp_path / 'run.toml'}:1"
 

@@ -43,6 +43,15 @@ def test_a_config_json_is_a_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         make_request(str(tmp_path), cluster="8xh100")
     assert caught.value.rules == ("hf-config-model-type",)
+    assert "layers = 4, hidden = 256, heads = 4, ffn = 512, vocab = 1000" in str(caught.value)
+    unknown = {"model_type": "mamba", "hidden_size": 64, "vocab_size": True}
+    (tmp_path / "config.json").write_text(json.dumps(unknown))
+    with pytest.raises(
+        ConfigError, match=r"hidden = 64, which the file has, and layers \(num_"
+    ) as e:
+        make_request(str(tmp_path), cluster="8xh100")
+    assert "vocab (vocab_size)" in str(e.value)
+    assert "which it lacks" in str(e.value)
     del config["vocab_size"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="vocab_size"):

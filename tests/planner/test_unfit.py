@@ -56,3 +56,14 @@ def test_a_batch_that_no_mesh_can_share_out_is_told_with_one_that_can() -> None:
         "nano", cluster="16xh100", settings=[*sets[1:], "batch.global_sequences=16"]
     )
     assert search(fixed).best is not None
+
+
+def test_pins_that_exclude_everything_only_together_are_named_together() -> None:
+    request = make_request("nano", cluster="8xh100", pins=["tp=3", "pp=5", "zero=0"])
+    (problem,) = why_nothing(search(request)).problems
+    assert problem.rule == "pin-excludes-everything"
+    assert "with tp=3 and pp=5 no plan" in problem.message
+    assert problem.set_by == "--pin tp=3 --pin pp=5"
+    (works,) = problem.works
+    pins = [*works.replace("--pin ", "").split(), "zero=0"]
+    assert search(make_request("nano", cluster="8xh100", pins=pins)).best is not None

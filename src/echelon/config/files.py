@@ -70,6 +70,7 @@ def missing_file(path: Path, error: OSError | ValueError, set_by: str) -> Proble
 
 def _files_beside(path: Path) -> list[Path]:
     try:
-        return [f for f in path.parent.iterdir() if f.suffix == path.suffix and f.is_file()]
+        found = [f for f in path.parent.iterdir() if f.is_file()]
+        return [f for f in found if f.suffix == path.suffix or f.stem == path.name]
     except OSError:
         return []

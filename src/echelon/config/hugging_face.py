@@ -19,6 +19,7 @@ from echelon.config.config_json import LLAMA3_ROPE, PLAIN_ROPE, Reader, rope_kin
 from echelon.config.entries import Entry, check_layer
 from echelon.config.files import is_folder, missing_file
 from echelon.config.kinds import toml_text
+from echelon.config.unknown_architecture import fields_text
 from echelon.core.errors import Problem
 from echelon.core.rulebook.model import (
     HF_CONFIG_MISSING_KEY,
@@ -54,7 +55,8 @@ def read_hf_config(path: Path, set_by: str) -> tuple[dict[str, Entry], list[Prob
         close = did_you_mean(str(kind), ARCHITECTURES)
         named = f"model_type = {toml_text(kind)}" if kind else "no model_type"
         problem = HF_CONFIG_MODEL_TYPE.problem(
-            f"{path} has {named}; that architecture is not supported",
+            f"{path} has {named}; that architecture is not known. If its blocks are those of one "
+            f"that is, a run.toml can have {fields_text(config)}",
             key="model.hf_config",
             set_by=set_by,
             works=close or ARCHITECTURES,

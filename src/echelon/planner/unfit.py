@@ -7,8 +7,9 @@ would fit here, the cheapest first. Each of them is a search for whether anythin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 from echelon.config.cluster import named_cluster, smallest_cluster
 from echelon.config.presets import preset_names
@@ -37,6 +38,8 @@ def why_nothing(answer: Answer) -> InfeasiblePlan:
     blamed = [name for name in request.pins.values if _first_without(request, name) is not None]
     if blamed:
         return InfeasiblePlan([_of_pin(request, name) for name in blamed])
+    if not blamed and (together := _blamed_together(request)):
+        return InfeasiblePlan(_of_pins(request, together))
     if answer.seen == 0:
         return InfeasiblePlan(_not_legal(answer))
     return InfeasiblePlan(_too_large(answer))
@@ -57,15 +60,38 @@ def _first_without(request: Request, name: str) -> Entrant | None:
     return any_plan(replace(request, pins=request.pins.without(name)))
 
 
+def _blamed_together(request: Request) -> tuple[str, ...]:
+    """Return the fewest pins that there is a plan without, where it takes more than one of them."""
+    names = tuple(request.pins.values)
+    if len(names) < 2 or any_plan(replace(request, pins=Pins())) is None:
+        return ()
+    for count in range(2, len(names)):
+        for some in combinations(names, count):
+            if any_plan(replace(request, pins=_without(request.pins, some))) is not None:
+                return some
+    return names
+
+
+def _without(pins: Pins, names: Sequence[str]) -> Pins:
+    for name in names:
+        pins = pins.without(name)
+    return pins
+
+
 def _of_pin(request: Request, name: str) -> Problem:
-    entrant = _first_without(request, name)
+    return _of_pins(request, (name,))
+
+
+def _of_pins(request: Request, names: Sequence[str]) -> Problem:
+    entrant = any_plan(replace(request, pins=_without(request.pins, names)))
     assert entrant is not None
-    text = request.pins.texts[name]
+    texts = [request.pins.texts[name] for name in names]
+    without = "it" if len(names) == 1 else "them"
     return PIN_EXCLUDES_EVERYTHING.problem(
-        f"with {text} no plan of {request.model.name} on {request.cluster.name} is legal and fits; "
-        "without it there is one",
-        set_by=f"--pin {text}",
-        works=(f"--pin {name}={_value(entrant, name)}",),
+        f"with {' and '.join(texts)} no plan of {request.model.name} on {request.cluster.name} is "
+        f"legal and fits; without {without} there is one",
+        set_by=" ".join(f"--pin {text}" for text in texts),
+        works=(" ".join(f"--pin {name}={_value(entrant, name)}" for name in names),),
     )
 
 
