@@ -98,7 +98,8 @@ def outcome_of(again: Again, best: Ranked, choice: Choice) -> Outcome:
 def against(again: Again, best: Ranked, other: Ranked) -> Outcome:
     """Return what the bytes, or else the seconds, of a legal plan say against it."""
     over = other.estimate.bytes_held - again.request.memory_bytes
-    grown = byte_differences(best.estimate, other.estimate)
+    # Of both plans the bytes of closed forms: lists are there of plans of an answer only.
+    grown = byte_differences(again.closed(best.choice).estimate, other.estimate)
     more = tuple((name, count) for name, count in grown if count > 0)
     if over > 0:
         rank = fullest_rank(other)
