@@ -23,6 +23,9 @@ NEAR = {
     "sequence parallel": plan_of(tp=2, sequence_parallel=True, dtype="fp32"),
 }
 
+DRAWN = 4
+"""Plans that are drawn at random."""
+
 
 @pytest.mark.parametrize("plan", list(NEAR.values()), ids=list(NEAR))
 def test_bytes_are_those_of_the_formulas(rank_pool: RankPool, plan: Plan) -> None:
@@ -32,17 +35,24 @@ def test_bytes_are_those_of_the_formulas(rank_pool: RankPool, plan: Plan) -> Non
     assert abs(walked.peak_error) <= ALLOWED
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_random_plan_of_few_ranks_keeps_what_the_formulas_say(
-    rank_pool: RankPool, place: int
+@pytest.fixture(scope="module")
+def drawn() -> list[Plan]:
+    """Return plans of few ranks, drawn at random: the same ones on every run."""
+    return sample(DRAWN, 20261122, max_world=2)
+
+
+@pytest.mark.parametrize("place", range(DRAWN))
+def test_a_random_plan_of_few_ranks_takes_what_the_formulas_say(
+    rank_pool: RankPool, drawn: list[Plan], place: int
 ) -> None:
-    plan = sample(3, 20261122, max_world=2)[place]
-    assert walk_plan(plan, rank_pool.run).problems == ()
+    walked = walk_plan(drawn[place], rank_pool.run)
+    assert walked.problems == ()
+    assert abs(walked.peak_error) <= ALLOWED
 
 
 def test_a_sample_has_every_choice_and_precision_once_and_no_plan_twice() -> None:
-    plans = sample(100, 3, max_world=4)
-    assert len({plan.content_hash() for plan in plans}) == len(plans) == 100
+    plans = sample(50, 3, max_world=4)
+    assert len({plan.content_hash() for plan in plans}) == len(plans) == 50
     assert {plan.mathematics.precision for plan in plans} == set(PRECISIONS)
     met = {choice for plan in plans for choice in choices(plan)}
     for word in ("ZeRO 3, slices", "cp > 1", "latent attention", "schedule zb-v"):

@@ -8,9 +8,10 @@ schedule. Of a recomputed block the input alone is kept, on the device or on the
 makes all of the block again.
 
 Formulas of what each operator keeps: `activations_linear.py` (norms, MLP),
-`activations_attention.py`, `activations_experts.py`, `activations_ends.py` (embedding, loss). They
-are exact for the operators of `parallel/`, every storage counted once, whatever views of it are
-kept.
+`activations_attention.py`, `activations_latent.py`, `activations_experts.py`,
+`activations_ends.py` (embedding, loss). They are exact for the operators of `parallel/`, every
+storage counted once, whatever views of it are kept. What is there while operators run is a model of
+what PyTorch frees when: within 2 % of what is measured (`prove/bytes_walk.py`).
 
 Sources: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022,
 section 4; Qi et al., "Zero Bubble Pipeline Parallelism", 2023, section 3 (what waits for W).
