@@ -76,6 +76,19 @@ def test_names_that_are_none_are_told_with_the_nearest(
     assert any(works in text for text in caught.value.problems[0].works)
 
 
+def test_files_that_change_places_are_told_what_they_are(tmp_path: Path) -> None:
+    boxes, run = tmp_path / "boxes.toml", tmp_path / "run.toml"
+    boxes.write_text("devices_per_node = 8\n[device]\nname = 'x'\n")
+    run.write_text('extends = "nano"\n')
+    with pytest.raises(ConfigError, match="describes a cluster") as caught:
+        make_request(str(boxes), cluster="8xh100")
+    assert caught.value.problems[0].works[1] == f"echelon plan MODEL --cluster {boxes}"
+    with pytest.raises(ConfigError, match=r"describes a run \(extends\), not a cluster"):
+        make_request("nano", cluster=str(run))
+    with pytest.raises(ConfigError, match="a cluster file"):
+        make_request("nano", cluster="zzz")
+
+
 def test_the_layout_of_a_run_file_is_left_aside_and_its_cluster_gives_way(tmp_path: Path) -> None:
     run = tmp_path / "run.toml"
     run.write_text(

@@ -24,7 +24,7 @@ from echelon.config.presets import preset_names, read_preset
 from echelon.config.view import View
 from echelon.core.cluster import Cluster
 from echelon.core.errors import Problem
-from echelon.core.rulebook.config import UNKNOWN_PRESET
+from echelon.core.rulebook.config import UNKNOWN_KEY, UNKNOWN_PRESET
 from echelon.core.rulebook.mesh import WHOLE_NODES
 from echelon.core.rules import did_you_mean
 
@@ -40,6 +40,8 @@ __all__ = [
 
 ALIASES: Mapping[str, str] = {"laptop": "8xcpu"}
 DEFAULT_CLUSTER = "laptop"
+RUN_TABLES = frozenset(("extends", "model", "mesh", "batch"))
+"""What run files begin with, and no cluster file has."""
 LOOK_ALIKE = str.maketrans("oil", "011")
 
 
@@ -106,6 +108,14 @@ def read_cluster_file(path: Path, set_by: str) -> Cluster | list[Problem]:
     if isinstance(read, Problem):
         return [read]
     tables, lines = read
+    if found := sorted(RUN_TABLES.intersection(tables)):
+        problem = UNKNOWN_KEY.problem(
+            f"{path} describes a run ({', '.join(found)}), not a cluster",
+            key="cluster.file",
+            set_by=set_by,
+            works=("a file as `echelon calibrate` writes it", "8xh100"),
+        )
+        return [problem]
     return build_cluster(entries_of(tables, lines, path, CLUSTER_SETTINGS), str(path))
 
 
@@ -147,6 +157,7 @@ def _unknown(name: str, parts: _Name, set_by: str) -> Problem:
     number = parts.count if parts.count.isdigit() and int(parts.count) else "8"
     works = [f"{number}x{word}" for word in close] or [f"8x{word}" for word in devices]
     works += [alias for alias in ALIASES if not close or did_you_mean(name, [alias])]
+    works += [] if close else ["a cluster file, FILE.toml"]
     hint = f'; did you mean "{works[0]}"?' if close else ""
     return UNKNOWN_PRESET.problem(
         f'cluster.preset = "{name}" is neither {" nor ".join(ALIASES)} nor COUNTxDEVICE{hint}',

@@ -26,12 +26,15 @@ from echelon.core.rulebook.config import (
     CONFLICTING_SETTINGS,
     EXTENDS_CYCLE,
     SET_SYNTAX,
+    UNKNOWN_KEY,
     UNKNOWN_PRESET,
 )
 from echelon.core.rules import did_you_mean
 
 KINDS_OF_RUNS = ("a run.toml", "a preset (echelon config presets)")
 """What a run may be named by, where no name is near to what was typed."""
+CLUSTER_KEY = "devices_per_node"
+"""What every cluster file has, and no run file."""
 
 
 @dataclass(slots=True)
@@ -160,6 +163,9 @@ def _add_file(gathered: Gathered, path: Path, *, set_by: str, chain: tuple[str, 
     if isinstance(read, Problem):
         gathered.fail(read)
         return
+    if CLUSTER_KEY in read[0]:
+        gathered.fail(_is_cluster(path, set_by))
+        return
     here = str(path.resolve())
     if here in chain:
         files = " -> ".join(Path(file).name for file in (*chain[chain.index(here) :], here))
@@ -182,6 +188,14 @@ def _add_file(gathered: Gathered, path: Path, *, set_by: str, chain: tuple[str, 
                 chain=(*chain, here),
             )
     gathered.add(entries)
+
+
+def _is_cluster(path: Path, set_by: str) -> Problem:
+    return UNKNOWN_KEY.problem(
+        f"{path} describes a cluster ({CLUSTER_KEY}), not a run",
+        set_by=set_by or str(path),
+        works=(f"--set cluster.file={path}", f"echelon plan MODEL --cluster {path}"),
+    )
 
 
 def _unknown_preset(name: str, folder: Path, set_by: str) -> Problem:

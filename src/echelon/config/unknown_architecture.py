@@ -28,7 +28,7 @@ def fields_text(config: Mapping[str, object]) -> str:
     """
     found: list[str] = []
     lacking: list[str] = []
-    for field, keys in (NEEDED | FURTHER).items():
+    for field, keys in {**NEEDED, **FURTHER}.items():
         value = next((config[key] for key in keys if _is_count(config.get(key))), None)
         if value is not None:
             found.append(f"{field} = {toml_text(value)}")
