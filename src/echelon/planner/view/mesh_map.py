@@ -185,6 +185,7 @@ def _boxes(devices: Sequence[Device]) -> Iterator[Line]:
     width = max(len(words) for cell in cells for words in cell)
     most = max((WIDTH - 1) // (width + 3), 1)
     in_row = -(-len(cells) // -(-len(cells) // most))
+    edge: Line = ()
     for first in range(0, len(cells), in_row):
         row = cells[first : first + in_row]
         edge = (Span("+" + ("-" * (width + 2) + "+") * len(row)),)
