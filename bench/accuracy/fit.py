@@ -42,6 +42,7 @@ DEVICE: Mapping[str, tuple[float, float, float]] = {
     "attention": (0.2, 0.85, 0.12),
     "attention_backward": (0.15, 0.8, 0.12),
     "aligned": (0.7, 1.0, 0.04),
+    "launch_s": (4e-7, 4e-6, 0.7),
 }
 TRAINER: Mapping[str, tuple[float, float, float]] = {
     "fused_share": (0.3, 1.8, 0.2),
@@ -59,7 +60,7 @@ TRAINER: Mapping[str, tuple[float, float, float]] = {
     "expert_overlap": (0.01, 0.9, 0.7),
     "pipeline_overlap": (0.01, 0.95, 1.0),
     "interference": (0.001, 0.5, 0.7),
-    "step_s": (0.001, 0.3, 1.0),
+    "step_s": (0.001, 0.05, 0.7),
     "spread": (0.001, 0.02, 0.5),
 }
 GENERATIONS = {
@@ -70,8 +71,12 @@ GENERATIONS = {
     (148, 2500): "GB200",
 }
 """Multiprocessors and TFLOP/s of a device -> its generation."""
-LATER, LATER_BYTES = {"B200": "B300", "GB200": "B300"}, 250e9
+LATER, LATER_BYTES = {"B200": "B300", "GB200": "GB300"}, 250e9
 """What a generation is called where a device has more memory than that."""
+NOBODY = "generic"
+"""What is no generation, but any trainer that is not known: nothing is fitted to its runs."""
+GRAPHS = frozenset({"GB200", "GB300"})
+"""Devices whose hosts are slow, so that trainers start kernels from graphs: a start is fitted."""
 CROWDING = 0.6
 """A row of a source with n rows weighs as much as n to the power of minus this."""
 SCALE = 6.0
@@ -94,10 +99,12 @@ class Fitting:
         found: list[Constant] = []
         for key in sorted(set(self.devices) & set(DEVICES)):
             for name, limits in DEVICE.items():
+                if name == "launch_s" and key not in GRAPHS:
+                    continue
                 value = float(getattr(DEVICES[key], name))
                 found.append(_constant(f"device {key} {name}", value, limits))
         known = priors()
-        for key in sorted(set(self.trainers)):
+        for key in sorted(set(self.trainers) - {NOBODY}):
             for name, limits in TRAINER.items():
                 if name not in NEVER.get(key, frozenset()):
                     value = float(getattr(known[key], name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, cast
@@ -27,6 +28,8 @@ Record = TypeVar("Record")
 OK = "ok"
 BELIEVED = 1.1
 """How far above a device's memory a prediction can be, for a split of which we know that it ran."""
+BESIDE_GRACE = 2.2
+"""The same where activations can wait in the memory of a host that is as near as another device."""
 GB = 2.0**30
 """Frameworks print their allocators' bytes in units of 2^30, and call them GB."""
 
@@ -160,7 +163,10 @@ def predict_cases(cases: Sequence[Case]) -> list[Prediction]:
         part = slice(start, start + len(case.candidates))
         start = part.stop
         # What a row does not say was chosen so that it ran: memory a little over is believed.
-        fits = held[part] <= BELIEVED * capacity[part]
+        believed = (
+            BESIDE_GRACE if re.match(r"g[bh]-?\d", case.row.word("gpu").lower()) else BELIEVED
+        )
+        fits = held[part] <= believed * capacity[part]
         known = np.isfinite(seconds[part]) & np.isfinite(held[part]) & (seconds[part] > 0.0)
         best = int(np.argmin(np.where(fits & known, seconds[part], np.inf)))
         if not (fits & known).any():

@@ -26,11 +26,24 @@ DEVICES: Mapping[str, Efficiency] = {
         matmul=0.68, half_depth=600.0, memory=0.73, attention=0.42, attention_backward=0.26
     ),
     "GB200": Efficiency(
-        matmul=0.64, half_depth=600.0, memory=0.73, attention=0.42, attention_backward=0.26
+        matmul=0.64,
+        half_depth=600.0,
+        memory=0.73,
+        attention=0.42,
+        attention_backward=0.26,
+        launch_s=4e-6,
     ),
     # Softmax is twice as fast.
     "B300": Efficiency(
         matmul=0.68, half_depth=600.0, memory=0.73, attention=0.47, attention_backward=0.29
+    ),
+    "GB300": Efficiency(
+        matmul=0.68,
+        half_depth=600.0,
+        memory=0.73,
+        attention=0.47,
+        attention_backward=0.29,
+        launch_s=4e-6,
     ),
     "V100": Efficiency(
         matmul=0.8, half_depth=64.0, memory=0.8, attention=0.4, attention_backward=0.3
@@ -65,10 +78,10 @@ KNOWN: Mapping[str, Mapping[str, float]] = {
     # Gradients, parameters, exchanges of tensor parallelism and messages are overlapped.
     "megatron-core": {"fused_share": 1.0, "tensor_overlap": 0.3, "pipeline_overlap": 0.5},
     "megatron-core-2025": {"fused_share": 1.3, "tensor_overlap": 0.3, "pipeline_overlap": 0.5},
+    "megatron-core-2026": {"fused_share": 1.3, "tensor_overlap": 0.3, "pipeline_overlap": 0.5},
     # Gathers of 2021 went parameter by parameter.
     "deepspeed": {"gather_share": 0.15, "gather_overlap": 0.98, "interference": 0.02},
     "deepspeed-2022": {"gather_share": 0.6, "gather_overlap": 0.75, "interference": 0.3},
-    "generic": {"width_bytes": 70.0, "inner_bytes": 13.0},
     "jax": COMPILED,
 }
 NEVER: Mapping[str, frozenset[str]] = {

@@ -17,7 +17,8 @@ FILES: Mapping[str, tuple[str, ...]] = {
     "H100": ("h100", "h100-pcie", "h200", "h800"),
     "B200": ("b100", "b200"),
     "GB200": ("gb200",),
-    "B300": ("b300", "gb300"),
+    "B300": ("b300",),
+    "GB300": ("gb300",),
     "V100": ("v100-16gb", "v100-32gb"),
 }
 """The presets whose devices are of a generation that is fitted."""

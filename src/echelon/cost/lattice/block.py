@@ -35,6 +35,8 @@ BACKWARD_KERNELS = 1.5
 BACKWARD_MOVES = 1.5
 COUNTS_READ, EXPERTS_HERE = 0.5, 8.0
 """The share of a mixture's wait that is no expert's own, and of how many experts it is told."""
+STARTED_S = 4e-6
+"""What a host takes to start a kernel where it is no graph of many that is started."""
 MOST_FUSED, MOST_FUSED_BACK = 0.85, 0.65
 """The share of a device's peak that the best fused kernels of attention reach."""
 
@@ -154,7 +156,8 @@ def _host_of_experts(work: Work) -> Num:
     """Return how long a pass waits for the host: for the counts of rows, and for each expert."""
     here = np.maximum(work.model.experts, 1.0) / work.layout.ep
     part = COUNTS_READ + (1.0 - COUNTS_READ) * here / EXPERTS_HERE
-    return work.software.mixture_s * part
+    quick = np.minimum(1.0, np.asarray(work.machine.launch_s) / STARTED_S)
+    return quick * work.software.mixture_s * part
 
 
 def _attention_products(work: Work) -> tuple[Num, Num, Num]:

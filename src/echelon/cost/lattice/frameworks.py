@@ -33,6 +33,8 @@ GENERIC = Software(
 NARROW = replace(GENERIC, gradient_bytes=2.0, reduced_bytes=2.0)
 """Gradients add up and travel in the dtype of parameters."""
 
+LATE_CORE = replace(NARROW, once_per_node=1.0, working_width=8.0, context_bytes=1.5e9)
+"""Megatron-Core since 2025: a token crosses to a node once."""
 COMPILED: Mapping[str, float] = {
     "width_bytes": 50.0,
     "inner_bytes": 9.0,
@@ -54,9 +56,9 @@ FACTS: Mapping[str, Software] = {
         NARROW, state_bytes=16.0, working_width=54.0, context_bytes=7e9, slack=0.0
     ),
     "megatron-core": replace(NARROW, working_width=8.0, context_bytes=1.5e9),
-    "megatron-core-2025": replace(
-        NARROW, once_per_node=1.0, working_width=8.0, context_bytes=1.5e9
-    ),
+    "megatron-core-2025": LATE_CORE,
+    # Rows find their experts on the device, and graphs start the kernels of blocks.
+    "megatron-core-2026": LATE_CORE,
     "deepspeed": replace(NARROW, state_bytes=16.0, working_width=54.0, context_bytes=7e9),
     # Since 2022 it gathers parameters of many weights at once, ahead of their use.
     "deepspeed-2022": replace(
@@ -88,8 +90,8 @@ FRAMEWORKS: Mapping[str, Software] = {
 
 PREFETCH_SINCE = 2022
 """The year from which DeepSpeed gathers ahead of use."""
-CORE_SINCE, CORE_AGAIN = 2023, 2025
-"""The years of Megatron-Core, and of its attention kernels and dispatch of 2025."""
+CORE_SINCE, CORE_AGAIN, CORE_GRAPHS = 2023, 2025, 2026
+"""The years of Megatron-Core, of its kernels and dispatch of 2025, and of its graphs of 2026."""
 
 WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("megatron-deepspeed", ("megatron-deepspeed", "megatron deepspeed", "neox", "megatron-ds")),
@@ -125,5 +127,5 @@ def recognise(name: str, *, year: int, zero: float, compiled: bool = False) -> s
     if found == "megatron" and year >= CORE_SINCE:
         found = "megatron-core"
     if found == "megatron-core" and year >= CORE_AGAIN:
-        return "megatron-core-2025"
+        return "megatron-core-2026" if year >= CORE_GRAPHS else "megatron-core-2025"
     return f"{found}-compiled" if found in ("fsdp", "fsdp2") and compiled else found

@@ -102,6 +102,7 @@ class MachineNumbers:
     node: Num
     tiers: tuple[TierNumbers, ...]
     share: Num = 1.0
+    launch_s: Num = 5e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
