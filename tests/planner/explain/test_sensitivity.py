@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 
@@ -10,9 +11,11 @@ import pytest
 from echelon.planner.explain.again import Again, near_pins
 from echelon.planner.explain.bands import step_of, terms_of
 from echelon.planner.explain.differences import differences
+from echelon.planner.explain.pool import elsewhere, pool_of
 from echelon.planner.explain.sensitivity import sensitivity
 from echelon.planner.explain.what_if import WhatIf, what_ifs, with_batch, with_memory
 from echelon.planner.explain.why import WORK, why
+from echelon.planner.request import Request
 from echelon.planner.search import Answer, search
 from tests.planner.requests import small
 
@@ -135,6 +138,55 @@ def test_near_is_around_the_plan_and_keeps_pins() -> None:
     assert found.best is not None
     assert found.best.estimate.step_s <= 1.001 * answer.best.estimate.step_s
     assert found.seen < answer.seen
+
+
+def test_a_large_space_is_searched_far_from_the_plan_too() -> None:
+    """On a slow network a pipeline wins; on a fast one data ranks alone may."""
+    slow = _linked(small(memory_gb=40.0, pins=["cp=1", "microbatch=1,2"]), 0.1)
+    answer = search(replace(slow, top=1))
+    assert answer.best is not None
+    large = replace(answer, seen=10**9)
+    now = Again(large, slow)
+    pool = pool_of(large, now)
+    assert len({one.choice.mesh.pp for one in pool}) > 1
+    assert all(one.ratio == 1.0 for one in pool if one.choice.mesh.pp == 1)
+    assert answer.best.choice in [one.choice for one in pool]
+    for times in (1.0, 10.0):
+        quick = _linked(slow, times)
+        question = WhatIf(name="links", request=quick, same=answer.best.choice)
+        (change,) = sensitivity(large, [question])
+        found = search(replace(quick, top=1)).best
+        assert found is not None
+        assert change.best is not None
+        assert change.near
+        assert change.best.estimate.step_s == pytest.approx(found.estimate.step_s, rel=5e-3)
+
+
+def test_plans_of_a_pool_follow_batch_and_devices() -> None:
+    request = replace(small(memory_gb=4.0, pins=["cp=1", "tp=1,2", "pp=1,2"]), top=1)
+    answer = replace(search(request), seen=10**9)
+    assert answer.best is not None
+    pool = pool_of(answer, Again(answer, answer.request))
+    for question in what_ifs(answer.request, answer.best.choice):
+        if not question.name.startswith(("global batch", "devices")):
+            continue
+        again = Again(answer, question.request)
+        found = [*elsewhere(pool, answer, again, question, math.inf)]
+        assert found
+        total = question.request.mathematics.global_sequences
+        for one in found:
+            choice = one.choice
+            assert choice.devices == question.request.cluster.num_devices
+            assert total == choice.mesh.dp * choice.microbatch * choice.microbatches
+            assert not again.problems(choice)
+        assert not [*elsewhere(pool, answer, again, question, 0.0)]
+
+
+def _linked(request: Request, times: float) -> Request:
+    """Return the request with links so many times as fast."""
+    cluster = request.cluster
+    links = tuple(replace(link, bandwidth=times * link.bandwidth) for link in cluster.links)
+    return replace(request, cluster=replace(cluster, links=links))
 
 
 def test_differences_name_both_sides() -> None:

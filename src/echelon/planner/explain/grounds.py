@@ -30,6 +30,8 @@ NEAR = 0.1
 """How far apart the logarithms of two plans' seconds are that are near to each other."""
 FAMILIES: Mapping[tuple[int, int], str] = {(108, 312): "A100", (132, 989): "H100"}
 """Multiprocessors and TFLOP/s of a half-width product -> a family of which runs were measured."""
+NOBODY = frozenset({"generic", OURS})
+"""Names of constants that are those of no trainer of which runs were published."""
 ALLOCATORS = frozenset({"megatron-deepspeed", "internevo"})
 """Trainers whose memory was published in more than one run."""
 BY_STEPS = ("host_s", "width_bytes", "inner_bytes", "step_s")
@@ -97,7 +99,8 @@ def pair_factors(first_s: float, second_s: float) -> Factors:
 def trainer_of(software: Software) -> str | None:
     """Return the generation of trainers with these constants, None where no run told of it."""
     for name, constants in FITTED.items():
-        if all(_number(getattr(software, key)) == value for key, value in constants.items()):
+        same = (_number(getattr(software, key)) == value for key, value in constants.items())
+        if name not in NOBODY and all(same):
             return name
     return None
 
