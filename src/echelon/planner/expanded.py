@@ -14,6 +14,7 @@ from echelon.planner.choices import Order, Shares, orders_of, pinned_shares, rec
 from echelon.planner.formulas import Index
 from echelon.planner.lattice import Columns, Rows, fold_of
 from echelon.planner.request import Request
+from echelon.planner.trainers import ABILITIES
 
 Kind = TypeVar("Kind", Shares, Order)
 SHARE_NUMBERS = ("zero", "dp_replicate", "dp_shard", "reshard", "offload")
@@ -62,17 +63,26 @@ class Expanded:
         self.columns = columns = rows.columns
         self.world = rows.world
         inner = fold_of(columns, np.ones(len(rows), dtype=np.int64))
-        keys = (columns["dp"], columns["cp"], columns["ep"], inner)
+        keys = [columns["dp"], columns["cp"], columns["ep"], inner]
         pins, layers = self._request.pins, self._request.model.layers
-        self._shares: _Lists[Shares] = _Lists(
-            keys,
-            lambda key: pinned_shares(pins, key, offload=self._offload),
-            SHARE_NUMBERS,
-        )
+        able = ABILITIES.get(self._request.trainer)
+        if able is not None:
+            keys += [columns["pp"], columns["tp"]]
+
+        def shares(key: tuple[int, ...]) -> list[Shares]:
+            found = pinned_shares(pins, key[:4], offload=self._offload)
+            if able is None:
+                return [*found]
+            pp, tp = key[4:]
+            return [one for one in found if able.shares(one, pp > 1, tp > 1, key[1] > 1)]
+
+        def orders(key: tuple[int, ...]) -> list[Order]:
+            found = [one for one in orders_of(pins, key[0], layers) if one.allows(key[1])]
+            return [one for one in found if able is None or able.order(one, *key)]
+
+        self._shares: _Lists[Shares] = _Lists(keys, shares, SHARE_NUMBERS)
         self._orders: _Lists[Order] = _Lists(
-            (columns["pp"], columns["microbatches"]),
-            lambda key: [one for one in orders_of(pins, key[0], layers) if one.allows(key[1])],
-            ORDER_NUMBERS,
+            (columns["pp"], columns["microbatches"]), orders, ORDER_NUMBERS
         )
 
     def num_plans(self) -> NDArray[np.int64]:

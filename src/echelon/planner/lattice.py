@@ -102,6 +102,8 @@ def _splits(
             for streams in (0, 1) if tp > 1 else (0,):
                 if not pins.allow("sequence_parallel", streams):
                     continue
+                if tp > 1 and not pins.allow("split_streams", streams):
+                    continue
                 if streams and ways and _refuse(refused, legal.sequence(tp, cp)):
                     continue
                 for kind, ulysses in ways:

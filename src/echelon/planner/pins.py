@@ -101,32 +101,59 @@ EXAMPLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pins:
-    """Hold what each pinned name lets through; every other name lets everything through."""
+    """Hold what each pinned name lets through; every other name lets everything through.
+
+    `limits` are what a trainer can run, whatever is pinned.
+    """
 
     values: Mapping[str, tuple[int | str, ...]] = field(
         default_factory=dict[str, tuple[int | str, ...]]
     )
     texts: Mapping[str, str] = field(default_factory=dict[str, str])
+    limits: Mapping[str, tuple[int | str, ...]] = field(
+        default_factory=dict[str, tuple[int | str, ...]]
+    )
 
     def allow(self, name: str, value: int | str) -> bool:
         """Return whether a value of a pinned name, or of another one, may be."""
-        return name not in self.values or value in self.values[name]
+        found = self.of(name)
+        return found is None or value in found
 
     def of(self, name: str) -> tuple[int | str, ...] | None:
         """Return the values that a name may have, None where it may have any."""
-        return self.values.get(name)
+        pinned, limit = self.values.get(name), self.limits.get(name)
+        if pinned is None or limit is None:
+            return limit if pinned is None else pinned
+        return tuple(value for value in pinned if value in limit)
 
     def without(self, name: str) -> Pins:
         """Return the other pins."""
         return Pins(
             values={key: value for key, value in self.values.items() if key != name},
             texts={key: text for key, text in self.texts.items() if key != name},
+            limits=self.limits,
         )
 
     def having(self, name: str, *values: int | str) -> Pins:
         """Return these pins with one more, or in the place of the one of this name."""
         text = f"{name}={','.join(map(str, values))}"
-        return Pins(values={**self.values, name: values}, texts={**self.texts, name: text})
+        return Pins(
+            values={**self.values, name: values},
+            texts={**self.texts, name: text},
+            limits=self.limits,
+        )
+
+
+def pin_word(name: str, value: int | str) -> str:
+    """Return how a value of a pin is written."""
+    if name == "recompute":
+        return "none" if value == NO_RECOMPUTE else "full" if value == 1 else f"full/{value}"
+    words = {
+        "sequence_parallel": ("off", "on"),
+        "offload": ("none", "host"),
+        "reshard": ("never", "always"),
+    }.get(name)
+    return str(value) if words is None else words[int(value)]
 
 
 def read_pins(texts: Iterable[str]) -> Pins:

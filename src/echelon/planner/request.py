@@ -26,13 +26,14 @@ from echelon.core.errors import ConfigError, Problem
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Mathematics, Plan
 from echelon.core.rulebook.config import UNKNOWN_PRESET
-from echelon.core.rulebook.planner import OBJECTIVE_NEEDS_PRICE, UNKNOWN_TRAINER
+from echelon.core.rulebook.planner import OBJECTIVE_NEEDS_PRICE, TRAINER_RUNS_PIN, UNKNOWN_TRAINER
 from echelon.core.rules import did_you_mean
 from echelon.cost.lattice.frameworks import FRAMEWORKS
 from echelon.cost.lattice.of_plan import software_of
 from echelon.cost.lattice.software import Software
 from echelon.planner.estimate import OURS, on_devices
-from echelon.planner.pins import Pins, read_pins
+from echelon.planner.pins import Pins, pin_word, read_pins
+from echelon.planner.trainers import ABILITIES, ALSO_CALLED
 
 Objective = Literal["time", "throughput", "cost", "devices"]
 """A short step on all devices; many tokens a second and device, or for a price; few devices."""
@@ -124,6 +125,7 @@ def make_request(
     layout = [text for text in settings if _is_layout(text.partition("=")[0].strip())]
     wanted = read_pins([*layout, *pins])
     aim = aim or Aim()
+    aim = replace(aim, trainer=ALSO_CALLED.get(aim.trainer, aim.trainer))
     if aim.trainer not in FRAMEWORKS:
         raise ConfigError(_unknown_trainer(aim.trainer))
     if aim.objective == "cost" and aim.price is None:
@@ -136,9 +138,10 @@ def make_request(
         )
     rest = [text for text in settings if text not in layout]
     gathered = _gathered(model, cluster, rest)
-    told = tuple(_complete(gathered, str(model)))
+    told = tuple(_complete(gathered, str(model), aim.trainer))
     alone = resolve(gathered, run_name_of(model), None).plan
     mathematics = alone.mathematics
+    wanted = _that_run(wanted, aim.trainer, experts=alone.model.experts is not None)
     return Request(
         alone=alone,
         layers=tuple(gathered.layers),
@@ -175,12 +178,33 @@ def on_cluster(request: Request, cluster: Cluster) -> Request:
     return replace(request, cluster=cluster, alone=alone, layers=(*kept, layer), software=facts)
 
 
+def _that_run(pins: Pins, trainer: str, *, experts: bool) -> Pins:
+    """Return pins within what a trainer can run; ConfigError where it can run none of them."""
+    able = ABILITIES.get(trainer)
+    if able is None:
+        return pins
+    found = replace(pins, limits=able.limits(experts=experts))
+    wrong = [name for name in pins.values if not found.of(name)]
+    if wrong:
+        raise ConfigError([_not_run(found, trainer, name) for name in wrong])
+    return found
+
+
+def _not_run(pins: Pins, trainer: str, name: str) -> Problem:
+    text = pins.texts[name]
+    return TRAINER_RUNS_PIN.problem(
+        f"--pin {text}: {trainer} cannot run that",
+        set_by=f"--pin {text}",
+        works=(*(f"--pin {name}={pin_word(name, one)}" for one in pins.limits[name]),),
+    )
+
+
 def _unknown_trainer(trainer: str) -> Problem:
-    near = did_you_mean(trainer, FRAMEWORKS)
+    near = did_you_mean(trainer, (*FRAMEWORKS, *ALSO_CALLED))
     return UNKNOWN_TRAINER.problem(
         f"--trainer {trainer}: there are no figures of that trainer",
         set_by=f"--trainer {trainer}",
-        works=near or tuple(FRAMEWORKS),
+        works=near or (*FRAMEWORKS, *ALSO_CALLED),
     )
 
 
@@ -230,7 +254,7 @@ def is_hf_config(model: str | Path) -> bool:
     return str(model).endswith(".json") or (path.is_dir() and (path / "config.json").is_file())
 
 
-def _complete(gathered: Gathered, model: str) -> Iterator[str]:
+def _complete(gathered: Gathered, model: str, trainer: str) -> Iterator[str]:
     """Put defaults under the layers of a run, and yield what they are."""
     merged = gathered.merged()
     if gathered.incomplete or gathered.problems:
@@ -257,8 +281,21 @@ def _complete(gathered: Gathered, model: str) -> Iterator[str]:
         precision, text = _precision(view)
         found |= precision
         yield text
+    for key, value in _of_trainer(trainer, found).items():
+        if key not in expanded:
+            found[key] = value
+            yield f"{key} = {value}, as {trainer} has it"
     if found:
         gathered.layers.insert(0, {k: Entry(value=v, source=DEFAULT) for k, v in found.items()})
+
+
+def _of_trainer(trainer: str, found: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings that a trainer has no choice of."""
+    able = ABILITIES.get(trainer)
+    if able is None:
+        return {}
+    sums = found.get("precision.parameters") if able.narrow_sums else None
+    return {**able.numbers, **({} if sums is None else {"precision.reduction": sums})}
 
 
 def _precision(view: View) -> tuple[dict[str, object], str]:

@@ -62,6 +62,17 @@ UNKNOWN_TRAINER = Rule(
     fixed="echelon plan llama3-8b --cluster 8xh100 --trainer megatron-core",
 )
 
+TRAINER_RUNS_PIN = Rule(
+    id="trainer-runs-pin",
+    why="""
+    A search with `--trainer` keeps to what that trainer can be told and can run: Megatron-LM has
+    1f1b and interleaved pipelines, DeepSpeed 1f1b alone, Accelerate none; each has its own ways for
+    context ranks to meet and its own recompute. A pin to something else leaves no plan.
+    """,
+    bad="echelon plan llama3-8b --cluster 8xh100 --trainer deepspeed --pin schedule=zb-v",
+    fixed="echelon plan llama3-8b --cluster 8xh100 --trainer deepspeed --pin schedule=1f1b",
+)
+
 OBJECTIVE_NEEDS_PRICE = Rule(
     id="objective-needs-price",
     why="""
