@@ -13,6 +13,7 @@ backward ends. Nothing hangs, whatever a rank computed.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -130,8 +131,9 @@ class BackwardPasses:
         self.store.hold(buckets)
         self._reduction.hold(buckets)
         self._zero = buckets[0].gradients.new_zeros(())
+        take = _taker(self)
         for slot in self._slots():
-            slot.parameter.register_post_accumulate_grad_hook(self._take)
+            slot.parameter.register_post_accumulate_grad_hook(take)
 
     def stream(self, names: Sequence[str]) -> None:
         """Sum the named buckets in this order, in which every rank comes to them."""
@@ -230,7 +232,8 @@ class BackwardPasses:
         return [slot for bucket in self.store.buckets for slot in bucket.slots]
 
     @torch.no_grad()
-    def _take(self, parameter: torch.Tensor) -> None:
+    def take(self, parameter: torch.Tensor) -> None:
+        """Take the gradient that autograd has just added up in a parameter."""
         self.begin()
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None, "autograd calls this when a gradient is there"
@@ -264,6 +267,22 @@ def when_backward_ends(call: Callable[[], None]) -> None:
     """Have autograd call `call` at the end of the backward that is running."""
     engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(call)
+
+
+def _taker(passes: BackwardPasses) -> Callable[[torch.Tensor], None]:
+    """Return a hook that gives gradients to `passes` for as long as somebody holds them.
+
+    A cycle through hooks of a parameter is never collected: it would keep every bucket and the
+    threads of every group of a module that nobody has any more.
+    """
+    held = weakref.ref(passes)
+
+    def take(parameter: torch.Tensor) -> None:
+        owner = held()
+        if owner is not None:
+            owner.take(parameter)
+
+    return take
 
 
 def _ignore(parameter: torch.Tensor) -> None:
