@@ -67,3 +67,12 @@ def test_pins_that_exclude_everything_only_together_are_named_together() -> None
     (works,) = problem.works
     pins = [*works.replace("--pin ", "").split(), "zero=0"]
     assert search(make_request("nano", cluster="8xh100", pins=pins)).best is not None
+
+
+def test_every_degree_that_is_offered_in_place_of_a_pin_works() -> None:
+    error = _why(make_request("llama3-8b", cluster="8xh200", pins=["tp=3", "zero=1"]))
+    (problem,) = error.problems
+    assert len(problem.works) > 2
+    for text in problem.works:
+        pins = [text.removeprefix("--pin "), "zero=1"]
+        assert any_plan(make_request("llama3-8b", cluster="8xh200", pins=pins)) is not None

@@ -20,6 +20,7 @@ from echelon.core.rulebook.planner import (
     PIN_EXCLUDES_EVERYTHING,
     PLAN_FITS_MEMORY,
 )
+from echelon.core.rules import nearest_divisors
 from echelon.core.units import binary_bytes
 from echelon.planner.best import Entrant
 from echelon.planner.pins import NO_RECOMPUTE, Pins
@@ -27,6 +28,9 @@ from echelon.planner.request import Request, on_cluster
 from echelon.planner.search import Answer, worlds_of
 from echelon.planner.sweep import Sweep
 
+DEGREES = ("tp", "pp", "cp", "dp", "ep")
+MOST_TRIED = 4
+"""Degrees near a pinned one that are tried."""
 MOST_DOUBLINGS = 12
 BETWEEN = 8
 SHORTEST_SEQUENCE = 512
@@ -63,7 +67,7 @@ def _first_without(request: Request, name: str) -> Entrant | None:
 def _blamed_together(request: Request) -> tuple[str, ...]:
     """Return the fewest pins that there is a plan without, where it takes more than one of them."""
     names = tuple(request.pins.values)
-    if len(names) < 2 or any_plan(replace(request, pins=Pins())) is None:
+    if len(names) < 2 or any_plan(replace(request, pins=Pins(limits=request.pins.limits))) is None:
         return ()
     for count in range(2, len(names)):
         for some in combinations(names, count):
@@ -91,8 +95,24 @@ def _of_pins(request: Request, names: Sequence[str]) -> Problem:
         f"with {' and '.join(texts)} no plan of {request.model.name} on {request.cluster.name} is "
         f"legal and fits; without {without} there is one",
         set_by=" ".join(f"--pin {text}" for text in texts),
-        works=(" ".join(f"--pin {name}={_value(entrant, name)}" for name in names),),
+        works=(
+            " ".join(f"--pin {name}={_value(entrant, name)}" for name in names),
+            *(_others(request, names[0], entrant) if len(names) == 1 else ()),
+        ),
     )
+
+
+def _others(request: Request, name: str, entrant: Entrant) -> Iterator[str]:
+    """Yield other values of a degree that work, those near the pinned one first."""
+    pinned = request.pins.of(name)
+    if name not in DEGREES or not pinned:
+        return
+    best, wanted = _value(entrant, name), int(pinned[0])
+    near = nearest_divisors(request.cluster.num_devices, wanted, limit=MOST_TRIED)
+    for value in sorted(near, key=lambda one: abs(one - wanted)):
+        pins = request.pins.without(name).having(name, value)
+        if str(value) != best and any_plan(replace(request, pins=pins)) is not None:
+            yield f"--pin {name}={value}"
 
 
 def _value(entrant: Entrant, name: str) -> str:
@@ -123,12 +143,17 @@ def _not_legal(answer: Answer) -> Problem:
     total = request.mathematics.global_sequences
     world = request.cluster.num_devices
     near = sorted({max(1, total // world) * world, (total // world + 1) * world})
-    pinned = [f"without --pin {text}" for text in request.pins.texts.values()]
+    works = [count for count in near if any_plan(_with_batch(request, count)) is not None]
     return NO_PLAN_IS_LEGAL.problem(
         f"no mesh of {request.model.name} over {world:,} devices is legal: {rules}",
         key="mesh",
-        works=(*pinned, *(f"batch.global_sequences = {count}" for count in near)),
+        works=tuple(f"batch.global_sequences = {count}" for count in works),
     )
+
+
+def _with_batch(request: Request, count: int) -> Request:
+    mathematics = replace(request.mathematics, global_sequences=count)
+    return replace(request, alone=replace(request.alone, mathematics=mathematics))
 
 
 def _too_large(answer: Answer) -> Problem:
