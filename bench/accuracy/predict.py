@@ -30,6 +30,8 @@ BELIEVED = 1.1
 """How far above a device's memory a prediction can be, for a split of which we know that it ran."""
 BESIDE_GRACE = 2.2
 """The same where activations can wait in the memory of a host that is as near as another device."""
+KEPT = 1.05
+"""How far above a device's memory what is held can be: an allocator gives back what it keeps."""
 GB = 2.0**30
 """Frameworks print their allocators' bytes in units of 2^30, and call them GB."""
 
@@ -174,7 +176,7 @@ def predict_cases(cases: Sequence[Case]) -> list[Prediction]:
         if known[best]:
             one = _prediction(case, best, (seconds[part][best], held[part][best]))
             # A row that leaves much blank fits where any split that it can mean does.
-            found.append(replace(one, fits=bool((held[part] <= capacity[part]).any())))
+            found.append(replace(one, fits=bool((held[part] <= KEPT * capacity[part]).any())))
         else:
             found.append(_unreadable(case.row, "its numbers make no time that is one"))
     return found
@@ -194,7 +196,7 @@ def _prediction(case: Case, best: int, numbers: tuple[float, float]) -> Predicti
         step_s=seconds,
         tokens_per_s=batch * float(case.model.length) / float(layout.devices) / seconds,
         memory_gb=held / GB,
-        fits=held <= float(case.machine.memory_bytes),
+        fits=held <= KEPT * float(case.machine.memory_bytes),
         case=case,
         chosen=chosen,
     )

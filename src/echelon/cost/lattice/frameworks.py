@@ -53,7 +53,7 @@ FACTS: Mapping[str, Software] = {
     "megatron": replace(GENERIC, dropout=1.0),
     # DeepSpeed's engine: gradients in fp16, of which an update makes a copy in fp32.
     "megatron-deepspeed": replace(
-        NARROW, state_bytes=16.0, working_width=54.0, context_bytes=7e9, slack=0.0
+        NARROW, state_bytes=17.0, working_width=44.0, context_bytes=8e9, slack=0.0
     ),
     "megatron-core": replace(NARROW, working_width=8.0, context_bytes=1.5e9),
     "megatron-core-2025": LATE_CORE,
