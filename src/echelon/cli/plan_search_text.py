@@ -134,8 +134,10 @@ def _best(answer: Answer, best: Ranked) -> Iterator[str]:
     if answer.request.price is not None:
         price = estimate.token_price(answer.request.price)
         yield f"price     {price:.4g} for a million tokens"
+    if answer.request.objective == "devices" and held.high > answer.request.memory_bytes:
+        yield "warning   near the limit: with twice an allocator's usual slack it does not fit"
     if answer.offload:
-        yield "host      optimizer state rests there: nothing fits else; its time is not counted"
+        yield "host      optimizer state rests there (PCIe 4 is assumed): nothing fits else"
 
 
 def _gb(count: float) -> str:

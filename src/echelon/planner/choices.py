@@ -1,8 +1,8 @@
 """What a mesh leaves open: how ZeRO shares out, the order of a pipeline, what is recomputed.
 
 Each list is small and the same for many rows, so it is made once for what it depends on.
-Optimizer state rests on the device: no cluster says how fast its hosts are, so what offload costs
-is not known. It is tried where it is pinned, and where nothing fits without it.
+Optimizer state rests on the device: what offload costs is known for an assumed link of the host
+(`cost/lattice/offload.py`). It is tried where it is pinned, and where nothing fits without it.
 
 Left out, because it cannot be better in either time or memory than another choice with the same
 rest (`tests/planner/test_sweep.py` compares with a search that leaves nothing out):

@@ -16,6 +16,7 @@ import numpy as np
 
 from echelon.cost.lattice.block import Work, own_way, pair_way
 from echelon.cost.lattice.numbers import Num
+from echelon.cost.lattice.offload import offload_seconds
 from echelon.cost.lattice.products import moved_seconds
 from echelon.cost.lattice.travel import Way, gather_seconds, reduce_seconds
 
@@ -102,7 +103,7 @@ def adding_seconds(work: Work, held: Held) -> Num:
 
 
 def update_seconds(work: Work, held: Held) -> Num:
-    """Return the seconds in which the optimizer reads and writes its states."""
+    """Return the seconds in which the optimizer reads and writes its states, and gets them."""
     layout, software = work.layout, work.software
     cut = np.asarray(layout.zero) >= 1.0
     inner = layout.ep * layout.expert_tp
@@ -111,4 +112,5 @@ def update_seconds(work: Work, held: Held) -> Num:
     routed = held.routed / np.where(cut, expert_cut, 1.0)
     machine = work.machine
     bandwidth = machine.memory_bandwidth * machine.optimizer
-    return software.optimizer_bytes * (shared + routed) / bandwidth
+    moved = software.optimizer_bytes * (shared + routed) / bandwidth
+    return moved + offload_seconds(work, shared + routed)
