@@ -73,7 +73,17 @@ def test_json_is_one_object_of_the_published_schema(capsys: pytest.CaptureFixtur
         assert plan.mesh.world_size == one["devices"] == 8
         assert sum(one["seconds"].values()) == pytest.approx(one["step_s"])
         assert sum(one["bytes"].values()) == pytest.approx(one["held_bytes"])
-        assert one["step_band_s"][0] <= one["step_s"] <= one["step_band_s"][1]
+        for name, band in (
+            ("step_s", "step_band_s"),
+            ("held_bytes", "held_band_bytes"),
+            ("tokens_per_s_per_device", "tokens_band"),
+            ("mfu", "mfu_band"),
+        ):
+            assert one[band][0] < one[name] < one[band][1]
+        assert one["bytes_bands"]["parameters"] == [one["bytes"]["parameters"]] * 2
+        assert one["seconds_bands"].keys() == one["seconds"].keys()
+        assert one["bands_rest_on"]["beyond"] == ["its trainer"]
+        assert one["price_band"] is None
 
 
 def test_the_schema_finds_what_is_not_of_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from echelon.planner.explain.bands import (
+    Banded,
+    bytes_of,
+    held_of,
+    mfu_of,
+    price_of,
+    step_of,
+    terms_of,
+    tokens_of,
+)
+from echelon.planner.explain.grounds import grounds_of
+
 if TYPE_CHECKING:
     from echelon.planner.search import Answer, Ranked
 
@@ -41,7 +53,7 @@ def answer_json(answer: Answer, front: Sequence[Ranked] = ()) -> dict[str, Any]:
 
 def _ranked_json(answer: Answer, one: Ranked) -> dict[str, Any]:
     choice, estimate = one.choice, one.estimate
-    price = answer.request.price
+    price, rests = answer.request.price, grounds_of(estimate.work)
     return {
         "devices": choice.devices,
         "mesh": asdict(choice.mesh),
@@ -58,14 +70,24 @@ def _ranked_json(answer: Answer, one: Ranked) -> dict[str, Any]:
         "recompute_every": choice.recompute or None,
         "timed": "events" if one.simulated else "closed form",
         "step_s": estimate.step_s,
-        "step_band_s": [estimate.step_band.low, estimate.step_band.high],
+        "step_band_s": _band(step_of(estimate)),
         "seconds": dict(estimate.seconds),
+        "seconds_bands": {term.name: _band(term.amount) for term in terms_of(estimate)},
         "held_bytes": estimate.bytes_held,
-        "held_band_bytes": [estimate.bytes_band.low, estimate.bytes_band.high],
+        "held_band_bytes": _band(held_of(estimate)),
         "bytes": dict(estimate.bytes),
+        "bytes_bands": {term.name: _band(term.amount) for term in bytes_of(estimate)},
+        "bands_rest_on": {"like": rests.like, "beyond": list(rests.beyond)},
         "tokens_per_s_per_device": estimate.tokens_per_s_per_device,
+        "tokens_band": _band(tokens_of(estimate)),
         "mfu": estimate.mfu,
+        "mfu_band": _band(mfu_of(estimate)),
         "price_of_a_million_tokens": None if price is None else estimate.token_price(price),
+        "price_band": None if price is None else _band(price_of(estimate, price)),
         "stages": [list(stage) for stage in one.stages],
         "plan": None if one.plan is None else json.loads(one.plan.to_json()),
     }
+
+
+def _band(amount: Banded) -> list[float]:
+    return [amount.low, amount.high]

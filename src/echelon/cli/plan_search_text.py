@@ -11,6 +11,17 @@ from echelon.cli.wrapped import WIDTH, fitted
 from echelon.core.axis import MESH_AXES
 from echelon.core.parameters import num_parameters
 from echelon.core.units import short_count
+from echelon.planner.explain.bands import (
+    Banded,
+    bytes_of,
+    held_of,
+    mfu_of,
+    price_of,
+    step_of,
+    terms_of,
+    tokens_of,
+)
+from echelon.planner.explain.grounds import grounds_of
 
 if TYPE_CHECKING:
     from echelon.planner.choice import Choice
@@ -28,7 +39,11 @@ LEGEND = (
 def answer_text(answer: Answer, front: Sequence[Ranked] = ()) -> str:
     """Return an answer as the page that a person reads; every line has 80 columns at most."""
     assert answer.best is not None
-    parts = ["\n".join(_head(answer)), plans_table(answer.ranked), fill(LEGEND, WIDTH)]
+    parts = [
+        "\n".join(_head(answer)),
+        plans_table(answer.ranked),
+        fill(f"{LEGEND} {_widest(answer.ranked)}", WIDTH),
+    ]
     parts.append("\n".join(_best(answer, answer.best)))
     parts.append("A step of the first takes, in seconds:\n\n" + _seconds(answer.best))
     parts.append("Its fullest rank holds, in GB:\n\n" + _bytes(answer, answer.best))
@@ -120,24 +135,46 @@ def _best(answer: Answer, best: Ranked) -> Iterator[str]:
     choice, estimate = best.choice, best.estimate
     mesh = choice.mesh
     degrees = [f"{axis.value} {mesh.degree(axis)}" for axis in MESH_AXES if mesh.degree(axis) > 1]
-    step, held = estimate.step_band, estimate.bytes_band
+    step, held, rests = step_of(estimate), held_of(estimate), grounds_of(estimate.work)
     yield f"first     {choice.devices:,} ranks = {' x '.join(degrees) or '1'}"
     yield (
         f"          {choice.microbatches} microbatches of {choice.microbatch} on each data rank"
         + (", timed event by event" if best.simulated else ", by closed forms")
     )
+    tokens, mfu = tokens_of(estimate), mfu_of(estimate)
+    yield f"step      {step.value:.4g} s ({step.low:.4g} to {step.high:.4g})"
     yield (
-        f"step      {estimate.step_s:.4g} s ({step.low:.4g} if all is hidden that can be, "
-        f"{step.high:.4g} if nothing)"
+        f"rate      {tokens.value:.0f} tokens/s of a device "
+        f"({tokens.low:.0f} to {tokens.high:.0f}), "
+        f"MFU {100 * mfu.value:.1f} ({100 * mfu.low:.1f} to {100 * mfu.high:.1f})"
     )
-    yield f"memory    {_gb(estimate.bytes_held)} GB ({_gb(held.low)} to {_gb(held.high)})"
+    yield f"memory    {_gb(held.value)} GB ({_gb(held.low)} to {_gb(held.high)})"
     if answer.request.price is not None:
-        price = estimate.token_price(answer.request.price)
-        yield f"price     {price:.4g} for a million tokens"
+        price = price_of(estimate, answer.request.price)
+        yield (
+            f"price     {price.value:.4g} ({price.low:.4g} to {price.high:.4g}) "
+            "for a million tokens"
+        )
+    told = f"four of five measured runs lie inside: {rests.like}"
+    if rests.beyond:
+        told += f"; wider for what no run tells: {', '.join(rests.beyond)}"
+    exact = "Bytes of parameters, gradients and optimizer are counted: they have no band"
+    yield fill(f"bands     {told}. {exact}.", WIDTH, subsequent_indent=" " * 10)
     if answer.request.objective == "devices" and held.high > answer.request.memory_bytes:
-        yield "warning   near the limit: with twice an allocator's usual slack it does not fit"
+        yield "warning   near the limit: at the end of the band of its memory it does not fit"
     if answer.offload:
-        yield "host      optimizer state rests there (PCIe 4 is assumed): nothing fits else"
+        yield "host      optimizer state rests there: nothing fits else; over PCIe 4.0, assumed"
+
+
+def _widest(plans: Sequence[Ranked]) -> str:
+    """Return how far the numbers of a table can be off, in the widest band of its rows."""
+    parts: list[str] = []
+    for name, of in (("step", step_of), ("tok/s and MFU", tokens_of), ("GB", held_of)):
+        bands = [of(one.estimate) for one in plans]
+        low = min(band.low / band.value for band in bands) - 1.0
+        high = max(band.high / band.value for band in bands) - 1.0
+        parts.append(f"{name} {100 * low:+.0f} to {100 * high:+.0f} %")
+    return f"Bands of these rows, at most: {', '.join(parts)}."
 
 
 def _gb(count: float) -> str:
@@ -145,28 +182,42 @@ def _gb(count: float) -> str:
 
 
 def _seconds(best: Ranked) -> str:
-    total = best.estimate.step_s
-    return _terms(best.estimate.seconds, total, "step", ("term", "seconds", "of the step"))
+    terms = {term.name: term.amount for term in terms_of(best.estimate)}
+    header = ("term", "seconds", "band", "of the step")
+    return _terms(terms, step_of(best.estimate), best.estimate.step_s, header)
 
 
 def _bytes(answer: Answer, best: Ranked) -> str:
-    held = {name: value / 1e9 for name, value in best.estimate.bytes.items()}
-    memory = answer.request.memory_bytes / 1e9
-    return _terms(held, memory, "of a device", ("term", "GB", "of the memory"))
+    terms = {term.name: _in_gb(term.amount) for term in bytes_of(best.estimate)}
+    header = ("term", "GB", "band", "of the memory")
+    whole = answer.request.memory_bytes / 1e9
+    return _terms(terms, _in_gb(held_of(best.estimate)), whole, header)
+
+
+def _in_gb(amount: Banded) -> Banded:
+    return Banded(value=amount.value / 1e9, low=amount.low / 1e9, high=amount.high / 1e9)
 
 
 def _terms(
-    terms: Mapping[str, float], whole: float, name: str, header: tuple[str, str, str]
+    terms: Mapping[str, Banded], total: Banded, whole: float, header: tuple[str, ...]
 ) -> str:
-    large = {key: value for key, value in terms.items() if value > SMALLEST_SHARE * whole}
-    rest = sum(terms.values()) - sum(large.values())
-    shown = dict(sorted(large.items(), key=lambda item: -item[1]))
+    """Return terms as a table, the largest first; "-" is the band of what is counted."""
+    large = {key: one for key, one in terms.items() if one.value > SMALLEST_SHARE * whole}
+    rest = total.value - sum(one.value for one in large.values())
+    rows = [
+        (key, f"{one.value:.4g}", _band(one), f"{100 * one.value / whole:.1f} %")
+        for key, one in sorted(large.items(), key=lambda item: -item[1].value)
+    ]
     if rest > 0:
-        shown["all others"] = rest
-    rows = [(key, f"{value:.4g}", f"{100 * value / whole:.1f} %") for key, value in shown.items()]
-    total = sum(terms.values())
-    rows.append((f"sum ({name})", f"{total:.4g}", f"{100 * total / whole:.1f} %"))
-    return table(header, rows, WIDTH)
+        rows.append(("all others", f"{rest:.4g}", "-", f"{100 * rest / whole:.1f} %"))
+    share = f"{100 * total.value / whole:.1f} %"
+    name = header[-1].removeprefix("of the ")
+    rows.append((f"sum ({name})", f"{total.value:.4g}", _band(total), share))
+    return table(header, rows)
+
+
+def _band(amount: Banded) -> str:
+    return "-" if amount.low == amount.high else f"{amount.low:.4g} to {amount.high:.4g}"
 
 
 def _seen(answer: Answer) -> Iterator[str]:

@@ -27,8 +27,9 @@ MOST_FIXES = 12
 SMALL = 0.0005
 """A share of a step that is not worth a line."""
 SOURCE = (
-    "In brackets: the least if all is hidden behind compute that can be, the most if nothing is; "
-    "of memory, if an allocator holds back nothing, or twice its usual slack."
+    "In brackets: where four of five published runs like this lie, and at least from all hidden "
+    "behind compute that can be to nothing; of memory, from an allocator that holds back nothing "
+    "to one with twice its usual slack. Of a difference: where pairs of one sweep lie."
 )
 
 

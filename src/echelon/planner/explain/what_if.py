@@ -12,11 +12,11 @@ from echelon.planner.choice import Choice
 from echelon.planner.explain.moves import recounted
 from echelon.planner.request import Request, on_cluster
 
-MEMORY = (0.75, 0.9, 1.1, 1.25)
+MEMORY = (0.5, 0.9, 1.25)
 BANDWIDTH = (0.5, 1.25, 2.0)
 WITHIN = (0.5, 2.0)
 PEAK = (0.8, 1.25)
-LATENCY = (0.5, 2.0)
+LATENCY = (2.0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
