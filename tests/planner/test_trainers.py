@@ -8,6 +8,7 @@ import pytest
 
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.planner import TRAINER_RUNS_PIN
+from echelon.cost.lattice.frameworks import FRAMEWORKS
 from echelon.planner.export.export import FOREIGN
 from echelon.planner.export.settings import needed_settings
 from echelon.planner.export.target import attempt
@@ -62,6 +63,12 @@ def test_a_pin_that_a_trainer_cannot_run(trainer: str, pin: str, works: str) -> 
     assert works in problem.works
     for text in problem.works:
         for_trainer(trainer, [text.removeprefix("--pin ")])
+
+
+def test_every_generation_of_a_tool_keeps_to_what_the_tool_can_run() -> None:
+    tools = ("megatron", "deepspeed", "fsdp")
+    assert {name for name in FRAMEWORKS if name.startswith(tools)} == set(ABILITIES)
+    assert set(ALSO_CALLED.values()) <= set(ABILITIES)
 
 
 def test_limits_stay_with_pins() -> None:

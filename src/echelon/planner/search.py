@@ -84,7 +84,7 @@ def search(request: Request) -> Answer:
     started = time.monotonic()
     counts, picked = Counts(), Picked()
     sweep = Sweep(request)
-    interrupted = offload = False
+    interrupted = False
     try:
         if request.model.experts is not None and request.cluster.num_devices >= MANY:
             few = _few_of(request)
@@ -99,7 +99,6 @@ def search(request: Request) -> Answer:
         if not picked.ranked and request.pins.of("offload") is None:
             counts, sweep = sweep.counts, Sweep(request, offload=True)
             picked = _complete(request, sweep)
-            offload = bool(picked.ranked)
     except KeyboardInterrupt:
         interrupted = True
         picked = pick(request, sweep.best.ranked(), top=1, events=False)
@@ -113,7 +112,7 @@ def search(request: Request) -> Answer:
         refused={rule: count for rule, count in counts.refused.items() if count},
         seconds=time.monotonic() - started,
         interrupted=interrupted,
-        offload=offload,
+        offload=sweep.offload and bool(picked.ranked),
         least_bytes=sweep.least_bytes,
     )
 

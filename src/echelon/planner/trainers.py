@@ -135,11 +135,14 @@ ABILITIES: Mapping[str, Abilities] = {
     "megatron": MEGATRON,
     "megatron-core": MEGATRON,
     "megatron-core-2025": MEGATRON,
+    "megatron-core-2026": MEGATRON,
     "megatron-deepspeed": DEEPSPEED,
     "deepspeed": DEEPSPEED,
+    "deepspeed-2022": DEEPSPEED,
     "fsdp": ACCELERATE,
     "fsdp-compiled": ACCELERATE,
     "fsdp2": TORCHTITAN,
+    "fsdp2-compiled": TORCHTITAN,
 }
 """By generation of trainer; what is not here can be told everything."""
 

@@ -42,7 +42,7 @@ def why_nothing(answer: Answer) -> InfeasiblePlan:
     blamed = [name for name in request.pins.values if _first_without(request, name) is not None]
     if blamed:
         return InfeasiblePlan([_of_pin(request, name) for name in blamed])
-    if not blamed and (together := _blamed_together(request)):
+    if together := _blamed_together(request):
         return InfeasiblePlan(_of_pins(request, together))
     if answer.seen == 0:
         return InfeasiblePlan(_not_legal(answer))
