@@ -166,7 +166,7 @@ def predict_cases(cases: Sequence[Case]) -> list[Prediction]:
         start = part.stop
         # What a row does not say was chosen so that it ran: memory a little over is believed.
         believed = (
-            BESIDE_GRACE if re.match(r"g[bh]-?\d", case.row.word("gpu").lower()) else BELIEVED
+            BESIDE_GRACE if re.search(r"\bg[bh]-?\d", case.row.word("gpu").lower()) else BELIEVED
         )
         fits = held[part] <= believed * capacity[part]
         known = np.isfinite(seconds[part]) & np.isfinite(held[part]) & (seconds[part] > 0.0)

@@ -5,7 +5,7 @@ without its generation of trainers, without its family of devices. What no run t
 was known before any (`priors.py`). Memory has no fitted constant: what is counted (parameters,
 gradients, optimizer state) is kept apart from what is estimated.
 
-    python -m bench.accuracy.residuals FILE.csv LEFT.csv      18 fits, minutes; what they predict
+    python -m bench.accuracy.residuals FILE.csv ... LEFT.csv  many fits, minutes; what they predict
     python -m bench.accuracy.residuals --write LEFT.csv       its quantiles, into the package
 """
 
@@ -167,9 +167,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE.csv")
     parser.add_argument("--write", action="store_true", help="quantiles, into the package")
     options = parser.parse_args(arguments)
-    *source, left = options.files
-    if source:
-        cases, _ = cases_of(read_rows(source[0]))
+    *sources, left = options.files
+    if sources:
+        cases, _ = cases_of([row for file in sources for row in read_rows(file)])
         write_left_out(left, [*left_out([one for one in cases if is_complete(one.row)])])
     if options.write:
         write_module(read_left_out(left))

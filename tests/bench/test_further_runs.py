@@ -1,4 +1,4 @@
-"""Published runs that no constant is fitted to: whole rows, none fitted to, all readable."""
+"""Published runs that were read after the others: whole rows, none of them twice, all readable."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def test_columns_are_those_of_the_measured_runs() -> None:
     assert table(FURTHER)[0] == table(MEASURED)[0]
 
 
-def test_ids_are_unique_and_not_of_runs_that_constants_are_fitted_to() -> None:
+def test_ids_are_unique_and_not_those_of_the_measured_runs() -> None:
     ids = Counter(row["id"] for row in table(FURTHER)[1])
-    fitted = {row["id"] for row in table(MEASURED)[1]}
-    assert [name for name, times in ids.items() if times > 1 or name in fitted] == []
+    others = {row["id"] for row in table(MEASURED)[1]}
+    assert [name for name, times in ids.items() if times > 1 or name in others] == []
 
 
-def test_no_run_is_a_copy_of_one_that_constants_are_fitted_to() -> None:
+def test_no_run_is_a_copy_of_a_measured_one() -> None:
     told = ("id", "source", "year", "compile_fusion_notes", "completeness")
 
     def facts(row: dict[str, str]) -> tuple[str, ...]:
         return tuple(value for name, value in row.items() if name not in told)
 
-    fitted = {facts(row) for row in table(MEASURED)[1]}
-    assert [row["id"] for row in table(FURTHER)[1] if facts(row) in fitted] == []
+    others = {facts(row) for row in table(MEASURED)[1]}
+    assert [row["id"] for row in table(FURTHER)[1] if facts(row) in others] == []
 
 
 @pytest.mark.parametrize("column", ["id", "source", "model", "gpu", "n_gpus", "framework"])
