@@ -203,17 +203,20 @@ def _terms(
 ) -> str:
     """Return terms as a table, the largest first; "-" is the band of what is counted."""
     large = {key: one for key, one in terms.items() if one.value > SMALLEST_SHARE * whole}
-    rest = total.value - sum(one.value for one in large.values())
+    shown = sorted(large.items(), key=lambda item: -item[1].value)
+    small = [one for key, one in terms.items() if key not in large]
+    rest = Banded(
+        value=sum(one.value for one in small),
+        low=sum(one.low for one in small),
+        high=sum(one.high for one in small),
+    )
+    shown += [("all others", rest)] if rest.value > 0 else []
+    shown.append((f"sum ({header[-1].removeprefix('of the ')})", total))
     rows = [
         (key, f"{one.value:.4g}", _band(one), f"{100 * one.value / whole:.1f} %")
-        for key, one in sorted(large.items(), key=lambda item: -item[1].value)
+        for key, one in shown
     ]
-    if rest > 0:
-        rows.append(("all others", f"{rest:.4g}", "-", f"{100 * rest / whole:.1f} %"))
-    share = f"{100 * total.value / whole:.1f} %"
-    name = header[-1].removeprefix("of the ")
-    rows.append((f"sum ({name})", f"{total.value:.4g}", _band(total), share))
-    return table(header, rows)
+    return table(header, rows, WIDTH)
 
 
 def _band(amount: Banded) -> str:

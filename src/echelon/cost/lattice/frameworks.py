@@ -43,7 +43,7 @@ COMPILED: Mapping[str, float] = {
     "reduce_overlap": 0.8,
     "tensor_overlap": 0.2,
 }
-"""What a compiler of whole programs is known for; no run of one was fitted to."""
+"""What a compiler of whole programs is known for: before any fit, and where no run tells more."""
 
 FACTS: Mapping[str, Software] = {
     # Of those that nobody tuned for a table, blocks are more kernels.

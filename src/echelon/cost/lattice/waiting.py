@@ -54,7 +54,7 @@ def _of_block(work: Work, *, mixture: bool) -> Num:
     attention = both + np.where(np.asarray(model.kv_rank) > 0, down + up, plain)
     if mixture:
         rows = (model.top_k + model.shared_experts) * model.expert_ffn * (1.0 + model.up) / tp
-        inner = rows + 2.0 * model.top_k * model.hidden / tp
+        inner = rows + 2.0 * model.top_k * model.hidden * work.layout.expert_tp / tp
         inner = inner + np.where(np.asarray(model.shared_experts) > 0, both, 0.0)
     else:
         inner = both + model.ffn * (1.0 + model.up) / tp
