@@ -33,6 +33,8 @@ HBM2E = {"h100": 2400e9}
 """Bandwidth of a device that is sold with slower memory, too (torchtitan's H100, 2.4 TB/s)."""
 USUAL_WATTS = {"a100-80gb": 400.0, "h100": 700.0, "h200": 700.0, "b200": 1000.0}
 """What a device draws where nothing limits it."""
+FAMILIES = ("nvidia", "amd", "instinct", "tesla", "geforce")
+"""Words of a name that tell no device from another."""
 
 
 def cluster_of(row: Row) -> Cluster:
@@ -102,8 +104,9 @@ def _likeness(name: str, key: str) -> float:
 
 
 def _words(name: str) -> list[str]:
-    text = re.sub(r"(\d+)\s*g(?:i?b)?\b", r" \1gb ", name.lower())
-    return [w for w in re.findall(r"[a-z]*\d+[a-z]*|[a-z]+", text) if w not in ("nvidia", "amd")]
+    alone = re.sub(r"^\s*\d+\s*x\s*(?=[a-z])", "", name.lower())  # "8xA100": which, not how many.
+    text = re.sub(r"(\d+)\s*g(?:i?b)?\b", r" \1gb ", alone)
+    return [w for w in re.findall(r"[a-z]*\d+[a-z]*|[a-z]+", text) if w not in FAMILIES]
 
 
 @cache

@@ -114,6 +114,10 @@ def active_params(row: Row, model: ModelNumbers) -> float:
         return given
     matrices = 1.0 + float(model.up)
     attention = model.hidden * (2.0 * model.query_dim + 2.0 * model.kv_dim)
+    if model.kv_rank:
+        up = (model.query_rank or model.hidden) * model.query_dim
+        up += (model.kv_rank - model.rope_dim) * model.kv_up_dim
+        attention = model.hidden * (model.query_rank + model.kv_rank + model.value_dim) + up
     mlp = matrices * model.hidden * model.ffn
     meets = float(model.top_k) + float(model.shared_experts)
     routed = matrices * model.hidden * model.expert_ffn * meets

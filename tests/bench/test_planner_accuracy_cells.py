@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from bench.accuracy import cells
+from bench.accuracy.devices import cluster_of
 from bench.accuracy.known_models import known_model, words
 from bench.accuracy.links import device_link, network_of, rate_of
 from bench.accuracy.machines import machine_of
+from bench.accuracy.measured import active_params
 from bench.accuracy.models import model_of
 from bench.accuracy.neighbours import with_neighbours
 from bench.accuracy.programs import program_of
@@ -19,6 +21,8 @@ from bench.accuracy.recomputes import recomputes_of
 from bench.accuracy.refusals import Refused
 from bench.accuracy.rows import Row, read_rows
 from echelon.cost.lattice.frameworks import recognise
+from echelon.cost.lattice.numbers import LayoutNumbers
+from echelon.cost.lattice.weights import block_weights
 
 
 def row(**columns: str) -> Row:
@@ -335,3 +339,29 @@ def test_every_published_model_has_sizes_that_make_a_model() -> None:
         assert sizes["heads"] % sizes["kv_heads"] == 0, name
     kimi = model_of(row(model="Kimi K2", seq_len="4096"))
     assert (kimi.experts, kimi.kv_rank, kimi.dense_layers) == (384.0, 576.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [("DeepSeek-V3", 671e9, 37e9), ("DeepSeek-V2-Lite", 15.7e9, 2.4e9), ("Kimi K2", 1.03e12, 32e9)],
+)
+def test_weights_of_latent_models_are_those_that_are_printed(
+    name: str, total: float, active: float
+) -> None:
+    """V2-Lite leads only keys and values down: its queries come of the stream."""
+    one = row(model=name, seq_len="4096")
+    model, whole = model_of(one), LayoutNumbers()
+    kinds = {mixture: block_weights(model, whole, mixture=mixture) for mixture in (False, True)}
+    mixtures = float(model.mixture_layers)
+    layers = (float(model.layers) - mixtures) * kinds[False].shared
+    layers += mixtures * (kinds[True].shared + kinds[True].routed)
+    assert float(layers) + 2 * model.vocab * model.hidden == pytest.approx(total, rel=0.01)
+    assert active_params(one, model) == pytest.approx(active, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "known"),
+    [("8xA100-80GB", "A100"), ("AMD Instinct MI250", "MI250X"), ("4 x H200", "H200")],
+)
+def test_a_device_is_told_by_what_is_its_own_in_a_name(gpu: str, known: str) -> None:
+    assert known in cluster_of(row(gpu=gpu, n_gpus="8")).device.name

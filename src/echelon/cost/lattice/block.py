@@ -163,7 +163,9 @@ def _host_of_experts(work: Work) -> Num:
 def _attention_products(work: Work) -> tuple[Num, Num, Num]:
     model, tp, tokens = work.model, work.layout.tp, work.tokens
     latent = np.asarray(model.kv_rank) > 0
-    plain = np.where(latent, 0.0, model.query_dim + 2.0 * model.kv_dim)
+    # Some latent models lead only keys and values down: queries come of the stream.
+    direct = np.where(np.asarray(model.query_rank) > 0, 0.0, model.query_dim)
+    plain = np.where(latent, direct, model.query_dim + 2.0 * model.kv_dim)
     width = np.where(latent, model.value_dim, model.query_dim)
     parts = [
         _linear(work, tokens, model.hidden, plain / tp),

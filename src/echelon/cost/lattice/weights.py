@@ -30,7 +30,8 @@ def block_weights(model: ModelNumbers, layout: LayoutNumbers, *, mixture: bool) 
     width = np.where(latent, model.value_dim, model.query_dim)
     down = hidden * (model.query_rank + model.kv_rank)
     vectors = model.kv_rank - model.rope_dim
-    up = (model.query_rank * model.query_dim + vectors * model.kv_up_dim) / tp
+    into = np.where(np.asarray(model.query_rank) > 0, model.query_rank, hidden)
+    up = (into * model.query_dim + vectors * model.kv_up_dim) / tp
     attention = np.where(latent, down + up, plain) + hidden * width / tp
     norms = 2.0 * hidden * model.norm_weights + model.head_norms + model.query_rank + vectors
     biases = model.qkv_bias * (model.query_dim + 2.0 * model.kv_dim) / tp
