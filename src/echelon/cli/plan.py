@@ -51,7 +51,12 @@ Svg = Annotated[
     Path | None, Parameter(help="Draw memory, step and mesh of the best into this new folder.")
 ]
 Trainer = Annotated[
-    str, Parameter(help="Whose seconds: echelon, generic, megatron-core, deepspeed, fsdp2 ...")
+    str,
+    Parameter(
+        help="Whose seconds, and what it can run: echelon, generic, or a tool by its generation: "
+        "megatron-core (2023), megatron-core-2025, megatron-core-2026, deepspeed (2021), "
+        "deepspeed-2022, fsdp, fsdp2, torchtitan, accelerate ..."
+    ),
 ]
 Out = Annotated[
     Path | None, Parameter(help="Write the best plan here: a run file, or a plan as FILE.json.")
