@@ -13,6 +13,8 @@ from echelon.cost.activations import RankActivations
 from echelon.cost.bytes_held import bytes_held_by_pool
 from echelon.planner.finalists import pick
 from echelon.planner.held import held_by_place
+from echelon.planner.ranked import as_plan, estimate_choice
+from echelon.planner.request import make_request
 from echelon.planner.search import Ranked, search
 from echelon.planner.sweep import Sweep
 from echelon.planner.view.of_plan import rows_of
@@ -87,3 +89,17 @@ def test_another_trainer_has_its_own_bytes_for_the_same_elements() -> None:
     exact = held_by_place(other.plan)
     sizes = [terms["optimizer"] * 24.0 / per_weight for terms in exact]
     assert any(other.estimate.bytes["optimizer"] == pytest.approx(size) for size in sizes)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster"), [("mixtral-8x7b", "8xh100"), ("llama3-70b", "8xh100")]
+)
+def test_closed_forms_know_the_state_that_travels_from_the_host(model: str, cluster: str) -> None:
+    request = make_request(model, cluster=cluster, pins=["offload=host", "pp=1"])
+    sweep = Sweep(request, offload=True)
+    sweep.walk(8)
+    choice = sweep.best.ranked()[0].choice()
+    closed = Ranked(choice=choice, estimate=estimate_choice(request, choice), simulated=False)
+    exact = as_plan(request, closed).estimate
+    # One bucket of the state of Mixtral's experts is several GB.
+    assert closed.estimate.bytes_held == pytest.approx(exact.bytes_held, rel=0.06)
