@@ -91,15 +91,17 @@ def test_another_trainer_has_its_own_bytes_for_the_same_elements() -> None:
     assert any(other.estimate.bytes["optimizer"] == pytest.approx(size) for size in sizes)
 
 
-@pytest.mark.parametrize(
-    ("model", "cluster"), [("mixtral-8x7b", "8xh100"), ("llama3-70b", "8xh100")]
-)
-def test_closed_forms_know_the_state_that_travels_from_the_host(model: str, cluster: str) -> None:
-    request = make_request(model, cluster=cluster, pins=["offload=host", "pp=1"])
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "llama3-70b"])
+def test_closed_forms_know_the_state_that_travels_from_the_host(model: str) -> None:
+    request = make_request(model, cluster="8xh100", pins=["offload=host", "pp=1"])
     sweep = Sweep(request, offload=True)
     sweep.walk(8)
     choice = sweep.best.ranked()[0].choice()
     closed = Ranked(choice=choice, estimate=estimate_choice(request, choice), simulated=False)
-    exact = as_plan(request, closed).estimate
-    # One bucket of the state of Mixtral's experts is several GB.
-    assert closed.estimate.bytes_held == pytest.approx(exact.bytes_held, rel=0.06)
+
+    def passing(one: Ranked) -> float:
+        return one.estimate.bytes["buffers"] + one.estimate.bytes["gathered"]
+
+    # Two buckets of the state of a block, or of its experts, are several GB.
+    assert passing(closed) > 4e9
+    assert passing(closed) == pytest.approx(passing(as_plan(request, closed)), rel=0.1)
