@@ -54,8 +54,8 @@ Trainer = Annotated[
     str,
     Parameter(
         help="Whose seconds, and what it can run: echelon, generic, or a tool by its generation: "
-        "megatron-core (2023), megatron-core-2025, megatron-core-2026, deepspeed (2021), "
-        "deepspeed-2022, fsdp, fsdp2, torchtitan, accelerate ..."
+        "megatron-core (of 2023), megatron-core-2025, megatron-core-2026, deepspeed, "
+        "deepspeed-2021, fsdp, fsdp2, torchtitan, accelerate ..."
     ),
 ]
 Out = Annotated[

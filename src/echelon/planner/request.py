@@ -200,11 +200,12 @@ def _not_run(pins: Pins, trainer: str, name: str) -> Problem:
 
 
 def _unknown_trainer(trainer: str) -> Problem:
-    near = did_you_mean(trainer, (*FRAMEWORKS, *ALSO_CALLED))
+    names = tuple(sorted({*FRAMEWORKS, *ALSO_CALLED}))
+    near = did_you_mean(trainer, names)
     return UNKNOWN_TRAINER.problem(
         f"--trainer {trainer}: there are no figures of that trainer",
         set_by=f"--trainer {trainer}",
-        works=near or (*FRAMEWORKS, *ALSO_CALLED),
+        works=near or names,
     )
 
 

@@ -146,5 +146,12 @@ ABILITIES: Mapping[str, Abilities] = {
 }
 """By generation of trainer; what is not here can be told everything."""
 
-ALSO_CALLED = {"torchtitan": "fsdp2", "accelerate": "fsdp", "megatron-lm": "megatron-core"}
+ALSO_CALLED = {
+    "torchtitan": "fsdp2",
+    "accelerate": "fsdp",
+    "megatron-lm": "megatron-core-2025",
+    # Who names no year does not mean the one whose gathers went parameter by parameter.
+    "deepspeed": "deepspeed-2022",
+    "deepspeed-2021": "deepspeed",
+}
 """Tools by the generation whose seconds are theirs."""
