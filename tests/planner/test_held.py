@@ -11,8 +11,10 @@ from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.activations import RankActivations
 from echelon.cost.bytes_held import bytes_held_by_pool
+from echelon.cost.terms import HeldTerm
+from echelon.cost.transient import held_at_most
 from echelon.planner.finalists import pick
-from echelon.planner.held import held_by_place
+from echelon.planner.held import IN_ACTIVATIONS, held_by_place
 from echelon.planner.ranked import as_plan, estimate_choice
 from echelon.planner.request import make_request
 from echelon.planner.search import Ranked, search
@@ -55,14 +57,21 @@ def _require_the_lists(one: Ranked, plan: Plan) -> None:
         peaks.append(max(float(np.max(action.peak)) for action in walked))
     assert state in resting
     assert held["activations"] == peaks[resting.index(state)] or held["activations"] in peaks
+    lists = [
+        rests + peak + sum(term.bytes for term in held_at_most(plan, pp) if _is_beside(term))
+        for pp, (rests, peak) in enumerate(zip(resting, peaks, strict=True))
+    ]
     drawn = [sum(terms.values()) for _, terms in rows_of(plan)]
+    assert max(drawn) == max(lists)
     software = one.estimate.work.software
     assert one.estimate.bytes_held == pytest.approx(
         max(drawn) * (1.0 + float(software.slack)) + float(software.context_bytes)
     )
-    places = held_by_place(plan)
-    assert len(places) == plan.mesh.pp
-    assert max(sum(terms.values()) for terms in places) == max(drawn)
+    assert [sum(terms.values()) for terms in held_by_place(plan)] == lists
+
+
+def _is_beside(term: HeldTerm) -> bool:
+    return term.pool == "device" and term.name not in IN_ACTIVATIONS
 
 
 def test_what_holds_more_than_closed_forms_say_is_recomputed_or_dropped() -> None:

@@ -8,34 +8,19 @@ host: there what rests on the host counts too. What a process or an allocator ho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import numpy as np
-
-from echelon.core.axis import Axis
 from echelon.core.plan import Plan
-from echelon.cost.activations import RankActivations
-from echelon.cost.bytes_held import bytes_held
 from echelon.cost.stage import rank_part
-from echelon.cost.terms import HeldTerm
-from echelon.cost.transient import held_at_most
+from echelon.planner.held import held_by_place
 
-_STATE = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "master parameters": "optimizer",
-    "optimizer state": "optimizer",
-}
-_STEP = {"whole units of parameters": "gathered"}
-_ACTIVATIONS = frozenset({"attention over context ranks", "rows on their way to experts"})
-"""What the peak of activations has in it."""
+ORDER = ("parameters", "gradients", "optimizer", "gathered", "activations", "buffers")
+"""The terms as bars show them."""
 
 
 def rows_of(plan: Plan) -> list[tuple[str, dict[str, float]]]:
     """Return (label, bytes by term) of each pipeline rank; those alike that follow are one row."""
     runs: list[tuple[int, int, dict[str, float]]] = []
-    for pp in range(plan.mesh.pp):
-        terms = _terms(plan, pp)
+    for pp, held in enumerate(held_by_place(plan)):
+        terms = {name: held[name] for name in ORDER}
         if runs and runs[-1][2] == terms:
             runs[-1] = (runs[-1][0], pp, terms)
         else:
@@ -46,25 +31,6 @@ def rows_of(plan: Plan) -> list[tuple[str, dict[str, float]]]:
         (f"{word} {first}" if first == last else f"{word}s {first}-{last}", terms)
         for first, last, terms in runs
     ]
-
-
-def _terms(plan: Plan, pp: int) -> dict[str, float]:
-    """Return the bytes of the first rank at a place of the pipeline, by term."""
-    rank = plan.mesh.rank({Axis.PP: pp})
-    found = dict.fromkeys((*_STATE.values(), "gathered", "activations", "buffers"), 0.0)
-    for term in _on_device(plan, bytes_held(plan, rank)):
-        found[_STATE[term.name]] += term.bytes
-    for term in _on_device(plan, held_at_most(plan, pp)):
-        if term.name not in _ACTIVATIONS:
-            found[_STEP.get(term.name, "buffers")] += term.bytes
-    peaks = (np.max(action.peak) for action in RankActivations(plan, rank).actions())
-    found["activations"] = float(max(peaks, default=0.0))
-    return found
-
-
-def _on_device(plan: Plan, terms: tuple[HeldTerm, ...]) -> Iterator[HeldTerm]:
-    pools = {"device", "host"} if plan.cluster.backend == "gloo" else {"device"}
-    return (term for term in terms if term.pool in pools)
 
 
 def _stages(plan: Plan, pp: int) -> list[int]:
