@@ -15,9 +15,9 @@ from echelon.cost.terms import HeldTerm
 from echelon.cost.transient import held_at_most
 from echelon.planner.finalists import pick
 from echelon.planner.held import IN_ACTIVATIONS, held_by_place
-from echelon.planner.ranked import as_plan, estimate_choice
+from echelon.planner.ranked import Ranked, as_plan, estimate_choice
 from echelon.planner.request import make_request
-from echelon.planner.search import Ranked, search
+from echelon.planner.search import search
 from echelon.planner.sweep import Sweep
 from echelon.planner.view.of_plan import rows_of
 from tests.planner.requests import MIXTURE, SMALL, small

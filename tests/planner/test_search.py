@@ -12,14 +12,8 @@ from echelon.planner import search as searching
 from echelon.planner.choice import Choice
 from echelon.planner.estimate import estimate
 from echelon.planner.front import front_of
-from echelon.planner.ranked import exact
-from echelon.planner.search import (
-    estimate_choice,
-    neighbours,
-    search,
-    work_of_choice,
-    worlds_of,
-)
+from echelon.planner.ranked import estimate_choice, exact, work_of_choice
+from echelon.planner.search import neighbours, search, worlds_of
 from echelon.planner.simulated import (
     COMPUTED,
     cut_stages,

@@ -20,7 +20,8 @@ from echelon.planner.explain.bands import (
 from echelon.planner.explain.grounds import grounds_of
 
 if TYPE_CHECKING:
-    from echelon.planner.search import Answer, Ranked
+    from echelon.planner.ranked import Ranked
+    from echelon.planner.search import Answer
 
 SEARCH_SCHEMA = 1
 

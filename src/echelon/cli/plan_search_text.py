@@ -25,7 +25,8 @@ from echelon.planner.explain.grounds import grounds_of
 
 if TYPE_CHECKING:
     from echelon.planner.choice import Choice
-    from echelon.planner.search import Answer, Ranked
+    from echelon.planner.ranked import Ranked
+    from echelon.planner.search import Answer
 
 SMALLEST_SHARE = 0.0005
 HEADER = ("mesh", "zero", "schedule", "mb", "rec", "step s", "tok/s", "MFU", "GB")

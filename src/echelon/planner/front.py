@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from echelon.planner.ranked import Ranked, estimate_choice
 from echelon.planner.request import Request
-from echelon.planner.search import Ranked, estimate_choice, worlds_of
+from echelon.planner.search import worlds_of
 from echelon.planner.sweep import Sweep
 
 LEVELS = (1.0, 0.75, 0.5, 0.25)

@@ -15,31 +15,9 @@ from dataclasses import dataclass, replace
 
 from echelon.planner.finalists import Picked, pick
 from echelon.planner.lattice import divisors
-from echelon.planner.ranked import (
-    Ranked,
-    by_events,
-    estimate_choice,
-    plan_of,
-    settings_of,
-    work_of_choice,
-    worth,
-)
+from echelon.planner.ranked import Ranked
 from echelon.planner.request import Request
 from echelon.planner.sweep import Counts, Sweep
-
-__all__ = [
-    "Answer",
-    "Ranked",
-    "by_events",
-    "estimate_choice",
-    "neighbours",
-    "plan_of",
-    "search",
-    "settings_of",
-    "work_of_choice",
-    "worlds_of",
-    "worth",
-]
 
 LEANER = (0.9, 0.75, 0.5)
 """Shares of the memory for which plans are looked for again, where finalists hold too much."""

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from echelon.cost.lattice.offload import HOST_LINK_BYTES_PER_S, REACHED, offload_seconds
-from echelon.planner.search import estimate_choice, search, work_of_choice
+from echelon.planner.ranked import estimate_choice, work_of_choice
+from echelon.planner.search import search
 from tests.planner.requests import small
 
 

@@ -9,8 +9,9 @@ import pytest
 from echelon.core.units import binary_bytes
 from echelon.planner.explain.fixes import choice_of, fixes_of
 from echelon.planner.explain.pin_fixes import cheapest_fix
+from echelon.planner.ranked import Ranked, estimate_choice, settings_of
 from echelon.planner.request import Request
-from echelon.planner.search import Ranked, estimate_choice, search, settings_of
+from echelon.planner.search import search
 from echelon.planner.unfit import any_plan
 from tests.planner.requests import small
 

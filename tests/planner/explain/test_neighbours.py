@@ -10,7 +10,8 @@ import pytest
 from echelon.core.rulebook import all_rules
 from echelon.planner.explain.moves import moves_of
 from echelon.planner.explain.neighbours import Neighbour, Outcome, why_not
-from echelon.planner.search import Answer, estimate_choice, search
+from echelon.planner.ranked import estimate_choice
+from echelon.planner.search import Answer, search
 from echelon.planner.unfit import any_plan
 from tests.planner.requests import MIXTURE, small
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from echelon.core.errors import ConfigError, Problem
 from echelon.planner.choice import Choice
 from echelon.planner.pins import Pins
+from echelon.planner.ranked import Ranked, by_events, estimate_choice, worth
 from echelon.planner.request import Request
-from echelon.planner.search import Answer, Ranked, by_events, estimate_choice, worlds_of, worth
+from echelon.planner.search import Answer, worlds_of
 from echelon.planner.simulated import (
     num_actions,
 )

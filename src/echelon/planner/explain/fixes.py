@@ -19,8 +19,8 @@ from echelon.planner.explain.bands import Banded, difference
 from echelon.planner.explain.mending import Mending, mendings, on_more_devices
 from echelon.planner.explain.what_if import with_devices
 from echelon.planner.pins import NO_RECOMPUTE
+from echelon.planner.ranked import Ranked, estimate_choice, settings_of
 from echelon.planner.request import Request
-from echelon.planner.search import Ranked, estimate_choice, settings_of
 
 MOST_MENDED = 3
 MORE = (2, 4, 8)

@@ -23,8 +23,9 @@ from echelon.planner.explain.bands import (
     term_differences,
 )
 from echelon.planner.explain.moves import Move, moves_of
+from echelon.planner.ranked import Ranked
 from echelon.planner.request import Request
-from echelon.planner.search import Answer, Ranked
+from echelon.planner.search import Answer
 
 Verdict = Literal["refused", "too large", "slower", "as fast", "faster"]
 ALIKE = 1e-4

@@ -16,8 +16,8 @@ from echelon.planner.explain.bands import difference
 from echelon.planner.explain.fixes import Fix
 from echelon.planner.explain.what_if import with_devices, with_memory
 from echelon.planner.pins import Pins
+from echelon.planner.ranked import Ranked, estimate_choice, settings_of
 from echelon.planner.request import Request
-from echelon.planner.search import Ranked, estimate_choice, settings_of
 from echelon.planner.sweep import Sweep
 
 ENDLESS = 1e18

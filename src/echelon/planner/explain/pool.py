@@ -16,8 +16,9 @@ from echelon.planner.explain.again import Again
 from echelon.planner.explain.moves import recounted
 from echelon.planner.explain.what_if import WhatIf
 from echelon.planner.lattice import divisors
+from echelon.planner.ranked import Ranked, worth
 from echelon.planner.request import Request
-from echelon.planner.search import Answer, Ranked, worlds_of, worth
+from echelon.planner.search import Answer, worlds_of
 from echelon.planner.simulated import num_actions
 from echelon.planner.sweep import Sweep
 

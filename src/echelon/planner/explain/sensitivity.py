@@ -17,8 +17,9 @@ from echelon.planner.explain.differences import Difference, differences
 from echelon.planner.explain.pool import Pooled, elsewhere, pool_of
 from echelon.planner.explain.what_if import WhatIf, what_ifs
 from echelon.planner.pins import Pins
+from echelon.planner.ranked import Ranked, worth
 from echelon.planner.request import Request
-from echelon.planner.search import Answer, Ranked, worth
+from echelon.planner.search import Answer
 
 TIE = 1e-3
 """A share of a step below which another plan is no better than the one of now."""

@@ -16,8 +16,9 @@ from echelon.planner.explain.moves import moves_of
 from echelon.planner.explain.neighbours import as_now, fullest_rank
 from echelon.planner.explain.sensitivity import Change, sensitivity
 from echelon.planner.explain.what_if import WhatIf, with_batch, with_memory
+from echelon.planner.ranked import Ranked
 from echelon.planner.request import Request
-from echelon.planner.search import Answer, Ranked
+from echelon.planner.search import Answer
 
 Kind = Literal["memory", "batch", "divisibility"]
 UNBOUND_MEMORY = 64.0
