@@ -4,6 +4,11 @@
 
 PYTHON ?= python3
 PIP_FLAGS ?=
+# Tests run in a process for each core and one more, as some wait for ranks, which are processes of
+# their own; and in no more than four. A worker takes whole files, so that what the tests of a file
+# share is made once.
+WORKERS ?= $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -c constraints.txt
@@ -13,7 +18,7 @@ HAVE_PIP := $(BIN)/python -c "import pip" 2>/dev/null || $(BIN)/python -m ensure
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format readme prove-matrix clean
+.PHONY: help setup demo test test-all check format docs readme prove-matrix walk-plans clean
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-22s %s\n", $$1, $$2 }'
@@ -23,13 +28,16 @@ setup: $(VENV)/installed-dev ## create .venv with all that make demo and make te
 demo: $(VENV)/installed ## plan, prove and train a small language model on this machine
 	$(BIN)/echelon demo
 
-test: check ## run make check, then every test
-	$(BIN)/python -m pytest
+test: check ## run make check, then the tests (WORKERS=0: in one process)
+	$(PYTEST) --ignore=tests/test_house.py
+
+test-all: check ## run make check, then the tests, with the long walks that make test shortens
+	$(PYTEST) --ignore=tests/test_house.py -m "slow or not slow"
 
 check: $(VENV)/installed-dev ## check format, lint, types, import floors and file sizes
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/pyright --threads
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_house.py
 
@@ -37,15 +45,23 @@ format: $(VENV)/installed-dev ## format the code and mend what ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-readme: $(VENV)/installed-dev ## write the blocks of README.md that show output again
-	$(BIN)/python -m tests.readme
+docs: $(VENV)/installed-docs ## build the site into build/site: a dead link or an unknown name fails
+	$(BIN)/python -m tests.docs.doc_site stage
+	$(BIN)/zensical build --clean --strict
+	$(BIN)/python -m tests.docs.doc_site check
+
+readme: $(VENV)/installed-dev ## write the blocks of pages that show output, and the generated pages, again
+	$(BIN)/python -m tests.docs.readme
 
 prove-matrix: $(VENV)/installed ## prove every layout of the matrix, of up to sixteen ranks (long; picks up where it stopped)
 	@mkdir -p runs
-	$(BIN)/python -m echelon.prove.matrix --all --results runs/matrix.jsonl
+	$(BIN)/python -m echelon.proof.matrix.walk --all --results runs/matrix.jsonl
 
-clean: ## remove .venv and caches (runs/ is yours and stays)
-	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+walk-plans: $(VENV)/installed-dev ## search for 500 plans at random, and look whether their run files take what was said (minutes)
+	$(BIN)/python -m tests.cli.plan.walk 500
+
+clean: ## remove .venv, the site and caches (runs/ is yours and stays)
+	rm -rf $(VENV) build/docs build/site .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 # A stamp is newer than what it was installed from; pip then has nothing to do. An environment that
 # something else made, or that was interrupted, may lack pip.
@@ -61,9 +77,15 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@$(PIP) -e ".[train,data,dev]"
 	@touch $@ $(VENV)/installed
 
+$(VENV)/installed-docs: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what builds the site into $(VENV) ..."
+	@$(HAVE_PIP)
+	@$(PIP) -e ".[docs]"
+	@touch $@
+
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $(PYTHON) is older than Python 3.11; name another: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 3; }
-	@rm -f $(VENV)/installed $(VENV)/installed-dev
+	@rm -f $(VENV)/installed $(VENV)/installed-dev $(VENV)/installed-docs
 	@$(PYTHON) -m venv $(VENV) || \
 		{ rm -rf $(VENV); echo "error: $(PYTHON) -m venv failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 3; }

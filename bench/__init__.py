@@ -1,1 +1,14 @@
-"""Echelon beside its peers: one model, one data stream, one machine, interleaved steps."""
+"""Echelon beside its peers: one model, one data stream, one machine, interleaved steps.
+
+A command that is one file stands here (`train`, `cluster`, `wire`, `scaling`, `operators`,
+`planner_accuracy`); a subject of several files is a room, whose `__main__` is its command.
+
+    harness/         modes, cases, hosts and ranks that take turns, tables and verdicts
+    context/         attention over long sequences      moe/       a block of experts
+    pipeline/        schedules and their simulation     zero/      every ZeRO stage
+    accuracy/        predictions beside published runs, and the fits of constants
+    planner_regret/  predictions beside steps here      planner_speed/    how fast a search is
+    faults/          kills at random moments            gpu/       everything for one CUDA GPU
+    peers/           one file per peer                  prove_peers/      torch under our proof
+    data/            published runs                     results/          pages with dates
+"""

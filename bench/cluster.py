@@ -4,7 +4,7 @@ A host is a network namespace, its uplink shaped to 200 Mbit/s: transfer takes t
 overlap and placement show, which loopback hides. Consecutive ranks share a host, so tensor (or
 data) neighbours stay inside where a mode has four ranks. Echelon also runs on links that are not
 shaped; the difference is its exposed transfer time, set beside what the dependency graph of the
-mode forces (`bench/exposed.py`). Where that is too little to be told from noise (a pipeline sends
+mode forces (`harness/exposed.py`). Where that is too little to be told from noise (a pipeline sends
 a few MB), the exposed time is taken on links ten times slower. ZeRO modes are measured when named
 (`--modes zero3-2 --peers 9`); their exposed time is told, not judged. Needs root, `ip` and `tc`.
 Exit 1 where a target is missed.
@@ -23,10 +23,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from bench.catalogue import OURS
-from bench.exposed import forced_s
-from bench.hosts import Host, Link, can_make_namespaces, linked_hosts
-from bench.interleave import (
+from bench.harness.catalogue import OURS
+from bench.harness.exposed import forced_s
+from bench.harness.hosts import Host, Link, can_make_namespaces, linked_hosts
+from bench.harness.interleave import (
     Contest,
     Options,
     add_options,
@@ -35,10 +35,10 @@ from bench.interleave import (
     read_options,
     say,
 )
-from bench.ranks import Measurement
-from bench.report import fastest_peer, rows, table
-from bench.spec import ZERO_MODES, Mode
-from bench.work import NUM_HOSTS
+from bench.harness.ranks import Measurement
+from bench.harness.report import fastest_peer, rows, table
+from bench.harness.spec import ZERO_MODES, Mode
+from bench.harness.work import NUM_HOSTS
 
 NOISE = 0.05
 SLOWER = 10

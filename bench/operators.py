@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench.interleave import add_options, contest, end_cleanly, on_one_host, read_options
+from bench.harness.interleave import add_options, contest, end_cleanly, on_one_host, read_options
 
 
 def main() -> int:

@@ -24,8 +24,8 @@ if not __package__:
 from bench.accuracy.groups import is_complete
 from bench.accuracy.left_out import LEAVE_OUT, predict_left_out
 from bench.accuracy.predict import Case, Predict, Prediction, predict
+from bench.accuracy.published.rows import read_rows
 from bench.accuracy.report import summary_text, to_json, write_predictions
-from bench.accuracy.rows import read_rows
 
 
 def main(arguments: list[str] | None = None) -> int:

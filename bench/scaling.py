@@ -22,11 +22,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.catalogue import ours
-from bench.hosts import one_host
-from bench.interleave import end_cleanly, say
-from bench.ranks import CaseFailed, RankGroup
-from bench.spec import SIZES, Mode, Size
+from bench.harness.catalogue import ours
+from bench.harness.hosts import one_host
+from bench.harness.interleave import end_cleanly, say
+from bench.harness.ranks import CaseFailed, RankGroup
+from bench.harness.spec import SIZES, Mode, Size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

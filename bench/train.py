@@ -16,8 +16,8 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from bench.catalogue import OURS, single
-from bench.interleave import (
+from bench.harness.catalogue import OURS, single
+from bench.harness.interleave import (
     Contest,
     add_options,
     contest,
@@ -27,8 +27,8 @@ from bench.interleave import (
     say,
     take_rounds,
 )
-from bench.report import Verdict, compare, rows, table
-from bench.spec import Mode
+from bench.harness.report import Verdict, compare, rows, table
+from bench.harness.spec import Mode
 
 
 def main() -> int:

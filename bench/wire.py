@@ -11,11 +11,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.catalogue import chosen_modes, ours
-from bench.hosts import can_make_namespaces, one_host
-from bench.interleave import end_cleanly
-from bench.ranks import CaseFailed, RankGroup
-from bench.spec import CONTEXT_MODES, MODES, SIZES, ZERO_MODES, Mode, Size
+from bench.harness.catalogue import chosen_modes, ours
+from bench.harness.hosts import can_make_namespaces, one_host
+from bench.harness.interleave import end_cleanly
+from bench.harness.ranks import CaseFailed, RankGroup
+from bench.harness.spec import CONTEXT_MODES, MODES, SIZES, ZERO_MODES, Mode, Size
 
 WIRE_TARGET = 1.03
 

@@ -22,19 +22,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from tensor_parallel_by_hand import hold
 from torch import nn
 from torch.nn import functional as fn
 
 from echelon.core.event import Event, EventList
-from echelon.core.mesh import Mesh
-from echelon.cost.collectives import all_gather_bytes, all_reduce_bytes
+from echelon.cost.bytes.terms import all_gather_bytes, all_reduce_bytes
 from echelon.launch.context import RankContext
-from echelon.launch.pool import RankPool
-from echelon.parallel.collectives import Group
-from echelon.parallel.device_mesh import Wanted, rank_groups
-from echelon.parallel.recorder import Recorder
+from echelon.launch.local.pool import RankPool
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
+from echelon.parallel.transport.collectives import Group
+from echelon.parallel.transport.recorder import Recorder
 
 TARGET = "column_then_row:one_rank"
 """What the ranks import: they are processes of their own."""
@@ -110,7 +109,7 @@ def one_rank(context: RankContext, argument: None) -> list[Computed]:
     """Compute both orders on this rank's half of the weights."""
     events = EventList()
     recorder = Recorder(context.rank, events)
-    group = rank_groups(Mesh(tp=context.world_size), recorder, Wanted()).tensor
+    group = Group("tp", range(context.world_size), context.rank, dist.group.WORLD, recorder)
     return [compute(order, group, events) for order in ORDERS]
 
 

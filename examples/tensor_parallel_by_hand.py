@@ -16,20 +16,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from echelon.core.event import EventList
-from echelon.core.mesh import Mesh
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Optimizer
-from echelon.cost.buckets import BucketPlan
 from echelon.launch.context import RankContext
-from echelon.launch.pool import RankPool
+from echelon.launch.local.pool import RankPool
+from echelon.layout.buckets import BucketPlan
 from echelon.parallel.buckets import BucketRule, make_buckets
-from echelon.parallel.device_mesh import Wanted, rank_groups
-from echelon.parallel.gradients import GradientStore, NoReduction
-from echelon.parallel.recorder import Recorder
+from echelon.parallel.gradients import GradientStore, Reduction
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
+from echelon.parallel.transport.collectives import Group
+from echelon.parallel.transport.recorder import Recorder
 
 TARGET = "tensor_parallel_by_hand:one_rank"
 """What the ranks import: they are processes of their own."""
@@ -68,7 +68,7 @@ def one_rank(context: RankContext, argument: None) -> Steps:
     """Compute the same with this rank's half of the weights."""
     events = EventList()
     recorder = Recorder(context.rank, events)
-    group = rank_groups(Mesh(tp=context.world_size), recorder, Wanted()).tensor
+    group = Group("tp", range(context.world_size), context.rank, dist.group.WORLD, recorder)
     half_a = nn.Parameter(A.chunk(RANKS, dim=0)[group.index].clone())
     half_b = nn.Parameter(B.chunk(RANKS, dim=1)[group.index].clone())
     column = nn.Linear(WIDTH, INNER // RANKS, bias=False)
@@ -113,7 +113,7 @@ def hold(
         gradients=like.dtype,
     )
     buckets = make_buckets(parameters, specs, rule, like)
-    store = GradientStore(NoReduction())
+    store = GradientStore(Reduction())
     store.hold(buckets)
     store.start_step()
     store.start_backward(last=True)

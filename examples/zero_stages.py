@@ -20,11 +20,16 @@ from dataclasses import dataclass
 import echelon as ec
 from echelon.core.parameters import num_parameters
 from echelon.core.plan import Plan, ZeroStage
-from echelon.cost.model_states import MIXED, STAGES, model_states, volume
+from echelon.cost.bytes.model_states import (
+    MIXED_PRECISION,
+    STAGES,
+    communication_volume,
+    model_states,
+)
 from echelon.launch.context import RankContext
-from echelon.launch.pool import RankPool
-from echelon.prove.batches import global_batch
-from echelon.train.subject import EngineSubject
+from echelon.launch.local.pool import RankPool
+from echelon.proof.oracle.batches import global_batch
+from echelon.training.subject import EngineSubject
 
 TARGET = "zero_stages:one_rank"
 """What the ranks import: they are processes of their own."""
@@ -97,10 +102,10 @@ def sendings(one: Measured, phase: str, psi: int) -> str:
 
 def agrees(one: Measured, stage: ZeroStage, psi: int) -> bool:
     """Return whether what was held and sent are what the formulas of the stage give."""
-    stated = model_states(psi, stage, RANKS, MIXED)
+    stated = model_states(psi, stage, RANKS, MIXED_PRECISION)
     optimizer = one.held["master parameters"] + one.held["optimizer state"]
     held = (one.held["parameters"], one.held["gradients"], optimizer)
-    sent = volume(stage).sent_bytes(psi, RANKS, MIXED.parameters)
+    sent = communication_volume(stage).sent_bytes(psi, RANKS, MIXED_PRECISION.parameters)
     right = (stated.parameters, stated.gradients, stated.optimizer)
     return held == right and sum(one.sent.values()) == sent
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
-from echelon.launch.pool import RankPool
+from echelon.launch.local import rank_processes
+from echelon.launch.local.pool import RankPool
+from tests.fork_template import ForkTemplate
 
 
 def pytest_configure() -> None:
@@ -16,10 +20,33 @@ def pytest_configure() -> None:
 
     What a shell starts in its background ignores Ctrl-C, and children inherit that.
     """
+    # Where readline is loaded, as in what starts parallel workers, children inherit its 80 columns.
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
     settings.register_profile("house", deadline=None)
     settings.load_profile("house")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers() -> None:
+    """Start each test from one seed, so that what it draws does not depend on those before it."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_template() -> Iterator[None]:
+    """Fork the fork server of each run in this process from one that has imported torch."""
+    if not hasattr(os, "pidfd_open"):  # only Linux has it
+        yield
+        return
+    template = ForkTemplate()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_processes, "start_fork_server", template.start_fork_server)
+        yield
+    template.close()
 
 
 @pytest.fixture(scope="session")

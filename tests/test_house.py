@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import TypeGuard
 
+import grimp
 import pytest
 
-import echelon
 from echelon.core.rulebook import all_rules
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
+MAX_FIELDS = 8
+"""Fields of a record that one docstring may explain; of more, each is documented under itself."""
 TEXT = {".py", ".ts", ".md", ".toml", ".txt", ".cfg", ".yml", ".yaml", ".json", ".html", ".sh", ""}
 NOT_OURS = {"runs", "node_modules", "dist", "build", "__pycache__"}
 
 # A home or workplace of some machine, written so that this line is not one.
 MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:hom[e]|roo[t]|wor[k]|User[s]|far[m])/\w")
+
+NAMED_FILE = re.compile(r"(?<![\w/.*-])([\w-]+(?:/[\w-]+)*\.py)\b")
 
 
 def _files(*suffixes: str) -> Iterator[Path]:
@@ -83,14 +90,6 @@ def test_no_torch_is_imported_by(code: str) -> None:
     assert _run_python(f"{code}\nimport sys; print('torch' in sys.modules)") == "False\n"
 
 
-def test_the_exported_names_are_these() -> None:
-    assert echelon.__all__ == [
-        *("EchelonError", "Plan", "__version__"),
-        *("calibrate", "calibrate_machine", "calibrate_run", "compare", "export", "import_run"),
-        *("observe_schedule", "parallelize", "plan", "prove", "train"),
-    ]
-
-
 def test_rule_ids_are_unique() -> None:
     ids = [rule.id for rule in all_rules()]
     assert sorted(set(ids)) == sorted(ids)
@@ -111,3 +110,162 @@ def test_every_package_has_a_floor() -> None:
     packages = [path.parent.name for path in (ROOT / "src/echelon").glob("*/__init__.py")]
     assert "core" in packages
     assert [name for name in packages if not re.search(rf"\b{name}\b", contract)] == []
+
+
+def _is_record(node: ast.AST) -> TypeGuard[ast.ClassDef]:
+    if not isinstance(node, ast.ClassDef):
+        return False
+    bases = {ast.unparse(base).rpartition(".")[2].partition("[")[0] for base in node.bases}
+    marked = any("dataclass" in ast.unparse(one) for one in node.decorator_list)
+    return marked or bool(bases & {"NamedTuple", "TypedDict"})
+
+
+def _undocumented_fields(record: ast.ClassDef) -> tuple[int, list[str]]:
+    """Return how many fields a record has, and those without a string under them."""
+    fields = 0
+    missing: list[str] = []
+    for statement, below in pairwise([*record.body, ast.Pass()]):
+        if not isinstance(statement, ast.AnnAssign) or "ClassVar" in ast.dump(statement.annotation):
+            continue
+        fields += 1
+        match below:
+            case ast.Expr(value=ast.Constant(value=str())):
+                pass
+            case _:
+                missing.append(ast.unparse(statement.target))
+    return fields, missing
+
+
+def test_a_record_of_many_fields_documents_each_under_itself() -> None:
+    undocumented: list[str] = []
+    for path in sorted((ROOT / "src/echelon").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if _is_record(node):
+                fields, missing = _undocumented_fields(node)
+                if fields > MAX_FIELDS:
+                    undocumented += [f"{path.name}: {node.name}.{field}" for field in missing]
+    assert undocumented == []
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    """Imports under TYPE_CHECKING count: who reads a file must not need its reader."""
+    graph = grimp.build_graph("echelon", exclude_type_checking_imports=False)
+    imported = {
+        module: {*graph.find_modules_directly_imported_by(module)} for module in graph.modules
+    }
+    # Take away what imports nothing that is left: what stays is in a circle, or imports one.
+    while free := {module for module, others in imported.items() if not others & imported.keys()}:
+        imported = {module: others for module, others in imported.items() if module not in free}
+    assert sorted(imported) == []
+
+
+def _source() -> Iterator[tuple[Path, str]]:
+    for path in sorted((ROOT / "src/echelon").rglob("*.py")):
+        yield path, path.read_text(encoding="utf-8")
+
+
+def test_a_class_name_means_one_thing() -> None:
+    names = [
+        node.name
+        for _, text in _source()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_files_that_the_source_names_are_there() -> None:
+    """Of other tools (`interop`) files are named that are theirs."""
+    there = [f"/{path.relative_to(ROOT).as_posix()}" for path in _files(".py")]
+    ours = [(path, text) for path, text in _source() if "interop" not in path.parts]
+    named = {
+        (str(path.relative_to(ROOT)), match[1])
+        for path, text in ours
+        for match in NAMED_FILE.finditer(text)
+    }
+    assert len(named) > 50
+    assert [
+        (where, name)
+        for where, name in sorted(named)
+        if not any(file.endswith(f"/{name}") for file in there)
+    ] == []
+
+
+def test_each_number_is_named_on_a_line_of_its_own_with_what_it_counts() -> None:
+    """A comment beside it or above its block, a text under it, or a name that ends with a unit."""
+    bare: list[str] = []
+    for path, text in _source():
+        lines, body = text.splitlines(), ast.parse(text).body
+        for node, following in zip(body, [*body[1:], ast.Pass()], strict=True):
+            if not isinstance(node, ast.Assign) or not _is_number(node.value):
+                continue
+            if isinstance(node.targets[0], ast.Attribute):
+                continue
+            names = [name.id for name in ast.walk(node) if isinstance(name, ast.Name)]
+            above = node.lineno - 2
+            while re.match(r"\w+ = ", lines[above]):
+                above -= 1
+            told = (
+                "  # " in lines[node.lineno - 1]
+                or lines[above].startswith("#")
+                or (isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant))
+                or names[0].lower().endswith(("_s", "_bytes", "_steps"))
+            )
+            if isinstance(node.targets[0], ast.Tuple) or not told:
+                bare.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert bare == []
+
+
+def _is_number(value: ast.expr) -> bool:
+    """Return whether a value is a number or a row of them, told or computed from numbers."""
+    leaves = [one for one in ast.walk(value) if not list(ast.iter_child_nodes(one))]
+    numbers = [one.value for one in leaves if isinstance(one, ast.Constant)]
+    inner = (ast.Tuple, ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop, ast.Load)
+    return (
+        all(isinstance(one, inner) for one in ast.walk(value))
+        and all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers)
+        and bool(numbers)
+    )
+
+
+def test_a_room_has_at_most_twenty_files() -> None:
+    """A folder of more is a corridor; texts of rules, and schedules, stand one to a file."""
+    flat = {"src/echelon/core/rulebook", "src/echelon/schedule", "tests/schedule", "docs/decisions"}
+    crowded = {
+        str(folder.relative_to(ROOT)): len(own)
+        for top in ("src", "tests", "bench", "docs", "examples")
+        for folder in (ROOT / top).rglob("*")
+        if folder.is_dir() and all(map(_is_ours, folder.relative_to(ROOT).parts))
+        if len(own := [f for f in folder.iterdir() if f.is_file() and f.name != "__init__.py"]) > 20
+    }
+    assert crowded.keys() == flat
+
+
+def test_every_module_has_a_test_of_its_own() -> None:
+    """`tests/ROOM/test_MODULE.py`, `test_MODULE_*.py` or a folder; records and texts need none."""
+    missing = []
+    for path in sorted((ROOT / "src" / "echelon").rglob("*.py")):
+        module = path.relative_to(ROOT / "src" / "echelon")
+        room = ROOT / "tests" / module.parent
+        if path.name.startswith("__") or "rulebook" in module.parts or _only_says(path):
+            continue
+        named = [room / f"test_{path.stem}.py", room / path.stem]
+        if not any(one.exists() for one in named) and not any(room.glob(f"test_{path.stem}_*.py")):
+            missing.append(str(module))
+    assert missing == []
+
+
+def _only_says(path: Path) -> bool:
+    """Return whether a module only says what there is: no function of it does more than a line."""
+    branches = (ast.If, ast.For, ast.While, ast.comprehension, ast.IfExp)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            does = [line for line in node.body if not _is_text(line)]
+            inside = (inner for line in does for inner in ast.walk(line))
+            if len(does) > 1 or any(isinstance(inner, branches) for inner in inside):
+                return False
+    return True
+
+
+def _is_text(line: ast.stmt) -> bool:
+    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)

@@ -1,6 +1,7 @@
 """Predict published runs, and say how near the predictions are.
 
-`rows.py` reads a file, `cells.py` a cell; `models.py`, `machines.py`, `plans.py` and `programs.py`
-turn a row into what the formulas read, and say what they assumed; `predict.py` asks the formulas,
-`measured.py` the row; `errors.py` compares the two, `left_out.py` with whole sources left out.
+`published/` reads a row of a file and says what it assumed; `predict.py` asks the formulas;
+`errors.py` compares both, `left_out.py` with whole sources left out. `fit.py` fits the constants,
+`residuals.py` and `spreads.py` say how far they are from runs that no fit saw; these and
+`written.py` write into the package.
 """

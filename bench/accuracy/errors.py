@@ -14,7 +14,7 @@ from itertools import combinations
 import numpy as np
 
 from bench.accuracy.predict import Prediction
-from bench.accuracy.rows import Row
+from bench.accuracy.published.rows import Row
 
 TIE = 0.01
 Pair = tuple[float, float]

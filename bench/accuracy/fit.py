@@ -3,8 +3,8 @@
 A constant belongs to a family of devices (their multiprocessors), or to a generation of trainers:
 never to a source, a row or a model. Links are not fitted here: theirs are measured collectives. The
 sum of squares has a prior for each constant, so that what few rows tell stays near to what is known
-(`cost/fit.py`). A source with many rows counts as much as its number's root, so that a long sweep
-of one cluster does not drown a table of a paper.
+(`cost/fit/solver.py`). A source with many rows counts as much as its number's root, so that a long
+sweep of one cluster does not drown a table of a paper.
 
     python -m bench.accuracy.fit FILE.csv ... [--leave-out source]  prints constants, and errors
     python -m bench.accuracy.fit FILE.csv ... --write               writes them into the package
@@ -26,12 +26,12 @@ from bench.accuracy.groups import is_complete
 from bench.accuracy.left_out import LEAVE_OUT, predict_left_out
 from bench.accuracy.predict import Adjust, Case, cases_of, predict_cases, work_of
 from bench.accuracy.priors import DEVICES, NEVER, priors
+from bench.accuracy.published.rows import read_rows
 from bench.accuracy.report import summary_text
-from bench.accuracy.rows import read_rows
 from bench.accuracy.written import write_constants
-from echelon.cost.fit import Constant, Values, fit
-from echelon.cost.lattice.block import Work
-from echelon.cost.lattice.step import step_seconds
+from echelon.cost.fit.solver import Constant, ConstantValues, fit
+from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.seconds.step import step_seconds
 
 # Names of fields, how low and how high they can be, and how sure a value of the catalogue is (the
 # standard deviation of its logarithm).
@@ -120,13 +120,13 @@ class Fitting:
             found[one.name] = (f"{kind} {field}", of_case[kind] == key)
         return found
 
-    def seconds(self, values: Values) -> Any:
+    def seconds(self, values: ConstantValues) -> Any:
         """Return the seconds of the fastest candidate of each case."""
         each = np.asarray(step_seconds(put(self.work, self.devices, self.trainers, values)).total)
         return np.minimum.reduceat(each, self.starts)
 
 
-def put(work: Work, devices: Any, trainers: Any, values: Values) -> Work:
+def put(work: CostInputs, devices: Any, trainers: Any, values: ConstantValues) -> CostInputs:
     """Return `work` with the constants of its rows' devices and trainers replaced."""
     machine: dict[str, Any] = {}
     software: dict[str, Any] = {}
@@ -152,7 +152,7 @@ def device_of(case: Case) -> str:
     return LATER.get(found, found) if large else found
 
 
-def refit(cases: Sequence[Case], start: Values | None = None) -> Values:
+def refit(cases: Sequence[Case], start: ConstantValues | None = None) -> ConstantValues:
     """Return the constants that are nearest to the measured times of `cases`."""
     problem = Fitting(cases)
     count = Counter(case.row.word("source") for case in cases)
@@ -172,7 +172,7 @@ def refit(cases: Sequence[Case], start: Values | None = None) -> Values:
     return found.values
 
 
-def adjust(values: Values) -> Adjust:
+def adjust(values: ConstantValues) -> Adjust:
     """Return what puts fitted constants in the place of the catalogue's."""
 
     def changed(cases: Sequence[Case]) -> Sequence[Case]:
@@ -181,7 +181,7 @@ def adjust(values: Values) -> Adjust:
     return changed
 
 
-def _changed(case: Case, values: Values) -> Case:
+def _changed(case: Case, values: ConstantValues) -> Case:
     device, trainer = device_of(case), case.program.generation
     machine = {n: values[k] for n in DEVICE if (k := f"device {device} {n}") in values}
     software = {n: values[k] for n in TRAINER if (k := f"trainer {trainer} {n}") in values}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from bench.accuracy.rows import Row
+from bench.accuracy.published.rows import Row
 
 COMPLETE = frozenset({"A", "B", ""})
 """Rows of these kinds count: what they lack has usual values. A file may not say the kind."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from bench.accuracy.groups import is_complete, publisher_of
 from bench.accuracy.predict import Adjust, Case, Prediction, predict_cases
-from bench.accuracy.rows import Row
+from bench.accuracy.published.rows import Row
 
 Refit = Callable[[Sequence[Case]], Adjust]
 """Fits constants to cases; what it returns puts these constants in the place of any cases' own."""

@@ -9,20 +9,19 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from bench.accuracy.machines import machine_of
-from bench.accuracy.measured import Measured, measured
-from bench.accuracy.models import model_of
-from bench.accuracy.neighbours import with_neighbours
-from bench.accuracy.plans import Candidate, candidates_of, sequences_of
-from bench.accuracy.programs import Program, program_of, software_of
-from bench.accuracy.refusals import Refused
-from bench.accuracy.rows import Row
+from bench.accuracy.published.machines import machine_of
+from bench.accuracy.published.measured import Measured, measured
+from bench.accuracy.published.models import model_of
+from bench.accuracy.published.neighbours import with_neighbours
+from bench.accuracy.published.plans import Candidate, candidates_of, sequences_of
+from bench.accuracy.published.programs import Program, program_of, software_of
+from bench.accuracy.published.refusals import Refused
+from bench.accuracy.published.rows import Row
 from echelon.core.rulebook.config import OUT_OF_RANGE
-from echelon.cost.lattice.block import Work
-from echelon.cost.lattice.memory import bytes_of_rank
-from echelon.cost.lattice.numbers import LayoutNumbers, MachineNumbers, ModelNumbers
-from echelon.cost.lattice.software import Software
-from echelon.cost.lattice.step import step_seconds
+from echelon.cost.bytes.fullest_rank import fullest_rank_bytes
+from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
+from echelon.cost.seconds.numbers import LayoutNumbers, MachineNumbers, ModelNumbers
+from echelon.cost.seconds.step import step_seconds
 
 Record = TypeVar("Record")
 OK = "ok"
@@ -44,7 +43,7 @@ class Case:
     program: Program
     model: ModelNumbers
     machine: MachineNumbers
-    software: Software
+    software: TrainerConstants
     candidates: tuple[Candidate, ...]
     measured: Measured
 
@@ -117,10 +116,10 @@ def _peak(row: Row, machine: MachineNumbers) -> float:
     return cast(float, machine.peak_flops if eight else machine.attention_flops)
 
 
-def work_of(cases: Sequence[Case]) -> Work:
+def work_of(cases: Sequence[Case]) -> CostInputs:
     """Return all candidates of all cases as arrays, case after case."""
     repeated = [(case, one.layout) for case in cases for one in case.candidates]
-    return Work(
+    return CostInputs(
         model=stacked([case.model for case, _ in repeated]),
         machine=stacked([case.machine for case, _ in repeated]),
         software=stacked([case.software for case, _ in repeated]),
@@ -157,7 +156,7 @@ def predict_cases(cases: Sequence[Case]) -> list[Prediction]:
     work = work_of(cases)
     with np.errstate(all="ignore"):
         seconds = np.asarray(step_seconds(work).total)
-        held = np.asarray(bytes_of_rank(work).total)
+        held = np.asarray(fullest_rank_bytes(work).total)
     capacity = np.asarray(work.machine.memory_bytes)
     found: list[Prediction] = []
     start = 0

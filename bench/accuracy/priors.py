@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from echelon.core.cluster import Efficiency
-from echelon.cost.lattice.frameworks import COMPILED, FACTS
-from echelon.cost.lattice.software import Software
+from echelon.cost.seconds.inputs import TrainerConstants
+from echelon.cost.seconds.trainer_generations import COMPILED, UNFITTED_FRAMEWORKS
 
 DEVICES: Mapping[str, Efficiency] = {
     "A100": Efficiency(
@@ -91,8 +91,9 @@ NEVER: Mapping[str, frozenset[str]] = {
 """What a generation does not do, whatever a fit would like: not fitted."""
 
 
-def priors() -> dict[str, Software]:
+def priors() -> dict[str, TrainerConstants]:
     """Return every generation of trainers as it is known before a fit: facts, and the middle."""
     return {
-        key: replace(facts, **(EAGER | dict(KNOWN.get(key, {})))) for key, facts in FACTS.items()
+        key: replace(facts, **(EAGER | dict(KNOWN.get(key, {}))))
+        for key, facts in UNFITTED_FRAMEWORKS.items()
     }

@@ -25,8 +25,8 @@ from bench.accuracy.groups import (
     source_of,
     within,
 )
-from bench.accuracy.neighbours import OTHER_ROWS
 from bench.accuracy.predict import OK, Prediction
+from bench.accuracy.published.neighbours import OTHER_ROWS
 
 VERSION = 1
 COLUMNS = ("id", "step_time_s", "tokens_per_s_per_gpu", "mem_per_gpu_gb", "fits", "status")

@@ -24,11 +24,11 @@ from bench.accuracy.fit import DEVICE, TRAINER, adjust, device_of, refit
 from bench.accuracy.groups import is_complete, publisher_of
 from bench.accuracy.predict import GB, Case, cases_of, predict_cases
 from bench.accuracy.priors import DEVICES, priors
-from bench.accuracy.rows import read_rows
-from echelon.cost.fit import Values
-from echelon.cost.lattice.block import Work
-from echelon.cost.lattice.memory import bytes_of_rank
-from echelon.planner.explain.grounds import EXACT
+from bench.accuracy.published.rows import read_rows
+from echelon.cost.bytes.fullest_rank import fullest_rank_bytes
+from echelon.cost.fit.solver import ConstantValues
+from echelon.cost.seconds.inputs import CostInputs
+from echelon.planner.explain.bands import EXACT
 
 KINDS: Mapping[str, Callable[[Case], str]] = {
     "publisher": lambda case: publisher_of(case.row),
@@ -67,7 +67,7 @@ class LeftOut:
 def left_out(cases: Sequence[Case]) -> Iterator[LeftOut]:
     """Yield every run with what constants that were fitted without it make of it."""
     bare = [unfitted(case) for case in cases]
-    fits: dict[frozenset[int], Values] = {}
+    fits: dict[frozenset[int], ConstantValues] = {}
     seconds = {kind: _seconds(bare, [*map(name, bare)], fits) for kind, name in KINDS.items()}
     sweeps: dict[tuple[str, ...], str] = {}
     for index, (case, held) in enumerate(zip(cases, _held(cases), strict=True)):
@@ -103,7 +103,7 @@ def unfitted(case: Case) -> Case:
 
 
 def _seconds(
-    cases: Sequence[Case], names: Sequence[str], fits: dict[frozenset[int], Values]
+    cases: Sequence[Case], names: Sequence[str], fits: dict[frozenset[int], ConstantValues]
 ) -> list[float]:
     """Return the seconds of each case by constants fitted to the cases of other names."""
     found: dict[int, float] = {}
@@ -127,13 +127,13 @@ def _held(cases: Sequence[Case]) -> Iterator[tuple[float, float]]:
     """Yield the bytes of each case that are counted, and those that are estimated."""
     for case, one in zip(cases, predict_cases(cases), strict=True):
         assert one.chosen is not None
-        work = Work(
+        work = CostInputs(
             model=case.model,
             machine=case.machine,
             software=case.software,
             layout=one.chosen.layout,
         )
-        terms = bytes_of_rank(work).terms
+        terms = fullest_rank_bytes(work).terms
         held = {name: float(np.asarray(value).reshape(-1)[0]) for name, value in terms.items()}
         counted = sum(held[name] for name in EXACT)
         yield counted, sum(held.values()) - counted

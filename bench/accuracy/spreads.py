@@ -17,9 +17,9 @@ import numpy as np
 
 import echelon
 from bench.accuracy.residuals import LeftOut
-from echelon.planner.explain.grounds import NEAR, NODE
+from echelon.planner.explain.bands import NEAR, NODE
 
-MODULE = Path(echelon.__file__).parent / "planner" / "residuals.py"
+MODULE = Path(echelon.__file__).parent / "planner" / "predict" / "residuals.py"
 SHARE = 0.8
 """The share of runs in a band."""
 HEAD = '''"""How far off runs are that were not fitted: measured / predicted of four in five.
@@ -28,7 +28,7 @@ Written by `python -m bench.accuracy.residuals --write LEFT.csv` from runs that 
 left out of its fits. STEP: the seconds of runs of a known trainer on a known device ("known"), of a
 trainer that was left out, of a device that was left out, on one node and on several. HELD: bytes
 that are not counted. PAIRS: by how much the ratio of two plans' seconds is off, in logarithms,
-where predictions are near and where they are far. `planner/explain/grounds.py` reads this.
+where predictions are near and where they are far. `planner/explain/bands.py` reads this.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def module_text(rows: Sequence[LeftOut]) -> str:
     lines.append(f"HELD: Factors = {factors(rest)}\n")
     lines.append(f"PAIRS: Mapping[str, float] = {_text(pairs(told))}\n")
     lines.append(f"RUNS: Mapping[str, int] = {_text(runs)}\n")
-    lines.append(f"MOST_DEVICES = {max(round(row.devices) for row in told)}\n")
+    lines.append(f"MOST_DEVICES = {max(round(row.devices) for row in told)}  # devices\n")
     return HEAD + "".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Write fitted constants into the package: trainers into a module, devices into presets."""
+"""Write fitted constants into the package: of trainers and of devices."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import echelon
-from echelon.cost.fit import Values
+from echelon.cost.fit.solver import ConstantValues
 
 PACKAGE = Path(echelon.__file__).parent
-TRAINERS = PACKAGE / "cost" / "lattice" / "fitted.py"
-PRESETS = PACKAGE / "config" / "presets" / "clusters"
+TRAINERS = PACKAGE / "cost" / "seconds" / "fitted_trainers.toml"
+PRESETS = PACKAGE / "config" / "presets" / "clusters" / "nvidia"
 FILES: Mapping[str, tuple[str, ...]] = {
     "A100": ("a100-40gb", "a100-80gb", "a100-pcie", "a800"),
     "H100": ("h100", "h100-pcie", "h200", "h800"),
@@ -22,21 +22,15 @@ FILES: Mapping[str, tuple[str, ...]] = {
     "V100": ("v100-16gb", "v100-32gb"),
 }
 """The presets whose devices are of a generation that is fitted."""
-HEAD = '''"""Constants of generations of trainers, fitted to published runs.
-
-Written by `python -m bench.accuracy.fit FILE.csv --write`; what each is, `software.py` says. A
-generation's constants that no run tells are what `bench/accuracy/priors.py` takes them to be.
+HEAD = """# Constants of generations of trainers, fitted to published runs.
+#
+# Written by `python -m bench.accuracy.fit FILE.csv --write`; what each is, `TrainerConstants` in
+# inputs.py says. A generation's constants that no run tells are what bench/accuracy/priors.py
+# takes them to be.
 """
 
-from __future__ import annotations
 
-from collections.abc import Mapping
-
-FITTED: Mapping[str, Mapping[str, float]] = {
-'''
-
-
-def write_constants(values: Values) -> None:
+def write_constants(values: ConstantValues) -> None:
     """Write the constants that a fit found, to three digits."""
     trainers: dict[str, dict[str, float]] = {}
     devices: dict[str, dict[str, float]] = {}
@@ -44,17 +38,16 @@ def write_constants(values: Values) -> None:
         kind, key, field = name.split(" ")
         into = trainers if kind == "trainer" else devices
         into.setdefault(key, {})[field] = float(f"{value:.3g}")
-    TRAINERS.write_text(
-        HEAD + "".join(_trainer(key, trainers[key]) for key in sorted(trainers)) + "}\n"
-    )
+    if trainers:
+        rows = "".join(_trainer(key, trainers[key]) for key in sorted(trainers))
+        TRAINERS.write_text(HEAD + rows, encoding="utf-8")
     for key, found in devices.items():
         for stem in FILES[key]:
             _put(PRESETS / f"{stem}.toml", found)
 
 
 def _trainer(key: str, found: Mapping[str, float]) -> str:
-    lines = "".join(f'        "{field}": {value!r},\n' for field, value in found.items())
-    return f'    "{key}": {{\n{lines}    }},\n'
+    return f"\n[{key}]\n" + "".join(f"{field} = {value!r}\n" for field, value in found.items())
 
 
 def _put(path: Path, found: Mapping[str, float]) -> None:

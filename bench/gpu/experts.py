@@ -18,9 +18,9 @@ from typing import Any, cast
 
 import torch
 
-from bench.moe_case import BLOCK, moe_plan
-from bench.moe_spec import Variant, moe_case, parse_size
-from bench.spec import Size
+from bench.harness.spec import Size
+from bench.moe.case import BLOCK, moe_plan
+from bench.moe.spec import Variant, moe_case, parse_size
 from echelon.core.event import NoEvents
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan, Precision
@@ -28,9 +28,9 @@ from echelon.models.batch import TokenBatch
 from echelon.models.initial import initial_values
 from echelon.models.moe import MixtureOfExperts
 from echelon.parallel.apply import apply_plan
-from echelon.parallel.device_mesh import Wanted, rank_groups
-from echelon.parallel.expert import grouped
-from echelon.parallel.recorder import Recorder
+from echelon.parallel.expert import grouped_matmul
+from echelon.parallel.transport.device_mesh import rank_groups
+from echelon.parallel.transport.recorder import Recorder
 
 Step = Callable[[], torch.Tensor]
 BF16 = Precision(parameters="bf16", gradients="bf16", reduction="bf16", master="fp32")
@@ -69,7 +69,7 @@ def cases(size: Size, variant: Variant, device: torch.device) -> Iterator[tuple[
     shape = (size.sequence * size.global_sequences, size.hidden)
     x, dy = (torch.randn(shape, generator=generator).to(device, torch.bfloat16) for _ in range(2))
     ours = _echelon(plan, x, dy)
-    if grouped.has_kernel(x):
+    if grouped_matmul.has_grouped_kernel(x):
         yield "Echelon, grouped products", ours
     yield "Echelon, one expert after the other", _one_by_one(ours)
     try:
@@ -80,7 +80,7 @@ def cases(size: Size, variant: Variant, device: torch.device) -> Iterator[tuple[
 
 
 def _echelon(plan: Plan, x_ND: torch.Tensor, dy_ND: torch.Tensor) -> Step:
-    groups = rank_groups(plan.mesh, Recorder(0, NoEvents()), Wanted.by(plan))
+    groups = rank_groups(plan, Recorder(0, NoEvents()))
     model = apply_plan(plan, groups, x_ND.device)
     mixture = cast(MixtureOfExperts, model.stages[0].layers["0"].mlp)
     sequences, length = plan.mathematics.global_sequences, plan.mathematics.sequence_length
@@ -112,12 +112,12 @@ def _one_by_one(step: Step) -> Step:
 
 @contextmanager
 def _no_kernel() -> Iterator[None]:
-    kept = grouped.has_kernel
-    grouped.has_kernel = lambda x: False
+    kept = grouped_matmul.has_grouped_kernel
+    grouped_matmul.has_grouped_kernel = lambda x: False
     try:
         yield
     finally:
-        grouped.has_kernel = kept
+        grouped_matmul.has_grouped_kernel = kept
 
 
 def _transformers(plan: Plan, way: str, x_ND: torch.Tensor, dy_ND: torch.Tensor) -> Step:

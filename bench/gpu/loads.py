@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import num_parameters
-from echelon.core.plan import Home
+from echelon.core.plan import OffloadTarget
 
 Framework = Literal["plain", "transformers", "echelon"]
 
@@ -57,8 +57,8 @@ class Case:
     compiled: bool = False
     autocast: bool = False
     zero_stage: Literal[0, 3] = 0
-    optimizer_home: Home = "none"
-    parameter_home: Home = "none"
+    optimizer_home: OffloadTarget = "none"
+    parameter_home: OffloadTarget = "none"
 
     @property
     def label(self) -> str:

@@ -16,9 +16,10 @@ from echelon.core.event import NoEvents
 from echelon.core.mesh import Mesh
 from echelon.core.plan import Layout, Mathematics, Optimizer, Pipeline, Plan, Precision, Zero
 from echelon.models.batch import TokenBatch
-from echelon.parallel import kernels, narrow, vocabulary
-from echelon.parallel.recorder import Recorder
-from echelon.train.engine import TrainEngine
+from echelon.parallel import vocabulary
+from echelon.parallel.kernels import fused, low_precision
+from echelon.parallel.transport.recorder import Recorder
+from echelon.training.engine import TrainEngine
 
 Step = Callable[[], torch.Tensor | float]
 """Take one optimizer step on the next batch; return its loss."""
@@ -28,9 +29,9 @@ Batches = list[tuple[torch.Tensor, torch.Tensor]]
 NUM_BATCHES = 4
 _torch: Any = torch  # its stubs hide the foreach functions
 COMPILED_KERNELS: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    (narrow, ("rms_norm", "rms_norm_backward", "swiglu_backward")),
-    (kernels, ("turn",)),
-    (vocabulary, ("_local_statistics", "_turn_to_gradient")),
+    (low_precision, ("rms_norm", "rms_norm_backward", "swiglu_backward")),
+    (fused, ("rotate_half_pairs",)),
+    (vocabulary, ("_local_statistics", "_overwrite_with_gradient")),
 )
 """Echelon's kernels that touch memory more than they compute; matrix products are left alone."""
 

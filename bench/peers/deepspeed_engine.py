@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bench.data import rank_batch
+from bench.harness.data import rank_batch
+from bench.harness.spec import Settings, StepFunction
 from bench.peers.llama import cross_entropy, llama
 from bench.peers.plain_context import local
 from bench.peers.torch_cp import Attention, attend_by
-from bench.spec import Settings, StepFunction
 
 
 def _deepspeed() -> Any:

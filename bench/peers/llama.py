@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bench.spec import Settings
+from bench.harness.spec import Settings
 
 
 def join(settings: Settings) -> tuple[int, int]:

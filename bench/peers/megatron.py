@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from bench.data import rank_batch
+from bench.harness.data import rank_batch
+from bench.harness.spec import Settings, StepFunction
 from bench.peers.llama import join
 from bench.peers.megatron_cpu import pretend_cuda
-from bench.spec import Settings, StepFunction
 
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 

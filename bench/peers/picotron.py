@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bench.spec import NotApplicable
+from bench.harness.spec import NotApplicable
 
 
 def picotron_module(name: str) -> Any:

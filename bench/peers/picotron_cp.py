@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bench.harness.spec import Settings, StepFunction
 from bench.peers.llama import join, llama
 from bench.peers.picotron import picotron_module
 from bench.peers.torch_cp import attend_by, step_of
-from bench.spec import Settings, StepFunction
 
 
 def build(settings: Settings) -> StepFunction:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from bench.data import global_batch
+from bench.harness.data import global_batch
+from bench.harness.spec import Settings, StepFunction
 from bench.peers.llama import adamw, join, llama
 from bench.peers.picotron import picotron_module
 from bench.peers.torch_pp import Stage
-from bench.spec import Settings, StepFunction
 
 
 class _Model(nn.Module):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bench.data import global_batch
+from bench.harness.data import global_batch
+from bench.harness.spec import Settings, StepFunction
 from bench.peers.llama import adamw, cross_entropy, llama
-from bench.spec import Settings, StepFunction
 
 
 def build(settings: Settings) -> StepFunction:

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from bench.data import global_batch
+from bench.harness.data import global_batch
+from bench.harness.spec import Settings, StepFunction
 from bench.peers.llama import adamw, cross_entropy, join, llama
 from bench.peers.plain_context import ring, ulysses
-from bench.spec import Settings, StepFunction
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Causal attention of q, k, v [B, H, T, D] of one rank; the shape of q."""

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.data import rank_batch
+from bench.harness.data import rank_batch
+from bench.harness.spec import Settings, StepFunction
 from bench.peers.llama import adamw, cross_entropy, join, llama
-from bench.spec import Settings, StepFunction
 
 
 def _optimizer(settings: Settings, model: Any) -> torch.optim.Optimizer:

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from bench.data import rank_batch
+from bench.harness.data import rank_batch
+from bench.harness.spec import Mode, Settings, StepFunction
 from bench.peers.llama import adamw, cross_entropy, join, llama
 from bench.peers.torch_tp import split
-from bench.spec import Mode, Settings, StepFunction
 
 
 def data_mesh(mode: Mode) -> DeviceMesh:

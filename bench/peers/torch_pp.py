@@ -15,10 +15,10 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from bench.data import rank_batch
+from bench.harness.data import rank_batch
+from bench.harness.spec import Settings, StepFunction
 from bench.peers.llama import adamw, cross_entropy, join, llama
 from bench.peers.torch_tp import layer_plan
-from bench.spec import Settings, StepFunction
 
 
 class Stage(nn.Module):

@@ -14,11 +14,11 @@ from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
-from bench.data import global_batch
+from bench.harness.data import global_batch
+from bench.harness.spec import NotApplicable, Settings, StepFunction
 from bench.peers.llama import adamw, cross_entropy, join, llama
 from bench.peers.torch_pp import Stage
-from bench.pipeline_spec import TORCH_SCHEDULES, V_SHAPED, PipelineVariant
-from bench.spec import NotApplicable, Settings, StepFunction
+from bench.pipeline.spec import TORCH_SCHEDULES, V_SHAPED, PipelineVariant
 
 
 def own_stages(schedule: str, rank: int, num_ranks: int, per_rank: int) -> tuple[int, ...]:

@@ -24,9 +24,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from bench.data import rank_batch
+from bench.harness.data import rank_batch
+from bench.harness.spec import Settings, StepFunction
 from bench.peers.llama import adamw, cross_entropy, join, llama
-from bench.spec import Settings, StepFunction
 
 Plan = dict[str, ParallelStyle]
 

@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
-from bench.data import rank_batch
+from bench.harness.data import rank_batch
+from bench.harness.spec import Settings, StepFunction
 from bench.peers.llama import adamw, cross_entropy, join
-from bench.spec import Settings, StepFunction
 
 
 def _config(settings: Settings, parallelism: Any, training: Any) -> Any:

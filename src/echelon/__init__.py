@@ -6,44 +6,47 @@
     ec.prove(plan).require()
     ec.train(plan, data="stdlib")
 
+What goes wrong is one of these; `problems` are all that were found, each with the id of its rule:
+
+    EchelonError                 one or more problems, each with a rule id
+    |-- ConfigError              the run file, a flag or a preset is wrong            exit 2
+    |   `-- InfeasiblePlan       each value is legal, together they cannot run        exit 2
+    |-- DataError                a data file is missing, damaged or does not fit      exit 2
+    |-- CheckpointError          a checkpoint is missing, damaged or does not fit     exit 2
+    |-- EnvironmentProblem       the machine lacks something                          exit 3
+    |-- ProofFailed              the plan was run and is not equal to one device      exit 1
+    `-- RunFailed                training started and could not go on                 exit 4
+
 Everything is loaded when it is first used: importing Echelon takes milliseconds and no torch.
 """
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 
 TYPE_CHECKING = False  # typing would be most of what importing Echelon costs
 
-if TYPE_CHECKING:
-    from typing import Any
-
-    from echelon.api import (
-        calibrate,
-        import_run,
-        observe_schedule,
-        parallelize,
-        plan,
-        prove,
-        train,
-    )
-    from echelon.core.errors import EchelonError
-    from echelon.core.plan import Plan
-
-__version__ = "0.1.0"
-
 __all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
     "EchelonError",
+    "EnvironmentProblem",
+    "InfeasiblePlan",
     "Plan",
+    "ProofFailed",
+    "RunFailed",
+    "TrainResult",
     "__version__",
-    "calibrate",
     "calibrate_machine",
+    "calibrate_model",
     "calibrate_run",
     "compare",
     "export",
+    "generate",
     "import_run",
+    "observe",
+    "observe_experts",
     "observe_schedule",
     "parallelize",
     "plan",
@@ -51,51 +54,63 @@ __all__ = [
     "train",
 ]
 
-_HOMES = {
-    "EchelonError": "echelon.core.errors",
-    "Plan": "echelon.core.plan",
-    "calibrate": "echelon.api",
-    "calibrate_machine": "echelon.api",
-    "calibrate_run": "echelon.api",
-    "compare": "echelon.api",
-    "export": "echelon.api",
-    "import_run": "echelon.api",
-    "observe_schedule": "echelon.api",
-    "parallelize": "echelon.api",
-    "plan": "echelon.api",
-}
-_VERBS = ("prove", "train")
+if TYPE_CHECKING:
+    from echelon.api.calibrating.machine import calibrate_machine
+    from echelon.api.calibrating.model import calibrate_model
+    from echelon.api.calibrating.run import calibrate_run
+    from echelon.api.converting import export, import_run
+    from echelon.api.observing import observe, observe_experts, observe_schedule
+    from echelon.api.parallelizing import parallelize
+    from echelon.api.planning import compare, plan, prove
+    from echelon.api.training import TrainResult, generate, train
+    from echelon.core.errors import (
+        CheckpointError,
+        ConfigError,
+        DataError,
+        EchelonError,
+        EnvironmentProblem,
+        InfeasiblePlan,
+        ProofFailed,
+        RunFailed,
+    )
+    from echelon.core.plan import Plan
+    from echelon.core.version import __version__
+else:
+    # A type checker reads the imports above; with this function it would take any name for right.
 
+    _ERRORS = "echelon.core.errors"
+    _HOMES = {
+        "CheckpointError": _ERRORS,
+        "ConfigError": _ERRORS,
+        "DataError": _ERRORS,
+        "EchelonError": _ERRORS,
+        "EnvironmentProblem": _ERRORS,
+        "InfeasiblePlan": _ERRORS,
+        "Plan": "echelon.core.plan",
+        "ProofFailed": _ERRORS,
+        "RunFailed": _ERRORS,
+        "TrainResult": "echelon.api.training",
+        "__version__": "echelon.core.version",
+        "calibrate_machine": "echelon.api.calibrating.machine",
+        "calibrate_model": "echelon.api.calibrating.model",
+        "calibrate_run": "echelon.api.calibrating.run",
+        "compare": "echelon.api.planning",
+        "export": "echelon.api.converting",
+        "generate": "echelon.api.training",
+        "import_run": "echelon.api.converting",
+        "observe": "echelon.api.observing",
+        "observe_experts": "echelon.api.observing",
+        "observe_schedule": "echelon.api.observing",
+        "parallelize": "echelon.api.parallelizing",
+        "plan": "echelon.api.planning",
+        "prove": "echelon.api.planning",
+        "train": "echelon.api.training",
+    }
 
-class _Verb(ModuleType):
-    """A package named by a verb: calling it calls the function of that name in `echelon.api`."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Do what the verb says."""
-        return getattr(import_module("echelon.api"), self.__name__.rpartition(".")[2])(
-            *args, **kwargs
-        )
-
-
-class _Package(ModuleType):
-    """Echelon itself: whatever imports `echelon.prove` sets it here, and it becomes callable."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name in _VERBS and type(value) is ModuleType:
-            value.__class__ = _Verb
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
-
-
-def __getattr__(name: str) -> Any:
-    if name in _VERBS:
-        return import_module(f"echelon.{name}")
-    if name in _HOMES:
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-
-def __dir__() -> list[str]:
-    return list(__all__)
+    def __dir__() -> list[str]:
+        return list(__all__)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.harness.spec import SIZES
 from bench.scaling import Scaling, loads, measure, report, scaling_of
-from bench.spec import SIZES
 
 TINY = SIZES["tiny"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from echelon.cli.main import main
-from tests.observe.recorded_runs import plan_of, stage_times, write_run
+from tests.telemetry.recorded_runs import plan_of, stage_times, write_run
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from echelon.cli.main import main
 from echelon.config.load import load_job
-from echelon.train.data.corpus import prepared_data
-from echelon.train.data.dataset import TokenDataset
+from echelon.training.data.corpus import prepared_data
+from echelon.training.data.dataset import TokenDataset
 
 BPE = ["--tokenizer", "bpe-260"]
 TEXT = "a word and another word\n" * 50
@@ -27,7 +27,7 @@ def test_prepare_and_show_agree(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "tokens"
-    assert main(["data", "prepare", str(source), "--output", str(output), "--json"]) == 0
+    assert main(["data", "prepare", str(source), "--out", str(output), "--json"]) == 0
     prepared = json.loads(capsys.readouterr().out)
     assert prepared["command"] == "data prepare"
     assert prepared["text_bytes"] == len(TEXT)
@@ -41,7 +41,7 @@ def test_text_names_the_next_command_beside_the_result(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "tokens"
-    limited = ["data", "prepare", str(source), "--output", str(output), "--max-bytes", "100"]
+    limited = ["data", "prepare", str(source), "--out", str(output), "--max-bytes", "100"]
     assert main(limited) == 0
     printed = capsys.readouterr()
     assert "read        1 files, 100 B of text" in printed.out
@@ -52,7 +52,7 @@ def test_the_next_command_works_with_the_tokenizer_that_was_trained(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "tokens"
-    assert main(["data", "prepare", str(source), "--output", str(output), *BPE]) == 0
+    assert main(["data", "prepare", str(source), "--out", str(output), *BPE]) == 0
     settings = capsys.readouterr().err.split(" --set ")[1:]
     job = load_job("nano", [text.strip() for text in settings])
     assert prepared_data(job.data.source, job.data.tokenizer, tmp_path / "runs") == output
@@ -62,7 +62,7 @@ def test_the_next_command_works_with_the_tokenizer_that_was_trained(
 def test_an_output_that_exists_is_refused(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["data", "prepare", str(source), "--output", str(tmp_path)]) == 2
+    assert main(["data", "prepare", str(source), "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("error[data-output-exists]")
 
 
@@ -77,4 +77,4 @@ def test_prepare_needs_an_output(source: Path, capsys: pytest.CaptureFixture[str
     assert main(["data", "prepare", str(source)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error[bad-argument]")
-    assert "--output" in error
+    assert "--out" in error

@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from echelon.cli import machine
-from echelon.cli.machine import Finding
+from echelon.cli import doctor as machine
+from echelon.cli.doctor import MachineCheck
 from echelon.cli.main import main
-from echelon.launch import cores
+from echelon.launch import host
 
 Usage = namedtuple("Usage", "total used free")
 
 
-def rule(finding: Finding) -> str | None:
+def rule(finding: MachineCheck) -> str | None:
     return finding.problem.rule if finding.problem else None
 
 
-def only(findings: Iterable[Finding], name: str) -> Finding:
+def only(findings: Iterable[MachineCheck], name: str) -> MachineCheck:
     return next(finding for finding in findings if finding.name == name)
 
 
@@ -44,7 +44,7 @@ def test_a_working_machine_is_described_in_full(capsys: pytest.CaptureFixture[st
 def test_text_has_one_line_for_each_finding(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(list(machine.examine(Path.cwd())))
+    assert len(lines) == len(list(machine.examine_machine(Path.cwd())))
 
 
 def test_a_machine_without_torch_exits_3_and_is_told_what_to_install(
@@ -55,7 +55,7 @@ def test_a_machine_without_torch_exits_3_and_is_told_what_to_install(
     output = capsys.readouterr()
     assert "NO  torch" in output.out
     assert "error[torch-installed]" in output.err
-    assert "pip install 'echelon[train]'" in output.err
+    assert "pip install '.[train]' in the checkout of Echelon" in output.err
     assert main(["doctor", "--json"]) == 3
     result = json.loads(capsys.readouterr().out)
     assert result["ok"] is False
@@ -95,7 +95,7 @@ def test_little_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_more_ranks_than_memory_holds_are_refused_with_what_fits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(machine, "available_memory_bytes", lambda: machine.START_BYTES + 2**26)
+    monkeypatch.setattr(host, "available_memory_bytes", lambda: host.START_BYTES + 2**26)
     assert main(["prove", "nano", "--set", "mesh.dp_replicate=4"]) == 3
     error = capsys.readouterr().err
     assert error.startswith("error[enough-memory]: 4 ranks")
@@ -130,7 +130,7 @@ def test_an_interface_that_does_not_exist_stops_gloo(monkeypatch: pytest.MonkeyP
     assert rule(found) == "gloo-interface"
     assert found.stops_runs
     assert found.problem is not None
-    assert "lo" in " ".join(found.problem.works)
+    assert "lo" in " ".join(found.problem.suggestions)
 
 
 def test_a_host_name_that_leads_elsewhere_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,5 +151,5 @@ def test_a_full_disk_is_found(
 def test_a_container_quota_lowers_the_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cores, "first_words", lambda path: ["50000", "100000"])
-    assert cores.num_usable_cores() == 0.5
+    monkeypatch.setattr(host, "first_words", lambda path: ["50000", "100000"])
+    assert host.num_usable_cores() == 0.5

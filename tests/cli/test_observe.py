@@ -11,10 +11,11 @@ from xml.etree import ElementTree
 import pytest
 
 from echelon.cli.main import main
-from echelon.observe.bubble import Cause
-from echelon.observe.events import events_path
-from echelon.observe.trace import MEASURED, PLANNED, names_by_track, read_trace, trace_path
-from tests.observe.recorded_runs import plan_of, stage_times, write_run
+from echelon.telemetry.bubble import IdleCause
+from echelon.telemetry.events import events_path
+from echelon.telemetry.trace import MEASURED, PLANNED, trace_path
+from tests.telemetry.recorded_runs import plan_of, stage_times, write_run
+from tests.telemetry.runs import names_by_track, read_trace
 
 TIMES = stage_times(1.0, 1.5, transfer_s=0.125)
 TINY = (
@@ -58,7 +59,7 @@ def test_both_timelines_stand_one_above_the_other(
     # The run was written from the same simulation, and only clocks may be off.
     same = text[measured:].splitlines()[2 : 2 + len(drawing)]
     assert [line[:8] for line in same] == [line[:8] for line in drawing]
-    for cause in Cause:
+    for cause in IdleCause:
         assert text.count(f"  {cause.value}") >= 2, "in the bubble of each"
     assert "\nclocks    aligned by messages, to +- " in text
     assert "median of steps 2, 3, 4 / simulated = 1.0" in text
@@ -85,7 +86,7 @@ def test_json_gives_seconds_by_rank_and_cause(
         bubble = result[side]
         assert sum(bubble["by_cause"].values()) == pytest.approx(bubble["bubble"])
         assert [rank["rank"] for rank in bubble["ranks"]] == [0, 1]
-        assert set(bubble["ranks"][0]["idle_s"]) == {cause.value for cause in Cause}
+        assert set(bubble["ranks"][0]["idle_s"]) == {cause.value for cause in IdleCause}
     assert all(Path(trace).is_file() for trace in result["traces"])
 
 

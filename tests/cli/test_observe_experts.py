@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from echelon.cli.main import main
-from echelon.cli.observe_experts import hotspots_text
+from echelon.cli.observe import hotspots_text
 from echelon.core.model_shape import Experts
-from echelon.observe.hotspots import HotSpots
-from echelon.observe.routing import RecordedLoad
+from echelon.telemetry.routing import ExpertHotspots, RecordedLoad
 from tests.parallel.layouts import MIXTRAL, plan_of
 
 TINY = (
@@ -112,7 +111,7 @@ def test_many_experts_are_told_by_the_fullest_and_the_emptiest() -> None:
     counts = (*range(10, 29), 0)
     load = RecordedLoad(layer=3, counts=counts, dropped=12, aux_loss=None, z_loss=None)
     plan = plan_of(model=replace(MIXTRAL, experts=model), dp_shard=2, ep=2)
-    spots = HotSpots(run=Path("run"), plan=plan, step=7, layers=(load,), received_bytes={})
+    spots = ExpertHotspots(run=Path("run"), plan=plan, step=7, layers=(load,), received_bytes={})
     lines = hotspots_text(spots).splitlines()
     assert lines[2].split() == ["layer", "imbalance", "busiest", "most", "fewest", "dropped"]
     assert lines[3].split() == ["3", "1.55", "18", "28", "0", "12"]

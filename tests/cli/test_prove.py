@@ -7,7 +7,7 @@ import json
 import pytest
 
 from echelon.cli.main import main
-from echelon.prove.claims import CLAIMS
+from echelon.proof.claims.claims import CLAIMS
 
 SPLIT = ["--set", "mesh.tp=2", "--set", "mesh.sequence_parallel=true"]
 SPARSE = [

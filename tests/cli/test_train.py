@@ -1,4 +1,4 @@
-"""`echelon train` from the first process to the exit code, and what the demo makes of it."""
+"""`echelon train` from the first process to the exit code."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from pathlib import Path
 import pytest
 
 import echelon as ec
-from echelon.cli import demo
 from echelon.cli.main import main
 from echelon.config.load import load_job
 from echelon.core.plan import Plan
-from echelon.observe.summary import summarize_run
-from echelon.train.checkpoint.index import read_index
-from tests.readme import README
+from echelon.telemetry.summary import summarize_run
+from echelon.training.checkpoint.index import read_index
 
 TINY = (
     "model.layers=2",
@@ -265,41 +263,3 @@ def test_a_run_started_from_python_is_proven_by_its_plan(folder: Path) -> None:
     ec.train(plan, data="words.txt")
     assert main(["prove", "runs/nano"]) == 0
     assert (folder / "runs/nano/proof.json").is_file()
-
-
-def test_the_demo_plans_proves_trains_and_writes(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = flags("mesh.pp=1", "mesh.tp=1", "mesh.sequence_parallel=false")
-    settings[settings.index("train.steps=8")] = "train.steps=60"
-    settings[settings.index("train.validate_every=4")] = "train.validate_every=20"
-    assert main(["demo", *settings]) == 0
-    output = capsys.readouterr().out
-    parts = ["1. The plan", "2. The proof", "\nproven\n", "3. The run", "4. What it writes"]
-    places = [output.index(part) for part in [*parts, demo.PROMPT, "5. What to try next"]]
-    assert places == sorted(places)
-    assert (folder / "runs/nano/proof.json").is_file()
-
-
-def test_a_demo_that_does_not_learn_says_so(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = flags("mesh.pp=1", "mesh.tp=1", "mesh.sequence_parallel=false")
-    settings[settings.index("train.steps=8")] = "train.steps=4"
-    assert main(["demo", *settings]) == 1
-    assert "it has not learned enough" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("memory", "ranks"), [(2**34, 8), (2**31, 4)])
-def test_the_demo_takes_fewer_ranks_where_memory_is_small(
-    memory: int, ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("echelon.cli.machine.available_memory_bytes", lambda: memory)
-    assert load_job("nano", demo.demo_settings(())).plan.mesh.world_size == ranks
-
-
-def test_the_example_is_the_run_of_the_demo() -> None:
-    example = load_job(README.parent / "examples/nano.toml")
-    ours = load_job("nano", [*demo.LARGE, *demo.QUIET])
-    assert example.plan == ours.plan
-    assert example.data == ours.data

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from echelon.cli.main import main
-from tests.parallel.test_offload_files import mounted
-from tests.train.small_runs import TINY, checkpoint_of
+from tests.parallel.offload.test_file_store import mounted
+from tests.training.small_runs import TINY, checkpoint_of
 
 SHARD2 = ("mesh.dp_shard=2", "zero.stage=3")
 FILES = (*SHARD2, "zero.optimizer_offload=nvme", "zero.parameter_offload=nvme")
@@ -204,7 +204,7 @@ def test_a_key_of_deepspeed_that_is_not_honoured_is_one_error(
 ) -> None:
     config = {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}
     (folder / "ds.json").write_text(json.dumps(config))
-    code = without_processes("import", "ds.json", "--ranks", "2", "--output", "run.toml")
+    code = without_processes("import", "ds.json", "--ranks", "2", "--out", "run.toml")
     output = capsys.readouterr()
     assert code == 2
     assert "zero_hpz_partition_size" in output.err

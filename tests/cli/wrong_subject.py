@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from echelon.core.plan import Plan
-from echelon.parallel.shards import Shard
-from echelon.prove.subject import RankPlace
-from echelon.train.subject import EngineSubject
+from echelon.launch.context import RankContext
+from echelon.parallel.weights import Shard
+from echelon.training.subject import EngineSubject
 
 
 class DoubledGradients(EngineSubject):
@@ -22,6 +22,6 @@ class DoubledGradients(EngineSubject):
         }
 
 
-def build(place: RankPlace, plan: Plan) -> DoubledGradients:
+def build(place: RankContext, plan: Plan) -> DoubledGradients:
     """Return the engine of one rank."""
     return DoubledGradients(plan, place)

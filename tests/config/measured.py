@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from echelon.config.times_file import PASSES, UNITS, TimesFile, fitted
+from echelon.config.files.times_file import PASSES, UNITS, TimesFile, fitted_settings
 from echelon.core.plan import Plan
 
 
@@ -16,7 +16,7 @@ def times_file(plan: Plan, path: Path, *, head: float = 1.0, device: str = "cpu"
     }
     times = TimesFile(
         model=plan.model.name,
-        fits=fitted(plan),
+        fits=fitted_settings(plan),
         seconds=seconds,
         device=device,
         spread=dict.fromkeys(UNITS, 0.0),

@@ -62,7 +62,7 @@ def test_a_fault_of_latent_attention_names_values_that_work(
 ) -> None:
     found = problems_of(latent, sets)
     assert list(found) == [rule]
-    assert found[rule].works == works
+    assert found[rule].suggestions == works
     for advice in works:
         assert problems_of(latent, taken(advice, sets)) == {}
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from echelon.config.effects import require_trainable
 from echelon.config.load import load_job
 from echelon.config.presets import about, preset_names, read_preset
+from echelon.config.rules.plan import require_trainable
 from echelon.core.cluster import Link
 from echelon.core.model_shape import RopeScaling
 from echelon.core.parameters import num_active_parameters, num_parameters
-from echelon.cost.bytes_held import bytes_held
+from echelon.cost.bytes.held import bytes_held
 from tests.config.problems import problems_of, write
 
 # Elements of all tensors of the published checkpoints, a tied head counted once. GPT-3 has no
@@ -53,7 +53,7 @@ def test_a_model_has_the_published_number_of_parameters(name: str) -> None:
     preset = read_preset("models", name)
     assert preset is not None
     assert num_parameters(load_job(name).plan.model) == PUBLISHED[name]
-    assert f"{PUBLISHED[name]:,}" in about(preset)
+    assert f"{PUBLISHED[name]:,}" in about(preset.kind, preset.name)
 
 
 @pytest.mark.parametrize("name", ACTIVE)
@@ -76,7 +76,7 @@ def test_nano_is_small_and_fits_the_byte_tokenizer() -> None:
 def test_a_run_preset_can_be_trained_and_says_what_it_is(name: str) -> None:
     preset = read_preset("runs", name)
     assert preset is not None
-    assert len(about(preset)) > 40
+    assert len(about(preset.kind, preset.name)) > 40
     require_trainable(load_job(name).plan)
 
 

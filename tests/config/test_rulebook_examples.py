@@ -69,9 +69,9 @@ def test_examples_of_a_rule(rule: Rule, tmp_path: Path) -> None:
     base = "" if rule.id in WITHOUT_BASE else 'extends = "nano"\n'
     run = tmp_path / "run.toml"
     (tmp_path / "config.json").write_text("{}")
-    run.write_text(base + cleandoc(rule.bad) + "\n")
+    run.write_text(base + rule.bad + "\n")
     assert rule.id in problems_of(run)
-    run.write_text(base + cleandoc(rule.fixed) + "\n")
+    run.write_text(base + rule.fixed + "\n")
     assert rule.id not in problems_of(run)
     if any(rule in areas()[area] for area in NOTHING_ELSE):
         assert problems_of(run) == {}
@@ -79,7 +79,7 @@ def test_examples_of_a_rule(rule: Rule, tmp_path: Path) -> None:
 
 def test_the_rule_of_a_search_is_broken_where_every_check_has_passed(tmp_path: Path) -> None:
     run = tmp_path / "run.toml"
-    run.write_text('extends = "nano"\n' + cleandoc(SCHEDULE_SEARCH_HAS_MEMORY.bad) + "\n")
+    run.write_text('extends = "nano"\n' + SCHEDULE_SEARCH_HAS_MEMORY.bad + "\n")
     with pytest.raises(InfeasiblePlan) as caught:
         load_job(run)
     assert caught.value.rules == ("schedule-search-has-memory",)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.core.attention_mask import AttentionMask, Run
+from echelon.core.attention_mask import AttentionMask, PositionRun
 
 RUNS = st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 4)).flatmap(
     lambda first: st.tuples(
-        st.builds(Run, st.just(first[0]), st.just(first[2]), st.integers(0, 9)),
-        st.builds(Run, st.just(first[1]), st.just(first[2]), st.integers(0, 9)),
+        st.builds(PositionRun, st.just(first[0]), st.just(first[2]), st.integers(0, 9)),
+        st.builds(PositionRun, st.just(first[1]), st.just(first[2]), st.integers(0, 9)),
     )
 )
 MASKS = st.builds(
@@ -19,7 +19,9 @@ MASKS = st.builds(
 
 
 @given(runs=RUNS, mask=MASKS)
-def test_a_band_is_the_rule_of_the_mask(runs: tuple[Run, Run], mask: AttentionMask) -> None:
+def test_a_band_is_the_rule_of_the_mask(
+    runs: tuple[PositionRun, PositionRun], mask: AttentionMask
+) -> None:
     queries, keys = runs
     band = mask.band(queries, keys)
     seen = {
@@ -37,8 +39,11 @@ def test_a_band_is_the_rule_of_the_mask(runs: tuple[Run, Run], mask: AttentionMa
     assert (first, last) == ((met[0], met[-1] + 1) if met else (0, 0))
 
 
-@given(run=st.builds(Run, st.integers(0, 9), st.integers(1, 4), st.integers(0, 9)), data=st.data())
-def test_a_range_of_positions_is_a_range_of_indices(run: Run, data: st.DataObject) -> None:
+@given(
+    run=st.builds(PositionRun, st.integers(0, 9), st.integers(1, 4), st.integers(0, 9)),
+    data=st.data(),
+)
+def test_a_range_of_positions_is_a_range_of_indices(run: PositionRun, data: st.DataObject) -> None:
     start, stop = data.draw(st.integers(0, 40)), data.draw(st.integers(0, 40))
     first, last = run.between(start, stop)
     inside = [i for i in range(run.count) if start <= run.position(i) < stop]

@@ -23,7 +23,7 @@ SPLIT = Problem(
     message="parallel.tp = 8, but llama-tiny has 6 key/value heads (6 % 8 != 0)",
     key="mesh.tp",
     set_by="--set mesh.tp=8",
-    works=("1", "2", "3", "6"),
+    suggestions=("1", "2", "3", "6"),
 )
 BARE = Problem(rule="config-key", message="mesh.ppp is not a key")
 

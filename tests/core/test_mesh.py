@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -114,29 +112,6 @@ def test_data_groups_hold_equal_tp_and_pp_only(
     assert data == tuple(
         tuple(range(s * stage + t, (s + 1) * stage, 8)) for s in range(4) for t in range(8)
     )
-
-
-def test_which_groups_cross_nodes() -> None:
-    mesh = Mesh(pp=2, dp_replicate=2, tp=4)
-    assert not mesh.crosses_nodes(8, Axis.TP)
-    assert not mesh.crosses_nodes(8, Axis.DP_REPLICATE)
-    assert mesh.groups_across_nodes(8, Axis.PP) == 8
-    wide = Mesh(dp_replicate=2, tp=16)
-    assert wide.groups_across_nodes(8, Axis.TP) == 2
-    assert Mesh(dp_shard=3, tp=4).groups_across_nodes(6, Axis.TP) == 1
-
-
-@given(MESHES, AXES, st.integers(1, 9))
-@settings(deadline=None, max_examples=30)
-def test_node_crossings_are_those_of_pairs(
-    mesh: Mesh, axes: tuple[Axis, ...], per_node: int
-) -> None:
-    crossing = sum(
-        any(a // per_node != b // per_node for a, b in combinations(group, 2))
-        for group in mesh.groups(*axes)
-    )
-    assert mesh.groups_across_nodes(per_node, *axes) == crossing
-    assert mesh.crosses_nodes(per_node, *axes) == (crossing > 0)
 
 
 def test_loss_axes_hold_every_rank_that_sees_other_tokens() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
+import echelon
 from echelon.core.errors import EnvironmentProblem
 from echelon.core.optional import optional_package
 
@@ -20,5 +22,15 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
         optional_package("pyarrow", extra="data", purpose="reading corpus.parquet")
     assert raised.value.rules == ("package-installed",)
     assert raised.value.exit_code == 3
-    assert raised.value.problems[0].works == ("pip install 'echelon[data]'",)
+    assert raised.value.problems[0].suggestions == (
+        "pip install '.[data]' in the checkout of Echelon",
+    )
     assert "reading corpus.parquet needs the package pyarrow" in str(raised.value)
+
+
+def test_nothing_advises_an_install_that_an_index_of_packages_would_have_to_know() -> None:
+    folder = Path(echelon.__file__).parent
+    files = [*folder.rglob("*.py"), *folder.rglob("*.toml")]
+    advised = ("echelon[", "pip install echelon", "pip install --upgrade echelon")
+    found = [file for file in files if any(text in file.read_text() for text in advised)]
+    assert found == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,9 +24,13 @@ RULE = Rule(
 
 
 def test_a_rule_makes_problems_of_its_own_id() -> None:
-    problem = RULE.problem("tp = 3", key="mesh.tp", set_by="run.toml:2", works=(1, 2))
+    problem = RULE.problem("tp = 3", key="mesh.tp", set_by="run.toml:2", suggestions=(1, 2))
     assert (problem.rule, problem.message) == ("tp-divides-heads", "tp = 3")
-    assert (problem.key, problem.set_by, problem.works) == ("mesh.tp", "run.toml:2", ("1", "2"))
+    assert (problem.key, problem.set_by, problem.suggestions) == (
+        "mesh.tp",
+        "run.toml:2",
+        ("1", "2"),
+    )
 
 
 def test_the_page_of_a_rule() -> None:
@@ -64,3 +70,9 @@ def test_did_you_mean() -> None:
     known = ("schedule", "stages", "virtual_stages")
     assert did_you_mean("shedule", known)[0] == "schedule"
     assert did_you_mean("xyz", known) == ()
+
+
+def test_what_both_examples_share_is_said_once() -> None:
+    rule = Rule("tp", "Why.", bad="tp = 4", fixed="tp = 3", example="heads = 6\n%s")
+    assert (rule.bad, rule.fixed) == ("heads = 6\ntp = 4", "heads = 6\ntp = 3")
+    assert set(asdict(rule)) == {"id", "why", "bad", "fixed"}

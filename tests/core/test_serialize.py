@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.core.serialize import content_hash, from_json, to_json
+from echelon.core.serialize import DEEPEST, content_hash, decode_json, from_json, to_json
 
 
 class Colour(StrEnum):
@@ -125,3 +125,24 @@ def test_the_place_starts_with_what_the_caller_says() -> None:
         from_json(Tree, {}, where="plan")
     with pytest.raises(ValueError, match=r"^plan: expected a table, found 7$"):
         from_json(Tree, 7, where="plan")
+
+
+@pytest.mark.parametrize("depth", [DEEPEST + 1, 900, 200_000])
+@pytest.mark.parametrize("bracket", ["[", '{"a": '])
+def test_brackets_without_end_are_no_json(depth: int, bracket: str) -> None:
+    close = {"[": "]", '{"a": ': "}"}[bracket]
+    for text in (bracket * depth, bracket * depth + "0" + close * depth):
+        with pytest.raises(ValueError, match=r"nested more than|[Ee]xpecting"):
+            decode_json(text)
+
+
+def test_what_is_nested_as_files_are_is_read() -> None:
+    depth = DEEPEST - 1
+    assert decode_json("[" * depth + "]" * depth) == json.loads("[" * depth + "]" * depth)
+    assert decode_json(b'{"a": [1, {"b": null}]}') == {"a": [1, {"b": None}]}
+
+
+def test_what_does_not_fit_is_shown_in_short() -> None:
+    with pytest.raises(ValueError, match="expected a table") as caught:
+        from_json(Leaf, ["x" * 10_000] * 1000)
+    assert len(str(caught.value)) < 2_000

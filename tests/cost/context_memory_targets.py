@@ -14,11 +14,11 @@ from echelon.core.event import NoEvents
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.models.batch import TokenBatch
-from echelon.parallel.context import ContextAttention, ContextGroups
-from echelon.parallel.device_mesh import Wanted, rank_groups
-from echelon.parallel.dtypes import TORCH_DTYPES
-from echelon.parallel.gradients import GradientStore, NoReduction
-from echelon.parallel.recorder import Recorder
+from echelon.models.precision import TORCH_DTYPES
+from echelon.parallel.context import ContextAttention
+from echelon.parallel.gradients import GradientStore, Reduction
+from echelon.parallel.transport.device_mesh import rank_groups
+from echelon.parallel.transport.recorder import Recorder
 
 REPEATS = 5
 
@@ -49,11 +49,9 @@ def attention_allocates(context: RankContext, plan: Plan) -> Allocated:
 
 def _allocate(context: RankContext, plan: Plan) -> Allocated:
     """Run once, with groups that have no memory in stock yet."""
-    groups = rank_groups(plan.mesh, Recorder(context.rank, NoEvents()), Wanted.by(plan))
-    store = GradientStore(NoReduction())
-    attention = ContextAttention(
-        plan, ContextGroups(ring=groups.ring, ulysses=groups.ulysses), store
-    )
+    groups = rank_groups(plan, Recorder(context.rank, NoEvents()))
+    store = GradientStore(Reduction())
+    attention = ContextAttention(plan, groups.ring, groups.ulysses, store)
     batch = _batch(plan, plan.mesh.coordinates(context.rank)[Axis.CP])
     q, k, v = _heads(plan, batch)
     forward = Allocation(lambda: attention.attend(q, k, v, plan.model, batch))

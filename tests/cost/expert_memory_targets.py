@@ -8,18 +8,17 @@ import torch
 
 from echelon.core.event import NoEvents
 from echelon.core.plan import Plan
-from echelon.cost.expert_load import dispatched_tokens
 from echelon.launch.context import RankContext
-from echelon.parallel.device_mesh import RankGroups, Wanted, rank_groups
-from echelon.parallel.expert.carrier import Carrier
-from echelon.parallel.expert.dispatch import Dispatch
-from echelon.parallel.expert.router import Routed, Tokens
-from echelon.parallel.recorder import Recorder
+from echelon.layout.expert_load import dispatched_tokens
+from echelon.parallel.expert.layer import TokenDispatcher, make_dispatcher
+from echelon.parallel.expert.router import RoutedTokens, TokenRouting
+from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
+from echelon.parallel.transport.recorder import Recorder
 from tests.cost.context_memory_targets import REPEATS, Allocation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Travelled:
+class DispatchMemory:
     """The most bytes in memory on the way to experts and back, and the rows that met experts.
 
     What is taken back is there before, and counts.
@@ -30,39 +29,39 @@ class Travelled:
     rows: int
 
 
-def rows_allocate(context: RankContext, argument: tuple[Plan, bool]) -> Travelled:
+def rows_allocate(context: RankContext, argument: tuple[Plan, bool]) -> DispatchMemory:
     """Send rows and gates to experts and back: to each in turn, or all to those of rank 0.
 
     The least of several runs counts, as for attention.
     """
     plan, to_one = argument
     torch.set_num_threads(1)
-    groups = rank_groups(plan.mesh, Recorder(context.rank, NoEvents()), Wanted.by(plan))
+    groups = rank_groups(plan, Recorder(context.rank, NoEvents()))
     runs = [_travel(plan, groups, to_one) for _ in range(REPEATS)]
-    return Travelled(
+    return DispatchMemory(
         there=min(run.there for run in runs),
         back=min(run.back for run in runs),
         rows=runs[0].rows,
     )
 
 
-def _travel(plan: Plan, groups: RankGroups, to_one: bool) -> Travelled:
+def _travel(plan: Plan, groups: RankGroups, to_one: bool) -> DispatchMemory:
     experts = plan.model.experts
     assert experts is not None
     tokens, k = dispatched_tokens(plan), experts.top_k
     number = torch.arange(tokens * k).view(tokens, k)
     chosen = number % (k if to_one else experts.num_experts)
     gates = torch.rand(tokens, k)
-    routed = Routed(gates_nK=gates, chosen_nK=chosen, kept_nK=None)
+    routed = TokenRouting(gates_nK=gates, chosen_nK=chosen, kept_nK=None)
     every = torch.arange(tokens)
-    told = Tokens(
+    told = RoutedTokens(
         key_n=every, number_n=every, num_sequences=1, length=plan.mathematics.sequence_length
     )
-    carrier: Carrier = Dispatch(plan, groups).carrier(routed, told)
+    carrier: TokenDispatcher = make_dispatcher(plan, groups, routed, told)
     x = torch.rand(tokens, plan.model.hidden)
 
     def go() -> tuple[torch.Tensor, torch.Tensor | None]:
-        return carrier.scatter(x, gates, name="there")()
+        return carrier.dispatch(x, gates, name="there")()
 
     there = Allocation(go)
     rows, row_gates = there.take()
@@ -70,7 +69,7 @@ def _travel(plan: Plan, groups: RankGroups, to_one: bool) -> Travelled:
     given = rows.nbytes + row_gates.nbytes
 
     def come_back() -> tuple[torch.Tensor, torch.Tensor | None]:
-        return carrier.collect(rows, row_gates, name="back")()
+        return carrier.combine(rows, row_gates, name="back")()
 
     back = Allocation(come_back)
-    return Travelled(there=there.peak, back=given + back.peak, rows=len(rows))
+    return DispatchMemory(there=there.peak, back=given + back.peak, rows=len(rows))

@@ -7,7 +7,15 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from echelon.core.plan import Home, Optimizer, OptimizerKind, Plan, Precision, Zero, ZeroStage
+from echelon.core.plan import (
+    OffloadTarget,
+    Optimizer,
+    OptimizerKind,
+    Plan,
+    Precision,
+    Zero,
+    ZeroStage,
+)
 from tests.parallel.layouts import GPT2, NANO, QWEN, plan_of
 
 MIXED = Precision(parameters="bf16", gradients="bf16", reduction="fp32", master="fp32")
@@ -15,7 +23,7 @@ WIDE = Precision(parameters="bf16", gradients="fp32", reduction="bf16", master="
 SINGLE = Precision()
 DOUBLE = Precision(parameters="fp64", gradients="fp64", reduction="fp64", master="fp64")
 
-HOMES: tuple[Home, ...] = ("none", "host", "nvme")
+HOMES: tuple[OffloadTarget, ...] = ("none", "host", "nvme")
 KINDS: tuple[OptimizerKind, ...] = ("adamw", "sgd", "muon")
 
 

@@ -4,53 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.parallel.collectives import Group
-from echelon.parallel.device_mesh import RankGroups
-from echelon.parallel.recorder import WaitMarks
-from echelon.prove.batches import global_batch
-from echelon.prove.subject import GlobalBatch, RankPlace
+from echelon.parallel.transport.collectives import Group
+from echelon.parallel.transport.device_mesh import RankGroups
+from echelon.proof.oracle.batches import global_batch
+from echelon.proof.subject import ProofBatch
 from echelon.schedule.action import ActionKind
-from echelon.train.live import storage_bytes
-from echelon.train.subject import EngineReport, EngineSubject
+from echelon.training.subject import EngineReport, EngineSubject, storage_bytes
 
 NUM_STEPS = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnGpu:
-    """A rank's place with the GPU in it, whatever its processes talk over."""
-
-    rank: int
-    world_size: int
-    device: torch.device
-    progress: WaitMarks
 
 
 class GpuSubject(EngineSubject):
     """The engine whose tensors are all on the GPU."""
 
-    def __init__(self, plan: Plan, place: RankPlace) -> None:
+    def __init__(self, plan: Plan, place: RankContext) -> None:
         """Build this rank's part on the first GPU."""
         self.device = torch.device("cuda", 0)
-        super().__init__(
-            plan,
-            OnGpu(
-                rank=place.rank,
-                world_size=place.world_size,
-                device=self.device,
-                progress=place.progress,
-            ),
-        )
+        super().__init__(plan, replace(place, device=self.device))
         copy_through_host(self.engine.groups)
 
-    def step(self, batch: GlobalBatch, step: int) -> EngineReport:
+    def step(self, batch: ProofBatch, step: int) -> EngineReport:
         """Take one optimizer step; the tokens are moved first."""
         moved = replace(
             batch,
@@ -87,10 +67,10 @@ def copy_through_host(groups: RankGroups) -> None:
     for field in dataclasses.fields(groups):
         group = getattr(groups, field.name)
         if isinstance(group, Group):
-            group._direct = None
+            group._gloo_group = None
 
 
-def build(place: RankPlace, plan: Plan) -> GpuSubject:
+def build(place: RankContext, plan: Plan) -> GpuSubject:
     """Return this rank of `plan` as a subject."""
     return GpuSubject(plan, place)
 

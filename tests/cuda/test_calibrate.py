@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from echelon.api.calibrate_machine import calibrate_machine
-from echelon.config.cluster import read_cluster_file
+from echelon.api.calibrating.machine import calibrate_machine
+from echelon.config.cluster.settings import read_cluster_file
 from echelon.core.cluster import Cluster
-from echelon.cost.fit_workloads import tiny_workload
+from tests.cost.fit.tiny_workload import TINY
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
@@ -19,7 +19,7 @@ pytestmark = [
 
 
 def test_a_gpu_is_measured(tmp_path: Path) -> None:
-    found = calibrate_machine(out=tmp_path / "gpu.toml", ranks=1, workload=tiny_workload())
+    found = calibrate_machine(out=tmp_path / "gpu.toml", ranks=1, workload=TINY)
     assert found.cluster.backend == "nccl"
     assert found.device.device.efficiency.units > 1
     assert all(one.seconds > 0 for one in found.device.timed)

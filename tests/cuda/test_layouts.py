@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from echelon.core.mesh import Mesh
-from echelon.core.plan import Home, OptimizerKind, Plan, Precision, Recompute, ZeroStage
-from echelon.launch.pool import RankPool
-from echelon.prove.run import prove
-from echelon.prove.zero_cases import STAGES, ZeroCase
+from echelon.core.plan import OffloadTarget, OptimizerKind, Plan, Precision, Recompute, ZeroStage
+from echelon.launch.local.pool import RankPool
+from echelon.proof.matrix.zero_cases import STAGES, ZeroCase
+from echelon.proof.run import prove
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
@@ -40,7 +40,7 @@ def _plan(
     layout: str,
     *,
     optimizer: OptimizerKind = "adamw",
-    home: Home = "none",
+    home: OffloadTarget = "none",
     accumulation: int = 3,
 ) -> Plan:
     case = ZeroCase(
@@ -108,7 +108,7 @@ def test_recomputed_blocks_whose_inputs_wait_in_host_memory_are_proven(
 @pytest.mark.parametrize("home", ["host", "nvme"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_offload_changes_no_bit(
-    stage: ZeroStage, home: Home, rank_pool: RankPool, tmp_path: Path
+    stage: ZeroStage, home: OffloadTarget, rank_pool: RankPool, tmp_path: Path
 ) -> None:
     on_device = _plan(stage, "dp2")
     elsewhere = _with_zero(

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from echelon.core.errors import DataError
 from echelon.core.rules import Rule
 from echelon.launch.context import RankContext
-from echelon.launch.handshake import compare_state
+from echelon.launch.handshake import check_same_state
 
 BROKEN_FILE = Rule(id="broken-file", why="for tests", bad="", fixed="")
 
@@ -114,7 +114,7 @@ def state_digests(context: RankContext, odd: int) -> str:
     if context.rank % 2:
         digests["head of odd ranks"] = "equal"
     labels = tuple(f"tp{rank}" for rank in range(context.world_size))
-    compare_state(context, digests, labels)
+    check_same_state(context, digests, labels)
     return "agreed"
 
 

@@ -8,12 +8,12 @@ from echelon.core.errors import EnvironmentProblem
 from echelon.launch import environment
 from echelon.launch.environment import (
     VARIABLES,
-    Place,
+    LaunchedRank,
     check_world_size,
-    launched,
+    is_launched,
     local_environment,
     rank_environment,
-    read_place,
+    read_launched_rank,
     wanted_port,
 )
 
@@ -30,31 +30,31 @@ TORCHRUN = {
 
 
 def test_a_place_is_read_as_torchrun_writes_it() -> None:
-    assert read_place(TORCHRUN) == Place(
+    assert read_launched_rank(TORCHRUN) == LaunchedRank(
         rank=5,
         local_rank=1,
         world_size=8,
         master_addr="node-0",
         master_port=29500,
         attempt="abc/2",
-        hosted=True,
+        store_is_hosted=True,
     )
-    assert launched(TORCHRUN)
-    assert not launched({})
-    assert not launched({"MASTER_PORT": "29500"})
+    assert is_launched(TORCHRUN)
+    assert not is_launched({})
+    assert not is_launched({"MASTER_PORT": "29500"})
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
 def test_half_a_launch_is_no_run_of_its_own(name: str) -> None:
     half = {name: TORCHRUN[name]}
-    assert launched(half)
+    assert is_launched(half)
     with pytest.raises(EnvironmentProblem, match="MASTER_ADDR, MASTER_PORT not set"):
-        read_place(half)
+        read_launched_rank(half)
 
 
 def test_missing_variables_are_named() -> None:
     with pytest.raises(EnvironmentProblem, match="LOCAL_RANK, MASTER_PORT not set") as caught:
-        read_place({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"})
+        read_launched_rank({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"})
     assert caught.value.rules == ("rank-environment",)
 
 
@@ -70,18 +70,18 @@ def test_missing_variables_are_named() -> None:
 )
 def test_a_wrong_variable_is_told(name: str, value: str, said: str) -> None:
     with pytest.raises(EnvironmentProblem, match=said) as caught:
-        read_place({**TORCHRUN, name: value})
+        read_launched_rank({**TORCHRUN, name: value})
     assert set(caught.value.rules) == {"rank-environment"}
 
 
 def test_all_wrong_variables_are_told_at_once() -> None:
     with pytest.raises(EnvironmentProblem) as caught:
-        read_place({**TORCHRUN, "RANK": "x", "MASTER_PORT": "y"})
+        read_launched_rank({**TORCHRUN, "RANK": "x", "MASTER_PORT": "y"})
     assert len(caught.value.problems) == 2
 
 
 def test_the_launched_world_must_be_the_mesh() -> None:
-    place = read_place(TORCHRUN)
+    place = read_launched_rank(TORCHRUN)
     check_world_size(place, 8)
     with pytest.raises(EnvironmentProblem, match="8 ranks were started, but the mesh has 4") as e:
         check_world_size(place, 4)

@@ -9,9 +9,9 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 
 from echelon.core.errors import EnvironmentProblem
 from echelon.launch import handshake
-from echelon.launch.culprit import RankFailure
-from echelon.launch.handshake import code_version, disagreements, introduce
-from echelon.launch.pool import RankPool
+from echelon.launch.handshake import check_same_start, code_version, disagreements
+from echelon.launch.local.pool import RankPool
+from echelon.launch.root_cause import RankFailure
 from tests.launch import targets
 
 LABELS = ("tp0", "tp1", "tp2", "tp3")
@@ -64,14 +64,14 @@ def test_digests_of_replicas_are_compared_over_ranks(rank_pool: RankPool) -> Non
 def test_a_rank_that_does_not_come_is_named() -> None:
     store = HashStore()
     with pytest.raises(EnvironmentProblem, match=r"rank 1 \(b\) did not join.*1 of 2") as caught:
-        introduce(store, rank=0, labels=("a", "b"), argument={}, timeout_s=0.3)
+        check_same_start(store, rank=0, labels=("a", "b"), argument={}, timeout_s=0.3)
     assert caught.value.rules == ("rank-never-joined",)
 
 
 def test_a_first_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "_VERDICT_S", 0.1)
     with pytest.raises(EnvironmentProblem, match=r"rank 0 \(a\) did not join") as caught:
-        introduce(HashStore(), rank=1, labels=("a", "b"), argument={}, timeout_s=0.2)
+        check_same_start(HashStore(), rank=1, labels=("a", "b"), argument={}, timeout_s=0.2)
     assert caught.value.rules == ("rank-never-joined",)
 
 
@@ -81,7 +81,9 @@ def test_both_sides_hear_of_another_configuration() -> None:
 
     def join(rank: int) -> None:
         try:
-            introduce(store, rank=rank, labels=("a", "b"), argument={"lr": rank}, timeout_s=10)
+            check_same_start(
+                store, rank=rank, labels=("a", "b"), argument={"lr": rank}, timeout_s=10
+            )
         except EnvironmentProblem as error:
             errors[rank] = error
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from echelon.core.errors import EchelonError
-from echelon.launch.joined import run_joined
-from echelon.launch.supervisor import DEFAULT_OPTIONS
-from echelon.launch.watch import Limits
+from echelon.launch.launched_rank import run_launched_rank
+from echelon.launch.local.messages import Limits
+from echelon.launch.local.supervisor import DEFAULT_OPTIONS
 
 
 def main() -> int:
@@ -24,7 +24,7 @@ def main() -> int:
     try:
         target = argument.pop("target", "train")
         limits = Limits(step_s=argument.pop("step_s", Limits().step_s))
-        outcome = run_joined(
+        outcome = run_launched_rank(
             f"tests.launch.targets:{target}",
             argument,
             labels=labels,

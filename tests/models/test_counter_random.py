@@ -8,22 +8,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.models.counter_random import key_of, normal, normal_rectangle, uniform
+from echelon.models.counter_random import make_key, normal, normal_rectangle, uniform
 
 INDEX = torch.arange(200_000)
 
 
 def test_a_key_depends_on_all_parts() -> None:
-    keys = {key_of("parameter", 0, "a"), key_of("parameter", 1, "a"), key_of("parameter", 0, "b")}
-    keys |= {key_of("parameter0", "a"), key_of(), key_of("a")}
+    keys = {
+        make_key("parameter", 0, "a"),
+        make_key("parameter", 1, "a"),
+        make_key("parameter", 0, "b"),
+    }
+    keys |= {make_key("parameter0", "a"), make_key(), make_key("a")}
     assert len(keys) == 6
-    assert key_of("parameter", 0, "a") == key_of("parameter", 0, "a")
+    assert make_key("parameter", 0, "a") == make_key("parameter", 0, "a")
     assert all(-(2**63) <= key < 2**63 for key in keys)
 
 
 def test_known_values_stay() -> None:
     # The same seed must give the same model for ever: another value here is another model.
-    key = key_of("parameter", 0, "embedding.weight")
+    key = make_key("parameter", 0, "embedding.weight")
     expected = [0.8134737257016005, 0.7831003770318594, 0.21822804474895946]
     assert uniform(key, torch.arange(3)).tolist() == expected
 
@@ -59,7 +63,7 @@ def test_even_the_outermost_values_are_within_zero_and_one() -> None:
 
 
 def test_uniform_values_are_uniform() -> None:
-    values = uniform(key_of("test"), INDEX)
+    values = uniform(make_key("test"), INDEX)
     assert values.min() > 0
     assert values.max() < 1
     assert abs(values.mean() - 0.5) < 5 / math.sqrt(12 * len(INDEX))
@@ -69,7 +73,7 @@ def test_uniform_values_are_uniform() -> None:
 
 
 def test_normal_values_are_normal() -> None:
-    values = normal(key_of("test"), INDEX)
+    values = normal(make_key("test"), INDEX)
     root = math.sqrt(len(INDEX))
     assert abs(values.mean()) < 5 / root
     assert abs(values.square().mean() - 1) < 5 * math.sqrt(2) / root
@@ -79,8 +83,8 @@ def test_normal_values_are_normal() -> None:
 
 
 def test_neighbours_rows_and_keys_are_not_correlated() -> None:
-    values = normal(key_of("test"), INDEX)
-    others = normal(key_of("test", 1), INDEX)
+    values = normal(make_key("test"), INDEX)
+    others = normal(make_key("test", 1), INDEX)
     bound = 5 / math.sqrt(len(INDEX))
     for lag in (1, 2, 16, 64, 128, 1024, 4096):
         assert abs((values[lag:] * values[:-lag]).mean()) < bound * 1.1

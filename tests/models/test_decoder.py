@@ -15,7 +15,7 @@ from echelon.core.parameters import parameters
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.models.initial import initial_values
-from echelon.models.modules import Share
+from echelon.models.modules import TensorShare
 from echelon.models.operations import Operations
 from tests.parallel.layouts import GPT2, NANO, QWEN
 
@@ -55,7 +55,10 @@ def test_names_and_shapes_are_those_of_the_table(shape: ModelShape) -> None:
 
 @pytest.mark.parametrize("shape", [NANO, GPT2], ids=lambda shape: shape.name)
 def test_a_tensor_rank_has_the_local_shapes(shape: ModelShape) -> None:
-    own = {name: tuple(p.shape) for name, p in Decoder(shape, share=Share(tp=2)).named_parameters()}
+    own = {
+        name: tuple(p.shape)
+        for name, p in Decoder(shape, share=TensorShare(tp=2)).named_parameters()
+    }
     assert own == {spec.name: spec.local_shape(2) for spec in parameters(shape)}
 
 

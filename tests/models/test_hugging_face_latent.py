@@ -13,7 +13,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 
 from echelon.core.model_shape import LatentAttention as LatentShape
 from echelon.core.model_shape import ModelShape
-from echelon.models.latent import LatentAttention
+from echelon.models.latent import MultiHeadLatentAttention
 from echelon.models.operations import Operations
 from echelon.models.rotary import rotary_tables
 from tests.models.batches import blank_batch
@@ -75,11 +75,11 @@ def as_ours(name: str, tensor: torch.Tensor, shape: ModelShape) -> torch.Tensor:
     return tensor
 
 
-def ours(their: DeepseekV3Attention, shape: ModelShape) -> LatentAttention:
+def ours(their: DeepseekV3Attention, shape: ModelShape) -> MultiHeadLatentAttention:
     """Return our attention with their weights."""
     values = dict(their.named_parameters())
     dtype = values["o_proj.weight"].dtype
-    module = LatentAttention(shape, latent_of(shape), Operations(), 1).to(dtype)
+    module = MultiHeadLatentAttention(shape, latent_of(shape), Operations(), 1).to(dtype)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             parameter.copy_(as_ours(name, values[THEIR_NAMES[name]], shape))

@@ -16,15 +16,15 @@ from echelon.core.parameters import parameters, router_biases
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.parallel.apply import apply_plan
-from echelon.parallel.device_mesh import Wanted, rank_groups
-from echelon.parallel.recorder import Recorder
-from echelon.parallel.shards import Shard
-from echelon.train.checkpoint.exchange import OneRank
-from echelon.train.weights.files import find_weights
-from echelon.train.weights.load import load_weights
+from echelon.parallel.transport.device_mesh import rank_groups
+from echelon.parallel.transport.recorder import Recorder
+from echelon.parallel.weights import Shard
+from echelon.training.checkpoint.communicator import SingleRankCommunicator
+from echelon.training.weights.files import find_weights
+from echelon.training.weights.load import load_weights
 from tests.parallel.layouts import plan_of
-from tests.train.weights.transformers_models import SHAPES as SMALL
-from tests.train.weights.transformers_models import Original, Tensors, original
+from tests.training.weights.transformers_models import SHAPES as SMALL
+from tests.training.weights.transformers_models import Original, Tensors, original
 
 T, B = 11, 2
 SHAPES = {name: replace(one, vocab=261) for name, one in SMALL.items()}
@@ -45,7 +45,7 @@ def saved_weights(folder: Path, shape: ModelShape) -> tuple[Tensors, dict[int, t
         name: [Shard(name=name, global_shape=(), offset=(0,) * t.dim(), tensor=t, primary=True)]
         for name, t in whole.items()
     }
-    load_weights(find_weights(folder, shape), wanted, OneRank())
+    load_weights(find_weights(folder, shape), wanted, SingleRankCommunicator())
     return whole, {spec.layer: whole.pop(spec.name) for spec in biases if spec.layer is not None}
 
 
@@ -81,7 +81,7 @@ def test_a_rank_has_their_loss(name: str, tmp_path: Path) -> None:
     shape = saved_shape(model.save(tmp_path, fused=False))
     whole, biases = saved_weights(tmp_path, shape)
     plan = plan_of(model=shape, dtype="fp32", sequence_length=T, microbatch_sequences=B)
-    groups = rank_groups(plan.mesh, Recorder(0, NoEvents()), Wanted.by(plan))
+    groups = rank_groups(plan, Recorder(0, NoEvents()))
     rank = apply_plan(plan, groups, torch.device("cpu"))
     assert rank.balancer is not None
     with torch.no_grad():

@@ -11,13 +11,14 @@ import torch
 
 from echelon.core.event import NoEvents
 from echelon.models.batch import TokenBatch
+from echelon.models.decoder import mixture_of_experts
 from echelon.models.mixture_reference import RoutingNotes
-from echelon.models.modules import Share
+from echelon.models.modules import TensorShare
 from echelon.models.moe import MixtureOfExperts
 from echelon.models.operations import Operations
 from echelon.parallel.apply import apply_plan
-from echelon.parallel.device_mesh import Wanted, rank_groups
-from echelon.parallel.recorder import Recorder
+from echelon.parallel.transport.device_mesh import rank_groups
+from echelon.parallel.transport.recorder import Recorder
 from tests.models.batches import blank_batch
 from tests.models.mixture_blocks import (
     FAMILIES,
@@ -58,7 +59,7 @@ def by_reference(family: Family, block: Any, x: torch.Tensor, dy: torch.Tensor) 
     operations = Operations()
     if family.experts.router_bias:
         operations.routing = RoutingNotes(biases={0: selection_bias(block)})
-    mixture = MixtureOfExperts(family.shape, operations, 0, Share()).to(x.dtype)
+    mixture = mixture_of_experts(family.shape, operations, 0, TensorShare()).to(x.dtype)
     give_weights(block, mixture)
     y, dx = run(lambda leaf: mixture(leaf, blank_batch(T, B)), x, dy)
     found = {n: one.grad for n, one in mixture.named_parameters() if one.grad is not None}
@@ -67,7 +68,7 @@ def by_reference(family: Family, block: Any, x: torch.Tensor, dy: torch.Tensor) 
 
 def by_rank(family: Family, block: Any, x: torch.Tensor, dy: torch.Tensor) -> Results:
     plan = plan_of(model=replace(family.shape, max_positions=T), dtype=PRECISIONS[x.dtype])
-    groups = rank_groups(plan.mesh, Recorder(0, NoEvents()), Wanted.by(plan))
+    groups = rank_groups(plan, Recorder(0, NoEvents()))
     model = apply_plan(plan, groups, torch.device("cpu"))
     mixture = cast(MixtureOfExperts, model.stages[0].layers["0"].mlp)
     assert model.balancer is not None

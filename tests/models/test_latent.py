@@ -13,7 +13,7 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
-from echelon.models.latent import LatentAttention
+from echelon.models.latent import MultiHeadLatentAttention
 from echelon.models.operations import Operations
 from tests.models.batches import blank_batch
 from tests.models.latent_shapes import EQUAL_WIDTHS, LATENT
@@ -29,10 +29,12 @@ SHAPES = (
 Values = Mapping[str, torch.Tensor]
 
 
-def attention_of(shape: ModelShape, operations: Operations | None = None) -> LatentAttention:
+def attention_of(
+    shape: ModelShape, operations: Operations | None = None
+) -> MultiHeadLatentAttention:
     """Return the attention of a block with random float64 weights."""
     assert shape.latent is not None
-    module = LatentAttention(shape, shape.latent, operations or Operations(), 1).double()
+    module = MultiHeadLatentAttention(shape, shape.latent, operations or Operations(), 1).double()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -120,7 +122,7 @@ def test_names_and_shapes_are_those_of_the_table(shape: ModelShape) -> None:
 @pytest.mark.parametrize("tp", [2, 4])
 def test_a_tensor_rank_has_the_local_shapes(tp: int) -> None:
     assert LATENT.latent is not None
-    module = LatentAttention(LATENT, LATENT.latent, Operations(), tp)
+    module = MultiHeadLatentAttention(LATENT, LATENT.latent, Operations(), tp)
     own = {f"layers.0.attention.{n}": tuple(p.shape) for n, p in module.named_parameters()}
     specs = {spec.name: spec for spec in parameters(LATENT)}
     assert own == {name: specs[name].local_shape(tp) for name in own}

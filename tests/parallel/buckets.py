@@ -10,11 +10,11 @@ from torch import nn
 from echelon.core.event import NoEvents
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Optimizer
-from echelon.cost.buckets import BucketPlan
+from echelon.layout.buckets import BucketPlan
 from echelon.parallel.buckets import Bucket, BucketRule, make_buckets
-from echelon.parallel.collectives import Group
-from echelon.parallel.gradients import GradientStore, NoReduction
-from echelon.parallel.recorder import Recorder
+from echelon.parallel.gradients import GradientStore, Reduction
+from echelon.parallel.transport.collectives import Group
+from echelon.parallel.transport.recorder import Recorder
 
 
 def alone() -> Group:
@@ -55,7 +55,7 @@ def by_hand(
     return make_buckets(dict(parameters), specs, rule, like)
 
 
-class Noted(NoReduction):
+class Noted(Reduction):
     """Write down which buckets are full."""
 
     def __init__(self, full: list[str]) -> None:
@@ -69,7 +69,7 @@ class Noted(NoReduction):
 
 def store_of(parameters: Mapping[str, nn.Parameter]) -> GradientStore:
     """Return a store that holds `parameters` in one bucket."""
-    store = GradientStore(NoReduction())
+    store = GradientStore(Reduction())
     store.hold(by_hand(parameters, [list(parameters)]))
     store.start_step()
     return store

@@ -15,11 +15,11 @@ from echelon.core.attention_mask import DocumentStarts
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
-from echelon.models.counter_random import key_of, normal_rectangle
+from echelon.models.counter_random import make_key, normal_rectangle
 from echelon.models.decoder import Decoder
 from echelon.models.initial import initial_values
-from echelon.parallel.shards import Shard
-from echelon.train.learning_rate import learning_rate
+from echelon.parallel.weights import Shard
+from echelon.training.learning_rate import learning_rate
 
 Values = dict[str, torch.Tensor]
 
@@ -96,7 +96,7 @@ def random_values(plan: Plan) -> Values:
     """Return values of which none is zero or one, so that each bias and norm matters."""
     return {
         spec.name: normal_rectangle(
-            key_of("test", spec.name), spec.shape, (0,) * len(spec.shape), spec.shape
+            make_key("test", spec.name), spec.shape, (0,) * len(spec.shape), spec.shape
         )
         * 0.3
         for spec in parameters(plan.model)

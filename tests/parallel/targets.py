@@ -9,21 +9,19 @@ from typing import Any
 import torch
 
 from echelon.core.event import Event, EventList
-from echelon.core.mesh import Mesh
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Block
 from echelon.parallel.apply import apply_plan
-from echelon.parallel.collectives import Group
-from echelon.parallel.device_mesh import RankGroups, Wanted, rank_groups
 from echelon.parallel.rank_model import RankModel
-from echelon.parallel.recorder import Recorder
-from echelon.parallel.shards import Shard
-from echelon.parallel.weights import bucket_shards
-from echelon.train.engine import StepResult, TrainEngine
-from echelon.train.live import held_bytes
-from echelon.train.subject import rank_batches
+from echelon.parallel.transport.collectives import Group
+from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
+from echelon.parallel.transport.recorder import Recorder
+from echelon.parallel.weights import Shard, bucket_shards
+from echelon.training.engine import StepResult, TrainEngine
+from echelon.training.subject import held_bytes, rank_batches
+from tests.parallel.layouts import plan_of
 from tests.parallel.one_device import make_rows, place, random_values
 
 Shards = Mapping[str, list[Shard]]
@@ -65,14 +63,14 @@ def copies(shards: Shards) -> dict[str, list[Shard]]:
 def tensor_group(context: RankContext) -> tuple[Group, EventList]:
     """Return the group of all ranks as tensor ranks, and what it records."""
     events = EventList()
-    mesh = Mesh(tp=context.world_size)
-    return rank_groups(mesh, Recorder(context.rank, events), Wanted()).tensor, events
+    plan = plan_of(tp=context.world_size)
+    return rank_groups(plan, Recorder(context.rank, events)).tensor, events
 
 
 def build(context: RankContext, plan: Plan) -> Built:
     """Return this rank's part of `plan` with random values in place of the first ones."""
     events = EventList()
-    groups = rank_groups(plan.mesh, Recorder(context.rank, events), Wanted.by(plan))
+    groups = rank_groups(plan, Recorder(context.rank, events))
     model = apply_plan(plan, groups, context.device)
     values = random_values(plan)
     held = bucket_shards(model.buckets, [bucket.values for bucket in model.buckets], groups)
@@ -255,7 +253,7 @@ class Trained:
 
 def own_batches(engine: TrainEngine, step: int) -> list[TokenBatch]:
     """Return the microbatches of a rank, at its positions."""
-    plan, runs = engine.plan, engine.runs_of(engine.plan.mathematics.sequence_length)
+    plan, runs = engine.plan, engine.runs_for(engine.plan.mathematics.sequence_length)
     return rank_batches(plan, make_rows(plan, step), engine.data_rank, step, runs=runs)
 
 
@@ -280,7 +278,7 @@ def train(context: RankContext, argument: tuple[Plan, int]) -> Trained:
         samples.append(tuple(int(i) for one in batches for i in one.sample_ids_B))
         events.append(recorded.events[start:])
     start = len(recorded.events)
-    engine.model.residency.settle()
+    engine.model.gathering.settle()
     return Trained(
         losses=[result.loss for result in results],
         norms=[result.grad_norm for result in results],
@@ -302,7 +300,7 @@ def watch_order(engine: TrainEngine) -> list[tuple[str, str]]:
     """Return a list of what happens: gradients ready, buckets launched, receives, actions."""
     order: list[tuple[str, str]] = []
     store: Any = engine.model.store
-    arrived, reduction = store._arrived, engine.model.reduction
+    arrived, reduction = store._gradient_is_there, engine.model.reduction
     on_full = reduction.bucket_is_full
 
     def note_ready(slot: Any) -> None:
@@ -313,7 +311,7 @@ def watch_order(engine: TrainEngine) -> list[tuple[str, str]]:
         order.append(("launch", bucket.name))
         on_full(bucket, last=last)
 
-    store._arrived = note_ready
+    store._gradient_is_there = note_ready
     reduction.bucket_is_full = note_launch
     executor: Any = engine.model.executor
     post, run = executor._post_receive, executor._run_step
@@ -334,7 +332,7 @@ def watch_whole(engine: TrainEngine) -> list[tuple[int, int]]:
     """Return a list of how many sliced buckets had parameters, gradients in memory at a time."""
     seen: list[tuple[int, int]] = [(0, 0)]
     store: Any = engine.model.store
-    residency: Any = engine.model.residency
+    residency: Any = engine.model.gathering
     buckets = engine.model.buckets
 
     def note(*_: Any, **__: Any) -> None:

@@ -9,12 +9,12 @@ import pytest
 from echelon.core.event import EventList
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Context, Plan, Precision, Recompute, Zero
-from echelon.cost.bytes_held import bytes_held
-from echelon.cost.bytes_sent import bytes_sent, bytes_sent_by_axis
-from echelon.launch.pool import RankPool
+from echelon.cost.bytes.held import bytes_held
+from echelon.cost.bytes.sent import bytes_sent, bytes_sent_by_axis
+from echelon.launch.local.pool import RankPool
 from tests.parallel import targets
 from tests.parallel.layouts import ADAMW, GPT2, NANO, QWEN, plan_of
-from tests.parallel.pipelines import EIGHT, pipeline_plan
+from tests.parallel.pipeline.pipelines import EIGHT, pipeline_plan
 from tests.parallel.targets import Trained
 
 TIED = replace(EIGHT, tied=True)

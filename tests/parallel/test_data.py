@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from echelon.core.plan import Plan, Precision, Zero
-from echelon.cost.buckets import plan_buckets
-from echelon.cost.stage import rank_part
-from echelon.launch.pool import RankPool
+from echelon.launch.local.pool import RankPool
+from echelon.layout.buckets import plan_buckets
+from echelon.layout.stage import rank_part
 from tests.parallel import mirror_targets, targets
 from tests.parallel.layouts import QWEN, plan_of
-from tests.parallel.pipelines import pipeline_plan
+from tests.parallel.pipeline.pipelines import pipeline_plan
 from tests.parallel.targets import Trained
 
 CAST = Precision(parameters="bf16", gradients="bf16", reduction="fp32", master="fp32")

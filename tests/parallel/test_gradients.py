@@ -21,31 +21,6 @@ def make_store() -> tuple[GradientStore, list[str], list[Bucket]]:
     return store, full, buckets
 
 
-def test_values_move_into_buckets_and_stay_the_same() -> None:
-    q, norm = matrix(4, 3), matrix(3)
-    before = q.detach().clone()
-    (bucket,) = by_hand({"norm": norm, "q": q}, [["norm", "q"]], padding=2)
-    assert torch.equal(q, before)
-    assert q.data_ptr() == bucket.values.data_ptr()
-    assert [(slot.spec.name, slot.start, slot.end) for slot in bucket.slots] == [
-        ("q", 0, 12),
-        ("norm", 12, 15),
-    ]
-    assert bucket.values.numel() == bucket.gradients.numel() == 17
-    assert not bucket.values[15:].any()
-    assert bucket.segments() == [(slice(0, 12), True), (slice(12, 15), False)]
-    bucket.values.fill_(3)
-    assert q.eq(3).all()
-
-
-def test_only_what_is_counted_is_in_the_norm_and_neighbours_are_one_range() -> None:
-    parameters = {name: matrix(2, 2) for name in "abcd"}
-    (bucket,) = by_hand(parameters, [list("abcd")], counted={"c": False})
-    assert bucket.counted_ranges() == [slice(0, 8), slice(12, 16)]
-    (flat,) = by_hand({"n": matrix(5)}, [["n"]])
-    assert flat.segments() == [(slice(0, 5), False)]
-
-
 def test_the_first_microbatch_overwrites_and_the_others_add() -> None:
     store, _, buckets = make_store()
     q, k, o, norm = (slot.parameter for slot in sorted_slots(buckets))
@@ -57,7 +32,7 @@ def test_the_first_microbatch_overwrites_and_the_others_add() -> None:
     for microbatch in range(3):
         store.start_backward(last=microbatch == 2)
         dy, x = matrix(5, 6, seed=microbatch), matrix(5, 3, seed=10 + microbatch)
-        store.add_product([q, k], dy.detach(), x.detach())
+        store.add_matmul([q, k], dy.detach(), x.detach())
         expected["q"] += dy[:, :4].t() @ x
         expected["k"] += dy[:, 4:].t() @ x
         store.add(norm, x[0].detach())
@@ -94,7 +69,7 @@ def test_matrices_apart_get_their_own_products() -> None:
     assert store.matrices([a, b]) is None
     dy, x = matrix(5, 6).detach(), matrix(5, 3, seed=7).detach()
     store.start_backward(last=True)
-    store.add_product([a, b], dy, x)
+    store.add_matmul([a, b], dy, x)
     gradients = {slot.spec.name: slot.gradient for slot in store.buckets[0].slots}
     torch.testing.assert_close(gradients["a"], dy[:, :2].t() @ x)
     torch.testing.assert_close(gradients["b"], dy[:, 2:].t() @ x)
@@ -110,7 +85,7 @@ def test_a_bucket_is_full_with_its_last_contribution_of_the_last_microbatch() ->
         store.add(norm, x[0])
         store.add(o, o.detach())
         assert full == (["bucket1"] if last else [])
-        store.add_product([q, k], dy, x)
+        store.add_matmul([q, k], dy, x)
     assert full == ["bucket1", "bucket0"]
 
 
@@ -124,7 +99,7 @@ def test_a_parameter_that_is_used_twice_is_full_after_both_uses() -> None:
         store.start_step()
         store.start_backward(last=True)
         dy, x = matrix(3, 6, seed=1).detach(), matrix(3, 2, seed=2).detach()
-        store.add_product([tied], dy, x)
+        store.add_matmul([tied], dy, x)
         assert full == []
         store.add_rows(tied, torch.tensor([5, 0, 5]), x)
         assert full == ["bucket0"]

@@ -9,13 +9,13 @@ import torch
 
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan
-from echelon.launch.pool import RankPool
+from echelon.launch.local.pool import RankPool
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from tests.parallel import targets
 from tests.parallel.layouts import GPT2, NANO, plan_of
 from tests.parallel.one_device import assemble, decoder, gradient, random_values
 from tests.parallel.targets import Pass
-from tests.parallel.test_tensor import close, stream, whole
+from tests.parallel.tensor.test_tensor import close, stream, whole
 
 FOUR = replace(NANO, heads=4, kv_heads=4)
 CASES = [

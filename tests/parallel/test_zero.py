@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from echelon.core.plan import Plan, Zero
-from echelon.cost.buckets import plan_buckets, stage_units
-from echelon.cost.stage import rank_part
-from echelon.launch.pool import RankPool
+from echelon.launch.local.pool import RankPool
+from echelon.layout.buckets import plan_buckets, stage_units
+from echelon.layout.stage import rank_part
 from tests.parallel import targets
 from tests.parallel.layouts import QWEN, plan_of
 from tests.parallel.targets import Trained

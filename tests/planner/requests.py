@@ -8,12 +8,17 @@ from itertools import product
 
 import numpy as np
 
-from echelon.cost.lattice.of_plan import schedule_number
-from echelon.planner.choices import MOST_VIRTUAL, Order, Shares, recomputes_of, shares_of
-from echelon.planner.formulas import Formulas, whole
-from echelon.planner.lattice import fold_of, legal_rows
-from echelon.planner.legal import Legality
-from echelon.planner.request import Aim, Objective, Request, make_request
+from echelon.cost.seconds.pipeline import schedule_index
+from echelon.planner.predict.formulas import VectorizedFormulas, broadcast_to_array
+from echelon.planner.search.legal_meshes import Legality, expert_fold_degrees, legal_meshes
+from echelon.planner.search.options import (
+    MOST_VIRTUAL,
+    ScheduleOption,
+    ZeroOption,
+    recompute_options,
+    zero_options,
+)
+from echelon.planner.search.request import Objective, SearchAim, SearchRequest, make_request
 from echelon.schedule.build import SCHEDULES
 
 SMALL = (
@@ -37,14 +42,14 @@ def small(
     pins: Sequence[str] = (),
     settings: Sequence[str] = SMALL,
     objective: Objective = "time",
-) -> Request:
+) -> SearchRequest:
     """Return a request for a small model on so many devices with so much memory each."""
     request = make_request(
         "nano",
         cluster=f"{devices}xh100",
         settings=settings,
         pins=pins,
-        aim=Aim(objective=objective),
+        aim=SearchAim(objective=objective),
     )
     device = replace(request.cluster.device, memory_bytes=int(memory_gb * 1e9))
     return replace(request, cluster=replace(request.cluster, device=device))
@@ -63,10 +68,10 @@ class Exhaustive:
         return sorted(self.best.values())[:keep]
 
 
-def exhaustive(request: Request, world: int) -> Exhaustive:
+def exhaustive(request: SearchRequest, world: int) -> Exhaustive:
     """Compute every legal plan of a world size; no bound, no dominance."""
-    rows = legal_rows(request, world, Legality(request.alone))
-    formulas = Formulas(request, rows)
+    rows = legal_meshes(request, world, Legality(request.one_rank_run))
+    formulas = VectorizedFormulas(request, rows)
     formulas.prepare(np.arange(len(rows), dtype=np.int64))
     made = [one for row in range(len(rows)) for one in _plans_of(request, rows.columns, row)]
     row, shares, orders, again = zip(*made, strict=True)
@@ -75,11 +80,11 @@ def exhaustive(request: Request, world: int) -> Exhaustive:
         name: np.array([getattr(one, name) for one in shares], dtype=float)
         for name in ("zero", "dp_replicate", "dp_shard", "reshard", "offload")
     }
-    numbers["schedule"] = np.array([schedule_number(one.name) for one in orders])
+    numbers["schedule"] = np.array([schedule_index(one.name) for one in orders])
     numbers["virtual"] = np.array([one.virtual for one in orders], dtype=float)
     numbers["recompute"] = np.array(again)
-    held = whole(formulas.bytes(index, **numbers).total, len(index))
-    seconds = whole(formulas.seconds(index, **numbers).total, len(index))
+    held = broadcast_to_array(formulas.bytes(index, **numbers).total, len(index))
+    seconds = broadcast_to_array(formulas.seconds(index, **numbers).total, len(index))
     fits = held <= request.memory_bytes
     best: dict[tuple[int, str, int], float] = {}
     for place in np.flatnonzero(fits):
@@ -89,19 +94,19 @@ def exhaustive(request: Request, world: int) -> Exhaustive:
 
 
 def _plans_of(
-    request: Request, columns: dict[str, np.ndarray], row: int
-) -> Iterator[tuple[int, Shares, Order, float]]:
+    request: SearchRequest, columns: dict[str, np.ndarray], row: int
+) -> Iterator[tuple[int, ZeroOption, ScheduleOption, float]]:
     one = {name: int(column[row]) for name, column in columns.items()}
     here = {name: column[row : row + 1] for name, column in columns.items()}
-    inner = int(fold_of(here, np.ones(1, dtype=np.int64))[0])
+    inner = int(expert_fold_degrees(here, np.ones(1, dtype=np.int64))[0])
     layers = request.model.layers
     shares = [
         share
-        for share in shares_of(one["dp"], one["cp"], one["ep"], inner, offload=False)
+        for share in zero_options(one["dp"], one["cp"], one["ep"], inner, offload=False)
         if share.reshard
     ]
     orders = [
-        Order(name, virtual, 1, 1)
+        ScheduleOption(name, virtual, 1, 1)
         for name, virtual in product(SCHEDULES, range(1, MOST_VIRTUAL + 1))
         if name != "dualpipe"
         and SCHEDULES[name].fits_stages(virtual * one["pp"], one["pp"])
@@ -110,5 +115,5 @@ def _plans_of(
         and (one["pp"] > 1 or name == "1f1b")
     ]
     for share, order in product(shares, orders):
-        for _, again in recomputes_of(request.pins, layers):
+        for _, again in recompute_options(request.pins, layers):
             yield row, share, order, again

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import strategies as st
 
+from echelon.core.errors import InfeasiblePlan
 from echelon.schedule.action import Action, ActionKind, Schedule
+from echelon.schedule.check import check_schedule
 
 
 def schedule_of(
@@ -105,3 +108,11 @@ mirrored_schedules = SEEDS.map(lambda seed: listed(seed, mirrors=True))
 
 ordered_schedules = SEEDS.map(lambda seed: listed(seed, may_deadlock=True))
 """Complete schedules whose ranks keep their own order, but which may deadlock."""
+
+
+def refused(schedule: Schedule) -> tuple[str, str]:
+    """Return the one rule that `schedule` breaks, and what was said."""
+    with pytest.raises(InfeasiblePlan) as caught:
+        check_schedule(schedule)
+    (rule,) = set(caught.value.rules)
+    return rule, str(caught.value)

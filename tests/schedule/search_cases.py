@@ -6,7 +6,13 @@ import random
 from dataclasses import dataclass
 
 from echelon.schedule.action import Schedule
+from echelon.schedule.check import check_schedule
+from echelon.schedule.improve import (
+    split_cells,
+)
+from echelon.schedule.list_scheduling import ListScheduler
 from echelon.schedule.simulate import Durations
+from echelon.schedule.timer import ScheduleTimer
 from tests.schedule.examples import SEEDS
 
 
@@ -60,3 +66,30 @@ def _case(seed: int) -> Case:
 
 cases = SEEDS.map(_case)
 """Up to 4 ranks with up to 3 stages each, in any place, with or without a limit of memory."""
+
+
+def scheduler_of(case: Case) -> ListScheduler:
+    clock = ScheduleTimer(case.stage_ranks, case.num_microbatches, case.durations)
+    cells = len(case.stage_ranks) * case.num_microbatches
+    return ListScheduler(clock, case.most_in_flight or (cells,) * clock.num_ranks)
+
+
+def random_rows(case: Case, seed: int) -> tuple[ListScheduler, list[list[int]]]:
+    rng = random.Random(seed)
+    scheduler = scheduler_of(case)
+    clock = scheduler.clock
+    urgency = [rng.random() for _ in clock.duration_of]
+    split = [
+        [rng.random() < 0.5 for _ in range(case.num_microbatches)] for _ in range(clock.num_stages)
+    ]
+    backwards = rng.random() < 0.5
+    patience = rng.choice((0.0, 0.5, 1.0))
+    rows = scheduler.build(urgency, split, patience=patience, backwards=backwards)
+    assert split_cells(clock, rows) == split
+    return scheduler, rows
+
+
+def is_within(scheduler: ListScheduler, rows: list[list[int]]) -> bool:
+    report = check_schedule(scheduler.clock.schedule_of(rows, "any"))
+    peaks = zip(report.peak_in_flight_per_rank, scheduler.limits, strict=True)
+    return all(peak <= most for peak, most in peaks)

@@ -7,7 +7,7 @@ import pytest
 from echelon.schedule.action import ActionKind, Schedule
 from echelon.schedule.build import build_schedule, builder_of
 from echelon.schedule.builder import ActionTimes
-from echelon.schedule.dependencies import needs_of, result_of
+from echelon.schedule.dependencies import required_results, result_name
 from echelon.schedule.dualpipe import DualPipe
 from tests.schedule.closed_forms import durations_of, simulated, times_of
 
@@ -60,12 +60,12 @@ def makespan_of_pairs(schedule: Schedule, times: ActionTimes, pair_s: float) -> 
                 kinds = [action.kind for action in row[:2]]
                 paired = kinds == [ActionKind.F, ActionKind.BW] and row[0].stage != row[1].stage
                 block = row[: 2 if paired else 1]
-                needs = {need for a in block for need in needs_of(a, schedule.num_stages)}
+                needs = {need for a in block for need in required_results(a, schedule.num_stages)}
                 if not needs <= done.keys():
                     break
                 start = max([free[rank], *(done[need] for need in needs)])
-                free[rank] = start + (pair_s if paired else durations.of(block[0]))
-                done |= dict.fromkeys(map(result_of, block), free[rank])
+                free[rank] = start + (pair_s if paired else durations.seconds_of(block[0]))
+                done |= dict.fromkeys(map(result_name, block), free[rank])
                 del row[: len(block)]
         assert sum(map(len, rows)) < left
     return max(free)

@@ -33,7 +33,7 @@ def test_an_unknown_action_names_its_cell(word: str, works: str) -> None:
     problem = error.problems[0]
     assert problem.rule == "schedule-action-known"
     assert problem.set_by.endswith("mine.csv, row 1, column 4")
-    assert problem.works[0] == works or word == "F0,1"
+    assert problem.suggestions[0] == works or word == "F0,1"
     assert len(problem.message) < 200
     assert problem.message.isascii()
 

@@ -204,7 +204,7 @@ def test_rows_that_are_no_ranks(folder: Path, text: str, says: str) -> None:
         ("[1]", "row 1 is neither a list of cells nor one text"),
         ('[["F0.0", 3]]', "row 1, cell 2 is not a text"),
         ('["F0.0"', "Expecting"),
-        ("[" * 100_000, "recursion"),
+        ("[" * 100_000, "its brackets"),
         ('{"actions": "F0.0"}', "a list with one row per rank"),
         ('{"num_microbatches": 9999999999}', "num_microbatches is more than"),
     ],
@@ -226,7 +226,7 @@ def test_bytes_that_are_no_text_and_files_that_are_not_there(tmp_path: Path) -> 
         assert caught.value.rules == ("no-such-file",)
     with pytest.raises(ConfigError) as caught:
         read_schedule(tmp_path / "imgae.csv")
-    assert caught.value.problems[0].works == (str(tmp_path / "image.csv"),)
+    assert caught.value.problems[0].suggestions == (str(tmp_path / "image.csv"),)
 
 
 def test_a_stage_beyond_all_actions_is_refused_before_anything_counts_to_it(folder: Path) -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from echelon.schedule.action import Action, ActionKind
 from echelon.schedule.build import SCHEDULES, build_schedule
 from echelon.schedule.deadlock import send_window
-from echelon.schedule.dependencies import run_lists
+from echelon.schedule.dependencies import run_action_lists
 from echelon.schedule.forward import forward_only
-from echelon.schedule.messages import Traffic
+from echelon.schedule.messages import ScheduleMessages
 from echelon.schedule.simulate import Durations, simulate
 from tests.schedule.examples import runnable_schedules, schedule_of
 
@@ -49,7 +49,7 @@ def test_an_evaluation_takes_as_long_as_it_must(name: str, m: int) -> None:
 @given(runnable_schedules, st.integers(1, 9))
 def test_every_forward_pass_runs_once_wherever_the_stages_are(schedule: object, m: int) -> None:
     only = forward_only(schedule, m)  # type: ignore[arg-type]
-    assert Counter(run_lists(only).order) == Counter(
+    assert Counter(run_action_lists(only)[0]) == Counter(
         Action(ActionKind.F, stage, microbatch)
         for stage in range(only.num_stages)
         for microbatch in range(m)
@@ -69,7 +69,7 @@ def test_it_runs_where_sends_wait_for_their_receives(name: str) -> None:
     )
     for m in (1, 3, 8):
         only = forward_only(schedule, m)
-        traffic = Traffic.of(only)
+        traffic = ScheduleMessages.from_schedule(only)
         assert all(len(posted) <= 1 for row in traffic.receives for posted in row)
         assert send_window(traffic) <= m
 

@@ -9,24 +9,29 @@ from hypothesis import given
 
 from echelon.schedule.action import Action, ActionKind, Schedule
 from echelon.schedule.build import build_schedule
-from echelon.schedule.messages import Payload, Step, Traffic, step_of
+from echelon.schedule.messages import (
+    ActionWithMessages,
+    Payload,
+    ScheduleMessages,
+    action_with_messages,
+)
 from tests.schedule.examples import runnable_schedules, schedule_of
 
 
-def _said(step: Step) -> tuple[str, str]:
+def _said(step: ActionWithMessages) -> tuple[str, str]:
     return str(step.receive or ""), str(step.send or "")
 
 
 def test_the_middle_stage_receives_and_sends_both_ways() -> None:
     schedule = build_schedule("gpipe", num_stages=3, num_ranks=3, num_microbatches=1)
-    forward, backward = Traffic.of(schedule).steps[1]
+    forward, backward = ScheduleMessages.from_schedule(schedule).steps[1]
     assert _said(forward) == ("activation 0 stage 0 -> 1", "activation 0 stage 1 -> 2")
     assert _said(backward) == ("gradient 0 stage 2 -> 1", "gradient 0 stage 1 -> 0")
 
 
 def test_the_ends_start_from_the_data_and_end_in_the_loss() -> None:
     schedule = build_schedule("gpipe", num_stages=2, num_ranks=2, num_microbatches=1)
-    (first, back), (last, loss) = Traffic.of(schedule).steps
+    (first, back), (last, loss) = ScheduleMessages.from_schedule(schedule).steps
     assert (first.receive, first.local_input) == (None, False)
     assert (back.send, back.local_output) == (None, False)
     assert (last.send, last.local_output) == (None, False)
@@ -37,7 +42,7 @@ def test_neighbours_on_one_rank_hand_over_without_a_message() -> None:
     schedule = schedule_of(
         "F0.0 BW0.0", "F1.0 F2.0 BW2.0 BW1.0", num_microbatches=1, stage_ranks=(0, 1, 1)
     )
-    traffic = Traffic.of(schedule)
+    traffic = ScheduleMessages.from_schedule(schedule)
     enter, leave, turn, back = traffic.steps[1]
     assert (enter.local_input, enter.local_output) == (False, True)
     assert (leave.local_input, leave.send) == (True, None)
@@ -48,21 +53,24 @@ def test_neighbours_on_one_rank_hand_over_without_a_message() -> None:
 
 def test_a_weight_gradient_needs_no_message() -> None:
     schedule = schedule_of("F0.0 B0.0 W0.0", "F1.0 B1.0 W1.0", num_microbatches=1)
-    step = step_of(schedule, Action(ActionKind.W, 0, 0))
+    step = action_with_messages(schedule, Action(ActionKind.W, 0, 0))
     assert (step.receive, step.send, step.local_input, step.local_output) == (
         None,
         None,
         False,
         False,
     )
-    assert str(Traffic.of(schedule).steps[0][1].receive) == "gradient 0 stage 1 -> 0"
+    assert (
+        str(ScheduleMessages.from_schedule(schedule).steps[0][1].receive)
+        == "gradient 0 stage 1 -> 0"
+    )
 
 
 def test_four_stages_send_three_messages_per_microbatch_each_way() -> None:
     schedule = build_schedule("1f1b", num_stages=4, num_ranks=4, num_microbatches=8)
     count = Counter(
         message.payload
-        for messages in Traffic.of(schedule).channels.values()
+        for messages in ScheduleMessages.from_schedule(schedule).channels.values()
         for message in messages
     )
     assert count == {Payload.ACTIVATION: 24, Payload.GRADIENT: 24}
@@ -70,7 +78,7 @@ def test_four_stages_send_three_messages_per_microbatch_each_way() -> None:
 
 @given(runnable_schedules)
 def test_every_send_has_one_receive_in_the_order_of_its_channel(schedule: Schedule) -> None:
-    traffic = Traffic.of(schedule)
+    traffic = ScheduleMessages.from_schedule(schedule)
     received: dict[tuple[int, int], list[object]] = {channel: [] for channel in traffic.channels}
     for rank, posts in enumerate(traffic.receives):
         seen: set[object] = set()
@@ -89,12 +97,12 @@ def test_messages_are_twice_the_microbatches_over_each_boundary_between_ranks(
 ) -> None:
     owners = schedule.stage_ranks
     crossings = sum(a != b for a, b in pairwise(owners))
-    total = sum(map(len, Traffic.of(schedule).channels.values()))
+    total = sum(map(len, ScheduleMessages.from_schedule(schedule).channels.values()))
     assert total == 2 * crossings * schedule.num_microbatches
 
 
 def test_a_message_that_is_not_next_on_its_channel_waits_for_those_before_it() -> None:
     schedule = schedule_of("F0.0 F0.1 BW0.0 BW0.1", "F1.1 BW1.1 F1.0 BW1.0", num_microbatches=2)
-    first, _, third, _ = Traffic.of(schedule).receives[1]
+    first, _, third, _ = ScheduleMessages.from_schedule(schedule).receives[1]
     assert [message.microbatch for message in first] == [0, 1]
     assert third == ()

@@ -11,7 +11,7 @@ from echelon.core.errors import InfeasiblePlan
 from echelon.schedule.action import Action, Schedule
 from echelon.schedule.build import build_schedule
 from echelon.schedule.check import check_schedule
-from echelon.schedule.owners import placed
+from echelon.schedule.owners import schedule_from_actions
 from tests.schedule.examples import SEEDS, listed
 from tests.schedule.mutations import MUTATIONS, is_valid
 
@@ -24,7 +24,7 @@ def test_rows_are_accepted_exactly_where_some_placement_runs(seed: int) -> None:
     for _ in range(rng.randint(0, 1)):
         rng.choice(MUTATIONS)(rows, rng)
     try:
-        check_schedule(placed("random", rows))
+        check_schedule(schedule_from_actions("random", rows))
         accepted = True
     except InfeasiblePlan:
         accepted = False
@@ -59,15 +59,15 @@ def test_an_action_astray_is_the_odd_one() -> None:
     schedule = build_schedule("1f1b", num_stages=2, num_ranks=2, num_microbatches=3)
     rows = [list(row) for row in schedule.actions]
     rows[0].append(rows[1].pop(0))
-    found = placed("astray", rows)
+    found = schedule_from_actions("astray", rows)
     assert (found.stage_ranks, found.mirrored) == ((0, 1), ())
 
 
 def test_the_first_microbatch_is_not_the_mirrored_one() -> None:
     schedule = build_schedule("dualpipe", num_stages=4, num_ranks=4, num_microbatches=8)
-    assert placed("dualpipe", schedule.actions) == schedule
+    assert schedule_from_actions("dualpipe", schedule.actions) == schedule
 
 
 def test_rows_without_an_action_are_still_ranks() -> None:
-    found = placed("empty", [(), ()])
+    found = schedule_from_actions("empty", [(), ()])
     assert (found.num_ranks, found.num_stages, found.num_microbatches) == (2, 0, 0)

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 import echelon as ec
-from echelon.config.effects import require_trainable
 from echelon.config.load import load_job
+from echelon.config.rules.plan import require_trainable
 from echelon.core.errors import InfeasiblePlan
 from echelon.core.plan import Plan
 from echelon.schedule.build import build_schedule
-from echelon.schedule.of_plan import placement_of
+from echelon.schedule.from_plan import stage_placement_from_plan
 from echelon.schedule.plan_problems import pipeline_problems
 from tests.parallel.layouts import QWEN, plan_of
-from tests.parallel.pipelines import EVERY, pipeline_plan
+from tests.parallel.pipeline.pipelines import EVERY, pipeline_plan
 
 ROWS = ("F0.0 F0.1 BW0.0 BW0.1", "F1.0 BW1.0 F1.1 BW1.1")
 STUCK = ("F0.0 BW0.0 F0.1 BW0.1", "F1.0 F1.1 BW1.0 BW1.1")
@@ -169,7 +169,7 @@ def test_a_tied_embedding_is_on_two_ranks_at_most() -> None:
         "first stage is on ranks 0 and 3 and the last on ranks 1 and 2, so that 4 ranks would hold "
         "the embedding"
     )
-    assert problem.works == ("model.tied = false", "the last stage on ranks 0 and 3")
+    assert problem.suggestions == ("model.tied = false", "the last stage on ranks 0 and 3")
 
 
 def test_both_ends_on_one_rank_and_its_mirror_image_are_proven() -> None:
@@ -215,5 +215,5 @@ def test_a_file_may_put_three_stages_on_one_rank_and_one_on_another(tmp_path: Pa
     sets = ["mesh.pp=2", "batch.microbatch_sequences=4", "pipeline.schedule=file"]
     plan = ec.plan("nano", settings=[*sets, f"pipeline.file={path}"])
     assert plan.layout.pipeline.virtual_stages == 2
-    assert placement_of(plan).stage_ranks == (0, 0, 1, 0)
+    assert stage_placement_from_plan(plan).stage_ranks == (0, 0, 1, 0)
     assert ec.prove(plan).proven

@@ -11,7 +11,7 @@ from echelon.core.event import Event
 from echelon.schedule.action import Action, Schedule
 from echelon.schedule.build import SCHEDULES, build_schedule, builder_of
 from echelon.schedule.check import check_schedule
-from echelon.schedule.messages import Traffic
+from echelon.schedule.messages import ScheduleMessages
 from echelon.schedule.simulate import Durations, Simulation, simulate
 from tests.schedule.examples import SEEDS, runnable_schedules, schedule_of
 
@@ -116,7 +116,7 @@ def test_every_action_starts_as_soon_as_its_rank_and_its_message_allow(
 ) -> None:
     durations = _random_durations(schedule, seed)
     events = _by_name(simulate(schedule, durations).events)
-    traffic = Traffic.of(schedule)
+    traffic = ScheduleMessages.from_schedule(schedule)
     for rank, steps in enumerate(traffic.steps):
         free = 0.0
         for step in steps:
@@ -124,7 +124,7 @@ def test_every_action_starts_as_soon_as_its_rank_and_its_message_allow(
             arrival = 0.0 if step.receive is None else events[str(step.receive)].end
             assert event.rank == rank
             assert event.start == max(free, arrival)
-            assert event.end == event.start + durations.of(step.action)
+            assert event.end == event.start + durations.seconds_of(step.action)
             free = event.end
 
 
@@ -134,7 +134,7 @@ def test_every_send_starts_as_soon_as_it_is_made_and_its_link_is_free(
 ) -> None:
     durations = _random_durations(schedule, seed)
     events = _by_name(simulate(schedule, durations).events)
-    traffic = Traffic.of(schedule)
+    traffic = ScheduleMessages.from_schedule(schedule)
     maker = {step.send: step.action for steps in traffic.steps for step in steps if step.send}
     for messages in traffic.channels.values():
         free = 0.0
@@ -153,10 +153,10 @@ def test_busy_and_idle_time_fill_the_step_of_every_rank(schedule: Schedule, seed
     durations = _random_durations(schedule, seed)
     result = simulate(schedule, durations)
     for rank, (busy, idle) in enumerate(zip(result.busy_s, result.idle_s, strict=True)):
-        assert busy == sum(durations.of(action) for action in schedule.actions[rank])
+        assert busy == sum(durations.seconds_of(action) for action in schedule.actions[rank])
         assert busy + idle == result.makespan_s
     assert len(result.events) == sum(map(len, schedule.actions)) + sum(
-        map(len, Traffic.of(schedule).channels.values())
+        map(len, ScheduleMessages.from_schedule(schedule).channels.values())
     )
     assert [e.start for e in result.events] == sorted(e.start for e in result.events)
     assert simulate(schedule, durations.without_transfers()).makespan_s <= result.makespan_s

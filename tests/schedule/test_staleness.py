@@ -7,14 +7,14 @@ from math import prod
 import pytest
 
 from echelon.schedule.staleness import (
-    DISCIPLINES,
-    Discipline,
+    WEIGHT_UPDATE_RULES,
     StaleStage,
+    WeightUpdateRule,
     gives_reference_gradient,
     staleness,
 )
 
-BY_NAME = {one.name: one for one in DISCIPLINES}
+BY_NAME = {one.name: one for one in WEIGHT_UPDATE_RULES}
 SIZES = [(2, 2), (3, 7), (4, 4), (4, 9), (8, 16)]
 STEPS = 4
 
@@ -58,8 +58,10 @@ def test_without_stashing_no_weights_have_that_gradient(p: int, m: int) -> None:
 
 
 @pytest.mark.parametrize(("p", "m"), SIZES)
-@pytest.mark.parametrize("discipline", DISCIPLINES, ids=lambda one: one.name)
-def test_only_a_flush_trains_as_one_device_does(discipline: Discipline, p: int, m: int) -> None:
+@pytest.mark.parametrize("discipline", WEIGHT_UPDATE_RULES, ids=lambda one: one.name)
+def test_only_a_flush_trains_as_one_device_does(
+    discipline: WeightUpdateRule, p: int, m: int
+) -> None:
     """Weights that follow the table differ from those of one device, but for the flush."""
     stages = staleness(discipline, num_ranks=p, num_microbatches=m, num_steps=STEPS)
     per_update = m if discipline.whole_steps else 1
@@ -68,8 +70,8 @@ def test_only_a_flush_trains_as_one_device_does(discipline: Discipline, p: int, 
     assert gives_reference_gradient(stages) is discipline.flush
 
 
-@pytest.mark.parametrize("discipline", DISCIPLINES, ids=lambda one: one.name)
-def test_one_rank_has_nothing_in_flight(discipline: Discipline) -> None:
+@pytest.mark.parametrize("discipline", WEIGHT_UPDATE_RULES, ids=lambda one: one.name)
+def test_one_rank_has_nothing_in_flight(discipline: WeightUpdateRule) -> None:
     assert gives_reference_gradient(staleness(discipline, num_ranks=1, num_microbatches=3))
 
 

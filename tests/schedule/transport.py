@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from echelon.schedule.messages import Message, Traffic
+from echelon.schedule.messages import Message, ScheduleMessages
 
 
 class Machine:
@@ -17,7 +17,7 @@ class Machine:
 
     def __init__(
         self,
-        traffic: Traffic,
+        traffic: ScheduleMessages,
         *,
         window: int | None = None,
         one_queue: bool = False,

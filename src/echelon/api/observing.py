@@ -1,26 +1,44 @@
-"""What a run did, from its folder: its timelines, written beside it and given back."""
+"""`ec.observe`: what a run did, from its folder; its schedule, and where its tokens went."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
+from echelon.config.files.times_file import unit_times_from_job
 from echelon.config.job import Job
-from echelon.config.times_file import times_of
 from echelon.core.errors import EchelonError
-from echelon.observe.run_directory import open_run
-from echelon.observe.schedule_report import (
-    ScheduleReport,
+from echelon.telemetry.routing import ExpertHotspots, read_hotspots
+from echelon.telemetry.run_directory import open_run
+from echelon.telemetry.schedule_report import (
+    TimelineReport,
     read_schedule_report,
     require_pipeline,
     write_planned_trace,
     write_traces,
 )
+from echelon.telemetry.summary import RunSummary, summarize_run
+
+
+def observe(run: str | Path) -> RunSummary:
+    """Return what a run did so far: steps, losses, seconds, memory, checkpoints.
+
+    ConfigError where there is no such run.
+    """
+    return summarize_run(Path(run))
+
+
+def observe_experts(run: str | Path, *, step: int | None = None) -> ExpertHotspots:
+    """Return how many tokens chose each expert in `step`, the last recorded one by default.
+
+    ConfigError where there is no such run, it has no experts, or nothing of that step is written.
+    """
+    return read_hotspots(Path(run), step=step)
 
 
 def observe_schedule(
     run: str | Path, *, step: int | None = None, say: Callable[[str], None] = lambda _: None
-) -> ScheduleReport:
+) -> TimelineReport:
     """Return the schedule of a run as planned and as measured in `step`, the last one by default.
 
     Both traces are written into the folder of the run. `say` is told where that cannot be, and
@@ -43,7 +61,7 @@ def observe_schedule(
 def trace_plan(job: Job, run: Path) -> None:
     """Write the planned trace of a run that starts, unless it records no events."""
     if job.observe.events:
-        write_planned_trace(run, job.plan, times_of(job))
+        write_planned_trace(run, job.plan, unit_times_from_job(job))
 
 
 def trace_run(job: Job, run: Path, *, say: Callable[[str], None] = lambda _: None) -> None:

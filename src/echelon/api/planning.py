@@ -1,4 +1,7 @@
-"""`ec.plan`: a run file or preset becomes a Plan; a model and a cluster become the best one."""
+"""`ec.plan`, `ec.compare`, `ec.prove`: a Plan, two side by side, and one beside one process.
+
+A run file or preset becomes a Plan; a model and a cluster become the best one.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from echelon.config.rules.plan import require_trainable
+from echelon.core.optional import optional_package
 from echelon.core.plan import Plan
 
 if TYPE_CHECKING:
-    from echelon.planner.request import Objective
+    from echelon.planner.explain.compare import PlanComparison
+    from echelon.planner.search.request import Objective
+    from echelon.proof.claims.proof import Proof
 
 
 def plan(
@@ -27,8 +34,8 @@ def plan(
     and so is any other where there are `pins` such as "tp=8", or an `objective` ("time",
     "throughput", "devices"). Raises ConfigError with every problem that there is.
     """
-    from echelon.config.kinds import toml_text
     from echelon.config.load import load_job
+    from echelon.config.settings.value_types import toml_text
 
     if pins or objective is not None or (cluster is not None and _is_model(run)):
         return _searched(run, cluster, settings, pins, objective or "time")
@@ -38,9 +45,9 @@ def plan(
 
 def _is_model(run: str | Path) -> bool:
     from echelon.config.presets import preset_names
-    from echelon.planner.request import NICKNAMES, is_hf_config
+    from echelon.planner.search.request import MODEL_ALIASES, is_hf_config
 
-    models = {*preset_names("models"), *NICKNAMES} - set(preset_names("runs"))
+    models = {*preset_names("models"), *MODEL_ALIASES} - set(preset_names("runs"))
     return str(run) in models or is_hf_config(run)
 
 
@@ -51,15 +58,54 @@ def _searched(
     pins: Sequence[str],
     objective: Objective,
 ) -> Plan:
-    from echelon.planner.request import Aim, make_request
-    from echelon.planner.search import search
-    from echelon.planner.unfit import why_nothing
+    from echelon.planner.search.no_plan import explain_no_plan
+    from echelon.planner.search.request import SearchAim, make_request
+    from echelon.planner.search.search import search
 
-    aim = Aim(objective=objective, top=1)
+    aim = SearchAim(objective=objective, top=1)
     answer = search(make_request(run, cluster=cluster, settings=settings, pins=pins, aim=aim))
     if answer.interrupted:
         raise KeyboardInterrupt
-    if answer.best is None:
-        raise why_nothing(answer)
-    assert answer.best.plan is not None
+    if answer.best is None or answer.best.plan is None:
+        raise explain_no_plan(answer)
     return answer.best.plan
+
+
+def compare(a: str | Path | Plan, b: str | Path | Plan) -> PlanComparison:
+    """Return what differs between two plans, and what their ranks hold and send.
+
+    Each is a plan, a run.toml or preset, a plan.json, or the folder of a run. Raises ConfigError
+    where one cannot be read.
+    """
+    from echelon.api.converting import read_plan
+    from echelon.planner.explain.compare import compare_plans
+
+    plans = [one if isinstance(one, Plan) else read_plan(one)[0] for one in (a, b)]
+    return compare_plans(*plans)
+
+
+def prove(plan: Plan, *, subject: str | None = None) -> Proof:
+    """Return the proof of `plan`: its ranks, started here, beside one process, tensor by tensor.
+
+    The model is shrunk and the mesh kept. `subject` ("module:function") names another engine to put
+    through the same claims. `proof.proven` is the answer; `proof.require()` raises ProofFailed.
+    """
+    require_trainable(plan)
+    optional_package("torch", extra="train", purpose="proving a plan")
+    from echelon.config.rules.plan import require_offload_dir
+    from echelon.launch.local.pool import RankPool
+    from echelon.launch.root_cause import RankFailure
+    from echelon.proof.run import OUR_ENGINE
+    from echelon.proof.run import prove as prove_on
+    from echelon.proof.shrink import shrink
+
+    # What is proven is a small model; in float64 its slices are largest.
+    require_offload_dir(shrink(plan, precision="fp64"), range(plan.mesh.world_size))
+    try:
+        with RankPool(plan.mesh.world_size) as pool:
+            return prove_on(plan, run_ranks=pool.run, subject=subject or OUR_ENGINE)
+    except RankFailure as failure:
+        # What is the user's to mend is said as it is, not as the failure of some rank.
+        if failure.error is not None:
+            raise failure.error from None
+        raise

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
+from echelon.config.files.show import describe_same_run, run_files
 from echelon.config.job import Job
-from echelon.config.run_files import run_files, same_run
 from echelon.core.disk import disk_errors, flush_folder, write_durably
-from echelon.core.errors import CheckpointError
-from echelon.observe.environment import describe_environment
-from echelon.observe.run_directory import RunDirectory, create_run, open_run
-from echelon.train.checkpoint.folder import StoredCheckpoint, find_checkpoint, list_checkpoints
-from echelon.train.checkpoint.identity import RunIdentity, data_problems, identity_problems
-from echelon.train.checkpoint.index import STATE_FILE, read_index
-from echelon.train.checkpoint.load import file_problems
-from echelon.train.data.corpus import prepared_data
-from echelon.train.data.dataset import TokenDataset
-from echelon.train.loop import RankTask
+from echelon.core.errors import CheckpointError, DataError, Problem
+from echelon.core.rulebook.data import DATA_FILLS_BATCH
+from echelon.core.rulebook.train import RESUME_WITHIN_STEPS
+from echelon.telemetry.run_directory import RunDirectory, create_run, describe_environment, open_run
+from echelon.training.checkpoint.folder import StoredCheckpoint, find_checkpoint, list_checkpoints
+from echelon.training.checkpoint.identity import RunIdentity, data_problems, identity_problems
+from echelon.training.checkpoint.index import read_index, read_state
+from echelon.training.checkpoint.load import file_problems
+from echelon.training.data.corpus import prepared_data
+from echelon.training.data.dataset import TokenDataset
+from echelon.training.loop import RankTask
 
-OBSERVER = "echelon.observe.observer:observe_rank"
+OBSERVER = "echelon.telemetry.observer:observe_rank"
 
 MAY_CHANGE = ("optimizer.total_steps",)
 """What of the mathematics a resumed run may change: it may be made longer."""
@@ -35,11 +34,13 @@ def prepare_run(
     checkpoint = None if resume is None else find_checkpoint(resume)
     say(f"reading {job.data.source} ...")
     data = prepared_data(job.data.source, job.data.tokenizer, job.train.runs_dir)
-    dataset = _checked_data(job, data)
+    dataset = _checked_data(job, data, say)
     if checkpoint is not None:
         _check_checkpoint(job, checkpoint, dataset)
     run = _run_of(job, checkpoint)
     going_on = "" if checkpoint is None else f", from step {checkpoint.step}"
+    if checkpoint is not None and checkpoint.step == job.train.steps:
+        going_on += f" of {job.train.steps}: no step is left to take"
     say(f"training {job.plan.name} in {run.path}{going_on}")
     task = RankTask(
         job=job,
@@ -51,36 +52,76 @@ def prepare_run(
     return run, task
 
 
-def _checked_data(job: Job, data: Path) -> TokenDataset:
-    """Return the data once it is whole, fits the model, and has samples to train on."""
+def _checked_data(job: Job, data: Path, say: Callable[[str], None]) -> TokenDataset:
+    """Return the data once it is whole, fits the model, and has samples for a global batch."""
     dataset = TokenDataset.open(data, verify=True)
     dataset.check_vocabulary(job.plan.model.vocab)
     training, validation = dataset, dataset
     if job.data.validation_fraction > 0:
         training, validation = dataset.split(job.data.validation_fraction)
     length = job.plan.mathematics.sequence_length
-    training.num_samples(length)
+    num_samples, batch = training.num_samples(length), job.plan.mathematics.global_sequences
+    if num_samples < batch:
+        raise DataError(_too_few_samples(job, training))
+    if (times := job.train.steps * batch / num_samples) > 1:
+        say(
+            f"{job.train.steps} steps of {batch} sequences read the {num_samples} training samples "
+            f"{times:.1f} times"
+        )
     if job.train.validate_every != "never":
         validation.num_samples(length)
     return dataset
 
 
+def _too_few_samples(job: Job, training: TokenDataset) -> Problem:
+    """Return the problem of a training part with fewer samples than a global batch has."""
+    plan, tokens = job.plan, training.num_tokens
+    length, batch = plan.mathematics.sequence_length, plan.mathematics.global_sequences
+    num_samples = training.num_samples(length)
+    share = plan.mesh.dp * plan.layout.microbatch_sequences
+    works: list[str] = []
+    if fitting := num_samples // share * share:
+        works.append(f"batch.global_sequences = {fitting}")
+    if longest := (tokens - 2) // (batch - 1):
+        works.append(f"batch.sequence_length = {longest} or less")
+    return DATA_FILLS_BATCH.problem(
+        f"batch.global_sequences = {batch}, and the {tokens} tokens of the training part are "
+        f"{num_samples} samples of {length} tokens ({num_samples} < {batch})",
+        key="batch.global_sequences",
+        set_by=job.source_of("batch.global_sequences"),
+        suggestions=works,
+    )
+
+
 def _check_checkpoint(job: Job, checkpoint: StoredCheckpoint, dataset: TokenDataset) -> None:
     """Raise CheckpointError where it is not whole or not of this run; ranks compare checksums."""
-    identity = RunIdentity.of(job.plan, dataset.index.tokenizer.hash)
+    identity = RunIdentity.from_plan(job.plan, dataset.index.tokenizer.hash)
     path, where = checkpoint.path, str(checkpoint.path)
     index = read_index(path)
     problems = [
         *file_problems(path, index),
         *identity_problems(index, identity, where=where, accept=MAY_CHANGE),
     ]
+    if index.step > job.train.steps:
+        problems.append(_beyond(job, checkpoint.path, index.step))
     if not problems:
-        # What is no JSON is damaged, which the checksums of the ranks tell better.
-        with suppress(ValueError):
-            state = json.loads((path / STATE_FILE).read_bytes())
-            problems.extend(data_problems(state, dataset.index.hash, where=where))
+        problems.extend(data_problems(read_state(path), dataset.index.hash, where=where))
     if problems:
         raise CheckpointError(problems)
+
+
+def _beyond(job: Job, path: Path, step: int) -> Problem:
+    """Return the problem of a checkpoint that has taken more steps than the run is long."""
+    steps = job.train.steps
+    earlier = [other for other in list_checkpoints(path.parent) if other.step < steps]
+    works = [f"train.steps = {2 * step}", *(f"--resume {other.path}" for other in earlier[::-1])]
+    return RESUME_WITHIN_STEPS.problem(
+        f"{path} has taken {step} steps, and train.steps = {steps} ({step} > {steps}): there is no "
+        "step left to take",
+        key="train.steps",
+        set_by=job.source_of("train.steps"),
+        suggestions=works,
+    )
 
 
 def _run_of(job: Job, checkpoint: StoredCheckpoint | None) -> RunDirectory:
@@ -99,19 +140,19 @@ def _run_of(job: Job, checkpoint: StoredCheckpoint | None) -> RunDirectory:
         renamed = name_was_given and job.train.run_name != folder.resolve().name
         if (folder / "plan.json").is_file() and newest == (checkpoint,) and not renamed:
             run = open_run(folder)
-            if same_run(run.plan(), job.plan):
+            if describe_same_run(run.plan(), job.plan):
                 return run
-    files = run_files(job)
+    run_toml, beside = run_files(job)
     run = create_run(
         Path(job.train.runs_dir),
         job.train.run_name,
         name_was_given=name_was_given,
         plan=job.plan,
-        run_toml=files.run_toml,
+        run_toml=run_toml,
         environment=describe_environment(os.environ),
     )
     with disk_errors(f"to write into {run.path}"):
-        for name, text in files.beside.items():
+        for name, text in beside.items():
             write_durably(run.path / name, text.encode())
         flush_folder(run.path)
     return run

@@ -1,4 +1,4 @@
-"""`ec.train`: a job becomes a run: its folder, its data, its ranks, and how it ended.
+"""`ec.train`: a job becomes a run: its folder, its data, its ranks; `ec.generate`: what it writes.
 
 All that can be known is checked before the first process starts. Started by us, one process
 prepares the run and then starts the ranks; under torchrun the ranks are there already, rank 0
@@ -7,22 +7,27 @@ prepares the run, and the others are told of it through the store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from echelon.config.effects import require_trainable
-from echelon.config.job import DataSettings, Job, TrainSettings
+from echelon.config.job import DataSettings, Job, ObserveSettings, TrainSettings
+from echelon.config.rules.plan import require_trainable
 from echelon.core.optional import optional_package
 from echelon.core.plan import Plan
 
 if TYPE_CHECKING:
-    from echelon.launch.supervisor import LaunchOptions
-    from echelon.train.loop import TrainSummary
+    from echelon.launch.context import RankContext
+    from echelon.launch.local.supervisor import LaunchOptions
+    from echelon.training.loop import RankTask, TrainSummary
 
-JOINED_RANK = "echelon.api.joined:train_joined_rank"
-TRAIN_RANK = "echelon.train.loop:train_rank"
+
+JOINED_RANK = "echelon.api.training:train_joined_rank"
+TRAIN_RANK = "echelon.training.loop:train_rank"
+_TASK = "task"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +61,8 @@ def train(
             raise TypeError("a plan is resolved already: settings belong to ec.plan")
         job = job_of_plan(run, data or "stdlib")
     else:
-        from echelon.config.kinds import toml_text
         from echelon.config.load import load_job
+        from echelon.config.settings.value_types import toml_text
 
         over = [] if data is None else [f"data.source={toml_text(data)}"]
         job = load_job(run, [*over, *settings], world_size=launched_world_size())
@@ -66,19 +71,22 @@ def train(
 
 def job_of_plan(plan: Plan, source: str) -> Job:
     """Return a job that trains `plan` on `source` for the steps of its schedule."""
+    from echelon.config.automatic import default_log_every
+
     steps = plan.mathematics.optimizer.total_steps
     return Job(
         plan=plan,
         data=DataSettings(source=source),
         train=TrainSettings(steps=steps, run_name=plan.name),
+        observe=ObserveSettings(log_every=default_log_every(steps)[0]),
     )
 
 
 def launched_world_size() -> int | None:
     """Return how many ranks torchrun has started, or None where it has not started us."""
-    from echelon.launch.environment import launched, read_place
+    from echelon.launch.environment import is_launched, read_launched_rank
 
-    return read_place().world_size if launched() else None
+    return read_launched_rank().world_size if is_launched() else None
 
 
 def train_job(
@@ -87,17 +95,17 @@ def train_job(
     """Train `job` and return how it ended; `say` is told what happens before the ranks speak."""
     require_trainable(job.plan, job.sources)
     optional_package("torch", extra="train", purpose="training")
-    from echelon.launch.environment import launched
+    from echelon.launch.environment import is_launched
 
-    return _train_joined(job, resume) if launched() else _train_here(job, resume, say)
+    return _train_joined(job, resume) if is_launched() else _train_here(job, resume, say)
 
 
 def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> TrainResult:
     from echelon.api.observing import trace_plan, trace_run
     from echelon.api.run_setup import prepare_run
     from echelon.core.serialize import to_json
+    from echelon.launch.local.supervisor import run_ranks
     from echelon.launch.process_group import require_devices
-    from echelon.launch.supervisor import run_ranks
 
     mesh, backend = job.plan.mesh, job.plan.cluster.backend
     require_devices(backend, mesh.world_size, set_by=job.source_of("cluster.preset"))
@@ -121,21 +129,21 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
 
 
 def _train_joined(job: Job, resume: Path | None) -> TrainResult:
-    from echelon.launch.environment import read_place
-    from echelon.launch.joined import run_joined
+    from echelon.launch.environment import read_launched_rank
+    from echelon.launch.launched_rank import run_launched_rank
 
-    place = read_place()
+    place = read_launched_rank()
     # The last rank of a host finds the bytes of all of them, before any rank has reserved its own.
     _require_offload_dir(job, range(place.rank - place.local_rank, place.rank + 1))
     if resume is None:
         _require_weights(job)
     argument = {"job": job.for_ranks(), "resume": None if resume is None else str(resume)}
-    outcome = run_joined(JOINED_RANK, argument, labels=_labels(job), options=_options(job))
+    outcome = run_launched_rank(JOINED_RANK, argument, labels=_labels(job), options=_options(job))
     return replace(outcome.require()[0], rank=outcome.rank)
 
 
 def _require_offload_dir(job: Job, ranks: range) -> None:
-    from echelon.config.offload_dir import require_offload_dir
+    from echelon.config.rules.plan import require_offload_dir
 
     require_offload_dir(job.plan, ranks, job.source_of("zero.offload_dir"))
 
@@ -143,20 +151,109 @@ def _require_offload_dir(job: Job, ranks: range) -> None:
 def _require_weights(job: Job) -> None:
     """Raise CheckpointError where the file to start from is not one of this model's weights."""
     if job.train.weights != "none":
-        from echelon.train.weights.files import find_weights
+        from echelon.training.weights.files import find_weights
 
         find_weights(Path(job.train.weights), job.plan.model)
 
 
 def _labels(job: Job) -> tuple[str, ...]:
-    mesh = job.plan.mesh
-    return tuple(mesh.label(rank) for rank in range(mesh.world_size))
+    return tuple(map(job.plan.mesh.label, range(job.plan.mesh.world_size)))
 
 
 def _options(job: Job) -> LaunchOptions:
-    from echelon.launch.supervisor import LaunchOptions
-    from echelon.launch.watch import Limits
+    from echelon.launch.local.messages import Limits
+    from echelon.launch.local.supervisor import LaunchOptions
 
     return LaunchOptions(
         backend=job.plan.cluster.backend, limits=Limits(step_s=job.train.step_timeout_s)
     )
+
+
+def train_joined_rank(context: RankContext, argument: Mapping[str, Any]) -> TrainResult:
+    """Train this rank of the job in `argument`; the target of every rank under torchrun.
+
+    Rank 0 prepares the run, and the others hear of it through the store.
+    """
+    from echelon.api.observing import trace_plan, trace_run
+    from echelon.api.run_setup import prepare_run
+    from echelon.core.serialize import to_json
+
+    job = Job.from_ranks(argument["job"])
+    if context.rank != 0:
+        return _train_rank(context, _hear_task(context, job))
+    context.progress.mark("preparing the run")
+    resume = argument["resume"]
+    run, task = prepare_run(job, None if resume is None else Path(resume), say=lambda _: None)
+    with run.locked():
+        context.store.set(_TASK, json.dumps(to_json(task)))
+        trace_plan(job, run.path)
+        result = _train_rank(context, task)
+        trace_run(job, run.path)
+        return result
+
+
+def _hear_task(context: RankContext, job: Job) -> RankTask:
+    from echelon.core.serialize import from_json
+    from echelon.training.loop import RankTask
+
+    with context.progress.waits_for("rank 0 to prepare the run"):
+        context.store.wait([_TASK], timedelta(seconds=job.train.step_timeout_s))
+    return from_json(RankTask, json.loads(context.store.get(_TASK)))
+
+
+def _train_rank(context: RankContext, task: RankTask) -> TrainResult:
+    from echelon.core.serialize import to_json
+    from echelon.launch.local.output import copy_to_log, log_name
+    from echelon.telemetry.run_directory import RunDirectory
+    from echelon.training.loop import train_rank
+
+    run = RunDirectory(Path(task.run_dir))
+    run.logs.mkdir(parents=True, exist_ok=True)
+    copy_to_log(run.logs / log_name(context.rank))
+    summary = train_rank(context, to_json(task))
+    return TrainResult(run=run.path, data=Path(task.data), summary=summary, rank=context.rank)
+
+
+def generate(
+    run: TrainResult | str | Path,
+    prompt: str,
+    *,
+    tokens: int = 100,
+    temperature: float = 0.6,
+    seed: int = 0,
+) -> str:
+    """Return `prompt` and what the newest checkpoint of a run writes after it, `tokens` tokens.
+
+    `run` is what `ec.train` returned, or the folder of a run. Raises ConfigError where there is no
+    such run, CheckpointError where it has no checkpoint that can be read.
+    """
+    optional_package("torch", extra="train", purpose="generating text")
+    from echelon.telemetry.run_directory import open_run
+    from echelon.training.checkpoint.folder import find_latest
+    from echelon.training.data.dataset import TokenDataset
+    from echelon.training.generate import continue_tokens, load_decoder
+
+    directory = open_run(run.run if isinstance(run, TrainResult) else Path(run))
+    plan = directory.plan()
+    checkpoint = find_latest(directory.path).path
+    data = run.data if isinstance(run, TrainResult) else _data_of(directory.run_file)
+    tokenizer = TokenDataset.open(data).tokenizer()
+    separate = plan.mathematics.documents == "separate"
+    ids = continue_tokens(
+        load_decoder(plan, checkpoint, tokenizer.description.hash),
+        tokenizer.encode(prompt),
+        tokens,
+        temperature=temperature,
+        seed=seed,
+        separator=tokenizer.description.end_of_document if separate else None,
+    )
+    return prompt + tokenizer.decode(ids)
+
+
+def _data_of(run_file: Path) -> Path:
+    """Return the folder of the data that a run read; it is prepared again where it is gone."""
+    from echelon.config.load import load_job
+    from echelon.training.data.corpus import prepared_data
+
+    job = load_job(run_file)
+    return prepared_data(job.data.source, job.data.tokenizer, job.train.runs_dir)

@@ -1,21 +1,58 @@
-"""The parser of the command line, and how anything that goes wrong is said."""
+"""The commands and their parser, and how anything that goes wrong is said."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 from cyclopts.exceptions import UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
-from echelon import __version__
-from echelon.cli.main import COMMANDS, FAMILIES
-from echelon.cli.output import print_error, print_error_json
+from echelon.cli.output import give_up, print_error, print_error_json, stdout_refuses
 from echelon.core.errors import ConfigError, EchelonError, Problem
 from echelon.core.rulebook import command_line
 from echelon.core.rules import did_you_mean
+from echelon.core.version import __version__
 
-EXIT_BUG = 70
+EXIT_BUG = 70  # EX_SOFTWARE of sysexits.h
+
+COMMANDS = {
+    "init": ("echelon.cli.run_file:init", "Write a run.toml that builds on a preset."),
+    "import": (
+        "echelon.cli.other_tools:import_",
+        "Turn a configuration of another tool into a run.",
+    ),
+    "export": (
+        "echelon.cli.other_tools:export",
+        "Write a plan for another tool, or as a run.toml.",
+    ),
+    "compare": ("echelon.cli.compare:compare", "Show what differs between two plans."),
+    "plan": ("echelon.cli.plan.command:plan", "Check a run; show what its ranks hold and send."),
+    "prove": ("echelon.cli.prove:prove", "Prove that a plan computes what one device computes."),
+    "train": ("echelon.cli.train:train", "Train a run; --resume goes on with one."),
+    "observe": ("echelon.cli.observe:observe", "Say what a run did; draw its pipeline."),
+    "calibrate": ("echelon.cli.calibrate:calibrate", "Measure this machine, or a model's blocks."),
+    "demo": ("echelon.cli.demo:demo", "Plan, prove and train a small model here."),
+    "explain": ("echelon.cli.explain.command:explain", "Explain a rule, or list all of them."),
+    "config show": ("echelon.cli.run_file:show", "Show every setting and where it came from."),
+    "config presets": ("echelon.cli.run_file:presets", "List runs, models and clusters."),
+    "schedule show": ("echelon.cli.schedule.command:show", "Draw a pipeline schedule."),
+    "schedule check": (
+        "echelon.cli.schedule.command:check",
+        "Prove a pipeline schedule in a file.",
+    ),
+    "data prepare": ("echelon.cli.data:prepare", "Turn text into token shards."),
+    "data show": ("echelon.cli.data:show", "Say what is in prepared data."),
+    "doctor": ("echelon.cli.doctor:doctor", "Check that this machine can plan, prove and train."),
+}
+"""Each command, in the order of a first run: where its function is, and what it does."""
+
+FAMILIES = {
+    "config": "Show the settings of a run, and the presets.",
+    "schedule": "Draw pipeline schedules, and prove your own.",
+    "data": "Turn text into token shards, and look at them.",
+}
+"""The first words that several commands share."""
 
 
 def build_app() -> App:
@@ -26,6 +63,7 @@ def build_app() -> App:
         version=__version__,
         help_epilogue="Every setting of run.toml is also --set table.key=value.",
         result_action="return_value",
+        default_parameter=Parameter(negative=()),
         exit_on_error=False,
         print_error=False,
         suppress_keyboard_interrupt=False,
@@ -54,7 +92,9 @@ def run(arguments: list[str]) -> int:
         return _report(arguments, error)
     except BrokenPipeError:
         raise
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and stdout_refuses():
+            raise
         return _report_bug()
     return result if isinstance(result, int) else 0
 
@@ -63,7 +103,10 @@ def _report(arguments: list[str], error: EchelonError) -> int:
     if "--json" in arguments:
         print_error_json(_command_of(arguments), error)
     else:
-        print_error(error)
+        try:
+            print_error(error)
+        except OSError:
+            give_up(sys.stderr)
     return error.exit_code
 
 
@@ -87,7 +130,9 @@ def _usage_problem(error: CycloptsError) -> Problem:
         typed = " ".join([*(error.command_chain or ()), *(error.unused_tokens or ())[:1]])
         near = did_you_mean(typed, COMMANDS)
         return command_line.UNKNOWN_COMMAND.problem(
-            f"there is no command {typed!r}", set_by="the command line", works=near or COMMANDS
+            f"there is no command {typed!r}",
+            set_by="the command line",
+            suggestions=near or COMMANDS,
         )
     if isinstance(error, UnknownOptionError):
         return _unknown_flag(error)
@@ -104,5 +149,5 @@ def _unknown_flag(error: UnknownOptionError) -> Problem:
     return command_line.UNKNOWN_FLAG.problem(
         f"{' '.join(['echelon', *(error.command_chain or ())])} has no flag {flag}",
         set_by="the command line",
-        works=did_you_mean(flag, flags) or [*flags, "--help"],
+        suggestions=did_you_mean(flag, flags) or [*flags, "--help"],
     )

@@ -6,32 +6,33 @@ The exit code is 0 whatever differs: the answer is on stdout, and in `--json`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
-from echelon.cli.export import AnyRun
+from echelon.api.planning import compare as compare_runs
 from echelon.cli.flags import Json
-from echelon.cli.output import print_json, table
-from echelon.cli.wrapped import WIDTH
+from echelon.cli.other_tools import AnyRun
+from echelon.cli.output import WIDTH, print_result, table
+from echelon.config.settings.value_types import toml_text
+from echelon.core.units import binary_bytes, decimal_bytes, duration, short_count
+from echelon.planner.explain.compare import PlanComparison, SettingDifference
 
-if TYPE_CHECKING:
-    from echelon.planner.compare import Comparison, Difference
-
-WIDEST, LARGE = 22, 1000
+WIDEST = 22  # columns of text
+LARGE = 1000  # a ratio
 
 
 def compare(a: AnyRun, b: AnyRun, /, *, json: Json = False) -> int:
     """Compare two plans: settings that differ, whether the mathematics do, bytes held and sent."""
-    from echelon.api.comparing import compare as compare_runs
-
     found = compare_runs(a, b)
-    if json:
-        print_json("compare", comparison_json(found, a, b))
-    else:
-        print("\n\n".join(_parts(found, a, b)))
+    parts = _parts(found, a, b)
+    print_result(
+        "compare",
+        lambda: comparison_json(found, a, b),
+        lambda: "\n\n".join(parts) + "\n",
+        as_json=json,
+    )
     return 0
 
 
-def comparison_json(found: Comparison, a: str, b: str) -> dict[str, object]:
+def comparison_json(found: PlanComparison, a: str, b: str) -> dict[str, object]:
     """Return a comparison as a JSON object."""
     sides = {"a": (a, found.a), "b": (b, found.b)}
     return {
@@ -48,23 +49,18 @@ def comparison_json(found: Comparison, a: str, b: str) -> dict[str, object]:
         "same_mathematics": found.same_mathematics,
         "same_layout": found.same_layout,
         "differences": [
-            {
-                "setting": one.setting,
-                "a": one.a,
-                "b": one.b,
-                "changes": _changes(one),
-            }
+            {"setting": one.setting, "a": one.a, "b": one.b, "changes": _changes(one)}
             for one in found.differences
         ],
     }
 
 
-def _parts(found: Comparison, a: str, b: str) -> Iterator[str]:
-    from echelon.core.units import binary_bytes, decimal_bytes
-
+def _parts(found: PlanComparison, a: str, b: str) -> Iterator[str]:
     sides = {"A": (a, found.a), "B": (b, found.b)}
     yield "\n".join(
-        f"{name}: {run}, {_size(side.plan.mesh.world_size)}" for name, (run, side) in sides.items()
+        f"{name}: {run}, {count} rank{'s' * (count > 1)}"
+        for name, (run, side) in sides.items()
+        for count in (side.plan.mesh.world_size,)
     )
     yield _verdict(found)
     if found.differences:
@@ -85,11 +81,7 @@ def _parts(found: Comparison, a: str, b: str) -> Iterator[str]:
             yield f"{title}\n\n{_terms(ours, theirs[part], text)}"
 
 
-def _size(ranks: int) -> str:
-    return "1 rank" if ranks == 1 else f"{ranks} ranks"
-
-
-def _verdict(found: Comparison) -> str:
+def _verdict(found: PlanComparison) -> str:
     if not found.same_mathematics:
         count = sum(one.changes_numbers for one in found.differences)
         settings = "1 setting changes" if count == 1 else f"{count} settings change"
@@ -99,7 +91,7 @@ def _verdict(found: Comparison) -> str:
     return "The same mathematics in another layout: both must give the same numbers."
 
 
-def _changes(one: Difference) -> str:
+def _changes(one: SettingDifference) -> str:
     if one.setting == "cluster":
         return "cluster"
     return "numbers" if one.changes_numbers else "layout"
@@ -107,8 +99,6 @@ def _changes(one: Difference) -> str:
 
 def _short(value: object) -> str:
     """Return a value in a narrow column; of stages, how many blocks each has."""
-    from echelon.config.kinds import toml_text
-
     if value is None:
         return "none"
     if isinstance(value, list) and value and isinstance(value[0], list):
@@ -119,14 +109,10 @@ def _short(value: object) -> str:
 
 
 def _time(seconds: float) -> str:
-    from echelon.core.units import duration
-
     return f"{1e3 * seconds:.2f}ms" if seconds < 1 else duration(seconds)
 
 
 def _ratio(ours: float, theirs: float) -> str:
-    from echelon.core.units import short_count
-
     if not ours:
         return "-"
     ratio = theirs / ours

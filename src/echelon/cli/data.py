@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json
-from echelon.cli.output import note, print_json
+from echelon.cli.output import note, print_json, print_result
 from echelon.core.units import binary_bytes, short_count
 
 if TYPE_CHECKING:
-    from echelon.train.data.prepare import DatasetSummary
+    from echelon.training.data.prepare import DatasetSummary
 
 
 def prepare(
@@ -24,7 +24,7 @@ def prepare(
     ],
     /,
     *,
-    output: Annotated[Path, Parameter(help="The folder to write; it must not exist.")],
+    out: Annotated[Path, Parameter(help="The folder to write; it must not exist.")],
     tokenizer: Annotated[
         str, Parameter(help="bytes, bpe-N (trained on the sources), or a tokenizer.json.")
     ] = "bytes",
@@ -34,26 +34,24 @@ def prepare(
     ] = "auto",
     field: Annotated[str, Parameter(help="The field of a record that holds the text.")] = "text",
     split: Annotated[str, Parameter(help="The part of a Hugging Face dataset.")] = "train",
-    max_bytes: Annotated[
-        int | None, Parameter(help="Stop after so many bytes of text.", show_default=False)
-    ] = None,
+    max_bytes: Annotated[int | None, Parameter(help="Stop after so many bytes of text.")] = None,
     json: Json = False,
 ) -> int:
     """Turn text into token shards that a run reads by --set data.source=FOLDER."""
-    from echelon.train.data.prepare import PrepareOptions, prepare
+    from echelon.training.data.prepare import PrepareOptions, prepare
 
     options = PrepareOptions(format=format, field=field, split=split, max_bytes=max_bytes)
-    summary = prepare(source, output, tokenizer=tokenizer, options=options)
+    summary = prepare(source, out, tokenizer=tokenizer, options=options)
     if json:
         print_json("data prepare", asdict(summary))
         return 0
-    _print_dataset(summary.dataset)
+    print(_dataset_text(summary.dataset), end="")
     print(f"read        {summary.num_files} files, {binary_bytes(summary.text_bytes)} of text")
     if summary.num_empty:
         print(f"empty       {summary.num_empty} files or records")
     for what, count in summary.skipped.items():
         print(f"not read    {count} x {what}")
-    note(f"next: echelon train run.toml {' '.join(_flags(output, summary.dataset))}")
+    note(f"next: echelon train run.toml {' '.join(_flags(out, summary.dataset))}")
     return 0
 
 
@@ -64,20 +62,17 @@ def show(
     json: Json = False,
 ) -> int:
     """Say what is in prepared data, and whether it is whole."""
-    from echelon.train.data.prepare import describe
+    from echelon.training.data.prepare import describe
 
     summary = describe(folder)
-    if json:
-        print_json("data show", asdict(summary))
-    else:
-        _print_dataset(summary)
+    print_result("data show", lambda: asdict(summary), lambda: _dataset_text(summary), as_json=json)
     return 0
 
 
 def _flags(output: Path, dataset: DatasetSummary) -> Iterator[str]:
     """Yield what a run must be told to read this data."""
-    from echelon.train.data.corpus import tokenizer_setting
-    from echelon.train.data.tokenizer import trained_vocabulary
+    from echelon.training.data.corpus import tokenizer_setting
+    from echelon.training.data.tokenizer import trained_vocabulary
 
     yield f"--set data.source={output}"
     if dataset.tokenizer != "bytes":
@@ -87,14 +82,14 @@ def _flags(output: Path, dataset: DatasetSummary) -> Iterator[str]:
         yield f"--set model.vocab={max(asked, dataset.vocabulary)}"
 
 
-def _print_dataset(dataset: DatasetSummary) -> None:
+def _dataset_text(dataset: DatasetSummary) -> str:
     size = binary_bytes(dataset.num_bytes)
-    for name, value in (
+    facts = (
         ("folder", dataset.path),
         ("tokens", f"{short_count(dataset.num_tokens)} ({dataset.num_tokens}), {dataset.dtype}"),
         ("documents", dataset.num_documents),
         ("shards", f"{dataset.num_shards}, {size}"),
         ("tokenizer", f"{dataset.tokenizer}, {dataset.vocabulary} ids ({dataset.tokenizer_hash})"),
         ("hash", dataset.hash),
-    ):
-        print(f"{name:<12}{value}")
+    )
+    return "".join(f"{name:<12}{value}\n" for name, value in facts)

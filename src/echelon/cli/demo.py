@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from echelon.api.planning import prove
+from echelon.api.training import TrainResult, generate, train_job
 from echelon.cli.flags import Settings
 from echelon.cli.output import note
+from echelon.cli.plan.report import plan_text
+from echelon.cli.prove import PROOF_FILE, proof_text
+from echelon.config.job import Job
+from echelon.config.load import load_job
 from echelon.core.errors import EXIT_STOPPED_WITH_CHECKPOINT
-
-if TYPE_CHECKING:
-    from echelon.api import TrainResult
-    from echelon.config.job import Job
+from echelon.core.optional import optional_package
+from echelon.launch.host import available_memory_bytes
 
 LARGE = ("mesh.pp=2", "mesh.dp_replicate=2", "mesh.tp=2", "mesh.sequence_parallel=true")
 SMALL = ("mesh.pp=1", "mesh.dp_replicate=2", "mesh.tp=2", "mesh.sequence_parallel=true")
@@ -23,7 +26,7 @@ GOAL = 0.6
 """What is left of the first validation loss once a model has learned something."""
 
 PROMPT = "def read_lines(path):\n"
-SAMPLE_TOKENS = 320
+SAMPLE_TOKENS = 320  # tokens
 
 NEXT = """echelon plan nano --set mesh.tp=3       a mistake, and what would work
 echelon explain tp-divides-heads        why that is a rule
@@ -35,18 +38,12 @@ echelon init run.toml                   a run of your own
 
 def demo(*, settings: Settings = ()) -> int:
     """Plan, prove and train a small model on this machine; exit 1 where it does not learn."""
-    from echelon import api
-    from echelon.api.training import train_job
-    from echelon.api.writing import write_text
-    from echelon.cli.plan_report import plan_text
-    from echelon.cli.prove import PROOF_FILE, proof_text
-    from echelon.config.load import load_job
-
     job = load_job("nano", demo_settings(settings))
+    optional_package("torch", extra="train", purpose="the demo")
     _title("1. The plan: what each rank holds, and what it sends")
     print(plan_text(job.plan))
     _title("2. The proof: these ranks compute what one process computes")
-    proof = api.prove(job.plan)
+    proof = prove(job.plan)
     print(proof_text(proof), flush=True)
     proof.require()
     _title(f"3. The run: {job.train.steps} steps on the source of Python's standard library")
@@ -57,14 +54,12 @@ def demo(*, settings: Settings = ()) -> int:
         return EXIT_STOPPED_WITH_CHECKPOINT
     print()
     _title("4. What it writes after its first line")
-    print(write_text(result, PROMPT, SAMPLE_TOKENS), end="\n\n")
+    print(generate(result, PROMPT, tokens=SAMPLE_TOKENS), end="\n\n")
     return _conclude(job, result)
 
 
 def demo_settings(settings: Sequence[str]) -> list[str]:
     """Return the demo's settings for this machine, and those of the user in their place."""
-    from echelon.cli.machine import available_memory_bytes
-
     split = LARGE if available_memory_bytes() >= LARGE_MEMORY_BYTES else SMALL
     keys = {text.partition("=")[0].strip() for text in settings}
     ours = [text for text in (*split, *QUIET) if text.partition("=")[0] not in keys]
@@ -73,17 +68,16 @@ def demo_settings(settings: Sequence[str]) -> list[str]:
 
 def learned(first: float | None, last: float | None) -> bool:
     """Return whether the validation loss fell below the goal."""
-    if first is None or last is None or not math.isfinite(first):
-        return False
-    return last < GOAL * first
+    return first is not None and last is not None and math.isfinite(first) and last < GOAL * first
 
 
 def _conclude(job: Job, result: TrainResult) -> int:
     first, last = result.summary.first_validation, result.summary.last_validation
     _title("5. What to try next")
     print(NEXT.format(run=result.run))
-    if first is None or last is None:
-        note("the model was not validated, so nobody knows whether it learned")
+    if first is None or last is None or result.summary.num_validations == 1:
+        times = "not validated" if first is None else "validated only once"
+        note(f"the model was {times}, so nobody knows whether it learned")
         return 1
     share = f"{first:.3f} -> {last:.3f}, {100 * last / first:.0f} % of the first"
     if not learned(first, last):

@@ -1,29 +1,42 @@
-"""`echelon doctor`: check that this machine can plan, prove and train."""
+"""`echelon doctor`: what this machine has, and which of the things that a run needs it lacks.
+
+Each finding reads one thing. It says what is there as text and as JSON, and carries a problem where
+that is not enough: a needed one keeps runs from working at all, the others from working in full.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
-from echelon import __version__
+import psutil
+
 from echelon.cli.flags import Json
 from echelon.cli.output import print_error, print_json
-from echelon.core.errors import EnvironmentProblem
+from echelon.core.errors import EnvironmentProblem, Problem
+from echelon.core.optional import install_command
+from echelon.core.rulebook import machine as rules
+from echelon.core.units import binary_bytes
+from echelon.core.version import __version__
+from echelon.launch.host import available_memory_bytes, num_usable_cores
 
 
 def doctor(*, json: Json = False) -> int:
     """Check that this machine can plan, prove and train; exit 3 where it cannot."""
-    from echelon.cli.machine import examine
-
-    findings = list(examine(Path.cwd()))
+    findings = list(examine_machine(Path.cwd()))
     problems = [finding.problem for finding in findings if finding.problem]
     lacking = any(finding.stops_runs for finding in findings)
     if json:
-        result = {
-            "version": __version__,
-            "ok": not lacking,
-            "findings": {f.name.replace(" ", "_"): f.facts for f in findings},
-            "problems": [problem.to_json() for problem in problems],
-        }
+        found = {finding.name.replace(" ", "_"): finding.facts for finding in findings}
+        told = [problem.to_json() for problem in problems]
+        result = {"version": __version__, "ok": not lacking, "findings": found, "problems": told}
         print_json("doctor", result)
     else:
         for finding in findings:
@@ -32,3 +45,258 @@ def doctor(*, json: Json = False) -> int:
         if problems:
             print_error(EnvironmentProblem(problems))
     return EnvironmentProblem.exit_code if lacking else 0
+
+
+MIN_PYTHON = (3, 11)  # version
+MIN_TORCH = (2, 11)  # version
+MIN_MEMORY_BYTES = 2 * 2**30
+MIN_SHARED_MEMORY_BYTES = 2**30
+MIN_DISK_BYTES = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineCheck:
+    """Say what one look at the machine found."""
+
+    name: str
+    text: str
+    facts: Mapping[str, object] = field(default_factory=dict[str, object])
+    problem: Problem | None = None
+    needed: bool = True
+
+    @property
+    def stops_runs(self) -> bool:
+        """Return whether no run can work like this."""
+        return self.problem is not None and self.needed
+
+
+def examine_machine(folder: Path) -> Iterator[MachineCheck]:
+    """Yield every finding about this machine; runs would be written below `folder`."""
+    yield python()
+    gpus = find_gpus()
+    yield gpus
+    has_gpus = gpus.facts["devices"] != []
+    yield from torch_and_backends(needs_nccl=has_gpus)
+    yield cores()
+    yield memory()
+    yield shared_memory(needed_by_nccl=has_gpus)
+    yield ports()
+    yield gloo_interface()
+    yield disk(folder)
+
+
+def python() -> MachineCheck:
+    """Find the interpreter."""
+    version = platform.python_version()
+    return MachineCheck(
+        name="python",
+        text=f"{version} on {platform.system()} {platform.machine()}",
+        facts={
+            "version": version,
+            "system": platform.system(),
+            "release": platform.release(),
+            "architecture": platform.machine(),
+            "executable": sys.executable,
+        },
+        problem=None
+        if sys.version_info[:2] >= MIN_PYTHON
+        else rules.PYTHON_VERSION.problem(
+            f"this is Python {version}; Echelon needs 3.11 or later",
+            suggestions=("3.11", "3.12", "3.13"),
+        ),
+    )
+
+
+def find_gpus() -> MachineCheck:
+    """Find NVIDIA GPUs by the driver, which needs no torch."""
+    import pynvml
+
+    devices: list[dict[str, object]] = []
+    driver = None
+    try:
+        pynvml.nvmlInit()
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+            devices.append({"name": str(pynvml.nvmlDeviceGetName(handle)), "memory_bytes": total})
+    except pynvml.NVMLError:
+        pass  # No driver, or no permission to ask it: ranks then run on the CPU.
+    names = ", ".join(sorted({f"{gpu['name']}" for gpu in devices}))
+    text = f"{len(devices)} x {names}" if devices else "none; ranks use the CPU"
+    return MachineCheck(name="gpus", text=text, facts={"driver": driver, "devices": devices})
+
+
+def torch_and_backends(*, needs_nccl: bool) -> Iterator[MachineCheck]:
+    """Find torch and the backends that ranks can talk over."""
+    try:
+        import torch
+        import torch.distributed as dist
+    except (ImportError, OSError) as error:
+        yield MachineCheck(
+            name="torch",
+            text="not installed",
+            facts={"version": None},
+            problem=rules.TORCH_INSTALLED.problem(
+                f"torch cannot be imported ({error}); proving and training need it",
+                suggestions=(install_command("train"),),
+            ),
+        )
+        return
+    version = torch.__version__
+    recent = tuple(int(part) for part in version.split("+")[0].split(".")[:2]) >= MIN_TORCH
+    older = None if recent else rules.TORCH_VERSION.problem(f"torch {version} is older than 2.11")
+    extras = {name: _version(name) for name in ("numpy", "safetensors", "tokenizers", "pyarrow")}
+    yield MachineCheck(
+        name="torch",
+        text=f"{version}, {torch.get_num_threads()} threads",
+        facts={"version": version, "cuda": torch.version.cuda, "packages": extras},
+        problem=older,
+    )
+    found = dist.is_available()
+    backends = {
+        "gloo": found and dist.is_gloo_available(),
+        "nccl": found and dist.is_nccl_available(),
+    }
+    wanted = "nccl" if needs_nccl else "gloo"
+    yield MachineCheck(
+        name="backends",
+        text=", ".join(name for name, there in backends.items() if there) or "none",
+        facts=backends,
+        problem=None
+        if backends[wanted]
+        else rules.BACKEND_AVAILABLE.problem(f"this torch {version} is built without {wanted}"),
+        needed=not backends["gloo"],
+    )
+
+
+def cores() -> MachineCheck:
+    """Find how many cores this process may use, which a container may make fewer."""
+    usable = num_usable_cores()
+    total = os.cpu_count() or usable
+    return MachineCheck(
+        name="cores", text=f"{usable:g} usable of {total}", facts={"usable": usable, "total": total}
+    )
+
+
+def memory() -> MachineCheck:
+    """Find how much memory ranks could take now."""
+    available = available_memory_bytes()
+    total = psutil.virtual_memory().total
+    return MachineCheck(
+        name="memory",
+        text=f"{binary_bytes(available)} free of {binary_bytes(total)}",
+        facts={"available_bytes": available, "total_bytes": total},
+        problem=None
+        if available >= MIN_MEMORY_BYTES
+        else rules.ENOUGH_MEMORY.problem(
+            f"{binary_bytes(available)} of memory is free; a run of a few ranks needs "
+            f"{binary_bytes(MIN_MEMORY_BYTES)}"
+        ),
+        needed=False,
+    )
+
+
+def shared_memory(*, needed_by_nccl: bool, path: Path = Path("/dev/shm")) -> MachineCheck:
+    """Find the room in /dev/shm, which NCCL uses between the GPUs of one machine."""
+    if not path.is_dir():
+        return MachineCheck(
+            name="shared memory", text=f"no {path} here", facts={"free_bytes": None}
+        )
+    free = shutil.disk_usage(path).free
+    return MachineCheck(
+        name="shared memory",
+        text=f"{binary_bytes(free)} free",
+        facts={"free_bytes": free},
+        problem=None
+        if not needed_by_nccl or free >= MIN_SHARED_MEMORY_BYTES
+        else rules.SHARED_MEMORY.problem(
+            f"{path} has {binary_bytes(free)}; NCCL on this machine wants "
+            f"{binary_bytes(MIN_SHARED_MEMORY_BYTES)}"
+        ),
+        needed=False,
+    )
+
+
+def ports() -> MachineCheck:
+    """Find whether ranks may listen and connect on this machine."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = int(server.getsockname()[1])
+            with socket.create_connection(("127.0.0.1", port), timeout=5):
+                pass
+    except OSError as error:
+        return MachineCheck(
+            name="ports",
+            text="none",
+            facts={"loopback": False},
+            problem=rules.PORT_AVAILABLE.problem(f"cannot listen on 127.0.0.1: {error}"),
+        )
+    return MachineCheck(name="ports", text="loopback works", facts={"loopback": True})
+
+
+def gloo_interface(resolve: Callable[[str], str] = socket.gethostbyname) -> MachineCheck:
+    """Find the interface that Gloo would listen at."""
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME")
+    interfaces = {
+        name: [a.address for a in addresses if a.family == socket.AF_INET]
+        for name, addresses in psutil.net_if_addrs().items()
+    }
+    facts: dict[str, object] = {"interfaces": interfaces, "GLOO_SOCKET_IFNAME": chosen}
+    if chosen is not None:
+        return MachineCheck(
+            name="gloo interface",
+            text=chosen,
+            facts=facts,
+            problem=None
+            if {*chosen.split(",")} <= {*interfaces}
+            else rules.GLOO_INTERFACE.problem(
+                f"GLOO_SOCKET_IFNAME is {chosen}, and there is no such interface",
+                key="GLOO_SOCKET_IFNAME",
+                set_by="the environment",
+                suggestions=interfaces,
+            ),
+        )
+    host = socket.gethostname()
+    try:
+        address = resolve(host)
+        with socket.create_server((address, 0)):
+            pass
+    except OSError as error:
+        problem = rules.GLOO_INTERFACE.problem(
+            f"the name of this host, {host}, does not lead to an address of it: {error}",
+            key="GLOO_SOCKET_IFNAME",
+            suggestions=interfaces,
+        )
+        return MachineCheck(
+            name="gloo interface", text="none", facts=facts, problem=problem, needed=False
+        )
+    name = next((n for n, addresses in interfaces.items() if address in addresses), "loopback")
+    return MachineCheck(
+        name="gloo interface",
+        text=f"{name} ({address})",
+        facts={**facts, "address": address, "interface": name},
+    )
+
+
+def disk(folder: Path) -> MachineCheck:
+    """Find the room for checkpoints in `folder`, and whether it may be written to."""
+    free = shutil.disk_usage(folder).free
+    writable = os.access(folder, os.W_OK)
+    what = f"has {binary_bytes(free)} free" if writable else "is not writable"
+    return MachineCheck(
+        name="disk",
+        text=f"{binary_bytes(free)} free, {'writable' if writable else 'read-only'}",
+        facts={"folder": str(folder), "free_bytes": free, "writable": writable},
+        problem=None
+        if writable and free >= MIN_DISK_BYTES
+        else rules.DISK_SPACE.problem(f"the folder {folder} {what}", key="train.runs_dir"),
+        needed=False,
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,6 +1,6 @@
 """`echelon observe`: what a run did; with --schedule, its pipeline as planned and as measured.
 
-With --experts, which experts its tokens chose (`observe_experts.py`).
+With --experts, which experts its tokens chose.
 """
 
 from __future__ import annotations
@@ -9,20 +9,27 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from echelon.cli.flags import Json
-from echelon.cli.output import note, print_json, table
+from echelon.api.observing import observe as observe_run
+from echelon.api.observing import observe_experts, observe_schedule
+from echelon.cli.flags import Json, argument_problem
+from echelon.cli.output import note, print_result, table
+from echelon.config.files.new_file import write_new
+from echelon.core.errors import ConfigError, Problem
+from echelon.core.units import binary_bytes, short_count
+from echelon.schedule.draw import draw_timeline
+from echelon.schedule.svg import panels_svg
+from echelon.telemetry.bubble import Bubble, IdleCause
+from echelon.telemetry.routing import ExpertHotspots, RecordedLoad
+from echelon.telemetry.schedule_report import TimelineReport
+from echelon.telemetry.summary import RunSummary
+from echelon.telemetry.timeline import Timeline
+from echelon.telemetry.trace import MEASURED, PLANNED, trace_path
 
-if TYPE_CHECKING:
-    from echelon.observe.bubble import Bubble
-    from echelon.observe.schedule_report import ScheduleReport
-    from echelon.observe.summary import RunSummary
-    from echelon.observe.timeline import Timeline
-
-_NARROWEST = 60
+_NARROWEST = 60  # columns of text
 
 
 def observe(
@@ -30,20 +37,16 @@ def observe(
     /,
     *,
     schedule: Annotated[
-        bool,
-        Parameter(negative=(), show_default=False, help="Draw its pipeline, planned and measured."),
+        bool, Parameter(show_default=False, help="Draw its pipeline, planned and measured.")
     ] = False,
     experts: Annotated[
-        bool,
-        Parameter(negative=(), show_default=False, help="Show the load of each expert, by layer."),
+        bool, Parameter(show_default=False, help="Show the load of each expert, by layer.")
     ] = False,
     step: Annotated[
-        int | None,
-        Parameter(show_default=False, help="The step to show; the last one by default."),
+        int | None, Parameter(help="The step to show; the last one by default.")
     ] = None,
     svg: Annotated[
-        Path | None,
-        Parameter(show_default=False, help="Draw it into this file too, which must be new."),
+        Path | None, Parameter(help="Draw it into this file too, which must be new.")
     ] = None,
     json: Json = False,
 ) -> int:
@@ -56,35 +59,32 @@ def observe(
     """
     _require_fitting_flags(schedule, experts, step, svg)
     if experts:
-        from echelon.cli.observe_experts import show_experts
-
         return show_experts(run, step, json)
     if not schedule:
-        return _summary(run, json)
-    from echelon.api.observing import observe_schedule
-
+        summary = observe_run(run)
+        print_result(
+            "observe", lambda: asdict(summary), lambda: summary_text(summary), as_json=json
+        )
+        return 0
     report = observe_schedule(run, step=step, say=note)
     if svg is not None:
-        from echelon.config.new_file import write_new
-        from echelon.schedule.svg import panels_svg
-
         panels = [
             (f"{title}: {about}", timeline.events) for title, about, timeline, _ in _panels(report)
         ]
         write_new(svg, panels_svg(panels), key="--svg")
-    if json:
-        print_json("observe", report_json(report))
-    else:
-        width = max(_NARROWEST, min(160, get_terminal_size((100, 24)).columns))
-        print(report_text(report, width=width), end="")
+    width = max(_NARROWEST, min(160, get_terminal_size((100, 24)).columns))
+    print_result(
+        "observe",
+        lambda: report_json(report),
+        lambda: report_text(report, width=width),
+        as_json=json,
+    )
     return 0
 
 
-def report_text(report: ScheduleReport, *, width: int = 100) -> str:
+def report_text(report: TimelineReport, *, width: int = 100) -> str:
     """Return both timelines, one above the other, and the bubble of each by cause."""
-    from echelon.schedule.draw import draw_timeline
-
-    plan, pipe = report.plan, report.planned[0].pipe
+    plan, pipe = report.plan, report.planned[0].pipeline
     drawn = "" if len(report.planned) == 1 else f"; drawn: ranks {_list(pipe.ranks)}"
     lines = [
         f"{report.run.name}: {pipe.schedule.name} on {plan.mesh.pp} pipeline ranks, "
@@ -103,25 +103,21 @@ def report_text(report: ScheduleReport, *, width: int = 100) -> str:
 
 def bubble_table(bubble: Bubble, *, num_shown: int) -> str:
     """Return milliseconds by cause of the first ranks, and the share of each in all ranks' time."""
-    from echelon.observe.bubble import Cause
-
     rows: list[tuple[str, ...]] = [
-        (f"rank {rank.rank}", _ms(rank.busy_s), *(_ms(rank.idle_s[cause]) for cause in Cause))
+        (f"rank {rank.rank}", _ms(rank.busy_s), *(_ms(rank.idle_s[cause]) for cause in IdleCause))
         for rank in bubble.ranks[:num_shown]
     ]
     busy = bubble.busy_s / bubble.rank_s if bubble.rank_s else 0.0
-    shares = (busy, *(bubble.fraction(cause) for cause in Cause))
+    shares = (busy, *(bubble.fraction(cause) for cause in IdleCause))
     rows.append((f"all {len(bubble.ranks)}, %", *(f"{100 * share:.1f}" for share in shares)))
-    return table(("ms", "busy", *(cause.value for cause in Cause)), rows)
+    return table(("ms", "busy", *(cause.value for cause in IdleCause)), rows)
 
 
-def report_json(report: ScheduleReport) -> dict[str, object]:
+def report_json(report: TimelineReport) -> dict[str, object]:
     """Return the report as JSON: seconds, without the events, which are in the traces."""
-    from echelon.observe.trace import MEASURED, PLANNED, trace_path
-
     return {
         "run": str(report.run),
-        "schedule": report.planned[0].pipe.schedule.name,
+        "schedule": report.planned[0].pipeline.schedule.name,
         "step": report.step,
         "steps": sorted(report.measured),
         "measured_s": report.measured_s,
@@ -135,14 +131,14 @@ def report_json(report: ScheduleReport) -> dict[str, object]:
     }
 
 
-def _panels(report: ScheduleReport) -> Iterator[tuple[str, str, Timeline, Bubble]]:
+def _panels(report: TimelineReport) -> Iterator[tuple[str, str, Timeline, Bubble]]:
     times = f"the medians of {_steps(report)}"
     yield "planned", f"simulated with {times}", report.planned[0], report.planned_bubble
     measured = report.measured[report.step][0]
     yield "measured", f"step {report.step}", measured, report.measured_bubble
 
 
-def _closing(report: ScheduleReport) -> list[str]:
+def _closing(report: TimelineReport) -> list[str]:
     shown, ranks = len(report.planned) * report.plan.mesh.pp, report.plan.mesh.world_size
     some = "" if shown == ranks else f"; {shown} of {ranks} ranks were looked at"
     return [
@@ -153,22 +149,20 @@ def _closing(report: ScheduleReport) -> list[str]:
     ]
 
 
-def _steps(report: ScheduleReport) -> str:
+def _steps(report: TimelineReport) -> str:
     numbers = sorted(report.measured)
     return f"step {numbers[0]}" if len(numbers) == 1 else f"steps {_list(numbers)}"
 
 
 def _bubble_json(bubble: Bubble) -> dict[str, object]:
-    from echelon.observe.bubble import Cause
-
     return {
         "bubble": bubble.total_fraction,
-        "by_cause": {cause.value: bubble.fraction(cause) for cause in Cause},
+        "by_cause": {cause.value: bubble.fraction(cause) for cause in IdleCause},
         "ranks": [
             {
                 "rank": rank.rank,
                 "busy_s": rank.busy_s,
-                "idle_s": {cause.value: rank.idle_s[cause] for cause in Cause},
+                "idle_s": {cause.value: rank.idle_s[cause] for cause in IdleCause},
             }
             for rank in bubble.ranks
         ],
@@ -178,42 +172,22 @@ def _bubble_json(bubble: Bubble) -> dict[str, object]:
 def _require_fitting_flags(
     schedule: bool, experts: bool, step: int | None, svg: Path | None
 ) -> None:
-    from echelon.core.errors import ConfigError
-    from echelon.core.rulebook.command_line import BAD_ARGUMENT
-
-    problems: list[tuple[str, tuple[str, ...]]] = []
+    problems: list[Problem] = []
     if schedule and experts:
         message = "--schedule and --experts are two questions"
-        problems.append((message, ("--schedule", "--experts")))
+        problems.append(argument_problem(message, "--schedule", "--experts"))
     if step is not None and not (schedule or experts):
         message = "--step says which step to show of what --schedule or --experts asks for"
-        problems.append((message, ("--schedule --step", "--experts --step")))
+        problems.append(argument_problem(message, "--schedule --step", "--experts --step"))
     if svg is not None and not schedule:
-        problems.append(("--svg draws the schedule, without --schedule", ("--schedule --svg",)))
+        message = "--svg draws the schedule, without --schedule"
+        problems.append(argument_problem(message, "--schedule --svg"))
     if problems:
-        raise ConfigError(
-            [
-                BAD_ARGUMENT.problem(message, set_by="the command line", works=works)
-                for message, works in problems
-            ]
-        )
-
-
-def _summary(run: Path, json: bool) -> int:
-    from echelon.observe.summary import summarize_run
-
-    summary = summarize_run(run)
-    if json:
-        print_json("observe", asdict(summary))
-    else:
-        print(summary_text(summary), end="")
-    return 0
+        raise ConfigError(problems)
 
 
 def summary_text(summary: RunSummary) -> str:
     """Return what became of a run, one fact to a line."""
-    from echelon.core.units import binary_bytes, short_count
-
     facts = [
         ("run", f"{summary.name}, plan {summary.plan_hash}"),
         ("steps", f"{summary.steps} of {summary.total_steps}"),
@@ -222,19 +196,15 @@ def summary_text(summary: RunSummary) -> str:
         facts.append(("started", f"{summary.starts} times"))
     if summary.first_loss is not None and summary.last_loss is not None:
         facts.append(("loss", f"{summary.first_loss:.4f} -> {summary.last_loss:.4f}"))
-    if summary.first_validation is not None and summary.last_validation is not None:
-        facts.append(
-            ("validation", f"{summary.first_validation:.4f} -> {summary.last_validation:.4f}")
-        )
+    if summary.num_validations == 1:
+        facts.append(("validation", f"{summary.last_validation:.4f}"))
+    elif summary.first_validation is not None and summary.last_validation is not None:
+        both = f"{summary.first_validation:.4f} -> {summary.last_validation:.4f}"
+        facts.append(("validation", both))
     if summary.first_imbalance is not None and summary.last_imbalance is not None:
+        both = f"{summary.first_imbalance:.2f}x -> {summary.last_imbalance:.2f}x"
         dropped = 100 * (summary.dropped_share or 0.0)
-        facts.append(
-            (
-                "experts",
-                f"imbalance {summary.first_imbalance:.2f}x -> {summary.last_imbalance:.2f}x "
-                f"(worst layer), {dropped:.1f} % dropped",
-            )
-        )
+        facts.append(("experts", f"imbalance {both} (worst layer), {dropped:.1f} % dropped"))
     if summary.step_s is not None and summary.tokens_per_s is not None:
         rate = short_count(summary.tokens_per_s)
         facts.append(("step", f"{_ms(summary.step_s)} ms, {rate} tokens/s (medians)"))
@@ -251,3 +221,78 @@ def _ms(seconds: float) -> str:
 
 def _list(numbers: tuple[int, ...] | list[int]) -> str:
     return ", ".join(str(number) for number in numbers)
+
+
+_SHOWN = 16
+"""Experts that have a column each; of more, those with most and fewest tokens are named."""
+_LOAD_FACTS = ("layer", "counts", "imbalance", "busiest", "dropped", "aux_loss", "z_loss")
+
+
+def show_experts(run: Path, step: int | None, json: bool) -> int:
+    """Print where the tokens of a step of a run went."""
+    spots = observe_experts(run, step=step)
+    print_result(
+        "observe", lambda: hotspots_json(spots), lambda: hotspots_text(spots), as_json=json
+    )
+    return 0
+
+
+def hotspots_text(spots: ExpertHotspots) -> str:
+    """Return the tokens of each expert by layer, then what stands out."""
+    experts = spots.plan.model.experts
+    assert experts is not None, "a run without experts is refused before"
+    each = experts.num_experts <= _SHOWN
+    columns = range(experts.num_experts) if each else ("most", "fewest")
+    header = ("layer", "imbalance", "busiest", *(str(one) for one in columns), "dropped")
+    worst, mean = spots.worst, spots.layers[0].mean
+    lines = [
+        f"step {spots.step} of {spots.run.name}: tokens that chose each expert "
+        f"({mean:.0f} where all have as many)",
+        "",
+        table(header, [_row(load, each=each) for load in spots.layers]),
+        "",
+        f"hottest     expert {worst.busiest} of layer {worst.layer}: {max(worst.counts)} tokens, "
+        f"{worst.imbalance:.2f} times the mean",
+    ]
+    idle = [
+        f"{load.layer}.{expert}"
+        for load in spots.layers
+        for expert, count in enumerate(load.counts)
+        if count == 0
+    ]
+    if idle:
+        more = f" and {len(idle) - _SHOWN} more" if len(idle) > _SHOWN else ""
+        lines.append(f"idle        layer.expert {', '.join(idle[:_SHOWN])}{more}")
+    share = 100 * spots.dropped / max(1, spots.assignments)
+    lines.append(f"dropped     {spots.dropped} of {spots.assignments} assignments, {share:.1f} %")
+    lines.append(f"received    {_received(spots)}")
+    return "\n".join(lines) + "\n"
+
+
+def hotspots_json(spots: ExpertHotspots) -> dict[str, object]:
+    """Return the same as JSON."""
+    return {
+        "run": str(spots.run),
+        "step": spots.step,
+        "layers": [{name: getattr(load, name) for name in _LOAD_FACTS} for load in spots.layers],
+        "received_bytes": {str(rank): count for rank, count in spots.received_bytes.items()},
+    }
+
+
+def _row(load: RecordedLoad, *, each: bool) -> tuple[object, ...]:
+    counts = load.counts if each else (max(load.counts), min(load.counts))
+    return (load.layer, f"{load.imbalance:.2f}", load.busiest, *counts, load.dropped)
+
+
+def _received(spots: ExpertHotspots) -> str:
+    if spots.plan.mesh.ep == 1:
+        return "nothing: every rank has all experts"
+    if not spots.received_bytes:
+        return "not known: the run has no events of this step"
+    by_rank = spots.received_bytes
+    rank, most = max(by_rank.items(), key=lambda item: item[1])
+    mean = sum(by_rank.values()) / len(by_rank)
+    return (
+        f"{binary_bytes(most)} at most at once, by rank {rank} "
+        f"(one microbatch of one layer; the mean of ranks is {binary_bytes(round(mean))})"
+    )

@@ -1,21 +1,43 @@
-"""Where output goes: results to stdout, messages to stderr, one versioned object for `--json`."""
+"""Where output goes, and how it is laid out.
+
+Results go to stdout, messages to stderr, and `--json` is one versioned object. Tables and sentences
+fit into 80 columns.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from textwrap import fill, wrap
+from typing import TextIO
 
-from echelon.cli.cells import CUTS, cell_lines, longest_piece
-from echelon.core.errors import EchelonError
+from echelon.core.errors import EchelonError, EnvironmentProblem
+from echelon.core.rulebook.command_line import OUTPUT_WRITABLE
 
-JSON_SCHEMA = 1
+JSON_SCHEMA = 1  # of the written JSON
 GAP, WORDS_OF_NUMBER = "  ", 2
 
 
 def print_json(command: str, result: Mapping[str, object]) -> None:
     """Print the one object that `--json` promises: its schema, the command, and the result."""
     print(json.dumps({"schema": JSON_SCHEMA, "command": command, **result}, indent=2))
+
+
+def print_result(
+    command: str,
+    to_json: Callable[[], Mapping[str, object]],
+    to_text: Callable[[], str],
+    *,
+    as_json: bool,
+) -> None:
+    """Print a result in one of its two forms; the text ends its own last line."""
+    if as_json:
+        print_json(command, to_json())
+    else:
+        print(to_text(), end="")
 
 
 def print_error(error: EchelonError) -> None:
@@ -39,6 +61,37 @@ def print_error_json(command: str, error: EchelonError) -> None:
 def note(message: str) -> None:
     """Print a message that is not the result, on stderr."""
     print(message, file=sys.stderr, flush=True)
+
+
+def stdout_refuses() -> bool:
+    """Return whether standard output can no longer be written to, by writing an empty line."""
+    if sys.stdout is None:
+        return False
+    try:
+        print(flush=True)
+    except OSError:
+        return True
+    return False
+
+
+def report_refused(error: OSError) -> int:
+    """Say on stderr that the result could not be written, if that can be, and return the code."""
+    reason = error.strerror or str(error)
+    problem = OUTPUT_WRITABLE.problem(
+        f"the output could not be written to its end: {reason}", suggestions=("a disk with room",)
+    )
+    refused = EnvironmentProblem(problem)
+    give_up(sys.stdout)
+    try:
+        print_error(refused)
+    except OSError:
+        give_up(sys.stderr)
+    return refused.exit_code
+
+
+def give_up(stream: TextIO) -> None:
+    """Send what is still to be written to `stream` nowhere: else it would fail again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], width: int | None = None) -> str:
@@ -135,3 +188,68 @@ def _lines(
             pad = text.rjust if right[column] else text.ljust
             shown.append(pad(widths[column]))
         yield GAP.join(shown).rstrip()
+
+
+CUTS = (r"\S+", r"[^\s.]+\.?|\.", r"[^\s._/=-]+[._/=-]*|[._/=-]+")
+"""What is kept whole, most first: words, parts of dotted keys, parts of names."""
+
+
+def longest_piece(cells: Sequence[str], cut: str) -> int:
+    """Return the characters of the longest piece of some cells that `cut` keeps whole."""
+    return max((len(piece) for cell in cells for piece in re.findall(cut, cell)), default=0)
+
+
+def cell_lines(text: str, width: int) -> list[str]:
+    """Return a text in lines of `width` characters; a single line where it fits."""
+    if len(text) <= width:
+        return [text]
+    lines = [""]
+    for word in text.split():
+        gap = " " if lines[-1] else ""
+        for piece in _cut(word, max(1, width)):
+            if len(lines[-1]) + len(gap) + len(piece) <= width:
+                lines[-1] += gap + piece
+            else:
+                lines.append(piece)
+            gap = ""
+    return lines if lines[0] else lines[1:]
+
+
+def _cut(word: str, width: int) -> list[str]:
+    """Return a word in pieces that fit, cut where it hurts least."""
+    for cut in CUTS:
+        pieces: list[str] = re.findall(cut, word)
+        if max(map(len, pieces)) <= width:
+            return pieces
+    return [word[start : start + width] for start in range(0, len(word), width)]
+
+
+WIDTH = 80  # columns of text
+
+
+def wrap_text(text: str, first: str, rest: str) -> list[str]:
+    """Return `text` in lines; `first` stands before the first of them, `rest` before others."""
+    return wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def fit_page(text: str) -> str:
+    """Return a page with lines that are too long in several, those after the first further in.
+
+    ``zero     stage 3, ...`` goes on under its third word, a sentence at the margin.
+    """
+    return "\n".join(_fit_line(line) for line in text.split("\n"))
+
+
+def _fit_line(line: str) -> str:
+    if len(line) <= WIDTH:
+        return line
+    head = re.match(r" *(?:\S+ {2,})?", line)
+    indent = " " * len(head[0]) if head is not None and len(head[0]) < WIDTH // 2 else ""
+    return fill(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False)

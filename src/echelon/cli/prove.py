@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json, RunFile, Settings
-from echelon.cli.output import note, print_json, table
+from echelon.cli.output import note, print_result, table
 
 if TYPE_CHECKING:
-    from echelon.prove.claims import ClaimResult
-    from echelon.prove.proof import Proof
+    from echelon.proof.claims.claims import ClaimResult
+    from echelon.proof.claims.proof import Proof
 
 PROOF_FILE = "proof.json"
 
@@ -23,8 +23,7 @@ def prove(
     *,
     settings: Settings = (),
     subject: Annotated[
-        str | None,
-        Parameter(show_default=False, help="Another engine: module:function on PYTHONPATH."),
+        str | None, Parameter(help="Another engine: module:function on PYTHONPATH.")
     ] = None,
     json: Json = False,
 ) -> int:
@@ -32,11 +31,11 @@ def prove(
 
     Of a run folder, the plan in it is proven, and proof.json is written beside it.
     """
-    from echelon import api
-    from echelon.cli.machine import require_memory_for_ranks
-    from echelon.config.effects import require_trainable
+    from echelon.api.planning import prove as prove_plan
     from echelon.config.load import load_job
-    from echelon.observe.run_directory import RunDirectory
+    from echelon.config.rules.plan import require_trainable
+    from echelon.launch.host import require_memory_for_ranks
+    from echelon.telemetry.run_directory import RunDirectory
 
     folder = RunDirectory(Path(run))
     is_run = folder.plan_file.is_file()
@@ -48,15 +47,14 @@ def prove(
         require_trainable(plan, job.sources)
     require_memory_for_ranks(plan.mesh.world_size)
     note(f"proving {plan.name} on {plan.mesh.world_size} ranks beside one process ...")
-    proof = api.prove(plan, subject=subject)
+    proof = prove_plan(plan, subject=subject)
     if is_run and not settings and subject is None:
         proof.write(folder.path / PROOF_FILE)
-    if json:
-        print_json("prove", {"proven": proof.proven, "proof": proof.to_json()})
-        return 0 if proof.proven else 1
-    print(proof_text(proof), end="")
-    proof.require()
-    return 0
+    values = {"proven": proof.proven, "proof": proof.to_json()}
+    print_result("prove", lambda: values, lambda: proof_text(proof), as_json=json)
+    if not json:
+        proof.require()
+    return 0 if proof.proven else 1
 
 
 def proof_text(proof: Proof) -> str:

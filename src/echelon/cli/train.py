@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
+from echelon.api.training import TrainResult, launched_world_size, train_job
 from echelon.cli.flags import Json, RunFile, Settings
-from echelon.cli.output import note, print_json
+from echelon.cli.output import note, print_result
+from echelon.config.job import Job
+from echelon.config.load import load_job
 from echelon.core.errors import EXIT_STOPPED_WITH_CHECKPOINT
-
-if TYPE_CHECKING:
-    from echelon.api import TrainResult
-    from echelon.config.job import Job
 
 
 def train(
@@ -23,23 +22,21 @@ def train(
     *,
     settings: Settings = (),
     resume: Annotated[
-        Path | None,
-        Parameter(show_default=False, help="The run, or the checkpoint, to go on from."),
+        Path | None, Parameter(help="The run, or the checkpoint, to go on from.")
     ] = None,
     json: Json = False,
 ) -> int:
     """Train a run; Ctrl-C stops it at a step, with a checkpoint to go on from (exit 75)."""
-    from echelon.api.training import launched_world_size, train_job
-    from echelon.config.load import load_job
-
     job = load_job(run, settings, world_size=launched_world_size())
     result = train_job(job, resume=resume, say=note)
     if result.rank == 0:
-        if json:
-            summary = asdict(result.summary)
-            print_json("train", {"run": str(result.run), "data": str(result.data), **summary})
-        else:
-            print(result_text(result, job), end="")
+        places = {"run": str(result.run), "data": str(result.data)}
+        print_result(
+            "train",
+            lambda: {**places, **asdict(result.summary)},
+            lambda: result_text(result, job),
+            as_json=json,
+        )
         if result.summary.stopped:
             note(f"go on: echelon train {result.run}/run.toml --resume {result.run}")
     return EXIT_STOPPED_WITH_CHECKPOINT if result.summary.stopped else 0
@@ -48,20 +45,15 @@ def train(
 def result_text(result: TrainResult, job: Job) -> str:
     """Return how a run ended, one fact to a line."""
     summary = result.summary
-    facts = [
-        ("run", str(result.run)),
-        ("steps", f"{summary.steps} of {job.train.steps}"),
-    ]
+    facts = [("run", str(result.run)), ("steps", f"{summary.steps} of {job.train.steps}")]
     if summary.loss is not None:
         facts.append(("loss", f"{summary.loss:.4f}"))
-    if summary.first_validation and summary.last_validation is not None:
-        share = 100 * summary.last_validation / summary.first_validation
-        facts.append(
-            (
-                "validation",
-                f"{summary.first_validation:.4f} -> {summary.last_validation:.4f} ({share:.1f} %)",
-            )
-        )
+    if summary.num_validations == 1 and summary.last_validation is not None:
+        facts.append(("validation", f"{summary.last_validation:.4f}"))
+    elif summary.first_validation and summary.last_validation is not None:
+        share = f"({100 * summary.last_validation / summary.first_validation:.1f} %)"
+        both = f"{summary.first_validation:.4f} -> {summary.last_validation:.4f} {share}"
+        facts.append(("validation", both))
     if summary.checkpoint is not None:
         facts.append(("checkpoint", summary.checkpoint))
     return "".join(f"{name:<12}{text}\n" for name, text in facts)

@@ -1,19 +1,35 @@
-"""What "auto" means among ZeRO's settings: a value, and the reason that stands as its source."""
+"""What "auto" means, for ZeRO and step lines: a value, and the reason that stands as its source."""
 
 from __future__ import annotations
+
+from itertools import count
 
 from echelon.config.view import View, record
 from echelon.core.axis import Axis
 from echelon.core.plan import DTYPE_BYTES, Accumulation, Plan, Zero
 from echelon.core.units import binary_bytes
-from echelon.cost.buckets import plan_buckets
-from echelon.cost.bytes_held import bytes_held_by_pool
-from echelon.cost.stage import rank_part
+from echelon.cost.bytes.held import bytes_held_by_pool
+from echelon.layout.buckets import plan_buckets
+from echelon.layout.stage import rank_part
 
 NO_FOLDER = "none"
 
+MOST_LINES = 200
+"""Step lines of a run, where nobody says how many: a log that is still read."""
 
-def accumulation(stage: int) -> tuple[Accumulation, str]:
+
+def default_log_every(steps: int) -> tuple[int, str]:
+    """Return the steps between step lines, 1, 2 or 5 times a power of ten, and why."""
+    every = next(
+        factor * 10**power
+        for power in count()
+        for factor in (1, 2, 5)
+        if steps <= MOST_LINES * factor * 10**power
+    )
+    return every, f"derived: {MOST_LINES} lines at most in {steps} steps"
+
+
+def default_accumulation(stage: int) -> tuple[Accumulation, str]:
     """Return how gradients of microbatches add up, and why.
 
     Whole gradients are sent once a step; slices take 1/N of the memory and are sent after every
@@ -27,12 +43,12 @@ def accumulation(stage: int) -> tuple[Accumulation, str]:
 def read_zero(view: View) -> tuple[Zero, dict[str, tuple[object, str]]]:
     """Return ZeRO's settings, and value and source of those that were left to us.
 
-    `reshard_after_forward` of "auto" is provisionally true: see `resharding`.
+    `reshard_after_forward` of "auto" is provisionally true: see `default_resharding`.
     """
     stage, folder = view.integer("zero.stage"), view.word("zero.offload_dir")
     accumulate, derived = view.word("zero.accumulate"), dict[str, tuple[object, str]]()
     if accumulate == "auto":
-        accumulate, source = accumulation(stage)
+        accumulate, source = default_accumulation(stage)
         derived["zero.accumulate"] = accumulate, source
     zero = record(
         view,
@@ -45,7 +61,7 @@ def read_zero(view: View) -> tuple[Zero, dict[str, tuple[object, str]]]:
     return zero, derived
 
 
-def resharding(plan: Plan) -> tuple[bool, str]:
+def default_resharding(plan: Plan) -> tuple[bool, str]:
     """Return whether a plan of stage 3 frees units after their forward, and why.
 
     Without a pipeline backward follows forward: what is kept is all that stage 3 saves. A stage of

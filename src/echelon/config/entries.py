@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from echelon.config.kinds import toml_text
-from echelon.config.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTINGS, tables
-from echelon.config.setting import Setting
+from echelon.config.settings.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTINGS, tables
+from echelon.config.settings.value_types import Setting, toml_text
 from echelon.core.errors import Problem
 from echelon.core.rulebook.config import CONFLICTING_SETTINGS, UNKNOWN_KEY, WRONG_TYPE
 from echelon.core.rules import did_you_mean
@@ -101,14 +100,14 @@ def merge(layers: list[Entries]) -> dict[str, Entry]:
 
 
 def _misfit(setting: Setting, entry: Entry) -> Problem | None:
-    misfit = setting.kind.misfit(entry.value)
-    if misfit is None:
+    invalid = setting.kind.check(entry.value)
+    if invalid is None:
         return None
-    return misfit.rule.problem(
-        f"{setting.key} = {toml_text(entry.value)} {misfit.message}",
+    return invalid.rule.problem(
+        f"{setting.key} = {toml_text(entry.value)} {invalid.message}",
         key=setting.key,
         set_by=entry.source,
-        works=misfit.works,
+        suggestions=invalid.suggestions,
     )
 
 
@@ -121,7 +120,7 @@ def _conflicts(entries: Entries) -> Iterator[Problem]:
                 f"{' and '.join(found)} each name a whole {table}; keep one",
                 key=found[1],
                 set_by=", ".join(entries[source].source for source in found),
-                works=found,
+                suggestions=found,
             )
 
 
@@ -140,8 +139,10 @@ def _unknown(key: str, entry: Entry, settings: Mapping[str, Setting]) -> Problem
         what = f"[{table}] has no key {name}"
     else:
         what = f"there is no table [{table}]" if table else f"there is no key {name} outside tables"
-    works = meant or siblings or [f"[{known}]" for known in tables(settings)]
-    return UNKNOWN_KEY.problem(f"{what}{hint}", key=key, set_by=entry.source, works=works)
+    suggestions = meant or siblings or [f"[{known}]" for known in tables(settings)]
+    return UNKNOWN_KEY.problem(
+        f"{what}{hint}", key=key, set_by=entry.source, suggestions=suggestions
+    )
 
 
 def _meant(

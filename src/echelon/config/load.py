@@ -1,14 +1,189 @@
-"""A run file or preset, and --set flags -> a Job, or an error that tells everything at once."""
+"""A run file or preset, and --set flags -> a Job, or an error that tells everything at once.
+
+Everything is derived and checked: nothing "auto" is left in a Job.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
-from echelon.config.gather import gather
-from echelon.config.job import Job
-from echelon.config.resolve import resolve
+from echelon.config.automatic import default_log_every, default_resharding, read_zero
+from echelon.config.cluster.settings import DEFAULT_CLUSTER, read_cluster
+from echelon.config.entries import DEFAULT, Entry
+from echelon.config.job import (
+    CheckpointSettings,
+    DataSettings,
+    Job,
+    ObserveSettings,
+    ResolvedSetting,
+    TrainSettings,
+)
+from echelon.config.model.settings import (
+    PARTS,
+    build_model,
+    derive_model,
+    expand_model,
+    model_problems,
+)
+from echelon.config.rules.finders import FINDERS
+from echelon.config.rules.violations import find_problems
+from echelon.config.rules.world_size import world_size_is_product
+from echelon.config.setting_layers import SettingLayers, gather_layers
+from echelon.config.settings.context import read_context
+from echelon.config.settings.experts import read_balance, read_expert_layout
+from echelon.config.settings.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTINGS
+from echelon.config.settings.value_types import toml_text
+from echelon.config.stage_placement import place_stages, provisional_pipeline
+from echelon.config.view import View, mesh_of, record
+from echelon.core.choices.registry import load_installed_plugins
+from echelon.core.cluster import Cluster
+from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
+from echelon.core.plan import Documents, Layout, Mathematics, Optimizer, Plan, Precision, Recompute
+from echelon.core.rulebook.config import MISSING_SETTING
+
+PARTS_OF_MODEL = tuple(f"model.{part}" for part in PARTS)
+
+
+def resolve(gathered: SettingLayers, run_name: str, world_size: int | None) -> Job:
+    """Return the Job, or raise ConfigError with every problem that was found.
+
+    Where each value is legal and only their combination is not, it is an InfeasiblePlan.
+    """
+    problems = list(gathered.problems)
+    if gathered.incomplete:
+        raise ConfigError(problems)
+    merged = gathered.merged()
+    wrong = {key for problem in problems for key in _keys_under(problem.key)}
+    unread = bool(wrong.intersection(MODEL_SOURCES))
+    if not unread:
+        merged, source_problems = expand_model(merged)
+        problems.extend(source_problems)
+        unread = bool(source_problems)
+    if unread:
+        wrong.update(key for key in SETTINGS if key.startswith("model."))
+    else:
+        # Derived values stand below what was set, and are judged together with it.
+        first = View(entries=merged, wrong=frozenset(wrong))
+        merged.update(derive_model(first, run_name))
+    _resolve_names(merged, run_name)
+    view = View(entries=merged, wrong=frozenset(wrong))
+    problems.extend(_missing(view))
+    legal_by_themselves = not problems
+    cluster = None if wrong.intersection(CLUSTER_SOURCES) else read_cluster(view)
+    if isinstance(cluster, list):
+        problems.extend(cluster)
+        legal_by_themselves = False
+    started = () if world_size is None else (world_size_is_product(world_size),)
+    problems.extend(find_problems(view, (*FINDERS[:-1], *started, FINDERS[-1])))
+    if problems:
+        raise (InfeasiblePlan if legal_by_themselves else ConfigError)(problems)
+    assert isinstance(cluster, Cluster)
+    return _build_job(view, cluster)
+
+
+def _keys_under(name: str) -> Iterator[str]:
+    """Yield the setting of this name, or all settings of the table of this name."""
+    return (key for key in SETTINGS if key == name or (name and key.startswith(f"{name}.")))
+
+
+def _resolve_names(entries: dict[str, Entry], run_name: str) -> None:
+    if not any(key in entries for key in CLUSTER_SOURCES):
+        entries["cluster.preset"] = Entry(value=DEFAULT_CLUSTER, source=DEFAULT)
+    name = entries.get("train.run_name")
+    if name is None or name.value == "auto":
+        entries["train.run_name"] = Entry(value=run_name, source="derived: the file or preset")
+    for key in (setting.key for setting in SETTINGS.values() if setting.path):
+        entry = entries.get(key)
+        if entry is not None and isinstance(entry.value, str) and not _is_word(key, entry.value):
+            entries[key] = Entry(value=str(entry.path().absolute()), source=entry.source)
+
+
+def _is_word(key: str, value: str) -> bool:
+    """Return whether what may be a path is none: "none", "stdlib", "bytes" or "bpe-N"."""
+    trained = key == "data.tokenizer" and value.startswith("bpe-")
+    return trained or value == SETTINGS[key].default
+
+
+def _missing(view: View) -> Iterator[Problem]:
+    yield from model_problems(view)
+    for key in ("batch.global_sequences", "batch.sequence_length"):
+        if not view.has(key) and key not in view.wrong:
+            yield MISSING_SETTING.problem(
+                f"{key} is not set and has no default: {SETTINGS[key].about}", key=key
+            )
+
+
+def _build_job(view: View, cluster: Cluster) -> Job:
+    model = build_model(view)
+    steps = view.integer("train.steps")
+    zero, derived = read_zero(view)
+    context, degree = read_context(view)
+    derived.update(degree)
+    experts, stage = read_expert_layout(view)
+    derived.update(stage)
+    clip = view.entry("optimizer.clip_norm").value
+    mathematics = Mathematics(
+        model=model,
+        global_sequences=view.integer("batch.global_sequences"),
+        sequence_length=view.integer("batch.sequence_length"),
+        documents=cast(Documents, view.word("batch.documents")),
+        seed=view.integer("train.seed"),
+        precision=record(view, Precision, "precision"),
+        optimizer=record(
+            view,
+            Optimizer,
+            "optimizer",
+            total_steps=steps,
+            clip_norm=None if clip == "none" else clip,
+        ),
+        balance=read_balance(view),
+    )
+    layout = Layout(
+        mesh=mesh_of(view),
+        microbatch_sequences=view.integer("batch.microbatch_sequences"),
+        pipeline=provisional_pipeline(view),
+        sequence_parallel=view.flag("mesh.sequence_parallel"),
+        zero=zero,
+        recompute=record(view, Recompute, "recompute"),
+        context=context,
+        experts=experts,
+    )
+    run_name = view.word("train.run_name")
+    plan = Plan(name=run_name, mathematics=mathematics, layout=layout, cluster=cluster)
+    plan, placement = place_stages(view, plan)
+    derived.update(placement)
+    gathers = 3 in (zero.stage, experts.zero_stage)
+    if gathers and view.word("zero.reshard_after_forward") == "auto":
+        reshards, source = default_resharding(plan)
+        derived["zero.reshard_after_forward"] = "always" if reshards else "never", source
+        zero = replace(zero, reshard_after_forward=reshards)
+        plan = replace(plan, layout=replace(plan.layout, zero=zero))
+    log_every = view.value("observe.log_every")
+    if log_every == "auto":
+        log_every, source = default_log_every(steps)
+        derived["observe.log_every"] = log_every, source
+    return Job(
+        plan=plan,
+        data=record(view, DataSettings, "data"),
+        train=record(view, TrainSettings, "train"),
+        checkpoint=record(view, CheckpointSettings, "checkpoint"),
+        observe=record(view, ObserveSettings, "observe", log_every=log_every),
+        sources=tuple(_rows(view, derived)),
+    )
+
+
+def _rows(view: View, derived: Mapping[str, tuple[object, str]]) -> Iterator[ResolvedSetting]:
+    for key in SETTINGS:
+        if not view.has(key):
+            continue
+        if SETTINGS[key].table in PARTS_OF_MODEL and not view.has_table(SETTINGS[key].table):
+            continue
+        value, source = derived.get(key, (view.value(key), view.entry(key).source))
+        yield ResolvedSetting(key=key, value=toml_text(value), source=source)
 
 
 def load_job(source: Path | str, sets: Sequence[str] = (), *, world_size: int | None = None) -> Job:
@@ -18,7 +193,8 @@ def load_job(source: Path | str, sets: Sequence[str] = (), *, world_size: int | 
     started, where one has. Raises ConfigError, with all problems that there are; InfeasiblePlan
     where only the combination is at fault.
     """
-    return resolve(gather(source, sets), run_name_of(source), world_size)
+    load_installed_plugins()
+    return resolve(gather_layers(source, sets), run_name_of(source), world_size)
 
 
 def run_name_of(source: Path | str) -> str:

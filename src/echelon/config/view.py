@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from echelon.config.entries import DEFAULT, Entry
-from echelon.config.kinds import Real
-from echelon.config.schema import SETTINGS
-from echelon.config.setting import Setting
+from echelon.config.settings.schema import SETTINGS
+from echelon.config.settings.value_types import Real, Setting
 from echelon.core.axis import LOSS_AXES, MESH_AXES
+from echelon.core.cluster import Cluster
 from echelon.core.mesh import Mesh
 
 T = TypeVar("T")
@@ -33,6 +33,13 @@ class View:
     entries: Mapping[str, Entry]
     wrong: frozenset[str] = field(default_factory=frozenset[str])
     settings: Mapping[str, Setting] = field(default_factory=lambda: SETTINGS)
+    cluster: Cluster | None = None
+    """The cluster of a Plan: settings made from one need not name it."""
+
+    @property
+    def is_resolved(self) -> bool:
+        """Return whether these settings are a Plan's, in which nothing is left to us."""
+        return self.cluster is not None
 
     def entry(self, key: str) -> Entry:
         """Return the entry of a setting, its default where nobody set it."""

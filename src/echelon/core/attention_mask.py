@@ -1,22 +1,34 @@
-"""Which keys a query may meet: the rule of a model, as arithmetic on positions.
+"""Which keys a query may meet, and where positions live: both as arithmetic on positions.
 
 A rank holds positions in *runs* (start, start + step, ...): a contiguous chunk has step 1, the
 positions of one rank under striped placement have the degree as step. Between two runs of the same
 step, the rule of a mask is a band of the difference of their indices; so what is visible, how much
 of it there is, and which keys are needed at all are closed forms.
+
+Context parallelism cuts the positions of a sequence over `cp = ulysses_degree x ring_degree` ranks.
+The ranks of one Ulysses group are neighbours (fast links), so context rank c is place
+``c % ulysses_degree`` in its Ulysses group, and ``c // ulysses_degree`` on its ring. Each place of
+a ring holds a part of the positions, each member of a Ulysses group an equal piece of its part:
+
+    contiguous   place i holds the i-th of `ring_degree` chunks
+    zigzag       place i holds chunks i and 2n - 1 - i of 2n (Brandon et al., "Striped Attention",
+                 2023, compares; Grattafiori et al., "Llama 3", 2024, section 3.3.2): the work of a
+                 causal mask is the same everywhere
+    striped      place i holds positions i, i + n, i + 2n, ...
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 DocumentStarts = tuple[tuple[int, ...], ...]
 """For each sequence the positions where its documents start: ascending, the first is 0."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PositionRun:
     """Name the positions start, start + step, ..., `count` of them, in order."""
 
     start: int
@@ -27,9 +39,9 @@ class Run:
         """Return the position at `index`."""
         return self.start + self.step * index
 
-    def cut(self, first: int, last: int) -> Run:
+    def cut(self, first: int, last: int) -> PositionRun:
         """Return the run of the indices from `first` up to but without `last`."""
-        return Run(self.position(first), self.step, max(0, last - first))
+        return PositionRun(self.position(first), self.step, max(0, last - first))
 
     def between(self, start: int, stop: int) -> tuple[int, int]:
         """Return the range of indices whose positions are at least `start` and below `stop`."""
@@ -38,9 +50,11 @@ class Run:
         return first, max(first, last)
 
 
-def cut_runs(runs: Iterable[Run], first: int, last: int) -> tuple[Run, ...]:
+def cut_position_runs(
+    runs: Iterable[PositionRun], first: int, last: int
+) -> tuple[PositionRun, ...]:
     """Return the positions at the rows from `first` up to but without `last` of some runs."""
-    found: list[Run] = []
+    found: list[PositionRun] = []
     before = 0
     for run in runs:
         start, stop = max(first, before) - before, min(last, before + run.count) - before
@@ -110,7 +124,7 @@ class AttentionMask:
             return False
         return self.window is None or abs(query - key) < self.window
 
-    def band(self, queries: Run, keys: Run) -> Band:
+    def band(self, queries: PositionRun, keys: PositionRun) -> Band:
         """Return the band of indices that is visible between two runs of the same step."""
         step = queries.step if queries.count > 1 else keys.step
         assert queries.count <= 1 or keys.count <= 1 or queries.step == keys.step
@@ -126,7 +140,7 @@ class AttentionMask:
 
     def num_pairs(self, length: int) -> int:
         """Return the visible (query, key) pairs of a whole sequence."""
-        whole = Run(0, 1, length)
+        whole = PositionRun(0, 1, length)
         return self.band(whole, whole).num_pairs(length, length)
 
 
@@ -146,3 +160,49 @@ def _below(high: int, num_queries: int, num_keys: int) -> int:
 
 def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
+
+
+PlacementKind = Literal["contiguous", "zigzag", "striped"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Say which positions each context rank holds, in the order in which it holds them."""
+
+    kind: PlacementKind
+    ring_degree: int
+    ulysses_degree: int
+    length: int
+
+    @property
+    def degree(self) -> int:
+        """Return the number of context ranks."""
+        return self.ring_degree * self.ulysses_degree
+
+    def ring_place(self, cp_rank: int) -> int:
+        """Return the place of a context rank on its ring."""
+        return cp_rank // self.ulysses_degree
+
+    def ring_runs(self, place: int) -> tuple[PositionRun, ...]:
+        """Return the positions of one place of a ring, in runs."""
+        n = self.ring_degree
+        if self.kind == "striped":
+            return (PositionRun(place, n, self.length // n),)
+        if self.kind == "contiguous" or n == 1:
+            size = self.length // n
+            return (PositionRun(place * size, 1, size),)
+        half = self.length // (2 * n)
+        return (
+            PositionRun(place * half, 1, half),
+            PositionRun((2 * n - 1 - place) * half, 1, half),
+        )
+
+    def runs(self, cp_rank: int) -> tuple[PositionRun, ...]:
+        """Return the positions of one context rank, in runs."""
+        place, member = divmod(cp_rank, self.ulysses_degree)
+        size = self.length // self.degree
+        return cut_position_runs(self.ring_runs(place), member * size, (member + 1) * size)
+
+    def positions(self, cp_rank: int) -> list[int]:
+        """Return the positions of one context rank, in order."""
+        return [run.position(i) for run in self.runs(cp_rank) for i in range(run.count)]

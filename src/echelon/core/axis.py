@@ -3,8 +3,6 @@
 *axis* = mesh, *dim* = tensor, *degree* = size of an axis, *group* = ranks that talk to one another.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

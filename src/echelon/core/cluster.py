@@ -2,11 +2,17 @@
 
 Bandwidths are bytes per second in one direction; vendors' bidirectional and bit figures are
 converted where a preset is written, with its source, never later.
+
+Rank r is device r of the cluster: ranks of a node are neighbours. A tier of links joins aligned
+blocks of `degree` devices. A group is `degree` ranks `stride` apart; the mesh lays such groups side
+by side from rank 0, so one that does not divide a block has a neighbour that straddles two, and
+the slowest of them is what counts. All groups of an axis send at once: where the devices of a node
+share `interfaces` into a network, each has its share of them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Backend = Literal["gloo", "nccl"]
@@ -22,31 +28,34 @@ TRAINER_CONSTANTS = (
     "pair_hops",
     "adding_bytes",
 )
-"""Fields of `cost.lattice.software.Software` that `echelon calibrate` finds by steps of plans."""
+"""Fields of `cost.seconds.trainer.Software` that `echelon calibrate` finds by steps of plans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """Say how near to its peaks a device comes: typical of its kind, or measured.
-
-    A product of m x k by k x n takes `tile` x `tile` of its result on each of `units` (streaming
-    multiprocessors, cores) at a time, and reaches `matmul` of the peak when k is large, half of
-    that at k = `half_depth`. Operators that move bytes reach `memory` of the memory's bandwidth,
-    fused attention `attention` of the peak forward and `attention_backward` backward. The update
-    of parameters, which reads and writes every state once, reaches `optimizer` of the memory's
-    bandwidth. A kernel takes `launch_s` to start, on the device or on the host that feeds it.
-    """
+    """Say how near to its peaks a device comes: typical of its kind, or measured."""
 
     matmul: float = 0.8
+    """Part of the peak that a product of m x k by k x n reaches when k is large."""
     half_depth: float = 64.0
+    """The k at which a product reaches half of `matmul`."""
     tile: int = 128
+    """Rows and columns of the result that one unit computes at a time."""
     units: int = 1
+    """Streaming multiprocessors or cores, each with a tile at a time."""
     memory: float = 0.8
+    """Part of the memory's bandwidth that operators which move bytes reach."""
     attention: float = 0.5
+    """Part of the peak that fused attention reaches forward."""
     attention_backward: float = 0.4
+    """Part of the peak that fused attention reaches backward."""
     launch_s: float = 5e-6
+    """Seconds that a kernel takes to start, on the device or on the host that feeds it."""
     aligned: float = 0.95
+    """Factor on the speed of a product for each halving of how its sizes are aligned in memory."""
     optimizer: float = 0.8
+    """Part of the memory's bandwidth that the update of parameters reaches; it reads and writes
+    every state once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,3 +119,70 @@ class Cluster:
     def num_devices(self) -> int:
         """Return the number of devices of all nodes."""
         return self.nodes * self.devices_per_node
+
+
+def joining_tier(cluster: Cluster, degree: int, stride: int) -> Link | None:
+    """Return the fastest tier that joins every group of `degree` ranks `stride` apart."""
+    if degree == 1:
+        return None
+    span = degree * stride
+    for link in cluster.links:
+        if link.degree % span == 0 or link.degree >= cluster.num_devices:
+            return link
+    raise ValueError(f"{degree} ranks {stride} apart are more than {cluster.num_devices} devices")
+
+
+def fast_domain(cluster: Cluster) -> int:
+    """Return how many devices are joined as those of a node are: a node, or a rack wired like one.
+
+    NVLink joins 72 of a GB200 rack, whose nodes have 4. Where nodes have one device, the fastest of
+    several tiers counts.
+    """
+    node = cluster.devices_per_node
+    inside = joining_tier(cluster, node, 1)
+    if inside is None and len(cluster.links) > 1:
+        inside = cluster.links[0]
+    return node if inside is None else max(node, inside.degree)
+
+
+def domain_text(cluster: Cluster) -> str:
+    """Return what `fast_domain` counts, for sentences: ``nodes of 8``, ``NVLink 5 domains of 72``.
+
+    Of a link the first two words are its name.
+    """
+    domain = fast_domain(cluster)
+    if domain == cluster.devices_per_node:
+        return f"nodes of {domain}"
+    name = " ".join(next(link for link in cluster.links if link.degree == domain).name.split()[:2])
+    return f"{name} domains of {domain}"
+
+
+def shared_bandwidth(cluster: Cluster, link: Link) -> float:
+    """Return the bytes/s of one device over `link` where all devices of its node send at once."""
+    if not link.interfaces:
+        return link.bandwidth
+    return link.bandwidth * min(1.0, link.interfaces / cluster.devices_per_node)
+
+
+def cluster_under_load(cluster: Cluster, computing: int) -> Cluster:
+    """Return the cluster as `computing` ranks of each node have it that are all at work at once.
+
+    Where devices have cores of their own it is the same; else each has its share of them, for what
+    it computes and for what it sends, which is work of its core too.
+    """
+    device = cluster.device
+    share = device.share(computing)
+    if share == 1.0:
+        return cluster
+    slower = replace(
+        device,
+        memory_bandwidth=share * device.memory_bandwidth,
+        peak_flops=tuple((dtype, share * flops) for dtype, flops in device.peak_flops),
+        efficiency=replace(device.efficiency, launch_s=device.efficiency.launch_s / share),
+        cores=0.0,
+    )
+    links = tuple(
+        replace(link, bandwidth=share * link.bandwidth, latency_s=link.latency_s / share)
+        for link in cluster.links
+    )
+    return replace(cluster, device=slower, links=links)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from echelon.core.errors import EnvironmentProblem
 from echelon.core.rulebook.machine import DISK_SPACE
 from echelon.core.rulebook.run_directory import DISK_WORKS, FOLDER_WRITABLE
+from echelon.core.rules import Rule
 
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST})
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
+_RULES: Mapping[int | None, Rule] = {
+    **dict.fromkeys(NO_SPACE, DISK_SPACE),
+    **dict.fromkeys(_NOT_WRITABLE, FOLDER_WRITABLE),
+}
 
 
 @contextmanager
@@ -27,13 +33,8 @@ def disk_errors(doing: str) -> Generator[None]:
 
 def explain_disk_error(error: OSError, doing: str) -> EnvironmentProblem:
     """Return the error that a user reads when the disk refused `doing` (such as "to write X")."""
+    rule = _RULES.get(error.errno, DISK_WORKS)
     reason = error.strerror or str(error)
-    if error.errno in _NO_SPACE:
-        rule = DISK_SPACE
-    elif error.errno in _NOT_WRITABLE:
-        rule = FOLDER_WRITABLE
-    else:
-        rule = DISK_WORKS
     return EnvironmentProblem(rule.problem(f"the disk refused {doing}: {reason}"))
 
 
@@ -42,6 +43,12 @@ def write_durably(path: Path, content: bytes) -> None:
     with path.open("xb") as file:
         file.write(content)
         flush_file(file.fileno())
+
+
+def sha256_of_file(path: Path) -> str:
+    """Return the sha256 of the content of a file, 64 hex digits."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def flush_file(descriptor: int) -> None:
@@ -56,6 +63,11 @@ def flush_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_plain_name(name: str) -> bool:
+    """Return whether `name` is that of something in a folder, never of what is outside of it."""
+    return name not in ("", ".", "..") and not {"/", "\0"} & set(name)
 
 
 def list_names(path: Path, *, limit: int = 12) -> str:

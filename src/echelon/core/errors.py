@@ -26,7 +26,7 @@ class Problem:
     message: str
     key: str = ""
     set_by: str = ""
-    works: tuple[str, ...] = ()
+    suggestions: tuple[str, ...] = ()
 
     def render(self) -> str:
         """Return the problem as the two or three lines that a user reads."""
@@ -34,8 +34,8 @@ class Problem:
         hints: list[str] = []
         if self.set_by:
             hints.append(f"set by: {self.set_by}")
-        if self.works:
-            hints.append(f"works here: {', '.join(self.works)}")
+        if self.suggestions:
+            hints.append(f"works here: {', '.join(self.suggestions)}")
         hints.append(f"more: echelon explain {self.rule}")
         lines.append("  " + "      ".join(hints))
         return "\n".join(lines)
@@ -47,7 +47,7 @@ class Problem:
             "message": self.message,
             "key": self.key,
             "set_by": self.set_by,
-            "works": list(self.works),
+            "works": list(self.suggestions),
         }
 
 
@@ -108,4 +108,4 @@ class RunFailed(EchelonError):
     exit_code = 4
 
 
-EXIT_STOPPED_WITH_CHECKPOINT = 75
+EXIT_STOPPED_WITH_CHECKPOINT = 75  # EX_TEMPFAIL of sysexits.h

@@ -13,25 +13,30 @@ ATTEND = "attend"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Record one thing that a rank did.
-
-    `kind` is a collective (``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``,
-    ``broadcast``, ``send``), a pipeline action (``F``, ``B``, ``W``, ``BW``), the attention to one
-    block of keys inside of one (``attend``, of context ranks), or what a rank does before and after
-    them in a step (``load`` the batch, ``update`` the parameters). `bytes` are
-    those that this rank sends over the links of its group (`cost/collectives.py`), not the payload.
-    `start` and `end` are seconds on the rank's own clock since the run began.
-    """
+    """Record one thing that a rank did."""
 
     kind: str
+    """A collective (`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`,
+    `send`), a pipeline action (`F`, `B`, `W`, `BW`), the attention to one block of keys inside of
+    one (`attend`, of context ranks), or what a rank does before and after them in a step (`load`
+    the batch, `update` the parameters)."""
     name: str
+    """What it was done to: a bucket, a unit, a tensor."""
     axis: str = ""
+    """The axis of the mesh whose group took part; "" where nothing was sent."""
     stage: int | None = None
+    """The pipeline stage; None where it belongs to none."""
     microbatch: int | None = None
+    """The microbatch of the step; None where it belongs to none."""
     bytes: int = 0
+    """Bytes that this rank sends over the links of its group (`cost/bytes/terms.py`), not the
+    payload."""
     start: float = 0.0
+    """Seconds on the rank's own clock since the run began."""
     end: float = 0.0
+    """Seconds on the rank's own clock since the run began."""
     rank: int = 0
+    """The rank that did it."""
 
     def to_json(self) -> dict[str, object]:
         """Return the event as a JSON object."""

@@ -63,12 +63,12 @@ class Balance:
         """Return the room of an expert for tokens of one sequence; None where it has no end."""
         if self.capacity_factor is None:
             return None
-        return ceil(room(self.capacity_factor, length, num_experts, top_k))
+        return ceil(unrounded_capacity(self.capacity_factor, length, num_experts, top_k))
 
 
-def room(factor: float, length: int, num_experts: int, top_k: int) -> float:
+def unrounded_capacity(factor: float, length: int, num_experts: int, top_k: int) -> float:
     """Return the room of an expert in tokens of a sequence, before it is rounded up."""
-    # Rounded here: 1.1 x 40 is not to be 45 because of the last bit of 1.1.
+    # Rounded here: 1.1 x 50 is not to be 56 because of the last bit of 1.1.
     return round(factor * length * top_k / num_experts, 9)
 
 

@@ -1,21 +1,20 @@
 """The mesh: ranks as points of a grid. Pure arithmetic, no processes, no torch.
 
-`parallel/device_mesh.py` lowers a Mesh to process groups; nothing else turns ranks into groups.
-Ranks are row-major over `MESH_AXES`, so `tp` neighbours are consecutive ranks (fast links) and
-`pp` neighbours are farthest apart. The expert view folds `ep` over `dp_shard x cp` (x `tp`).
+`parallel/transport/device_mesh.py` lowers a Mesh to process groups; nothing else turns ranks into
+groups. Ranks are row-major over `MESH_AXES`, so `tp` neighbours are consecutive ranks (fast links)
+and `pp` neighbours are farthest apart. The expert view folds `ep` over `dp_shard x cp` (x `tp`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from echelon.core.axis import MESH_AXES, Axis
+from echelon.core.axis import MESH_AXES, SHARD_AXES, Axis
 
 Coordinates = Mapping[Axis, int]
-_Cut = Callable[[tuple[int, ...], int], Iterable[tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,26 +83,19 @@ class Mesh:
         names = [f"{axis.value}{here[axis]}" for axis in MESH_AXES if self.degree(axis) > 1]
         return " ".join(names) or "only rank"
 
-    def groups_across_nodes(self, devices_per_node: int, *axes: Axis) -> int:
-        """Return how many groups over `axes` have members on more than one node."""
-        nodes = ({rank // devices_per_node for rank in group} for group in self.groups(*axes))
-        return sum(len(node) > 1 for node in nodes)
-
-    def crosses_nodes(self, devices_per_node: int, *axes: Axis) -> bool:
-        """Return whether any group over `axes` must use links between nodes."""
-        return self.groups_across_nodes(devices_per_node, *axes) > 0
-
     # The expert view: `ep` folded over the innermost ranks of dp_shard x cp (x tp).
 
     def expert_fold(self, *, expert_tp: int) -> tuple[Axis, ...]:
         """Return the axes that `ep` folds over: `tp` too where experts are not tensor-split."""
-        if expert_tp == 1:
-            return (Axis.DP_SHARD, Axis.CP, Axis.TP)
-        return (Axis.DP_SHARD, Axis.CP)
+        return (*SHARD_AXES, Axis.TP) if expert_tp == 1 else SHARD_AXES
 
     def expert_groups(self, *, expert_tp: int = 1) -> tuple[tuple[int, ...], ...]:
         """Return the groups that hold all experts once: `ep` consecutive ranks of each fold."""
-        return self._fold(expert_tp, _chunks)
+        return tuple(
+            group[start : start + self.ep]
+            for group in self._folds(expert_tp)
+            for start in range(0, len(group), self.ep)
+        )
 
     def expert_index(self, rank: int, *, expert_tp: int = 1) -> int:
         """Return which of the `ep` shares of the experts `rank` holds."""
@@ -111,7 +103,8 @@ class Mesh:
 
     def expert_shard_groups(self, *, expert_tp: int = 1) -> tuple[tuple[int, ...], ...]:
         """Return the groups over which ZeRO cuts experts: same experts, one replica."""
-        return self._fold(expert_tp, _same_place)
+        folds = self._folds(expert_tp)
+        return tuple(group[start :: self.ep] for group in folds for start in range(self.ep))
 
     def expert_shard_degree(self, *, expert_tp: int = 1) -> int:
         """Return how many ranks of one replica hold the same experts."""
@@ -119,25 +112,14 @@ class Mesh:
 
     def expert_data_groups(self, *, expert_tp: int = 1) -> tuple[tuple[int, ...], ...]:
         """Return the groups whose ranks hold the same experts: their gradients are summed."""
-        inner = self.expert_shard_groups(expert_tp=expert_tp)
-        merged: dict[tuple[int, ...], None] = {}
-        for members in inner:
-            ranks: set[int] = set()
-            for rank in members:
-                ranks.update(self.group(rank, Axis.DP_REPLICATE))
-            merged.setdefault(tuple(sorted(ranks)))
-        return tuple(merged)
+        merged = (
+            {copy for rank in members for copy in self.group(rank, Axis.DP_REPLICATE)}
+            for members in self.expert_shard_groups(expert_tp=expert_tp)
+        )
+        return tuple(dict.fromkeys(tuple(sorted(ranks)) for ranks in merged))
 
-    def _fold(self, expert_tp: int, cut: _Cut) -> tuple[tuple[int, ...], ...]:
+    def _folds(self, expert_tp: int) -> tuple[tuple[int, ...], ...]:
         axes = self.expert_fold(expert_tp=expert_tp)
         if self.degree(*axes) % self.ep:
             raise ValueError(f"ep = {self.ep} does not divide {'x'.join(axes)}")
-        return tuple(part for group in self.groups(*axes) for part in cut(group, self.ep))
-
-
-def _chunks(group: tuple[int, ...], size: int) -> Iterable[tuple[int, ...]]:
-    return (group[start : start + size] for start in range(0, len(group), size))
-
-
-def _same_place(group: tuple[int, ...], ep: int) -> Iterable[tuple[int, ...]]:
-    return (group[start::ep] for start in range(ep))
+        return self.groups(*axes)

@@ -40,68 +40,94 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Give the mixture-of-experts part of a block.
-
-    A token meets the `top_k` of `num_experts` with the highest scores (softmax over all, or a
-    sigmoid each, plus a `router_bias` that takes part in the choice only), and `shared_experts`
-    beside them. With `groups`, they are chosen out of the `top_groups` whose two best scores add
-    up to most (DeepSeek-V3, 2024, section 2.1.2). Its outputs are weighted by the scores, made to
-    add up to 1 (`renormalise`) and times `gate_scale`. The first `first_dense_layers` blocks have
-    a dense MLP.
-    """
+    """Give the mixture-of-experts part of a block."""
 
     num_experts: int
+    """Experts of a block, shared ones apart."""
     top_k: int
+    """Experts that a token meets: those with the highest scores."""
     ffn: int
+    """Inner width F of one expert."""
     shared_experts: int = 0
+    """Experts that every token meets, beside the `top_k`."""
     first_dense_layers: int = 0
+    """Blocks from the first on that have a dense MLP."""
     router: RouterKind = "softmax"
+    """How scores are made: a softmax over all experts, or a sigmoid each."""
     router_bias: bool = False
+    """Whether a bias is added to the scores; it takes part in the choice only."""
     renormalise: bool = True
+    """Whether the scores that weigh the outputs are made to add up to 1."""
     gate_scale: float = 1.0
+    """What those scores are multiplied by."""
     groups: int = 1
+    """Groups of experts; the chosen ones come out of `top_groups` of them."""
     top_groups: int = 1
+    """Groups to choose from: those whose two best scores add up to most (DeepSeek-V3, 2024, section
+    2.1.2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Hold the counts that define a decoder.
-
-    `hidden` is the residual width D, `heads` x `head_dim` the attention width, `ffn` the inner
-    width F of a dense MLP, `gated` whether it has a gate (SwiGLU) or not (GELU), `vocab` the
-    number of token ids V, `positions` how order enters, `max_positions` the longest sequence. A
-    query meets the keys at and before it (`causal`) or all, no farther away than `window`; with a
-    `soft_cap` of c its scores s become c tanh(s / c) (Gemma 2, 2024, section 2).
-    """
+    """Hold the counts that define a decoder."""
 
     name: str
+    """What it is called in reports."""
     layers: int
+    """Blocks."""
     hidden: int
+    """Width D of the residual stream."""
     heads: int
+    """Query heads of a block."""
     kv_heads: int
+    """Key/value heads of a block."""
     head_dim: int
+    """Width of a head; `heads` x `head_dim` is the width of attention."""
     ffn: int
+    """Inner width F of a dense MLP."""
     vocab: int
+    """Token ids V."""
     max_positions: int
+    """Positions of the longest sequence."""
     gated: bool = True
+    """Whether the MLP has a gate (SwiGLU) or not (GELU)."""
     activation: Activation = "silu"
+    """The function inside the MLP."""
     tied: bool = False
+    """Whether the head is the transposed embedding."""
     norm: NormKind = "rmsnorm"
+    """The kind of all norms."""
     norm_eps: float = 1e-5
+    """What is added to the mean square (or variance) before its root."""
     positions: PositionKind = "rope"
+    """How order enters: rotations of queries and keys, or a learned table."""
     rope_theta: float = 10_000.0
+    """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = None
+    """How the frequencies are stretched, if they are."""
     qk_norm: bool = False
+    """Whether queries and keys are normed, head by head."""
     qkv_bias: bool = False
+    """Whether queries, keys and values have a bias."""
     output_bias: bool = False
+    """Whether the output projection of attention has a bias."""
     mlp_bias: bool = False
+    """Whether the projections of the MLP have a bias."""
     initial_std: float = 0.02
+    """Standard deviation of the initial weights."""
     dropout: float = 0.0
+    """Probability that an element is dropped."""
     causal: bool = True
+    """Whether a query meets only the keys at and before it."""
     window: int | None = None
+    """Positions beyond which a query meets no key; None for no such limit."""
     soft_cap: float | None = None
+    """Makes a score s into c tanh(s / c) for a cap of c (Gemma 2, 2024, section 2); None leaves
+    it."""
     latent: LatentAttention | None = None
+    """Sizes of multi-head latent attention, where the model has it."""
     experts: Experts | None = None
+    """The experts of its blocks; None for a dense model."""
 
     @property
     def mask(self) -> AttentionMask:

@@ -8,14 +8,17 @@ not from a later one or from none. No torch here: a folder can be checked before
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
 import os
 import stat
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
+from echelon.core.disk import NO_SPACE
 from echelon.core.errors import EnvironmentProblem, Problem
 from echelon.core.rulebook.offload import (
     OFFLOAD_FILE_WORKS,
@@ -23,22 +26,26 @@ from echelon.core.rulebook.offload import (
     OFFLOAD_FOLDER_WRITABLE,
     OFFLOAD_SPACE,
 )
+from echelon.core.rules import Rule
 from echelon.core.units import binary_bytes
 
-SETTING = "zero.offload_dir"
+OFFLOAD_DIR_KEY = "zero.offload_dir"
 
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR})
 # A folder of /proc says "no such file" to whoever makes one.
-_NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT})
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT)
+_RULES: Mapping[int | None, Rule] = {
+    **dict.fromkeys(NO_SPACE, OFFLOAD_SPACE),
+    **dict.fromkeys(_NOT_WRITABLE, OFFLOAD_FOLDER_WRITABLE),
+}
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
 _NO_RESERVE = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
 _NO_DIRECT = frozenset({errno.EOPNOTSUPP, errno.EINVAL})
 
-PAGE = max(4096, mmap.ALLOCATIONGRANULARITY)
+PAGE_BYTES = max(4096, mmap.ALLOCATIONGRANULARITY)
 """What starts and sizes of transfers, in the file and in memory, are multiples of."""
 
-_ZEROS_BYTES = 256 * PAGE
+_ZEROS_BYTES = 256 * PAGE_BYTES
 
 
 def offload_folder_problems(folder: Path, num_bytes: int = 0) -> list[Problem]:
@@ -58,7 +65,7 @@ def offload_folder_problems(folder: Path, num_bytes: int = 0) -> list[Problem]:
         OFFLOAD_SPACE.problem(
             f"the slices of the ranks of this machine take {binary_bytes(num_bytes)}, and "
             f"{folder} has {binary_bytes(free)} free",
-            key=SETTING,
+            key=OFFLOAD_DIR_KEY,
         )
     ]
 
@@ -89,7 +96,7 @@ def _missing(folder: Path, who: str) -> Problem | None:
             raise explain_offload_error(error, folder, f"{who}: looking for a folder") from error
         what = "does not exist"
     return OFFLOAD_FOLDER_EXISTS.problem(
-        f"{who}: {folder}, where slices are to rest, {what}", key=SETTING
+        f"{who}: {folder}, where slices are to rest, {what}", key=OFFLOAD_DIR_KEY
     )
 
 
@@ -110,7 +117,7 @@ def _use_direct(descriptor: int) -> None:
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | getattr(os, "O_DIRECT", 0))
-        with mmap.mmap(-1, PAGE) as page:
+        with mmap.mmap(-1, PAGE_BYTES) as page:
             os.pwritev(descriptor, [page], 0)
             os.preadv(descriptor, [page], 0)
     except OSError as error:
@@ -124,9 +131,9 @@ def is_direct(descriptor: int) -> bool:
     return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & getattr(os, "O_DIRECT", 0))
 
 
-def whole_pages(size: int) -> int:
+def round_up_to_pages(size: int) -> int:
     """Return the size of the pages that `size` bytes take."""
-    return -(-size // PAGE) * PAGE
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 def reserve(descriptor: int, start: int, size: int) -> None:
@@ -165,22 +172,13 @@ def write_all(descriptor: int, data: memoryview, start: int) -> None:
 
 def explain_offload_error(error: OSError, folder: Path, doing: str) -> EnvironmentProblem:
     """Return what a user reads when the disk refused `doing` (such as "rank 2: to read X")."""
-    if error.errno in _NO_SPACE:
-        rule = OFFLOAD_SPACE
-    elif error.errno in _NOT_WRITABLE:
-        rule = OFFLOAD_FOLDER_WRITABLE
-    else:
-        rule = OFFLOAD_FILE_WORKS
+    rule = _RULES.get(error.errno, OFFLOAD_FILE_WORKS)
     name = errno.errorcode.get(error.errno or 0, "unknown error")
     reason = f"{error.strerror or error} ({name})"
     if rule is OFFLOAD_SPACE:
-        reason += _room(folder)
-    return EnvironmentProblem(rule.problem(f"{doing} in {folder} failed: {reason}", key=SETTING))
-
-
-def _room(folder: Path) -> str:
-    try:
-        space = os.statvfs(folder)
-    except OSError:
-        return ""
-    return f"; {binary_bytes(space.f_bavail * space.f_frsize)} are free there"
+        with contextlib.suppress(OSError):
+            space = os.statvfs(folder)
+            reason += f"; {binary_bytes(space.f_bavail * space.f_frsize)} are free there"
+    return EnvironmentProblem(
+        rule.problem(f"{doing} in {folder} failed: {reason}", key=OFFLOAD_DIR_KEY)
+    )

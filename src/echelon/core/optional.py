@@ -1,4 +1,7 @@
-"""Import a package that only some commands need, or say what to install."""
+"""Import a package that only some commands need, or say what to install.
+
+Echelon is installed from its source: what works is a command in the checkout, `.[train]`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,11 @@ from types import ModuleType
 
 from echelon.core.errors import EnvironmentProblem
 from echelon.core.rulebook.data import PACKAGE_INSTALLED
+
+
+def install_command(extra: str) -> str:
+    """Return what installs the packages of an extra."""
+    return f"pip install '.[{extra}]' in the checkout of Echelon"
 
 
 def optional_package(name: str, *, extra: str, purpose: str) -> ModuleType:
@@ -18,6 +26,6 @@ def optional_package(name: str, *, extra: str, purpose: str) -> ModuleType:
         raise EnvironmentProblem(
             PACKAGE_INSTALLED.problem(
                 f"{purpose} needs the package {package}, which cannot be imported: {error}",
-                works=(f"pip install 'echelon[{extra}]'",),
+                suggestions=(install_command(extra),),
             )
         ) from error

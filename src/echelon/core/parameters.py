@@ -111,21 +111,16 @@ def num_active_parameters(shape: ModelShape) -> int:
 
 
 def _parameters(shape: ModelShape) -> Iterator[ParameterSpec]:
-    hidden = shape.hidden
-    yield ParameterSpec(
-        name=EMBEDDING, shape=(shape.vocab, hidden), layer=None, split_dim=0, padded=True
-    )
+    words = (shape.vocab, shape.hidden)
+    yield ParameterSpec(name=EMBEDDING, shape=words, layer=None, split_dim=0, padded=True)
     if shape.positions == "learned":
-        yield ParameterSpec(
-            name="positions.weight", shape=(shape.max_positions, hidden), layer=None
-        )
+        table = (shape.max_positions, shape.hidden)
+        yield ParameterSpec(name="positions.weight", shape=table, layer=None)
     for layer in range(shape.layers):
         yield from _block(shape, layer)
     yield from _norm(shape, "norm", None)
     if not shape.tied:
-        yield ParameterSpec(
-            name=HEAD, shape=(shape.vocab, hidden), layer=None, split_dim=0, padded=True
-        )
+        yield ParameterSpec(name=HEAD, shape=words, layer=None, split_dim=0, padded=True)
 
 
 def _block(shape: ModelShape, layer: int) -> Iterator[ParameterSpec]:
@@ -143,11 +138,14 @@ def _block(shape: ModelShape, layer: int) -> Iterator[ParameterSpec]:
 
 
 def _norm(shape: ModelShape, name: str, layer: int | None) -> Iterator[ParameterSpec]:
-    yield ParameterSpec(name=f"{name}.weight", shape=(shape.hidden,), layer=layer, initial="ones")
+    yield _scale(name, shape.hidden, layer)
     if shape.norm == "layernorm":
-        yield ParameterSpec(
-            name=f"{name}.bias", shape=(shape.hidden,), layer=layer, initial="zeros"
-        )
+        size = (shape.hidden,)
+        yield ParameterSpec(name=f"{name}.bias", shape=size, layer=layer, initial="zeros")
+
+
+def _scale(norm: str, size: int, layer: int | None) -> ParameterSpec:
+    return ParameterSpec(name=f"{norm}.weight", shape=(size,), layer=layer, initial="ones")
 
 
 def _column(name: str, out: int, inner: int, layer: int, bias: bool) -> Iterator[ParameterSpec]:
@@ -172,10 +170,8 @@ def _attention(shape: ModelShape, name: str, layer: int) -> Iterator[ParameterSp
     yield from _column(f"{name}.k", shape.kv_dim, shape.hidden, layer, bias)
     yield from _column(f"{name}.v", shape.kv_dim, shape.hidden, layer, bias)
     if shape.qk_norm:
-        for norm in ("q_norm", "k_norm"):
-            yield ParameterSpec(
-                name=f"{name}.{norm}.weight", shape=(shape.head_dim,), layer=layer, initial="ones"
-            )
+        yield _scale(f"{name}.q_norm", shape.head_dim, layer)
+        yield _scale(f"{name}.k_norm", shape.head_dim, layer)
     yield from _row(f"{name}.o", shape.hidden, shape.query_dim, layer, shape.output_bias)
 
 
@@ -190,10 +186,8 @@ def _latent_attention(
         ("kv_down.weight", (latent.kv_rank + latent.rope_dim, shape.hidden), None),
         ("kv_up.weight", (shape.heads * kv_dim, latent.kv_rank), 0),
     )
-    for norm, size in (("q_norm", latent.query_rank), ("kv_norm", latent.kv_rank)):
-        yield ParameterSpec(
-            name=f"{name}.{norm}.weight", shape=(size,), layer=layer, initial="ones"
-        )
+    yield _scale(f"{name}.q_norm", latent.query_rank, layer)
+    yield _scale(f"{name}.kv_norm", latent.kv_rank, layer)
     for suffix, size, split_dim in sizes:
         yield ParameterSpec(name=f"{name}.{suffix}", shape=size, layer=layer, split_dim=split_dim)
     yield from _row(f"{name}.o", shape.hidden, shape.heads * latent.value_dim, layer, False)

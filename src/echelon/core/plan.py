@@ -10,52 +10,58 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
+from echelon.core.attention_mask import Placement
+from echelon.core.choices.context_kinds import CONTEXT_KINDS, PLAIN_CONTEXT_KIND, ContextKindRecord
+from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
+from echelon.core.choices.registry import load_installed_plugins
 from echelon.core.cluster import Cluster
 from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
-from echelon.core.placement import Placement
-from echelon.core.serialize import content_hash, from_json, to_json
+from echelon.core.serialize import content_hash, decode_json, from_json, to_json
 
 DType = Literal["fp64", "fp32", "bf16", "fp16"]
 DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
-OptimizerKind = Literal["adamw", "sgd", "muon"]
+OptimizerKind = Annotated[str, OPTIMIZERS]
 DecayRule = Literal["matrices", "blocks", "all"]
 LearningRateSchedule = Literal["constant", "linear", "cosine", "wsd"]
 LossScaling = Literal["none", "dynamic", "fixed"]
 ZeroStage = Literal[0, 1, 2, 3]
 Accumulation = Literal["whole", "slices"]
-Home = Literal["none", "host", "nvme"]
+OffloadTarget = Literal["none", "host", "nvme"]
 RecomputePolicy = Literal["none", "selective", "full"]
-ContextKind = Literal["ring", "striped", "gathered", "ulysses", "ulysses-ring"]
+ContextKind = Annotated[str, CONTEXT_KINDS]
 Documents = Literal["joined", "separate"]
 
-PLAN_SCHEMA = 6
+PLAN_SCHEMA = 6  # of the written JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """Give the dtype of parameters, gradients, their reduction, and the master copy.
-
-    Forward and backward compute in `parameters`; gradients accumulate in `gradients` and are summed
-    over ranks in `reduction`; the optimizer updates a copy in `master` where that is another dtype.
-    The loss is multiplied by `loss_scale` before backward ("fixed"), or by a scale that starts
-    there ("dynamic"): it halves when a gradient overflows `loss_scale_hysteresis` times, never
-    below `loss_scale_min`, and doubles after `loss_scale_window` steps without overflow.
-    """
+    """Give the dtype of parameters, gradients, their reduction, and the master copy."""
 
     parameters: DType = "fp32"
+    """Dtype that forward and backward compute in."""
     gradients: DType = "fp32"
+    """Dtype in which gradients accumulate."""
     reduction: DType = "fp32"
+    """Dtype in which gradients are summed over ranks."""
     master: DType = "fp32"
+    """Dtype of the copy that the optimizer updates; no copy where it is that of `parameters`."""
     loss_scaling: LossScaling = "none"
+    """Whether the loss is multiplied before backward: never, by a fixed scale, or by one that
+    changes."""
     loss_scale: float = 65536.0
+    """The fixed scale, or the one that "dynamic" starts with."""
     loss_scale_window: int = 1000
+    """Steps without overflow after which a dynamic scale doubles."""
     loss_scale_min: float = 1.0
+    """The least that a dynamic scale becomes."""
     loss_scale_hysteresis: int = 1
+    """Overflows after which a dynamic scale halves."""
 
     @property
     def has_master(self) -> bool:
@@ -65,31 +71,40 @@ class Precision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """Give the optimizer and its learning rate over the steps.
+    """Give the optimizer and its learning rate over the steps."""
 
-    "adamw" uses `beta1`, `beta2`, `eps`; "sgd" uses `momentum`; "muon" (matrices of blocks) uses
-    `momentum` and `newton_schulz_steps`, and AdamW for all other parameters. `decay` says what
-    takes weight decay: "matrices", those of "blocks" only (no embedding, no head), or "all".
-    `clip_norm` of None leaves gradients as they are. The learning rate rises linearly over
-    `warmup_steps`, then follows `schedule` down to `final_ratio` x `learning_rate` at
-    `total_steps`; "wsd" stays flat and falls linearly over the last `decay_steps`.
-    """
-
-    kind: OptimizerKind = "adamw"
+    kind: OptimizerKind = PLAIN_OPTIMIZER
+    """A name in `core/choices/optimizers.py`, whose record says which of the fields from `beta1` to
+    `newton_schulz_steps` it uses."""
     learning_rate: float = 3e-4
+    """The highest learning rate, which warm-up ends at."""
     beta1: float = 0.9
+    """Decay of AdamW's mean of gradients, per step."""
     beta2: float = 0.95
+    """Decay of AdamW's mean of squared gradients, per step."""
     eps: float = 1e-8
+    """What AdamW adds to the root of the mean square."""
     momentum: float = 0.95
+    """Decay of the momentum of SGD and Muon, per step."""
     newton_schulz_steps: int = 5
+    """Iterations that make a matrix of Muon orthogonal."""
     weight_decay: float = 0.1
+    """Part of a weight that a step of learning rate 1 takes away."""
     decay: DecayRule = "matrices"
+    """What takes weight decay: "matrices", those of "blocks" only (no embedding, no head), or
+    "all"."""
     clip_norm: float | None = 1.0
+    """Largest norm of all gradients; None leaves gradients as they are."""
     schedule: LearningRateSchedule = "cosine"
+    """How the learning rate falls after warm-up; "wsd" stays flat and falls linearly at the end."""
     warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly from 0."""
     decay_steps: int = 0
+    """Last steps over which "wsd" falls."""
     total_steps: int = 1
+    """Step at which the learning rate has reached its last value."""
     final_ratio: float = 0.1
+    """The last learning rate over the highest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,29 +129,33 @@ class Mathematics:
 class Zero:
     """Say what of parameters, gradients and optimizer state data-parallel ranks share out.
 
-    What is shared out is cut into slices over `dp_shard` (x `cp`): nothing at stage 0, optimizer
-    state at 1, gradients too at 2, parameters too at 3 (Rajbhandari et al., "ZeRO", 2020).
-
-    `accumulate` says how the gradients of several microbatches add up: in a "whole" buffer that is
-    reduced once per step, or in "slices", reduced after every microbatch. At stage 3 parameters are
-    gathered by unit (`unit_blocks` blocks; the embedding; the head), those of the next `prefetch`
-    blocks ahead of their use, and freed after each use (`reshard_after_forward`) or once per step;
-    parameters of fewer than `keep_whole_below` elements are never cut. `optimizer_offload` and
-    `parameter_offload` say where slices rest between uses, "nvme" meaning files in `offload_dir`,
-    of which at most `offload_buffers` buckets are in memory at once.
+    What is shared out is cut into slices over `dp_shard` (x `cp`); see Rajbhandari et al., "ZeRO",
+    2020.
     """
 
     stage: ZeroStage = 0
+    """What is cut: nothing at 0, optimizer state at 1, gradients too at 2, parameters too at 3."""
     bucket_bytes: int = 25 * 2**20
+    """Bytes of gradients that are reduced together."""
     accumulate: Accumulation = "whole"
+    """How gradients of several microbatches add up: in a "whole" buffer that is reduced once per
+    step, or in "slices", reduced after every microbatch."""
     reshard_after_forward: bool = True
+    """At stage 3, whether parameters are freed after each use, or once per step."""
     prefetch: int = 1
+    """At stage 3, blocks whose parameters are gathered ahead of their use."""
     unit_blocks: int = 1
+    """At stage 3, blocks that are gathered together; the embedding and the head are units too."""
     keep_whole_below: int = 0
-    optimizer_offload: Home = "none"
-    parameter_offload: Home = "none"
+    """Elements below which a parameter is never cut."""
+    optimizer_offload: OffloadTarget = "none"
+    """Where slices of optimizer state are between uses."""
+    parameter_offload: OffloadTarget = "none"
+    """Where slices of parameters are between uses."""
     offload_dir: str = ""
+    """Folder of the files of "nvme"."""
     offload_buffers: int = 2
+    """Buckets of "nvme" that are in memory at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,13 +195,18 @@ class Recompute:
 class Context:
     """Say how the ranks of `cp` let each query meet each key.
 
-    "ring" (zigzag placement) and "striped" send keys and values around a ring of
-    `cp / ulysses_degree` ranks, "gathered" gathers them, "ulysses" exchanges heads for positions
-    among `ulysses_degree` ranks, "ulysses-ring" does that inside of a ring.
+    `ulysses_degree` neighbours exchange heads for positions; keys and values go around, or are
+    gathered over, a ring of `cp / ulysses_degree` places, as the record of `kind` in
+    `core/choices/context_kinds.py` says.
     """
 
-    kind: ContextKind = "ring"
+    kind: ContextKind = PLAIN_CONTEXT_KIND
     ulysses_degree: int = 1
+
+    @property
+    def record(self) -> ContextKindRecord:
+        """Return the facts of the kind."""
+        return CONTEXT_KINDS[self.kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,9 +253,9 @@ class Plan:
     @property
     def placement(self) -> Placement:
         """Return which positions of a sequence each context rank holds."""
-        kind, ulysses = self.layout.context.kind, self.layout.context.ulysses_degree
+        ulysses = self.layout.context.ulysses_degree
         return Placement(
-            kind="striped" if kind == "striped" else "zigzag",
+            kind=self.layout.context.record.placement,
             ring_degree=self.mesh.cp // ulysses,
             ulysses_degree=ulysses,
             length=self.mathematics.sequence_length,
@@ -268,7 +292,8 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """Return the plan that `to_json` wrote; ValueError where it is not one."""
-        data: Any = json.loads(text)
+        load_installed_plugins()
+        data: Any = decode_json(text)
         entries = cast("dict[str, object]", data) if isinstance(data, dict) else {}
         schema = entries.get("schema")
         if schema != PLAN_SCHEMA:

@@ -7,10 +7,11 @@ of them without importing torch, and an error can only name a rule that is expla
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from difflib import get_close_matches
 from inspect import cleandoc
 from math import isqrt
+from textwrap import indent
 
 from echelon.core.errors import Problem
 
@@ -23,28 +24,30 @@ class Rule:
     why: str
     bad: str
     fixed: str
+    example: InitVar[str] = "%s"
+    """What both have in common: %s stands for what they differ in."""
+
+    def __post_init__(self, example: str) -> None:
+        """Put what differs into the example."""
+        for name in ("bad", "fixed"):
+            text = cleandoc(example).replace("%s", cleandoc(getattr(self, name)))
+            object.__setattr__(self, name, text)
 
     def problem(
-        self,
-        message: str,
-        *,
-        key: str = "",
-        set_by: str = "",
-        works: Iterable[object] = (),
+        self, message: str, *, key: str = "", set_by: str = "", suggestions: Iterable[object] = ()
     ) -> Problem:
-        """Return a `Problem` of this rule: `message` states the numbers, `works` what would do."""
+        """Return a problem: `message` states the numbers, `suggestions` what would do."""
         return Problem(
             rule=self.id,
             message=message,
             key=key,
             set_by=set_by,
-            works=tuple(str(value) for value in works),
+            suggestions=tuple(str(value) for value in suggestions),
         )
 
     def page(self) -> str:
         """Return the page that `echelon explain` prints."""
-        bad = "\n".join("    " + line for line in cleandoc(self.bad).splitlines())
-        fixed = "\n".join("    " + line for line in cleandoc(self.fixed).splitlines())
+        bad, fixed = indent(self.bad, "    "), indent(self.fixed, "    ")
         return f"{self.id}\n\n{cleandoc(self.why)}\n\nRefused:\n{bad}\n\nWorks:\n{fixed}\n"
 
 

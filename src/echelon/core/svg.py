@@ -33,8 +33,8 @@ _DARK = """\
   .box { stroke: #0d1117; }
 """
 
-_KEY_SIZE = 12
-_KEY_BOX = 15
+_KEY_SIZE = 12  # pixels of text
+_KEY_BOX = 15  # pixels
 _NARROW = frozenset("iljtfrI.,:;|!'`()[]/\\- ")
 _WIDE = frozenset("mwMW%@+=<>#&^~")
 

@@ -11,6 +11,9 @@ _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SENT = ("B", "kB", "MB", "GB", "TB")
 _DECIMAL = ("", "k", "M", "B", "T")
 
+GB = 1e9  # bytes
+GIB = 2**30  # bytes
+
 
 def binary_bytes(count: float) -> str:
     """Return bytes held, in powers of 1024: ``61.80 GiB``."""

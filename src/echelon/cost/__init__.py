@@ -1,1 +1,7 @@
-"""Formulas: bytes sent, bytes held. Each stands once, with its source; no torch."""
+"""The only formulas: bytes and seconds of a plan. Each stands once, with its source; no torch.
+
+bytes         what ranks hold and send: equal to what a run holds and sends
+activations   what forward passes keep for backward, and the peak of a step
+seconds       the one model of seconds, for one plan or arrays of millions
+fit           its constants, fitted to what was measured of devices, links and runs
+"""

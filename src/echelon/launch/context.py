@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 
-class Progress:
+class RankProgress:
     """Say how far the main thread of a rank is; read by a thread, so every write is one store.
 
     `mark` at each step (and at anything long: a checkpoint, a validation), `enter` and `leave`
@@ -81,10 +81,9 @@ class RankContext:
 
     rank: int
     world_size: int
-    local_rank: int
     device: torch.device
     store: Store
-    progress: Progress
+    progress: RankProgress
     label: str = ""
 
     def stop_requested(self) -> bool:

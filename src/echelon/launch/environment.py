@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from echelon.core.errors import EnvironmentProblem, Problem
 from echelon.core.rulebook.launch import LAUNCHED_WORLD_SIZE, RANK_ENVIRONMENT
-from echelon.launch.cores import num_usable_cores
+from echelon.launch.host import num_usable_cores
 
+LOCAL_HOST = "127.0.0.1"
+"""Where local ranks meet."""
 RANK = "RANK"
 LOCAL_RANK = "LOCAL_RANK"
 WORLD_SIZE = "WORLD_SIZE"
@@ -40,12 +42,12 @@ VARIABLES: Mapping[str, str] = {
 }
 """Every variable, and what for."""
 
-_PLACE = (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)
-_LARGEST_PORT = 65535
+_RANK_VARIABLES = (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)
+_LARGEST_PORT = 65535  # of TCP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LaunchedRank:
     """Say which rank of which launch this process is, as torchrun tells it."""
 
     rank: int
@@ -54,53 +56,49 @@ class Place:
     master_addr: str
     master_port: int
     attempt: str = "0"
-    hosted: bool = False
-
-    def as_client(self) -> Place:
-        """Return the same place with the store hosted by someone else."""
-        return replace(self, hosted=True)
+    store_is_hosted: bool = False
 
 
-def launched(environment: Mapping[str, str] = os.environ) -> bool:
+def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether a launcher such as torchrun started this process as one of several ranks.
 
-    One variable is enough: where others are missing, `read_place` says so. To start all ranks here
-    instead would be another run in each of the processes of a broken launch.
+    One variable is enough: where others are missing, `read_launched_rank` says so. To start all
+    ranks here instead would be another run in each of the processes of a broken launch.
     """
     return RANK in environment or WORLD_SIZE in environment
 
 
-def read_place(environment: Mapping[str, str] = os.environ) -> Place:
+def read_launched_rank(environment: Mapping[str, str] = os.environ) -> LaunchedRank:
     """Return the place of this process; EnvironmentProblem names every variable that is wrong."""
-    missing = [name for name in _PLACE if not environment.get(name)]
-    there = [name for name in _PLACE if environment.get(name)]
+    missing = [name for name in _RANK_VARIABLES if not environment.get(name)]
+    there = [name for name in _RANK_VARIABLES if environment.get(name)]
     if missing:
         raise EnvironmentProblem(
             RANK_ENVIRONMENT.problem(
                 f"{', '.join(missing)} not set, so this rank has no place",
                 set_by=", ".join(f"{name}={environment[name]}" for name in there),
-                works=(
+                suggestions=(
                     "torchrun --nproc-per-node N -m echelon ...",
                     f"unset {' '.join(there)}, to start all ranks here",
                 ),
             )
         )
     problems: list[Problem] = []
-    world_size = _whole(environment, WORLD_SIZE, 1, None, problems)
-    rank = _whole(environment, RANK, 0, world_size, problems)
-    local_rank = _whole(environment, LOCAL_RANK, 0, world_size, problems)
-    port = _whole(environment, MASTER_PORT, 1, _LARGEST_PORT + 1, problems)
+    world_size = _read_integer(environment, WORLD_SIZE, 1, None, problems)
+    rank = _read_integer(environment, RANK, 0, world_size, problems)
+    local_rank = _read_integer(environment, LOCAL_RANK, 0, world_size, problems)
+    port = _read_integer(environment, MASTER_PORT, 1, _LARGEST_PORT + 1, problems)
     if problems:
         raise EnvironmentProblem(problems)
     attempt = f"{environment.get(RUN_ID, 'run')}/{environment.get(RESTART_COUNT, '0')}"
-    return Place(
+    return LaunchedRank(
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
         master_addr=environment[MASTER_ADDR],
         master_port=port,
         attempt=attempt,
-        hosted=environment.get(AGENT_STORE, "") == str(True),
+        store_is_hosted=environment.get(AGENT_STORE, "") == str(True),
     )
 
 
@@ -109,20 +107,20 @@ def wanted_port(environment: Mapping[str, str] = os.environ) -> int:
     if not environment.get(MASTER_PORT):
         return 0
     problems: list[Problem] = []
-    port = _whole(environment, MASTER_PORT, 1, _LARGEST_PORT + 1, problems)
+    port = _read_integer(environment, MASTER_PORT, 1, _LARGEST_PORT + 1, problems)
     if problems:
         raise EnvironmentProblem(problems)
     return port
 
 
-def check_world_size(place: Place, mesh_world_size: int) -> None:
+def check_world_size(place: LaunchedRank, mesh_world_size: int) -> None:
     """Raise EnvironmentProblem unless the launcher started as many ranks as the mesh has."""
     if place.world_size != mesh_world_size:
         raise EnvironmentProblem(
             LAUNCHED_WORLD_SIZE.problem(
                 f"{place.world_size} ranks were started, but the mesh has {mesh_world_size}",
                 set_by=f"{WORLD_SIZE}={place.world_size}",
-                works=[f"--nproc-per-node {mesh_world_size} on one host"],
+                suggestions=[f"--nproc-per-node {mesh_world_size} on one host"],
             )
         )
 
@@ -146,17 +144,13 @@ def rank_environment(*, rank: int, world_size: int, port: int) -> dict[str, str]
         RANK: str(rank),
         LOCAL_RANK: str(rank),
         WORLD_SIZE: str(world_size),
-        MASTER_ADDR: "127.0.0.1",
+        MASTER_ADDR: LOCAL_HOST,
         MASTER_PORT: str(port),
     }
 
 
-def _whole(
-    environment: Mapping[str, str],
-    name: str,
-    least: int,
-    end: int | None,
-    problems: list[Problem],
+def _read_integer(
+    environment: Mapping[str, str], name: str, least: int, end: int | None, problems: list[Problem]
 ) -> int:
     text = environment[name]
     limit = f"a whole number from {least}" + ("" if end is None else f" to {end - 1}")

@@ -5,17 +5,14 @@ Rank 0 reads what every rank says and answers all of them, so a run of n ranks c
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 
-import echelon
 from echelon.core.errors import EnvironmentProblem, Problem
 from echelon.core.rulebook.launch import (
     RANK_NEVER_JOINED,
@@ -26,9 +23,10 @@ from echelon.core.rulebook.launch import (
 )
 from echelon.core.rules import Rule
 from echelon.core.serialize import content_hash
+from echelon.core.version import __version__, source_hash
 from echelon.launch.context import RankContext
-from echelon.launch.culprit import rank_name
-from echelon.launch.store import Store
+from echelon.launch.process_group import Store
+from echelon.launch.root_cause import rank_name
 
 _CODE, _TORCH, _CONFIG = "code", "torch", "config"
 _FACTS: Mapping[str, tuple[Rule, str]] = {
@@ -36,48 +34,36 @@ _FACTS: Mapping[str, tuple[Rule, str]] = {
     _TORCH: (SAME_TORCH, "torch"),
     _CONFIG: (SAME_CONFIG, "a run configuration with hash"),
 }
+_STATE_S = 60.0
 _VERDICT_S = 5.0
-_MOST_NAMED = 8
+_MOST_NAMED = 8  # ranks in a message
 
 
-def introduce(
+def check_same_start(
     store: Store, *, rank: int, labels: tuple[str, ...], argument: object, timeout_s: float
 ) -> None:
     """Compare code, torch and configuration over all ranks; EnvironmentProblem names the odd.
 
     A rank that does not take part within `timeout_s` is named as well.
     """
-    facts = {
-        _CODE: code_version(),
-        _TORCH: str(torch.__version__),
-        _CONFIG: content_hash(argument),
-    }
+    facts = {_CODE: code_version(), _TORCH: str(torch.__version__), _CONFIG: content_hash(argument)}
     _agree(store, "hello", rank, labels, facts, timeout_s)
 
 
-def compare_state(
-    context: RankContext,
-    digests: Mapping[str, str],
-    labels: tuple[str, ...] = (),
-    timeout_s: float = 60.0,
+def check_same_state(
+    context: RankContext, digests: Mapping[str, str], labels: tuple[str, ...]
 ) -> None:
     """Compare `digests` over the ranks that have the same keys: replicas hold equal values.
 
     A key names what is replicated (a tensor, or all tensors of one model-parallel place); a rank
     leaves out what it does not hold. EnvironmentProblem names the odd rank. Every rank calls this.
     """
-    names = labels or ("",) * context.world_size
-    _agree(context.store, "state", context.rank, names, digests, timeout_s)
+    _agree(context.store, "state", context.rank, labels, digests, _STATE_S)
 
 
 def code_version() -> str:
     """Return the version and a hash over the source files of the installed package."""
-    root = Path(echelon.__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode())
-        digest.update(path.read_bytes())
-    return f"{echelon.__version__}+{digest.hexdigest()[:12]}"
+    return f"{__version__}+{source_hash()[:12]}"
 
 
 def disagreements(
@@ -131,10 +117,11 @@ def _judge(
     deadline = time.monotonic() + timeout_s
     missing = [rank for rank in world if not _arrives(store, f"{place}/{rank}", deadline)]
     if missing:
-        names = _names(missing, labels)
+        names = ", ".join(_who(rank, labels) for rank in missing[:_MOST_NAMED])
+        more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
         return (
             RANK_NEVER_JOINED.problem(
-                f"{names} did not join within {timeout_s:g} s; "
+                f"{names}{more} did not join within {timeout_s:g} s; "
                 f"{len(labels) - len(missing)} of {len(labels)} ranks did"
             ),
         )
@@ -149,9 +136,8 @@ def _verdict(
         return (
             RANK_NEVER_JOINED.problem(f"{_who(0, labels)} did not join within {timeout_s:g} s"),
         )
-    return tuple(
-        Problem(**{**entry, "works": tuple(entry["works"])}) for entry in json.loads(store.get(key))
-    )
+    entries = json.loads(store.get(key))
+    return tuple(Problem(suggestions=tuple(entry.pop("works")), **entry) for entry in entries)
 
 
 def _arrives(store: Store, key: str, deadline: float) -> bool:
@@ -167,9 +153,3 @@ def _arrives(store: Store, key: str, deadline: float) -> bool:
 
 def _who(rank: int, labels: tuple[str, ...]) -> str:
     return rank_name(rank, labels[rank])
-
-
-def _names(ranks: Iterable[int], labels: tuple[str, ...]) -> str:
-    named = [_who(rank, labels) for rank in ranks]
-    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-    return ", ".join(named[:_MOST_NAMED]) + more

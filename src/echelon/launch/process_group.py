@@ -1,18 +1,76 @@
-"""Open and close the process group of a job: the only place that calls init_process_group."""
+"""The store where the ranks of a run meet, and their process group, opened and closed.
+
+This is the only place that calls init_process_group.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from echelon.core.cluster import Backend
 from echelon.core.errors import EnvironmentProblem
-from echelon.core.rulebook.launch import ENOUGH_DEVICES
-from echelon.launch.store import Store
+from echelon.core.rulebook.launch import ENOUGH_DEVICES, PORT_IN_USE, RANK_NEVER_JOINED
+from echelon.launch.context import RankContext, RankProgress
+from echelon.launch.environment import LOCAL_HOST, LaunchedRank
+
+__all__ = [
+    "PrefixStore",
+    "Store",
+    "device_of",
+    "host_store",
+    "join_store",
+    "joined_ranks",
+    "open_launch_store",
+    "require_devices",
+]
+
+
+def host_store(port: int, descriptor: int) -> Store:
+    """Return a store that this process serves on an already listening socket."""
+    return TCPStore(
+        LOCAL_HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
+    )
+
+
+def join_store(port: int, timeout_s: float, host: str = LOCAL_HOST) -> Store:
+    """Return a client of the store at `host`:`port`."""
+    timeout = timedelta(seconds=timeout_s)
+    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+
+
+def open_launch_store(launched: LaunchedRank, timeout_s: float) -> Store:
+    """Return the store of a launched run: the launcher's, or one that rank 0 hosts."""
+    where = f"{launched.master_addr}:{launched.master_port}"
+    if launched.store_is_hosted or launched.rank > 0:
+        try:
+            return join_store(launched.master_port, timeout_s, launched.master_addr)
+        except RuntimeError as error:
+            raise EnvironmentProblem(
+                RANK_NEVER_JOINED.problem(
+                    f"rank {launched.rank} reached no store at {where} within {timeout_s:g} s"
+                )
+            ) from error
+    try:
+        return TCPStore(
+            launched.master_addr,
+            launched.master_port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except RuntimeError as error:
+        if "in use" not in str(error).lower():
+            raise
+        raise EnvironmentProblem(
+            PORT_IN_USE.problem(f"port {launched.master_port} is in use", key="MASTER_PORT")
+        ) from error
 
 
 def device_of(backend: Backend, local_rank: int) -> torch.device:
@@ -43,7 +101,7 @@ def require_devices(backend: Backend, num_ranks: int, *, set_by: str = "") -> No
                 f"sees {devices} here",
                 key="cluster.preset",
                 set_by=set_by,
-                works=(
+                suggestions=(
                     *([f"a mesh of up to {devices} ranks"] if devices else []),
                     'cluster.preset = "laptop": CPU ranks over gloo',
                     "torchrun, where the GPUs are those of several hosts",
@@ -53,21 +111,35 @@ def require_devices(backend: Backend, num_ranks: int, *, set_by: str = "") -> No
 
 
 @contextmanager
-def process_group(
-    backend: Backend, store: Store, *, rank: int, world_size: int, timeout_s: float
-) -> Iterator[None]:
-    """Hold the default process group open; it is destroyed whatever happens inside.
+def joined_ranks(
+    store: Store,
+    device: torch.device,
+    *,
+    rank: int,
+    labels: Sequence[str],
+    progress: RankProgress,
+    timeout_s: float,
+) -> Iterator[RankContext]:
+    """Hold the process group of all ranks open, and yield what a target knows of its place.
 
-    `timeout_s` bounds every collective: without it a lost rank costs half an hour.
+    It is destroyed whatever happens inside. `timeout_s` bounds every collective: without it a lost
+    rank costs half an hour.
     """
     dist.init_process_group(
-        backend,
-        store=store,
+        "nccl" if device.type == "cuda" else "gloo",
+        store=PrefixStore("group", store),
         rank=rank,
-        world_size=world_size,
+        world_size=len(labels),
         timeout=timedelta(seconds=timeout_s),
     )
     try:
-        yield
+        yield RankContext(
+            rank=rank,
+            world_size=len(labels),
+            device=device,
+            store=PrefixStore("target", store),
+            progress=progress,
+            label=labels[rank],
+        )
     finally:
         dist.destroy_process_group()

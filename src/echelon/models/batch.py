@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from echelon.core.attention_mask import DocumentStarts, Run
+from echelon.core.attention_mask import DocumentStarts, PositionRun
 
 IGNORED_LABEL = -100
 """The label of a position that takes no part in the loss."""
@@ -20,23 +20,27 @@ IGNORED_LABEL = -100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
-    """Hold the tokens of one microbatch that one rank works on.
-
-    `tokens_N` and `labels_N` are int64; `sample_ids_B` are the global ids of the sequences. They
-    key dropout, with the optimizer step `step` and the run's `seed`; `train` turns it on. The rows
-    are the positions of `runs`, in order, out of `whole_length`. With `documents`, attention stays
-    inside of each; they are those of the whole sequences, whatever part of them is here.
-    """
+    """Hold the tokens of one microbatch that one rank works on: N positions of B sequences."""
 
     tokens_N: torch.Tensor
+    """Token ids, int64 [N]."""
     labels_N: torch.Tensor
+    """Ids of the tokens to predict, int64 [N]."""
     sample_ids_B: torch.Tensor
-    runs: tuple[Run, ...]
+    """Global ids of the sequences, int64 [B]; they key dropout, with `step` and `seed`."""
+    runs: tuple[PositionRun, ...]
+    """The positions that the rows are, in order, out of `whole_length`."""
     whole_length: int
+    """Positions of a whole sequence."""
     documents: DocumentStarts | None = None
+    """Where documents start in the whole sequences, whatever part is here; attention stays inside
+    each."""
     step: int = 0
+    """The optimizer step."""
     seed: int = 0
+    """The seed of the run."""
     train: bool = True
+    """Whether dropout is on."""
 
     @property
     def num_sequences(self) -> int:
@@ -74,14 +78,16 @@ class TokenBatch:
             tokens_N=tokens_BT.t().reshape(-1).contiguous(),
             labels_N=labels_BT.t().reshape(-1).contiguous(),
             sample_ids_B=sample_ids_B,
-            runs=(Run(0, 1, length),),
+            runs=(PositionRun(0, 1, length),),
             whole_length=length,
             step=step,
             seed=seed,
             train=train,
         )
 
-    def cut(self, runs: Sequence[Run], documents: DocumentStarts | None = None) -> TokenBatch:
+    def cut(
+        self, runs: Sequence[PositionRun], documents: DocumentStarts | None = None
+    ) -> TokenBatch:
         """Return the positions of `runs` of a batch of whole sequences that have these documents.
 
         No runs mean all positions. Raises ValueError where a run goes beyond the sequences.
@@ -112,7 +118,7 @@ class TokenBatch:
         )
 
 
-def positions_of(runs: Sequence[Run], device: torch.device) -> torch.Tensor:
+def positions_of(runs: Sequence[PositionRun], device: torch.device) -> torch.Tensor:
     """Return the positions of `runs` in order, int64."""
     parts = [
         torch.arange(run.start, run.start + run.step * run.count, run.step, device=device)

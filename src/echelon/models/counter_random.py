@@ -13,13 +13,13 @@ from math import prod
 
 import torch
 
-_CHUNK = 1 << 16
+_CHUNK = 1 << 16  # elements
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
-def key_of(*parts: object) -> int:
+def make_key(*parts: object) -> int:
     """Return a signed 64-bit key that depends on the text of all `parts`."""
     text = "\0".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)

@@ -16,17 +16,53 @@ import torch
 from torch import nn
 
 from echelon.core.model_shape import ModelShape
-from echelon.cost.buckets import UNIT_EMBEDDING, UNIT_HEAD
+from echelon.layout.buckets import UNIT_EMBEDDING, UNIT_HEAD
 from echelon.models.batch import TokenBatch
-from echelon.models.latent import LatentAttention
-from echelon.models.modules import MLP, Norm, Share, Weight, linear
+from echelon.models.latent import MultiHeadLatentAttention
+from echelon.models.modules import EmptyLinear, TensorShare, Weight
 from echelon.models.moe import MixtureOfExperts
 from echelon.models.operations import Operations
 
 BlockRunner = Callable[["Block", torch.Tensor, TokenBatch], torch.Tensor]
 
 
-class Attention(nn.Module):
+class Norm(Weight):
+    """Normalise over the last dim: RMSNorm, or LayerNorm where the shape says so."""
+
+    def __init__(self, shape: ModelShape, operations: Operations) -> None:
+        """Make the norm of the residual width."""
+        super().__init__(shape.hidden, bias=shape.norm == "layernorm")
+        self.operations = operations
+        self.eps = shape.norm_eps
+
+    def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
+        """Return x normalised."""
+        return self.operations.norm(x_ND, self.weight, self.bias, self.eps)
+
+
+class MLP(nn.Module):
+    """The feed-forward part: SwiGLU where the shape is gated, else one activation."""
+
+    def __init__(self, shape: ModelShape, operations: Operations, ffn: int) -> None:
+        """Make the projections for `ffn` inner columns: all, or those of one tensor rank."""
+        super().__init__()
+        self.shape, self.operations = shape, operations
+        if shape.gated:
+            self.gate = EmptyLinear(shape.hidden, ffn, shape.mlp_bias)
+        self.up = EmptyLinear(shape.hidden, ffn, shape.mlp_bias)
+        self.down = EmptyLinear(ffn, shape.hidden, shape.mlp_bias)
+
+    def forward(self, x_ND: torch.Tensor, batch: TokenBatch | None = None) -> torch.Tensor:
+        """Return the output of the MLP, [N, D]; which tokens these are does not matter."""
+        ops = self.operations
+        if self.shape.gated:
+            inner_NF = ops.gate(ops.project_in(x_ND, (self.gate, self.up)))
+        else:
+            inner_NF = ops.activate(ops.project_in(x_ND, (self.up,)), self.shape.activation)
+        return ops.project_out(inner_NF, self.down)
+
+
+class GroupedQueryAttention(nn.Module):
     """Grouped-query attention with rotary positions and optional QK-norm."""
 
     def __init__(self, shape: ModelShape, operations: Operations, tp: int) -> None:
@@ -34,12 +70,12 @@ class Attention(nn.Module):
         super().__init__()
         query, kv = shape.query_dim // tp, shape.kv_dim // tp
         self.shape, self.operations = shape, operations
-        self.q = linear(shape.hidden, query, shape.qkv_bias)
-        self.k = linear(shape.hidden, kv, shape.qkv_bias)
-        self.v = linear(shape.hidden, kv, shape.qkv_bias)
+        self.q = EmptyLinear(shape.hidden, query, shape.qkv_bias)
+        self.k = EmptyLinear(shape.hidden, kv, shape.qkv_bias)
+        self.v = EmptyLinear(shape.hidden, kv, shape.qkv_bias)
         if shape.qk_norm:
             self.q_norm, self.k_norm = Weight(shape.head_dim), Weight(shape.head_dim)
-        self.o = linear(query, shape.hidden, shape.output_bias)
+        self.o = EmptyLinear(query, shape.hidden, shape.output_bias)
 
     def forward(self, x_ND: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
         """Return the attention output, [N, D]."""
@@ -61,19 +97,21 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """One pre-norm transformer block."""
 
-    def __init__(self, shape: ModelShape, operations: Operations, index: int, share: Share) -> None:
+    def __init__(
+        self, shape: ModelShape, operations: Operations, index: int, share: TensorShare
+    ) -> None:
         """Make block `index` of the model, or a rank's share of it."""
         super().__init__()
         self.index, self.dropout, self.operations = index, shape.dropout, operations
         tp = share.tp
         self.attention_norm = Norm(shape, operations)
         if shape.latent is None:
-            self.attention = Attention(shape, operations, tp)
+            self.attention = GroupedQueryAttention(shape, operations, tp)
         else:
-            self.attention = LatentAttention(shape, shape.latent, operations, tp)
+            self.attention = MultiHeadLatentAttention(shape, shape.latent, operations, tp)
         self.mlp_norm = Norm(shape, operations)
         if shape.layer_has_experts(index):
-            self.mlp = MixtureOfExperts(shape, operations, index, share)
+            self.mlp = mixture_of_experts(shape, operations, index, share)
         else:
             self.mlp = MLP(shape, operations, shape.ffn // tp)
 
@@ -84,6 +122,18 @@ class Block(nn.Module):
         x_ND = ops.add(x_ND, ops.dropout(y_ND, self.dropout, f"{site}.attention", batch))
         y_ND = self.mlp(self.mlp_norm(x_ND), batch)
         return ops.add(x_ND, ops.dropout(y_ND, self.dropout, f"{site}.mlp", batch))
+
+
+def mixture_of_experts(
+    shape: ModelShape, operations: Operations, layer: int, share: TensorShare
+) -> MixtureOfExperts:
+    """Return a rank's share of the experts of a layer, with those that every token meets."""
+    experts = shape.experts
+    assert experts is not None, "a block without experts has a dense MLP"
+    shared = None
+    if experts.shared_experts:
+        shared = MLP(shape, operations, experts.ffn * experts.shared_experts // share.tp)
+    return MixtureOfExperts(shape, operations.mixture, layer, share, shared)
 
 
 def run_block(block: Block, x_ND: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
@@ -102,14 +152,14 @@ class Decoder(nn.Module):
         blocks: Sequence[int] | None = None,
         first: bool = True,
         last: bool = True,
-        share: Share | None = None,
+        share: TensorShare | None = None,
     ) -> None:
         """Make the given blocks (default: all), uninitialised, or a rank's share of them."""
         super().__init__()
         self.shape, self.operations = shape, operations or Operations()
         self.first, self.last = first, last
         indices = range(shape.layers) if blocks is None else blocks
-        share = share or Share()
+        share = share or TensorShare()
         vocab = -(-shape.vocab // share.tp)
         ops = self.operations
         if first or (last and shape.tied):
@@ -138,9 +188,9 @@ class Decoder(nn.Module):
             x_ND = ops.dropout(x_ND, self.shape.dropout, "embedding", batch)
             x_ND = ops.leave(UNIT_EMBEDDING, x_ND)
         for index, block in self.layers.items():
-            x_ND = entered(ops.enter(f"layers.{index}", x_ND))
+            x_ND = require_stream(ops.enter(f"layers.{index}", x_ND))
             x_ND = ops.leave(f"layers.{index}", self.run_block(cast(Block, block), x_ND, batch))
-        return entered(x_ND)
+        return require_stream(x_ND)
 
     def forward(
         self, x_ND: torch.Tensor | None, batch: TokenBatch, *, scale: float = 1.0
@@ -150,12 +200,12 @@ class Decoder(nn.Module):
         if not self.last:
             return out_ND
         ops = self.operations
-        out_ND = entered(ops.enter(UNIT_HEAD, out_ND))
+        out_ND = require_stream(ops.enter(UNIT_HEAD, out_ND))
         loss = ops.head_loss(self.norm(out_ND), self.head_weight, batch.labels_N, scale)
         return ops.leave(UNIT_HEAD, loss)
 
 
-def entered(x_ND: torch.Tensor | None) -> torch.Tensor:
+def require_stream(x_ND: torch.Tensor | None) -> torch.Tensor:
     """Return the residual stream, which is there in every unit but the embedding."""
     assert x_ND is not None, "a stage that is not the first needs its input"
     return x_ND

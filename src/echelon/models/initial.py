@@ -11,7 +11,7 @@ import torch
 
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import ParameterSpec
-from echelon.models.counter_random import key_of, normal_rectangle
+from echelon.models.counter_random import make_key, normal_rectangle
 
 
 def initial_values(
@@ -32,5 +32,5 @@ def initial_values(
     std = shape.initial_std
     if spec.initial == "residual":
         std /= (2 * shape.layers) ** 0.5
-    key = key_of("parameter", seed, spec.name)
+    key = make_key("parameter", seed, spec.name)
     return (normal_rectangle(key, spec.shape, offset, size) * std).float()

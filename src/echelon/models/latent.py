@@ -19,11 +19,11 @@ from torch.nn import functional as fn
 from echelon.core.model_shape import LatentAttention as LatentShape
 from echelon.core.model_shape import ModelShape
 from echelon.models.batch import TokenBatch
-from echelon.models.modules import Weight, linear
+from echelon.models.modules import EmptyLinear, Weight
 from echelon.models.operations import Operations
 
 
-class LatentAttention(nn.Module):
+class MultiHeadLatentAttention(nn.Module):
     """Attention whose projections go down to a narrow vector and up to all heads."""
 
     def __init__(
@@ -40,12 +40,12 @@ class LatentAttention(nn.Module):
         self.shape, self.latent, self.operations = shape, latent, operations
         self.heads = shape.heads // tp
         self.q_norm, self.kv_norm = Weight(latent.query_rank), Weight(latent.kv_rank)
-        self.q_down = linear(shape.hidden, latent.query_rank, False)
-        self.q_up = linear(latent.query_rank, self.heads * shape.head_dim, False)
-        self.kv_down = linear(shape.hidden, latent.kv_rank + latent.rope_dim, False)
+        self.q_down = EmptyLinear(shape.hidden, latent.query_rank, False)
+        self.q_up = EmptyLinear(latent.query_rank, self.heads * shape.head_dim, False)
+        self.kv_down = EmptyLinear(shape.hidden, latent.kv_rank + latent.rope_dim, False)
         kv_dim = latent.nope_dim + latent.value_dim
-        self.kv_up = linear(latent.kv_rank, self.heads * kv_dim, False)
-        self.o = linear(self.heads * latent.value_dim, shape.hidden, False)
+        self.kv_up = EmptyLinear(latent.kv_rank, self.heads * kv_dim, False)
+        self.o = EmptyLinear(self.heads * latent.value_dim, shape.hidden, False)
 
     def forward(self, x_ND: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
         """Return the attention output, [N, D]."""

@@ -1,7 +1,7 @@
 """A mixture of experts on one device, by autograd: every expert in turn, nothing sent.
 
-What the prover's oracle computes with. It notes how each layer routed its tokens (`Routed`), from
-which the oracle makes the losses and the loads.
+What the prover's oracle computes with. It notes how each layer routed its tokens
+(`ReferenceRouting`), from which the oracle makes the losses and the loads.
 
 Shape suffixes: N tokens (sequence first), D hidden, E experts, K experts of a token.
 """
@@ -10,23 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as fn
 
 from echelon.core.experts import Balance
 from echelon.models.batch import TokenBatch
-from echelon.models.capacity import kept
+from echelon.models.moe import Expert, MixtureOfExperts
 from echelon.models.precision import at_least_fp32
-from echelon.models.routing import choose, gates_of, scores_of
-
-if TYPE_CHECKING:
-    from echelon.models.moe import Expert, MixtureOfExperts
+from echelon.models.routing import choose_experts, gates_of, kept_assignments, scores_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Routed:
+class ReferenceRouting:
     """Say how one layer routed the tokens of a batch; `kept_NK` says what was not dropped."""
 
     logits_NE: torch.Tensor
@@ -42,7 +38,7 @@ class RoutingNotes:
 
     balance: Balance = field(default_factory=Balance)
     biases: Mapping[int, torch.Tensor] = field(default_factory=dict)
-    routed: dict[int, Routed] = field(default_factory=dict)
+    routed: dict[int, ReferenceRouting] = field(default_factory=dict)
 
 
 def mixture_reference(
@@ -51,10 +47,12 @@ def mixture_reference(
     """Return the weighted sum of what its experts make of each token; tell `notes` of the route."""
     routed = route_reference(x_ND, mixture, batch, notes)
     notes.routed[mixture.layer] = routed
-    return mixed(x_ND, mixture, routed)
+    return mix_experts(x_ND, mixture, routed)
 
 
-def mixed(x_ND: torch.Tensor, mixture: MixtureOfExperts, routed: Routed) -> torch.Tensor:
+def mix_experts(
+    x_ND: torch.Tensor, mixture: MixtureOfExperts, routed: ReferenceRouting
+) -> torch.Tensor:
     """Return the weighted sum of what the experts of each token make of it, routed so."""
     y_ND = torch.zeros_like(x_ND)
     for name, expert in mixture.experts.items():
@@ -69,20 +67,20 @@ def mixed(x_ND: torch.Tensor, mixture: MixtureOfExperts, routed: Routed) -> torc
 
 def route_reference(
     x_ND: torch.Tensor, mixture: MixtureOfExperts, batch: TokenBatch, notes: RoutingNotes
-) -> Routed:
+) -> ReferenceRouting:
     """Return where the tokens of whole sequences go."""
     experts, balance = mixture.routing, notes.balance
     wide = at_least_fp32(x_ND.dtype)
     logits_NE = fn.linear(x_ND.to(wide), mixture.router.weight.to(wide))
     scores_NE = scores_of(logits_NE, experts)
     bias_E = notes.biases.get(mixture.layer)
-    chosen_NK = choose(scores_NE, bias_E, token_numbers(batch), experts, balance)
+    chosen_NK = choose_experts(scores_NE, bias_E, token_numbers(batch), experts, balance)
     gates_NK = gates_of(scores_NE, chosen_NK, experts)
     room = balance.capacity(batch.whole_length, experts.num_experts, experts.top_k)
     kept_NK = torch.ones_like(chosen_NK, dtype=torch.bool)
     if room is not None:
         sequence_N = torch.arange(len(x_ND), device=x_ND.device) % batch.num_sequences
-        kept_NK = kept(
+        kept_NK = kept_assignments(
             chosen_NK,
             gates_NK,
             sequence_N,
@@ -90,7 +88,7 @@ def route_reference(
             capacity=room,
             drop=balance.drop,
         )
-    return Routed(
+    return ReferenceRouting(
         logits_NE=logits_NE,
         scores_NE=scores_NE,
         chosen_NK=chosen_NK,

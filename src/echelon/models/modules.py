@@ -1,23 +1,15 @@
-"""The modules that blocks share: weights, norms, the dense MLP; an `Operations` computes.
-
-Shape suffixes: see `models/operations.py`.
-"""
+"""What modules hold of a model: a share of its matrices, weights, linear layers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import nn
 
-from echelon.core.model_shape import ModelShape
-from echelon.models.batch import TokenBatch
-from echelon.models.operations import Operations
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class TensorShare:
     """Say which part of a model's matrices a rank holds: one of `tp` pieces of each.
 
     Of routed experts it is those of `experts` (None: all), in `expert_tp` pieces.
@@ -38,44 +30,8 @@ class Weight(nn.Module):
         self.bias = nn.Parameter(torch.empty(shape[0])) if bias else None
 
 
-class Norm(Weight):
-    """Normalise over the last dim: RMSNorm, or LayerNorm where the shape says so."""
+class EmptyLinear(nn.Linear):
+    """A linear layer whose values are set later (see `models/initial.py`)."""
 
-    def __init__(self, shape: ModelShape, operations: Operations) -> None:
-        """Make the norm of the residual width."""
-        super().__init__(shape.hidden, bias=shape.norm == "layernorm")
-        self.operations = operations
-        self.eps = shape.norm_eps
-
-    def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """Return x normalised."""
-        return self.operations.norm(x_ND, self.weight, self.bias, self.eps)
-
-
-class MLP(nn.Module):
-    """The feed-forward part: SwiGLU where the shape is gated, else one activation."""
-
-    def __init__(self, shape: ModelShape, operations: Operations, ffn: int) -> None:
-        """Make the projections for `ffn` inner columns: all, or those of one tensor rank."""
-        super().__init__()
-        self.shape, self.operations = shape, operations
-        if shape.gated:
-            self.gate = linear(shape.hidden, ffn, shape.mlp_bias)
-        self.up = linear(shape.hidden, ffn, shape.mlp_bias)
-        self.down = linear(ffn, shape.hidden, shape.mlp_bias)
-
-    def forward(self, x_ND: torch.Tensor, batch: TokenBatch | None = None) -> torch.Tensor:
-        """Return the output of the MLP, [N, D]; which tokens these are does not matter."""
-        ops = self.operations
-        if self.shape.gated:
-            inner_NF = ops.gate(ops.project_in(x_ND, (self.gate, self.up)))
-        else:
-            inner_NF = ops.activate(ops.project_in(x_ND, (self.up,)), self.shape.activation)
-        return ops.project_out(inner_NF, self.down)
-
-
-def linear(inner: int, out: int, bias: bool) -> nn.Linear:
-    """Return a linear layer whose values are set later (see `models/initial.py`)."""
-    # `skip_init` would make real memory on the meta device too, were it not told.
-    device = torch.get_default_device()
-    return cast(nn.Linear, nn.utils.skip_init(nn.Linear, inner, out, bias=bias, device=device))
+    def reset_parameters(self) -> None:
+        """Leave the values as they are: drawing them takes longer than a small model's step."""

@@ -7,13 +7,14 @@ groups, shared experts). Like all modules it holds weights; `Operations.mixture`
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 from echelon.core.model_shape import ModelShape
 from echelon.models.batch import TokenBatch
-from echelon.models.modules import MLP, Share, Weight, linear
-from echelon.models.operations import Operations
+from echelon.models.modules import EmptyLinear, TensorShare, Weight
 
 
 class Expert(nn.Module):
@@ -22,26 +23,36 @@ class Expert(nn.Module):
     def __init__(self, hidden: int, ffn: int) -> None:
         """Make the projections for `ffn` inner columns."""
         super().__init__()
-        self.gate = linear(hidden, ffn, False)
-        self.up = linear(hidden, ffn, False)
-        self.down = linear(ffn, hidden, False)
+        self.gate = EmptyLinear(hidden, ffn, False)
+        self.up = EmptyLinear(hidden, ffn, False)
+        self.down = EmptyLinear(ffn, hidden, False)
 
 
 class MixtureOfExperts(nn.Module):
     """Hold a router and the experts of one block that are on this rank."""
 
-    def __init__(self, shape: ModelShape, operations: Operations, layer: int, share: Share) -> None:
-        """Make the router, this rank's share of the routed experts, and the shared ones."""
+    def __init__(
+        self,
+        shape: ModelShape,
+        mix: Callable[[torch.Tensor, MixtureOfExperts, TokenBatch], torch.Tensor],
+        layer: int,
+        share: TensorShare,
+        shared: nn.Module | None,
+    ) -> None:
+        """Make the router and this rank's share of the routed experts; take the `shared` ones.
+
+        `mix` is what an `Operations` makes of tokens with them.
+        """
         super().__init__()
         experts = shape.experts
         assert experts is not None, "a block without experts has a dense MLP"
-        self.shape, self.routing, self.layer, self.operations = shape, experts, layer, operations
+        self.shape, self.routing, self.layer, self.mix = shape, experts, layer, mix
         self.router = Weight(experts.num_experts, shape.hidden)
         held = range(experts.num_experts) if share.experts is None else share.experts
         ffn = experts.ffn // share.expert_tp
         self.experts = nn.ModuleDict({str(e): Expert(shape.hidden, ffn) for e in held})
-        if experts.shared_experts:
-            self.shared = MLP(shape, operations, experts.ffn * experts.shared_experts // share.tp)
+        if shared is not None:
+            self.shared = shared
 
     def held(self) -> list[Expert]:
         """Return the experts that are here, in the order of their numbers."""
@@ -49,4 +60,4 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x_ND: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
         """Return what its experts make of each token, [N, D]."""
-        return self.operations.mixture(x_ND, self, batch)
+        return self.mix(x_ND, self, batch)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -22,13 +21,11 @@ from torch.nn import functional as fn
 from echelon.core.model_shape import ModelShape
 from echelon.models.attention.reference import attention_reference, visible
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
-from echelon.models.counter_random import key_of, uniform
+from echelon.models.counter_random import make_key, uniform
 from echelon.models.mixture_reference import RoutingNotes, mixture_reference
-from echelon.models.precision import NARROW, at_least_fp32, widened
+from echelon.models.moe import MixtureOfExperts
+from echelon.models.precision import LOW_PRECISION, at_least_fp32, widened
 from echelon.models.rotary import rotary_tables
-
-if TYPE_CHECKING:
-    from echelon.models.moe import MixtureOfExperts
 
 
 class Operations:
@@ -42,8 +39,8 @@ class Operations:
     def enter(self, unit: str, x: torch.Tensor | None) -> torch.Tensor | None:
         """Return x where a forward pass begins to use the weights of a unit.
 
-        A unit is "embedding", a block ("layers.3") or "head": `cost.buckets` names them. Who holds
-        weights only while they are used (ZeRO stage 3) does so between `enter` and `leave`.
+        A unit is "embedding", a block ("layers.3") or "head", as `layout/buckets.py` names them.
+        Who holds weights only while they are used (ZeRO stage 3) does so from `enter` to `leave`.
         """
         return x
 
@@ -157,7 +154,7 @@ class Operations:
         if probability == 0.0 or not batch.train:
             return x_ND
         rows = torch.arange(x_ND.shape[0], device=x_ND.device)
-        return dropped(x_ND, rows, probability, site, batch)
+        return apply_dropout(x_ND, rows, probability, site, batch)
 
     def head_loss(
         self, x_ND: torch.Tensor, weight_VD: nn.Parameter, labels_N: torch.Tensor, scale: float
@@ -172,12 +169,12 @@ class Operations:
         return widened(fn.linear(x_ND, weight_VD))
 
 
-def dropped(
+def apply_dropout(
     x_ND: torch.Tensor, rows: torch.Tensor, probability: float, site: str, batch: TokenBatch
 ) -> torch.Tensor:
     """Return x, the rows `rows` of the batch, with elements zeroed and the others scaled up."""
     mask = dropout_mask(rows, x_ND, probability, site, batch)
-    if x_ND.dtype in NARROW:
+    if x_ND.dtype in LOW_PRECISION:
         # In the few digits of the mask 1 / (1 - p) is another factor; a number has all of them.
         return x_ND.masked_fill(mask == 0, 0.0) / (1.0 - probability)
     return x_ND * mask
@@ -196,5 +193,5 @@ def dropout_mask(
     sample = batch.sample_ids_B.to(rows.device)[rows % batch.num_sequences]
     token = sample * batch.whole_length + position
     index = token.unsqueeze(-1) * width + torch.arange(width, device=rows.device)
-    keep = uniform(key_of("dropout", batch.seed, batch.step, site), index) >= probability
+    keep = uniform(make_key("dropout", batch.seed, batch.step, site), index) >= probability
     return keep.to(like.dtype) / (1.0 - probability)

@@ -1,19 +1,30 @@
-"""In which dtype norms, softmax, rotations and losses are computed: at least float32.
+"""The dtypes of a plan, and in which norms, softmax, rotations and losses are computed.
 
-The activations between them have the dtype of the parameters. A result is rounded to it once.
+These are computed in at least float32. The activations between them have the dtype of the
+parameters; a result is rounded to it once.
 """
 
 from __future__ import annotations
 
 import torch
 
-NARROW = (torch.bfloat16, torch.float16)
+from echelon.core.plan import DType
+
+TORCH_DTYPES: dict[DType, torch.dtype] = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+LOW_PRECISION = (torch.bfloat16, torch.float16)
 """The dtypes that matrices may be multiplied in, and nothing else may be computed in."""
 
 
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
     """Return float32 in place of a narrower dtype, any other as it is."""
-    return torch.float32 if dtype in NARROW else dtype
+    return torch.float32 if dtype in LOW_PRECISION else dtype
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,10 @@
 """Which experts a token meets, and with which weight: the router's formulas, whatever the layout.
 
-All of them look at one token at a time, but for the room of an expert (`capacity.py`) and the
-loads, so that a token goes to the same experts wherever it is computed. Logits come in at least
-float32. Of scores that are equal to the last bit, `topk` decides, row by row.
+All of them look at one token at a time, but for the loads and the room of an expert, so that a
+token goes to the same experts wherever it is computed. An expert has room for so many tokens of
+each sequence; sequences are the same under every layout, and so are their tokens' places and
+scores: what is dropped does not depend on how they are cut. Logits come in at least float32. Of
+scores that are equal to the last bit, `topk` decides, row by row.
 
 Shape suffixes: N tokens, E experts, K experts of a token (top_k), G groups of experts.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from echelon.core.experts import Balance
+from echelon.core.experts import Balance, DropRule
 from echelon.core.model_shape import Experts
 
 SMALLEST_SUM = 1e-20
@@ -31,7 +33,7 @@ def probabilities(scores_NE: torch.Tensor, experts: Experts) -> torch.Tensor:
 
 
 @torch.no_grad()
-def choose(
+def choose_experts(
     scores_NE: torch.Tensor,
     bias_E: torch.Tensor | None,
     token_N: torch.Tensor,
@@ -79,3 +81,34 @@ def _within_best_groups(wanted_NE: torch.Tensor, experts: Experts) -> torch.Tens
     kept = best_NG.topk(experts.top_groups, dim=-1).indices
     outside_NG = torch.ones_like(best_NG, dtype=torch.bool).scatter(-1, kept, False)
     return wanted_NGE.masked_fill(outside_NG[..., None], -torch.inf).flatten(-2)
+
+
+@torch.no_grad()
+def kept_assignments(
+    chosen_NK: torch.Tensor,
+    gates_NK: torch.Tensor,
+    sequence_N: torch.Tensor,
+    *,
+    num_experts: int,
+    capacity: int,
+    drop: DropRule,
+) -> torch.Tensor:
+    """Return which assignments are kept, bool [N, K]: of each sequence and expert the first ones.
+
+    Tokens of a sequence are given in the order of their positions. The first are the earliest
+    ("position"), or those with the highest gates, of equal ones the earlier ("score").
+    """
+    place = sequence_N[:, None] * num_experts + chosen_NK
+    order = torch.arange(place.numel(), device=place.device)
+    if drop == "score":
+        order = torch.sort(gates_NK.reshape(-1), descending=True, stable=True).indices
+    # Assignments to one expert of one sequence side by side, each run in the order of preference.
+    by_place = torch.sort(place.reshape(-1)[order], stable=True)
+    order, sorted_place = order[by_place.indices], by_place.values
+    index = torch.arange(len(order), device=place.device)
+    starts = torch.ones_like(index, dtype=torch.bool)
+    starts[1:] = sorted_place[1:] != sorted_place[:-1]
+    first = torch.where(starts, index, 0).cummax(0).values
+    result = torch.empty_like(index, dtype=torch.bool)
+    result[order] = index - first < capacity
+    return result.view_as(place)

@@ -1,9 +1,9 @@
 """What activations take on a rank, seen from the memory: after each action, and at most in it.
 
 Every storage that an operator of PyTorch makes in a step is counted from its making to its end.
-Not counted: parameters and gradients in buckets and what their sums need (`cost/bytes_held.py`,
-`cost/transient.py`), messages on their way to or from other stages, what routers note of a step,
-and what a kernel takes for itself inside.
+Not counted: parameters and gradients in buckets and what their sums need (`cost/bytes/held.py`,
+`cost/bytes/transient.py`), messages on their way to or from other stages, what routers note of a
+step, and what a kernel takes for itself inside.
 
 A thread of Gloo holds the tensors of a collective for a moment after it has said that the result is
 there. That moment depends on the load of the machine, so a wait that is counted ends only when the
@@ -23,12 +23,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from echelon.parallel.collectives import Group, Pending
-from echelon.parallel.pipeline import InFlight
+from echelon.parallel.pipeline import StepState
 from echelon.parallel.rank_model import RankModel
+from echelon.parallel.transport.collectives import Group, Pending
 from echelon.schedule.action import Action
 
-_LOOK_S, _MOST_LOOKS = 0.0001, 100_000
+_POLL_S = 0.0001  # seconds
+_MAX_POLLS = 100_000  # polls
 """How long to sleep between two looks whether a thread has let go, and how often to look."""
 
 
@@ -41,26 +42,15 @@ class ActionMemory:
     peak_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Living:
-    """Say what made a storage, and how large it is."""
-
-    bytes: int
-    operator: str
-    shape: tuple[int, ...]
-    reference: object
-
-
 class ActivationMeter(TorchDispatchMode):
     """Count the storages that live, and write down what each action of a step leaves."""
 
     def __init__(self, model: RankModel) -> None:
         """Count nothing yet."""
         super().__init__()
-        self.living: dict[int, Living] = {}
         self.actions: list[ActionMemory] = []
-        self.at_peak: list[Living] = []
         self._model = model
+        self._living: dict[int, tuple[int, object]] = {}  # bytes, and what tells of the end
         self._bytes = self._peak = self._beside = self._paused = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -70,19 +60,17 @@ class ActivationMeter(TorchDispatchMode):
             return out
         given = {key for key, _ in _storages((args, kwargs))}
         for key, tensor in _storages(out):
-            if key not in given and key not in self.living:
-                self._add(key, tensor, str(func))
-        if self._bytes > self._peak:
-            self._peak = self._bytes
-            self.at_peak = list(self.living.values())
+            if key not in given and key not in self._living:
+                self._add(key, tensor.untyped_storage())
+        self._peak = max(self._peak, self._bytes)
         return out
 
-    def begins(self, action: Action, state: InFlight) -> None:
+    def action_began(self, action: Action, state: StepState) -> None:
         """Learn that an action has what it needs."""
         self._beside = self._aside(state)
         self._peak = self._bytes
 
-    def ended(self, action: Action, state: InFlight) -> None:
+    def action_ended(self, action: Action, state: StepState) -> None:
         """Write down an action that has ended."""
         self.actions.append(
             ActionMemory(
@@ -98,7 +86,7 @@ class ActivationMeter(TorchDispatchMode):
         model = self._model
         names = {
             model.reduction: ("before_write", "bucket_is_full"),
-            model.residency: ("enter", "leave", "enter_backward", "leave_backward"),
+            model.gathering: ("enter", "leave", "enter_backward", "leave_backward"),
         }
         for owner, methods in names.items():
             for name in methods:
@@ -109,26 +97,24 @@ class ActivationMeter(TorchDispatchMode):
             with self:
                 return run(*args)
 
-        executor.watch = self
+        executor.observer = self
         setattr(executor, "run", run_counted)  # noqa: B010
         try:
-            with _threads_let_go():
+            with _lend_tensors_to_threads():
                 yield self
         finally:
-            executor.watch = None
+            executor.observer = None
             del executor.run
             for owner, methods in names.items():
                 for name in methods:
                     delattr(owner, name)
 
-    def _add(self, key: int, tensor: torch.Tensor, operator: str) -> None:
-        storage = tensor.untyped_storage()
-        reference = weakref.ref(storage, lambda _: self._remove(key))
-        self.living[key] = Living(storage.nbytes(), operator, tuple(tensor.shape), reference)
+    def _add(self, key: int, storage: torch.UntypedStorage) -> None:
+        self._living[key] = storage.nbytes(), weakref.ref(storage, lambda _: self._remove(key))
         self._bytes += storage.nbytes()
 
     def _remove(self, key: int) -> None:
-        self._bytes -= self.living.pop(key).bytes
+        self._bytes -= self._living.pop(key)[0]
 
     def _unseen(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def unseen(*args: Any, **named: Any) -> Any:
@@ -140,41 +126,42 @@ class ActivationMeter(TorchDispatchMode):
 
         return unseen
 
-    def _aside(self, state: InFlight) -> int:
+    def _aside(self, state: StepState) -> int:
         """Return the bytes of messages that are no input of a stage here, and of notes."""
         moving = [tensor for sent in state.leaving.values() for tensor, _ in sent]
         moving += [*state.handed_over.values(), *(buffer for buffer, _ in state.arriving.values())]
         keys = {key for key, _ in _storages(moving)}
         keys -= {key for key, _ in _storages(list(state.inputs.values()))}
         balancer = self._model.balancer
-        notes = [] if balancer is None else balancer.notes()
-        keys |= {key for key, _ in _storages([_fields(note) for note in notes])}
-        return sum(self.living[key].bytes for key in keys if key in self.living)
+        notes = [] if balancer is None else balancer.recorded()
+        noted = [getattr(note, field.name) for note in notes for field in fields(note)]
+        keys |= {key for key, _ in _storages(noted)}
+        return sum(self._living[key][0] for key in keys if key in self._living)
 
 
-class _LetGo(Pending):
+class _ReleasingPending(Pending):
     """A collective under way, whose wait ends when nobody holds the tensors that it was given."""
 
-    __slots__ = ("_lent", "_pending")
+    __slots__ = ("_pending", "_tensors")
 
     def __init__(self, pending: Pending, lent: Sequence[weakref.ref[torch.Tensor]]) -> None:
         super().__init__()
-        self._pending, self._lent = pending, lent
+        self._pending, self._tensors = pending, lent
 
     def done(self) -> bool:
         return self._pending.done()
 
     def wait(self) -> None:
         self._pending.wait()
-        for _ in range(_MOST_LOOKS):
-            if all(tensor() is None for tensor in self._lent):
+        for _ in range(_MAX_POLLS):
+            if all(tensor() is None for tensor in self._tensors):
                 return
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         raise RuntimeError("a thread of the network never let go of a tensor")
 
 
 @contextmanager
-def _threads_let_go() -> Iterator[None]:
+def _lend_tensors_to_threads() -> Iterator[None]:
     """Lend the collectives that threads run tensors of their own, of the same memory."""
     methods = {name: getattr(Group, name) for name in ("all_reduce", "all_to_all")}
 
@@ -182,7 +169,7 @@ def _threads_let_go() -> Iterator[None]:
         def run(self: Group, *tensors: Any, name: str, async_op: bool = False) -> Pending:
             lent = [tensor.detach() for tensor in tensors]
             pending = method(self, *lent, name=name, async_op=True)
-            pending = _LetGo(pending, [weakref.ref(tensor) for tensor in lent])
+            pending = _ReleasingPending(pending, [weakref.ref(tensor) for tensor in lent])
             del lent
             if not async_op:
                 pending.wait()
@@ -197,10 +184,6 @@ def _threads_let_go() -> Iterator[None]:
     finally:
         for name, method in methods.items():
             setattr(Group, name, method)
-
-
-def _fields(note: Any) -> list[Any]:
-    return [getattr(note, field.name) for field in fields(note)]
 
 
 def _storages(tree: Any) -> Iterable[tuple[int, torch.Tensor]]:

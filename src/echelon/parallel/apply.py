@@ -8,22 +8,22 @@ from __future__ import annotations
 import torch
 
 from echelon.core.plan import Plan
-from echelon.cost.buckets import stage_units
-from echelon.cost.stage import held_parameters, part_of
+from echelon.cost.bytes.transient import parameter_buffers
+from echelon.layout.buckets import stage_units
+from echelon.layout.stage import held_parameters, part_of
+from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.buckets import make_buckets
-from echelon.parallel.context import ContextAttention, ContextGroups
+from echelon.parallel.context import ContextAttention
 from echelon.parallel.data import GradientReduction, bucket_rule
-from echelon.parallel.device_mesh import RankGroups
-from echelon.parallel.dtypes import TORCH_DTYPES
 from echelon.parallel.expert import expert_parallel
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
-from echelon.parallel.pipeline import PipelineExecutor, PipeLinks, StreamShape
-from echelon.parallel.rank_model import RankModel
-from echelon.parallel.stages import empty_stages, named_parameters
+from echelon.parallel.pipeline import PipelineExecutor, StreamShape
+from echelon.parallel.rank_model import RankModel, empty_stages, named_parameters
 from echelon.parallel.tensor import TensorSplit
-from echelon.parallel.weights import fill_initial, install, resting_values
-from echelon.parallel.zero import Residency, parameter_rest
+from echelon.parallel.transport.device_mesh import RankGroups
+from echelon.parallel.weights import fill_initial, install, stored_values
+from echelon.parallel.zero import ParameterGathering, make_parameter_store
 
 
 def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankModel:
@@ -37,27 +37,29 @@ def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankMode
         sequence_parallel=plan.layout.sequence_parallel,
         store=store,
     )
-    context = ContextAttention(plan, ContextGroups(ring=groups.ring, ulysses=groups.ulysses), store)
+    context = ContextAttention(plan, groups.ring, groups.ulysses, store)
     experts = expert_parallel(plan, part, groups, split, device)
     operations = RankOperations(split, plan.model.vocab, context, experts=experts)
     stages = empty_stages(plan, part, operations)
-    rest = parameter_rest(plan, groups.rank, device)
-    rule = bucket_rule(plan, part, specs, groups, rest, device)
+    num_buffers = parameter_buffers(plan, part.pp_rank)
+    offload_store = make_parameter_store(
+        plan.layout.zero, groups.rank, device, num_buffers=num_buffers
+    )
+    rule = bucket_rule(plan, part, specs, groups, offload_store, device)
     like = torch.empty(0, dtype=TORCH_DTYPES[plan.mathematics.precision.parameters], device=device)
     buckets = make_buckets(named_parameters(stages), specs, rule, like)
     install(stages.values(), buckets)
-    fill_initial(buckets, [resting_values(bucket) for bucket in buckets], plan, groups)
+    fill_initial(buckets, [stored_values(bucket) for bucket in buckets], plan, groups)
     store.hold(buckets)
     units = [stage_units(one) for one in part.stages]
-    operations.residency = Residency(
+    operations.gatherer = ParameterGathering(
         buckets, units, (groups.shard, groups.expert_shard), plan.layout.zero
     )
     executor = PipelineExecutor(
         stages,
         pp_rank=part.pp_rank,
-        links=PipeLinks(forward=groups.pipe_forward, backward=groups.pipe_backward),
+        groups=groups,
         store=store,
-        recorder=groups.recorder,
         stream=StreamShape(
             hidden=plan.model.hidden,
             divisor=plan.mesh.tp if split.scattered else 1,
@@ -70,8 +72,8 @@ def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankMode
         buckets=buckets,
         store=store,
         reduction=reduction,
-        residency=operations.residency,
-        parameter_rest=rest,
+        gathering=operations.gatherer,
+        parameter_store=offload_store,
         executor=executor,
-        balancer=None if experts is None else experts.balancer,
+        balancer=None if experts is None else experts.router.balancer,
     )

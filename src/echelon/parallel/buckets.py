@@ -8,7 +8,7 @@ pass, which is the order in which backward completes them (Li et al., "PyTorch D
 section 3.2.3).
 
 ZeRO cuts each bucket into equal slices, one per rank of the shard group; a rank updates its own.
-What is not kept whole between uses has its storage emptied (`storage.py`) and lives as a slice.
+What is not kept whole between uses gives its memory away (`tensor_memory.py`) and lives as a slice.
 """
 
 from __future__ import annotations
@@ -21,10 +21,15 @@ from torch import nn
 
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Optimizer
-from echelon.cost.buckets import BucketPlan, segment_order
-from echelon.cost.updates import decays
-from echelon.parallel.offload import Rest
-from echelon.parallel.storage import LentMemory, Memory, OwnMemory, Stock
+from echelon.layout.buckets import BucketPlan, segment_order
+from echelon.layout.stage import decays
+from echelon.parallel.offload import OffloadStore
+from echelon.parallel.tensor_memory import (
+    BufferPool,
+    OwnedTensorMemory,
+    PooledTensorMemory,
+    TensorMemory,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,33 +53,38 @@ class Slot:
 
 @dataclass(slots=True, kw_only=True)
 class Bucket:
-    """Hold one flat run of parameters and of their gradients.
-
-    `values` and `gradients` are whole; the memory of either may be away. `own` is the range that
-    this rank updates (everything, where nothing is cut); `value_slice` and `gradient_slice` hold
-    it: views of the whole, or tensors of their own where the whole does not last. `rest` is where a
-    slice of parameters rests that is not on the device, under the key `values_key`; `value_slice`
-    is then a view of it, for reading and writing between steps. Where it `adds_slices`, gradients
-    are summed after every microbatch and add up as slices. Elements up to `decay_end` take
-    weight decay, the rest do not. `missing` counts the gradients that are still to come before the
-    bucket is summed (below 1: it is not summed after this microbatch), `ends` says that it is then
-    summed for the last time in this step.
-    """
+    """Hold one flat run of parameters and of their gradients."""
 
     plan: BucketPlan
+    """Which parameters are in it."""
     values: torch.Tensor
+    """All its parameters [num_elements]; the memory may be away."""
     gradients: torch.Tensor
-    values_memory: Memory
-    gradients_memory: Memory
+    """All their gradients [num_elements]; the memory may be away."""
+    values_memory: TensorMemory
+    """Whose memory `values` are in."""
+    gradients_memory: TensorMemory
+    """Whose memory `gradients` are in."""
     own: slice
+    """The range that this rank updates: everything, where nothing is cut."""
     value_slice: torch.Tensor
+    """The parameters in `own`: a view of the whole, or a tensor of its own where that does not
+    last."""
     gradient_slice: torch.Tensor
+    """The gradients in `own`, likewise."""
     adds_slices: bool = False
+    """Whether gradients are summed after every microbatch and add up as slices."""
     decay_end: int = 0
-    rest: Rest | None = None
+    """Elements up to here take weight decay, the rest do not."""
+    offload_store: OffloadStore | None = None
+    """Where a slice of parameters is that is not on the device, under `values_key`; `value_slice`
+    is then a view of it, for reading and writing between steps."""
     slots: list[Slot] = field(default_factory=list)
+    """Where each parameter is."""
     missing: int = 0
+    """Gradients to come before it is summed; below 1, it is not summed after this microbatch."""
     ends: bool = False
+    """Whether it is then summed for the last time in this step."""
 
     @property
     def name(self) -> str:
@@ -109,22 +119,7 @@ class Bucket:
                 ranges.append(slice(slot.start, slot.end))
         return ranges
 
-    def value_rows(self, part: slice, like: torch.Tensor) -> torch.Tensor:
-        """Return parameters that lie side by side as one matrix, whose rows are those of `like`.
-
-        The view lasts; it is made while the memory is there.
-        """
-        view = self.values[part].view(-1, *like.shape[1:])
-        self.values_memory.add_view(view)
-        return view
-
-    def gradient_rows(self, part: slice, like: torch.Tensor) -> torch.Tensor:
-        """Return the gradients of parameters that lie side by side as one matrix."""
-        view = self.gradients[part].view(-1, *like.shape[1:])
-        self.gradients_memory.add_view(view)
-        return view
-
-    def within_own(self, part: slice) -> slice:
+    def within_own_slice(self, part: slice) -> slice:
         """Return where in this rank's slice a range of the bucket lies (maybe empty)."""
         length = self.own.stop - self.own.start
         start = min(max(part.start - self.own.start, 0), length)
@@ -132,7 +127,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class BucketSlicing:
     """Say into how many slices a bucket is cut, of which this rank owns number `index`.
 
     `adds_slices` says that gradients of microbatches are added up as slices.
@@ -145,27 +140,26 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketRule:
-    """Say how the buckets of a rank are cut, stored and counted (see `cost.buckets`).
-
-    Those of routed experts are cut by `expert_cut`, all others by `cut`. `rest` takes the slices of
-    parameters that do not rest on the device, `stock` lends memory to what is not always whole.
-    `uses` counts the contributions that a microbatch makes to a parameter (1 where it is not
-    named).
-    """
+    """Say how the buckets of a rank are cut, stored and counted (see `layout/buckets.py`)."""
 
     plans: Sequence[BucketPlan]
+    """The buckets."""
     optimizer: Optimizer
+    """The optimizer whose state they have."""
     counted: Mapping[str, bool]
+    """Whether a parameter counts in the norm on this rank, by name."""
     uses: Mapping[str, int]
+    """Contributions that a microbatch makes to a parameter, by name (1 where it is not named)."""
     gradients: torch.dtype
-    cut: Cut = Cut()
-    expert_cut: Cut = Cut()
-    rest: Rest | None = None
-    stock: Stock | None = None
-
-    def cut_of(self, plan: BucketPlan) -> Cut:
-        """Return how a bucket is cut."""
-        return self.expert_cut if plan.expert else self.cut
+    """Dtype in which gradients add up."""
+    slicing: BucketSlicing = BucketSlicing()
+    """How buckets are cut."""
+    expert_slicing: BucketSlicing = BucketSlicing()
+    """How those of routed experts are cut."""
+    offload_store: OffloadStore | None = None
+    """What takes the slices of parameters that are not on the device."""
+    buffer_pool: BufferPool | None = None
+    """What lends memory to what is not always whole."""
 
 
 def make_buckets(
@@ -190,12 +184,14 @@ def _make_bucket(
     rule: BucketRule,
     like: torch.Tensor,
 ) -> Bucket:
-    cut, stock = rule.cut_of(plan), rule.stock
+    cut = rule.expert_slicing if plan.expert else rule.slicing
     size = plan.num_elements // cut.num_slices
     own = slice(cut.index * size, (cut.index + 1) * size)
-    values, values_memory = _zeros(plan, like.dtype, like.device, stock if plan.sliced else None)
+    values, values_memory = _zeros(
+        plan, like.dtype, like.device, rule.buffer_pool if plan.sliced else None
+    )
     gradients, gradients_memory = _zeros(
-        plan, rule.gradients, like.device, stock if cut.adds_slices else None
+        plan, rule.gradients, like.device, rule.buffer_pool if cut.adds_slices else None
     )
     bucket = Bucket(
         plan=plan,
@@ -214,7 +210,7 @@ def _make_bucket(
         shape = parameters[name].shape
         slot = Slot(
             spec=specs[name],
-            parameter=_placed(parameters[name], values[start:end].view(shape)),
+            parameter=_moved_to_view(parameters[name], values[start:end].view(shape)),
             bucket=bucket,
             start=start,
             gradient=gradients[start:end].view(shape),
@@ -232,17 +228,17 @@ def _make_bucket(
 
 
 def _zeros(
-    plan: BucketPlan, dtype: torch.dtype, device: torch.device, stock: Stock | None
-) -> tuple[torch.Tensor, Memory]:
-    if stock is None:
+    plan: BucketPlan, dtype: torch.dtype, device: torch.device, buffer_pool: BufferPool | None
+) -> tuple[torch.Tensor, TensorMemory]:
+    if buffer_pool is None:
         flat = torch.zeros(plan.num_elements, dtype=dtype, device=device)
-        return flat, OwnMemory(flat)
-    memory = LentMemory(plan.num_elements, dtype, stock)
+        return flat, OwnedTensorMemory(flat)
+    memory = PooledTensorMemory(plan.num_elements, dtype, buffer_pool)
     return memory.flat.zero_(), memory
 
 
 @torch.no_grad()
-def _placed(parameter: nn.Parameter, view: torch.Tensor) -> nn.Parameter:
+def _moved_to_view(parameter: nn.Parameter, view: torch.Tensor) -> nn.Parameter:
     if parameter.is_meta:
         return nn.Parameter(view, requires_grad=parameter.requires_grad)
     view.copy_(parameter)
@@ -254,12 +250,12 @@ def _keep_slices(bucket: Bucket, rule: BucketRule) -> None:
     """Give slices a memory of their own where the whole is not kept, and take its memory away."""
     if bucket.plan.sliced:
         kept = bucket.value_slice
-        if rule.rest is None:
+        if rule.offload_store is None:
             bucket.value_slice = kept.clone()
         else:
-            bucket.rest = rule.rest
-            bucket.rest.add(bucket.values_key, kept.numel(), kept.dtype)
-            bucket.value_slice = bucket.rest.view(bucket.values_key)
+            bucket.offload_store = rule.offload_store
+            bucket.offload_store.add(bucket.values_key, kept.numel(), kept.dtype)
+            bucket.value_slice = bucket.offload_store.view(bucket.values_key)
             bucket.value_slice.copy_(kept)
         bucket.values_memory.release()
     if bucket.adds_slices:

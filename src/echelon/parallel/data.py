@@ -5,7 +5,7 @@ Sent:  stage 0: one all-reduce per bucket and step; stages 1 to 3: one reduce-sc
        after every microbatch or once per step (`zero.accumulate`), and under hybrid sharding one
        all-reduce of the slice over the replicas. Each starts as soon as backward has filled its
        bucket, and runs while backward goes on.
-Bytes: `cost.data_bytes`.
+Bytes: `data_bytes` in `cost/bytes/data.py`.
 Must divide: microbatch_sequences x dp | global_sequences.
 Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020;
         Rajbhandari et al., "ZeRO", 2020, section 5.
@@ -29,22 +29,23 @@ import torch
 
 from echelon.core.parameters import EMBEDDING, ParameterSpec
 from echelon.core.plan import Plan
-from echelon.cost.buckets import (
+from echelon.layout.buckets import (
     accumulates_slices,
     plan_buckets,
     shard_degree,
     slice_index,
     zero_stage,
 )
-from echelon.cost.stage import RankPart, shared_by_ends
-from echelon.parallel.buckets import Bucket, BucketRule, Cut
-from echelon.parallel.collectives import Group, Pending
-from echelon.parallel.device_mesh import RankGroups
-from echelon.parallel.dtypes import TORCH_DTYPES
-from echelon.parallel.offload import Rest
-from echelon.parallel.storage import Stock
+from echelon.layout.stage import RankPart, shared_by_ends
+from echelon.models.precision import TORCH_DTYPES
+from echelon.parallel.buckets import Bucket, BucketRule, BucketSlicing
+from echelon.parallel.gradients import Reduction
+from echelon.parallel.offload import OffloadStore
+from echelon.parallel.tensor_memory import BufferPool
+from echelon.parallel.transport.collectives import Group, Pending
+from echelon.parallel.transport.device_mesh import RankGroups
 
-IN_FLIGHT = 2
+MAX_IN_FLIGHT = 2
 """Buckets whose sum may be under way while others fill, where something waits for their end."""
 
 
@@ -53,12 +54,12 @@ def bucket_rule(
     part: RankPart,
     specs: Sequence[ParameterSpec],
     groups: RankGroups,
-    rest: Rest | None,
+    offload_store: OffloadStore | None,
     device: torch.device,
 ) -> BucketRule:
     """Return how the parameters of one rank are cut into buckets and counted in the norm.
 
-    Slices of parameters go to `rest`, where there is one.
+    Slices of parameters go to `offload_store`, where there is one.
     In the norm every logical parameter counts on one rank of a (pipeline x tensor) group: of what
     tensor ranks replicate on the first, of a tied embedding on the rank of the first stage, of
     mirrored stages on the earlier rank.
@@ -80,16 +81,16 @@ def bucket_rule(
             **{spec.name: plan.layout.experts.chunks for spec in specs if spec.expert is not None},
         },
         gradients=TORCH_DTYPES[plan.mathematics.precision.gradients],
-        cut=_cut(plan, groups, expert=False),
-        expert_cut=_cut(plan, groups, expert=True),
-        rest=rest,
-        # The allocator of a GPU keeps such memory in stock itself.
-        stock=Stock(device) if device.type == "cpu" else None,
+        slicing=_bucket_slicing(plan, groups, expert=False),
+        expert_slicing=_bucket_slicing(plan, groups, expert=True),
+        offload_store=offload_store,
+        # The allocator of a GPU keeps such memory itself.
+        buffer_pool=BufferPool(device) if device.type == "cpu" else None,
     )
 
 
-def _cut(plan: Plan, groups: RankGroups, *, expert: bool) -> Cut:
-    return Cut(
+def _bucket_slicing(plan: Plan, groups: RankGroups, *, expert: bool) -> BucketSlicing:
+    return BucketSlicing(
         num_slices=shard_degree(plan, expert=expert),
         index=slice_index(plan, groups.rank, expert=expert),
         adds_slices=accumulates_slices(plan, expert=expert),
@@ -103,19 +104,19 @@ def _counts_on_all(plan: Plan, spec: ParameterSpec) -> bool:
 
 
 @dataclass(slots=True)
-class _Flight:
+class _PendingSum:
     """One sum under way; `wire` is what it gives, and `target` where that is to land."""
 
     bucket: Bucket
     pending: Pending
-    wire: torch.Tensor
+    sum: torch.Tensor
     target: torch.Tensor
-    hops: list[Group]
+    next_groups: list[Group]
     add: bool
 
 
 @dataclass(frozen=True, slots=True)
-class _Route:
+class _ReductionGroups:
     """Over which groups a bucket is summed: all data ranks, or a slice each; then the other hops.
 
     `copies` says that its sums need memory that is to be given back.
@@ -123,117 +124,123 @@ class _Route:
 
     data: Group
     shard: Group | None
-    hops: Mapping[str, Sequence[Group]]
+    next_groups: Mapping[str, Sequence[Group]]
     copies: bool
 
     @classmethod
-    def of(cls, plan: Plan, groups: RankGroups, *, expert: bool) -> _Route:
+    def from_plan(cls, plan: Plan, groups: RankGroups, *, expert: bool) -> _ReductionGroups:
         """Return the route of the buckets of experts, or of all others."""
         sharded = zero_stage(plan, expert=expert) > 0
         replicas = (groups.replicate,) if sharded else ()
-        here = groups.of_experts if expert else groups.of_all
-        shard = here.shard if sharded else None
+        data, shard = groups.data_groups(expert=expert)
         hops = {
             "whole": (*replicas, groups.mirror),
             "partial": (groups.tensor, *replicas, groups.mirror),
             "tied": (groups.tied, *replicas, groups.mirror),
         }
-        copies = shard is not None and shard.receives_to_sum
-        return cls(here.data, shard, hops, copies or accumulates_slices(plan, expert=expert))
+        copies = (sharded and shard.receives_to_sum) or accumulates_slices(plan, expert=expert)
+        return cls(data, shard if sharded else None, hops, copies)
 
 
-class GradientReduction:
+class GradientReduction(Reduction):
     """Sum the buckets of one rank over their groups."""
 
     def __init__(self, plan: Plan, groups: RankGroups) -> None:
         """Start with nothing in flight."""
         self._dtype = TORCH_DTYPES[plan.mathematics.precision.reduction]
         self._mirror = groups.mirror
-        self._routes = {expert: _Route.of(plan, groups, expert=expert) for expert in (False, True)}
+        self._groups = {
+            expert: _ReductionGroups.from_plan(plan, groups, expert=expert)
+            for expert in (False, True)
+        }
         precision = plan.mathematics.precision
         self._copies = precision.reduction != precision.gradients or any(
-            route.copies for route in self._routes.values()
+            route.copies for route in self._groups.values()
         )
-        self._flights: deque[_Flight] = deque()
-        self._later: deque[_Flight] = deque()
-        self._mirrored: list[_Flight] = []
-        self._landed: set[str] = set()
+        self._pending: deque[_PendingSum] = deque()
+        self._later: deque[_PendingSum] = deque()
+        self._mirrored: list[_PendingSum] = []
+        self._finished: set[str] = set()
 
     def start_step(self) -> None:
         """Forget the slices of the last step."""
-        self._landed.clear()
+        self._finished.clear()
 
     def before_write(self, bucket: Bucket) -> None:
         """Give a bucket the memory for its gradients, once its last sum has left it."""
         if not bucket.adds_slices:
             return
-        while any(flight.bucket is bucket for flight in self._flights):
-            self._land(self._flights.popleft())
+        while any(pending_sum.bucket is bucket for pending_sum in self._pending):
+            self._finish_sum(self._pending.popleft())
         if not bucket.gradients_memory.present:
             bucket.gradients_memory.allocate()
             bucket.gradients[bucket.slots[-1].end :] = 0
 
     def bucket_is_full(self, bucket: Bucket, *, last: bool) -> None:
         """Start to sum a bucket whose last gradient has just been written."""
-        self._flights.append(self._first_hop(bucket, self._later_hops(bucket) if last else []))
-        while len(self._flights) > IN_FLIGHT and (self._copies or self._flights[0].hops):
-            self._land(self._flights.popleft())
+        self._pending.append(
+            self._start_first_sum(bucket, self._later_groups(bucket) if last else [])
+        )
+        while len(self._pending) > MAX_IN_FLIGHT and (self._copies or self._pending[0].next_groups):
+            self._finish_sum(self._pending.popleft())
 
     def finish(self) -> None:
         """Return when this rank's gradients are the sums over all ranks."""
-        for flights in (self._flights, self._later):
+        for flights in (self._pending, self._later):
             while flights:
-                self._land(flights.popleft())
+                self._finish_sum(flights.popleft())
         # Both ranks of a pair come to their buckets in orders of their own; they sum in that of the
         # names, when they have all.
-        for flight in sorted(self._mirrored, key=lambda flight: flight.bucket.index):
-            self._next_hop(flight)
+        for pending_sum in sorted(self._mirrored, key=lambda flight: flight.bucket.index):
+            self._start_next_sum(pending_sum)
         self._mirrored.clear()
         while self._later:
-            self._land(self._later.popleft())
+            self._finish_sum(self._later.popleft())
 
-    def _later_hops(self, bucket: Bucket) -> list[Group]:
-        hops = self._routes[bucket.plan.expert].hops[bucket.plan.kind]
+    def _later_groups(self, bucket: Bucket) -> list[Group]:
+        hops = self._groups[bucket.plan.expert].next_groups[bucket.plan.kind]
         return [group for group in hops if group.size > 1]
 
-    def _first_hop(self, bucket: Bucket, hops: list[Group]) -> _Flight:
+    def _start_first_sum(self, bucket: Bucket, hops: list[Group]) -> _PendingSum:
         whole = bucket.gradients.to(self._dtype)  # itself, where the dtype is the same
         name = f"gradients.{bucket.name}"
-        route = self._routes[bucket.plan.expert]
+        route = self._groups[bucket.plan.expert]
         if route.shard is None:
             pending = route.data.all_reduce(whole, name=name, async_op=True)
-            return _Flight(bucket, pending, whole, bucket.gradients, hops, add=False)
+            return _PendingSum(bucket, pending, whole, bucket.gradients, hops, add=False)
         target = bucket.gradient_slice
-        add = bucket.adds_slices and bucket.name in self._landed
-        self._landed.add(bucket.name)
+        add = bucket.adds_slices and bucket.name in self._finished
+        self._finished.add(bucket.name)
         wire = target
         if add or target.dtype != self._dtype:
             wire = torch.empty_like(target, dtype=self._dtype)
         pending = route.shard.reduce_scatter(wire, whole, name=name, async_op=True)
-        return _Flight(bucket, pending, wire, target, hops, add=add)
+        return _PendingSum(bucket, pending, wire, target, hops, add=add)
 
-    def _land(self, flight: _Flight) -> None:
+    def _finish_sum(self, pending_sum: _PendingSum) -> None:
         """Wait for a sum, put it where it belongs, and start the next hop where there is one.
 
         Later hops are awaited when backward is over: the other end of a tied embedding comes to its
         sum only after it has got what this stage still has to compute.
         """
-        flight.pending.wait()
-        target, wire = flight.target, flight.wire
-        if flight.add:
+        pending_sum.pending.wait()
+        target, wire = pending_sum.target, pending_sum.sum
+        if pending_sum.add:
             target.add_(wire)
         elif wire is not target:
             target.copy_(wire)
-        if flight.bucket.adds_slices:
-            flight.bucket.gradients_memory.release()
-        if flight.hops and flight.hops[0] is self._mirror:
+        if pending_sum.bucket.adds_slices:
+            pending_sum.bucket.gradients_memory.release()
+        if pending_sum.next_groups and pending_sum.next_groups[0] is self._mirror:
             # What it was summed in is not kept until then.
-            self._mirrored.append(replace(flight, wire=target, pending=Pending()))
-        elif flight.hops:
-            self._next_hop(flight)
+            self._mirrored.append(replace(pending_sum, sum=target, pending=Pending()))
+        elif pending_sum.next_groups:
+            self._start_next_sum(pending_sum)
 
-    def _next_hop(self, flight: _Flight) -> None:
-        group, *rest = flight.hops
-        wire = flight.target.to(self._dtype)
-        pending = group.all_reduce(wire, name=f"gradients.{flight.bucket.name}", async_op=True)
-        self._later.append(_Flight(flight.bucket, pending, wire, flight.target, rest, add=False))
+    def _start_next_sum(self, pending_sum: _PendingSum) -> None:
+        group, *rest = pending_sum.next_groups
+        wire = pending_sum.target.to(self._dtype)
+        pending = group.all_reduce(wire, name=f"gradients.{pending_sum.bucket.name}", async_op=True)
+        self._later.append(
+            _PendingSum(pending_sum.bucket, pending, wire, pending_sum.target, rest, add=False)
+        )

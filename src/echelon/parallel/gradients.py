@@ -4,7 +4,7 @@ A kernel's backward gives its weight gradient here instead of to autograd: a mat
 into the bucket (overwriting on the first microbatch, adding on the others), so there is no
 gradient tensor of its own, no zeroing pass and no adding pass. When the last contribution has
 come, the bucket is complete and its reduction starts: once per step, or after every microbatch
-where slices add up (`cost.buckets.accumulates_slices`).
+where slices add up (`accumulates_slices` in `layout/buckets.py`).
 
 Weight gradients may be put off (`defer`): nothing in backward waits for them, so they are what is
 computed while a collective is in flight. Where a schedule splits the backward pass (B and W), all
@@ -21,46 +21,33 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Protocol
 
 import torch
 
 from echelon.parallel.buckets import Bucket, Slot
 
-Work = Callable[[], None]
+ComputeGradient = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
-class WeightWork:
+class DeferredWeightGradient:
     """A weight gradient that is still to be computed; `start` fetches what it needs, if anything.
 
     Ranks that start a collective in it do so in the same order, as they run the same queue.
     """
 
-    run: Work
-    start: Work | None = None
+    run: ComputeGradient
+    start: ComputeGradient | None = None
 
 
-class Reduction(Protocol):
-    """Whoever sums buckets over ranks."""
+class Reduction:
+    """Whoever sums buckets over ranks; this one, for one data rank, over nobody."""
 
     def before_write(self, bucket: Bucket) -> None:
         """Learn that gradients are about to be written into a bucket; give it its memory."""
-        ...
 
     def bucket_is_full(self, bucket: Bucket, *, last: bool) -> None:
         """Learn that all gradients of a bucket are there; `last`: of the whole step."""
-        ...
-
-
-class NoReduction:
-    """Sum over nobody: what a store needs where there is one data rank."""
-
-    def before_write(self, bucket: Bucket) -> None:
-        """Do nothing: the memory of the gradients stays."""
-
-    def bucket_is_full(self, bucket: Bucket, *, last: bool) -> None:
-        """Do nothing: the gradients are the sum."""
 
 
 class GradientStore:
@@ -74,8 +61,8 @@ class GradientStore:
         self._runs: dict[tuple[int, ...], tuple[Bucket, slice] | None] = {}
         self._values: dict[tuple[int, ...], torch.Tensor] = {}
         self._gradients: dict[tuple[int, ...], torch.Tensor] = {}
-        self._deferred: list[WeightWork] = []
-        self._collected: list[WeightWork] | None = None
+        self._deferred: list[DeferredWeightGradient] = []
+        self._collected: list[DeferredWeightGradient] | None = None
         self._by_stage: dict[int, list[Bucket]] = {}
         self._ended: set[int] = set()
 
@@ -111,7 +98,7 @@ class GradientStore:
                     slot.fresh = True
 
     @contextmanager
-    def collects(self) -> Iterator[list[WeightWork]]:
+    def collects(self) -> Iterator[list[DeferredWeightGradient]]:
         """Keep all weight gradients of the backward inside for `run_collected`, in its order."""
         self._collected = work = []
         try:
@@ -119,7 +106,7 @@ class GradientStore:
         finally:
             self._collected = None
 
-    def run_collected(self, work: list[WeightWork]) -> None:
+    def run_collected(self, work: list[DeferredWeightGradient]) -> None:
         """Compute weight gradients that were collected; each lets go of what it needed.
 
         What one of them has to fetch is on its way while the one before is computed.
@@ -133,18 +120,18 @@ class GradientStore:
                 _start(queue[-1:])
                 one.run()
 
-    def defer(self, run: Work, start: Work | None = None) -> None:
+    def defer(self, run: ComputeGradient, start: ComputeGradient | None = None) -> None:
         """Keep a weight gradient for later: for the next time that something is in flight.
 
         Where it has something to fetch (`start`), that is such a time for what waits already.
         """
         if self._collected is not None:
-            self._collected.append(WeightWork(run, start))
+            self._collected.append(DeferredWeightGradient(run, start))
             return
         if start is not None:
             start()
             self.run_deferred()
-        self._deferred.append(WeightWork(run))
+        self._deferred.append(DeferredWeightGradient(run))
 
     def run_deferred(self) -> None:
         """Compute the weight gradients that were put off, but those that W is to compute."""
@@ -160,34 +147,34 @@ class GradientStore:
         if run is None:
             return None
         if key not in self._values:
-            self._values[key] = run[0].value_rows(run[1], parameters[0])
+            bucket, part = run
+            self._values[key] = bucket.values_memory.rows(bucket.values[part], parameters[0])
         return self._values[key]
 
-    def add_product(
+    def add_matmul(
         self, parameters: Sequence[torch.Tensor], dy_NO: torch.Tensor, x_NI: torch.Tensor
     ) -> None:
         """Add dy^T x to the gradient of `parameters`, whose rows dy's columns are in order."""
         if self._collected is not None:
-            self.defer(partial(self.add_product, parameters, dy_NO, x_NI))
+            self.defer(partial(self.add_matmul, parameters, dy_NO, x_NI))
             return
         key = tuple(id(parameter) for parameter in parameters)
         run = self._run(key)
-        if run is not None:
-            slots = [self._slots[one] for one in key]
-            self._open(slots[0])
-            if key not in self._gradients:
-                self._gradients[key] = run[0].gradient_rows(run[1], parameters[0])
-            _product(self._gradients[key], dy_NO, x_NI, fresh=slots[0].fresh)
-            for slot in slots:
-                self._arrived(slot)
+        if run is None:
+            parts = dy_NO.split([len(parameter) for parameter in parameters], dim=1)
+            for parameter, part in zip(parameters, parts, strict=True):
+                self.add_matmul([parameter], part, x_NI)
             return
-        start = 0
-        for parameter in parameters:
-            slot, end = self._slots[id(parameter)], start + parameter.shape[0]
-            self._open(slot)
-            _product(slot.gradient, dy_NO[:, start:end], x_NI, fresh=slot.fresh)
-            self._arrived(slot)
-            start = end
+        slots = [self._slots[one] for one in key]
+        self._open(slots[0])
+        if key not in self._gradients:
+            bucket, part = run
+            self._gradients[key] = bucket.gradients_memory.rows(
+                bucket.gradients[part], parameters[0]
+            )
+        _accumulate_matmul(self._gradients[key], dy_NO, x_NI, fresh=slots[0].fresh)
+        for slot in slots:
+            self._gradient_is_there(slot)
 
     def add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """Add a gradient that was computed elsewhere."""
@@ -200,7 +187,7 @@ class GradientStore:
             slot.gradient.copy_(gradient)
         else:
             slot.gradient.add_(gradient)
-        self._arrived(slot)
+        self._gradient_is_there(slot)
 
     def add_rows(
         self, parameter: torch.Tensor, rows_N: torch.Tensor, gradient_ND: torch.Tensor
@@ -214,13 +201,13 @@ class GradientStore:
         if slot.fresh:
             slot.gradient.zero_()
         slot.gradient.index_add_(0, rows_N, gradient_ND.to(slot.gradient.dtype))
-        self._arrived(slot)
+        self._gradient_is_there(slot)
 
     def _open(self, slot: Slot) -> None:
         if slot.fresh:
             self._reduction.before_write(slot.bucket)
 
-    def _arrived(self, slot: Slot) -> None:
+    def _gradient_is_there(self, slot: Slot) -> None:
         slot.fresh = False
         bucket = slot.bucket
         bucket.missing -= 1
@@ -233,7 +220,7 @@ class GradientStore:
         return self._runs[key]
 
 
-def _start(work: Iterable[WeightWork]) -> None:
+def _start(work: Iterable[DeferredWeightGradient]) -> None:
     for one in work:
         if one.start is not None:
             one.start()
@@ -248,7 +235,7 @@ def _side_by_side(slots: Sequence[Slot]) -> tuple[Bucket, slice] | None:
     return bucket, slice(slots[0].start, slots[-1].end)
 
 
-def _product(
+def _accumulate_matmul(
     gradient_OI: torch.Tensor, dy_NO: torch.Tensor, x_NI: torch.Tensor, *, fresh: bool
 ) -> None:
     """Write or add dy^T x; in two steps where it accumulates in another dtype than it is made."""

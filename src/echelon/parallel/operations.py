@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -16,35 +15,19 @@ from torch import nn
 from echelon.core.model_shape import ModelShape
 from echelon.models.batch import TokenBatch
 from echelon.models.moe import MixtureOfExperts
-from echelon.models.operations import Operations, dropped
+from echelon.models.operations import Operations, apply_dropout
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.expert import ExpertParallel
-from echelon.parallel.kernels import LayerNorm, RMSNorm, Rotate, SwiGLU
-from echelon.parallel.latent import WholeLinear
-from echelon.parallel.rows import GatherRows, SumGradient
-from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
+from echelon.parallel.kernels.fused import LayerNorm, RMSNorm, Rotate, SwiGLU
+from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit, WholeLinear
+from echelon.parallel.transport.rows import GATHER_ROWS, SUM_GRADIENT, MoveRows
 from echelon.parallel.vocabulary import (
-    LossTerms,
     PositionEmbedding,
     VocabularyEmbedding,
     VocabularyLoss,
     stream_rows,
 )
-
-
-class Residency(Protocol):
-    """Bring the weights of a unit before they are used and let them go after.
-
-    Both get the stream as it passes, so that they can hang on its backward too.
-    """
-
-    def enter(self, unit: str, x: torch.Tensor | None) -> torch.Tensor | None:
-        """Return x (None for the embedding) once the weights of `unit` are there."""
-        ...
-
-    def leave(self, unit: str, y: torch.Tensor) -> torch.Tensor:
-        """Return y, the output of `unit`, whose weights this forward pass needs no more."""
-        ...
+from echelon.parallel.zero import ParameterGathering
 
 
 class RankOperations(Operations):
@@ -57,25 +40,24 @@ class RankOperations(Operations):
         context: ContextAttention,
         *,
         experts: ExpertParallel | None = None,
-        residency: Residency | None = None,
     ) -> None:
         """Split layers as `split` says; `vocab` is the number of real token ids.
 
         `context` lets queries meet the keys of other ranks, `experts` tokens their experts.
-        `residency` is told of every unit; without one, the weights are always there.
+        `gatherer` is told of every unit; until there is one, the weights are always there.
         """
         self.split, self.vocab, self.context = split, vocab, context
         self.experts = experts
-        self.residency: Residency = residency or Operations()
+        self.gatherer: ParameterGathering | Operations = Operations()
         self._tables: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def enter(self, unit: str, x: torch.Tensor | None) -> torch.Tensor | None:
         """Return x once the weights of `unit` are there."""
-        return self.residency.enter(unit, x)
+        return self.gatherer.enter(unit, x)
 
     def leave(self, unit: str, y: torch.Tensor) -> torch.Tensor:
         """Return y, the output of `unit`."""
-        return self.residency.leave(unit, y)
+        return self.gatherer.leave(unit, y)
 
     def embed(
         self, weight_VD: nn.Parameter, positions: nn.Parameter | None, batch: TokenBatch
@@ -108,8 +90,8 @@ class RankOperations(Operations):
 
     def share_among_heads(self, x: torch.Tensor) -> torch.Tensor:
         """Return all rows of x; the gradients of the heads of all tensor ranks are summed."""
-        function = GatherRows if self.split.scattered else SumGradient
-        return function.apply(x, self.split.group, "shared")
+        way = GATHER_ROWS if self.split.scattered else SUM_GRADIENT
+        return MoveRows.apply(x, self.split.group, "shared", way)
 
     def project_out(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
         """Return the output of a row-parallel layer."""
@@ -165,11 +147,10 @@ class RankOperations(Operations):
         if probability == 0.0 or not batch.train:
             return x_ND
         rows = stream_rows(batch.tokens_N.numel(), self.split, x_ND.device)
-        return dropped(x_ND, rows, probability, site, batch)
+        return apply_dropout(x_ND, rows, probability, site, batch)
 
     def head_loss(
         self, x_ND: torch.Tensor, weight_VD: nn.Parameter, labels_N: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Return scale x the sum of token losses; no rank holds the logits of all ids."""
-        terms = LossTerms(labels_N=labels_N, scale=scale, vocab=self.vocab)
-        return VocabularyLoss.apply(x_ND, weight_VD, terms, self.split)
+        return VocabularyLoss.apply(x_ND, weight_VD, labels_N, (scale, self.vocab), self.split)

@@ -2,7 +2,7 @@
 
 Split: the blocks; stage 0 also embeds, the last stage also gives the loss.
 Sent:  one activation [N, D] from stage to stage forward and its gradient back, per microbatch.
-Bytes: `cost.bytes_sent.pipeline_bytes`.
+Bytes: `pipeline_bytes` in `cost/bytes/sent.py`.
 Must divide: what the schedule asks of stages and microbatches; stages may be uneven, or empty.
 Source: Huang et al., "GPipe", 2019; Narayanan et al., "PipeDream-2BW", 2021 (1F1B), and 2021
         (virtual stages); Qi et al., "Zero Bubble Pipeline Parallelism", 2023 (B and W).
@@ -26,33 +26,22 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
-from echelon.parallel.collectives import Group, Pending
-from echelon.parallel.gradients import GradientStore, WeightWork
-from echelon.parallel.rank_row import RankRow
-from echelon.parallel.recorder import Recorder
+from echelon.parallel.gradients import DeferredWeightGradient, GradientStore
+from echelon.parallel.transport.collectives import Group, Pending
+from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.schedule.action import Action, ActionKind, Schedule
-from echelon.schedule.messages import Channel, Message, Step
+from echelon.schedule.deadlock import send_window
+from echelon.schedule.dependencies import run_action_lists
+from echelon.schedule.messages import ActionWithMessages, Channel, Message, ScheduleMessages
 
 _RECEIVES_AHEAD = 2
 """Actions whose receives are posted before their turn, so that a transfer overlaps compute."""
 
-Key = tuple[int, int]
+ActionKey = tuple[int, int]
 """A stage and a microbatch."""
 
 K = TypeVar("K")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipeLinks:
-    """Give the groups that carry messages: one for each direction between ranks."""
-
-    forward: Group
-    backward: Group
-
-    def carrier(self, message: Message) -> Group:
-        """Return the group that carries a message."""
-        return self.forward if message.source_rank < message.target_rank else self.backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +60,12 @@ class StreamShape:
 
 
 @dataclass(slots=True)
-class InFlight:
+class StepState:
     """What a step keeps between actions."""
 
-    inputs: dict[Key, torch.Tensor] = field(default_factory=dict)
-    outputs: dict[Key, GradientEdge | torch.Tensor] = field(default_factory=dict)
-    weights: dict[Key, list[WeightWork]] = field(default_factory=dict)
+    inputs: dict[ActionKey, torch.Tensor] = field(default_factory=dict)
+    outputs: dict[ActionKey, GradientEdge | torch.Tensor] = field(default_factory=dict)
+    weights: dict[ActionKey, list[DeferredWeightGradient]] = field(default_factory=dict)
     handed_over: dict[tuple[ActionKind, int, int], torch.Tensor] = field(default_factory=dict)
     arriving: dict[Message, tuple[torch.Tensor, Pending]] = field(default_factory=dict)
     leaving: dict[Channel, list[tuple[torch.Tensor, Pending]]] = field(default_factory=dict)
@@ -93,14 +82,14 @@ class InFlight:
         ]
 
 
-class ActionWatch(Protocol):
+class ActionObserver(Protocol):
     """Whoever looks at what a step keeps: told when an action has its input, and when it ended."""
 
-    def begins(self, action: Action, state: InFlight) -> None:
+    def action_began(self, action: Action, state: StepState) -> None:
         """Learn that an action begins to compute."""
         ...
 
-    def ended(self, action: Action, state: InFlight) -> None:
+    def action_ended(self, action: Action, state: StepState) -> None:
         """Learn that an action has left what it leaves."""
         ...
 
@@ -113,16 +102,15 @@ class PipelineExecutor:
         stages: Mapping[int, Decoder],
         *,
         pp_rank: int,
-        links: PipeLinks,
+        groups: RankGroups,
         store: GradientStore,
-        recorder: Recorder,
         stream: StreamShape,
     ) -> None:
         """Own `stages`."""
-        self.stages, self.pp_rank, self.links = stages, pp_rank, links
-        self.store, self.recorder, self.stream = store, recorder, stream
-        self.watch: ActionWatch | None = None
-        self._rows: dict[int, RankRow] = {}
+        self.stages, self.pp_rank, self.groups = stages, pp_rank, groups
+        self.store, self.recorder, self.stream = store, groups.recorder, stream
+        self.observer: ActionObserver | None = None
+        self._rows: dict[int, RankSchedule] = {}
 
     def run(
         self, schedule: Schedule, batches: Sequence[TokenBatch], scale: float
@@ -134,13 +122,13 @@ class PipelineExecutor:
         """
         # By identity: to hash thousands of actions takes longer than to run a small step.
         if id(schedule) not in self._rows:
-            self._rows[id(schedule)] = RankRow.of(schedule, self.pp_rank)
+            self._rows[id(schedule)] = RankSchedule.from_schedule(schedule, self.pp_rank)
         row = self._rows[id(schedule)]
-        state = InFlight()
+        state = StepState()
         posted = 0
         for position, step in enumerate(row.steps):
             while posted < len(row.steps) and posted <= position + _RECEIVES_AHEAD:
-                for message in row.posts[posted]:
+                for message in row.receives[posted]:
                     self._post_receive(state, message, batches[message.microbatch])
                 posted += 1
             last = row.last.get(step.action.stage) == position
@@ -150,8 +138,8 @@ class PipelineExecutor:
                 if type(error) is not RuntimeError:
                     raise  # of a kind that has a meaning of its own, such as out of memory
                 raise RuntimeError(f"{step.action}: {error}") from error
-            if self.watch is not None:
-                self.watch.ended(step.action, state)
+            if self.observer is not None:
+                self.observer.action_ended(step.action, state)
             self._settle_sends(state, row.window)
         self.recorder.at("", None)
         for sent in state.leaving.values():
@@ -163,8 +151,8 @@ class PipelineExecutor:
 
     def _run_step(
         self,
-        state: InFlight,
-        step: Step,
+        state: StepState,
+        step: ActionWithMessages,
         turn: int,
         batches: Sequence[TokenBatch],
         scale: float,
@@ -176,8 +164,8 @@ class PipelineExecutor:
         self.recorder.at(str(action), turn)
         incoming = self._take(state, step)
         self.recorder.at(str(action), turn + 1)
-        if self.watch is not None:
-            self.watch.begins(action, state)
+        if self.observer is not None:
+            self.observer.action_began(action, state)
         with self.recorder.action(action.kind.value, stage, action.microbatch):
             if action.kind is ActionKind.F:
                 batch = batches[action.microbatch]
@@ -193,11 +181,11 @@ class PipelineExecutor:
                     self._give(state, step, self._backward(state, action, incoming))
                     self.store.run_deferred()
                 else:
-                    self.store.run_collected(_used(state.weights, key))
+                    self.store.run_collected(_take_used(state.weights, key))
 
     def _forward(
         self,
-        state: InFlight,
+        state: StepState,
         action: Action,
         x_ND: torch.Tensor | None,
         batch: TokenBatch,
@@ -220,14 +208,14 @@ class PipelineExecutor:
         return out.detach()
 
     def _backward(
-        self, state: InFlight, action: Action, dy_ND: torch.Tensor | None
+        self, state: StepState, action: Action, dy_ND: torch.Tensor | None
     ) -> torch.Tensor | None:
         key = (action.stage, action.microbatch)
-        out = _used(state.outputs, key)
+        out = _take_used(state.outputs, key)
         if self.stages[action.stage].first:
             torch.autograd.backward(out, dy_ND)
             return None
-        x_ND = _used(state.inputs, key)
+        x_ND = _take_used(state.inputs, key)
         if not x_ND.untyped_storage().nbytes():
             raise RuntimeError("the memory of its input was given back too early")
         torch.autograd.backward(out, dy_ND)
@@ -235,25 +223,27 @@ class PipelineExecutor:
             raise RuntimeError("it gave no gradient of its input")
         return x_ND.grad
 
-    def _take(self, state: InFlight, step: Step) -> torch.Tensor | None:
+    def _take(self, state: StepState, step: ActionWithMessages) -> torch.Tensor | None:
         if step.receive is not None:
-            tensor, pending = _used(state.arriving, step.receive)
+            tensor, pending = _take_used(state.arriving, step.receive)
             pending.wait()
             return tensor
         if step.local_input:
             action = step.action
-            key = (action.kind if action.kind is ActionKind.F else ActionKind.B, *_key(action))
-            return _used(state.handed_over, key)
+            kind = ActionKind.F if action.kind is ActionKind.F else ActionKind.B
+            return _take_used(state.handed_over, (kind, action.stage, action.microbatch))
         return None
 
-    def _give(self, state: InFlight, step: Step, tensor: torch.Tensor | None) -> None:
+    def _give(
+        self, state: StepState, step: ActionWithMessages, tensor: torch.Tensor | None
+    ) -> None:
         action = step.action
         if tensor is None:
             return
         if step.send is not None:
             tensor = tensor.contiguous()
             message = step.send
-            pending = self.links.carrier(message).send(
+            pending = self._group_for(message).send(
                 tensor, message.target_rank, name=str(message), tag=message.microbatch
             )
             state.leaving.setdefault(message.channel, []).append((tensor, pending))
@@ -262,7 +252,7 @@ class PipelineExecutor:
             kind, ahead = (ActionKind.F, 1) if forward else (ActionKind.B, -1)
             state.handed_over[(kind, action.stage + ahead, action.microbatch)] = tensor
 
-    def _settle_sends(self, state: InFlight, window: int) -> None:
+    def _settle_sends(self, state: StepState, window: int) -> None:
         """Let go of all but the last `window` sends of each channel.
 
         What the other side has need not be kept. The checker's window says how many sends must be
@@ -272,23 +262,64 @@ class PipelineExecutor:
             while len(sent) > window:
                 sent.pop(0)[1].wait()
 
-    def _post_receive(self, state: InFlight, message: Message, batch: TokenBatch) -> None:
+    def _group_for(self, message: Message) -> Group:
+        """Return the group that carries a message: one for each direction between ranks."""
+        forward = message.source_rank < message.target_rank
+        return self.groups.pipe_forward if forward else self.groups.pipe_backward
+
+    def _post_receive(self, state: StepState, message: Message, batch: TokenBatch) -> None:
         buffer = self.stream.buffer(batch)
-        carrier = self.links.carrier(message)
+        group = self._group_for(message)
         source = message.source_rank
-        name = f"{message} from rank {carrier.ranks[source]}"
-        pending = carrier.receive(buffer, source, name=name, tag=message.microbatch)
+        name = f"{message} from rank {group.ranks[source]}"
+        pending = group.receive(buffer, source, name=name, tag=message.microbatch)
         state.arriving[message] = (buffer, pending)
 
 
-def _key(action: Action) -> Key:
-    return action.stage, action.microbatch
-
-
-def _used(kept: dict[K, T], key: K) -> T:
+def _take_used(kept: dict[K, T], key: K) -> T:
     """Return what an earlier action left for this one, and let go of it."""
     if key not in kept:
         raise RuntimeError(
             "what it needs is not there: it was never made, or it was freed too early"
         )
     return kept.pop(key)
+
+
+_SENDS_SPARE = 2
+"""Sends per link that may be pending beyond those that the schedule needs, to keep it busy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSchedule:
+    """What one rank runs of a schedule: its actions, the receives before each, how sends wait.
+
+    `last` is the place of the last action of each stage that gives weight gradients. `turns` are
+    the places of the actions in an order in which all ranks' actions can run, one after the other.
+    """
+
+    schedule: Schedule
+    steps: Sequence[ActionWithMessages]
+    receives: Sequence[Sequence[Message]]
+    last: Mapping[int, int]
+    window: int
+    turns: Sequence[int]
+
+    @classmethod
+    def from_schedule(cls, schedule: Schedule, pp_rank: int) -> RankSchedule:
+        """Return the row of pipeline rank `pp_rank`."""
+        traffic = ScheduleMessages.from_schedule(schedule)
+        steps = traffic.steps[pp_rank]
+        turn_of = {action: turn for turn, action in enumerate(run_action_lists(schedule)[0])}
+        return cls(
+            schedule=schedule,
+            steps=steps,
+            receives=traffic.receives[pp_rank],
+            last={
+                step.action.stage: place
+                for place, step in enumerate(steps)
+                if step.action.kind in (ActionKind.BW, ActionKind.W)
+            },
+            window=send_window(traffic) + _SENDS_SPARE,
+            # Apart by two: a rank that waits for its input comes before one that has begun.
+            turns=[2 * turn_of.get(step.action, len(turn_of)) for step in steps],
+        )

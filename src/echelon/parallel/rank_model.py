@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+from torch import nn
+
+from echelon.core.plan import Plan
+from echelon.layout.stage import RankPart, held_experts
 from echelon.models.decoder import Decoder
+from echelon.models.modules import TensorShare
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.expert import Balancer
 from echelon.parallel.gradients import GradientStore
-from echelon.parallel.offload import Rest
+from echelon.parallel.offload import OffloadStore
+from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor
-from echelon.parallel.zero import Residency
+from echelon.parallel.recompute import RecomputingRunner
+from echelon.parallel.zero import ParameterGathering
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +31,32 @@ class RankModel:
     buckets: list[Bucket]
     store: GradientStore
     reduction: GradientReduction
-    residency: Residency
-    parameter_rest: Rest | None
+    gathering: ParameterGathering
+    parameter_store: OffloadStore | None
     executor: PipelineExecutor
     balancer: Balancer | None
+
+
+def empty_stages(plan: Plan, part: RankPart, operations: RankOperations) -> dict[int, Decoder]:
+    """Return the stages of a rank on the meta device, each with its policy of recompute."""
+    share = TensorShare(
+        tp=plan.mesh.tp, expert_tp=plan.layout.experts.expert_tp, experts=held_experts(plan, part)
+    )
+    stages: dict[int, Decoder] = {}
+    for one in part.stages:
+        with torch.device("meta"):
+            stages[one.stage] = Decoder(
+                plan.model,
+                operations=operations,
+                blocks=one.blocks,
+                first=one.first,
+                last=one.last,
+                share=share,
+            )
+        stages[one.stage].run_block = RecomputingRunner(plan.layout.recompute)
+    return stages
+
+
+def named_parameters(stages: Mapping[int, Decoder]) -> dict[str, nn.Parameter]:
+    """Return one parameter of each name: a tied embedding may be in two stages of a rank."""
+    return {name: one for stage in stages.values() for name, one in stage.named_parameters()}

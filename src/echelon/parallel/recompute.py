@@ -2,7 +2,7 @@
 
 Split: nothing; it trades compute for memory.
 Sent:  the forward collectives of each recomputed block a second time.
-Bytes: `cost.bytes_sent.tensor_bytes` counts the forward of a recomputed block twice.
+Bytes: `tensor_bytes` in `cost/bytes/sent.py` counts the forward of a recomputed block twice.
 Must divide: nothing.
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
 
@@ -38,7 +38,7 @@ class _RecomputedBlock(torch.autograd.Function):
         if host is None:
             ctx.save_for_backward(x_ND)
         else:
-            ctx.stored = host.store(x_ND, of=batch)
+            ctx.stored = host.store(x_ND, forward_pass=batch)
         ctx.block, ctx.batch, ctx.on_host = block, batch, host is not None
         return block(x_ND, batch)
 
@@ -66,8 +66,3 @@ class RecomputingRunner:
         if self.policy.recomputes(block.index) and torch.is_grad_enabled():
             return _RecomputedBlock.apply(x_ND, block, batch, self.host)
         return run_block(block, x_ND, batch)
-
-
-def block_runner(policy: Recompute) -> RecomputingRunner:
-    """Return how a decoder runs its blocks under this policy."""
-    return RecomputingRunner(policy)

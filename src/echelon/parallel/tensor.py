@@ -1,12 +1,21 @@
 """Tensor parallelism: a pair of linear layers, the first split by columns, the second by rows.
 
 Split: q, k, v, gate and up by output column (whole heads), o and down by input row; [out/tp, in]
-       and [out, in/tp] of each stored [out, in] weight.
+       and [out, in/tp] of each stored [out, in] weight. Under sequence parallelism the residual
+       stream too, along the sequence: each of `tp` ranks holds [N/tp, D] of it. Of latent
+       attention `q_up` and `kv_up` by column; `q_down` and `kv_down` are whole on every rank,
+       which computes them for the rows it holds (`WholeLinear`).
 Sent:  nothing between the two; after the row layer one all-reduce of [N, D] forward, before the
-       column layer one backward (reduce-scatter and all-gather under sequence parallelism).
-Bytes: `cost.bytes_sent.tensor_bytes`.
-Must divide: tp | heads, kv_heads, ffn (the vocabulary is padded).
-Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
+       column layer one backward. Under sequence parallelism an all-gather before a column layer
+       and a reduce-scatter after a row layer, the same in backward, plus one all-gather of the
+       saved slice (the input is kept as a slice and gathered again for the weight gradient). Of
+       latent attention gradients of the two narrow vectors and of the shared key are summed
+       ([N, rank]), and nothing of width D but what `o` sends.
+Bytes: `tensor_bytes` in `cost/bytes/sent.py`, `latent_bytes` in the same file.
+Must divide: tp | heads, kv_heads, ffn (the vocabulary is padded); tp | sequence_length under
+       sequence parallelism.
+Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., "Reducing Activation
+       Recomputation in Large Transformer Models", 2022; DeepSeek-V2, 2024, section 2.1.
 
 The backward's collective is in flight while weight gradients are computed, those of the row layer
 included, which were put off until then. Biases of row layers are added once, after the sum.
@@ -17,16 +26,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from echelon.models.precision import at_least_fp32
-from echelon.parallel.collectives import Group, Pending
 from echelon.parallel.gradients import GradientStore
-from echelon.parallel.products import product
-from echelon.parallel.sequence import gather_rows, scatter_sum
+from echelon.parallel.kernels.matmul import matmul
+from echelon.parallel.transport.collectives import Group, Pending
+from echelon.parallel.transport.rows import gather_rows, scatter_sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +72,9 @@ class ColumnLinear(torch.autograd.Function):
             gathered.wait()
         weight = split.store.matrices([linear.weight for linear in linears])
         if weight is None:
-            y = torch.cat([product(x, linear.weight) for linear in linears], dim=-1)
+            y = torch.cat([matmul(x, linear.weight) for linear in linears], dim=-1)
         else:
-            y = product(x, weight)
+            y = matmul(x, weight)
         biases: list[torch.Tensor] = [one.bias for one in linears if one.bias is not None]
         if biases:
             y += torch.cat(biases)
@@ -77,7 +87,7 @@ class ColumnLinear(torch.autograd.Function):
         split: TensorSplit = ctx.split
         dy = dy.contiguous()
         linears: Sequence[nn.Linear] = ctx.linears
-        dx = _input_gradient(dy, linears, split.store)
+        dx = input_gradient(dy, linears, split.store)
         if split.scattered:
             dx, pending = scatter_sum(dx, split.group, name="column.backward")
             # Only the weight gradient needs the whole input, and nothing waits for that: the
@@ -102,7 +112,7 @@ class RowLinear(torch.autograd.Function):
         """Return the sum over the tensor ranks, [N, D], or this rank's rows of it."""
         ctx.save_for_backward(x)
         ctx.linear, ctx.split = linear, split
-        y = product(x, linear.weight)
+        y = matmul(x, linear.weight)
         if split.scattered:
             y, pending = scatter_sum(y, split.group, name="row.forward")
         else:
@@ -125,22 +135,26 @@ class RowLinear(torch.autograd.Function):
             dy, gathered = gather_rows(dy, split.group, name="row.backward")
             split.store.run_deferred()
             gathered.wait()
-        dx = product(dy, linear.weight.t())
+        dx = matmul(dy, linear.weight.t())
         alone = x.detach()
-        split.store.defer(lambda: split.store.add_product([linear.weight], dy, alone))
+        split.store.defer(lambda: split.store.add_matmul([linear.weight], dy, alone))
         if split.group.size == 1 and not split.exchanges:
             split.store.run_deferred()
         return dx, None, None
 
 
-def _input_gradient(
-    dy: torch.Tensor, linears: Sequence[nn.Linear], store: GradientStore
+def input_gradient(
+    dy: torch.Tensor,
+    linears: Sequence[nn.Linear],
+    store: GradientStore,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """Return dx of layers that read the same x, [N, I], from their dy side by side (in `out`)."""
     weight = store.matrices([linear.weight for linear in linears])
     if weight is not None:
-        return product(dy, weight.t())
+        return matmul(dy, weight.t(), out=out)
     parts = dy.split([linear.out_features for linear in linears], dim=-1)
-    dx = parts[0] @ linears[0].weight
+    dx = torch.mm(parts[0], linears[0].weight, out=out)
     for part, linear in zip(parts[1:], linears[1:], strict=True):
         dx.addmm_(part, linear.weight)
     return dx
@@ -170,8 +184,37 @@ class _GatheredColumns:
 def _column_weights(
     linears: Sequence[nn.Linear], store: GradientStore, dy: torch.Tensor, x: torch.Tensor
 ) -> None:
-    store.add_product([linear.weight for linear in linears], dy, x)
+    store.add_matmul([linear.weight for linear in linears], dy, x)
     parts = dy.split([linear.out_features for linear in linears], dim=-1)
     for part, linear in zip(parts, linears, strict=True):
         if linear.bias is not None:
             store.add(linear.bias, part.sum(0, dtype=at_least_fp32(dy.dtype)))
+
+
+class WholeLinear(torch.autograd.Function):
+    """Several linear layers without bias that read the same rows, whole on every tensor rank."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_NI: torch.Tensor, linears: Sequence[nn.Linear], split: TensorSplit
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the output of each, [N, O]."""
+        ctx.save_for_backward(x_NI)
+        ctx.linears, ctx.split = linears, split
+        return tuple(matmul(x_NI, linear.weight) for linear in linears)
+
+    @staticmethod
+    def backward(ctx: Any, *dys: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return dx; weight gradients are put off until a collective is in flight."""
+        x_NI = ctx.saved_tensors[0].detach()
+        linears: Sequence[nn.Linear] = ctx.linears
+        split: TensorSplit = ctx.split
+        dys_NO = [dy.contiguous() for dy in dys]
+        dx_NI = matmul(dys_NO[0], linears[0].weight.t())
+        for linear, dy_NO in zip(linears[1:], dys_NO[1:], strict=True):
+            dx_NI.addmm_(dy_NO, linear.weight)
+        for linear, dy_NO in zip(linears, dys_NO, strict=True):
+            split.store.defer(partial(split.store.add_matmul, [linear.weight], dy_NO, x_NI))
+        if split.group.size == 1:
+            split.store.run_deferred()
+        return dx_NI, None, None

@@ -3,7 +3,7 @@
 Split: rows of the embedding and of the head, [ceil(V/tp), D]; the last rows may be padding.
 Sent:  embedding: one all-reduce (or reduce-scatter) of [N, D] forward; loss: an all-gather of
        three numbers per token forward, one all-reduce (or reduce-scatter) of [N, D] backward.
-Bytes: `cost.bytes_sent.tensor_bytes`.
+Bytes: `tensor_bytes` in `cost/bytes/sent.py`.
 Must divide: nothing; padded rows are masked out of the loss and get no gradient.
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3; the loss never holds more than [N, V/tp].
 
@@ -14,19 +14,18 @@ Shape suffixes: N tokens, D hidden, V local vocabulary with padding, C rows of a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
-from echelon.models.precision import NARROW, at_least_fp32
-from echelon.parallel.collectives import Group
-from echelon.parallel.pieces import row_pieces
-from echelon.parallel.products import product
-from echelon.parallel.sequence import gather_rows, own_rows, scatter_sum
+from echelon.models.precision import LOW_PRECISION, at_least_fp32
+from echelon.parallel.kernels.low_precision import row_chunks
+from echelon.parallel.kernels.matmul import matmul
 from echelon.parallel.tensor import TensorSplit
+from echelon.parallel.transport.collectives import Group
+from echelon.parallel.transport.rows import gather_rows, own_rows, scatter_sum
 
 
 class VocabularyEmbedding(torch.autograd.Function):
@@ -91,15 +90,6 @@ class PositionEmbedding(torch.autograd.Function):
         return dx_ND, None, None, None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossTerms:
-    """Give the labels of all rows, what the sum is multiplied by, and the number of real ids."""
-
-    labels_N: torch.Tensor
-    scale: float
-    vocab: int
-
-
 class VocabularyLoss(torch.autograd.Function):
     """Cross-entropy of logits that no rank holds whole."""
 
@@ -108,25 +98,29 @@ class VocabularyLoss(torch.autograd.Function):
         ctx: Any,
         x_ND: torch.Tensor,
         weight_VD: nn.Parameter,
-        terms: LossTerms,
+        labels_N: torch.Tensor,
+        scale_and_vocab: tuple[float, int],
         split: TensorSplit,
     ) -> torch.Tensor:
-        """Return scale x the sum over counted tokens of log(sum exp(logits)) - logit[label]."""
-        group, labels_N, scale, vocab = split.group, terms.labels_N, terms.scale, terms.vocab
+        """Return scale x the sum over counted tokens of log(sum exp(logits)) - logit[label].
+
+        There are `vocab` real ids; the rows of the weight beyond them are padding.
+        """
+        group, (scale, vocab) = split.group, scale_and_vocab
         if split.scattered:
             x_ND, gathered = gather_rows(x_ND, group, name="head.forward")
             gathered.wait()
         real = max(0, min(weight_VD.shape[0], vocab - group.index * weight_VD.shape[0]))
         counted_N = labels_N != IGNORED_LABEL
         local_N, elsewhere_N = local_ids(labels_N.clamp(min=0), weight_VD.shape[0], group)
-        logits_NV = product(x_ND, weight_VD)
+        logits_NV = matmul(x_ND, weight_VD)
         logits_NV[:, real:] = float("-inf")
         local = _local_statistics(logits_NV, local_N)
         local[2].masked_fill_(elsewhere_N, 0.0)
         maximum_N, total_N, target_N = _merge(local, group)
         whole_N = maximum_N + total_N.log()
         mine_N = counted_N & ~elsewhere_N
-        if logits_NV.dtype in NARROW:
+        if logits_NV.dtype in LOW_PRECISION:
             factor_N = counted_N * scale
         else:
             # These logits hold exp(logit - local maximum): they become total x gradient of the
@@ -147,19 +141,19 @@ class VocabularyLoss(torch.autograd.Function):
         split: TensorSplit = ctx.split
         weight: nn.Parameter = ctx.weight
         factor_N = factor_N * dloss
-        if logits_NV.dtype in NARROW:
-            _turn_to_gradient(logits_NV, factor_N, whole_N, local_N, mine_N)
-            dx_ND = product(logits_NV, weight.t())
+        if logits_NV.dtype in LOW_PRECISION:
+            _overwrite_with_gradient(logits_NV, factor_N, whole_N, local_N, mine_N)
+            dx_ND = matmul(logits_NV, weight.t())
         else:
-            dx_ND = product(logits_NV, weight.t()).mul_(factor_N.unsqueeze(1))
+            dx_ND = matmul(logits_NV, weight.t()).mul_(factor_N.unsqueeze(1))
             x_ND = x_ND * factor_N.unsqueeze(1)
         if split.scattered:
             dx_ND, pending = scatter_sum(dx_ND, split.group, name="head.backward")
         else:
             pending = split.group.all_reduce(dx_ND, name="head.backward", async_op=True)
-        split.store.add_product([weight], logits_NV, x_ND.detach())
+        split.store.add_matmul([weight], logits_NV, x_ND.detach())
         pending.wait()
-        return dx_ND, None, None, None
+        return dx_ND, None, None, None, None
 
 
 def local_ids(
@@ -184,7 +178,7 @@ def _local_statistics(logits_NV: torch.Tensor, local_N: torch.Tensor) -> torch.T
     """
     wide = at_least_fp32(logits_NV.dtype)
     statistics = logits_NV.new_empty((3, logits_NV.shape[0]), dtype=wide)
-    for rows in row_pieces(logits_NV):
+    for rows in row_chunks(logits_NV):
         logits_CV = logits_NV[rows].to(wide)
         statistics[2, rows] = logits_CV.gather(1, local_N[rows, None]).squeeze(1)
         # A rank that holds only padding has no maximum; any finite number does, its sum is 0.
@@ -195,18 +189,18 @@ def _local_statistics(logits_NV: torch.Tensor, local_N: torch.Tensor) -> torch.T
     return statistics
 
 
-def _turn_to_gradient(
+def _overwrite_with_gradient(
     logits_NV: torch.Tensor,
     factor_N: torch.Tensor,
     whole_N: torch.Tensor,
     local_N: torch.Tensor,
     mine_N: torch.Tensor,
 ) -> None:
-    """Turn narrow logits into factor (softmax - one-hot label) in place, each rounded once.
+    """Turn bf16 or fp16 logits into factor (softmax - one-hot) in place, each rounded once.
 
     `whole_N` is the logarithm of the sum of exponentials over the whole vocabulary.
     """
-    for rows in row_pieces(logits_NV):
+    for rows in row_chunks(logits_NV):
         gradient_CV = logits_NV[rows].float().sub_(whole_N[rows, None]).exp_()
         gradient_CV.scatter_add_(1, local_N[rows, None], -mine_N[rows, None].float())
         torch.mul(gradient_CV, factor_N[rows, None], out=logits_NV[rows])

@@ -1,8 +1,9 @@
-"""The weights of a rank: made empty, filled from the seed, and told as shards.
+"""The weights of a rank: made empty, filled from the seed, and told as shards of canonical tensors.
 
 Each rank computes only its own part of the initial values (`models/initial.py`): its tensor slice,
 and at ZeRO stage 3 only its slice of that. So no rank ever holds the whole model, and no seed
-checkpoint is needed.
+checkpoint is needed. Checkpoints and proofs know tensors by their canonical name and whole shape
+only; whatever holds them (a flat bucket, a tensor slice, a pipeline stage) is told in shards.
 """
 
 from __future__ import annotations
@@ -18,10 +19,55 @@ from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
 from echelon.models.initial import initial_values
 from echelon.parallel.buckets import Bucket, Slot
-from echelon.parallel.collectives import Group
-from echelon.parallel.device_mesh import RankGroups
-from echelon.parallel.rectangles import rectangles
-from echelon.parallel.shards import Shard
+from echelon.parallel.transport.collectives import Group
+from echelon.parallel.transport.device_mesh import RankGroups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """Hold a rectangle of a canonical tensor, padding already cut off.
+
+    `tensor` (any shape of the rectangle) starts at `offset` in a tensor of `global_shape`.
+    `primary` is True on exactly one of the ranks that hold the same rectangle.
+    """
+
+    name: str
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    tensor: torch.Tensor
+    primary: bool
+
+
+OffsetAndSize = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offset and size of a rectangle."""
+
+
+def range_as_rectangles(shape: Sequence[int], start: int, stop: int) -> Iterator[OffsetAndSize]:
+    """Yield the fewest rectangles that are elements `start` to `stop` - 1 of a row-major tensor.
+
+    They come in the order of the elements, and each is a contiguous run of them: for a matrix the
+    rest of a row, whole rows, and the beginning of a row.
+    """
+    if start >= stop:
+        return
+    if not shape:
+        yield (), ()
+        return
+    inner = prod(shape[1:])
+    first, last = -(-start // inner), stop // inner
+    if first > last:
+        yield from _within_row(shape, last, start, stop)
+        return
+    yield from _within_row(shape, first - 1, start, first * inner)
+    if first < last:
+        yield (first, *(0 for _ in shape[1:])), (last - first, *shape[1:])
+    yield from _within_row(shape, last, last * inner, stop)
+
+
+def _within_row(shape: Sequence[int], row: int, start: int, stop: int) -> Iterator[OffsetAndSize]:
+    base = row * prod(shape[1:])
+    for offset, size in range_as_rectangles(shape[1:], start - base, stop - base):
+        yield (row, *offset), (1, *size)
 
 
 def install(modules: Iterable[nn.Module], buckets: Sequence[Bucket]) -> None:
@@ -36,13 +82,13 @@ def install(modules: Iterable[nn.Module], buckets: Sequence[Bucket]) -> None:
             setattr(module.get_submodule(owner), name, slots[full_name].parameter)
 
 
-def resting_values(bucket: Bucket) -> torch.Tensor:
+def stored_values(bucket: Bucket) -> torch.Tensor:
     """Return the parameters of a bucket as they are kept between uses: whole, or a slice.
 
     What is still being written to where a slice rests is waited for.
     """
-    if bucket.rest is not None:
-        return bucket.rest.view(bucket.values_key)
+    if bucket.offload_store is not None:
+        return bucket.offload_store.view(bucket.values_key)
     return bucket.value_slice if bucket.plan.sliced else bucket.values
 
 
@@ -56,46 +102,35 @@ def fill_initial(
     """
     for bucket, flat in zip(buckets, flats, strict=True):
         for slot in bucket.slots:
-            for piece in pieces(slot, flat, groups.tensor_of(slot.spec)):
-                values = initial_values(
-                    plan.model,
-                    slot.spec,
-                    plan.mathematics.seed,
-                    offset=piece.offset,
-                    size=tuple(piece.tensor.shape),
-                )
-                piece.tensor.copy_(values)
+            for offset, part in slot_rectangles(slot, flat, groups.tensor_group_for(slot.spec)):
+                size, seed = tuple(part.shape), plan.mathematics.seed
+                part.copy_(initial_values(plan.model, slot.spec, seed, offset=offset, size=size))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotPiece:
-    """Hold a view of a part of a parameter, and where in the whole parameter it starts."""
-
-    offset: tuple[int, ...]
-    tensor: torch.Tensor
-
-
-def pieces(slot: Slot, flat: torch.Tensor, tensor: Group) -> Iterator[SlotPiece]:
+def slot_rectangles(
+    slot: Slot, flat: torch.Tensor, tensor: Group
+) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
     """Yield the rectangles of a parameter, padding cut off, that a flat tensor holds.
 
+    Each is a view, with where in the whole parameter it starts.
     `flat` has the layout of the slot's bucket: all of it, or the slice that this rank owns.
     """
     base = 0 if flat.numel() == slot.bucket.plan.num_elements else slot.bucket.own.start
-    offset, size = rectangle(slot.spec, tensor)
+    offset, size = tensor_rank_rectangle(slot.spec, tensor)
     # Padding is at the end of dim 0, so what is real comes first; other dims have none.
     begin = max(slot.start, base)
     end = min(slot.start + prod(size), base + flat.numel())
     position = begin - base
-    for place, part in rectangles(size, begin - slot.start, end - slot.start):
+    for place, part in range_as_rectangles(size, begin - slot.start, end - slot.start):
         numel = prod(part)
-        yield SlotPiece(
-            offset=tuple(a + b for a, b in zip(offset, place, strict=True)),
-            tensor=flat[position : position + numel].view(part),
-        )
+        begins = tuple(a + b for a, b in zip(offset, place, strict=True))
+        yield begins, flat[position : position + numel].view(part)
         position += numel
 
 
-def rectangle(spec: ParameterSpec, tensor: Group) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def tensor_rank_rectangle(
+    spec: ParameterSpec, tensor: Group
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return offset and size of the part of a parameter that a tensor rank holds, no padding."""
     offset, size = [0] * len(spec.shape), list(spec.shape)
     if spec.split_dim is not None:
@@ -108,7 +143,7 @@ def is_first_copy(bucket: Bucket, flat: torch.Tensor, groups: RankGroups) -> boo
     """Return whether this is the first data rank that holds what `flat` is of a bucket."""
     if flat.numel() != bucket.plan.num_elements:
         return groups.replicate.index == 0
-    return (groups.of_experts if bucket.plan.expert else groups.of_all).data.index == 0
+    return groups.data_groups(expert=bucket.plan.expert)[0].index == 0
 
 
 def bucket_shards(
@@ -127,11 +162,11 @@ def bucket_shards(
                 Shard(
                     name=slot.spec.name,
                     global_shape=slot.spec.shape,
-                    offset=piece.offset,
-                    tensor=piece.tensor,
+                    offset=offset,
+                    tensor=part,
                     primary=slot.counted and first_copy,
                 )
-                for piece in pieces(slot, flat, groups.tensor_of(slot.spec))
+                for offset, part in slot_rectangles(slot, flat, groups.tensor_group_for(slot.spec))
             ]
             if shards:
                 found[slot.spec.name] = shards

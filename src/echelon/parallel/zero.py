@@ -5,7 +5,7 @@ Split: every bucket into N equal slices over `dp_shard` (x `cp`): optimizer stat
 Sent:  gradients: `data.py`. Parameters, stages 1 and 2: one all-gather per bucket and step, under
        way since the update, awaited by the first forward that uses it. Stage 3: one all-gather per
        unit before its forward and one before its backward (or one per step), a unit ahead.
-Bytes: `cost.data_bytes`.
+Bytes: `data_bytes` in `cost/bytes/data.py`.
 Must divide: nothing; buckets are padded.
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
         2020; Zhao et al., "PyTorch FSDP", 2023 (units, prefetch).
@@ -16,53 +16,37 @@ the loss), or all of them where `reshard_after_forward` is off.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from echelon.core.plan import Plan, Zero
-from echelon.cost.stage import pp_rank_of
-from echelon.cost.transient import parameter_buffers
+from echelon.core.plan import Zero
 from echelon.parallel.buckets import Bucket
-from echelon.parallel.collectives import Group, Pending
-from echelon.parallel.offload import Fetched, Rest, make_rest
+from echelon.parallel.offload import OffloadStore, PendingFetch, make_offload_store
+from echelon.parallel.transport.collectives import Group, Pending
 
 
-class _UnitBegins(torch.autograd.Function):
-    """The output of a unit: its backward begins here."""
-
-    @staticmethod
-    def forward(ctx: Any, y: torch.Tensor, residency: Residency, unit: str) -> torch.Tensor:
-        """Return y; remember whose it is."""
-        ctx.residency, ctx.unit = residency, unit
-        return y.view_as(y)
+class _UnitBoundary(torch.autograd.Function):
+    """The input or the output of a unit: its backward ends or begins here."""
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """Make the unit whole, and pass the gradient on."""
-        ctx.residency.enter_backward(ctx.unit)
-        return dy, None, None
-
-
-class _UnitEnds(torch.autograd.Function):
-    """The input of a unit: its backward ends here."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, residency: Residency, unit: str) -> torch.Tensor:
-        """Return x; remember whose it is."""
-        ctx.residency, ctx.unit = residency, unit
+    def forward(
+        ctx: Any, x: torch.Tensor, reached: Callable[[str], None], unit: str
+    ) -> torch.Tensor:
+        """Return x; remember whom to tell when backward has come to it."""
+        ctx.reached, ctx.unit = reached, unit
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, dx: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """Free the unit, and pass the gradient on."""
-        ctx.residency.leave_backward(ctx.unit)
+        """Make the unit whole, or free it, and pass the gradient on."""
+        ctx.reached(ctx.unit)
         return dx, None, None
 
 
-class Residency:
+class ParameterGathering:
     """Make the parameters of a unit whole while it is used, and hold slices in between."""
 
     def __init__(
@@ -81,7 +65,7 @@ class Residency:
         units = list(self._order)
         self._shards, self._zero = shards, zero
         self._all = buckets
-        self._sliced = [bucket for bucket in buckets if bucket.plan.sliced]
+        self.sliced = [bucket for bucket in buckets if bucket.plan.sliced]
         self._buckets: dict[str, list[Bucket]] = {
             unit: [bucket for bucket in buckets if unit in bucket.plan.units] for unit in units
         }
@@ -90,14 +74,14 @@ class Residency:
             for unit in units
         }
         self._gathers: dict[str, Pending] = {}
-        self._reads: dict[str, Fetched] = {}
+        self._reads: dict[str, PendingFetch] = {}
 
     def enter(self, unit: str, x: torch.Tensor | None) -> torch.Tensor | None:
         """Make a unit whole for its forward, and start on those that come after it."""
         self._make_whole(unit, self._order[unit], self._buckets)
         if x is None or not self._frees_after_use(unit) or not x.requires_grad:
             return x
-        return _UnitEnds.apply(x, self, unit) if torch.is_grad_enabled() else x
+        return _UnitBoundary.apply(x, self.leave_backward, unit) if torch.is_grad_enabled() else x
 
     def leave(self, unit: str, y: torch.Tensor) -> torch.Tensor:
         """Free what no later unit of this forward uses."""
@@ -107,7 +91,7 @@ class Residency:
             if bucket.plan.sliced and self._in_stage_of(unit, bucket.plan.units)[-1] == unit:
                 self._free(bucket)
         gradient = torch.is_grad_enabled() and y.requires_grad and self._backward[unit]
-        return _UnitBegins.apply(y, self, unit) if gradient else y
+        return _UnitBoundary.apply(y, self.enter_backward, unit) if gradient else y
 
     def enter_backward(self, unit: str) -> None:
         """Make a unit whole for its backward, and start on those that come after it there."""
@@ -131,15 +115,11 @@ class Residency:
 
     def end_pass(self) -> None:
         """Free every unit: a step or an evaluation is over."""
-        for bucket in self._sliced:
+        for bucket in self.sliced:
             self._free(bucket)
         for read in self._reads.values():
             read.release()
         self._reads.clear()
-
-    def whole_units(self) -> list[str]:
-        """Return the names of the sliced buckets that have their whole memory now."""
-        return [bucket.name for bucket in self._sliced if bucket.values_memory.present]
 
     def _in_stage_of(self, unit: str, units: Sequence[str]) -> list[str]:
         """Return those of `units` that are in the same stage as `unit`."""
@@ -182,8 +162,8 @@ class Residency:
     def _read(self, bucket: Bucket) -> None:
         """Start to bring a slice of parameters from where it rests."""
         missing = bucket.name not in self._reads and not bucket.values_memory.present
-        if bucket.rest is not None and missing:
-            self._reads[bucket.name] = bucket.rest.fetch([bucket.values_key])
+        if bucket.offload_store is not None and missing:
+            self._reads[bucket.name] = bucket.offload_store.fetch([bucket.values_key])
 
     def _await(self, bucket: Bucket) -> None:
         pending = self._gathers.pop(bucket.name, None)
@@ -198,15 +178,16 @@ class Residency:
         bucket.values_memory.release()
 
 
-def parameter_rest(plan: Plan, rank: int, device: torch.device) -> Rest | None:
+def make_parameter_store(
+    zero: Zero, rank: int, device: torch.device, *, num_buffers: int
+) -> OffloadStore | None:
     """Return where slices of parameters rest, where that is not the device."""
-    zero = plan.layout.zero
     if zero.parameter_offload == "none":
         return None
-    return make_rest(
+    return make_offload_store(
         zero.parameter_offload,
         device,
         folder=Path(zero.offload_dir),
         rank=rank,
-        num_buffers=parameter_buffers(plan, pp_rank_of(plan, rank)),
+        num_buffers=num_buffers,
     )

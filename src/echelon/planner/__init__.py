@@ -1,1 +1,8 @@
-"""Choose how to split a run: enumerate, estimate, rank, explain, and write for other trainers."""
+"""The planner: the best plans of a model on a cluster, and what is to be said of any plan.
+
+search/     a request becomes an answer: every legal plan is walked, the best become Plans
+predict/    what a plan takes: seconds of a step and bytes of its fullest rank, by term
+explain/    why an answer is what it is, what would change it, what would make a plan fit
+lint/       what is legal, and seldom wanted
+view/       pictures of memory, seconds and the mesh
+"""

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-SCHEDULE_SCHEMA = 2
+from echelon.core.serialize import decode_json
+
+T = TypeVar("T")
+
+SCHEDULE_SCHEMA = 2  # of the written file
 
 _ACTION = re.compile(r"(F|BW|B|W)(\d+)\.(\d+)", re.ASCII)
 
@@ -106,19 +110,11 @@ class Schedule:
     @classmethod
     def from_json(cls, text: str) -> Schedule:
         """Return the schedule that `to_json` wrote; ValueError names what does not fit."""
-        data: Any = json.loads(text)
+        data: Any = decode_json(text)
         if not isinstance(data, dict):
             raise ValueError("a schedule is a JSON object")
         entries = cast("dict[str, Any]", data)
-        known = {
-            "schema",
-            "name",
-            "num_ranks",
-            "num_microbatches",
-            "stage_ranks",
-            "mirrored",
-            "actions",
-        }
+        known = {"schema", *(entry.name for entry in fields(cls))}
         if set(entries) != known:
             raise ValueError(f"a schedule has the entries {sorted(known)}, not {sorted(entries)}")
         if entries["schema"] != SCHEDULE_SCHEMA:
@@ -141,19 +137,19 @@ class Schedule:
         )
 
 
+def _entry(value: Any, kind: type[T], words: str, where: str) -> T:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ValueError(f"{where}: expected {words}, found {value!r}")
+    return value
+
+
 def _list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"{where}: expected a list, found {value!r}")
-    return cast("list[Any]", value)
+    return cast("list[Any]", _entry(value, list, "a list", where))
 
 
 def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{where}: expected text, found {value!r}")
-    return value
+    return _entry(value, str, "text", where)
 
 
 def _count(value: Any, where: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{where}: expected a whole number, found {value!r}")
-    return value
+    return _entry(value, int, "a whole number", where)

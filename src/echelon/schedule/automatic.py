@@ -20,37 +20,38 @@ from dataclasses import dataclass
 from itertools import product
 from types import MappingProxyType
 
-from echelon.core.errors import InfeasiblePlan
+from echelon.core.errors import InfeasiblePlan, Problem
 from echelon.core.rulebook.schedule_search import SCHEDULE_SEARCH_HAS_MEMORY
 from echelon.schedule.action import Schedule
 from echelon.schedule.build import SCHEDULES, build_schedule, schedule_problems
 from echelon.schedule.check import peak_in_flight_per_rank
-from echelon.schedule.clock import BW, B, Clock, F, W
-from echelon.schedule.improve import Found, best_of, fused, settle, shaken, unfused
-from echelon.schedule.list_scheduling import Cells, ListScheduler
+from echelon.schedule.improve import (
+    TimedSchedule,
+    fuse_backward,
+    justify_repeatedly,
+    perturb_schedule,
+    shortest_schedule,
+    split_backward,
+)
+from echelon.schedule.list_scheduling import ListScheduler, SplitMask
 from echelon.schedule.lower_bound import lower_bound
 from echelon.schedule.simulate import Durations, simulate
+from echelon.schedule.timer import BW, B, F, ScheduleTimer, W
 
 AUTO = "auto"
 """The name of a schedule that was found by search."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Orders:
-    """Say which orders of urgency are tried in list scheduling, each with each.
+_Orders = tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]
+"""Which orders of urgency are tried in list scheduling, each with each.
 
-    How many cycles earlier (-) or later F is wanted than its turn, how many cycles later than its
-    B a W is, and how patient a rank is.
-    """
+How many cycles earlier (-) or later F is wanted than its turn, how many cycles later than its B a W
+is, and how patient a rank is.
+"""
 
-    eagerness: tuple[float, ...]
-    laziness: tuple[float, ...]
-    patience: tuple[float, ...]
-
-
-_WIDE = _Orders((-1e6, -8, -4, -2, -1, 0, 1, 1e6), (0, 2, 4, 8, 1e6), (0, 0.5, 1))
-_NARROW = _Orders((-1e6, -4, -1, 0, 1), (0, 4, 1e6), (0, 1))
-_KEPT = 12
+_WIDE: _Orders = ((-1e6, -8, -4, -2, -1, 0, 1, 1e6), (0, 2, 4, 8, 1e6), (0, 0.5, 1))
+_NARROW: _Orders = ((-1e6, -4, -1, 0, 1), (0, 4, 1e6), (0, 1))
+_KEPT = 12  # orders that are refined
 _LEAST_KEPT = 3
 """How many starts are justified."""
 _ACTIONS_AT_FULL_EFFORT = 4096
@@ -59,7 +60,7 @@ _ROUNDS = 4
 """How often a start is justified at most."""
 _SHAKES = (40, 20)
 """How often the best is shaken, before and after B and W are fused."""
-_SEED = 0
+_SEED = 0  # of the shakes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,7 @@ def find_schedule(
     from the start of F to the end of BW or W; None is no limit. InfeasiblePlan where a rank may
     not even hold its own stages once.
     """
-    clock = Clock(stage_ranks, num_microbatches, durations)
+    clock = ScheduleTimer(stage_ranks, num_microbatches, durations)
     limits = _limits(clock, most_in_flight)
     fixed = {
         one.name: one
@@ -116,7 +117,7 @@ def find_schedule(
     )
 
 
-def _limits(clock: Clock, most_in_flight: tuple[int, ...] | None) -> tuple[int, ...]:
+def _limits(clock: ScheduleTimer, most_in_flight: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return the limit of each rank; no more than it has cells."""
     ranks = range(clock.num_ranks)
     stages = [clock.stage_ranks.count(rank) for rank in ranks]
@@ -124,23 +125,29 @@ def _limits(clock: Clock, most_in_flight: tuple[int, ...] | None) -> tuple[int, 
     if most_in_flight is None:
         return cells
     limits = tuple(min(pair) for pair in zip(most_in_flight, cells, strict=True))
-    short = [rank for rank in ranks if limits[rank] < stages[rank]]
+    if problem := memory_problem(stages, limits):
+        raise InfeasiblePlan([problem])
+    return limits
+
+
+def memory_problem(stages: Sequence[int], most_in_flight: Sequence[int]) -> Problem | None:
+    """Return why ranks that hold so much cannot run so many stages; None where they can."""
+    short = [rank for rank, count in enumerate(stages) if most_in_flight[rank] < count]
     if short:
         held = ", ".join(
             f"rank {rank} has {stages[rank]} stages and may hold {most_in_flight[rank]}"
             for rank in short[:4]
         )
-        problem = SCHEDULE_SEARCH_HAS_MEMORY.problem(
+        return SCHEDULE_SEARCH_HAS_MEMORY.problem(
             f"no schedule keeps within the memory limit: {held}, but a microbatch is held once "
             "for each stage before its backward pass comes back",
             key="pipeline.most_in_flight",
-            works=[max(stages), "auto"],
+            suggestions=[max(stages), "auto"],
         )
-        raise InfeasiblePlan([problem])
-    return limits
+    return None
 
 
-def _fixed(clock: Clock) -> Iterator[Schedule]:
+def _fixed(clock: ScheduleTimer) -> Iterator[Schedule]:
     """Yield every fixed schedule with these stages on these ranks, that runs them one way only."""
     for name in SCHEDULES:
         stages, ranks, m = clock.num_stages, clock.num_ranks, clock.num_microbatches
@@ -155,43 +162,44 @@ def _fixed(clock: Clock) -> Iterator[Schedule]:
 class _Search:
     """Search among the schedules of one clock; stop at `bound`."""
 
-    clock: Clock
+    clock: ScheduleTimer
     scheduler: ListScheduler
     bound: float
 
-    def run(self, fixed: Sequence[Schedule]) -> Found:
+    def run(self, fixed: Sequence[Schedule]) -> TimedSchedule:
         """Return the best schedule found; at least as good as each of the `fixed` ones."""
         starts = self._fixed_starts(fixed)
-        effort = min(1.0, _ACTIONS_AT_FULL_EFFORT / self.num_actions)
+        num_actions = 3 * self.clock.num_stages * self.clock.num_microbatches
+        effort = min(1.0, _ACTIONS_AT_FULL_EFFORT / num_actions)
         for place, split in enumerate(self._splits(all_ends=effort == 1)):
-            if starts and self._reached(best_of(starts)):
+            if starts and self._reached(shortest_schedule(starts)):
                 break
             orders = _WIDE if place == 0 and effort == 1 else _NARROW
             starts += self._list_scheduled(split, orders)
-        best = best_of(self._refined(starts, kept=max(_LEAST_KEPT, int(effort * _KEPT))))
+        best = shortest_schedule(self._refined(starts, kept=max(_LEAST_KEPT, int(effort * _KEPT))))
         for rounds in _SHAKES:
             if not self._reached(best):
-                best = shaken(self.scheduler, best, rounds=int(effort * rounds), seed=_SEED)
-            best = fused(self.clock, best)
+                best = perturb_schedule(
+                    self.scheduler, best, rounds=int(effort * rounds), seed=_SEED
+                )
+            best = fuse_backward(self.clock, best)
         return best
 
-    def _reached(self, found: Found) -> bool:
+    def _reached(self, found: TimedSchedule) -> bool:
         return found.timing.makespan_s <= self.bound * (1 + 1e-12)
 
-    @property
-    def num_actions(self) -> int:
-        """Return how many actions a step has whose backward passes are all split."""
-        return 3 * self.clock.num_stages * self.clock.num_microbatches
-
-    def _fixed_starts(self, fixed: Sequence[Schedule]) -> list[Found]:
-        starts: list[Found] = []
+    def _fixed_starts(self, fixed: Sequence[Schedule]) -> list[TimedSchedule]:
+        starts: list[TimedSchedule] = []
         for schedule in fixed:
             rows = self.clock.rows_of(schedule)
-            found = [Found.of(self.clock, one) for one in (rows, unfused(self.clock, rows))]
+            found = [
+                TimedSchedule.from_rows(self.clock, one)
+                for one in (rows, split_backward(self.clock, rows))
+            ]
             starts += [one for one in found if one is not None]
         return starts
 
-    def _splits(self, *, all_ends: bool) -> list[Cells]:
+    def _splits(self, *, all_ends: bool) -> list[SplitMask]:
         """Return which cells to split: all; where that costs time, also none, or the ends only."""
         clock, durations = self.clock, self.clock.durations
         stages, m = clock.num_stages, clock.num_microbatches
@@ -213,12 +221,12 @@ class _Search:
         cells = {tuple(k < first or k >= m - last for k in range(m)): None for first, last in ends}
         return [[list(one)] * stages for one in cells]
 
-    def _list_scheduled(self, split: Cells, orders: _Orders) -> Iterator[Found]:
-        for eagerness, laziness in product(orders.eagerness, orders.laziness):
+    def _list_scheduled(self, split: SplitMask, orders: _Orders) -> Iterator[TimedSchedule]:
+        for eagerness, laziness in product(*orders[:2]):
             urgency = self._urgency(eagerness, laziness)
-            for patience in orders.patience:
-                rows = self.scheduler.forwards(urgency, split, patience=patience)
-                found = Found.of(self.clock, rows)
+            for patience in orders[2]:
+                rows = self.scheduler.build(urgency, split, patience=patience)
+                found = TimedSchedule.from_rows(self.clock, rows)
                 if found is not None:
                     yield found
 
@@ -244,20 +252,23 @@ class _Search:
         cycle = max(work)
         weight = [start + laziness * cycle for start in backward]
         forward = [start + eagerness * cycle for start in forward]
-        lanes = {F: forward, B: backward, W: weight, BW: backward}
+        priorities = {F: forward, B: backward, W: weight, BW: backward}
         return [
-            lanes[kind][s] + k * cycle for kind in lanes for s in range(stages) for k in range(m)
+            priorities[kind][s] + k * cycle
+            for kind in priorities
+            for s in range(stages)
+            for k in range(m)
         ]
 
-    def _refined(self, starts: Sequence[Found], *, kept: int) -> Iterator[Found]:
+    def _refined(self, starts: Sequence[TimedSchedule], *, kept: int) -> Iterator[TimedSchedule]:
         """Yield the starts, and the best of them justified, until the bound is reached."""
-        distinct: dict[float, Found] = {}
+        distinct: dict[float, TimedSchedule] = {}
         for start in sorted(starts, key=lambda one: one.cost):
             distinct.setdefault(round(start.ends_s / (self.bound or 1.0), 9), start)
             yield start
         for start in list(distinct.values())[:kept]:
             for patience in (1.0, 0.5):
-                found = settle(self.scheduler, start, patience, rounds=_ROUNDS)
+                found = justify_repeatedly(self.scheduler, start, patience, rounds=_ROUNDS)
                 yield found
                 if self._reached(found):
                     return

@@ -8,19 +8,22 @@ forward and once backward in a step, which is what fully sharded data parallelis
 
 from __future__ import annotations
 
-from typing import ClassVar
+from types import MappingProxyType
 
 from echelon.schedule.action import Action, ActionKind
-from echelon.schedule.looped import Looped
+from echelon.schedule.builder import Looped
 
 
 class BreadthFirst(Looped):
     """Build the looped breadth-first schedule."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "breadth-first"
-    paper: ClassVar[str] = "Lamy-Poirier 2022, arXiv 2211.05953, section 4"
+    name = "breadth-first"
+    paper = "Lamy-Poirier 2022, arXiv 2211.05953, section 4"
+    suits = "stages are gathered or summed over data ranks: each is used in one run"
+    closed_forms = "echelon.cost.seconds.pipeline:BREADTH_FIRST"
+    is_searched = False
+    short_name = "breadth"
+    tool_names = MappingProxyType({"torchtitan": "LoopedBFS"})
 
     def rank_actions(self, rank: int) -> tuple[Action, ...]:
         """Return F of all microbatches stage by stage, then BW from the last stage to the first."""

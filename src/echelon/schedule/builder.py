@@ -4,13 +4,21 @@ A builder is bound to its numbers (stages, ranks, microbatches), so its facts ar
 ``OneFOneB(num_stages=4, num_ranks=4, num_microbatches=8).bubble_fraction()``. The closed forms
 hold for stages of equal duration and free transfers; `simulate.py` gives the rest, and equals them
 where `closed_form_holds`. With whole numbers for times nothing is rounded before the last division.
+
+`Looped` and `VShaped` place several stages on a rank. Narayanan et al. 2021 (arXiv 2104.04473,
+section 2.2.2) call looped ones virtual stages, Lamy-Poirier 2022 (arXiv 2211.05953, section 4) a
+looped pipeline: stage s is on rank s % p. In a V (Qi et al., arXiv 2401.10241, section 6) rank r of
+p holds stages r and 2p-1-r, so the first and the last stage are on rank 0 (the embedding and the
+head that may share its weights, and the loss), and stages p-1 and p are neighbours on one rank.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import ClassVar
 
 from echelon.schedule.action import Action, Schedule
@@ -58,23 +66,47 @@ class Builder(ABC):
     """Where the stages lie, in words."""
     default_virtual_stages: ClassVar[int] = 1
     """The stages per rank if nobody says."""
+    microbatches_per_rank: ClassVar[int] = 1
+    """The fewest microbatches over the ranks; 0: any number will do."""
     microbatch_multiple: ClassVar[int] = 1
     """What the number of microbatches must be a multiple of."""
+    suits: ClassVar[str] = ""
+    """When it is the one to take, in words."""
+    closed_forms: ClassVar[str] = "echelon.cost.seconds.pipeline:ONE_F_ONE_B"
+    """Its `ClosedForms` for arrays of plans; those of 1F1B where it has none of its own."""
+    stage_copies: ClassVar[int] = 1
+    """The stages of which each pipeline rank holds the weights, virtual stages counted as one."""
+    ends_on_first_rank: ClassVar[bool] = False
+    """Whether the first rank has the last stage too, and so the embedding and the head."""
+    is_searched: ClassVar[bool] = True
+    """Whether a search tries it where it is not asked for."""
+    is_suggested: ClassVar[bool] = True
+    """Whether a plan with another schedule is compared with this one."""
+    short_name: ClassVar[str] = ""
+    """What stands before the number of virtual stages in tables of plans; nothing: its name."""
+    tool_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Its names in other tools, by the names of the tools."""
 
     num_stages: int
     num_ranks: int
     num_microbatches: int
 
     @classmethod
-    @abstractmethod
     def minimum_microbatches(cls, num_ranks: int) -> int:
         """Return the fewest microbatches with which this schedule is worth its name."""
+        return max(1, cls.microbatches_per_rank * num_ranks)
 
     @classmethod
     def allows_microbatches(cls, num_ranks: int, num_microbatches: int) -> bool:
         """Return whether this schedule can be built for so many microbatches."""
         enough = num_microbatches >= cls.minimum_microbatches(num_ranks)
         return enough and num_microbatches % cls.microbatch_multiple == 0
+
+    @classmethod
+    def outdone_from(cls, num_ranks: int) -> int | None:
+        """Return from how many microbatches on 1F1B waits no longer and holds less."""
+        del num_ranks
+        return None
 
     @classmethod
     def fits_stages(cls, num_stages: int, num_ranks: int) -> bool:
@@ -115,12 +147,10 @@ class Builder(ABC):
     def rank_actions(self, rank: int) -> tuple[Action, ...]:
         """Return what `rank` runs in one step, in order."""
 
-    @abstractmethod
     def idle_s(self, times: ActionTimes = EQUAL_TIMES) -> float:
-        """Return how long each rank waits between the first start and the last end of the step.
-
-        It is the same for every rank, as every rank works equally long.
-        """
+        """Return (p-1)(F+BW): the overhead is (p-1)/m, the fraction of the step (p-1)/(m+p-1)."""
+        # A rank waits so long between the first start and the last end of the step; all ranks do.
+        return (self.num_ranks - 1) * times.total_s
 
     def closed_form_holds(self, times: ActionTimes = EQUAL_TIMES) -> bool:
         """Return whether `idle_s` is exact for these times: always, if a builder says no other."""
@@ -154,13 +184,54 @@ class Builder(ABC):
         crossings = sum(a != b for a, b in pairwise(owners))
         return 2 * self.num_microbatches * crossings
 
-    def schedule(self) -> Schedule:
-        """Return the schedule itself."""
+    def placement(self) -> Schedule:
+        """Return where stages and microbatches lie: the schedule without any action."""
         return Schedule(
             name=self.name,
             num_ranks=self.num_ranks,
             num_microbatches=self.num_microbatches,
             stage_ranks=self.stage_ranks(),
-            actions=tuple(self.rank_actions(rank) for rank in range(self.num_ranks)),
+            actions=(),
             mirrored=self.mirrored(),
         )
+
+    def schedule(self) -> Schedule:
+        """Return the schedule itself."""
+        rows = tuple(self.rank_actions(rank) for rank in range(self.num_ranks))
+        return replace(self.placement(), actions=rows)
+
+
+class Looped(Builder):
+    """Build a schedule whose ranks hold two or more stages each, in turn.
+
+    Fewer than p microbatches come back to rank 0 before the last rank has seen the first of them.
+    """
+
+    places = "two or more stages on each pipeline rank, stage s on rank s % num_ranks"
+    default_virtual_stages = 2
+
+    @classmethod
+    def fits_virtual_stages(cls, virtual_stages: int) -> bool:
+        """Return whether each rank holds several stages; with one it would be 1F1B or GPipe."""
+        return virtual_stages >= 2
+
+    def idle_s(self, times: ActionTimes = EQUAL_TIMES) -> float:
+        """Return (p-1)(F+BW) of one stage: the overhead is (p-1)/(v m)."""
+        return super().idle_s(times)
+
+
+class VShaped(Builder):
+    """Place two stages on each rank in the shape of a V."""
+
+    places = "two stages on each pipeline rank, rank r having stages r and 2 x num_ranks - 1 - r"
+    default_virtual_stages = 2
+
+    @classmethod
+    def fits_virtual_stages(cls, virtual_stages: int) -> bool:
+        """Return whether each rank holds two stages."""
+        return virtual_stages == 2
+
+    @classmethod
+    def owners(cls, num_stages: int, num_ranks: int) -> tuple[int, ...]:
+        """Return the rank that owns each stage: 0 to p-1, and back."""
+        return tuple(min(stage, num_stages - 1 - stage) for stage in range(num_stages))

@@ -8,11 +8,11 @@ What is proved, and under which conditions:
   make arrives as messages, and is waited for.
 - *No deadlock*, when every rank runs its list from left to right, waits before an action until the
   message that it needs has arrived, posts its sends without waiting for them, and posts its
-  receives in the order in which the sender posts the sends (`Traffic.receives`), at the latest
-  before the action that needs them. This holds whether a send is buffered or a rendezvous: take
-  the order in which the actions run with buffered sends and place each transfer directly before
-  the first action for which its receive is posted. Its sender is done by then, as it posts its
-  sends in the same order; so nothing in a rendezvous waits for a later thing either.
+  receives in the order in which the sender posts the sends (`ScheduleMessages.receives`), at the
+  latest before the action that needs them. This holds whether a send is buffered or a rendezvous:
+  take the order in which the actions run with buffered sends and place each transfer directly
+  before the first action for which its receive is posted. Its sender is done by then, as it posts
+  its sends in the same order; so nothing in a rendezvous waits for a later thing either.
 - *What else a transport must grant* is reported, not assumed: the number of sends that a rank
   leaves pending (`send_window`), and whether both directions may share one queue
   (`shares_queue`).
@@ -32,15 +32,15 @@ from echelon.core.errors import InfeasiblePlan, Problem
 from echelon.core.rulebook.schedule import SCHEDULE_CANNOT_DEADLOCK
 from echelon.core.rulebook.schedule_file import SCHEDULE_WITHIN_MEMORY
 from echelon.schedule.action import Action, ActionKind, Schedule
-from echelon.schedule.cells import NO_FILE, Cells
 from echelon.schedule.deadlock import (
-    moves_that_finish,
+    find_deadlock,
+    moves_that_break_deadlock,
     send_window,
     shares_queue,
-    stuck_cycle,
 )
-from echelon.schedule.faults import coverage_problems, order_problems, placement_problems
-from echelon.schedule.messages import Traffic
+from echelon.schedule.file_rows import NO_FILE, ActionCells
+from echelon.schedule.messages import ScheduleMessages
+from echelon.schedule.problems import coverage_problems, order_problems, placement_problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class ScheduleReport:
 
 
 def check_schedule(
-    schedule: Schedule, *, most_in_flight: Sequence[int] | None = None, cells: Cells = NO_FILE
+    schedule: Schedule, *, most_in_flight: Sequence[int] | None = None, cells: ActionCells = NO_FILE
 ) -> ScheduleReport:
     """Return what holds of `schedule`; InfeasiblePlan names every cell at which it is wrong.
 
@@ -77,7 +77,7 @@ def check_schedule(
             raise InfeasiblePlan(problems)
     if most_in_flight is not None and (over := _memory(schedule, most_in_flight, cells)):
         raise InfeasiblePlan(over)
-    traffic = Traffic.of(schedule)
+    traffic = ScheduleMessages.from_schedule(schedule)
     return ScheduleReport(
         name=schedule.name,
         num_actions=sum(len(row) for row in schedule.actions),
@@ -124,16 +124,17 @@ def _held(actions: Sequence[Action]) -> list[int]:
     return counts
 
 
-def _deadlock(schedule: Schedule, cells: Cells) -> list[Problem]:
-    circle = stuck_cycle(schedule)
+def _deadlock(schedule: Schedule, cells: ActionCells) -> list[Problem]:
+    circle = find_deadlock(schedule)
     if not circle:
         return []
     waits = "; ".join(
         f"rank {wait.rank} cannot start {_named(schedule, wait.rank, wait.action, cells)} before "
-        f"{_named(schedule, wait.on_rank, wait.waits_for, cells)} on rank {wait.on_rank}, which "
+        f"{_named(schedule, wait.awaited_rank, wait.awaited_action, cells)} on rank "
+        f"{wait.awaited_rank}, which "
         + (
             "waits too"
-            if wait.waits_for == following.action
+            if wait.awaited_action == following.action
             else f"stands behind {following.action}"
         )
         for wait, following in zip(circle, circle[1:] + circle[:1], strict=True)
@@ -142,19 +143,19 @@ def _deadlock(schedule: Schedule, cells: Cells) -> list[Problem]:
     problem = SCHEDULE_CANNOT_DEADLOCK.problem(
         f"{len(circle)} ranks wait in a circle: {waits}",
         set_by=cells.file_at(first.rank, schedule.actions[first.rank].index(first.action)),
-        works=moves_that_finish(schedule, circle),
+        suggestions=moves_that_break_deadlock(schedule, circle),
     )
     return [problem]
 
 
-def _named(schedule: Schedule, rank: int, action: Action, cells: Cells) -> str:
+def _named(schedule: Schedule, rank: int, action: Action, cells: ActionCells) -> str:
     """Return an action with its cell, where it comes from a file."""
     if not cells.source:
         return str(action)
     return f"{action} ({cells.at(rank, schedule.actions[rank].index(action))})"
 
 
-def _memory(schedule: Schedule, most_in_flight: Sequence[int], cells: Cells) -> list[Problem]:
+def _memory(schedule: Schedule, most_in_flight: Sequence[int], cells: ActionCells) -> list[Problem]:
     """Name, per rank, the action that passes its limit first, and the limit that would do."""
     assert len(most_in_flight) == schedule.num_ranks, "a limit per rank"
     problems: list[Problem] = []
@@ -170,7 +171,7 @@ def _memory(schedule: Schedule, most_in_flight: Sequence[int], cells: Cells) -> 
                     f"its limit is {limit}",
                     key="pipeline.most_in_flight",
                     set_by=cells.file_at(rank, place),
-                    works=[f"a limit of {peak} for rank {rank}"],
+                    suggestions=[f"a limit of {peak} for rank {rank}"],
                 )
             )
     return problems

@@ -9,7 +9,7 @@ its own per axis: ``>`` a send downstream, ``<`` upstream, ``#`` a collective.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -23,10 +23,11 @@ _FILL = {
     ActionKind.W.value: "+",
     ActionKind.BW.value: "=",
 }
+_MARKS = {"down": ">", "up": "<", "collective": "#"}
 _IDLE = "."
 KEY = "- forward  ~ input gradient  + weight gradient  = both  . idle  > < sends  # collectives"
 """What the marks of a drawing mean, in one line."""
-_NARROWEST = 10
+_NARROWEST = 10  # columns of text
 
 
 def draw_timeline(events: Iterable[Event], width: int = 100, *, unit: str = "s") -> str:
@@ -41,35 +42,40 @@ def draw_timeline(events: Iterable[Event], width: int = 100, *, unit: str = "s")
         return "(no events)\n"
     begin = min(event.start for event in drawn)
     span = max(event.end for event in drawn) - begin
-    rows = _rows(drawn)
+    rows = [(title if own else f"  {title}", row) for title, row, own in timeline_rows(drawn)]
+    owned = {(event.rank, event.stage) for event in drawn if event.kind in _FILL}
     margin = max(len(title) for title, _ in rows) + 2
     columns = max(width - margin, _NARROWEST)
     canvas = _Canvas(
         begin=begin,
         column_s=span / columns if span > 0 else 1.0,
         columns=columns,
-        names_stage=_owns_several_stages(drawn),
+        names_stage=len(owned) > len({rank for rank, _ in owned}),
     )
     lines = [title.ljust(margin) + canvas.row(row) for title, row in rows]
     lines.append(" " * margin + "0" + f"{span:.4g} {unit}".rjust(columns - 1))
     return "\n".join(lines) + "\n"
 
 
-def _rows(events: Sequence[Event]) -> list[tuple[str, list[Event]]]:
-    """Return a title and the events of each row: compute of a rank, then each axis it uses."""
-    rows: list[tuple[str, list[Event]]] = []
+TimelineRow = tuple[str, list[Event], bool]
+"""The title and the events of a row, and whether they are what a rank computes."""
+
+
+def timeline_rows(events: Sequence[Event]) -> Iterator[TimelineRow]:
+    """Yield what each rank computes, then what takes time on each axis that it uses."""
     for rank in sorted({event.rank for event in events}):
         own = [event for event in events if event.rank == rank]
-        rows.append((f"rank {rank}", [event for event in own if event.kind in _FILL]))
+        yield f"rank {rank}", [event for event in own if event.kind in _FILL], True
         talk = [event for event in own if event.kind not in _FILL and event.end > event.start]
         for axis in sorted({event.axis for event in talk}):
-            rows.append((f"  {axis}", [event for event in talk if event.axis == axis]))
-    return rows
+            yield axis, [event for event in talk if event.axis == axis], False
 
 
-def _owns_several_stages(events: Sequence[Event]) -> bool:
-    owned = {(event.rank, event.stage) for event in events if event.kind in _FILL}
-    return len(owned) > len({rank for rank, _ in owned})
+def direction(event: Event) -> str:
+    """Return what sends something: a collective, or a stage to the one behind or before it."""
+    if event.kind != "send":
+        return "collective"
+    return "up" if event.name.startswith(Payload.GRADIENT.value) else "down"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,16 +100,10 @@ class _Canvas:
 
     def _text(self, event: Event, length: int) -> str:
         if event.kind not in _FILL:
-            return _talk_mark(event) * length
+            return _MARKS[direction(event)] * length
         fill = _FILL[event.kind]
         at = f"{event.stage}.{event.microbatch}" if self.names_stage else f"{event.microbatch}"
         for label in (f"{event.kind[0]}{at}", f"{event.microbatch}"):
             if len(label) <= length:
                 return label.ljust(length, fill)
         return fill * length
-
-
-def _talk_mark(event: Event) -> str:
-    if event.kind != "send":
-        return "#"
-    return "<" if event.name.startswith(Payload.GRADIENT.value) else ">"

@@ -4,31 +4,117 @@ DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section 3.2.1, f
 Rank r holds stage r for the microbatches that enter at rank 0, and stage p-1-r for those that enter
 at rank p-1 (the `mirrored` ones). Its aim is to hide the all-to-all of experts behind the other
 stream's compute; it costs twice the parameters.
+
+`meeting_streams` is the order of both streams, which `dualpipe_v.py` has too: that of the authors'
+code (github.com/deepseek-ai/DualPipe). Each rank works on a near stage (the stream that reaches it
+first) and a far stage. The paper's overlapped pair F&B is here F and then BW, back to back: what F
+made is sent when F ends, not when the pair does.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections import deque
+from collections.abc import Iterator
 
-from echelon.schedule.action import Action
-from echelon.schedule.bidirectional import meeting_idle_s, meeting_streams, paper_bubble_s
+from echelon.schedule.action import Action, ActionKind
 from echelon.schedule.builder import EQUAL_TIMES, ActionTimes, Builder
+
+Cell = tuple[int, int]
+"""A stage and a microbatch."""
+
+
+def meeting_streams(
+    *, rank: int, num_ranks: int, near: tuple[Cell, ...], far: tuple[Cell, ...]
+) -> tuple[Action, ...]:
+    """Return the actions of `rank` of the `num_ranks` between an end and where the streams meet.
+
+    `near` and `far` are the cells of the rank in both streams, equally many.
+    """
+    steps = _Steps(near, far)
+    outer, inner = num_ranks - 1 - rank, rank + 1
+    for _ in range(2 * outer):
+        steps.forward(near=True)
+    for _ in range(inner):
+        steps.forward(near=True)
+        steps.forward(near=False)
+    for _ in range(outer):
+        steps.backward(near=False, split=True)
+        steps.weight()
+        steps.forward(near=False)
+    for _ in range(len(near) - 2 * num_ranks + inner):
+        steps.forward(near=True)
+        steps.backward(near=False)
+        steps.forward(near=False)
+        steps.backward(near=True)
+    for _ in range(outer):
+        steps.backward(near=False)
+        steps.forward(near=False)
+        steps.backward(near=True)
+    # The last `inner` of these 2 x inner backward passes leave their W for the end.
+    for number in range(2 * inner):
+        steps.backward(near=number % 2 == 1, split=number >= inner)
+    for _ in range(outer):
+        steps.weight()
+        steps.backward(near=True, split=True)
+    for _ in range(inner):
+        steps.weight()
+    return tuple(steps.actions)
+
+
+def meeting_idle_s(times: ActionTimes, num_ranks: int) -> float:
+    """Return how long each rank waits in a step, `num_ranks` being between an end and the meeting.
+
+    (num_ranks - 1)(F+B-W) if W <= B <= F <= B + W, so also where all are equal; other times
+    make other chains the longest, and no paper states them.
+    """
+    hops = num_ranks - 1
+    if hops == 0:
+        return 0
+    f, b, w = times.forward_s, times.input_gradient_s, times.weight_gradient_s
+    return max(
+        hops * (f + b - w),
+        hops * f,
+        hops * b - f,
+        2 * hops * (f - w),
+        hops * (2 * b - w) - f,
+        hops * (2 * f - b - w),
+    )
+
+
+class _Steps:
+    """Collect actions, with a queue of the weight gradients that are left, first in first out."""
+
+    def __init__(self, near: tuple[Cell, ...], far: tuple[Cell, ...]) -> None:
+        self.actions: list[Action] = []
+        self._forwards: tuple[Iterator[Cell], Iterator[Cell]] = iter(far), iter(near)
+        self._backwards: tuple[Iterator[Cell], Iterator[Cell]] = iter(far), iter(near)
+        self._left: deque[Cell] = deque()
+
+    def forward(self, *, near: bool) -> None:
+        self.actions.append(Action(ActionKind.F, *next(self._forwards[near])))
+
+    def backward(self, *, near: bool, split: bool = False) -> None:
+        cell = next(self._backwards[near])
+        self.actions.append(Action(ActionKind.B if split else ActionKind.BW, *cell))
+        if split:
+            self._left.append(cell)
+
+    def weight(self) -> None:
+        self.actions.append(Action(ActionKind.W, *self._left.popleft()))
 
 
 class DualPipe(Builder):
     """Build DualPipe: microbatches 0 to m/2-1 enter at rank 0, m/2 to m-1 are mirrored."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "dualpipe"
-    paper: ClassVar[str] = "DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437, section 3.2.1"
-    places: ClassVar[str] = "one stage, and a copy of its mirror image, on each pipeline rank"
-    microbatch_multiple: ClassVar[int] = 2
-
-    @classmethod
-    def minimum_microbatches(cls, num_ranks: int) -> int:
-        """Return 2p, as the authors demand: p for each direction."""
-        return 2 * num_ranks
+    name = "dualpipe"
+    paper = "DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437, section 3.2.1"
+    places = "one stage, and a copy of its mirror image, on each pipeline rank"
+    microbatches_per_rank = 2  # as the authors demand: p for each direction
+    microbatch_multiple = 2
+    suits = "the parameters fit twice; sums over mirrored ranks come on top"
+    closed_forms = "echelon.cost.seconds.pipeline:DUALPIPE"
+    stage_copies = 2
+    is_searched = False
 
     @classmethod
     def fits_ranks(cls, num_ranks: int) -> bool:
@@ -64,7 +150,8 @@ class DualPipe(Builder):
 
         It is exact if F&B lasts F + B and gives both results only at its end.
         """
-        return paper_bubble_s(times, self.num_ranks // 2, overlapped_pair_s)
+        both = times.total_s if overlapped_pair_s is None else overlapped_pair_s
+        return (self.num_ranks // 2 - 1) * (both + times.backward_s - 3 * times.weight_gradient_s)
 
     def peak_in_flight(self, stage: int) -> int:
         """Return p - stage, on each of the two ranks that hold the stage."""

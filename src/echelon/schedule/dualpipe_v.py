@@ -7,26 +7,23 @@ meet are then the way down and the way back of the same microbatches.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from types import MappingProxyType
 
 from echelon.schedule.action import Action
-from echelon.schedule.bidirectional import meeting_idle_s, meeting_streams, paper_bubble_s
-from echelon.schedule.builder import EQUAL_TIMES, ActionTimes
-from echelon.schedule.v_shape import VShaped
+from echelon.schedule.builder import EQUAL_TIMES, ActionTimes, VShaped
+from echelon.schedule.dualpipe import meeting_idle_s, meeting_streams
 
 
 class DualPipeV(VShaped):
     """Build DualPipeV."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "dualpipe-v"
-    paper: ClassVar[str] = "DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.1, cut in half"
-
-    @classmethod
-    def minimum_microbatches(cls, num_ranks: int) -> int:
-        """Return 2p, as the authors demand: the number of stages."""
-        return 2 * num_ranks
+    name = "dualpipe-v"
+    paper = "DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.1, cut in half"
+    suits = "as dualpipe, with one copy of the parameters"
+    closed_forms = "echelon.cost.seconds.pipeline:DUALPIPE_V"
+    microbatches_per_rank = 2  # as the authors demand: the number of stages
+    ends_on_first_rank = True
+    tool_names = MappingProxyType({"torchtitan": "DualPipeV"})
 
     def rank_actions(self, rank: int) -> tuple[Action, ...]:
         """Return the stage on the way down as the near stream, the one on the way back as far."""
@@ -52,7 +49,8 @@ class DualPipeV(VShaped):
 
         It is exact if F&B lasts F + B and gives both results only at its end.
         """
-        return paper_bubble_s(times, self.num_ranks, overlapped_pair_s)
+        both = times.total_s if overlapped_pair_s is None else overlapped_pair_s
+        return (self.num_ranks - 1) * (both + times.backward_s - 3 * times.weight_gradient_s)
 
     def peak_in_flight(self, stage: int) -> int:
         """Return 2p - stage."""

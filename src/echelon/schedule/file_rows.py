@@ -1,9 +1,11 @@
-"""Cut a schedule file into rows of words, each with the name of the cell that it stands in."""
+"""Cut a schedule file into rows of words, each with the name of the cell that it stands in.
+
+`ActionCells` names the places of a schedule's actions: what an error calls them.
+"""
 
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,40 +13,67 @@ from typing import Any, cast
 
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.rulebook.schedule_file import SCHEDULE_ACTION_KNOWN
+from echelon.core.serialize import decode_json
 from echelon.schedule.action import Action, Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionCells:
+    """Name the cell of each action, as it stands in the file that the schedule was read from.
+
+    `cells[r][i]` is where action `i` of rank `r` stands, such as ``row 3, column 5``; `rows[r]` is
+    where the row of rank `r` does. Without a file an action is named by its place in the list.
+    """
+
+    source: str = ""
+    rows: tuple[str, ...] = ()
+    cells: tuple[tuple[str, ...], ...] = ()
+
+    def at(self, rank: int, place: int) -> str:
+        """Return the name of one action's cell: ``place 3``, or its row and column."""
+        return self.cells[rank][place] if self.source else f"place {place}"
+
+    def file_at(self, rank: int, place: int | None = None) -> str:
+        """Return the file and the cell (or the row alone); nothing where there is no file."""
+        if not self.source:
+            return ""
+        if place is None:
+            return f"{self.source}, {self.rows[rank]}" if rank < len(self.rows) else self.source
+        return f"{self.source}, {self.cells[rank][place]}"
+
+
+NO_FILE = ActionCells()
+"""Name actions by their places in the lists."""
+
 
 _RANK = re.compile(r"\s*rank\s*(\d{1,9})\s*(?::|$|\s)", re.IGNORECASE | re.ASCII)
 _NEARLY = re.compile(r"(BW|F|B|W)[^0-9]*([0-9]{1,9})[^0-9]+([0-9]{1,9})", re.ASCII)
-_MOST_NAMED = 8
-_LONGEST_WORD = 24
-_MOST_COUNTED = 10**9
+_MOST_NAMED = 8  # cells in a message
+_LONGEST_WORD = 24  # characters
+_MOST_COUNTED = 10**9  # the largest number of a cell
+
+
+FileWord = tuple[str, str]
+"""One word of a file, and the name of the cell that it stands in."""
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """One word of a file, and the cell that it stands in."""
-
-    text: str
-    cell: str
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
+class FileRow:
     """One rank's row: its name in the file, the rank that it says it is, and its words."""
 
     name: str
     rank: int | None
-    words: tuple[Word, ...]
+    words: tuple[FileWord, ...]
 
 
-def csv_rows(text: str) -> list[Row]:
+def csv_rows(text: str) -> list[FileRow]:
     """Return the rows of a CSV text; rows and columns count from 1, comments and blank lines too.
 
     Cells are separated by commas, or by semicolons or tabs where there is no comma.
     """
     lines = [line.partition("#")[0] for line in re.split(r"\r\n|\r|\n", text)]
     mark = next((mark for mark in ",;\t" if any(mark in line for line in lines)), ",")
-    rows: list[Row] = []
+    rows: list[FileRow] = []
     for number, line in enumerate(lines, 1):
         if line.strip() or mark in line:
             cells = _csv_cells(line, mark)
@@ -52,12 +81,12 @@ def csv_rows(text: str) -> list[Row]:
     return rows
 
 
-def json_rows(text: str, source: str) -> tuple[list[Row], Schedule | None]:
+def json_rows(text: str, source: str) -> tuple[list[FileRow], Schedule | None]:
     """Return the rows of a JSON text, and the schedule where `Schedule.to_json` wrote it.
 
     ValueError says what is not as it should be. Rows and cells count from 1.
     """
-    data: Any = json.loads(text)
+    data: Any = decode_json(text)
     if isinstance(data, dict):
         entries = cast("dict[str, Any]", data)
         for key in ("num_ranks", "num_microbatches"):
@@ -70,19 +99,19 @@ def json_rows(text: str, source: str) -> tuple[list[Row], Schedule | None]:
     return _json_rows(data), None
 
 
-def parse_words(rows: list[Row], source: str) -> list[list[Action]]:
+def parse_words(rows: list[FileRow], source: str) -> list[list[Action]]:
     """Return the action of each word; ConfigError names every cell whose word is not one."""
     problems: list[Problem] = []
     actions: list[list[Action]] = []
     for row in rows:
         actions.append([])
-        for word in row.words:
+        for word, cell in row.words:
             try:
-                if len(word.text) > _LONGEST_WORD:
+                if len(word) > _LONGEST_WORD:
                     raise ValueError("no stage or microbatch has so long a number")
-                actions[-1].append(Action.parse(word.text))
+                actions[-1].append(Action.parse(word))
             except ValueError:
-                problems.append(_unknown(word, source))
+                problems.append(_unknown(word, cell, source))
     if problems:
         more = len(problems) - _MOST_NAMED
         rest = [SCHEDULE_ACTION_KNOWN.problem(f"and {more} more of the same kind")]
@@ -98,10 +127,10 @@ def _csv_cells(line: str, mark: str) -> list[str]:
         return line.split(mark)
 
 
-def _json_rows(data: Any) -> list[Row]:
+def _json_rows(data: Any) -> list[FileRow]:
     if not isinstance(data, list):
         raise ValueError("JSON is what Echelon writes, or a list with one row per rank")
-    rows: list[Row] = []
+    rows: list[FileRow] = []
     for number, row in enumerate(cast("list[Any]", data), 1):
         name = f"row {number}"
         if isinstance(row, str):
@@ -123,23 +152,23 @@ def _json_cells(row: list[Any], name: str) -> Iterator[str]:
         yield cell or ""
 
 
-def _row(name: str, cells: list[str], kind: str, rank: int | None = None) -> Row:
+def _row(name: str, cells: list[str], kind: str, rank: int | None = None) -> FileRow:
     if cells and (found := _RANK.match(cells[0])):
         rank = int(found[1])
         cells = [cells[0][found.end() :], *cells[1:]]
     words = tuple(
-        Word(text, f"{name}, {kind} {number}")
+        (text, f"{name}, {kind} {number}")
         for number, cell in enumerate(cells, 1)
         for text in cell.split()
     )
-    return Row(name, rank, words)
+    return FileRow(name, rank, words)
 
 
-def _unknown(word: Word, source: str) -> Problem:
-    shown = word.text if len(word.text) <= _LONGEST_WORD else word.text[:_LONGEST_WORD] + "..."
-    near = _NEARLY.fullmatch(word.text.upper())
+def _unknown(word: str, cell: str, source: str) -> Problem:
+    shown = word if len(word) <= _LONGEST_WORD else word[:_LONGEST_WORD] + "..."
+    near = _NEARLY.fullmatch(word.upper())
     return SCHEDULE_ACTION_KNOWN.problem(
-        f"{word.cell}: {shown!a} is not an action such as F0.3 (kind, stage, microbatch)",
-        set_by=f"{source}, {word.cell}",
-        works=[f"{near[1]}{int(near[2])}.{int(near[3])}"] if near else ["F", "B", "W", "BW"],
+        f"{cell}: {shown!a} is not an action such as F0.3 (kind, stage, microbatch)",
+        set_by=f"{source}, {cell}",
+        suggestions=[f"{near[1]}{int(near[2])}.{int(near[3])}"] if near else ["F", "B", "W", "BW"],
     )

@@ -7,7 +7,7 @@
 A row is a rank, a cell a slot: one action, several with blanks between them, or nothing. The slots
 are for the eye; what counts is the order within a row. Which rank owns a stage follows from the
 rows. Reading checks the words only: `check_schedule` proves the rest, and names the cells of the
-file where it is given the `Cells` that are read beside the schedule.
+file where it is given the `ActionCells` that are read beside the schedule.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from echelon.core.rulebook.schedule import SCHEDULE_COVERS_ONCE, SCHEDULE_PLACES
 from echelon.core.rulebook.schedule_file import SCHEDULE_FILE_READABLE, SCHEDULE_ROWS_ARE_RANKS
 from echelon.core.rules import did_you_mean
 from echelon.schedule.action import Action, Schedule
-from echelon.schedule.cells import Cells
-from echelon.schedule.file_rows import Row, Word, csv_rows, json_rows, parse_words
-from echelon.schedule.owners import placed
+from echelon.schedule.file_rows import ActionCells, FileRow, csv_rows, json_rows, parse_words
+from echelon.schedule.owners import schedule_from_actions
 from echelon.schedule.simulate import Durations, simulate
 
-_MOST_SLOTS = 2**21
+_MOST_SLOTS = 2**21  # cells of a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +34,7 @@ class ScheduleFile:
     """A schedule, and where in its file each action stands."""
 
     schedule: Schedule
-    cells: Cells
+    cells: ActionCells
 
 
 def read_schedule(path: Path) -> Schedule:
@@ -63,14 +62,14 @@ def read_schedule_file(path: Path) -> ScheduleFile:
     if whole is None:
         rows, actions = _by_rank(rows, actions, path)
         _require_sensible_numbers(rows, actions, path)
-        schedule = placed(path.stem, actions)
+        schedule = schedule_from_actions(path.stem, actions)
     else:
         _require_a_row_per_rank(whole, path)
         schedule = whole
-    cells = Cells(
+    cells = ActionCells(
         source=str(path),
         rows=tuple(row.name for row in rows),
-        cells=tuple(tuple(word.cell for word in row.words) for row in rows),
+        cells=tuple(tuple(cell for _, cell in row.words) for row in rows),
     )
     return ScheduleFile(schedule=schedule, cells=cells)
 
@@ -114,7 +113,7 @@ def _text_of(path: Path) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         problem = NO_SUCH_FILE.problem(
-            f"{path} cannot be read ({reason})", key="FILE", works=_beside(path)
+            f"{path} cannot be read ({reason})", key="FILE", suggestions=_beside(path)
         )
         raise ConfigError(problem) from error
 
@@ -137,8 +136,8 @@ def _unreadable(path: Path, reason: str) -> Problem:
 
 
 def _by_rank(
-    rows: list[Row], actions: list[list[Action]], path: Path
-) -> tuple[list[Row], list[list[Action]]]:
+    rows: list[FileRow], actions: list[list[Action]], path: Path
+) -> tuple[list[FileRow], list[list[Action]]]:
     """Return the rows in the order of the ranks that they name, if they do."""
     named = [row.rank for row in rows if row.rank is not None]
     if not named:
@@ -164,7 +163,7 @@ def _by_rank(
             SCHEDULE_ROWS_ARE_RANKS.problem(
                 text,
                 set_by=f"{path}, {row.name}",
-                works=[f"rank {rank}" for rank in free[:4]],
+                suggestions=[f"rank {rank}" for rank in free[:4]],
             )
         )
     raise ConfigError(problems[:8])
@@ -177,27 +176,23 @@ def _require_a_row_per_rank(whole: Schedule, path: Path) -> None:
             f"{len(whole.actions)} lists of actions for {whole.num_ranks} ranks",
             key="num_ranks",
             set_by=str(path),
-            works=[f'"num_ranks": {len(whole.actions)}'],
+            suggestions=[f'"num_ranks": {len(whole.actions)}'],
         )
         raise InfeasiblePlan([problem])
 
 
-def _require_sensible_numbers(rows: list[Row], actions: list[list[Action]], path: Path) -> None:
+def _require_sensible_numbers(rows: list[FileRow], actions: list[list[Action]], path: Path) -> None:
     """Refuse a stage so high that the others cannot all be there, before anything counts to it."""
     total = sum(map(len, actions))
     far = [
-        (rank, word)
+        SCHEDULE_COVERS_ONCE.problem(
+            f"rank {rank}, {cell}: {word} is of a stage above {total - 1}, but {total} actions "
+            "cannot cover so many stages",
+            set_by=f"{path}, {cell}",
+        )
         for rank, (row, own) in enumerate(zip(rows, actions, strict=True))
-        for word, action in zip(row.words, own, strict=True)
+        for (word, cell), action in zip(row.words, own, strict=True)
         if action.stage >= total
     ]
     if far:
-        raise InfeasiblePlan([_too_far(rank, word, total, path) for rank, word in far[:8]])
-
-
-def _too_far(rank: int, word: Word, total: int, path: Path) -> Problem:
-    return SCHEDULE_COVERS_ONCE.problem(
-        f"rank {rank}, {word.cell}: {word.text} is of a stage above {total - 1}, but {total} "
-        "actions cannot cover so many stages",
-        set_by=f"{path}, {word.cell}",
-    )
+        raise InfeasiblePlan(far[:8])

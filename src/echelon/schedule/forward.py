@@ -8,6 +8,7 @@ is mirrored here, so that both copies of the model work from the start.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 from echelon.schedule.action import Action, ActionKind, Schedule
@@ -20,22 +21,14 @@ def forward_only(schedule: Schedule, num_microbatches: int) -> Schedule:
     Ranks take what is there, in the order of `_urgency`, as if all stages took equally long: no
     rank waits while it could work. It cannot deadlock, being an order that has run.
     """
-    empty = Schedule(
+    empty = replace(
+        schedule,
         name=f"{schedule.name} (forward)",
-        num_ranks=schedule.num_ranks,
         num_microbatches=num_microbatches,
-        stage_ranks=schedule.stage_ranks,
         actions=(),
         mirrored=tuple(range(1, num_microbatches, 2)) if schedule.mirrored else (),
     )
-    return Schedule(
-        name=empty.name,
-        num_ranks=empty.num_ranks,
-        num_microbatches=num_microbatches,
-        stage_ranks=empty.stage_ranks,
-        actions=_rows(empty),
-        mirrored=empty.mirrored,
-    )
+    return replace(empty, actions=_rows(empty))
 
 
 _Cell = tuple[int, int]

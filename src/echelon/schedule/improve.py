@@ -13,20 +13,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from echelon.schedule.clock import BW, B, Clock, Rows, Timing, W
 from echelon.schedule.list_scheduling import ListScheduler
+from echelon.schedule.timer import BW, ActionRows, B, ScheduleTimer, ScheduleTimes, W
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class TimedSchedule:
     """Hold a schedule with its times; `ends_s` is the sum of when the ranks are done."""
 
-    rows: Rows
-    timing: Timing
+    rows: ActionRows
+    timing: ScheduleTimes
     ends_s: float
 
     @classmethod
-    def of(cls, clock: Clock, rows: Rows) -> Found | None:
+    def from_rows(cls, clock: ScheduleTimer, rows: ActionRows) -> TimedSchedule | None:
         """Time `rows`; None where they cannot run."""
         timing = clock.run(rows)
         if timing is None:
@@ -41,45 +41,43 @@ class Found:
         return self.timing.makespan_s, self.ends_s
 
 
-def best_of(found: Iterable[Found | None]) -> Found:
+def shortest_schedule(found: Iterable[TimedSchedule | None]) -> TimedSchedule:
     """Return the best; the first of equals."""
     return min((one for one in found if one is not None), key=lambda one: one.cost)
 
 
-def split_of(clock: Clock, rows: Rows) -> list[list[bool]]:
+def split_cells(clock: ScheduleTimer, rows: ActionRows) -> list[list[bool]]:
     """Return which cells of a schedule have B and W."""
     m = clock.num_microbatches
     split = [[False] * m for _ in range(clock.num_stages)]
     for row in rows:
         for code in row:
-            lane, microbatch = divmod(code, m)
-            kind, stage = divmod(lane, clock.num_stages)
+            kind_and_stage, microbatch = divmod(code, m)
+            kind, stage = divmod(kind_and_stage, clock.num_stages)
             if kind == W:
                 split[stage][microbatch] = True
     return split
 
 
-def justify(scheduler: ListScheduler, found: Found, patience: float) -> Found:
+def justify(scheduler: ListScheduler, found: TimedSchedule, patience: float) -> TimedSchedule:
     """Return the better of the schedule shifted to its end, and that shifted to its start."""
     clock = scheduler.clock
-    split = split_of(clock, found.rows)
+    split = split_cells(clock, found.rows)
     late = clock.latest_starts(found.timing)
     ends = [start + own for start, own in zip(late, clock.duration_of, strict=True)]
-    shifted = Found.of(clock, scheduler.backwards(ends, split, patience=patience))
+    shifted = TimedSchedule.from_rows(
+        clock, scheduler.build(ends, split, patience=patience, backwards=True)
+    )
     if shifted is None:
         return found
-    return best_of((shifted, rebuilt(scheduler, shifted, patience)))
+    late = clock.latest_starts(shifted.timing)
+    rows = scheduler.build(late, split, patience=patience)
+    return shortest_schedule((shifted, TimedSchedule.from_rows(clock, rows)))
 
 
-def rebuilt(scheduler: ListScheduler, found: Found, patience: float) -> Found | None:
-    """Return the schedule built from its start, by how late each action may start."""
-    clock = scheduler.clock
-    late = clock.latest_starts(found.timing)
-    rows = scheduler.forwards(late, split_of(clock, found.rows), patience=patience)
-    return Found.of(clock, rows)
-
-
-def settle(scheduler: ListScheduler, found: Found, patience: float, *, rounds: int) -> Found:
+def justify_repeatedly(
+    scheduler: ListScheduler, found: TimedSchedule, patience: float, *, rounds: int
+) -> TimedSchedule:
     """Justify until it no longer helps, at most `rounds` times."""
     best = found
     for _ in range(rounds):
@@ -90,7 +88,9 @@ def settle(scheduler: ListScheduler, found: Found, patience: float, *, rounds: i
     return best
 
 
-def shaken(scheduler: ListScheduler, found: Found, *, rounds: int, seed: int) -> Found:
+def perturb_schedule(
+    scheduler: ListScheduler, found: TimedSchedule, *, rounds: int, seed: int
+) -> TimedSchedule:
     """Disturb the order of a schedule at random, justify, and keep what is not worse."""
     clock = scheduler.clock
     rng = random.Random(seed)
@@ -102,20 +102,20 @@ def shaken(scheduler: ListScheduler, found: Found, *, rounds: int, seed: int) ->
             start + rng.uniform(-reach, reach) if rng.random() < share else start
             for start in clock.latest_starts(found.timing)
         ]
-        rows = scheduler.forwards(
-            late, split_of(clock, found.rows), patience=rng.choice((0.5, 1.0))
+        rows = scheduler.build(
+            late, split_cells(clock, found.rows), patience=rng.choice((0.5, 1.0))
         )
-        other = Found.of(clock, rows)
+        other = TimedSchedule.from_rows(clock, rows)
         if other is None:
             continue
-        other = best_of((other, justify(scheduler, other, rng.choice((0.5, 1.0)))))
+        other = shortest_schedule((other, justify(scheduler, other, rng.choice((0.5, 1.0)))))
         if other.timing.makespan_s <= found.timing.makespan_s:
             found = other
-        best = best_of((best, found))
+        best = shortest_schedule((best, found))
     return best
 
 
-def fused(clock: Clock, found: Found) -> Found:
+def fuse_backward(clock: ScheduleTimer, found: TimedSchedule) -> TimedSchedule:
     """Return the schedule with B and the W directly behind it made one wherever this costs nothing.
 
     A BW sends its gradient later than its B did: it is worth that where it takes less time than
@@ -129,7 +129,7 @@ def fused(clock: Clock, found: Found) -> Found:
         left: list[int] = []
         for start in range(0, len(pairs), size):
             chosen = pairs[start : start + size]
-            other = Found.of(clock, _fuse(clock, best.rows, chosen))
+            other = TimedSchedule.from_rows(clock, _fuse(clock, best.rows, chosen))
             if other is not None and other.cost <= best.cost:
                 best = other
             else:
@@ -138,10 +138,10 @@ def fused(clock: Clock, found: Found) -> Found:
     return best
 
 
-_PARTS = (1, 4, 16, 64)
+_PARTS = (1, 4, 16, 64)  # of a list
 
 
-def _pairs(clock: Clock, found: Found) -> list[int]:
+def _pairs(clock: ScheduleTimer, found: TimedSchedule) -> list[int]:
     """Return each B that its W follows directly, those with the most slack first."""
     width = clock.num_stages * clock.num_microbatches
     late, start = clock.latest_starts(found.timing), found.timing.start_s
@@ -154,7 +154,7 @@ def _pairs(clock: Clock, found: Found) -> list[int]:
     return sorted(pairs, key=lambda code: start[code] - late[code])
 
 
-def _fuse(clock: Clock, rows: Rows, chosen: Sequence[int]) -> Rows:
+def _fuse(clock: ScheduleTimer, rows: ActionRows, chosen: Sequence[int]) -> ActionRows:
     width = clock.num_stages * clock.num_microbatches
     heads = set(chosen)
     tails = {code + (W - B) * width for code in chosen}
@@ -164,7 +164,7 @@ def _fuse(clock: Clock, rows: Rows, chosen: Sequence[int]) -> Rows:
     ]
 
 
-def unfused(clock: Clock, rows: Rows) -> Rows:
+def split_backward(clock: ScheduleTimer, rows: ActionRows) -> ActionRows:
     """Return the schedule with each BW made a B and a W."""
     width = clock.num_stages * clock.num_microbatches
     return [

@@ -8,10 +8,10 @@ bubble shrinks by the number of stages per rank; there are as many times more me
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import ClassVar
+from types import MappingProxyType
 
 from echelon.schedule.action import Action, ActionKind
-from echelon.schedule.looped import Looped
+from echelon.schedule.builder import Looped
 
 
 class Interleaved(Looped):
@@ -24,10 +24,12 @@ class Interleaved(Looped):
     would leave ranks idle, so m < p is refused.
     """
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "interleaved-1f1b"
-    paper: ClassVar[str] = "Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2"
+    name = "interleaved-1f1b"
+    paper = "Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2"
+    suits = "m is small beside p and links are fast: v times the messages"
+    closed_forms = "echelon.cost.seconds.pipeline:INTERLEAVED"
+    short_name = "1f1b"
+    tool_names = MappingProxyType({"megatron": "interleaved", "torchtitan": "Interleaved1F1B"})
 
     def groups(self) -> tuple[int, ...]:
         """Return how many microbatches each group has."""

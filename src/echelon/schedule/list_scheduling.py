@@ -22,40 +22,49 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from echelon.schedule.clock import BW, B, Clock, F, Rows, W
+from echelon.schedule.timer import BW, ActionRows, B, F, ScheduleTimer, W
 
-Cells = Sequence[Sequence[bool]]
+SplitMask = Sequence[Sequence[bool]]
 """For each stage and microbatch, whether the backward pass is split into B and W."""
 
 
 @dataclass(slots=True, eq=False)
-class _Lane:
-    """The actions of one kind on one stage in the order in which they run.
-
-    `arrivals[k]` is when the message for action k is here, known as soon as its maker starts.
-    Action k waits until `needs[k]` actions of the lane `after` (on this rank) have ended.
-    """
+class _ActionQueue:
+    """The actions of one kind on one stage in the order in which they run."""
 
     codes: list[int]
+    """Code of each action."""
     seconds: list[float]
-    after: _Lane | None = None
+    """Seconds of each action."""
+    after: _ActionQueue | None = None
+    """The queue on this rank that actions wait for."""
     needs: list[int] = field(default_factory=list[int])
+    """Actions of `after` that must have ended before each action starts."""
     takes: list[bool] = field(default_factory=list[bool])
+    """Whether each action takes the memory of a microbatch."""
     frees: list[bool] = field(default_factory=list[bool])
+    """Whether each action frees it."""
     stage: int = 0
+    """The stage."""
     urgency: list[float] = field(default_factory=list[float])
+    """How urgent each action is."""
     arrivals: list[float] = field(default_factory=list[float])
-    feeds: _Lane | None = None
+    """When the message for each action is here, known as soon as its maker starts."""
+    feeds: _ActionQueue | None = None
+    """The queue whose messages its actions make."""
     channel: int = -1
+    """The channel of those; -1 for none."""
     transfer_s: float = 0.0
+    """Seconds of one of those messages."""
     done: int = 0
+    """Actions that have started."""
 
 
 @dataclass(slots=True, eq=False)
 class _Rank:
     """What a rank has run, and the memory that it holds for each of its stages."""
 
-    lanes: list[_Lane]
+    queues: list[_ActionQueue]
     limit: int
     taken: dict[int, int]
     freed: dict[int, int]
@@ -81,34 +90,33 @@ class _Rank:
 
 
 class ListScheduler:
-    """Build schedules of one `Clock`'s stages, forwards or backwards in time."""
+    """Build schedules of one `ScheduleTimer`'s stages, forwards or backwards in time."""
 
-    def __init__(self, clock: Clock, limits: Sequence[int]) -> None:
+    def __init__(self, clock: ScheduleTimer, limits: Sequence[int]) -> None:
         """Hold the most pairs of stage and microbatch that each rank may hold."""
         self.clock = clock
         self.limits = limits
 
-    def forwards(self, urgency: Sequence[float], split: Cells, *, patience: float) -> Rows:
-        """Return a schedule built from its start; the action of less urgency goes first.
+    def build(
+        self,
+        urgency: Sequence[float],
+        split: SplitMask,
+        *,
+        patience: float,
+        backwards: bool = False,
+    ) -> ActionRows:
+        """Return a schedule built from its start, where the action of less urgency goes first.
 
-        `urgency` is by the number of an action.
+        Built backwards, from its end, the action of more urgency stands last. `urgency` is by the
+        number of an action.
         """
-        return self._build(urgency, split, patience, reverse=False)
-
-    def backwards(self, urgency: Sequence[float], split: Cells, *, patience: float) -> Rows:
-        """Return a schedule built from its end; the action of more urgency stands last."""
-        rows = self._build([-one for one in urgency], split, patience, reverse=True)
-        return [row[::-1] for row in rows]
-
-    def _build(
-        self, urgency: Sequence[float], split: Cells, patience: float, *, reverse: bool
-    ) -> Rows:
-        ranks = self._ranks(urgency, split, reverse=reverse)
+        wanted = [-one for one in urgency] if backwards else urgency
+        ranks = self._ranks(wanted, split, reverse=backwards)
         _dispatch(ranks, self.clock, patience)
-        assert all(lane.done == len(lane.codes) for rank in ranks for lane in rank.lanes)
-        return [rank.row for rank in ranks]
+        assert all(queue.done == len(queue.codes) for rank in ranks for queue in rank.queues)
+        return [rank.row[::-1] if backwards else rank.row for rank in ranks]
 
-    def _ranks(self, urgency: Sequence[float], split: Cells, *, reverse: bool) -> list[_Rank]:
+    def _ranks(self, urgency: Sequence[float], split: SplitMask, *, reverse: bool) -> list[_Rank]:
         clock = self.clock
         ranks = [_Rank([], limit, {}, {}) for limit in self.limits]
         by_kind = [
@@ -121,15 +129,15 @@ class ListScheduler:
         for stage, rank in enumerate(clock.stage_ranks):
             forward, backward, weight = (kind[stage] for kind in by_kind)
             _hold(forward, backward, weight, split[stage], reverse=reverse)
-            ranks[rank].lanes += [lane for lane in (backward, forward, weight) if lane.codes]
+            ranks[rank].queues += [queue for queue in (backward, forward, weight) if queue.codes]
             ranks[rank].taken[stage] = ranks[rank].freed[stage] = 0
         self._join(by_kind[0], 1, reverse=reverse)
         self._join(by_kind[1], -1, reverse=reverse)
         for kind, end in ((0, 0), (1, -1)):
             first = by_kind[kind][-1 - end if reverse else end]
             first.arrivals = [0.0] * len(first.codes)
-        for lane in by_kind[2]:
-            lane.arrivals = [0.0] * len(lane.codes)
+        for queue in by_kind[2]:
+            queue.arrivals = [0.0] * len(queue.codes)
         return ranks
 
     def _lane(
@@ -140,7 +148,7 @@ class ListScheduler:
         urgency: Sequence[float],
         *,
         reverse: bool,
-    ) -> _Lane:
+    ) -> _ActionQueue:
         """Return the lane of F, of W, or of B and BW, as each cell has it."""
         clock, m = self.clock, self.clock.num_microbatches
         cells = range(m - 1, -1, -1) if reverse else range(m)
@@ -149,27 +157,32 @@ class ListScheduler:
             for k in cells
             if kinds != (W,) or split[k]
         ]
-        return _Lane(
+        return _ActionQueue(
             codes=codes,
             seconds=[clock.duration_of[code] for code in codes],
             stage=stage,
             urgency=[urgency[code] for code in codes],
         )
 
-    def _join(self, lanes: list[_Lane], ahead: int, *, reverse: bool) -> None:
+    def _join(self, queues: list[_ActionQueue], ahead: int, *, reverse: bool) -> None:
         """Tie each lane to the lane that its messages go to."""
         clock = self.clock
-        for stage, lane in enumerate(lanes):
-            if 0 <= stage + ahead < len(lanes):
-                code = lane.codes[0]
+        for stage, queue in enumerate(queues):
+            if 0 <= stage + ahead < len(queues):
+                code = queue.codes[0]
                 source, target = (stage + ahead, stage) if reverse else (stage, stage + ahead)
-                lanes[source].feeds = lanes[target]
-                lanes[source].channel = clock.channel_of[code]
-                lanes[source].transfer_s = clock.transfer_of[code]
+                queues[source].feeds = queues[target]
+                queues[source].channel = clock.channel_of[code]
+                queues[source].transfer_s = clock.transfer_of[code]
 
 
 def _hold(
-    forward: _Lane, backward: _Lane, weight: _Lane, split: Sequence[bool], *, reverse: bool
+    forward: _ActionQueue,
+    backward: _ActionQueue,
+    weight: _ActionQueue,
+    split: Sequence[bool],
+    *,
+    reverse: bool,
 ) -> None:
     """Say what waits for what on a stage's own rank, and what takes and frees memory.
 
@@ -200,9 +213,9 @@ def _hold(
         weight.takes, weight.frees = [False] * len(before), [True] * len(before)
 
 
-def _dispatch(ranks: list[_Rank], clock: Clock, patience: float) -> None:
+def _dispatch(ranks: list[_Rank], clock: ScheduleTimer, patience: float) -> None:
     """Let every rank run all its lanes."""
-    owner = {id(lane): place for place, rank in enumerate(ranks) for lane in rank.lanes}
+    owner = {id(queue): place for place, rank in enumerate(ranks) for queue in rank.queues}
     link = [0.0] * clock.num_channels
     events = [(0.0, place) for place in range(len(ranks))]
     while events:
@@ -210,49 +223,49 @@ def _dispatch(ranks: list[_Rank], clock: Clock, patience: float) -> None:
         rank = ranks[place]
         if now < rank.free_at:
             continue
-        lane, later = _choose(rank, now, patience)
-        if lane is None:
+        queue, later = _choose(rank, now, patience)
+        if queue is None:
             if later < float("inf"):
                 heapq.heappush(events, (later, place))
             continue
-        k = lane.done
-        end = rank.free_at = now + lane.seconds[k]
-        rank.row.append(lane.codes[k])
-        lane.done = k + 1
-        if lane.takes[k]:
-            rank.taken[lane.stage] += 1
-        if lane.frees[k]:
-            rank.freed[lane.stage] += 1
+        k = queue.done
+        end = rank.free_at = now + queue.seconds[k]
+        rank.row.append(queue.codes[k])
+        queue.done = k + 1
+        if queue.takes[k]:
+            rank.taken[queue.stage] += 1
+        if queue.frees[k]:
+            rank.freed[queue.stage] += 1
         heapq.heappush(events, (end, place))
-        fed = lane.feeds
+        fed = queue.feeds
         if fed is not None:
             arrival = end
-            if lane.channel >= 0:
-                sent = max(end, link[lane.channel])
-                arrival = link[lane.channel] = sent + lane.transfer_s
+            if queue.channel >= 0:
+                sent = max(end, link[queue.channel])
+                arrival = link[queue.channel] = sent + queue.transfer_s
             fed.arrivals.append(arrival)
             target = owner[id(fed)]
             if ranks[target].free_at <= arrival:
                 heapq.heappush(events, (arrival, target))
 
 
-def _choose(rank: _Rank, now: float, patience: float) -> tuple[_Lane | None, float]:
+def _choose(rank: _Rank, now: float, patience: float) -> tuple[_ActionQueue | None, float]:
     """Return the lane whose head starts now, or None and when to look again."""
-    best: _Lane | None = None
+    best: _ActionQueue | None = None
     least = float("inf")
-    coming: list[tuple[float, float, _Lane]] = []
-    for lane in rank.lanes:
-        k = lane.done
-        if k >= len(lane.arrivals):
+    coming: list[tuple[float, float, _ActionQueue]] = []
+    for queue in rank.queues:
+        k = queue.done
+        if k >= len(queue.arrivals):
             continue
-        after = lane.after
-        if after is not None and after.done < lane.needs[k]:
+        after = queue.after
+        if after is not None and after.done < queue.needs[k]:
             continue
-        arrival, urgency = lane.arrivals[k], lane.urgency[k]
+        arrival, urgency = queue.arrivals[k], queue.urgency[k]
         if arrival > now:
-            coming.append((arrival, urgency, lane))
-        elif urgency < least and (not lane.takes[k] or rank.may_take(lane.stage)):
-            best, least = lane, urgency
+            coming.append((arrival, urgency, queue))
+        elif urgency < least and (not queue.takes[k] or rank.may_take(queue.stage)):
+            best, least = queue, urgency
     if best is not None:
         if not patience or not coming:
             return best, now
@@ -261,10 +274,10 @@ def _choose(rank: _Rank, now: float, patience: float) -> tuple[_Lane | None, flo
         longest = float("inf")
     waits = [
         arrival
-        for arrival, urgency, lane in coming
+        for arrival, urgency, queue in coming
         if arrival < longest
         and urgency < least
-        and (not lane.takes[lane.done] or rank.may_take(lane.stage))
+        and (not queue.takes[queue.done] or rank.may_take(queue.stage))
     ]
     if best is not None and not waits:
         return best, now

@@ -44,7 +44,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ActionWithMessages:
     """One action with what it waits for and what it gives away.
 
     `receive` is the message that must have arrived before the action starts, `send` the one to
@@ -55,22 +55,22 @@ class Step:
     """
 
     action: Action
-    receive: Message | None
-    send: Message | None
-    local_input: bool
-    local_output: bool
+    receive: Message | None = None
+    send: Message | None = None
+    local_input: bool = False
+    local_output: bool = False
 
 
-def step_of(schedule: Schedule, action: Action) -> Step:
+def action_with_messages(schedule: Schedule, action: Action) -> ActionWithMessages:
     """Return `action` with the message that it needs and the one that it yields, if any."""
     if action.kind is ActionKind.W:
-        return Step(action=action, receive=None, send=None, local_input=False, local_output=False)
+        return ActionWithMessages(action=action)
     ahead = 1 if action.kind is ActionKind.F else -1
     before, after = action.stage - ahead, action.stage + ahead
     receive = _message(schedule, action, before, action.stage)
     send = _message(schedule, action, action.stage, after)
     stages = range(schedule.num_stages)
-    return Step(
+    return ActionWithMessages(
         action=action,
         receive=receive,
         send=send,
@@ -84,7 +84,7 @@ Channel = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class ScheduleMessages:
     """Hold all that the ranks of a schedule send and receive in one step.
 
     - `steps[r]`: the actions of rank `r` in order, each with its messages.
@@ -98,15 +98,16 @@ class Traffic:
     compute, but never out of order.
     """
 
-    steps: tuple[tuple[Step, ...], ...]
+    steps: tuple[tuple[ActionWithMessages, ...], ...]
     channels: dict[Channel, tuple[Message, ...]]
     receives: tuple[tuple[tuple[Message, ...], ...], ...]
 
     @classmethod
-    def of(cls, schedule: Schedule) -> Traffic:
+    def from_schedule(cls, schedule: Schedule) -> ScheduleMessages:
         """Return the traffic of a complete schedule."""
         steps = tuple(
-            tuple(step_of(schedule, action) for action in row) for row in schedule.actions
+            tuple(action_with_messages(schedule, action) for action in row)
+            for row in schedule.actions
         )
         sent: dict[Channel, list[Message]] = {}
         for row in steps:
@@ -118,7 +119,7 @@ class Traffic:
 
 
 def _receives(
-    steps: tuple[tuple[Step, ...], ...], channels: dict[Channel, tuple[Message, ...]]
+    steps: tuple[tuple[ActionWithMessages, ...], ...], channels: dict[Channel, tuple[Message, ...]]
 ) -> tuple[tuple[tuple[Message, ...], ...], ...]:
     place = {message: k for messages in channels.values() for k, message in enumerate(messages)}
     posted = dict.fromkeys(channels, 0)

@@ -8,30 +8,26 @@ saves is activation memory.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from types import MappingProxyType
 
 from echelon.schedule.action import Action, ActionKind
-from echelon.schedule.builder import EQUAL_TIMES, ActionTimes, Builder
+from echelon.schedule.builder import Builder
 
 
 class OneFOneB(Builder):
-    """Build the 1F1B schedule with a flush at the end of the step."""
+    """Build the 1F1B schedule with a flush at the end of the step.
 
-    __slots__ = ()
+    The list is well defined for m < p too, but then stage 0 runs all its forward passes before its
+    first backward pass: there is no steady phase, each stage holds what GPipe would hold wherever
+    m <= p - i, and the bubble is at least half of the step. Whoever asks for that has miscounted
+    microbatches, so it is refused; GPipe takes any number.
+    """
 
-    name: ClassVar[str] = "1f1b"
-    paper: ClassVar[str] = "Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1"
-
-    @classmethod
-    def minimum_microbatches(cls, num_ranks: int) -> int:
-        """Return the number of ranks, each of which has one stage.
-
-        The list itself is well defined for fewer, but then stage 0 runs all its forward passes
-        before its first backward pass: there is no steady phase, each stage holds what GPipe
-        would hold wherever m <= p - i, and the bubble is at least half of the step. Whoever asks
-        for 1F1B with m < p has miscounted microbatches, so it is refused; GPipe takes any number.
-        """
-        return num_ranks
+    name = "1f1b"
+    paper = "Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1"
+    suits = "the start: few messages, and activations that do not grow with m"
+    closed_forms = "echelon.cost.seconds.pipeline:ONE_F_ONE_B"
+    tool_names = MappingProxyType({"megatron": "1f1b", "deepspeed": "1f1b", "torchtitan": "1F1B"})
 
     def rank_actions(self, rank: int) -> tuple[Action, ...]:
         """Return p-1-rank warm-up forwards, then F and BW in turn, then the remaining backwards."""
@@ -46,10 +42,6 @@ class OneFOneB(Builder):
             for microbatch in range(steady, self.num_microbatches)
         )
         return tuple(actions)
-
-    def idle_s(self, times: ActionTimes = EQUAL_TIMES) -> float:
-        """Return (p-1)(F+BW): the overhead is (p-1)/m, the fraction of the step (p-1)/(m+p-1)."""
-        return (self.num_ranks - 1) * times.total_s
 
     def peak_in_flight(self, stage: int) -> int:
         """Return min(m, p - stage): p at the first stage, 1 at the last."""

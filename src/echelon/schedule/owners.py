@@ -13,7 +13,7 @@ Votes = Mapping[tuple[int, int], Counter[int]]
 _NONE: frozenset[int] = frozenset()
 
 
-def placed(name: str, actions: Sequence[Sequence[Action]]) -> Schedule:
+def schedule_from_actions(name: str, actions: Sequence[Sequence[Action]]) -> Schedule:
     """Return the schedule whose ranks run `actions`; stage owners follow from the rows.
 
     A stage is on the rank that has most of its actions, so that one astray is the odd one. Where it
@@ -28,7 +28,9 @@ def placed(name: str, actions: Sequence[Sequence[Action]]) -> Schedule:
     plain = _owners(votes, stages, num_ranks, mirrored=_NONE)
     mirrored = _mirrored(votes, _owners_of_first(votes, plain), num_ranks)
     folded = _owners(votes, stages, num_ranks, mirrored=mirrored)
-    if _astray(votes, folded, num_ranks, mirrored) >= _astray(votes, plain, num_ranks, _NONE):
+    if _num_misplaced(votes, folded, num_ranks, mirrored) >= _num_misplaced(
+        votes, plain, num_ranks, _NONE
+    ):
         folded, mirrored = plain, _NONE
     return Schedule(
         name=name,
@@ -80,7 +82,9 @@ def _mirrored(votes: Votes, owners: tuple[int, ...], num_ranks: int) -> frozense
     return frozenset(microbatch for microbatch, more in balance.items() if more > 0)
 
 
-def _astray(votes: Votes, owners: tuple[int, ...], num_ranks: int, mirrored: frozenset[int]) -> int:
+def _num_misplaced(
+    votes: Votes, owners: tuple[int, ...], num_ranks: int, mirrored: frozenset[int]
+) -> int:
     """Count the actions that do not stand where `owners` and `mirrored` say."""
     return sum(
         found.total() - found[num_ranks - 1 - owners[stage] if m in mirrored else owners[stage]]

@@ -7,6 +7,7 @@ changed in Python: before any rank starts, its rows are proven here as those of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from echelon.core.errors import EchelonError, Problem
 from echelon.core.plan import Plan
@@ -19,28 +20,28 @@ from echelon.core.rulebook.pipeline import (
 from echelon.schedule.action import Action, Schedule
 from echelon.schedule.build import SCHEDULES, schedule_problems
 from echelon.schedule.check import check_schedule
-from echelon.schedule.file_rows import Row, Word, parse_words
-from echelon.schedule.owners import placed
+from echelon.schedule.file_rows import FileRow, parse_words
+from echelon.schedule.owners import schedule_from_actions
 
-WITH_ROWS = ("file", "auto")
+SCHEDULES_WITH_ROWS = ("file", "auto")
 """The schedules that no builder makes: a plan holds their rows."""
 
-ROWS = "pipeline.rows"
+ROWS_KEY = "pipeline.rows"
 
 
 def pipeline_problems(plan: Plan) -> list[Problem]:
     """Return every problem of a plan's stages, of its schedule, and of the rows that it holds."""
     pipeline = plan.layout.pipeline
     problems = list(_stage_problems(plan))
-    if pipeline.schedule in WITH_ROWS:
+    if pipeline.schedule in SCHEDULES_WITH_ROWS:
         return [*problems, *_rows_problems(plan)]
     if pipeline.schedule in SCHEDULES and pipeline.rows:
         problems.append(
             ROWS_FIT_PLAN.problem(
                 f"the schedule is {pipeline.schedule!r}, which a builder makes, but the plan has "
                 f"rows for {len(pipeline.rows)} ranks",
-                key=ROWS,
-                works=("rows = ()", 'schedule = "file"'),
+                key=ROWS_KEY,
+                suggestions=("rows = ()", 'schedule = "file"'),
             )
         )
     problems += schedule_problems(
@@ -52,7 +53,7 @@ def pipeline_problems(plan: Plan) -> list[Problem]:
     return problems
 
 
-def uncovered(stages: Sequence[Sequence[int]], layers: int) -> list[str]:
+def coverage_problem(stages: Sequence[Sequence[int]], layers: int) -> list[str]:
     """Return what keeps stages from holding each block once, in order; nothing where they do."""
     listed = [block for stage in stages for block in stage]
     faults: list[str] = []
@@ -68,7 +69,7 @@ def uncovered(stages: Sequence[Sequence[int]], layers: int) -> list[str]:
     return faults
 
 
-def tied_problems(schedule: Schedule, *, key: str, set_by: str = "") -> Iterator[Problem]:
+def tied_embedding_problems(schedule: Schedule, *, key: str, set_by: str = "") -> Iterator[Problem]:
     """Yield that copies of a tied embedding would lie on more than two ranks of a schedule."""
     if not schedule.mirrored:
         return
@@ -82,7 +83,7 @@ def tied_problems(schedule: Schedule, *, key: str, set_by: str = "") -> Iterator
         f"the last on {_on(last)}, so that {len(holders)} ranks would hold the embedding",
         key=key,
         set_by=set_by,
-        works=("model.tied = false", f"the last stage on {_on(first)}"),
+        suggestions=("model.tied = false", f"the last stage on {_on(first)}"),
     )
 
 
@@ -92,7 +93,7 @@ def _on(ranks: Sequence[int]) -> str:
 
 def _stage_problems(plan: Plan) -> Iterator[Problem]:
     pipeline, pp = plan.layout.pipeline, plan.mesh.pp
-    if faults := uncovered(pipeline.stages, plan.model.layers):
+    if faults := coverage_problem(pipeline.stages, plan.model.layers):
         yield STAGES_COVER_LAYERS.problem(
             f"pipeline.stages: {'; '.join(faults)}", key="pipeline.stages"
         )
@@ -102,32 +103,31 @@ def _stage_problems(plan: Plan) -> Iterator[Problem]:
             f"the plan lists {plan.num_stages} stages, but pp x virtual_stages = {pp} x "
             f"{pipeline.virtual_stages} = {wanted}",
             key="pipeline.stages",
-            works=(f"{wanted} stages",),
+            suggestions=(f"{wanted} stages",),
         )
 
 
 def _rows_problems(plan: Plan) -> list[Problem]:
     """Return what is wrong with rows, in turn: the words, the numbers, the order, the embedding."""
     rows = [
-        Row(
+        FileRow(
             name=f"rank {rank}",
             rank=rank,
             words=tuple(
-                Word(text=word, cell=f"rank {rank}, place {place}")
-                for place, word in enumerate(row.split())
+                (word, f"rank {rank}, place {place}") for place, word in enumerate(row.split())
             ),
         )
         for rank, row in enumerate(plan.layout.pipeline.rows)
     ]
     try:
-        actions = parse_words(rows, ROWS)
+        actions = parse_words(rows, ROWS_KEY)
         if problems := list(_number_problems(plan, actions)):
             return problems
-        schedule = placed(plan.layout.pipeline.schedule, actions)
+        schedule = schedule_from_actions(plan.layout.pipeline.schedule, actions)
         check_schedule(schedule)
     except EchelonError as error:
         return list(error.problems)
-    return list(tied_problems(schedule, key=ROWS)) if plan.model.tied else []
+    return list(tied_embedding_problems(schedule, key=ROWS_KEY)) if plan.model.tied else []
 
 
 def _number_problems(plan: Plan, actions: Sequence[Sequence[Action]]) -> Iterator[Problem]:
@@ -143,19 +143,13 @@ def _number_problems(plan: Plan, actions: Sequence[Sequence[Action]]) -> Iterato
             yield ROWS_FIT_PLAN.problem(
                 f"the rows of schedule {plan.layout.pipeline.schedule!r} are for {found} {what}, "
                 f"but the plan has {wanted}",
-                key=ROWS,
-                works=(f"{wanted} {what}",),
+                key=ROWS_KEY,
+                suggestions=(f"{wanted} {what}",),
             )
 
 
 def _ranges(numbers: list[int]) -> str:
-    parts: list[str] = []
-    start = previous = numbers[0]
-    for number in (*numbers[1:], None):
-        if number is not None and number == previous + 1:
-            previous = number
-            continue
-        parts.append(str(start) if start == previous else f"{start}-{previous}")
-        if number is not None:
-            start = previous = number
+    runs = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    ends = [(run[0][1], run[-1][1]) for run in (list(run) for _, run in runs)]
+    parts = [str(first) if first == last else f"{first}-{last}" for first, last in ends]
     return ", ".join(parts[:6]) + (", ..." if len(parts) > 6 else "")

@@ -13,8 +13,11 @@ from dataclasses import dataclass, replace
 from echelon.core.axis import Axis
 from echelon.core.event import Event
 from echelon.schedule.action import Action, ActionKind, Schedule
-from echelon.schedule.dependencies import run_lists
-from echelon.schedule.messages import Channel, Message, step_of
+from echelon.schedule.dependencies import run_action_lists
+from echelon.schedule.messages import Channel, Message, action_with_messages
+
+KINDS = (ActionKind.F, ActionKind.B, ActionKind.W, ActionKind.BW)
+"""The kinds of action in the order of their numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +58,14 @@ class Durations:
         """Return the same with free transfers: what is left is compute and bubble."""
         return replace(self, transfer_s=(0.0,) * len(self.transfer_s))
 
-    def of(self, action: Action) -> float:
+    @property
+    def by_kind(self) -> tuple[tuple[float, ...], ...]:
+        """Return the seconds of all stages for each of `KINDS`."""
+        return self.forward_s, self.input_gradient_s, self.weight_gradient_s, self.backward_s
+
+    def seconds_of(self, action: Action) -> float:
         """Return the seconds of one action."""
-        seconds = {
-            ActionKind.F: self.forward_s,
-            ActionKind.B: self.input_gradient_s,
-            ActionKind.W: self.weight_gradient_s,
-            ActionKind.BW: self.backward_s,
-        }[action.kind]
-        return seconds[action.stage]
+        return self.by_kind[KINDS.index(action.kind)][action.stage]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,54 +96,50 @@ class Simulation:
 
 def simulate(schedule: Schedule, durations: Durations) -> Simulation:
     """Return when everything happens in one step of a checked `schedule`."""
-    progress = run_lists(schedule)
-    assert len(progress.order) == sum(map(len, schedule.actions)), "check_schedule comes first"
+    order, _ = run_action_lists(schedule)
+    assert len(order) == sum(map(len, schedule.actions)), "check_schedule comes first"
     free = [0.0] * schedule.num_ranks
     busy = [0.0] * schedule.num_ranks
     link_free: dict[Channel, float] = {}
     arrived: dict[Message, float] = {}
     events: list[Event] = []
-    for action in progress.order:
-        step = step_of(schedule, action)
+    for action in order:
+        step = action_with_messages(schedule, action)
         rank = schedule.rank_of(action.stage, action.microbatch)
         start = free[rank]
         if step.receive is not None:
             start = max(start, arrived.pop(step.receive))
-        end = start + durations.of(action)
+        end = start + durations.seconds_of(action)
         free[rank] = end
         busy[rank] += end - start
-        events.append(_computed(action, rank, start, end))
+        events.append(
+            Event(
+                kind=action.kind.value,
+                name=str(action),
+                stage=action.stage,
+                microbatch=action.microbatch,
+                start=start,
+                end=end,
+                rank=rank,
+            )
+        )
         if step.send is not None:
             channel = step.send.channel
             sent = max(end, link_free.get(channel, 0.0))
             boundary = min(step.send.source_stage, step.send.target_stage)
             link_free[channel] = arrived[step.send] = sent + durations.transfer_s[boundary]
-            events.append(_sent(step.send, sent, arrived[step.send], durations.message_bytes))
+            events.append(
+                Event(
+                    kind="send",
+                    name=str(step.send),
+                    axis=Axis.PP.value,
+                    stage=step.send.source_stage,
+                    microbatch=step.send.microbatch,
+                    bytes=durations.message_bytes,
+                    start=sent,
+                    end=arrived[step.send],
+                    rank=rank,
+                )
+            )
     events.sort(key=lambda event: (event.start, event.end, event.rank))
     return Simulation(events=tuple(events), makespan_s=max(free), busy_s=tuple(busy))
-
-
-def _computed(action: Action, rank: int, start: float, end: float) -> Event:
-    return Event(
-        kind=action.kind.value,
-        name=str(action),
-        stage=action.stage,
-        microbatch=action.microbatch,
-        start=start,
-        end=end,
-        rank=rank,
-    )
-
-
-def _sent(message: Message, start: float, end: float, num_bytes: int) -> Event:
-    return Event(
-        kind="send",
-        name=str(message),
-        axis=Axis.PP.value,
-        stage=message.source_stage,
-        microbatch=message.microbatch,
-        bytes=num_bytes,
-        start=start,
-        end=end,
-        rank=message.source_rank,
-    )

@@ -13,25 +13,22 @@ can be run: this is a table, not an engine.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Literal
 
 from echelon.schedule.action import Action, ActionKind
 from echelon.schedule.one_f_one_b import OneFOneB
 
+WeightReads = Literal["newest", "stashed", "entered"]
+"""Which version of a stage's weights a microbatch is computed with.
 
-class Reads(StrEnum):
-    """Say which version of a stage's weights a microbatch is computed with."""
-
-    NEWEST = "newest"
-    """Forward and backward each take the newest one: nothing is kept."""
-    STASHED = "stashed"
-    """Forward takes the newest, and backward the same again (weight stashing)."""
-    ENTERED = "entered"
-    """What was newest on stage 0 when the first microbatch of the same update entered there."""
+- newest: forward and backward each take the newest one, nothing is kept.
+- stashed: forward takes the newest, and backward the same again (weight stashing).
+- entered: what was newest on stage 0 when the first microbatch of the same update entered there.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Discipline:
+class WeightUpdateRule:
     """Say when weights change, and which of them a microbatch reads.
 
     `flush`: the pipeline drains before each update. `whole_steps`: an update has the gradients of
@@ -40,53 +37,31 @@ class Discipline:
 
     name: str
     source: str
-    flush: bool
-    whole_steps: bool
-    reads: Reads
+    reads: WeightReads
+    flush: bool = False
+    whole_steps: bool = False
 
 
-DISCIPLINES = (
-    Discipline(
-        name="without stashing",
-        source="arXiv 1806.03377 avoids it",
-        flush=False,
-        whole_steps=False,
-        reads=Reads.NEWEST,
+WEIGHT_UPDATE_RULES = (
+    WeightUpdateRule(name="without stashing", source="arXiv 1806.03377 avoids it", reads="newest"),
+    WeightUpdateRule(name="PipeDream", source="arXiv 1806.03377", reads="stashed"),
+    WeightUpdateRule(name="PipeDream, vertical sync", source="arXiv 1806.03377", reads="entered"),
+    WeightUpdateRule(
+        name="PipeDream-2BW", source="arXiv 2006.09503", reads="entered", whole_steps=True
     ),
-    Discipline(
-        name="PipeDream",
-        source="arXiv 1806.03377",
-        flush=False,
-        whole_steps=False,
-        reads=Reads.STASHED,
-    ),
-    Discipline(
-        name="PipeDream, vertical sync",
-        source="arXiv 1806.03377",
-        flush=False,
-        whole_steps=False,
-        reads=Reads.ENTERED,
-    ),
-    Discipline(
-        name="PipeDream-2BW",
-        source="arXiv 2006.09503",
-        flush=False,
-        whole_steps=True,
-        reads=Reads.ENTERED,
-    ),
-    Discipline(
+    WeightUpdateRule(
         name="PipeDream-Flush",
         source="arXiv 2006.09503: 1f1b here",
+        reads="newest",
         flush=True,
         whole_steps=True,
-        reads=Reads.NEWEST,
     ),
 )
 """From the oldest weights to none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Versions:
+class WeightVersions:
     """Say which versions of a stage's weights one microbatch meets.
 
     Its gradient goes into the update that turns version `applied` into the next one.
@@ -106,7 +81,7 @@ class Versions:
 class StaleStage:
     """State the weights of one stage: per microbatch, and the most versions kept at once."""
 
-    microbatches: tuple[Versions, ...]
+    microbatches: tuple[WeightVersions, ...]
     kept: int
 
     @property
@@ -121,14 +96,14 @@ class StaleStage:
 
 
 def staleness(
-    discipline: Discipline, *, num_ranks: int, num_microbatches: int, num_steps: int = 4
+    discipline: WeightUpdateRule, *, num_ranks: int, num_microbatches: int, num_steps: int = 4
 ) -> tuple[StaleStage, ...]:
     """Return the versions that each stage reads in `num_steps` steps, one stage to a rank.
 
     Without a flush the order is 1F1B that goes on through the steps. Where weights change after
     each microbatch, a step is as many microbatches all the same.
     """
-    pipe = _Pipe(
+    pipe = _StalePipeline(
         discipline=discipline,
         num_ranks=num_ranks,
         num_microbatches=num_microbatches,
@@ -146,10 +121,10 @@ def gives_reference_gradient(stages: tuple[StaleStage, ...]) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Pipe:
+class _StalePipeline:
     """Run the stages of one pipeline, each on its own: what it waits for changes no version."""
 
-    discipline: Discipline
+    discipline: WeightUpdateRule
     num_ranks: int
     num_microbatches: int
     num_steps: int
@@ -188,20 +163,20 @@ class _Pipe:
         """Run one stage: its versions are made by its own backward passes, which come in order."""
         reads, row = self.discipline.reads, self.row(stage)
         read: dict[int, int] = {}
-        found: list[Versions] = []
+        found: list[WeightVersions] = []
         newest: list[int] = []
         last_read: dict[int, int] = {}
         for place, action in enumerate(row):
             version = len(found) // self.per_update
             newest.append(version)
             if action.kind is ActionKind.F:
-                if reads is Reads.ENTERED:
+                if reads == "entered":
                     version = entered[action.microbatch // self.per_update]
                 read[action.microbatch] = version
             else:
                 forward = read[action.microbatch]
-                applied, version = version, version if reads is Reads.NEWEST else forward
-                found.append(Versions(forward=forward, backward=version, applied=applied))
+                applied, version = version, version if reads == "newest" else forward
+                found.append(WeightVersions(forward=forward, backward=version, applied=applied))
             last_read[version] = place
         return StaleStage(microbatches=tuple(found), kept=_most_kept(newest, last_read))
 

@@ -3,26 +3,97 @@
 Several panels stand one above the other on one time axis, each from its own first start, so that a
 plan and its run, or two schedules, are compared by eye. The text is the same for the same events.
 The figure has its own colors for light and for dark pages, and needs nothing from outside.
+
+A kind has a hue, a stage of a rank a shade of it: lower stages are lighter. Boxes keep their colors
+on light and on dark pages (dark text on a light fill reads on both); page, text and lines change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from echelon.core.event import Event
-from echelon.core.svg import figure, line, rect, text
-from echelon.schedule.svg_style import KINDS, STYLE, fill_class, legend, shade_rules, talk_class
+from echelon.core.svg import figure, fill, key, line, rect, style, text
+from echelon.schedule.action import ActionKind
+from echelon.schedule.draw import TimelineRow, direction, timeline_rows
 from echelon.schedule.time_axis import ticks
 
-_MARGIN = 16
+KINDS = MappingProxyType(
+    {
+        ActionKind.F.value: (212, "forward"),
+        ActionKind.BW.value: (350, "backward"),
+        ActionKind.B.value: (36, "input gradient"),
+        ActionKind.W.value: (145, "weight gradient"),
+    }
+)
+"""The hue and the meaning of each kind of action that is drawn."""
+
+_MESSAGE_CLASSES = MappingProxyType(
+    {"down": "activation sent", "up": "gradient sent", "collective": "collective"}
+)
+_LIGHTEST = 0.86  # lightness, 0 to 1
+_DARKEST = 0.60  # lightness, 0 to 1
+_ONLY = 0.74  # lightness, 0 to 1
+
+STYLE = style(
+    light="""\
+.down { fill: #4a7fb5; }
+.up { fill: #b5654a; }
+.collective { fill: #7a6ba8; }
+"""
+)
+
+
+def fill_class(kind: str, shade: int) -> str:
+    """Return the class of the box of an action, on the stage with that shade."""
+    return f"box {kind}{shade}"
+
+
+def shade_rules(num_shades: int) -> str:
+    """Return the fills of all kinds in each shade."""
+    return "".join(
+        f".{kind}{shade} {{ fill: {_color(hue, shade, num_shades)}; }}\n"
+        for kind, (hue, _) in KINDS.items()
+        for shade in range(num_shades)
+    )
+
+
+def legend(
+    names: Collection[str], num_shades: int, *, left: float, right: float, top: float
+) -> tuple[list[str], float]:
+    """Return the key to the kinds and messages in `names`, and where it ends.
+
+    Entries stand beside one another and go on in a new line at `right`.
+    """
+    entries: list[tuple[list[str], str]] = [
+        ([fill_class(kind, 0)], f"{kind}: {meaning}")
+        for kind, (_, meaning) in KINDS.items()
+        if kind in names
+    ]
+    if num_shades > 1 and entries:
+        shades = [f"{entries[0][0][0][:-1]}{shade}" for shade in range(num_shades)]
+        entries.append((shades, "stages of a rank, lowest first"))
+    entries.extend(([name], meaning) for name, meaning in _MESSAGE_CLASSES.items() if name in names)
+    return key(entries, left=left, right=right, top=top, thin=_MESSAGE_CLASSES)
+
+
+def _color(hue: int, shade: int, num_shades: int) -> str:
+    light = _ONLY
+    if num_shades > 1:
+        light = _LIGHTEST - (_LIGHTEST - _DARKEST) * shade / (num_shades - 1)
+    return fill(hue, light)
+
+
+_MARGIN = 16  # pixels
 _RIGHT = 40
 """Room for half of the last label of the axis."""
-_TITLE = 30
-_ROW = 26
-_BOX = 22
-_LANE = 7
-_GAP = 18
+_TITLE = 30  # pixels
+_ROW = 26  # pixels
+_BOX = 22  # pixels
+_LANE = 7  # pixels
+_GAP = 18  # pixels
 _LETTER = 0.62
 """The width of a digit over its size, in the fonts of the style."""
 
@@ -38,7 +109,9 @@ def panels_svg(
     """Return each (title, events) as a panel of one SVG figure, all on one time axis."""
     drawn = [_Panel.of(title, events) for title, events in panels]
     span = max((panel.span for panel in drawn), default=0.0)
-    left = _MARGIN + 7 * max((len(row.title) for panel in drawn for row in panel.rows), default=6)
+    left = _MARGIN + 7 * max(
+        (len(title) for panel in drawn for title, _, _ in panel.rows), default=6
+    )
     page = _Page(left=left + 10, right=width - _RIGHT, span=span)
     body: list[str] = []
     top = 10
@@ -48,10 +121,10 @@ def panels_svg(
     body.extend(_axis(page, top - _GAP, unit))
     num_shades = max((panel.num_shades for panel in drawn), default=1)
     names = {
-        event.kind if event.kind in KINDS else talk_class(event)
+        event.kind if event.kind in KINDS else direction(event)
         for panel in drawn
-        for row in panel.rows
-        for event in row.events
+        for _, row, _ in panel.rows
+        for event in row
     }
     key, bottom = legend(names, num_shades, left=page.left, right=page.right, top=top + 12)
     body.extend(key)
@@ -78,20 +151,11 @@ class _Page:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """What one rank computes, or what it sends on one axis."""
-
-    title: str
-    events: tuple[Event, ...]
-    computes: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Panel:
     """The rows of one timeline, and which shade each stage has on its rank."""
 
     title: str
-    rows: tuple[_Row, ...]
+    rows: tuple[TimelineRow, ...]
     begin: float
     span: float
     shades: dict[tuple[int, int | None], int]
@@ -99,14 +163,18 @@ class _Panel:
     @classmethod
     def of(cls, title: str, events: Iterable[Event]) -> _Panel:
         drawn = sorted(
-            (event for event in events if event.kind in KINDS or (event.axis and _lasts(event))),
+            (
+                event
+                for event in events
+                if event.kind in KINDS or (event.axis and event.end > event.start)
+            ),
             key=lambda event: (event.rank, event.start, event.end, event.name),
         )
         begin = min((event.start for event in drawn), default=0.0)
         end = max((event.end for event in drawn), default=0.0)
         return cls(
             title=title,
-            rows=tuple(_rows(drawn)),
+            rows=tuple(timeline_rows(drawn)),
             begin=begin,
             span=end - begin,
             shades=_shades(drawn),
@@ -114,7 +182,7 @@ class _Panel:
 
     @property
     def height(self) -> int:
-        return _TITLE + sum(_ROW if row.computes else _LANE for row in self.rows)
+        return _TITLE + sum(_ROW if computes else _LANE for _, _, computes in self.rows)
 
     @property
     def num_shades(self) -> int:
@@ -124,18 +192,18 @@ class _Panel:
         yield text(_MARGIN, top + 16, self.title, "title")
         y = top + _TITLE
         right = page.x(self.span)
-        for row in self.rows:
-            if row.computes:
-                yield text(page.left - 8, y + 15, row.title, "rank")
+        for title, row, computes in self.rows:
+            if computes:
+                yield text(page.left - 8, y + 15, title, "rank")
                 yield rect("idle", page.left, y, right - page.left, _BOX)
-            for event in row.events:
+            for event in row:
                 start, end = page.x(event.start - self.begin), page.x(event.end - self.begin)
                 yield from self._box(event, start, end, y)
-            y += _ROW if row.computes else _LANE
+            y += _ROW if computes else _LANE
 
     def _box(self, event: Event, start: float, end: float, y: int) -> Iterator[str]:
         if event.kind not in KINDS:
-            yield rect(talk_class(event), start, y - 3, end - start, _LANE - 3, _tip(event))
+            yield rect(direction(event), start, y - 3, end - start, _LANE - 3, _tip(event))
             return
         shade = self.shades[event.rank, event.stage]
         name = fill_class(event.kind, shade)
@@ -145,21 +213,6 @@ class _Panel:
         if label and room >= 4.5:
             size = min(12.0, room / _LETTER * 0.9)
             yield text((start + end) / 2, y + 11 + 0.35 * size, label, "label", size)
-
-
-def _lasts(event: Event) -> bool:
-    return event.end > event.start
-
-
-def _rows(events: Sequence[Event]) -> Iterator[_Row]:
-    """Yield what each rank computes, then a lane for each axis on which it sends."""
-    for rank in sorted({event.rank for event in events}):
-        own = [event for event in events if event.rank == rank]
-        computed = tuple(event for event in own if event.kind in KINDS)
-        yield _Row(title=f"rank {rank}", events=computed, computes=True)
-        for axis in sorted({event.axis for event in own if event.kind not in KINDS}):
-            talk = (event for event in own if event.kind not in KINDS and event.axis == axis)
-            yield _Row(title=axis, events=tuple(talk), computes=False)
 
 
 def _shades(events: Sequence[Event]) -> dict[tuple[int, int | None], int]:

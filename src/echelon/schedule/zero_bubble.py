@@ -1,9 +1,11 @@
-"""What ZB-H1 and ZB-H2 share: 1F1B with a split backward pass and a fixed number in flight.
+"""ZB-H1 and ZB-H2: 1F1B with a split backward pass and a fixed number of microbatches in flight.
 
-Qi et al., "Zero Bubble Pipeline Parallelism" (arXiv 2401.10241), sections 2.1 and 2.2. Only B is
-on the way to the previous rank; W may be run whenever there is time. Rank r starts r forward passes
-later than rank 0, so its first gradient comes earlier: it runs fewer forward passes before that,
-leaves as many weight gradients for the end, and every rank holds equally many microbatches.
+Qi et al., "Zero Bubble Pipeline Parallelism" (arXiv 2401.10241), sections 2.1 and 2.2, figure 3.
+Only B is on the way to the previous rank; W may be run whenever there is time. Rank r starts r
+forward passes later than rank 0, so its first gradient comes earlier: it runs fewer forward passes
+before that, leaves as many weight gradients for the end, and every rank holds equally many
+microbatches. ZB-H1 has 1F1B's activation memory and a third of its bubble; with ZB-H2 no rank waits
+once it has started, for up to twice that memory.
 """
 
 from __future__ import annotations
@@ -19,13 +21,6 @@ class ZeroBubbleH(Builder):
 
     `in_flight` is from p (ZB-H1) to 2p-1 (ZB-H2).
     """
-
-    __slots__ = ()
-
-    @classmethod
-    def minimum_microbatches(cls, num_ranks: int) -> int:
-        """Return p, as 1F1B."""
-        return num_ranks
 
     @abstractmethod
     def in_flight(self) -> int:
@@ -73,3 +68,51 @@ class ZeroBubbleH(Builder):
         """Return the microbatches in flight, equal on all ranks."""
         del stage
         return self.in_flight()
+
+
+class ZeroBubbleH1(ZeroBubbleH):
+    """Build ZB-H1: p microbatches in flight on every rank."""
+
+    name = "zb-h1"
+    paper = "Qi et al. 2023, Zero Bubble, arXiv 2401.10241, section 2.1"
+    suits = "1f1b's activations fit, nothing more; W fills what 1f1b idles"
+    closed_forms = "echelon.cost.seconds.pipeline:ZB_H1"
+
+    def in_flight(self) -> int:
+        """Return p, as 1F1B has on its first rank."""
+        return self.num_ranks
+
+    def paper_bubble_s(self, times: ActionTimes = EQUAL_TIMES) -> float:
+        """Return (p-1)(F+B-W), as in section 2.3, table 2.
+
+        There it is the longest wait of a rank between its own first start and its own last end.
+        """
+        # Exact where F >= W. If B >= W too, it is the wait of the step.
+        work = times.forward_s + times.input_gradient_s - times.weight_gradient_s
+        return (self.num_ranks - 1) * work
+
+
+class ZeroBubbleH2(ZeroBubbleH):
+    """Build ZB-H2: 2p-1 microbatches in flight on every rank, or all of them if they are fewer.
+
+    Each microbatch in flight beyond p fills one more gap of ZB-H1; with m = p it is ZB-H1.
+    """
+
+    name = "zb-h2"
+    paper = "Qi et al. 2023, Zero Bubble, arXiv 2401.10241, section 2.2"
+    suits = "activations are cheap: up to 2p-1 microbatches are held"
+    closed_forms = "echelon.cost.seconds.pipeline:ZB_H2"
+
+    def in_flight(self) -> int:
+        """Return min(m, 2p-1)."""
+        return min(self.num_microbatches, 2 * self.num_ranks - 1)
+
+    def paper_bubble_s(self, times: ActionTimes = EQUAL_TIMES) -> float:
+        """Return (p-1)(F+B-2W), as in section 2.3, table 2.
+
+        There it is the longest wait of a rank between its own first start and its own last end.
+        Over the whole step a rank also waits for the others to start or to end: `idle_s`.
+        """
+        # Exact where m >= 2p-1, F >= W and F + B >= 2W.
+        work = times.forward_s + times.input_gradient_s - 2 * times.weight_gradient_s
+        return (self.num_ranks - 1) * work

@@ -6,25 +6,22 @@ V-ZB of Qi et al., "Pipeline Parallelism with Controllable Memory" (arXiv 2405.1
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections import Counter
+from types import MappingProxyType
 
 from echelon.schedule.action import Action, ActionKind
-from echelon.schedule.builder import EQUAL_TIMES, ActionTimes
-from echelon.schedule.v_shape import VShaped
+from echelon.schedule.builder import EQUAL_TIMES, ActionTimes, VShaped
 
 
 class ZeroBubbleV(VShaped):
     """Build ZB-V. Of fewer than 2p-1 microbatches, the places of the missing ones are left out."""
 
-    __slots__ = ()
-
-    name: ClassVar[str] = "zb-v"
-    paper: ClassVar[str] = "Qi et al. 2023, Zero Bubble, arXiv 2401.10241, section 6"
-
-    @classmethod
-    def minimum_microbatches(cls, num_ranks: int) -> int:
-        """Return p, as 1F1B; no rank waits from 2p-1 on."""
-        return num_ranks
+    name = "zb-v"
+    paper = "Qi et al. 2023, Zero Bubble, arXiv 2401.10241, section 6"
+    suits = "W is about as long as F and B; the embedding and the head share rank 0"
+    closed_forms = "echelon.cost.seconds.pipeline:ZB_V"
+    ends_on_first_rank = True
+    tool_names = MappingProxyType({"torchtitan": "ZBVZeroBubble"})
 
     def rank_actions(self, rank: int) -> tuple[Action, ...]:
         """Return the forwards before the first gradient, the steady cycle, and the late W.
@@ -33,25 +30,28 @@ class ZeroBubbleV(VShaped):
         (p-rank) times f b w, the cycle F B W f b w, rank times B b, (p-rank) times B W, and what
         is left of w and W. The cycle ends without F where there are no more forward passes.
         """
-        down, rest = _Counter(rank), self.num_ranks - rank
-        back = _Counter(self.num_stages - 1 - rank)
+        stages, rest = {"down": rank, "back": self.num_stages - 1 - rank}, self.num_ranks - rank
         total = max(self.num_microbatches, 2 * self.num_ranks - 1)
-        actions = [down.forward() for _ in range(2 * rest - 1)]
-        for _ in range(rank):
-            actions += back.forward(), down.forward()
-        for _ in range(rest):
-            actions += back.forward(), back.input_gradient(), back.weight_gradient()
-        while back.forwards < total:
-            if down.forwards < total:
-                actions.append(down.forward())
-            actions += down.input_gradient(), down.weight_gradient()
-            actions += back.forward(), back.input_gradient(), back.weight_gradient()
-        for _ in range(rank):
-            actions += down.input_gradient(), back.input_gradient()
-        for _ in range(rest):
-            actions += down.input_gradient(), down.weight_gradient()
-        for late in (back, down):
-            actions += [late.weight_gradient() for _ in range(total - late.weight_gradients)]
+        done: Counter[str] = Counter()
+        actions: list[Action] = []
+
+        def run(words: str, times: int = 1) -> None:
+            """Add the next action of each word; "F" is down, "f" is back."""
+            for word in words * times:
+                kind = ActionKind(word.upper())
+                stage = stages["down" if word.isupper() else "back"]
+                actions.append(Action(kind, stage, done[word]))
+                done[word] += 1
+
+        run("F", 2 * rest - 1)
+        run("fF", rank)
+        run("fbw", rest)
+        while done["f"] < total:
+            run("F" * (done["F"] < total) + "BWfbw")
+        run("Bb", rank)
+        run("BW", rest)
+        run("w", total - done["w"])
+        run("W", total - done["W"])
         return tuple(one for one in actions if one.microbatch < self.num_microbatches)
 
     def idle_s(self, times: ActionTimes = EQUAL_TIMES) -> float:
@@ -84,12 +84,8 @@ class ZeroBubbleV(VShaped):
 
     def paper_bubble_s(self, times: ActionTimes = EQUAL_TIMES) -> float:
         """Return 0: no rank waits between its own first start and its own last end."""
-        del times
+        del times  # exact where F = B = W and m >= 2p-1
         return 0
-
-    def paper_bubble_holds(self, times: ActionTimes = EQUAL_TIMES) -> bool:
-        """Return whether that is exact: F = B = W and m >= 2p-1."""
-        return times.are_equal and self.num_microbatches >= 2 * self.num_ranks - 1
 
     def peak_in_flight(self, stage: int) -> int:
         """Return min(m, 2p - stage)."""
@@ -98,23 +94,3 @@ class ZeroBubbleV(VShaped):
     def peak_in_flight_of_rank(self, rank: int) -> int:
         """Return min(2p, m + 1 + rank): 2p half-stages, which is p microbatches of a whole rank."""
         return min(self.num_stages, self.num_microbatches + 1 + rank)
-
-
-class _Counter:
-    """Hand out the actions of one stage, each kind in the order of the microbatches."""
-
-    def __init__(self, stage: int) -> None:
-        self.stage = stage
-        self.forwards = self.input_gradients = self.weight_gradients = 0
-
-    def forward(self) -> Action:
-        self.forwards += 1
-        return Action(ActionKind.F, self.stage, self.forwards - 1)
-
-    def input_gradient(self) -> Action:
-        self.input_gradients += 1
-        return Action(ActionKind.B, self.stage, self.input_gradients - 1)
-
-    def weight_gradient(self) -> Action:
-        self.weight_gradients += 1
-        return Action(ActionKind.W, self.stage, self.weight_gradients - 1)

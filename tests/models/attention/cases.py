@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from echelon.core.attention_mask import AttentionMask, DocumentStarts, Run
-from echelon.models.attention.pieces import Piece, pieces_between
+from echelon.core.attention_mask import AttentionMask, DocumentStarts, PositionRun
+from echelon.models.attention.boxes import AttentionTile
 from echelon.models.attention.reference import attention_reference, visible
+from echelon.models.attention.tiles import tiles_between
 
 SEQUENCES = 2
 HEAD_DIM = 8
@@ -23,17 +24,31 @@ MASKS: dict[str, tuple[AttentionMask, DocumentStarts | None]] = {
     "documents in a window": (AttentionMask(window=4), ((0, 3, 21), (0, 20, 30))),
 }
 
-RUNS: dict[str, tuple[tuple[Run, ...], tuple[Run, ...]]] = {
-    "whole": ((Run(0, 1, 40),), (Run(0, 1, 40),)),
-    "zigzag, own": ((Run(8, 1, 8), Run(24, 1, 8)), (Run(8, 1, 8), Run(24, 1, 8))),
-    "zigzag, earlier": ((Run(8, 1, 8), Run(24, 1, 8)), (Run(0, 1, 8), Run(32, 1, 8))),
-    "zigzag, later": ((Run(0, 1, 8), Run(32, 1, 8)), (Run(8, 1, 8), Run(24, 1, 8))),
-    "zigzag, gathered": (
-        (Run(10, 1, 10), Run(20, 1, 10)),
-        (Run(0, 1, 10), Run(30, 1, 10), Run(10, 1, 10), Run(20, 1, 10)),
+RUNS: dict[str, tuple[tuple[PositionRun, ...], tuple[PositionRun, ...]]] = {
+    "whole": ((PositionRun(0, 1, 40),), (PositionRun(0, 1, 40),)),
+    "zigzag, own": (
+        (PositionRun(8, 1, 8), PositionRun(24, 1, 8)),
+        (PositionRun(8, 1, 8), PositionRun(24, 1, 8)),
     ),
-    "striped, earlier": ((Run(1, 2, 20),), (Run(0, 2, 20),)),
-    "striped, later": ((Run(0, 2, 20),), (Run(1, 2, 20),)),
+    "zigzag, earlier": (
+        (PositionRun(8, 1, 8), PositionRun(24, 1, 8)),
+        (PositionRun(0, 1, 8), PositionRun(32, 1, 8)),
+    ),
+    "zigzag, later": (
+        (PositionRun(0, 1, 8), PositionRun(32, 1, 8)),
+        (PositionRun(8, 1, 8), PositionRun(24, 1, 8)),
+    ),
+    "zigzag, gathered": (
+        (PositionRun(10, 1, 10), PositionRun(20, 1, 10)),
+        (
+            PositionRun(0, 1, 10),
+            PositionRun(30, 1, 10),
+            PositionRun(10, 1, 10),
+            PositionRun(20, 1, 10),
+        ),
+    ),
+    "striped, earlier": ((PositionRun(1, 2, 20),), (PositionRun(0, 2, 20),)),
+    "striped, later": ((PositionRun(0, 2, 20),), (PositionRun(1, 2, 20),)),
 }
 
 
@@ -45,11 +60,11 @@ class Case:
     k: torch.Tensor
     v: torch.Tensor
     dout: torch.Tensor
-    pieces: tuple[Piece, ...]
+    pieces: tuple[AttentionTile, ...]
     seen: torch.Tensor
 
 
-def positions(runs: tuple[Run, ...]) -> torch.Tensor:
+def positions(runs: tuple[PositionRun, ...]) -> torch.Tensor:
     """Return the positions that runs name, in order."""
     return torch.tensor([run.position(i) for run in runs for i in range(run.count)])
 
@@ -71,7 +86,7 @@ def case(
         random(len(key_S), heads[1]),
         random(len(key_S), heads[1]),
         random(len(query_T), heads[0]),
-        pieces_between(queries, keys, rule, documents),
+        tiles_between(queries, keys, rule, documents),
         visible(query_T, key_S, rule, documents),
     )
 

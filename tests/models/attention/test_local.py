@@ -7,13 +7,21 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from echelon.core.attention_mask import AttentionMask, Run
-from echelon.models.attention import local, tiling
-from echelon.models.attention.interface import Attended, Gradients, Kernel, Scores
-from echelon.models.attention.local import LocalAttention, attend_pieces, backward_pieces
-from echelon.models.attention.merge import Merged
-from echelon.models.attention.pieces import pieces_between
+from echelon.core.attention_mask import AttentionMask, PositionRun
+from echelon.models.attention import boxes, local
+from echelon.models.attention.interface import (
+    AttentionGradients,
+    SavedAttention,
+    ScoreRule,
+)
+from echelon.models.attention.local import (
+    LocalAttention,
+    attend_tiles,
+    backward_tiles,
+)
+from echelon.models.attention.online_softmax import OnlineSoftmax
 from echelon.models.attention.plain import PlainKernel
+from echelon.models.attention.tiles import tiles_between
 from tests.models.attention.cases import MASKS, RUNS, Case, case, expected
 
 HEADS = [(4, 4), (4, 2), (4, 1)]
@@ -22,18 +30,18 @@ HEADS = [(4, 4), (4, 2), (4, 1)]
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let windows of a few keys be tiled: full boxes between two edges too."""
-    monkeypatch.setattr(tiling, "MIN_TILE_ROWS", 2)
-    monkeypatch.setattr(tiling, "MIN_MIDDLE_TILES", 1)
-    pieces_between.cache_clear()
+    monkeypatch.setattr(boxes, "MIN_TILE_ROWS", 2)
+    monkeypatch.setattr(boxes, "MIN_MIDDLE_TILES", 1)
+    tiles_between.cache_clear()
     yield
-    pieces_between.cache_clear()
+    tiles_between.cache_clear()
 
 
 def _found(case: Case, soft_cap: float | None = None) -> tuple[torch.Tensor, ...]:
     """Return out, lse, dq, dk, dv of the pieces of a case."""
-    out, lse = attend_pieces(case.q, case.k, case.v, case.pieces, soft_cap).result()
-    attended = Attended(case.q, case.k, case.v, out, lse)
-    return out, lse, *backward_pieces(case.dout, attended, case.pieces, soft_cap)
+    out, lse = attend_tiles(case.q, case.k, case.v, case.pieces, soft_cap).result()
+    attended = SavedAttention(case.q, case.k, case.v, out, lse)
+    return out, lse, *backward_tiles(case.dout, attended, case.pieces, soft_cap)
 
 
 def _assert_close(
@@ -42,7 +50,7 @@ def _assert_close(
     torch.testing.assert_close(found, wanted, rtol=0.0, atol=1e-12)
 
 
-def _use(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
+def _use(monkeypatch: pytest.MonkeyPatch, kernel: object) -> None:
     monkeypatch.setattr(local, "kernel_for", lambda *_: kernel)
 
 
@@ -102,19 +110,22 @@ def test_keys_that_come_in_blocks_in_any_order_give_the_whole(
 ) -> None:
     one, (rule, documents) = case("whole", mask), MASKS[mask]
     blocks = [
-        (slice(10 * i, 10 * i + 10), pieces_between((Run(0, 1, 40),), (Run(10 * i, 1, 10),), *rest))
+        (
+            slice(10 * i, 10 * i + 10),
+            tiles_between((PositionRun(0, 1, 40),), (PositionRun(10 * i, 1, 10),), *rest),
+        )
         for i in order
         for rest in [(rule, documents)]
     ]
-    merged = Merged.like(one.q)
+    merged = OnlineSoftmax(one.q.shape, one.q.dtype, one.q.device)
     for keys, pieces in blocks:
-        attend_pieces(one.q, one.k[keys], one.v[keys], pieces, into=merged)
+        attend_tiles(one.q, one.k[keys], one.v[keys], pieces, into=merged)
     out, lse = merged.result()
-    total = Gradients.zeros(one.q, one.k, one.v)
+    total = AttentionGradients.zeros(one.q, one.k, one.v)
     for keys, pieces in blocks:
-        attended = Attended(one.q, one.k[keys], one.v[keys], out, lse)
-        part = Gradients(total.dq, total.dk[keys], total.dv[keys])
-        backward_pieces(one.dout, attended, pieces, into=part)
+        attended = SavedAttention(one.q, one.k[keys], one.v[keys], out, lse)
+        part = AttentionGradients(total.dq, total.dk[keys], total.dv[keys])
+        backward_tiles(one.dout, attended, pieces, into=part)
     _assert_close((out, lse, *total), expected(one))
 
 
@@ -129,19 +140,19 @@ def test_queries_that_meet_nothing_give_nothing() -> None:
 
 def test_no_piece_at_all_gives_nothing() -> None:
     one = case("whole", "causal")
-    out, lse = attend_pieces(one.q, one.k, one.v, ()).result()
-    attended = Attended(one.q, one.k, one.v, out, lse)
+    out, lse = attend_tiles(one.q, one.k, one.v, ()).result()
+    attended = SavedAttention(one.q, one.k, one.v, out, lse)
     assert not out.any()
-    assert not any(x.any() for x in backward_pieces(one.dout, attended, ()))
+    assert not any(x.any() for x in backward_tiles(one.dout, attended, ()))
 
 
 def test_a_narrow_dtype_is_merged_in_float32_and_rounded_once() -> None:
     one = case("zigzag, gathered", "causal", dtype=torch.bfloat16)
-    merged = attend_pieces(one.q, one.k, one.v, one.pieces)
+    merged = attend_tiles(one.q, one.k, one.v, one.pieces)
     out, lse = merged.result()
     assert (out.dtype, lse.dtype) == (torch.bfloat16, torch.float32)
-    attended = Attended(one.q, one.k, one.v, out, lse)
-    assert {x.dtype for x in backward_pieces(one.dout, attended, one.pieces)} == {torch.float32}
+    attended = SavedAttention(one.q, one.k, one.v, out, lse)
+    assert {x.dtype for x in backward_tiles(one.dout, attended, one.pieces)} == {torch.float32}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -198,32 +209,34 @@ def test_one_piece_over_everything_is_neither_merged_nor_added_up(
 ) -> None:
     one = case("whole", "causal")
     out, lse = torch.ones_like(one.q), torch.zeros(2, 4, 40, dtype=torch.float64)
-    gradients = Gradients(*(torch.ones_like(x) for x in (one.q, one.k, one.v)))
+    gradients = AttentionGradients(*(torch.ones_like(x) for x in (one.q, one.k, one.v)))
 
     class Fixed:
         def forward(
-            self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores
+            self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: ScoreRule
         ) -> tuple[torch.Tensor, torch.Tensor]:
             return out, lse
 
-        def backward(self, dout: torch.Tensor, attended: Attended, scores: Scores) -> Gradients:
+        def backward(
+            self, dout: torch.Tensor, attended: SavedAttention, scores: ScoreRule
+        ) -> AttentionGradients:
             return gradients
 
     _use(monkeypatch, Fixed())
-    found = attend_pieces(one.q, one.k, one.v, one.pieces).result()
+    found = attend_tiles(one.q, one.k, one.v, one.pieces).result()
     assert found[0] is out
     assert found[1] is lse
-    attended = Attended(one.q, one.k, one.v, out, lse)
-    assert backward_pieces(one.dout, attended, one.pieces) is gradients
+    attended = SavedAttention(one.q, one.k, one.v, out, lse)
+    assert backward_tiles(one.dout, attended, one.pieces) is gradients
 
 
 def test_long_windows_in_real_tiles_are_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiling, "MIN_TILE_ROWS", 192)
-    monkeypatch.setattr(tiling, "MIN_MIDDLE_TILES", 3)
-    pieces_between.cache_clear()
+    monkeypatch.setattr(boxes, "MIN_TILE_ROWS", 192)
+    monkeypatch.setattr(boxes, "MIN_MIDDLE_TILES", 3)
+    tiles_between.cache_clear()
     torch.manual_seed(3)
-    run, mask = (Run(0, 1, 1100),), AttentionMask(window=780)
-    pieces = pieces_between(run, run, mask, None)
+    run, mask = (PositionRun(0, 1, 1100),), AttentionMask(window=780)
+    pieces = tiles_between(run, run, mask, None)
     q, k, v, dout = (torch.randn(1100, 1, 1, 8, dtype=torch.float64) for _ in range(4))
     at = torch.arange(1100)
     ahead = at[:, None] - at

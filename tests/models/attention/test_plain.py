@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from echelon.core.attention_mask import Band
 from echelon.models.attention import plain
-from echelon.models.attention.interface import Attended, Scores
+from echelon.models.attention.interface import SavedAttention, ScoreRule
 from echelon.models.attention.plain import PlainKernel
 
 
@@ -40,14 +40,14 @@ def test_memory_is_that_of_a_block(
     band: Band, soft_cap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     q, k, v, dout = _tensors(512)
-    scores = Scores(band=band, scale=0.3, soft_cap=soft_cap)
+    scores = ScoreRule(band=band, scale=0.3, soft_cap=soft_cap)
     wanted = PlainKernel().forward(q, k, v, scores)
-    wanted_gradients = PlainKernel().backward(dout, Attended(q, k, v, *wanted), scores)
+    wanted_gradients = PlainKernel().backward(dout, SavedAttention(q, k, v, *wanted), scores)
     monkeypatch.setattr(plain, "MAX_COLUMNS", 64)
     monkeypatch.setattr(plain, "MAX_SCORES", 2 * 2 * 64 * 32)
     with Largest() as noted:
         found = PlainKernel().forward(q, k, v, scores)
-        gradients = PlainKernel().backward(dout, Attended(q, k, v, *found), scores)
+        gradients = PlainKernel().backward(dout, SavedAttention(q, k, v, *found), scores)
     # The inputs are the largest: 512 rows. All scores of one head would be as many again x 16.
     assert noted.numel == q.numel()
     assert q.numel() < 512 * 512
@@ -59,8 +59,8 @@ def test_what_is_hidden_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(plain, "MAX_COLUMNS", 16)
     monkeypatch.setattr(plain, "MAX_SCORES", 1)
     q, k, *_ = _tensors(64)
-    blocks = list(plain._blocks(q, k, Scores(band=Band(0, None), scale=1.0)))
+    blocks = list(plain._blocks(q, k, ScoreRule(band=Band(0, None), scale=1.0)))
     assert len(blocks) == 4 * 5 // 2
-    window = list(plain._blocks(q, k, Scores(band=Band(0, 1), scale=1.0)))
+    window = list(plain._blocks(q, k, ScoreRule(band=Band(0, 1), scale=1.0)))
     assert [(b.num_queries, b.num_keys) for b in window[1:3]] == [(1, 1), (16, 16)]
     assert len(window) == 4 + 3

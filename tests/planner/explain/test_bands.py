@@ -12,38 +12,31 @@ import numpy as np
 import pytest
 
 from bench.accuracy.predict import cases_of, predict_cases
-from bench.accuracy.rows import read_rows
-from echelon.cost.lattice.frameworks import FRAMEWORKS
-from echelon.planner.estimate import Estimate
+from bench.accuracy.published.rows import read_rows
 from echelon.planner.explain.bands import (
-    bytes_of,
-    difference,
-    held_of,
-    mfu_of,
-    price_of,
-    step_of,
-    terms_of,
-    tokens_of,
-)
-from echelon.planner.explain.grounds import (
     ALLOCATORS,
-    BY_STEPS,
     EXACT,
-    FAMILIES,
-    HERE,
     NODE,
     Factors,
-    family_of,
-    grounds_of,
-    together,
-    trainer_of,
+    byte_term_bands,
+    combine_factors,
+    held_bytes_band,
+    mfu_band,
+    price_band,
+    step_band,
+    step_difference_band,
+    step_term_bands,
+    tokens_per_s_band,
 )
-from echelon.planner.request import Aim, make_request
-from echelon.planner.residuals import EXPERTS, HELD, MOST_DEVICES, PAIRS, RUNS, STEP
-from echelon.planner.search import Answer, search
-from tests.planner.requests import MIXTURE, SMALL
+from echelon.planner.predict.estimate import Estimate
+from echelon.planner.predict.residuals import EXPERTS, HELD, PAIRS, RUNS, STEP
+from echelon.planner.search.request import SearchAim, make_request
+from echelon.planner.search.search import SearchResult, search
+from tests.planner.requests import SMALL
 
 DATA = Path(__file__).parents[3] / "bench" / "data"
+
+
 Run = Mapping[str, float | str]
 
 
@@ -58,8 +51,8 @@ def _runs() -> tuple[Run, ...]:
 
 
 @lru_cache(maxsize=4)
-def _answer(cluster: str, trainer: str, settings: Sequence[str] = SMALL) -> Answer:
-    aim = Aim(trainer=trainer, top=2)
+def _answer(cluster: str, trainer: str, settings: Sequence[str] = SMALL) -> SearchResult:
+    aim = SearchAim(trainer=trainer, top=2)
     return search(
         make_request("nano", cluster=cluster, settings=settings, pins=["cp=1", "pp=1,2"], aim=aim)
     )
@@ -77,7 +70,7 @@ def _covered(runs: Sequence[Run], kind: str, factors: Mapping[str, Factors]) -> 
     for run in runs:
         low, high = factors["node" if float(run["devices"]) <= NODE else "nodes"]
         if float(run["experts"]):
-            low, high = together((low, high), EXPERTS)
+            low, high = combine_factors((low, high), EXPERTS)
         inside.append(low <= float(run["measured_s"]) / float(run[f"{kind}_s"]) <= high)
     return sum(inside) / len(inside)
 
@@ -130,64 +123,35 @@ def test_constants_of_the_package_keep_measured_runs_in_their_bands() -> None:
     assert sum(inside) / len(inside) >= 0.8
 
 
-def test_what_no_run_tells_makes_a_band_wider() -> None:
-    known, unknown = (_best("16xa100-80gb", name) for name in ("megatron", "generic"))
-    assert trainer_of(known.work.software) == "megatron"
-    assert trainer_of(unknown.work.software) is None
-    assert family_of(known.work.machine) in FAMILIES.values()
-    narrow, wide = grounds_of(known.work), grounds_of(unknown.work)
-    assert narrow.beyond == ()
-    assert narrow.step == STEP["known"]["nodes"]
-    assert wide.beyond == ("its trainer",)
-    assert wide.step[0] <= narrow.step[0] < 1 < narrow.step[1] <= wide.step[1]
-    assert wide.held[1] > HELD[1]
-    layout = replace(known.work.layout, dp_shard=4.0 * MOST_DEVICES, offload=1.0)
-    far = grounds_of(replace(known.work, layout=layout))
-    assert far.beyond == ("offload", f"more than {MOST_DEVICES:,} devices")
-    assert far.step[1] > wide.step[1]
-    mixture = _best("16xa100-80gb", "megatron", MIXTURE)
-    assert grounds_of(mixture.work).beyond == ("its experts (few runs)",)
-    other = _best("16xb200", "megatron")
-    assert grounds_of(other.work).beyond == ("its device",)
-
-
-def test_on_a_calibrated_machine_the_band_is_its_own() -> None:
-    machine = _best("4xcpu", "echelon")
-    assert set(grounds_of(machine.work).beyond) == {"its trainer", "its device"}
-    usual = FRAMEWORKS["echelon"]
-    constants = {name: 3.0 * float(getattr(usual, name)) for name in BY_STEPS}
-    measured = replace(machine.work, software=replace(machine.work.software, **constants))
-    assert grounds_of(measured).step == HERE
-    assert grounds_of(measured).beyond == ()
-
-
 def test_every_number_has_its_band_and_what_is_counted_has_none() -> None:
     one = _best("16xa100-80gb", "megatron")
-    step, held = step_of(one), held_of(one)
+    step, held = step_band(one), held_bytes_band(one)
     assert step.low <= STEP["known"]["nodes"][0] * one.step_s
     assert step.high >= STEP["known"]["nodes"][1] * one.step_s
-    assert step.low <= one.step_band.low
-    assert step.high >= one.step_band.high
-    for rate, value in ((tokens_of(one), one.tokens_per_s_per_device), (mfu_of(one), one.mfu)):
+    assert step.low <= one.step_band[0]
+    assert step.high >= one.step_band[1]
+    for rate, value in (
+        (tokens_per_s_band(one), one.tokens_per_s_per_device),
+        (mfu_band(one), one.mfu),
+    ):
         assert rate.value == value
         assert rate.low * step.high == pytest.approx(value * step.value)
         assert rate.high * step.low == pytest.approx(value * step.value)
-    price = price_of(one, 2.0)
+    price = price_band(one, 2.0)
     assert price.high / price.value == pytest.approx(step.high / step.value)
-    terms = {term.name: term.amount for term in terms_of(one)}
+    terms = step_term_bands(one)
     assert sum(amount.low for amount in terms.values()) <= step.low * (1 + 1e-9)
-    for term in bytes_of(one):
-        amount = term.amount
-        assert (amount.low == amount.high) == (term.name in EXACT or not amount.value)
+    for name, amount in byte_term_bands(one).items():
+        assert (amount.low == amount.high) == (name in EXACT or not amount.value)
     assert held.low < one.bytes_held < held.high
     assert held.low > sum(one.bytes[name] for name in EXACT)
 
 
 def test_two_plans_of_one_run_differ_by_what_pairs_of_a_sweep_did() -> None:
     first, second = (one.estimate for one in _answer("16xa100-80gb", "megatron").ranked)
-    off = difference(first, second)
+    off = step_difference_band(first, second)
     assert off.low <= off.value <= off.high
     assert off.low <= np.exp(-PAIRS["near"]) * second.step_s - first.step_s
     assert not off.certain
     slow = replace(second, seconds={name: 3 * value for name, value in second.seconds.items()})
-    assert difference(first, slow).certain
+    assert step_difference_band(first, slow).certain

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from itertools import combinations
 from xml.etree import ElementTree
 
 from rich.cells import cell_len
 
 from echelon.core.svg import text_width
-from echelon.planner.view.lines import WIDTH
+from echelon.planner.view.lines import WIDTH, TextLine
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 Box = tuple[float, float, float, float]
+
+
+def text_of(lines: Iterable[TextLine]) -> str:
+    """Return lines for a terminal as text without colors, each with its end."""
+    return "".join("".join(span.text for span in line).rstrip() + "\n" for line in lines)
 
 
 def root_of(figure: str) -> ElementTree.Element:

@@ -1,7 +1,5 @@
 """Rules about batches and sequences."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 BATCH_DIVIDES = Rule(
@@ -10,20 +8,15 @@ BATCH_DIVIDES = Rule(
     A global batch is shared out evenly: global_sequences = microbatches x microbatch_sequences x
     the data-parallel degree. Nothing is dropped or padded to make it fit.
     """,
-    bad="""
+    example="""
     [mesh]
     dp_replicate = 4
     [batch]
-    global_sequences = 30
+    %s
     microbatch_sequences = 2
     """,
-    fixed="""
-    [mesh]
-    dp_replicate = 4
-    [batch]
-    global_sequences = 32
-    microbatch_sequences = 2
-    """,
+    bad="global_sequences = 30",
+    fixed="global_sequences = 32",
 )
 
 SEQUENCE_FITS_POSITIONS = Rule(
@@ -32,18 +25,16 @@ SEQUENCE_FITS_POSITIONS = Rule(
     A sequence may not be longer than the positions that the model has. Learned positions end
     there; rotary ones go on, but a model is meant up to max_positions.
     """,
-    bad="""
+    example="""
     [model]
-    preset = "gpt2"             # 1024 positions
+    %s
     [batch]
     sequence_length = 2048
     """,
+    bad='preset = "gpt2"             # 1024 positions',
     fixed="""
-    [model]
     preset = "gpt2"
     max_positions = 2048
-    [batch]
-    sequence_length = 2048
     """,
 )
 
@@ -53,16 +44,12 @@ LEARNING_RATE_FITS_STEPS = Rule(
     The learning rate rises for warmup_steps and, with "wsd", falls for decay_steps; together they
     may not be longer than the run, or it would never reach its peak or its end.
     """,
-    bad="""
+    example="""
     [train]
-    steps = 100
+    %s
     [optimizer]
     warmup_steps = 200
     """,
-    fixed="""
-    [train]
-    steps = 1000
-    [optimizer]
-    warmup_steps = 200
-    """,
+    bad="steps = 100",
+    fixed="steps = 1000",
 )

@@ -1,7 +1,5 @@
 """Rules about checkpoints: what is written, and what a run may be resumed from."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 CHECKPOINT_EXISTS = Rule(
@@ -34,6 +32,16 @@ CHECKPOINT_UNDAMAGED = Rule(
     fixed="--resume with an older checkpoint of the run, or a copy of this one",
 )
 
+CHECKPOINT_FILES_INSIDE = Rule(
+    id="checkpoint-files-inside",
+    why="""
+    A checkpoint is one folder, and its index names the files in it by plain names. A name that
+    leads out of the folder would make a checkpoint from elsewhere read any file of this machine.
+    """,
+    bad='index.json with the file "../../x.safetensors"',
+    fixed='index.json with the file "rank-0000.safetensors"',
+)
+
 CHECKPOINT_SCHEMA = Rule(
     id="checkpoint-schema",
     why="""
@@ -41,7 +49,7 @@ CHECKPOINT_SCHEMA = Rule(
     Echelon would misread.
     """,
     bad="a checkpoint of schema 2 read by a version that knows schema 1",
-    fixed="pip install --upgrade echelon",
+    fixed="git pull && pip install '.[train]'     # in the checkout of Echelon",
 )
 
 CHECKPOINT_SAME_MODEL = Rule(

@@ -1,7 +1,5 @@
 """Rules about clusters: tiers of links, units of a bandwidth, what calibration measures."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 LINK_BANDWIDTH_IN_BITS = Rule(
@@ -14,20 +12,15 @@ LINK_BANDWIDTH_IN_BITS = Rule(
     and so is a network above the fastest interface there is; `sure = true` says that it is meant,
     `interfaces` that the devices of a node share so many ways into the network.
     """,
-    bad="""
+    example="""
     [[links]]
     name = "InfiniBand NDR 400 Gb/s"
     degree = "all"
-    bandwidth = 400e9
+    %s
     latency_s = 8e-6
     """,
-    fixed="""
-    [[links]]
-    name = "InfiniBand NDR 400 Gb/s"
-    degree = "all"
-    bandwidth = 50e9
-    latency_s = 8e-6
-    """,
+    bad="bandwidth = 400e9",
+    fixed="bandwidth = 50e9",
 )
 
 CLUSTER_UNITS = Rule(
@@ -39,20 +32,15 @@ CLUSTER_UNITS = Rule(
     a device or link of this name, is questioned; `sure = true` in [device], or in the [[links]],
     says that it is meant.
     """,
-    bad="""
+    example="""
     [[links]]
     name = "InfiniBand NDR 400 Gb/s"
     degree = "all"
     bandwidth = 50e9
-    latency_s = 8
+    %s
     """,
-    fixed="""
-    [[links]]
-    name = "InfiniBand NDR 400 Gb/s"
-    degree = "all"
-    bandwidth = 50e9
-    latency_s = 8e-6
-    """,
+    bad="latency_s = 8",
+    fixed="latency_s = 8e-6",
 )
 
 TIERS_DIVIDE_CLUSTER = Rule(
@@ -62,22 +50,16 @@ TIERS_DIVIDE_CLUSTER = Rule(
     of a rack, racks of the cluster. So the degree of a tier divides that of the next one, and the
     last is the number of devices. A tier either divides a node or holds whole nodes.
     """,
-    bad="""
+    example="""
     [[links]]
     link = "nvlink-4"
-    degree = 3
+    %s
     [[links]]
     link = "infiniband-ndr"
     degree = "all"
     """,
-    fixed="""
-    [[links]]
-    link = "nvlink-4"
-    degree = 4
-    [[links]]
-    link = "infiniband-ndr"
-    degree = "all"
-    """,
+    bad="degree = 3",
+    fixed="degree = 4",
 )
 
 INTERFACES_BETWEEN_NODES = Rule(

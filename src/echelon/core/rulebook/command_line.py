@@ -1,7 +1,5 @@
 """Rules about what is typed: commands, flags and arguments."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 UNKNOWN_COMMAND = Rule(
@@ -63,4 +61,15 @@ CANNOT_WRITE = Rule(
     """,
     bad="echelon init missing-folder/run.toml",
     fixed="mkdir missing-folder\nechelon init missing-folder/run.toml",
+)
+
+OUTPUT_WRITABLE = Rule(
+    id="output-writable",
+    why="""
+    What a command found goes to standard output. Where that cannot be written to the end (a full
+    disk behind `>`, a device that refuses), the result is cut short, and the command has failed
+    whatever it found.
+    """,
+    bad="echelon plan nano >/dev/full",
+    fixed="echelon plan nano >plan.txt     # on a disk with room",
 )

@@ -1,7 +1,5 @@
 """Rules about run files: syntax, names, types, presets, and what one setting means to another."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 TOML_SYNTAX = Rule(
@@ -10,14 +8,12 @@ TOML_SYNTAX = Rule(
     A run file is TOML 1.0 in UTF-8. Strings stand in double quotes, tables in [brackets], and a key
     is set once. The message names the line.
     """,
-    bad="""
+    example="""
     [mesh]
-    tp = two
+    %s
     """,
-    fixed="""
-    [mesh]
-    tp = 2
-    """,
+    bad="tp = two",
+    fixed="tp = 2",
 )
 
 NO_SUCH_FILE = Rule(
@@ -36,14 +32,12 @@ UNKNOWN_PRESET = Rule(
     A preset is a run, a model or a cluster that comes with Echelon. A cluster is also COUNTxDEVICE,
     such as 8xh100 or 256xa100-80gb: whole nodes, or one part of a node.
     """,
-    bad="""
+    example="""
     [model]
-    preset = "lama3-8b"
+    %s
     """,
-    fixed="""
-    [model]
-    preset = "llama3-8b"
-    """,
+    bad='preset = "lama3-8b"',
+    fixed='preset = "llama3-8b"',
 )
 
 EXTENDS_CYCLE = Rule(
@@ -80,14 +74,12 @@ UNKNOWN_KEY = Rule(
     A key or table that Echelon does not know is refused rather than ignored: a misspelt setting
     that is silently dropped is a different run.
     """,
-    bad="""
+    example="""
     [mesh]
-    tensor = 8
+    %s
     """,
-    fixed="""
-    [mesh]
-    tp = 8
-    """,
+    bad="tensor = 8",
+    fixed="tp = 8",
 )
 
 WRONG_TYPE = Rule(
@@ -96,14 +88,12 @@ WRONG_TYPE = Rule(
     Values are not converted: "2" is a string, 2.0 a number with a fraction, true a truth value, and
     none of them is the whole number 2.
     """,
-    bad="""
+    example="""
     [mesh]
-    tp = "2"
+    %s
     """,
-    fixed="""
-    [mesh]
-    tp = 2
-    """,
+    bad='tp = "2"',
+    fixed="tp = 2",
 )
 
 OUT_OF_RANGE = Rule(
@@ -112,14 +102,12 @@ OUT_OF_RANGE = Rule(
     The value has the right type and lies outside what the setting can mean: a count below one, a
     negative learning rate, a fraction of one or more.
     """,
-    bad="""
+    example="""
     [optimizer]
-    learning_rate = -0.001
+    %s
     """,
-    fixed="""
-    [optimizer]
-    learning_rate = 0.001
-    """,
+    bad="learning_rate = -0.001",
+    fixed="learning_rate = 0.001",
 )
 
 UNKNOWN_CHOICE = Rule(
@@ -127,14 +115,12 @@ UNKNOWN_CHOICE = Rule(
     why="""
     Some settings take one of a few words. Nothing else is understood, and nothing is guessed.
     """,
-    bad="""
+    example="""
     [optimizer]
-    schedule = "cosin"
+    %s
     """,
-    fixed="""
-    [optimizer]
-    schedule = "cosine"
-    """,
+    bad='schedule = "cosin"',
+    fixed='schedule = "cosine"',
 )
 
 MISSING_SETTING = Rule(
@@ -163,16 +149,13 @@ CONFLICTING_SETTINGS = Rule(
     special. A value of yours does override one of a preset, and --set overrides a file: those are
     no conflicts.
     """,
-    bad="""
+    example="""
     [model]
     preset = "llama3-8b"
-    hf_config = "config.json"
+    %s
     """,
-    fixed="""
-    [model]
-    preset = "llama3-8b"
-    layers = 4                  # a field of yours overrides the preset's
-    """,
+    bad='hf_config = "config.json"',
+    fixed="layers = 4                  # a field of yours overrides the preset's",
 )
 
 NO_EFFECT = Rule(

@@ -1,7 +1,5 @@
 """Rules about context parallelism: how a sequence, and the heads of attention, are cut over cp."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 CONTEXT_DIVIDES_SEQUENCE = Rule(
@@ -13,18 +11,14 @@ CONTEXT_DIVIDES_SEQUENCE = Rule(
     work of a causal mask is the same everywhere (Llama 3, 2024, section 3.3.2). Then 2n must divide
     sequence_length, too. "striped" deals out single tokens and "ulysses" has no ring: cp is enough.
     """,
-    bad="""
+    example="""
     [mesh]
     cp = 4
     [batch]
-    sequence_length = 252       # 4 x 63, but not a multiple of 2 x 4
+    %s
     """,
-    fixed="""
-    [mesh]
-    cp = 4
-    [batch]
-    sequence_length = 256
-    """,
+    bad="sequence_length = 252       # 4 x 63, but not a multiple of 2 x 4",
+    fixed="sequence_length = 256",
 )
 
 ULYSSES_DIVIDES_HEADS = Rule(
@@ -35,20 +29,16 @@ ULYSSES_DIVIDES_HEADS = Rule(
     Ulysses", 2023). So the degree must divide the query heads that tensor parallelism leaves on a
     rank, heads / tp. Key/value heads may be fewer: they are replicated as needed.
     """,
-    bad="""
+    example="""
     [model]
     heads = 4
     [mesh]
     cp = 8
     [context]
-    kind = "ulysses"            # 4 heads over 8 ranks
+    %s
     """,
+    bad='kind = "ulysses"            # 4 heads over 8 ranks',
     fixed="""
-    [model]
-    heads = 4
-    [mesh]
-    cp = 8
-    [context]
     kind = "ulysses-ring"
     ulysses_degree = 4          # a ring of 2 such groups
     """,
@@ -61,18 +51,13 @@ ULYSSES_DIVIDES_CP = Rule(
     exchanged within a group, keys and values go around a ring of groups (Fang & Zhao, "USP", 2024).
     With "ulysses" there is one group, and its degree is cp.
     """,
-    bad="""
+    example="""
     [mesh]
     cp = 4
     [context]
     kind = "ulysses-ring"
-    ulysses_degree = 3
+    %s
     """,
-    fixed="""
-    [mesh]
-    cp = 4
-    [context]
-    kind = "ulysses-ring"
-    ulysses_degree = 2
-    """,
+    bad="ulysses_degree = 3",
+    fixed="ulysses_degree = 2",
 )

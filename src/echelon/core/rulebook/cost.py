@@ -1,7 +1,5 @@
 """Rules about what a prediction needs to know."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 ZERO_NEEDS_DEGREE = Rule(

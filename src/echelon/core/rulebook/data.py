@@ -1,7 +1,5 @@
 """Rules of text, tokens and the files that hold them."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 PACKAGE_INSTALLED = Rule(
@@ -10,8 +8,8 @@ PACKAGE_INSTALLED = Rule(
     Planning needs few packages. What reads parquet or trains a tokenizer comes as an extra and is
     imported only where it is used.
     """,
-    bad="echelon data prepare corpus.parquet --output tokens     # without pyarrow",
-    fixed="pip install 'echelon[data]'",
+    bad="echelon data prepare corpus.parquet --out tokens     # without pyarrow",
+    fixed="pip install '.[data]'     # in the checkout of Echelon",
 )
 
 DATA_SOURCE_UNREADABLE = Rule(
@@ -20,8 +18,8 @@ DATA_SOURCE_UNREADABLE = Rule(
     A source is a file or a folder that exists and can be read to its end. All sources are looked
     at before any is tokenized; one that breaks half-way leaves no output behind.
     """,
-    bad="echelon data prepare corpsu.txt --output tokens",
-    fixed="echelon data prepare corpus.txt --output tokens",
+    bad="echelon data prepare corpsu.txt --out tokens",
+    fixed="echelon data prepare corpus.txt --out tokens",
 )
 
 DATA_FORMAT_KNOWN = Rule(
@@ -32,8 +30,8 @@ DATA_FORMAT_KNOWN = Rule(
     nothing is not guessed at: state the format. In a folder, files of unknown formats are skipped
     and counted.
     """,
-    bad="echelon data prepare corpus.dump --output tokens",
-    fixed="echelon data prepare corpus.dump --format text --output tokens",
+    bad="echelon data prepare corpus.dump --out tokens",
+    fixed="echelon data prepare corpus.dump --format text --out tokens",
 )
 
 DATA_FIELD = Rule(
@@ -42,8 +40,8 @@ DATA_FIELD = Rule(
     Each record (a line of jsonl, a row of parquet or arrow) has one field that holds the text of
     a document, as a string. A record without it would silently shrink the corpus.
     """,
-    bad="echelon data prepare corpus.jsonl --output tokens     # the text is under 'content'",
-    fixed="echelon data prepare corpus.jsonl --field content --output tokens",
+    bad="echelon data prepare corpus.jsonl --out tokens     # the text is under 'content'",
+    fixed="echelon data prepare corpus.jsonl --field content --out tokens",
 )
 
 DATA_RECORD = Rule(
@@ -62,9 +60,9 @@ DATA_UTF8 = Rule(
     Text is read as UTF-8. Replacing or dropping what does not decode would train on text that
     nobody wrote, so the file and the byte are named instead.
     """,
-    bad="echelon data prepare latin1.txt --output tokens",
+    bad="echelon data prepare latin1.txt --out tokens",
     fixed="iconv -f latin1 -t utf-8 latin1.txt > text.txt\n"
-    "echelon data prepare text.txt --output tokens",
+    "echelon data prepare text.txt --out tokens",
 )
 
 DATA_SPLIT_KNOWN = Rule(
@@ -73,8 +71,8 @@ DATA_SPLIT_KNOWN = Rule(
     A Hugging Face dataset folder holds splits ("train", "test", ...). One of them is read, so
     that a test set never ends up in the training data.
     """,
-    bad="echelon data prepare my-dataset --split training --output tokens",
-    fixed="echelon data prepare my-dataset --split train --output tokens",
+    bad="echelon data prepare my-dataset --split training --out tokens",
+    fixed="echelon data prepare my-dataset --split train --out tokens",
 )
 
 DATA_EMPTY = Rule(
@@ -83,8 +81,8 @@ DATA_EMPTY = Rule(
     An empty file or folder is nearly always the wrong one, or a download that failed. Empty files
     and records among others are skipped and counted.
     """,
-    bad="touch corpus.txt\nechelon data prepare corpus.txt --output tokens",
-    fixed="echelon data prepare shakespeare.txt --output tokens",
+    bad="touch corpus.txt\nechelon data prepare corpus.txt --out tokens",
+    fixed="echelon data prepare shakespeare.txt --out tokens",
 )
 
 DATA_OUTPUT_EXISTS = Rule(
@@ -93,8 +91,8 @@ DATA_OUTPUT_EXISTS = Rule(
     Prepared data is never written over: a run may be reading it, and a run that is resumed must
     find the tokens that it was trained on.
     """,
-    bad="echelon data prepare corpus.txt --output tokens     # tokens exists",
-    fixed="echelon data prepare corpus.txt --output tokens-2",
+    bad="echelon data prepare corpus.txt --out tokens     # tokens exists",
+    fixed="echelon data prepare corpus.txt --out tokens-2",
 )
 
 DATA_OUTPUT_WRITABLE = Rule(
@@ -103,8 +101,8 @@ DATA_OUTPUT_WRITABLE = Rule(
     The output is written to a folder beside its final place and then renamed, so the folder above
     it must exist or be creatable, and must be writable.
     """,
-    bad="echelon data prepare corpus.txt --output /proc/tokens",
-    fixed="echelon data prepare corpus.txt --output ./tokens",
+    bad="echelon data prepare corpus.txt --out /proc/tokens",
+    fixed="echelon data prepare corpus.txt --out ./tokens",
 )
 
 DATA_DISK_FULL = Rule(
@@ -113,8 +111,8 @@ DATA_DISK_FULL = Rule(
     The disk, or the quota on it, had no room for the tokens (2 bytes each for vocabularies up to
     65536, else 4). What was written is removed again; nothing half-finished is left.
     """,
-    bad="echelon data prepare corpus.txt --output /small-disk/tokens",
-    fixed="echelon data prepare corpus.txt --output /large-disk/tokens",
+    bad="echelon data prepare corpus.txt --out /small-disk/tokens",
+    fixed="echelon data prepare corpus.txt --out /large-disk/tokens",
 )
 
 DATA_PREPARED = Rule(
@@ -124,17 +122,18 @@ DATA_PREPARED = Rule(
     not written by `echelon data prepare`, or lost its index.
     """,
     bad="echelon data show texts/",
-    fixed="echelon data prepare texts/ --output tokens\nechelon data show tokens",
+    fixed="echelon data prepare texts/ --out tokens\nechelon data show tokens",
 )
 
 DATA_INDEX = Rule(
     id="data-index",
     why="""
     index.json lists every file of the prepared data and carries a hash over all entries. One that
-    does not parse, lacks entries or does not match its own hash was cut off or edited.
+    does not parse, lacks entries or does not match its own hash was cut off or edited. All files
+    are in the folder of the index: one that names others is not read.
     """,
     bad="an index.json with a changed token count",
-    fixed="echelon data prepare texts/ --output tokens-2     # prepare again",
+    fixed="echelon data prepare texts/ --out tokens-2     # prepare again",
 )
 
 DATA_SCHEMA = Rule(
@@ -144,7 +143,7 @@ DATA_SCHEMA = Rule(
     being read as something that they are not.
     """,
     bad="data prepared by a later Echelon",
-    fixed="echelon data prepare texts/ --output tokens-2     # prepare again with this version",
+    fixed="echelon data prepare texts/ --out tokens-2     # prepare again with this version",
 )
 
 DATA_SHARD_SIZE = Rule(
@@ -216,6 +215,17 @@ DATA_TOO_SHORT = Rule(
     """,
     bad="batch.sequence_length = 4096     # 1000 tokens of data",
     fixed="batch.sequence_length = 512",
+)
+
+DATA_FILLS_BATCH = Rule(
+    id="data-fills-batch",
+    why="""
+    A step reads global_sequences samples, and no sample twice while others of the epoch were not
+    read. With fewer samples than that, each step would hold the same samples several times: it
+    would cost as much as a batch and teach as much as the few samples in it.
+    """,
+    bad="batch.global_sequences = 8     # 3 samples of sequence_length tokens in the training part",
+    fixed="batch.global_sequences = 2",
 )
 
 DATA_SPLIT_FRACTION = Rule(

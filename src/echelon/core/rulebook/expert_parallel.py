@@ -1,8 +1,11 @@
 """Rules about expert parallelism: which ranks hold which experts, and how tokens travel to them."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
+
+_EXPERTS = """[model.experts]
+    num_experts = 8
+    top_k = 2
+    ffn = 64"""
 
 EP_DIVIDES_EXPERTS = Rule(
     id="ep-divides-experts",
@@ -10,24 +13,17 @@ EP_DIVIDES_EXPERTS = Rule(
     Expert parallelism shares out the experts of a block among ep ranks (GShard, 2020). Each gets
     as many whole experts as the others, so ep divides num_experts.
     """,
-    bad="""
+    example="""
     [mesh]
     dp_shard = 4
     ep = 4
     [model.experts]
-    num_experts = 6
+    %s
     top_k = 2
     ffn = 64
     """,
-    fixed="""
-    [mesh]
-    dp_shard = 4
-    ep = 4
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 64
-    """,
+    bad="num_experts = 6",
+    fixed="num_experts = 8",
 )
 
 EP_DIVIDES_RANKS = Rule(
@@ -38,24 +34,14 @@ EP_DIVIDES_RANKS = Rule(
     of the same experts. Each ep neighbours hold all experts once, so ep divides that product.
     Replicas (dp_replicate) hold copies of everything and are no part of it.
     """,
-    bad="""
+    example=f"""
     [mesh]
-    dp_replicate = 4
+    %s
     ep = 4
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 64
+    {_EXPERTS}
     """,
-    fixed="""
-    [mesh]
-    dp_shard = 4
-    ep = 4
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 64
-    """,
+    bad="dp_replicate = 4",
+    fixed="dp_shard = 4",
 )
 
 EXPERT_TP_IS_ONE_OR_TP = Rule(
@@ -64,26 +50,15 @@ EXPERT_TP_IS_ONE_OR_TP = Rule(
     Tensor ranks hold whole experts and take each its part of the tokens (expert_tp = 1), or they
     cut every expert like a dense MLP (expert_tp = tp). There is nothing between.
     """,
-    bad="""
+    example=f"""
     [mesh]
     tp = 2
     [experts]
-    expert_tp = 4
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 64
+    %s
+    {_EXPERTS}
     """,
-    fixed="""
-    [mesh]
-    tp = 2
-    [experts]
-    expert_tp = 2
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 64
-    """,
+    bad="expert_tp = 4",
+    fixed="expert_tp = 2",
 )
 
 EXPERT_TP_DIVIDES_FFN = Rule(
@@ -92,24 +67,20 @@ EXPERT_TP_DIVIDES_FFN = Rule(
     expert_tp cuts the inner width of an expert into equal pieces, as tensor parallelism does that
     of a dense MLP. With expert_tp = 1 experts are whole, and their width is free.
     """,
-    bad="""
+    example="""
     [mesh]
+    %s
+    [model.experts]
+    num_experts = 8
+    top_k = 2
+    ffn = 63
+    """,
+    bad="""
     tp = 2
     [experts]
     expert_tp = 2
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 63
     """,
-    fixed="""
-    [mesh]
-    tp = 2
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 63
-    """,
+    fixed="tp = 2",
 )
 
 TP_DIVIDES_TOKENS = Rule(
@@ -119,28 +90,16 @@ TP_DIVIDES_TOKENS = Rule(
     experts: tp divides microbatch_sequences x sequence_length / cp. (With sequence_parallel the
     sequence is cut before, and sequence-parallel-divides-sequence says so.)
     """,
-    bad="""
+    example=f"""
     [mesh]
     tp = 2
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 64
+    {_EXPERTS}
     [batch]
-    microbatch_sequences = 1
+    %s
     sequence_length = 127
     """,
-    fixed="""
-    [mesh]
-    tp = 2
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 64
-    [batch]
-    microbatch_sequences = 2
-    sequence_length = 127
-    """,
+    bad="microbatch_sequences = 1",
+    fixed="microbatch_sequences = 2",
 )
 
 PADDED_NEEDS_CAPACITY = Rule(
@@ -149,22 +108,15 @@ PADDED_NEEDS_CAPACITY = Rule(
     padded sends as many rows to every expert whatever the routing, so that no size changes from
     step to step. That many is the capacity: without one there is no size to pad to.
     """,
-    bad="""
+    example=f"""
     [experts]
-    padded = true
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 64
+    %s
+    {_EXPERTS}
     """,
+    bad="padded = true",
     fixed="""
-    [experts]
     padded = true
     capacity_factor = 1.25
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 64
     """,
 )
 
@@ -174,7 +126,7 @@ PADDED_TRAVELS_FLAT = Rule(
     Two hops send a token once to each node that it reaches, so how much crosses follows from the
     routing: there is no fixed size. Padded rows go straight to the ranks of their experts.
     """,
-    bad="""
+    example="""
     [mesh]
     dp_shard = 16
     ep = 16
@@ -182,31 +134,19 @@ PADDED_TRAVELS_FLAT = Rule(
     preset = "16xh100"
     [experts]
     padded = true
+    %s
+    [model.experts]
+    num_experts = 16
+    top_k = 2
+    ffn = 64
+    [batch]
+    global_sequences = 32
+    """,
+    bad="""
     capacity_factor = 1.25
     dispatch = "two-hop"
-    [model.experts]
-    num_experts = 16
-    top_k = 2
-    ffn = 64
-    [batch]
-    global_sequences = 32
     """,
-    fixed="""
-    [mesh]
-    dp_shard = 16
-    ep = 16
-    [cluster]
-    preset = "16xh100"
-    [experts]
-    padded = true
-    capacity_factor = 1.25
-    [model.experts]
-    num_experts = 16
-    top_k = 2
-    ffn = 64
-    [batch]
-    global_sequences = 32
-    """,
+    fixed="capacity_factor = 1.25",
 )
 
 TWO_HOP_NEEDS_NODES = Rule(
@@ -217,16 +157,13 @@ TWO_HOP_NEEDS_NODES = Rule(
     more than one: on one node nothing crosses, and one rank to a node has nothing to hand on.
     To try it on one machine: cluster.file = "examples/two-nodes.toml", two nodes of two ranks.
     """,
-    bad="""
+    bad=f"""
     [mesh]
     dp_shard = 4
     ep = 4
     [experts]
     dispatch = "two-hop"        # four ranks of one laptop
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 64
+    {_EXPERTS}
     """,
     fixed="""
     [mesh]
@@ -252,26 +189,14 @@ CHUNKS_DIVIDE_TOKENS = Rule(
     computed the next is on its way. So chunks divides the tokens that a rank sends:
     microbatch_sequences x sequence_length / cp, and / tp where tensor ranks hold whole experts.
     """,
-    bad="""
+    example=f"""
     [mesh]
     dp_shard = 2
     ep = 2
     [experts]
-    chunks = 3                  # of 2 x 128 tokens
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 64
+    %s
+    {_EXPERTS}
     """,
-    fixed="""
-    [mesh]
-    dp_shard = 2
-    ep = 2
-    [experts]
-    chunks = 4
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 64
-    """,
+    bad="chunks = 3                  # of 2 x 128 tokens",
+    fixed="chunks = 4",
 )

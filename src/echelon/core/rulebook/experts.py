@@ -1,8 +1,11 @@
 """Rules about mixtures of experts: which experts a token meets, and what keeps their load even."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
+
+_EXPERTS = """[model.experts]
+    num_experts = 8
+    top_k = 2
+    ffn = 64"""
 
 GROUPS_DIVIDE_EXPERTS = Rule(
     id="groups-divide-experts",
@@ -11,20 +14,12 @@ GROUPS_DIVIDE_EXPERTS = Rule(
     (DeepSeek-V3, 2024, section 2.1.2). A group is as good as the sum of its two best scores, so it
     has two experts at least.
     """,
-    bad="""
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 64
-    groups = 3
+    example=f"""
+    {_EXPERTS}
+    %s
     """,
-    fixed="""
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 64
-    groups = 4
-    """,
+    bad="groups = 3",
+    fixed="groups = 4",
 )
 
 TOP_GROUPS_HOLD_TOP_K = Rule(
@@ -33,22 +28,16 @@ TOP_GROUPS_HOLD_TOP_K = Rule(
     A token meets top_k different experts of the top_groups groups that it chooses, out of groups.
     They hold top_groups x num_experts / groups experts, which must be top_k or more.
     """,
-    bad="""
+    example="""
     [model.experts]
     num_experts = 8
     top_k = 4
     ffn = 64
     groups = 4
-    top_groups = 1              # a group has two experts
+    %s
     """,
-    fixed="""
-    [model.experts]
-    num_experts = 8
-    top_k = 4
-    ffn = 64
-    groups = 4
-    top_groups = 2
-    """,
+    bad="top_groups = 1              # a group has two experts",
+    fixed="top_groups = 2",
 )
 
 RENORMALISED_GATES_DIFFER = Rule(
@@ -59,16 +48,14 @@ RENORMALISED_GATES_DIFFER = Rule(
     learns where to send a token. Switch Transformer (2021, section 2.1) leaves the one score as it
     is.
     """,
-    bad="""
+    example="""
     [model.experts]
     num_experts = 8
     top_k = 1
-    ffn = 64
+    %s
     """,
+    bad="ffn = 64",
     fixed="""
-    [model.experts]
-    num_experts = 8
-    top_k = 1
     ffn = 64
     renormalise = false
     """,
@@ -80,21 +67,13 @@ EXPERTS_ARE_GATED = Rule(
     An expert is an MLP with a gate: three matrices, and SiLU (SwiGLU), as in Mixtral, Qwen3 and
     DeepSeek. Experts of two matrices are not supported.
     """,
-    bad="""
+    bad=f"""
     [model]
     gated = false
     activation = "gelu"
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 64
+    {_EXPERTS}
     """,
-    fixed="""
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 64
-    """,
+    fixed=_EXPERTS,
 )
 
 EXPERTS_HAVE_NO_BIAS = Rule(
@@ -104,20 +83,12 @@ EXPERTS_HAVE_NO_BIAS = Rule(
     every MLP of a model, so a model with experts has none. The bias by which a router chooses is
     another one: model.experts.router_bias.
     """,
-    bad="""
+    bad=f"""
     [model]
     mlp_bias = true
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 64
+    {_EXPERTS}
     """,
-    fixed="""
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 64
-    """,
+    fixed=_EXPERTS,
 )
 
 BIAS_BALANCE_HAS_BIAS = Rule(
@@ -127,23 +98,19 @@ BIAS_BALANCE_HAS_BIAS = Rule(
     (Wang et al. 2024; DeepSeek-V3, section 2.1.2). So the router has that bias: where
     model.experts.router_bias is not set, it is true.
     """,
-    bad="""
+    example="""
     [model.experts]
     num_experts = 8
     top_k = 2
+    %s
+    [experts]
+    balance = "bias"
+    """,
+    bad="""
     ffn = 64
     router_bias = false
-    [experts]
-    balance = "bias"
     """,
-    fixed="""
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 64
-    [experts]
-    balance = "bias"
-    """,
+    fixed="ffn = 64",
 )
 
 CAPACITY_HOLDS_TOKENS = Rule(
@@ -153,20 +120,11 @@ CAPACITY_HOLDS_TOKENS = Rule(
     up: c times its even share, where a token meets k of E experts. Where that is less than one
     token, nearly everything would be dropped, or the factor would mean nothing.
     """,
-    bad="""
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 64
+    example=f"""
+    {_EXPERTS}
     [experts]
-    capacity_factor = 0.01      # 0.01 x 128 x 2 / 8 = 0.32 tokens
+    %s
     """,
-    fixed="""
-    [model.experts]
-    num_experts = 8
-    top_k = 2
-    ffn = 64
-    [experts]
-    capacity_factor = 1.25      # 40 tokens
-    """,
+    bad="capacity_factor = 0.01      # 0.01 x 128 x 2 / 8 = 0.32 tokens",
+    fixed="capacity_factor = 1.25      # 40 tokens",
 )

@@ -1,7 +1,5 @@
 """Rules about plans that leave: what is read as a plan, and what another tool has no word for."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 EXPORT_NOT_EXPRESSIBLE = Rule(

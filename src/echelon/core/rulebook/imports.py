@@ -1,16 +1,13 @@
 """Rules about configurations of other tools: what is read, mapped, or refused by name."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 IMPORT_KIND = Rule(
     id="import-kind",
     why="""
-    Four kinds of files are imported: a DeepSpeed JSON, an Accelerate YAML, a torchtitan TOML, and
-    the command line of Megatron-LM. The kind is told from the content; where it cannot be, --kind
-    says it. What belongs to another tool, or to another way of training in the same tool, is
-    refused as a whole.
+    `echelon import --help` lists the tools whose files are imported. Whose a file is follows from
+    its form (JSON, YAML, TOML or a command) and its keys; where it does not, --kind says it. What
+    belongs to another tool, or to another way of training in the same tool, is refused as a whole.
     """,
     bad="echelon import trainer.py",
     fixed="echelon import ds_config.json --kind deepspeed",

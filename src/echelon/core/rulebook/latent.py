@@ -1,17 +1,13 @@
 """Rules about multi-head latent attention."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
-_LATENT = """
-    [model.latent]
+_LATENT = """[model.latent]
     query_rank = 48
     kv_rank = 32
     nope_dim = 16
     rope_dim = 8
-    value_dim = 16
-    """
+    value_dim = 16"""
 
 LATENT_HEADS_HAVE_KEYS = Rule(
     id="latent-heads-have-keys",
@@ -20,18 +16,14 @@ LATENT_HEADS_HAVE_KEYS = Rule(
     (DeepSeek-V2, 2024, section 2.1): that is what saves memory, and every head has keys of its own.
     So kv_heads is heads.
     """,
-    bad=f"""
+    example=f"""
     [model]
     heads = 4
-    kv_heads = 2
-    {_LATENT.strip()}
+    %s
+    {_LATENT}
     """,
-    fixed=f"""
-    [model]
-    heads = 4
-    kv_heads = 4
-    {_LATENT.strip()}
-    """,
+    bad="kv_heads = 2",
+    fixed="kv_heads = 4",
 )
 
 LATENT_HEAD_HAS_TWO_PARTS = Rule(
@@ -40,19 +32,17 @@ LATENT_HEAD_HAS_TWO_PARTS = Rule(
     A head of latent attention has nope_dim dims without positions, and rope_dim dims that rotary
     positions turn (DeepSeek-V2, 2024, section 2.1.3). head_dim is their sum, and need not be set.
     """,
-    bad=f"""
+    example=f"""
     [model]
     heads = 4
+    %s
+    {_LATENT}
+    """,
+    bad="""
     kv_heads = 4
     head_dim = 32               # 16 + 8 = 24
-    {_LATENT.strip()}
     """,
-    fixed=f"""
-    [model]
-    heads = 4
-    kv_heads = 4
-    {_LATENT.strip()}
-    """,
+    fixed="kv_heads = 4",
 )
 
 LATENT_POSITIONS_ARE_ROTARY = Rule(
@@ -61,19 +51,17 @@ LATENT_POSITIONS_ARE_ROTARY = Rule(
     Latent attention has a part of each head for rotary positions, rope_dim dims, so positions enter
     there.
     """,
-    bad=f"""
+    example=f"""
     [model]
     heads = 4
+    %s
+    {_LATENT}
+    """,
+    bad="""
     kv_heads = 4
     positions = "learned"
-    {_LATENT.strip()}
     """,
-    fixed=f"""
-    [model]
-    heads = 4
-    kv_heads = 4
-    {_LATENT.strip()}
-    """,
+    fixed="kv_heads = 4",
 )
 
 LATENT_ATTENTION_IS_PLAIN = Rule(
@@ -82,19 +70,17 @@ LATENT_ATTENTION_IS_PLAIN = Rule(
     Latent attention norms its narrow vectors, not each head, and its matrices have no biases:
     qkv_bias, output_bias and qk_norm are about ordinary attention.
     """,
-    bad=f"""
+    example=f"""
     [model]
     heads = 4
+    %s
+    {_LATENT}
+    """,
+    bad="""
     kv_heads = 4
     qk_norm = true
-    {_LATENT.strip()}
     """,
-    fixed=f"""
-    [model]
-    heads = 4
-    kv_heads = 4
-    {_LATENT.strip()}
-    """,
+    fixed="kv_heads = 4",
 )
 
 LATENT_VALUE_FITS_KEY = Rule(
@@ -119,6 +105,6 @@ LATENT_VALUE_FITS_KEY = Rule(
     [model]
     heads = 4
     kv_heads = 4
-    {_LATENT.strip()}
+    {_LATENT}
     """,
 )

@@ -1,7 +1,5 @@
 """Rules of starting ranks, keeping them together, and ending them together."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 TARGET_NOT_FOUND = Rule(
@@ -107,9 +105,7 @@ RANK_STUCK = Rule(
 
 JOB_TIMED_OUT = Rule(
     id="job-timed-out",
-    why="""
-    Every rank was still moving, but the job as a whole took longer than it was given.
-    """,
+    why="Every rank was still moving, but the job as a whole took longer than it was given.",
     bad="a proof of a large model with a time limit for a small one",
     fixed="a longer time limit, or a smaller model",
 )
@@ -130,8 +126,8 @@ LAUNCHER_LOST = Rule(
     Local ranks are forked by one process that has imported torch for all of them. It ended
     or could not start, and the ranks ended with it.
     """,
-    bad="kill -9 of echelon.launch.nursery, or an environment without torch",
-    fixed="pip install 'echelon[train]'",
+    bad="kill -9 of echelon.launch.local.fork_server, or an environment without torch",
+    fixed="pip install '.[train]'     # in the checkout of Echelon",
 )
 
 SAME_CODE = Rule(
@@ -146,11 +142,9 @@ SAME_CODE = Rule(
 
 SAME_TORCH = Rule(
     id="same-torch",
-    why="""
-    All ranks must run the same torch: kernels and collectives differ between versions.
-    """,
+    why="All ranks must run the same torch: kernels and collectives differ between versions.",
     bad="torch 2.13.0 on one host, 2.12.1 on another",
-    fixed="pip install -c constraints.txt 'echelon[train]' on every host",
+    fixed="pip install -c constraints.txt '.[train]'     # in its checkout, on every host",
 )
 
 SAME_CONFIG = Rule(

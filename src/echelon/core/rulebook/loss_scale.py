@@ -1,7 +1,5 @@
 """Rules about the loss scale of a run that has started."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 LOSS_SCALE_EXHAUSTED = Rule(

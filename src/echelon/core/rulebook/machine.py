@@ -1,14 +1,12 @@
 """Rules about the machine: what a run needs of it. `echelon doctor` checks all of them."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 PYTHON_VERSION = Rule(
     id="python-version",
     why="Echelon reads TOML with the standard library and uses `StrEnum`: Python 3.11 or later.",
-    bad="python3.10 -m pip install echelon",
-    fixed="python3.11 -m venv .venv\n.venv/bin/python -m pip install echelon",
+    bad="python3.10 -m pip install .",
+    fixed="python3.11 -m venv .venv\n.venv/bin/python -m pip install .",
 )
 
 TORCH_INSTALLED = Rule(
@@ -17,8 +15,8 @@ TORCH_INSTALLED = Rule(
     Planning needs no torch; proving and training do. It is an extra, so that a plan can be made on
     a machine that will never train.
     """,
-    bad="pip install echelon",
-    fixed="pip install 'echelon[train]'",
+    bad="pip install .     # in the checkout of Echelon, without its extra",
+    fixed="pip install '.[train]'",
 )
 
 TORCH_VERSION = Rule(
@@ -28,7 +26,7 @@ TORCH_VERSION = Rule(
     versions lack collectives and options that it uses.
     """,
     bad="pip install torch==2.4",
-    fixed="pip install 'echelon[train]' -c constraints.txt",
+    fixed="pip install -c constraints.txt '.[train]'     # in the checkout of Echelon",
 )
 
 BACKEND_AVAILABLE = Rule(

@@ -1,7 +1,5 @@
 """Rules about the mesh: degrees, world size, what a degree divides."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 DEGREE_AT_LEAST_ONE = Rule(
@@ -10,14 +8,12 @@ DEGREE_AT_LEAST_ONE = Rule(
     A degree is the number of ranks along one axis of the mesh. One rank is the least; an axis that
     you do not want has degree 1. There is no "as many as are left".
     """,
-    bad="""
+    example="""
     [mesh]
-    tp = 0
+    %s
     """,
-    fixed="""
-    [mesh]
-    tp = 1
-    """,
+    bad="tp = 0",
+    fixed="tp = 1",
 )
 
 WORLD_SIZE_IS_PRODUCT = Rule(
@@ -32,9 +28,7 @@ WORLD_SIZE_IS_PRODUCT = Rule(
 
 FITS_CLUSTER = Rule(
     id="fits-cluster",
-    why="""
-    Every rank needs a device of its own. Memory is another matter: this rule counts devices.
-    """,
+    why="Every rank needs a device of its own. Memory is another matter: this rule counts devices.",
     bad="""
     [cluster]
     preset = "8xh100"
@@ -57,18 +51,14 @@ TP_DIVIDES_HEADS = Rule(
     Tensor parallelism gives each rank whole attention heads (Megatron-LM, section 3), so tp must
     divide their number. Hidden itself is never split, and the vocabulary is padded and masked.
     """,
-    bad="""
+    example="""
     [model]
     heads = 6
     [mesh]
-    tp = 4
+    %s
     """,
-    fixed="""
-    [model]
-    heads = 6
-    [mesh]
-    tp = 3
-    """,
+    bad="tp = 4",
+    fixed="tp = 3",
 )
 
 TP_DIVIDES_KV_HEADS = Rule(
@@ -77,20 +67,15 @@ TP_DIVIDES_KV_HEADS = Rule(
     Grouped-query attention shares a key/value head among several query heads. Each tensor rank
     holds whole key/value heads beside the queries that use them, so tp must divide their number.
     """,
-    bad="""
+    example="""
     [model]
     heads = 32
     kv_heads = 8
     [mesh]
-    tp = 16
+    %s
     """,
-    fixed="""
-    [model]
-    heads = 32
-    kv_heads = 8
-    [mesh]
-    tp = 8
-    """,
+    bad="tp = 16",
+    fixed="tp = 8",
 )
 
 TP_DIVIDES_FFN = Rule(
@@ -99,18 +84,14 @@ TP_DIVIDES_FFN = Rule(
     The inner width of the MLP is cut over the tensor ranks: columns of the first matrix, rows of
     the second (Megatron-LM, section 3). Each rank takes an equal part.
     """,
-    bad="""
+    example="""
     [model]
-    ffn = 350
+    %s
     [mesh]
     tp = 4
     """,
-    fixed="""
-    [model]
-    ffn = 352
-    [mesh]
-    tp = 4
-    """,
+    bad="ffn = 350",
+    fixed="ffn = 352",
 )
 
 SEQUENCE_PARALLEL_DIVIDES_SEQUENCE = Rule(
@@ -120,20 +101,15 @@ SEQUENCE_PARALLEL_DIVIDES_SEQUENCE = Rule(
     (Korthikanti et al. 2022, section 4.2), so tp must divide sequence_length. With context
     parallelism it cuts the part of a context rank, so cp x tp must divide it.
     """,
-    bad="""
+    example="""
     [mesh]
     tp = 4
     sequence_parallel = true
     [batch]
-    sequence_length = 130
+    %s
     """,
-    fixed="""
-    [mesh]
-    tp = 4
-    sequence_parallel = true
-    [batch]
-    sequence_length = 128
-    """,
+    bad="sequence_length = 130",
+    fixed="sequence_length = 128",
 )
 
 WHOLE_NODES = Rule(
@@ -142,14 +118,12 @@ WHOLE_NODES = Rule(
     A cluster named COUNTxDEVICE is part of one node, or whole nodes. Other shapes are written down
     in a file: [cluster] file = "cluster.toml".
     """,
-    bad="""
+    example="""
     [cluster]
-    preset = "12xh100"          # 8 to a node
+    %s
     """,
-    fixed="""
-    [cluster]
-    preset = "16xh100"
-    """,
+    bad='preset = "12xh100"          # 8 to a node',
+    fixed='preset = "16xh100"',
 )
 
 LINKS_JOIN_CLUSTER = Rule(
@@ -158,18 +132,15 @@ LINKS_JOIN_CLUSTER = Rule(
     The tiers of links are listed from the fastest, within a node, to the slowest; the last joins
     all devices, or some ranks could not reach one another.
     """,
-    bad="""
+    example="""
     # cluster.toml
     nodes = 2
     devices_per_node = 8
     [[links]]
-    degree = 8
+    %s
     """,
+    bad="degree = 8",
     fixed="""
-    # cluster.toml
-    nodes = 2
-    devices_per_node = 8
-    [[links]]
     degree = 8
     [[links]]
     degree = "all"

@@ -1,7 +1,5 @@
 """Rules about the shape of a model, and about Hugging Face config.json files."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 HEADS_DIVIDE_HIDDEN = Rule(
@@ -23,34 +21,25 @@ HEADS_DIVIDE_HIDDEN = Rule(
 
 KV_HEADS_DIVIDE_HEADS = Rule(
     id="kv-heads-divide-heads",
-    why="""
-    In grouped-query attention each key/value head serves an equal number of query heads.
-    """,
-    bad="""
+    why="In grouped-query attention each key/value head serves an equal number of query heads.",
+    example="""
     [model]
     heads = 8
-    kv_heads = 3
+    %s
     """,
-    fixed="""
-    [model]
-    heads = 8
-    kv_heads = 4
-    """,
+    bad="kv_heads = 3",
+    fixed="kv_heads = 4",
 )
 
 ROPE_NEEDS_EVEN_HEAD = Rule(
     id="rope-needs-even-head",
-    why="""
-    Rotary positions turn pairs of dims, so the width of a head is even.
-    """,
-    bad="""
+    why="Rotary positions turn pairs of dims, so the width of a head is even.",
+    example="""
     [model]
-    head_dim = 15
+    %s
     """,
-    fixed="""
-    [model]
-    head_dim = 16
-    """,
+    bad="head_dim = 15",
+    fixed="head_dim = 16",
 )
 
 ROPE_SCALING_ORDER = Rule(
@@ -73,9 +62,7 @@ ROPE_SCALING_ORDER = Rule(
 
 EXPERTS_ENOUGH = Rule(
     id="experts-enough",
-    why="""
-    A token meets top_k different experts, and at least one block has experts.
-    """,
+    why="A token meets top_k different experts, and at least one block has experts.",
     bad="""
     [model.experts]
     num_experts = 4
@@ -94,14 +81,12 @@ HF_CONFIG_UNREADABLE = Rule(
     model.hf_config is the config.json that lies beside the weights of a Hugging Face model: one
     JSON object.
     """,
-    bad="""
+    example="""
     [model]
-    hf_config = "model.safetensors"
+    %s
     """,
-    fixed="""
-    [model]
-    hf_config = "Llama-3.1-8B/config.json"
-    """,
+    bad='hf_config = "model.safetensors"',
+    fixed='hf_config = "Llama-3.1-8B/config.json"',
 )
 
 HF_CONFIG_MODEL_TYPE = Rule(
@@ -116,9 +101,7 @@ HF_CONFIG_MODEL_TYPE = Rule(
 
 HF_CONFIG_MISSING_KEY = Rule(
     id="hf-config-missing-key",
-    why="""
-    A count that the architecture cannot do without is absent from config.json.
-    """,
+    why="A count that the architecture cannot do without is absent from config.json.",
     bad='{"model_type": "llama", "hidden_size": 4096, ...}     # no num_hidden_layers',
     fixed='{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, ...}',
 )
@@ -139,16 +122,12 @@ VOCABULARY_HOLDS_TOKENIZER = Rule(
     Every id that the tokenizer gives needs a row of the embedding. "bytes" has 257 ids (256 bytes
     and the end of a document), "bpe-N" up to N. A larger vocabulary is fine.
     """,
-    bad="""
+    example="""
     [model]
-    vocab = 256
+    %s
     [data]
     tokenizer = "bytes"
     """,
-    fixed="""
-    [model]
-    vocab = 257
-    [data]
-    tokenizer = "bytes"
-    """,
+    bad="vocab = 256",
+    fixed="vocab = 257",
 )

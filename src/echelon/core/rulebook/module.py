@@ -1,7 +1,5 @@
 """Rules about a module of your own that `parallelize` splits, and about the loop around it."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 MODULE_MESH = Rule(
@@ -12,9 +10,7 @@ MODULE_MESH = Rule(
     itself, which Echelon does to its own models only.
     """,
     bad="ec.parallelize(model, ec.plan('nano', settings=['mesh.tp=2']))",
-    fixed="""
-    ec.parallelize(model, ec.plan('nano', settings=['mesh.dp_shard=2', 'zero.stage=3']))
-    """,
+    fixed="ec.parallelize(model, ec.plan('nano', settings=['mesh.dp_shard=2', 'zero.stage=3']))",
 )
 
 MODULE_SETTINGS = Rule(
@@ -127,16 +123,15 @@ SECOND_BACKWARD = Rule(
     stand in no_sync(); one that was not meant to count is dropped by zero_grad(). (With
     zero.accumulate = "slices" every backward is summed by itself, and any number may come.)
     """,
-    bad="""
-    first.backward()
+    example="""
+    %s
     second.backward()
     optimizer.step()
     """,
+    bad="first.backward()",
     fixed="""
     with optimizer.no_sync():
         first.backward()
-    second.backward()
-    optimizer.step()
     """,
 )
 
@@ -173,14 +168,12 @@ LEARNING_RATE_OWNER = Rule(
     that writes param_groups[0]["lr"], would be overwritten; say that the rate is yours, and the
     plan's schedule is not used.
     """,
-    bad="""
-    model, optimizer = ec.parallelize(model, plan)
+    example="""
+    %s
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
     """,
-    fixed="""
-    model, optimizer = ec.parallelize(model, plan, learning_rate="own")
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
-    """,
+    bad="model, optimizer = ec.parallelize(model, plan)",
+    fixed='model, optimizer = ec.parallelize(model, plan, learning_rate="own")',
 )
 
 LOSS_NOT_SCALED = Rule(

@@ -1,7 +1,5 @@
 """Rules about looking at a run: what it must have left behind to be drawn."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 RUN_HAS_EVENTS = Rule(
@@ -11,14 +9,12 @@ RUN_HAS_EVENTS = Rule(
     events.rank-NNNN.jsonl of the others. A run with observe.events = false has none, and ranks on
     several hosts without a shared folder leave theirs on their own host.
     """,
-    bad="""
-    echelon train nano --set mesh.pp=2 --set observe.events=false
+    example="""
+    %s
     echelon observe runs/nano --schedule
     """,
-    fixed="""
-    echelon train nano --set mesh.pp=2
-    echelon observe runs/nano --schedule
-    """,
+    bad="echelon train nano --set mesh.pp=2 --set observe.events=false",
+    fixed="echelon train nano --set mesh.pp=2",
 )
 
 RUN_IS_PIPELINED = Rule(
@@ -27,14 +23,12 @@ RUN_IS_PIPELINED = Rule(
     The schedule of a pipeline says which rank computes what and when, and its bubble is what ranks
     wait for each other. A run with pp = 1 has neither: each rank computes every microbatch.
     """,
-    bad="""
-    echelon train nano
+    example="""
+    %s
     echelon observe runs/nano --schedule
     """,
-    fixed="""
-    echelon train nano --set mesh.pp=2
-    echelon observe runs/nano --schedule
-    """,
+    bad="echelon train nano",
+    fixed="echelon train nano --set mesh.pp=2",
 )
 
 RUN_HAS_EXPERTS = Rule(

@@ -1,7 +1,5 @@
 """Rules about where slices rest when they are not on the device: host memory, files."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 OFFLOAD_FOLDER_EXISTS = Rule(

@@ -1,7 +1,5 @@
 """Rules about the stages of a pipeline, and the files that say how they run and how long."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 LAYERS_FILL_STAGES = Rule(
@@ -12,18 +10,14 @@ LAYERS_FILL_STAGES = Rule(
     to gain. Whoever wants that, for an embedding or a head that is worth a stage of its own, lists
     the blocks of each stage; a stage may then have none.
     """,
-    bad="""
+    example="""
     [model]
     layers = 4
     [mesh]
-    pp = 8
+    %s
     """,
-    fixed="""
-    [model]
-    layers = 4
-    [mesh]
-    pp = 4
-    """,
+    bad="pp = 8",
+    fixed="pp = 4",
 )
 
 STAGES_COVER_LAYERS = Rule(
@@ -32,18 +26,14 @@ STAGES_COVER_LAYERS = Rule(
     Explicit stages name each block once, in order: a block that no stage owns would be dropped, one
     that two own would run twice. A stage may have no block.
     """,
-    bad="""
+    example="""
     [mesh]
     pp = 2
     [pipeline]
-    stages = [[0, 1], [3, 2]]
+    %s
     """,
-    fixed="""
-    [mesh]
-    pp = 2
-    [pipeline]
-    stages = [[0, 1], [2, 3]]
-    """,
+    bad="stages = [[0, 1], [3, 2]]",
+    fixed="stages = [[0, 1], [2, 3]]",
 )
 
 STAGES_MATCH_MESH = Rule(
@@ -52,18 +42,14 @@ STAGES_MATCH_MESH = Rule(
     There is one list of blocks for each pipeline stage: pp x virtual_stages of them (with dualpipe:
     pp, each on two ranks).
     """,
-    bad="""
+    example="""
     [mesh]
     pp = 2
     [pipeline]
-    stages = [[0], [1], [2, 3]]
+    %s
     """,
-    fixed="""
-    [mesh]
-    pp = 2
-    [pipeline]
-    stages = [[0, 1], [2, 3]]
-    """,
+    bad="stages = [[0], [1], [2, 3]]",
+    fixed="stages = [[0, 1], [2, 3]]",
 )
 
 SCHEDULE_FILE_FITS_RUN = Rule(
@@ -74,22 +60,16 @@ SCHEDULE_FILE_FITS_RUN = Rule(
     global_sequences / (microbatch_sequences x data-parallel degree) microbatches. On which ranks
     the stages are, the file alone says: one rank may have three, and another one.
     """,
-    bad="""
+    example="""
     # mine.csv has 2 rows and 8 microbatches
     [mesh]
-    pp = 4
+    %s
     [pipeline]
     schedule = "file"
     file = "mine.csv"
     """,
-    fixed="""
-    # mine.csv has 2 rows and 8 microbatches
-    [mesh]
-    pp = 2
-    [pipeline]
-    schedule = "file"
-    file = "mine.csv"
-    """,
+    bad="pp = 4",
+    fixed="pp = 2",
 )
 
 ROWS_FIT_PLAN = Rule(
@@ -100,12 +80,8 @@ ROWS_FIT_PLAN = Rule(
     schedule has a builder, and its plan has no rows: with both it would not be known which of them
     to run. A plan that `echelon plan` or `ec.plan` made is so; one that was edited may not be.
     """,
-    bad="""
-    pipeline = replace(plan.layout.pipeline, rows=("F0.0 BW0.0",))      # schedule is "1f1b"
-    """,
-    fixed="""
-    pipeline = replace(plan.layout.pipeline, schedule="file", rows=("F0.0 BW0.0",))
-    """,
+    bad='pipeline = replace(plan.layout.pipeline, rows=("F0.0 BW0.0",))      # schedule is "1f1b"',
+    fixed='pipeline = replace(plan.layout.pipeline, schedule="file", rows=("F0.0 BW0.0",))',
 )
 
 TIED_ENDS_MIRRORED = Rule(
@@ -143,14 +119,12 @@ UNIT_TIMES_READABLE = Rule(
     Measured times of blocks, embedding and head are a JSON file that `echelon calibrate --model`
     writes. Each has seconds of F, B, W and BW, all of them at least zero.
     """,
-    bad="""
+    example="""
     [pipeline]
-    times = "notes.txt"
+    %s
     """,
-    fixed="""
-    [pipeline]
-    times = "times.json"        # echelon calibrate --model run.toml --out times.json
-    """,
+    bad='times = "notes.txt"',
+    fixed='times = "times.json"        # echelon calibrate --model run.toml --out times.json',
 )
 
 UNIT_TIMES_FIT_RUN = Rule(
@@ -161,27 +135,20 @@ UNIT_TIMES_FIT_RUN = Rule(
     model. The number of blocks may differ: they are alike. And it depends on the device: times of
     CPU cores say nothing about a cluster of GPUs, whose links they would be added to.
     """,
-    bad="""
+    example="""
     # times.json was measured with microbatches of 2 sequences
     [pipeline]
     times = "times.json"
     [batch]
-    microbatch_sequences = 4
+    %s
     """,
-    fixed="""
-    # times.json was measured with microbatches of 2 sequences
-    [pipeline]
-    times = "times.json"
-    [batch]
-    microbatch_sequences = 2
-    """,
+    bad="microbatch_sequences = 4",
+    fixed="microbatch_sequences = 2",
 )
 
 UNIT_TIMES_WRITTEN_ONCE = Rule(
     id="unit-times-written-once",
-    why="""
-    A file of measured times is never overwritten: plans may have been made by it.
-    """,
+    why="A file of measured times is never overwritten: plans may have been made by it.",
     bad="echelon calibrate --model run.toml --out times.json     # times.json is there",
     fixed="echelon calibrate --model run.toml --out again.json",
 )

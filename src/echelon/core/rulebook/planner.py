@@ -1,7 +1,5 @@
 """Rules about the search for a plan."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 UNKNOWN_PIN = Rule(
@@ -65,9 +63,9 @@ UNKNOWN_TRAINER = Rule(
 TRAINER_RUNS_PIN = Rule(
     id="trainer-runs-pin",
     why="""
-    A search with `--trainer` keeps to what that trainer can be told and can run: Megatron-LM has
-    1f1b and interleaved pipelines, DeepSpeed 1f1b alone, Accelerate none; each has its own ways for
-    context ranks to meet and its own recompute. A pin to something else leaves no plan.
+    A search with `--trainer` keeps to what that trainer can be told and can run: each has its own
+    pipeline schedules, its own ways for context ranks to meet and its own recompute. A pin to
+    something else leaves no plan.
     """,
     bad="echelon plan llama3-8b --cluster 8xh100 --trainer deepspeed --pin schedule=zb-v",
     fixed="echelon plan llama3-8b --cluster 8xh100 --trainer deepspeed --pin schedule=1f1b",

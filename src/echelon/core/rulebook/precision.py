@@ -1,7 +1,5 @@
 """Rules about precision: which dtypes go together, and what fp16 needs."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 FP64_ALONE = Rule(
@@ -10,16 +8,13 @@ FP64_ALONE = Rule(
     fp64 is there to show that a split is exact, half precision to be fast. A run that rounds to
     half precision anywhere is exact to 3 digits, and its other 13 digits say nothing.
     """,
-    bad="""
+    example="""
     [precision]
     parameters = "bf16"
-    master = "fp64"
+    %s
     """,
-    fixed="""
-    [precision]
-    parameters = "bf16"
-    master = "fp32"
-    """,
+    bad='master = "fp64"',
+    fixed='master = "fp32"',
 )
 
 ONE_HALF_FORMAT = Rule(
@@ -28,16 +23,13 @@ ONE_HALF_FORMAT = Rule(
     bf16 reaches 3e38 with 8 significant bits, fp16 reaches 65504 with 11. Cast into each other,
     bf16 values become infinite and fp16 values lose their digits: a run uses one of them.
     """,
-    bad="""
+    example="""
     [precision]
     parameters = "bf16"
-    reduction = "fp16"
+    %s
     """,
-    fixed="""
-    [precision]
-    parameters = "bf16"
-    reduction = "bf16"
-    """,
+    bad='reduction = "fp16"',
+    fixed='reduction = "bf16"',
 )
 
 GRADIENTS_HOLD_PARAMETERS = Rule(
@@ -47,14 +39,12 @@ GRADIENTS_HOLD_PARAMETERS = Rule(
     `gradients`, which is the same dtype or a wider one: in a narrower one each sum would lose what
     backward computed. To send fewer bytes, make `reduction` narrower: it is rounded to once.
     """,
-    bad="""
+    example="""
     [precision]
-    gradients = "bf16"          # parameters are fp32
+    %s
     """,
-    fixed="""
-    [precision]
-    reduction = "bf16"
-    """,
+    bad='gradients = "bf16"          # parameters are fp32',
+    fixed='reduction = "bf16"',
 )
 
 MASTER_HOLDS_PARAMETERS = Rule(
@@ -81,18 +71,14 @@ FP16_NEEDS_MASTER = Rule(
     there, and so is AdamW's eps of 1e-8: the update would divide by zero. Parameters in fp16 are
     updated through a master copy in fp32 (Micikevicius et al., 2018, section 3.1).
     """,
-    bad="""
+    example="""
     [precision]
     parameters = "fp16"
-    master = "fp16"
+    %s
     loss_scaling = "dynamic"
     """,
-    fixed="""
-    [precision]
-    parameters = "fp16"
-    master = "fp32"
-    loss_scaling = "dynamic"
-    """,
+    bad='master = "fp16"',
+    fixed='master = "fp32"',
 )
 
 FP16_NEEDS_LOSS_SCALING = Rule(
@@ -119,18 +105,13 @@ LOSS_SCALE_ABOVE_MINIMUM = Rule(
     A dynamic scale starts at loss_scale and halves when gradients overflow, never below
     loss_scale_min. It cannot start below the least that it may be.
     """,
-    bad="""
+    example="""
     [precision]
     parameters = "fp16"
     loss_scaling = "dynamic"
-    loss_scale = 128.0
+    %s
     loss_scale_min = 1024.0
     """,
-    fixed="""
-    [precision]
-    parameters = "fp16"
-    loss_scaling = "dynamic"
-    loss_scale = 65536.0
-    loss_scale_min = 1024.0
-    """,
+    bad="loss_scale = 128.0",
+    fixed="loss_scale = 65536.0",
 )

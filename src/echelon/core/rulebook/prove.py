@@ -1,7 +1,5 @@
 """Rules of a proof: the claims that a plan must keep, in the order in which one causes the next."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 PROVE_SUBJECT = Rule(
@@ -10,8 +8,8 @@ PROVE_SUBJECT = Rule(
     The thing under proof is named as package.module:function, for every rank imports it by
     itself. The function takes the rank's context and a plan and returns a subject.
     """,
-    bad="echelon.prove.prove(plan, subject='my_engine', ...)",
-    fixed="echelon.prove.prove(plan, subject='my_engine.subject:build', ...)",
+    bad="echelon.proof.prove(plan, subject='my_engine', ...)",
+    fixed="echelon.proof.prove(plan, subject='my_engine.subject:build', ...)",
 )
 
 PROVE_INITIAL_WEIGHTS = Rule(

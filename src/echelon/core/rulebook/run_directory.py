@@ -1,7 +1,5 @@
 """Rules about the folder that a run writes, and the disk under it."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 RUN_WRITTEN_ONCE = Rule(

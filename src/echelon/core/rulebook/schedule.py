@@ -1,7 +1,5 @@
 """Rules about pipeline schedules: which exist, what they need, and what a legal one looks like."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 SCHEDULE_KNOWN = Rule(
@@ -12,14 +10,12 @@ SCHEDULE_KNOWN = Rule(
     and a silent fallback would train with another bubble and another peak of activation memory
     than the one you planned.
     """,
-    bad="""
+    example="""
     [pipeline]
-    schedule = "1F1B"
+    %s
     """,
-    fixed="""
-    [pipeline]
-    schedule = "1f1b"
-    """,
+    bad='schedule = "1F1B"',
+    fixed='schedule = "1f1b"',
 )
 
 SCHEDULE_NEEDS_MICROBATCHES = Rule(
@@ -33,20 +29,19 @@ SCHEDULE_NEEDS_MICROBATCHES = Rule(
     that both streams fill the pipeline before they meet. naive and gpipe take any number. The
     number of microbatches is global_sequences / (microbatch_sequences x data-parallel degree).
     """,
-    bad="""
+    example="""
     [mesh]
     pp = 4
     [pipeline]
     schedule = "1f1b"
+    %s
+    """,
+    bad="""
     [batch]                     # 2 microbatches for 4 stages
     global_sequences = 16
     microbatch_sequences = 8
     """,
     fixed="""
-    [mesh]
-    pp = 4
-    [pipeline]
-    schedule = "1f1b"
     [batch]                     # 8 microbatches for 4 stages
     global_sequences = 16
     microbatch_sequences = 2
@@ -60,23 +55,21 @@ SCHEDULE_EVEN_MICROBATCHES = Rule(
     the last, and its ranks run the two halves in turn. With an odd number one end would have one
     more than the other, for which the order of its steps has no place.
     """,
-    bad="""
+    example="""
     [mesh]
     pp = 2
     [pipeline]
     schedule = "dualpipe"
-    [batch]                     # 5 microbatches
-    global_sequences = 10
+    %s
     microbatch_sequences = 2
     """,
+    bad="""
+    [batch]                     # 5 microbatches
+    global_sequences = 10
+    """,
     fixed="""
-    [mesh]
-    pp = 2
-    [pipeline]
-    schedule = "dualpipe"
     [batch]                     # 6 microbatches
     global_sequences = 12
-    microbatch_sequences = 2
     """,
 )
 
@@ -87,18 +80,14 @@ SCHEDULE_EVEN_RANKS = Rule(
     rank r holds stage r and a copy of stage p-1-r. The middle rank of an odd number would be its
     own mirror image, and hold the same stage twice.
     """,
-    bad="""
+    example="""
     [mesh]
-    pp = 3
+    %s
     [pipeline]
     schedule = "dualpipe"
     """,
-    fixed="""
-    [mesh]
-    pp = 4
-    [pipeline]
-    schedule = "dualpipe"
-    """,
+    bad="pp = 3",
+    fixed="pp = 4",
 )
 
 SCHEDULE_STAGES_PER_RANK = Rule(
@@ -110,20 +99,15 @@ SCHEDULE_STAGES_PER_RANK = Rule(
     would be 1f1b and gpipe. zb-v and dualpipe-v place two in the shape of a V, r and 2p-1-r on
     rank r. With other numbers a rank would hold stages that the schedule never visits, or none.
     """,
-    bad="""
+    example="""
     [mesh]
     pp = 2
     [pipeline]
     schedule = "1f1b"
-    virtual_stages = 2          # 4 stages for 2 ranks
+    %s
     """,
-    fixed="""
-    [mesh]
-    pp = 2
-    [pipeline]
-    schedule = "1f1b"
-    virtual_stages = 1
-    """,
+    bad="virtual_stages = 2          # 4 stages for 2 ranks",
+    fixed="virtual_stages = 1",
 )
 
 SCHEDULE_PLACES_STAGES = Rule(
@@ -133,12 +117,8 @@ SCHEDULE_PLACES_STAGES = Rule(
     it. A stage on a rank that does not exist is never computed; a rank without a stage waits
     for nothing.
     """,
-    bad="""
-    {"num_ranks": 2, "stage_ranks": [0, 2], ...}     # ranks are 0 and 1
-    """,
-    fixed="""
-    {"num_ranks": 2, "stage_ranks": [0, 1], ...}
-    """,
+    bad='{"num_ranks": 2, "stage_ranks": [0, 2], ...}     # ranks are 0 and 1',
+    fixed='{"num_ranks": 2, "stage_ranks": [0, 1], ...}',
 )
 
 SCHEDULE_COVERS_ONCE = Rule(
@@ -148,12 +128,8 @@ SCHEDULE_COVERS_ONCE = Rule(
     the stage: F, and then either BW or the pair B and W. A missing cell drops gradients without
     an error; a doubled one counts a microbatch twice.
     """,
-    bad="""
-    rank 0:  F0.0 F0.0 BW0.0                         # F0.0 twice, microbatch 1 never
-    """,
-    fixed="""
-    rank 0:  F0.0 F0.1 BW0.0 BW0.1
-    """,
+    bad="rank 0:  F0.0 F0.0 BW0.0                         # F0.0 twice, microbatch 1 never",
+    fixed="rank 0:  F0.0 F0.1 BW0.0 BW0.1",
 )
 
 SCHEDULE_KEEPS_ORDER = Rule(
@@ -164,12 +140,8 @@ SCHEDULE_KEEPS_ORDER = Rule(
     it, a weight gradient W its input gradient B. A rank runs its list from left to right, so where
     one rank owns both, the maker stands left of the user.
     """,
-    bad="""
-    rank 0:  F0.0 BW0.1 F0.1 BW0.0                   # BW0.1 stands before F0.1
-    """,
-    fixed="""
-    rank 0:  F0.0 F0.1 BW0.0 BW0.1
-    """,
+    bad="rank 0:  F0.0 BW0.1 F0.1 BW0.0                   # BW0.1 stands before F0.1",
+    fixed="rank 0:  F0.0 F0.1 BW0.0 BW0.1",
 )
 
 SCHEDULE_CANNOT_DEADLOCK = Rule(

@@ -1,7 +1,5 @@
 """Rules about a schedule that somebody wrote: the file, and what its ranks may hold."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 SCHEDULE_FILE_READABLE = Rule(
@@ -12,12 +10,8 @@ SCHEDULE_FILE_READABLE = Rule(
     which rank it is, and what stands behind # is a comment. In JSON it is what Echelon writes, or a
     list of rows; a row is a list of cells, or one text.
     """,
-    bad="""
-    {"rank 0": "F0.0 BW0.0"}
-    """,
-    fixed="""
-    ["F0.0 BW0.0"]
-    """,
+    bad='{"rank 0": "F0.0 BW0.0"}',
+    fixed='["F0.0 BW0.0"]',
 )
 
 SCHEDULE_ACTION_KNOWN = Rule(
@@ -28,12 +22,8 @@ SCHEDULE_ACTION_KNOWN = Rule(
     BW (both at once). Anything else would be skipped or guessed at, and the run would not be the
     one that you drew.
     """,
-    bad="""
-    rank 0,F0.0,D0.0
-    """,
-    fixed="""
-    rank 0,F0.0,BW0.0
-    """,
+    bad="rank 0,F0.0,D0.0",
+    fixed="rank 0,F0.0,BW0.0",
 )
 
 SCHEDULE_ROWS_ARE_RANKS = Rule(
@@ -42,14 +32,12 @@ SCHEDULE_ROWS_ARE_RANKS = Rule(
     A schedule has one row per pipeline rank. Where rows say which rank they are, all of them do,
     and each rank from 0 up has one; rows without a name are the ranks in the order of the file.
     """,
-    bad="""
+    example="""
     rank 0,F0.0,,,BW0.0
-    rank 0,,F1.0,BW1.0,
+    %s
     """,
-    fixed="""
-    rank 0,F0.0,,,BW0.0
-    rank 1,,F1.0,BW1.0,
-    """,
+    bad="rank 0,,F1.0,BW1.0,",
+    fixed="rank 1,,F1.0,BW1.0,",
 )
 
 SCHEDULE_WITHIN_MEMORY = Rule(
@@ -60,10 +48,6 @@ SCHEDULE_WITHIN_MEMORY = Rule(
     memory that a schedule can change. Over the limit that you set, the run would end out of memory
     in the middle of its first step. The message names the action with which the limit is passed.
     """,
-    bad="""
-    rank 0,F0.0,F0.1,BW0.0,BW0.1                     # holds 2, with --most-in-flight 1
-    """,
-    fixed="""
-    rank 0,F0.0,BW0.0,F0.1,BW0.1
-    """,
+    bad="rank 0,F0.0,F0.1,BW0.0,BW0.1                     # holds 2, with --most-in-flight 1",
+    fixed="rank 0,F0.0,BW0.0,F0.1,BW0.1",
 )

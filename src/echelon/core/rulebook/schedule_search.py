@@ -1,7 +1,5 @@
 """Rules about the search for a schedule."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 SCHEDULE_SEARCH_HAS_MEMORY = Rule(
@@ -12,20 +10,14 @@ SCHEDULE_SEARCH_HAS_MEMORY = Rule(
     first backward pass there the rank holds it once for each of its stages, whatever the order.
     With a lower limit no schedule exists.
     """,
-    bad="""
+    example="""
     [mesh]
     pp = 2
     [pipeline]
     schedule = "auto"
     virtual_stages = 2
-    most_in_flight = 1          # each rank has 2 stages
+    %s
     """,
-    fixed="""
-    [mesh]
-    pp = 2
-    [pipeline]
-    schedule = "auto"
-    virtual_stages = 2
-    most_in_flight = 2
-    """,
+    bad="most_in_flight = 1          # each rank has 2 stages",
+    fixed="most_in_flight = 2",
 )

@@ -1,7 +1,5 @@
 """Rules about a run that has started."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 LOSS_NOT_FINITE = Rule(
@@ -14,6 +12,16 @@ LOSS_NOT_FINITE = Rule(
     """,
     bad="--set optimizer.learning_rate=1000",
     fixed="--set optimizer.learning_rate=3e-4 --set optimizer.warmup_steps=100",
+)
+
+RESUME_WITHIN_STEPS = Rule(
+    id="resume-within-steps",
+    why="""
+    A resumed run takes the steps that are left. A checkpoint that has taken more steps than the run
+    is long leaves none, and its weights are not those that the run would end with.
+    """,
+    bad="echelon train run.toml --resume runs/first --set train.steps=6     # at step 12 by now",
+    fixed="echelon train run.toml --resume runs/first --set train.steps=24",
 )
 
 RESUME_SAME_DATA = Rule(

@@ -1,7 +1,5 @@
 """Rules about files of weights that a run starts from."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 WEIGHTS_FILE_EXISTS = Rule(

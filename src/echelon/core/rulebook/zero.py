@@ -1,7 +1,5 @@
 """Rules about ZeRO: what a stage needs, and where slices rest."""
 
-from __future__ import annotations
-
 from echelon.core.rules import Rule
 
 ZERO_SHARES_OUT = Rule(
@@ -12,18 +10,14 @@ ZERO_SHARES_OUT = Rule(
     where what it cuts is offloaded. Ranks along dp_replicate hold copies: with dp_shard beside them
     this is hybrid sharding, and what crosses between replicas are slices only.
     """,
-    bad="""
+    example="""
     [mesh]
-    dp_replicate = 4
+    %s
     [zero]
     stage = 3
     """,
-    fixed="""
-    [mesh]
-    dp_shard = 4                # or dp_replicate = 2 and dp_shard = 2: hybrid sharding
-    [zero]
-    stage = 3
-    """,
+    bad="dp_replicate = 4",
+    fixed="dp_shard = 4                # or dp_replicate = 2 and dp_shard = 2: hybrid sharding",
 )
 
 SLICES_NEED_STAGE = Rule(
@@ -75,18 +69,15 @@ NVME_NEEDS_FOLDER = Rule(
     With "nvme", slices rest in files, and only you know which folder is on a fast disk of every
     node. A folder for temporary files is often memory. The files vanish with the run.
     """,
-    bad="""
+    example="""
     [mesh]
     dp_shard = 2
     [zero]
     stage = 3
-    parameter_offload = "nvme"
+    %s
     """,
+    bad='parameter_offload = "nvme"',
     fixed="""
-    [mesh]
-    dp_shard = 2
-    [zero]
-    stage = 3
     parameter_offload = "nvme"
     offload_dir = "offloaded"   # a folder that is there, on a fast disk
     """,

@@ -1,1 +1,8 @@
-"""Attention of the queries and keys that are here, in pieces whose results merge exactly."""
+"""Attention of the queries and keys that are here, in pieces whose results merge exactly.
+
+local           pieces through kernels: forward, backward, on one device
+tiles, boxes    which pieces: masks over runs of positions as full, causal and banded boxes
+online_softmax  how their results merge
+interface       what a kernel takes and gives
+fused, plain    the kernels; reference: attention to be read
+"""

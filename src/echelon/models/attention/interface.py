@@ -1,8 +1,9 @@
 """What every kernel of attention takes and gives, for one piece of queries and keys.
 
 A kernel returns the log-sum-exp of its scores beside its output, so that the results of several
-pieces merge exactly. Its backward takes the output and the log-sum-exp *after* merging: then the
-weights that it computes again are those of the whole softmax, and gradients of pieces just add up.
+pieces merge exactly; every query of a piece meets a key. Its backward takes the output and the
+log-sum-exp *after* merging: then the weights that it computes again are those of the whole softmax,
+and gradients of pieces just add up. Out and gradients have the dtype of `q` or a wider one.
 
 Shapes: q, out, dout [T, B, H, hd], k, v [S, B, K, hd], lse [B, H, T], natural log, in at least
 float32. K divides H; query head h meets key head h // (H / K). Tensors may be strided views whose
@@ -11,19 +12,18 @@ last dim is contiguous.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 
 from echelon.core.attention_mask import Band
-from echelon.models.attention.pieces import Piece
+from echelon.models.attention.boxes import AttentionTile
 from echelon.models.precision import at_least_fp32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
+class ScoreRule:
     """Say which scores count, and how they come from products: ``cap(scale * q k)``."""
 
     band: Band
@@ -32,7 +32,7 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
-class Attended:
+class SavedAttention:
     """Hold what a forward pass keeps: its inputs, its output, its log-sum-exp."""
 
     q: torch.Tensor
@@ -41,15 +41,14 @@ class Attended:
     out: torch.Tensor
     lse: torch.Tensor
 
-    def cut(self, piece: Piece) -> Attended:
+    def tile(self, piece: AttentionTile) -> SavedAttention:
         """Return views of the rows and columns of a piece."""
-        q, k, v = cut(piece, self.q, self.k, self.v)
+        q, k, v = slice_tile(piece, self.q, self.k, self.v)
         rows, sequences = piece.q, piece.sequences
-        return Attended(q, k, v, self.out[rows, sequences], self.lse[sequences, :, rows])
+        return SavedAttention(q, k, v, self.out[rows, sequences], self.lse[sequences, :, rows])
 
 
-@dataclass(frozen=True, slots=True)
-class Gradients:
+class AttentionGradients(NamedTuple):
     """Hold the gradients of queries, keys and values."""
 
     dq: torch.Tensor
@@ -57,40 +56,25 @@ class Gradients:
     dv: torch.Tensor
 
     @classmethod
-    def zeros(cls, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Gradients:
+    def zeros(cls, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> AttentionGradients:
         """Return accumulators in at least float32."""
         wide = at_least_fp32(q.dtype)
         return cls(*(torch.zeros(x.shape, dtype=wide, device=x.device) for x in (q, k, v)))
 
-    def add(self, piece: Piece, of_piece: Gradients) -> None:
+    def add(self, tile: AttentionTile, tile_gradients: AttentionGradients) -> None:
         """Add the gradients of a piece, in place."""
-        for whole, part in zip(cut(piece, self.dq, self.dk, self.dv), of_piece, strict=True):
+        for whole, part in zip(
+            slice_tile(tile, self.dq, self.dk, self.dv), tile_gradients, strict=True
+        ):
             whole.add_(part)
 
-    def to(self, dtype: torch.dtype) -> Gradients:
+    def to(self, dtype: torch.dtype) -> AttentionGradients:
         """Return the gradients in a dtype."""
-        return Gradients(*(x.to(dtype) for x in self))
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter((self.dq, self.dk, self.dv))
+        return AttentionGradients(*(x.to(dtype) for x in self))
 
 
-class Kernel(Protocol):
-    """Compute one piece, forward and backward."""
-
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (out, lse); every query meets a key. `out` may be wider than `q`."""
-        ...
-
-    def backward(self, dout: torch.Tensor, attended: Attended, scores: Scores) -> Gradients:
-        """Return the gradients of the piece, in the dtype of `q` or a wider one."""
-        ...
-
-
-def cut(
-    piece: Piece, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+def slice_tile(
+    piece: AttentionTile, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return views of the rows of `q` and the columns of `k` and `v` that a piece names."""
     sequences = piece.sequences

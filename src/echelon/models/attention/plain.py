@@ -15,13 +15,17 @@ from collections.abc import Iterator
 
 import torch
 
-from echelon.models.attention.boxes import Box
-from echelon.models.attention.interface import Attended, Gradients, Scores, band_visible
-from echelon.models.attention.merge import Merged
-from echelon.models.attention.pieces import Piece
+from echelon.models.attention.boxes import AttentionTile
+from echelon.models.attention.interface import (
+    AttentionGradients,
+    SavedAttention,
+    ScoreRule,
+    band_visible,
+)
+from echelon.models.attention.online_softmax import OnlineSoftmax
 from echelon.models.precision import widened
 
-MAX_COLUMNS = 1024
+MAX_COLUMNS = 1024  # keys
 MAX_SCORES = 2**22
 """A block has no more scores than this, of all sequences and heads together, or 16 rows."""
 
@@ -30,10 +34,10 @@ class PlainKernel:
     """Compute any piece on any device in any dtype."""
 
     def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: ScoreRule
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (out, lse), both in at least float32."""
-        merged = Merged(q.shape, widened(q.new_empty(0)).dtype, q.device)
+        merged = OnlineSoftmax(q.shape, widened(q.new_empty(0)).dtype, q.device)
         for block in _blocks(q, k, scores):
             v_BKCd = _keys(v[block.k])
             scores_BKRC, _ = _scores(q, k, block, scores)
@@ -43,10 +47,12 @@ class PlainKernel:
             merged.add(block, _of_heads(out_BKRd, q, block), lse_BHT)
         return merged.result()
 
-    def backward(self, dout: torch.Tensor, attended: Attended, scores: Scores) -> Gradients:
+    def backward(
+        self, dout: torch.Tensor, attended: SavedAttention, scores: ScoreRule
+    ) -> AttentionGradients:
         """Return the gradients in at least float32."""
         q, k, v = attended.q, attended.k, attended.v
-        total = Gradients.zeros(q, k, v)
+        total = AttentionGradients.zeros(q, k, v)
         delta_TBH = (widened(dout) * attended.out).sum(-1)
         for block in _blocks(q, k, scores):
             k_BKCd, v_BKCd = _keys(k[block.k]), _keys(v[block.k])
@@ -61,26 +67,26 @@ class PlainKernel:
             ds_BKRC.mul_(scores.scale)
             dq = _of_heads(ds_BKRC @ k_BKCd, q, block)
             dk, dv = ds_BKRC.mT @ q_BKRd, weights_BKRC.mT @ dout_BKRd
-            total.add(block, Gradients(dq, dk.permute(2, 0, 1, 3), dv.permute(2, 0, 1, 3)))
+            total.add(block, AttentionGradients(dq, dk.permute(2, 0, 1, 3), dv.permute(2, 0, 1, 3)))
         return total
 
 
-def _blocks(q: torch.Tensor, k: torch.Tensor, scores: Scores) -> Iterator[Piece]:
+def _blocks(q: torch.Tensor, k: torch.Tensor, scores: ScoreRule) -> Iterator[AttentionTile]:
     """Yield the visible blocks of rows and columns; each row of one meets a column in it."""
     num_queries, num_keys = q.shape[0], k.shape[0]
     columns = min(num_keys, MAX_COLUMNS)
     rows = max(16, MAX_SCORES // max(1, columns * q.shape[1] * q.shape[2]))
-    whole = Box(0, num_queries, 0, num_keys, scores.band)
+    whole = AttentionTile(slice(0, num_queries), slice(0, num_keys), scores.band)
     for first in range(0, num_queries, rows):
         strip = whole.rows(first, min(first + rows, num_queries))
         for left in range(0, num_keys, columns):
             block = strip.columns(left, min(left + columns, num_keys)).trimmed()
             if block is not None:
-                yield Piece.of(None, block)
+                yield block
 
 
 def _scores(
-    q: torch.Tensor, k: torch.Tensor, block: Piece, scores: Scores
+    q: torch.Tensor, k: torch.Tensor, block: AttentionTile, scores: ScoreRule
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return scores_BKRC, -inf where hidden, and the derivative of their cap, where there is one.
 
@@ -92,7 +98,7 @@ def _scores(
         found_BKRC.div_(scores.soft_cap).tanh_()
         slope = 1.0 - found_BKRC.square()
         found_BKRC.mul_(scores.soft_cap)
-    if not block.full:
+    if block.form != "full":
         seen = band_visible(block.band, block.num_queries, block.num_keys, q.device)
         by_head = found_BKRC.unflatten(2, (-1, block.num_queries))
         by_head.masked_fill_(~seen, float("-inf"))
@@ -111,7 +117,7 @@ def _keys(x: torch.Tensor) -> torch.Tensor:
     return widened(x.permute(1, 2, 0, 3))
 
 
-def _of_heads(x_BKRd: torch.Tensor, q: torch.Tensor, block: Piece) -> torch.Tensor:
+def _of_heads(x_BKRd: torch.Tensor, q: torch.Tensor, block: AttentionTile) -> torch.Tensor:
     """Return rows for each key head as [T, B, H, hd] again."""
     _, num_sequences, heads, head_dim = q.shape
     by_head = x_BKRd.reshape(num_sequences, heads, block.num_queries, head_dim)

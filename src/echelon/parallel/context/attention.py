@@ -1,5 +1,8 @@
 """Attention over a sequence of which this rank holds some positions, by any kind.
 
+A kind over the ring is found by its registry entry (`core.choices`); it gets a `RingContext`: what
+the queries may meet, and over which ring.
+
 Shape suffixes: see `models/operations.py`.
 """
 
@@ -9,40 +12,57 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from echelon.core.attention_mask import AttentionMask, DocumentStarts, Placement, PositionRun
+from echelon.core.choices.registry import load_reference
 from echelon.core.model_shape import ModelShape
-from echelon.core.placement import Placement
 from echelon.core.plan import Plan
+from echelon.models.attention.boxes import AttentionTile
 from echelon.models.attention.local import LocalAttention
+from echelon.models.attention.tiles import tiles_between
 from echelon.models.batch import TokenBatch
-from echelon.parallel.collectives import Group
-from echelon.parallel.context.gathered import GatheredAttention
-from echelon.parallel.context.ring import RingAttention
-from echelon.parallel.context.sight import Reach, Sight
 from echelon.parallel.context.ulysses import HeadsToPositions, PositionsToHeads
 from echelon.parallel.gradients import GradientStore
+from echelon.parallel.transport.collectives import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContextGroups:
-    """Hold the groups of one rank: the ring, and the neighbours that exchange heads."""
+class RingContext:
+    """Hold the ring of this rank, which positions its places hold, and what a query meets there.
+
+    `store` has work for the time of a transfer.
+    """
 
     ring: Group
-    ulysses: Group
+    placement: Placement
+    mask: AttentionMask
+    documents: DocumentStarts | None
+    soft_cap: float | None
+    store: GradientStore
+
+    def tiles(
+        self, queries: tuple[PositionRun, ...], keys: tuple[PositionRun, ...]
+    ) -> tuple[AttentionTile, ...]:
+        """Return what of the rows of `queries` and of `keys` is to be computed."""
+        return tiles_between(queries, keys, self.mask, self.documents)
 
 
 class ContextAttention:
     """Let each query of this rank meet each key of the sequence."""
 
-    def __init__(self, plan: Plan, groups: ContextGroups, store: GradientStore) -> None:
-        """Work as `plan.layout.context` says; `store` has work for the time of a transfer."""
-        self.kind, self.groups, self.store = plan.layout.context.kind, groups, store
+    def __init__(self, plan: Plan, ring: Group, ulysses: Group, store: GradientStore) -> None:
+        """Send keys around `ring` and exchange heads in `ulysses`, as `plan.layout.context` says.
+
+        `store` has work for the time of a transfer.
+        """
+        self._over_places = load_reference(plan.layout.context.record.runner)
+        self.ring, self.ulysses, self.store = ring, ulysses, store
         self._placement = plan.placement
-        self._cp_rank = groups.ring.index * groups.ulysses.size + groups.ulysses.index
+        self._cp_rank = ring.index * ulysses.size + ulysses.index
 
     @property
     def exchanges(self) -> bool:
         """Return whether attention sends anything."""
-        return self.groups.ring.size > 1 or self.groups.ulysses.size > 1
+        return self.ring.size > 1 or self.ulysses.size > 1
 
     def attend(
         self,
@@ -53,30 +73,33 @@ class ContextAttention:
         batch: TokenBatch,
     ) -> torch.Tensor:
         """Return attention of q [T,B,H,hd] over the k, v [T,B,K,hd] of all ranks, [N, H * hd]."""
-        sight = Sight(mask=shape.mask, documents=batch.documents, soft_cap=shape.soft_cap)
         rows = q.shape[0] * q.shape[1]
-        ulysses = self.groups.ulysses
         if not self.exchanges:
-            pieces = sight.pieces(batch.runs, batch.runs)
-            return LocalAttention.apply(q, k, v, pieces, sight.soft_cap).reshape(rows, -1)
-        if ulysses.size > 1:
-            q, k, v = PositionsToHeads.apply(q, k, v, ulysses, self.store)
-        out = self._over_ring(q, k, v, self._placed(batch), sight)
-        if ulysses.size > 1:
-            out = HeadsToPositions.apply(out, ulysses, self.store)
+            pieces = tiles_between(batch.runs, batch.runs, shape.mask, batch.documents)
+            return LocalAttention.apply(q, k, v, pieces, shape.soft_cap).reshape(rows, -1)
+        ring_context = RingContext(
+            ring=self.ring,
+            placement=self._placed(batch),
+            mask=shape.mask,
+            documents=batch.documents,
+            soft_cap=shape.soft_cap,
+            store=self.store,
+        )
+        if self.ulysses.size > 1:
+            q, k, v = PositionsToHeads.apply(q, k, v, self.ulysses, self.store)
+        out = self._over_ring(q, k, v, ring_context)
+        if self.ulysses.size > 1:
+            out = HeadsToPositions.apply(out, self.ulysses, self.store)
         return out.reshape(rows, -1)
 
     def _over_ring(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, placement: Placement, sight: Sight
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ring_context: RingContext
     ) -> torch.Tensor:
-        ring = self.groups.ring
-        if ring.size == 1:
-            runs = placement.ring_runs(0)
-            return LocalAttention.apply(q, k, v, sight.pieces(runs, runs), sight.soft_cap)
-        reach = Reach(ring=ring, placement=placement, sight=sight, store=self.store)
-        if self.kind == "gathered":
-            return GatheredAttention.apply(q, k, v, reach)
-        return RingAttention.apply(q, k, v, reach)
+        if self.ring.size == 1:
+            runs = ring_context.placement.ring_runs(0)
+            tiles = ring_context.tiles(runs, runs)
+            return LocalAttention.apply(q, k, v, tiles, ring_context.soft_cap)
+        return self._over_places.apply(q, k, v, ring_context)
 
     def _placed(self, batch: TokenBatch) -> Placement:
         """Return where the positions of a batch are; its length need not be the plan's.

@@ -4,7 +4,7 @@ Split: positions, zigzag, so that a causal mask gives every rank the same work.
 Sent:  all-gather of keys and values forward and again in backward (what was gathered is not kept),
        then a reduce-scatter of their gradients. Under a sliding window only the rows that a rank
        needs go to it, from their owners.
-Bytes: `cost.context.context_bytes`.
+Bytes: `context_bytes` in `cost/bytes/context/sent.py`.
 Must divide: 2 n | T.
 Source: Grattafiori et al., "Llama 3", 2024, section 3.3.2: with few key/value heads they are small
         beside queries, any mask is simple, and nothing but memory is lost.
@@ -20,14 +20,14 @@ from typing import Any
 
 import torch
 
-from echelon.core.attention_mask import Run
-from echelon.models.attention.interface import Attended, Gradients
-from echelon.models.attention.local import attend_pieces, backward_pieces
+from echelon.core.attention_mask import PositionRun
+from echelon.models.attention.interface import AttentionGradients, SavedAttention
+from echelon.models.attention.local import attend_tiles, backward_tiles
 from echelon.models.batch import positions_of
 from echelon.models.precision import at_least_fp32
-from echelon.parallel.context.blocks import Course, course_of, start_transfer
-from echelon.parallel.context.ring import working
-from echelon.parallel.context.sight import Reach
+from echelon.parallel.context.attention import RingContext
+from echelon.parallel.context.ring import record_ring_work
+from echelon.parallel.context.ring_plan import RingPlan, ring_plan, start_transfer
 
 
 class GatheredAttention(torch.autograd.Function):
@@ -39,51 +39,50 @@ class GatheredAttention(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        reach: Reach,
+        ring_context: RingContext,
     ) -> torch.Tensor:
         """Return [T,B,H,D] for q [T,B,H,D] and this rank's k and v [T,B,K,D]."""
-        ring, sight = reach.ring, reach.sight
-        gatherer = (_Whole if sight.mask.window is None else _Needed)(reach)
+        ring = ring_context.ring
+        gatherer = (_AllKeys if ring_context.mask.window is None else _WindowKeys)(ring_context)
         kv_T2BKD = torch.stack((k, v), dim=1)
         gatherer.start(kv_T2BKD, name="gathered.forward")
         kv_S2BKD = gatherer.finish()
-        pieces = sight.pieces(reach.placement.ring_runs(ring.index), gatherer.runs)
-        with working(ring, "gathered.forward"):
-            merged = attend_pieces(q, kv_S2BKD[:, 0], kv_S2BKD[:, 1], pieces, sight.soft_cap)
+        pieces = ring_context.tiles(ring_context.placement.ring_runs(ring.index), gatherer.runs)
+        with record_ring_work(ring, "gathered.forward"):
+            merged = attend_tiles(q, kv_S2BKD[:, 0], kv_S2BKD[:, 1], pieces, ring_context.soft_cap)
         out, lse = merged.result()
         ctx.save_for_backward(q, kv_T2BKD, out, lse)
-        ctx.gatherer, ctx.pieces, ctx.reach = gatherer, pieces, reach
+        ctx.gatherer, ctx.tiles, ctx.ring_context = gatherer, pieces, ring_context
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return dq, dk, dv; those of keys are summed over the ranks that met them."""
         q, kv_T2BKD, out, lse = ctx.saved_tensors
-        gatherer: _Whole | _Needed = ctx.gatherer
-        reach: Reach = ctx.reach
+        gatherer: _AllKeys | _WindowKeys = ctx.gatherer
+        ring_context: RingContext = ctx.ring_context
         gatherer.start(kv_T2BKD, name="gathered.backward")
-        reach.store.run_deferred()
+        ring_context.store.run_deferred()
         kv_S2BKD = gatherer.finish()
         wide = at_least_fp32(q.dtype)
         dq = torch.zeros_like(q, dtype=wide)
         dkv_S2BKD = torch.zeros_like(kv_S2BKD, dtype=wide)
-        with working(gatherer.ring, "gathered.backward"):
-            attended = Attended(q, kv_S2BKD[:, 0], kv_S2BKD[:, 1], out, lse)
-            into = Gradients(dq, dkv_S2BKD[:, 0], dkv_S2BKD[:, 1])
-            backward_pieces(dout, attended, ctx.pieces, reach.sight.soft_cap, into)
+        with record_ring_work(gatherer.ring, "gathered.backward"):
+            attended = SavedAttention(q, kv_S2BKD[:, 0], kv_S2BKD[:, 1], out, lse)
+            into = AttentionGradients(dq, dkv_S2BKD[:, 0], dkv_S2BKD[:, 1])
+            backward_tiles(dout, attended, ctx.tiles, ring_context.soft_cap, into)
         dkv_T2BKD = gatherer.scatter(dkv_S2BKD, name="gathered.gradients").to(q.dtype)
         return dq.to(q.dtype), dkv_T2BKD[:, 0], dkv_T2BKD[:, 1], None
 
 
-class _Whole:
+class _AllKeys:
     """All keys of the sequence, by a collective, put in the order of their positions."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, ring_context: RingContext) -> None:
         """Gather over the ring of `reach`."""
-        ring, placement = reach.ring, reach.placement
-        self.ring, self.runs = ring, (Run(0, 1, placement.length),)
-        runs = tuple(run for place in range(ring.size) for run in placement.ring_runs(place))
-        self._runs = runs
+        ring, placement = ring_context.ring, ring_context.placement
+        self.ring, self.runs = ring, (PositionRun(0, 1, placement.length),)
+        self._runs = [run for place in range(ring.size) for run in placement.ring_runs(place)]
 
     def start(self, own: torch.Tensor, *, name: str) -> None:
         """Start to gather."""
@@ -105,30 +104,32 @@ class _Whole:
         return own
 
 
-class _Needed:
+class _WindowKeys:
     """The keys that the windows of this rank reach, from those that hold them."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, ring_context: RingContext) -> None:
         """Exchange over the ring of `reach`."""
-        ring = reach.ring
+        ring = ring_context.ring
         self.ring = ring
-        self._course: Course = course_of(reach.placement, reach.sight.mask, ring.index, direct=True)
+        self._plan: RingPlan = ring_plan(
+            ring_context.placement, ring_context.mask, ring.index, direct=True
+        )
         self._reached = [
-            (self._course.owner_at(step), rows)
+            (self._plan.owner_at(step), rows)
             for step in range(ring.size)
-            if (rows := self._course.rows_of(self._course.owner_at(step))) is not None
+            if (rows := self._plan.rows_from(self._plan.owner_at(step))) is not None
         ]
         self.runs = tuple(run for _, rows in self._reached for run in rows.runs)
 
     def start(self, own: torch.Tensor, *, name: str) -> None:
         """Start the exchange."""
-        course = self._course
+        plan = self._plan
         self._tensors = {
-            owner: own if owner == course.place else own.new_empty((rows.count, *own.shape[1:]))
+            owner: own if owner == plan.ring_rank else own.new_empty((rows.count, *own.shape[1:]))
             for owner, rows in self._reached
         }
         self._transfer = start_transfer(
-            course.keys.get(1, ()), self._tensors, course, self.ring, name=name, add=False
+            plan.keys.get(1, ()), self._tensors, plan, self.ring, name=name, add=False
         )
 
     def finish(self) -> torch.Tensor:
@@ -141,6 +142,6 @@ class _Needed:
         """Return the gradients of this rank's positions, those of others that met them added."""
         parts = gradients.split([rows.count for _, rows in self._reached])
         tensors = {owner: part for (owner, _), part in zip(self._reached, parts, strict=True)}
-        hops = self._course.gradients.get(self._course.degree, ())
-        start_transfer(hops, tensors, self._course, self.ring, name=name, add=True).finish()
-        return tensors[self._course.place]
+        transfers = self._plan.gradients.get(self._plan.degree, ())
+        start_transfer(transfers, tensors, self._plan, self.ring, name=name, add=True).finish()
+        return tensors[self._plan.ring_rank]

@@ -4,13 +4,13 @@ Split: outside, positions; inside, heads: a rank has all positions of its group 
        heads of each.
 Sent:  one all-to-all of q, k and v together, and one of the output; backward the same of their
        gradients, the other way.
-Bytes: `cost.context.context_bytes`: (u-1)/u of (H + 2 K') hd s and of H hd s a token, forward and
-       backward, K' being the key/value heads with their copies.
+Bytes: `context_bytes` in `cost/bytes/context/sent.py`: (u-1)/u of (H + 2 K') hd s and of H hd s a
+       token, forward and backward, K' being the key/value heads with their copies.
 Must divide: u | heads of a tensor rank.
 Source: Jacobs et al., "DeepSpeed-Ulysses", 2023, section 3.
 
 Where there are too few key/value heads to share out, each is sent to all that need it
-(`cost.context.kv_copies`); its gradient is the sum of what they give back.
+(`kv_copies`); its gradient is the sum of what they give back.
 Shape suffixes: T positions here, U ranks of the group, B sequences, P heads that one rank gets.
 """
 
@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from echelon.cost.context import kv_copies
+from echelon.cost.bytes.context.sent import kv_copies
 from echelon.models.precision import at_least_fp32
-from echelon.parallel.collectives import Group
 from echelon.parallel.gradients import GradientStore
+from echelon.parallel.transport.collectives import Group
 
 
 class PositionsToHeads(torch.autograd.Function):
@@ -46,8 +46,7 @@ class PositionsToHeads(torch.autograd.Function):
             k, v = (x.repeat_interleave(copies, dim=2) for x in (k, v))
         parts = [x.unflatten(2, (group.size, -1)) for x in (q, k, v)]
         packed_UTBP = torch.cat(parts, dim=3).permute(2, 0, 1, 3, 4).contiguous()
-        whole = torch.empty_like(packed_UTBP)
-        group.all_to_all(whole, packed_UTBP, name="ulysses.forward.qkv")
+        whole = _exchanged(packed_UTBP, group, "ulysses.forward.qkv")
         own_q, own_k = ctx.heads
         q, k, v = whole.flatten(0, 1).split((own_q, own_k, own_k), dim=2)
         return q, k, v
@@ -57,17 +56,8 @@ class PositionsToHeads(torch.autograd.Function):
         ctx: Any, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of this rank's positions; copies of a head are added up."""
-        group: Group = ctx.group
-        whole = torch.cat((dq, dk, dv), dim=2)
-        packed_UTBP = torch.empty_like(whole).unflatten(0, (group.size, -1))
-        pending = group.all_to_all(
-            packed_UTBP,
-            whole.view(packed_UTBP.shape),
-            name="ulysses.backward.qkv",
-            async_op=True,
-        )
-        ctx.store.run_deferred()
-        pending.wait()
+        whole = torch.cat((dq, dk, dv), dim=2).unflatten(0, (ctx.group.size, -1))
+        packed_UTBP = _exchanged(whole, ctx.group, "ulysses.backward.qkv", ctx.store)
         own_q, own_k = ctx.heads
         parts = packed_UTBP.permute(1, 2, 0, 3, 4).split((own_q, own_k, own_k), dim=3)
         dq, dk, dv = (part.flatten(2, 3) for part in parts)
@@ -87,8 +77,7 @@ class HeadsToPositions(torch.autograd.Function):
         """Return the output of all heads at the positions of this rank."""
         ctx.group, ctx.store = group, store
         packed_UTBP = out.contiguous().unflatten(0, (group.size, -1))
-        mine = torch.empty_like(packed_UTBP)
-        group.all_to_all(mine, packed_UTBP, name="ulysses.forward.out")
+        mine = _exchanged(packed_UTBP, group, "ulysses.forward.out")
         return mine.permute(1, 2, 0, 3, 4).flatten(2, 3)
 
     @staticmethod
@@ -96,8 +85,17 @@ class HeadsToPositions(torch.autograd.Function):
         """Return the gradient of the output of this rank's heads."""
         group: Group = ctx.group
         packed_UTBP = dout.unflatten(2, (group.size, -1)).permute(2, 0, 1, 3, 4).contiguous()
-        whole = torch.empty_like(packed_UTBP)
-        pending = group.all_to_all(whole, packed_UTBP, name="ulysses.backward.out", async_op=True)
-        ctx.store.run_deferred()
-        pending.wait()
+        whole = _exchanged(packed_UTBP, group, "ulysses.backward.out", ctx.store)
         return whole.flatten(0, 1), None, None
+
+
+def _exchanged(
+    parts: torch.Tensor, group: Group, name: str, store: GradientStore | None = None
+) -> torch.Tensor:
+    """Return the parts of all members for this one; meanwhile run what `store` has put off."""
+    received = torch.empty_like(parts)
+    pending = group.all_to_all(received, parts, name=name, async_op=True)
+    if store is not None:
+        store.run_deferred()
+    pending.wait()
+    return received

@@ -1,4 +1,13 @@
-"""Expert parallelism: routers, loads, and the way of tokens to experts and back."""
+"""Expert parallelism: routers, loads, and the way of tokens to experts and back.
+
+layer               the mixture of experts of a block on one rank
+router              where its tokens go
+balance             loads over all ranks, and what follows from them
+token_dispatcher    tokens sent straight to the ranks of their experts
+padded_dispatcher   as many rows to each, whatever the routing
+two_hop_dispatcher  across nodes once, then within
+feed_forward        what experts compute; grouped_matmul: all of them in one launch
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Every rank notes how it routed its own tokens. One small all-reduce at the end o
 notes of all ranks of a pipeline stage, so what follows (the shares of the next step's auxiliary
 loss, the move of the biases) is computed by each rank alike, from whole numbers.
 
-Bytes: `cost.experts.routing_bytes`.
+Bytes: `routing_bytes` in `cost/bytes/experts/sent.py`.
 Source: Fedus et al., "Switch Transformers", 2021, section 2.2; Wang et al., "Auxiliary-Loss-Free
         Load Balancing Strategy for Mixture-of-Experts", 2024; Zoph et al., "ST-MoE", 2022.
 
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 
 from echelon.core.plan import Plan
-from echelon.parallel.device_mesh import RankGroups
-from echelon.parallel.dtypes import TORCH_DTYPES
+from echelon.models.precision import TORCH_DTYPES
+from echelon.parallel.transport.device_mesh import RankGroups
 
 SCALARS = 3
 """Numbers of a layer beside those of each expert: dropped assignments, and two losses."""
@@ -43,7 +43,7 @@ class LayerLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Noted:
+class RoutingStatistics:
     """What one rank notes of the tokens that it routed: counts and probabilities by expert."""
 
     counts_E: torch.Tensor
@@ -82,7 +82,7 @@ class Balancer:
         }
         self.loss_scale = 1.0
         self._device = device
-        self._notes: dict[tuple[int, int | None], Noted] = {}
+        self._recorded: dict[tuple[int, int | None], RoutingStatistics] = {}
         self._loads: dict[int, LayerLoad] = {}
 
     @property
@@ -99,15 +99,15 @@ class Balancer:
     def start_step(self, loss_scale: float) -> None:
         """Forget the notes of the last step; losses are multiplied by `loss_scale` in backward."""
         self.loss_scale = loss_scale
-        self._notes.clear()
+        self._recorded.clear()
 
-    def note(self, layer: int, noted: Noted) -> None:
+    def record(self, layer: int, noted: RoutingStatistics) -> None:
         """Keep how the microbatch at work was routed; who routes it again notes the same."""
-        self._notes[layer, self._groups.recorder.microbatch] = noted
+        self._recorded[layer, self._groups.recorder.microbatch] = noted
 
-    def notes(self) -> list[Noted]:
+    def recorded(self) -> list[RoutingStatistics]:
         """Return what this rank has noted in this step so far."""
-        return list(self._notes.values())
+        return list(self._recorded.values())
 
     def finish(self) -> Mapping[int, LayerLoad]:
         """Return the loads of the layers of this rank over the whole global batch."""
@@ -117,7 +117,7 @@ class Balancer:
         rows = torch.zeros(
             (len(self.layers), 2 * size + SCALARS), dtype=torch.float64, device=self._device
         )
-        for (layer, _), noted in self._notes.items():
+        for (layer, _), noted in self._recorded.items():
             rows[self.layers.index(layer)] += noted.row()
         for group in (self._groups.stage, self._groups.mirror):
             group.all_reduce(rows, name="routing").wait()

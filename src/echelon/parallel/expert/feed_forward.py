@@ -1,6 +1,6 @@
 """What the experts of a rank compute of the rows that arrive: one expert after the other.
 
-Where one launch does it for all of them (`grouped.py`), that is used.
+Where one launch does it for all of them (`grouped_matmul.py`), that is used.
 
 The gate of a row weights the inner activation, so what comes out is weighted already: nothing of
 the outputs need be kept for the gradient of the gates. Weight gradients are put off until a
@@ -13,19 +13,20 @@ Shape suffixes: R rows of all experts here, F inner width (of one piece), D hidd
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from echelon.models.moe import Expert
-from echelon.parallel.expert.gated import gated, gated_backward
-from echelon.parallel.expert.grouped import Grouped
+from echelon.parallel.expert.grouped_matmul import GroupedExperts
 from echelon.parallel.gradients import GradientStore
-from echelon.parallel.products import product
-from echelon.parallel.tensor import TensorSplit
+from echelon.parallel.kernels.fused import weighted_swiglu, weighted_swiglu_backward
+from echelon.parallel.kernels.matmul import matmul
+from echelon.parallel.tensor import TensorSplit, input_gradient
 
 
-class FeedForward(torch.autograd.Function):
+class ExpertFeedForward(torch.autograd.Function):
     """The SwiGLU of each expert for its rows, weighted."""
 
     @staticmethod
@@ -40,7 +41,7 @@ class FeedForward(torch.autograd.Function):
         """Return y_RD for rows that lie side by side by expert, `counts` of each."""
         store = split.store
         ctx.experts, ctx.counts, ctx.split = experts, counts, split
-        ctx.grouped = Grouped.of(rows_RD, experts, counts, store)
+        ctx.grouped = GroupedExperts.from_rows(rows_RD, experts, counts, store)
         if ctx.grouped is not None:
             y_RD, gate_up = ctx.grouped.forward(rows_RD, gates_R)
             ctx.save_for_backward(rows_RD, gates_R, gate_up)
@@ -51,7 +52,7 @@ class FeedForward(torch.autograd.Function):
         for expert, (x, gates, y) in parts:
             gate_up = _project(x, expert, store)
             inners.append(gate_up)
-            product(gated(gate_up, gates), expert.down.weight, out=y)
+            matmul(weighted_swiglu(gate_up, gates), expert.down.weight, out=y)
         ctx.save_for_backward(rows_RD, gates_R, *inners)
         return y_RD
 
@@ -69,10 +70,12 @@ class FeedForward(torch.autograd.Function):
         pieces = _split(ctx.counts, rows_RD, gates_R, dy_RD, dx_RD, dgates_R)
         for expert, gate_up, parts in zip(ctx.experts, inners, pieces, strict=True):
             x, gates, dy, dx, dgates = parts
-            dinner = product(dy, expert.down.weight.t())
-            inner, dgate_up = gated_backward(dinner, gate_up, gates, dgates)
-            _pull(dx, dgate_up, expert, store)
-            _defer_weights(store, expert, (x, dgate_up), (inner, dy))
+            dinner = matmul(dy, expert.down.weight.t())
+            inner, dgate_up = weighted_swiglu_backward(dinner, gate_up, gates, dgates)
+            input_gradient(dgate_up, [expert.gate, expert.up], store, out=dx)
+            store.defer(partial(store.add_matmul, [expert.down.weight], dy, inner))
+            pair = [expert.gate.weight, expert.up.weight]
+            store.defer(partial(store.add_matmul, pair, dgate_up, x))
             if alone:
                 store.run_deferred()
         return dx_RD, dgates_R, None, None, None
@@ -85,26 +88,5 @@ def _split(counts: Sequence[int], *tensors: torch.Tensor) -> list[tuple[torch.Te
 def _project(x: torch.Tensor, expert: Expert, store: GradientStore) -> torch.Tensor:
     weight = store.matrices([expert.gate.weight, expert.up.weight])
     if weight is None:
-        return torch.cat([product(x, expert.gate.weight), product(x, expert.up.weight)], dim=-1)
-    return product(x, weight)
-
-
-def _pull(dx: torch.Tensor, dgate_up: torch.Tensor, expert: Expert, store: GradientStore) -> None:
-    weight = store.matrices([expert.gate.weight, expert.up.weight])
-    if weight is not None:
-        product(dgate_up, weight.t(), out=dx)
-        return
-    dgate, dup = dgate_up.chunk(2, dim=-1)
-    torch.mm(dgate, expert.gate.weight, out=dx)
-    dx.addmm_(dup, expert.up.weight)
-
-
-def _defer_weights(
-    store: GradientStore,
-    expert: Expert,
-    into: tuple[torch.Tensor, torch.Tensor],
-    out: tuple[torch.Tensor, torch.Tensor],
-) -> None:
-    (x, dgate_up), (inner, dy) = into, out
-    store.defer(lambda: store.add_product([expert.down.weight], dy, inner))
-    store.defer(lambda: store.add_product([expert.gate.weight, expert.up.weight], dgate_up, x))
+        return torch.cat([matmul(x, expert.gate.weight), matmul(x, expert.up.weight)], dim=-1)
+    return matmul(x, weight)

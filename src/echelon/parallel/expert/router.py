@@ -2,7 +2,7 @@
 
 Sent:  where a loss or a capacity is by sequence, a few whole numbers for each token, among the
        ranks that hold tokens of the same sequences; else nothing.
-Bytes: `cost.experts.sequence_bytes`.
+Bytes: `sequence_bytes` in `cost/bytes/experts/sent.py`.
 
 Scores are computed in at least float32. The losses of a router hang on the gates of its tokens
 (`AttachLoss`): they need nothing of later layers, and no stage of a pipeline sends them.
@@ -19,12 +19,19 @@ import torch
 from torch import nn
 from torch.nn import functional as fn
 
-from echelon.models.capacity import kept
 from echelon.models.precision import at_least_fp32
-from echelon.models.routing import choose, counts_of, gates_of, probabilities, scores_of
-from echelon.parallel.collectives import Group
-from echelon.parallel.expert.balance import Balancer, Noted
+from echelon.models.routing import (
+    choose_experts,
+    counts_of,
+    gates_of,
+    kept_assignments,
+    probabilities,
+    scores_of,
+)
+from echelon.parallel.expert.balance import Balancer, RoutingStatistics
 from echelon.parallel.gradients import GradientStore
+from echelon.parallel.transport.collectives import Group
+from echelon.parallel.transport.rows import gathered_rows, own_rows
 
 
 class RouterLinear(torch.autograd.Function):
@@ -48,7 +55,7 @@ class RouterLinear(torch.autograd.Function):
         store: GradientStore = ctx.store
         dy_nE = dy_nE.contiguous()
         dx_nD = (dy_nE @ weight.to(dy_nE.dtype)).to(x_nD.dtype)
-        store.defer(lambda: store.add_product([weight], dy_nE, x_nD.to(dy_nE.dtype)))
+        store.defer(lambda: store.add_matmul([weight], dy_nE, x_nD.to(dy_nE.dtype)))
         store.run_deferred()
         return dx_nD, None, None
 
@@ -69,7 +76,7 @@ class AttachLoss(torch.autograd.Function):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
+class RoutedTokens:
     """Say which tokens of a microbatch this rank routes.
 
     Row i is token `key_n[i]` of the microbatch (position x sequences + sequence) and number
@@ -88,7 +95,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Routed:
+class TokenRouting:
     """Say where tokens go, with which weight, and what of it is dropped (None: nothing)."""
 
     gates_nK: torch.Tensor
@@ -108,16 +115,16 @@ class Router:
         x_nD: torch.Tensor,
         weight_ED: nn.Parameter,
         layer: int,
-        tokens: Tokens,
+        tokens: RoutedTokens,
         *,
         train: bool,
-    ) -> Routed:
+    ) -> TokenRouting:
         """Return where the rows of x go; in training, note it and attach the losses."""
         experts, balance = self.balancer.experts, self.balancer.balance
         logits_nE: torch.Tensor = RouterLinear.apply(x_nD, weight_ED, self._store)
         scores_nE = scores_of(logits_nE, experts)
         bias_E = self.balancer.biases.get(layer)
-        chosen_nK = choose(scores_nE, bias_E, tokens.number_n, experts, balance)
+        chosen_nK = choose_experts(scores_nE, bias_E, tokens.number_n, experts, balance)
         gates_nK = gates_of(scores_nE, chosen_nK, experts)
         kept_nK = self._kept(chosen_nK, gates_nK, tokens)
         if train:
@@ -136,17 +143,17 @@ class Router:
                 scale = self.balancer.loss_scale
                 gates_nK = AttachLoss.apply(gates_nK, aux_loss + z_loss, scale)
             dropped = none if kept_nK is None else (~kept_nK).sum()
-            noted = Noted(
+            noted = RoutingStatistics(
                 counts_E=counts_E,
                 probabilities_E=probabilities_E,
                 dropped=dropped,
                 aux_loss=aux_loss.detach(),
                 z_loss=z_loss.detach(),
             )
-            self.balancer.note(layer, noted)
-        return Routed(gates_nK=gates_nK, chosen_nK=chosen_nK, kept_nK=kept_nK)
+            self.balancer.record(layer, noted)
+        return TokenRouting(gates_nK=gates_nK, chosen_nK=chosen_nK, kept_nK=kept_nK)
 
-    def _shares(self, layer: int, chosen_nK: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+    def _shares(self, layer: int, chosen_nK: torch.Tensor, tokens: RoutedTokens) -> torch.Tensor:
         """Return the share of assignments of each expert, [n, E] or [1, E]."""
         balance, size = self.balancer.balance, self.balancer.experts.num_experts
         if balance.aux_over == "global":
@@ -161,7 +168,7 @@ class Router:
         return shares[scope_n]
 
     def _kept(
-        self, chosen_nK: torch.Tensor, gates_nK: torch.Tensor, tokens: Tokens
+        self, chosen_nK: torch.Tensor, gates_nK: torch.Tensor, tokens: RoutedTokens
     ) -> torch.Tensor | None:
         """Return what experts have room for, as all ranks with these sequences decide alike."""
         experts, balance = self.balancer.experts, self.balancer.balance
@@ -170,12 +177,12 @@ class Router:
             return None
         gates_nK = gates_nK.detach()
         rows = torch.cat([tokens.key_n[:, None], chosen_nK], dim=1)
-        rows_N = _gathered(rows, self._sequence, "router.choices")
+        rows_N = gathered_rows(rows, self._sequence, "router.choices")
         gates_NK = rows_N  # not read where places decide
         if balance.drop == "score":
-            gates_NK = _gathered(gates_nK, self._sequence, "router.gates")
+            gates_NK = gathered_rows(gates_nK, self._sequence, "router.gates")
         order = rows_N[:, 0].argsort()
-        kept_NK = kept(
+        kept_NK = kept_assignments(
             rows_N[order, 1:],
             gates_NK[order],
             rows_N[order, 0] % tokens.num_sequences,
@@ -185,13 +192,4 @@ class Router:
         )
         whole_NK = torch.empty_like(kept_NK)
         whole_NK[order] = kept_NK
-        start = self._sequence.index * len(chosen_nK)
-        return whole_NK[start : start + len(chosen_nK)]
-
-
-def _gathered(rows: torch.Tensor, group: Group, name: str) -> torch.Tensor:
-    if group.size == 1:
-        return rows
-    whole = rows.new_empty((group.size * rows.shape[0], *rows.shape[1:]))
-    group.all_gather(whole, rows.contiguous(), name=name).wait()
-    return whole
+        return whole_NK[own_rows(len(whole_NK), self._sequence)]

@@ -2,14 +2,58 @@
 
 Split: nothing; ZeRO has cut the slices, this says where they lie (ZeRO-Offload, ZeRO-Infinity).
 Sent:  nothing between ranks; between device, host and disk whatever is fetched and put.
-Bytes: `cost.bytes_held` counts what rests; buffers are bounded by `zero.offload_buffers`.
+Bytes: `cost/bytes/held.py` counts what rests; buffers are bounded by `zero.offload_buffers`.
 Must divide: nothing.
 Source: Ren et al., "ZeRO-Offload", 2021; Rajbhandari et al., "ZeRO-Infinity", 2021.
 
-`rest.py` is the interface and the device, `host.py` the memory of the host, `files.py` the files.
+    store          what every place does; slices in memory, of the device or the host
+    file_store     slices in a file, moved by threads; `file_fetch` is what one fetch names
+    copying_store  slices on the host side of a GPU, copied there and back
+    buffers        memory in whole pages, and a bounded number of buffers of it
+    copy_streams   copies beside the computation
+    activations    activations on the host until their backward
 """
 
-from echelon.parallel.offload.make import make_rest
-from echelon.parallel.offload.rest import Fetched, Rest
+from __future__ import annotations
 
-__all__ = ["Fetched", "Rest", "make_rest"]
+from pathlib import Path
+
+import torch
+
+from echelon.core.plan import OffloadTarget
+from echelon.parallel.offload.buffers import device_memory, locked_memory, plain_memory
+from echelon.parallel.offload.copy_streams import make_copy_streams
+from echelon.parallel.offload.copying_store import CopiedFetch, CopyingOffloadStore
+from echelon.parallel.offload.file_fetch import FileFetch
+from echelon.parallel.offload.file_store import FileOffloadStore
+from echelon.parallel.offload.store import ImmediateFetch, MemoryOffloadStore
+
+__all__ = ["OffloadStore", "PendingFetch", "make_offload_store"]
+
+OffloadStore = MemoryOffloadStore | FileOffloadStore | CopyingOffloadStore
+"""A place where named flat tensors rest between uses."""
+
+PendingFetch = ImmediateFetch | FileFetch | CopiedFetch
+"""A set of tensors on its way to where the caller computes."""
+
+
+def make_offload_store(
+    home: OffloadTarget, device: torch.device, *, folder: Path, rank: int, num_buffers: int
+) -> OffloadStore:
+    """Return an empty place: "none" is the device itself.
+
+    `folder` and `rank` (where the file is, who it is of) matter for "nvme" only, `num_buffers` (how
+    many fetched sets are in memory at once) wherever there are buffers. EnvironmentProblem where
+    the folder will not do.
+    """
+    if home == "none":
+        return MemoryOffloadStore("device", device_memory(device))
+    on_cpu = device.type == "cpu"
+    allocate = plain_memory if on_cpu else locked_memory
+    if home == "host":
+        side = MemoryOffloadStore("host", allocate)
+    else:
+        side = FileOffloadStore(folder, rank, num_buffers, allocate=allocate)
+    if on_cpu:
+        return side
+    return CopyingOffloadStore(side, device, make_copy_streams(device), num_buffers=num_buffers)

@@ -12,44 +12,48 @@ from weakref import ref
 
 import torch
 
-from echelon.parallel.offload.lanes import Lanes, Mark, make_lanes
-from echelon.parallel.offload.memory import locked_memory, plain_memory
+from echelon.parallel.offload.buffers import locked_memory, plain_memory
+from echelon.parallel.offload.copy_streams import CopyStreams, StreamEvent, make_copy_streams
 
 
 class HostActivations:
     """Store tensors of forward passes; count what they take."""
 
-    def __init__(self, lanes_of: Callable[[torch.device], Lanes] = make_lanes) -> None:
-        """Allocate nothing yet; `lanes_of` makes what copies from and to a device."""
-        self._lanes_of = lanes_of
-        self._lanes: dict[torch.device, Lanes] = {}
+    def __init__(
+        self, make_streams: Callable[[torch.device], CopyStreams] = make_copy_streams
+    ) -> None:
+        """Allocate nothing yet; `make_streams` makes what copies from and to a device."""
+        self._make_streams = make_streams
+        self._streams: dict[torch.device, CopyStreams] = {}
         self._free: dict[int, list[torch.Tensor]] = {}
-        self._latest: ref[StoredTensor] | None = None
+        self._latest: ref[OffloadedActivation] | None = None
         self.allocated_bytes = 0
         self.stored_bytes = 0
         self.peak_stored_bytes = 0
 
-    def store(self, x: torch.Tensor, of: object) -> StoredTensor:
-        """Copy `x` to the host; `of` is the forward pass, whose backward takes the last first."""
-        if x.device not in self._lanes:
-            self._lanes[x.device] = self._lanes_of(x.device)
-        lanes = self._lanes[x.device]
+    def store(self, x: torch.Tensor, forward_pass: object) -> OffloadedActivation:
+        """Copy `x` to the host for the backward of `forward_pass`, which takes the last first."""
+        if x.device not in self._streams:
+            self._streams[x.device] = self._make_streams(x.device)
+        streams = self._streams[x.device]
         memory = self._take(x)
-        lanes.share(x)
+        streams.record_use(x)
         host = memory.view(x.dtype).view(x.shape)
         # What is computed waits for all that was copied up, so this comes after the last use of
         # the memory too.
-        copied = lanes.copy("down", [(host, x.detach())], [lanes.mark()])
+        copied = streams.copy("down", [(host, x.detach())], [streams.record_event()])
         earlier = self._latest() if self._latest is not None else None
-        stored = StoredTensor(
-            keeper=self,
-            lanes=lanes,
+        stored = OffloadedActivation(
+            activations=self,
+            streams=streams,
             memory=memory,
             host=host,
             device=x.device,
             copied=copied,
-            of=of,
-            earlier=ref(earlier) if earlier is not None and earlier.of is of else None,
+            forward_pass=forward_pass,
+            earlier=ref(earlier)
+            if earlier is not None and earlier.forward_pass is forward_pass
+            else None,
         )
         self._latest = ref(stored)
         self.stored_bytes += memory.nbytes
@@ -71,48 +75,54 @@ class HostActivations:
 
 
 @dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
-class StoredTensor:
-    """A tensor that waits on the host; it is taken once, or never where a graph is dropped.
+class OffloadedActivation:
+    """A tensor that waits on the host; it is taken once, or never where a graph is dropped."""
 
-    `host` looks into `memory`; `earlier` is what the same forward pass (`of`) stored before.
-    """
-
-    keeper: HostActivations
-    lanes: Lanes
+    activations: HostActivations
+    """What stores all of them."""
+    streams: CopyStreams
+    """The streams of copies."""
     memory: torch.Tensor | None
+    """Memory on the host; None once it is given back."""
     host: torch.Tensor
+    """A view of `memory` with the shape and dtype of the tensor."""
     device: torch.device
-    copied: Mark
-    of: object
-    earlier: ref[StoredTensor] | None
-    brought: tuple[torch.Tensor, Mark] | None = None
+    """The device that it goes back to."""
+    copied: StreamEvent
+    """When it has left the device."""
+    forward_pass: object
+    """The forward pass that stored it."""
+    earlier: ref[OffloadedActivation] | None
+    """What the same forward pass stored before."""
+    brought: tuple[torch.Tensor, StreamEvent] | None = None
+    """The tensor on the device again and when it is complete, once it was fetched."""
 
-    def bring(self) -> None:
+    def start_copy(self) -> None:
         """Start to copy the tensor up; a second call does nothing."""
         if self.brought is not None or self.memory is None:
             return
         x = torch.empty(self.host.shape, dtype=self.host.dtype, device=self.device)
-        self.lanes.share(x)
+        self.streams.record_use(x)
         # The new memory may still be read by what was computed in it before.
-        after = [self.copied, self.lanes.mark()]
-        self.brought = x, self.lanes.copy("up", [(x, self.host)], after)
+        after = [self.copied, self.streams.record_event()]
+        self.brought = x, self.streams.copy("up", [(x, self.host)], after)
 
     def take(self) -> torch.Tensor:
         """Return the tensor, and start to bring the one that its forward pass stored before."""
-        self.bring()
+        self.start_copy()
         assert self.brought is not None, "a stored tensor is taken once"
         x, arrived = self.brought
-        self.lanes.hold(arrived)
+        self.streams.wait_for(arrived)
         self._give_back()
         earlier = self.earlier() if self.earlier is not None else None
         if earlier is not None:
-            earlier.bring()
+            earlier.start_copy()
         return x
 
     def _give_back(self) -> None:
         memory, self.memory, self.brought = self.memory, None, None
         if memory is not None:
-            self.keeper.give_back(memory)
+            self.activations.give_back(memory)
 
     def __del__(self) -> None:
         """Give back memory that no backward asked for."""

@@ -1,15 +1,89 @@
-"""A bounded number of buffers that are used again and again."""
+"""Memory for slices: whole pages, locked where a GPU copies them, in a bounded set of buffers."""
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar
+
 import torch
 
-from echelon.core.offload_file import PAGE
-from echelon.parallel.offload.memory import Allocate
+from echelon.core.errors import EnvironmentProblem
+from echelon.core.offload_file import PAGE_BYTES, round_up_to_pages
+from echelon.core.rulebook.offload import OFFLOAD_HOST_MEMORY
+from echelon.core.units import binary_bytes
+
+Owner = TypeVar("Owner")
+
+Allocate = Callable[[int], torch.Tensor]
+"""Return that many bytes of zeros, as a tensor of bytes that starts at a page."""
 
 
-class Buffers:
-    """Hand out at most `count` buffers at once, each as large as the largest set so far."""
+class _Pages(mmap.mmap):
+    """Private pages; a forked child does not get them, or a page under way would be copied."""
+
+    def __new__(cls, size: int) -> _Pages:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        return super().__new__(cls, -1, size, flags=flags)
+
+    def __init__(self, size: int) -> None:
+        if hasattr(mmap, "MADV_DONTFORK"):
+            self.madvise(mmap.MADV_DONTFORK)
+
+
+class _LockedPages(_Pages):
+    """Pages that the CUDA driver knows, so that it copies them without a copy of its own.
+
+    torch's own pinned allocator rounds up to a power of two, which for slices that fill most of a
+    machine is most of another machine.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self._address = torch.frombuffer(self, dtype=torch.uint8).data_ptr()
+        self._driver: Any = torch.cuda.cudart()
+        code = int(self._driver.cudaHostRegister(self._address, size, 0))
+        if code:
+            self._address = 0
+            raise OSError(f"cudaHostRegister returned {code}")
+
+    def __del__(self) -> None:
+        if getattr(self, "_address", 0):
+            self._driver.cudaHostUnregister(self._address)
+
+
+def device_memory(device: torch.device) -> Allocate:
+    """Return what allocates zeros on a device."""
+    return partial(torch.zeros, dtype=torch.uint8, device=device)
+
+
+def plain_memory(size: int) -> torch.Tensor:
+    """Return `size` bytes of zeros that start at a page."""
+    return _allocate(_Pages, size, "allocating")
+
+
+def locked_memory(size: int) -> torch.Tensor:
+    """Return `size` bytes of zeros that start at a page and that a GPU can copy by itself."""
+    return _allocate(_LockedPages, size, "allocating and locking")
+
+
+def _allocate(pages: type[_Pages], size: int, doing: str) -> torch.Tensor:
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    try:
+        held = pages(round_up_to_pages(size))
+    except (OSError, MemoryError) as error:
+        raise EnvironmentProblem(
+            OFFLOAD_HOST_MEMORY.problem(
+                f"{doing} {binary_bytes(size)} in the memory of the host failed: {error}"
+            )
+        ) from error
+    return torch.frombuffer(held, dtype=torch.uint8, count=size)
+
+
+class BoundedBuffers(Generic[Owner]):
+    """Lend at most `count` buffers at once, each as large as the largest set so far."""
 
     def __init__(self, count: int, allocate: Allocate) -> None:
         """Allocate nothing yet."""
@@ -17,9 +91,10 @@ class Buffers:
         self._count, self._allocate = count, allocate
         self._free: list[torch.Tensor] = []
         self._taken: dict[int, torch.Tensor] = {}
-        self._largest = PAGE
+        self.owners: dict[int, Owner] = {}
+        self._largest = PAGE_BYTES
 
-    def take(self, size: int) -> torch.Tensor | None:
+    def take(self, size: int, owner: Owner) -> torch.Tensor | None:
         """Return a buffer of at least `size` bytes, or None while all are taken."""
         self._largest = max(self._largest, size)
         if len(self._taken) >= self._count:
@@ -28,17 +103,24 @@ class Buffers:
         if buffer is None or buffer.nbytes < self._largest:
             # One that is too small for some set is so for good: sets come round again every step.
             buffer = self._allocate(self._largest)
-        self._taken[buffer.data_ptr()] = buffer
+        self._taken[buffer.data_ptr()], self.owners[buffer.data_ptr()] = buffer, owner
         return buffer
 
     def give_back(self, buffer: torch.Tensor) -> None:
         """Take a buffer back."""
+        del self.owners[buffer.data_ptr()]
         self._free.append(self._taken.pop(buffer.data_ptr()))
+
+    def owner_of(self, tensors: Sequence[torch.Tensor]) -> Owner | None:
+        """Return whose buffer tensors are in; None for those that are in none."""
+        found = {self.owners.get(tensor.untyped_storage().data_ptr()) for tensor in tensors}
+        assert len(found) == 1, "tensors of several fetches are put at once"
+        return found.pop()
 
     def clear(self) -> None:
         """Forget all buffers; those that are taken live as long as whoever has them."""
-        self._free.clear()
-        self._taken.clear()
+        for held in (self._free, self._taken, self.owners):
+            held.clear()
 
     def num_bytes(self) -> int:
         """Return the bytes of the storages of all buffers."""

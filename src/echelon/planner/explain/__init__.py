@@ -1,6 +1,11 @@
 """Why a plan is the best of an answer, why its neighbours are not, and what would change that.
 
-`why.py` names what binds it and what its step waits for, `neighbours.py` what one change would
-cost, `sensitivity.py` which plan another cluster or batch would have, `fixes.py` what makes a plan
-fit that does not. Every second and byte has its band (`bands.py`).
+why.py              what binds the best plan, and what its step waits for
+neighbours.py       what speaks against one change; plan_changes.py: the changes
+sensitivity.py      which plan another cluster or batch would have (what_if.py: those asked)
+distant_plans.py    plans far from the best that may win there
+repeat_search.py    a search again, quickly, timed as the answer's plans were
+fixes.py            the cheapest changes with which a plan fits, or something under pins
+bands.py            seconds and bytes with what is not known of them, and what that rests on
+compare.py          two plans side by side
 """

@@ -1,27 +1,151 @@
 """Numbers with what is not known of them: seconds and bytes of a plan, and of a difference.
 
-A band is how far predictions were from published runs like the plan (`grounds.py`: four of five lie
-inside), or that of `planner/estimate.py` where it is wider: everything hidden behind compute that
-can be, or nothing; an allocator that holds back nothing, or twice its usual slack. Both plans of a
-difference run under the same trainer on the same devices, so most of what is not known of one is
-not known of the other: its band is how far the ratio of two runs of one sweep was off.
+A band is how far predictions were from published runs like the plan (`band_evidence`: four of
+five lie inside), or that of `planner/predict/estimate.py` where it is wider: everything hidden
+behind compute that can be, or nothing; an allocator that holds back nothing, or twice its usual
+slack. Both plans of a difference run under the same trainer on the same devices, so most of what is
+not known of one is not known of the other: its band is how far the ratio of two runs of one sweep
+was off.
+
+What no run tells of a plan makes its band wider, by what is stated here. Bytes of parameters,
+gradients and optimizer state, and bytes sent, are counted: they have no band.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import exp, hypot, log, log2
+from typing import TypeAlias
 
 import numpy as np
 
-from echelon.cost.lattice.step import step_seconds
-from echelon.planner.estimate import OVERLAPS, Estimate
-from echelon.planner.explain.grounds import EXACT, grounds_of, pair_factors
-from echelon.planner.simulated import COMPUTED
+from echelon.cost.seconds.events import COMPUTED
+from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
+from echelon.cost.seconds.numbers import MachineNumbers
+from echelon.cost.seconds.step import step_seconds
+from echelon.cost.seconds.trainer_generations import FITTED, FRAMEWORKS, OURS, OVERLAPS
+from echelon.planner.predict.estimate import Estimate
+from echelon.planner.predict.peak_bytes import plain_number
+from echelon.planner.predict.residuals import EXPERTS, HELD, MOST_DEVICES, PAIRS, STEP, Factors
+
+EXACT = ("parameters", "gradients", "optimizer")
+"""Terms of what is held that are counted, not estimated."""
+NODE = 8
+"""Devices of a run up to which it counts as one on one node."""
+NEAR = 0.1
+"""How far apart the logarithms of two plans' seconds are that are near to each other."""
+FAMILIES: Mapping[tuple[int, int], str] = {(108, 312): "A100", (132, 989): "H100"}
+"""Multiprocessors and TFLOP/s of a half-width product -> a family of which runs were measured."""
+_UNPUBLISHED_TRAINERS = frozenset({"generic", OURS})
+"""Names of constants that are those of no trainer of which runs were published."""
+ALLOCATORS = frozenset({"megatron-deepspeed", "internevo"})
+"""Trainers whose memory was published in more than one run."""
+STEP_CONSTANTS = ("host_s", "width_bytes", "inner_bytes", "step_s")
+"""Constants that only measured steps change."""
+
+MEASURED_HERE: Factors = (0.75, 1.5)
+"""On a machine that `echelon calibrate` measured; its file does not keep what the fit was off."""
+_DOUBLED: Factors = (0.98, 1.04)
+"""For each doubling of devices beyond those of any run."""
+_OFFLOADED: Factors = (0.95, 1.5)
+"""Optimizer state rests with the host: no published run says how fast a host updates it."""
+_ALLOCATED: Factors = (0.85, 1.25)
+"""Of what is not counted in memory, under a trainer that published none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Banded:
+class BandEvidence:
+    """Hold how far off an estimate can be, measured / predicted, and what that rests on.
+
+    `held` is of the bytes that are not counted. `similar_runs` says which runs are like the plan,
+    `untested` what none of them tells.
+    """
+
+    step: Factors
+    held: Factors
+    similar_runs: str
+    untested: tuple[str, ...]
+
+
+def band_evidence(work: CostInputs) -> BandEvidence:
+    """Return what the band of one plan rests on."""
+    trainer, family = trainer_from_constants(work.software), device_family(work.machine)
+    held = HELD if trainer in ALLOCATORS else combine_factors(HELD, _ALLOCATED)
+    if _measured_here(work.software):
+        return BandEvidence(
+            step=MEASURED_HERE, held=held, similar_runs="this machine, calibrated", untested=()
+        )
+    devices = plain_number(work.layout.devices)
+    place = "node" if devices <= NODE else "nodes"
+    kinds = {"its trainer": trainer is None, "its device": family is None}
+    found = {name: STEP[name.split()[1]][place] for name, unknown in kinds.items() if unknown}
+    base = _widest(STEP["known"][place], combine_factors(*found.values()))
+    more = dict(_factors_beyond_runs(work, devices))
+    like = f"{trainer or 'other trainers'} on {family or 'other devices'}"
+    return BandEvidence(
+        step=combine_factors(base, *more.values()),
+        held=held,
+        similar_runs=like,
+        untested=(*found, *more),
+    )
+
+
+def combine_factors(*factors: Factors) -> Factors:
+    """Return the factors of several causes, each on its own: logarithms add up in squares."""
+    low = hypot(*(min(0.0, log(one[0])) for one in factors))
+    high = hypot(*(max(0.0, log(one[1])) for one in factors))
+    return exp(-low), exp(high)
+
+
+def _widest(*factors: Factors) -> Factors:
+    return min(low for low, _ in factors), max(high for _, high in factors)
+
+
+def pair_factors(first_s: float, second_s: float) -> Factors:
+    """Return how far off the ratio of two plans' seconds can be."""
+    off = PAIRS["near" if abs(log(second_s / first_s)) < NEAR else "far"]
+    return exp(-off), exp(off)
+
+
+def trainer_from_constants(software: TrainerConstants) -> str | None:
+    """Return the generation of trainers with these constants, None where no run told of it."""
+    for name, constants in FITTED.items():
+        same = (plain_number(getattr(software, key)) == value for key, value in constants.items())
+        if name not in _UNPUBLISHED_TRAINERS and all(same):
+            return name
+    return None
+
+
+def device_family(machine: MachineNumbers) -> str | None:
+    """Return the family of a device, None where no run told of it."""
+    key = round(plain_number(machine.units)), round(plain_number(machine.attention_flops) / 1e12)
+    return FAMILIES.get(key)
+
+
+def _factors_beyond_runs(work: CostInputs, devices: float) -> Iterator[tuple[str, Factors]]:
+    """Yield what is in a plan that is in no run, or in few, and how far off that can be."""
+    if plain_number(work.model.experts) > 0:
+        yield "its experts (few runs)", EXPERTS
+    if plain_number(work.layout.offload) > 0:
+        yield "offload", _OFFLOADED
+    if devices > MOST_DEVICES:
+        times = log2(devices / MOST_DEVICES)
+        name = f"more than {MOST_DEVICES:,} devices"
+        yield name, (_DOUBLED[0] ** times, _DOUBLED[1] ** times)
+
+
+def _measured_here(software: TrainerConstants) -> bool:
+    """Return whether constants are those of steps that were measured on processors at hand."""
+    usual = FRAMEWORKS[OURS]
+    other = any(
+        plain_number(getattr(software, name)) != getattr(usual, name) for name in STEP_CONSTANTS
+    )
+    return plain_number(software.host_adds) > 0 and other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandedValue:
     """Hold a number with the least and the most that it can be."""
 
     value: float
@@ -34,76 +158,63 @@ class Banded:
         return self.low > 0.0 or self.high < 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
-    """Name a term of a step, or of what is held, with what it takes."""
-
-    name: str
-    amount: Banded
+BandedTerms: TypeAlias = Mapping[str, BandedValue]
+"""What each term of a step, or of what is held, takes."""
 
 
-def step_of(estimate: Estimate) -> Banded:
+def step_band(estimate: Estimate) -> BandedValue:
     """Return the seconds of a step."""
-    band, (low, high) = estimate.step_band, grounds_of(estimate.work).step
+    low, high = band_evidence(estimate.inputs).step
     step = estimate.step_s
-    return Banded(value=step, low=min(low * step, band.low), high=max(high * step, band.high))
+    return _banded(step, *estimate.step_band, low * step, high * step)
 
 
-def held_of(estimate: Estimate) -> Banded:
+def held_bytes_band(estimate: Estimate) -> BandedValue:
     """Return the bytes of the fullest rank; those that are counted have no band."""
-    band, (low, high) = estimate.bytes_band, grounds_of(estimate.work).held
+    low, high = band_evidence(estimate.inputs).held
     counted = sum(estimate.bytes[name] for name in EXACT)
     rest = estimate.bytes_held - counted
-    return Banded(
-        value=estimate.bytes_held,
-        low=min(counted + low * rest, band.low),
-        high=max(counted + high * rest, band.high),
-    )
+    ends = counted + low * rest, counted + high * rest
+    return _banded(estimate.bytes_held, *estimate.bytes_band, *ends)
 
 
-def bytes_of(estimate: Estimate) -> tuple[Term, ...]:
+def byte_term_bands(estimate: Estimate) -> BandedTerms:
     """Return every term of what the fullest rank holds with its band: none where it is counted."""
-    low, high = grounds_of(estimate.work).held
-    return tuple(
-        Term(
-            name=name,
-            amount=_banded(value) if name in EXACT else _banded(value, low * value, high * value),
-        )
+    low, high = band_evidence(estimate.inputs).held
+    return {
+        name: _banded(value) if name in EXACT else _banded(value, low * value, high * value)
         for name, value in estimate.bytes.items()
-    )
+    }
 
 
-def mfu_of(estimate: Estimate) -> Banded:
+def mfu_band(estimate: Estimate) -> BandedValue:
     """Return the share of the devices' peak that the model's FLOPs are."""
-    return _rate(estimate.mfu, step_of(estimate))
+    return _rate(estimate.mfu, step_band(estimate))
 
 
-def tokens_of(estimate: Estimate) -> Banded:
+def tokens_per_s_band(estimate: Estimate) -> BandedValue:
     """Return the tokens of a device in a second."""
-    return _rate(estimate.tokens_per_s_per_device, step_of(estimate))
+    return _rate(estimate.tokens_per_s_per_device, step_band(estimate))
 
 
-def price_of(estimate: Estimate, price_per_device_hour: float) -> Banded:
+def price_band(estimate: Estimate, price_per_device_hour: float) -> BandedValue:
     """Return what a million tokens cost."""
-    step = step_of(estimate)
+    step = step_band(estimate)
     each = estimate.token_price(price_per_device_hour) / step.value
-    return Banded(value=each * step.value, low=each * step.low, high=each * step.high)
+    return BandedValue(value=each * step.value, low=each * step.low, high=each * step.high)
 
 
-def terms_of(estimate: Estimate) -> tuple[Term, ...]:
+def step_term_bands(estimate: Estimate) -> BandedTerms:
     """Return every term of a step with its band, in the order of the formulas."""
     hidden, shown = _shifted(estimate, 1.0), _shifted(estimate, 0.0)
-    low, high = grounds_of(estimate.work).step
-    return tuple(
-        Term(
-            name=name,
-            amount=_banded(value, hidden[name], shown[name], low * value, high * value),
-        )
+    low, high = band_evidence(estimate.inputs).step
+    return {
+        name: _banded(value, hidden[name], shown[name], low * value, high * value)
         for name, value in estimate.seconds.items()
-    )
+    }
 
 
-def difference(first: Estimate, second: Estimate) -> Banded:
+def step_difference_band(first: Estimate, second: Estimate) -> BandedValue:
     """Return how many seconds longer the step of `second` is, under one trainer on one cluster."""
     ends = [
         factor * second.step_s - first.step_s
@@ -116,37 +227,34 @@ def difference(first: Estimate, second: Estimate) -> Banded:
     return _banded(second.step_s - first.step_s, *worlds, *ends)
 
 
-def term_differences(first: Estimate, second: Estimate) -> tuple[Term, ...]:
+def step_term_differences(first: Estimate, second: Estimate) -> BandedTerms:
     """Return how many seconds longer each term of `second` is, the largest change first.
 
     Where events say that a step is shorter than by its closed form, stages are cut more evenly: it
     is the head that costs less.
     """
     now, *others = [(_settled(first, h), _settled(second, h)) for h in (None, 1.0, 0.0)]
-    found = [
-        Term(
-            name=name,
-            amount=_banded(now[1][name] - now[0][name], *(b[name] - a[name] for a, b in others)),
-        )
+    found = {
+        name: _banded(now[1][name] - now[0][name], *(b[name] - a[name] for a, b in others))
         for name in first.seconds
-    ]
-    return tuple(sorted(found, key=lambda term: -abs(term.amount.value)))
+    }
+    return dict(sorted(found.items(), key=lambda term: -abs(term[1].value)))
 
 
-def byte_differences(first: Estimate, second: Estimate) -> tuple[tuple[str, float], ...]:
+def byte_term_differences(first: Estimate, second: Estimate) -> tuple[tuple[str, float], ...]:
     """Return how many bytes more each term of `second` holds, what grew most first."""
     found = [(name, second.bytes[name] - held) for name, held in first.bytes.items()]
     return tuple(sorted(found, key=lambda item: -item[1]))
 
 
-def _rate(value: float, step: Banded) -> Banded:
+def _rate(value: float, step: BandedValue) -> BandedValue:
     """Return the band of what a step's seconds divide."""
     whole = value * step.value
-    return Banded(value=value, low=whole / step.high, high=whole / step.low)
+    return BandedValue(value=value, low=whole / step.high, high=whole / step.low)
 
 
-def _banded(value: float, *others: float) -> Banded:
-    return Banded(value=value, low=min((value, *others)), high=max((value, *others)))
+def _banded(value: float, *others: float) -> BandedValue:
+    return BandedValue(value=value, low=min((value, *others)), high=max((value, *others)))
 
 
 def _settled(estimate: Estimate, hidden: float | None) -> Mapping[str, float]:
@@ -155,7 +263,7 @@ def _settled(estimate: Estimate, hidden: float | None) -> Mapping[str, float]:
     Blocks that make room for the head save what events say to be less.
     """
     found = dict(estimate.seconds if hidden is None else _shifted(estimate, hidden))
-    closed = step_seconds(estimate.work).terms
+    closed = step_seconds(estimate.inputs).terms
     saved = 0.0
     for name in COMPUTED:
         alone = float(np.sum(np.asarray(closed[name])))
@@ -172,7 +280,7 @@ def _shifted(estimate: Estimate, hidden: float) -> Mapping[str, float]:
 
     What events said stays: the closed form says only by how much a term changes.
     """
-    work = estimate.work
+    work = estimate.inputs
     software = replace(work.software, **dict.fromkeys(OVERLAPS, hidden))
     other = step_seconds(replace(work, software=software)).terms
     closed = step_seconds(work).terms

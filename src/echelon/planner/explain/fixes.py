@@ -2,84 +2,175 @@
 
 Single changes come first, by the seconds of a step, then those whose seconds are not known (nobody
 says how fast hosts are), then more devices; where no single change is enough, pairs, then threes.
-A few with one change more follow where they cost less.
+A few with one change more follow where they cost less. What may make a plan hold less is what an
+engineer tries.
+
+Where nothing fits under the pins of a request, a pin is freed, everything else that is pinned
+stays, and the best plan then says what the pin would have to be; pairs of pins where no single one
+is enough. Beside that optimizer state goes to the host, or the same pins go over more devices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations, islice
+from typing import TypeAlias
 
 from echelon.core.plan import Plan
-from echelon.planner.choice import Choice
-from echelon.planner.estimate import Estimate
-from echelon.planner.explain.again import problems_of
-from echelon.planner.explain.bands import Banded, difference
-from echelon.planner.explain.mending import Mending, mendings, on_more_devices
+from echelon.planner.explain.bands import BandedValue, step_difference_band
+from echelon.planner.explain.plan_changes import (
+    with_degree,
+    with_recompute,
+    with_recounted_microbatches,
+    with_stage,
+)
+from echelon.planner.explain.repeat_search import candidate_problems
 from echelon.planner.explain.what_if import with_devices
-from echelon.planner.pins import NO_RECOMPUTE
-from echelon.planner.ranked import Ranked, estimate_choice, settings_of
-from echelon.planner.request import Request
+from echelon.planner.predict.estimate import Estimate
+from echelon.planner.search.candidate import CandidatePlan
+from echelon.planner.search.options import MOST_RECOMPUTE_INTERVAL, MOST_STAGE
+from echelon.planner.search.pins import NO_RECOMPUTE
+from echelon.planner.search.ranked import RankedPlan, estimate_candidate, settings_from_ranked
+from echelon.planner.search.request import SearchRequest
+from echelon.planner.search.sweep import SearchSweep
+from echelon.schedule.build import PLAIN_SCHEDULE
 
-MOST_MENDED = 3
+_MemorySaving: TypeAlias = tuple[str, CandidatePlan]
+"""The name of a change, and the plan after it."""
+
+
+def memory_savings(request: SearchRequest, choice: CandidatePlan) -> Iterator[_MemorySaving]:
+    """Yield every change of a plan that may make it hold less; some may not be legal."""
+    mesh = choice.mesh
+    for every in range(MOST_RECOMPUTE_INTERVAL, 0, -1):
+        if not choice.recompute or every < choice.recompute:
+            name = "recompute every block" if every == 1 else f"recompute every {every} blocks"
+            yield name, with_recompute(request, choice, every)
+    if mesh.dp * mesh.cp > 1:
+        for stage in range(choice.zero + 1, MOST_STAGE + 1):
+            yield f"ZeRO {choice.zero} -> {stage}", with_stage(choice, stage)
+        if mesh.dp_replicate > 1 and choice.zero > 0:
+            whole = replace(mesh, dp_replicate=1, dp_shard=mesh.dp)
+            yield f"shards over all {mesh.dp} data ranks", replace(choice, mesh=whole)
+    size = choice.microbatch
+    while size % 2 == 0:
+        size //= 2
+        smaller = with_recounted_microbatches(request, replace(choice, microbatch=size))
+        yield f"microbatch {choice.microbatch} -> {size}", smaller
+    if mesh.tp > 1 and not choice.sequence_parallel:
+        yield "sequence parallel", replace(choice, sequence_parallel=True)
+    if mesh.pp > 1 and choice.schedule != PLAIN_SCHEDULE:
+        plain = replace(choice, schedule=PLAIN_SCHEDULE, virtual=1)
+        yield f"{choice.schedule} -> {PLAIN_SCHEDULE}", plain
+    yield from _degrees(request, choice)
+    if not choice.offload:
+        home = replace(choice, offload=True)
+        yield "optimizer state to the host", home if choice.zero else with_stage(home, 1)
+
+
+def _on_more_devices(
+    request: SearchRequest, choice: CandidatePlan, times: int
+) -> Iterator[_MemorySaving]:
+    """Yield the plan over so many times the devices, each axis in turn so much longer."""
+    mesh = choice.mesh
+    for axis, name in (("dp_shard", "dp"), ("tp", "tp"), ("pp", "pp"), ("cp", "cp")):
+        more = replace(mesh, **{axis: times * getattr(mesh, axis)})
+        longer = with_recounted_microbatches(request, replace(choice, mesh=more))
+        text = f"devices x{times} as {name} {getattr(mesh, name)} -> {times * getattr(mesh, name)}"
+        yield text, _with_streams(longer, mesh.tp)
+
+
+def _degrees(request: SearchRequest, choice: CandidatePlan) -> Iterator[_MemorySaving]:
+    for axis in ("tp", "pp", "cp"):
+        now = getattr(choice.mesh, axis)
+        for times in (2, 4, 8):
+            found = with_degree(request, choice, axis, times * now)
+            if isinstance(found, CandidatePlan):
+                yield f"{axis} {now} -> {times * now}", _with_streams(found, choice.mesh.tp)
+
+
+def _with_streams(choice: CandidatePlan, tp: int) -> CandidatePlan:
+    """Return a plan that got tensor ranks with sequence parallelism, as a run has by itself."""
+    begins = tp == 1 and choice.mesh.tp > 1
+    return replace(choice, sequence_parallel=choice.sequence_parallel or begins)
+
+
+_MOST_MENDED = 3  # fixes
 MORE = (2, 4, 8)
 """Times the devices of a plan on which it is tried."""
-MOST_FURTHER = 3
+_MOST_FURTHER = 3
 """Fixes of one change more that are told where they cost less than the fewest changes."""
 WIDEST = 12
 """Plans that do not fit yet of which the leanest are changed once more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fix:
-    """Hold changes that make a plan fit: what they are as settings, bytes saved, seconds lost.
-
-    `untimed` says that optimizer state goes over a link whose speed nobody knows; `devices` is how
-    many the plan takes then.
-    """
+class PlanFix:
+    """Hold changes that make a plan fit, and what they cost."""
 
     changes: tuple[str, ...]
-    choice: Choice
+    """What changes, in words."""
+    choice: CandidatePlan
+    """The plan with them, as choices."""
     settings: Mapping[str, object]
+    """The changes as settings."""
     estimate: Estimate
+    """What that plan takes."""
     saved_bytes: float
-    lost_s: Banded
+    """Bytes that it holds less."""
+    lost_s: BandedValue
+    """Seconds that a step takes longer."""
     lost_share: float
+    """The same over a step of the plan that does not fit."""
     devices: int
+    """Devices that the plan then takes."""
     untimed: bool
+    """Whether optimizer state goes over a link whose speed nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tried:
+class TriedChanges:
+    """Hold changes that were tried, the plan with them, and what it takes under a request."""
+
     changes: tuple[str, ...]
-    choice: Choice
-    request: Request
+    choice: CandidatePlan
+    request: SearchRequest
     estimate: Estimate
 
 
-def fixes_of(request: Request, choice: Choice) -> tuple[Fix, ...]:
+def tried_changes(
+    changes: tuple[str, ...], request: SearchRequest, choice: CandidatePlan
+) -> TriedChanges:
+    """Return changes with the plan after them, and what it takes by closed forms."""
+    estimate = estimate_candidate(request, choice)
+    return TriedChanges(changes=changes, choice=choice, request=request, estimate=estimate)
+
+
+def find_fixes(request: SearchRequest, choice: CandidatePlan) -> tuple[PlanFix, ...]:
     """Return what makes a plan fit, the cheapest first; nothing where it fits."""
-    base = estimate_choice(request, choice)
-    if base.bytes_held <= request.memory_bytes:
+    start = tried_changes((), request, choice)
+    if _fits(start):
         return ()
-    start = _Tried(changes=(), choice=choice, request=request, estimate=base)
-    level: Sequence[_Tried] = [start]
-    found: list[Fix] = []
-    for _ in range(MOST_MENDED):
+    base, before = start.estimate, choice.settings(has_experts=True)
+    price = partial(price_fix, lean=base, fast=base, offloaded=choice.offload, before=before)
+    level: Sequence[TriedChanges] = [start]
+    found: list[PlanFix] = []
+    for _ in range(_MOST_MENDED):
         tried = _tried(level)
         fitting = [one for one in tried if _fits(one) and _better(one, found)]
-        legal = (one for one in sorted(fitting, key=_order) if _legal(one))
-        new = [_fix(start, one) for one in islice(legal, MOST_FURTHER if found else None)]
+        legal = (one for one in sorted(fitting, key=lambda one: one.estimate.step_s) if _legal(one))
+        new = [price(one) for one in islice(legal, _MOST_FURTHER if found else None)]
         if found:
-            return (*found, *sorted(new, key=_cost))
-        found = sorted(new, key=_cost)
+            return (*found, *sorted(new, key=fix_cost))
+        found = sorted(new, key=fix_cost)
         close = [one for one in tried if not _fits(one)]
         level = sorted(close, key=lambda one: one.estimate.bytes_held)[:WIDEST]
     return tuple(found)
 
 
-def _better(one: _Tried, found: Sequence[Fix]) -> bool:
+def _better(one: TriedChanges, found: Sequence[PlanFix]) -> bool:
     """Return whether more changes than those of `found` are worth it: faster, on no more devices.
 
     Where nothing was found, everything is.
@@ -92,12 +183,12 @@ def _better(one: _Tried, found: Sequence[Fix]) -> bool:
     return shorter and not offloads and one.choice.devices <= first.devices
 
 
-def choice_of(plan: Plan) -> Choice:
+def candidate_from_plan(plan: Plan) -> CandidatePlan:
     """Return the choices of a plan as a search has them; selective recompute counts as none."""
     layout, layers = plan.layout, plan.model.layers
     again = layout.recompute.every if layout.recompute.policy == "full" else NO_RECOMPUTE
     share = sum(map(layout.recompute.recomputes, range(layers))) / layers
-    return Choice(
+    return CandidatePlan(
         mesh=layout.mesh,
         sequence_parallel=layout.sequence_parallel,
         context=layout.context.kind,
@@ -115,79 +206,159 @@ def choice_of(plan: Plan) -> Choice:
     )
 
 
-def _tried(level: Sequence[_Tried]) -> list[_Tried]:
+def _tried(level: Sequence[TriedChanges]) -> list[TriedChanges]:
     """Return every plan that is one change further, each once."""
-    found: dict[tuple[Choice, int], _Tried] = {}
+    found: dict[tuple[CandidatePlan, int], TriedChanges] = {}
     for one in level:
-        for mending, request in _mendings(one):
-            if set(_topics(one.changes)) & set(_topics((mending.name,))):
+        for (name, choice), request in _memory_savings(one):
+            # No two changes of one fix are about the same.
+            if name.split()[0] in {change.split()[0] for change in one.changes}:
                 continue
-            key = mending.choice, request.cluster.num_devices
+            key = choice, request.cluster.num_devices
             if key not in found:
-                found[key] = _Tried(
-                    changes=(*one.changes, mending.name),
-                    choice=mending.choice,
-                    request=request,
-                    estimate=estimate_choice(request, mending.choice),
-                )
+                found[key] = tried_changes((*one.changes, name), request, choice)
     return [*found.values()]
 
 
-def _topics(changes: Sequence[str]) -> Iterator[str]:
-    """Yield what changes are about: no two of one fix are about the same."""
-    for change in changes:
-        yield change.split()[0]
-
-
-def _mendings(one: _Tried) -> Iterator[tuple[Mending, Request]]:
-    for mending in mendings(one.request, one.choice):
-        if mending.choice != one.choice:
+def _memory_savings(one: TriedChanges) -> Iterator[tuple[_MemorySaving, SearchRequest]]:
+    for mending in memory_savings(one.request, one.choice):
+        if mending[1] != one.choice:
             yield mending, one.request
     for times in MORE:
         count = times * one.choice.devices
         larger = with_devices(one.request, count)
         if larger is not None and larger.cluster.num_devices == count:
-            for mending in on_more_devices(larger, one.choice, times):
+            for mending in _on_more_devices(larger, one.choice, times):
                 yield mending, larger
 
 
-def _fits(one: _Tried) -> bool:
+def _fits(one: TriedChanges) -> bool:
     return one.estimate.bytes_held <= one.request.memory_bytes
 
 
-def _legal(one: _Tried) -> bool:
+def _legal(one: TriedChanges) -> bool:
     """Return whether the rules of a run let a plan be, and its batch is shared out evenly."""
     choice, total = one.choice, one.request.mathematics.global_sequences
     if choice.mesh.dp * choice.microbatch * choice.microbatches != total:
         return False
-    return not problems_of(one.request, choice)
+    return not candidate_problems(one.request, choice)
 
 
-def _ranked(one: _Tried) -> Ranked:
-    return Ranked(choice=one.choice, estimate=one.estimate, simulated=False)
+def price_fix(
+    one: TriedChanges,
+    *,
+    lean: Estimate,
+    fast: Estimate,
+    offloaded: bool,
+    before: Mapping[str, object] | None = None,
+) -> PlanFix:
+    """Return what changes save beside one plan, and lose beside another, or the same.
 
-
-def _fix(start: _Tried, one: _Tried) -> Fix:
-    first, second = start.estimate, one.estimate
-    before = start.choice.settings(has_experts=True)
-    after = settings_of(one.request, _ranked(one))
-    lost = difference(first, second)
-    return Fix(
+    Their settings are those that `before` does not have; `offloaded` says whether optimizer state
+    was with the host before.
+    """
+    ranked = RankedPlan(candidate=one.choice, estimate=one.estimate, simulated=False)
+    settings, known = settings_from_ranked(one.request, ranked), before or {}
+    lost = step_difference_band(fast, one.estimate)
+    return PlanFix(
         changes=one.changes,
         choice=one.choice,
-        settings={key: value for key, value in after.items() if before.get(key) != value},
-        estimate=second,
-        saved_bytes=first.bytes_held - second.bytes_held,
+        settings={key: value for key, value in settings.items() if known.get(key) != value},
+        estimate=one.estimate,
+        saved_bytes=lean.bytes_held - one.estimate.bytes_held,
         lost_s=lost,
-        lost_share=lost.value / first.step_s,
+        lost_share=lost.value / fast.step_s,
         devices=one.choice.devices,
-        untimed=one.choice.offload and not start.choice.offload,
+        untimed=one.choice.offload and not offloaded,
     )
 
 
-def _order(one: _Tried) -> float:
-    return one.estimate.step_s
-
-
-def _cost(fix: Fix) -> tuple[int, int, float]:
+def fix_cost(fix: PlanFix) -> tuple[int, int, float]:
+    """Return by what fixes are sorted: devices, then seconds, those that nobody knows last."""
     return fix.devices, int(fix.untimed), fix.estimate.step_s
+
+
+_ENDLESS = 1e18  # bytes
+_NEARLY = (1.0, 1.05, 1.25, 2.0, 4.0)
+"""Times the bound of the leanest plan under which the leanest is looked for."""
+MOST_DOUBLINGS = 6  # doublings
+_MOST_FREED = 2  # settings
+
+
+def cheapest_pin_fixes(request: SearchRequest) -> tuple[PlanFix, ...]:
+    """Return what makes something fit under the pins, the cheapest first; nothing where it does.
+
+    Bytes saved are those beside the leanest plan that the pins leave, seconds lost beside the
+    fastest, if memory were no matter.
+    """
+    if _best(request) is not None:
+        return ()
+    lean, fast = _leanest(request), _best(request.with_memory(_ENDLESS))
+    if lean is None or fast is None:
+        return ()
+    before, quickest = estimate_candidate(request, lean), estimate_candidate(request, fast)
+    tried = (*_freed(request), *_offloaded(request), *_larger(request))
+    found = [price_fix(one, lean=before, fast=quickest, offloaded=lean.offload) for one in tried]
+    return tuple(sorted(found, key=fix_cost))
+
+
+def _freed(request: SearchRequest) -> Iterator[TriedChanges]:
+    """Yield the best plan without each pin, or without each two."""
+    names = [name for name in request.pins.values if name != "devices"]
+    for count in range(1, _MOST_FREED + 1):
+        some = False
+        for freed in combinations(names, count):
+            choice = _best(request.without_pins(*freed))
+            if choice is not None:
+                some = True
+                changes = tuple(
+                    f"{request.pins.texts[name]} -> {choice.pin_value(name)}" for name in freed
+                )
+                yield tried_changes(changes, request, choice)
+        if some:
+            return
+
+
+def _offloaded(request: SearchRequest) -> Iterator[TriedChanges]:
+    if request.pins.values_of("offload") is None:
+        choice = _best(request, offload=True)
+        if choice is not None:
+            yield tried_changes(("optimizer state to the host",), request, choice)
+
+
+def _larger(request: SearchRequest) -> Iterator[TriedChanges]:
+    """Yield the plan of the smallest doubling of the cluster on which something fits."""
+    count = request.cluster.num_devices
+    for _ in range(MOST_DOUBLINGS):
+        count *= 2
+        larger = with_devices(request.without_pins("devices"), count)
+        if larger is None:
+            return
+        choice = _best(larger)
+        if choice is not None:
+            changes = (f"{request.cluster.num_devices:,} -> {count:,} devices",)
+            yield tried_changes(changes, larger, choice)
+            return
+
+
+def _leanest(request: SearchRequest) -> CandidatePlan | None:
+    """Return the fastest of the plans that hold about the least."""
+    sweep = _walked_sweep(request.with_memory(1.0))
+    for times in _NEARLY:
+        choice = _best(request.with_memory(times * sweep.least_bytes + 1.0))
+        if choice is not None:
+            return choice
+    return None
+
+
+def _best(request: SearchRequest, *, offload: bool = False) -> CandidatePlan | None:
+    ranked = _walked_sweep(request, offload=offload).best.ranked()
+    return ranked[0].candidate() if ranked else None
+
+
+def _walked_sweep(request: SearchRequest, *, offload: bool = False) -> SearchSweep:
+    """Return a sweep over all devices, or the pinned number."""
+    sweep = SearchSweep(request, offload=offload, keep=1)
+    pinned = request.pins.values_of("devices")
+    sweep.walk(int(pinned[0]) if pinned else request.cluster.num_devices)
+    return sweep

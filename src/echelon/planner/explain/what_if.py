@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from echelon.config.cluster import named_cluster, smallest_cluster
+from echelon.config.cluster.settings import named_cluster, smallest_cluster
 from echelon.config.entries import Entry
 from echelon.core.cluster import Cluster, Device, Link
-from echelon.planner.choice import Choice
-from echelon.planner.explain.moves import recounted
-from echelon.planner.request import Request, on_cluster
+from echelon.planner.explain.plan_changes import with_recounted_microbatches
+from echelon.planner.search.candidate import CandidatePlan
+from echelon.planner.search.request import SearchRequest, request_on_cluster
 
-MEMORY = (0.5, 0.9, 1.25)
-BANDWIDTH = (0.5, 1.25, 2.0)
-WITHIN = (0.5, 2.0)
-PEAK = (0.8, 1.25)
-LATENCY = (2.0,)
+MEMORY = (0.5, 0.9, 1.25)  # times that of a device
+_BANDWIDTH = (0.5, 1.25, 2.0)  # times that of a link
+WITHIN = (0.5, 2.0)  # times that inside a node
+_PEAK = (0.8, 1.25)  # times that of a device
+_LATENCY = (2.0,)  # times that of a link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,40 +24,41 @@ class WhatIf:
     """Name something that is otherwise, with the request for it and the plan of now under it."""
 
     name: str
-    request: Request
-    same: Choice
+    request: SearchRequest
+    current_plan: CandidatePlan
 
 
-def what_ifs(request: Request, choice: Choice) -> Iterator[WhatIf]:
+def what_if_requests(request: SearchRequest, choice: CandidatePlan) -> Iterator[WhatIf]:
     """Yield everything that is asked about, for the best plan of a request."""
     for name, changed in _clusters(request.cluster):
-        yield WhatIf(name=name, request=replace(request, cluster=changed), same=choice)
+        yield WhatIf(name=name, request=replace(request, cluster=changed), current_plan=choice)
     now = request.mathematics.global_sequences
     for count in (2 * now, now // 2):
         if count and (count > now or now % 2 == 0):
             other = with_batch(request, count)
+            same = with_recounted_microbatches(other, choice)
             name = f"global batch {now:,} -> {count:,}"
-            yield WhatIf(name=name, request=other, same=recounted(other, choice))
+            yield WhatIf(name=name, request=other, current_plan=same)
     larger = with_devices(request, 2 * request.cluster.num_devices)
-    if larger is not None and request.pins.of("devices") is None:
+    if larger is not None and request.pins.values_of("devices") is None:
         mesh = replace(choice.mesh, dp_shard=2 * choice.mesh.dp_shard)
-        same = recounted(larger, replace(choice, mesh=mesh))
+        same = with_recounted_microbatches(larger, replace(choice, mesh=mesh))
         count = larger.cluster.num_devices
-        yield WhatIf(name=f"devices {count // 2:,} -> {count:,}", request=larger, same=same)
+        yield WhatIf(name=f"devices {count // 2:,} -> {count:,}", request=larger, current_plan=same)
 
 
-def with_batch(request: Request, global_sequences: int) -> Request:
+def with_batch(request: SearchRequest, global_sequences: int) -> SearchRequest:
     """Return the request with another global batch."""
     mathematics = replace(request.mathematics, global_sequences=global_sequences)
     entry = Entry(value=global_sequences, source="a question")
     return replace(
         request,
-        alone=replace(request.alone, mathematics=mathematics),
+        one_rank_run=replace(request.one_rank_run, mathematics=mathematics),
         layers=(*request.layers, {"batch.global_sequences": entry}),
     )
 
 
-def with_devices(request: Request, count: int) -> Request | None:
+def with_devices(request: SearchRequest, count: int) -> SearchRequest | None:
     """Return the request on at least so many of the same devices, None where they have no name."""
     now = request.cluster
     if not isinstance(named_cluster(now.name, ""), Cluster):
@@ -65,13 +66,7 @@ def with_devices(request: Request, count: int) -> Request | None:
     larger = named_cluster(smallest_cluster(now.name, count), "")
     if not isinstance(larger, Cluster):
         return None
-    return on_cluster(request, replace(larger, device=now.device))
-
-
-def with_memory(request: Request, memory_bytes: float) -> Request:
-    """Return the request on devices with so much memory."""
-    device = replace(request.cluster.device, memory_bytes=int(memory_bytes))
-    return replace(request, cluster=replace(request.cluster, device=device))
+    return request_on_cluster(request, replace(larger, device=now.device))
 
 
 def _clusters(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
@@ -80,12 +75,12 @@ def _clusters(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
         memory = int(times * device.memory_bytes)
         yield f"memory {_percent(times)}", _with_device(cluster, memory_bytes=memory)
     if device.peak_flops:
-        for times in PEAK:
+        for times in _PEAK:
             peaks = tuple((dtype, times * peak) for dtype, peak in device.peak_flops)
             yield f"peak FLOP/s {_percent(times)}", _with_device(cluster, peak_flops=peaks)
     node = cluster.devices_per_node
     if cluster.nodes > 1:
-        for times in BANDWIDTH:
+        for times in _BANDWIDTH:
             name = f"inter-node bandwidth {_percent(times)}"
             yield name, _with_links(cluster, times, "bandwidth", lambda one: one.degree > node)
     if node > 1:
@@ -93,16 +88,12 @@ def _clusters(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
             name = f"intra-node bandwidth {_percent(times)}"
             yield name, _with_links(cluster, times, "bandwidth", lambda one: one.degree <= node)
     if cluster.num_devices > 1:
-        for times in LATENCY:
-            yield f"latency {_percent(times)}", _with_links(cluster, times, "latency_s", _any_link)
+        for times in _LATENCY:
+            yield f"latency {_percent(times)}", _with_links(cluster, times, "latency_s")
 
 
 def _percent(times: float) -> str:
     return f"x{times:g}" if times in (0.5, 2.0) else f"{100 * (times - 1):+.0f} %"
-
-
-def _any_link(_: Link) -> bool:
-    return True
 
 
 def _with_device(cluster: Cluster, **changes: object) -> Cluster:
@@ -111,7 +102,7 @@ def _with_device(cluster: Cluster, **changes: object) -> Cluster:
 
 
 def _with_links(
-    cluster: Cluster, times: float, name: str, chosen: Callable[[Link], bool]
+    cluster: Cluster, times: float, name: str, chosen: Callable[[Link], bool] = lambda _: True
 ) -> Cluster:
     links = tuple(
         replace(link, **{name: times * getattr(link, name)}) if chosen(link) else link

@@ -2,6 +2,7 @@
 
 What binds is asked, not guessed: the same search with memory without end, and with twice the batch,
 each says how much faster a step would be for each token. What gives nothing binds nothing.
+`explain_result` adds the neighbours, and what would change the answer.
 """
 
 from __future__ import annotations
@@ -9,57 +10,75 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from echelon.planner.explain.again import Again
-from echelon.planner.explain.bands import Banded, Term, held_of, mfu_of, step_of, terms_of
-from echelon.planner.explain.differences import Difference
-from echelon.planner.explain.moves import moves_of
-from echelon.planner.explain.neighbours import as_now, fullest_rank
-from echelon.planner.explain.sensitivity import Change, sensitivity
-from echelon.planner.explain.what_if import WhatIf, with_batch, with_memory
-from echelon.planner.ranked import Ranked
-from echelon.planner.request import Request
-from echelon.planner.search import Answer
+from echelon.planner.explain.bands import (
+    BandedTerms,
+    BandedValue,
+    held_bytes_band,
+    mfu_band,
+    step_band,
+    step_term_bands,
+)
+from echelon.planner.explain.neighbours import (
+    Neighbour,
+    explain_neighbours,
+    fullest_rank,
+    request_on_same_devices,
+)
+from echelon.planner.explain.plan_changes import CandidateDifference, neighbouring_changes
+from echelon.planner.explain.repeat_search import RepeatSearch
+from echelon.planner.explain.sensitivity import SensitivityResult, sensitivity
+from echelon.planner.explain.what_if import WhatIf, with_batch
+from echelon.planner.search.ranked import RankedPlan
+from echelon.planner.search.request import SearchRequest
+from echelon.planner.search.search import SearchResult
 
-Kind = Literal["memory", "batch", "divisibility"]
-UNBOUND_MEMORY = 64.0
-BINDS = 0.002
+BindingKind = Literal["memory", "batch", "divisibility"]
+_UNBOUND_MEMORY = 64.0  # times the memory of a device
+_BINDS = 0.002
 """A share of a step that a constraint must cost to bind."""
-WORK = ("products", "attention", "memory", "head")
+COMPUTE_TERMS = ("matmul", "attention", "memory", "head")
 """Terms that are the model's own computing; the others are what a step waits for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Binding:
+class BindingConstraint:
     """Name a constraint, by which share a step would be shorter without it, and with which plan.
 
     Of divisibility the gain is not known: a plan that breaks a rule has no seconds.
     """
 
-    kind: Kind
+    kind: BindingKind
     gain: float | None
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[CandidateDifference, ...] = ()
     rules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Why:
-    """Hold what binds the best plan, strongest first, and the terms of its step.
+class BestPlanReasons:
+    """Hold what binds the best plan, strongest first, and the terms of its step."""
 
-    `exposed` is what a step takes beside the model's own computing, the largest first; `work_s` is
-    that computing, `ideal_s` what it would take at the peak of all devices.
-    """
-
-    best: Ranked
-    step: Banded
-    held: Banded
-    mfu: Banded
+    best: RankedPlan
+    """The plan."""
+    step: BandedValue
+    """Seconds of its step."""
+    held: BandedValue
+    """Bytes of its fullest rank."""
+    mfu: BandedValue
+    """Model FLOP/s over the peak of all devices."""
     memory_bytes: float
+    """Bytes of a device."""
     fullest: str
-    binding: tuple[Binding, ...]
+    """The rank that holds most."""
+    binding: tuple[BindingConstraint, ...]
+    """What binds it, strongest first."""
     work_s: float
+    """Seconds of the model's own computing."""
     ideal_s: float
-    exposed: tuple[Term, ...]
+    """What that would take at the peak of all devices."""
+    exposed: BandedTerms
+    """What a step takes beside it, the largest first."""
     near: bool
+    """Whether only plans near the best one were searched again for what binds it."""
 
     @property
     def memory_share(self) -> float:
@@ -67,60 +86,80 @@ class Why:
         return self.held.value / self.memory_bytes
 
 
-def why(answer: Answer) -> Why:
+def explain_best(answer: SearchResult) -> BestPlanReasons:
     """Return why the best plan is the best; an answer without one has no reason to tell."""
-    assert answer.best is not None
-    best = answer.best
-    terms = terms_of(best.estimate)
-    exposed = [term for term in terms if term.name not in WORK and term.amount.high > 0]
+    best = answer.first
+    terms = step_term_bands(best.estimate)
+    exposed = [
+        (name, amount)
+        for name, amount in terms.items()
+        if name not in COMPUTE_TERMS and amount.high > 0
+    ]
     relaxed = sensitivity(answer, _relaxed(answer))
-    return Why(
+    return BestPlanReasons(
         best=best,
-        step=step_of(best.estimate),
-        held=held_of(best.estimate),
-        mfu=mfu_of(best.estimate),
+        step=step_band(best.estimate),
+        held=held_bytes_band(best.estimate),
+        mfu=mfu_band(best.estimate),
         memory_bytes=answer.request.memory_bytes,
         fullest=fullest_rank(best),
         binding=_binding(answer, relaxed),
-        work_s=sum(best.estimate.seconds[name] for name in WORK),
+        work_s=sum(best.estimate.seconds[name] for name in COMPUTE_TERMS),
         ideal_s=best.estimate.mfu * best.estimate.step_s,
-        exposed=tuple(sorted(exposed, key=lambda term: -term.amount.value)),
+        exposed=dict(sorted(exposed, key=lambda term: -term[1].value)),
         near=any(change.near for change in relaxed),
     )
 
 
-def _relaxed(answer: Answer) -> tuple[WhatIf, ...]:
+def _relaxed(answer: SearchResult) -> tuple[WhatIf, ...]:
     """Return the questions that say what binds."""
-    assert answer.best is not None
-    request, choice = answer.request, answer.best.choice
+    request, choice = answer.request, answer.first.candidate
     larger = with_batch(request, 2 * request.mathematics.global_sequences)
-    doubled = answer.best.choice.microbatches * 2
-    roomy = with_memory(request, UNBOUND_MEMORY * request.memory_bytes)
+    doubled = replace(choice, microbatches=2 * choice.microbatches)
+    roomy = request.with_memory(_UNBOUND_MEMORY * request.memory_bytes)
     return (
-        WhatIf(name="memory", request=roomy, same=choice),
-        WhatIf(name="batch", request=larger, same=replace(choice, microbatches=doubled)),
+        WhatIf(name="memory", request=roomy, current_plan=choice),
+        WhatIf(name="batch", request=larger, current_plan=doubled),
     )
 
 
-def _binding(answer: Answer, relaxed: tuple[Change, ...]) -> tuple[Binding, ...]:
-    found: list[Binding] = []
-    kinds: tuple[Kind, ...] = ("memory", "batch")
-    for kind, change in zip(kinds, relaxed, strict=True):
-        if change.gain > BINDS:
-            found.append(Binding(kind=kind, gain=change.gain, differences=change.differences))
+def _binding(
+    answer: SearchResult, relaxed: tuple[SensitivityResult, ...]
+) -> tuple[BindingConstraint, ...]:
+    kinds: tuple[BindingKind, ...] = ("memory", "batch")
+    found = [
+        BindingConstraint(kind=kind, gain=change.gain, differences=change.differences)
+        for kind, change in zip(kinds, relaxed, strict=True)
+        if change.gain > _BINDS
+    ]
     found.sort(key=lambda one: -(one.gain or 0.0))
-    rules = _refusing(answer, as_now(answer))
+    rules = _refusing(answer, request_on_same_devices(answer))
     if rules:
-        found.append(Binding(kind="divisibility", gain=None, rules=rules))
+        found.append(BindingConstraint(kind="divisibility", gain=None, rules=rules))
     return tuple(found)
 
 
-def _refusing(answer: Answer, request: Request) -> tuple[str, ...]:
+def _refusing(answer: SearchResult, request: SearchRequest) -> tuple[str, ...]:
     """Return the rules that forbid the next degree of an axis, with everything else as it is."""
-    assert answer.best is not None
-    again = Again(answer, request)
+    again = RepeatSearch(answer, request)
     rules: dict[str, None] = {}
-    for move in moves_of(request, answer.best.choice):
-        if move.exact is not None and next(iter(move.pins)) in ("tp", "pp", "cp", "ep"):
-            rules.update(dict.fromkeys(one.rule for one in again.problems(move.exact)))
+    for move in neighbouring_changes(request, answer.first.candidate):
+        if move.candidate is not None and next(iter(move.pins)) in ("tp", "pp", "cp", "ep"):
+            rules.update(dict.fromkeys(one.rule for one in again.problems(move.candidate)))
     return tuple(rules)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Hold what is told of the best plan of an answer."""
+
+    why: BestPlanReasons
+    neighbours: tuple[Neighbour, ...]
+    changes: tuple[SensitivityResult, ...]
+
+
+def explain_result(answer: SearchResult) -> Explanation:
+    """Return what is told of the best plan of an answer, which has one."""
+    return Explanation(
+        why=explain_best(answer), neighbours=explain_neighbours(answer), changes=sensitivity(answer)
+    )

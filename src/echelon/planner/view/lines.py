@@ -5,7 +5,7 @@ A color reads on light and on dark grounds; without any, letters and marks say t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
@@ -24,25 +24,15 @@ class Span:
     color: str = ""
 
 
-Line = tuple[Span, ...]
+TextLine = tuple[Span, ...]
 
 
-def ink(hue: float, saturation: float = 0.6) -> str:
+def mark_color(hue: float, saturation: float = 0.6) -> str:
     """Return the color of a hue for marks in a terminal."""
     return fill(hue, 0.5, saturation)
 
 
-def joined(lines: Iterable[Line]) -> str:
-    """Return lines as text without colors, each with its end."""
-    return "".join("".join(span.text for span in line).rstrip() + "\n" for line in lines)
-
-
-def columns(text: str) -> int:
-    """Return how many columns of a terminal `text` takes."""
-    return cell_len(text)
-
-
-def cut(text: str, most: int) -> str:
+def truncate_text(text: str, most: int) -> str:
     """Return `text` on one line of at most `most` columns; dots stand for what is left out."""
     text = plain(text)
     if cell_len(text) <= most:
@@ -50,7 +40,7 @@ def cut(text: str, most: int) -> str:
     return set_cell_size(text, max(most - 2, 0)) + ".." if most > 2 else set_cell_size(text, most)
 
 
-def padded(text: str, width: int, *, right: bool = False) -> str:
+def pad_text(text: str, width: int, *, right: bool = False) -> str:
     """Return `text` with blanks up to `width` columns, before it if it is to stand right."""
     blanks = " " * max(width - cell_len(text), 0)
     return blanks + text if right else text + blanks
@@ -58,15 +48,17 @@ def padded(text: str, width: int, *, right: bool = False) -> str:
 
 def table_lines(
     rows: Sequence[Sequence[str]], *, right: Sequence[bool], most_first: int = 40
-) -> list[Line]:
+) -> list[TextLine]:
     """Return rows in aligned columns, as wide as they must be; `right` columns stand right."""
-    cells = [[cut(row[0], most_first), *row[1:]] for row in rows]
-    widths = [max((columns(row[place]) for row in cells), default=0) for place in range(len(right))]
+    cells = [[truncate_text(row[0], most_first), *row[1:]] for row in rows]
+    widths = [
+        max((cell_len(row[place]) for row in cells), default=0) for place in range(len(right))
+    ]
     return [
         (
             Span(
                 "  ".join(
-                    padded(cell, width, right=to_right)
+                    pad_text(cell, width, right=to_right)
                     for cell, width, to_right in zip(row, widths, right, strict=True)
                 ).rstrip()
             ),

@@ -4,32 +4,46 @@
     stage 1  PPPGGGOOOOOOOOAAAAAAAAAAAAAAAAAA|aaaaa   82.10 GiB  110.2 %
 
 A letter is a kind of bytes; behind the line, which is the memory of the device, it is lower case.
+
+Rows of a plan are what each pipeline rank holds at its peak (`predict/peak_bytes.py`): a bound, as
+the parts need not be at their most at the same time. A CPU's device is the memory of its host:
+there what rests on the host counts too. What a process or an allocator holds back does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import fsum, isfinite
 
+from rich.cells import cell_len
+
+from echelon.core.plan import Plan
 from echelon.core.units import binary_bytes
-from echelon.planner.view.kinds import MOST_KINDS, OTHER, Kind, kinds_of
+from echelon.layout.stage import rank_part
+from echelon.planner.predict.peak_bytes import peak_bytes_by_place
 from echelon.planner.view.lines import (
     WIDTH,
-    Line,
     Span,
-    columns,
-    cut,
-    ink,
-    joined,
-    padded,
+    TextLine,
+    mark_color,
+    pad_text,
     table_lines,
+    truncate_text,
 )
-from echelon.planner.view.shares import checked, shown_bytes
+from echelon.planner.view.terms import (
+    MOST_TERMS_SHOWN,
+    OTHER,
+    TermStyle,
+    require_valid_terms,
+    round_bytes,
+    term_styles,
+)
 
-_LONGEST_LABEL = 18
-_NARROWEST = 10
-_OVER = ink(0, 0.8)
+_LONGEST_LABEL = 18  # columns of text
+_NARROWEST = 10  # columns of text
+_OVER = mark_color(0, 0.8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +64,7 @@ class MemoryBars:
     """Hold rows of bytes, the kinds in them, and the memory of a device."""
 
     rows: tuple[MemoryRow, ...]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[TermStyle, ...]
     limit_bytes: float
 
     @property
@@ -79,15 +93,11 @@ class MemoryBars:
             return ">100 %"
         return f"{shown} %"
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[TextLine]:
         """Return the bars, and the kinds of the fullest row, as lines of 80 columns at most."""
         if not self.rows:
             return [(Span("(no ranks)"),)]
-        return [*_bars(self), (), *_kinds(self)]
-
-    def text(self) -> str:
-        """Return the lines without colors."""
-        return joined(self.lines())
+        return [*_bars(self), (), *_legend_lines(self)]
 
     def says(self, row: MemoryRow) -> str:
         """Return what a row holds of what the device has, in words."""
@@ -104,19 +114,19 @@ def memory_bars(rows: Sequence[tuple[str, Mapping[str, float]]], limit_bytes: fl
     """
     if not (isfinite(limit_bytes) and limit_bytes >= 0):
         raise ValueError(f"limit_bytes is {limit_bytes}, not a number from 0 up")
-    numbers = [(label, checked(terms)) for label, terms in rows]
+    numbers = [(label, require_valid_terms(terms)) for label, terms in rows]
     most: dict[str, float] = {}
     for _, terms in numbers:
         for name, held in terms.items():
             most[name] = max(most.get(name, 0.0), held)
     names = [name for name, held in most.items() if held > 0]
-    if len(names) > MOST_KINDS:
+    if len(names) > MOST_TERMS_SHOWN:
         kept = sorted((n for n in names if n != OTHER), key=lambda name: -most[name])
-        large = {*kept[: MOST_KINDS - 1]}
+        large = {*kept[: MOST_TERMS_SHOWN - 1]}
         names = [*(name for name in names if name in large), OTHER]
     return MemoryBars(
         rows=tuple(MemoryRow(label=label, terms=_merged(terms, names)) for label, terms in numbers),
-        kinds=kinds_of(names),
+        kinds=term_styles(names),
         limit_bytes=float(limit_bytes),
     )
 
@@ -129,9 +139,9 @@ def _merged(terms: Mapping[str, float], names: Sequence[str]) -> dict[str, float
     return found
 
 
-def _bars(bars: MemoryBars) -> Iterator[Line]:
-    labels = [cut(row.label, _LONGEST_LABEL) for row in bars.rows]
-    margin = max(map(columns, labels))
+def _bars(bars: MemoryBars) -> Iterator[TextLine]:
+    labels = [truncate_text(row.label, _LONGEST_LABEL) for row in bars.rows]
+    margin = max(map(cell_len, labels))
     totals = [binary_bytes(row.total) for row in bars.rows]
     shares = [bars.share(row) for row in bars.rows]
     right = [max(map(len, totals)), max(map(len, shares))]
@@ -139,7 +149,7 @@ def _bars(bars: MemoryBars) -> Iterator[Line]:
     room = max(WIDTH - margin - sum(right) - 7, _NARROWEST)
     for row, label, total, share in zip(bars.rows, labels, totals, shares, strict=True):
         yield (
-            Span(padded(label, margin) + "  "),
+            Span(pad_text(label, margin) + "  "),
             *_bar(bars, row, room),
             Span(f"  {total.rjust(right[0])}  {share.rjust(right[1])}".rstrip()),
         )
@@ -182,22 +192,42 @@ def _cells(
             stop = max(stop, 1)
         letter = kind.letter.lower() if over else kind.letter
         stop = min(max(stop, at), filled)
-        yield Span(letter * (stop - at), _OVER if over else ink(kind.hue))
+        yield Span(letter * (stop - at), _OVER if over else mark_color(kind.hue))
         at = stop
     yield Span(" " * (room - at))
 
 
-def _kinds(bars: MemoryBars) -> Iterator[Line]:
+def _legend_lines(bars: MemoryBars) -> Iterator[TextLine]:
     row = bars.fullest
     if not bars.kinds:
         yield (Span("Nothing is held."),)
         return
-    shown = shown_bytes(row.terms)
-    place = cut(row.label, _LONGEST_LABEL)
-    rows = [("", "", f"in {place}" if len(bars.rows) > 1 else "bytes", "share")]
-    for kind in bars.kinds:
-        rows.append(
-            (kind.letter, cut(kind.name, 40), shown.value(kind.name), shown.share(kind.name))
-        )
-    rows.append(("", "total", shown.value(), shown.share()))
+    shown = round_bytes(row.terms)
+    place = truncate_text(row.label, _LONGEST_LABEL)
+    rows = [
+        ("", "", f"in {place}" if len(bars.rows) > 1 else "bytes", "share"),
+        *(
+            (one.letter, truncate_text(one.name, 40), shown.value(one.name), shown.share(one.name))
+            for one in bars.kinds
+        ),
+        ("", "total", shown.value(), shown.share()),
+    ]
     yield from table_lines(rows, right=(False, False, True, True))
+
+
+_ORDER = ("parameters", "gradients", "optimizer", "gathered", "activations", "buffers")
+"""The terms as bars show them."""
+
+
+def memory_rows_from_plan(plan: Plan) -> list[tuple[str, dict[str, float]]]:
+    """Return (label, bytes by term) of each pipeline rank; those alike that follow are one row."""
+    places = range(plan.mesh.pp)
+    stages = [[part.stage for part in rank_part(plan, pp).stages] for pp in places]
+    word = "stage" if stages == [[pp] for pp in places] else "pp rank"
+    found = [{name: held[name] for name in _ORDER} for held in peak_bytes_by_place(plan)]
+    rows: list[tuple[str, dict[str, float]]] = []
+    for _, run in groupby(places, key=lambda pp: [*found[pp].values()]):
+        alike = [*run]
+        many = f"s {alike[0]}-{alike[-1]}" if len(alike) > 1 else f" {alike[0]}"
+        rows.append((word + many, found[alike[0]]))
+    return rows

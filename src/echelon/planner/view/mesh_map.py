@@ -7,28 +7,98 @@
     +-----+-----+
 
 Of many nodes one is drawn in full, and of the others it is said which ranks they hold.
+
+Ranks are placed in order: rank r is a device of node r // devices_per_node. A group uses the first
+tier of links, fastest first, whose blocks of `degree` devices hold each group of its axis whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from echelon.core.axis import Axis
-from echelon.core.cluster import Cluster
+import numpy as np
+from rich.cells import cell_len
+
+from echelon.core.axis import MESH_AXES, Axis
+from echelon.core.cluster import Cluster, Link
 from echelon.core.mesh import Mesh
 from echelon.core.units import decimal_bytes
-from echelon.planner.view.lines import WIDTH, Line, Span, columns, cut, joined, table_lines
-from echelon.planner.view.mesh_facts import AxisFact, axis_facts
-
-MOST_NODES = 4
-MOST_DEVICES = 72
-MOST_PARTS = 16
-WHERE = {"inside": "in a node", "some cross": "some cross", "crosses": "crosses"}
+from echelon.planner.view.lines import WIDTH, Span, TextLine, table_lines, truncate_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class AxisFact:
+    """Say of one axis how many groups it has, on how many nodes one is at most, and its link."""
+
+    axis: Axis
+    degree: int
+    num_groups: int
+    num_across: int
+    most_nodes: int
+    link: Link | None
+
+    @property
+    def where(self) -> str:
+        """Return whether groups stay inside of nodes, in words."""
+        if not self.num_across:
+            return "in a node"
+        return "crosses" if self.num_across == self.num_groups else "some cross"
+
+
+def axis_facts(mesh: Mesh, cluster: Cluster, *, expert_tp: int = 1) -> tuple[AxisFact, ...]:
+    """Return the facts of each axis of more than one rank, innermost first."""
+    return tuple(
+        _fact(axis, members, cluster) for axis, members in _groups(mesh, expert_tp=expert_tp)
+    )
+
+
+def _groups(mesh: Mesh, *, expert_tp: int) -> Iterator[tuple[Axis, Any]]:
+    """Yield each axis with its groups, one in a row: those of `Mesh.groups`, for many ranks."""
+    grid = np.arange(mesh.world_size).reshape([mesh.degree(axis) for axis in MESH_AXES])
+    for place in reversed(range(len(MESH_AXES))):
+        axis = MESH_AXES[place]
+        if mesh.degree(axis) > 1:
+            yield axis, np.moveaxis(grid, place, -1).reshape(-1, mesh.degree(axis))
+    if mesh.ep > 1:
+        fold = mesh.expert_fold(expert_tp=expert_tp)
+        if mesh.degree(*fold) % mesh.ep:
+            raise ValueError(f"ep = {mesh.ep} does not divide {'x'.join(fold)}")
+        order = [axis for axis in MESH_AXES if axis not in fold] + list(fold)
+        moved = np.transpose(grid, [MESH_AXES.index(axis) for axis in order])
+        yield Axis.EP, moved.reshape(-1, mesh.ep)
+
+
+def _fact(axis: Axis, members: Any, cluster: Cluster) -> AxisFact:
+    nodes = np.sort(members // cluster.devices_per_node, axis=1)
+    spans = 1 + (np.diff(nodes, axis=1) > 0).sum(axis=1)
+    first, last = members.min(axis=1), members.max(axis=1)
+    link = next(
+        (
+            link
+            for link in cluster.links
+            if bool((first // link.degree == last // link.degree).all())
+        ),
+        cluster.links[-1] if cluster.links else None,
+    )
+    return AxisFact(
+        axis=axis,
+        degree=int(members.shape[1]),
+        num_groups=int(members.shape[0]),
+        num_across=int((spans > 1).sum()),
+        most_nodes=int(spans.max()),
+        link=link,
+    )
+
+
+_MOST_NODES = 4  # nodes
+MOST_DEVICES = 72  # devices
+_MOST_PARTS = 16  # names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapDevice:
     """Hold one device of the map: its rank, its coordinates as they are told, its place in pp."""
 
     rank: int
@@ -53,9 +123,9 @@ class MeshMap:
     @property
     def shown_nodes(self) -> range:
         """Return the nodes that are drawn: all of a few, else the first."""
-        return range(self.num_nodes if self.num_nodes <= MOST_NODES else 1)
+        return range(self.num_nodes if self.num_nodes <= _MOST_NODES else 1)
 
-    def devices(self, node: int) -> tuple[Device, ...]:
+    def devices(self, node: int) -> tuple[MapDevice, ...]:
         """Return the devices of a node that are drawn."""
         first = node * self.cluster.devices_per_node
         stop = min(first + self.cluster.devices_per_node, self.mesh.world_size)
@@ -77,9 +147,9 @@ class MeshMap:
         if len(self.shown_nodes) == self.num_nodes:
             return ()
         names = [self._part(pp) for pp in range(self.mesh.pp)]
-        if len(names) > MOST_PARTS:
-            left = len(names) - MOST_PARTS + 1
-            return (*names[: MOST_PARTS - 2], f"{left:,} more, as many nodes each", names[-1])
+        if len(names) > _MOST_PARTS:
+            left = len(names) - _MOST_PARTS + 1
+            return (*names[: _MOST_PARTS - 2], f"{left:,} more, as many nodes each", names[-1])
         return tuple(names)
 
     def head(self) -> tuple[str, str]:
@@ -111,15 +181,11 @@ class MeshMap:
             if link in links and 0 < link.interfaces < per_node
         )
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[TextLine]:
         """Return the map as lines of 80 columns at most."""
         return [*_lines(self)]
 
-    def text(self) -> str:
-        """Return the lines without colors."""
-        return joined(self.lines())
-
-    def _device(self, rank: int) -> Device:
+    def _device(self, rank: int) -> MapDevice:
         mesh = self.mesh
         here = mesh.coordinates(rank)
         both = mesh.dp_replicate > 1 and mesh.dp_shard > 1
@@ -128,7 +194,7 @@ class MeshMap:
         names = [f"{name}{here[axis]}" for axis, name in told if mesh.degree(axis) > 1]
         if mesh.ep > 1:
             names.append(f"ep{mesh.expert_index(rank, expert_tp=self.expert_tp)}")
-        return Device(rank=rank, coordinates=tuple(names), pp=here[Axis.PP])
+        return MapDevice(rank=rank, coordinates=tuple(names), pp=here[Axis.PP])
 
     def _part(self, pp: int) -> str:
         per_node, size = self.cluster.devices_per_node, self.mesh.world_size // self.mesh.pp
@@ -149,43 +215,43 @@ def _row(fact: AxisFact) -> tuple[str, ...]:
         fact.axis.value,
         f"{fact.degree:,}",
         f"{fact.num_groups:,}",
-        WHERE[fact.where],
+        fact.where,
         f"{fact.most_nodes:,}",
         f"{decimal_bytes(link.bandwidth)}/s" if link else "-",
         link.name if link else "-",
     )
 
 
-def _lines(found: MeshMap) -> Iterator[Line]:
+def _lines(found: MeshMap) -> Iterator[TextLine]:
     cluster, mesh = found.head()
-    yield (Span(cut(f"cluster  {cluster}", WIDTH)),)
-    yield (Span(cut(f"mesh     {mesh}", WIDTH)),)
+    yield (Span(truncate_text(f"cluster  {cluster}", WIDTH)),)
+    yield (Span(truncate_text(f"mesh     {mesh}", WIDTH)),)
     if found.facts:
         yield ()
         rows = found.rows()
-        used = sum(max(columns(row[place]) for row in rows) + 2 for place in range(6))
+        used = sum(max(cell_len(row[place]) for row in rows) + 2 for place in range(6))
         right = (False, True, True, False, True, True, False)
-        fitted = [(*row[:6], cut(row[6], WIDTH - used)) for row in rows]
+        fitted = [(*row[:6], truncate_text(row[6], WIDTH - used)) for row in rows]
         yield from table_lines(fitted, right=right)
         for words in found.shared_ways():
-            yield (Span(cut(words, WIDTH)),)
+            yield (Span(truncate_text(words, WIDTH)),)
     yield ()
     for node in found.shown_nodes:
-        yield (Span(cut(found.node_title(node), WIDTH)),)
+        yield (Span(truncate_text(found.node_title(node), WIDTH)),)
         yield from _boxes(found.devices(node))
     yield (Span("A box is a device: its rank, then its coordinates."),)
     if parts := found.parts():
         yield ()
         yield (Span(f"The {found.num_nodes:,} nodes hold the ranks of the pipeline so:"),)
-        yield from ((Span(cut(part, WIDTH)),) for part in parts)
+        yield from ((Span(truncate_text(part, WIDTH)),) for part in parts)
 
 
-def _boxes(devices: Sequence[Device]) -> Iterator[Line]:
+def _boxes(devices: Sequence[MapDevice]) -> Iterator[TextLine]:
     cells = [(str(device.rank), *device.coordinates) for device in devices]
     width = max(len(words) for cell in cells for words in cell)
     most = max((WIDTH - 1) // (width + 3), 1)
     in_row = -(-len(cells) // -(-len(cells) // most))
-    edge: Line = ()
+    edge: TextLine = ()
     for first in range(0, len(cells), in_row):
         row = cells[first : first + in_row]
         edge = (Span("+" + ("-" * (width + 2) + "+") * len(row)),)

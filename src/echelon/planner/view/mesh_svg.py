@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from echelon.core.svg import figure, fill, rect, style, text, text_width
-from echelon.planner.view.mesh_map import Device, MeshMap
+from echelon.planner.view.mesh_map import MapDevice, MeshMap
 from echelon.planner.view.scale import MARGIN, PAGE, TEXT, TICK, TITLE_LINE, shortened
 
-_HUES = (212, 36, 145, 350, 265, 55, 185, 310)
-_LIGHT = 0.82
-_LINE = 15
-_GAP = 4
+_HUES = (212, 36, 145, 350, 265, 55, 185, 310)  # degrees
+_LIGHT = 0.82  # lightness, 0 to 1
+_LINE = 15  # pixels
+_GAP = 4  # pixels
 _INSIDE = PAGE - 2 * MARGIN
-_PARTS_IN_ROW = 2
+_PARTS_IN_ROW = 2  # names
 _RULES = """\
 .cell { font-size: 11px; fill: #14181d; text-anchor: middle; }
 .node { fill: none; stroke: #8b949e; stroke-width: 1; }
@@ -72,7 +72,7 @@ def _table(rows: Sequence[Sequence[str]], top: float) -> Iterator[str]:
             x += width + 14
 
 
-def _node(devices: Sequence[Device], top: float) -> tuple[list[str], float]:
+def _node(devices: Sequence[MapDevice], top: float) -> tuple[list[str], float]:
     """Return the boxes of a node and of its devices, and where they end."""
     cells = [(str(device.rank), *device.coordinates) for device in devices]
     least = max(text_width(words, TICK) for cell in cells for words in cell) + 10

@@ -11,12 +11,12 @@ from echelon.schedule.time_axis import ticks
 
 PAGE = 760
 """The pixels of a figure's width."""
-MARGIN = 16
-ROW = 26
-BOX = 22
-TITLE_LINE = 26
-TEXT = 12
-TICK = 11
+MARGIN = 16  # pixels
+ROW = 26  # pixels
+BOX = 22  # pixels
+TITLE_LINE = 26  # pixels
+TEXT = 12  # pixels
+TICK = 11  # pixels
 
 RULES = """\
 .value { font-size: 12px; fill: #444c56; text-anchor: end; }

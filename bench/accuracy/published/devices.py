@@ -1,0 +1,119 @@
+"""The device of a row by name: one of the catalogue, or of `other_devices.py`.
+
+Names are matched by their words ("A100-80GB", "H100 SXM5 80GB", "NVIDIA A100-SXM4-40GB"); what a
+name says beside (GB of memory, HBM2e, a limit of so many W) changes the device. One that is not
+there takes the device that is nearest by name, or what was usual in its year.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from difflib import SequenceMatcher
+from functools import cache
+from typing import cast
+
+from bench.accuracy.published.other_devices import CHIPS, other_cluster, other_device
+from bench.accuracy.published.refusals import Refused
+from bench.accuracy.published.rows import Row
+from echelon.config.cluster.settings import named_cluster
+from echelon.config.presets import preset_names, read_preset
+from echelon.core.cluster import Cluster, Device
+from echelon.core.rulebook.config import MISSING_SETTING
+
+MANY_NODES = 1008
+"""So many nodes have every tier, and are whole racks of 18."""
+SLIP, USUAL_SINCE = 0.8, 2024
+"""How alike two names are of which one is a slip, and since when most runs are on H100."""
+SAME_MEMORY = 0.12
+"""How near the GB of a name and of a device are where both are of the same device."""
+OFFERED = 0.985 * 2.0**30
+"""Bytes that a driver offers of each GB of memory that a name gives."""
+HBM2E = {"h100": 2400e9}
+"""Bandwidth of a device that is sold with slower memory, too (torchtitan's H100, 2.4 TB/s)."""
+USUAL_WATTS = {"a100-80gb": 400.0, "h100": 700.0, "h200": 700.0, "b200": 1000.0}
+"""What a device draws where nothing limits it."""
+FAMILIES = ("nvidia", "amd", "instinct", "tesla", "geforce")
+"""Words of a name that tell no device from another."""
+
+
+def cluster_of(row: Row) -> Cluster:
+    """Return a cluster of a row's device: one with every tier of the catalogue's links."""
+    name, key = row.word("gpu"), _device_key(row)
+    cluster = other_cluster(key) if key in CHIPS else _cluster_named(key)
+    return replace(cluster, device=_as_named(row, name.lower(), key, cluster.device))
+
+
+def _as_named(row: Row, name: str, key: str, device: Device) -> Device:
+    """Return a device with the memory and the power that its name in the row gives."""
+    said = re.search(r"(\d+)\s*-?\s*g(?:i?b)\b", name)
+    if said:
+        has = device.memory_bytes / OFFERED
+        if abs(float(said[1]) / has - 1.0) > SAME_MEMORY:
+            row.say("gpu", f"{said[1]} GB", f"the name's, not the {has:.0f} GB of {device.name}")
+            device = replace(device, memory_bytes=round(float(said[1]) * OFFERED))
+    if "hbm2e" in name and key in HBM2E:
+        device = replace(device, memory_bandwidth=HBM2E[key])
+    watts = re.search(r"(\d{3,4})\s*w\b", name)
+    if watts and key in USUAL_WATTS and float(watts[1]) < USUAL_WATTS[key]:
+        # Power goes with the cube of a clock, as voltage goes with the clock.
+        slower = (float(watts[1]) / USUAL_WATTS[key]) ** (1.0 / 3.0)
+        row.say("gpu", f"{slower:.2f} of the clock", f"a limit of {watts[1]} W")
+        peaks = tuple((dtype, slower * peak) for dtype, peak in device.peak_flops)
+        device = replace(device, peak_flops=peaks)
+    return device
+
+
+def _device_key(row: Row) -> str:
+    """Return the name in the catalogue, or in CHIPS, for a row's device."""
+    name = row.word("gpu")
+    if not name:
+        raise Refused(MISSING_SETTING, "gpu is blank")
+    other = other_device(name)
+    if other:
+        row.say("gpu", other, "its data sheet's peaks; how near it comes is its kind's")
+        return other
+    keys = [key for key in preset_names("clusters") if not key.startswith("cpu")]
+    best = max(keys, key=lambda key: _likeness(name, key))
+    if set(_words(best)) & set(_words(name)):
+        return best
+    mine, theirs = ([w for w in _words(n) if not w.endswith("gb")] for n in (name, best))
+    if SequenceMatcher(None, "".join(mine), "".join(theirs)).ratio() < SLIP:
+        year = row.number("year") or float(USUAL_SINCE)
+        best = "h100" if year >= USUAL_SINCE else "a100-80gb"
+        row.say("gpu", best, f'"{name}" is not in the catalogue; this is usual in its year')
+        return best
+    row.say("gpu", best, f'"{name}" is not in the catalogue; this is nearest by name')
+    return best
+
+
+def _likeness(name: str, key: str) -> float:
+    mine, theirs = _words(name), _words(key)
+    shared = [word for word in theirs if word in mine]
+    models = [word for word in shared if not word.endswith("gb")]
+    memory = [word for word in theirs if word.endswith("gb")]
+    other = [word for word in mine if word.endswith("gb")]
+    likeness = SequenceMatcher(None, "".join(mine), "".join(theirs)).ratio()
+    unsaid = len([word for word in theirs if word not in mine and not word.endswith("gb")])
+    score = 4.0 * len(models) + likeness - unsaid
+    if models and memory and other:
+        score += 2.0 if set(memory) & set(other) else -1.0
+    elif models and memory:
+        score += 0.01 * float(memory[0].removesuffix("gb"))  # Unsaid: the larger one.
+    return score
+
+
+def _words(name: str) -> list[str]:
+    alone = re.sub(r"^\s*\d+\s*x\s*(?=[a-z])", "", name.lower())  # "8xA100": which, not how many.
+    text = re.sub(r"(\d+)\s*g(?:i?b)?\b", r" \1gb ", alone)
+    return [w for w in re.findall(r"[a-z]*\d+[a-z]*|[a-z]+", text) if w not in FAMILIES]
+
+
+@cache
+def _cluster_named(key: str) -> Cluster:
+    preset = read_preset("clusters", key)
+    assert preset is not None, key
+    size = cast(int, preset.tables["devices_per_node"])
+    built = named_cluster(f"{MANY_NODES * size}x{key}", "the catalogue")
+    assert isinstance(built, Cluster), built
+    return built

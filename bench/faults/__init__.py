@@ -1,0 +1,1 @@
+"""Ranks that are killed or stopped at random moments: of runs, and of saving."""

@@ -1,0 +1,1 @@
+"""What every comparison shares: modes and cases, hosts and ranks that take turns, verdicts."""

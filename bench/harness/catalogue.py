@@ -1,0 +1,165 @@
+"""Which frameworks run in which mode, the fastest known first, and in which environment."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.harness.spec import CONTEXT_MODES, MODES, SINGLE, ZERO_MODES, Mode, Settings, Size
+
+OURS = "Echelon"
+ROOT = Path(__file__).resolve().parents[2]
+DEFAULT_PEERS = ROOT / ".peers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Name one framework in one mode: the module that builds its step, and its interpreter."""
+
+    label: str
+    module: str
+    variant: str
+    mode: Mode
+    python: Path
+
+    @property
+    def slug(self) -> str:
+        """Return the label as part of a file name."""
+        return re.sub(r"[^a-z0-9]+", "-", self.label.lower()).strip("-")
+
+    def settings(self, size: Size) -> Settings:
+        """Return what a rank of this case must know."""
+        return Settings(module=self.module, variant=self.variant, size=size, mode=self.mode)
+
+
+_Peer = tuple[str, str, str]
+_CONTEXT_PEERS: tuple[_Peer, ...] = (
+    ("torch Ulysses by hand", "torch_cp", "ulysses"),
+    ("picotron ring", "picotron_cp", ""),
+    ("torch ring by hand", "torch_cp", "ring"),
+    ("DeepSpeed Ulysses", "deepspeed_engine", "ulysses"),
+    ("torch context_parallel", "torch_cp", "experimental"),
+)
+_PEERS: dict[str, tuple[_Peer, ...]] = {
+    "dp2": (
+        ("torch DDP", "torch_ddp", ""),
+        ("DeepSpeed ZeRO-0", "deepspeed_engine", "zero"),
+        ("Accelerate DDP", "torch_ddp", "accelerate"),
+        ("megatron-core", "megatron", ""),
+        ("megatron-core overlap", "megatron", "overlap"),
+    ),
+    "tp2": (
+        ("megatron-core", "megatron", ""),
+        ("torch DTensor shared inputs", "torch_tp", "shared"),
+        ("torch DTensor", "torch_tp", "plain"),
+        ("DeepSpeed AutoTP", "deepspeed_engine", "autotp"),
+    ),
+    # megatron-core's torch layers refuse sequence parallelism; its other layers need a GPU.
+    "tp2sp": (
+        ("torch DTensor", "torch_tp", "shared"),
+        ("torchtitan", "torchtitan_llama", ""),
+    ),
+    "pp2": (
+        ("DeepSpeed PipelineModule", "deepspeed_engine", "pipe"),
+        ("torch pipelining", "torch_pp", ""),
+        ("megatron-core", "megatron", ""),
+    ),
+    "dp2xtp2": (
+        ("megatron-core", "megatron", ""),
+        ("torch replicate + DTensor", "torch_tp", "shared"),
+        ("megatron-core overlap", "megatron", "overlap"),
+        ("torch FSDP2 + DTensor", "torch_fsdp", "shared"),
+    ),
+    "dp2xpp2": (
+        ("DeepSpeed PipelineModule", "deepspeed_engine", "pipe"),
+        ("torch DDP + pipelining", "torch_pp", ""),
+        ("megatron-core", "megatron", ""),
+    ),
+    "tp2xpp2": (
+        ("megatron-core", "megatron", ""),
+        ("torch DTensor + pipelining", "torch_pp", "shared"),
+    ),
+    # Whatever lets each query meet each key competes with both kinds of Echelon.
+    "cp2": _CONTEXT_PEERS,
+    "cp2u": _CONTEXT_PEERS,
+}
+_ZERO_PEERS: dict[int, tuple[_Peer, ...]] = {
+    0: (
+        ("torch DDP", "torch_ddp", ""),
+        ("DeepSpeed ZeRO-0", "deepspeed_engine", "zero"),
+        ("megatron-core", "megatron", ""),
+    ),
+    1: (
+        ("torch ZeroRedundancyOptimizer", "torch_ddp", "zero1"),
+        ("DeepSpeed ZeRO-1", "deepspeed_engine", "zero"),
+        ("megatron-core distributed optimizer", "megatron", "zero1"),
+        ("megatron-core distributed optimizer, overlap", "megatron", "zero1 overlap"),
+    ),
+    2: (
+        ("DeepSpeed ZeRO-2", "deepspeed_engine", "zero"),
+        ("torch FSDP2, kept after forward", "torch_fsdp", ""),
+        ("torchtitan FSDP2, kept after forward", "torchtitan_llama", "fsdp"),
+    ),
+    3: (
+        ("torchtitan FSDP2", "torchtitan_llama", "fsdp"),
+        ("torch FSDP2", "torch_fsdp", ""),
+        ("torch FSDP2, root kept", "torch_fsdp", "root kept"),
+        ("DeepSpeed ZeRO-3", "deepspeed_engine", "zero"),
+    ),
+}
+"""Which frameworks serve a stage, the fastest known first."""
+
+_HYBRID_PEERS: tuple[_Peer, ...] = (
+    ("torchtitan HSDP", "torchtitan_llama", "fsdp"),
+    ("torch FSDP2 HSDP", "torch_fsdp", ""),
+)
+
+
+def peers(mode: Mode, peers_home: Path, *, at_most: int) -> tuple[Case, ...]:
+    """Return the peers of a mode, the fastest known first."""
+    python = peers_home / "venv" / "bin" / "python"
+    return tuple(
+        Case(label=label, module=f"bench.peers.{module}", variant=variant, mode=mode, python=python)
+        for label, module, variant in _peers_of(mode)[:at_most]
+    )
+
+
+def _peers_of(mode: Mode) -> tuple[_Peer, ...]:
+    if mode.name in _PEERS:
+        return _PEERS[mode.name]
+    hybrid = mode.zero_stage > 0 and mode.dp_replicate > 1
+    return _HYBRID_PEERS if hybrid else _ZERO_PEERS[mode.zero_stage]
+
+
+def ours(mode: Mode) -> Case:
+    """Return Echelon in a mode, in the environment that runs this."""
+    return Case(
+        label=OURS,
+        module="bench.harness.echelon_case",
+        variant="",
+        mode=mode,
+        python=Path(sys.executable),
+    )
+
+
+def single(peers_home: Path) -> Case:
+    """Return plain torch in one process with one thread: what limits are computed from."""
+    return Case(
+        label="plain torch, 1 thread",
+        module="bench.peers.plain",
+        variant="",
+        mode=SINGLE,
+        python=peers_home / "venv" / "bin" / "python",
+    )
+
+
+def chosen_modes(names: str) -> tuple[Mode, ...]:
+    """Return the modes of a comma-separated list; ValueError names an unknown one."""
+    known = {**MODES, **ZERO_MODES, **CONTEXT_MODES}
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise ValueError(f"unknown modes {unknown}; known: {', '.join(known)}")
+    return tuple(known[name] for name in wanted)

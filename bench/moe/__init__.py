@@ -1,0 +1,1 @@
+"""A block of experts beside that of transformers, and the loss of whole models of experts."""

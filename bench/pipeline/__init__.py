@@ -1,0 +1,1 @@
+"""Pipeline schedules beside their simulation, beside peers, over links, and searched."""

@@ -1,0 +1,1 @@
+"""How fast the planner searches, beside calculon where it can be imported."""

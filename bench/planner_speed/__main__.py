@@ -1,0 +1,158 @@
+"""Measure how fast the planner searches: plans per CPU-second, and the time to a whole answer.
+
+`python -m bench.planner_speed` searches the complete space of four cases on one core, timed event
+by event and written as Plans at the end; then it computes plans of the first case one after the
+other, full time and full memory, with nothing left out by a bound. CPU seconds of this process
+are what counts, so other work on the machine matters little. Where calculon can be imported
+(PYTHONPATH=its folder; what PyPI calls calculon is something else) plans of the same model on the
+same devices run through its own search for a while. `--markdown FILE` adds the tables to a file.
+Exit 1 where a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from bench.planner_speed.calculon import calculon_plans_per_s
+from echelon.planner.predict.formulas import OptionTables, VectorizedFormulas
+from echelon.planner.search.legal_meshes import Legality, legal_meshes
+from echelon.planner.search.request import make_request
+from echelon.planner.search.search import search
+from echelon.planner.search.sweep import PLANS_AT_ONCE
+
+PLANS_PER_S = 200_000
+COMPUTED = 500_000
+ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Name a search and the CPU seconds that it may take."""
+
+    model: str
+    cluster: str
+    limit_s: float
+
+
+CASES = (
+    Case(model="gpt3-175b", cluster="1024xa100-80gb", limit_s=2.0),
+    Case(model="gpt3-175b", cluster="4096xa100-80gb", limit_s=2.0),
+    Case(model="llama3.1-405b", cluster="16384xh100", limit_s=5.0),
+    Case(model="deepseek-v3", cluster="2048xh800", limit_s=10.0),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Hold what a search took, the median of some rounds, and what it saw."""
+
+    case: Case
+    cpu_s: float
+    wall_s: float
+    seen: int
+    computed: int
+    best: str
+
+    def row(self) -> tuple[str, ...]:
+        """Return the cells of a table."""
+        return (
+            f"{self.case.model} on {self.case.cluster}",
+            f"{self.seen:,}",
+            f"{self.computed:,}",
+            f"{self.cpu_s:.2f}",
+            f"{self.case.limit_s:.0f}",
+            f"{self.wall_s:.2f}",
+            self.best,
+        )
+
+
+def main() -> int:
+    """Measure, print tables, and return whether a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--markdown", type=Path, help="a file that the tables are added to")
+    parser.add_argument("--calculon-s", type=float, default=30.0, help="CPU seconds for calculon")
+    arguments = parser.parse_args()
+    measured = [measure(case) for case in CASES]
+    rate = computed_per_s(CASES[0])
+    theirs = calculon_plans_per_s(arguments.calculon_s)
+    header = ("case", "plans", "computed", "CPU s", "limit", "wall s", "best")
+    text = table(header, [one.row() for one in measured])
+    rows = [("echelon, every plan computed in full", f"{rate:,.0f}")]
+    first = measured[0]
+    rows.append(("echelon, plans of the space by CPU s", f"{first.seen / first.cpu_s:,.0f}"))
+    rows.append(("calculon", "not here" if theirs is None else f"{theirs:,.0f}"))
+    text += "\n\n" + table(("plans per CPU-second", "gpt3-175b, 1024 A100"), rows)
+    print(text)
+    if arguments.markdown:
+        with arguments.markdown.open("a", encoding="utf-8") as stream:
+            stream.write(f"\n{text}\n")
+    missed = sum(one.cpu_s > one.case.limit_s for one in measured) + (rate < PLANS_PER_S)
+    print(f"\n{missed} missed (load {os.getloadavg()[0]:.1f}, numpy {np.__version__})")
+    return 1 if missed else 0
+
+
+def measure(case: Case) -> Measured:
+    """Search a case a few times, from the names to the Plans."""
+    took: list[tuple[float, float]] = []
+    for _ in range(ROUNDS):
+        cpu, wall = time.process_time(), time.perf_counter()
+        answer = search(make_request(case.model, cluster=case.cluster))
+        took.append((time.process_time() - cpu, time.perf_counter() - wall))
+    took.sort()
+    cpu_s, wall_s = took[len(took) // 2]
+    assert answer.best is not None
+    mesh = answer.best.candidate.mesh
+    best = f"{answer.best.estimate.step_s:.3g} s: tp{mesh.tp} cp{mesh.cp} pp{mesh.pp} dp{mesh.dp}"
+    return Measured(
+        case=case,
+        cpu_s=cpu_s,
+        wall_s=wall_s,
+        seen=answer.num_legal,
+        computed=answer.num_computed,
+        best=best,
+    )
+
+
+def computed_per_s(case: Case) -> float:
+    """Return how many plans get their full time and memory in a CPU-second."""
+    request = make_request(case.model, cluster=case.cluster)
+    rows = legal_meshes(request, request.cluster.num_devices, Legality(request.one_rank_run))
+    expanded = OptionTables(request, offload=False)
+    expanded.set_meshes(rows)
+    formulas = VectorizedFormulas(request, rows)
+    everything = np.arange(len(rows), dtype=np.int64)
+    shares, orders = expanded.zero_options(everything), expanded.schedule_options(everything)
+    share, order = expanded.pairs(len(rows), shares, orders)
+    some = np.random.default_rng(0).permutation(len(share))[:COMPUTED]
+    started = time.process_time()
+    formulas.prepare(everything)
+    for start in range(0, len(some), PLANS_AT_ONCE):
+        part = some[start : start + PLANS_AT_ONCE]
+        index = everything[shares.row[share[part]]]
+        numbers = {name: column[share[part]] for name, column in shares.numbers.items()}
+        numbers |= {name: column[order[part]] for name, column in orders.numbers.items()}
+        seconds = formulas.seconds(index, **numbers, recompute=0.5).total
+        held = formulas.bytes(index, **numbers, recompute=0.5).total
+        assert np.isfinite(seconds).all()
+        assert np.isfinite(held).all()
+    return len(some) / (time.process_time() - started)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [f"| {' | '.join(row)} |" for row in (header, *rows)]
+    return "\n".join([lines[0], "|" + " --- |" * len(header), *lines[1:]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

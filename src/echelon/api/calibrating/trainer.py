@@ -1,0 +1,142 @@
+"""Steps of small plans on this machine -> what only steps tell of our trainer and its links.
+
+Two models, a narrow and a wide one, each split in every way that the ranks allow: what kernels and
+collectives take by themselves is known by then, what they take in a step is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from statistics import median
+from typing import TYPE_CHECKING
+
+from echelon.core.cluster import Cluster
+from echelon.core.plan import Plan
+from echelon.cost.fit.trainer import TimedStep, TrainerFit, first_devices, fit_trainer
+from echelon.cost.seconds.trainer_generations import our_constants
+from echelon.planner.search.request import make_request
+
+if TYPE_CHECKING:
+    from echelon.launch.local.pool import RankPool
+
+NARROW: Mapping[str, object] = {
+    "model.layers": 4,
+    "model.hidden": 192,
+    "model.heads": 4,
+    "model.kv_heads": 4,
+    "model.ffn": 512,
+    "model.vocab": 1024,
+    "model.tied": False,
+    "batch.sequence_length": 128,
+    "batch.global_sequences": 8,
+}
+WIDE: Mapping[str, object] = {
+    **NARROW,
+    "model.hidden": 384,
+    "model.heads": 8,
+    "model.kv_heads": 4,
+    "model.ffn": 1024,
+    "model.vocab": 4096,
+    "batch.global_sequences": 4,
+}
+SMALL: Mapping[str, object] = {
+    **NARROW,
+    "model.hidden": 32,
+    "model.ffn": 64,
+    "model.vocab": 272,
+    "batch.sequence_length": 32,
+}
+"""A model whose steps take a moment."""
+PP, DP, REPLICATE, CP, TP = ("mesh.pp", "mesh.dp_shard", "mesh.dp_replicate", "mesh.cp", "mesh.tp")
+SP, BATCH, ZERO = "mesh.sequence_parallel", "batch.microbatch_sequences", "zero.stage"
+KIND, SCHEDULE = "context.kind", "pipeline.schedule"
+FULL_RECOMPUTE: Mapping[str, object] = {"recompute.policy": "full"}
+TrainerSplit = tuple[Mapping[str, object], Mapping[str, object]]
+
+SPLITS: tuple[TrainerSplit, ...] = (
+    (NARROW, {BATCH: 1}),
+    (NARROW, {BATCH: 8}),
+    (NARROW, {BATCH: 4}),
+    (WIDE, {BATCH: 1}),
+    (WIDE, {BATCH: 4}),
+    (WIDE, {BATCH: 2, **FULL_RECOMPUTE}),
+    (NARROW, {TP: 2, BATCH: 2}),
+    (WIDE, {TP: 2, BATCH: 4}),
+    (WIDE, {TP: 2, BATCH: 1}),
+    (NARROW, {TP: 2, SP: True, BATCH: 2}),
+    (WIDE, {TP: 2, SP: True, BATCH: 1}),
+    (WIDE, {REPLICATE: 2, BATCH: 2}),
+    (WIDE, {DP: 2, ZERO: 2, BATCH: 1}),
+    (NARROW, {DP: 2, ZERO: 3, BATCH: 2}),
+    (NARROW, {CP: 2, KIND: "ring", BATCH: 4}),
+    (WIDE, {CP: 2, KIND: "ulysses", BATCH: 2}),
+    (NARROW, {PP: 2, SCHEDULE: "1f1b", BATCH: 2}),
+    (WIDE, {PP: 2, SCHEDULE: "zb-h1", BATCH: 1}),
+    (WIDE, {TP: 4, SP: True, BATCH: 4}),
+    (NARROW, {TP: 4, BATCH: 4}),
+    (WIDE, {REPLICATE: 2, TP: 2, SP: True, BATCH: 2}),
+    (NARROW, {REPLICATE: 4, BATCH: 2}),
+    (WIDE, {DP: 4, ZERO: 3, BATCH: 1}),
+    (WIDE, {DP: 4, ZERO: 1, BATCH: 1}),
+    (WIDE, {CP: 4, KIND: "ring", BATCH: 2}),
+    (NARROW, {PP: 4, SCHEDULE: "1f1b", BATCH: 1}),
+    (
+        NARROW,
+        {PP: 2, REPLICATE: 2, SCHEDULE: "interleaved-1f1b", BATCH: 1, "pipeline.virtual_stages": 2},
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMeasurement:
+    """Say which plans take steps, how many each in a round, and how many rounds."""
+
+    splits: Sequence[TrainerSplit] = SPLITS
+    warmup: int = 1
+    steps: int = 3
+    rounds: int = 3
+
+
+QUICK = StepMeasurement(splits=((SMALL, {}), (SMALL, {REPLICATE: 2})), steps=1, rounds=1)
+"""The least that anything can be fitted to."""
+
+
+def plan_of_split(split: TrainerSplit, cluster: Cluster) -> Plan:
+    """Return a plan on as many devices of `cluster` as its mesh has ranks."""
+    model, layout = split
+    world = prod(int(str(layout.get(axis, 1))) for axis in (PP, DP, REPLICATE, CP, TP))
+    settings = [f"{key}={str(value).lower()}" for key, value in model.items()]
+    request = make_request("nano", cluster=f"{world}xcpu", settings=settings)
+    plan = request.job(layout).plan
+    return replace(plan, cluster=first_devices(cluster, world))
+
+
+def measure_trainer(
+    pool: RankPool,
+    cluster: Cluster,
+    wanted: StepMeasurement,
+    say: Callable[[str], None] = lambda _: None,
+) -> TrainerFit:
+    """Return `cluster` with what the steps of the plans that fit it told."""
+    plans = [plan_of_split(split, cluster) for split in wanted.splits]
+    plans = [plan for plan in plans if plan.mesh.world_size <= cluster.devices_per_node]
+    say(f"measuring steps of {len(plans)} plans on 1 to {cluster.devices_per_node} ranks")
+    rounds = [
+        [step_s(pool, plan, warmup=wanted.warmup, steps=wanted.steps) for plan in plans]
+        for _ in range(wanted.rounds)
+    ]
+    timed = [
+        TimedStep(plan=plan, seconds=median(seconds))
+        for plan, seconds in zip(plans, zip(*rounds, strict=True), strict=True)
+    ]
+    return fit_trainer(cluster, our_constants(cluster), timed)
+
+
+def step_s(pool: RankPool, plan: Plan, *, warmup: int, steps: int) -> float:
+    """Return the seconds of a step of `plan` on ranks of `pool`: the slowest rank's median."""
+    from echelon.training.measure.steps import StepsJob, take_steps
+
+    job = StepsJob(plan=plan, warmup=warmup, steps=steps)
+    return max(pool.run(take_steps, job, plan.mesh.world_size))

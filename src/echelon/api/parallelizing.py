@@ -1,0 +1,78 @@
+"""`ec.parallelize`: your own module and your own loop, with the data parallelism of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from echelon.core.errors import ConfigError, Problem
+from echelon.core.plan import Plan
+from echelon.core.rulebook.module import MODULE_ARGUMENT
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from echelon.core.event import EventSink
+    from echelon.training.module.optimizer import ModuleOptimizer
+
+WORDS = {
+    "unused": ("error", "zero"),
+    "gradients": ("mean", "sum"),
+    "learning_rate": ("plan", "own"),
+}
+
+
+Model = TypeVar("Model", bound="nn.Module")
+
+
+def parallelize(  # noqa: PLR0913 - each is one choice of the caller, by its name
+    model: Model,
+    plan: Plan,
+    *,
+    units: str | int | type[nn.Module] | tuple[type[nn.Module], ...] | Sequence[str] = "blocks",
+    unused: Literal["error", "zero"] = "error",
+    gradients: Literal["mean", "sum"] = "mean",
+    learning_rate: Literal["plan", "own"] = "plan",
+    ignore: Sequence[str] = (),
+    events: EventSink | None = None,
+) -> tuple[Model, ModuleOptimizer]:
+    """Split any module over the data ranks of `plan`; return it, and the optimizer of your loop.
+
+    Of the plan, this uses the mesh (data axes only), ZeRO, precision and optimizer. Every rank
+    calls it after its process group is there; parameters become those of rank 0. The module keeps
+    its class, its parameters and its hooks, and is trained as before:
+
+        torch.distributed.init_process_group("gloo")
+        model, optimizer = ec.parallelize(model, plan)
+        loss = compute(model(batch))
+        optimizer.scale(loss).backward()
+        optimizer.step()
+
+    `units` says what is gathered at a time at stage 3 (see `parallel/module/units.py`), `unused`
+    what a parameter without a gradient is, `gradients` whether those of data ranks are averaged (as
+    in DDP) or summed, `learning_rate` whether the plan's schedule is used or your own. Parameters
+    or modules in `ignore` stay yours on every rank. `events` takes what is sent, call by call.
+
+    Every rank takes as many steps, forward and backward passes as the others; inside of them, ranks
+    may take other branches. Raises EchelonError where something does not fit.
+    """
+    said = {"unused": unused, "gradients": gradients, "learning_rate": learning_rate}
+    problems: list[Problem] = [
+        MODULE_ARGUMENT.problem(
+            f"{key} = {said[key]!r}", key=key, suggestions=[f"{key}={word!r}" for word in words]
+        )
+        for key, words in WORDS.items()
+        if said[key] not in words
+    ]
+    if problems:
+        raise ConfigError(problems)
+    from echelon.core.optional import optional_package
+
+    optional_package("torch", extra="train", purpose="training")
+    from echelon.parallel.module.module import apply_to_module
+    from echelon.training.module.optimizer import ModuleOptimizer
+
+    module = apply_to_module(plan, model, units=units, ignore=ignore, sink=events)
+    return model, ModuleOptimizer(
+        module, unused=unused, gradients=gradients, learning_rate=learning_rate
+    )

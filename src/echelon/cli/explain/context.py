@@ -1,0 +1,323 @@
+"""`echelon explain context`: the ways to split a long sequence, and which fits a run.
+
+Without a run: what each kind splits, sends, holds and asks for. With one: every kind with the
+numbers of that run, what refuses it where it is refused, and the one that waits least. All numbers
+are those of `cost/context_*.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from echelon.cli.explain.context_kinds import context_kinds_json, context_kinds_text
+from echelon.cli.flags import bad_argument, plan_if_named
+from echelon.cli.output import table
+from echelon.config.load import load_job
+from echelon.core.choices.context_kinds import CONTEXT_KINDS
+from echelon.core.errors import ConfigError
+from echelon.core.plan import DTYPE_BYTES, ContextKind, Plan
+from echelon.core.units import binary_bytes, decimal_bytes, duration
+from echelon.cost.bytes.context.memory import AttentionMemory, most_attention_memory
+from echelon.cost.bytes.context.sent import block_bytes
+from echelon.cost.bytes.model_sizes import kv_bytes
+from echelon.cost.seconds.exposed import ExposedSeconds, context_seconds
+from echelon.layout.context_resident import gathered_chunks, resident_chunks
+from echelon.layout.context_work import ChunkPair, attention_imbalance, chunk_pairs, chunk_runs
+
+KINDS: tuple[ContextKind, ...] = tuple(CONTEXT_KINDS)
+ALIKE = 0.01
+"""Two kinds are as fast where they differ by less than this share: the smaller one is taken."""
+
+ALIKE_BYTES = 0.1
+"""Two kinds are as small where they differ by less than this share: the first one is taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextKindCost:
+    """Hold what one kind costs a run."""
+
+    plan: Plan
+    sent: tuple[int, int]
+    """Bytes of a block and microbatch, forward and backward."""
+    chunks: float
+    memory: AttentionMemory
+    imbalance: float
+    seconds: ExposedSeconds | None
+
+    @classmethod
+    def of(cls, plan: Plan) -> ContextKindCost:
+        """Return the costs of a plan: those of the rank that has most of each."""
+        ranks = [block_bytes(plan, rank) for rank in range(plan.mesh.cp)]
+        resident = gathered_chunks if gathers_keys(plan) else resident_chunks
+        return cls(
+            plan=plan,
+            sent=max(ranks, key=sum),
+            chunks=resident(plan.placement, plan.model.mask),
+            memory=most_attention_memory(plan),
+            imbalance=attention_imbalance(plan),
+            seconds=context_seconds(plan),
+        )
+
+    @property
+    def kind(self) -> ContextKind:
+        """Return how the ranks meet."""
+        return self.plan.layout.context.kind
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return what attention of one block holds at most, with what it keeps for backward."""
+        return self.memory.kept_bytes + self.memory.peak.bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextQuestion:
+    """Hold the run that was asked about, what each kind costs it, and which rules refuse others."""
+
+    asked: Plan
+    costs: tuple[ContextKindCost, ...]
+    refused: tuple[tuple[ContextKind, str, str], ...]
+
+    @property
+    def recommended(self) -> ContextKindCost | None:
+        """Return the fastest kind, of those as fast the one that holds least, of those the first.
+
+        Where a link is not known it is the one that sends least.
+        """
+        timed = [(fit, fit.seconds.total_s) for fit in self.costs if fit.seconds is not None]
+        if len(timed) < len(self.costs):
+            return min(self.costs, key=lambda fit: sum(fit.sent))
+        least = min((seconds for _, seconds in timed), default=0.0)
+        as_fast = [fit for fit, seconds in timed if seconds <= least * (1 + ALIKE)]
+        smallest = min((fit.peak_bytes for fit in as_fast), default=0)
+        as_small = (fit for fit in as_fast if fit.peak_bytes <= smallest * (1 + ALIKE_BYTES))
+        return next(as_small, None)
+
+
+def ask_context(run: str | None = None, settings: Sequence[str] = ()) -> ContextQuestion | None:
+    """Return the question; None where no run is asked about.
+
+    Raises ConfigError where the run itself is wrong, or splits no sequence.
+    """
+    asked = plan_if_named(run, settings, "context nano")
+    if run is None or asked is None:
+        return None
+    if asked.mesh.cp == 1:
+        instead = f"echelon explain context {run} --set mesh.cp=2"
+        raise bad_argument(f"{run} splits no sequence: mesh.cp = 1", instead)
+    fits: list[ContextKindCost] = []
+    refused: list[tuple[ContextKind, str, str]] = []
+    for kind in KINDS:
+        try:
+            fits.append(ContextKindCost.of(_with_kind(asked, kind, run, settings)))
+        except ConfigError as error:
+            refused.extend((kind, problem.rule, problem.message) for problem in error.problems)
+    return ContextQuestion(asked=asked, costs=tuple(fits), refused=tuple(refused))
+
+
+def _with_kind(asked: Plan, kind: ContextKind, run: str, settings: Sequence[str]) -> Plan:
+    """Return the plan of another kind; a degree of the one that was asked for is left to us."""
+    if kind == asked.layout.context.kind:
+        return asked
+    free = {"context.kind": kind, "context.ulysses_degree": "auto"}
+    others = [one for one in settings if one.partition("=")[0].strip() not in free]
+    return load_job(run, (*others, *(f"{key}={value}" for key, value in free.items()))).plan
+
+
+def gathers_keys(plan: Plan) -> bool:
+    """Return whether each rank gets all keys that it needs at once."""
+    return plan.layout.context.record.gathers_keys
+
+
+def recommendation_text(question: ContextQuestion, taken: ContextKindCost) -> str:
+    """Return why a kind is the one to take, in one sentence of its numbers and the next one's."""
+    others = [fit for fit in question.costs if fit is not taken]
+    if taken.seconds is None:
+        total = sum(taken.sent)
+        return f"{taken.kind} sends least ({decimal_bytes(total)}); the links are not known."
+    exposed, transfer = shown_s(taken.seconds.exposed_s), shown_s(taken.seconds.transfer_s)
+    text = (
+        f"{taken.kind}: {shown_s(taken.seconds.total_s)}, with {exposed} exposed of {transfer} "
+        "of transfers"
+    )
+    timed = [(fit, fit.seconds.total_s) for fit in others if fit.seconds is not None]
+    if not timed:
+        return text + "."
+    near, seconds = min(timed, key=lambda pair: pair[1])
+    if seconds <= taken.seconds.total_s * (1 + ALIKE):
+        much = near.peak_bytes > taken.peak_bytes * (1 + ALIKE_BYTES)
+        held = f"{binary_bytes(near.peak_bytes)}, not {binary_bytes(taken.peak_bytes)}"
+        return f"{text}; {near.kind} is as fast and holds {held if much else 'about as much'}."
+    return f"{text}; the next, {near.kind}, takes {shown_s(seconds)}."
+
+
+def shown_s(seconds: float) -> str:
+    """Return seconds for people: ``1.32 ms``."""
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else duration(seconds)
+
+
+MOST_CHUNKS = 32  # chunks of a mask
+
+
+def context_json(question: ContextQuestion | None) -> dict[str, Any]:
+    """Return the page as JSON values."""
+    found = context_kinds_json()
+    if question is None:
+        return found
+    taken = question.recommended
+    return found | {
+        "cp": question.asked.mesh.cp,
+        "kinds": [_fit_json(fit) for fit in question.costs],
+        "refused": [{"kind": k, "rule": r, "message": m} for k, r, m in question.refused],
+        "asked": question.asked.layout.context.kind,
+        "taken": taken and taken.kind,
+        "why": taken and recommendation_text(question, taken),
+        "kv_bytes": _kv(question.asked),
+        "coverage": taken and [_pair_json(one) for one in _pairs(taken.plan)],
+    }
+
+
+def context_text(question: ContextQuestion | None) -> str:
+    """Return the page that a person reads."""
+    return context_kinds_text() if question is None else "\n\n".join(_parts(question)) + "\n"
+
+
+def _parts(question: ContextQuestion) -> Iterator[str]:
+    plan, model = question.asked, question.asked.model
+    mask = "causal" if model.causal else "full"
+    mask += f", window {model.window}" if model.window is not None else ""
+    mask += f", soft cap {model.soft_cap:g}" if model.soft_cap is not None else ""
+    separate = plan.mathematics.documents == "separate"
+    mask += ", documents apart" * separate
+    yield (
+        f"{model.name} over cp = {plan.mesh.cp} ranks: {plan.layout.microbatch_sequences} x "
+        f"{plan.mathematics.sequence_length} positions a microbatch, {mask},\n"
+        f"{model.heads // plan.mesh.tp} heads ({model.kv_heads // plan.mesh.tp} key/value) on a "
+        "tensor rank. For one block and microbatch, on the rank that has most:"
+        + "\n(Sequences of several documents are less work, less evenly.)"
+        * separate
+    )
+    yield _fits(question)
+    if model.latent is not None:
+        yield "Latent attention: keys and values are counted as full heads, as they meet queries."
+    if question.refused:
+        lines = [f"  {kind}: {message} [{rule}]" for kind, rule, message in question.refused]
+        yield "Not with these numbers:\n\n" + "\n".join(lines)
+    yield "\n".join(_legend())
+    taken = question.recommended
+    if taken is not None:
+        yield "Which to take\n\n  " + recommendation_text(question, taken)
+        terms = "\n".join(
+            f"  {term.name}: {term.formula} = {binary_bytes(term.bytes)}"
+            for term in taken.memory.peak.terms
+        )
+        yield f"{taken.kind} holds most at: {taken.memory.peak.name}\n\n{terms}"
+        yield _coverage(taken.plan)
+    yield "Keys and values of this shape, one sequence\n\n" + "\n".join(_kv_lines(plan))
+
+
+def _fits(question: ContextQuestion) -> str:
+    rows = [
+        (
+            fit.kind + (" (this run)" if fit.plan == question.asked else ""),
+            fit.plan.layout.context.ulysses_degree,
+            decimal_bytes(fit.sent[0]),
+            decimal_bytes(fit.sent[1]),
+            f"{fit.chunks:.3g}",
+            binary_bytes(fit.memory.kept_bytes),
+            binary_bytes(fit.memory.peak.bytes),
+            f"{100 * fit.imbalance:.2f} %",
+            *("-" if seconds is None else shown_s(seconds) for seconds in _times(fit).values()),
+        )
+        for fit in question.costs
+    ]
+    head = ("kind", "u", "sent forward", "backward", "chunks", "kept", "at most", "uneven")
+    return table((*head, "compute", "transfer", "exposed"), rows)
+
+
+def _times(fit: ContextKindCost) -> dict[str, float | None]:
+    """Return what attention computes, sends and waits for, by its name in JSON; None: not known."""
+    names = ("compute_s", "transfer_s", "exposed_s")
+    return {name: fit.seconds and getattr(fit.seconds, name) for name in names}
+
+
+def _legend() -> Iterator[str]:
+    yield "u        ranks that exchange heads for positions"
+    yield "sent     bytes, echelon plan adds them up over a step"
+    yield "chunks   of T / cp keys (T / n on a ring of n) that are there at a time, its own too"
+    yield "kept     for backward: queries, keys, values, output, log-sum-exp"
+    yield "at most  beside that, while attention runs"
+    yield "uneven   (most - least) / most of the visible pairs of a rank"
+    yield "exposed  transfers that no attention hides, at the rates that devices and links reach"
+
+
+def _coverage(plan: Plan) -> str:
+    """Draw which chunks meet at which step."""
+    chunks = chunk_runs(plan.placement)
+    title = f"Which chunks meet at which step ({plan.layout.context.kind})"
+    if plan.placement.ring_degree == 1:
+        return f"{title}\n\n  every query meets every key at once, each rank for its own heads"
+    if len(chunks) > MOST_CHUNKS:
+        return f"{title}\n\n  {len(chunks)} chunks are too many to draw: --json has them"
+    met = {(one.queries, one.keys): one.step for one in _pairs(plan)}
+    names = [str(chunk) for chunk in range(len(chunks))]
+    width = max(map(len, names))
+    rows = [
+        f"  {q:>{width}} on {place:<{width}}  "
+        + " ".join(f"{met.get((q, k), '.'):>{width}}" for k in range(len(chunks)))
+        for q, (place, _) in enumerate(chunks)
+    ]
+    head = "  " + " " * (2 * width + 6) + " ".join(f"{name:>{width}}" for name in names)
+    note = (
+        "  rows: query chunks and their place on the ring; columns: key chunks; . is masked.\n"
+        f"  {len(met)} of {len(chunks) ** 2} pairs of chunks meet, each once"
+    )
+    return "\n".join([f"{title}\n", head, *rows, "", note])
+
+
+def _pairs(plan: Plan) -> tuple[ChunkPair, ...]:
+    return chunk_pairs(plan.placement, plan.model.mask, gathered=gathers_keys(plan))
+
+
+def _pair_json(one: ChunkPair) -> dict[str, int]:
+    return {name: value for name, value in asdict(one).items() if name != "owner"}
+
+
+def _kv(plan: Plan) -> dict[str, int]:
+    model, length = plan.model, plan.mathematics.sequence_length
+    size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+    return {
+        "block": kv_bytes(length, model.kv_dim, 1, size),
+        "model": kv_bytes(length, model.kv_dim, model.layers, size),
+        "model_with_all_heads": kv_bytes(length, model.query_dim, model.layers, size),
+        "rank": kv_bytes(length // plan.mesh.cp, model.kv_dim, model.layers, size),
+    }
+
+
+def _kv_lines(plan: Plan) -> Iterator[str]:
+    found, model = _kv(plan), plan.model
+    cells = {
+        "of one block, 2 T K h s": found["block"],
+        f"of {model.layers} blocks": found["model"],
+        f"  were there {model.heads} key/value heads": found["model_with_all_heads"],
+        f"of {model.layers} blocks on each of {plan.mesh.cp} ranks": found["rank"],
+    }
+    width = max(map(len, cells))
+    for name, value in cells.items():
+        yield f"  {name:<{width}}  {decimal_bytes(value):>10} = {binary_bytes(value)}"
+
+
+def _fit_json(fit: ContextKindCost) -> dict[str, Any]:
+    return {
+        "kind": fit.kind,
+        "ulysses_degree": fit.plan.layout.context.ulysses_degree,
+        "sent_forward_bytes": fit.sent[0],
+        "sent_backward_bytes": fit.sent[1],
+        "resident_chunks": fit.chunks,
+        "kept_bytes": fit.memory.kept_bytes,
+        "peak_bytes": fit.memory.peak.bytes,
+        "peak_phase": fit.memory.peak.name,
+        "imbalance": fit.imbalance,
+        **_times(fit),
+    }

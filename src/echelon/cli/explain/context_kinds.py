@@ -1,0 +1,133 @@
+"""The part of `echelon explain context` that needs no run: the kinds, and facts about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from echelon.cli.output import table
+from echelon.core.attention_mask import AttentionMask, Placement
+from echelon.core.choices.context_kinds import CONTEXT_KINDS, ContextKindFacts
+from echelon.core.units import GB, GIB
+from echelon.cost.activations.closed_forms import gpt_block_bytes
+from echelon.cost.bytes.model_sizes import attention_merge_errors, kv_bytes
+from echelon.layout.context_resident import resident_chunks
+from echelon.layout.context_work import chunk_pairs
+
+PLACES = 4  # context ranks
+LENGTH = 64  # tokens
+LONG = 128 * 1024  # tokens
+
+
+def context_kinds_json() -> dict[str, Any]:
+    """Return the kinds and the facts as JSON values."""
+    alone, unweighted, merged = attention_merge_errors()
+    full, causal = _met(causal=False), _met(causal=True)
+    return {
+        "kinds": {kind: asdict(record.facts) for kind, record in CONTEXT_KINDS.items()},
+        "facts": {
+            "places": PLACES,
+            "pairs": {"full": sum(full), "causal": sum(causal)},
+            "pairs_without_a_ring": {"full": full[0], "causal": causal[0]},
+            "resident_chunks": {"without_overlap": _resident(False), "overlapped": _resident(True)},
+            "errors": {"own_keys": alone, "added_up": unweighted, "merged": merged},
+        },
+    }
+
+
+def context_kinds_text() -> str:
+    """Return the page of the kinds, without a run."""
+    parts = [
+        "Context parallelism: each of cp ranks holds T / cp positions of every sequence, and of\n"
+        "all activations, not those of attention alone. The kinds differ in how queries meet keys."
+        "\nu ranks exchange heads, n = cp / u are on a ring. Elements of one block and microbatch "
+        "on a rank:\nO = B T/c H h queries, KV = 2 B T/n K'/u h keys and values; s bytes of one, "
+        "w = max(4, s) of a sum.",
+        "\n\n".join(
+            "\n".join(_kind_lines(kind, record.facts)) for kind, record in CONTEXT_KINDS.items()
+        ),
+        "Three facts\n\n" + "\n".join(_three()),
+        "Keys and values of a long sequence, 16 bits, T = 128 x 1024: 2 T K h L s\n\n" + _kv(),
+        "The same 80 blocks over N ranks, cut along the sequence or by blocks\n\n" + _cuts(),
+        "Sequence parallelism is another thing\n\n" + "\n".join(_sequence()),
+        "For your own run: echelon explain context RUN --set mesh.cp=4",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _kind_lines(kind: str, way: ContextKindFacts) -> Iterator[str]:
+    yield f"{kind}: {way.when}"
+    for title, text in (
+        ("splits", way.splits),
+        ("sends", f"forward {way.forward}"),
+        ("", f"backward {way.backward}"),
+        ("holds", way.holds),
+        ("divides", way.divides),
+        ("source", way.source),
+    ):
+        yield f"  {title:<7}  {text}"
+
+
+def _met(*, causal: bool) -> list[int]:
+    """Return the pairs of chunks that meet at each step of a ring of four."""
+    place = Placement(kind="contiguous", ring_degree=PLACES, ulysses_degree=1, length=LENGTH)
+    found = chunk_pairs(place, AttentionMask(causal=causal), gathered=False)
+    return [sum(one.step == step for one in found) for step in range(PLACES)]
+
+
+def _resident(overlapped: bool) -> float:
+    place = Placement(kind="zigzag", ring_degree=PLACES, ulysses_degree=1, length=LENGTH)
+    return resident_chunks(place, AttentionMask(causal=False), overlapped=overlapped)
+
+
+def _three() -> Iterator[str]:
+    full, causal = _met(causal=False), _met(causal=True)
+    alone, unweighted, merged = attention_merge_errors(ranks=PLACES)
+    yield "  1. A query needs the keys of other ranks. With those of its own rank alone,"
+    yield f"     {sum(full) - full[0]} of {sum(full)} pairs of chunks on {PLACES} ranks are missing"
+    yield f"     ({sum(causal) - causal[0]} of {sum(causal)} under a causal mask); in a small"
+    yield f"     example the output is wrong by {alone:.2f}."
+    yield "  2. Outputs are never summed over ranks: each rank computes all of its own queries."
+    yield "     Keys and values travel forward, and the sums of their gradients backward."
+    yield "  3. Parts merge by their log-sum-exp. Added up with equal weights the example is wrong"
+    yield f"     by {unweighted:.2f}, merged by {merged:.0e}."
+    yield f"  A ring that waits for each transfer holds {_resident(False):g} chunks of keys and"
+    yield f"  values, one that overlaps them {_resident(True):g}: its own, that at work, the next."
+
+
+def _kv() -> str:
+    shapes = (
+        ("32 blocks, 32 heads of 128 (7B)", 4096, 32),
+        ("80 blocks, 64 heads of 128", 8192, 80),
+        ("80 blocks, 8 of 64 heads (grouped)", 1024, 80),
+    )
+    rows = [
+        (name, *(_both(kv_bytes(LONG // n, width, count)) for n in (1, 8) for count in (1, layers)))
+        for name, width, layers in shapes
+    ]
+    return table(("", "a block", "all", "a block, N = 8", "all, N = 8"), rows)
+
+
+def _cuts() -> str:
+    def cells(length: int, layers: int) -> tuple[str, str]:
+        whole, each = (kv_bytes(length, 8192, count) / GIB for count in (layers, 1))
+        return f"{whole:g} GiB", f"{each:g} GiB of each of {layers}"
+
+    rows = [(ranks, *cells(LONG // ranks, 80), *cells(LONG, 80 // ranks)) for ranks in (1, 2, 4, 8)]
+    return table(("N", "sequence", "that is", "by blocks", "that is"), rows)
+
+
+def _both(count: int) -> str:
+    return f"{count / GB:.2f} GB = {count / GIB:g} GiB"
+
+
+def _sequence() -> Iterator[str]:
+    sizes = (2048, 8192, 64)
+    whole = gpt_block_bytes(*sizes)
+    tensor = gpt_block_bytes(*sizes, tp=8)
+    both = gpt_block_bytes(*sizes, tp=8, sequence_parallel=True)
+    yield "  It splits what tensor ranks would each hold whole (norms, dropout), not attention:"
+    yield f"  a block of T = 2048, D = 8192, 64 heads keeps {whole / 1e6:.1f} MB on one device,"
+    yield f"  {tensor / 1e6:.1f} MB on each of 8 tensor ranks, {both / 1e6:.1f} MB with it: 1/8 of"
+    yield "  the whole (Korthikanti et al., 2022; scores kept). cp splits all of that once more."

@@ -1,0 +1,14 @@
+"""`echelon plan`: the page of one run, or a search with its answer.
+
+command.py          the flags; which of the two is asked for
+report.py           the page of a run, as text and as JSON; its parts are
+memory.py           what rests where, what a step adds, ZeRO's choices
+experts.py          where experts are, how tokens travel
+pipeline.py         stages and schedule in time
+estimate.py         a step, memory and rates with their bands: also of an answer
+view.py             pictures, in the terminal or as SVG
+search.py           run a search; write its best plan
+search_text.py      the answer as text
+search_json.py      the answer, and why, as JSON: search.schema.json
+why.py              why this plan, and what would change it, as text
+"""

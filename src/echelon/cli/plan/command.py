@@ -1,0 +1,159 @@
+"""`echelon plan`: check a run by every rule, or search for the best way to split one.
+
+Exit codes: 0 the run fits, or a plan was found; 1 the run was looked at, and does not fit; 2 wrong
+input, or a search in which nothing fits; 130 interrupted, with the best plan of what was seen until
+then printed, where there is one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from echelon.cli.flags import Json, Settings, bad_argument
+from echelon.cli.output import print_json
+from echelon.interop.tools import trainer_names
+
+OURS, TOP = "echelon", 10
+
+ModelOrRun = Annotated[
+    str, Parameter(help="A run.toml, a preset of a run or model, or a config.json to search for.")
+]
+ClusterName = Annotated[
+    str | None, Parameter(help="Search for a plan on COUNTxDEVICE such as 8xh100, or on a file's.")
+]
+Search = Annotated[bool, Parameter(help="Search for a better layout on the cluster of the run.")]
+PinTexts = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--pin",
+        show_default=False,
+        help="Keep the search to key=value, such as tp=8 or schedule=1f1b; repeat for more.",
+    ),
+]
+ObjectiveName = Annotated[
+    Literal["time", "throughput", "cost", "devices", "front"],
+    Parameter(
+        help="A short step; tokens per device; tokens for a price; few devices; or, with front, "
+        "what no other plan beats in time, memory and devices."
+    ),
+]
+Price = Annotated[float | None, Parameter(help="Of a device for an hour, in any currency.")]
+Top = Annotated[int, Parameter(help="How many plans to show.")]
+Why = Annotated[
+    bool, Parameter(help="Say why this plan, why not its neighbours, what would change it.")
+]
+Svg = Annotated[
+    Path | None, Parameter(help="Draw memory, step and mesh of the best into this new folder.")
+]
+Trainer = Annotated[
+    str,
+    Parameter(
+        help="Whose seconds, and what it can run: echelon, generic, or a tool by its generation: "
+        f"{', '.join(trainer_names())}."
+    ),
+]
+Out = Annotated[
+    Path | None, Parameter(help="Write the best plan here: a run file, or a plan as FILE.json.")
+]
+AsJson = Annotated[
+    Json,
+    Parameter(
+        help="Print one versioned JSON object; that of a search has a published JSON Schema, which "
+        "`echelon explain json` prints."
+    ),
+]
+
+
+def plan(
+    run: ModelOrRun,
+    /,
+    *,
+    cluster: ClusterName = None,
+    search: Search = False,
+    pin: PinTexts = (),
+    objective: ObjectiveName = "time",
+    price: Price = None,
+    trainer: Trainer = OURS,
+    top: Top = TOP,
+    out: Out = None,
+    why: Why = False,
+    svg: Svg = None,
+    settings: Settings = (),
+    json: AsJson = False,
+) -> int:
+    """Show what the ranks of a run hold and send; with --cluster or --search, the best splits.
+
+    Exit 1 where the run does not fit into the memory of its devices.
+    """
+    if cluster is None and not search:
+        asked = {
+            "--objective": objective != "time",
+            "--trainer": trainer != OURS,
+            "--top": top != TOP,
+        }
+        _require_search({"--pin": pin, "--price": price, "--out": out, **asked})
+        fits = _show(run, settings, json=json)
+        _explain(run, settings, why=why, svg=svg)
+        return 0 if fits else 1
+    from echelon.cli.plan.search import SearchOutputOptions, run_search
+    from echelon.planner.search.request import SearchAim
+
+    wanted = SearchAim(
+        objective="time" if objective == "front" else objective,
+        price=price,
+        trainer=trainer,
+        top=top,
+    )
+    shown = SearchOutputOptions(front=objective == "front", output=out, why=why, svg=svg, json=json)
+    return run_search(run, wanted, shown, cluster=cluster, settings=settings, pins=pin)
+
+
+def _show(run: str, settings: tuple[str, ...], *, json: bool) -> bool:
+    """Print what a run holds and sends, and return whether it fits."""
+    from echelon.cli.plan.report import plan_fits, plan_json, plan_text
+    from echelon.config.files.times_file import unit_times_from_job
+    from echelon.config.load import load_job
+    from echelon.config.stage_placement import search_note_of_job
+
+    job = load_job(run, settings)
+    times = unit_times_from_job(job)
+    if json:
+        print_json("plan", plan_json(job.plan, times))
+    else:
+        print(plan_text(job.plan, times, search_note_of_job(job)), end="")
+    return plan_fits(job.plan)
+
+
+def _explain(run: str, settings: tuple[str, ...], *, why: bool, svg: Path | None) -> None:
+    """Say what makes a run fit, where it does not, and draw it: on stderr, beside its page."""
+    if not why and svg is None:
+        return
+    from echelon.cli.output import note
+    from echelon.cli.plan.view import draw
+    from echelon.cli.plan.why import fixes_text
+    from echelon.config.load import load_job
+    from echelon.planner.explain.fixes import candidate_from_plan, find_fixes
+    from echelon.planner.predict.estimate import estimate_plan
+    from echelon.planner.search.request import make_request
+
+    plan = load_job(run, settings).plan
+    estimated = estimate_plan(plan)
+    if why:
+        fixes = find_fixes(make_request(run, settings=settings), candidate_from_plan(plan))
+        note(fixes_text(fixes) if fixes else draw(plan, estimated.seconds, estimated.bytes))
+    if svg is not None:
+        note(draw(plan, estimated.seconds, estimated.bytes, svg).rstrip("\n"))
+
+
+def _require_search(flags: dict[str, object]) -> None:
+    """Refuse flags of a search where there is none: they would change nothing."""
+    if given := [flag for flag, value in flags.items() if value]:
+        raise bad_argument(
+            f"{' and '.join(given)} is about a search, and without --cluster or --search a run is "
+            "shown as it is",
+            "--cluster 8xh100",
+            "--search",
+        )

@@ -1,0 +1,139 @@
+"""What a plan takes, as the search and the page of a run both print it: a step, memory, terms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from textwrap import fill
+from typing import Any
+
+from echelon.cli.output import WIDTH, table
+from echelon.planner.explain.bands import (
+    BandedValue,
+    band_evidence,
+    byte_term_bands,
+    held_bytes_band,
+    mfu_band,
+    step_band,
+    step_term_bands,
+    tokens_per_s_band,
+)
+from echelon.planner.predict.estimate import Estimate
+
+SMALLEST_SHARE = 0.0005  # of the whole
+
+
+def rate_lines(estimate: Estimate, *, label: int = 10) -> Iterator[str]:
+    """Yield the seconds of a step, the rate of a device, and its memory, with their bands.
+
+    Each line begins with a name in `label` columns; the last ones say what the bands rest on.
+    """
+    step, held = step_band(estimate), held_bytes_band(estimate)
+    tokens, mfu = tokens_per_s_band(estimate), mfu_band(estimate)
+    yield f"{'step':<{label}}{step.value:.4g} s ({step.low:.4g} to {step.high:.4g})"
+    yield (
+        f"{'rate':<{label}}{tokens.value:.0f} tokens/s of a device "
+        f"({tokens.low:.0f} to {tokens.high:.0f}), "
+        f"MFU {100 * mfu.value:.1f} ({100 * mfu.low:.1f} to {100 * mfu.high:.1f})"
+    )
+    yield f"{'memory':<{label}}{_gb(held.value)} GB ({_gb(held.low)} to {_gb(held.high)})"
+    rests = band_evidence(estimate.inputs)
+    told = f"four of five measured runs lie inside: {rests.similar_runs}"
+    if rests.untested:
+        told += f"; wider for what no run tells: {', '.join(rests.untested)}"
+    exact = "Bytes of parameters, gradients and optimizer are counted: they have no band"
+    yield fill(f"{'bands':<{label}}{told}. {exact}.", WIDTH, subsequent_indent=" " * label)
+
+
+def seconds_table(estimate: Estimate) -> str:
+    """Return the terms of a step as a table; "-" is the band of what is counted."""
+    rows = [(name, _value(one), _band_text(one), part) for name, one, part in _seconds(estimate)]
+    return table(("term", "seconds", "band", "of the step"), rows, WIDTH)
+
+
+def bytes_table(estimate: Estimate, memory_bytes: float) -> str:
+    """Return the terms of what the fullest rank holds as a table."""
+    shares = _held(estimate, memory_bytes)
+    rows = [(name, _value(one), _band_text(one), part) for name, one, part in shares]
+    return table(("term", "GB", "band", "of the memory"), rows, WIDTH)
+
+
+def terms_beside(estimate: Estimate, memory_bytes: float) -> str:
+    """Return the terms of a step and those of what the fullest rank holds, side by side."""
+    left, right = (
+        table(header, [(name, _value(one), part) for name, one, part in shares], WIDTH).splitlines()
+        for header, shares in (
+            (("term", "seconds", "of the step"), _seconds(estimate)),
+            (("term", "GB", "of the memory"), _held(estimate, memory_bytes)),
+        )
+    )
+    width = max(map(len, left))
+    pairs = zip_longest(left, right, fillvalue="")
+    return "\n".join(f"{one:<{width}}    {two}".rstrip() for one, two in pairs)
+
+
+def estimate_json(estimate: Estimate) -> dict[str, Any]:
+    """Return what a plan takes as JSON values."""
+    rests = band_evidence(estimate.inputs)
+    return {
+        "step_s": estimate.step_s,
+        "step_band_s": band_json(step_band(estimate)),
+        "seconds": dict(estimate.seconds),
+        "seconds_bands": {name: band_json(one) for name, one in step_term_bands(estimate).items()},
+        "held_bytes": estimate.bytes_held,
+        "held_band_bytes": band_json(held_bytes_band(estimate)),
+        "bytes": dict(estimate.bytes),
+        "bytes_bands": {name: band_json(one) for name, one in byte_term_bands(estimate).items()},
+        "bands_rest_on": {"like": rests.similar_runs, "beyond": list(rests.untested)},
+        "tokens_per_s_per_device": estimate.tokens_per_s_per_device,
+        "tokens_band": band_json(tokens_per_s_band(estimate)),
+        "mfu": estimate.mfu,
+        "mfu_band": band_json(mfu_band(estimate)),
+    }
+
+
+def band_json(amount: BandedValue) -> list[float]:
+    """Return the ends of a band."""
+    return [amount.low, amount.high]
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:.1f}" if count >= 1e8 else f"{count / 1e9:.3g}"
+
+
+def _in_gb(amount: BandedValue) -> BandedValue:
+    return BandedValue(value=amount.value / 1e9, low=amount.low / 1e9, high=amount.high / 1e9)
+
+
+def _seconds(estimate: Estimate) -> list[tuple[str, BandedValue, str]]:
+    return _shares(step_term_bands(estimate), step_band(estimate), estimate.step_s, "step")
+
+
+def _held(estimate: Estimate, memory_bytes: float) -> list[tuple[str, BandedValue, str]]:
+    terms = {name: _in_gb(amount) for name, amount in byte_term_bands(estimate).items()}
+    return _shares(terms, _in_gb(held_bytes_band(estimate)), memory_bytes / 1e9, "memory")
+
+
+def _shares(
+    terms: Mapping[str, BandedValue], total: BandedValue, whole: float, name: str
+) -> list[tuple[str, BandedValue, str]]:
+    """Return terms with their shares of a `whole`, the largest first, and the sum."""
+    large = {key: one for key, one in terms.items() if one.value > SMALLEST_SHARE * whole}
+    shown = sorted(large.items(), key=lambda item: -item[1].value)
+    small = [one for key, one in terms.items() if key not in large]
+    rest = BandedValue(
+        value=sum(one.value for one in small),
+        low=sum(one.low for one in small),
+        high=sum(one.high for one in small),
+    )
+    shown += [("all others", rest)] if rest.value > 1e-9 * whole else []
+    shown.append((f"sum ({name})", total))
+    return [(key, one, f"{100 * one.value / whole:.1f} %") for key, one in shown]
+
+
+def _value(amount: BandedValue) -> str:
+    return f"{amount.value:.4g}"
+
+
+def _band_text(amount: BandedValue) -> str:
+    return "-" if amount.low == amount.high else f"{amount.low:.4g} to {amount.high:.4g}"

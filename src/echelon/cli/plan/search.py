@@ -1,0 +1,125 @@
+"""`echelon plan MODEL --cluster ...`: search, print the answer, and write the best plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from echelon.cli.flags import argument_problem, require_new_files, require_suffix
+from echelon.cli.output import note, print_json
+from echelon.core.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from echelon.core.plan import Plan
+    from echelon.planner.search.request import SearchAim
+    from echelon.planner.search.search import SearchResult
+
+EXIT_INTERRUPTED = 130  # 128 + SIGINT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOutputOptions:
+    """Hold what is printed and written of an answer."""
+
+    front: bool
+    output: Path | None
+    why: bool
+    svg: Path | None
+    json: bool
+
+
+def run_search(
+    model: str,
+    wanted: SearchAim,
+    shown: SearchOutputOptions,
+    *,
+    cluster: str | None,
+    settings: Sequence[str],
+    pins: Sequence[str],
+) -> int:
+    """Search, print the answer, write the best plan; return the exit code."""
+    from echelon.cli.plan.search_json import answer_json, explanation_json
+    from echelon.cli.plan.search_text import answer_text
+    from echelon.cli.plan.why import explanation_text, fixes_text
+    from echelon.planner.explain.why import explain_result
+    from echelon.planner.search.no_plan import explain_no_plan
+    from echelon.planner.search.request import make_request
+    from echelon.planner.search.search import pareto_front, search
+
+    _require_sensible(wanted)
+    require_suffix("--out", shown.output, (".toml", ".json"))
+    require_new_files({"--out": shown.output})
+    if shown.svg is not None:
+        from echelon.cli.plan.view import require_new_folder
+
+        require_new_folder(shown.svg)
+    request = make_request(model, cluster=cluster, settings=settings, pins=pins, aim=wanted)
+    answer = search(request)
+    if answer.best is None and not answer.interrupted:
+        if shown.why:
+            from echelon.planner.explain.fixes import cheapest_pin_fixes
+
+            note(fixes_text(cheapest_pin_fixes(request)))
+        raise explain_no_plan(answer)
+    kept = pareto_front(request) if shown.front and not answer.interrupted else ()
+    if shown.json:
+        found = {"search": answer_json(answer, kept)}
+        if shown.why and answer.best is not None:
+            found["why"] = explanation_json(explain_result(answer))
+        print_json("plan", found)
+    elif answer.best is not None:
+        print(answer_text(answer, kept), end="")
+        if shown.why:
+            print("\n" + explanation_text(explain_result(answer)), end="")
+    if answer.best is not None:
+        _write_outputs(answer, shown)
+    if answer.interrupted:
+        note(
+            f"interrupted: {answer.num_computed:,} plans computed of {answer.num_legal:,} met so "
+            "far; there may be better ones"
+        )
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def _require_sensible(wanted: SearchAim) -> None:
+    problems: list[Problem] = []
+    if wanted.top < 1:
+        problems.append(argument_problem(f"--top {wanted.top} is below 1", "--top 1"))
+    price = wanted.price
+    if price is not None and not 0 < price < math.inf:
+        message = f"--price {price} is no price of a device for an hour"
+        problems.append(argument_problem(message, "--price 2.5"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _write_outputs(answer: SearchResult, shown: SearchOutputOptions) -> None:
+    """Write what was asked for of the best plan."""
+    plan, estimate = answer.first.plan, answer.first.estimate
+    assert plan is not None, "what is the best of an answer has become a Plan"
+    if shown.output is not None:
+        _write(plan, shown.output)
+    if shown.svg is not None:
+        from echelon.cli.plan.view import draw
+
+        note(draw(plan, estimate.seconds, estimate.bytes, shown.svg).rstrip("\n"))
+
+
+def _write(plan: Plan, out: Path) -> None:
+    """Write the best plan: a run file, with what stands beside it, or the plan itself."""
+    from echelon.config.files.new_file import write_new
+    from echelon.interop.plan_settings import needed_settings, run_toml
+
+    if out.suffix == ".json":
+        write_new(out, plan.to_json(), key="--out")
+        return
+    run = needed_settings(plan)
+    files = {out.parent / name: text for name, text in run.beside.items()}
+    require_new_files({"--out": out} | {str(file): file for file in files})
+    for file, text in files.items():
+        write_new(file, text, key="--out")
+    write_new(out, run_toml(run), key="--out")

@@ -1,0 +1,138 @@
+"""The pictures of a plan: memory bars, the waterfall of a step, and the mesh map.
+
+In a terminal they are lines of 80 columns, in color where the terminal has it and `NO_COLOR` is not
+set; with `--svg FOLDER` they are three figures in a new folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import fsum
+from pathlib import Path
+
+from echelon.cli.flags import free_path
+from echelon.config.files.new_file import require_writable, write_new
+from echelon.core.errors import ConfigError
+from echelon.core.plan import Plan
+from echelon.planner.view.bars_svg import memory_svg, waterfall_svg
+from echelon.planner.view.lines import TextLine
+from echelon.planner.view.memory import MemoryBars, memory_bars, memory_rows_from_plan
+from echelon.planner.view.mesh_map import MeshMap, mesh_map
+from echelon.planner.view.mesh_svg import mesh_svg
+from echelon.planner.view.waterfall import Waterfall, waterfall
+
+FLAG = "--svg"
+PLANNED = "fullest, planned"
+"""The row of what the planner says that the fullest rank holds, above those of the ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFigures:
+    """Hold the three pictures of a plan."""
+
+    name: str
+    memory: MemoryBars
+    step: Waterfall
+    mesh: MeshMap
+
+    def text(self) -> str:
+        """Return all of them as lines for the terminal, in color where stdout shows it."""
+        parts = [
+            ("What ranks hold at their peak, at most", self.memory.lines()),
+            ("Seconds of a step", self.step.lines()),
+            ("Where ranks are", self.mesh.lines()),
+        ]
+        return "\n".join(f"{title}:\n\n{painted(lines)}" for title, lines in parts)
+
+    def figures(self) -> dict[str, str]:
+        """Return the name and the text of each figure."""
+        return {
+            "memory.svg": memory_svg(self.memory, title=f"{self.name}: memory at its peak"),
+            "step.svg": waterfall_svg(self.step, title=f"{self.name}: seconds of a step"),
+            "mesh.svg": mesh_svg(self.mesh, title=f"{self.name}: where ranks are"),
+        }
+
+
+def draw(
+    plan: Plan, seconds: Mapping[str, float], held: Mapping[str, float], svg: Path | None = None
+) -> str:
+    """Return what to print of a plan whose step takes `seconds`, its fullest rank holding `held`.
+
+    With `svg`, write the figures to that new folder, and return a line for each of them.
+    """
+    if svg is not None:
+        require_new_folder(svg)
+    pictures = plan_figures(plan, seconds, held)
+    if svg is None:
+        return pictures.text()
+    return "".join(f"written: {path}\n" for path in write_figures(pictures, svg))
+
+
+def plan_figures(
+    plan: Plan, seconds: Mapping[str, float], held: Mapping[str, float]
+) -> PlanFigures:
+    """Return the pictures of a plan.
+
+    The bar of `held` stands above those of the ranks, by exact formulas, which get as much slack
+    and context as it has. Without `held` they have none.
+    """
+    planned = [(PLANNED, held)] if held else []
+    ranks = [
+        (label, {**terms, **_beside(terms, held)}) for label, terms in memory_rows_from_plan(plan)
+    ]
+    return PlanFigures(
+        name=plan.name,
+        memory=memory_bars([*planned, *ranks], plan.cluster.device.memory_bytes),
+        step=waterfall(seconds),
+        mesh=mesh_map(plan.mesh, plan.cluster, expert_tp=plan.layout.experts.expert_tp),
+    )
+
+
+def _beside(terms: Mapping[str, float], held: Mapping[str, float]) -> dict[str, float]:
+    """Return what an allocator and a process hold back on a rank, as they do where `held` is."""
+    found = {name: held[name] for name in ("slack", "context") if name in held}
+    used = fsum(held.values()) - fsum(found.values())
+    if "slack" in found:
+        found["slack"] *= fsum(terms.values()) / used if used > 0 else 0.0
+    return found
+
+
+def require_new_folder(folder: Path) -> None:
+    """Refuse a folder that exists or cannot be made, before the work for what goes into it."""
+    try:
+        require_writable(folder, key=FLAG)
+    except ConfigError as error:
+        there = os.path.lexists(folder)
+        free = (f"{FLAG} {free_path(folder.parent, folder.name, '')}",) if there else ()
+        problems = [replace(problem, suggestions=free) for problem in error.problems]
+        raise ConfigError(problems) from None
+
+
+def write_figures(pictures: PlanFigures, folder: Path) -> tuple[Path, ...]:
+    """Write the figures to a new folder and return their files; ConfigError if it is there."""
+    # All texts are made before any is written: what goes wrong leaves no file behind.
+    texts = pictures.figures()
+    require_new_folder(folder)
+    folder.mkdir()
+    files = {folder / name: text for name, text in texts.items()}
+    for file, text in files.items():
+        write_new(file, text, key=FLAG)
+    return tuple(files)
+
+
+def painted(lines: Sequence[TextLine]) -> str:
+    """Return lines as text, with colors where stdout is a terminal that shows them."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
+    with console.capture() as capture:
+        for line in lines:
+            text = Text()
+            for span in line:
+                text.append(span.text, style=span.color or None)
+            text.rstrip()
+            console.print(text)
+    return capture.get()

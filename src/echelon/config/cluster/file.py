@@ -1,0 +1,259 @@
+"""A cluster described in TOML -> Cluster, and back: a node, the links in it and beyond it.
+
+A preset of clusters has the same form. A tier of links names one of the catalogue (`link =
+"infiniband-ndr"`, `presets/links.toml`) or gives its own numbers, or both: its own win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import cast
+
+from echelon.config.cluster.devices import suspect_device_numbers
+from echelon.config.cluster.link_checks import (
+    ALL,
+    device_problems,
+    link_degrees,
+    tier_problems,
+    unit_problems,
+)
+from echelon.config.cluster.links import link_preset_from_name, link_presets
+from echelon.config.entries import Entry, check_layer
+from echelon.config.settings.value_types import (
+    COUNT,
+    DTYPES,
+    FROM_ZERO,
+    POSITIVE,
+    Choice,
+    Flag,
+    Integer,
+    Real,
+    Setting,
+    Text,
+    ValueType,
+    toml_text,
+)
+from echelon.config.view import View, record
+from echelon.core.cluster import TRAINER_CONSTANTS, Backend, Cluster, Device, Efficiency, Link
+from echelon.core.errors import Problem
+from echelon.core.rulebook.config import MISSING_SETTING, UNKNOWN_PRESET, WRONG_TYPE
+from echelon.core.rules import did_you_mean
+
+DEVICE_DTYPES = (*DTYPES, "fp8")
+"""What a device has peaks of: dtypes that a run computes in, and one that only others' runs do."""
+
+SHARE = Real(above=True, maximum=1.0)
+NOT_SHARES: Mapping[str, ValueType] = {
+    "half_depth": Real(),
+    "tile": COUNT,
+    "units": COUNT,
+    "launch_s": Real(),
+}
+"""Fields of Efficiency that are sizes or seconds; all others are shares of a peak."""
+
+
+def _settings(kinds: Mapping[str, tuple[ValueType, object]]) -> dict[str, Setting]:
+    return {
+        key: Setting(key=key, kind=kind, default=default, about="")
+        for key, (kind, default) in kinds.items()
+    }
+
+
+_TYPICAL = Efficiency()
+CLUSTER_SETTINGS = _settings(
+    {
+        "name": (Text(), None),
+        "nodes": (COUNT, 1),
+        "devices_per_node": (COUNT, None),
+        "backend": (Choice(options=("gloo", "nccl")), "nccl"),
+        "device.name": (Text(), None),
+        "device.memory_bytes": (Integer(maximum=2**60), None),
+        "device.memory_bandwidth": (POSITIVE, None),
+        "device.cores": (Real(), 0.0),
+        "device.sure": (Flag(), False),
+        **{f"device.peak_flops.{dtype}": (POSITIVE, "unknown") for dtype in DEVICE_DTYPES},
+        **{
+            f"device.efficiency.{item.name}": (
+                NOT_SHARES.get(item.name, SHARE),
+                getattr(_TYPICAL, item.name),
+            )
+            for item in fields(Efficiency)
+        },
+        **{f"trainer.{name}": (POSITIVE, "unknown") for name in TRAINER_CONSTANTS},
+    }
+)
+LINK_SETTINGS = _settings(
+    {
+        "link": (Text(), "none"),
+        "name": (Text(), None),
+        "degree": (Integer(words=(ALL,)), ALL),
+        "bandwidth": (POSITIVE, None),
+        "latency_s": (Real(), None),
+        "efficiency": (SHARE, 1.0),
+        "half_bytes": (Real(), 0.0),
+        "interfaces": (FROM_ZERO, 0),
+        "sure": (Flag(), False),
+    }
+)
+
+
+def build_cluster(entries: Mapping[str, Entry], where: str) -> Cluster | list[Problem]:
+    """Return the cluster that the entries of a file describe, or all that is wrong with them."""
+    links = entries.get("links")
+    plain = {key: entry for key, entry in entries.items() if key != "links"}
+    view, problems = _checked(plain, CLUSTER_SETTINGS, "", where)
+    tiers = _tables_in(links.value) if links else []
+    if tiers is None:
+        message = "links is not a list of tables; write [[links]] above each"
+        problems.append(WRONG_TYPE.problem(message, key="links", set_by=where))
+    views: list[View] = []
+    for index, tier in enumerate(tiers or []):
+        source = links.source if links else where
+        own = {key: Entry(value=value, source=source) for key, value in tier.items()}
+        inner, unknown = _with_catalogue(own, index, where)
+        link_view, link_problems = _checked(inner, LINK_SETTINGS, f"links[{index}].", where)
+        views.append(link_view)
+        problems.extend(unknown or link_problems)
+    if problems:
+        return problems
+    return _cluster(view, views, where)
+
+
+def _with_catalogue(
+    own: Mapping[str, Entry], index: int, where: str
+) -> tuple[Mapping[str, Entry], list[Problem]]:
+    """Return a tier's entries over those of the link that it names."""
+    if "link" not in own or not isinstance(named := own["link"].value, str):
+        return own, []
+    link = link_presets().get(named)
+    if link is None:
+        close = did_you_mean(named, link_presets())
+        hint = f'; did you mean "{close[0]}"?' if close else ""
+        problem = UNKNOWN_PRESET.problem(
+            f'links[{index}].link = "{named}" is not in the catalogue of links{hint}',
+            key="links",
+            set_by=where,
+            suggestions=close or tuple(link_presets()),
+        )
+        return own, [problem]
+    names, source = ("name", "bandwidth", "latency_s", "efficiency", "half_bytes"), f"link {named}"
+    catalogue = {name: Entry(value=getattr(link, name), source=source) for name in names}
+    return {**catalogue, **own}, []
+
+
+def _tables_in(value: object) -> list[dict[str, object]] | None:
+    items = cast("list[object]", value) if isinstance(value, list) else [None]
+    if not all(isinstance(item, dict) for item in items):
+        return None
+    return cast("list[dict[str, object]]", items)
+
+
+def _checked(
+    entries: Mapping[str, Entry], settings: Mapping[str, Setting], prefix: str, where: str
+) -> tuple[View, list[Problem]]:
+    fitting, problems = check_layer(entries, settings)
+    wrong = frozenset(problem.key for problem in problems)
+    view = View(entries=fitting, wrong=wrong, settings=settings)
+    for key in settings:
+        if key not in wrong and not view.has(key):
+            problems.append(
+                MISSING_SETTING.problem(
+                    f"{prefix}{key} is not set and has no default", key=key, set_by=where
+                )
+            )
+    return view, problems
+
+
+def _cluster(view: View, links: list[View], where: str) -> Cluster | list[Problem]:
+    per_node, nodes = view.integer("devices_per_node"), view.integer("nodes")
+    degrees = link_degrees(links, per_node * nodes)
+    device, backend = _device(view), cast(Backend, view.word("backend"))
+    problems = [*tier_problems(links, degrees, view, where)]
+    problems += unit_problems(links, degrees, per_node, where, device.name)
+    if not view.flag("device.sure"):
+        problems += device_problems(device, backend, where)
+    if problems:
+        return problems
+    return Cluster(
+        name=view.word("name"),
+        device=device,
+        devices_per_node=per_node,
+        nodes=nodes,
+        links=tuple(
+            _link(link, degree, per_node)
+            for link, degree in zip(links, degrees, strict=True)
+            if degree is not None
+        ),
+        backend=backend,
+        trainer=_known_numbers(view, "trainer", TRAINER_CONSTANTS),
+    )
+
+
+def _link(view: View, degree: int, per_node: int) -> Link:
+    interfaces = view.integer("interfaces")
+    return Link(
+        name=view.word("name"),
+        degree=degree,
+        bandwidth=view.number("bandwidth"),
+        latency_s=view.number("latency_s"),
+        efficiency=view.number("efficiency"),
+        half_bytes=view.number("half_bytes"),
+        interfaces=0 if interfaces == per_node else interfaces,
+    )
+
+
+def _device(view: View) -> Device:
+    return Device(
+        name=view.word("device.name"),
+        memory_bytes=view.integer("device.memory_bytes"),
+        memory_bandwidth=view.number("device.memory_bandwidth"),
+        peak_flops=_known_numbers(view, "device.peak_flops", DEVICE_DTYPES),
+        efficiency=record(view, Efficiency, "device.efficiency"),
+        cores=view.number("device.cores"),
+    )
+
+
+def _known_numbers(view: View, table: str, names: Iterable[str]) -> tuple[tuple[str, float], ...]:
+    keys = [(name, f"{table}.{name}") for name in names]
+    return tuple((name, view.number(key)) for name, key in keys if not view.is_default(key))
+
+
+def cluster_toml(cluster: Cluster, about: Sequence[str] = ()) -> str:
+    """Return the file of a cluster under a comment: devices, then tiers of links, fastest first."""
+    return "\n".join((*(f"# {line}".rstrip() for line in about), *_lines(cluster))) + "\n"
+
+
+def _lines(cluster: Cluster) -> Iterator[str]:
+    pairs = {"device.peak_flops": dict(cluster.device.peak_flops), "trainer": dict(cluster.trainer)}
+    tables: dict[str, list[str]] = {}
+    for key, setting in CLUSTER_SETTINGS.items():
+        table, _, name = key.rpartition(".")
+        value = pairs[table].get(name) if table in pairs else _value(cluster, key)
+        # An efficiency is written whatever it is: a default may change, what was measured not.
+        if value is not None and (value != setting.default or table == "device.efficiency"):
+            tables.setdefault(table, []).append(f"{name} = {_text(value)}")
+    if next(suspect_device_numbers(cluster.device, cluster.backend), None) is not None:
+        tables["device"].append("sure = true")
+    for table, lines in tables.items():
+        yield from (["", f"[{table}]"] if table else [])
+        yield from lines
+    for link in cluster.links:
+        yield from ("", "[[links]]")
+        yield from (f"{item.name} = {_text(getattr(link, item.name))}" for item in fields(Link))
+        # What was measured is meant, though the catalogue has other numbers of this name.
+        known = link_preset_from_name(link.name)
+        if known is None or link.bandwidth > known.bandwidth or link.latency_s != known.latency_s:
+            yield "sure = true"
+
+
+def _value(cluster: Cluster, key: str) -> object:
+    value: object = cluster
+    for name in key.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def _text(value: object) -> str:
+    """Return a value as TOML: read back, a number is the same one."""
+    return repr(float(value)) if isinstance(value, float) else toml_text(value)

@@ -1,0 +1,7 @@
+"""Files of a run.
+
+reading.py      read what a user names, with the line of each key
+times_file.py   measured times of a model's units
+show.py         a job's settings as text: shown, and kept with a run
+new_file.py     what `echelon config new` writes
+"""

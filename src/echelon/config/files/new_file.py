@@ -1,0 +1,94 @@
+"""Write a file that is not there yet: what a command makes for its user, who keeps it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from echelon.core.disk import flush_file
+from echelon.core.errors import ConfigError
+from echelon.core.rulebook.command_line import CANNOT_WRITE, NEVER_OVERWRITE
+
+
+def write_new(file: Path, text: str, *, key: str = "FILE") -> None:
+    """Write a file, whole or not at all; ConfigError, with a free name, where there is one."""
+    with _refused(file, key):
+        _require_free(file)
+        part = _beside(file)
+        try:
+            with part.open("x", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                flush_file(stream.fileno())
+            _give_name(part, file)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def require_writable(file: Path, *, key: str = "FILE") -> None:
+    """Raise the ConfigError that `write_new` would, before the work for what is to be written."""
+    with _refused(file, key):
+        _require_free(file)
+        part = _beside(file)
+        part.open("xb").close()
+        part.unlink()
+
+
+def _require_free(file: Path) -> None:
+    # A name that no file can have is told here, too.
+    try:
+        file.lstat()
+    except FileNotFoundError:
+        return
+    raise FileExistsError
+
+
+@contextmanager
+def _refused(file: Path, key: str) -> Generator[None]:
+    """Turn what the system refuses inside into a ConfigError."""
+    try:
+        yield
+    except FileExistsError:
+        problem = NEVER_OVERWRITE.problem(
+            f"{file} exists and is left as it is", key=key, suggestions=[_free_name(file)]
+        )
+        raise ConfigError(problem) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        problem = CANNOT_WRITE.problem(f"{file} cannot be written: {reason}", key=key)
+        raise ConfigError(problem) from error
+
+
+def _beside(file: Path) -> Path:
+    return file.parent / f".echelon-{secrets.token_hex(8)}"
+
+
+def _give_name(part: Path, file: Path) -> None:
+    """Name a whole file, never in the place of another one."""
+    try:
+        os.link(part, file)
+    except FileExistsError:
+        raise
+    except OSError:
+        # A file system without links: take the name first, then put the whole file there.
+        file.open("xb").close()
+        try:
+            part.replace(file)
+        except OSError:
+            with suppress(OSError):
+                file.unlink()
+            raise
+
+
+def _free_name(file: Path) -> Path:
+    # A folder is taken too, but it is no file: the name of a run file goes into it.
+    taken = file / "run.toml" if file.is_dir() else file
+    if not os.path.lexists(taken):
+        return taken
+    number = 2
+    while os.path.lexists(free := taken.with_stem(f"{taken.stem}-{number}")):
+        number += 1
+    return free

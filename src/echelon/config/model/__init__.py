@@ -1,0 +1,6 @@
+"""Settings of a model.
+
+keys.py           its tables and keys
+settings.py       presets and config.json expanded, the rest derived -> ModelShape
+hugging_face.py   a config.json -> settings       config_json.py   how it is read
+"""

@@ -1,0 +1,119 @@
+"""Settings of the model -> ModelShape: presets and config.json expanded, the rest derived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from echelon.config.entries import Entry
+from echelon.config.presets import read_preset
+from echelon.config.setting_layers import model_preset_problem, preset_entries
+from echelon.config.settings.experts import BALANCE_KEY, BIAS_KEY, HAS_BIAS
+from echelon.config.settings.schema import MODEL_SOURCES
+from echelon.config.view import Unavailable, View, record
+from echelon.core.errors import Problem
+from echelon.core.model_shape import Experts, LatentAttention, ModelShape, RopeScaling
+from echelon.core.rulebook.config import MISSING_SETTING
+
+REQUIRED = ("layers", "hidden", "heads", "ffn", "vocab", "max_positions")
+LATENT_PARTS = ("model.latent.nope_dim", "model.latent.rope_dim")
+NAMED_EXPERTS = ("model.experts.num_experts", "model.experts.top_k", "model.experts.ffn")
+PARTS = {"rope_scaling": RopeScaling, "latent": LatentAttention, "experts": Experts}
+
+
+def expand_model(entries: Mapping[str, Entry]) -> tuple[dict[str, Entry], list[Problem]]:
+    """Return the entries with those of `model.preset` or `model.hf_config` under them.
+
+    A model whose named source is changed by other settings is called so.
+    """
+    named = next((entries[key] for key in MODEL_SOURCES if key in entries), None)
+    if named is None:
+        return dict(entries), []
+    if "model.preset" in entries:
+        if problem := model_preset_problem(named):
+            return dict(entries), [problem]
+        name = str(named.value)
+        preset = read_preset("models", name)
+        assert preset is not None
+        below = {k: e for k, e in preset_entries(preset).items() if k.startswith("model.")}
+    else:
+        from echelon.config.model.hugging_face import read_hf_config
+
+        path = View(entries=entries).path("model.hf_config")
+        below, problems = read_hf_config(path, named.source)
+        if problems:
+            return dict(entries), problems
+        folder = path if path.is_dir() else path.parent
+        name = folder.resolve().name or "hf-config"
+    changed = any(
+        key in below and entry.value != below[key].value
+        for key, entry in entries.items()
+        if key.startswith("model.") and key not in MODEL_SOURCES and key != "model.name"
+    )
+    label = Entry(value=f"{name}-changed" if changed else name, source=named.source)
+    return {"model.name": label, **below, **entries}, []
+
+
+def derive_model(view: View, run_name: str) -> Iterator[tuple[str, Entry]]:
+    """Yield the settings of the model that follow from others."""
+    if not view.has("model.name"):
+        yield "model.name", Entry(value=run_name, source="derived: the run's name")
+    yield from _derived_bias(view)
+    try:
+        heads = view.integer("model.heads")
+        if not view.has("model.kv_heads"):
+            yield "model.kv_heads", Entry(value=heads, source="derived: heads")
+        parts = [view.integer(key) for key in LATENT_PARTS if view.has(key)]
+        if not view.has("model.head_dim") and len(parts) == len(LATENT_PARTS):
+            source = "derived: latent.nope_dim + rope_dim"
+            yield "model.head_dim", Entry(value=sum(parts), source=source)
+            return
+        hidden = view.integer("model.hidden")
+        if not view.has("model.head_dim") and hidden % heads == 0:
+            yield "model.head_dim", Entry(value=hidden // heads, source="derived: hidden / heads")
+    except Unavailable:
+        return
+
+
+def _derived_bias(view: View) -> Iterator[tuple[str, Entry]]:
+    """Yield the bias of a router that balances by it, where nobody says whether there is one."""
+    if BIAS_KEY in view.entries or BALANCE_KEY in view.wrong:
+        return
+    if view.word(BALANCE_KEY) in HAS_BIAS and any(map(view.has, NAMED_EXPERTS)):
+        yield BIAS_KEY, Entry(value=True, source=f"derived: {BALANCE_KEY}")
+
+
+def model_problems(view: View) -> Iterator[Problem]:
+    """Yield everything that is missing from the model, key by key."""
+    named = (key for key in (*view.entries, *view.wrong) if key.startswith("model."))
+    if not any(key != "model.name" for key in named):
+        yield MISSING_SETTING.problem(
+            "there is no model: name a preset, a config.json, or its layers, hidden, heads, "
+            "ffn, vocab and max_positions",
+            key="model",
+            suggestions=('model.preset = "gpt2"', 'model.hf_config = "PATH/config.json"'),
+        )
+        return
+    for name in REQUIRED:
+        key = f"model.{name}"
+        if not view.has(key) and key not in view.wrong:
+            yield MISSING_SETTING.problem(f"{key} is not set and has no default", key=key)
+    for part, kind in PARTS.items():
+        keys = {f"model.{part}.{field.name}" for field in fields(kind)}
+        if any(key in view.entries for key in keys):
+            for key in sorted(keys - view.wrong):
+                if not view.has(key):
+                    yield MISSING_SETTING.problem(f"{key} is not set and has no default", key=key)
+
+
+def build_model(view: View) -> ModelShape:
+    """Return the shape of a model whose settings have all been checked."""
+    parts: dict[str, Any] = {
+        name: record(view, kind, f"model.{name}") if view.has_table(f"model.{name}") else None
+        for name, kind in PARTS.items()
+    }
+    for name in ("window", "soft_cap"):
+        value = view.value(f"model.{name}")
+        parts[name] = None if value == "none" else value
+    return record(view, ModelShape, "model", **parts)

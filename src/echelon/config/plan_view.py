@@ -1,0 +1,78 @@
+"""A Plan seen as settings: every setting of a run.toml that would give it again.
+
+`config/load.py` goes the other way. So one set of rules is asked of both
+(`config/rules/finders.py`), and `interop/plan_settings.py` writes run files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, cast
+
+from echelon.config.entries import Entry
+from echelon.config.model.settings import PARTS
+from echelon.config.settings.experts import STAGE_KEY
+from echelon.config.settings.schema import SETTINGS
+from echelon.config.view import View
+from echelon.core.model_shape import ModelShape
+from echelon.core.plan import Plan
+
+
+def view_from_plan(plan: Plan) -> View:
+    """Return the View of a plan, in which nothing is left to us and no origin is known."""
+    found = plan_settings(plan)
+    if plan.model.experts is None and plan.layout.experts.zero_stage == 0:
+        found[STAGE_KEY] = "auto"  # What it is where there are no experts.
+    entries = {key: Entry(value=value, source="") for key, value in found.items()}
+    return View(entries=entries, cluster=plan.cluster)
+
+
+def plan_settings(plan: Plan) -> dict[str, object]:
+    """Return every setting of a plan but those that name files, as it stands in a run.toml."""
+    numbers, layout = plan.mathematics, plan.layout
+    found = model_settings(plan.model) | {"train.run_name": plan.name}
+    for table in ("mesh", "zero", "recompute", "context", "experts"):
+        found |= settings_under(table, getattr(layout, table))
+    for table in ("precision", "optimizer"):
+        found |= settings_under(table, getattr(numbers, table))
+    found |= settings_under("experts", numbers.balance)
+    found |= {
+        "experts.balance": numbers.balance.kind,
+        "experts.capacity_factor": _or_word(numbers.balance.capacity_factor, "dropless"),
+        "mesh.sequence_parallel": layout.sequence_parallel,
+        "zero.reshard_after_forward": "always" if layout.zero.reshard_after_forward else "never",
+        "zero.offload_dir": layout.zero.offload_dir or "none",
+        "pipeline.schedule": layout.pipeline.schedule,
+        "pipeline.virtual_stages": layout.pipeline.virtual_stages,
+        "pipeline.stages": [list(stage) for stage in layout.pipeline.stages],
+        "batch.global_sequences": numbers.global_sequences,
+        "batch.microbatch_sequences": layout.microbatch_sequences,
+        "batch.sequence_length": numbers.sequence_length,
+        "batch.documents": numbers.documents,
+        "optimizer.clip_norm": _or_word(numbers.optimizer.clip_norm, "none"),
+        "train.seed": numbers.seed,
+        "train.steps": numbers.optimizer.total_steps,
+    }
+    return {key: found[key] for key in SETTINGS if key in found}
+
+
+def model_settings(model: ModelShape) -> dict[str, object]:
+    """Return every setting of a model."""
+    found = settings_under("model", model)
+    for part in PARTS:
+        found |= settings_under(f"model.{part}", getattr(model, part))
+    found["model.window"] = _or_word(model.window, "none")
+    found["model.soft_cap"] = _or_word(model.soft_cap, "none")
+    return {key: found[key] for key in SETTINGS if key in found}
+
+
+def settings_under(table: str, value: object) -> dict[str, object]:
+    """Return the fields of a record as settings of a table; none where there is no record."""
+    if value is None:
+        return {}
+    names = [field.name for field in fields(cast(Any, value))]
+    return {f"{table}.{name}": getattr(value, name) for name in names}
+
+
+def _or_word(value: object, word: str) -> object:
+    return word if value is None else value

@@ -1,0 +1,1 @@
+"""What must hold of experts: mesh.py who holds them, dispatch.py their tokens, balance.py loads."""

@@ -1,0 +1,64 @@
+"""All rules between settings, in the order of their telling: the list that everything asks.
+
+A run is checked by all of them (`config/load.py`), a Plan by those without which ranks could
+not run it (`config/rules/plan.py`), and a suggestion is kept where they find nothing new.
+"""
+
+from __future__ import annotations
+
+from echelon.config.rules.context import CONTEXT_EFFECT_FINDERS, CONTEXT_FINDERS
+from echelon.config.rules.experts.balance import (
+    BALANCE_EFFECT_FINDERS,
+    BALANCE_FINDERS,
+    expert_settings_of_dense_model,
+)
+from echelon.config.rules.experts.dispatch import DISPATCH_FINDERS
+from echelon.config.rules.experts.mesh import EXPERT_MESH_FINDERS
+from echelon.config.rules.mesh import MESH_FINDERS, TENSOR_FINDERS, mesh_settings_without_effect
+from echelon.config.rules.model import MODEL_FINDERS, experts_enough, gate_is_built
+from echelon.config.rules.model_parts import PART_FINDERS
+from echelon.config.rules.pipeline import PIPELINE_FINDERS, pipeline_settings_without_effect
+from echelon.config.rules.precision import PRECISION_FINDERS
+from echelon.config.rules.stages import STAGE_FINDERS
+from echelon.config.rules.training import (
+    OPTIMIZER_FINDERS,
+    RECOMPUTE_FINDERS,
+    RUN_FINDERS,
+    unsupported_settings,
+)
+from echelon.config.rules.violations import ViolationFinder
+from echelon.config.rules.world_size import mesh_fits_cluster
+from echelon.config.rules.zero import ZERO_FINDERS
+
+EXPERT_FINDERS = (*PART_FINDERS, *EXPERT_MESH_FINDERS, *DISPATCH_FINDERS, *BALANCE_FINDERS)
+
+FINDERS: tuple[ViolationFinder, ...] = (
+    *MODEL_FINDERS,
+    *MESH_FINDERS,
+    *PIPELINE_FINDERS,
+    *STAGE_FINDERS,
+    mesh_settings_without_effect,
+    *ZERO_FINDERS,
+    *CONTEXT_FINDERS,
+    *CONTEXT_EFFECT_FINDERS,
+    pipeline_settings_without_effect,
+    *RECOMPUTE_FINDERS,
+    *OPTIMIZER_FINDERS,
+    *PRECISION_FINDERS,
+    *RUN_FINDERS,
+    *EXPERT_FINDERS,
+    *BALANCE_EFFECT_FINDERS,
+    unsupported_settings,
+    mesh_fits_cluster,
+)
+"""Every rule between the settings of a run."""
+
+PLAN_FINDERS: tuple[ViolationFinder, ...] = (
+    gate_is_built,
+    experts_enough,
+    *TENSOR_FINDERS,
+    *EXPERT_FINDERS,
+    expert_settings_of_dense_model,
+    *CONTEXT_FINDERS,
+)
+"""Rules without which ranks could not run a plan; `schedule/plan_problems.py` has its schedule."""

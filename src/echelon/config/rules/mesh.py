@@ -1,0 +1,199 @@
+"""What must hold between mesh, model and batch: what is cut comes out even."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import gcd
+
+from echelon.config.rules.violations import RuleViolation, setting_without_effect
+from echelon.config.settings.context import (
+    CP_KEY,
+    LENGTH_KEY,
+    cuts_sequence,
+    exchanging_ranks,
+    pieces_with_tensor_ranks,
+)
+from echelon.config.settings.experts import (
+    EP_KEY,
+    EXPERT_TP_KEY,
+    FFN_KEY,
+    has_dense_layers,
+    has_experts,
+    ranks_with_the_same_experts,
+    shared_width,
+    tokens_of_microbatch,
+)
+from echelon.config.view import View, data_ranks, gradient_ranks, mesh_of
+from echelon.core.rulebook.batch import BATCH_DIVIDES, SEQUENCE_FITS_POSITIONS
+from echelon.core.rulebook.mesh import (
+    SEQUENCE_PARALLEL_DIVIDES_SEQUENCE,
+    TP_DIVIDES_FFN,
+    TP_DIVIDES_HEADS,
+    TP_DIVIDES_KV_HEADS,
+)
+from echelon.core.rules import Rule, nearest_divisors
+
+
+def _tp_divides(
+    view: View, rule: Rule, count: int, what: str, *keys: str
+) -> Iterator[RuleViolation]:
+    tp = view.integer("mesh.tp")
+    if count % tp:
+        yield RuleViolation(
+            rule=rule,
+            message=f"mesh.tp = {tp}, but {view.model_name} has {what} {count} ({count} % {tp} = "
+            f"{count % tp})",
+            key="mesh.tp",
+            set_by=("mesh.tp", *keys),
+            suggestions=_degrees_that_divide(view, tp),
+        )
+
+
+def _degrees_that_divide(view: View, tp: int) -> list[str]:
+    """Return the nearest degrees that divide all that is cut over tp, and suit the experts."""
+    number = _divided_by_tp(view)
+    if not has_experts(view):
+        return [str(n) for n in nearest_divisors(number, tp)]
+    degrees = nearest_divisors(number, tp, limit=number)
+    cut = view.integer(EXPERT_TP_KEY) > 1
+    suiting = [n for n in degrees if _suits_experts(view, n, n if cut else 1)]
+    nearest = sorted(sorted(suiting, key=lambda n: (abs(n - tp), n))[:4])
+    if not cut:
+        return [str(n) for n in nearest]
+    return [f"mesh.tp = {n} with {EXPERT_TP_KEY} = {n}" for n in nearest]
+
+
+def _suits_experts(view: View, tp: int, pieces: int) -> bool:
+    mesh = replace(mesh_of(view), tp=tp)
+    ranks = mesh.degree(*mesh.expert_fold(expert_tp=pieces))
+    return ranks % view.integer(EP_KEY) == 0
+
+
+def _divided_by_tp(view: View) -> int:
+    cut = [view.integer(key) for key in ("model.heads", "model.kv_heads")]
+    if has_dense_layers(view):
+        cut.append(view.integer("model.ffn"))
+    if shared := shared_width(view):
+        cut.append(shared)
+    if view.flag("mesh.sequence_parallel"):
+        cut.append(view.integer(LENGTH_KEY) // view.integer(CP_KEY))
+    elif has_experts(view):
+        cut.append(tokens_of_microbatch(view))
+    if view.integer(EXPERT_TP_KEY) > 1:
+        cut.append(view.integer(FFN_KEY))
+    heads, rest = divmod(view.integer("model.heads"), exchanging_ranks(view))
+    if heads and not rest:
+        cut.append(heads)
+    return gcd(*cut)
+
+
+def tp_divides_heads(view: View) -> Iterator[RuleViolation]:
+    """Check that every tensor rank gets whole query heads."""
+    heads = view.integer("model.heads")
+    return _tp_divides(view, TP_DIVIDES_HEADS, heads, "heads =", "model.heads")
+
+
+def tp_divides_kv_heads(view: View) -> Iterator[RuleViolation]:
+    """Check that every tensor rank gets whole key/value heads."""
+    heads = view.integer("model.kv_heads")
+    return _tp_divides(view, TP_DIVIDES_KV_HEADS, heads, "kv_heads =", "model.kv_heads")
+
+
+def tp_divides_ffn(view: View) -> Iterator[RuleViolation]:
+    """Check that the inner width of every dense MLP is cut evenly; routed experts are none."""
+    if has_dense_layers(view):
+        ffn = view.integer("model.ffn")
+        yield from _tp_divides(view, TP_DIVIDES_FFN, ffn, "ffn =", "model.ffn")
+    if shared := shared_width(view):
+        what = "shared_experts x experts.ffn ="
+        keys = ("model.experts.shared_experts", FFN_KEY)
+        yield from _tp_divides(view, TP_DIVIDES_FFN, shared, what, *keys)
+
+
+def sequence_parallel_divides_sequence(view: View) -> Iterator[RuleViolation]:
+    """Check that every tensor rank gets an equal piece of a context rank's part of a sequence."""
+    tp, cp = view.integer("mesh.tp"), view.integer(CP_KEY)
+    length = view.integer(LENGTH_KEY)
+    if view.flag("mesh.sequence_parallel") and length % (cp * tp) and cuts_sequence(view):
+        step = pieces_with_tensor_ranks(view)
+        below = length - length % step
+        cut = f"mesh.tp = {tp}" if cp == 1 else f"mesh.cp x mesh.tp = {cp} x {tp} = {cp * tp}"
+        yield RuleViolation(
+            rule=SEQUENCE_PARALLEL_DIVIDES_SEQUENCE,
+            message=f"batch.sequence_length = {length} is not a multiple of {cut} "
+            f"({length} % {cp * tp} = {length % (cp * tp)}), and mesh.sequence_parallel cuts it",
+            key=LENGTH_KEY,
+            set_by=(LENGTH_KEY, "mesh.tp", *([CP_KEY] if cp > 1 else [])),
+            suggestions=[value for value in (below, below + step) if value > 0],
+        )
+
+
+def sequence_fits_positions(view: View) -> Iterator[RuleViolation]:
+    """Check that a sequence is not longer than the positions of the model."""
+    length, positions = view.integer("batch.sequence_length"), view.integer("model.max_positions")
+    if length > positions:
+        yield RuleViolation(
+            rule=SEQUENCE_FITS_POSITIONS,
+            message=f"batch.sequence_length = {length}, but {view.model_name} has {positions} "
+            "positions",
+            key="batch.sequence_length",
+            set_by=("batch.sequence_length", "model.max_positions"),
+            suggestions=(f"1 to {positions}",),
+        )
+
+
+def batch_divides(view: View) -> Iterator[RuleViolation]:
+    """Check that the global batch is shared out evenly."""
+    total, size = (
+        view.integer("batch.global_sequences"),
+        view.integer("batch.microbatch_sequences"),
+    )
+    dp = data_ranks(view)
+    rest = total % (size * dp)
+    if rest == 0:
+        return
+    suggestions = [
+        f"global_sequences = {n}" for n in (total - rest, total - rest + size * dp) if n > 0
+    ]
+    if total % dp == 0:
+        sizes = nearest_divisors(total // dp, size, limit=2)
+        suggestions += [f"microbatch_sequences = {n}" for n in sizes]
+    yield RuleViolation(
+        rule=BATCH_DIVIDES,
+        message=f"batch.global_sequences = {total} is not a multiple of microbatch_sequences x "
+        f"data ranks = {size} x {dp} = {size * dp} ({total} % {size * dp} = {rest})",
+        key="batch.global_sequences",
+        set_by=(
+            "batch.global_sequences",
+            "batch.microbatch_sequences",
+            "mesh.dp_replicate",
+            "mesh.dp_shard",
+        ),
+        suggestions=suggestions,
+    )
+
+
+def mesh_settings_without_effect(view: View) -> Iterator[RuleViolation]:
+    """Yield settings that need another axis of the mesh."""
+    if view.integer("mesh.tp") == 1:
+        yield from setting_without_effect(
+            view, "mesh.sequence_parallel", "it splits over tp, and mesh.tp = 1", "mesh.tp = 2"
+        )
+    alone = gradient_ranks(view) == 1 and view.integer("zero.stage") == 0
+    if alone and not (has_experts(view) and ranks_with_the_same_experts(view) > 1):
+        yield from setting_without_effect(
+            view,
+            "zero.bucket_bytes",
+            "gradients are reduced over data and context ranks, and there is one",
+            "mesh.dp_replicate = 2",
+        )
+
+
+TENSOR_FINDERS = (
+    tp_divides_heads,
+    tp_divides_kv_heads,
+    tp_divides_ffn,
+    sequence_parallel_divides_sequence,
+)
+MESH_FINDERS = (*TENSOR_FINDERS, sequence_fits_positions, batch_divides)

@@ -1,0 +1,169 @@
+"""What must hold of a model: of its heads, positions and vocabulary.
+
+`config/rules/model_parts.py` has the rules of experts and of latent attention.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from echelon.config.rules.violations import RuleViolation
+from echelon.config.view import View
+from echelon.core.rulebook.config import NOT_BUILT_YET
+from echelon.core.rulebook.model import (
+    EXPERTS_ENOUGH,
+    HEADS_DIVIDE_HIDDEN,
+    KV_HEADS_DIVIDE_HEADS,
+    ROPE_NEEDS_EVEN_HEAD,
+    ROPE_SCALING_ORDER,
+    VOCABULARY_HOLDS_TOKENIZER,
+)
+from echelon.core.rules import nearest_divisors
+
+BYTES_VOCABULARY = 257  # 256 bytes, and the end of a document: training/data/tokenizer.py
+
+
+def heads_divide_hidden(view: View) -> Iterator[RuleViolation]:
+    """Check that the width of a head is a whole number."""
+    hidden, heads = view.integer("model.hidden"), view.integer("model.heads")
+    if not view.has("model.head_dim") and hidden % heads:
+        below = hidden - hidden % (2 * heads)  # An even head, so that rotary positions fit too.
+        yield RuleViolation(
+            rule=HEADS_DIVIDE_HIDDEN,
+            message=f"model.hidden = {hidden} is not a multiple of model.heads = {heads} "
+            f"({hidden} % {heads} = {hidden % heads}), and model.head_dim is not set",
+            key="model.hidden",
+            set_by=("model.hidden", "model.heads"),
+            suggestions=[
+                *(f"hidden = {n}" for n in (below, below + 2 * heads) if n > 0),
+                *(f"heads = {n}" for n in _heads_that_fit(view, hidden, heads)),
+            ],
+        )
+
+
+def _heads_that_fit(view: View, hidden: int, heads: int) -> list[int]:
+    """Return up to two numbers of heads near this one: even in width, shared by the KV heads."""
+    set_kv = view.has("model.kv_heads") and view.integer("model.kv_heads") != heads
+    kv_heads = view.integer("model.kv_heads") if set_kv else 1
+    near = sorted(nearest_divisors(hidden, heads, limit=8), key=lambda n: abs(n - heads))
+    return sorted([n for n in near if hidden // n % 2 == 0 and n % kv_heads == 0][:2])
+
+
+def kv_heads_divide_heads(view: View) -> Iterator[RuleViolation]:
+    """Check that each key/value head serves as many query heads as the others."""
+    heads, kv_heads = view.integer("model.heads"), view.integer("model.kv_heads")
+    if heads % kv_heads:
+        yield RuleViolation(
+            rule=KV_HEADS_DIVIDE_HEADS,
+            message=f"model.kv_heads = {kv_heads} does not divide model.heads = {heads} "
+            f"({heads} % {kv_heads} = {heads % kv_heads})",
+            key="model.kv_heads",
+            set_by=("model.kv_heads", "model.heads"),
+            suggestions=nearest_divisors(heads, kv_heads),
+        )
+
+
+def rope_needs_even_head(view: View) -> Iterator[RuleViolation]:
+    """Check that rotary positions find pairs of dims."""
+    if view.word("model.positions") != "rope":
+        return
+    for key in ("model.latent.rope_dim", "model.head_dim"):
+        if view.has(key):
+            width = view.integer(key)
+            if width % 2:
+                yield RuleViolation(
+                    rule=ROPE_NEEDS_EVEN_HEAD,
+                    message=f"{key} = {width} is odd, and rotary positions turn pairs of dims",
+                    key=key,
+                    set_by=(key,),
+                    suggestions=(width - 1, width + 1),
+                )
+            return
+
+
+def rope_scaling_order(view: View) -> Iterator[RuleViolation]:
+    """Check that there is something between what is stretched and what is kept."""
+    if not view.has_table("model.rope_scaling"):
+        return
+    low_key = "model.rope_scaling.low_frequency_factor"
+    high_key = "model.rope_scaling.high_frequency_factor"
+    low, high = view.number(low_key), view.number(high_key)
+    if low >= high:
+        yield RuleViolation(
+            rule=ROPE_SCALING_ORDER,
+            message=f"{low_key} = {low:g} is not below high_frequency_factor = {high:g}",
+            key=low_key,
+            set_by=(low_key, high_key),
+        )
+
+
+def experts_enough(view: View) -> Iterator[RuleViolation]:
+    """Check that a token finds its top k experts, in some block."""
+    if not view.has_table("model.experts"):
+        return
+    count, top_k = view.integer("model.experts.num_experts"), view.integer("model.experts.top_k")
+    if top_k > count:
+        yield RuleViolation(
+            rule=EXPERTS_ENOUGH,
+            message=f"model.experts.top_k = {top_k} is more than num_experts = {count}",
+            key="model.experts.top_k",
+            set_by=("model.experts.top_k", "model.experts.num_experts"),
+            suggestions=(f"1 to {count}",),
+        )
+    dense, layers = view.integer("model.experts.first_dense_layers"), view.integer("model.layers")
+    if dense >= layers:
+        yield RuleViolation(
+            rule=EXPERTS_ENOUGH,
+            message=f"model.experts.first_dense_layers = {dense} leaves none of {layers} blocks "
+            "to experts",
+            key="model.experts.first_dense_layers",
+            set_by=("model.experts.first_dense_layers", "model.layers"),
+            suggestions=(f"0 to {layers - 1}",),
+        )
+
+
+def vocabulary_holds_tokenizer(view: View) -> Iterator[RuleViolation]:
+    """Check that every id of the tokenizer is in the vocabulary, where its size is known.
+
+    A prepared folder of tokens has a tokenizer of its own, which is checked when it is opened.
+    """
+    name = view.word("data.tokenizer")
+    if view.word("data.source") != "stdlib" and view.is_default("data.tokenizer"):
+        return
+    trained = re.fullmatch(r"bpe-(\d{1,9})", name)
+    if name != "bytes" and trained is None:
+        return
+    needed = int(trained[1]) if trained else BYTES_VOCABULARY
+    vocab = view.integer("model.vocab")
+    if vocab < needed:
+        yield RuleViolation(
+            rule=VOCABULARY_HOLDS_TOKENIZER,
+            message=f"model.vocab = {vocab}, but the tokenizer {name} has {needed} ids",
+            key="model.vocab",
+            set_by=("model.vocab", "data.tokenizer"),
+            suggestions=(f"model.vocab = {needed}",),
+        )
+
+
+def gate_is_built(view: View) -> Iterator[RuleViolation]:
+    """Find a gate that can be planned, but not yet run."""
+    activation = view.word("model.activation")
+    if view.flag("model.gated") and activation != "silu":
+        yield RuleViolation(
+            rule=NOT_BUILT_YET,
+            key="model.activation",
+            message=f"{view.model_name} has a gate with {activation}: it can be planned, but not "
+            "yet proven or trained",
+            suggestions=('model.activation = "silu"', "model.gated = false"),
+        )
+
+
+MODEL_FINDERS = (
+    vocabulary_holds_tokenizer,
+    heads_divide_hidden,
+    kv_heads_divide_heads,
+    rope_needs_even_head,
+    rope_scaling_order,
+    experts_enough,
+)

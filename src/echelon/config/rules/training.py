@@ -1,0 +1,140 @@
+"""What must hold of training: of optimizer, learning rate, recompute, validation, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from echelon.config.rules.violations import RuleViolation, setting_without_effect
+from echelon.config.settings.value_types import toml_text
+from echelon.config.view import View
+from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.core.rulebook.batch import LEARNING_RATE_FITS_STEPS
+from echelon.core.rulebook.config import CONFLICTING_SETTINGS, NO_EFFECT, NOT_BUILT_YET
+
+
+def recompute_settings_without_effect(view: View) -> Iterator[RuleViolation]:
+    """Yield an interval, or a place for stored inputs, without blocks that are recomputed."""
+    if view.word("recompute.policy") != "full":
+        full = 'recompute.policy = "full"'
+        why = "it counts blocks of full recompute"
+        yield from setting_without_effect(view, "recompute.every", why, full)
+        why = "only the stored inputs of recomputed blocks are offloaded"
+        yield from setting_without_effect(view, "recompute.offload", why, full)
+
+
+def position_settings_without_effect(view: View) -> Iterator[RuleViolation]:
+    """Yield rotary settings of a model without rotary positions."""
+    if view.word("model.positions") == "learned":
+        why = 'rotary positions are not used with positions = "learned"'
+        yield from setting_without_effect(view, "model.rope_theta", why)
+        if view.has_table("model.rope_scaling"):
+            key = "model.rope_scaling.factor"
+            yield RuleViolation(
+                rule=NO_EFFECT,
+                message=f"[model.rope_scaling] changes nothing: {why}",
+                key=key,
+                set_by=(key,),
+            )
+
+
+def optimizer_settings_without_effect(view: View) -> Iterator[RuleViolation]:
+    """Yield settings of another kind of optimizer, or of a decay of nothing."""
+    kind = view.word("optimizer.kind")
+    used = [name for record in OPTIMIZERS.values() for name in record.settings]
+    for name in dict.fromkeys(used):
+        kinds = [other for other, record in OPTIMIZERS.items() if name in record.settings]
+        if kind not in kinds:
+            suggestions = [f'optimizer.kind = "{other}"' for other in kinds]
+            yield from setting_without_effect(
+                view, f"optimizer.{name}", f'"{kind}" does not use it', *suggestions
+            )
+    if view.number("optimizer.weight_decay") == 0:
+        why = "optimizer.weight_decay = 0 lets nothing decay"
+        yield from setting_without_effect(
+            view, "optimizer.decay", why, "optimizer.weight_decay = 0.1"
+        )
+
+
+def learning_rate_settings_without_effect(view: View) -> Iterator[RuleViolation]:
+    """Yield parts of the learning-rate schedule that its kind does not have."""
+    kind, decay = view.word("optimizer.schedule"), view.integer("optimizer.decay_steps")
+    if kind != "wsd":
+        why = f'"{kind}" has no separate decay; it belongs to "wsd"'
+        yield from setting_without_effect(view, "optimizer.decay_steps", why, 'schedule = "wsd"')
+    elif decay == 0:
+        yield RuleViolation(
+            rule=NO_EFFECT,
+            message='optimizer.schedule = "wsd" with decay_steps = 0 never falls: it is "constant"',
+            key="optimizer.schedule",
+            set_by=("optimizer.schedule", "optimizer.decay_steps"),
+            suggestions=('schedule = "constant"', "decay_steps = 100"),
+        )
+    if kind == "constant":
+        why = "a constant learning rate ends where it is"
+        yield from setting_without_effect(view, "optimizer.final_ratio", why, 'schedule = "cosine"')
+
+
+def learning_rate_fits_steps(view: View) -> Iterator[RuleViolation]:
+    """Check that warm-up and decay fit into the run."""
+    steps, warmup = view.integer("train.steps"), view.integer("optimizer.warmup_steps")
+    decay = view.integer("optimizer.decay_steps")
+    if warmup + decay > steps:
+        yield RuleViolation(
+            rule=LEARNING_RATE_FITS_STEPS,
+            message=f"optimizer.warmup_steps + decay_steps = {warmup} + {decay} = "
+            f"{warmup + decay}, but train.steps = {steps}",
+            key="optimizer.warmup_steps",
+            set_by=("optimizer.warmup_steps", "optimizer.decay_steps", "train.steps"),
+            suggestions=(
+                f"train.steps = {warmup + decay}",
+                *([f"optimizer.warmup_steps = {steps - decay}"] if decay <= steps else []),
+            ),
+        )
+
+
+def validation_settings_without_effect(view: View) -> Iterator[RuleViolation]:
+    """Yield settings of a validation that never happens, or that has nothing to read."""
+    every = view.entry("train.validate_every").value
+    if every == "never":
+        why = 'train.validate_every = "never"'
+        yield from setting_without_effect(
+            view, "train.validation_batches", why, "validate_every = 50"
+        )
+        return
+    if view.number("data.validation_fraction") == 0:
+        yield RuleViolation(
+            rule=CONFLICTING_SETTINGS,
+            message=f"train.validate_every = {every}, but data.validation_fraction = 0 holds "
+            "nothing out",
+            key="data.validation_fraction",
+            set_by=("data.validation_fraction", "train.validate_every"),
+            suggestions=("data.validation_fraction = 0.01", 'train.validate_every = "never"'),
+        )
+
+
+def checkpoint_settings_without_effect(view: View) -> Iterator[RuleViolation]:
+    """Yield a number of checkpoints to keep where none are written."""
+    if view.entry("checkpoint.every").value == "never":
+        why = 'checkpoint.every = "never"'
+        yield from setting_without_effect(view, "checkpoint.keep", why, "checkpoint.every = 100")
+
+
+def unsupported_settings(view: View) -> Iterator[RuleViolation]:
+    """Yield every setting of the design that this version cannot honour."""
+    key = "recompute.policy"
+    if view.word(key) == "selective":
+        yield RuleViolation(
+            rule=NOT_BUILT_YET,
+            key=key,
+            message=f"{key} = {toml_text(view.word(key))} is designed but not built yet",
+            suggestions=('"none"', '"full"'),
+        )
+
+
+RECOMPUTE_FINDERS = (recompute_settings_without_effect, position_settings_without_effect)
+OPTIMIZER_FINDERS = (
+    optimizer_settings_without_effect,
+    learning_rate_settings_without_effect,
+    learning_rate_fits_steps,
+)
+RUN_FINDERS = (validation_settings_without_effect, checkpoint_settings_without_effect)

@@ -1,0 +1,117 @@
+"""The one mechanism of validation: finders read a View and yield the rules that it breaks.
+
+A finder tells the arithmetic, and ways to mend it that are not yet tried: so it is cheap to ask,
+and a suggestion is tried by asking all finders again (`config/rules/suggestions.py`). One that
+cannot judge, because a setting is missing or wrong, is skipped (see `config/view.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from echelon.config.rules.suggestions import BrokenRule, Trial, Way
+from echelon.config.settings.schema import SETTINGS
+from echelon.config.settings.value_types import toml_text
+from echelon.config.view import Unavailable, View
+from echelon.core.errors import Problem
+from echelon.core.rulebook.config import NO_EFFECT
+from echelon.core.rules import Rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleViolation:
+    """Say that `key` breaks `rule`: the arithmetic, what else has a part in it, what may mend it.
+
+    `set_by` are the settings of which is told where they were set, the key alone where there are
+    none; `origin` is that text where something else knows it.
+    """
+
+    rule: Rule | str
+    key: str
+    message: str
+    set_by: tuple[str, ...] = ()
+    suggestions: Sequence[Way] = ()
+    origin: str | None = None
+
+    @classmethod
+    def from_problem(
+        cls,
+        problem: Problem,
+        *set_by: str,
+        suggestions: Sequence[Way] | None = None,
+        origin: str | None = None,
+    ) -> RuleViolation:
+        """Return what something below settings has found, such as a builder of schedules."""
+        return cls(
+            rule=problem.rule,
+            key=problem.key,
+            message=problem.message,
+            set_by=set_by,
+            suggestions=problem.suggestions if suggestions is None else suggestions,
+            origin=origin,
+        )
+
+    @property
+    def broken_rule(self) -> BrokenRule:
+        """Return the id of the rule, and the setting."""
+        return self.rule if isinstance(self.rule, str) else self.rule.id, self.key
+
+
+ViolationFinder = Callable[[View], Iterable[RuleViolation]]
+
+
+def find_violations(view: View, finders: Iterable[ViolationFinder]) -> Iterator[RuleViolation]:
+    """Yield what these finders find, skipping those that cannot judge."""
+    for find in finders:
+        try:
+            yield from find(view)
+        except Unavailable:
+            continue
+
+
+def find_problems(
+    view: View, finders: Sequence[ViolationFinder], told: Sequence[ViolationFinder] | None = None
+) -> list[Problem]:
+    """Return what is wrong with settings, each problem with the changes that do mend it.
+
+    Of the finders those `told` find problems; changes are tried with all.
+    """
+
+    def broken_rules(changed: View) -> Counter[BrokenRule]:
+        return Counter(one.broken_rule for one in find_violations(changed, finders))
+
+    found = list(find_violations(view, finders if told is None else told))
+    if not found:
+        return []
+    before = broken_rules(view)
+    problems: list[Problem] = []
+    for one in found:
+        rule, key = one.broken_rule
+        trial = Trial(view=view, broken_rules=broken_rules, before=before, mended=one.broken_rule)
+        problem = Problem(
+            rule=rule,
+            message=one.message,
+            key=key,
+            set_by=view.set_by(*(one.set_by or (key,))) if one.origin is None else one.origin,
+            suggestions=tuple(dict.fromkeys(trial.suggestions(one.suggestions))),
+        )
+        problems.append(problem)
+    return problems
+
+
+def setting_without_effect(
+    view: View, key: str, because: str, *ways: Way, allowed: tuple[object, ...] = ()
+) -> Iterator[RuleViolation]:
+    """Yield that a setting has no effect, unless it has its default or is `allowed`."""
+    value, default = view.entry(key).value, SETTINGS[key].default
+    # A way may say what must change with it.
+    alone = not any(isinstance(way, Mapping) and key in way for way in ways)
+    if value not in (default, *allowed):
+        yield RuleViolation(
+            rule=NO_EFFECT,
+            key=key,
+            message=f"{key} = {toml_text(value)} changes nothing: {because}",
+            suggestions=(*ways, *([f"{key} = {toml_text(default)}"] if alone else [])),
+        )

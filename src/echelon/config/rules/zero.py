@@ -1,0 +1,212 @@
+"""What ZeRO's settings need of each other, of the mesh and of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from echelon.config.model.settings import build_model
+from echelon.config.rules.mesh import MESH_FINDERS
+from echelon.config.rules.pipeline import PIPELINE_FINDERS
+from echelon.config.rules.stages import STAGE_FINDERS
+from echelon.config.rules.suggestions import SettingChanges, Trial
+from echelon.config.rules.violations import RuleViolation, find_violations, setting_without_effect
+from echelon.config.settings.experts import (
+    STAGE_KEY,
+    cuts_by_shard,
+    expert_stage,
+    expert_tp,
+    has_experts,
+)
+from echelon.config.view import View
+from echelon.core.axis import SHARD_AXES
+from echelon.core.parameters import parameters
+from echelon.core.rulebook.config import NO_EFFECT
+from echelon.core.rulebook.zero import (
+    NVME_NEEDS_FOLDER,
+    OFFLOAD_NEEDS_STAGE,
+    SLICES_NEED_STAGE,
+    ZERO_SHARES_OUT,
+)
+from echelon.core.rules import nearest_divisors
+
+HOMES = ("zero.optimizer_offload", "zero.parameter_offload")
+STAGE_3_ONLY = ("reshard_after_forward", "prefetch", "unit_blocks", "keep_whole_below")
+REPLICATE_KEY, SHARD_KEY = "mesh.dp_replicate", "mesh.dp_shard"
+MESH_KEYS = (REPLICATE_KEY, "batch.global_sequences", "batch.microbatch_sequences")
+NEEDED = (*MESH_FINDERS, *PIPELINE_FINDERS, *STAGE_FINDERS)
+"""What must be right before anything is said of the parameters of a rank."""
+
+SHARED_OUT = {
+    1: "optimizer state",
+    2: "optimizer state and gradients",
+    3: "optimizer state, gradients and parameters",
+}
+
+
+def shard_ranks(view: View) -> int:
+    """Return over how many ranks ZeRO cuts slices."""
+    return prod(view.integer(f"mesh.{axis.value}") for axis in SHARD_AXES)
+
+
+def zero_shares_out(view: View) -> Iterator[RuleViolation]:
+    """Check that there are ranks to share out over, or that what would be cut is offloaded."""
+    stage = view.integer("zero.stage")
+    home = HOMES[1] if stage == 3 else HOMES[0]
+    if stage == 0 or shard_ranks(view) > 1 or view.word(home) != "none":
+        return
+    degrees = {axis.value: view.integer(f"mesh.{axis.value}") for axis in SHARD_AXES}
+    lower = 1 if stage == 3 and view.word(HOMES[0]) != "none" else 0
+    yield RuleViolation(
+        rule=ZERO_SHARES_OUT,
+        message=f"zero.stage = {stage} shares out {SHARED_OUT[stage]} over {' x '.join(degrees)} = "
+        f'{" x ".join(map(str, degrees.values()))} = 1 rank, with {home} = "none"',
+        key="zero.stage",
+        set_by=("zero.stage", *(f"mesh.{axis}" for axis in degrees)),
+        suggestions=(
+            lambda trial: _meshes_that_share_out(trial) or [f'{home} = "host"'],
+            f"zero.stage = {lower}",
+        ),
+    )
+
+
+def _meshes_that_share_out(trial: Trial, more: SettingChanges | None = None) -> list[str]:
+    """Return the nearest meshes that cut slices: with the ranks that there are, else with more."""
+    more = more or {}
+    replicas, total, size = (trial.view.integer(key) for key in MESH_KEYS)
+    shards = [n for n in range(replicas, 1, -1) if replicas % n == 0]
+    if not shards:
+        degrees = (n for n in nearest_divisors(total // size or 1, 2) if n > 1)
+        return trial.first(({**more, SHARD_KEY: n} for n in degrees), 1)
+    return trial.first(
+        {**more, SHARD_KEY: shard, REPLICATE_KEY: replicas // shard}
+        for shard in (*shards[:1], *shards[1:][-1:])
+    )
+
+
+def shards_need_stage(view: View) -> Iterator[RuleViolation]:
+    """Yield a degree of sharding, or slices of gradients, where nothing is cut."""
+    if view.integer("zero.stage") != 0:
+        return
+    shard, replicas = view.integer("mesh.dp_shard"), view.integer("mesh.dp_replicate")
+    if not cuts_by_shard(view):
+        yield from setting_without_effect(
+            view,
+            "mesh.dp_shard",
+            "zero.stage = 0 shares nothing out; whole replicas are dp_replicate",
+            f"mesh.dp_replicate = {shard * replicas} with mesh.dp_shard = 1",
+            "zero.stage = 1",
+        )
+    if view.word("zero.accumulate") == "slices":
+        cuts = shard_ranks(view) > 1
+        yield RuleViolation(
+            rule=SLICES_NEED_STAGE,
+            message='zero.accumulate = "slices", but zero.stage = 0 cuts nothing into slices',
+            key="zero.accumulate",
+            set_by=("zero.accumulate", "zero.stage"),
+            suggestions=(
+                'zero.accumulate = "whole"',
+                "zero.stage = 1"
+                if cuts
+                else lambda trial: _meshes_that_share_out(trial, {"zero.stage": 1}),
+            ),
+        )
+
+
+def offload_needs_stage(view: View) -> Iterator[RuleViolation]:
+    """Check that what is offloaded is cut into slices at this stage."""
+    stage = view.integer("zero.stage")
+    for key, what, least in zip(HOMES, ("optimizer state", "parameters"), (1, 3), strict=True):
+        home, setting, found, whose = view.word(key), "zero.stage", stage, ""
+        if home == "none":
+            continue
+        if stage >= least and has_experts(view):
+            setting, found, whose = STAGE_KEY, expert_stage(view)[0], " of experts"
+        if found < least:
+            yield RuleViolation(
+                rule=OFFLOAD_NEEDS_STAGE,
+                message=f'{key} = "{home}", but {setting} = {found} keeps {what}{whose} whole: '
+                f"stage {found} < {least}",
+                key=key,
+                set_by=(key, setting),
+                suggestions=(f"{setting} = {least}", f'{key} = "none"'),
+            )
+
+
+def nvme_needs_folder(view: View) -> Iterator[RuleViolation]:
+    """Check that files have a folder, and that a folder or buffers have files."""
+    files = [key for key in HOMES if view.word(key) == "nvme"]
+    if files and view.is_default("zero.offload_dir"):
+        yield RuleViolation(
+            rule=NVME_NEEDS_FOLDER,
+            message=f'{files[0]} = "nvme", but zero.offload_dir names no folder for the files',
+            key="zero.offload_dir",
+            set_by=tuple(files),
+            suggestions=('zero.offload_dir = "DIR"', f'{files[0]} = "host"'),
+        )
+    if not files:
+        suggestions = [f'{key} = "nvme"' for key in HOMES]
+        for name in ("offload_dir", "offload_buffers"):
+            why = "it is about the files of nvme, and nothing rests in files"
+            yield from setting_without_effect(view, f"zero.{name}", why, *suggestions)
+
+
+def _stages(view: View) -> set[int]:
+    """Return the stages of what a model has: of its experts, and of all else."""
+    stage = view.integer("zero.stage")
+    return {stage, expert_stage(view)[0]} if has_experts(view) else {stage}
+
+
+def stage_3_effects(view: View) -> Iterator[RuleViolation]:
+    """Yield settings of gathered units below stage 3, and those without effect at stage 3."""
+    stage, stages = view.integer("zero.stage"), _stages(view)
+    if 3 not in stages:
+        why = f"parameters are gathered by unit at stage 3, and zero.stage = {stage}"
+        for name in STAGE_3_ONLY:
+            yield from setting_without_effect(view, f"zero.{name}", why, "zero.stage = 3")
+    if stages != {3}:
+        return
+    yield from setting_without_effect(
+        view,
+        "zero.bucket_bytes",
+        "at stage 3 a bucket is a unit of zero.unit_blocks blocks, gathered and reduced as one",
+    )
+
+
+def something_is_cut(view: View) -> Iterator[RuleViolation]:
+    """Check that stage 3 does not keep every parameter whole."""
+    stage, keep = view.integer("zero.stage"), view.integer("zero.keep_whole_below")
+    if 3 not in _stages(view) or keep == 0 or any(find_violations(view, NEEDED)):
+        return
+    model, tp, pieces = build_model(view), view.integer("mesh.tp"), expert_tp(view)
+    if model.experts is not None and model.experts.ffn % pieces:
+        return  # Told as such.
+    if model.tied and view.integer("mesh.pp") > 1:
+        return  # The embedding that both ends hold is always cut.
+    largest = max(
+        spec.local_numel(tp if spec.expert is None else pieces)
+        for spec in parameters(model)
+        if (stage if spec.expert is None else expert_stage(view)[0]) == 3
+    )
+    if largest < keep:
+        yield RuleViolation(
+            rule=NO_EFFECT,
+            message=f"zero.keep_whole_below = {keep} makes stage 3 a stage 2: the largest "
+            f"parameter of {view.model_name} has {largest} elements on a rank, and none is cut",
+            key="zero.keep_whole_below",
+            set_by=("zero.keep_whole_below", "zero.stage"),
+            suggestions=(
+                f"zero.keep_whole_below = {largest}",
+                "zero.stage = 2 with zero.keep_whole_below = 0",
+            ),
+        )
+
+
+ZERO_FINDERS = (
+    zero_shares_out,
+    shards_need_stage,
+    offload_needs_stage,
+    nvme_needs_folder,
+    stage_3_effects,
+    something_is_cut,
+)

@@ -1,0 +1,1 @@
+"""What users choose by name: registries of optimizers and kinds of context parallelism."""

@@ -1,0 +1,172 @@
+"""What attention of a block keeps: projections, positions, scores, and the way to the output.
+
+In the letters of `cost/activations/numbers.py`. Of the projections side by side, [N, (H + 2 K) h],
+only the values are kept where rotary positions (or norms of heads) make queries and keys anew; but
+a view keeps the memory of all three. Over context ranks keys and values are put into one tensor
+first, so that memory may go, and with heads exchanged for positions that of the queries, too.
+
+Sources: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022,
+section 4.1 (11 s b h and the scores, of which none is kept here: Dao, "FlashAttention-2", 2023,
+section 3.1); Ainslie et al., "GQA", 2023.
+"""
+
+from __future__ import annotations
+
+from echelon.cost.activations.linear import (
+    ResidualBranch,
+    column_input,
+    column_parallel_operator,
+    norm_operator,
+    norm_saved,
+    row_parallel_operator,
+    vector_gradient_bytes,
+)
+from echelon.cost.activations.numbers import (
+    ActivationNumbers,
+    Num,
+    OperatorMemory,
+    SavedTensor,
+    elementwise_max,
+    is_positive,
+    saved_tensors,
+    total_saved_bytes,
+)
+
+ATTENTION = "attention"
+
+
+def attention_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
+    """Return the operators of grouped-query attention, from the norm before to the output."""
+    made = (x.heads + 2 * x.kv_heads) * x.head_dim
+    # Variables of the forward pass, which live on whether they are kept or not.
+    turned = queries_are_copied(x) * (x.queries + x.keys)
+    lost = (1 - _projections_kept(x)) * (x.queries + 2 * x.keys) + turned
+    inner = x.queries * (1 - elementwise_max(x.ring, x.exchanged))
+    branch = ResidualBranch(
+        inner=inner, column=x.tokens * made * x.size, flushed=elementwise_max(x.ring, x.exchanged)
+    )
+    return (
+        norm_operator(x, "attention norm", branch),
+        column_parallel_operator(x, "q, k, v", "attention input", made, branch),
+        _heads(x, branch),
+        attention_core_operator(x, branch, lost),
+        _output(x, branch, lost),
+    )
+
+
+def queries_are_copied(x: ActivationNumbers) -> Num:
+    """Return whether queries are in memory of their own when attention takes them."""
+    return elementwise_max(x.rope, x.qk_norm)
+
+
+def _projections_kept(x: ActivationNumbers) -> Num:
+    """Return whether the memory of queries, keys and values side by side is kept."""
+    local = 1 - elementwise_max(x.ring, x.exchanged)
+    # Attention sees the queries themselves only where no heads are exchanged.
+    return elementwise_max(local, x.qk_norm, (1 - x.exchanged) * (1 - queries_are_copied(x)))
+
+
+def attention_saved(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
+    """Return what grouped-query attention keeps, from the norm before to its output."""
+    norm, column = norm_saved(x, "attention norm"), column_input(x, "q, k, v", "attention input")
+    return (*norm, column, *_heads_saved(x), *_core_saved(x))
+
+
+def _heads_saved(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
+    """Return what is kept of the projections, and of the norms of heads."""
+    both = x.queries + 2 * x.keys
+    statistics = x.qk_norm * x.tokens * (x.heads + x.kv_heads) * x.statistics_bytes
+    return saved_tensors(
+        "heads",
+        ("queries, keys and values", _projections_kept(x) * both, "N (H + 2 K) h s"),
+        ("statistics of heads", statistics, "N (H + K) w"),
+    )
+
+
+def _core_saved(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
+    """Return what attention itself keeps, locally or over context ranks."""
+    local, kept = 1 - elementwise_max(x.ring, x.exchanged), queries_are_copied(x)
+    copied = x.keys * x.copies
+    by_position = elementwise_max(x.exchanged, x.transposed) * x.queries
+    exchanged = x.exchanged * (x.queries + 2 * copied)
+    return saved_tensors(
+        ATTENTION,
+        ("queries", kept * (1 - x.exchanged) * x.queries, "N H h s"),
+        ("keys", local * kept * x.keys, "N K h s"),
+        ("queries, keys and values of own heads", exchanged, "N (H + 2 K') h s"),
+        ("keys and values", x.ring * 2 * copied, "2 N K' h s"),
+        ("output", x.queries, "N H h s"),
+        ("output, position by position", by_position, "N H h s"),
+        ("log-sum-exp", x.tokens * x.heads * x.statistics_bytes, "N H w"),
+        ("scores", x.scores, "N H T"),
+    )
+
+
+def _heads(x: ActivationNumbers, branch: ResidualBranch) -> OperatorMemory:
+    """Return what puts norms and positions to the projections."""
+    both, turned = x.queries + 2 * x.keys, x.queries + x.keys
+    statistics = x.qk_norm * x.tokens * (x.heads + x.kv_heads) * x.statistics_bytes
+    piece = x.chunk_rows(x.tokens, x.heads * x.head_dim) * x.heads * x.head_dim * x.statistics_bytes
+    forward = both + statistics + (x.rope + x.qk_norm) * turned
+    forward = forward + queries_are_copied(x) * x.low_precision * piece
+    # Gradients are turned back and normed one after the other, keys first, then put side by side.
+    turning = both + x.queries + x.low_precision * 2 * piece
+    wide = 1 - x.low_precision
+    norming = (
+        2 * x.keys
+        + (2 + 2 * wide) * x.queries
+        + x.low_precision * (3 * piece + 2 * x.tokens * x.heads * x.statistics_bytes)
+    )
+    # What comes from attention as one piece is taken as it is.
+    fewer = is_positive(x.heads - x.kv_heads)
+    joined = (1 + elementwise_max(queries_are_copied(x), fewer, x.ring, x.exchanged)) * both
+    work = elementwise_max(joined, queries_are_copied(x) * turning, x.qk_norm * norming)
+    weights = x.qk_norm * 2 * x.head_dim * x.statistics_bytes
+    return branch.around(
+        x,
+        OperatorMemory(
+            name="heads",
+            saved=_heads_saved(x),
+            kept_for_weight_gradient=(vector_gradient_bytes("heads", weights, "2 h w"),),
+            forward=forward,
+            backward=work,
+        ),
+    )
+
+
+def attention_core_operator(
+    x: ActivationNumbers, branch: ResidualBranch, lost: Num, own: Num = 0
+) -> OperatorMemory:
+    """Return attention itself, locally or over context ranks.
+
+    `lost` are variables of the forward pass, `own` the input of the output layer where attention
+    does not keep it.
+    """
+    table = _core_saved(x)
+    # The copy by position comes when all else is there; heads exchanged are told with the rest.
+    last = (1 - x.exchanged) * (total_saved_bytes(table) - table[0].bytes - table[1].bytes)
+    # Where attention sends something, the weight gradient of the output layer is made meanwhile.
+    sent = elementwise_max(x.ring, x.exchanged)
+    product = x.mixed * x.heads * x.head_dim * x.hidden * x.size
+    # Until then it keeps its gradient, and its input where that is in memory of its own.
+    deferred = elementwise_max(x.scattered, x.dropout) * x.whole + own
+    alone = (1 - x.exchanged) * x.transposed * x.queries
+    first = sent * (deferred + elementwise_max(x.attend_first, x.attend_run + product))
+    waits = (1 - sent) * x.shared
+    rest = x.attend_rest + waits * deferred - (1 - waits) * alone
+    work = x.queries + elementwise_max(first, rest)
+    return OperatorMemory(
+        name=ATTENTION,
+        saved=table,
+        forward=lost + elementwise_max(x.attend_forward, last),
+        backward=x.stream + work,
+        # What the output layer keeps until W is in this memory.
+        backward_split=branch.split_stream_gradient(x)
+        + elementwise_max(x.attend_first, x.attend_rest),
+    )
+
+
+def _output(x: ActivationNumbers, branch: ResidualBranch, lost: Num) -> OperatorMemory:
+    local, kept = 1 - elementwise_max(x.ring, x.exchanged), queries_are_copied(x)
+    again = kept * ((1 - x.exchanged) * x.queries + local * x.keys)
+    return row_parallel_operator(x, "o", x.queries, x.output_bias, elementwise_max(0, lost - again))

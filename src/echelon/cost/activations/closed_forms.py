@@ -1,0 +1,115 @@
+"""What a block keeps for backward under any trainer, for numbers or arrays of plans.
+
+It is the formulas of our operators (`attention.py`, `linear.py`, `experts.py`) with other numbers:
+rotary positions are put in place, statistics of norms are left out, and what a trainer keeps beside
+is told by its facts. In bytes, with elements of 2 (Korthikanti et al., 2022, section 4.1):
+
+    of the residual stream  N h (8 + 2 dropout) / (t under sequence parallelism)
+    of attention            N (4 query_dim + 4 kv_dim) / t, and N heads length (4 + dropout) / t
+                            where no fused kernel spares the scores
+    of the MLP              N ffn (2 + 2 up) / t; of experts: of each row that a token sends
+
+Of latent attention a trainer keeps its queries, what keys and values are led up to, and the output;
+what our own operators keep of it, `latent.py` says.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from echelon.cost.activations.attention import attention_saved
+from echelon.cost.activations.experts import ExpertNumbers, mixture_saved
+from echelon.cost.activations.linear import ATTENTION_DROPOUT, dropout_saved, mlp_saved
+from echelon.cost.activations.numbers import ActivationNumbers, total_saved_bytes
+from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.seconds.numbers import Num
+
+SIZE = 2
+"""Bytes of a 16-bit value."""
+
+
+def saved_bytes_of_block(work: CostInputs, *, mixture: bool) -> Num:
+    """Return the bytes that a block keeps of one microbatch for its backward pass."""
+    x = _numbers(work)
+    inner = mixture_saved(x, _expert_numbers(work)) if mixture else mlp_saved(x)
+    # After attention and after the MLP.
+    masks = 2.0 * dropout_saved(x, ATTENTION_DROPOUT).bytes
+    return total_saved_bytes((*attention_saved(x), *inner)) + masks
+
+
+def gpt_block_bytes(
+    positions: int, hidden: int, heads: int, *, tp: int = 1, sequence_parallel: bool = False
+) -> float:
+    """Return the bytes that a block of GPT keeps for backward, of one sequence in 16 bits.
+
+    s h (34 + 5 a s / h) on one device; tensor ranks share 24 + 5 a s / h of it, sequence
+    parallelism the other 10 too (Korthikanti et al., 2022, equations 1, 2 and 4). The term of the
+    scores, 5 a s / h, is there where attention keeps them; fused kernels do not.
+    """
+    x = ActivationNumbers(
+        tokens=positions,
+        rows=positions / tp if sequence_parallel else positions,
+        hidden=hidden,
+        heads=heads / tp,
+        kv_heads=heads / tp,
+        head_dim=hidden / heads,
+        inner=4 * hidden / tp,
+        up=1,
+        vocab=0,
+        size=SIZE,
+        statistics_bytes=0,
+        matmul_size=SIZE,
+        low_precision=1,
+        rope=0,
+        dropout=1,
+        scores=positions * heads / tp * positions * (2 * SIZE + 1),
+    )
+    masks = 2 * dropout_saved(x, ATTENTION_DROPOUT).bytes
+    return float(total_saved_bytes((*attention_saved(x), *mlp_saved(x))) + masks)
+
+
+def _numbers(work: CostInputs) -> ActivationNumbers:
+    """Return the sizes of a block under the trainer of `work`."""
+    model, layout, software = work.model, work.layout, work.software
+    tp, tokens = layout.tp, work.tokens
+    stream = np.where(np.asarray(layout.sequence_parallel) > 0, tp, 1.0)
+    # Products in fp8 keep their inputs in fp8.
+    narrow = np.asarray(work.machine.peak_flops) > work.machine.attention_flops
+    plain = (1.0 - software.fused_attention) * (1.0 - layout.selective)
+    scores = plain * tokens * (model.heads * model.length / tp)
+    # The widths of keys and values together, as if both were heads of the width of a query.
+    keys = np.where(np.asarray(model.kv_rank) > 0, model.kv_up_dim, 2.0 * model.kv_dim)
+    return ActivationNumbers(
+        tokens=tokens,
+        rows=tokens / stream,
+        hidden=model.hidden,
+        heads=model.query_dim / tp,
+        kv_heads=keys / (2.0 * tp),
+        head_dim=1.0,
+        inner=model.ffn / tp,
+        up=model.up,
+        vocab=0.0,
+        size=work.element,
+        statistics_bytes=0.0,
+        matmul_size=np.where(narrow, 1.0, work.element),
+        low_precision=1,
+        rope=0,
+        dropout=software.dropout,
+        scores=scores * (2.0 * work.element + software.dropout),
+    )
+
+
+def _expert_numbers(work: CostInputs) -> ExpertNumbers:
+    """Return the sizes of a mixture whose load is balanced; pieces of experts need every row."""
+    model, layout = work.model, work.layout
+    return ExpertNumbers(
+        routed=0.0,
+        experts=model.experts,
+        top_k=model.top_k,
+        here=work.tokens * model.top_k * layout.expert_tp / layout.tp,
+        inner=model.expert_ffn / layout.expert_tp,
+        shared_inner=model.shared_experts * model.expert_ffn / layout.tp,
+        places=0.0,
+        up=model.up,
+        unfused=1,
+    )

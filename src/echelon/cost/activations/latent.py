@@ -1,0 +1,173 @@
+"""What latent attention of a block keeps and works with (DeepSeek-V2, 2024, section 2.1).
+
+In the letters of `cost/activations/numbers.py`; r_q and r_kv are the widths of the narrow vectors,
+p and o those of the parts of a key that carry positions and that do not, v that of a value. Every
+head has keys and values of its own (K = H), of the width of a query: h = o + p. What leads down is
+whole on every tensor rank, for the rows that it holds; what leads up is split by heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from echelon.core.model_shape import LatentAttention
+from echelon.cost.activations.attention import ATTENTION, attention_core_operator
+from echelon.cost.activations.linear import (
+    ResidualBranch,
+    norm_operator,
+    row_parallel_operator,
+    vector_gradient_bytes,
+)
+from echelon.cost.activations.numbers import (
+    ActivationNumbers,
+    Num,
+    OperatorMemory,
+    elementwise_max,
+    is_positive,
+    saved_tensors,
+)
+
+_DOWN, _SIDES = "q_down, kv_down", "heads"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Widths:
+    """Give the bytes of what is between the narrow vectors and attention.
+
+    `queries` and `pairs` are what comes out of the two projections up, `shared` the key part of all
+    heads, `values` those without zeros behind them; `down` is all that leads down.
+    """
+
+    down: Num
+    query_vector: Num
+    key_vector: Num
+    queries: Num
+    pairs: Num
+    shared: Num
+    values: Num
+
+    @classmethod
+    def of(cls, x: ActivationNumbers, latent: LatentAttention) -> _Widths:
+        here, whole = x.rows * x.size, x.tokens * x.size
+        return cls(
+            down=here * (latent.query_rank + latent.kv_rank + latent.rope_dim),
+            query_vector=here * latent.query_rank,
+            key_vector=here * latent.kv_rank,
+            queries=x.queries,
+            pairs=whole * x.heads * (latent.nope_dim + latent.value_dim),
+            shared=whole * latent.rope_dim,
+            values=whole * x.heads * latent.value_dim,
+        )
+
+
+def latent_operators(x: ActivationNumbers, latent: LatentAttention) -> tuple[OperatorMemory, ...]:
+    """Return the operators of latent attention, from the norm before to the output."""
+    sizes, sent = _Widths.of(x, latent), elementwise_max(x.ring, x.exchanged)
+    cut = int(latent.value_dim < x.head_dim)
+    branch = ResidualBranch(inner=(1 - sent) * sizes.values, flushed=sent)
+    # Variables of the forward pass; the narrow vector of keys goes on as a part of what led down.
+    raw = sizes.queries + sizes.pairs + 2 * sizes.shared
+    own, vector_made = cut * sizes.values, sizes.query_vector
+    attention = attention_core_operator(replace(x, rope=1), branch, raw + 3 * x.queries, own)
+    padded = saved_tensors(ATTENTION, ("values", (1 - sent) * x.queries, "N H h s"))
+    cut_out = saved_tensors("o", ("output without padding", own, "N H v s"))
+    # Keys are of the width of queries, and values are in memory of their own.
+    by_position = tuple(
+        one for one in attention.saved if not (cut and one.name == "output, position by position")
+    )
+    lost = raw + 2 * sent * x.queries + x.exchanged * x.queries
+    output = row_parallel_operator(x, "o", sizes.values, 0, lost)
+    return (
+        norm_operator(x, "attention norm", branch),
+        _down(x, sizes, branch),
+        _narrow_norm(x, "q_norm", latent.query_rank, branch, (0, sizes.key_vector)),
+        _narrow_norm(x, "kv_norm", latent.kv_rank, branch, (vector_made, vector_made)),
+        _up(x, "q_up", (latent.query_rank, sizes.queries), branch, sizes.key_vector),
+        _up(x, "kv_up", (latent.kv_rank, sizes.pairs), branch, sizes.queries),
+        _sides(x, sizes, branch),
+        replace(
+            attention,
+            saved=(*by_position, *padded),
+            backward_split=attention.backward_split + cut * x.queries,
+        ),
+        replace(output, saved=cut_out, forward=output.forward + own),
+    )
+
+
+def _down(x: ActivationNumbers, sizes: _Widths, branch: ResidualBranch) -> OperatorMemory:
+    product = x.mixed * sizes.down // elementwise_max(x.rows, 1) * x.hidden
+    both = x.stream + sizes.down
+    waiting = ("attention input and gradients of latent vectors", both, "n (D + r_q + r_kv + p) s")
+    return branch.around(
+        x,
+        OperatorMemory(
+            name=_DOWN,
+            saved=saved_tensors(
+                _DOWN,
+                ("attention input", x.stream, "n D s"),
+                ("latent vectors", sizes.down, "n (r_q + r_kv + p) s"),
+            ),
+            kept_for_weight_gradient=saved_tensors(_DOWN, waiting),
+            forward=both,
+            backward=both,
+        ),
+        late=(1 - x.shared) * product,
+    )
+
+
+def _narrow_norm(
+    x: ActivationNumbers, name: str, rank: int, branch: ResidualBranch, beside: tuple[Num, Num]
+) -> OperatorMemory:
+    """Return a norm of a narrow vector; `beside` is there forward, and backward."""
+    vector_bytes, statistics = x.rows * rank * x.size, x.rows * x.statistics_bytes
+    piece = x.chunk_rows(x.rows, rank) * rank * x.statistics_bytes
+    weights = rank * x.statistics_bytes
+    forward = vector_bytes + statistics + x.low_precision * (piece + weights)
+    work = (
+        vector_bytes * (2 + 2 * (1 - x.low_precision))
+        + weights
+        + x.low_precision * (3 * piece + weights)
+    )
+    return branch.around(
+        x,
+        OperatorMemory(
+            name=name,
+            saved=saved_tensors(name, ("statistics", statistics, "n w")),
+            kept_for_weight_gradient=(vector_gradient_bytes(name, weights, "r w"),),
+            forward=beside[0] + forward,
+            backward=beside[1] + work,
+        ),
+    )
+
+
+def _up(
+    x: ActivationNumbers, name: str, widths: tuple[int, Num], branch: ResidualBranch, beside: Num
+) -> OperatorMemory:
+    """Return a projection up, from a vector of `widths[0]` to `widths[1]` bytes."""
+    rank, out = widths
+    whole, own = x.tokens * rank * x.size, x.rows * rank * x.size
+    product = x.mixed * (out // elementwise_max(x.tokens, 1)) * rank
+    gathered = x.scattered * whole
+    kept = saved_tensors(name, ("latent vector", own, "n r s"), ("its gradient", out, "N O s"))
+    return branch.around(
+        x,
+        OperatorMemory(
+            name=name,
+            saved=kept[:1],
+            kept_for_weight_gradient=kept,
+            forward=beside + own + gathered + out,
+            backward=beside + out + whole + x.scattered * own,
+        ),
+        late=branch.row_layer_bytes(x) + elementwise_max(gathered, product),
+    )
+
+
+def _sides(x: ActivationNumbers, sizes: _Widths, branch: ResidualBranch) -> OperatorMemory:
+    """Return what puts the parts of keys together, and backward takes them apart."""
+    turned = x.heads * sizes.shared
+    cut = is_positive(x.queries - sizes.values)
+    apart = elementwise_max(
+        3 * x.queries + cut * sizes.values,
+        2 * x.queries + sizes.values + turned + 2 * sizes.shared + sizes.pairs,
+    )
+    return branch.around(x, OperatorMemory(name=_SIDES, forward=0 * x.queries, backward=apart))

@@ -1,0 +1,238 @@
+"""What norms, linear layers and the dense MLP of a block keep, and work with.
+
+In the letters of `cost/activations/numbers.py`. A column-parallel layer keeps the rows of its input
+that are here (under sequence parallelism they are gathered again in backward), a row-parallel one
+its input; from B to W the gradient of the output waits beside them.
+
+While a layer runs backward, the gradient of the stream is there (n D s) for the way around the
+branch; over tensor ranks the weight gradients of the row layer wait for the collective of the
+column layer, with what they need, and those of the column layer, under sequence parallelism, for
+the next gather.
+
+Source: Korthikanti et al., 2022, sections 4.1 and 4.2.2 (sequence parallelism), for the operators
+of `parallel/kernels/fused.py`: SwiGLU keeps gate and up only, norms their input and one or two
+numbers for each row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from echelon.cost.activations.numbers import (
+    ActivationNumbers,
+    Num,
+    OperatorMemory,
+    SavedTensor,
+    elementwise_max,
+    saved_tensors,
+)
+
+ATTENTION_DROPOUT, MLP_DROPOUT, DOWN = "attention dropout", "mlp dropout", "down"
+
+_DRAWN = 4 * 8
+"""Bytes of an element of a mask while it is drawn: four numbers of 64 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidualBranch:
+    """Say what is there beside an operator of a branch of a block.
+
+    `local` are variables of the forward pass that live on; `late` is what weight gradients that
+    were put off keep between the row layer and the column layer of the branch, and `inner` the
+    input of the row layer, which they keep, too. Where something is sent between the two they
+    `flushed` by then. `alone` says that no layer keeps the gradient of the stream until W.
+    """
+
+    local: Num = 0
+    inner: Num = 0
+    column: Num = 0
+    flushed: Num = 0
+    alone: Num = 0
+
+    def split_stream_gradient(self, x: ActivationNumbers) -> Num:
+        """Return the gradient of the stream that goes around in B, where it may wait for W anyway.
+
+        In a whole backward pass it is always there.
+        """
+        return x.stream * elementwise_max(x.scattered, x.dropout, self.alone)
+
+    def row_layer_bytes(self, x: ActivationNumbers) -> Num:
+        """Return what the weight gradient of the row layer keeps, where that is put off."""
+        kept = self.inner + elementwise_max(x.scattered, x.dropout) * x.whole
+        return (1 - self.flushed) * x.shared * kept
+
+    def column_layer_bytes(self, x: ActivationNumbers) -> Num:
+        """Return what the weight gradients of the column layer keep after it."""
+        return x.scattered * (self.column + x.whole + x.stream)
+
+    def around(
+        self, x: ActivationNumbers, operator: OperatorMemory, late: Num | None = None
+    ) -> OperatorMemory:
+        """Return an operator of the branch, whose `backward` is its own, with what is beside it.
+
+        In a whole backward pass that is what is `late`, too: by default what the row layer put off.
+        """
+        late = self.row_layer_bytes(x) if late is None else late
+        return replace(
+            operator,
+            backward=x.stream + late + operator.backward,
+            backward_split=self.split_stream_gradient(x) + operator.backward,
+        )
+
+
+def norm_saved(x: ActivationNumbers, name: str) -> tuple[SavedTensor, ...]:
+    """Return what a norm keeps: the residual stream, which every other user of it has then."""
+    statistics = (1 + x.layer_norm) * x.rows * x.statistics_bytes
+    return saved_tensors(
+        name, ("residual stream", x.stream, "n D s"), ("statistics", statistics, "n w")
+    )
+
+
+def column_input(x: ActivationNumbers, name: str, what: str) -> SavedTensor:
+    """Return what column-parallel layers keep: the rows of their input that are here."""
+    return SavedTensor(operator=name, name=what, bytes=x.matmul_stream, formula="n D s")
+
+
+def dropout_saved(x: ActivationNumbers, name: str) -> SavedTensor:
+    """Return the mask that a dropout keeps."""
+    each = x.low_precision + (1 - x.low_precision) * x.size
+    mask = x.dropout * x.rows * x.hidden * each
+    return SavedTensor(operator=name, name="mask", bytes=mask, formula="n D s")
+
+
+def mlp_saved(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
+    """Return what a dense MLP keeps, from the norm before to the input of its last layer."""
+    norm, column = norm_saved(x, "mlp norm"), column_input(x, "gate, up", "mlp input")
+    return (*norm, column, *_gate_and_up(x), *_down_input(x))
+
+
+def _gate_and_up(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
+    made = x.up * (x.tokens * x.inner * x.size)
+    return saved_tensors("activation", ("gate and up", made, "N up F s"))
+
+
+def _down_input(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
+    return saved_tensors(DOWN, ("input", x.tokens * x.inner * x.matmul_size, "N F s"))
+
+
+def norm_operator(
+    x: ActivationNumbers, name: str, branch: ResidualBranch | None = None
+) -> OperatorMemory:
+    """Return a norm of the residual stream, which it keeps: every other user of it has it then.
+
+    Without a branch it is the last one, around which nothing goes.
+    """
+    times = 1 + x.layer_norm
+    statistics, vectors = times * x.rows * x.statistics_bytes, times * x.hidden * x.statistics_bytes
+    piece = x.chunk_rows(x.rows, x.hidden) * x.hidden * x.statistics_bytes
+    wide, plain = 1 - x.low_precision, 1 - x.layer_norm
+    forward = 2 * x.stream + statistics + x.low_precision * (piece * times + vectors)
+    work = x.stream * (2 + 2 * wide * plain) + vectors
+    work = work + x.rows * x.statistics_bytes * plain
+    work = work + x.low_precision * (3 * piece + times * vectors)
+    operator = OperatorMemory(
+        name=name,
+        saved=norm_saved(x, name),
+        kept_for_weight_gradient=(vector_gradient_bytes(name, vectors, "D w"),),
+        forward=forward + (0 if branch is None else branch.local),
+        backward=work,
+        backward_split=work,
+    )
+    return operator if branch is None else branch.around(x, operator, late=0)
+
+
+def vector_gradient_bytes(operator: str, size: Num, formula: str) -> SavedTensor:
+    """Return the gradient of a vector of weights."""
+    return SavedTensor(operator=operator, name="gradients of weights", bytes=size, formula=formula)
+
+
+def column_parallel_operator(
+    x: ActivationNumbers, name: str, what: str, out: Num, branch: ResidualBranch
+) -> OperatorMemory:
+    """Return column-parallel layers that read the same normed stream; `out` columns together."""
+    saved = column_input(x, name, what)
+    made = x.tokens * out * x.size
+    (gradient,) = saved_tensors(name, ("gradient of the output", made, "N O s"))
+    # Under sequence parallelism the product of these layers comes later, that of the row layer now.
+    width = out * (1 - x.scattered) + x.scattered * (
+        branch.inner // elementwise_max(x.tokens * x.size, 1)
+    )
+    product = x.mixed * width * x.hidden * x.size
+    # The rows of its input that are here go when all of them have come.
+    peak = elementwise_max(0, x.mixed * out * x.hidden * x.size - x.stream)
+    operator = OperatorMemory(
+        name=name,
+        saved=(saved,),
+        kept_for_weight_gradient=(saved, gradient),
+        forward=branch.local + x.stream + x.scattered * x.whole + made,
+        backward=made + x.whole + x.scattered * x.stream,
+        deferred=branch.column_layer_bytes(x),
+        deferred_peak=x.scattered * peak,
+    )
+    return branch.around(
+        x, operator, late=branch.row_layer_bytes(x) + x.scattered * x.whole + product
+    )
+
+
+def row_parallel_operator(
+    x: ActivationNumbers, name: str, inputs: Num, bias: Num, local: Num = 0
+) -> OperatorMemory:
+    """Return a row-parallel layer; what kept its input is told where it was made."""
+    work = x.stream + x.dropout * x.stream + x.scattered * x.whole + inputs
+    width = inputs // elementwise_max(x.tokens, 1)
+    return OperatorMemory(
+        name=name,
+        kept_for_weight_gradient=(
+            *saved_tensors(
+                name, ("input", inputs, "N I s"), ("gradient of the output", x.whole, "N D s")
+            ),
+            vector_gradient_bytes(name, bias * x.hidden * x.statistics_bytes, "D w"),
+        ),
+        forward=local + x.whole + x.scattered * x.stream,
+        backward=work + x.mixed * width * x.hidden * (1 - x.shared),
+        backward_split=work,
+        early=work - inputs,
+    )
+
+
+def dropout_operator(x: ActivationNumbers, name: str, *, adds: int = 1) -> OperatorMemory:
+    """Return a dropout, which keeps its mask, and the sum of its output with the stream.
+
+    That of the embedding `adds` nothing.
+    """
+    saved = dropout_saved(x, name)
+    drawn = x.dropout * _DRAWN * x.rows * (x.hidden + 1)
+    return OperatorMemory(
+        name=name,
+        saved=(saved,),
+        forward=x.stream
+        + elementwise_max(adds * x.stream, drawn, x.dropout * (1 + adds) * x.stream + saved.bytes),
+        backward=(1 + x.dropout) * x.stream,
+        backward_split=(1 + x.dropout) * x.stream,
+    )
+
+
+def mlp_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
+    """Return the operators of a dense MLP, from the norm before to the output."""
+    inner = x.tokens * x.inner * x.size
+    branch = ResidualBranch(local=x.stream, inner=inner, column=x.up * inner)
+    gated = x.up - 1
+    piece = x.chunk_rows(x.tokens, x.up * x.inner) * x.inner * x.size
+    work = (
+        inner + x.up * inner + gated * (x.low_precision * inner + (1 - x.low_precision) * 2 * piece)
+    )
+    down = row_parallel_operator(x, DOWN, inner, x.mlp_bias, x.stream)
+    return (
+        norm_operator(x, "mlp norm", branch),
+        column_parallel_operator(x, "gate, up", "mlp input", x.up * x.inner, branch),
+        branch.around(
+            x,
+            OperatorMemory(
+                name="activation",
+                saved=_gate_and_up(x),
+                forward=branch.local + x.up * inner + inner,
+                backward=work,
+            ),
+        ),
+        replace(down, saved=_down_input(x), forward=down.forward + inner),
+    )

@@ -1,0 +1,276 @@
+"""The numbers that formulas of activations read, and what such a formula gives.
+
+Every number is of one rank and one microbatch. Each may be a NumPy array: the formulas add,
+multiply and take the larger of two, so one formula stands for one plan and for arrays of plans.
+Flags are 0 or 1 and are multiplied by.
+
+Letters: N tokens of a microbatch on a context rank, n those of the residual stream here (N / tp
+where the stream is split, else N), D hidden width, H query and K key/value heads of a tensor rank,
+h the width of a head, F inner width and V vocabulary of a tensor rank, s the bytes of an element,
+w = max(4, s) those of a statistic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.activations.attention_working import AttentionRowChunks, attention_working_bytes
+from echelon.cost.bytes.context.sent import kv_copies
+
+Num: TypeAlias = "int | float | NDArray[Any]"
+
+INDEX_BYTES = 8
+"""Token ids, positions and places of rows are int64."""
+
+CACHE_ELEMENTS = 1 << 18
+"""Elements of a tensor that are widened at a time (`kernels/low_precision.py`, on a CPU)."""
+
+STATISTICS_BYTES = 4
+"""Statistics are in at least float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedTensor:
+    """Say what a tensor that is kept takes: its operator, its name, bytes, and their formula."""
+
+    operator: str
+    name: str
+    bytes: Num
+    formula: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorMemory:
+    """Say what an operator keeps and uses, in bytes.
+
+    Where a forward pass comes again in backward, weight gradients that were put off may run in it.
+    """
+
+    name: str
+    """The operator."""
+    saved: tuple[SavedTensor, ...] = ()
+    """What waits from its forward to its backward."""
+    kept_for_weight_gradient: tuple[SavedTensor, ...] = ()
+    """What waits from B to W, where backward is split."""
+    forward: Num = 0
+    """The most that there is while it runs forward, beside what operators before it keep."""
+    backward: Num = 0
+    """The most while it runs backward, beside what it and operators before it keep."""
+    backward_split: Num = 0
+    """The same in B, beside what of later operators waits for W, too."""
+    deferred: Num = 0
+    """What weight gradients keep that are put off until the next gather."""
+    deferred_peak: Num = 0
+    """The most while those run."""
+    early: Num | None = None
+    """The bytes that the operator then has; None: all that it has backward."""
+    forward_without_graph: Num | None = None
+    """`forward` where nothing is kept for backward, if that is less."""
+    rerun: Num | None = None
+    """What is there when weight gradients that were put off run in a repeated forward pass."""
+
+    @property
+    def saved_bytes(self) -> Num:
+        """Return the bytes that wait for backward."""
+        return total_saved_bytes(self.saved)
+
+    @property
+    def weight_gradient_bytes(self) -> Num:
+        """Return the bytes that wait for W."""
+        return total_saved_bytes(self.kept_for_weight_gradient)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationNumbers:
+    """Give the sizes of one microbatch on one rank, in the letters of this file; flags are 0 or 1.
+
+    `attend_*` are those of `attention_working_bytes` (`cost/activations/attention_working.py`).
+    """
+
+    tokens: Num
+    """Tokens N of a microbatch on a context rank."""
+    rows: Num
+    """Tokens n of the residual stream here."""
+    hidden: Num
+    """Width D of the residual stream."""
+    heads: Num
+    """Query heads H of a tensor rank."""
+    kv_heads: Num
+    """Key/value heads K of a tensor rank."""
+    head_dim: Num
+    """Width h of a head."""
+    inner: Num
+    """Inner width F of a tensor rank."""
+    up: Num
+    """2 for a gated MLP, else 1."""
+    vocab: Num
+    """Vocabulary V of a tensor rank."""
+    size: Num
+    """Bytes s of an element."""
+    statistics_bytes: Num
+    """Bytes w of a statistic."""
+    matmul_size: Num
+    """Bytes of an element of what a matrix product keeps (1 in fp8)."""
+    tp: Num = 1
+    """Degree of tensor parallelism."""
+    low_precision: Num = 0
+    """Flag: elements are narrower than statistics."""
+    rope: Num = 1
+    """Flag: queries and keys are rotated."""
+    learned: Num = 0
+    """Flag: positions are a learned table."""
+    qk_norm: Num = 0
+    """Flag: queries and keys are normed."""
+    layer_norm: Num = 0
+    """Flag: norms are LayerNorm, with a mean and a bias."""
+    qkv_bias: Num = 0
+    """Flag: queries, keys and values have a bias."""
+    output_bias: Num = 0
+    """Flag: the output projection of attention has a bias."""
+    mlp_bias: Num = 0
+    """Flag: the projections of the MLP have a bias."""
+    dropout: Num = 0
+    """Flag: elements are dropped."""
+    ring: Num = 0
+    """Flag: keys and values of other places are met one after the other, or gathered."""
+    exchanged: Num = 0
+    """Flag: heads are exchanged for positions."""
+    copies: Num = 1
+    """Copies of each key/value head in that exchange."""
+    transposed: Num = 0
+    """Flag: attention's output comes in another order than the next product reads, so it is
+    copied."""
+    found: Num = 0
+    """Tokens whose row of the embedding is on this rank: data where tp > 1 (then N / tp is as good
+    a guess as any)."""
+    mixed: Num = 0
+    """Flag: gradients add up in another dtype than they are made in."""
+    attend_forward: Num = 0
+    """The most that attention has while it runs forward."""
+    attend_first: Num = 0
+    """The most backward before weight gradients run that were put off."""
+    attend_run: Num = 0
+    """What is there while those weight gradients run."""
+    attend_rest: Num = 0
+    """The most after that, backward."""
+    scores: Num = 0
+    """Bytes that attention keeps of its scores: none, but for trainers without a fused kernel."""
+
+    @property
+    def stream(self) -> Num:
+        """Return the bytes of the residual stream, n D s."""
+        return self.rows * self.hidden * self.size
+
+    @property
+    def matmul_stream(self) -> Num:
+        """Return the bytes of the residual stream as a matrix product keeps it."""
+        return self.rows * self.hidden * self.matmul_size
+
+    @property
+    def whole(self) -> Num:
+        """Return the bytes of all rows of the residual stream, N D s."""
+        return self.tokens * self.hidden * self.size
+
+    @property
+    def queries(self) -> Num:
+        """Return the bytes of the queries, N H h s; the output of attention has as many."""
+        return self.tokens * self.heads * self.head_dim * self.size
+
+    @property
+    def keys(self) -> Num:
+        """Return the bytes of the keys, N K h s; values have as many."""
+        return self.tokens * self.kv_heads * self.head_dim * self.size
+
+    @property
+    def shared(self) -> Num:
+        """Return whether layers are split over tensor ranks."""
+        return is_positive(self.tp - 1)
+
+    def chunk_rows(self, rows: Num, width: Num) -> Num:
+        """Return how many of `rows` rows are widened at a time."""
+        return -elementwise_max(-rows, -(CACHE_ELEMENTS // elementwise_max(width, 1)))
+
+    @property
+    def scattered(self) -> Num:
+        """Return whether the residual stream is split over the tensor ranks."""
+        return is_positive(self.tokens - self.rows)
+
+    @classmethod
+    def from_plan(
+        cls, plan: Plan, cp_rank: int = 0, pieces: AttentionRowChunks | None = None
+    ) -> ActivationNumbers:
+        """Return the numbers of a plan on a context rank."""
+        model, tp, tokens = plan.model, plan.mesh.tp, plan.local_tokens
+        precision = plan.mathematics.precision
+        size = DTYPE_BYTES[precision.parameters]
+        heads, kv_heads = model.heads // tp, model.kv_heads // tp
+        degree = plan.layout.context.ulysses_degree
+        forward, first, run, rest = attention_working_bytes(plan, cp_rank, pieces)
+        return cls(
+            tokens=tokens,
+            rows=tokens // tp if plan.layout.sequence_parallel else tokens,
+            hidden=model.hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=model.head_dim,
+            inner=model.ffn // tp,
+            up=2 if model.gated else 1,
+            vocab=-(-model.vocab // tp),
+            size=size,
+            statistics_bytes=max(STATISTICS_BYTES, size),
+            tp=tp,
+            low_precision=int(size < STATISTICS_BYTES),
+            rope=int(model.positions == "rope"),
+            learned=int(model.positions == "learned"),
+            qk_norm=int(model.qk_norm),
+            layer_norm=int(model.norm == "layernorm"),
+            qkv_bias=int(model.qkv_bias),
+            output_bias=int(model.output_bias),
+            mlp_bias=int(model.mlp_bias),
+            dropout=int(model.dropout > 0.0),
+            ring=int(plan.placement.ring_degree > 1),
+            exchanged=int(degree > 1),
+            copies=kv_copies(heads, kv_heads, degree),
+            transposed=int(model.soft_cap is not None),
+            found=-(-tokens // tp),
+            attend_forward=forward,
+            attend_first=first,
+            attend_run=run,
+            attend_rest=rest,
+            matmul_size=size,
+            mixed=int(precision.gradients != precision.parameters),
+        )
+
+
+def saved_tensors(operator: str, *rows: tuple[str, Num, str]) -> tuple[SavedTensor, ...]:
+    """Return tensors of an operator, of their names, bytes and formulas."""
+    return tuple(
+        SavedTensor(operator=operator, name=name, bytes=size, formula=formula)
+        for name, size, formula in rows
+    )
+
+
+def total_saved_bytes(saved: tuple[SavedTensor, ...]) -> Num:
+    """Return the bytes of all of them."""
+    return sum((one.bytes for one in saved), 0)
+
+
+def is_positive(value: Num) -> Num:
+    """Return 1 where a whole number is more than 0, else 0."""
+    return elementwise_max(value, 0) // elementwise_max(value, 1)
+
+
+def elementwise_max(*values: Num) -> Num:
+    """Return the largest, entry by entry where there are arrays."""
+    found = values[0]
+    for value in values[1:]:
+        if isinstance(found, np.ndarray) or isinstance(value, np.ndarray):
+            found = np.maximum(found, value)
+        elif value > found:
+            found = value
+    return found

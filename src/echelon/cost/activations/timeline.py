@@ -1,0 +1,161 @@
+"""Bytes of activations that a rank keeps, action by action, and the most that it holds at a time.
+
+A microbatch leaves on a stage, after F, what its backward needs; after B (where backward is split)
+what W needs; after W or BW nothing but its loss. So what a rank keeps after an action is the sum
+over the pairs of a stage and a microbatch that are between F and W then, and the peak is the
+largest sum of what is kept before an action and what that action has beside, in the order of the
+schedule. Of a recomputed block the input alone is kept, on the device or on the host; its backward
+makes all of the block again.
+
+Formulas of what each operator keeps stand in `linear.py` (norms, MLP), `attention.py`, `latent.py`,
+`experts.py` and `units.py` (embedding, loss). They are exact for the operators of `parallel/`,
+every storage counted once, whatever views of it are kept. What is there while operators run is a
+model of what PyTorch frees when: within 2 % of what is measured (`proof/matrix/bytes_walk.py`).
+
+Sources: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022,
+section 4; Qi et al., "Zero Bubble Pipeline Parallelism", 2023, section 3 (what waits for W).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from echelon.core.axis import Axis
+from echelon.core.plan import Plan
+from echelon.cost.activations.attention_working import AttentionRowChunks
+from echelon.cost.activations.numbers import (
+    ActivationNumbers,
+    Num,
+    SavedTensor,
+    elementwise_max,
+    total_saved_bytes,
+)
+from echelon.cost.activations.peaks import backward_peak, forward_peak
+from echelon.cost.activations.units import UnitOperators, stage_unit_operators
+from echelon.layout.expert_load import ExpertLoad
+from echelon.layout.stage import part_of
+from echelon.schedule.action import Action, ActionKind
+from echelon.schedule.from_plan import schedule_from_plan
+
+StageMicrobatch = tuple[int, int]
+"""A stage and a microbatch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepData:
+    """Record what of a step is data: how tokens were routed, and two numbers of each microbatch.
+
+    `found` are the tokens of a microbatch whose row of the embedding is on this rank, `transposed`
+    whether attention gave its output in another order (`cost/activations/numbers.py`), `row_chunks`
+    what its kernels were called for.
+    """
+
+    load: ExpertLoad | None = None
+    found: Mapping[int, int] = field(default_factory=dict[int, int])
+    transposed: Mapping[int, int] = field(default_factory=dict[int, int])
+    row_chunks: Mapping[int, AttentionRowChunks] = field(
+        default_factory=dict[int, AttentionRowChunks]
+    )
+
+    @property
+    def any(self) -> bool:
+        """Return whether microbatches may differ."""
+        return self.load is not None or bool(self.found or self.transposed or self.row_chunks)
+
+    def numbers(self, plan: Plan, cp_rank: int, microbatch: int) -> ActivationNumbers:
+        """Return the numbers of a microbatch."""
+        x = ActivationNumbers.from_plan(plan, cp_rank, self.row_chunks.get(microbatch))
+        return replace(
+            x,
+            found=self.found.get(microbatch, x.found),
+            transposed=self.transposed.get(microbatch, x.transposed),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionBytes:
+    """Say what a rank keeps after an action, and at most while it runs."""
+
+    action: Action
+    kept: Num
+    peak: Num
+
+
+class RankActivations:
+    """The activations of one rank of a plan."""
+
+    def __init__(self, plan: Plan, rank: int, data: StepData | None = None) -> None:
+        """Take the routing and the tokens of `data`; without it, balanced ones."""
+        self.plan, self.rank, self._data = plan, rank, data or StepData()
+        self._cp_rank = plan.mesh.coordinates(rank)[Axis.CP]
+        self._numbers = ActivationNumbers.from_plan(plan, self._cp_rank)
+        self._stages = {one.stage: one for one in part_of(plan, rank).stages}
+        self._units: dict[StageMicrobatch, tuple[UnitOperators, ...]] = {}
+        self._peaks: dict[tuple[ActionKind, int, int], Num] = {}
+
+    @property
+    def row(self) -> Sequence[Action]:
+        """Return the actions of this rank, in order."""
+        return schedule_from_plan(self.plan).actions[self.plan.mesh.coordinates(self.rank)[Axis.PP]]
+
+    def units(self, stage: int, microbatch: int) -> tuple[UnitOperators, ...]:
+        """Return the units of a stage for one microbatch."""
+        key = (stage, microbatch if self._data.any else 0)
+        if key not in self._units:
+            numbers = self._data.numbers(self.plan, self._cp_rank, microbatch)
+            self._units[key] = stage_unit_operators(
+                self.plan, self._stages[stage], numbers, (self.rank, microbatch, self._data.load)
+            )
+        return self._units[key]
+
+    def kept(self, action: Action) -> tuple[SavedTensor, ...]:
+        """Return what an action leaves of its microbatch until the next one that uses it."""
+        units = self.units(action.stage, action.microbatch)
+        if action.kind is ActionKind.F:
+            return tuple(one for unit in units for one in unit.saved)
+        if action.kind is ActionKind.B:
+            return tuple(one for unit in units for one in unit.kept_for_weight_gradient)
+        return ()
+
+    def actions(self) -> Iterator[ActionBytes]:
+        """Yield what is kept after each action, and at most while it runs."""
+        living: dict[StageMicrobatch, Num] = {}
+        entered: set[StageMicrobatch] = set()
+        losses: Num = 0
+        for action in self.row:
+            key = (action.stage, action.microbatch)
+            own = living.pop(key, 0)
+            others = losses + self._sum(living, entered | {key})
+            entered.discard(key)
+            if action.kind in (ActionKind.F, ActionKind.B):
+                living[key] = total_saved_bytes(self.kept(action))
+            if action.kind is ActionKind.F:
+                entered.add(key)
+                losses = losses + self._numbers.statistics_bytes * self._stages[action.stage].last
+            running = elementwise_max(own, self._running(action))
+            kept = losses + self._sum(living, entered)
+            yield ActionBytes(action=action, kept=kept, peak=others + running)
+
+    def _sum(self, living: Mapping[StageMicrobatch, Num], entered: set[StageMicrobatch]) -> Num:
+        """Return the bytes of all pairs; an empty stage hands its input on to the next one."""
+        found: Num = 0
+        for (stage, microbatch), size in living.items():
+            handed_on = not self._stages[stage].blocks and (stage + 1, microbatch) in entered
+            found = found + (0 if handed_on else size)
+        return found
+
+    def _running(self, action: Action) -> Num:
+        """Return the most that an action has of its own microbatch, what it keeps included."""
+        key = (action.kind, action.stage, action.microbatch if self._data.any else 0)
+        if key not in self._peaks:
+            self._peaks[key] = self._peak(action)
+        return self._peaks[key]
+
+    def _peak(self, action: Action) -> Num:
+        units = self.units(action.stage, action.microbatch)
+        if action.kind is ActionKind.F:
+            return forward_peak(units, self._numbers)
+        if action.kind is ActionKind.W:
+            return total_saved_bytes(self.kept(replace(action, kind=ActionKind.B)))
+        return backward_peak(units, self._numbers, split=action.kind is ActionKind.B)

@@ -1,0 +1,236 @@
+"""Bytes that data parallelism and ZeRO send in one optimizer step, bucket by bucket.
+
+`G` is the elements of all buckets (padding included), `n` the degree of the axis, `s` the bytes of
+an element as it is sent: gradients in the dtype `reduction`, parameters in `parameters`, Muon's
+pieces in `master`. `M` is the microbatches per step, a slice the part of a bucket that a rank
+updates: G over the degree of `dp_shard x cp`, all of it at stage 0.
+
+A bucket is reduced over data ranks first; what other axes still have to add up (norms under
+sequence parallelism, a tied embedding, replicas) is added to the slice only, once per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from echelon.core.axis import LOSS_AXES, Axis
+from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.bytes.terms import (
+    SentTerm,
+    all_gather_bytes,
+    all_reduce_bytes,
+    reduce_scatter_bytes,
+)
+from echelon.layout.buckets import (
+    BucketPlan,
+    accumulates_slices,
+    data_degree,
+    shard_degree,
+    slice_elements,
+    zero_stage,
+)
+from echelon.layout.module_buckets import ModuleBuckets
+from echelon.layout.muon import MuonExchange, muon_elements
+from echelon.layout.stage import RankPart
+
+COUNT_BYTES = 8
+"""The token count that data ranks exchange: one int64."""
+
+DATA_AXIS = "dp"
+"""All data ranks: `dp_replicate` x `dp_shard` x `cp`."""
+
+EXPERT_DATA_AXIS = "edp"
+"""All ranks of a stage that hold the same experts."""
+
+EXPERT_SHARD_AXIS = "edp_shard"
+"""Those of one replica, over which ZeRO cuts experts."""
+
+STAGE_AXIS = "stage"
+"""All ranks of one pipeline stage: data ranks x tensor ranks."""
+
+_ZERO = "Rajbhandari et al., ZeRO, 2020, section 7"
+
+Buckets = Sequence[BucketPlan]
+
+
+def data_bytes(plan: Plan, part: RankPart, buckets: Buckets) -> tuple[SentTerm, ...]:
+    """Return the terms of the axes "dp", "dp_shard" and "dp_replicate", and those of experts."""
+    count = SentTerm(
+        axis=DATA_AXIS,
+        name="token count",
+        each=all_gather_bytes(COUNT_BYTES, plan.mesh.degree(*LOSS_AXES)),
+        formula="(n-1) x 8",
+        source="the loss has one denominator, known before backward",
+    )
+    terms: list[SentTerm] = []
+    for expert in (False, True):
+        alike = [bucket for bucket in buckets if bucket.expert is expert]
+        if zero_stage(plan, expert=expert) == 0:
+            terms.append(_all_reduced(plan, alike, expert))
+        else:
+            terms += _scattered(plan, part, alike, expert)
+            terms += _gathered(plan, part, alike)
+            terms.append(_replicas(plan, alike))
+    return (*terms, count)
+
+
+def partial_bytes(plan: Plan, buckets: Buckets) -> SentTerm:
+    """Return what tensor ranks send to add up gradients of which each sees a part."""
+    return SentTerm(
+        axis=Axis.TP.value,
+        name="replicated parameters",
+        each=_replica_sum_bytes(plan, _buckets_of_kind(buckets, "partial"), plan.mesh.tp),
+        formula="2 (n-1)/n x slices of norms and output biases x s",
+        source="Korthikanti et al., 2022, section 4.2.2",
+    )
+
+
+def tied_bytes(plan: Plan, buckets: Buckets) -> SentTerm:
+    """Return what the two ends of a pipeline send to add up the gradient of a tied embedding."""
+    return SentTerm(
+        axis=Axis.PP.value,
+        name="tied embedding",
+        each=_replica_sum_bytes(plan, _buckets_of_kind(buckets, "tied"), 2),
+        formula="the slice of V D / tp x s, between first and last stage",
+        source="Narayanan et al., 2021, section 2.2",
+    )
+
+
+def mirrored_bytes(plan: Plan, part: RankPart, buckets: Buckets) -> SentTerm:
+    """Return what two ranks that hold copies of the same stages send to add up gradients."""
+    return SentTerm(
+        axis=Axis.PP.value,
+        name="mirrored stages",
+        each=_replica_sum_bytes(plan, buckets, 2) if part.mirrored else 0,
+        formula="slices x s, between a rank and its mirror",
+        source="DeepSeek-V3, 2024, section 3.2.1 (DualPipe keeps two copies of the parameters)",
+    )
+
+
+def muon_bytes(plan: Plan, exchange: MuonExchange, rank: int) -> tuple[SentTerm, ...]:
+    """Return what `rank` sends for Newton-Schulz: pieces to owners, results to holders."""
+    size = DTYPE_BYTES[plan.mathematics.precision.master]
+    pieces, results = muon_elements(exchange, rank)
+    source = "Jordan et al., Muon, 2024; who owns which matrix: layout/muon.py"
+
+    def term(name: str, elements: int, formula: str) -> SentTerm:
+        return SentTerm(
+            axis=STAGE_AXIS,
+            name=name,
+            each=elements * size,
+            formula=formula,
+            source=source,
+        )
+
+    return (
+        term("pieces of matrices", pieces, "own pieces of matrices of others x s"),
+        term("orthogonal matrices", results, "own matrices x ranks that hold a piece x s"),
+    )
+
+
+def _all_reduced(plan: Plan, buckets: Buckets, expert: bool) -> SentTerm:
+    size, degree = _reduction_size(plan), data_degree(plan, expert=expert)
+    return SentTerm(
+        axis=EXPERT_DATA_AXIS if expert else DATA_AXIS,
+        name="gradients",
+        each=sum(all_reduce_bytes(bucket.num_elements * size, degree) for bucket in buckets),
+        formula="2 (n-1)/n G s",
+        source="Patarasuk and Yuan, 2009",
+    )
+
+
+def _scattered(plan: Plan, part: RankPart, buckets: Buckets, expert: bool) -> Iterator[SentTerm]:
+    size, adds = _reduction_size(plan), accumulates_slices(plan, expert=expert)
+    rounds = {b.name: part.passes(b.stages) if adds else 1 for b in buckets}
+    return _sliced(plan, "gradients", buckets, rounds, size)
+
+
+def _gathered(plan: Plan, part: RankPart, buckets: Buckets) -> Iterator[SentTerm]:
+    """Yield the gathers of parameters: once per step what stays whole, else before each use."""
+    size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+    again = plan.layout.zero.reshard_after_forward
+    whole = [bucket for bucket in buckets if not (again and bucket.sliced)]
+    sliced = [bucket for bucket in buckets if again and bucket.sliced]
+    forward = {b.name: part.passes(b.stages) for b in sliced}
+    backward = {b.name: part.passes(b.backward_stages) for b in sliced}
+    yield from _sliced(plan, "parameters", whole, {b.name: 1 for b in whole}, size)
+    yield from _sliced(plan, "parameters forward", sliced, forward, size)
+    yield from _sliced(plan, "parameters backward", sliced, backward, size)
+
+
+def _sliced(
+    plan: Plan, name: str, buckets: Buckets, rounds: Mapping[str, int], size: int
+) -> Iterator[SentTerm]:
+    """Yield what is scattered or gathered, the same bytes, of buckets by how often they are.
+
+    All are as often but an embedding at both ends.
+    """
+    for count in sorted({*rounds.values()}):
+        alike = [bucket for bucket in buckets if rounds[bucket.name] == count]
+        expert = alike[0].expert
+        degree = shard_degree(plan, expert=expert)
+        yield SentTerm(
+            axis=EXPERT_SHARD_AXIS if expert else Axis.DP_SHARD.value,
+            name=name,
+            count=count,
+            each=sum(all_gather_bytes(slice_elements(plan, b) * size, degree) for b in alike),
+            formula="(n-1)/n G s",
+            source=_ZERO,
+        )
+
+
+def _replicas(plan: Plan, buckets: Buckets) -> SentTerm:
+    return SentTerm(
+        axis=Axis.DP_REPLICATE.value,
+        name="gradients",
+        each=_replica_sum_bytes(plan, buckets, plan.mesh.dp_replicate),
+        formula="2 (n-1)/n x slices x s",
+        source="Zhao et al., PyTorch FSDP, 2023, section 3.2.2 (hybrid sharding)",
+    )
+
+
+def _replica_sum_bytes(plan: Plan, buckets: Iterable[BucketPlan], degree: int) -> int:
+    """Return the bytes of an all-reduce of the slice of each bucket."""
+    size = _reduction_size(plan)
+    return sum(all_reduce_bytes(slice_elements(plan, b) * size, degree) for b in buckets)
+
+
+def _buckets_of_kind(buckets: Buckets, kind: str) -> list[BucketPlan]:
+    return [bucket for bucket in buckets if bucket.kind == kind]
+
+
+def _reduction_size(plan: Plan) -> int:
+    return DTYPE_BYTES[plan.mathematics.precision.reduction]
+
+
+def module_bytes(
+    plan: Plan, buckets: ModuleBuckets, *, passes: int, kept: Collection[str]
+) -> dict[str, int]:
+    """Return the bytes that a rank sends for data parallelism in a step of `passes` backwards.
+
+    A sliced bucket in `kept` is whole from forward to the end of backward, so it is gathered once
+    for both; without resharding each is gathered once per step.
+    """
+    zero, trained = plan.layout.zero, buckets.trained
+    if zero.stage == 0:
+        sent = {DATA_AXIS: _all_reduced(plan, trained, expert=False).bytes}
+    else:
+        size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+        wide, degree = _reduction_size(plan), shard_degree(plan)
+
+        def gathers(bucket: BucketPlan) -> int:
+            if not (bucket.sliced and zero.reshard_after_forward):
+                return 1
+            return passes * (1 if bucket.name in kept else 2)
+
+        rounds = passes if accumulates_slices(plan) else 1
+        scattered = (reduce_scatter_bytes(slice_elements(plan, b) * wide, degree) for b in trained)
+        gathered = (
+            gathers(b) * all_gather_bytes(slice_elements(plan, b) * size, degree)
+            for b in (*trained, *buckets.frozen)
+        )
+        sent = {
+            Axis.DP_SHARD.value: rounds * sum(scattered) + sum(gathered),
+            Axis.DP_REPLICATE.value: _replica_sum_bytes(plan, trained, plan.mesh.dp_replicate),
+        }
+    return {axis: count for axis, count in sent.items() if count}

@@ -1,0 +1,6 @@
+"""Rows of tokens on their way to experts.
+
+dispatch   which terms each way of dispatch has
+sent       bytes that they send
+memory     bytes that rows hold on their way, and inside of experts
+"""

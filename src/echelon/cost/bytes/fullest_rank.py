@@ -1,0 +1,200 @@
+"""Weights of a rank, and bytes that the fullest one holds, by term, for arrays of plans.
+
+Matrices are cut by tensor parallelism, norms are not; latent attention leads down to vectors that
+every tensor rank has whole (DeepSeek-V2, 2024, section 2.1). Routed experts are shared out over ep,
+and cut over expert_tp.
+
+Two ranks can be the fullest: the first of a pipeline, which has most microbatches in flight, and
+the last, which has the logits. Both are computed, and the larger is told. What a block keeps for
+backward, `cost/activations/closed_forms.py` says; with "full" recompute it is only N h 2 bytes, and
+what one block keeps, once. A block that runs backward has gradients of what it kept, and buffers of
+a trainer: so many bytes for each token and width. The head keeps logits of the last microbatch,
+widened, and their gradient.
+
+Where backward is split, a linear layer keeps its input and the gradient of its output from B until
+W uses both (Qi et al., "Zero Bubble Pipeline Parallelism", 2023, section 3), whether its block was
+recomputed or not; the last rank has what waits for W where that is more. A block of N tokens, in
+elements, cut over t tensor ranks, D / t of a stream that is cut:
+
+    attention   D (split) + (2 query_dim + 2 kv_dim) / t + D
+    latent      the same with its way down to vectors and up again, the way down not cut
+    MLP         D (split) + ffn (1 + up) / t + D; of experts: of each row that a token sends
+
+How many microbatches wait, of all layers of the last rank, each schedule says:
+`ClosedForms.waiting`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from echelon.cost.activations.closed_forms import saved_bytes_of_block
+from echelon.cost.seconds.inputs import CostInputs, Terms
+from echelon.cost.seconds.numbers import LayoutNumbers, ModelNumbers, Num, ceil_div
+from echelon.cost.seconds.pipeline import (
+    crosses_itself,
+    has_both_ends,
+    microbatches_in_flight,
+    microbatches_that_wait,
+)
+
+
+def block_weights(model: ModelNumbers, layout: LayoutNumbers, *, mixture: bool) -> tuple[Num, Num]:
+    """Return the weights of a block on a tensor and expert rank, those of routed experts apart."""
+    hidden, tp = model.hidden, layout.tp
+    latent = np.asarray(model.kv_rank) > 0
+    plain = hidden * (model.query_dim + 2.0 * model.kv_dim) / tp
+    width = np.where(latent, model.value_dim, model.query_dim)
+    down = hidden * (model.query_rank + model.kv_rank)
+    vectors = model.kv_rank - model.rope_dim
+    into = np.where(np.asarray(model.query_rank) > 0, model.query_rank, hidden)
+    up = (into * model.query_dim + vectors * model.kv_up_dim) / tp
+    attention = np.where(latent, down + up, plain) + hidden * width / tp
+    norms = 2.0 * hidden * model.norm_weights + model.head_norms + model.query_rank + vectors
+    biases = model.qkv_bias * (model.query_dim + 2.0 * model.kv_dim) / tp
+    biases = biases + model.output_bias * hidden
+    matrices = 1.0 + model.up
+    if mixture:
+        each = matrices * hidden * model.expert_ffn
+        inner = each * model.shared_experts / tp + hidden * model.experts
+        routed = each * model.experts / (layout.ep * layout.expert_tp)
+    else:
+        inner = matrices * hidden * model.ffn / tp
+        biases = biases + model.mlp_bias * (model.up * model.ffn / tp + hidden)
+        routed = 0.0
+    return attention + inner + norms + biases, routed
+
+
+def embedding_weights(model: ModelNumbers, layout: LayoutNumbers) -> Num:
+    """Return the weights of the embedding, and of learned positions, on a tensor rank."""
+    return model.hidden * (model.vocab / layout.tp + model.positions)
+
+
+def head_weights(model: ModelNumbers, layout: LayoutNumbers) -> Num:
+    """Return the weights of the head and the last norm on a tensor rank; a tied one counts here."""
+    return model.hidden * model.vocab / layout.tp + model.hidden * model.norm_weights
+
+
+def embedding_and_head_weights(model: ModelNumbers, layout: LayoutNumbers) -> Num:
+    """Return the weights of both ends where one rank holds them; a tied matrix is there once."""
+    norm = model.hidden * model.norm_weights
+    head = np.where(np.asarray(model.tied) > 0, norm, head_weights(model, layout))
+    return embedding_weights(model, layout) + head
+
+
+def fullest_rank_bytes(work: CostInputs) -> Terms:
+    """Return what the fullest rank holds at its peak."""
+    first = _terms(work, last=False)
+    alone = np.asarray(work.layout.pp) == 1.0
+    last = _terms(work, last=True)
+    fuller = (sum(last.values()) > sum(first.values())) | alone
+    return Terms(terms={name: np.where(fuller, last[name], first[name]) for name in first})
+
+
+def _routed(work: CostInputs) -> Num:
+    """Return the elements of a token's rows on a tensor rank: pieces of experts need every row."""
+    model, layout = work.model, work.layout
+    return model.top_k * model.hidden * layout.expert_tp / layout.tp
+
+
+def _row_gradients(work: CostInputs) -> Num:
+    """Return the gradients of rows, and of what is inside their experts, while they run back."""
+    model = work.model
+    inner = model.top_k * model.expert_ffn * (1.0 + model.up) / work.layout.tp
+    return work.element * work.tokens * (2.0 * _routed(work) + inner)
+
+
+def _terms(work: CostInputs, *, last: bool) -> dict[str, Num]:
+    model, layout, software = work.model, work.layout, work.software
+    alone = np.asarray(layout.pp) == 1.0
+    layers = ceil_div(model.layers, layout.pp)
+    mixtures = np.minimum(model.mixture_layers, layers)
+    plain = layers - mixtures
+    dense, _ = block_weights(model, layout, mixture=False)
+    mixed, experts = block_weights(model, layout, mixture=True)
+    embedding, head = embedding_weights(model, layout), head_weights(model, layout)
+    two = crosses_itself(layout)
+    bent = has_both_ends(layout)
+    # The first rank of a V has both ends, and of two pipelines that cross, two stages.
+    both = alone | two | bent
+    last_end = np.where(bent, 0.0, head) if last else embedding
+    ends = np.where(
+        both & ~(bent & last & ~alone), embedding_and_head_weights(model, layout), last_end
+    )
+    copies = np.where(two, 2.0, 1.0)
+    shared = copies * (plain * dense + mixtures * mixed) + ends
+    routed = copies * mixtures * experts
+    zero, cut = np.asarray(layout.zero), layout.expert_shard
+
+    def sliced(stage: float) -> Num:
+        return np.where(zero >= stage, shared / layout.shard + routed / cut, shared + routed)
+
+    unit = np.maximum(np.maximum(dense, mixed), ends)
+    gathered = np.where(zero >= 3, unit * (2.0 * work.element + software.gradient_bytes), 0.0)
+    stays = (zero >= 3) & (np.asarray(layout.reshard) == 0)
+    gathered = gathered + np.where(stays, work.element * (shared + routed), 0.0)
+    stream = np.where(np.asarray(layout.sequence_parallel) > 0, layout.tp, 1.0)
+    in_flight = microbatches_in_flight(layout)
+    if last:
+        # The last rank of a straight pipeline has one microbatch at a time in it.
+        one = np.minimum(in_flight, np.maximum(1.0, in_flight - layout.pp + 1.0))
+        in_flight = np.where(alone, np.minimum(1.0, in_flight), one)
+    whole = saved_bytes_of_block(work, mixture=False)
+    with_experts = saved_bytes_of_block(work, mixture=True)
+    inputs = work.element * work.tokens * model.hidden / stream
+    again = np.asarray(layout.recompute)
+    every = plain * whole + mixtures * with_experts
+    working = np.where(np.asarray(mixtures) > 0, np.maximum(whole, with_experts), whole)
+    kept = in_flight * ((1.0 - again) * every + again * layers * inputs)
+    if last:
+        kept = np.maximum(kept, deferred_weight_gradient_bytes(work, plain, mixtures))
+    running = np.where(again > 0, working, 0.0)
+    running = running + software.working_width * work.tokens * model.hidden
+    running = running + np.where(np.asarray(mixtures) > 0, _row_gradients(work), 0.0)
+    logits = work.tokens * model.vocab / layout.tp * software.logit_held
+    terms: dict[str, Num] = {
+        "parameters": work.element * sliced(3.0),
+        "gradients": software.gradient_bytes * sliced(2.0),
+        "optimizer": np.where(np.asarray(layout.offload) > 0, 0.0, software.state_bytes)
+        * sliced(1.0),
+        "gathered": gathered,
+        "activations": kept,
+        "working": running,
+        "logits": np.where(both | bool(last), logits, 0.0),
+        "buffers": 2.0 * inputs * np.where(alone, 1.0, 2.0),
+    }
+    # The optimizer's buffers are there when those of backward are gone.
+    passing = kept + running + terms["logits"] + terms["gathered"] + terms["buffers"]
+    terms["update"] = np.maximum(0.0, software.update_bytes * sliced(1.0) - passing)
+    used = sum(terms.values(), 0.0)
+    terms["slack"] = software.slack * used
+    terms["context"] = software.context_bytes + 0.0 * used
+    return terms
+
+
+def deferred_weight_gradient_bytes(work: CostInputs, plain: Num, mixtures: Num) -> Num:
+    """Return what waits for W on the last rank of a pipeline, of so many blocks of each kind."""
+    count = microbatches_that_wait(work.layout)
+    if not np.any(np.asarray(count) > 0.0):
+        return 0.0
+    blocks = plain * _deferred_bytes_of_block(work, mixture=False)
+    if np.any(np.asarray(mixtures) > 0.0):
+        blocks = blocks + mixtures * _deferred_bytes_of_block(work, mixture=True)
+    return count * blocks
+
+
+def _deferred_bytes_of_block(work: CostInputs, *, mixture: bool) -> Num:
+    model, tp = work.model, work.layout.tp
+    stream = np.where(np.asarray(work.layout.sequence_parallel) > 0, tp, 1.0)
+    both = model.hidden * (1.0 + 1.0 / stream)
+    plain = (2.0 * model.query_dim + 2.0 * model.kv_dim) / tp
+    down = 2.0 * (model.query_rank + model.kv_rank) - model.rope_dim
+    up = (model.value_dim + model.query_dim + model.kv_up_dim) / tp
+    attention = both + np.where(np.asarray(model.kv_rank) > 0, down + up, plain)
+    if mixture:
+        rows = (model.top_k + model.shared_experts) * model.expert_ffn * (1.0 + model.up) / tp
+        inner = rows + 2.0 * model.top_k * model.hidden * work.layout.expert_tp / tp
+        inner = inner + np.where(np.asarray(model.shared_experts) > 0, both, 0.0)
+    else:
+        inner = both + model.ffn * (1.0 + model.up) / tp
+    return work.element * work.tokens * (attention + inner)

@@ -1,0 +1,259 @@
+"""Bytes that each rank sends in one optimizer step, by axis: equal to what the run records.
+
+Every function gives the terms of one axis; a term is a count of equal collectives. `b` sequences
+of `T` positions are a microbatch, N = b T / cp, D is the hidden width, `s` the bytes of an element,
+`M` the microbatches per step, `n` the degree of the axis. What buckets send (gradients, parameters)
+is in `cost/bytes/data.py`.
+
+Latent attention: r are all its narrow widths together (query_rank + kv_rank + rope_dim), u those
+that a layer leads up from (query_rank + kv_rank). Projections down are whole on every rank, so
+nothing of width D is sent before the heads, and per block and microbatch
+
+    without sequence parallelism   forward   nothing
+                                   backward  2 (n-1)/n N r s   gradients, summed
+    with sequence parallelism      forward   (n-1)/n N r s     rows, gathered
+                                   backward  the same, gradients scattered, and (n-1)/n N u s for
+                                             rows gathered again for the gradients of weights
+
+What stays at width D is one sum after the heads, and the two of a dense MLP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from echelon.core.axis import Axis
+from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.core.model_shape import LatentAttention
+from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.bytes.context.sent import context_bytes
+from echelon.cost.bytes.data import (
+    data_bytes,
+    mirrored_bytes,
+    muon_bytes,
+    partial_bytes,
+    tied_bytes,
+)
+from echelon.cost.bytes.experts.sent import expert_bytes
+from echelon.cost.bytes.terms import (
+    SentTerm,
+    all_gather_bytes,
+    all_reduce_bytes,
+    pass_terms,
+)
+from echelon.layout.buckets import BucketPlan, plan_buckets
+from echelon.layout.expert_load import ExpertLoad
+from echelon.layout.muon import muon_exchange
+from echelon.layout.stage import RankPart, part_of, rank_part
+from echelon.schedule.from_plan import num_messages_from_plan
+
+STEP_ROW_BYTES = 5 * 8
+"""What every rank tells all others of a step, as float64: loss, squared norm, stop request, the
+seconds that it waited, the bytes that it uses."""
+
+ROUTING_ROW_BYTES = 5 * 8
+"""What it tells of its experts: assignments, drops, two losses, the worst imbalance."""
+
+STATISTICS_LEAST_BYTES = 4
+"""The loss is computed in at least fp32, and so are the numbers that it needs of each token."""
+
+
+def bytes_sent(plan: Plan, rank: int, load: ExpertLoad | None = None) -> tuple[SentTerm, ...]:
+    """Return the terms of what `rank` sends per step; those of zero bytes are left out.
+
+    What goes to experts depends on the tokens: it is exact for a `load` that was recorded (of the
+    rank's expert group), and without one that of a balanced load.
+    """
+    part, cp_rank = part_of(plan, rank), plan.mesh.coordinates(rank)[Axis.CP]
+    terms = _terms(plan, part, cp_rank, load)
+    if OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices:
+        muon = muon_bytes(plan, muon_exchange(plan, part.pp_rank, part.expert_index), rank)
+        terms += tuple(term for term in muon if term.bytes)
+    return terms
+
+
+def bytes_sent_without_muon(plan: Plan, pp_rank: int, cp_rank: int) -> tuple[SentTerm, ...]:
+    """Return what ranks with the same part of the model and of a sequence share: not Muon's.
+
+    The load of experts is balanced.
+    """
+    return _terms(plan, rank_part(plan, pp_rank), cp_rank, None)
+
+
+def _terms(
+    plan: Plan, part: RankPart, cp_rank: int, load: ExpertLoad | None
+) -> tuple[SentTerm, ...]:
+    buckets = plan_buckets(plan, part)
+    terms = (
+        *data_bytes(plan, part, buckets),
+        *tensor_bytes(plan, part, buckets),
+        *expert_bytes(plan, part, load),
+        *context_bytes(plan, part, cp_rank),
+        *pipeline_bytes(plan, part, buckets),
+        *world_bytes(plan),
+    )
+    return tuple(term for term in terms if term.bytes)
+
+
+def bytes_sent_by_axis(plan: Plan, rank: int, load: ExpertLoad | None = None) -> dict[str, int]:
+    """Return the bytes that `rank` sends per step over each axis that it uses."""
+    total: dict[str, int] = {}
+    for term in bytes_sent(plan, rank, load):
+        total[term.axis] = total.get(term.axis, 0) + term.bytes
+    return total
+
+
+def tensor_bytes(
+    plan: Plan, part: RankPart, buckets: tuple[BucketPlan, ...]
+) -> tuple[SentTerm, ...]:
+    """Return the terms of tensor (and sequence) parallelism of the stages of one rank."""
+    degree = plan.mesh.tp
+    size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+    stream, tokens = stream_bytes(plan), plan.local_tokens
+    recomputes = plan.layout.recompute.recomputes
+    blocks = sum(one.microbatches * len(one.blocks) for one in part.stages)
+    again = sum(one.microbatches * sum(map(recomputes, one.blocks)) for one in part.stages)
+    dense = [(one.microbatches, _with_mlp(plan, one.blocks)) for one in part.stages]
+    mlps = sum(count * len(found) for count, found in dense)
+    mlps_again = sum(count * sum(map(recomputes, found)) for count, found in dense)
+    embedded = sum(one.microbatches for one in part.stages if one.first)
+    headed = sum(one.microbatches for one in part.stages if one.last)
+    if plan.layout.sequence_parallel:
+        each = all_gather_bytes(stream // degree, degree)
+        forward, backward, ends = (1, 2), (1, 3), 2
+        formula = "(n-1)/n N D s"
+        source = "Korthikanti et al., 2022, section 4.2.2"
+    else:
+        each = all_reduce_bytes(stream, degree)
+        forward, backward, ends = (1, 1), (0, 1), 1
+        formula = "2 (n-1)/n N D s"
+        source = "Shoeybi et al., 2019, section 3"
+
+    more = wide_before_heads(plan)
+    attention_forward, attention_backward = forward[0] + more[0], backward[0] + more[1]
+
+    def term(name: str, count: int, each: int, formula: str = formula) -> SentTerm:
+        return SentTerm(
+            axis=Axis.TP.value, name=name, count=count, each=each, formula=formula, source=source
+        )
+
+    return (
+        term("blocks forward", attention_forward * blocks + forward[1] * mlps, each),
+        term("blocks forward again", attention_forward * again + forward[1] * mlps_again, each),
+        term("blocks backward", attention_backward * blocks + backward[1] * mlps, each),
+        *latent_bytes(plan, blocks, again),
+        term("embedding", ends * embedded, each),
+        term("head", ends * headed, each),
+        term(
+            "loss statistics",
+            headed,
+            all_gather_bytes(3 * tokens * max(STATISTICS_LEAST_BYTES, size), degree),
+            "(n-1) 3 N max(4, s)",
+        ),
+        partial_bytes(plan, buckets),
+    )
+
+
+def _with_mlp(plan: Plan, blocks: tuple[int, ...]) -> list[int]:
+    """Return the blocks with an MLP that every token meets: dense ones, and with shared experts."""
+    experts = plan.model.experts
+    shared = experts is not None and experts.shared_experts > 0
+    return [block for block in blocks if shared or not plan.model.layer_has_experts(block)]
+
+
+def pipeline_bytes(
+    plan: Plan, part: RankPart, buckets: tuple[BucketPlan, ...]
+) -> tuple[SentTerm, ...]:
+    """Return the terms of pipeline parallelism: one activation on, one gradient back.
+
+    Nothing is sent from a stage to one on the same rank.
+    """
+    if plan.mesh.pp == 1:
+        return ()
+    split = plan.mesh.tp if plan.layout.sequence_parallel else 1
+    message = stream_bytes(plan) // split
+
+    def term(name: str, count: int, each: int, formula: str) -> SentTerm:
+        source = "Huang et al., GPipe, 2019"
+        return SentTerm(
+            axis=Axis.PP.value, name=name, count=count, each=each, formula=formula, source=source
+        )
+
+    activations, gradients = num_messages_from_plan(plan, part.pp_rank)
+    return (
+        term("activations", activations, message, "N D s per stage"),
+        term("gradients", gradients, message, "N D s per stage"),
+        tied_bytes(plan, buckets),
+        mirrored_bytes(plan, part, buckets),
+    )
+
+
+def world_bytes(plan: Plan) -> tuple[SentTerm, ...]:
+    """Return the term of what all ranks tell one another at the end of a step."""
+    row = STEP_ROW_BYTES + (ROUTING_ROW_BYTES if plan.model.experts is not None else 0)
+    return (
+        SentTerm(
+            axis="world",
+            name="step row",
+            each=all_gather_bytes(row, plan.mesh.world_size),
+            formula=f"(world - 1) x {row}",
+            source="what every rank must know of a step, in one row",
+        ),
+    )
+
+
+def stream_bytes(plan: Plan) -> int:
+    """Return N D s: the residual stream of one microbatch, whole."""
+    return _rows_bytes(plan, plan.model.hidden)
+
+
+_SOURCE = "DeepSeek-V2, 2024, section 2.1, split by heads"
+
+
+def wide_before_heads(plan: Plan) -> tuple[int, int]:
+    """Return how many collectives of [N, D] attention has before its heads: forward, backward.
+
+    Grouped-query attention gathers the stream (or sums its gradient), latent attention does not.
+    """
+    if plan.model.latent is not None:
+        return 0, 0
+    return (1, 2) if plan.layout.sequence_parallel else (0, 1)
+
+
+def latent_bytes(plan: Plan, blocks: int, again: int) -> Iterator[SentTerm]:
+    """Yield the terms of the axis "tp" for `blocks` runs of a block, `again` of them repeated."""
+    latent, scattered = plan.model.latent, plan.layout.sequence_parallel
+    if latent is None:
+        return
+    widths, degree = narrow_widths(latent), plan.mesh.tp
+    if scattered:
+        forward = _gathered(plan, widths)
+        backward = forward + _gathered(plan, widths[:2])
+        formulas = "(n-1)/n N r s", "(n-1)/n N (r + u) s"
+    else:
+        forward = 0
+        backward = sum(all_reduce_bytes(_rows_bytes(plan, width), degree) for width in widths)
+        formulas = "0", "2 (n-1)/n N r s"
+    yield from pass_terms(
+        Axis.TP,
+        "latent vectors",
+        _SOURCE,
+        counts=(blocks, again),
+        each=(forward, backward),
+        formulas=formulas,
+    )
+
+
+def narrow_widths(latent: LatentAttention) -> tuple[int, int, int]:
+    """Return the widths that heads come out of: of queries, of keys with values, and shared."""
+    return latent.query_rank, latent.kv_rank, latent.rope_dim
+
+
+def _gathered(plan: Plan, widths: tuple[int, ...]) -> int:
+    """Return the bytes of gathering rows of these widths, or of scattering their gradients."""
+    degree = plan.mesh.tp
+    return sum(all_gather_bytes(_rows_bytes(plan, width) // degree, degree) for width in widths)
+
+
+def _rows_bytes(plan: Plan, width: int) -> int:
+    return plan.local_tokens * width * DTYPE_BYTES[plan.mathematics.precision.parameters]

@@ -1,0 +1,106 @@
+"""The rows of which byte predictions consist, and what one rank sends in one collective.
+
+The counts are those of bandwidth-optimal algorithms (Thakur et al., "Optimization of Collective
+Communication Operations in MPICH", 2005; Patarasuk and Yuan, 2009): what a ring or a pairwise
+exchange of `degree` ranks sends over the links, not the payload.
+`parallel/transport/collectives.py` records exactly these and the byte formulas of a plan add them
+up; a test compares them with the kernel's own counter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from echelon.core.axis import Axis
+from echelon.core.plan import DTYPE_BYTES, Plan
+
+Pool = Literal["device", "host", "nvme"]
+"""Where bytes rest. On a machine without GPU "device" is main memory, counted apart from "host"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentTerm:
+    """Say what one kind of message adds to the bytes that a rank sends per step.
+
+    `each` is what one round of it sends (a round may be one message per bucket), `count` how many
+    rounds there are. `formula` is in the letters of the file that gives the term; `source` is where
+    it comes from.
+    """
+
+    axis: str
+    name: str
+    count: int = 1
+    each: int
+    formula: str
+    source: str
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of all of them."""
+        return self.count * self.each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldTerm:
+    """Say how many bytes of one kind a rank holds in one pool; `padding` of them hold nothing."""
+
+    name: str
+    bytes: int
+    formula: str
+    pool: Pool = "device"
+    padding: int = 0
+
+
+def element_bytes(plan: Plan) -> int:
+    """Return s: the bytes of an element of parameters and activations."""
+    return DTYPE_BYTES[plan.mathematics.precision.parameters]
+
+
+def pass_terms(
+    axis: Axis,
+    name: str,
+    source: str,
+    *,
+    counts: tuple[int, int],
+    each: tuple[int, int],
+    formulas: tuple[str, ...],
+) -> Iterator[SentTerm]:
+    """Yield what is sent in forward passes, in those that are repeated, and in backward ones.
+
+    `counts` are the passes, and those once more; `each` and `formulas` forward and backward.
+    """
+    for way, count, back in (
+        ("forward", counts[0], False),
+        ("forward again", counts[1], False),
+        ("backward", counts[0], True),
+    ):
+        yield SentTerm(
+            axis=axis.value,
+            name=f"{name} {way}",
+            count=count,
+            each=each[back],
+            formula=formulas[back],
+            source=source,
+        )
+
+
+def all_reduce_bytes(payload: int, degree: int) -> int:
+    """Return 2 (n-1)/n of the payload: a reduce-scatter, then an all-gather."""
+    return 2 * (degree - 1) * payload // degree
+
+
+def all_gather_bytes(piece: int, degree: int) -> int:
+    """Return n-1 times the piece that each rank puts in."""
+    return (degree - 1) * piece
+
+
+def reduce_scatter_bytes(piece: int, degree: int) -> int:
+    """Return n-1 times the piece that each rank gets out."""
+    return (degree - 1) * piece
+
+
+def all_to_all_bytes(payload: int, degree: int) -> int:
+    """Return the (n-1)/n of the payload that is for other ranks (equal splits)."""
+    return (degree - 1) * payload // degree

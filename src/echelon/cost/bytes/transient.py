@@ -1,0 +1,259 @@
+"""What a rank holds only while a step runs: the most that it can be, by kind and pool.
+
+Not counted: activations, what a communication library keeps for itself, and the inside of a
+computation (Newton-Schulz); but for attention over context ranks, which holds the keys of others.
+
+- Stage 3: units of parameters that are whole. While a unit is used, it and the `prefetch` units
+  after it are; a bucket that several units use (a tied embedding on one stage) stays whole from the
+  first to the last of them. Without `reshard_after_forward` every unit stays whole.
+- Gradients that add up in slices: whole buckets, while they fill and until their sum has left.
+- What is on the wire where that is a copy: gradients in another dtype, slices to be added. Sums
+  over other axes (replicas, tensor ranks, both ends) are all awaited when backward is over.
+- Muon: whole matrices at their owners, and the messages, for a few buckets at a time.
+- Offload: the sets of tensors (one bucket's) that are read ahead or written behind.
+- Context ranks: attention of one block at a time, beside what waits for backward
+  (`cost/bytes/context/memory.py`).
+- Expert ranks: rows on their way to the experts of one block and back, if every expert gets as many
+  (`cost/bytes/experts/memory.py`). That is no bound: the term says what it is if one rank gets
+  them all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.core.offload_file import round_up_to_pages
+from echelon.core.plan import DTYPE_BYTES, OffloadTarget, Plan
+from echelon.cost.bytes.context.memory import most_attention_memory
+from echelon.cost.bytes.experts.memory import rows_in_dispatch
+from echelon.cost.bytes.terms import HeldTerm, Pool
+from echelon.layout.buckets import (
+    UNIT_EMBEDDING,
+    UNIT_HEAD,
+    BucketPlan,
+    accumulates_slices,
+    plan_buckets,
+    shard_degree,
+    slice_elements,
+    stage_units,
+    zero_stage,
+)
+from echelon.layout.expert_load import expert_blocks
+from echelon.layout.muon import muon_exchange
+from echelon.layout.stage import RankPart, rank_part
+
+BUCKETS_IN_FLIGHT = 2
+"""Buckets whose sum may be under way while another one fills, where memory waits for its end."""
+
+MUON_IN_FLIGHT = 4
+"""Buckets of matrices whose pieces or results are on their way at a time."""
+
+Buckets = Sequence[BucketPlan]
+
+
+def transient_terms(plan: Plan, pp_rank: int) -> tuple[HeldTerm, ...]:
+    """Return the most that a pipeline rank holds beside its model state, by kind and pool."""
+    part = rank_part(plan, pp_rank)
+    buckets = plan_buckets(plan, part)
+    terms = (
+        _gathered(plan, part, buckets),
+        _filling(plan, buckets),
+        _copies(plan, part, buckets),
+        *_muon(plan, pp_rank, buckets),
+        *_blocks(plan, part),
+        *_offload_buffers(plan, pp_rank, buckets),
+    )
+    return tuple(term for term in terms if term.bytes)
+
+
+def most_whole_elements(plan: Plan, part: RankPart, buckets: Buckets) -> int:
+    """Return the most elements of sliced buckets that are whole at one time (stage 3)."""
+    sliced = [bucket for bucket in buckets if bucket.sliced]
+    if not plan.layout.zero.reshard_after_forward:
+        return sum(bucket.num_elements for bucket in sliced)
+    most = 0
+    for stage in part.stages:
+        order = stage_units(stage)
+        forward = [(_within(b.units, order), b.num_elements) for b in sliced]
+        backward = [(_within(b.backward_units, order), b.num_elements) for b in sliced]
+        for there, used in ((order, forward), (order[::-1], backward)):
+            most = max(most, _most_whole(plan, there, [(u, n) for u, n in used if u]))
+    return most
+
+
+def _within(units: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
+    """Return those of `units` that are of one stage, whose units are `order`."""
+    return tuple(unit for unit in units if unit in order)
+
+
+def parameter_buffers(plan: Plan, pp_rank: int) -> int:
+    """Return how many sets of offloaded parameters a rank reads at once.
+
+    A set is one bucket's slice. All that is gathered for the units in use and ahead must have its
+    buffer, or a gather would wait for itself (with Muon a unit is two buckets); `offload_buffers`
+    are those of the unit that is read meanwhile, and of the one in use.
+    """
+    part, ahead = rank_part(plan, pp_rank), plan.layout.zero.prefetch
+    sliced = [bucket for bucket in plan_buckets(plan, part) if bucket.sliced]
+    most = max(
+        sum(
+            any(unit in bucket.units for unit in order[here : here + 1 + ahead])
+            for bucket in sliced
+        )
+        for order in map(stage_units, part.stages)
+        for here in range(max(1, len(order)))
+    )
+    return most + plan.layout.zero.offload_buffers - 1
+
+
+def _most_whole(
+    plan: Plan, order: Sequence[str], used: Sequence[tuple[tuple[str, ...], int]]
+) -> int:
+    """Return the most elements that are whole while the units of `order` run one by one."""
+    ahead = plan.layout.zero.prefetch
+    most = 0
+    for here in range(len(order)):
+        whole = 0
+        for units, size in used:
+            places = [order.index(unit) for unit in units]
+            coming = any(here <= place <= here + ahead for place in places)
+            whole += size * (coming or min(places) <= here <= max(places))
+        most = max(most, whole)
+    return most
+
+
+def _gathered(plan: Plan, part: RankPart, buckets: Buckets) -> HeldTerm:
+    size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+    elements = most_whole_elements(plan, part, buckets)
+    kept = f"{1 + plan.layout.zero.prefetch} units"
+    which = kept if plan.layout.zero.reshard_after_forward else "all units"
+    return HeldTerm(
+        name="whole units of parameters",
+        bytes=elements * size,
+        formula=f"{which}: {elements:,} x {size}",
+    )
+
+
+def _filling(plan: Plan, buckets: Buckets) -> HeldTerm:
+    """Bound the whole buckets of gradients, where slices add up.
+
+    Buckets fill one after the other, those of each update rule for themselves; but one that holds
+    parameters of all blocks (norms, small ones) fills as long as backward runs, and a tied
+    embedding from the first gradient to the last.
+    """
+    size = DTYPE_BYTES[plan.mathematics.precision.gradients]
+    added = [b for b in buckets if accumulates_slices(plan, expert=b.expert)]
+    aside = [bucket for bucket in added if _fills_long(plan, bucket)]
+    rest = [bucket for bucket in added if bucket not in aside]
+    num_rules = len({(bucket.update, bucket.expert) for bucket in rest})
+    elements = sum(bucket.num_elements for bucket in aside)
+    largest = sorted((bucket.num_elements for bucket in rest), reverse=True)
+    elements += sum(largest[: BUCKETS_IN_FLIGHT + num_rules])
+    return _elements_term("whole gradients", elements, size)
+
+
+def _fills_long(plan: Plan, bucket: BucketPlan) -> bool:
+    aside = zero_stage(plan, expert=bucket.expert) == 3 and not bucket.sliced
+    both_ends = {UNIT_EMBEDDING, UNIT_HEAD} <= {*bucket.units} and len(bucket.stages) == 1
+    return aside or both_ends or bucket.kind != "whole"
+
+
+def _copies(plan: Plan, part: RankPart, buckets: Buckets) -> HeldTerm:
+    """Bound the copies that are on the wire: whole in another dtype, and slices to be added.
+
+    Over Gloo a rank adds up its slices itself, from the slices that the others send it. Where there
+    are any copies, only so many first sums are under way; later ones are not bounded.
+    """
+    precision = plan.mathematics.precision
+    cast = precision.reduction != precision.gradients
+
+    def copies(bucket: BucketPlan) -> int:
+        expert = bucket.expert
+        received = shard_degree(plan, expert=expert) - 1 if plan.cluster.backend == "gloo" else 0
+        adds = cast or accumulates_slices(plan, expert=expert)
+        slices = received + (zero_stage(plan, expert=expert) > 0 and adds)
+        return cast * bucket.num_elements + slices * slice_elements(plan, bucket)
+
+    copied = sorted(map(copies, buckets), reverse=True)
+    elements = sum(copied[: 1 + BUCKETS_IN_FLIGHT])
+    elements += cast * sum(slice_elements(plan, b) for b in buckets if _summed_again(plan, part, b))
+    return _elements_term("gradients being summed", elements, DTYPE_BYTES[precision.reduction])
+
+
+def _elements_term(name: str, elements: int, size: int) -> HeldTerm:
+    return HeldTerm(name=name, bytes=elements * size, formula=f"{elements:,} x {size}")
+
+
+def _summed_again(plan: Plan, part: RankPart, bucket: BucketPlan) -> bool:
+    """Return whether the sum over data ranks is followed by one over another axis."""
+    replicas = zero_stage(plan, expert=bucket.expert) > 0 and plan.mesh.dp_replicate > 1
+    return replicas or part.mirrored or bucket.kind != "whole"
+
+
+def _muon(plan: Plan, pp_rank: int, buckets: Buckets) -> Iterator[HeldTerm]:
+    """Bound the matrices that a rank owns, and its messages: pieces and results."""
+    if not OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices:
+        return
+    matrices = [bucket for bucket in buckets if OPTIMIZERS[bucket.update].needs_whole_matrices]
+    elements = 0
+    for expert_index in range(plan.mesh.ep):
+        exchange = muon_exchange(plan, pp_rank, expert_index)
+        owned: Counter[tuple[int, str]] = Counter()
+        for matrix in exchange.matrices:
+            owned[matrix.owner, matrix.pieces[0].bucket] += prod(matrix.shape)
+        for rank in exchange.ranks:
+            sizes = [2 * owned[rank, b.name] + slice_elements(plan, b) for b in matrices]
+            elements = max(elements, sum(sorted(sizes, reverse=True)[:MUON_IN_FLIGHT]))
+    size = DTYPE_BYTES[plan.mathematics.precision.master]
+    yield _elements_term("matrices of Muon", elements, size)
+
+
+def _blocks(plan: Plan, part: RankPart) -> Iterator[HeldTerm]:
+    """Bound what one block holds while it runs: attention over context ranks, rows to experts.
+
+    Attention is that of the context rank with most of it.
+    """
+    if plan.mesh.cp > 1 and part.blocks:
+        name, peak = "attention over context ranks", most_attention_memory(plan).peak
+        yield HeldTerm(name=name, bytes=peak.bytes, formula=f"{peak.name}: {peak.formula}")
+    if any(expert_blocks(plan, stage) for stage in part.stages):
+        yield rows_in_dispatch(plan)
+
+
+def _offload_buffers(plan: Plan, pp_rank: int, buckets: Buckets) -> Iterator[HeldTerm]:
+    """Bound the sets that are read ahead of their use or wait to be written, in whole pages."""
+    zero, precision = plan.layout.zero, plan.mathematics.precision
+    master, size = DTYPE_BYTES[precision.master], DTYPE_BYTES[precision.parameters]
+
+    def updated(bucket: BucketPlan) -> int:
+        tensors = precision.has_master + len(OPTIMIZERS[bucket.update].state)
+        return tensors * round_up_to_pages(slice_elements(plan, bucket) * master)
+
+    def read(bucket: BucketPlan) -> int:
+        return round_up_to_pages(slice_elements(plan, bucket) * size)
+
+    state = max((updated(bucket) for bucket in buckets), default=0)
+    values = max((read(bucket) for bucket in buckets if bucket.sliced), default=0)
+    places: tuple[tuple[OffloadTarget, str, int, int], ...] = (
+        (zero.optimizer_offload, "buffers of optimizer state", zero.offload_buffers, state),
+        (
+            zero.parameter_offload,
+            "buffers of parameters",
+            parameter_buffers(plan, pp_rank),
+            values,
+        ),
+    )
+    for home, name, count, each in places:
+        for pool in _buffer_pools(plan, home):
+            yield HeldTerm(name=name, pool=pool, bytes=count * each, formula=f"{count} x {each:,}")
+
+
+def _buffer_pools(plan: Plan, home: OffloadTarget) -> Iterator[Pool]:
+    """Yield where the buffers are: files are read into host memory, and from there onto a GPU."""
+    if home == "nvme":
+        yield "host"
+    if home != "none" and plan.cluster.backend == "nccl":
+        yield "device"

@@ -1,0 +1,9 @@
+"""Constants of the formulas, fitted to what was measured.
+
+samples   what is measured of a machine, and the shapes that are
+solver    least squares on logarithms, with bounds and spreads
+device    rates of a device, from kernels
+links     bandwidth and latency of links, from collectives
+trainer   constants of our trainer, from steps
+run       what a run tells of its cluster
+"""

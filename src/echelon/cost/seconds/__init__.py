@@ -1,0 +1,17 @@
+"""Seconds of a step, the only model of them: over numbers or arrays, fitted to published runs.
+
+Every quantity is a number or an array; arrays of one call have one shape, so a formula serves one
+plan, a search of millions of plans of one model, and a table of runs of different models alike.
+
+    numbers, inputs     what formulas read (model, machine, layout; trainer) and come out with
+    from_plan           a Plan and its Cluster as these numbers
+    trainer_generations constants of trainers by generation (fitted_trainers.toml)
+    matmul, collectives one product, one collective
+    block, exchanges    a block and the ends of a model; what a block sends, and what of it shows
+    data, pipeline      gradients, gathers and updates; waiting in a pipeline, by closed forms
+    step                a step, by term
+    unit_times          a plan's embedding, blocks and head: what stages are cut and drawn by
+    balance, events     stages, and a step of a pipeline event by event
+    exposed             what a plan waits for over context and expert ranks
+    flops               FLOPs of a token
+"""

@@ -1,0 +1,274 @@
+"""Seconds of a block and of the ends of a model for one microbatch on one rank: F, B and W.
+
+Every product has its shard's shape: of N tokens on a context rank and tensor degree t, a
+column-cut weight [h, n] is [N, h] x [h, n / t], a row-cut one [N, n / t] x [n / t, h]. The gradient
+of the input is [N, n / t] x [n / t, h], that of the weight [h, N] x [N, n / t]. Attention without a
+fused kernel is two batched products of depth head_dim and scores that go through memory; a fused
+one is 4 N reach A FLOPs forward, 10 backward (Dao, FlashAttention-2, 2023). A pass takes no less
+than its kernels take to start.
+
+The head is a product of [N, h] by [h, V / t], and twice that backward; logits are widened, and read
+and written several times for a maximum, a sum of exponentials and their gradient.
+
+What a block sends, and what of that shows, is told in `exchanges.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from echelon.cost.seconds.collectives import all_reduce_seconds
+from echelon.cost.seconds.exchanges import (
+    NOTHING,
+    context_exchange,
+    expert_exchange,
+    library_group_links,
+    tensor_exchange,
+)
+from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.seconds.matmul import alignment_efficiency, matmul_seconds, memory_seconds
+from echelon.cost.seconds.numbers import Num
+
+BACKWARD_KERNELS = 1.5  # times those of forward
+BACKWARD_MEMORY_PASSES = 1.5  # times those of forward
+COUNTS_READ = 0.5
+"""The share of a mixture's wait that is no expert's own."""
+EXPERTS_HERE = 8.0
+"""Experts of a rank for which the other part of that wait is given."""
+KERNEL_START_S = 4e-6
+"""What a host takes to start a kernel where it is no graph of many that is started."""
+MOST_FUSED = 0.85
+"""The share of a device's peak that the best fused kernels of attention reach forward."""
+MOST_FUSED_BACK = 0.65
+"""The same backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSeconds:
+    """Give the seconds of a pass through a block, by what they go to."""
+
+    matmul: Num
+    attention: Num
+    memory_bound: Num
+    host: Num
+    tensor: Num
+    context: Num
+    expert: Num
+
+    @property
+    def total(self) -> Num:
+        """Return the sum."""
+        return self.compute + self.tensor + self.context + self.expert
+
+    @property
+    def compute(self) -> Num:
+        """Return the seconds in which the device computes, or waits for its host."""
+        return self.matmul + self.attention + self.memory_bound + self.host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSeconds:
+    """Give the passes of a block: forward, gradients of inputs, gradients of weights."""
+
+    forward: PassSeconds
+    input_gradients: PassSeconds
+    weight_gradients: Num
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndSeconds:
+    """Give the seconds of forward and backward of the embedding and of the head."""
+
+    embedding: Num
+    head_forward: Num
+    head_backward: Num
+
+
+def block_seconds(work: CostInputs, *, mixture: bool) -> BlockSeconds:
+    """Return the seconds of a dense block, or of one with experts."""
+    forward, inputs, weights = _attention_matmuls(work)
+    routed = routed_matmuls(work) if mixture else (0.0, 0.0, 0.0)
+    inner = _sum(routed, _matmuls_of_all_tokens(work, mixture=mixture))
+    forward, inputs, weights = (
+        a + b for a, b in zip((forward, inputs, weights), inner, strict=True)
+    )
+    attention, attention_back = attention_seconds(work)
+    moves = _memory_bound_seconds(work, mixture=mixture)
+    tensor, tensor_back = tensor_exchange(work)
+    context = context_exchange(work, attention, attention_back)
+    expert = expert_exchange(work, routed) if mixture else NOTHING
+    software = work.software
+    start = software.kernels * software.host_s
+    reading = _host_of_experts(work) if mixture else 0.0
+    device = forward + attention + moves
+    first = PassSeconds(
+        matmul=forward,
+        attention=attention,
+        memory_bound=moves,
+        host=np.maximum(software.host_adds * start, start - device) + reading,
+        tensor=tensor,
+        context=context.shown_forward,
+        expert=expert.shown_forward,
+    )
+    back = BACKWARD_MEMORY_PASSES * moves
+    device = inputs + weights + attention_back + back
+    hidden = software.tensor_overlap * (weights + 0.0)
+    later = BACKWARD_KERNELS * start
+    second = PassSeconds(
+        matmul=inputs,
+        attention=attention_back,
+        memory_bound=back,
+        host=np.maximum(software.host_adds * later, later - device) + reading,
+        tensor=np.maximum(0.25 * tensor_back, tensor_back - hidden),
+        context=context.shown_backward,
+        expert=expert.shown_backward,
+    )
+    return BlockSeconds(forward=first, input_gradients=second, weight_gradients=weights)
+
+
+def _linear(work: CostInputs, rows: Num, depth: Num, columns: Num) -> tuple[Num, Num, Num]:
+    machine, element = work.machine, work.element
+    used = np.asarray(depth * columns) > 0
+    return (
+        np.where(used, matmul_seconds(machine, rows, depth, columns, element), 0.0),
+        np.where(used, matmul_seconds(machine, rows, columns, depth, element), 0.0),
+        np.where(used, matmul_seconds(machine, depth, rows, columns, element), 0.0),
+    )
+
+
+def _sum(*parts: tuple[Num, Num, Num]) -> tuple[Num, Num, Num]:
+    forward, inputs, weights = parts[0]
+    for part in parts[1:]:
+        forward, inputs, weights = forward + part[0], inputs + part[1], weights + part[2]
+    return forward, inputs, weights
+
+
+def _host_of_experts(work: CostInputs) -> Num:
+    """Return how long a pass waits for the host: for the counts of rows, and for each expert."""
+    here = np.maximum(work.model.experts, 1.0) / work.layout.ep
+    part = COUNTS_READ + (1.0 - COUNTS_READ) * here / EXPERTS_HERE
+    quick = np.minimum(1.0, np.asarray(work.machine.launch_s) / KERNEL_START_S)
+    return quick * work.software.mixture_s * part
+
+
+def _attention_matmuls(work: CostInputs) -> tuple[Num, Num, Num]:
+    model, tp, tokens = work.model, work.layout.tp, work.tokens
+    latent = np.asarray(model.kv_rank) > 0
+    # Some latent models lead only keys and values down: queries come of the stream.
+    direct = np.where(np.asarray(model.query_rank) > 0, 0.0, model.query_dim)
+    plain = np.where(latent, direct, model.query_dim + 2.0 * model.kv_dim)
+    width = np.where(latent, model.value_dim, model.query_dim)
+    parts = [
+        _linear(work, tokens, model.hidden, plain / tp),
+        _linear(work, tokens, width / tp, model.hidden),
+    ]
+    if latent.any():
+        down = model.query_rank + model.kv_rank
+        parts.append(_linear(work, tokens, model.hidden, down))
+        parts.append(_linear(work, tokens, model.query_rank, model.query_dim / tp))
+        parts.append(_linear(work, tokens, model.kv_rank - model.rope_dim, model.kv_up_dim / tp))
+    return _sum(*parts)
+
+
+def _dense_matmuls(work: CostInputs, ffn: Num) -> tuple[Num, Num, Num]:
+    model, tp = work.model, work.layout.tp
+    return _sum(
+        _linear(work, work.tokens, model.hidden, model.up * ffn / tp),
+        _linear(work, work.tokens, ffn / tp, model.hidden),
+    )
+
+
+def _matmuls_of_all_tokens(work: CostInputs, *, mixture: bool) -> tuple[Num, Num, Num]:
+    """Return the seconds of the products that every token meets: an MLP; or router and experts."""
+    model, layout = work.model, work.layout
+    if not mixture:
+        return _dense_matmuls(work, model.ffn)
+    ranks = layout.tp / layout.expert_tp
+    router = _linear(work, work.tokens / ranks, model.hidden, np.maximum(model.experts, 1.0))
+    shared = _dense_matmuls(work, model.shared_experts * model.expert_ffn)
+    return _sum(router, shared)
+
+
+def routed_matmuls(work: CostInputs) -> tuple[Num, Num, Num]:
+    """Return the seconds of the experts of a rank: each has its rows, one after the other."""
+    model, layout = work.model, work.layout
+    experts = np.maximum(model.experts, 1.0)
+    here = experts / layout.ep
+    ranks = layout.tp / layout.expert_tp
+    rows = layout.padding * work.tokens * model.top_k / ranks * layout.ep / experts
+    width = model.expert_ffn / layout.expert_tp
+    routed = _sum(
+        _linear(work, rows, model.hidden, model.up * width),
+        _linear(work, rows, width, model.hidden),
+    )
+    return here * routed[0], here * routed[1], here * routed[2]
+
+
+def attention_seconds(work: CostInputs) -> tuple[Num, Num]:
+    """Return the seconds of attention itself, forward and backward."""
+    model, machine, software = work.model, work.machine, work.software
+    ranks = work.layout.tp * work.layout.cp
+    queries = work.layout.microbatch * model.length / ranks
+    flops = 4.0 * queries * model.keys_per_query * model.attention_dim
+    peak = machine.attention_flops * software.fused_share
+    most = machine.attention_flops
+    fused = flops / np.minimum(peak * machine.attention, MOST_FUSED * most)
+    rate_back = np.minimum(peak * machine.attention_backward, MOST_FUSED_BACK * most)
+    fused_back = 2.5 * flops / rate_back
+    # Without a fused kernel the mask hides nothing of the products.
+    scores = queries * model.length * model.heads
+    aligned = alignment_efficiency(machine, model.attention_dim / model.heads)
+    whole = 4.0 * queries * model.length * model.attention_dim
+    rate = machine.attention_flops * machine.attention * aligned**2
+    plain = whole / rate + memory_seconds(machine, software.score_bytes * scores)
+    plain_back = 2.0 * whole / rate
+    plain_back = plain_back + memory_seconds(
+        machine, BACKWARD_MEMORY_PASSES * software.score_bytes * scores
+    )
+    one = software.fused_attention
+    return one * fused + (1.0 - one) * plain, one * fused_back + (1.0 - one) * plain_back
+
+
+def _memory_bound_seconds(work: CostInputs, *, mixture: bool) -> Num:
+    """Return the seconds of norms, activations, residuals and the like, forward."""
+    model, layout, software = work.model, work.layout, work.software
+    shared_out = np.where(np.asarray(layout.sequence_parallel) > 0, layout.tp, 1.0)
+    ffn: Num = model.ffn / layout.tp
+    if mixture:
+        # Rows are copied to be sent, on arrival, and back: four times both ways.
+        ffn = (model.top_k + model.shared_experts) * model.expert_ffn / layout.tp
+        copied = 8.0 * model.top_k * model.hidden / layout.tp
+    else:
+        copied = 0.0
+    bytes_each = software.width_bytes * model.hidden / shared_out + copied
+    bytes_each = bytes_each + software.inner_bytes * 0.5 * (1.0 + model.up) * ffn
+    # Products in fp8 read what was cast before: 2 bytes read, 1 written, and 1 for its transpose.
+    low_precision = np.where(
+        np.asarray(work.machine.peak_flops) > work.machine.attention_flops, 4.0, 0.0
+    )
+    bytes_each = bytes_each + low_precision * (3.0 * model.hidden / shared_out + ffn)
+    # The bytes of a trainer are those of 2-byte elements.
+    return memory_seconds(work.machine, 0.5 * work.element * bytes_each * work.tokens)
+
+
+def end_seconds(work: CostInputs) -> EndSeconds:
+    """Return the seconds of embedding and head for one microbatch on one rank."""
+    model, layout, software = work.model, work.layout, work.software
+    # Where products are done in fp8, those of the head are not.
+    machine = replace(work.machine, peak_flops=work.machine.attention_flops)
+    tokens, columns = work.tokens, model.vocab / layout.tp
+    forward = matmul_seconds(machine, tokens, model.hidden, columns, work.element)
+    inputs = matmul_seconds(machine, tokens, columns, model.hidden, work.element)
+    weights = matmul_seconds(machine, model.hidden, tokens, columns, work.element)
+    logits = memory_seconds(machine, 0.5 * software.logit_bytes * tokens * columns)
+    rows = work.element * tokens * model.hidden
+    way = library_group_links(work, layout.tp, 1.0)
+    joined = all_reduce_seconds(way, rows)
+    small = 3.0 * all_reduce_seconds(way, 4.0 * tokens)
+    return EndSeconds(
+        embedding=memory_seconds(machine, 7.0 * rows) + joined,
+        head_forward=forward + logits + small,
+        head_backward=inputs + weights + logits + joined,
+    )

@@ -1,0 +1,141 @@
+"""Seconds of data parallelism: gradients' travel, gathers of ZeRO, and the update.
+
+Without ZeRO gradients of a rank's weights are all-reduced once a step. At stages 1 and 2 they are
+scattered, and parameters gathered after the update: the same bytes. At stage 3 every block's
+parameters are gathered for forward and for backward, and its gradients scattered, of every
+microbatch; that hides behind the compute of the blocks beside it, but for the first and the last
+(Rajbhandari et al., ZeRO, 2020, section 7; Zhao et al., PyTorch FSDP, 2023, section 3.3). Hybrid
+sharding adds an all-reduce of slices over dp_replicate. Experts have their own groups.
+
+Our trainer updates on the device also where optimizer state rests with the host: each step the
+master copy and the state of a rank's slices come over the host's link, bucket by bucket, and go
+back behind the update (`parallel/offload/`), so both directions are at work at once. ZeRO-Offload
+(Ren et al., 2021, section 4) updates on the host's processors instead and sends gradients and
+parameters; its update takes about as long, bound by the host's memory. On processors the host is
+the device, and nothing travels.
+
+No cluster says the link of its hosts. Assumed is PCIe 4.0 x16: 16 GT/s x 16 lanes x 128/130 / 8 =
+31.5 GB/s in each direction (PCI-SIG, PCI Express Base Specification 4.0), of which copies reach
+four fifths. Files are not modelled: ZeRO-Infinity (Rajbhandari et al., 2021, figure 2b) counts
+1.6 GB/s for a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from echelon.cost.seconds.collectives import (
+    GroupLinkNumbers,
+    all_gather_seconds,
+    all_reduce_seconds,
+)
+from echelon.cost.seconds.exchanges import library_group_links, pairwise_group_links
+from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.seconds.matmul import memory_seconds
+from echelon.cost.seconds.numbers import Num
+
+HOST_LINK_BYTES_PER_S = 31.5e9
+REACHED = 0.8  # share of a link's rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldWeights:
+    """Give the weights of the rank that holds most: blocks' own, of routed experts, of the ends."""
+
+    blocks: Num
+    routed: Num
+    ends: Num
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataGroupLinks:
+    """Give what the groups of ranks have of the links that weights are cut or repeated over.
+
+    `shared` are those of most weights, `routed` those of routed experts: as gathers and scatters
+    use them, and as an all-reduce does (`*_sum`). `replicate` repeats both.
+    """
+
+    shared: GroupLinkNumbers
+    shared_sum: GroupLinkNumbers
+    routed: GroupLinkNumbers
+    routed_sum: GroupLinkNumbers
+    replicate: GroupLinkNumbers
+
+
+def data_group_links(work: CostInputs) -> DataGroupLinks:
+    """Return the groups over which weights are cut and repeated, and those of experts."""
+    layout = work.layout
+    inner, cut = layout.ep * layout.expert_tp, layout.expert_shard
+    return DataGroupLinks(
+        shared=pairwise_group_links(work, layout.shard, layout.tp),
+        shared_sum=library_group_links(work, layout.shard, layout.tp),
+        routed=pairwise_group_links(work, cut, inner),
+        routed_sum=library_group_links(work, cut, inner),
+        replicate=library_group_links(work, layout.dp_replicate, layout.tp * layout.shard),
+    )
+
+
+def step_collective_seconds(work: CostInputs, held: HeldWeights) -> tuple[Num, Num]:
+    """Return the seconds of gradients' travel, and of gathers, once a step at stages 0 to 2."""
+    layout, software = work.layout, work.software
+    ways = data_group_links(work)
+    cut = np.asarray(layout.zero) >= 1.0
+    shared, routed = held.blocks + held.ends, held.routed
+
+    def reduced(way: GroupLinkNumbers, whole: GroupLinkNumbers, weights: Num) -> Num:
+        size = software.reduced_bytes * weights / software.reduce_share
+        across = all_reduce_seconds(ways.replicate, np.where(cut, size / way.degree, size))
+        return (
+            np.where(cut, all_gather_seconds(way, size), all_reduce_seconds(whole, size)) + across
+        )
+
+    def gathered(way: GroupLinkNumbers, weights: Num) -> Num:
+        return np.where(cut, all_gather_seconds(way, work.element * weights), 0.0)
+
+    none = np.asarray(routed) == 0.0
+    reduce = reduced(ways.shared, ways.shared_sum, shared)
+    reduce = reduce + np.where(none, 0.0, reduced(ways.routed, ways.routed_sum, routed))
+    gather = gathered(ways.shared, shared) + np.where(none, 0.0, gathered(ways.routed, routed))
+    return reduce, gather
+
+
+def unit_gather_seconds(work: CostInputs, shared: Num, routed: Num) -> tuple[Num, Num]:
+    """Return the seconds of one gather, and of one reduce-scatter, of a block at stage 3."""
+    software, ways = work.software, data_group_links(work)
+    size = software.reduced_bytes / software.gather_share
+    element = work.element / software.gather_share
+    gather = all_gather_seconds(ways.shared, element * shared)
+    scatter = all_gather_seconds(ways.shared, size * shared)
+    scatter = scatter + all_reduce_seconds(ways.replicate, size * shared / ways.shared.degree)
+    some = np.asarray(routed) > 0.0
+    gather = gather + np.where(some, all_gather_seconds(ways.routed, element * routed), 0.0)
+    scatter = scatter + np.where(some, all_gather_seconds(ways.routed, size * routed), 0.0)
+    return gather, scatter
+
+
+def accumulation_seconds(work: CostInputs, held: HeldWeights) -> Num:
+    """Return the seconds in which gradients of a microbatch are added to those before it."""
+    weights = held.blocks + held.ends + held.routed
+    return memory_seconds(work.machine, work.software.adding_bytes * weights)
+
+
+def update_seconds(work: CostInputs, held: HeldWeights) -> Num:
+    """Return the seconds in which the optimizer reads and writes its states, and gets them."""
+    layout, software = work.layout, work.software
+    cut = np.asarray(layout.zero) >= 1.0
+    shared = (held.blocks + held.ends) / np.where(cut, layout.shard, 1.0)
+    routed = held.routed / np.where(cut, layout.expert_shard, 1.0)
+    machine = work.machine
+    bandwidth = machine.memory_bandwidth * machine.optimizer
+    moved = software.optimizer_bytes * (shared + routed) / bandwidth
+    return moved + offload_seconds(work, shared + routed)
+
+
+def offload_seconds(work: CostInputs, weights: Num) -> Num:
+    """Return the seconds in which the state of a rank's slices, of so many weights, travels."""
+    there = np.asarray(work.layout.offload) > 0
+    elsewhere = np.asarray(work.software.host_adds) < 1.0
+    travels = work.software.state_bytes * weights / (REACHED * HOST_LINK_BYTES_PER_S)
+    return np.where(there & elsewhere, travels, 0.0)

@@ -1,0 +1,141 @@
+"""Seconds in which a block's rows travel between ranks: over tensor, context and expert groups.
+
+Sent by a block, forward and again backward: two all-reduces of N h over tp (with sequence
+parallelism a gather and a reduce-scatter each: the same bytes; Korthikanti et al., 2022, section
+4.2); keys and values around a ring or gathered, or heads against positions, over cp; rows of tokens
+to their experts and back over ep. On a ring the keys of the next step travel while this one is at
+work (Liu et al., "Ring Attention", 2023, section 3.1); a gather and the exchanges of heads have
+nothing of attention to hide behind. Rows that go to experts in chunks hide behind the experts of
+the chunk before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from echelon.cost.seconds.collectives import (
+    GroupLinkNumbers,
+    all_gather_seconds,
+    all_reduce_seconds,
+    all_to_all_seconds,
+    group_link_numbers,
+    point_to_point_seconds,
+)
+from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.seconds.numbers import Num
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeSeconds:
+    """Give the seconds in which rows of a block travel, in each pass, and those that show.
+
+    What shows is not hidden behind the computing of the block.
+    """
+
+    forward: Num
+    backward: Num
+    shown_forward: Num
+    shown_backward: Num
+
+
+NOTHING = ExchangeSeconds(forward=0.0, backward=0.0, shown_forward=0.0, shown_backward=0.0)
+
+
+def tensor_exchange(work: CostInputs) -> tuple[Num, Num]:
+    """Return the seconds of the exchanges of tensor parallelism, forward and backward."""
+    layout, num_bytes = work.layout, work.element * work.tokens * work.model.hidden
+    sums = 2.0 * all_reduce_seconds(library_group_links(work, layout.tp, 1.0), num_bytes)
+    each = all_gather_seconds(pairwise_group_links(work, layout.tp, 1.0), num_bytes)
+    cut = np.asarray(layout.sequence_parallel * work.software.by_pairs) > 0
+    return np.where(cut, 4.0 * each, sums), np.where(cut, 6.0 * each, sums)
+
+
+def library_group_links(work: CostInputs, degree: Num, stride: Num) -> GroupLinkNumbers:
+    """Return what a collective of the library's own has of the links of a group."""
+    way, hops = pairwise_group_links(work, degree, stride), work.software.own_hops
+    return replace(way, node_latency_s=hops * way.node_latency_s, latency_s=hops * way.latency_s)
+
+
+def pairwise_group_links(work: CostInputs, degree: Num, stride: Num) -> GroupLinkNumbers:
+    """Return what a group has of its links: in a ring, or with all pairs of ranks at once."""
+    way, more = group_link_numbers(work.machine, degree, stride), work.software.pair_hops
+    ring = np.maximum(way.ranks_per_node - 1.0, 1.0)
+    share = (1.0 + more * (ring - 1.0)) / ring
+    share = np.where(np.asarray(work.software.by_pairs) > 0, share, 1.0)
+    return replace(way, node_latency_s=share * way.node_latency_s)
+
+
+def context_exchange(work: CostInputs, attention: Num, attention_back: Num) -> ExchangeSeconds:
+    """Return what travels of positions or heads over context ranks, beside so much attention."""
+    model, layout = work.model, work.layout
+    ring = layout.cp / layout.ulysses
+    stride = layout.tp * layout.ulysses
+    ring_way = group_link_numbers(work.machine, ring, stride)
+    latent = np.asarray(model.kv_rank) > 0
+    kv = np.where(latent, model.kv_up_dim, 2.0 * model.kv_dim) / layout.tp
+    kept = work.element * work.tokens * layout.ulysses * kv / layout.ulysses
+    steps = np.maximum(ring - 1.0, 0.0)
+    round_trip = steps * point_to_point_seconds(ring_way, kept)
+    shown = np.maximum(0.0, round_trip - attention * steps / np.maximum(ring, 1.0))
+    shown_back = np.maximum(0.0, 2.0 * round_trip - attention_back * steps / np.maximum(ring, 1.0))
+    gather = all_gather_seconds(pairwise_group_links(work, ring, stride), kept * ring)
+    heads_way = library_group_links(work, layout.ulysses, layout.tp)
+    heads = work.element * work.tokens * (2.0 * model.query_dim / layout.tp + kv)
+    exchange = all_to_all_seconds(heads_way, heads)
+    whole = np.asarray(layout.gathered) > 0
+    return ExchangeSeconds(
+        forward=np.where(whole, gather, round_trip) + exchange,
+        backward=2.0 * np.where(whole, gather, round_trip) + exchange,
+        shown_forward=np.where(whole, gather, shown) + exchange,
+        shown_backward=np.where(whole, 2.0 * gather, shown_back) + exchange,
+    )
+
+
+def expert_exchange(work: CostInputs, computing: Sequence[Num]) -> ExchangeSeconds:
+    """Return what rows on their way to their experts and back take, in each pass.
+
+    `computing` are the seconds of the experts meanwhile, forward and of the gradients of inputs.
+    """
+    model, layout = work.model, work.layout
+    ranks = layout.tp / layout.expert_tp
+    stride = np.where(np.asarray(layout.expert_tp) > 1.0, layout.tp, 1.0)
+    way = group_link_numbers(work.machine, layout.ep, stride)
+    row = layout.padding * work.element * work.tokens / ranks * model.hidden
+    nodes = np.maximum(way.degree / way.ranks_per_node, 1.0)
+    # A token that several experts of a node wait for crosses once where a trainer sees to it.
+    reached = nodes * (1.0 - (1.0 - 1.0 / nodes) ** model.top_k)
+    two_hop = np.asarray(layout.two_hop) > 0
+    once = two_hop | (np.asarray(work.software.once_per_node) > 0)
+    copies = np.where(once, reached, model.top_k)
+    far = row * copies * (nodes - 1.0) / nodes / way.network_bandwidth
+    near = row * model.top_k * (way.ranks_per_node - 1.0) / way.ranks_per_node / way.node_bandwidth
+    start = way.latency_s * np.sqrt(way.degree) + way.half_bytes / way.bus_bandwidth
+    # Links of both tiers are busy at once, unless one hop follows the other.
+    travel = np.where(two_hop, start + far + near, np.maximum(far, near))
+    some = np.asarray(layout.ep) > 1.0
+    each = np.where(some, layout.chunks * start + travel, 0.0)
+    shown = 1.0 - work.software.expert_overlap
+    both = forward = backward = 2.0 * each
+    if np.any(np.asarray(layout.chunks) > 1.0):
+        forward = _shown_in_chunks(each, computing[0], layout.chunks)
+        backward = _shown_in_chunks(each, computing[1], layout.chunks)
+    return ExchangeSeconds(
+        forward=both,
+        backward=both,
+        shown_forward=shown * forward,
+        shown_backward=shown * backward,
+    )
+
+
+def _shown_in_chunks(each: Num, computing: Num, chunks: Num) -> Num:
+    """Return what shows of two ways of `each` seconds while experts compute chunk by chunk.
+
+    The first chunk's way there and the last one's way back always do. Where the link is slower, it
+    does all ways one after the other and waits for the first chunk that is computed, if at all.
+    """
+    there, chunk = each / chunks, computing / chunks
+    by_link = 2.0 * each + np.maximum(0.0, chunk - there) - computing
+    return np.maximum(2.0 * there, by_link)

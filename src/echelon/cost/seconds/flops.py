@@ -1,0 +1,56 @@
+"""Floating-point operations of a model: what "model FLOPs utilization" divides by.
+
+Source: Chowdhery et al., PaLM (2022), appendix B. Every weight that a token is multiplied by costs
+2 FLOPs forward and 4 backward; attention costs 12 x layers x width x sequence more. That the causal
+mask hides half is not taken off, and recompute is not added, so that figures compare across
+systems. Of a sliding window only the keys inside count: kernels skip the rest, and so far beyond a
+window a figure for the whole sequence would say more than 100 %. Documents are data: not counted.
+Of routed experts only the k that a token meets count, as they do for a dense model of as many
+active parameters.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from echelon.core.model_shape import ModelShape
+from echelon.core.parameters import (
+    EMBEDDING,
+    num_active_parameters,
+    num_parameters,
+    parameters,
+)
+
+EMBEDDING_TABLES = frozenset({EMBEDDING, "positions.weight"})
+"""Tables that a token is looked up in: no multiplication, unless the head is tied to one."""
+
+
+def model_flops_per_token(
+    shape: ModelShape, sequence_length: int, *, all_experts: bool = False
+) -> float:
+    """Return the FLOPs of forward and backward per token of a sequence of `sequence_length`.
+
+    With `all_experts` they are what they would be if each token met every expert.
+    """
+    looked_up = sum(prod(s.shape) for s in parameters(shape) if s.name in EMBEDDING_TABLES)
+    head = shape.vocab * shape.hidden if shape.tied else 0
+    met = num_parameters(shape) if all_experts else num_active_parameters(shape)
+    multiplied = met - looked_up + head
+    keys_per_query = attended_positions(shape, sequence_length)
+    return 6.0 * multiplied + 12.0 * shape.layers * attention_width(shape) * keys_per_query
+
+
+def attended_positions(shape: ModelShape, sequence_length: int) -> int:
+    """Return how many positions count for a query: all of them, or those of a window."""
+    if shape.window is None:
+        return sequence_length
+    return min(sequence_length, shape.window if shape.causal else 2 * shape.window - 1)
+
+
+def attention_width(shape: ModelShape) -> float:
+    """Return the width at which all heads together meet keys and values."""
+    if shape.latent is None:
+        return shape.query_dim
+    # Queries meet keys at one width and weights meet values at another: the mean of the two.
+    key_dim = shape.latent.nope_dim + shape.latent.rope_dim
+    return shape.heads * (key_dim + shape.latent.value_dim) / 2

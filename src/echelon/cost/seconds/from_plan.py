@@ -1,0 +1,207 @@
+"""A Plan, and the Cluster that it runs on, as the numbers that the formulas read."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
+from echelon.core.cluster import Cluster, Efficiency, Link, cluster_under_load, shared_bandwidth
+from echelon.core.model_shape import ModelShape
+from echelon.core.plan import DTYPE_BYTES, OptimizerKind, Plan, Precision
+from echelon.cost.bytes.experts.memory import balanced_memory
+from echelon.cost.seconds.flops import attention_width
+from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
+from echelon.cost.seconds.numbers import (
+    LayoutNumbers,
+    MachineNumbers,
+    ModelNumbers,
+    Num,
+    TierNumbers,
+    ceil_div,
+)
+from echelon.cost.seconds.pipeline import schedule_index
+from echelon.cost.seconds.trainer_generations import our_constants
+from echelon.layout.expert_load import dispatched_tokens
+
+
+def cost_inputs_from_plan(plan: Plan, software: TrainerConstants | None = None) -> CostInputs:
+    """Return what the formulas read of a plan.
+
+    `software` says what the plan leaves open, by default our own trainer; dtypes and optimizer are
+    those of the plan.
+    """
+    mathematics = plan.mathematics
+    facts = software or our_constants(plan.cluster)
+    return CostInputs(
+        model=model_numbers_from_shape(
+            plan.model, mathematics.sequence_length, tp=float(plan.mesh.tp)
+        ),
+        machine=machine_numbers_from_cluster(
+            plan.cluster, mathematics.precision.parameters, ranks=plan.mesh.world_size
+        ),
+        software=constants_for_precision(facts, mathematics.precision, mathematics.optimizer.kind),
+        layout=layout_numbers_from_plan(plan),
+    )
+
+
+def model_numbers_from_shape(shape: ModelShape, length: int, *, tp: Num = 1.0) -> ModelNumbers:
+    """Return the numbers of a model that reads sequences of `length` tokens.
+
+    The vocabulary is that which `tp` tensor ranks pad it to, an array where `tp` is one.
+    """
+    latent, experts = shape.latent, shape.experts
+    return ModelNumbers(
+        layers=float(shape.layers),
+        hidden=float(shape.hidden),
+        heads=float(shape.heads),
+        query_dim=float(shape.query_dim),
+        kv_dim=float(shape.kv_dim),
+        attention_dim=float(attention_width(shape)),
+        ffn=float(shape.ffn),
+        up=2.0 if shape.gated else 1.0,
+        vocab=ceil_div(float(shape.vocab), tp) * tp,
+        tied=float(shape.tied),
+        positions=float(shape.max_positions) if shape.positions == "learned" else 0.0,
+        length=float(length),
+        keys_per_query=mean_keys_per_query(shape, length),
+        norm_weights=2.0 if shape.norm == "layernorm" else 1.0,
+        qkv_bias=float(shape.qkv_bias),
+        output_bias=float(shape.output_bias),
+        mlp_bias=float(shape.mlp_bias),
+        head_norms=2.0 * shape.head_dim if shape.qk_norm else 0.0,
+        query_rank=float(latent.query_rank) if latent else 0.0,
+        kv_rank=float(latent.kv_rank + latent.rope_dim) if latent else 0.0,
+        rope_dim=float(latent.rope_dim) if latent else 0.0,
+        kv_up_dim=float(shape.heads * (latent.nope_dim + latent.value_dim)) if latent else 0.0,
+        value_dim=float(shape.heads * latent.value_dim) if latent else 0.0,
+        experts=float(experts.num_experts) if experts else 0.0,
+        top_k=float(experts.top_k) if experts else 0.0,
+        expert_ffn=float(experts.ffn) if experts else 0.0,
+        shared_experts=float(experts.shared_experts) if experts else 0.0,
+        dense_layers=float(experts.first_dense_layers) if experts else 0.0,
+    )
+
+
+def mean_keys_per_query(shape: ModelShape, length: int) -> float:
+    """Return the mean number of keys that a query meets; its own counts half under a causal mask.
+
+    So a causal mask hides exactly half of a sequence.
+    """
+    pairs = shape.mask.num_pairs(length) - shape.causal * length / 2
+    return pairs / length
+
+
+def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
+    """Return the numbers of the split of a plan."""
+    layout, mesh, layers = plan.layout, plan.mesh, plan.model.layers
+    pipeline, context, zero = layout.pipeline, layout.context, layout.zero
+    again = sum(map(layout.recompute.recomputes, range(layers)))
+    return LayoutNumbers(
+        tp=float(mesh.tp),
+        cp=float(mesh.cp),
+        pp=float(mesh.pp),
+        dp_shard=float(mesh.dp_shard),
+        dp_replicate=float(mesh.dp_replicate),
+        ep=float(mesh.ep),
+        expert_tp=float(layout.experts.expert_tp),
+        two_hop=float(layout.experts.dispatch == "two-hop"),
+        chunks=float(layout.experts.chunks),
+        padding=_padding(plan),
+        sequence_parallel=float(layout.sequence_parallel),
+        ulysses=float(context.ulysses_degree),
+        gathered=float(context.record.gathers_keys),
+        microbatch=float(layout.microbatch_sequences),
+        microbatches=float(plan.num_microbatches),
+        virtual=max(1.0, len(pipeline.stages) / mesh.pp),
+        schedule=schedule_index(pipeline.schedule),
+        zero=float(zero.stage),
+        reshard=float(zero.reshard_after_forward),
+        recompute=again / layers,
+        selective=float(layout.recompute.policy == "selective"),
+        offload=float(zero.optimizer_offload != "none"),
+    )
+
+
+def _padding(plan: Plan) -> float:
+    """Return how many rows meet the experts of a rank for each that is routed to them."""
+    experts = plan.model.experts
+    if experts is None or not plan.layout.experts.padded:
+        return 1.0
+    return balanced_memory(plan).rows_here / (dispatched_tokens(plan) * experts.top_k)
+
+
+def constants_for_precision(
+    software: TrainerConstants, precision: Precision, optimizer: OptimizerKind = PLAIN_OPTIMIZER
+) -> TrainerConstants:
+    """Return `software` with the bytes that the dtypes and the optimizer of a run take."""
+    master = DTYPE_BYTES[precision.master]
+    states = len(OPTIMIZERS[optimizer].state) * master
+    return replace(
+        software,
+        element_bytes=float(DTYPE_BYTES[precision.parameters]),
+        gradient_bytes=float(DTYPE_BYTES[precision.gradients]),
+        reduced_bytes=float(DTYPE_BYTES[precision.reduction]),
+        state_bytes=float(states + master * precision.has_master),
+    )
+
+
+NOMINAL_FLOPS_PER_BYTE = 10.0
+"""FLOP/s of a device whose peak is not known, for each byte/s of its memory: a core or a few."""
+
+NO_LINK = Link(name="none", degree=1, bandwidth=1e12, latency_s=0.0)
+"""The tier of a single device, which talks to nobody."""
+
+
+def machine_numbers_from_cluster(
+    cluster: Cluster,
+    dtype: str = "bf16",
+    *,
+    attention_dtype: str | None = None,
+    ranks: int | None = None,
+) -> MachineNumbers:
+    """Return the numbers of a cluster whose devices compute in `dtype`, each with its share.
+
+    Attention may be done in another one: in "bf16" where products are in "fp8". Where a peak is
+    not known, it is a nominal rate for each byte of the memory's bandwidth. Where devices share
+    cores, `ranks` of a node compute at once, by default on all of its devices; where they share the
+    interfaces of a node, all of them send at once.
+    """
+    computing = min(ranks or cluster.devices_per_node, cluster.devices_per_node)
+    share = cluster.device.share(computing)
+    cluster = cluster_under_load(cluster, computing)
+    device = cluster.device
+    how_near: dict[str, Any] = {
+        item.name: float(getattr(device.efficiency, item.name))
+        for item in fields(Efficiency)
+        if item.name in _FIELDS
+    }
+    return MachineNumbers(
+        peak_flops=peak_flops(cluster, dtype),
+        attention_flops=peak_flops(cluster, attention_dtype or dtype),
+        memory_bytes=float(device.memory_bytes),
+        memory_bandwidth=float(device.memory_bandwidth),
+        node=float(cluster.devices_per_node),
+        tiers=tuple(_tier(cluster, link) for link in cluster.links or (NO_LINK,)),
+        share=share,
+        **how_near,
+    )
+
+
+_FIELDS = frozenset(item.name for item in fields(MachineNumbers))
+
+
+def peak_flops(cluster: Cluster, dtype: str) -> float:
+    """Return the dense peak of a device of `cluster` in FLOP/s, nominal where it is not known."""
+    device = cluster.device
+    return device.flops(dtype) or NOMINAL_FLOPS_PER_BYTE * device.memory_bandwidth
+
+
+def _tier(cluster: Cluster, link: Link) -> TierNumbers:
+    return TierNumbers(
+        degree=float(link.degree),
+        bandwidth=float(shared_bandwidth(cluster, link)),
+        latency_s=float(link.latency_s),
+        efficiency=float(link.efficiency),
+        half_bytes=float(link.half_bytes),
+    )

@@ -1,0 +1,137 @@
+"""All that the formulas read of a plan, and what they come out with: terms that add up.
+
+Beside the numbers of `numbers.py` that is what a trainer does that its plan does not say. Seconds
+and bytes of one plan differ between trainers, by how many kernels a block is, how often a value is
+written to memory between them, in which dtype gradients are added up and sent, and what is sent
+while a device computes. These are facts of code and the constants of its kernels: no field belongs
+to a model, a cluster or a published run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from echelon.cost.seconds.numbers import LayoutNumbers, MachineNumbers, ModelNumbers, Num
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerConstants:
+    """Give the facts of a trainer; numbers, or arrays [rows] where rows of a table differ.
+
+    A share is between 0 and 1, a flag 0 or 1. Bytes of traffic are those of the device's memory.
+    """
+
+    element_bytes: Num = 2.0
+    """Bytes of an element of parameters and activations; other bytes are told for elements of 2."""
+    fused_attention: Num = 1.0
+    """Flag: one kernel that never writes the scores, which skips what a causal mask hides."""
+    fused_share: Num = 1.0
+    """What its fused attention reaches of the rate of the best one of the device."""
+    score_bytes: Num = 16.0
+    """Without fused attention, bytes of traffic of a score forward; backward 1.5 times as many."""
+    width_bytes: Num = 40.0
+    """Bytes of traffic of a block forward beside its products, for each token and width of
+    `hidden`."""
+    inner_bytes: Num = 8.0
+    """Bytes of traffic of a block forward beside its products, for each token and width of
+    `ffn`."""
+    kernels: Num = 40.0
+    """Kernels of a block forward; backward 1.5 times as many."""
+    host_s: Num = 6e-6
+    """Seconds in which the host starts a kernel, while the device works on those before it."""
+    host_adds: Num = 0.0
+    """Flag: the host is the device, so that `host_s` adds to every kernel."""
+    by_pairs: Num = 0.0
+    """Flag: gathers and reduce-scatters are messages between each pair of ranks, and inputs that
+    sequence parallelism cut are gathered once more for their weights' gradients."""
+    own_hops: Num = 1.0
+    """Latency of a hop of a collective of the library's own, over that of one of those messages."""
+    pair_hops: Num = 1.0
+    """Latency of one more rank that is spoken to at the same time, over that of the first."""
+    mixture_s: Num = 1e-3
+    """Seconds that a pass through experts waits for the host to read how many tokens each gets."""
+    logit_bytes: Num = 24.0
+    """Bytes of traffic of the loss for each logit."""
+    gradient_bytes: Num = 4.0
+    """Bytes of an element in which gradients add up."""
+    adding_bytes: Num = 0.0
+    """Bytes of traffic of a microbatch for each weight to add gradients up; 0: products do it in
+    passing."""
+    reduced_bytes: Num = 4.0
+    """Bytes of an element in which gradients travel."""
+    reduce_overlap: Num = 0.0
+    """Share of the backward pass of the last microbatch that hides reductions of gradients."""
+    reduce_share: Num = 0.8
+    """What a reduction of gradients reaches of the rate of a collective of the cluster."""
+    gather_overlap: Num = 0.8
+    """Share of compute under which gathers of ZeRO are hidden."""
+    gather_share: Num = 1.0
+    """What gathers of ZeRO reach of a link's rate; little, where each parameter travels by
+    itself."""
+    expert_overlap: Num = 0.0
+    """Share of compute under which rows to experts are hidden."""
+    once_per_node: Num = 0.0
+    """Flag: a token crosses to a node once."""
+    tensor_overlap: Num = 0.0
+    """Share of compute under which exchanges of tensor parallelism are hidden."""
+    pipeline_overlap: Num = 0.0
+    """Share of compute under which messages between stages that do not wait are hidden."""
+    scattered_messages: Num = 1.0
+    """Flag: messages between stages are cut over the tensor ranks."""
+    optimizer_bytes: Num = 40.0
+    """Bytes of traffic of the update for each weight."""
+    interference: Num = 0.0
+    """Share by which gathers slow the compute that they run beside."""
+    step_s: Num = 0.01
+    """Seconds of a step beside all that: data, logging, the host's part of the update."""
+    spread: Num = 0.01
+    """Share by which the times of ranks vary."""
+    state_bytes: Num = 12.0
+    """Bytes of the optimizer for a weight, with its master copy."""
+    update_bytes: Num = 0.0
+    """Bytes that an update needs for a weight beside those, for a while (gradients in fp32,
+    products)."""
+    dropout: Num = 0.0
+    """Flag: masks of dropout are kept."""
+    working_width: Num = 16.0
+    """Bytes that a block that runs has beside what it keeps, for each token and width of
+    `hidden`."""
+    logit_held: Num = 10.0
+    """Bytes that the loss holds for each logit."""
+    context_bytes: Num = 2.0e9
+    """Bytes taken before the first tensor: the device's context, buffers of collectives."""
+    slack: Num = 0.04
+    """Share that an allocator holds more than is in use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostInputs:
+    """Bundle what every part of a block reads."""
+
+    model: ModelNumbers
+    machine: MachineNumbers
+    software: TrainerConstants
+    layout: LayoutNumbers
+
+    @property
+    def element(self) -> Num:
+        """Return the bytes of an element in which a run computes."""
+        return self.software.element_bytes
+
+    @property
+    def tokens(self) -> Num:
+        """Return the tokens of a microbatch on a context rank."""
+        return self.layout.microbatch * self.model.length / self.layout.cp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Give the seconds of a step, or the bytes of the fullest rank, by term."""
+
+    terms: Mapping[str, Num]
+
+    @property
+    def total(self) -> Num:
+        """Return the sum."""
+        return sum(self.terms.values(), 0.0)

@@ -1,0 +1,65 @@
+"""Seconds of matrix products and of operators that move bytes, by the shape a device really sees.
+
+A product of [m, k] by [k, n] is 2 m n k FLOPs, done in tiles of the result, a tile on each unit
+at a time. What is lost: rows and columns of the last tiles (tile quantisation), units that are idle
+in the last wave (wave quantisation; kernels that split the depth hide half of it), and the time to
+fill a tile, which a deep product amortises: k / (k + half_depth). Below that lies the memory's
+bandwidth. Source: NVIDIA, Matrix Multiplication Background User's Guide (2023), sections 2 to 4.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from echelon.cost.seconds.numbers import MachineNumbers, Num, ceil_div
+
+HIDDEN_OF_WAVE = 0.5
+"""Share of the idle units of a last wave that kernels which split the depth put to work."""
+ALIGNED = 64
+"""Elements of 2 bytes in the 128 bytes to which the fastest kernels want rows aligned."""
+LOADED = 8
+"""Elements of 2 bytes in the 16 bytes that one instruction loads."""
+UNLOADED = 0.4
+"""Share of the rate that is left where rows do not begin at 16 bytes."""
+
+
+def matmul_seconds(
+    machine: MachineNumbers, rows: Num, depth: Num, columns: Num, element: Num
+) -> Num:
+    """Return the seconds of [rows, depth] x [depth, columns] in elements of so many bytes."""
+    flops = 2.0 * rows * depth * columns
+    rate = machine.peak_flops * machine.matmul * _shape_efficiency(machine, rows, depth, columns)
+    rate = rate * alignment_efficiency(machine, depth) * alignment_efficiency(machine, columns)
+    moved = element * (rows * depth + depth * columns + rows * columns)
+    return np.maximum(flops / rate, moved / (machine.memory_bandwidth * machine.memory))
+
+
+def memory_seconds(machine: MachineNumbers, num_bytes: Num) -> Num:
+    """Return the seconds in which the memory of a device reads or writes `num_bytes`."""
+    return num_bytes / (machine.memory_bandwidth * machine.memory)
+
+
+def alignment_efficiency(machine: MachineNumbers, size: Num) -> Num:
+    """Return the share of the rate that is left where rows of `size` elements are not aligned.
+
+    Kernels load rows in blocks of ALIGNED elements; each halving of the largest power of two that
+    divides `size` below that costs a factor `machine.aligned`, and one below LOADED another
+    `UNLOADED`: a load is then no longer one instruction. A device whose `aligned` is 1 loads any
+    row as fast.
+    """
+    whole = np.maximum(np.asarray(size), 1.0).astype(np.int64)
+    power = np.minimum(whole & -whole, ALIGNED)
+    slower = np.where((power < LOADED) & (np.asarray(machine.aligned) < 1.0), UNLOADED, 1.0)
+    return slower * machine.aligned ** np.log2(ALIGNED / power)
+
+
+def _shape_efficiency(machine: MachineNumbers, rows: Num, depth: Num, columns: Num) -> Num:
+    tile = machine.tile
+    row_tiles = ceil_div(np.maximum(rows, 1.0), tile)
+    column_tiles = ceil_div(np.maximum(columns, 1.0), tile)
+    filled = rows * columns / (row_tiles * column_tiles * tile * tile)
+    tiles = row_tiles * column_tiles
+    busy = tiles / (ceil_div(tiles, machine.units) * machine.units)
+    busy = busy + HIDDEN_OF_WAVE * (1.0 - busy)
+    deep = depth / (depth + machine.half_depth)
+    return np.maximum(filled * busy * deep, 1e-6)

@@ -1,0 +1,275 @@
+"""The reader's situation, what splits of it would hold, and the questions that guides ask of it.
+
+A question is a function of the situation; its answer has the numbers that it rests on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import gcd
+
+from echelon.core.cluster import Cluster, Link, fast_domain
+from echelon.core.model_shape import ModelShape
+from echelon.core.parameters import num_parameters, parameters
+from echelon.core.plan import Plan, RecomputePolicy, ZeroStage
+from echelon.core.units import GB
+from echelon.cost.bytes.model_states import StatePrecision, model_states
+from echelon.planner.predict.split_memory import (
+    GuideSplit,
+    RankMemory,
+    block_activations,
+    memory_of_split,
+    state_precision,
+)
+
+_FAST_LINK = 100e9
+"""Bytes/s in one direction from which a link counts as NVLink-like: PCIe 5.0 x16 has 64e9."""
+
+_BLOCKS_A_STAGE = 2
+"""A model is deep where each node could be a stage of at least so many blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Show what a guide may ask about of `plan`: how it is split is not read."""
+
+    plan: Plan
+
+    @property
+    def model(self) -> ModelShape:
+        """Return the shape of the model."""
+        return self.plan.model
+
+    @property
+    def cluster(self) -> Cluster:
+        """Return the cluster."""
+        return self.plan.cluster
+
+    @property
+    def precision(self) -> StatePrecision:
+        """Return the bytes that a weight takes."""
+        return state_precision(self.plan)
+
+    @property
+    def global_sequences(self) -> int:
+        """Return the sequences of a step."""
+        return self.plan.mathematics.global_sequences
+
+    @property
+    def microbatch_sequences(self) -> int:
+        """Return the sequences of a microbatch."""
+        return self.plan.layout.microbatch_sequences
+
+    @property
+    def positions(self) -> int:
+        """Return the positions of a sequence."""
+        return self.plan.mathematics.sequence_length
+
+    @property
+    def memory(self) -> int:
+        """Return the memory of a device, in bytes."""
+        return self.cluster.device.memory_bytes
+
+    @property
+    def num_devices(self) -> int:
+        """Return the number of devices."""
+        return self.cluster.num_devices
+
+    @property
+    def num_parameters(self) -> int:
+        """Return psi."""
+        return num_parameters(self.model)
+
+    @property
+    def domain(self) -> int:
+        """Return how many devices the fast links join: a node, or a rack that is wired as one."""
+        return fast_domain(self.cluster)
+
+    @property
+    def num_domains(self) -> int:
+        """Return how many nodes there are, or racks that are wired as one."""
+        return -(-self.num_devices // self.domain)
+
+    @property
+    def tensor_ranks(self) -> int:
+        """Return the tensor ranks of a node; of a rack wired as one, as many as heads allow."""
+        if self.domain == self.cluster.devices_per_node:
+            return self.domain
+        return gcd(self.domain, self.model.heads)
+
+    @property
+    def inside(self) -> Link | None:
+        """Return the link between devices of a node; None where a node has one device."""
+        links = self.cluster.links
+        return links[0] if links and self.domain > 1 else None
+
+    @property
+    def between(self) -> Link | None:
+        """Return the link between nodes; None where there is one node."""
+        links = self.cluster.links
+        return links[-1] if links and self.num_domains > 1 else None
+
+    def most_data_ranks(self, others: int = 1) -> int:
+        """Return over how many ranks the batch can be shared out, `others` ranks to each."""
+        by_batch = self.global_sequences // self.microbatch_sequences
+        return max(1, min(self.num_devices // others, by_batch))
+
+    def held(self, split: GuideSplit, recompute: RecomputePolicy | None = None) -> RankMemory:
+        """Return what the fullest rank of a split would hold."""
+        return memory_of_split(self.plan, split, recompute)
+
+    def against(self, num_bytes: float) -> str:
+        """Return bytes against the memory of a device, for people."""
+        return f"{num_bytes / GB:,.1f} GB of {self.memory / GB:,.0f} GB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuideAnswer:
+    """Say yes or no, and the numbers why."""
+
+    yes: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuideQuestion:
+    """Ask one thing of a situation."""
+
+    text: str
+    ask: Callable[[Situation], GuideAnswer]
+
+
+def _fits_split(
+    situation: Situation, split: GuideSplit, recompute: RecomputePolicy | None = None
+) -> GuideAnswer:
+    """Return whether the fullest rank of a split fits its device."""
+    held = situation.held(split, recompute)
+    parts = [f"{held.states / GB:,.1f} GB of states"]
+    parts += [f"{held.gathered / GB:,.1f} of gathered units"] if held.gathered else []
+    parts.append(f"{held.activations / GB:,.1f} of activations")
+    parts.append(f"{held.rest / GB:,.1f} else")
+    return GuideAnswer(
+        yes=held.total <= situation.memory,
+        why=f"{' + '.join(parts)} = {situation.against(held.total)}",
+    )
+
+
+def _zero(stage: ZeroStage, recompute: RecomputePolicy | None = None) -> GuideQuestion:
+    def ask(situation: Situation) -> GuideAnswer:
+        ranks = situation.most_data_ranks()
+        found = _fits_split(situation, GuideSplit(dp=ranks, zero=stage), recompute)
+        return GuideAnswer(yes=found.yes, why=f"N = {ranks}: {found.why}")
+
+    what = ("optimizer state", "gradients too", "parameters too")[stage - 1]
+    more = ", every block recomputed" if recompute == "full" else ""
+    return GuideQuestion(text=f"With {what} cut over N data ranks{more}, does it fit?", ask=ask)
+
+
+def _block(situation: Situation) -> GuideAnswer:
+    states = model_states(_largest_block(situation.model), 0, 1, situation.precision).total
+    kept = block_activations(situation.plan)
+    return GuideAnswer(
+        yes=states + kept <= situation.memory,
+        why=f"{states / GB:,.1f} GB of states + {kept / GB:,.1f} of activations = "
+        f"{situation.against(states + kept)}",
+    )
+
+
+def _largest_block(shape: ModelShape) -> int:
+    """Return the weights of the largest block, all of its experts included."""
+    layers = Counter[int]()
+    for spec in parameters(shape):
+        if spec.layer is not None:
+            layers[spec.layer] += spec.numel
+    return max(layers.values())
+
+
+def _node_and_zero(situation: Situation) -> GuideAnswer:
+    tp = situation.tensor_ranks
+    ranks = situation.most_data_ranks(tp)
+    found = _fits_split(situation, GuideSplit(tp=tp, dp=ranks, zero=3))
+    return GuideAnswer(yes=found.yes, why=f"tp {tp}, N = {ranks}: {found.why}")
+
+
+def _fast_inside(situation: Situation) -> GuideAnswer:
+    link = situation.inside
+    if link is None:
+        return GuideAnswer(yes=False, why="one device a node")
+    return GuideAnswer(
+        yes=link.bandwidth >= _FAST_LINK,
+        why=f"{link.name}: {link.bandwidth / GB:,.0f} GB/s one way; {_FAST_LINK / GB:.0f} asked",
+    )
+
+
+def _many_nodes(situation: Situation) -> GuideAnswer:
+    count, nodes = situation.num_domains, situation.cluster.nodes
+    if count == nodes:
+        return GuideAnswer(yes=nodes > 1, why=f"{nodes} node{'s' * (nodes > 1)}")
+    joined = f"{nodes} nodes, joined by the links of a node in {count} x {situation.domain} devices"
+    return GuideAnswer(yes=count > 1, why=joined)
+
+
+def _deep(situation: Situation) -> GuideAnswer:
+    stages = max(2, situation.num_domains)
+    layers = situation.model.layers
+    enough = situation.num_devices >= 2 and layers >= _BLOCKS_A_STAGE * stages
+    return GuideAnswer(
+        yes=enough,
+        why=f"{layers} blocks over {stages} stages, {_BLOCKS_A_STAGE} a stage asked; "
+        f"{situation.num_devices} devices",
+    )
+
+
+def _tiered(situation: Situation) -> GuideAnswer:
+    inside, between = situation.inside, situation.between
+    if inside is None or between is None:
+        return GuideAnswer(yes=False, why="links of one kind")
+    ratio = inside.bandwidth / between.bandwidth
+    return GuideAnswer(
+        yes=inside.bandwidth >= _FAST_LINK and ratio > 1,
+        why=f"{inside.bandwidth / GB:,.0f} GB/s in a node, {between.bandwidth / GB:,.0f} between: "
+        f"{ratio:.0f}x",
+    )
+
+
+def _sequence(situation: Situation) -> GuideAnswer:
+    """Ask whether the activations of a microbatch fit beside nothing else, cut by tp of a node."""
+    tp = situation.tensor_ranks if situation.inside is not None else 1
+    tp = tp if situation.model.heads % tp == 0 else 1
+    kept = situation.held(GuideSplit(tp=tp)).activations
+    return GuideAnswer(
+        yes=kept <= situation.memory,
+        why=f"{situation.positions:,} positions, tp {tp}: {situation.against(kept)} of activations",
+    )
+
+
+def _experts(situation: Situation) -> GuideAnswer:
+    experts = situation.model.experts
+    if experts is None:
+        return GuideAnswer(yes=False, why="dense")
+    return GuideAnswer(yes=True, why=f"{experts.num_experts} experts, {experts.top_k} a token")
+
+
+FITS_ONE = GuideQuestion(
+    text="Does the model, with gradients and optimizer state, fit one device?",
+    ask=lambda situation: _fits_split(situation, GuideSplit()),
+)
+ZERO_1_FITS, ZERO_2_FITS, ZERO_3_FITS = _zero(1), _zero(2), _zero(3)
+ZERO_3_FITS_RECOMPUTED = _zero(3, "full")
+BLOCK_FITS = GuideQuestion(text="Does one block fit one device?", ask=_block)
+NODE_FITS = GuideQuestion(
+    text="Does it fit, cut by tensor parallelism over one node?",
+    ask=lambda situation: _fits_split(situation, GuideSplit(tp=situation.tensor_ranks)),
+)
+NODE_AND_ZERO_FIT = GuideQuestion(
+    text="Does it fit with tensor parallelism over a whole node, and ZeRO 3 over the rest?",
+    ask=_node_and_zero,
+)
+FAST_INSIDE = GuideQuestion(text="Are the links inside of a node fast?", ask=_fast_inside)
+MANY_NODES = GuideQuestion(text="Are there several nodes?", ask=_many_nodes)
+DEEP = GuideQuestion(text="Is the model deep: blocks enough for stages?", ask=_deep)
+TIERED = GuideQuestion(text="Are links fast in a node and slower between nodes?", ask=_tiered)
+SEQUENCE_FITS = GuideQuestion(text="Do the activations of one microbatch fit?", ask=_sequence)
+HAS_EXPERTS = GuideQuestion(text="Is it a mixture of experts?", ask=_experts)

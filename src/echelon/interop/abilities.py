@@ -1,0 +1,84 @@
+"""What a tool can run, to which a search for it keeps; and what it calls the choices that are ours.
+
+What its writer refuses is left out (`tests/planner/search/test_tool_limits.py` exports every plan
+of a search), and what its documentation rules out although there are words for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from echelon.core.choices.context_kinds import CONTEXT_KINDS
+from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.schedule.build import schedules_of_tool
+
+_ZeroRule: TypeAlias = Callable[..., bool]
+"""Whether a tool runs a ZeRO stage: (stage, *, dp_replicate, dp_shard, pp, cp, tp)."""
+_ScheduleRule: TypeAlias = Callable[..., bool]
+"""Whether a tool runs a schedule on pp ranks: (name, *, pp, microbatches)."""
+
+
+def _allow_all(_: object, **__: int) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolAbilities:
+    """Say what a tool can run; None where it can run all that there is."""
+
+    schedules: tuple[str, ...] | None = None
+    """Pipeline schedules, by our names, in the order in which they are tried."""
+    virtual_stages: tuple[int, ...] | None = None
+    """Stages on a pipeline rank."""
+    context_kinds: tuple[str, ...] | None = None
+    """Ways to cut a sequence, by our names."""
+    recompute_every: tuple[int, ...] | None = None
+    """Every how many blocks one is recomputed; 0 is none."""
+    degrees: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    """Degrees of axes that it has not, or not as large as it likes, by the name of the axis."""
+    zero_stages: tuple[int, ...] | None = None
+    """Stages of ZeRO."""
+    offload: bool = True
+    """Whether optimizer state can rest in host memory."""
+    sequence_parallel: bool | None = None
+    """Whether tensor ranks cut norms and residuals too; None where either may be."""
+    sequence_parallel_with_experts: bool | None = None
+    """The same for a model with experts."""
+    allows_zero: _ZeroRule = _allow_all
+    """Which stages go with which meshes."""
+    allows_schedule: _ScheduleRule = _allow_all
+    """Which schedules go with which numbers of microbatches."""
+    settings: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Settings that it has no choice of, where nobody says any."""
+    reduces_in_parameter_dtype: bool = False
+    """Whether gradients are summed over ranks in the dtype of parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolNames:
+    """Look up the words of a tool by our names; what is not named has no word in its file."""
+
+    tool: str
+    """The name that records have for it, which is that of its folder."""
+
+    @property
+    def schedules(self) -> dict[str, str]:
+        """Return its words by what `pipeline.schedule` takes."""
+        return by_word(schedules_of_tool(self.tool))
+
+    @property
+    def context_kinds(self) -> dict[str, str]:
+        """Return its words by what `context.kind` takes."""
+        return by_word(CONTEXT_KINDS.of_tool(self.tool))
+
+    @property
+    def optimizers(self) -> dict[str, str]:
+        """Return its words by what `optimizer.kind` takes."""
+        return by_word(OPTIMIZERS.of_tool(self.tool))
+
+
+def by_word(names: Mapping[str, str]) -> dict[str, str]:
+    """Return our names by the words of a tool."""
+    return {word: name for name, word in names.items()}

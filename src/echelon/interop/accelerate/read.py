@@ -1,0 +1,241 @@
+"""An Accelerate YAML -> settings: FSDP 1 and 2, DeepSpeed, plain data parallelism. Accelerate 1.15.
+
+https://huggingface.co/docs/accelerate/usage_guides/fsdp. Its truth values may be strings, and may
+be any of those of YAML 1.1. What the DeepSpeed plugin leaves open is DeepSpeed's: gradients
+accumulate and are summed in the dtype of parameters (usage_guides/deepspeed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from echelon.config.settings.value_types import Text
+from echelon.core.rulebook.imports import IMPORT_KIND
+from echelon.interop.accelerate.abilities import TABLES
+from echelon.interop.accelerate.read_mesh import read_degrees, read_ranks
+from echelon.interop.accelerate.read_units import read_units
+from echelon.interop.deepspeed.read_zero import HOMES
+from echelon.interop.import_context import ImportContext
+from echelon.interop.key_reader import COUNT, ZERO_STAGE, KeyReader
+from echelon.interop.ranks import set_batch, set_dtypes
+
+FSDP = "fsdp_config"
+PLAIN_TYPES = {
+    "MULTI_GPU": "zero.stage = 0: whole replicas",
+    "MULTI_CPU": "zero.stage = 0: whole replicas",
+    "NO": "zero.stage = 0: one process",
+}
+OTHER_TYPES = {
+    "MEGATRON_LM": "import the command of Megatron-LM, with --kind megatron",
+    "XLA": "there is no TPU",
+    "TP": "set mesh.tp: every matrix is cut over it",
+}
+STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+TRUE, FALSE = ("true", "yes", "y", "t", "on", "1"), ("false", "no", "n", "f", "off", "0")
+
+
+def read_keys(reader: KeyReader, context: ImportContext) -> None:
+    """Note in `reader` what becomes of every key of an Accelerate configuration."""
+    reader.given = _parse_values(reader.given)
+    reader.sections(TABLES.sections)
+    kind = _read_type(reader)
+    if kind is None:
+        return
+    version = _read_version(reader)
+    degrees = read_degrees(reader)
+    if kind == "NO" and context.ranks is None and not reader.has("num_processes"):
+        context = replace(context, ranks=1)
+    context = context.with_degrees(**{k: v for k, v in degrees.items() if k in ("tp", "cp")})
+    _read_precision(reader, kind)
+    stage, hybrid = _stage_of(reader, kind, version)
+    data = read_ranks(reader, stage, hybrid, degrees, context)
+    if kind == "DEEPSPEED":
+        _read_plugin(reader, data, context)
+    else:
+        reader.refuse_table(_PLUGIN, "distributed_type is not DEEPSPEED")
+    if kind == "FSDP":
+        read_units(reader, stage, version, context)
+        _read_recompute(reader)
+    else:
+        reader.skip_table(FSDP, "distributed_type is not FSDP")
+    _read_rest(reader)
+    reader.finish()
+
+
+def _stage_of(reader: KeyReader, kind: str, version: int) -> tuple[int, bool]:
+    """Return the stage of ZeRO, and whether each machine has a copy of what is shared out."""
+    if kind == "FSDP":
+        return _read_strategy(reader, version)
+    return (read_stage(reader), False) if kind == "DEEPSPEED" else (0, False)
+
+
+def _parse_values(given: Mapping[str, object]) -> dict[str, object]:
+    """Return the keys with truth values and numbers in strings as what they mean."""
+    plain: dict[str, object] = {}
+    for key, value in given.items():
+        table, _, name = key.rpartition(".")
+        # Its launcher takes names in fsdp_config without their prefix too.
+        full = f"{FSDP}.fsdp_{name}" if table == FSDP and not name.startswith("fsdp") else key
+        plain[full] = _parse_value(value) if full != "mixed_precision" else value
+    # YAML 1.1 reads the word no as false.
+    if plain.get("mixed_precision") is False:
+        plain["mixed_precision"] = "no"
+    return plain
+
+
+def _parse_value(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    word = value.strip().lower()
+    if word in TRUE[:-1]:
+        return True
+    if word in FALSE[:-1]:
+        return False
+    if word.isdigit():
+        return int(word)
+    return None if word in ("none", "null", "") else value
+
+
+def _read_type(reader: KeyReader) -> str | None:
+    """Return how Accelerate would train; None where the file is not to be read as a whole."""
+    key = "distributed_type"
+    reader.known[key] = None
+    # YAML 1.1 reads the word NO as false.
+    kind = "NO" if reader.given.get(key) is False else str(reader.given.get(key))
+    if kind in ("FSDP", "DEEPSPEED") or kind in PLAIN_TYPES:
+        reader.skip(key, PLAIN_TYPES.get(kind, "zero.stage follows from its table"))
+        return kind
+    why = OTHER_TYPES.get(kind, "there is no such type")
+    types = ("FSDP", "DEEPSPEED", *PLAIN_TYPES)
+    reader.note(IMPORT_KIND, f"{key} = {reader.text(key)}: {why}", key, reader.where(key), types)
+    return None
+
+
+def _read_version(reader: KeyReader) -> int:
+    key = f"{FSDP}.fsdp_version"
+    if reader.only(key, (1, 2), "one engine; it says how the other keys are meant"):
+        version = reader.given.get(key)
+        return version if isinstance(version, int) else 1
+    return 1
+
+
+def _read_strategy(reader: KeyReader, version: int) -> tuple[int, bool]:
+    """Map what is shared out; return the stage, and whether each machine has a copy."""
+    old, new = f"{FSDP}.fsdp_sharding_strategy", f"{FSDP}.fsdp_reshard_after_forward"
+    setting = "zero.reshard_after_forward"
+    if version == 2:
+        reader.skip(old, "FSDP 2 has fsdp_reshard_after_forward instead")
+        kept = reader.flag(new, setting=setting)
+        reader.set_or_default(new, "zero.stage", 3, "FSDP 2 shares out parameters too")
+        if kept is None and reader.has(new):
+            return 3, False
+        word = "never" if kept is False else "always"
+        reader.set_or_default(new, setting, word, "whether a unit is gathered again")
+        return 3, False
+    key = old if reader.has(old) or not reader.has(new) else new
+    reader.skip(new if key == old else old, f"{key} says it")
+    value = reader.given.get(key)
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= len(STRATEGIES):
+        name: str | None = STRATEGIES[value - 1]
+    else:
+        name = reader.word(key, STRATEGIES, setting="zero.stage")
+    if name is None:
+        if reader.has(key):
+            return 3, False
+        name = "FULL_SHARD"
+    if name == "NO_SHARD":
+        reader.set_or_default(key, "zero.stage", 0, "gradients are all-reduced")
+        return 0, False
+    reader.set_or_default(key, "zero.stage", 3, "slices of parameters rest between steps")
+    kept = name in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
+    why = "whole from forward to the end of backward" if kept else "gathered again for backward"
+    reader.set_or_default(key, setting, "never" if kept else "always", why)
+    return 3, name.startswith("HYBRID")
+
+
+def _read_precision(reader: KeyReader, kind: str) -> None:
+    """Map mixed_precision: what FSDP computes and sends is half, what it keeps is fp32.
+
+    DeepSpeed accumulates in half, too, and keeps a copy in fp32 that its optimizer updates.
+    """
+    key = "mixed_precision"
+    word = reader.word(key, ("no", "fp16", "bf16", "fp8"), setting="precision.parameters")
+    if word == "fp8":
+        why = "nothing is computed in 8 bits"
+        reader.refuse(key, why, suggestions=('"bf16"',), setting="precision.parameters")
+        return
+    if word is None and reader.has(key):
+        return
+    half = word if word in ("fp16", "bf16") else "fp32"
+    reduction = "fp32" if kind in PLAIN_TYPES else half
+    gradients = half if kind == "DEEPSPEED" else "fp32"
+    set_dtypes(reader, key, half, gradients, reduction, "fp32")
+    if word == "fp16":
+        why = "GradScaler, as Accelerate makes it"
+        for name, value in (
+            ("loss_scaling", "dynamic"),
+            ("loss_scale", 65536.0),
+            ("loss_scale_window", 2000),
+            ("loss_scale_hysteresis", 1),
+        ):
+            reader.set(key, f"precision.{name}", value, why)
+
+
+def _read_recompute(reader: KeyReader) -> None:
+    key, offload = (f"{FSDP}.fsdp_activation_checkpointing{end}" for end in ("", "_offload"))
+    on = reader.flag(key, setting="recompute.policy")
+    if on is not None:
+        why = "blocks keep their input only" if on else "every block keeps what backward needs"
+        reader.set(key, "recompute.policy", "full" if on else "none", why)
+    host = reader.flag(offload, setting="recompute.offload")
+    if host is not None:
+        reader.set(offload, "recompute.offload", "host" if host else "none", "of stored inputs")
+
+
+def _read_rest(reader: KeyReader) -> None:
+    reader.judge(TABLES.keys["rest"])
+    for table, rule in TABLES.keys["tables"].items():
+        reader.refuse_table(table, rule.why)
+    key = "dynamo_config.dynamo_backend"
+    for name in (key, "dynamo_backend"):
+        if reader.only(name, (False, "NO", "no"), "nothing is compiled"):
+            reader.skip_table("dynamo_config", "nothing is compiled")
+
+
+_PLUGIN = "deepspeed_config"
+_DEFAULT_STAGE = 2  # of ZeRO, in Accelerate
+STEPS, CLIP = f"{_PLUGIN}.gradient_accumulation_steps", f"{_PLUGIN}.gradient_clipping"
+FILE = f"{_PLUGIN}.deepspeed_config_file"
+
+
+def read_stage(reader: KeyReader) -> int:
+    """Map the stage of ZeRO, and return it; a file of DeepSpeed's own is to be imported itself."""
+    if reader.has(FILE) and reader.given[FILE] not in ("none", ""):
+        why = "import that file, with --kind deepspeed: it says all that this one does not"
+        reader.refuse(FILE, why)
+    key = f"{_PLUGIN}.zero_stage"
+    stage = reader.integer(key, ZERO_STAGE, setting="zero.stage")
+    stage = _DEFAULT_STAGE if stage is None else stage
+    reader.set_or_default(key, "zero.stage", stage, "what data ranks share out")
+    return stage
+
+
+def _read_plugin(reader: KeyReader, data: int, context: ImportContext) -> None:
+    """Map where slices rest, clipping and accumulation."""
+    for what, table in (("optimizer", "optimizer"), ("parameter", "param")):
+        key = f"{_PLUGIN}.offload_{table}_device"
+        home = reader.take(key, f"zero.{what}_offload", HOMES, "where they rest between uses")
+        path = f"{_PLUGIN}.offload_{table}_nvme_path"
+        folder = reader.read(path, Text(), setting="zero.offload_dir")
+        if home == "nvme" and isinstance(folder, str) and folder != "none":
+            reader.set(path, "zero.offload_dir", folder, "folder of the files")
+        else:
+            reader.skip(path, f"nothing of the {what} rests in files")
+    steps = reader.integer(STEPS, COUNT, setting="batch.global_sequences")
+    if steps is not None:
+        set_batch(reader, (STEPS, STEPS, STEPS), (None, None, steps), data, context.microbatch)
+    limit = reader.number(CLIP, setting="optimizer.clip_norm")
+    if limit is not None:
+        reader.set(CLIP, "optimizer.clip_norm", limit or "none", "largest norm; 0 is no limit")
+    reader.judge(TABLES.keys["plugin"])

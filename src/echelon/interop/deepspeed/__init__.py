@@ -1,0 +1,11 @@
+"""DeepSpeed: its JSON, read and written.
+
+read.py            degrees, ranks and batch, clipping, and what is left
+read_zero.py       the stage, buckets, units of stage 3, where slices are kept
+read_precision.py  dtypes and the loss scale
+read_optimizer.py  optimizer and scheduler
+read_experts.py    AutoEP
+write.py           a plan -> its tables
+abilities.py       what it can run; its words for our choices
+keys.toml          keys that set nothing here; settings it has no word for
+"""

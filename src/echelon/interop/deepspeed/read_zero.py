@@ -1,0 +1,208 @@
+"""The zero_optimization table of a DeepSpeed JSON: stage, buckets, units of stage 3, offload.
+
+What else is kept off the device are stored inputs: activation_checkpointing.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from pathlib import Path
+
+from echelon.config.settings.value_types import Text
+from echelon.core.plan import DTYPE_BYTES
+from echelon.interop.abilities import by_word
+from echelon.interop.deepspeed.abilities import OFFLOAD_DEVICES, TABLES
+from echelon.interop.import_context import ImportContext
+from echelon.interop.key_reader import FROM_ZERO, ZERO_STAGE, KeyReader
+
+TABLE = "zero_optimization"
+_PREFETCH = f"{TABLE}.stage3_prefetch_bucket_size"
+_PERSISTENCE = f"{TABLE}.stage3_param_persistence_threshold"
+_MAX_LIVE = f"{TABLE}.stage3_max_live_parameters"
+_MAX_REUSE = f"{TABLE}.stage3_max_reuse_distance"
+_BUCKET = f"{TABLE}.reduce_bucket_size"
+
+# DeepSpeed's own, of the two that bound what stays whole between forward and backward.
+_DEFAULT_MAX_LIVE = 10**9
+
+
+def read_stage(reader: KeyReader) -> int:
+    """Map the stage, and return it; the old form of the table is true or false."""
+    if isinstance(old := reader.given.get(TABLE), bool):
+        reader.known[TABLE] = None
+        reader.set(TABLE, "zero.stage", int(old), "true is stage 1")
+        return int(old)
+    key = f"{TABLE}.stage"
+    if not reader.has(key):
+        why = "DeepSpeed shares nothing out by default"
+        reader.set(key, "zero.stage", 0, why, source=reader.default)
+    return reader.take(key, "zero.stage", ZERO_STAGE, "what data ranks share out") or 0
+
+
+def read_zero(
+    reader: KeyReader, stage: int, gradients: str, data: int, context: ImportContext
+) -> None:
+    """Map buckets, units and offload; `gradients` is the dtype in which they accumulate."""
+    _read_bucket(reader, stage, gradients, data, context)
+    stage_3_keys = (_PREFETCH, _PERSISTENCE, _MAX_LIVE, _MAX_REUSE)
+    if stage == 3:
+        _read_persistence(reader, context)
+        _read_prefetch(reader, context)
+        _read_resharding(reader, context)
+    else:
+        reader.skip_all(stage_3_keys, f"it is about stage 3, and the stage is {stage}")
+    read_offload(reader)
+
+
+def _read_bucket(
+    reader: KeyReader, stage: int, gradients: str, data: int, context: ImportContext
+) -> None:
+    if stage == 3 or data * context.degrees["cp"] == 1:
+        why = "a bucket is a unit at stage 3" if stage == 3 else "one data rank reduces nothing"
+        reader.skip(_BUCKET, why)
+        return
+    size = DTYPE_BYTES[gradients]
+    if reader.is_auto(_BUCKET):
+        if context.model is not None:
+            hidden = context.model.hidden
+            why = f"hidden^2 elements, as Hugging Face has it: {hidden}^2 x {size} bytes"
+            reader.set(_BUCKET, "zero.bucket_bytes", hidden * hidden * size, why)
+        return
+    elements = reader.integer(_BUCKET, setting="zero.bucket_bytes")
+    if elements is not None:
+        why = f"{elements} elements x {size} bytes of {gradients}"
+        reader.set(_BUCKET, "zero.bucket_bytes", elements * size, why)
+
+
+def _read_persistence(reader: KeyReader, context: ImportContext) -> None:
+    setting = "zero.keep_whole_below"
+    if reader.is_auto(_PERSISTENCE):
+        if context.model is not None:
+            hidden = context.model.hidden
+            why = f"10 x hidden, as Hugging Face has it: parameters up to 10 x {hidden}"
+            reader.set(_PERSISTENCE, setting, 10 * hidden + 1, why)
+        return
+    elements = reader.integer(_PERSISTENCE, FROM_ZERO, setting=setting)
+    if elements is not None:
+        why = f"parameters of up to {elements} elements are not cut"
+        reader.set(_PERSISTENCE, setting, elements + 1 if elements else 0, why)
+
+
+def _read_prefetch(reader: KeyReader, context: ImportContext) -> None:
+    """Map how much is gathered ahead to whole units, within what may be whole at a time."""
+    units, keys, whys = None, list[str](), list[str]()
+    block = context.block_elements
+    if reader.is_auto(_PREFETCH):
+        if context.model is not None:
+            hidden = context.model.hidden
+            units, keys = 1, [_PREFETCH]
+            whys.append(
+                f"0.9 x hidden^2, as Hugging Face has it: {int(0.9 * hidden * hidden)} elements "
+                f"of a block of {block}: one unit"
+            )
+    elif (elements := reader.integer(_PREFETCH, setting="zero.prefetch")) is not None and block:
+        units, keys = min(ceil(elements / block), context.stage_blocks), [_PREFETCH]
+        whys.append(f"{elements} elements of blocks of {block}: {units} units")
+    live = reader.integer(_MAX_LIVE, setting="zero.prefetch")
+    if live is not None and block:
+        fit = max(0, live // block - 1)
+        if fit < (1 if units is None else units):
+            units, keys = fit, [*keys, _MAX_LIVE]
+            whys.append(f"{live} elements whole at a time: {fit} beside the one that computes")
+        else:
+            reader.skip(_MAX_LIVE, f"at most 1 + zero.prefetch blocks of {block} are whole")
+    if units is not None:
+        reader.set(keys[-1], "zero.prefetch", units, "; ".join(whys), source=reader.where(*keys))
+        reader.skip_all(keys[:-1], f"less, because of {keys[-1]}")
+
+
+def _read_resharding(reader: KeyReader, context: ImportContext) -> None:
+    """Map the reuse distance: from the forward of the first block to its backward.
+
+    DeepSpeed keeps a unit that is needed again within the distance, as long as what is whole stays
+    within its other bound. Here that is decided for all units together.
+    """
+    distance = reader.integer(_MAX_REUSE, setting="zero.reshard_after_forward")
+    if distance is None or context.model is None:
+        return
+    bound = reader.given.get(_MAX_LIVE)
+    live = int(bound) if isinstance(bound, int | float) else _DEFAULT_MAX_LIVE
+    whole = context.block_elements * context.stage_blocks
+    kept = distance >= 2 * whole and live >= whole
+    word = "never" if kept else "always"
+    why = (
+        f"a stage has {whole} elements of blocks, twice that lies between forward and backward of "
+        f"the first: {'both bounds hold it' if kept else 'more than is kept'}"
+    )
+    reader.set(_MAX_REUSE, "zero.reshard_after_forward", word, why)
+
+
+HOMES = by_word(OFFLOAD_DEVICES)
+OPTIMIZER, PARAMETERS = "offload_optimizer", "offload_param"
+_STATES_OF_ADAM = 4  # DeepSpeed counts a buffer for each of parameter, gradient and two moments.
+
+
+def read_offload(reader: KeyReader) -> None:
+    """Map where slices of optimizer state and of parameters rest between uses."""
+    homes = {
+        OPTIMIZER: _read_home(reader, OPTIMIZER, "zero.optimizer_offload", "cpu_offload"),
+        PARAMETERS: _read_home(reader, PARAMETERS, "zero.parameter_offload", "cpu_offload_params"),
+    }
+    reader.skip(f"{TABLE}.cpu_offload_use_pin_memory", TABLES.keys["offloaded"]["pin_memory"].why)
+    buffers: list[int] = []
+    for table, home in homes.items():
+        _read_files(reader, table, home, buffers)
+        reader.judge(TABLES.keys["offloaded"], f"{TABLE}.{table}.")
+    reader.judge(TABLES.keys[OPTIMIZER], f"{TABLE}.{OPTIMIZER}.")
+    if buffers:
+        keys = [f"{TABLE}.{table}.buffer_count" for table in homes]
+        given = [key for key in keys if reader.has(key)]
+        reader.set(
+            given[-1],
+            "zero.offload_buffers",
+            max(2, *buffers),
+            f"buckets in memory at once, at least 2 ({_STATES_OF_ADAM} buffers of optimizer state "
+            "are one bucket)",
+            source=reader.where(*given),
+        )
+        reader.skip_all(given[:-1], f"together with {given[-1]}")
+
+
+def _read_home(reader: KeyReader, table: str, setting: str, old: str) -> str:
+    key, old_key = f"{TABLE}.{table}.device", f"{TABLE}.{old}"
+    reader.take(key, setting, HOMES, "where they rest between uses")
+    # DeepSpeed's documentation and its code do not agree on the old name of the second one.
+    for name in (old_key, old_key.removesuffix("s")) if table == PARAMETERS else (old_key,):
+        if (flag := reader.flag(name, setting=setting)) is not None:
+            reader.set(name, setting, "host" if flag else "none", f"the old name of {table}")
+    entry = reader.entries.get(setting)
+    return str(entry.value) if entry else "none"
+
+
+def _read_files(reader: KeyReader, table: str, home: str, buffers: list[int]) -> None:
+    prefix = f"{TABLE}.{table}"
+    names = ("nvme_path", "buffer_count", *TABLES.keys["files"])
+    if home != "nvme":
+        why = f"it is about files, and the device is {home}"
+        reader.skip_all((f"{prefix}.{name}" for name in names), why)
+        return
+    folder = reader.read(f"{prefix}.nvme_path", Text(), setting="zero.offload_dir")
+    if isinstance(folder, str):
+        absolute = str(Path(folder).absolute())
+        reader.set(f"{prefix}.nvme_path", "zero.offload_dir", absolute, "folder of the files")
+    count = reader.integer(f"{prefix}.buffer_count", setting="zero.offload_buffers")
+    if count is not None:
+        buffers.append(count // _STATES_OF_ADAM if table == OPTIMIZER else count)
+    reader.judge(TABLES.keys["files"], f"{prefix}.")
+
+
+def read_activations(reader: KeyReader) -> None:
+    """Map activation_checkpointing: it says how inputs are stored, not which blocks are redone."""
+    table = "activation_checkpointing"
+    key = f"{table}.cpu_checkpointing"
+    if reader.flag(key, setting="recompute.offload"):
+        reader.set(key, "recompute.policy", "full", "stored inputs belong to recomputed blocks")
+        reader.set(key, "recompute.offload", "host", "where stored inputs wait for backward")
+    else:
+        reader.skip(key, "stored inputs stay on the device")
+    reader.judge(TABLES.keys["activations"], f"{table}.")

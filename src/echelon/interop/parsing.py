@@ -1,0 +1,169 @@
+"""Read a foreign file: JSON, YAML, TOML or a command, into keys with dots and their values.
+
+Of the command line of a training script these are launcher flags, and the flags behind the script.
+Comments and line continuations are those of a shell; a variable is refused, because its value
+stands elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from echelon.config.files.reading import missing_file
+from echelon.core.errors import ConfigError, Problem
+from echelon.core.rulebook.imports import IMPORT_SYNTAX
+from echelon.core.serialize import decode_json
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file; ConfigError where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(syntax_problem(path, f"is not UTF-8 text: {error.reason}")) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(missing_file(path, error, "the command line")) from error
+
+
+def parse_json(path: Path, text: str) -> Mapping[str, object]:
+    """Return the object of a JSON text; ConfigError where it is none."""
+    try:
+        data = decode_json(text, pairs=_no_duplicates)
+    except ValueError as error:
+        raise ConfigError(syntax_problem(path, f"is not JSON: {error}")) from error
+    return _table(path, data, "a JSON object")
+
+
+def parse_yaml(path: Path, text: str) -> Mapping[str, object]:
+    """Return the mapping of a YAML text; ConfigError where it is none."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Read plain values only, and no key twice."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            """Return the mapping of a node."""
+            self.flatten_mapping(node)
+            make: Callable[..., Any] = cast(Any, self).construct_object
+            return _no_duplicates(
+                [(make(key, deep=True), make(value, deep=True)) for key, value in node.value]
+            )
+
+    try:
+        data = yaml.load(text, Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        message = " ".join(str(error).split())
+        raise ConfigError(syntax_problem(path, f"is not YAML: {message}")) from error
+    return _table(path, data, "a YAML mapping")
+
+
+def parse_toml(path: Path, text: str) -> Mapping[str, object]:
+    """Return the tables of a TOML text; ConfigError where it is none."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(syntax_problem(path, f"is not TOML: {error}")) from error
+
+
+def flatten_keys(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the dotted key and the value of everything in nested tables."""
+    for name, value in table.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and value:
+            yield from flatten_keys(cast("dict[str, object]", value), f"{key}.")
+        else:
+            yield key, value
+
+
+def syntax_problem(path: Path, what: str) -> Problem:
+    """Return the problem of a file that is not what its kind says."""
+    return IMPORT_SYNTAX.problem(f"{path} {what}", key="FILE", set_by=str(path))
+
+
+def _no_duplicates(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} stands there twice")
+        found[key] = value
+    return found
+
+
+def _table(path: Path, data: object, wanted: str) -> Mapping[str, object]:
+    if not isinstance(data, dict):
+        raise ConfigError(syntax_problem(path, f"is not {wanted}"))
+    return {str(key): value for key, value in cast("dict[object, object]", data).items()}
+
+
+_COMMENT = re.compile(r"(?:^|(?<=\s))#.*$")
+_VARIABLE = re.compile(r"\$[{(]*\w+")
+_SHELL = re.compile(r"\|\|?|&&?|;|\d?>.*|<.*")
+_WHOLE = re.compile(r"[+-]?\d+")
+_REAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def parse_command(path: Path, text: str) -> Mapping[str, object]:
+    """Return the flags of a command, each with its value, a list of values, or true.
+
+    ConfigError where there is no command, or where a flag stands twice.
+    """
+    lines = [_COMMENT.sub("", line).rstrip().removesuffix("\\") for line in text.splitlines()]
+    plain = " ".join(lines)
+    if variable := _VARIABLE.search(plain):
+        raise ConfigError(
+            syntax_problem(
+                path,
+                f"holds {variable.group()}: its value is not known here; write the command out, "
+                "as `set -x` shows it",
+            )
+        )
+    try:
+        words = shlex.split(plain)
+    except ValueError as error:
+        raise ConfigError(syntax_problem(path, f"is no command: {error}")) from error
+    flags: dict[str, object] = {}
+    for flag, values in _flags(words):
+        if flag in flags:
+            raise ConfigError(syntax_problem(path, f"has {flag} twice"))
+        flags[flag] = _value(values)
+    if not flags:
+        raise ConfigError(syntax_problem(path, "holds no command with --flags"))
+    return flags
+
+
+def _flags(words: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each flag and the words behind it, up to the script, a flag, or another command."""
+    flag, values = "", list[str]()
+    for word in words:
+        starts = word.startswith("--") and len(word) > 2
+        ends = word.endswith(".py") and bool(values)
+        if flag and (starts or ends or _SHELL.fullmatch(word)):
+            yield flag, values
+            flag = ""
+            if not (starts or ends):
+                return
+        if starts:
+            name, equals, value = word.partition("=")
+            flag, values = f"--{name[2:].replace('_', '-')}", [value] if equals else []
+        elif flag:
+            values.append(word)
+    if flag:
+        yield flag, values
+
+
+def _value(values: list[str]) -> object:
+    plain = [_number(value) for value in values]
+    if not plain:
+        return True
+    return plain[0] if len(plain) == 1 else plain
+
+
+def _number(word: str) -> object:
+    if _WHOLE.fullmatch(word):
+        return int(word)
+    return float(word) if _REAL.fullmatch(word) else word

@@ -1,0 +1,65 @@
+"""What `keys.toml` of a tool says: its keys that set nothing here, and settings it has no word for.
+
+`sections` are the names of its tables. Below `keys` stand groups of keys that are read together,
+each key with the reason why it needs no setting, or with one of
+
+    { takes = "flag", why = "..." }       the same, where its value is of this kind
+    { only = [0], why = "..." }           the same, where its value is one of these
+    { switch = "enabled", why = "..." }   a table that is refused where this key of it is true
+    { refused = true, why = "..." }       refused, whatever its value is
+
+and, where a refusal is about a setting, `setting`. Below `export` a reason has the settings that it
+is about: those that stand elsewhere, that change speed and memory only, or that are refused.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRule:
+    """Say why a key needs no setting, and when it is refused."""
+
+    why: str
+    takes: str = ""
+    only: Sequence[object] | None = None
+    switch: str = ""
+    refused: bool = False
+    setting: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolTables:
+    """Hold the tables of a tool: rules by group and key, reasons by setting or table of them."""
+
+    sections: tuple[str, ...]
+    keys: Mapping[str, Mapping[str, KeyRule]]
+    elsewhere: Mapping[str, str]
+    """Settings, or tables of them, that the tool takes from a script or a launcher, and why."""
+    speed: Mapping[str, str]
+    """Settings that change speed and memory only, and why the tool has no word for them."""
+    reasons: Mapping[str, str]
+    """Why other settings cannot be honoured."""
+
+
+@cache
+def tool_tables(tool: str) -> ToolTables:
+    """Return the tables of a tool, by the name of its folder."""
+    data = tomllib.loads((files("echelon.interop") / tool / "keys.toml").read_text("utf-8"))
+    reasons = {
+        part: {setting: why for why, settings in rows.items() for setting in settings}
+        for part, rows in data["export"].items()
+    }
+    keys = {
+        group: {
+            key: KeyRule(why=rule) if isinstance(rule, str) else KeyRule(**rule)
+            for key, rule in rows.items()
+        }
+        for group, rows in data["keys"].items()
+    }
+    return ToolTables(sections=tuple(data.get("sections", ())), keys=keys, **reasons)

@@ -1,0 +1,89 @@
+"""What this host has for ranks: cores and memory, less in a container, and freed memory kept.
+
+A training step frees and asks for the same large tensors again and again. By default the C library
+gives each tensor of more than 128 KiB back to the kernel and gets zeroed pages for the next one:
+page faults that cost 5 % of a step on CPU. With higher thresholds the pages stay with the process;
+its peak does not change.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+import psutil
+
+from echelon.core.errors import EnvironmentProblem
+from echelon.core.rulebook.machine import ENOUGH_MEMORY
+from echelon.core.units import binary_bytes
+
+START_BYTES = 2**28
+"""What starting ranks takes: torch, once."""
+RANK_BYTES = 2**25
+"""What each forked rank adds while it proves a shrunk model."""
+_M_TRIM_THRESHOLD = -1  # option of mallopt(3)
+_M_MMAP_THRESHOLD = -3  # option of mallopt(3)
+_LARGEST_THRESHOLD = 32 * 2**20  # bytes
+_NEVER = 2**31 - 1  # bytes
+
+
+def num_usable_cores() -> float:
+    """Return the cores that this process may use: by affinity, and by the container's quota."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    usable = float(len(affinity(0)) if affinity else os.cpu_count() or 1)
+    quota = first_words(Path("/sys/fs/cgroup/cpu.max"))
+    if len(quota) == 2 and quota[0] != "max":
+        usable = min(usable, int(quota[0]) / int(quota[1]))
+    return usable
+
+
+def total_memory_bytes() -> int:
+    """Return the memory of this machine, or of the container that this process is in."""
+    limit = first_words(Path("/sys/fs/cgroup/memory.max"))
+    total = psutil.virtual_memory().total
+    return min(total, int(limit[0])) if limit and limit[0].isdigit() else total
+
+
+def available_memory_bytes() -> int:
+    """Return the bytes that new processes could take: of the machine, and of the container."""
+    available = psutil.virtual_memory().available
+    limit = first_words(Path("/sys/fs/cgroup/memory.max"))
+    used = first_words(Path("/sys/fs/cgroup/memory.current"))
+    if limit and used and limit[0] != "max":
+        available = min(available, int(limit[0]) - int(used[0]))
+    return available
+
+
+def require_memory_for_ranks(num_ranks: int) -> None:
+    """Raise EnvironmentProblem where this machine has no room for so many small ranks."""
+    needed = START_BYTES + num_ranks * RANK_BYTES
+    available = available_memory_bytes()
+    if needed > available:
+        fits = max(0, available - START_BYTES) // RANK_BYTES
+        raise EnvironmentProblem(
+            ENOUGH_MEMORY.problem(
+                f"{num_ranks} ranks on this machine take about {binary_bytes(START_BYTES)} + "
+                f"{num_ranks} x {binary_bytes(RANK_BYTES)} = {binary_bytes(needed)}, and "
+                f"{binary_bytes(available)} of memory is free",
+                key="mesh",
+                suggestions=[f"a mesh of up to {fits} ranks"] if fits else [],
+            )
+        )
+
+
+def first_words(path: Path) -> list[str]:
+    """Return the words in a small file of the system; none where there is no such file."""
+    try:
+        return path.read_text(encoding="ascii").split()
+    except OSError:
+        return []
+
+
+def keep_freed_memory() -> bool:
+    """Raise the thresholds of glibc's allocator; return False where there is no such allocator."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    kept = mallopt(_M_MMAP_THRESHOLD, _LARGEST_THRESHOLD)
+    return bool(kept and mallopt(_M_TRIM_THRESHOLD, _NEVER))

@@ -1,0 +1,112 @@
+"""Join a run that torchrun (or another launcher that sets RANK and WORLD_SIZE) has started."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+from echelon.launch.context import RankProgress
+from echelon.launch.environment import check_world_size, read_launched_rank
+from echelon.launch.handshake import check_same_start
+from echelon.launch.host import keep_freed_memory
+from echelon.launch.local.messages import TargetFunction, find_target, name_target
+from echelon.launch.local.output import copy_to_log, log_name
+from echelon.launch.local.rank import call_target, fault_from_error
+from echelon.launch.local.supervisor import (
+    DEFAULT_OPTIONS,
+    LaunchOptions,
+    RunOutcome,
+    handle_stop_signals,
+)
+from echelon.launch.process_group import (
+    PrefixStore,
+    Store,
+    device_of,
+    joined_ranks,
+    open_launch_store,
+)
+from echelon.launch.root_cause import FaultKind, RankFailure, RankFault
+from echelon.launch.watchdog import WATCHDOG_INTERVAL_S, Watchdog
+
+_VERDICT_S = 8.0
+_READ_S = 2.5 * WATCHDOG_INTERVAL_S
+
+
+def run_launched_rank(
+    target: str | TargetFunction,
+    argument: object,
+    *,
+    labels: Sequence[str],
+    log_dir: Path | None = None,
+    options: LaunchOptions = DEFAULT_OPTIONS,
+) -> RunOutcome:
+    """Call ``target(context, argument)`` as the one rank that the environment says this is.
+
+    `results` of the outcome holds this rank's result. When another rank fails, this process says
+    for whom it stops and exits with code 4 from wherever it is.
+    """
+    place = read_launched_rank()
+    check_world_size(place, len(labels))
+    keep_freed_memory()
+    names = tuple(labels)
+    if log_dir is not None:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        copy_to_log(log_dir / log_name(place.rank))
+    limits = options.limits
+    function = find_target(name_target(target))
+    progress = RankProgress()
+    # A rank that hosts the store talks to it over a second connection: the first may block. After
+    # a restart torchrun keeps its store, and Gloo would connect to the addresses of the dead.
+    stores = [
+        PrefixStore(f"echelon/{place.attempt}", open_launch_store(one, limits.join_s))
+        for one in (place, replace(place, store_is_hosted=True))
+    ]
+    watchdog = Watchdog(stores[1], rank=place.rank, labels=names, progress=progress, limits=limits)
+    # A launcher sends several signals for one Ctrl-C, and kills those that take too long itself.
+    with handle_stop_signals(lambda *_: progress.request_stop()):
+        try:
+            check_same_start(
+                stores[0], rank=place.rank, labels=names, argument=argument, timeout_s=limits.join_s
+            )
+            watchdog.start()
+            group = joined_ranks(
+                stores[0],
+                device_of(options.backend, place.local_rank),
+                rank=place.rank,
+                labels=names,
+                progress=progress,
+                timeout_s=limits.collective_s,
+            )
+            with group as context:
+                result = call_target(function, context, argument)
+                progress.enter("the end of the other ranks")
+                watchdog.finish()
+                _wait_for_all(stores[0], place.world_size, limits.collective_s)
+        except BaseException as error:
+            fault = _publish_fault(watchdog, fault_from_error(error, place.rank))
+            failure = RankFailure(fault, names[fault.rank])
+            return RunOutcome(
+                results=(),
+                failure=failure,
+                stop_requested=progress.stop_requested(),
+                rank=place.rank,
+            )
+    return RunOutcome(results=(result,), stop_requested=progress.stop_requested(), rank=place.rank)
+
+
+def _publish_fault(watchdog: Watchdog, fault: RankFault) -> RankFault:
+    """Tell all ranks what this one raised; an echo first waits for its cause to be found."""
+    if fault.kind is FaultKind.CONNECTION:
+        time.sleep(_VERDICT_S)
+    first = watchdog.publish_fault(fault)
+    time.sleep(_READ_S)
+    return first
+
+
+def _wait_for_all(store: Store, world_size: int, timeout_s: float) -> None:
+    if store.add("done", 1) == world_size:
+        store.set("all-done", "1")
+    store.wait(["all-done"], timedelta(seconds=timeout_s))

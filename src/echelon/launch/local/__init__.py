@@ -1,0 +1,13 @@
+"""Ranks that we start on this host, and how they are watched.
+
+supervisor.py       run one job, from the first process to the last
+pool.py             ranks that stay alive between jobs
+rank_processes.py   the processes: start, hear, end them
+fork_server.py      the process that imports torch once and forks ranks
+rank.py             the life of a rank
+heartbeat.py        the thread of a rank that talks to the supervisor
+job_monitor.py      who is late, stopped, stuck or gone
+messages.py         what both sides say; how a target is named
+channel.py          whole messages over a socket
+output.py           where the output of a rank goes
+"""

@@ -1,0 +1,326 @@
+"""Watch the ranks of one job until all have returned, or say which one failed first."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from echelon.launch.local.messages import (
+    ExitRequest,
+    Heartbeat,
+    JobResult,
+    Limits,
+    Notice,
+    RankJob,
+    ThreadStacks,
+)
+from echelon.launch.local.rank_processes import RankProcess, RankProcesses
+from echelon.launch.root_cause import (
+    FaultKind,
+    RankFailure,
+    RankFault,
+    find_root_cause,
+    rank_name,
+    settle_s,
+)
+
+_POLL_S = 0.2
+_CHECK_S = 0.4
+_SUSPENDED_S = 2.0
+_STACK_S = 2.0
+_STALE_S = 10.0
+_GRACE_S = 1.0
+_UNREACHABLE_S = 5.0
+_TAIL_LINES = 25  # lines of a log
+_MAPPED_FILE = (
+    "a file that it reads as memory, of zero.offload_dir or of the data, was cut short or its disk "
+    "failed"
+)
+_CANNOT_END = (FaultKind.STOPPED, FaultKind.SILENT)
+
+
+@dataclass(slots=True, kw_only=True)
+class _RankStatus:
+    """Hold what is known of one rank.
+
+    Times are seconds of the monotonic clock; None: it did not happen.
+    """
+
+    process: RankProcess
+    """Its process."""
+    label: str
+    """Its rank and place in the mesh, as users read it."""
+    moved_at: float
+    """When its heartbeat last said something new."""
+    heard_at: float
+    """When it was last heard of."""
+    joined: bool = False
+    """Whether it is in the process group."""
+    returned: bool = False
+    """Whether its target has returned."""
+    value: object = None
+    """What the target returned."""
+    heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(count=-1, doing="", waiting=""))
+    """Its last heartbeat."""
+    stopped_since: float | None = None
+    """Since when the system says that it is stopped."""
+    deaf_since: float | None = None
+    """Since when it does not answer."""
+    asked_at: float | None = None
+    """When it was asked for its stack."""
+    dumped: bool = False
+    """Whether it was made to write its stack into its log, for want of an answer."""
+    stack: ThreadStacks | None = None
+    """What its threads were doing."""
+    fault: RankFault | None = None
+    """What went wrong on it."""
+
+    @property
+    def open(self) -> bool:
+        """Return whether the rank still works, as far as is known."""
+        return not self.returned and self.fault is None
+
+    @property
+    def place(self) -> str:
+        """Return what the rank was last doing, as an ending of a sentence."""
+        return f", last heard of at {self.heartbeat.doing}" if self.heartbeat.doing else ""
+
+
+def run_job(
+    processes: RankProcesses, job: RankJob, each_poll: Callable[[], None] = lambda: None
+) -> list[object]:
+    """Return what the first ranks of `processes` return from `job`; see `JobMonitor.results`."""
+    ranks = processes.ranks[: job.world_size]
+    for process in ranks:
+        process.send(job)
+    results = JobMonitor(processes, job.labels, job.limits).results(each_poll)
+    for process in ranks:
+        process.send(Notice.LEAVE_GROUP)
+    return results
+
+
+class JobMonitor:
+    """Watch the first `len(labels)` ranks of `processes` through one job that was just sent."""
+
+    def __init__(self, processes: RankProcesses, labels: Sequence[str], limits: Limits) -> None:
+        """Start all clocks now."""
+        now = time.monotonic()
+        self._processes = processes
+        self._limits = limits
+        self._began = self._polled_at = self._checked_at = now
+        self._seen = [
+            _RankStatus(process=process, label=label, moved_at=now, heard_at=now)
+            for process, label in zip(processes.ranks, labels, strict=False)
+        ]
+
+    def results(self, each_poll: Callable[[], None] = lambda: None) -> list[object]:
+        """Return what the ranks returned; RankFailure names the one that failed first.
+
+        After a failure every rank has ended. `each_poll` runs several times a second.
+        """
+        while True:
+            self._read_messages()
+            each_poll()
+            for seen in self._seen:
+                self._look_at(seen)
+            if time.monotonic() - self._checked_at > _CHECK_S:
+                self._checked_at = time.monotonic()
+                for seen in self._seen:
+                    self._look_for_stop(seen)
+                self._look_for_stuck()
+            fault = self._settled()
+            if fault is not None:
+                raise self._end(fault)
+            if all(seen.returned for seen in self._seen):
+                return [seen.value for seen in self._seen]
+
+    def _read_messages(self) -> None:
+        for process, message in self._processes.listen(_POLL_S, len(self._seen)):
+            self._take(self._seen[process.rank], message)
+        now = time.monotonic()
+        asleep = now - self._polled_at
+        if asleep > _SUSPENDED_S:
+            # We were stopped ourselves (Ctrl-Z, a laptop's lid), perhaps with the ranks.
+            self._began += asleep
+            for seen in self._seen:
+                seen.moved_at += asleep
+                seen.heard_at += asleep
+                seen.stopped_since = seen.asked_at = None
+        self._polled_at = now
+
+    def _take(self, seen: _RankStatus, message: object) -> None:
+        now = time.monotonic()
+        seen.heard_at = now
+        match message:
+            case Heartbeat():
+                if message.count != seen.heartbeat.count:
+                    seen.moved_at = now
+                seen.heartbeat = message
+            case Notice.GROUP_JOINED:
+                seen.joined = True
+                seen.moved_at = now
+            case JobResult(value=value):
+                seen.returned = True
+                seen.value = value
+            case RankFault():
+                seen.fault = message
+            case ThreadStacks():
+                seen.stack = message
+            case _:
+                raise AssertionError(f"no supervisor knows the message {message!r}")
+
+    def _look_at(self, seen: _RankStatus) -> None:
+        """Note the exit of one rank."""
+        now = time.monotonic()
+        if seen.fault is not None:
+            return
+        if seen.process.exit_code is not None:
+            seen.fault = _exit_fault(seen, seen.process.exit_code, now)
+        elif seen.process.send_failed:
+            seen.deaf_since = seen.deaf_since or now
+            if now - seen.deaf_since > _UNREACHABLE_S:
+                seen.fault = _fault(seen, FaultKind.EXITED, now, "closed its channel")
+
+    def _look_for_stop(self, seen: _RankStatus) -> None:
+        """Note that one rank is stopped or silent."""
+        now = time.monotonic()
+        if seen.fault is not None:
+            return
+        if seen.process.stopped():
+            seen.stopped_since = seen.stopped_since or now
+            if now - seen.stopped_since >= self._limits.stopped_s:
+                stopped = f"is stopped (SIGSTOP){seen.place}"
+                seen.fault = _fault(seen, FaultKind.STOPPED, now, stopped)
+        else:
+            seen.stopped_since = None
+            if seen.open and now - seen.heard_at > self._limits.silent_s:
+                quiet = f"has said nothing for {self._limits.silent_s:g} s{seen.place}"
+                seen.fault = _fault(seen, FaultKind.SILENT, now, quiet, self._dump(seen))
+
+    def _settled(self) -> RankFault | None:
+        """Return the fault that explains all others, once nothing better can come."""
+        faults = [seen.fault for seen in self._seen if seen.fault is not None]
+        if not faults:
+            return None
+        best = find_root_cause(faults)
+        now = time.monotonic()
+        if now - best.at < settle_s(best) and any(seen.open for seen in self._seen):
+            return None
+        if best.kind is not FaultKind.CONNECTION or "time" not in best.summary.lower():
+            return best
+        # Somebody waited in vain, and nobody is dead or stopped: who is not waiting?
+        late = [seen for seen in self._seen if seen.open]
+        if late and not self._know_stacks(late):
+            return None
+        busy = [seen for seen in late if not _waits(seen)]
+        return self._stuck(min(busy, key=lambda seen: seen.heartbeat.count)) if busy else best
+
+    def _look_for_stuck(self) -> None:
+        """Find a rank that has not moved for too long while it waits for nobody."""
+        if any(seen.fault is not None for seen in self._seen):
+            return
+        now = time.monotonic()
+        job_s = self._limits.job_s
+        overdue = job_s is not None and now - self._began > job_s
+        late: list[_RankStatus] = []
+        for seen in self._seen:
+            limit = self._limits.step_s if seen.joined else self._limits.join_s
+            if seen.open and (overdue or now - seen.moved_at > limit):
+                late.append(seen)
+            else:
+                seen.asked_at = None
+        if not late or not self._know_stacks(late):
+            return
+        busy = [seen for seen in late if not _waits(seen)]
+        if busy:
+            seen = min(busy, key=lambda seen: (seen.heartbeat.count, seen.moved_at))
+            seen.fault = self._stuck(seen)
+        elif len(late) == sum(seen.open for seen in self._seen):
+            seen = min(late, key=lambda seen: (_turn(seen), seen.heartbeat.count, seen.moved_at))
+            seen.fault = self._stuck(seen)
+
+    def _know_stacks(self, late: list[_RankStatus]) -> bool:
+        """Ask for stacks; return whether all have answered or had the time to."""
+        now = time.monotonic()
+        for seen in late:
+            if seen.asked_at is None or now - seen.asked_at > _STALE_S:
+                seen.asked_at, seen.stack, seen.dumped = now, None, False
+                seen.process.send(Notice.TELL_STACKS)
+            elif seen.stack is None and not seen.dumped and now - seen.asked_at > _STACK_S:
+                seen.dumped = True
+                seen.process.signal(signal.SIGUSR2)
+        return all(
+            seen.stack is not None or now - (seen.asked_at or now) > 1.5 * _STACK_S for seen in late
+        )
+
+    def _stuck(self, seen: _RankStatus) -> RankFault:
+        now = time.monotonic()
+        quiet_s = now - seen.moved_at
+        if not seen.joined:
+            kind, what = FaultKind.NEVER_JOINED, f"has not joined after {quiet_s:.0f} s"
+        elif self._limits.job_s is not None and quiet_s < min(self._limits.job_s / 2, 5.0):
+            kind, what = FaultKind.TIMED_OUT, f"did not end in {self._limits.job_s:g} s"
+        else:
+            kind, what = FaultKind.STUCK, f"has not moved for {quiet_s:.0f} s"
+        if seen.stack is not None and _waits(seen):
+            what += f", and neither has any other rank: it waits in {_waits(seen)}"
+        detail = seen.stack.text if seen.stack is not None else self._dump(seen)
+        return _fault(seen, kind, now, what + seen.place, detail)
+
+    def _dump(self, seen: _RankStatus) -> str:
+        if not seen.dumped:
+            seen.dumped = True
+            seen.process.signal(signal.SIGUSR2)
+            time.sleep(_GRACE_S / 2)
+        return "the end of its log:\n" + seen.process.log_tail(most_lines=_TAIL_LINES)
+
+    def _end(self, fault: RankFault) -> RankFailure:
+        label = self._seen[fault.rank].label
+        failure = RankFailure(fault, label)
+        for seen in self._seen:
+            if seen.process.rank == fault.rank and fault.kind in _CANNOT_END:
+                seen.process.signal(signal.SIGKILL)
+            elif seen.process.rank == fault.rank:
+                seen.process.send(ExitRequest(f"{failure.who} failed first"))
+            else:
+                name = rank_name(seen.process.rank, seen.label)
+                seen.process.send(ExitRequest(f"{name} stops for {failure.who}: {fault.summary}"))
+        for process in self._processes.ranks[len(self._seen) :]:
+            process.signal(signal.SIGKILL)
+        self._processes.discard(after_s=_GRACE_S)
+        return failure
+
+
+def _waits(seen: _RankStatus) -> str:
+    return seen.stack.waiting if seen.stack is not None else seen.heartbeat.waiting
+
+
+def _turn(seen: _RankStatus) -> float:
+    """Return the turn of what a rank waits to do: the first one waits for what was never sent."""
+    turn = seen.stack.turn if seen.stack is not None else None
+    return float("inf") if turn is None else turn
+
+
+def _fault(
+    seen: _RankStatus, kind: FaultKind, at: float, summary: str, detail: str = ""
+) -> RankFault:
+    return RankFault(rank=seen.process.rank, kind=kind, at=at, summary=summary, detail=detail)
+
+
+def _exit_fault(seen: _RankStatus, code: int, at: float) -> RankFault:
+    if code >= 0:
+        tail = seen.process.log_tail(most_lines=_TAIL_LINES)
+        return _fault(seen, FaultKind.EXITED, at, f"exited with code {code}{seen.place}", tail)
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    if name == "SIGKILL":
+        why = "killed by SIGKILL (kill -9, or the kernel for lack of memory)"
+        return _fault(seen, FaultKind.KILLED, at, why + seen.place)
+    kind = FaultKind.ABORTED if name == "SIGABRT" else FaultKind.KILLED
+    tail = seen.process.log_tail(most_lines=_TAIL_LINES)
+    why = f" ({_MAPPED_FILE})" if name == "SIGBUS" else ""
+    return _fault(seen, kind, at, f"killed by {name}{why}{seen.place}", tail)

@@ -1,0 +1,218 @@
+"""What a rank and its supervisor say to each other; every message is one pickled value.
+
+A job names its target, so that another process finds the function. A rank that failed says how
+with a `RankFault`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from types import ModuleType
+from typing import Any
+
+from echelon.core.choices.registry import loaded_plugins
+from echelon.core.cluster import Backend
+from echelon.core.errors import ConfigError
+from echelon.core.rulebook.launch import TARGET_NOT_FOUND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSlot:
+    """Tell a new process which rank it is, before it knows any job."""
+
+    rank: int
+    log_path: str
+    shown: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+    path: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetReference:
+    """Name a function of a module; `file` is for modules that no import path leads to."""
+
+    module: str
+    name: str
+    file: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Say how long a rank may be quiet before the run is ended, in seconds.
+
+    A stopped process is found by its state (`stopped_s`), long before any time limit. `silent_s`
+    is for a process that runs but whose interpreter is held; `step_s` for a main thread that does
+    not move although the process lives; `job_s` bounds the whole job where it is given.
+    """
+
+    stopped_s: float = 3.0
+    silent_s: float = 60.0
+    join_s: float = 60.0
+    step_s: float = 300.0
+    job_s: float | None = None
+
+    @property
+    def rendezvous_s(self) -> float:
+        """Return the timeout of joining: we want to find the missing rank before the others do."""
+        return self.join_s + 10.0
+
+    @property
+    def collective_s(self) -> float:
+        """Return the timeout of collectives: we want to find a stuck rank before torch does."""
+        return max(self.step_s, self.join_s) + 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankJob:
+    """Ask a rank to call `target(context, argument)` in a fresh process group."""
+
+    number: int
+    """Number of the job, counted from the start of the ranks."""
+    target: TargetReference
+    """The function to call."""
+    argument: object
+    """What it is called with, beside the context."""
+    labels: tuple[str, ...]
+    """The label of each rank."""
+    backend: Backend
+    """The backend of the process group."""
+    port: int
+    """Port of the store on this host."""
+    limits: Limits
+    """How long ranks may be quiet."""
+    introduce: bool
+    """Whether all ranks compare code, torch and configuration first."""
+    plugins: tuple[str, ...] = field(default_factory=loaded_plugins)
+    """The plugins that the supervisor has loaded."""
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks of the job."""
+        return len(self.labels)
+
+
+class Notice(Enum):
+    """Say what needs no more words, to a rank or (the last one) by it."""
+
+    LEAVE_GROUP = "every rank is done: leave the process group"
+    NO_MORE_JOBS = "there will be no more jobs"
+    STOP = "stop at the next step boundary"
+    TELL_STACKS = "tell where your threads are"
+    GROUP_JOINED = "this rank is in the process group"
+
+
+@dataclass(frozen=True, slots=True)
+class ExitRequest:
+    """Tell a rank to exit at once, and for whom."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """Say that a rank is alive, how far it is, and what it waits for."""
+
+    count: int
+    doing: str
+    waiting: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """Carry the result of the job."""
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadStacks:
+    """Carry the stack of every thread of a rank; `waiting` names the collective it is in.
+
+    `turn` is the place of what it waits to do in an order in which all ranks' work can be done.
+    """
+
+    text: str
+    waiting: str
+    turn: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForkServerReady:
+    """Say that the fork server has imported what ranks need; `problem` says why it cannot fork."""
+
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankStarted:
+    """Give the process id of a new rank."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessExited:
+    """Give the exit code of a process, negative for a signal."""
+
+    pid: int
+    code: int
+
+
+TargetFunction = Callable[..., Any]
+
+
+def name_target(target: str | TargetFunction) -> TargetReference:
+    """Return the name of `target`: ``"package.module:function"`` or a top-level function."""
+    if isinstance(target, str):
+        module, _, name = target.partition(":")
+        if not (module and name):
+            raise ConfigError(
+                TARGET_NOT_FOUND.problem(f"{target!r} is not of the form package.module:function")
+            )
+        return TargetReference(module=module, name=name)
+    if "<" in target.__qualname__ or target.__module__ == "__main__":
+        raise ConfigError(
+            TARGET_NOT_FOUND.problem(
+                f"{target.__module__}:{target.__qualname__} cannot be imported by another process"
+            )
+        )
+    file = getattr(sys.modules.get(target.__module__), "__file__", None) or ""
+    return TargetReference(module=target.__module__, name=target.__qualname__, file=file)
+
+
+def find_target(target: TargetReference) -> TargetFunction:
+    """Return the function that `target` names, importing its module."""
+    found: Any = _import(target)
+    for part in target.name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ConfigError(
+            TARGET_NOT_FOUND.problem(f"{target.module} has no function {target.name}")
+        )
+    return found
+
+
+def _import(target: TargetReference) -> ModuleType:
+    try:
+        return importlib.import_module(target.module)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if not (target.module == missing or target.module.startswith(missing + ".")):
+            raise
+        if not target.file:
+            raise ConfigError(
+                TARGET_NOT_FOUND.problem(f"there is no module {target.module}")
+            ) from error
+    spec = importlib.util.spec_from_file_location(target.module, target.file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(TARGET_NOT_FOUND.problem(f"{target.file} is not a Python module"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[target.module] = module
+    spec.loader.exec_module(module)
+    return module

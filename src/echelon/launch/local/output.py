@@ -1,0 +1,76 @@
+"""Where the output of a rank goes: its log, and for a shown rank the terminal as well."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from pathlib import Path
+from typing import TextIO
+
+
+class TerminalAndLog(io.TextIOBase):
+    """Write to the terminal and to the log; be the terminal to whoever asks."""
+
+    def __init__(self, terminal: TextIO, log: TextIO) -> None:
+        """Write to both from now on."""
+        super().__init__()
+        self._terminal = terminal
+        self._log = log
+
+    @property
+    def encoding(self) -> str:
+        """Return the encoding of the terminal."""
+        return self._terminal.encoding
+
+    def write(self, text: str, /) -> int:
+        """Write `text` to both."""
+        self._log.write(text)
+        return self._terminal.write(text)
+
+    def flush(self) -> None:
+        """Flush both."""
+        self._log.flush()
+        self._terminal.flush()
+
+    def isatty(self) -> bool:
+        """Return whether the terminal is one."""
+        return self._terminal.isatty()
+
+    def fileno(self) -> int:
+        """Return the descriptor of the terminal."""
+        return self._terminal.fileno()
+
+
+def log_name(rank: int) -> str:
+    """Return the name of the log file of a rank."""
+    return f"rank-{rank:04d}.log"
+
+
+def redirect_to_log(path: Path, *, shown: bool) -> None:
+    """Send what this process writes to the file at `path`; a shown rank's Python streams to both.
+
+    Native code writes to descriptors 1 and 2, which are the log: the terminal stays readable.
+    """
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    terminal = [os.dup(1), os.dup(2)] if shown else []
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+    if shown:
+        sys.stdout = TerminalAndLog(_line_writer(terminal[0]), sys.stdout)
+        sys.stderr = TerminalAndLog(_line_writer(terminal[1]), sys.stderr)
+
+
+def copy_to_log(path: Path) -> None:
+    """Write what Python prints to the file at `path` as well: for ranks of another launcher."""
+    log = _line_writer(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
+    sys.stdout = TerminalAndLog(sys.stdout, log)
+    sys.stderr = TerminalAndLog(sys.stderr, log)
+
+
+def _line_writer(descriptor: int) -> TextIO:
+    return os.fdopen(descriptor, "w", buffering=1, encoding="utf-8", errors="replace")

@@ -1,0 +1,182 @@
+"""The life of a local rank: take a job, join, call the target, report, wait for the others."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import signal
+import sys
+import threading
+import time
+import traceback
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from echelon.core.choices.registry import use_plugins
+from echelon.core.errors import EchelonError
+from echelon.launch.context import RankContext, RankProgress
+from echelon.launch.environment import MASTER_PORT
+from echelon.launch.handshake import check_same_start
+from echelon.launch.host import keep_freed_memory
+from echelon.launch.local.channel import Channel
+from echelon.launch.local.heartbeat import HeartbeatThread, end_process
+from echelon.launch.local.messages import (
+    JobResult,
+    Notice,
+    RankJob,
+    RankSlot,
+    TargetFunction,
+    find_target,
+)
+from echelon.launch.process_group import (
+    PrefixStore,
+    Store,
+    device_of,
+    host_store,
+    join_store,
+    joined_ranks,
+)
+from echelon.launch.root_cause import FaultKind, RankFault
+
+DUMP_SIGNAL = signal.SIGUSR2
+"""Makes a rank write all its stacks to its log, even when its interpreter is held."""
+
+_VERDICT_S = 60.0
+_CONNECTION_WORDS = (
+    "connection closed by peer",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "timed out waiting",
+    "timed out after",
+    "wait timeout",
+    "socket timeout",
+    "read error",
+    "write error",
+    "connectfullmesh failed",
+    "ncclremoteerror",
+    "remote process exited",
+    "communicator was aborted",
+    "watchdog caught collective",
+    "application timeout caused pair closure",
+    "failed to recv",
+    "sendbytes failed",
+)
+
+
+def run_rank(channel: Channel, slot: RankSlot, store_descriptor: int | None) -> None:
+    """Run jobs until the supervisor has no more; a lost supervisor ends the process.
+
+    `store_descriptor` is the listening socket of the store, which the first rank hosts.
+    """
+    keep_freed_memory()
+    progress = RankProgress()
+    faulthandler.enable(2)  # the log
+    faulthandler.register(DUMP_SIGNAL, 2)
+    # Ctrl-C and a closed terminal reach the supervisor too, which passes the request on.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: progress.request_stop())
+    heartbeat = HeartbeatThread(channel, progress)
+    heartbeat.start()
+    hosted: Store | None = None
+    if store_descriptor is not None:
+        hosted = host_store(int(slot.environment[MASTER_PORT]), store_descriptor)
+    while isinstance(job := heartbeat.inbox.get(), RankJob):
+        _work(job, slot, channel, heartbeat, progress, hosted)
+
+
+def fault_from_error(error: BaseException, rank: int) -> RankFault:
+    """Return `error` as a fault of `rank`; another may be the cause of a lost connection."""
+    text = "".join(traceback.format_exception(_without_caller(error)))
+    summary = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
+    return RankFault(
+        rank=rank,
+        kind=FaultKind.CONNECTION if is_connection_error(error) else FaultKind.RAISED,
+        at=time.monotonic(),
+        summary=summary,
+        detail=text,
+        error=error if isinstance(error, EchelonError) else None,
+    )
+
+
+def is_connection_error(error: BaseException) -> bool:
+    """Return whether `error` says that another rank is gone or late, and nothing more."""
+    if isinstance(error, ConnectionError | dist.DistBackendError | dist.DistNetworkError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(word in text for word in _CONNECTION_WORDS)
+
+
+def _work(
+    job: RankJob,
+    slot: RankSlot,
+    channel: Channel,
+    heartbeat: HeartbeatThread,
+    progress: RankProgress,
+    hosted: Store | None,
+) -> None:
+    progress.reset()
+    _reset_process_state()
+    try:
+        use_plugins(job.plugins)
+        target = find_target(job.target)
+        timeout_s = job.limits.rendezvous_s
+        store = PrefixStore(f"job{job.number}", hosted or join_store(job.port, timeout_s))
+        store.set_timeout(timedelta(seconds=timeout_s))
+        progress.enter("the joining of all ranks")
+        if job.introduce:
+            check_same_start(
+                store, rank=slot.rank, labels=job.labels, argument=job.argument, timeout_s=timeout_s
+            )
+        device = device_of(job.backend, slot.rank)
+        group = joined_ranks(
+            store,
+            device,
+            rank=slot.rank,
+            labels=job.labels,
+            progress=progress,
+            timeout_s=job.limits.collective_s,
+        )
+        with group as context:
+            progress.leave()
+            channel.send(Notice.GROUP_JOINED)
+            channel.send(JobResult(call_target(target, context, job.argument)))
+            progress.enter("the end of the other ranks")
+            heartbeat.inbox.get()
+    except BaseException as error:
+        report = fault_from_error(error, slot.rank)
+        print(report.detail, file=sys.__stderr__, flush=True)
+        with contextlib.suppress(OSError):
+            channel.send(report)
+        # The verdict arrives as an ExitRequest, which the heartbeat obeys: until then our sockets
+        # stay open, so that the others see one cause and not its echo.
+        threading.Event().wait(_VERDICT_S)
+        end_process(f"its own error: {report.summary}")
+    gc.collect()
+
+
+def call_target(target: TargetFunction, context: RankContext, argument: object) -> Any:
+    """Call the target; stacks and tracebacks are shown from here on."""
+    return target(context, argument)
+
+
+def _without_caller(error: BaseException) -> BaseException:
+    """Return `error` with a traceback that starts in the target, where it came that far."""
+    here = error.__traceback__
+    while here is not None:
+        if here.tb_frame.f_code is call_target.__code__:
+            return error.with_traceback(here.tb_next or here)
+        here = here.tb_next
+    return error
+
+
+def _reset_process_state() -> None:
+    """Undo what an earlier job may have set for the whole process."""
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+    torch.set_grad_enabled(True)

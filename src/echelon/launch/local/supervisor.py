@@ -1,0 +1,181 @@
+"""Run one job on local ranks, from the first process to the last, and say how it ended.
+
+Ctrl-C and SIGTERM become a request to stop at the next step boundary.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from echelon.core.cluster import Backend
+from echelon.core.errors import RunFailed
+from echelon.core.rulebook.launch import RUN_INTERRUPTED
+from echelon.launch.environment import wanted_port
+from echelon.launch.local.job_monitor import run_job
+from echelon.launch.local.messages import Limits, Notice, RankJob, TargetFunction, name_target
+from echelon.launch.local.rank_processes import RankProcesses
+from echelon.launch.root_cause import RankFailure
+
+Handler = Callable[[int, FrameType | None], object]
+
+_REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StopSignals:
+    """Keep the first stop signal; a second Ctrl-C raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        """Nothing has come yet."""
+        self.received: signal.Signals | None = None
+        self._passed_on = False
+
+    def take(self, number: int, _frame: FrameType | None) -> None:
+        """Take one signal."""
+        if self.received is None:
+            self.received = signal.Signals(number)
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+
+    def pass_on(self, processes: RankProcesses) -> None:
+        """Pass a stop request on to the ranks, once."""
+        if self.received is not None and not self._passed_on:
+            self._passed_on = True
+            name = self.received.name
+            _say(f"{name}: stopping at the end of this step (Ctrl-C again ends at once)")
+            for process in processes.ranks:
+                process.send(Notice.STOP)
+
+
+@contextmanager
+def handle_stop_signals(handler: Handler) -> Iterator[None]:
+    """Give stop signals to `handler` while the context is open.
+
+    A signal that this process ignores stays ignored: `nohup` means what it says. Only the main
+    thread of a process can catch signals; elsewhere nothing is changed.
+    """
+    before: dict[signal.Signals, signal._HANDLER] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in _REQUESTS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """Say how ranks talk, how long they may be quiet, and whose output the terminal shows.
+
+    `port` is where local ranks meet: "auto" takes MASTER_PORT, or any free port without it.
+    """
+
+    backend: Backend = "gloo"
+    limits: Limits = field(default_factory=Limits)
+    port: int | Literal["auto"] = "auto"
+    shown_rank: int | None = 0
+
+
+DEFAULT_OPTIONS = LaunchOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """Say how a run ended: what the ranks returned, or which one failed first.
+
+    Under torchrun each process knows its own `rank` and result only; started here, `rank` is 0 and
+    `results` holds those of all ranks. `stop_requested` is True after Ctrl-C or SIGTERM.
+    """
+
+    results: tuple[Any, ...]
+    failure: RankFailure | None = None
+    stop_requested: bool = False
+    rank: int = 0
+
+    def require(self) -> tuple[Any, ...]:
+        """Return the results; raise what failed: the user's error as it was, or a RankFailure."""
+        if self.failure is None:
+            return self.results
+        if self.failure.error is not None:
+            raise self.failure.error from None
+        raise self.failure
+
+
+def run_ranks(
+    target: str | TargetFunction,
+    argument: object,
+    *,
+    world_size: int,
+    labels: Sequence[str] = (),
+    log_dir: Path | None = None,
+    options: LaunchOptions = DEFAULT_OPTIONS,
+) -> RunOutcome:
+    """Call ``target(context, argument)`` on `world_size` local ranks; all end before this returns.
+
+    `argument` is JSON. `labels` names the place of each rank in the mesh. Rank r writes to
+    ``log_dir/rank-000r.log``. Ctrl-C and SIGTERM become `RankContext.stop_requested`; a second
+    Ctrl-C raises RunFailed at once.
+    """
+    names = tuple(labels) or ("",) * world_size
+    named = name_target(target)
+    port = wanted_port() if options.port == "auto" else options.port
+    stop = StopSignals()
+    with _log_directory(log_dir) as logs, handle_stop_signals(stop.take):
+        processes = RankProcesses(world_size, logs, port=port, shown_rank=options.shown_rank)
+        try:
+            with processes:
+                processes.ensure(world_size)
+                job = RankJob(
+                    number=1,
+                    target=named,
+                    argument=argument,
+                    labels=names,
+                    backend=options.backend,
+                    port=processes.store_port,
+                    limits=options.limits,
+                    introduce=True,
+                )
+                results = run_job(processes, job, lambda: stop.pass_on(processes))
+                processes.let_leave()
+        except RankFailure as failure:
+            _tell_others(failure, names)
+            return RunOutcome(results=(), failure=failure, stop_requested=stop.received is not None)
+        except KeyboardInterrupt:
+            raise RunFailed(
+                RUN_INTERRUPTED.problem("interrupted twice; every rank was ended at once")
+            ) from None
+    return RunOutcome(results=tuple(results), stop_requested=stop.received is not None)
+
+
+def _tell_others(failure: RankFailure, labels: tuple[str, ...]) -> None:
+    others = [str(rank) for rank in range(len(labels)) if rank != failure.rank]
+    if others:
+        plural = "ranks" if len(others) > 1 else "rank"
+        _say(f"{plural} {', '.join(others)} stopped for {failure.who}")
+
+
+def _say(text: str) -> None:
+    """Print one line, over the progress bar that a rank may have left on the terminal."""
+    clear_line = "\r\x1b[K" if sys.stderr.isatty() else ""
+    print(clear_line + text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _log_directory(wanted: Path | None) -> Iterator[Path]:
+    if wanted is None:
+        with tempfile.TemporaryDirectory(prefix="echelon-logs-") as directory:
+            yield Path(directory)
+    else:
+        wanted.mkdir(parents=True, exist_ok=True)
+        yield wanted

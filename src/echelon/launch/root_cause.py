@@ -1,0 +1,108 @@
+"""Decide which rank failed first. No processes here: faults in, one fault out.
+
+When one rank dies, its neighbours raise "connection closed by peer" milliseconds later, often
+before anyone has heard of the death. So faults are weighed by what can be the echo of another:
+a SIGKILL echoes nothing, a connection error is nearly always an echo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from echelon.core.errors import EchelonError, RunFailed
+from echelon.core.rulebook import launch as rules
+from echelon.core.rules import Rule
+
+
+class FaultKind(StrEnum):
+    """Name how a rank failed."""
+
+    KILLED = "killed"
+    STOPPED = "stopped"
+    RAISED = "raised"
+    NEVER_JOINED = "never joined"
+    EXITED = "exited"
+    ABORTED = "aborted"
+    SILENT = "silent"
+    STUCK = "stuck"
+    CONNECTION = "connection"
+    TIMED_OUT = "timed out"
+
+
+_FACTS: Mapping[FaultKind, tuple[int, float, Rule]] = {
+    FaultKind.KILLED: (0, 0.0, rules.RANK_KILLED),
+    FaultKind.STOPPED: (0, 0.0, rules.RANK_STOPPED),
+    FaultKind.RAISED: (1, 0.3, rules.RANK_RAISED),
+    FaultKind.EXITED: (2, 1.0, rules.RANK_KILLED),
+    FaultKind.NEVER_JOINED: (2, 1.0, rules.RANK_NEVER_JOINED),
+    FaultKind.ABORTED: (3, 1.0, rules.RANK_KILLED),
+    FaultKind.STUCK: (4, 0.0, rules.RANK_STUCK),
+    FaultKind.SILENT: (4, 0.0, rules.RANK_STOPPED),
+    FaultKind.CONNECTION: (5, 5.0, rules.RANK_RAISED),
+    FaultKind.TIMED_OUT: (6, 0.0, rules.JOB_TIMED_OUT),
+}
+"""Its place among causes, heaviest first; seconds in which a better one may come; its rule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFault:
+    """State how a rank failed; `at` is on the machine's monotonic clock."""
+
+    rank: int
+    kind: FaultKind
+    at: float
+    summary: str
+    detail: str = ""
+    error: EchelonError | None = None
+
+
+def find_root_cause(faults: Iterable[RankFault]) -> RankFault:
+    """Return the fault that explains the others: the heaviest kind, then the earliest."""
+    return min(faults, key=lambda fault: (_FACTS[fault.kind][0], fault.at, fault.rank))
+
+
+def settle_s(fault: RankFault) -> float:
+    """Return how long after `fault` a better explanation may still arrive."""
+    return _FACTS[fault.kind][1]
+
+
+class RankFailure(RunFailed):
+    """A rank failed and the run ended: which one, how, and what it said.
+
+    `error` is the rank's own EchelonError where it raised one.
+    """
+
+    def __init__(self, fault: RankFault, label: str) -> None:
+        """Tell of `fault` on the rank with this place in the mesh."""
+        self.fault = fault
+        self.label = label
+        text = f"{self.who}: {fault.summary}"
+        if fault.detail:
+            text += "\n" + fault.detail.rstrip()
+        super().__init__(_FACTS[fault.kind][2].problem(text))
+
+    def __reduce__(self) -> tuple[type[RankFailure], tuple[RankFault, str]]:
+        """Let the failure cross a process boundary."""
+        return type(self), (self.fault, self.label)
+
+    @property
+    def rank(self) -> int:
+        """Return the rank that failed first."""
+        return self.fault.rank
+
+    @property
+    def who(self) -> str:
+        """Return the rank and its place: ``rank 3 (pp1 tp1)``."""
+        return rank_name(self.fault.rank, self.label)
+
+    @property
+    def error(self) -> EchelonError | None:
+        """Return what the rank raised, where that was an error for the user."""
+        return self.fault.error
+
+
+def rank_name(rank: int, label: str) -> str:
+    """Return how a rank is called everywhere: ``rank 3 (pp1 tp1)``."""
+    return f"rank {rank} ({label})" if label else f"rank {rank}"

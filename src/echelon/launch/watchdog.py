@@ -1,0 +1,239 @@
+"""The thread that watches a rank under torchrun, where no supervisor of ours sees the processes.
+
+Each rank beats into the store and watches the next rank: three small messages per rank and second,
+however many ranks there are. The first fault that anyone writes there ends all ranks.
+
+Limits: a stopped or killed process is recognised as such by a rank on the same host; across hosts
+only its silence is seen, after `silent_s`, so one native call that holds the interpreter for
+longer looks the same. When the launcher's store is lost, every rank ends without a name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+
+import psutil
+
+from echelon.core.errors import RunFailed
+from echelon.launch.context import RankProgress
+from echelon.launch.local.heartbeat import stacks_of_process
+from echelon.launch.local.messages import Limits
+from echelon.launch.process_group import Store
+from echelon.launch.root_cause import FaultKind, RankFailure, RankFault, rank_name
+
+WATCHDOG_INTERVAL_S = 1.0
+SILENT_S = 12.0
+_CYCLE_TICKS = 3  # ticks
+_FAULT = "fault"
+_FAULT_ENTRIES = ("rank", "kind", "at", "summary", "detail")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreHeartbeat:
+    """State where a rank runs; `count` grows while it is alive.
+
+    `waits` says that it has waited for others for longer than a step may take, at its `turn` in an
+    order in which all ranks' work can be done, if there is one.
+    """
+
+    count: int
+    host: str
+    pid: int
+    done: bool
+    waits: bool
+    turn: int | None
+
+
+class Watchdog(threading.Thread):
+    """Watch this rank and the next one; end this process when any rank has failed."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        labels: tuple[str, ...],
+        progress: RankProgress,
+        limits: Limits,
+    ) -> None:
+        """Prepare the thread; `store` must be a connection of its own."""
+        super().__init__(name="watchdog", daemon=True)
+        now = time.monotonic()
+        self._store = store
+        self._rank = rank
+        self._labels = labels
+        self._who = rank_name(rank, labels[rank])
+        self._progress = progress
+        self._limits = limits
+        self._main = threading.main_thread()
+        self._host = socket.gethostname()
+        self._next = (rank + 1) % len(labels)
+        self._next_count, self._next_heard_at = -1, now
+        self._next_stopped_since: float | None = None
+        self._own_count, self._own_moved_at = -1, now
+        self._ticks = self._circle_ticks = 0
+        self._done = False
+        self._ticked_at = now
+
+    def run(self) -> None:
+        """Beat and watch until this rank is done and left, or another one failed."""
+        try:
+            while True:
+                self._tick()
+                time.sleep(WATCHDOG_INTERVAL_S)
+        except RuntimeError as error:
+            if not self._done:
+                self._exit(f"{self._who} ends: the run's store is gone ({error})")
+
+    def finish(self) -> None:
+        """Say that this rank needs no watching any more."""
+        self._done = True
+
+    def publish_fault(self, fault: RankFault) -> RankFault:
+        """Write `fault` for all ranks to see, unless there is one; return the one that counts."""
+        text = json.dumps({name: getattr(fault, name) for name in _FAULT_ENTRIES})
+        first = _fault_from_json(self._store.compare_set(_FAULT, "", text))
+        return fault if (first.rank, first.at) == (fault.rank, fault.at) else first
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if now - self._ticked_at > 3 * WATCHDOG_INTERVAL_S:
+            # This process was stopped itself, perhaps with the others: start all clocks anew.
+            self._next_heard_at = self._own_moved_at = now
+            self._next_stopped_since = None
+        self._ticked_at = now
+        self._ticks += 1
+        beat = StoreHeartbeat(
+            count=self._ticks,
+            host=self._host,
+            pid=os.getpid(),
+            done=self._done,
+            waits=self._progress.count == self._own_count and self._waits_too_long(now),
+            turn=self._progress.turn,
+        )
+        self._store.set(f"beat/{self._rank}", json.dumps(asdict(beat)))
+        if self._store.check([_FAULT]):
+            self._end_for(_fault_from_json(self._store.get(_FAULT)))
+        if not self._done:
+            self._watch_next(now)
+            self._watch_self(now)
+
+    def _watch_next(self, now: float) -> None:
+        if self._next == self._rank:
+            return
+        beat = self._read_heartbeat(self._next)
+        if beat is None or beat.done:
+            return
+        if beat.count != self._next_count:
+            self._next_count, self._next_heard_at = beat.count, now
+        found: tuple[FaultKind, str] | None = None
+        state = _process_state(beat.pid) if beat.host == self._host else None
+        if state in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            found = (FaultKind.KILLED, "is gone: it was killed, or exited without a word")
+        elif state == psutil.STATUS_STOPPED:
+            self._next_stopped_since = self._next_stopped_since or now
+            if now - self._next_stopped_since >= self._limits.stopped_s:
+                found = (FaultKind.STOPPED, "is stopped (SIGSTOP)")
+        else:
+            self._next_stopped_since = None
+            limit = SILENT_S if state is None else self._limits.silent_s
+            if now - self._next_heard_at > limit:
+                found = (FaultKind.SILENT, f"has said nothing for {limit:g} s")
+        if found is not None and not self._done:
+            fault = RankFault(rank=self._next, kind=found[0], at=now, summary=found[1])
+            self._report(self.publish_fault(fault))
+
+    def _watch_self(self, now: float) -> None:
+        if self._progress.count != self._own_count:
+            self._own_count, self._own_moved_at = self._progress.count, now
+            self._circle_ticks = 0
+        quiet_s = now - self._own_moved_at
+        if self._waits_too_long(now):
+            self._watch_cycle(quiet_s)
+        if quiet_s <= self._limits.step_s or self._progress.waiting:
+            return
+        text, waiting = stacks_of_process(self._main)
+        if not waiting:
+            self._report_stuck(quiet_s, "", text)
+
+    def _waits_too_long(self, now: float) -> bool:
+        return bool(self._progress.waiting) and now - self._own_moved_at > self._limits.step_s
+
+    def _watch_cycle(self, quiet_s: float) -> None:
+        """Find out whether all ranks wait, and whether this one waits for what was never sent.
+
+        Without an order of the work nobody is to blame more than another: torch's timeout tells.
+        """
+        mine = self._progress.turn
+        beats = [self._read_heartbeat(rank) for rank in range(len(self._labels))]
+        if mine is None or not all(beat and (beat.done or beat.waits) for beat in beats):
+            return
+        turns = [
+            (beat.turn, rank)
+            for rank, beat in enumerate(beats)
+            if beat and not beat.done and beat.turn is not None
+        ]
+        if min(turns, default=None) != (mine, self._rank):
+            return
+        self._circle_ticks += 1
+        if self._circle_ticks < _CYCLE_TICKS:
+            return  # a beat may be a moment old, and its rank have moved
+        why = f", and neither has any other rank: it waits in {self._progress.waiting}"
+        self._report_stuck(quiet_s, why, stacks_of_process(self._main)[0])
+
+    def _report_stuck(self, quiet_s: float, why: str, stacks: str) -> None:
+        what = f"has not moved for {quiet_s:.0f} s{why}, last heard of at {self._progress.doing}"
+        at, kind = time.monotonic(), FaultKind.STUCK
+        fault = RankFault(rank=self._rank, kind=kind, at=at, summary=what, detail=stacks)
+        self._report(self.publish_fault(fault))
+
+    def _end_for(self, fault: RankFault) -> None:
+        """End for `fault`; a rank that raised it ends by its main thread, which has the story."""
+        if fault.rank == self._rank and fault.kind in (FaultKind.RAISED, FaultKind.CONNECTION):
+            return
+        self._end_faulty_rank(fault)
+        who = rank_name(fault.rank, self._labels[fault.rank])
+        self._exit(f"{self._who} stops for {who}: {fault.summary}")
+
+    def _report(self, fault: RankFault) -> None:
+        """Print all that is known of `fault`, as the one rank that found it, and end."""
+        self._end_faulty_rank(fault)
+        self._exit(str(RankFailure(fault, self._labels[fault.rank])))
+
+    def _end_faulty_rank(self, fault: RankFault) -> None:
+        """Kill a process of this host that cannot end itself: its launcher would wait for it."""
+        beat = self._read_heartbeat(fault.rank)
+        unable = (FaultKind.STOPPED, FaultKind.SILENT)
+        if beat and beat.host == self._host and beat.pid != os.getpid() and fault.kind in unable:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(beat.pid, signal.SIGKILL)
+
+    def _read_heartbeat(self, rank: int) -> StoreHeartbeat | None:
+        key = f"beat/{rank}"
+        if not self._store.check([key]):
+            return None
+        return StoreHeartbeat(**json.loads(self._store.get(key)))
+
+    def _exit(self, message: str) -> None:
+        print(message, file=sys.stderr, flush=True)
+        os._exit(RunFailed.exit_code)
+
+
+def _fault_from_json(text: str | bytes) -> RankFault:
+    entries = json.loads(text)
+    return RankFault(**{**entries, "kind": FaultKind(entries["kind"])})
+
+
+def _process_state(pid: int) -> str:
+    try:
+        return psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        return psutil.STATUS_DEAD

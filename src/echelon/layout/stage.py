@@ -1,0 +1,207 @@
+"""Which parameters a rank holds, how often one microbatch uses each, and which rule updates them.
+
+A pipeline rank holds one stage or several: virtual stages, the two arms of a V, or, where
+microbatches cross the pipeline both ways (DualPipe), a stage and its mirror.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+
+from echelon.core.axis import Axis
+from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.core.model_shape import ModelShape
+from echelon.core.parameters import EMBEDDING, ROUTER, ParameterSpec, parameters
+from echelon.core.plan import Optimizer, OptimizerKind, Plan
+from echelon.schedule.from_plan import num_microbatches_on_stage, stage_placement_from_plan
+
+QK_NORMS = (".q_norm.weight", ".k_norm.weight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePart:
+    """Name the part of a model that one pipeline stage is; `microbatches` cross it on this rank."""
+
+    stage: int
+    blocks: tuple[int, ...]
+    first: bool
+    last: bool
+    microbatches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPart:
+    """Name the part of a model that one pipeline rank holds: its stages in forward order.
+
+    Where `mirrored`, another rank of the pipeline holds a copy of the same stages. (The middle one
+    of an odd number of ranks is its own mirror.) `expert_index` is which of the `ep` shares of the
+    experts it holds: all shares are of one size.
+    """
+
+    pp_rank: int
+    stages: tuple[StagePart, ...]
+    mirrored: bool
+    expert_index: int = 0
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Return the blocks of all stages."""
+        return tuple(block for stage in self.stages for block in stage.blocks)
+
+    @property
+    def first(self) -> bool:
+        """Return whether the model begins on this rank."""
+        return any(stage.first for stage in self.stages)
+
+    @property
+    def last(self) -> bool:
+        """Return whether the model ends on this rank."""
+        return any(stage.last for stage in self.stages)
+
+    def passes(self, stages: tuple[int, ...]) -> int:
+        """Return how often a step runs `stages` of this rank: their microbatches together."""
+        return sum(part.microbatches for part in self.stages if part.stage in stages)
+
+
+def rank_part(plan: Plan, pp_rank: int, expert_index: int = 0) -> RankPart:
+    """Return what pipeline rank `pp_rank` holds, with share `expert_index` of the experts."""
+    placement, stages = stage_placement_from_plan(plan), plan.layout.pipeline.stages
+    return RankPart(
+        pp_rank=pp_rank,
+        stages=tuple(
+            StagePart(
+                stage=stage,
+                blocks=stages[stage],
+                first=stage == 0,
+                last=stage == len(stages) - 1,
+                microbatches=num_microbatches_on_stage(plan, pp_rank, stage),
+            )
+            for stage in placement.stages_of(pp_rank)
+        ),
+        mirrored=bool(placement.mirrored) and 2 * pp_rank != plan.mesh.pp - 1,
+        expert_index=expert_index,
+    )
+
+
+def part_of(plan: Plan, rank: int) -> RankPart:
+    """Return what `rank` holds."""
+    return rank_part(plan, pp_rank_of(plan, rank), expert_index_of(plan, rank))
+
+
+def expert_index_of(plan: Plan, rank: int) -> int:
+    """Return which share of the experts `rank` holds."""
+    return plan.mesh.expert_index(rank, expert_tp=plan.layout.experts.expert_tp)
+
+
+def held_experts(plan: Plan, part: RankPart) -> range | None:
+    """Return the numbers of the routed experts of each layer that are here."""
+    if plan.model.experts is None:
+        return None
+    share = plan.model.experts.num_experts // plan.mesh.ep
+    return range(part.expert_index * share, (part.expert_index + 1) * share)
+
+
+def pieces_of(plan: Plan, spec: ParameterSpec) -> int:
+    """Return into how many pieces a parameter is cut where it has a dim to cut."""
+    return plan.mesh.tp if spec.expert is None else plan.layout.experts.expert_tp
+
+
+def pp_rank_of(plan: Plan, rank: int) -> int:
+    """Return the place of `rank` in its pipeline."""
+    return plan.mesh.coordinates(rank)[Axis.PP]
+
+
+def held_parameters(plan: Plan, part: RankPart) -> tuple[ParameterSpec, ...]:
+    """Return the parameters of a rank in forward order, each once.
+
+    An embedding that is the head, too, stands first where both are on this rank.
+    """
+    experts = held_experts(plan, part)
+    found = {
+        spec.name: spec for stage in part.stages for spec in stage_parameters(plan, stage, experts)
+    }
+    return tuple(found.values())
+
+
+def stage_parameters(
+    plan: Plan, part: StagePart, experts: range | None
+) -> tuple[ParameterSpec, ...]:
+    """Return the parameters of a stage in forward order, of routed experts those of `experts`.
+
+    A tied embedding stands on the first stage and, as the head, on the last one too.
+    """
+    tied = plan.model.tied
+    kept: list[ParameterSpec] = []
+    for layer, specs in _by_layer(plan.model):
+        if layer is not None:
+            wanted = layer in part.blocks
+        elif specs[0].name == EMBEDDING:
+            wanted = part.first or (part.last and tied)
+        elif specs[0].name == "positions.weight":
+            wanted = part.first
+        else:
+            wanted = part.last
+        if wanted and experts is not None:
+            kept += [one for one in specs if one.expert is None or one.expert in experts]
+        elif wanted:
+            kept += specs
+    return tuple(kept)
+
+
+@lru_cache(maxsize=8)
+def _by_layer(model: ModelShape) -> tuple[tuple[int | None, tuple[ParameterSpec, ...]], ...]:
+    """Return the parameters of a model in forward order, those of a block together."""
+    found: list[tuple[int | None, tuple[ParameterSpec, ...]]] = []
+    for layer, specs in groupby(parameters(model), key=lambda spec: spec.layer):
+        if layer is None:
+            found += [(None, (spec,)) for spec in specs]
+        else:
+            found.append((layer, tuple(specs)))
+    return tuple(found)
+
+
+def partial_over_tensor(plan: Plan, spec: ParameterSpec) -> bool:
+    """Return whether each tensor rank sees only a part of this replicated parameter's gradient.
+
+    QK-norms are applied to the heads of a rank only; under sequence parallelism everything that
+    acts on the residual stream (norms, output biases, positions) sees the tokens of a rank only;
+    each tensor rank routes its own tokens.
+    """
+    if plan.mesh.tp == 1 or spec.split_dim is not None or spec.expert is not None:
+        return False
+    if spec.name.endswith(ROUTER):
+        return True
+    # The norms of latent attention come before there are heads.
+    per_head = plan.model.latent is None and spec.name.endswith(QK_NORMS)
+    return per_head or plan.layout.sequence_parallel
+
+
+def shared_by_ends(plan: Plan, part: RankPart, spec: ParameterSpec) -> bool:
+    """Return whether this is a tied embedding that two ranks hold, one for each end of the model.
+
+    Where one rank holds both ends, the embedding stands there once, and gets the gradients of both.
+    """
+    return (
+        plan.model.tied and plan.mesh.pp > 1 and spec.name == EMBEDDING and part.first != part.last
+    )
+
+
+def update_rule_of(optimizer: Optimizer, spec: ParameterSpec) -> OptimizerKind:
+    """Return the optimizer that updates a parameter.
+
+    Some are for the matrices of blocks; embedding, head, norms and biases are another's then
+    (Jordan et al., "Muon", 2024).
+    """
+    others = OPTIMIZERS[optimizer.kind].others
+    is_matrix = spec.layer is not None and len(spec.shape) == 2
+    return optimizer.kind if others is None or is_matrix else others
+
+
+def decays(optimizer: Optimizer, spec: ParameterSpec) -> bool:
+    """Return whether a parameter takes weight decay, by `optimizer.decay`."""
+    if optimizer.decay == "all":
+        return True
+    matrix = len(spec.shape) > 1
+    return matrix and (optimizer.decay == "matrices" or spec.layer is not None)

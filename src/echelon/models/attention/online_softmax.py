@@ -1,0 +1,58 @@
+"""The exact merge of attention over several sets of keys: the online softmax, in at least float32.
+
+With the log-sum-exp l of the keys so far and l' of a further piece, the merged output is
+``out + (out' - out) * exp(l' - log(exp l + exp l'))`` (Milakov and Gimelshein, "Online normalizer
+calculation for softmax", 2018; Liu et al., "Ring Attention", 2023).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from echelon.models.attention.boxes import AttentionTile
+from echelon.models.precision import at_least_fp32, widened
+
+
+class OnlineSoftmax:
+    """Hold out [T, B, H, hd] and lse [B, H, T] of the pieces that were added so far."""
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
+        """Begin with queries of a shape, a dtype and a device that have met nothing yet."""
+        self._shape, self._dtype, self._device = shape, dtype, device
+        self._state: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def add(self, tile: AttentionTile, out: torch.Tensor, lse: torch.Tensor) -> None:
+        """Merge the result of a piece.
+
+        The first one is taken as it is where it has all rows: its tensors belong to the merge then.
+        """
+        every_row = tile.sequence is None and tile.q == slice(0, self._shape[0])
+        if self._state is None and every_row:
+            self._state = out, lse
+            return
+        out_TBHd, lse_BHT = self._state = self._widened()
+        rows, sequences = tile.q, tile.sequences
+        so_far = lse_BHT[sequences, :, rows]
+        total = torch.logaddexp(so_far, lse)
+        # A row that has met nothing has -inf in all three.
+        weight = torch.exp(lse - total.clamp(min=torch.finfo(total.dtype).min))
+        out_TBHd[rows, sequences].lerp_(widened(out), weight.permute(2, 0, 1).unsqueeze(-1))
+        so_far.copy_(total)
+
+    def result(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (out, lse): out in the dtype of the queries; 0 and -inf for what met nothing."""
+        out_TBHd, lse_BHT = self._widened() if self._state is None else self._state
+        return out_TBHd.to(self._dtype), lse_BHT
+
+    def _widened(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the state in a dtype and a memory that may be added to."""
+        if self._state is not None:
+            out_TBHd, lse_BHT = self._state
+            return widened(out_TBHd), lse_BHT
+        length, num_sequences, heads, _ = self._shape
+        wide, device = at_least_fp32(self._dtype), self._device
+        lse_shape = (num_sequences, heads, length)
+        return (
+            torch.zeros(self._shape, dtype=wide, device=device),
+            torch.full(lse_shape, float("-inf"), dtype=wide, device=device),
+        )

@@ -1,0 +1,6 @@
+"""Operations with their backward written by hand, and in low precision.
+
+fused          norms, SwiGLU and rotations, as autograd functions
+low_precision  the same for bf16 and fp16, a few rows at a time
+matmul         products with a weight matrix, by the faster library
+"""

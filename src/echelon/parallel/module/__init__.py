@@ -1,0 +1,10 @@
+"""Data parallelism and ZeRO for any module.
+
+module      `apply_to_module`: what is done to a module, in order
+start       what must hold before, and the values that ranks share
+units       the parts that are gathered at a time
+unit_order  in which order they are used, and what that asks for
+hooks       which unit is used when, seen in its forward and backward
+gathering   ZeRO stage 3: what is whole when
+gradients   gradients from autograd, summed in one order on every rank
+"""

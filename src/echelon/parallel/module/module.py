@@ -1,0 +1,268 @@
+"""Data parallelism and ZeRO for any module: its parameters move into flat buckets.
+
+Split: nothing of the computation; optimizer state, gradients and parameters as in `zero.py`.
+Sent:  as in `data.py` and `gathering.py`.
+Bytes: `module_bytes` in `cost/bytes/data.py`.
+Must divide: nothing; buckets are padded.
+Source: Rajbhandari et al., "ZeRO", 2020; Li et al., "PyTorch Distributed", 2020.
+
+The module keeps its class and identity, and so does every parameter; only where values lie changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from echelon.core.errors import ConfigError
+from echelon.core.event import EventSink, NoEvents
+from echelon.core.parameters import ParameterSpec
+from echelon.core.plan import Plan
+from echelon.core.rulebook.module import MODULE_PARAMETERS
+from echelon.layout.buckets import BucketPlan, accumulates_slices, shard_degree, slot_ranges
+from echelon.layout.module_buckets import ROOT, ModuleBuckets, ModuleParameter, plan_module_buckets
+from echelon.models.precision import TORCH_DTYPES
+from echelon.parallel.buckets import Bucket, BucketRule, BucketSlicing, make_buckets
+from echelon.parallel.data import GradientReduction
+from echelon.parallel.module.gathering import ModuleParameterGathering, num_buffers
+from echelon.parallel.module.gradients import BackwardPasses, ModuleReduction, NonBlockingReduction
+from echelon.parallel.module.hooks import ModuleHooks
+from echelon.parallel.module.start import (
+    agree_on_module,
+    check_plan,
+    check_ranks,
+    managed_parameters,
+    share_values,
+)
+from echelon.parallel.module.units import BLOCKS, UnitChoice, find_units, users_of
+from echelon.parallel.offload import OffloadStore
+from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
+from echelon.parallel.transport.recorder import Recorder
+from echelon.parallel.zero import make_parameter_store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSummary:
+    """Say what one unit holds, in the dtype of parameters; shared ones count in the first.
+
+    `streamed` units come and go one by one at stage 3; the others are whole from the forward pass
+    to the end of backward. Which do is known after the first step.
+    """
+
+    name: str
+    num_parameters: int
+    bytes: int
+    streamed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankModule:
+    """Hold a module that is split over ranks, and what reduces and gathers it."""
+
+    model: nn.Module
+    """The module."""
+    plan: Plan
+    """Its plan."""
+    groups: RankGroups
+    """The groups of this rank."""
+    device: torch.device
+    """Where it computes."""
+    plans: ModuleBuckets
+    """Which parameters are in which bucket."""
+    buckets: list[Bucket]
+    """The buckets of trained parameters."""
+    frozen: list[Bucket]
+    """The buckets of parameters that are not trained."""
+    passes: BackwardPasses
+    """What is known of backward passes that run."""
+    gathering: ModuleParameterGathering
+    """What gathers and frees parameters."""
+    hooks: ModuleHooks
+    """What watches the module's forward and backward."""
+    parameter_store: OffloadStore | None
+    """Where slices of parameters are that are not on the device."""
+    masters: Mapping[str, torch.Tensor]
+    """The values that the module was given, in the dtype of the master copy, one slice per bucket;
+    none where there is no such copy."""
+    parameters: Sequence[ModuleParameter]
+    """All its parameters."""
+    units: Sequence[str]
+    """The modules that are gathered one at a time, by name."""
+
+    def unit_table(self) -> tuple[UnitSummary, ...]:
+        """Return what each unit holds, the root last."""
+        size = TORCH_DTYPES[self.plan.mathematics.precision.parameters].itemsize
+        kept = {unit for bucket in self.gathering.kept for unit in bucket.plan.units}
+        held = {
+            unit: [one.spec.numel for one in self.parameters if one.users[0] == unit]
+            for unit in self.units
+        }
+        return tuple(
+            UnitSummary(
+                name=unit,
+                num_parameters=len(numels),
+                bytes=size * sum(numels),
+                streamed=bool(self.plans.sliced) and unit not in {*kept, ROOT},
+            )
+            for unit, numels in held.items()
+            if unit != ROOT or numels
+        )
+
+
+def apply_to_module(
+    plan: Plan,
+    model: nn.Module,
+    *,
+    units: UnitChoice = BLOCKS,
+    ignore: Sequence[str] = (),
+    sink: EventSink | None = None,
+) -> RankModule:
+    """Split `model` as `plan` says; every rank of the mesh does so together."""
+    check_plan(plan)
+    if is_split(model):
+        raise ConfigError(MODULE_PARAMETERS.problem("this module has been split already"))
+    named = managed_parameters(model, ignore)
+    found = find_units(model, units, needed=plan.layout.zero.stage == 3)
+    groups, *links = _make_groups(plan, Recorder(check_ranks(plan), sink or NoEvents()))
+    agree_on_module(model, named, plan, groups.world)
+    share_values(named, groups.world)
+    users = users_of(model, found)
+    described = [
+        ModuleParameter(
+            spec=ParameterSpec(name=name, shape=tuple(one.shape), layer=None),
+            users=users[name],
+            trained=one.requires_grad,
+        )
+        for name, one in named.items()
+    ]
+    order = [*found, ROOT]
+    plans = plan_module_buckets(plan, described, order)
+    device = next(iter(named.values())).device
+    masters = _masters(plan, plans.trained, described, named, groups)
+    zero = plan.layout.zero
+    offload_store = make_parameter_store(zero, groups.rank, device, num_buffers=num_buffers(zero))
+    buckets = _buckets(plan, plans.trained, described, named, groups, offload_store)
+    frozen = _buckets(plan, plans.frozen, described, named, groups, offload_store)
+    for bucket in frozen:
+        bucket.gradients_memory.release()
+        bucket.gradient_slice = bucket.gradients.new_empty(0)
+    _cast(plan, named, buckets + frozen)
+    passes = _backward_passes(plan, groups, links)
+    passes.hold(buckets)
+    gathers = links[0] if links else groups
+    gathering = ModuleParameterGathering([*buckets, *frozen], gathers.shard, plan.layout.zero)
+    hooks = ModuleHooks(gathering, passes)
+    hooks.attach(model, found)
+    setattr(model, _SPLIT_MARK, True)
+    return RankModule(
+        model=model,
+        plan=plan,
+        groups=groups,
+        device=device,
+        plans=plans,
+        buckets=buckets,
+        frozen=frozen,
+        passes=passes,
+        gathering=gathering,
+        hooks=hooks,
+        parameter_store=offload_store,
+        masters=masters,
+        parameters=described,
+        units=order,
+    )
+
+
+def _backward_passes(plan: Plan, groups: RankGroups, links: Sequence[RankGroups]) -> BackwardPasses:
+    blocking = GradientReduction(plan, groups)
+    sums = (NonBlockingReduction(plan, links[1]), blocking) if links else (blocking,)
+    return BackwardPasses(
+        ModuleReduction(*sums),
+        groups.replicate,
+        every=accumulates_slices(plan),
+        wire=TORCH_DTYPES[plan.mathematics.precision.reduction],
+    )
+
+
+def _make_groups(plan: Plan, recorder: Recorder) -> list[RankGroups]:
+    """Return the groups of this rank: one set, or three at stage 3.
+
+    The second is for gathers, the third for sums that come in no fixed place: beside a branch that
+    only some ranks take, these come in another order on each rank.
+    """
+    return [rank_groups(plan, recorder) for _ in range(3 if plan.layout.zero.stage == 3 else 1)]
+
+
+def is_split(model: nn.Module) -> bool:
+    """Return whether a module has been split."""
+    return hasattr(model, _SPLIT_MARK)
+
+
+_SPLIT_MARK = "_split_by_echelon"
+
+
+def _buckets(
+    plan: Plan,
+    plans: Sequence[BucketPlan],
+    described: Sequence[ModuleParameter],
+    named: Mapping[str, nn.Parameter],
+    groups: RankGroups,
+    offload_store: OffloadStore | None,
+) -> list[Bucket]:
+    precision = plan.mathematics.precision
+    trained = {one.spec.name: one.trained for one in described}
+    rule = BucketRule(
+        plans=plans,
+        optimizer=plan.mathematics.optimizer,
+        counted=trained,
+        uses={},
+        gradients=TORCH_DTYPES[precision.gradients],
+        slicing=BucketSlicing(
+            num_slices=shard_degree(plan),
+            index=groups.shard.index,
+            adds_slices=accumulates_slices(plan)
+            and any(trained[n] for p in plans for n in p.names),
+        ),
+        offload_store=offload_store,
+        # No pool: autograd has saved views of parameters, which follow the storage itself only.
+        buffer_pool=None,
+    )
+    like = next(iter(named.values())).new_empty(0, dtype=TORCH_DTYPES[precision.parameters])
+    return make_buckets(named, [one.spec for one in described], rule, like)
+
+
+def _cast(plan: Plan, named: Mapping[str, nn.Parameter], buckets: Sequence[Bucket]) -> None:
+    """Cast what is in no bucket: frozen parameters that are whole on every rank."""
+    held = {slot.spec.name for bucket in buckets for slot in bucket.slots}
+    for name, parameter in named.items():
+        if name not in held:
+            parameter.data = parameter.data.to(TORCH_DTYPES[plan.mathematics.precision.parameters])
+
+
+@torch.no_grad()
+def _masters(
+    plan: Plan,
+    plans: Sequence[BucketPlan],
+    described: Sequence[ModuleParameter],
+    named: Mapping[str, nn.Parameter],
+    groups: RankGroups,
+) -> dict[str, torch.Tensor]:
+    """Return this rank's slices in the dtype of the master copy, before anything is rounded."""
+    precision = plan.mathematics.precision
+    if not precision.has_master:
+        return {}
+    specs = {one.spec.name: one.spec for one in described}
+    masters: dict[str, torch.Tensor] = {}
+    for bucket in plans:
+        size = bucket.num_elements // shard_degree(plan)
+        base = size * groups.shard.index
+        flat = next(iter(named.values())).new_zeros(size, dtype=TORCH_DTYPES[precision.master])
+        for slot in slot_ranges(plan, bucket, specs):
+            start, stop = max(slot.start, base), min(slot.stop, base + size)
+            if start < stop:
+                values = named[slot.spec.name].reshape(-1)
+                flat[start - base : stop - base] = values[start - slot.start : stop - slot.start]
+        masters[bucket.name] = flat
+    return masters

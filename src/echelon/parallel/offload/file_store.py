@@ -1,0 +1,306 @@
+"""Slices in a file: read ahead and written behind by a few threads, through bounded buffers.
+
+One file per rank, each key at whole pages of its own, so the threads move bytes between the disk
+and the memory that the caller computes in, with no copy between. A *set* (what one fetch names)
+takes one of `num_buffers` buffers from its first byte read to its last byte written. Sets get
+buffers in the order in which they were fetched.
+
+What goes wrong in a thread is kept, and raised by every later call.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Condition
+
+import torch
+
+from echelon.core.errors import EchelonError, EnvironmentProblem
+from echelon.core.offload_file import (
+    explain_offload_error,
+    is_direct,
+    open_offload_file,
+    read_all,
+    reserve,
+    write_all,
+)
+from echelon.core.units import binary_bytes
+from echelon.parallel.offload.buffers import Allocate, BoundedBuffers, plain_memory
+from echelon.parallel.offload.file_fetch import FileExtent, FileFetch
+from echelon.parallel.offload.store import Pool, copy_into
+
+_THREADS = 4
+"""Transfers under way at once: what keeps one NVMe disk busy."""
+
+_CHUNK_BYTES = 8 * 2**20
+"""The largest transfer, so that one large tensor is moved by several threads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FileTransfer:
+    """Say what one thread moves at a time: memory, and where it lies in the file."""
+
+    key: str
+    memory: memoryview
+    start: int
+    after: FileFetch | None
+
+
+class FileOffloadStore:
+    """Rest in a nameless file of a folder."""
+
+    def __init__(
+        self, folder: Path, rank: int, num_buffers: int, *, allocate: Allocate = plain_memory
+    ) -> None:
+        """Make the file; EnvironmentProblem where the folder is missing or not writable."""
+        self.pool: Pool = "nvme"
+        self._folder, self._who = folder, f"rank {rank}"
+        self._file = open_offload_file(folder, self._who)
+        self._extents: dict[str, FileExtent] = {}
+        self._end = 0
+        self._buffers = BoundedBuffers[FileFetch](num_buffers, allocate)
+        self._changed = Condition()
+        self._queue: deque[FileFetch] = deque()
+        self._writing: dict[str, FileFetch] = {}
+        self._failure: Exception | None = None
+        self._open = True
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="offload")
+
+    def add(self, key: str, numel: int, dtype: torch.dtype) -> None:
+        """Reserve the space of a new key, as zeros."""
+        assert key not in self._extents, f"{key} rests here already"
+        place = FileExtent(key=key, start=self._end, numel=numel, dtype=dtype)
+        size = binary_bytes(self._end + place.span_bytes)
+        with self._explained(f"reserving {size} up to {key}"):
+            reserve(self._file, place.start, place.span_bytes)
+        self._extents[key] = place
+        self._end += place.span_bytes
+
+    def view(self, key: str) -> torch.Tensor:
+        """Return the content of a key, mapped from the file."""
+        place = self._extents[key]
+        with self._changed:
+            self._changed.wait_for(lambda: key not in self._writing or self._failure is not None)
+            self._check()
+        if place.numel == 0:
+            return torch.empty(0, dtype=place.dtype)
+        with self._explained(f"mapping {key}"):
+            # Reading a page that is not there would end the process with a bus error.
+            self._require_all_there()
+            mapped = mmap.mmap(self._file, place.span_bytes, offset=place.start)
+        return torch.frombuffer(mapped, dtype=place.dtype, count=place.numel)
+
+    def fetch(self, keys: Sequence[str], *, read: bool = True) -> FileFetch:
+        """Start to read keys into one buffer, once there is one."""
+        with self._changed:
+            self._check()
+            places = [self._extents[key] for key in keys]
+            found = FileFetch(places, read=read, wait_for=self.wait_for, release=self.release)
+            self._queue.append(found)
+            self._grant()
+            return found
+
+    def put(
+        self,
+        keys: Sequence[str],
+        tensors: Sequence[torch.Tensor],
+        complete: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Start to write tensors; copies those of no fetch first, waiting for a buffer."""
+        with self._changed:
+            self._check()
+            found = self._buffers.owner_of(tensors)
+        if found is None:
+            complete()
+            found = self.fetch(keys, read=False)
+            copy_into(keys, found.wait(), tensors)
+            tensors = found.tensors()
+        with self._changed:
+            parts = found.parts_of(keys, tensors)
+            found.phase = "writing"
+            self._start(found, parts, lambda t: self._write(t, complete))
+            if found.left:
+                self._writing.update(dict.fromkeys(keys, found))
+
+    def flush(self) -> None:
+        """Return when all that was put is on the disk."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._writing or self._failure is not None)
+            self._check()
+        if not is_direct(self._file):
+            with self._explained("writing"):
+                os.fsync(self._file)
+
+    def close(self) -> None:
+        """End the threads and free buffers and file; what is under way is given up."""
+        with self._changed:
+            if not self._open:
+                return
+            self._open = False
+            self._queue.clear()
+            self._changed.notify_all()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        os.close(self._file)
+        self._buffers.clear()
+        self._writing.clear()
+        self._extents.clear()
+
+    def held_bytes(self) -> int:
+        """Return the bytes of the tensors that rest here."""
+        return sum(place.num_bytes for place in self._extents.values())
+
+    def live_bytes(self) -> Mapping[Pool, int]:
+        """Return the storages of the buffers, and the size of the file (whole pages)."""
+        file = os.fstat(self._file).st_size if self._extents else 0
+        return {"host": self._buffers.num_bytes(), "nvme": file}
+
+    def wait_for(self, found: FileFetch) -> list[torch.Tensor]:
+        """Return the tensors of a set once they have been read."""
+        with self._changed:
+            while not found.arrived():
+                self._check()
+                assert found.phase == "reading" or self._frees_a_buffer(), (
+                    f"{found} waits for a buffer, and the caller has all of them"
+                )
+                self._changed.wait()
+            self._check()
+            assert found.phase == "ready", f"{found} was put or released"
+            return found.tensors()
+
+    def release(self, found: FileFetch) -> None:
+        """Use the buffer of a set for others once nothing is read into it any more."""
+        with self._changed:
+            if found.phase == "queued":
+                self._queue.remove(found)
+                found.phase = "done"
+            elif found.phase == "reading":
+                found.dropped = True
+            elif found.phase == "ready":
+                self._free(found)
+
+    def _grant(self) -> None:
+        """Give buffers to sets that wait for one, first come first served."""
+        while self._queue and self._open:
+            found = self._queue[0]
+            found.buffer = self._buffers.take(found.size, found)
+            if found.buffer is None:
+                return
+            self._queue.popleft()
+            found.phase = "reading"
+            self._start(found, found.parts() if found.read else (), self._read)
+
+    def _start(
+        self,
+        found: FileFetch,
+        parts: Iterable[tuple[FileExtent, torch.Tensor]],
+        move: Callable[[_FileTransfer], None],
+    ) -> None:
+        transfers = [
+            transfer for place, part in parts for transfer in self._transfers_of(place, part)
+        ]
+        found.left = len(transfers)
+        for transfer in transfers:
+            self._threads.submit(self._run, found, transfer, move)
+        if not transfers:
+            self._moved(found)
+
+    def _transfers_of(self, place: FileExtent, part: torch.Tensor) -> Iterator[_FileTransfer]:
+        memory = part.numpy().data
+        # Threads take transfers in order, so a write that one waits for has been taken before.
+        after = self._writing.get(place.key)
+        for start in range(0, place.span_bytes, _CHUNK_BYTES):
+            yield _FileTransfer(
+                key=place.key,
+                memory=memory[start : start + _CHUNK_BYTES],
+                start=place.start + start,
+                after=after,
+            )
+
+    def _run(
+        self, found: FileFetch, transfer: _FileTransfer, move: Callable[[_FileTransfer], None]
+    ) -> None:
+        """Move one piece, in a thread; whatever goes wrong is kept for the caller."""
+        failure = None
+        try:
+            if self._may_move(transfer):
+                move(transfer)
+        except Exception as error:
+            failure = error
+        with self._changed:
+            self._failure = self._failure or failure
+            found.left -= 1
+            if found.left == 0:
+                self._moved(found)
+            self._changed.notify_all()
+
+    def _may_move(self, transfer: _FileTransfer) -> bool:
+        """Return once an earlier write of the same key is done: False if all has ended."""
+        after = transfer.after
+        with self._changed:
+            self._changed.wait_for(
+                lambda: after is None or after.left == 0 or self._failure or not self._open
+            )
+            return self._failure is None and self._open
+
+    def _read(self, transfer: _FileTransfer) -> None:
+        with self._explained(f"reading {transfer.key}"):
+            read_all(self._file, transfer.memory, transfer.start)
+
+    def _write(self, transfer: _FileTransfer, complete: Callable[[], object]) -> None:
+        complete()
+        with self._explained(f"writing {transfer.key}"):
+            # Writing past the end of a file that was cut short would leave zeros before it.
+            self._require_all_there()
+            write_all(self._file, transfer.memory, transfer.start)
+
+    def _require_all_there(self) -> None:
+        size = os.fstat(self._file).st_size
+        if size < self._end:
+            raise OSError(errno.EIO, f"the file ends at byte {size}")
+
+    def _moved(self, found: FileFetch) -> None:
+        """Go on with a set whose last byte has arrived, here or in the file."""
+        if found.phase == "reading" and not found.dropped:
+            found.phase = "ready"
+            return
+        for place in found.extents:
+            if self._writing.get(place.key) is found:
+                del self._writing[place.key]
+        self._free(found)
+
+    def _free(self, found: FileFetch) -> None:
+        assert found.buffer is not None, "a set without a buffer is not freed"
+        found.phase = "done"
+        self._buffers.give_back(found.buffer)
+        found.buffer = None
+        try:
+            self._grant()
+        except EchelonError as error:
+            self._failure = self._failure or error
+
+    def _frees_a_buffer(self) -> bool:
+        owners = self._buffers.owners.values()
+        return any(found.phase == "writing" or found.dropped for found in owners)
+
+    def _check(self) -> None:
+        """Raise what went wrong in a thread."""
+        assert self._open, "a place that was closed is used"
+        if isinstance(self._failure, EnvironmentProblem):
+            raise EnvironmentProblem(self._failure.problems) from self._failure
+        if self._failure is not None:
+            raise self._failure
+
+    @contextmanager
+    def _explained(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise explain_offload_error(error, self._folder, f"{self._who}: {doing}") from error

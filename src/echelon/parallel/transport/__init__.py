@@ -1,0 +1,8 @@
+"""What ranks send one another: the only room that calls `torch.distributed`.
+
+device_mesh   the groups of a rank, made from its mesh
+collectives   `Group`: every collective and message, recorded and checked
+messages      those that are messages between pairs (all of Gloo's but all-reduce)
+rows          rows gathered, scattered and summed, with the gradient sent back
+recorder      the events that a rank writes, on the clock of its device
+"""

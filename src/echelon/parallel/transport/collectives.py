@@ -1,0 +1,285 @@
+"""Every collective and message of a run: typed, recorded, and checked at the boundary.
+
+Nothing else in Echelon (but its part, `messages.py`) calls `torch.distributed`. A `Group` is this
+rank's group over one axis; each call records an Event with the bytes that the rank sends
+(`cost/bytes/terms.py`). Asynchrony is `Pending.wait()`; there are no hand-made streams. A tensor
+must be contiguous: Gloo reduces the raw memory of a strided view in silence.
+
+Over Gloo, all-gather and reduce-scatter are direct exchanges (`messages.py`): the bytes of the
+formula, no idle link, and the same result bit for bit on every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from echelon.cost.bytes.terms import (
+    all_gather_bytes,
+    all_reduce_bytes,
+    all_to_all_bytes,
+    reduce_scatter_bytes,
+)
+from echelon.parallel.tensor_memory import BufferPool
+from echelon.parallel.transport.messages import (
+    GlooPeers,
+    PendingWorks,
+    add_in_order,
+    start_all_gather,
+    start_gloo_exchange,
+    start_nccl_exchange,
+    start_reduce_scatter,
+)
+from echelon.parallel.transport.recorder import Recorder
+
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Pending:
+    """A collective under way; `wait` ends it, finishes its result, and records its event."""
+
+    __slots__ = ("_finish", "_name", "_recorder", "_work")
+
+    def __init__(
+        self,
+        work: dist.Work | PendingWorks | None = None,
+        finish: Callable[[], None] | None = None,
+        *,
+        name: str = "",
+        recorder: Recorder | None = None,
+    ) -> None:
+        """Hold the handle of torch and what is left to do when it is done."""
+        self._work, self._finish, self._name, self._recorder = work, finish, name, recorder
+
+    def done(self) -> bool:
+        """Return whether `wait` is known to return at once.
+
+        Gloo tells so of its own collectives only. Of messages, and so of all that is a direct
+        exchange (all-gather, reduce-scatter), it knows nothing before they are waited for: False.
+        """
+        return self._work is None or self._work.is_completed()
+
+    def wait(self) -> None:
+        """Return when the result is there; a second call returns at once."""
+        work, finish = self._work, self._finish
+        self._work = self._finish = None
+        if work is not None and self._recorder is not None:
+            with self._recorder.waiting(self._name):
+                work.wait()
+        if finish is not None:
+            finish()
+
+
+class Group:
+    """The ranks that this rank talks to over one axis (or over several axes at once)."""
+
+    def __init__(
+        self,
+        axis: str,
+        ranks: Sequence[int],
+        rank: int,
+        process_group: dist.ProcessGroup | None,
+        recorder: Recorder,
+    ) -> None:
+        """Hold the group of `ranks` (global, in order) that `rank` belongs to."""
+        self.axis, self.ranks, self.recorder = axis, tuple(ranks), recorder
+        self.size, self.index = len(self.ranks), self.ranks.index(rank)
+        self._group = process_group
+        gloo = process_group is not None and dist.get_backend(process_group) == "gloo"
+        self._gloo_group = process_group if gloo else None
+        self._exchanges = 0
+        self._buffer_pool = BufferPool(torch.device("cpu"))
+
+    @property
+    def receives_to_sum(self) -> bool:
+        """Return whether a reduce-scatter holds the others' parts in memory until `wait`."""
+        return self._gloo_group is not None
+
+    def all_reduce(self, tensor: torch.Tensor, *, name: str, async_op: bool = False) -> Pending:
+        """Sum `tensor` over the group, in place."""
+        if self.size == 1:
+            return Pending()
+        _check(name, tensor)
+        start = self.recorder.now()
+        work = dist.all_reduce(tensor, group=self._group, async_op=True)
+        record = self._event("all_reduce", name, all_reduce_bytes(tensor.nbytes, self.size), start)
+        return self._pending(work, name, record, async_op)
+
+    def all_gather(
+        self, whole: torch.Tensor, shard: torch.Tensor, *, name: str, async_op: bool = False
+    ) -> Pending:
+        """Fill `whole` [n * piece, ...] with the pieces of all ranks, in group order."""
+        if self.size == 1:
+            whole.copy_(shard)
+            return Pending()
+        _check(name, whole, shard)
+        start = self.recorder.now()
+        peers = self._peers()
+        if peers is None:
+            work = _all_gather(whole, shard, group=self._group, async_op=True)
+        else:
+            work = start_all_gather(whole, shard, peers)
+        record = self._event("all_gather", name, all_gather_bytes(shard.nbytes, self.size), start)
+        return self._pending(work, name, record, async_op)
+
+    def reduce_scatter(
+        self, shard: torch.Tensor, whole: torch.Tensor, *, name: str, async_op: bool = False
+    ) -> Pending:
+        """Fill `shard` with this rank's part of the sum of `whole` over the group."""
+        if self.size == 1:
+            shard.copy_(whole)
+            return Pending()
+        _check(name, whole, shard)
+        start = self.recorder.now()
+        sent = reduce_scatter_bytes(shard.nbytes, self.size)
+        record = self._event("reduce_scatter", name, sent, start)
+        peers = self._peers()
+        if peers is None:
+            work = _reduce_scatter(shard, whole, group=self._group, async_op=True)
+            return self._pending(work, name, record, async_op)
+        memory = self._buffer_pool.take((self.size - 1) * shard.nbytes)
+        received = memory[: (self.size - 1) * shard.nbytes].view(whole.dtype)
+        received = received.view(self.size - 1, *shard.shape)
+        works = start_reduce_scatter(received, whole, peers)
+
+        def add_up() -> None:
+            add_in_order(shard, received, whole, self.index)
+            self._buffer_pool.give_back(memory)
+            record()
+
+        return self._pending(works, name, add_up, async_op)
+
+    def all_to_all(
+        self, received: torch.Tensor, sent: torch.Tensor, *, name: str, async_op: bool = False
+    ) -> Pending:
+        """Send part i of `sent` (equal parts of its rows) to member i; its part is i of `received`.
+
+        The exchange is its own transpose: backward is the same exchange of the gradient.
+        """
+        if self.size == 1:
+            received.copy_(sent)
+            return Pending()
+        _check(name, received, sent)
+        start = self.recorder.now()
+        work = dist.all_to_all_single(received, sent, group=self._group, async_op=True)
+        record = self._event("all_to_all", name, all_to_all_bytes(sent.nbytes, self.size), start)
+        return self._pending(work, name, record, async_op)
+
+    def exchange(
+        self, sends: Mapping[int, torch.Tensor], receives: Mapping[int, torch.Tensor], *, name: str
+    ) -> Pending:
+        """Start to send and receive flat tensors of any sizes, by the place of the other member.
+
+        Every member calls this, one that has nothing to send or receive too; what one sends another
+        must receive. What is sent must not change until `wait`.
+        """
+        if self.size == 1:
+            return Pending()
+        _check(name, *sends.values(), *receives.values())
+        start = self.recorder.now()
+        peers = self._peers()
+        if peers is None:
+            work = start_nccl_exchange(sends, receives, self.ranks, self._group)
+        else:
+            work = start_gloo_exchange(sends, receives, peers)
+        sent = sum(tensor.nbytes for tensor in sends.values())
+        return self._pending(work, name, self._event("all_to_all", name, sent, start), True)
+
+    def gather_rows(self, row: torch.Tensor, *, name: str) -> torch.Tensor:
+        """Return [n, len(row)]: the small vector of every rank, the same on all of them."""
+        whole = row.new_empty((self.size, row.numel()))
+        self.all_gather(whole.view(-1), row, name=name).wait()
+        return whole
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return what every rank gave, in group order; for small things, outside of steps."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        with self.recorder.waiting("gather_objects"):
+            dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def open_communicator(self) -> None:
+        """Make the communicator of NCCL, for which every member must come; all call it together.
+
+        NCCL does so in the first call, and the first exchange may be one that not all take part in.
+        """
+        if self.size > 1 and self._gloo_group is None:
+            token = torch.zeros(1, device=f"cuda:{torch.cuda.current_device()}")
+            with self.recorder.waiting(f"the other ranks of {self.axis}"):
+                dist.all_reduce(token, group=self._group)
+
+    def open_links(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Open the links between pairs of members, in this order; all members call it together.
+
+        NCCL opens a link inside of the first call that uses it, where either end waits for the
+        other. In a pipeline the first call of one rank may be on another link than that of its
+        peer, and both would wait for ever; so links are opened here, one after the other.
+        """
+        device = "cpu" if self._gloo_group is not None else f"cuda:{torch.cuda.current_device()}"
+        token = torch.zeros(1, device=device)
+        with self.recorder.waiting("the other ranks of the pipeline"):
+            for first, second in pairs:
+                if self.index == first:
+                    dist.send(token, self.ranks[second], group=self._group)
+                elif self.index == second:
+                    dist.recv(token, self.ranks[first], group=self._group)
+
+    def send(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
+        """Send `tensor` to member `index` of the group; it must live until `wait`."""
+        _check(name, tensor)
+        start = self.recorder.now()
+        work = dist.isend(tensor, self.ranks[index], group=self._group, tag=tag)
+        record = self._event("send", name, tensor.nbytes, start, microbatch=tag)
+        return self._pending(work, name, record, async_op=True)
+
+    def receive(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
+        """Receive into `tensor` from member `index` of the group."""
+        _check(name, tensor)
+        work = dist.irecv(tensor, self.ranks[index], group=self._group, tag=tag)
+        return Pending(work, name=name, recorder=self.recorder)
+
+    def _peers(self) -> GlooPeers | None:
+        """Return the members of this group for the next direct exchange; None where not Gloo."""
+        if self._gloo_group is None:
+            return None
+        self._exchanges += 1
+        return GlooPeers(self._gloo_group, self.ranks, self.index, self._exchanges)
+
+    def _event(
+        self, kind: str, name: str, sent: int, start: float, microbatch: int | None = None
+    ) -> Callable[[], None]:
+        """Return what records a call that began at `start`, once it has ended."""
+        return partial(
+            self.recorder.record,
+            kind,
+            name,
+            axis=self.axis,
+            num_bytes=sent,
+            start=start,
+            microbatch=microbatch,
+        )
+
+    def _pending(
+        self,
+        work: dist.Work | PendingWorks | None,
+        name: str,
+        finish: Callable[[], None],
+        async_op: bool,
+    ) -> Pending:
+        pending = Pending(work, finish, name=name, recorder=self.recorder)
+        if not async_op:
+            pending.wait()
+        return pending
+
+
+def _check(name: str, *tensors: torch.Tensor) -> None:
+    for tensor in tensors:
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name}: a strided tensor cannot be sent without a copy")

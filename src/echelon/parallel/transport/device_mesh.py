@@ -1,0 +1,201 @@
+"""The one place where a Mesh becomes process groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol, cast
+
+import torch.distributed as dist
+
+from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
+from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.core.parameters import ParameterSpec
+from echelon.core.plan import Plan
+from echelon.cost.bytes.data import EXPERT_DATA_AXIS, EXPERT_SHARD_AXIS
+from echelon.layout.muon import STAGE_AXES
+from echelon.parallel.transport.collectives import Group
+from echelon.parallel.transport.recorder import Recorder
+from echelon.schedule.from_plan import stage_placement_from_plan
+
+_Ranks = Sequence[tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGroups:
+    """Hold the groups of one rank."""
+
+    rank: int
+    """This rank."""
+    recorder: Recorder
+    """What writes events down."""
+    world: Group
+    """All ranks: the few numbers of a step that every rank needs."""
+    data: Group
+    """dp_replicate x dp_shard x cp: sums losses and gradients."""
+    shard: Group
+    """dp_shard x cp: cuts slices."""
+    replicate: Group
+    """dp_replicate: the ranks that hold copies of a slice."""
+    stage: Group
+    """All ranks of one pipeline stage, which share out Muon's matrices."""
+    tensor: Group
+    """`tp`."""
+    ring: Group
+    """The part of `cp` that sends keys around (`core.attention_mask`)."""
+    ulysses: Group
+    """The part of `cp` whose neighbours exchange heads."""
+    pipe_forward: Group
+    """Activations between stages. NCCL runs the messages of a communicator in order, so each
+    direction has its own."""
+    pipe_backward: Group
+    """Gradients between stages."""
+    tied: Group
+    """The ranks of the first and the last stage, where both hold the embedding."""
+    mirror: Group
+    """Two ranks that hold copies of the same stages."""
+    expert: Group
+    """The ranks that hold shares of the routed experts (`core.mesh`)."""
+    expert_across: Group
+    """Those of `expert` with the same place on each node."""
+    expert_within: Group
+    """Those of `expert` on this node."""
+    expert_data: Group
+    """What `data` is, for routed experts."""
+    expert_shard: Group
+    """What `shard` is, for routed experts."""
+    expert_tensor: Group
+    """The ranks that hold pieces of the same experts."""
+    sequence: Group
+    """cp x tp: has the tokens of the same sequences."""
+
+    def tensor_group_for(self, spec: ParameterSpec) -> Group:
+        """Return the ranks that hold the pieces of a parameter, where it has a dim to cut."""
+        return self.tensor if spec.expert is None else self.expert_tensor
+
+    def data_groups(self, *, expert: bool) -> tuple[Group, Group]:
+        """Return the ranks that sum a gradient, and those of one replica, which cut it in slices.
+
+        Routed experts have groups of their own.
+        """
+        return (self.expert_data, self.expert_shard) if expert else (self.data, self.shard)
+
+
+def shares_sequences(plan: Plan) -> bool:
+    """Return whether ranks must know of one another's tokens of a sequence before they go on."""
+    balance = plan.mathematics.balance
+    return balance.counts_first or balance.capacity_factor is not None
+
+
+def rank_groups(plan: Plan, recorder: Recorder) -> RankGroups:
+    """Make the groups of the recorder's rank; every rank must call this, with the same plan.
+
+    A group that the plan does not need is one of this rank alone.
+    """
+    mesh, rank = plan.mesh, recorder.rank
+
+    def over(axis: str, groups: _Ranks, *, needed: bool = True) -> Group:
+        mine: tuple[int, ...] = (rank,)
+        handle: dist.ProcessGroup | None = None
+        for ranks in groups if needed else ():
+            # Every rank takes part in making every group, its own or not: torch asks for it.
+            made = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+            if rank in ranks:
+                mine, handle = ranks, cast("dist.ProcessGroup | None", made)
+        return Group(axis, mine, rank, handle, recorder)
+
+    experts, has_experts = plan.layout.experts, plan.model.experts is not None
+    u, contexts = plan.layout.context.ulysses_degree, mesh.groups(Axis.CP)
+    neighbours = [ranks[i : i + u] for ranks in contexts for i in range(0, len(ranks), u)]
+    slices, expert_slices = plan.layout.zero.stage > 0, has_experts and experts.zero_stage > 0
+    replicas = mesh.groups(Axis.DP_REPLICATE)
+    whole = OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices
+    by_sequence = has_experts and shares_sequences(plan)
+    tensor = over(Axis.TP.value, mesh.groups(Axis.TP))
+    groups = RankGroups(
+        rank=rank,
+        recorder=recorder,
+        world=over("world", mesh.groups(*MESH_AXES)),
+        data=over("dp", mesh.groups(*LOSS_AXES)),
+        shard=over(Axis.DP_SHARD.value, mesh.groups(*SHARD_AXES), needed=slices),
+        replicate=over(Axis.DP_REPLICATE.value, replicas, needed=slices or expert_slices),
+        stage=over("stage", mesh.groups(*STAGE_AXES), needed=whole or has_experts),
+        tensor=tensor,
+        ring=over(Axis.CP.value, [ranks[place::u] for ranks in contexts for place in range(u)]),
+        ulysses=over(Axis.CP.value, neighbours),
+        **_pipeline_groups(plan, over),
+        **_expert_groups(plan, over),
+        expert_tensor=tensor if experts.expert_tp > 1 else over(Axis.TP.value, ()),
+        sequence=over("sequence", mesh.groups(Axis.CP, Axis.TP), needed=by_sequence),
+    )
+    # In the first message of these groups not all members take part.
+    for group in (groups.expert, groups.expert_across, groups.expert_within, groups.ring):
+        group.open_communicator()
+    for group in (groups.pipe_forward, groups.pipe_backward) if mesh.pp > 1 else ():
+        group.open_links(_pipeline_links(plan))
+    return groups
+
+
+class _MakeGroup(Protocol):
+    def __call__(self, axis: str, groups: _Ranks, *, needed: bool = True) -> Group: ...
+
+
+def _pipeline_groups(plan: Plan, over: _MakeGroup) -> dict[str, Group]:
+    """Return the groups of pipeline ranks, by the names of their fields."""
+    mesh, placement = plan.mesh, stage_placement_from_plan(plan)
+    pipes, mirrored = mesh.groups(Axis.PP), bool(placement.mirrored)
+    first, last = placement.stage_ranks[0], placement.stage_ranks[-1]
+    half = range(mesh.pp // 2)
+    mirrors = [(ranks[place], ranks[-1 - place]) for ranks in pipes for place in half]
+    one_each = first != last and not mirrored
+    return {
+        "pipe_forward": over(Axis.PP.value, pipes),
+        "pipe_backward": over(Axis.PP.value, pipes),
+        "tied": over(
+            Axis.PP.value,
+            [(ranks[first], ranks[last]) for ranks in pipes],
+            needed=plan.model.tied and one_each,
+        ),
+        "mirror": over(Axis.PP.value, mirrors, needed=mirrored),
+    }
+
+
+def _pipeline_links(plan: Plan) -> list[tuple[int, int]]:
+    """Return the pairs of places in the pipeline between which messages travel, in order."""
+    placement = stage_placement_from_plan(plan)
+    between = {
+        tuple(sorted((placement.rank_of(stage, one), placement.rank_of(stage + 1, one))))
+        for stage in range(placement.num_stages - 1)
+        for one in {0, *placement.mirrored[:1]}
+    }
+    return sorted((a, b) for a, b in between if a != b)
+
+
+def _expert_groups(plan: Plan, over: _MakeGroup) -> dict[str, Group]:
+    """Return the groups of routed experts, by the names of their fields."""
+    mesh, layout = plan.mesh, plan.layout.experts
+    folds: _Ranks = ()
+    copies: _Ranks = ()
+    slices: _Ranks = ()
+    nodes: list[list[tuple[int, ...]]] = []
+    if plan.model.experts is not None:
+        folds = mesh.expert_groups(expert_tp=layout.expert_tp)
+        copies = mesh.expert_data_groups(expert_tp=layout.expert_tp)
+        if layout.zero_stage > 0:
+            slices = mesh.expert_shard_groups(expert_tp=layout.expert_tp)
+        if layout.dispatch == "two-hop":
+            size = plan.cluster.devices_per_node
+            nodes = [
+                [tuple(one) for _, one in groupby(fold, lambda rank: rank // size)]
+                for fold in folds
+            ]
+    return {
+        "expert": over(Axis.EP.value, folds),
+        "expert_across": over(
+            "ep_across", [ranks for one in nodes for ranks in zip(*one, strict=True)]
+        ),
+        "expert_within": over("ep_within", [ranks for one in nodes for ranks in one]),
+        "expert_data": over(EXPERT_DATA_AXIS, copies),
+        "expert_shard": over(EXPERT_SHARD_AXIS, slices),
+    }

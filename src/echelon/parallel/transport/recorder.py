@@ -1,0 +1,160 @@
+"""What a rank writes down while it runs: one Event per collective, message and action.
+
+A GPU runs what it was given later than the host gives it, so what the host's clock says of an
+action is when it was launched. There an action is put between two marks, events in the queue of the
+device: when it has passed one, its distance from the first mark is known. Marks cost microseconds
+and wait for nothing; actions are written when the step has ended (`settle`). Collectives have the
+host's times there: when they were launched and awaited.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from echelon.core.event import Event, EventSink
+from echelon.launch.context import RankProgress
+
+
+class CudaClock:
+    """The clock of the stream that computes on one GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Set the clock: the device must have nothing to do, so that both clocks meet."""
+        self._device = device
+        torch.cuda.synchronize(device)
+        self._first = self.mark()
+        self._first.synchronize()
+        self._zero = time.perf_counter()
+
+    def mark(self) -> torch.cuda.Event:
+        """Put an event into the current stream."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def at(self, mark: torch.cuda.Event) -> float:
+        """Return when the device came to a mark, on the host's `perf_counter`; waits for it."""
+        mark.synchronize()
+        return self._zero + self._first.elapsed_time(mark) / 1000.0
+
+
+def clock_of(device: torch.device) -> CudaClock | None:
+    """Return the clock of a device that runs behind the host; None where the host's is right."""
+    return CudaClock(device) if device.type == "cuda" else None
+
+
+class Recorder:
+    """Stamp events with this rank, its clock, and the stage and microbatch now at work."""
+
+    def __init__(
+        self,
+        rank: int,
+        sink: EventSink,
+        waits: RankProgress | None = None,
+        clock: CudaClock | None = None,
+    ) -> None:
+        """Send the events of `rank` to `sink` and its waits to `waits`; the clock starts now.
+
+        `clock` tells when the device ran an action, where that is not when the host did.
+        """
+        self.rank, self.sink = rank, sink
+        self._clock = clock
+        self._marked: list[tuple[Event, torch.cuda.Event, torch.cuda.Event]] = []
+        self._waits = waits
+        self.waited_s = 0.0
+        self.stage: int | None = None
+        self.microbatch: int | None = None
+        self._task = ""
+        self._turn: int | None = None
+        self._zero = time.perf_counter()
+
+    def now(self) -> float:
+        """Return the seconds since this recorder was made."""
+        return time.perf_counter() - self._zero
+
+    def at(self, task: str, turn: int | None) -> None:
+        """Say what this rank runs or is about to run, and its place in an order of all ranks' work.
+
+        Where every rank waits, the one whose turn comes first waits for what was never sent.
+        """
+        self._task, self._turn = task, turn
+
+    @contextmanager
+    def waiting(self, collective: str) -> Iterator[None]:
+        """Mark what happens inside as a wait for other ranks, and add up how long it took.
+
+        The rank that waits least is the one that the others wait for.
+        """
+        start = self.now()
+        if self._waits is not None:
+            where = f"{collective} at {self._task}" if self._task else collective
+            self._waits.enter(where, self._turn)
+        try:
+            yield
+        finally:
+            if self._waits is not None:
+                self._waits.leave()
+            self.waited_s += self.now() - start
+
+    def record(
+        self,
+        kind: str,
+        name: str,
+        *,
+        start: float,
+        axis: str = "",
+        num_bytes: int = 0,
+        microbatch: int | None = None,
+    ) -> None:
+        """Write one event that began at `start` and ends now."""
+        self.sink.record(
+            Event(
+                kind=kind,
+                name=name,
+                axis=axis,
+                stage=self.stage,
+                microbatch=self.microbatch if microbatch is None else microbatch,
+                bytes=num_bytes,
+                start=start,
+                end=self.now(),
+                rank=self.rank,
+            )
+        )
+
+    @contextmanager
+    def action(self, kind: str, stage: int, microbatch: int) -> Iterator[None]:
+        """Record what happens inside as one pipeline action."""
+        self.stage, self.microbatch = stage, microbatch
+        try:
+            with self.span(kind, f"{kind}{stage}.{microbatch}"):
+                yield
+        finally:
+            self.stage, self.microbatch = None, None
+
+    @contextmanager
+    def span(self, kind: str, name: str) -> Iterator[None]:
+        """Record what happens inside, at the times when the device runs it."""
+        start, clock = self.now(), self._clock
+        begin = None if clock is None else clock.mark()
+        try:
+            yield
+        finally:
+            if clock is None or begin is None:
+                self.record(kind, name, start=start)
+            else:
+                where, at = self.stage, self.microbatch
+                event = Event(kind=kind, name=name, stage=where, microbatch=at, rank=self.rank)
+                self._marked.append((event, begin, clock.mark()))
+
+    def settle(self) -> None:
+        """Write down the actions whose times only the device knows; waits until it has run them."""
+        marked, self._marked = self._marked, []
+        for event, begin, end in marked:
+            assert self._clock is not None
+            start = self._clock.at(begin) - self._zero
+            self.sink.record(replace(event, start=start, end=self._clock.at(end) - self._zero))

@@ -1,0 +1,239 @@
+"""What a plan takes: seconds of a step and bytes of its fullest rank, by term, with a band.
+
+The terms are those of `cost/seconds/` and `cost/bytes/`, and add up to the totals exactly. The band
+is what the trainer leaves open: a step is not shorter than with everything hidden that can be
+hidden behind compute, nor longer than with nothing hidden; an allocator holds back nothing, or
+twice its usual slack.
+
+To closed forms of bytes comes what our trainer has beside others: where gradients of microbatches
+add up in slices (ZeRO 2 and 3), it fills whole buckets of them, one for each update rule, while the
+sums of two more travel (`cost/bytes/transient.py`); at stage 3 a bucket is a unit, and of experts
+it is large at stage 2 too.
+
+How far estimates are from measured runs, `bench/accuracy/` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from echelon.core.cluster import Cluster
+from echelon.core.plan import Mathematics, Plan
+from echelon.cost.bytes.fullest_rank import (
+    block_weights,
+    embedding_weights,
+    fullest_rank_bytes,
+    head_weights,
+)
+from echelon.cost.bytes.transient import BUCKETS_IN_FLIGHT
+from echelon.cost.seconds.balance import Stages
+from echelon.cost.seconds.events import PipelineOrder, simulated_terms
+from echelon.cost.seconds.flops import model_flops_per_token
+from echelon.cost.seconds.from_plan import cost_inputs_from_plan, peak_flops
+from echelon.cost.seconds.inputs import CostInputs, Terms, TrainerConstants
+from echelon.cost.seconds.numbers import Num
+from echelon.cost.seconds.step import block_kind_seconds, step_seconds
+from echelon.cost.seconds.trainer_generations import OURS, OVERLAPS
+from echelon.cost.seconds.unit_times import UnitTimes, block_kinds, unit_times_from_blocks
+from echelon.planner.predict.peak_bytes import (
+    other_trainer_stage_bytes,
+    peak_bytes_by_place,
+    plain_number,
+    state_byte_ratios,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Hold what a step of a plan takes and what its fullest rank holds, by term.
+
+    `inputs` are what the formulas were given: what would be with other numbers can be asked of
+    them.
+    """
+
+    inputs: CostInputs
+    seconds: Mapping[str, float]
+    bytes: Mapping[str, float]
+    devices: int
+    tokens: int
+    model_flops: float
+    peak_flops: float
+
+    @property
+    def step_s(self) -> float:
+        """Return the seconds of a step."""
+        return sum(self.seconds.values())
+
+    @property
+    def bytes_held(self) -> float:
+        """Return the bytes that the fullest rank holds at its peak."""
+        return sum(self.bytes.values())
+
+    @property
+    def tokens_per_s_per_device(self) -> float:
+        """Return the tokens of a device in a second."""
+        return self.tokens / self.step_s / self.devices
+
+    @property
+    def mfu(self) -> float:
+        """Return the share of the devices' peak that the model's own FLOPs are.
+
+        Chowdhery et al., PaLM (2022), appendix B: recompute does not count.
+        """
+        return self.model_flops / (self.step_s * self.devices * self.peak_flops)
+
+    @property
+    def step_band(self) -> tuple[float, float]:
+        """Return how short and how long a step can be, by what is hidden behind compute."""
+        now, closed = self.step_s, _step_s(self.inputs)
+        hidden, shown = (now + _step_s(self.inputs, share) - closed for share in (1.0, 0.0))
+        return min(hidden, now), max(shown, now)
+
+    @property
+    def bytes_band(self) -> tuple[float, float]:
+        """Return how little and how much is held, by what an allocator holds back."""
+        slack, held = self.bytes["slack"], self.bytes_held
+        return held - slack, held + slack
+
+    def token_price(self, price_per_device_hour: float) -> float:
+        """Return what a million tokens cost."""
+        return 1e6 * price_per_device_hour / 3600.0 / self.tokens_per_s_per_device
+
+
+def estimate_plan(plan: Plan, times: UnitTimes | None = None) -> Estimate:
+    """Return what a plan takes in our own trainer: what a search says of it, too.
+
+    A pipeline is timed event by event, by `times` or those of the formulas; bytes are those of the
+    plan's lists.
+    """
+    return with_exact_bytes(plan, estimate_by_events(plan, times=times))
+
+
+def estimate_by_events(
+    plan: Plan, software: TrainerConstants | None = None, times: UnitTimes | None = None
+) -> Estimate:
+    """Return what a plan takes: a pipeline event by event, bytes by closed forms."""
+    work = cost_inputs_from_plan(plan, software)
+    found = estimate_from_inputs(work, plan.mathematics, plan.cluster)
+    if plan.mesh.pp == 1:
+        return found
+    times = times or unit_times_from_blocks(block_kind_seconds(work), block_kinds(plan))
+    return with_simulated_terms(
+        found, PipelineOrder.from_plan(plan), times, plan.layout.pipeline.stages
+    )
+
+
+def with_simulated_terms(
+    found: Estimate, order: PipelineOrder, times: UnitTimes, stages: Stages
+) -> Estimate:
+    """Return an estimate of a pipeline by closed forms with its actions timed one by one."""
+    share = float(np.asarray(found.inputs.machine.share))
+    return replace(found, seconds=simulated_terms(found.seconds, order, times, stages, share=share))
+
+
+def with_exact_bytes(plan: Plan, found: Estimate, *, trainer: str = OURS) -> Estimate:
+    """Return an estimate with the bytes of the lists of a Plan; another trainer has its own."""
+    if trainer == OURS:
+        return _with_bytes_by_place(found, peak_bytes_by_place(plan))
+
+    places = peak_bytes_by_place(plan, other_trainer_stage_bytes(plan, found.inputs))
+    times = state_byte_ratios(plan, found.inputs)
+    closed = {name: found.bytes[name] for name in ("gathered", "buffers")}
+    own = [
+        {name: size * times.get(name, 1.0) for name, size in terms.items()} | closed
+        for terms in places
+    ]
+    return _with_bytes_by_place(found, own)
+
+
+def estimate_from_inputs(
+    work: CostInputs, mathematics: Mathematics, cluster: Cluster, *, trainer: str = OURS
+) -> Estimate:
+    """Return what one plan takes whose numbers are those of `work`."""
+    tokens = mathematics.global_sequences * mathematics.sequence_length
+    flops = model_flops_per_token(mathematics.model, mathematics.sequence_length)
+    return Estimate(
+        inputs=work,
+        seconds=_single(step_seconds(work).terms),
+        bytes=_single(closed_form_bytes(work, trainer).terms),
+        devices=round(float(work.layout.devices)),
+        tokens=tokens,
+        model_flops=flops * tokens,
+        peak_flops=peak_flops(cluster, mathematics.precision.parameters),
+    )
+
+
+def _with_bytes_by_place(estimate: Estimate, places: Sequence[Mapping[str, float]]) -> Estimate:
+    """Return an estimate with the bytes of its fullest place, of those that lists give by term.
+
+    What an allocator holds back and a device's context takes come on top, as in closed forms.
+    """
+    fullest = max(places, key=lambda terms: sum(terms.values()))
+    software, used = estimate.inputs.software, sum(fullest.values())
+    beside = {"slack": software.slack * used, "context": software.context_bytes}
+    return replace(estimate, bytes={**fullest, **_single(beside)})
+
+
+def _single(terms: Mapping[str, Num]) -> dict[str, float]:
+    """Return terms of one plan as plain numbers."""
+    return {name: plain_number(value) for name, value in terms.items()}
+
+
+def _step_s(work: CostInputs, hidden: float | None = None) -> float:
+    """Return the seconds of a step, of which so much is hidden as can be (1), or nothing (0)."""
+    if hidden is not None:
+        software = replace(work.software, **dict.fromkeys(OVERLAPS, hidden))
+        work = replace(work, software=software)
+    return sum(_single(step_seconds(work).terms).values())
+
+
+_STATES_ON_DEVICE = 2.0
+"""Buckets of offloaded state on a device at once: `zero.offload_buffers` where nobody says more."""
+
+
+def closed_form_bytes(work: CostInputs, trainer: str = OURS) -> Terms:
+    """Return what the fullest rank of a plan of a trainer holds at its peak."""
+    found = fullest_rank_bytes(work)
+    layout = work.layout
+    sums = np.any(np.asarray(layout.zero) >= 2.0)
+    in_transfer = np.any(np.asarray(layout.offload) > 0.0)
+    if trainer != OURS or not (sums or in_transfer):
+        return found
+    more: Num = _whole_sums(work) if sums else 0.0
+    more = more + (_state_in_transfer(work) if in_transfer else 0.0)
+    extra = {"buffers": more, "slack": work.software.slack * more}
+    terms = dict(found.terms)
+    return Terms(terms=terms | {name: terms[name] + size for name, size in extra.items()})
+
+
+def _whole_sums(work: CostInputs) -> Num:
+    """Return the bytes of gradients that are whole while they are added up in slices."""
+    expert = np.any(np.asarray(work.model.experts) > 0.0)
+    shared, routed = block_weights(work.model, work.layout, mixture=bool(expert))
+    layout, each = work.layout, work.software.gradient_bytes
+    # What is whole counts beside the unit that closed forms have for every trainer at stage 3.
+    routed = (BUCKETS_IN_FLIGHT + 2.0) * routed
+    shared = np.where(np.asarray(layout.zero) >= 3.0, BUCKETS_IN_FLIGHT * shared, 0.0)
+    alone = np.asarray(layout.shard) <= 1.0
+    return np.where((np.asarray(layout.zero) >= 2.0) & ~alone, each * (routed + shared), 0.0)
+
+
+def _state_in_transfer(work: CostInputs) -> Num:
+    """Return the bytes of optimizer state that is on its way from the host or back.
+
+    A bucket is a block, its routed experts, or an end of the model: whatever is more than
+    `zero.bucket_bytes`; two of them are on the device.
+    """
+    model, layout = work.model, work.layout
+    dense, _ = block_weights(model, layout, mixture=False)
+    mixed, routed = block_weights(model, layout, mixture=True)
+    ends = np.maximum(embedding_weights(model, layout), head_weights(model, layout))
+    shared = np.maximum(np.maximum(dense, mixed), ends)
+    inner = layout.ep * layout.expert_tp
+    cut = np.maximum(1.0, layout.tp * layout.shard / inner)
+    largest = np.maximum(shared / layout.shard, routed / cut)
+    each = _STATES_ON_DEVICE * work.software.state_bytes * largest
+    return np.where(np.asarray(layout.offload) > 0.0, each, 0.0)

@@ -1,0 +1,260 @@
+"""The formulas of `cost/seconds/` over the rows of a search, blocks once for each shard.
+
+What a block takes depends on a mesh and its microbatch only up to what pipeline and data ranks
+make of it, so thousands of rows share a few hundred blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echelon.core.choices.context_kinds import CONTEXT_KINDS
+from echelon.cost.seconds.from_plan import machine_numbers_from_cluster, model_numbers_from_shape
+from echelon.cost.seconds.inputs import CostInputs, Terms
+from echelon.cost.seconds.numbers import Array, LayoutNumbers, Num
+from echelon.cost.seconds.step import BlockKindSeconds, block_kind_seconds, step_seconds
+from echelon.interop.tools import tool_of_trainer
+from echelon.planner.predict.estimate import closed_form_bytes
+from echelon.planner.search.legal_meshes import Columns, LegalMeshes, expert_fold_degrees
+from echelon.planner.search.options import (
+    ScheduleOption,
+    ZeroOption,
+    pinned_zero_options,
+    recompute_options,
+    schedule_options,
+)
+from echelon.planner.search.request import SearchRequest
+
+Record = TypeVar("Record")
+RowIndex = NDArray[np.int64]
+
+_OF_BLOCKS = (
+    *("tp", "cp", "ep", "expert_tp", "sequence_parallel", "ulysses", "gathered", "microbatch"),
+)
+
+
+class VectorizedFormulas:
+    """Give seconds and bytes of rows of a search, with what else a plan needs as arrays."""
+
+    def __init__(self, request: SearchRequest, rows: LegalMeshes) -> None:
+        """Keep the rows as the numbers that the formulas read."""
+        self._request = request
+        found = rows.columns
+        names = (*_OF_BLOCKS[:-2], "pp", "microbatch", "microbatches")
+        self.columns: dict[str, Array] = {name: found[name].astype(float) for name in names}
+        at_once = [i for i, one in enumerate(CONTEXT_KINDS.values()) if one.gathers_keys]
+        gathered = np.isin(found["kind"], at_once)
+        self.columns["gathered"] = gathered.astype(float)
+        self._machine = machine_numbers_from_cluster(
+            request.cluster, request.mathematics.precision.parameters, ranks=rows.world
+        )
+        # Rows of one split with one microbatch have the same blocks.
+        most = int(found["microbatch"].max(initial=0)) + 1
+        self._shard: RowIndex = found["split"] * most + found["microbatch"]
+        self._blocks: BlockKindSeconds | None = None
+        self._known: RowIndex = np.full(len(rows), -1, dtype=np.int64)
+
+    def prepare(self, index: RowIndex) -> None:
+        """Compute the blocks of these rows, once for all that share them."""
+        _, first, which = np.unique(self._shard[index], return_index=True, return_inverse=True)
+        alike = {name: self.columns[name][index[first]] for name in _OF_BLOCKS}
+        self._blocks = block_kind_seconds(self._work(LayoutNumbers(**alike)))
+        self._known[index] = which
+
+    def seconds(self, index: RowIndex, **rest: Num) -> Terms:
+        """Return the seconds of prepared rows at `index`; `rest` are fields of LayoutNumbers."""
+        assert self._blocks is not None
+        blocks = take_nested_entries(self._blocks, self._known[index])
+        return step_seconds(self._at(index, rest), blocks)
+
+    def bytes(self, index: RowIndex, **rest: Num) -> Terms:
+        """Return the bytes of rows at `index`; `rest` are fields of LayoutNumbers."""
+        return closed_form_bytes(self._at(index, rest), self._request.trainer)
+
+    def _at(self, index: RowIndex, rest: dict[str, Num]) -> CostInputs:
+        layout: dict[str, Any] = {name: column[index] for name, column in self.columns.items()}
+        return self._work(LayoutNumbers(**layout | rest))
+
+    def _work(self, layout: LayoutNumbers) -> CostInputs:
+        request = self._request
+        length = request.mathematics.sequence_length
+        return CostInputs(
+            model=model_numbers_from_shape(request.model, length, tp=layout.tp),
+            machine=self._machine,
+            software=request.software,
+            layout=layout,
+        )
+
+
+def take_nested_entries(record: Record, index: RowIndex) -> Record:
+    """Return a record of records with every array in it replaced by its entries at `index`."""
+    done: dict[int, Any] = {}
+    changed: dict[str, Any] = {}
+    for item in fields(record):  # type: ignore[arg-type]
+        value: Any = getattr(record, item.name)
+        if id(value) in done:
+            changed[item.name] = done[id(value)]
+        elif hasattr(value, "__dataclass_fields__"):
+            changed[item.name] = done[id(value)] = take_nested_entries(value, index)
+        elif np.ndim(value):
+            changed[item.name] = done[id(value)] = value[index]
+    return replace(record, **changed)  # type: ignore[type-var]
+
+
+def broadcast_to_array(value: Num, count: int) -> Array:
+    """Return a quantity as an array of `count` numbers, also where it is the same for all."""
+    return np.broadcast_to(np.asarray(value, dtype=float), (count,))
+
+
+OptionT = TypeVar("OptionT", ZeroOption, ScheduleOption)
+_ZERO_OPTION_NUMBERS = ("zero", "dp_replicate", "dp_shard", "reshard", "offload")
+_SCHEDULE_OPTION_NUMBERS = ("schedule", "virtual")
+
+
+@dataclass(slots=True)
+class OptionTable(Generic[OptionT]):
+    """Hold the choices of some rows one after the other: `row` says whose each is."""
+
+    row: RowIndex
+    options: Sequence[OptionT]
+    option_index: RowIndex
+    numbers: dict[str, Array]
+    fits: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
+
+    def option_at(self, place: int) -> OptionT:
+        """Return the choice that stands at a place."""
+        return self.options[int(self.option_index[place])]
+
+
+class OptionTables:
+    """Give the choices of the rows of one world size."""
+
+    def __init__(self, request: SearchRequest, *, offload: bool) -> None:
+        """Make the lists that are the same for all rows."""
+        pins = request.pins
+        self._request = request
+        self._offload = offload or pins.values_of("offload") == (1,)
+        self.recomputes = recompute_options(pins, request.model.layers)
+        self.columns: Columns = {}
+        self.world = 0
+
+    @property
+    def offloads(self) -> float:
+        """Return 1 where optimizer state rests in the memory of hosts."""
+        return float(self._offload)
+
+    @property
+    def recompute_ends(self) -> tuple[float, float]:
+        """Return the least and the largest share of blocks that run forward again."""
+        return self.recomputes[0][1], self.recomputes[-1][1]
+
+    def set_meshes(self, rows: LegalMeshes) -> None:
+        """Make the lists of these rows, each once for all rows that share it."""
+        self.columns = columns = rows.columns
+        self.world = rows.world
+        inner = expert_fold_degrees(columns, np.ones(len(rows), dtype=np.int64))
+        keys = [columns["dp"], columns["cp"], columns["ep"], inner]
+        pins, layers = self._request.pins, self._request.model.layers
+        tool = tool_of_trainer(self._request.trainer)
+        able = None if tool is None else tool.abilities
+        if able is not None:
+            keys += [columns["pp"], columns["tp"]]
+
+        def shares(key: tuple[int, ...]) -> list[ZeroOption]:
+            found = pinned_zero_options(pins, key[:4], offload=self._offload)
+            if able is None:
+                return [*found]
+            degrees = {"cp": key[1], "pp": key[4], "tp": key[5]}
+            return [
+                one
+                for one in found
+                if able.allows_zero(
+                    one.zero, dp_replicate=one.dp_replicate, dp_shard=one.dp_shard, **degrees
+                )
+            ]
+
+        def orders(key: tuple[int, ...]) -> list[ScheduleOption]:
+            pp, microbatches = key
+            found = [one for one in schedule_options(pins, pp, layers) if one.allows(microbatches)]
+            return [
+                one
+                for one in found
+                if able is None or able.allows_schedule(one.name, pp=pp, microbatches=microbatches)
+            ]
+
+        self._shares: _SharedLists[ZeroOption] = _SharedLists(keys, shares, _ZERO_OPTION_NUMBERS)
+        self._orders: _SharedLists[ScheduleOption] = _SharedLists(
+            (columns["pp"], columns["microbatches"]), orders, _SCHEDULE_OPTION_NUMBERS
+        )
+
+    def num_plans(self) -> NDArray[np.int64]:
+        """Return how many plans each row stands for."""
+        return self._shares.counts() * self._orders.counts() * len(self.recomputes)
+
+    def zero_options(self, rows: RowIndex) -> OptionTable[ZeroOption]:
+        """Return the ways to share out of some rows."""
+        return self._shares.table(rows)
+
+    def schedule_options(self, rows: RowIndex) -> OptionTable[ScheduleOption]:
+        """Return the orders of some rows."""
+        return self._orders.table(rows)
+
+    @staticmethod
+    def pairs(
+        num_rows: int, shares: OptionTable[ZeroOption], orders: OptionTable[ScheduleOption]
+    ) -> tuple[RowIndex, RowIndex]:
+        """Return every way to share out of a row with every order of the same row."""
+        per_share = np.bincount(shares.row, minlength=num_rows)
+        per_order = np.bincount(orders.row, minlength=num_rows)
+        each = per_share * per_order
+        row = np.repeat(np.arange(num_rows), each)
+        place = np.arange(int(each.sum())) - np.repeat(np.cumsum(each) - each, each)
+        share = (np.cumsum(per_share) - per_share)[row] + place // per_order[row]
+        order = (np.cumsum(per_order) - per_order)[row] + place % per_order[row]
+        return share, order
+
+
+class _SharedLists(Generic[OptionT]):
+    """Hold the list of choices of each row; rows with the same key share one."""
+
+    def __init__(
+        self,
+        keys: Sequence[NDArray[np.int64]],
+        make: Callable[[tuple[int, ...]], Sequence[OptionT]],
+        names: Sequence[str],
+    ) -> None:
+        joined = np.zeros(len(keys[0]), dtype=np.int64)
+        for key in keys:
+            joined = joined * (int(key.max(initial=0)) + 1) + key
+        _, first, self._which = np.unique(joined, return_index=True, return_inverse=True)
+        self._names = names
+        self._kinds: list[OptionT] = []
+        starts = [0]
+        for place in first:
+            self._kinds.extend(make(tuple(int(key[place]) for key in keys)))
+            starts.append(len(self._kinds))
+        self._start = np.array(starts[:-1], dtype=np.int64)
+        self._count = np.diff(np.array(starts, dtype=np.int64))
+        self._numbers: dict[str, Array] = {
+            name: np.array([getattr(kind, name) for kind in self._kinds], dtype=float)
+            for name in names
+        }
+
+    def counts(self) -> NDArray[np.int64]:
+        """Return how many choices each row has."""
+        return self._count[self._which]
+
+    def table(self, rows: RowIndex) -> OptionTable[OptionT]:
+        """Return the choices of some rows."""
+        which = self._which[rows]
+        count = self._count[which]
+        row = np.repeat(np.arange(len(rows)), count)
+        place = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+        kind = self._start[which][row] + place
+        numbers = {name: self._numbers[name][kind] for name in self._names}
+        return OptionTable(row=row, options=self._kinds, option_index=kind, numbers=numbers)

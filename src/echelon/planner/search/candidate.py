@@ -1,0 +1,187 @@
+"""One plan of a search as whole numbers, the settings that give it, and the best of them so far.
+
+Of each mesh with its microbatch and schedule the best plan is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echelon.core.choices.context_kinds import CONTEXT_KINDS
+from echelon.core.mesh import Mesh
+from echelon.cost.seconds.from_plan import schedule_index
+from echelon.cost.seconds.numbers import Array, LayoutNumbers
+from echelon.planner.search.legal_meshes import Columns
+from echelon.planner.search.options import MOST_STAGE, ScheduleOption, ZeroOption
+from echelon.planner.search.pins import NO_RECOMPUTE, pin_word
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidatePlan:
+    """Hold every choice of a plan."""
+
+    mesh: Mesh
+    """Degrees of all axes."""
+    sequence_parallel: bool
+    """Whether the residual stream is cut over `tp`."""
+    context: str
+    """The kind of context parallelism."""
+    ulysses: int
+    """Context ranks that exchange heads."""
+    expert_tp: int
+    """Pieces of each expert."""
+    microbatch: int
+    """Sequences of a microbatch."""
+    microbatches: int
+    """Microbatches of a data-parallel rank in a step."""
+    zero: int
+    """The ZeRO stage."""
+    reshard: bool
+    """Whether parameters are freed after each use, at stage 3."""
+    offload: bool
+    """Whether optimizer state is in the memory of the host."""
+    schedule: str
+    """The pipeline schedule."""
+    virtual: int
+    """Stages on each pipeline rank."""
+    recompute: int
+    """Every how many blocks one runs forward again; 0 for none."""
+    recomputed_share: float
+    """The share of blocks that do."""
+
+    @property
+    def devices(self) -> int:
+        """Return how many devices it takes."""
+        return self.mesh.world_size
+
+    def settings(self, *, has_experts: bool) -> dict[str, object]:
+        """Return the settings of a run file that say this; what has no effect is left out."""
+        mesh = self.mesh
+        found: dict[str, object] = {
+            "mesh.pp": mesh.pp,
+            "mesh.dp_replicate": mesh.dp_replicate,
+            "mesh.dp_shard": mesh.dp_shard,
+            "mesh.cp": mesh.cp,
+            "mesh.tp": mesh.tp,
+            "mesh.sequence_parallel": self.sequence_parallel,
+            "batch.microbatch_sequences": self.microbatch,
+            "zero.stage": self.zero,
+            "pipeline.schedule": self.schedule,
+            "pipeline.virtual_stages": self.virtual,
+        }
+        if self.zero == MOST_STAGE:
+            found["zero.reshard_after_forward"] = "always" if self.reshard else "never"
+        if self.offload:
+            found["zero.optimizer_offload"] = "host"
+        if self.recompute != NO_RECOMPUTE:
+            found |= {"recompute.policy": "full", "recompute.every": self.recompute}
+        if mesh.cp > 1:
+            found["context.kind"] = self.context
+            if CONTEXT_KINDS[self.context].exchange == "inner":
+                found["context.ulysses_degree"] = self.ulysses
+        if has_experts:
+            found |= {"mesh.ep": mesh.ep, "experts.expert_tp": self.expert_tp}
+        return found
+
+    def pin_value(self, name: str) -> str:
+        """Return what it has of something that can be pinned, as a pin says it."""
+        return pin_word(name, getattr(self.mesh if hasattr(self.mesh, name) else self, name))
+
+    def numbers(self) -> LayoutNumbers:
+        """Return the choice as the formulas read it."""
+        return LayoutNumbers(
+            **{name: float(getattr(self.mesh, name)) for name in _DEGREES},
+            **{name: float(getattr(self, name)) for name in _OWN_NUMBERS},
+            gathered=float(CONTEXT_KINDS[self.context].gathers_keys),
+            schedule=schedule_index(self.schedule),
+            recompute=self.recomputed_share,
+        )
+
+
+_DEGREES = ("tp", "cp", "pp", "dp_shard", "dp_replicate", "ep")
+_OWN_NUMBERS = (
+    *("expert_tp", "sequence_parallel", "ulysses", "microbatch", "microbatches", "virtual"),
+    *("zero", "reshard", "offload"),
+)
+"""Fields of a mesh, and of a plan, that the formulas read under the same name."""
+
+_FINALISTS = 50  # candidates
+
+CandidateGroup = tuple[int, int, int, int]
+"""Devices, the row of a mesh, a schedule and its virtual stages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredCandidate:
+    """Hold a plan that fits: what it is worth (less is better), and where its numbers stand."""
+
+    value: float
+    columns: Columns
+    row: int
+    zero_option: ZeroOption
+    schedule_option: ScheduleOption
+    recompute: tuple[int, float]
+
+    def candidate(self) -> CandidatePlan:
+        """Return the plan as whole numbers."""
+        row = {name: int(column[self.row]) for name, column in self.columns.items()}
+        shares, (every, share) = self.zero_option, self.recompute
+        return CandidatePlan(
+            mesh=Mesh(
+                **{axis: row[axis] for axis in ("pp", "cp", "tp", "ep")},
+                dp_replicate=shares.dp_replicate,
+                dp_shard=shares.dp_shard,
+            ),
+            sequence_parallel=bool(row["sequence_parallel"]),
+            context=list(CONTEXT_KINDS)[row["kind"]],
+            **{name: row[name] for name in ("ulysses", "expert_tp", "microbatch", "microbatches")},
+            zero=shares.zero,
+            reshard=bool(shares.reshard),
+            offload=bool(shares.offload),
+            schedule=self.schedule_option.name,
+            virtual=self.schedule_option.virtual,
+            recompute=every,
+            recomputed_share=share,
+        )
+
+
+@dataclass(slots=True)
+class BestCandidates:
+    """Keep the best plan of each group, and say what a plan must beat to be among the first."""
+
+    keep: int = _FINALISTS
+    found: dict[CandidateGroup, ScoredCandidate] = field(
+        default_factory=dict[CandidateGroup, ScoredCandidate]
+    )
+    threshold: float = inf
+
+    def add(self, group: CandidateGroup, scored: ScoredCandidate) -> None:
+        """Take a plan where it beats the one of its group."""
+        known = self.found.get(group)
+        if known is None or scored.value < known.value:
+            self.found[group] = scored
+
+    def drop_surplus(self) -> None:
+        """Drop what is not among the first, and raise the bar."""
+        if len(self.found) < self.keep:
+            return
+        ranked = sorted(self.found.items(), key=lambda item: item[1].value)[: self.keep]
+        self.found = dict(ranked)
+        self.threshold = ranked[-1][1].value
+
+    def ranked(self) -> list[ScoredCandidate]:
+        """Return the plans kept, best first."""
+        return sorted(self.found.values(), key=lambda scored: scored.value)[: self.keep]
+
+
+def best_of_groups(values: Array, groups: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where the least value of each group stands."""
+    order = np.lexsort((values, groups))
+    ordered = groups[order]
+    first = np.ones(len(order), dtype=bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    return order[first]

@@ -1,0 +1,205 @@
+"""A plan of an answer: its choices, what it takes, and the Plan that it becomes.
+
+Closed forms say what a choice takes, events how long its pipeline is, and `config/` makes it a Plan
+that every rule has checked, with the bytes of its lists. The best plans by closed forms wait in
+line; where the first holds more than a device has, the same plan with more recompute takes a new
+place, timed anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+
+from echelon.core.errors import ConfigError
+from echelon.core.plan import Plan
+from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
+from echelon.cost.seconds.balance import Stages, split_layers
+from echelon.cost.seconds.events import PipelineOrder, balanced_stages
+from echelon.cost.seconds.from_plan import machine_numbers_from_cluster, model_numbers_from_shape
+from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.seconds.step import block_kind_seconds
+from echelon.cost.seconds.unit_times import Again, UnitTimes, unit_times_from_blocks
+from echelon.planner.predict.estimate import (
+    Estimate,
+    estimate_from_inputs,
+    with_exact_bytes,
+    with_simulated_terms,
+)
+from echelon.planner.search.candidate import CandidatePlan, ScoredCandidate
+from echelon.planner.search.options import recompute_options
+from echelon.planner.search.pins import NO_RECOMPUTE
+from echelon.planner.search.request import SearchRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedPlan:
+    """Hold a plan of an answer: its choices, what it takes, and whether events were timed.
+
+    `stages` are the blocks of each stage, none yet where nobody has asked. What has a `plan` holds
+    the bytes of its lists, to the byte; else they are of closed forms.
+    """
+
+    candidate: CandidatePlan
+    estimate: Estimate
+    simulated: bool
+    stages: Stages = ()
+    plan: Plan | None = None
+
+
+def cost_inputs_from_candidate(request: SearchRequest, choice: CandidatePlan) -> CostInputs:
+    """Return what the formulas read of one plan of a search."""
+    length = request.mathematics.sequence_length
+    return CostInputs(
+        model=model_numbers_from_shape(request.model, length, tp=float(choice.mesh.tp)),
+        machine=machine_numbers_from_cluster(
+            request.cluster, request.mathematics.precision.parameters, ranks=choice.devices
+        ),
+        software=request.software,
+        layout=choice.numbers(),
+    )
+
+
+def estimate_candidate(request: SearchRequest, choice: CandidatePlan) -> Estimate:
+    """Return what one plan of a search takes, by closed forms."""
+    work = cost_inputs_from_candidate(request, choice)
+    return estimate_from_inputs(work, request.mathematics, request.cluster, trainer=request.trainer)
+
+
+def closed_form_plan(request: SearchRequest, choice: CandidatePlan) -> RankedPlan:
+    """Return one plan of a search with what it takes by closed forms."""
+    estimate = estimate_candidate(request, choice)
+    return RankedPlan(candidate=choice, estimate=estimate, simulated=False)
+
+
+def pipeline_order(choice: CandidatePlan) -> PipelineOrder:
+    """Return the order of the actions of a plan of a search."""
+    return PipelineOrder(
+        schedule=choice.schedule,
+        num_ranks=choice.mesh.pp,
+        num_stages=choice.mesh.pp * choice.virtual,
+        num_microbatches=choice.microbatches,
+    )
+
+
+def candidate_unit_times(
+    request: SearchRequest, choice: CandidatePlan, work: CostInputs
+) -> UnitTimes:
+    """Return the seconds of each unit of the model under a plan of a search."""
+    model, every = request.model, choice.recompute
+    again: tuple[Again, Again] = "nothing", "everything"
+    kinds: list[tuple[bool, Again]] = [
+        (model.layer_has_experts(layer), again[every != NO_RECOMPUTE and layer % every == 0])
+        for layer in range(model.layers)
+    ]
+    return unit_times_from_blocks(block_kind_seconds(work), kinds)
+
+
+def time_by_events(request: SearchRequest, one: RankedPlan) -> RankedPlan:
+    """Return a plan of a pipeline that closed forms have timed, timed event by event."""
+    times = candidate_unit_times(request, one.candidate, one.estimate.inputs)
+    order = pipeline_order(one.candidate)
+    stages = balanced_stages(order, times, request.model.layers)
+    estimate = with_simulated_terms(one.estimate, order, times, stages)
+    return replace(one, estimate=estimate, simulated=True, stages=stages)
+
+
+def ranking_key(request: SearchRequest, one: RankedPlan) -> tuple[float, ...]:
+    """Return where a plan belongs: by its worth, and among equals the simpler one first."""
+    mesh = one.candidate.mesh
+    value = float(f"{objective_value(request, one.estimate):.4g}")
+    return (value, mesh.cp, mesh.tp, mesh.pp, one.candidate.virtual, one.estimate.bytes_held)
+
+
+def objective_value(request: SearchRequest, estimate: Estimate) -> float:
+    """Return what a plan is worth under the objective of a request; less is better."""
+    weighted = request.objective in ("throughput", "cost")
+    return estimate.step_s * (estimate.devices if weighted else 1)
+
+
+def settings_from_ranked(request: SearchRequest, ranked: RankedPlan) -> dict[str, object]:
+    """Return the settings that give a plan of an answer; an even cut of blocks is said so."""
+    layers, stages = request.model.layers, ranked.stages
+    settings = ranked.candidate.settings(has_experts=request.model.experts is not None)
+    if stages:
+        even = stages == split_layers(layers, len(stages))
+        settings["pipeline.stages"] = "even" if even else [list(stage) for stage in stages]
+    return settings
+
+
+def with_checked_plan(request: SearchRequest, one: RankedPlan) -> RankedPlan:
+    """Return a plan of an answer with its Plan and the bytes of its lists; ConfigError by a rule.
+
+    These are the bytes that `echelon plan` shows of the same run.
+    """
+    if not one.stages and one.candidate.mesh.pp > 1:
+        times = candidate_unit_times(request, one.candidate, one.estimate.inputs)
+        stages = balanced_stages(pipeline_order(one.candidate), times, request.model.layers)
+        one = replace(one, stages=stages)
+    plan = request.job(settings_from_ranked(request, one)).plan
+    estimate = with_exact_bytes(plan, one.estimate, trainer=request.trainer)
+    return replace(one, plan=plan, estimate=estimate)
+
+
+_MOST_TOO_LARGE = 20
+"""Plans in a row that may hold too much before others are looked for."""
+
+
+@dataclass(slots=True)
+class PickedPlans:
+    """Hold the plans of an answer, best first, the finalists that are left, and what was refused.
+
+    `too_large` is how many finalists held more than closed forms said, and than a device has.
+    """
+
+    ranked: list[RankedPlan] = field(default_factory=list[RankedPlan])
+    rest: list[RankedPlan] = field(default_factory=list[RankedPlan])
+    refused: Counter[str] = field(default_factory=Counter[str])
+
+    @property
+    def too_large(self) -> int:
+        """Return how many finalists held too much."""
+        return self.refused[PLAN_FITS_MEMORY.id]
+
+
+def pick_finalists(
+    request: SearchRequest, scored: Sequence[ScoredCandidate], *, top: int, events: bool = True
+) -> PickedPlans:
+    """Return the best `top` of the plans that fit, as Plans."""
+    picked = PickedPlans()
+    timed = [_timed(request, one.candidate(), events=events) for one in scored]
+    line = [(ranking_key(request, one), number, one) for number, one in enumerate(timed)]
+    heapify(line)
+    while line and len(picked.ranked) < top and picked.too_large < _MOST_TOO_LARGE:
+        _, number, one = heappop(line)
+        try:
+            found = with_checked_plan(request, one)
+        except ConfigError as error:
+            picked.refused.update(error.rules)
+            continue
+        if found.estimate.bytes_held <= request.memory_bytes:
+            picked.ranked.append(found)
+            continue
+        picked.refused[PLAN_FITS_MEMORY.id] += 1
+        leaner = _with_more_recompute(request, one.candidate)
+        if leaner is not None:
+            again = _timed(request, leaner, events=events)
+            heappush(line, (ranking_key(request, again), number, again))
+    picked.rest = [one for _, _, one in sorted(line, key=lambda item: item[:2])]
+    return picked
+
+
+def _timed(request: SearchRequest, choice: CandidatePlan, *, events: bool) -> RankedPlan:
+    one = closed_form_plan(request, choice)
+    return time_by_events(request, one) if events and choice.mesh.pp > 1 else one
+
+
+def _with_more_recompute(request: SearchRequest, choice: CandidatePlan) -> CandidatePlan | None:
+    """Return the same plan with the next more of its blocks recomputed; None where all are."""
+    levels = recompute_options(request.pins, request.model.layers)
+    for every, share in levels:
+        if share > choice.recomputed_share:
+            return replace(choice, recompute=every, recomputed_share=share)
+    return None

@@ -1,0 +1,311 @@
+"""What is asked of a search: a model, a cluster, a batch, and what is pinned.
+
+A model is a preset, the path of a config.json, or a run file, whose layout is left aside. What
+nobody says has a default, and every default that was taken is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from shlex import quote
+from typing import Literal
+
+from echelon.config.cluster.settings import read_cluster
+from echelon.config.entries import Entry
+from echelon.config.job import Job
+from echelon.config.load import resolve, run_name_of
+from echelon.config.model.settings import derive_model, expand_model
+from echelon.config.setting_layers import SettingLayers, gather_layers, parse_set_flags
+from echelon.config.settings.schema import CLUSTER_SOURCES
+from echelon.config.view import View
+from echelon.core.cluster import Cluster
+from echelon.core.errors import ConfigError, Problem
+from echelon.core.model_shape import ModelShape
+from echelon.core.plan import Mathematics, Plan
+from echelon.core.rulebook.config import UNKNOWN_PRESET
+from echelon.core.rulebook.planner import OBJECTIVE_NEEDS_PRICE, TRAINER_RUNS_PIN, UNKNOWN_TRAINER
+from echelon.core.rules import did_you_mean
+from echelon.cost.seconds.from_plan import constants_for_precision
+from echelon.cost.seconds.inputs import TrainerConstants
+from echelon.cost.seconds.trainer_generations import FRAMEWORKS, OURS, constants_on_devices
+from echelon.interop.tools import ALSO_CALLED, tool_of_trainer
+from echelon.planner.search.pins import Pins, limits_of_tool, pin_word, read_pins
+
+Objective = Literal["time", "throughput", "cost", "devices"]
+"""A short step on all devices; many tokens a second and device, or for a price; few devices."""
+
+_TOKENS_OF_A_BATCH = 4 * 2**20
+"""Tokens of a global batch where nobody says."""
+_LONGEST_SEQUENCE = 8192
+"""Tokens of a sequence where nobody says, if the model has so many positions."""
+
+LAYOUT_TABLES = ("mesh.", "zero.", "pipeline.", "recompute.", "context.")
+LAYOUT_KEYS = (
+    *("batch.microbatch_sequences", "experts.expert_tp", "experts.zero_stage"),
+    *("experts.dispatch", "experts.chunks", "experts.padded"),
+)
+"""Settings that a search decides."""
+
+MODEL_ALIASES = {"llama3-405b": "llama3.1-405b"}
+DEFAULT = "default of the search"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchAim:
+    """Say what is wanted of plans, how many of them, and of which trainer the seconds are."""
+
+    objective: Objective = "time"
+    """What is best."""
+    price: float | None = None
+    """Price of a device hour; None where nobody said."""
+    top: int = 10
+    """Plans to return."""
+    trainer: str = OURS
+    """Whose constants are used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRequest(SearchAim):
+    """Hold what a search is about, and what is wanted of its plans."""
+
+    one_rank_run: Plan
+    """The run on one rank, whose layout says nothing."""
+    layers: tuple[Mapping[str, Entry], ...]
+    """The settings of the run without its layout; plans are made of them."""
+    cluster: Cluster
+    """The devices to use."""
+    pins: Pins = field(default_factory=Pins)
+    """Choices that are not searched."""
+    software: TrainerConstants = field(default_factory=lambda: FRAMEWORKS[OURS])
+    """The constants of the trainer."""
+    defaults_taken: tuple[str, ...] = ()
+    """What was taken where nobody said."""
+
+    @property
+    def model(self) -> ModelShape:
+        """Return the shape of the model."""
+        return self.one_rank_run.model
+
+    @property
+    def mathematics(self) -> Mathematics:
+        """Return everything that can change the numbers of the run."""
+        return self.one_rank_run.mathematics
+
+    @property
+    def memory_bytes(self) -> float:
+        """Return the memory of a device."""
+        return float(self.cluster.device.memory_bytes)
+
+    def with_memory(self, memory_bytes: float) -> SearchRequest:
+        """Return the request on devices with so much memory."""
+        device = replace(self.cluster.device, memory_bytes=int(memory_bytes))
+        return replace(self, cluster=replace(self.cluster, device=device))
+
+    def without_pins(self, *names: str) -> SearchRequest:
+        """Return the request with its other pins only."""
+        return replace(self, pins=self.pins.without(*names))
+
+    def job(self, settings: Mapping[str, object]) -> Job:
+        """Return the run with this layout, checked by every rule; ConfigError where one breaks."""
+        gathered = SettingLayers(layers=[*self.layers])
+        gathered.add({key: Entry(value=v, source="the search") for key, v in settings.items()})
+        return resolve(gathered, self.one_rank_run.name, None)
+
+
+def make_request(
+    model: str | Path,
+    *,
+    cluster: str | None = None,
+    settings: Sequence[str] = (),
+    pins: Sequence[str] = (),
+    aim: SearchAim | None = None,
+) -> SearchRequest:
+    """Return what to search for; ConfigError with everything that is wrong.
+
+    `cluster` is COUNTxDEVICE or a file; `settings` are "table.key=value", those of a layout pins.
+    """
+    layout = [text for text in settings if _is_layout(text.partition("=")[0].strip())]
+    wanted = read_pins([*layout, *pins])
+    aim = aim or SearchAim()
+    aim = replace(aim, trainer=ALSO_CALLED.get(aim.trainer, aim.trainer))
+    if aim.trainer not in FRAMEWORKS:
+        names = tuple(sorted({*FRAMEWORKS, *ALSO_CALLED}))
+        typed = f"--trainer {aim.trainer}"
+        raise ConfigError(
+            UNKNOWN_TRAINER.problem(
+                f"{typed}: there are no figures of that trainer",
+                set_by=typed,
+                suggestions=did_you_mean(aim.trainer, names) or names,
+            )
+        )
+    if aim.objective == "cost" and aim.price is None:
+        raise ConfigError(
+            OBJECTIVE_NEEDS_PRICE.problem(
+                "--objective cost needs the price of a device for an hour",
+                set_by="--objective cost",
+                suggestions=("--price 2.5", "--objective throughput"),
+            )
+        )
+    rest = [text for text in settings if text not in layout]
+    gathered = _gathered(model, cluster, rest)
+    defaults_taken = tuple(_complete(gathered, str(model), aim.trainer))
+    alone = resolve(gathered, run_name_of(model), None).plan
+    wanted = _pins_for_trainer(wanted, aim.trainer, experts=alone.model.experts is not None)
+    return SearchRequest(
+        one_rank_run=alone,
+        layers=tuple(gathered.layers),
+        cluster=alone.cluster,
+        pins=wanted,
+        software=_trainer_software(aim.trainer, alone),
+        defaults_taken=defaults_taken,
+        **asdict(aim),
+    )
+
+
+def _trainer_software(trainer: str, run: Plan) -> TrainerConstants:
+    """Return the facts of a trainer with the dtypes of a run, on its devices.
+
+    Ours takes the bytes of gradients and of their sums from the run; others have them fixed.
+    """
+    software, numbers = FRAMEWORKS[trainer], run.mathematics
+    found = constants_for_precision(software, numbers.precision, numbers.optimizer.kind)
+    if trainer != OURS:
+        found = replace(software, element_bytes=found.element_bytes)
+    return constants_on_devices(found, run.cluster, trainer=trainer)
+
+
+def request_on_cluster(request: SearchRequest, cluster: Cluster) -> SearchRequest:
+    """Return the same request on other devices."""
+    layer = {"cluster.preset": Entry(value=cluster.name, source="the search")}
+    kept = tuple(_without(one, CLUSTER_SOURCES) for one in request.layers)
+    alone = replace(request.one_rank_run, cluster=cluster)
+    software = _trainer_software(request.trainer, alone)
+    return replace(
+        request, cluster=cluster, one_rank_run=alone, layers=(*kept, layer), software=software
+    )
+
+
+def _pins_for_trainer(pins: Pins, trainer: str, *, experts: bool) -> Pins:
+    """Return pins within what a trainer can run; ConfigError where it can run none of them."""
+    tool = tool_of_trainer(trainer)
+    if tool is None:
+        return pins
+    found = replace(pins, limits=limits_of_tool(tool.abilities, experts=experts))
+    wrong = [name for name in pins.values if not found.values_of(name)]
+    if wrong:
+        raise ConfigError([_pin_not_supported(found, trainer, name) for name in wrong])
+    return found
+
+
+def _pin_not_supported(pins: Pins, trainer: str, name: str) -> Problem:
+    text = pins.texts[name]
+    return TRAINER_RUNS_PIN.problem(
+        f"--pin {text}: {trainer} cannot run that",
+        set_by=f"--pin {text}",
+        suggestions=[f"--pin {name}={pin_word(name, one)}" for one in pins.limits[name]],
+    )
+
+
+def _is_layout(key: str) -> bool:
+    return key.startswith(LAYOUT_TABLES) or key in LAYOUT_KEYS
+
+
+def _without(layer: Mapping[str, Entry], keys: Sequence[str]) -> dict[str, Entry]:
+    return {key: entry for key, entry in layer.items() if key not in keys}
+
+
+def _gathered(model: str | Path, cluster: str | None, settings: Sequence[str]) -> SettingLayers:
+    """Return the layers of the run without its layout."""
+    typed: dict[str, Entry] = {}
+    if cluster is not None:
+        key = "file" if cluster.endswith(".toml") or "/" in cluster else "preset"
+        source = f"--cluster {quote(cluster)}"
+        typed[f"cluster.{key}"] = Entry(value=cluster, source=source, folder=Path())
+    if is_hf_config(model):
+        gathered = SettingLayers()
+        typed["model.hf_config"] = Entry(value=str(model), source=str(model), folder=Path())
+        entries, problems = parse_set_flags(settings, typed)
+        gathered.problems.extend(problems)
+        gathered.add(entries)
+    else:
+        gathered = gather_layers(MODEL_ALIASES.get(str(model), model), settings, typed)
+        gathered.problems[:] = [_or_config(one) for one in gathered.problems]
+    if cluster is not None:
+        # The run file's own cluster gives way to the one that is asked for.
+        *below, last = gathered.layers or [{}]
+        gathered.layers[:] = [*(_without(one, CLUSTER_SOURCES) for one in below), last]
+    gathered.layers[:] = [
+        {key: entry for key, entry in layer.items() if not _is_layout(key)}
+        for layer in gathered.layers
+    ]
+    return gathered
+
+
+def _or_config(problem: Problem) -> Problem:
+    """Return the problem of a name that is none, with the other file that a model may stand in."""
+    if problem.rule != UNKNOWN_PRESET.id or problem.key:
+        return problem
+    return replace(problem, suggestions=(*problem.suggestions, "a model's config.json"))
+
+
+def is_hf_config(model: str | Path) -> bool:
+    """Return whether a model is named by the path of a config.json, or of a folder with one."""
+    path = Path(model)
+    return str(model).endswith(".json") or (path.is_dir() and (path / "config.json").is_file())
+
+
+def _complete(gathered: SettingLayers, model: str, trainer: str) -> Iterator[str]:
+    """Put defaults under the layers of a run, and yield what they are."""
+    merged = gathered.merged()
+    if gathered.incomplete or gathered.problems:
+        raise ConfigError(gathered.problems)
+    expanded, problems = expand_model(merged)
+    if problems:
+        raise ConfigError(problems)
+    if not any(key.startswith("model.") for key in merged):
+        return
+    expanded = dict(expanded) | dict(derive_model(View(entries=expanded), model))
+    view = View(entries=expanded)
+    found: dict[str, object] = {}
+    if not view.has("batch.sequence_length") and view.has("model.max_positions"):
+        length = min(_LONGEST_SEQUENCE, view.integer("model.max_positions"))
+        found["batch.sequence_length"] = length
+        yield f"sequences of {length:,} tokens"
+    if not view.has("batch.global_sequences"):
+        length = found.get("batch.sequence_length") or view.integer("batch.sequence_length")
+        assert isinstance(length, int)
+        count = max(1, _TOKENS_OF_A_BATCH // length)
+        found["batch.global_sequences"] = count
+        yield f"a global batch of {count:,} sequences ({count * length:,} tokens)"
+    if not any(key.startswith("precision.") for key in merged):
+        precision, text = _precision(view)
+        found |= precision
+        yield text
+    tool = tool_of_trainer(trainer)
+    able = None if tool is None else tool.abilities
+    fixed = {} if able is None else dict(able.settings)
+    if able is not None and able.reduces_in_parameter_dtype and "precision.parameters" in found:
+        fixed["precision.reduction"] = found["precision.parameters"]
+    # What a trainer has no choice of.
+    for key, value in fixed.items():
+        if key not in expanded:
+            found[key] = value
+            yield f"{key} = {value}, as {trainer} has it"
+    if found:
+        gathered.layers.insert(0, {k: Entry(value=v, source=DEFAULT) for k, v in found.items()})
+
+
+def _precision(view: View) -> tuple[dict[str, object], str]:
+    """Return the dtypes that suit the devices: bf16 where they have it, else fp16, else fp32."""
+    cluster = read_cluster(view) if any(map(view.has, CLUSTER_SOURCES)) else None
+    if isinstance(cluster, Cluster):
+        device = cluster.device
+        if device.flops("bf16") is not None:
+            return {"precision.parameters": "bf16"}, "parameters in bf16, the rest in fp32"
+        if device.flops("fp16") is not None:
+            half: dict[str, object] = {"precision.parameters": "fp16"}
+            half["precision.loss_scaling"] = "dynamic"
+            return half, f"parameters in fp16 ({device.name} has no bf16), the rest in fp32"
+    return {}, "everything in fp32"

@@ -1,0 +1,237 @@
+"""Walk every plan of one world size: memory first, then by bounds, then by the whole formulas.
+
+A row is a mesh with its microbatch; with its ways to share out, its orders and its recompute it is
+a few thousand plans. What is walked is complete: a plan is either computed, or left out because
+
+1. its row holds too much even at its leanest: ZeRO over all data ranks, one microbatch in flight,
+   recompute or none, whichever holds less;
+2. so does its way to share out, or its order, with everything else at its leanest;
+3. it cannot be among the best: the seconds that no choice takes from the row, and the least that
+   its way to share out and its order add, are together more than the last of the best takes;
+4. the same plan with less recompute fits: it is as fast or faster.
+
+Rows come in the order of their steady seconds, so that the first few set the bar, and the walk ends
+where the steady seconds alone are above it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
+from echelon.cost.seconds.numbers import Array, Num
+from echelon.planner.predict.formulas import (
+    OptionTable,
+    OptionTables,
+    RowIndex,
+    VectorizedFormulas,
+    broadcast_to_array,
+)
+from echelon.planner.search.candidate import BestCandidates, ScoredCandidate, best_of_groups
+from echelon.planner.search.legal_meshes import Legality, legal_meshes
+from echelon.planner.search.options import MOST_VIRTUAL, ScheduleOption, ZeroOption
+from echelon.planner.search.request import SearchRequest
+
+_ROW_TERMS = (
+    *("matmul", "attention", "memory", "host", "head"),
+    *("tensor", "context", "expert", "fixed", "stragglers"),
+)
+"""Terms that neither ways to share out nor orders change; recompute makes none of them less."""
+_ZERO_TERMS = ("gather", "gradients", "optimizer")
+_SCHEDULE_TERMS = ("bubble", "messages")
+
+FIRST_ROWS = 32  # candidates
+MOST_ROWS = 1024  # candidates
+PLANS_AT_ONCE = 8192
+"""So many that their arrays stay in the cache of a core."""
+
+
+@dataclass(slots=True)
+class SearchCounts:
+    """Count the plans of a search: all of them, those computed, and those that hold too much."""
+
+    seen: int = 0
+    computed: int = 0
+    refused: Counter[str] = field(default_factory=Counter[str])
+
+
+class SearchSweep:
+    """Look for the best plans of a request, one world size after another."""
+
+    def __init__(
+        self, request: SearchRequest, *, offload: bool = False, keep: int | None = None
+    ) -> None:
+        """Start with nothing found."""
+        self.best = BestCandidates() if keep is None else BestCandidates(keep)
+        self.counts = SearchCounts()
+        self.least_bytes = float("inf")
+        self.request = request
+        self.offload = offload
+        self._legal = Legality(request.one_rank_run)
+        self._options = OptionTables(request, offload=offload)
+
+    def walk(self, world: int) -> None:
+        """Walk every plan of `world` ranks; what is found so far stands also when interrupted."""
+        request = self.request
+        weight = 1.0 if request.objective in ("time", "devices") else float(world)
+        rows = legal_meshes(request, world, self._legal)
+        self.counts.refused.update(rows.refused)
+        if not len(rows):
+            return
+        options = self._options
+        options.set_meshes(rows)
+        plans = options.num_plans()
+        self.counts.seen += int(plans.sum())
+        formulas = VectorizedFormulas(request, rows)
+        everything = np.arange(len(rows), dtype=np.int64)
+        least = self._least(formulas, everything)
+        self.least_bytes = min(self.least_bytes, float(least[plans > 0].min(initial=np.inf)))
+        fits = (least <= request.memory_bytes) & (plans > 0)
+        self._too_large(int(plans[~fits].sum()))
+        index = everything[fits]
+        if not len(index):
+            return
+        formulas.prepare(index)
+        steady = weight * self._terms(formulas, index, _ROW_TERMS, recompute=0.0)
+        order = np.argsort(steady, kind="stable")
+        start, size = 0, FIRST_ROWS
+        while start < len(order) and steady[order[start]] < self.best.threshold:
+            chunk = order[start : start + size]
+            chunk = chunk[steady[chunk] < self.best.threshold]
+            self._look(formulas, index[chunk], steady[chunk], weight)
+            start, size = start + size, min(2 * size, MOST_ROWS)
+
+    def _look(
+        self, formulas: VectorizedFormulas, rows: RowIndex, steady: Array, weight: float
+    ) -> None:
+        """Look at every plan of some rows."""
+        options, memory = self._options, self.request.memory_bytes
+        shares, orders = options.zero_options(rows), options.schedule_options(rows)
+        lean, most = options.recompute_ends
+        index, numbers = rows[shares.row], shares.numbers
+        ends = (lean, most)
+        held = np.minimum(*(self._held(formulas, index, **numbers, recompute=r) for r in ends))
+        data = np.minimum(
+            *(self._terms(formulas, index, _ZERO_TERMS, **numbers, recompute=r) for r in ends)
+        )
+        index, numbers = rows[orders.row], orders.numbers
+        wait = self._terms(formulas, index, _SCHEDULE_TERMS, **numbers, recompute=lean)
+        in_flight = self._least(formulas, index, **numbers)
+        for part, fits in ((shares, held <= memory), (orders, in_flight <= memory)):
+            part.fits = fits
+        share, order = options.pairs(len(rows), shares, orders)
+        some = shares.fits[share] & orders.fits[order]
+        self._too_large(int((~some).sum()) * len(options.recomputes))
+        share, order = share[some], order[some]
+        bound = steady[shares.row[share]] + weight * (data[share] + wait[order])
+        first = np.argsort(bound, kind="stable")
+        for start in range(0, len(first), PLANS_AT_ONCE):
+            part = first[start : start + PLANS_AT_ONCE]
+            part = part[bound[part] < self.best.threshold]
+            if not len(part):
+                break
+            self._compute(formulas, rows, (shares, share[part]), (orders, order[part]), weight)
+
+    def _compute(
+        self,
+        formulas: VectorizedFormulas,
+        rows: RowIndex,
+        shares: tuple[OptionTable[ZeroOption], RowIndex],
+        orders: tuple[OptionTable[ScheduleOption], RowIndex],
+        weight: float,
+    ) -> None:
+        """Compute plans in full, and take those that fit and are good."""
+        (of_shares, share), (of_orders, order) = shares, orders
+        local = of_shares.row[share]
+        index = rows[local]
+        numbers: dict[str, Array] = {name: a[share] for name, a in of_shares.numbers.items()}
+        numbers |= {name: a[order] for name, a in of_orders.numbers.items()}
+        level = self._recomputed(formulas, index, numbers)
+        fits = np.flatnonzero(level >= 0)
+        self.counts.computed += len(index)
+        if not len(fits):
+            return
+        share, order, index, level = share[fits], order[fits], index[fits], level[fits]
+        numbers = {name: column[fits] for name, column in numbers.items()}
+        again = np.array([part for _, part in self._options.recomputes])[level]
+        total = formulas.seconds(index, **numbers, recompute=again).total
+        value = weight * broadcast_to_array(total, len(index))
+        good = np.flatnonzero(value < self.best.threshold)
+        # How evenly stages are cut, closed forms do not know: each number of them is kept.
+        order_of = numbers["schedule"][good] * (MOST_VIRTUAL + 1) + numbers["virtual"][good]
+        groups = index[good] * (16 * (MOST_VIRTUAL + 1)) + order_of.astype(np.int64)
+        for one in good[best_of_groups(value[good], groups)]:
+            row = int(index[one])
+            scored = ScoredCandidate(
+                value=float(value[one]),
+                columns=self._options.columns,
+                row=row,
+                zero_option=of_shares.option_at(int(share[one])),
+                schedule_option=of_orders.option_at(int(order[one])),
+                recompute=self._options.recomputes[int(level[one])],
+            )
+            of_order = (scored.schedule_option.schedule, scored.schedule_option.virtual)
+            self.best.add((self._options.world, row, *of_order), scored)
+        self.best.drop_surplus()
+
+    def _recomputed(
+        self, formulas: VectorizedFormulas, index: RowIndex, numbers: Mapping[str, Array]
+    ) -> RowIndex:
+        """Return which recompute is the least that fits, -1 where none does."""
+        memory = self.request.memory_bytes
+        found = np.full(len(index), -1, dtype=np.int64)
+        left = np.arange(len(index), dtype=np.int64)
+        levels = self._options.recomputes
+        last = len(levels) - 1
+        for level, (_, share) in enumerate(levels):
+            part = {name: column[left] for name, column in numbers.items()}
+            held = self._held(formulas, index[left], **part, recompute=share)
+            fits = held <= memory
+            found[left[fits]] = level
+            left = left[~fits]
+            self._too_large(len(left))
+            if level == 0 and last > 1 and len(left):
+                # What does not fit with most recompute fits with none in between.
+                part = {name: column[left] for name, column in numbers.items()}
+                held = self._held(formulas, index[left], **part, recompute=levels[last][1])
+                self._too_large(int((held > memory).sum()) * last)
+                left = left[held <= memory]
+            if not len(left):
+                break
+        return found
+
+    def _least(self, formulas: VectorizedFormulas, index: RowIndex, **numbers: Num) -> Array:
+        """Return the least that plans of these rows can hold."""
+        pp, tp, cp = (formulas.columns[name][index] for name in ("pp", "tp", "cp"))
+        leanest: dict[str, Num] = {
+            "dp_shard": self._options.world / (pp * tp * cp),
+            "schedule": 0.0,
+            "offload": self._options.offloads,
+            **numbers,
+        }
+        found = np.full(len(index), np.inf)
+        for stage in (2.0, 3.0):
+            for share in self._options.recompute_ends:
+                held = self._held(formulas, index, **leanest, zero=stage, recompute=share)
+                found = np.minimum(found, held)
+        return found
+
+    def _held(self, formulas: VectorizedFormulas, index: RowIndex, **numbers: Num) -> Array:
+        return broadcast_to_array(formulas.bytes(index, **numbers).total, len(index))
+
+    def _terms(
+        self, formulas: VectorizedFormulas, index: RowIndex, names: tuple[str, ...], **numbers: Num
+    ) -> Array:
+        terms = formulas.seconds(index, **numbers).terms
+        found = np.zeros(len(index))
+        for name in names:
+            found = found + terms[name]
+        return found
+
+    def _too_large(self, count: int) -> None:
+        if count:
+            self.counts.refused[PLAN_FITS_MEMORY.id] += count

@@ -1,0 +1,14 @@
+"""Proof: a plan is run beside one device, tensor by tensor, and every difference is named.
+
+run.py              prove: shrink the plan, run its ranks and the oracle, judge every claim
+subject.py          the thing under proof: what is asked of a training engine
+ranks.py            what each rank does in a proof, and the files that it writes
+observed.py         what the ranks said, put together: whole tensors, losses, routes
+shrink.py           a plan made small, with all kept that can go wrong; shrink_experts.py too
+
+oracle/             the same training on one device, in plain code
+claims/             what must hold, how far off it may be, and the verdict (proof.py)
+diagnose/           the first wrong thing: its tensor, factor and axis (diagnose.py)
+mistakes/           known mistakes, committed on one device to be recognised
+matrix/             the combinations of layouts that are proven, and walks over them
+"""

@@ -1,0 +1,11 @@
+"""What must hold of a plan, how far off it may be, and the verdict.
+
+proof.py            the proof as a value: verdict, claims, diagnosis
+claims.py           all claims in the order in which one causes the next
+checks.py           comparisons of weights, samples, tokens, losses
+value_checks.py     comparisons of gradients, updates and values; the replayed optimizer
+routing_checks.py   comparisons of routes, loads and biases, with choice_errors.py
+predictions.py      bytes sent and held, the order of actions
+tolerance.py        how far a correct plan may be from the oracle
+wrong_factors.py    wrong factors that have a name
+"""

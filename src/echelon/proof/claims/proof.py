@@ -1,0 +1,128 @@
+"""The proof as a value: what was claimed, how far off it was, what it may be, what is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from echelon.core.errors import Problem, ProofFailed
+from echelon.core.plan import Plan
+from echelon.proof.claims.claims import ClaimResult
+from echelon.proof.diagnose.diagnosis import Diagnosis
+
+PROOF_SCHEMA = 1  # of the written JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofPass:
+    """Hold the claims in one precision; `diagnosis` tells what is wrong, where something is."""
+
+    precision: str
+    claims: tuple[ClaimResult, ...]
+    diagnosis: Diagnosis | None
+
+    @property
+    def holds(self) -> bool:
+        """Return whether every claim holds."""
+        return all(claim.holds for claim in self.claims)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """Hold a whole proof: of which plan, of what subject, with which seed and versions."""
+
+    plan: str
+    """Name of the plan."""
+    plan_hash: str
+    """Hash of its content."""
+    mesh: str
+    """Its mesh, as users read it."""
+    shrunk_plan: Plan
+    """What ran: the same split of a small model."""
+    subject: str
+    """The engine that was put through the claims."""
+    seed: int
+    """Seed of weights and data."""
+    num_steps: int
+    """Optimizer steps."""
+    versions: Mapping[str, str]
+    """Versions of what it ran with, by package."""
+    passes: tuple[ProofPass, ...]
+    """The passes, one for each precision."""
+
+    @property
+    def proven(self) -> bool:
+        """Return whether every claim holds in every precision."""
+        return all(one.holds for one in self.passes)
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """Return what is wrong, told in the first precision in which something is."""
+        return next((one.diagnosis for one in self.passes if one.diagnosis is not None), None)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the proof as one JSON object."""
+        return {
+            "schema": PROOF_SCHEMA,
+            "proven": self.proven,
+            "plan": self.plan,
+            "plan_hash": self.plan_hash,
+            "mesh": self.mesh,
+            "shrunk_plan_hash": self.shrunk_plan.content_hash(),
+            "shrunk_plan": json.loads(self.shrunk_plan.to_json()),
+            "subject": self.subject,
+            "seed": self.seed,
+            "num_steps": self.num_steps,
+            "versions": dict(self.versions),
+            "passes": [_pass_json(one) for one in self.passes],
+        }
+
+    def write(self, path: Path) -> None:
+        """Write the proof to `path` (``proof.json`` beside the plan)."""
+        path.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+
+    def require(self) -> None:
+        """Raise ProofFailed, with one problem for each broken claim, unless all hold."""
+        if not self.proven:
+            raise ProofFailed(
+                [_problem(one, c) for one in self.passes for c in one.claims if not c.holds]
+            )
+
+
+def _problem(one: ProofPass, claim: ClaimResult) -> Problem:
+    first, diagnosis = claim.failures[0], one.diagnosis
+    message = f"{claim.statement} does not hold in {one.precision}: step {first.step}, "
+    message += f"{first.subject}" + (f", {first.detail}" if first.detail else "")
+    if math.isfinite(first.error) and first.error > first.allowed > 0:
+        message += f" (error {first.error:.2g}, allowed {first.allowed:.2g})"
+    if diagnosis is not None and diagnosis.rule == claim.rule.id:
+        message += f"; {diagnosis.sentence()}"
+    return claim.rule.problem(message)
+
+
+def _pass_json(one: ProofPass) -> dict[str, object]:
+    return {
+        "precision": one.precision,
+        "holds": one.holds,
+        "claims": [_claim_json(claim) for claim in one.claims],
+        "diagnosis": None if one.diagnosis is None else asdict(one.diagnosis),
+    }
+
+
+def _claim_json(claim: ClaimResult) -> dict[str, object]:
+    told = ("statement", "holds", "compared", "max_error", "allowed", "worst", "note")
+    failed = ("step", "subject", "error", "allowed", "detail")
+    failures = [_fields(failure, failed) for failure in claim.failures]
+    return {"rule": claim.rule.id, **_fields(claim, told), "failures": failures}
+
+
+def _fields(record: object, names: Sequence[str]) -> dict[str, object]:
+    """Return fields by name; JSON has no infinity and no NaN, which are told as text."""
+    values = {name: getattr(record, name) for name in names}
+    return {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }

@@ -1,0 +1,286 @@
+"""How far a correct plan may be from the oracle.
+
+Float64: 1e-10, about 1e5 times what reordering the sums of a shrunk model leaves (1e-15 to 1e-13)
+and far below any wrong factor; fixed, the same for every plan.
+
+Own precision: the oracle is run again, on one device, in the plan's precision: parameters,
+gradients, their sums over microbatches and replicas, and master values in the dtypes of the plan.
+Its own error against float64 says what that precision is worth for this model. It is drawn eight
+times, with losses that are 2^(i/8) times as large: the same gradients, rounded otherwise. The plan
+may be off by
+
+    4 x the largest of the one device's errors in this tensor,
+                       their root mean square over this parameter of all blocks in all steps,
+                       their root mean square over all tensors in this step
+    + (number of partial sums) x unit roundoff.
+
+A plan's error and the one device's are draws of rounding errors of the same size. A draw can be
+small by luck: that of a short vector, and that of all tensors together whose errors come from one
+rounding upstream of them. Of eight draws and one more, the last is more than 4 times the largest of
+the others once in 10,000 times even so; the means are over draws of the same kind. What is zero by
+mathematics (the gradient of a key bias) has no error relative to itself and is left out of the mean
+over all tensors. The last term is what a plan adds: each partial sum (over microbatches, data and
+tensor ranks, and at each stage boundary) is rounded once more.
+
+The unit roundoff u is that of the coarsest dtype that a number goes through: for losses, gradients
+and updates the coarsest of the plan. A value that is kept in a finer dtype meets the coarse one
+only through what was added to it, so it is off by the larger of u of the master dtype and
+u of the coarsest x (length of all updates / length of the value); with bfloat16 parameters that is
+a few 1e-5 instead of a few 1e-3, and an update that is lost or done twice shows. The parameter
+that is rounded from it is off by one more rounding, half a unit in its last place: not 4 of them,
+not one per partial sum.
+
+Of a model with experts both runs send each token where the plan's ranks sent it. Scores and gates
+have no norm: the error of a layer is the largest of any token and expert, and 2 times, not 4, is
+enough, for a largest of hundreds is no matter of luck. Their u is that of the parameters, times
+the largest score, and only the partial sums of a forward count.
+
+What the optimizer makes of a gradient is judged more sharply than the gradient can be: see
+`proof/claims/value_checks.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from echelon.core.plan import DType, Plan
+from echelon.proof.observed import family_of
+from echelon.proof.oracle.operations import ForcedRouting
+from echelon.proof.oracle.oracle import TORCH_DTYPES, OracleStep, run_oracle
+
+FLOAT64_TOLERANCE = 1e-10
+"""The relative error that a plan may have in float64."""
+
+FLOOR = 1e-4
+"""The part of the norm of all tensors below which a tensor's error is not relative to itself."""
+
+SAFETY_FACTOR = 4.0
+"""How much larger than the one device's a plan's error may be by chance."""
+
+LARGEST_SAFETY_FACTOR = 2.0
+"""The same where an error is the largest of hundreds already."""
+
+_LARGEST = frozenset({"scores", "gates"})
+
+FACTORS = tuple(2 ** (index / 8) for index in range(8))
+"""What the loss is multiplied by in each draw: mantissas are spread over a whole octave."""
+
+_Key = tuple[str, int, str]
+
+
+ErrorSample = tuple[float, bool]
+"""A relative error of one device, and whether the thing itself is next to zero."""
+
+
+_Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """Give the error that is allowed for each thing compared.
+
+    `one_device` holds the largest one-device error of each (kind, step, name), `typical` the root
+    mean square per (kind, step) and `family` per (kind, parameter of all blocks); empty in float64.
+    `flat` is what a plan adds to it; `flat_of` says it for values, whose own dtype may be finer.
+    """
+
+    flat: float
+    one_device: Mapping[_Key, float]
+    typical: Mapping[tuple[str, int], float]
+    family: Mapping[tuple[str, str], float]
+    flat_by_key: Mapping[_Key, float] = field(default_factory=dict[_Key, float])
+
+    @property
+    def own_precision(self) -> bool:
+        """Return whether this is not the tolerance of float64."""
+        return bool(self.one_device)
+
+    def allowed(self, kind: str, step: int, name: str) -> float:
+        """Return the relative error that is allowed."""
+        draws = (
+            self.one_device.get((kind, step, name), 0.0),
+            self.family.get((kind, family_of(name)), 0.0),
+            self.typical.get((kind, step), 0.0),
+        )
+        luck = LARGEST_SAFETY_FACTOR if kind in _LARGEST else SAFETY_FACTOR
+        return luck * max(draws) + self.flat_by_key.get((kind, step, name), self.flat)
+
+
+def float64_tolerance() -> Tolerance:
+    """Return the tolerance of a proof in float64."""
+    return Tolerance(flat=FLOAT64_TOLERANCE, one_device={}, typical={}, family={})
+
+
+def own_tolerance(
+    plan: Plan,
+    reference: Sequence[OracleStep],
+    one_device: Sequence[Sequence[OracleStep]],
+    *,
+    has_masters: bool,
+) -> Tolerance:
+    """Return the tolerance of a proof in the plan's precision.
+
+    `reference` is the oracle in float64, `one_device` the same in the plan's precision, several
+    times (`rounded_oracle_runs`). Where the ranks tell their master values, updates are seen
+    there; else in the rounded parameters.
+    """
+    runs = [
+        {
+            key: sample
+            for exact, rough in zip(reference, run, strict=True)
+            for key, sample in _errors(plan, exact, rough, has_masters=has_masters)
+        }
+        for run in one_device
+    ]
+    flats = _value_flats(plan, reference) | _score_flats(plan, reference)
+    return measured(runs, num_partial_sums(plan) * roundoff(plan), flats)
+
+
+def rounded_oracle_runs(
+    plan: Plan, num_steps: int, forced: Sequence[ForcedRouting] | None = None
+) -> list[tuple[OracleStep, ...]]:
+    """Return the oracle in the plan's precision, rounded in several ways."""
+    return [run_oracle(plan, num_steps, factor=factor, forced=forced) for factor in FACTORS]
+
+
+def measured(
+    runs: Sequence[Mapping[_Key, ErrorSample]], flat: float, flat_of: Mapping[_Key, float]
+) -> Tolerance:
+    """Return the tolerance that follows from the one device's errors in each run."""
+    largest: dict[_Key, float] = defaultdict(float)
+    by_step: dict[tuple[str, int], list[float]] = defaultdict(list)
+    by_family: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for (kind, step, name), (error, noise) in (item for run in runs for item in run.items()):
+        largest[kind, step, name] = max(largest[kind, step, name], error)
+        by_family[kind, family_of(name)].append(error)
+        if not noise:
+            by_step[kind, step].append(error)
+    typical = {key: _root_mean_square(values) for key, values in by_step.items()}
+    # A single number is a draw of its own: the losses of the microbatches say what it is worth.
+    for single, many in (("loss", "losses"), ("grad_norm", "gradients")):
+        for kind, step in [key for key in typical if key[0] == single]:
+            typical[kind, step] = typical[many, step]
+    return Tolerance(
+        flat=flat,
+        one_device=largest,
+        typical=typical,
+        family={key: _root_mean_square(values) for key, values in by_family.items()},
+        flat_by_key=flat_of,
+    )
+
+
+def _root_mean_square(values: Sequence[float]) -> float:
+    return math.sqrt(sum(value**2 for value in values) / len(values))
+
+
+def roundoff(plan: Plan) -> float:
+    """Return the unit roundoff of the coarsest dtype of the plan."""
+    precision = plan.mathematics.precision
+    names = (precision.parameters, precision.gradients, precision.reduction, precision.master)
+    return max(unit_roundoff(name) for name in names)
+
+
+def unit_roundoff(dtype: DType) -> float:
+    """Return the largest relative error of one rounding to `dtype`."""
+    return torch.finfo(TORCH_DTYPES[dtype]).eps / 2
+
+
+def num_partial_sums(plan: Plan) -> int:
+    """Return how many more roundings an element meets than on one device."""
+    mesh = plan.mesh
+    return mesh.dp * plan.num_microbatches + mesh.cp + mesh.tp + plan.num_stages
+
+
+def _value_flats(plan: Plan, reference: Sequence[OracleStep]) -> dict[_Key, float]:
+    """Return what a plan may add to the error of each value: of masters, and rounded from them."""
+    precision, count = plan.mathematics.precision, num_partial_sums(plan)
+    kept, coarse = unit_roundoff(precision.master), roundoff(plan)
+    rounding = unit_roundoff(precision.parameters) if precision.has_master else 0.0
+    moved = dict.fromkeys(reference[0].before, 0.0)
+    flats: dict[_Key, float] = {}
+    for exact in reference:
+        for name, update in exact.updates.items():
+            moved[name] += float(update.total.norm())
+            length = float(exact.after[name].norm())
+            share = moved[name] / length if length else 1.0
+            flat = count * max(kept, coarse * min(share, 1.0))
+            flats["masters", exact.step, name] = flat
+            flats["parameters", exact.step, name] = flat + rounding
+    return flats
+
+
+def _score_flats(plan: Plan, reference: Sequence[OracleStep]) -> dict[_Key, float]:
+    """Return what a plan may add to the error of a score or gate: a forward has fewer sums."""
+    mesh = plan.mesh
+    share = (mesh.cp + mesh.tp + plan.num_stages) * unit_roundoff(
+        plan.mathematics.precision.parameters
+    )
+    flats: dict[_Key, float] = {}
+    for exact in reference:
+        for layer, routed in exact.routed.items():
+            name = f"layers.{layer}"
+            flats["scores", exact.step, name] = share * float(routed.wanted_BTE.abs().max())
+            flats["gates", exact.step, name] = share * float(routed.gates_BTK.max())
+    return flats
+
+
+def _errors(
+    plan: Plan, exact: OracleStep, rough: OracleStep, *, has_masters: bool
+) -> Iterator[tuple[_Key, ErrorSample]]:
+    step = exact.step
+    for slot, (total, _) in exact.microbatch_losses.items():
+        yield ("losses", step, str(slot)), _scalar(rough.microbatch_losses[slot][0], total)
+    yield ("loss", step, ""), _scalar(rough.loss, exact.loss)
+    yield from _routing_errors(exact, rough)
+    if not exact.skipped and not rough.skipped:
+        yield ("grad_norm", step, ""), _scalar(rough.grad_norm, exact.grad_norm)
+        yield from tensor_errors("gradients", step, exact.gradients, rough.gradients)
+        seen = _differences(plan, rough, rounded=not has_masters)
+        yield from tensor_errors("updates", step, _differences(plan, exact, rounded=False), seen)
+    yield from tensor_errors("masters", step, exact.after, rough.after)
+    yield from tensor_errors("parameters", step, exact.after, _rounded(plan, rough.after))
+
+
+def _routing_errors(exact: OracleStep, rough: OracleStep) -> Iterator[tuple[_Key, ErrorSample]]:
+    """Return how far off scores, gates and losses of routers are, of the same choices."""
+    for layer, right in exact.routed.items():
+        other, name = rough.routed[layer], f"layers.{layer}"
+        for kind, of in (("scores", "wanted_BTE"), ("gates", "gates_BTK")):
+            off = getattr(other, of).double() - getattr(right, of).double()
+            yield (kind, exact.step, name), (float(off.abs().max()), False)
+        for kind in ("aux_loss", "z_loss"):
+            wanted = getattr(right, kind)
+            if wanted:
+                yield (kind, exact.step, name), _scalar(getattr(other, kind), wanted)
+
+
+def _rounded(plan: Plan, values: _Tensors) -> dict[str, torch.Tensor]:
+    dtype = TORCH_DTYPES[plan.mathematics.precision.parameters]
+    return {name: value.to(dtype) for name, value in values.items()}
+
+
+def _differences(plan: Plan, oracle: OracleStep, *, rounded: bool) -> dict[str, torch.Tensor]:
+    # As the prover sees updates: a difference of rounded values.
+    before, after = oracle.before, oracle.after
+    if rounded:
+        before, after = _rounded(plan, before), _rounded(plan, after)
+    return {name: after[name].double() - before[name].double() for name in after}
+
+
+def _scalar(rough: float, exact: float) -> ErrorSample:
+    return abs(rough - exact) / abs(exact), False
+
+
+def tensor_errors(
+    kind: str, step: int, exact: _Tensors, rough: _Tensors
+) -> Iterator[tuple[_Key, ErrorSample]]:
+    """Return the relative error of each tensor, as the claims count it."""
+    floor = FLOOR * math.sqrt(sum(float(value.square().sum()) for value in exact.values()))
+    for name, value in exact.items():
+        error, length = float((rough[name].double() - value).norm()), float(value.norm())
+        yield (kind, step, name), (error / max(length, floor), length < floor)

@@ -1,0 +1,15 @@
+"""From the first thing that is wrong to a name for it: tensor, place, factor, axis.
+
+diagnose.py             the first failure, and who explains it
+diagnosis.py            what a finding says; the axis that tells wrong from right ranks
+losses.py               wrong losses, and loss scales
+gradients.py            wrong gradients, by
+  microbatch_weights.py   weights of microbatches
+  context.py              sums over context ranks, with context_parts.py
+  experts.py              experts and routers
+  misplaced.py            gradients of other microbatches, slices of other ranks
+norm.py                 wrong gradient norms
+updates.py              wrong updates, and parameters that are not written back
+routing.py              wrong routes, loads, losses and biases
+token_ranks.py          which rank holds each position, and routes each token
+"""

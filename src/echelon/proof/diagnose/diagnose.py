@@ -1,0 +1,237 @@
+"""From the first thing that is wrong to a name for it: tensor, place, factor, axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from echelon.core.parameters import ParameterSpec, parameters
+from echelon.core.plan import Plan
+from echelon.core.rulebook import prove as rules
+from echelon.layout.stage import pieces_of
+from echelon.proof.claims.checks import Check, Evidence
+from echelon.proof.claims.claims import ClaimResult, first_failure
+from echelon.proof.claims.wrong_factors import EXPLAINED, fit_factor, named_factor
+from echelon.proof.diagnose.diagnosis import Diagnosis, ProofFinding, named_groups
+from echelon.proof.diagnose.gradients import explain_gradient
+from echelon.proof.diagnose.losses import explain_loss, explain_microbatch_losses, explain_scale
+from echelon.proof.diagnose.norm import explain_norm, stage_of
+from echelon.proof.diagnose.routing import (
+    explain_loads,
+    explain_router_losses,
+    explain_router_state,
+    explain_routes,
+    router_of,
+)
+from echelon.proof.diagnose.updates import explain_replayed, explain_update, explain_written_back
+from echelon.proof.oracle.oracle import initial_parameters
+from echelon.proof.ranks import INITIAL, ObservedShard
+
+_PREDICTION_AXES = {
+    rules.PROVE_BYTES_SENT.id: "",
+    rules.PROVE_SCHEDULE_ORDER.id: "pp",
+    rules.PROVE_BYTES_HELD.id: "",
+}
+"""What a plan promises beside its mathematics, each with the axis that a breach points to."""
+
+_EXACT_RULES = frozenset({rules.PROVE_MASTER_WEIGHTS.id, rules.PROVE_LOSS_SCALE.id})
+"""Claims that know no rounding, in the plan's own precision too."""
+
+_FINE = 1e-6  # relative error
+_COARSE = 1e-2  # relative error
+
+
+def diagnose(evidence: Evidence, results: Sequence[ClaimResult]) -> Diagnosis | None:
+    """Return what the first failure in the order of causes is; None where all claims hold."""
+    first = first_failure(results)
+    if first is None:
+        return None
+    result, failure = first
+    finding = _explain(evidence, result.rule.id, failure)
+    return Diagnosis(
+        rule=result.rule.id,
+        step=failure.step,
+        tensor=finding.tensor,
+        where=_where(evidence.plan, finding.tensor),
+        factor=finding.factor,
+        axis=finding.axis,
+        value=finding.value,
+        says=finding.description,
+        residual=finding.residual,
+        ranks=finding.ranks,
+        num_wrong=len({(f.step, f.subject) for f in result.failures}),
+        num_compared=result.compared,
+    )
+
+
+def _explain(evidence: Evidence, rule: str, failure: Check) -> ProofFinding:
+    """Return what a failure of `rule` is, under the name that it is told under."""
+    subject = failure.subject
+    if rule in _PREDICTION_AXES:
+        over = subject.rpartition(" over ")[2] if " over " in subject else ""
+        axis = over or _PREDICTION_AXES[rule]
+        return ProofFinding("not as planned", failure.detail, axis, tensor=subject)
+    rough = evidence.tolerance.own_precision and rule not in _EXACT_RULES
+    if rough and failure.allowed < failure.error < max(_COARSE, 4 * failure.allowed):
+        # A wrong factor would be as wrong in float64, which is judged first.
+        why = "another order of sums, or a dtype coarser than the plan's"
+        return replace(_rounding(failure, why), tensor=subject)
+    if explain := _EXPLANATIONS.get(rule):
+        finding = explain(evidence, failure)
+    else:
+        finding = ProofFinding("none", failure.detail or "not as on one device")
+    name = router_of(evidence, failure) if rule in _OF_ROUTERS else _NUMBERS.get(rule, subject)
+    tensor = finding.tensor or name
+    if finding.factor == "none" and 0 < failure.error < _FINE:
+        told = _rounding(failure, "another order of sums, or a part in a lower precision")
+        finding = replace(told, ranks=finding.ranks)
+    return replace(finding, tensor=tensor)
+
+
+def _rounding(failure: Check, why: str) -> ProofFinding:
+    says = f"off by rounding only ({failure.error:.1g}, allowed {failure.allowed:.1g}): {why}"
+    return ProofFinding("reordering only", says, residual=failure.error)
+
+
+def _initial(evidence: Evidence, failure: Check) -> ProofFinding:
+    """Tell a shard that holds another part of the right values from wrong values."""
+    name, observed = failure.subject, evidence.observed
+    right = initial_parameters(evidence.plan)[name]
+    pieces = observed.shards("masters" if failure.detail else "parameters", INITIAL, name)
+    wrong = [p for p in pieces if observed.fits(p) and not _holds(p, right[p.region])]
+    if not wrong:
+        return ProofFinding("missing", "no rank holds it")
+    finding = _moved_from(evidence, wrong[0], right)
+    factor, residual = fit_factor(wrong[0].tensor, right[wrong[0].region])
+    if finding is None and residual < EXPLAINED:
+        finding = named_factor(evidence.plan, evidence.oracle[0], factor, residual)
+    if finding is None and (other := _expert_of(evidence, wrong[0])):
+        says = f"holds the first weights of {other}: experts are numbered otherwise"
+        finding = ProofFinding("experts permuted", says, "ep")
+    finding = finding or ProofFinding("none", "other random numbers than one device has")
+    return replace(finding, ranks=tuple(piece.rank for piece in wrong))
+
+
+def _holds(piece: ObservedShard, right: torch.Tensor) -> bool:
+    return torch.equal(piece.tensor, right.to(piece.tensor.dtype))
+
+
+def _expert_of(evidence: Evidence, piece: ObservedShard) -> str | None:
+    """Find another expert whose first weights a piece holds."""
+    spec = evidence.observed.specs[piece.name]
+    if spec.expert is None:
+        return None
+    prefix, _, suffix = piece.name.partition(f".{spec.expert}.")
+    for name, values in initial_parameters(evidence.plan).items():
+        namesake = name.startswith(f"{prefix}.") and name.endswith(f".{suffix}")
+        if namesake and _holds(piece, values[piece.region]):
+            return name.removesuffix(f".{suffix}")
+    return None
+
+
+def _moved_from(
+    evidence: Evidence, piece: ObservedShard, right: torch.Tensor
+) -> ProofFinding | None:
+    """Find where along the tensor-parallel dim the values of a piece stand in the right tensor."""
+    spec = evidence.observed.specs[piece.name]
+    dim = spec.split_dim
+    if dim is None or pieces_of(evidence.plan, spec) == 1:
+        return None
+    region = list(piece.region)
+    size = piece.tensor.shape[dim]
+    for start in range(spec.shape[dim] - size + 1):
+        region[dim] = slice(start, start + size)
+        if _holds(piece, right[tuple(region)]):
+            says = f"holds dim {dim} from {start} on instead of from {piece.offset[dim]}"
+            return ProofFinding("shards permuted", f"{says}: a wrong slice", "tp")
+    return None
+
+
+def _dropped(evidence: Evidence, failure: Check) -> ProofFinding:
+    detail = failure.detail
+    if failure.subject.startswith("samples"):
+        factor = "same data" if "read the samples of dp" in detail else "samples"
+        return ProofFinding(factor, detail, "dp")
+    if "block" in detail:
+        return ProofFinding("zero" if detail.startswith("none") else "extra", detail, "pp")
+    factor = "doubled" if "more than one" in detail else "one shard missing"
+    spec = evidence.observed.specs.get(failure.subject)
+    of_expert = spec is not None and spec.expert is not None
+    axis = next(named_groups(evidence.plan, expert=True))[0] if of_expert else ""
+    return ProofFinding(factor, detail, axis)
+
+
+def _tokens(evidence: Evidence, failure: Check) -> ProofFinding:
+    oracle = evidence.oracle[failure.step]
+    said = [report.tokens for report in evidence.observed.reports(failure.step)]
+    wrong = next(count for count in said if count != oracle.tokens)
+    named = named_factor(evidence.plan, oracle, wrong / oracle.tokens)
+    says = f"{wrong} valid tokens instead of {oracle.tokens}: {named.description}"
+    return replace(named, description=says)
+
+
+_EXPLANATIONS: Mapping[str, Callable[[Evidence, Check], ProofFinding]] = {
+    rules.PROVE_GRADIENTS.id: explain_gradient,
+    rules.PROVE_CLIPPED_UPDATE.id: explain_update,
+    rules.PROVE_REPLAYED_UPDATE.id: explain_replayed,
+    rules.PROVE_MASTER_WEIGHTS.id: explain_written_back,
+    rules.PROVE_ROUTES.id: explain_routes,
+    rules.PROVE_EXPERT_LOADS.id: explain_loads,
+    rules.PROVE_ROUTER_LOSSES.id: explain_router_losses,
+    rules.PROVE_ROUTER_BIASES.id: explain_router_state,
+    rules.PROVE_INITIAL_WEIGHTS.id: _initial,
+    rules.PROVE_NOTHING_DROPPED.id: _dropped,
+    rules.PROVE_TOKEN_COUNT.id: _tokens,
+    rules.PROVE_MICROBATCH_LOSS.id: explain_microbatch_losses,
+    rules.PROVE_LOSS.id: explain_loss,
+    rules.PROVE_GRADIENT_NORM.id: explain_norm,
+    rules.PROVE_LOSS_SCALE.id: explain_scale,
+}
+
+_NUMBERS = {
+    rules.PROVE_TOKEN_COUNT.id: "token count",
+    rules.PROVE_LOSS.id: "loss",
+    rules.PROVE_GRADIENT_NORM.id: "gradient norm",
+    rules.PROVE_LOSS_SCALE.id: "loss scale",
+}
+"""What a wrong number is told under, on whatever rank."""
+
+_OF_ROUTERS = frozenset(
+    {rules.PROVE_EXPERT_LOADS.id, rules.PROVE_ROUTER_LOSSES.id, rules.PROVE_ROUTER_BIASES.id}
+)
+"""What is told under the name of a router."""
+
+
+def _where(plan: Plan, tensor: str) -> str:
+    """Return where a tensor (or a whole block) is in the model and on the mesh."""
+    specs = {spec.name: spec for spec in parameters(plan.model)}
+    if tensor not in specs:
+        inside = [spec for name, spec in specs.items() if name.startswith(tensor + ".")]
+        return _place(plan, inside[0]) if inside else ""
+    spec = specs[tensor]
+    place = _place(plan, spec)
+    if spec.expert is not None and plan.mesh.ep > 1:
+        place = f"{place}, on ep {_share_of(plan, spec.expert)}"
+    if plan.mesh.tp == 1 or (spec.expert is not None and pieces_of(plan, spec) == 1):
+        return place
+    split = (
+        "replicated over tp" if spec.split_dim is None else f"dim {spec.split_dim} split over tp"
+    )
+    return f"{place}, {split}"
+
+
+def _share_of(plan: Plan, expert: int) -> int:
+    """Return which of the shares an expert is in."""
+    assert plan.model.experts is not None, "the model has experts"
+    return expert * plan.mesh.ep // plan.model.experts.num_experts
+
+
+def _place(plan: Plan, spec: ParameterSpec) -> str:
+    if spec.layer is not None:
+        place = f"block {spec.layer} of {plan.model.layers}"
+    else:
+        before = spec.name.startswith(("embedding", "positions"))
+        place = "before the first block" if before else "after the last block"
+    return f"{place}, stage {stage_of(plan, spec)}" if plan.num_stages > 1 else place

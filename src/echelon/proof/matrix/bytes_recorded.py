@@ -1,0 +1,197 @@
+"""What ranks record of bytes in one step: sent over axes, held by term, kept by activations.
+
+What of a step is data goes with it: tokens, routes, and which pieces of queries and keys a context
+rank gives to its kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echelon.core.attention_mask import DocumentStarts, PositionRun, cut_position_runs
+from echelon.core.axis import Axis
+from echelon.core.plan import Plan
+from echelon.cost.activations.attention_working import AttentionRowChunks, RowChunkSizes
+from echelon.cost.activations.timeline import StepData
+from echelon.cost.bytes.context.sent import gathers_whole
+from echelon.launch.context import RankContext
+from echelon.layout.expert_load import expert_load_from_routing
+from echelon.models.attention.tiles import tiles_between
+from echelon.parallel.activation_meter import ActionMemory, ActivationMeter
+from echelon.parallel.context.ring_plan import RingPlan, ring_plan
+from echelon.parallel.rank_model import RankModel
+from echelon.parallel.recompute import RecomputingRunner
+from echelon.proof.claims.checks import dp_rank_of
+from echelon.proof.oracle.batches import global_batch
+from echelon.proof.ranks import find_factory
+from echelon.proof.subject import ProofBatch, ReportedRouting
+
+
+def attention_tiles(
+    plan: Plan, cp_rank: int, documents: DocumentStarts | None
+) -> AttentionRowChunks:
+    """Return the pieces of a microbatch with these documents, forward and backward."""
+    placement, mask = plan.placement, plan.model.mask
+    place = placement.ring_place(cp_rank)
+    own = placement.ring_runs(place)
+
+    def pieces(
+        queries: tuple[PositionRun, ...], keys: tuple[PositionRun, ...]
+    ) -> tuple[RowChunkSizes, ...]:
+        rows = sum(run.count for run in queries)
+        return tuple(
+            RowChunkSizes(
+                queries=one.num_queries,
+                keys=one.num_keys,
+                sequences=plan.layout.microbatch_sequences if one.sequence is None else 1,
+                banded=one.form == "banded",
+                masked=one.form != "full",
+                whole=one.sequence is None and one.num_queries == rows,
+            )
+            for one in tiles_between(queries, keys, mask, documents)
+        )
+
+    if placement.ring_degree == 1 or plan.layout.context.record.gathers_keys:
+        step = pieces(own, first_keys(plan, place))
+        return AttentionRowChunks(forward=(step,), backward=(step, ()))
+    ring = ring_plan(placement, mask, place)
+    blocks = [_runs(ring, step) for step in range(ring.degree)]
+    forward = tuple(pieces(own, runs) if runs else () for runs in blocks)
+    count = sum(run.count for run in own)
+    early = cut_position_runs(own, 0, ring.halfway)
+    late = cut_position_runs(own, ring.halfway, count)
+    ends = (pieces(early, own), pieces(late, own))
+    return AttentionRowChunks(forward=forward, backward=(ends[0], *forward[1:], ends[1]))
+
+
+def first_keys(plan: Plan, place: int) -> tuple[PositionRun, ...]:
+    """Return the keys that the queries of a place of a ring meet first."""
+    placement = plan.placement
+    if not plan.layout.context.record.gathers_keys or placement.ring_degree == 1:
+        return placement.ring_runs(place)
+    if gathers_whole(plan):
+        return (PositionRun(0, 1, placement.length),)
+    ring = ring_plan(placement, plan.model.mask, place, direct=True)
+    owners: Sequence[int] = [ring.owner_at(step) for step in range(placement.ring_degree)]
+    rows = [ring.rows_from(owner) for owner in owners]
+    return tuple(run for one in rows if one is not None for run in one.runs)
+
+
+def _runs(ring: RingPlan, step: int) -> tuple[PositionRun, ...]:
+    rows = ring.rows_from(ring.owner_at(step))
+    return () if rows is None else rows.runs
+
+
+MEASURED_STEP = 1
+"""The first step makes what stays; the second one is looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBytes:
+    """Hold what one rank recorded in a step; `stored_bytes` of inputs were on the host at most."""
+
+    sent: Mapping[str, int]
+    held: Mapping[str, int]
+    skipped: bool
+    actions: tuple[ActionMemory, ...]
+    stored_bytes: int
+    routing: ReportedRouting | None
+
+
+def record_rank(context: RankContext, argument: Mapping[str, Any]) -> RankBytes:
+    """Take two steps of `argument["plan"]` (JSON) on a rank; the target that the ranks run."""
+    plan = Plan.from_json(argument["plan"])
+    subject: Any = find_factory(argument["subject"])(context, plan)
+    try:
+        model: RankModel = subject.engine.model
+        subject.step(global_batch(plan, 0), 0)
+        runners = [stage.run_block for stage in model.stages.values()]
+        hosts = [one.host for one in runners if isinstance(one, RecomputingRunner) and one.host]
+        for host in hosts:
+            host.peak_stored_bytes = 0
+        with ActivationMeter(model).watching() as meter:
+            report = subject.step(global_batch(plan, MEASURED_STEP), MEASURED_STEP)
+        return RankBytes(
+            sent=dict(report.bytes_sent),
+            held=dict(report.bytes_held),
+            skipped=bool(report.skipped),
+            actions=tuple(meter.actions),
+            stored_bytes=sum(host.peak_stored_bytes for host in hosts),
+            routing=ReportedRouting.from_report(report.routing),
+        )
+    finally:
+        subject.close()
+
+
+def step_data(plan: Plan, rank: int, recorded: Sequence[RankBytes]) -> StepData:
+    """Return what of the measured step is data: the routing of the ranks, tokens, documents."""
+    batch = global_batch(plan, MEASURED_STEP)
+    load = None
+    if plan.model.experts is not None:
+        load = expert_load_from_routing(plan, rank, _chosen(plan, batch, recorded))
+    microbatches = range(plan.num_microbatches)
+    cp_rank = plan.mesh.coordinates(rank)[Axis.CP]
+    return StepData(
+        load=load,
+        found={one: _num_found_tokens(plan, rank, batch, one) for one in microbatches},
+        transposed={one: _transposed(plan, rank, batch, one) for one in microbatches},
+        row_chunks={
+            one: attention_tiles(plan, cp_rank, _microbatch(plan, rank, batch, one).documents)
+            for one in microbatches
+        },
+    )
+
+
+def _chosen(
+    plan: Plan, batch: ProofBatch, recorded: Sequence[RankBytes]
+) -> dict[int, NDArray[np.int64]]:
+    """Return the experts of each token [sequences, positions, k] by layer, as the ranks say."""
+    experts = plan.model.experts
+    assert experts is not None, "a dense model routes nothing"
+    length = plan.mathematics.sequence_length
+    sequence_of = {sample: place for place, sample in enumerate(batch.sample_ids)}
+    shape = (len(batch.sample_ids), length, experts.top_k)
+    layers = filter(plan.model.layer_has_experts, range(plan.model.layers))
+    chosen = {layer: np.full(shape, -1, dtype=np.int64) for layer in layers}
+    for one in recorded:
+        for route in one.routing.routes if one.routing is not None else ():
+            rows_NK = np.where(route.kept, route.chosen, -1)
+            for token, row_K in zip(route.tokens, rows_NK, strict=True):
+                sample, position = divmod(token, length)
+                chosen[route.layer][sequence_of[sample], position] = row_K
+    return chosen
+
+
+def _microbatch(plan: Plan, rank: int, batch: ProofBatch, microbatch: int) -> ProofBatch:
+    return batch.microbatch(plan, dp_rank_of(plan, rank), microbatch)
+
+
+def _num_found_tokens(plan: Plan, rank: int, batch: ProofBatch, microbatch: int) -> int:
+    """Return how many tokens of a microbatch have their row of the embedding on this rank."""
+    here = plan.mesh.coordinates(rank)
+    rows_BT = _microbatch(plan, rank, batch, microbatch).inputs_BT
+    ids = rows_BT[:, plan.placement.positions(here[Axis.CP])]
+    share = -(-plan.model.vocab // plan.mesh.tp)
+    return int((ids // share == here[Axis.TP]).sum())
+
+
+def _transposed(plan: Plan, rank: int, batch: ProofBatch, microbatch: int) -> int:
+    """Return whether the output of attention is copied into the order of positions.
+
+    The plain kernel (soft caps) gives it head by head; only where it is merged from pieces of which
+    the first has not all rows is it added up in the order of positions.
+    """
+    heads = plan.model.heads // plan.mesh.tp // plan.layout.context.ulysses_degree
+    if plan.model.soft_cap is None or heads * plan.layout.microbatch_sequences == 1:
+        return 0
+    place = plan.placement.ring_place(plan.mesh.coordinates(rank)[Axis.CP])
+    queries = plan.placement.ring_runs(place)
+    documents = _microbatch(plan, rank, batch, microbatch).documents
+    pieces = tiles_between(queries, first_keys(plan, place), plan.model.mask, documents)
+    rows = slice(0, sum(run.count for run in queries))
+    return int(pieces[0].sequence is None and pieces[0].q == rows)

@@ -1,0 +1,174 @@
+"""Backward passes whose gradients of keys and values come home wrong, run on one device.
+
+A key meets queries of every context rank; what they give to its gradient travels to the rank that
+holds it. One device does the same with a copy of the keys for each ring place and each set of heads
+that meets them, so that what one of them gives can be moved, lost or doubled on its way home.
+
+Shape suffixes: T positions; see `models/operations.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from itertools import product
+
+import torch
+
+from echelon.core.plan import Plan
+from echelon.layout.ring_transfers import ring_transfers
+from echelon.models.attention.reference import attention_reference
+from echelon.proof.diagnose.diagnosis import ProofFinding
+from echelon.proof.diagnose.token_ranks import (
+    ContextPositions,
+    context_positions,
+    copies_of,
+    heads_of_member,
+)
+from echelon.proof.mistakes.attention import AttentionCall, WrongAttention, seen_by
+
+GradientRoute = Callable[[int, tuple[int, ...], torch.Tensor], torch.Tensor]
+"""From whose queries gave a gradient (those of a ring place, of the heads of one member) and what
+they gave for all positions, [T, B, its heads, hd], to what comes home."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientMisrouting:
+    """One mistake: what it is, and the way home of gradients, of keys alone or queries too."""
+
+    finding: ProofFinding
+    way: GradientRoute
+    _: KW_ONLY
+    queries_too: bool = False
+
+
+def misrouted_attention(plan: Plan, wrong: GradientMisrouting) -> WrongAttention:
+    """Attend right, place by place and member by member, and bring gradients home by `wrong`."""
+    positions = context_positions(plan.placement)
+    members = range(plan.layout.context.ulysses_degree)
+
+    def attend(call: AttentionCall) -> torch.Tensor:
+        repeats = call.q.shape[2] // call.k.shape[2]
+        seen = seen_by(call.shape, call.batch)
+        out_THBd = torch.zeros_like(call.q).transpose(1, 2)
+        for place, member in product(range(positions.placement.ring_degree), members):
+            rows = (positions.ring_rank_T == place).nonzero()[:, 0]
+            heads = tuple(heads_of_member(plan, member))
+            way = partial(wrong.way, place, heads)
+            kv_heads = [head // repeats for head in heads]
+            k, v = (_sent(x[:, :, kv_heads], way) for x in (call.k, call.v))
+            q = call.q[:, :, list(heads)]
+            if wrong.queries_too:
+                q = _sent(q, way)
+            found, _ = attention_reference(q[rows], k, v, seen[..., rows, :], call.shape.soft_cap)
+            where = (rows[:, None], torch.tensor(heads)[None, :])
+            out_THBd = out_THBd.index_put(where, found.transpose(1, 2))
+        return out_THBd.transpose(1, 2)
+
+    return WrongAttention(attend)
+
+
+def _sent(x: torch.Tensor, way: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Return x; its gradient goes home by a way of its own."""
+    sent = x.clone()
+    if sent.requires_grad:
+        sent.register_hook(way)
+    return sent
+
+
+def gradient_misroutings(plan: Plan) -> Iterator[GradientMisrouting]:
+    """Return the wrong ways home, the most likely first."""
+    places = context_positions(plan.placement)
+    if places.placement.ring_degree > 1:
+        yield from _other_places(places)
+        yield from _lost_gradients(plan, places)
+    if places.placement.ulysses_degree > 1:
+        yield from _members(plan, places)
+
+
+def _other_places(places: ContextPositions) -> Iterator[GradientMisrouting]:
+    n, what = places.placement.ring_degree, "the gradients of keys and values"
+    for shift in range(1, n):
+        home = f"came home to the wrong context rank: place i of the ring got those of i + {shift}"
+        home += f" (mod {n})"
+        moved_T = places.moved(shift)
+        yield _wrong("wrong rank", f"{what} {home}", _moved(moved_T))
+        says = f"{what} that other ranks made {home}"
+        yield _wrong("wrong rank", says, _moved_but_own(places, moved_T))
+    says = f"{what} came home to the wrong context rank: cut in contiguous chunks"
+    yield _wrong("wrong rank", says, _moved(places.contiguous_T))
+
+
+def _moved(at_T: torch.Tensor) -> GradientRoute:
+    return lambda place, heads, gradient: gradient[at_T]
+
+
+def _moved_but_own(places: ContextPositions, moved_T: torch.Tensor) -> GradientRoute:
+    def way(place: int, heads: tuple[int, ...], gradient: torch.Tensor) -> torch.Tensor:
+        own = _column(places.ring_rank_T == place)
+        return gradient * own + (gradient * ~own)[moved_T]
+
+    return way
+
+
+def _lost_gradients(plan: Plan, places: ContextPositions) -> Iterator[GradientMisrouting]:
+    """Lose what others gave, all of it or what comes at one step; count it twice; lose the own."""
+    what = "the gradients of keys and values that"
+
+    def weighted(own: float, others: torch.Tensor | float) -> GradientRoute:
+        def way(place: int, heads: tuple[int, ...], gradient: torch.Tensor) -> torch.Tensor:
+            mine = places.ring_rank_T == place
+            return gradient * _column(torch.where(mine, own, others))
+
+        return way
+
+    yield _wrong("missing sum", f"{what} other context ranks made are missing", weighted(1, 0))
+    yield _wrong("2", f"{what} other context ranks made are added twice", weighted(1, 2))
+    yield _wrong("missing sum", f"{what} each context rank made itself are missing", weighted(0, 1))
+    if plan.layout.context.record.gathers_keys:
+        return
+    routes = ring_transfers(plan.placement, plan.model.mask)
+    home = [one for one in routes.gradients if one.target == one.owner]
+    for step in reversed(range(1, routes.degree + 1)):
+        kept_T = torch.ones(places.placement.length)
+        for transfer in (one for one in home if one.step == step):
+            mine = places.ring_rank_T == transfer.owner
+            for start, stop in transfer.rows:
+                kept_T[mine & (places.row_T >= start) & (places.row_T < stop)] = 0.0
+        says = f"{what} come home at step {step} of {routes.degree} are not waited for"
+        yield _wrong("stale", says, weighted(1.0, kept_T))
+
+
+def _members(plan: Plan, places: ContextPositions) -> Iterator[GradientMisrouting]:
+    copies, few = copies_of(plan), plan.model.heads // plan.mesh.tp
+    held = max(1, plan.model.kv_heads // plan.mesh.tp) * copies
+    repeats = few // held
+
+    def only(copy: int) -> GradientRoute:
+        def way(place: int, heads: tuple[int, ...], gradient: torch.Tensor) -> torch.Tensor:
+            kept = [head % few // repeats % copies == copy for head in heads]
+            return gradient * torch.tensor(kept)[:, None]
+
+        return way
+
+    for copy in range(copies if copies > 1 else 0):
+        says = f"copies of a key/value head are not added up: only copy {copy} counts"
+        yield _wrong("missing sum", says, only(copy))
+    if places.placement.ring_degree == 1:
+        for shift in range(1, places.placement.ulysses_degree):
+            moved_T = places.moved_ranks(shift)
+            says = "the gradients of queries, keys and values came home to the wrong context rank: "
+            says += f"rank i got those of i + {shift}"
+            finding = ProofFinding("wrong rank", says, "cp")
+            yield GradientMisrouting(finding, _moved(moved_T), queries_too=True)
+            says = says.replace("queries, keys and values", "keys and values")
+            yield _wrong("wrong rank", says, _moved(moved_T))
+
+
+def _wrong(factor: str, says: str, way: GradientRoute) -> GradientMisrouting:
+    return GradientMisrouting(ProofFinding(factor, says, "cp"), way)
+
+
+def _column(weight_T: torch.Tensor) -> torch.Tensor:
+    return weight_T[:, None, None, None]

@@ -1,0 +1,9 @@
+"""The oracle: the same training on one device, in plain code.
+
+oracle.py       the steps: loss, gradients, norm, clip, update; what a gradient is a sum of
+batches.py      made-up global batches
+operations.py   attention that rounds as kernels do; tokens that go where ranks sent them
+routing.py      how one device routes tokens to experts: losses, loads, biases
+optimizers.py   AdamW, SGD and Muon as in the papers; learning rate, norm, clip, loss scale
+loss_scale.py   the loss scale of a proof: overflow in known steps, or nowhere
+"""

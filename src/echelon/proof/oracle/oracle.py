@@ -1,0 +1,337 @@
+"""The oracle: the same training on one device, plain enough to be believed by reading it.
+
+One process, the plain decoder, autograd, the whole global batch at once; the loss is the sum over
+valid tokens divided by their number; the norm is over everything; the optimizer is a formula.
+
+In mixed precision the values are kept in the master dtype, the model is built from their rounding
+to the parameters' dtype, and gradients are summed as the plan says: over microbatches in the
+gradients' dtype, then over replicas in that of the reduction.
+
+Shape suffixes: B sequences of the global batch, T positions, N = T * B, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as fn
+
+from echelon.core.parameters import parameters
+from echelon.core.plan import Plan
+from echelon.models.batch import IGNORED_LABEL, TokenBatch
+from echelon.models.decoder import Decoder
+from echelon.models.initial import initial_values
+from echelon.models.operations import Operations
+from echelon.models.precision import widened
+from echelon.proof.oracle.batches import global_batch
+from echelon.proof.oracle.operations import ForcedRouting, OracleOperations
+from echelon.proof.oracle.optimizers import (
+    OptimizerState,
+    OracleLossScale,
+    TensorUpdate,
+    clip_scale,
+    global_norm,
+    learning_rate,
+    update,
+)
+from echelon.proof.oracle.routing import RoutedLayer, RoutingState, routing_losses
+from echelon.proof.subject import ProofBatch
+
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+MicrobatchKey = tuple[int, int]
+"""(data-parallel rank, microbatch)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OracleStep:
+    """Hold all that one device computed in one optimizer step."""
+
+    step: int
+    """The optimizer step."""
+    loss: float
+    """Mean loss over the counted tokens."""
+    tokens: int
+    """Counted tokens of the global batch."""
+    microbatch_losses: Mapping[MicrobatchKey, tuple[float, int]]
+    """Sum of losses and counted tokens of each microbatch."""
+    before: Mapping[str, torch.Tensor]
+    """The values that the optimizer keeps (the master copy, where there is one), before the
+    step."""
+    gradients: Mapping[str, torch.Tensor]
+    """Gradients of the mean loss before clipping."""
+    grad_norm: float
+    """Their norm."""
+    clip_scale: float
+    """What clipping multiplied them by."""
+    learning_rate: float
+    """The learning rate of the step."""
+    loss_scale: float
+    """What the loss was multiplied by before backward."""
+    skipped: bool
+    """Whether gradients overflowed, so that nothing changed."""
+    updates: Mapping[str, TensorUpdate]
+    """What the optimizer added, in its two parts."""
+    after: Mapping[str, torch.Tensor]
+    """The values that the optimizer keeps, after the step."""
+    routing: RoutingState
+    """What routers knew of the steps before."""
+    routing_after: RoutingState
+    """What they know for the next step."""
+    routed: Mapping[int, RoutedLayer]
+    """How each layer with experts routed the tokens."""
+    forced_routing: ForcedRouting | None = None
+    """Where it was made to send tokens, if it was."""
+
+
+def run_oracle(
+    plan: Plan,
+    num_steps: int,
+    *,
+    factor: float = 1.0,
+    forced: Sequence[ForcedRouting] | None = None,
+) -> tuple[OracleStep, ...]:
+    """Return the steps of `plan` on one device, in the plan's own precision.
+
+    The loss is multiplied by `factor` before backward, and gradients are divided by it: the same
+    numbers, but for how they are rounded. Tokens go to the experts that are `forced`, by step, if
+    they are.
+    """
+    master = TORCH_DTYPES[plan.mathematics.precision.master]
+    values = {name: value.to(master) for name, value in initial_parameters(plan).items()}
+    states = {name: OptimizerState() for name in values}
+    scale = OracleLossScale.start(plan.mathematics.precision)
+    routing = RoutingState.start(plan, TORCH_DTYPES[plan.mathematics.precision.parameters])
+    steps: list[OracleStep] = []
+    for step in range(num_steps):
+        given = forced[step] if forced else None
+        before = _StepStart(step, values, states, scale.scale, routing, given)
+        steps.append(_step(plan, before, factor))
+        routing = steps[-1].routing_after
+        scale.follow(plan.mathematics.precision, overflow=steps[-1].skipped)
+        values = dict(steps[-1].after)
+    return tuple(steps)
+
+
+def initial_parameters(plan: Plan) -> dict[str, torch.Tensor]:
+    """Return the first values of all parameters, in forward order."""
+    seed = plan.mathematics.seed
+    return {spec.name: initial_values(plan.model, spec, seed) for spec in parameters(plan.model)}
+
+
+def build_decoder(
+    plan: Plan,
+    values: Mapping[str, torch.Tensor],
+    operations: Operations | None = None,
+    *,
+    routing: RoutingState | None = None,
+    forced: ForcedRouting | None = None,
+) -> Decoder:
+    """Return the whole model on one device, holding `values`, in the plan's parameter dtype.
+
+    Its routers know of the steps before what `routing` says: nothing, before the first. They send
+    tokens where they are `forced` to go, if they are.
+    """
+    dtype = TORCH_DTYPES[plan.mathematics.precision.parameters]
+    operations = operations or OracleOperations(rounds=dtype != torch.float64)
+    model = Decoder(plan.model, operations=operations).to(dtype)
+    model.operations.routing = (routing or RoutingState.start(plan, dtype)).routing_notes(
+        plan, forced
+    )
+    own = dict(model.named_parameters())
+    assert own.keys() == values.keys(), "the decoder and the table of parameters differ"
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(values[name])
+    return model
+
+
+def token_losses(plan: Plan, model: Decoder, batch: ProofBatch, step: int) -> torch.Tensor:
+    """Return the loss of each token, [B, T]; 0 where the label is not counted."""
+    tokens = TokenBatch.from_rows(
+        batch.inputs_BT,
+        batch.labels_BT,
+        torch.tensor(batch.sample_ids, dtype=torch.int64),
+        step=step,
+        seed=plan.mathematics.seed,
+    ).cut((), batch.documents)
+    x_ND = model.norm(model.hidden(None, tokens))
+    return _head_losses(model, x_ND, tokens)
+
+
+def _head_losses(model: Decoder, x_ND: torch.Tensor, tokens: TokenBatch) -> torch.Tensor:
+    logits_NV = widened(model.operations.logits(x_ND, model.head_weight))
+    losses_N = fn.cross_entropy(
+        logits_NV, tokens.labels_N, ignore_index=IGNORED_LABEL, reduction="none"
+    )
+    return losses_N.view(tokens.num_positions, tokens.num_sequences).t()
+
+
+def sums_by_microbatch(
+    plan: Plan, batch: ProofBatch, losses_BT: torch.Tensor
+) -> dict[MicrobatchKey, tuple[torch.Tensor, int]]:
+    """Return, for each microbatch of each replica, the sum of its token losses and their number."""
+    size = plan.layout.microbatch_sequences
+    valid_BT = batch.labels_BT != IGNORED_LABEL
+    result: dict[MicrobatchKey, tuple[torch.Tensor, int]] = {}
+    for index in range(plan.mesh.dp * plan.num_microbatches):
+        rows = slice(index * size, (index + 1) * size)
+        slot = divmod(index, plan.num_microbatches)
+        result[slot] = losses_BT[rows].sum(), int(valid_BT[rows].sum())
+    return result
+
+
+def contributions(plan: Plan, oracle: OracleStep) -> dict[MicrobatchKey, dict[str, torch.Tensor]]:
+    """Return each microbatch's part of the gradient; all parts add up to the whole."""
+    model = build_decoder(plan, oracle.before, routing=oracle.routing, forced=oracle.forced_routing)
+    sums, beside, _ = _microbatch_losses(plan, model, oracle.step, oracle.routing)
+    parts: dict[MicrobatchKey, dict[str, torch.Tensor]] = {}
+    for slot, (total, _) in sums.items():
+        model.zero_grad(set_to_none=True)
+        (total / oracle.tokens + beside.get(slot, 0.0)).backward(retain_graph=True)
+        parts[slot] = _gradients(model)
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class _StepStart:
+    """What a step begins with."""
+
+    step: int
+    values: Mapping[str, torch.Tensor]
+    states: Mapping[str, OptimizerState]
+    loss_scale: float
+    routing: RoutingState
+    forced: ForcedRouting | None
+
+
+def _microbatch_losses(
+    plan: Plan, model: Decoder, step: int, routing: RoutingState
+) -> tuple[
+    dict[MicrobatchKey, tuple[torch.Tensor, int]],
+    dict[MicrobatchKey, torch.Tensor],
+    Mapping[int, RoutedLayer],
+]:
+    """Run a model on a batch; return the sums of microbatches, what routers add, and routes."""
+    batch = global_batch(plan, step)
+    sums = sums_by_microbatch(plan, batch, token_losses(plan, model, batch, step))
+    gradient_B, routed = routing_losses(plan, model.operations.routing, routing)
+    if gradient_B is None:
+        return sums, {}, routed
+    beside = gradient_B.unflatten(0, (-1, plan.layout.microbatch_sequences)).sum(-1)
+    return sums, dict(zip(sums, beside, strict=True)), routed
+
+
+def _step(plan: Plan, before: _StepStart, factor: float) -> OracleStep:
+    step, values, states = before.step, before.values, before.states
+    optimizer, precision = plan.mathematics.optimizer, plan.mathematics.precision
+    model = build_decoder(plan, values, routing=before.routing, forced=before.forced)
+    sums, beside, routed = _microbatch_losses(plan, model, step, before.routing)
+    count, scale = sum(number for _, number in sums.values()), before.loss_scale * factor
+    losses = {s: total * (scale / count) for s, (total, _) in sums.items()}
+    losses = {s: loss + beside[s] * scale if beside else loss for s, loss in losses.items()}
+    scaled = _summed_gradients(plan, model, losses)
+    norm = global_norm(scaled) / scale
+    skipped = precision.loss_scaling != "none" and not math.isfinite(norm)
+    clip, rate = clip_scale(norm, optimizer.clip_norm), learning_rate(optimizer, step)
+    if skipped:
+        updates = {name: TensorUpdate.none(value) for name, value in values.items()}
+    else:
+        specs = {spec.name: spec for spec in parameters(plan.model)}
+        updates: dict[str, TensorUpdate] = {}
+        for name, value in values.items():
+            gradient = scaled[name].to(value.dtype) * (clip / scale)
+            updates[name] = update(specs[name], value, gradient, states[name], optimizer, rate)
+    return OracleStep(
+        step=step,
+        loss=sum(float(total.detach()) for total, _ in sums.values()) / count,
+        tokens=count,
+        microbatch_losses={slot: (float(total.detach()), n) for slot, (total, n) in sums.items()},
+        before=dict(values),
+        gradients={name: widened(gradient) / scale for name, gradient in scaled.items()},
+        grad_norm=norm,
+        clip_scale=clip,
+        learning_rate=rate,
+        loss_scale=before.loss_scale,
+        skipped=skipped,
+        routing=before.routing,
+        routing_after=before.routing if skipped else before.routing.after(plan, routed),
+        routed=routed,
+        forced_routing=before.forced,
+        updates=updates,
+        after={name: value + updates[name].total for name, value in values.items()},
+    )
+
+
+def _summed_gradients(
+    plan: Plan, model: Decoder, losses: Mapping[MicrobatchKey, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return the gradient of the sum of all losses, added up in the plan's dtypes."""
+    precision = plan.mathematics.precision
+    added, reduced = TORCH_DTYPES[precision.gradients], TORCH_DTYPES[precision.reduction]
+    if precision.parameters == precision.gradients == precision.reduction in ("fp64", "fp32"):
+        torch.stack(list(losses.values())).sum().backward()
+        return _gradients(model)
+    replicas: dict[int, dict[str, torch.Tensor]] = {}
+    for (dp_rank, _), loss in losses.items():
+        model.zero_grad(set_to_none=True)
+        loss.backward(retain_graph=True)
+        _add(replicas.setdefault(dp_rank, {}), _gradients(model), added)
+    whole: dict[str, torch.Tensor] = {}
+    for replica in replicas.values():
+        _add(whole, replica, reduced)
+    return {name: gradient.to(added) for name, gradient in whole.items()}
+
+
+def _add(
+    total: dict[str, torch.Tensor], parts: Mapping[str, torch.Tensor], dtype: torch.dtype
+) -> None:
+    for name, value in parts.items():
+        part = value.to(dtype)
+        total[name] = total[name] + part if name in total else part
+
+
+def _gradients(model: Decoder) -> dict[str, torch.Tensor]:
+    result: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, f"the oracle has no gradient of {name}"
+        result[name] = parameter.grad.detach().clone()
+    return result
+
+
+def loss_of_sequences(plan: Plan, model: Decoder, oracle: OracleStep) -> torch.Tensor:
+    """Run a model on the batch of a step; return what each sequence adds to the loss, [B]."""
+    losses_BT = token_losses(plan, model, global_batch(plan, oracle.step), oracle.step)
+    loss_B = losses_BT.sum(1) / oracle.tokens
+    beside_B, _ = routing_losses(plan, model.operations.routing, oracle.routing)
+    return loss_B if beside_B is None else loss_B + beside_B
+
+
+def loss_of_tokens(plan: Plan, model: Decoder, oracle: OracleStep) -> torch.Tensor:
+    """Run a model on the batch of a step; return the loss without what routers add."""
+    losses_BT = token_losses(plan, model, global_batch(plan, oracle.step), oracle.step)
+    return losses_BT.sum() / oracle.tokens
+
+
+def whole_loss(plan: Plan, model: Decoder, oracle: OracleStep) -> torch.Tensor:
+    """Run a model on the batch of a step; return all that its gradient is the gradient of."""
+    return loss_of_sequences(plan, model, oracle).sum()
+
+
+def router_loss_gradient(plan: Plan, oracle: OracleStep, name: str) -> torch.Tensor | None:
+    """Return the part of a gradient that routers add; None where they add nothing."""
+    model = build_decoder(plan, oracle.before, routing=oracle.routing)
+    loss_of_tokens(plan, model, oracle)
+    beside_B, _ = routing_losses(plan, model.operations.routing, oracle.routing)
+    if beside_B is None:
+        return None
+    parameter = model.get_parameter(name)
+    return torch.autograd.grad(beside_B.sum(), parameter, allow_unused=True)[0]

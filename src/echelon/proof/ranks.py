@@ -1,0 +1,201 @@
+"""What each rank does in a proof: build the subject, step it, write down everything it says.
+
+Results travel as files in a directory that the parent owns: tensors as safetensors, the rest as
+JSON, one pair per rank and precision.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from echelon.core.errors import ConfigError
+from echelon.core.plan import Plan
+from echelon.core.rulebook.prove import PROVE_SUBJECT
+from echelon.launch.context import RankContext
+from echelon.parallel.weights import Shard
+from echelon.proof.oracle.batches import global_batch
+from echelon.proof.subject import Factory, ReportedRouting, StepRecord, Subject
+
+INITIAL = -1
+"""The step under which the initial weights are kept."""
+
+_OPTIONAL = ("bytes_sent", "actions", "skipped", "loss_scale", "bytes_held")
+"""What a report may leave out, beside its routing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedShard:
+    """Hold one rectangle that one rank said it holds.
+
+    `kind` is "gradients", "parameters" or "masters" (the values that the optimizer keeps).
+    """
+
+    rank: int
+    kind: str
+    step: int
+    name: str
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    primary: bool
+    tensor: torch.Tensor
+
+    @property
+    def region(self) -> tuple[slice, ...]:
+        """Return where the piece lies in the whole tensor."""
+        return tuple(
+            slice(start, start + size)
+            for start, size in zip(self.offset, self.tensor.shape, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankResult:
+    """Hold all that one rank said in one precision."""
+
+    rank: int
+    reports: tuple[StepRecord, ...]
+    shards: tuple[ObservedShard, ...]
+
+
+def run_subject(context: RankContext, argument: Mapping[str, Any]) -> None:
+    """Put one rank of a subject through a proof: the target that the ranks run.
+
+    `argument` holds `plans` (as JSON, one per precision), `subject` ("module:function"),
+    `directory` and `num_steps`.
+    """
+    factory = find_factory(argument["subject"])
+    for number, text in enumerate(argument["plans"]):
+        plan = Plan.from_json(text)
+        subject = factory(context, plan)
+        try:
+            result = _observe(context.rank, subject, plan, argument["num_steps"])
+        finally:
+            close = getattr(subject, "close", None)
+            if close is not None:
+                close()
+        _write(result, Path(argument["directory"]), number)
+
+
+def find_factory(subject: str) -> Factory:
+    """Return the factory that "module:function" names; a ConfigError says why it cannot be had."""
+    module_name, _, name = subject.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            PROVE_SUBJECT.problem(f"subject {subject!r} cannot be imported: {error}")
+        ) from error
+    if not callable(factory):
+        raise ConfigError(PROVE_SUBJECT.problem(f"subject {subject!r} is not a function"))
+    return cast(Factory, factory)
+
+
+def read_results(directory: Path, number: int, world_size: int) -> tuple[RankResult, ...]:
+    """Return what every rank wrote for plan `number`."""
+    return tuple(_read(directory, number, rank) for rank in range(world_size))
+
+
+def _observe(rank: int, subject: Subject, plan: Plan, num_steps: int) -> RankResult:
+    pieces = _values(rank, INITIAL, subject, plan)
+    reports: list[StepRecord] = []
+    for step in range(num_steps):
+        reports.append(_record(subject.step(global_batch(plan, step), step)))
+        pieces += _observed_shards(rank, "gradients", step, subject.gradients())
+        pieces += _values(rank, step, subject, plan)
+    return RankResult(rank=rank, reports=tuple(reports), shards=tuple(pieces))
+
+
+def _values(rank: int, step: int, subject: Subject, plan: Plan) -> list[ObservedShard]:
+    pieces = _observed_shards(rank, "parameters", step, subject.parameters())
+    masters: Any = getattr(subject, "masters", None)
+    if masters is not None and plan.mathematics.precision.has_master:
+        pieces += _observed_shards(rank, "masters", step, masters())
+    return pieces
+
+
+def _observed_shards(
+    rank: int, kind: str, step: int, shards: Mapping[str, Sequence[Shard]]
+) -> list[ObservedShard]:
+    return [
+        ObservedShard(
+            rank=rank,
+            kind=kind,
+            step=step,
+            name=name,
+            global_shape=tuple(shard.global_shape),
+            offset=tuple(shard.offset),
+            primary=shard.primary,
+            # A copy: the engine goes on to write into the memory behind the view.
+            tensor=shard.tensor.detach().cpu().clone(memory_format=torch.contiguous_format),
+        )
+        for name, held in shards.items()
+        for shard in held
+    ]
+
+
+def _record(report: Any) -> StepRecord:
+    return StepRecord(
+        loss=float(report.loss),
+        tokens=int(report.tokens),
+        grad_norm=float(report.grad_norm),
+        microbatch_losses={
+            (int(dp_rank), int(microbatch)): (float(total), int(count))
+            for (dp_rank, microbatch), (total, count) in report.microbatch_losses.items()
+        },
+        samples=tuple(int(i) for i in report.samples),
+        layers=tuple(int(i) for i in report.layers),
+        routing=ReportedRouting.from_report(getattr(report, "routing", None)),
+        **{key: getattr(report, key, None) for key in _OPTIONAL},
+    )
+
+
+def _stem(directory: Path, number: int, rank: int) -> Path:
+    return directory / f"plan-{number}-rank-{rank:04d}"
+
+
+def _write(result: RankResult, directory: Path, number: int) -> None:
+    stem = _stem(directory, number, result.rank)
+    keys = ("kind", "step", "name", "global_shape", "offset", "primary")
+    tables = [{key: getattr(piece, key) for key in keys} for piece in result.shards]
+    tensors = {str(index): piece.tensor for index, piece in enumerate(result.shards)}
+    save_file(tensors, stem.with_suffix(".safetensors"))
+    reports = []
+    for report in result.reports:
+        losses = [[*slot, *value] for slot, value in report.microbatch_losses.items()]
+        reports.append({**asdict(report), "microbatch_losses": losses})
+    text = json.dumps({"reports": reports, "pieces": tables})
+    stem.with_suffix(".json").write_text(text, encoding="utf-8")
+
+
+def _read(directory: Path, number: int, rank: int) -> RankResult:
+    stem = _stem(directory, number, rank)
+    data = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+    tensors = load_file(stem.with_suffix(".safetensors"))
+    pieces = tuple(
+        ObservedShard(
+            **table
+            | {key: tuple(table[key]) for key in ("global_shape", "offset")}
+            | {"rank": rank, "tensor": tensors[str(index)]}
+        )
+        for index, table in enumerate(data["pieces"])
+    )
+    reports = tuple(
+        StepRecord(
+            **{
+                **report,
+                "microbatch_losses": {(r, m): (total, n) for r, m, total, n in losses},
+                "routing": ReportedRouting.from_json(report["routing"]),
+            }
+        )
+        for report in data["reports"]
+        for losses in [report["microbatch_losses"]]
+    )
+    return RankResult(rank=rank, reports=reports, shards=pieces)

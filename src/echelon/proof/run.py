@@ -1,0 +1,164 @@
+"""Prove a plan: shrink it, run it on one device and on its ranks, and judge every claim."""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from echelon.core.plan import Plan
+from echelon.core.version import __version__
+from echelon.proof.claims.checks import Evidence
+from echelon.proof.claims.claims import judge
+from echelon.proof.claims.proof import Proof, ProofPass
+from echelon.proof.claims.tolerance import float64_tolerance, own_tolerance, rounded_oracle_runs
+from echelon.proof.diagnose.diagnose import diagnose
+from echelon.proof.observed import ObservedRun, routing_from_ranks
+from echelon.proof.oracle.loss_scale import (
+    num_steps_with_overflow,
+    scale_without_overflow,
+    with_overflow_scale,
+    with_scale,
+)
+from echelon.proof.oracle.oracle import OracleStep, run_oracle
+from echelon.proof.ranks import find_factory, read_results
+from echelon.proof.shrink import NUM_STEPS, same_dtypes, shrink
+
+OUR_ENGINE = "echelon.training.subject:build"
+"""The subject that is proven when none is named."""
+
+_TARGET = "echelon.proof.ranks:run_subject"
+
+
+class RankRunner(Protocol):
+    """Start ranks that call ``target(context, argument)`` in one process group, and wait.
+
+    `launch.pool.RankPool.run` is one.
+    """
+
+    def __call__(
+        self, target: str, argument: object, world_size: int, /, *, labels: Sequence[str]
+    ) -> object:
+        """Return when all ranks have; raise what the first failing rank raised."""
+        ...
+
+
+def prove(
+    plan: Plan,
+    *,
+    run_ranks: RankRunner,
+    subject: str = OUR_ENGINE,
+    num_steps: int = NUM_STEPS,
+    own_precision: bool = True,
+) -> Proof:
+    """Return the proof of `plan`: every claim, in float64 and in the plan's own precision.
+
+    `subject` names the engine under proof. `own_precision` False leaves the second part out (the
+    matrix of all layouts proves the mathematics only). Ranks are started by `run_ranks`; each
+    precision takes `num_steps` steps that update, and those that an overflow skips. Offloaded
+    slices lie in a temporary folder. ConfigError, before any rank starts, where there is no such
+    subject.
+    """
+    find_factory(subject)
+    variants = _variants(plan, own_precision=own_precision)
+    num_steps = num_steps_with_overflow(variants[0][0], num_steps)
+    with tempfile.TemporaryDirectory(prefix="echelon-prove-") as directory:
+        argument = {
+            "plans": [offloaded_to(ran, directory).to_json() for ran, _ in variants],
+            "subject": subject,
+            "directory": directory,
+            "num_steps": num_steps,
+        }
+        labels = [plan.mesh.label(rank) for rank in range(plan.mesh.world_size)]
+        run_ranks(_TARGET, argument, plan.mesh.world_size, labels=labels)
+        passes = _judge(variants, Path(directory), num_steps)
+    return Proof(
+        plan=plan.name,
+        plan_hash=plan.content_hash(),
+        mesh=_mesh(plan),
+        shrunk_plan=variants[0][0],
+        subject=subject,
+        seed=plan.mathematics.seed,
+        num_steps=num_steps,
+        versions={
+            "echelon": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        passes=passes,
+    )
+
+
+def _variants(plan: Plan, *, own_precision: bool) -> list[tuple[Plan, Plan]]:
+    """Return each plan that is run, in float64 first, and the float64 plan it is compared with."""
+    exact, own = shrink(plan, precision="fp64"), shrink(plan)
+    own_reference = exact
+    scaling = exact.mathematics.precision.loss_scaling
+    if scaling != "none":
+        num_steps = num_steps_with_overflow(exact, NUM_STEPS)
+        scale = scale_without_overflow(own, exact, num_steps)
+        own, own_reference = with_scale(own, scale), with_scale(exact, scale)
+        exact = with_overflow_scale(exact, num_steps) if scaling == "dynamic" else own_reference
+    variants = [(exact, exact)]
+    precision = own.mathematics.precision
+    if own_precision and not same_dtypes(precision, exact.mathematics.precision):
+        variants.append((own, own_reference))
+    return variants
+
+
+def offloaded_to(plan: Plan, directory: str) -> Plan:
+    """Return the plan with its files in a folder, where it has any."""
+    zero = replace(plan.layout.zero, offload_dir=directory)
+    used = "nvme" in (zero.optimizer_offload, zero.parameter_offload)
+    return replace(plan, layout=replace(plan.layout, zero=zero)) if used else plan
+
+
+def _judge(
+    variants: Sequence[tuple[Plan, Plan]], directory: Path, num_steps: int
+) -> tuple[ProofPass, ...]:
+    oracles: dict[str, tuple[OracleStep, ...]] = {}
+    passes: list[ProofPass] = []
+    for number, (plan, reference) in enumerate(variants):
+        observed = ObservedRun(plan, read_results(directory, number, plan.mesh.world_size))
+        # Where tokens go is a matter of rounding in a precision of few digits, and of none here.
+        forced = routing_from_ranks(observed, num_steps) if number else None
+        # The float64 oracle also judges the plan's own precision: first values are rounded to
+        # float32 before any dtype, so both begin from the same numbers.
+        key = reference.content_hash()
+        if forced is not None or key not in oracles:
+            oracles[key] = run_oracle(reference, num_steps, forced=forced)
+        tolerance = float64_tolerance()
+        if number:
+            rounded = rounded_oracle_runs(plan, num_steps, forced)
+            masters = observed.has_masters
+            tolerance = own_tolerance(plan, oracles[key], rounded, has_masters=masters)
+        evidence = Evidence(
+            plan=plan,
+            reference_plan=reference,
+            oracle=oracles[key],
+            observed=observed,
+            tolerance=tolerance,
+        )
+        results = judge(evidence)
+        broken = any(not earlier.holds for earlier in passes)
+        passes.append(
+            ProofPass(
+                precision=plan.mathematics.precision.parameters,
+                claims=results,
+                # A wrong factor is the same in both precisions: it is told once, where it is clear.
+                diagnosis=None if broken else diagnose(evidence, results),
+            )
+        )
+    return tuple(passes)
+
+
+def _mesh(plan: Plan) -> str:
+    mesh = plan.mesh
+    degrees = {"pp": mesh.pp, "dp": mesh.dp, "cp": mesh.cp, "tp": mesh.tp}
+    ranks = " x ".join(f"{axis}{degree}" for axis, degree in degrees.items() if degree > 1) or "1"
+    return f"{ranks}, ep{mesh.ep}" if mesh.ep > 1 else ranks

@@ -1,0 +1,238 @@
+"""A plan made small enough for a laptop, with everything kept that can go wrong.
+
+The mesh, the schedule, ZeRO (stage, accumulation, resharding, what is cut, where slices rest),
+the optimizer and its rules, loss scaling, sequence parallelism, recompute, tied weights, the ratio
+of query to key heads, where a window ends, norms, biases and every remainder (of the vocabulary
+over `tp`, of the microbatches over `pp`, of the blocks over the stages) stay; the sizes go.
+What of experts stays, `proof/shrink_experts.py` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.core.model_shape import ModelShape
+from echelon.core.parameters import parameters
+from echelon.core.plan import DTYPE_BYTES, DType, Mathematics, Optimizer, Plan, Precision, Zero
+from echelon.cost.bytes.context.sent import kv_copies
+from echelon.proof.observed import family_of
+from echelon.proof.shrink_experts import (
+    elements_of_a_rank,
+    small_balance,
+    small_experts,
+    small_latent,
+)
+from echelon.schedule.build import SCHEDULES
+
+NUM_STEPS = 3
+"""Optimizer steps of a proof: one without history, one in warm-up, one after it."""
+
+_DTYPES = ("parameters", "gradients", "reduction", "master")
+_SIGNAL = 1e-3  # epsilon of AdamW
+_UNCLIPPED_SIGNAL = 0.1  # epsilon of AdamW
+_BUCKETS = 3  # of each rank
+_CHUNK = 4  # tokens
+_SGD_RATE = 1.0  # learning rate
+_SGD_DECAY = 2e-3  # weight decay
+
+
+def shrink(plan: Plan, *, precision: DType | None = None) -> Plan:
+    """Return a small plan with the shape of `plan`; all in `precision` where it is given."""
+    # Two units of a stage are there, so that one can be taken for the other.
+    stages = shrink_stages(plan.layout.pipeline.stages, unit=min(plan.layout.zero.unit_blocks, 2))
+    sequence_length = _sequence_length(plan)
+    model = _model(plan, sum(len(stage) for stage in stages), sequence_length)
+    microbatch = min(plan.layout.microbatch_sequences, 2)
+    num_microbatches = _num_microbatches(plan)
+    mathematics = replace(
+        plan.mathematics,
+        model=model,
+        global_sequences=microbatch * num_microbatches * plan.mesh.dp,
+        sequence_length=sequence_length,
+        optimizer=_optimizer(plan.mathematics.optimizer),
+        precision=_precision(plan.mathematics.precision, precision),
+        balance=small_balance(plan.mathematics.balance, model.experts, sequence_length),
+    )
+    layout = plan.layout
+    small = replace(
+        layout,
+        microbatch_sequences=microbatch,
+        pipeline=replace(layout.pipeline, stages=stages),
+        recompute=replace(layout.recompute, every=min(layout.recompute.every, 2)),
+        zero=_zero(plan, mathematics),
+        # Two chunks at most: any small batch can be cut in them. Nodes stay, for the mesh does.
+        experts=replace(layout.experts, chunks=min(layout.experts.chunks, 2)),
+    )
+    return replace(plan, name=f"{plan.name}, shrunk", mathematics=mathematics, layout=small)
+
+
+def same_dtypes(one: Precision, other: Precision) -> bool:
+    """Return whether two precisions compute in the same dtypes, whatever scales their loss."""
+    return all(getattr(one, name) == getattr(other, name) for name in _DTYPES)
+
+
+def _precision(precision: Precision, dtype: DType | None) -> Precision:
+    """Return the precision of a proof: few steps must be enough for the loss scale to change."""
+    small = precision
+    if precision.loss_scaling == "dynamic":
+        small = replace(
+            precision,
+            loss_scale_window=min(precision.loss_scale_window, 2),
+            loss_scale_hysteresis=min(precision.loss_scale_hysteresis, 2),
+        )
+    return small if dtype is None else replace(small, **dict.fromkeys(_DTYPES, dtype))
+
+
+def shrink_stages(
+    stages: tuple[tuple[int, ...], ...], *, unit: int = 1
+) -> tuple[tuple[int, ...], ...]:
+    """Return as many stages with few blocks each; uneven ones stay uneven, empty ones empty.
+
+    Each stage gets the rank of its block count among the different counts, so an order between
+    two stages is kept. Up to two stages keep `unit` + 1 blocks each where they have as many, so a
+    block that feeds a block of its own stage, and of another unit, is there.
+    """
+    counts = [len(stage) for stage in stages]
+    ranks = {count: index for index, count in enumerate(sorted({c for c in counts if c}), start=1)}
+    smallest = min(ranks, default=0)
+    extra = min(unit, smallest - 1) if smallest and len(stages) <= 2 else 0
+    return stages_of([ranks[count] + extra if count else 0 for count in counts])
+
+
+def stages_of(counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return stages of so many blocks each, one after the other."""
+    return tuple(tuple(range(*ends)) for ends in pairwise(accumulate(counts, initial=0)))
+
+
+def _model(plan: Plan, layers: int, sequence_length: int) -> ModelShape:
+    shape, tp = plan.model, plan.mesh.tp
+    latent = small_latent(shape)
+    head_dim = 4 if latent is None else latent.nope_dim + latent.rope_dim
+    kv_heads = tp * _kv_heads(plan)
+    heads = kv_heads * (shape.heads // shape.kv_heads)
+    square = shape.query_dim == shape.hidden
+    hidden = heads * head_dim if square else heads * head_dim + 4
+    per_rank = max(5, 24 // tp)
+    spare_positions = 3 if shape.max_positions > plan.mathematics.sequence_length else 0
+    return replace(
+        shape,
+        name=f"{shape.name}-shrunk",
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=tp * max(3, 12 // tp),
+        vocab=tp * per_rank + shape.vocab % tp,
+        max_positions=sequence_length + spare_positions,
+        window=_window(plan, sequence_length),
+        latent=latent,
+        experts=small_experts(plan, layers),
+        # A narrow model needs wide weights: with the std of a wide one its blocks would add next
+        # to nothing to the residual stream, and a wrong one would hardly show.
+        initial_std=max(shape.initial_std, hidden**-0.5),
+    )
+
+
+def _kv_heads(plan: Plan) -> int:
+    """Return few key/value heads for a tensor rank, copied as often by Ulysses as the plan's."""
+    held, degree = max(1, plan.model.kv_heads // plan.mesh.tp), plan.layout.context.ulysses_degree
+    repeats = plan.model.heads // plan.model.kv_heads
+    if held * repeats % degree:
+        return held
+    copies = kv_copies(held * repeats, held, degree)
+    return next(
+        few
+        for few in range(min(2, held), held + 1)
+        if few * repeats % degree == 0 and kv_copies(few * repeats, few, degree) == copies
+    )
+
+
+def _sequence_length(plan: Plan) -> int:
+    """Return a length that every layout can cut, with a few positions in each piece of it."""
+    chunks = plan.mesh.tp * plan.mesh.cp * 2
+    if plan.mesh.cp == 1:
+        return chunks * max(1, 8 // chunks)
+    return chunks * max(1, -(-_CHUNK // plan.mesh.tp))
+
+
+def _window(plan: Plan, sequence_length: int) -> int | None:
+    """Return a window that is as long beside a chunk of a context rank as the plan's is.
+
+    One shorter than a chunk stays so, one that ends in another chunk does so.
+    """
+    window, length = plan.model.window, plan.mathematics.sequence_length
+    if window is None or window >= length:
+        return None if window is None else sequence_length
+    chunks = 2 * plan.mesh.cp
+    chunk, whole = sequence_length // chunks, window * chunks // length
+    within = window * chunks % length * chunk // length
+    within = within if whole else max(1, within)
+    return max(2, min(whole * chunk + within, sequence_length - 1))
+
+
+def _num_microbatches(plan: Plan) -> int:
+    """Return few microbatches with the remainder over `pp` of the plan's, and enough for it.
+
+    A schedule that is written out has as many as it has.
+    """
+    count, pp = plan.num_microbatches, plan.mesh.pp
+    if pp == 1:
+        return min(count, 3)
+    if count <= pp or plan.layout.pipeline.rows:
+        return count
+    few = pp + (count % pp or pp)
+    builder = SCHEDULES[plan.layout.pipeline.schedule]
+    while few < count and not builder.allows_microbatches(pp, few):
+        few += pp
+    return min(count, few)
+
+
+def _optimizer(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer with constants under which every mistake in it shows.
+
+    AdamW's first step is the sign of the gradient when `eps` is tiny: a gradient twice too large,
+    or a clip by the wrong norm, would leave the same weights. With `eps` of the size of a clipped
+    gradient the update follows the gradient's size. Clipping, where it is on, must act; the
+    learning rate must differ at each step; the decay must be larger than the noise. SGD moves by
+    the size of a clipped gradient itself, and couples the decay to it: both need other sizes.
+    """
+    sgd = not OPTIMIZERS[optimizer.kind].is_scale_free
+    return replace(
+        optimizer,
+        learning_rate=_SGD_RATE if sgd else 1e-2,
+        eps=_UNCLIPPED_SIGNAL if optimizer.clip_norm is None else _SIGNAL,
+        clip_norm=None if optimizer.clip_norm is None else 50 * _SIGNAL,
+        weight_decay=(_SGD_DECAY if sgd else 0.1) if optimizer.weight_decay else 0.0,
+        warmup_steps=2 if optimizer.warmup_steps else 0,
+        decay_steps=2 * NUM_STEPS - 2 if optimizer.schedule == "wsd" else 0,
+        total_steps=2 * NUM_STEPS,
+    )
+
+
+def _zero(plan: Plan, mathematics: Mathematics) -> Zero:
+    """Return ZeRO's settings with as little ahead and in memory as shows what they do."""
+    zero, model = plan.layout.zero, mathematics.model
+    # Several buckets per rank, as the whole model has: one of them may be the wrong one.
+    bytes_per_rank = elements_of_a_rank(plan, model) * DTYPE_BYTES[mathematics.precision.gradients]
+    return replace(
+        zero,
+        bucket_bytes=min(zero.bucket_bytes, max(1, bytes_per_rank // _BUCKETS)),
+        prefetch=min(zero.prefetch, 2),
+        unit_blocks=min(zero.unit_blocks, 2),
+        keep_whole_below=_keep_whole_below(plan, model),
+        offload_buffers=min(zero.offload_buffers, 2),
+    )
+
+
+def _keep_whole_below(plan: Plan, model: ModelShape) -> int:
+    """Return the threshold under which the same kinds of parameters are kept whole."""
+    threshold, tp = plan.layout.zero.keep_whole_below, plan.mesh.tp
+    kinds = {
+        family_of(spec.name) for spec in parameters(plan.model) if spec.local_numel(tp) < threshold
+    }
+    sizes = [s.local_numel(tp) for s in parameters(model) if family_of(s.name) in kinds]
+    return max(sizes) + 1 if sizes else 0

@@ -1,1 +1,0 @@
-"""The proof that a plan computes what one device computes."""

@@ -1,0 +1,94 @@
+"""The schedule of a plan, and what each pipeline rank holds of the model because of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from echelon.core.plan import Plan
+from echelon.schedule.action import Action, Schedule
+from echelon.schedule.build import SCHEDULES, build_schedule
+from echelon.schedule.owners import schedule_from_actions
+
+
+def schedule_from_plan(plan: Plan) -> Schedule:
+    """Return the schedule that a plan names, or whose rows it holds."""
+    pipeline = plan.layout.pipeline
+    if pipeline.rows:
+        return schedule_from_rows(pipeline.schedule, pipeline.rows)
+    return _build(pipeline.schedule, **_numbers(plan))
+
+
+def stage_placement_from_plan(plan: Plan) -> Schedule:
+    """Return where the stages and microbatches of a plan lie: its schedule without any action.
+
+    It is there for numbers that no builder takes, too, and costs nothing for thousands of ranks.
+    """
+    pipeline = plan.layout.pipeline
+    return placement(pipeline.schedule, pipeline.rows, **_numbers(plan))
+
+
+def num_microbatches_on_stage(plan: Plan, pp_rank: int, stage: int) -> int:
+    """Return how many microbatches cross `stage` on pipeline rank `pp_rank` in a step."""
+    return sum(count for _, count in _crossings(stage_placement_from_plan(plan), pp_rank, stage))
+
+
+def num_messages_from_plan(plan: Plan, pp_rank: int) -> tuple[int, int]:
+    """Return how many activations and how many gradients pipeline rank `pp_rank` sends in a step.
+
+    What goes to a stage on the same rank is no message.
+    """
+    placement = stage_placement_from_plan(plan)
+    last = placement.num_stages - 1
+    activations = gradients = 0
+    for stage in placement.stages_of(pp_rank):
+        for one, count in _crossings(placement, pp_rank, stage):
+            if stage < last and placement.rank_of(stage + 1, one) != pp_rank:
+                activations += count
+            if stage > 0 and placement.rank_of(stage - 1, one) != pp_rank:
+                gradients += count
+    return activations, gradients
+
+
+def _crossings(placement: Schedule, pp_rank: int, stage: int) -> Iterator[tuple[int, int]]:
+    """Yield a microbatch of each way through the ranks that crosses a stage here, and how many."""
+    mirrored = set(placement.mirrored)
+    plain = [one for one in range(placement.num_microbatches) if one not in mirrored]
+    for way in (plain, placement.mirrored):
+        if way and placement.rank_of(stage, way[0]) == pp_rank:
+            yield way[0], len(way)
+
+
+@lru_cache(maxsize=64)
+def schedule_from_rows(name: str, rows: tuple[str, ...]) -> Schedule:
+    """Return the schedule whose ranks run `rows`, such as ``F0.0 F0.1 B0.0 W0.0``.
+
+    Who owns a stage, and which microbatches are mirrored, follows from where actions stand.
+    ValueError where a word is not an action.
+    """
+    actions = [[Action.parse(word) for word in row.split()] for row in rows]
+    return schedule_from_actions(name, actions)
+
+
+@lru_cache(maxsize=64)
+def placement(
+    name: str, rows: tuple[str, ...] = (), *, num_stages: int, num_ranks: int, num_microbatches: int
+) -> Schedule:
+    """Return where stages and microbatches lie under a schedule of this name, or of these rows."""
+    if rows:
+        return replace(schedule_from_rows(name, rows), actions=())
+    return SCHEDULES[name](
+        num_stages=num_stages, num_ranks=num_ranks, num_microbatches=num_microbatches
+    ).placement()
+
+
+_build = lru_cache(maxsize=64)(build_schedule)
+
+
+def _numbers(plan: Plan) -> dict[str, int]:
+    return {
+        "num_stages": plan.num_stages,
+        "num_ranks": plan.mesh.pp,
+        "num_microbatches": plan.num_microbatches,
+    }

@@ -1,0 +1,215 @@
+"""Files of JSON lines: one object to a line, appended, readable up to the last whole line.
+
+A kill leaves half a line at the end of a file, which is skipped. Anything else that cannot be read
+was changed or damaged after the run wrote it: a line that is no object, a value that is missing or
+of another kind, a file that does not open. Each is the rule `events-readable`, with file and line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from echelon.core.disk import disk_errors
+from echelon.core.errors import ConfigError
+from echelon.core.event import Event
+from echelon.core.rulebook.observe import EVENTS_READABLE
+from echelon.core.serialize import from_json
+
+
+class JsonLines:
+    """Append objects to a file: buffered until `flush`, then written at once.
+
+    A kill can leave half a line at the end of the file; opening it to append cuts that off.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open `path` to append to it; EnvironmentProblem where the disk refuses."""
+        self.path = path
+        self._lines: list[str] = []
+        with disk_errors(f"to open {path}"):
+            path.touch()
+            cut_half_line(path)
+            self._file = path.open("ab", buffering=0)
+
+    def add(self, entry: Mapping[str, object]) -> None:
+        """Keep one object for the next `flush`; a NaN or infinity in it becomes null."""
+        finite = {key: _finite(value) for key, value in entry.items()}
+        self._lines.append(json.dumps(finite, allow_nan=False, separators=(",", ":")) + "\n")
+
+    def flush(self) -> None:
+        """Write what was added since the last time."""
+        if not self._lines:
+            return
+        data = memoryview("".join(self._lines).encode())
+        self._lines.clear()
+        with disk_errors(f"to write {self.path}"):
+            while data:
+                data = data[self._file.write(data) :]
+
+    def close(self) -> None:
+        """Write what is left; nothing can be added after."""
+        if not self._file.closed:
+            try:
+                self.flush()
+            finally:
+                self._file.close()
+
+
+def cut_half_line(path: Path) -> None:
+    """Cut off what follows the last newline of a file."""
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        position = end
+        while position > 0:
+            start = max(0, position - 65536)
+            file.seek(start)
+            newline = file.read(position - start).rfind(b"\n")
+            if newline >= 0:
+                position = start + newline + 1
+                break
+            position = start
+        if position != end:
+            file.truncate(position)
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+_SHOWN = 60
+"""As many characters of a line are shown as tell it from others."""
+
+_LONGEST_S = 1e9
+"""No run lasts thirty years: what is beyond was not written by a clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEntry:
+    """Hold the object of one line; `place` is where the line begins in its file, in bytes."""
+
+    path: Path
+    place: int
+    values: Mapping[str, Any]
+
+    def text(self, key: str) -> str:
+        """Return a text; ConfigError where it is none."""
+        return self._checked(key, "text", lambda value: isinstance(value, str))
+
+    def whole(self, key: str) -> int:
+        """Return a whole number; ConfigError where it is none."""
+        return self._checked(key, "whole number", lambda value: type(value) is int)
+
+    def whole_numbers(self, key: str) -> tuple[int, ...]:
+        """Return whole numbers, of which there are some; ConfigError where they are none."""
+
+        def fits(value: Any) -> bool:
+            items = cast("list[object]", value) if isinstance(value, list) else []
+            return bool(items) and all(type(item) is int for item in items)
+
+        return tuple(self._checked(key, "list of whole numbers", fits))
+
+    def number(self, key: str) -> float | None:
+        """Return a number, None where it was not finite; ConfigError where it is neither."""
+        return self._checked(key, "number", lambda v: v is None or type(v) in (int, float))
+
+    def event(self, rank: int) -> Event:
+        """Return the line as an event of `rank`; ConfigError where it is none."""
+        try:
+            event = from_json(Event, self.values)
+        except ValueError as error:
+            raise self._misfit(f"is no event: {error}") from error
+        if event.rank != rank:
+            raise self._misfit(f"is an event of rank {event.rank} in the file of rank {rank}")
+        if not -_LONGEST_S < event.start <= event.end < _LONGEST_S:
+            raise self._misfit(f"is no event: it lasts from {event.start} s to {event.end} s")
+        return event
+
+    def _checked(self, key: str, what: str, fits: Callable[[Any], bool]) -> Any:
+        if key not in self.values:
+            raise self._misfit(f"has no {key}")
+        if not fits(self.values[key]):
+            raise self._misfit(f"{key} = {self.values[key]!r} is no {what}")
+        return self.values[key]
+
+    def _misfit(self, why: str) -> ConfigError:
+        return unreadable_file_error(self.path, why, place=self.place)
+
+
+def read_entries(path: Path, begin: int = 0, end: int | None = None) -> Iterator[LogEntry]:
+    """Yield the lines of a file from one place to another, in bytes, as far as they are whole.
+
+    Nothing where there is no file. ConfigError where it, or a line of it, cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            place = file.seek(begin)
+            while end is None or place < end:
+                line = file.readline()
+                if not line.endswith(b"\n"):
+                    return
+                yield LogEntry(path=path, place=place, values=_values(line, path, place))
+                place += len(line)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise unreadable_file_error(path, os_error_text(error)) from error
+
+
+def last_of_each_step(entries: Iterable[LogEntry]) -> list[LogEntry]:
+    """Return entries in the order of their steps, without those that a resumed run took again.
+
+    A run that was killed at step 730 and resumed from step 500 writes steps 501 to 730 twice.
+    """
+    kept: dict[int, LogEntry] = {}
+    for entry in entries:
+        step = entry.whole("step")
+        while kept and next(reversed(kept)) >= step:
+            kept.popitem()
+        kept[step] = entry
+    return list(kept.values())
+
+
+def unreadable_file_error(path: Path, why: str, *, place: int | None = None) -> ConfigError:
+    """Return the error that says why a file, or its line at `place`, cannot be read."""
+    where = "" if place is None else f" line {_line_at(path, place)}"
+    return ConfigError(EVENTS_READABLE.problem(f"{path}{where}: {why}"))
+
+
+def os_error_text(error: OSError) -> str:
+    """Return what the system says of a file that it does not give, as part of a message."""
+    return f"it cannot be read: {error.strerror or error}"
+
+
+def _values(line: bytes, path: Path, place: int) -> Mapping[str, Any]:
+    try:
+        found = json.loads(line, parse_constant=_refuse)
+        if not isinstance(found, dict):
+            raise ValueError("it is JSON, and no object")
+    except (ValueError, RecursionError) as error:
+        shown = line[:_SHOWN].decode("ascii", errors="replace").strip()
+        raise unreadable_file_error(
+            path, f"{shown!r} is no entry ({error})", place=place
+        ) from error
+    return cast("Mapping[str, Any]", found)
+
+
+def _refuse(constant: str) -> NoReturn:
+    """Refuse what is no JSON: NaN and infinity are written as null."""
+    raise ValueError(f"{constant} is no number")
+
+
+def _line_at(path: Path, place: int) -> int:
+    """Return which line begins at a place, counted from 1: the file was just read up to there."""
+    newlines = 0
+    with suppress(OSError), path.open("rb") as file:
+        while place > 0 and (part := file.read(min(place, 1 << 20))):
+            newlines += part.count(b"\n")
+            place -= len(part)
+    return newlines + 1

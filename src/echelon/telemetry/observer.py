@@ -1,0 +1,178 @@
+"""The observer of one rank: training calls it, and it writes files and prints lines.
+
+Every rank writes its events and, when it ends, how much memory it came to use (a line of
+logs/rank-0000.jsonl); rank 0 also writes metrics.jsonl and prints the step line. Of experts, one
+rank of each pipeline stage writes the loads of its layers (routing.jsonl).
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+
+from echelon.config.job import Job
+from echelon.core.event import EventSink, NoEvents
+from echelon.core.plan import Plan
+from echelon.cost.seconds.flops import model_flops_per_token
+from echelon.telemetry.console import Console, StepLine
+from echelon.telemetry.events import METRICS_FILE, START, STEP, EventWriter, step_mark
+from echelon.telemetry.json_lines import JsonLines
+from echelon.telemetry.meters import (
+    MemoryReading,
+    Throughput,
+    TimeRemaining,
+    device_memory,
+    process_memory,
+)
+from echelon.telemetry.routing import load_entries, routing_entry, routing_path
+from echelon.training.observer import RunObserver, StepFacts
+
+_TOLD = (
+    *("step", "mark", "loss", "grad_norm", "learning_rate", "tokens", "step_s"),
+    *("rank_waits_s", "rank_used_bytes", "peak_bytes", "loss_scale", "skipped"),
+)
+"""What metrics.jsonl says of a step, in this order."""
+
+
+def observe_rank(job: Job, run_dir: Path, rank: int) -> RunObserver:
+    """Return the observer of `rank`: what training is given by name."""
+    return ChiefObserver(job, run_dir) if rank == 0 else RankObserver(job, run_dir, rank)
+
+
+class RankObserver:
+    """Write the events of one rank, and how much memory it came to use."""
+
+    def __init__(self, job: Job, run_dir: Path, rank: int) -> None:
+        """Open the files of `rank` in the run directory."""
+        self.job, self.run_dir, self.rank = job, run_dir, rank
+        self._events = EventWriter(run_dir, rank) if job.observe.events else None
+        self._routing: JsonLines | None = None
+        self._first: int | None = None
+        self._closed = False
+
+    @property
+    def sink(self) -> EventSink:
+        """Return where the events of this rank go."""
+        return NoEvents() if self._events is None else self._events
+
+    def used_bytes(self) -> int:
+        """Return the memory that this rank uses now."""
+        return self.memory().used_bytes
+
+    def stepped(self, facts: StepFacts) -> None:
+        """Write the events of a step, and where a line is due, the loads of its experts."""
+        if self._events is not None:
+            self._events.end_step(step_mark(facts.step, facts.rank_waits_s))
+        self._first = self._first or facts.step
+        due = facts.step % self.job.observe.log_every == 0
+        if facts.loads and (due or facts.step in (self._first, self.job.train.steps)):
+            # A rank that has no loads to tell writes no file.
+            self._routing = self._routing or JsonLines(routing_path(self.run_dir, self.rank))
+            for entry in load_entries(facts.step, facts.loads):
+                self._routing.add(entry)
+            self._routing.flush()
+
+    def validated(self, step: int, loss: float) -> None:
+        """Write the events of a validation."""
+        if self._events is not None:
+            self._events.flush()
+
+    def saved(self, step: int, path: Path) -> None:
+        """Learn that a checkpoint was committed: the chief writes it down."""
+
+    def close(self) -> None:
+        """Write what is left, and the peak memory of this rank."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._events is not None:
+            self._events.close()
+        if self._routing is not None:
+            self._routing.close()
+        with closing(JsonLines(rank_path(self.run_dir, self.rank))) as lines:
+            memory = self.memory()
+            lines.add({"rank": self.rank, "time": time.time(), "peak_bytes": memory.peak_bytes})
+
+    def memory(self) -> MemoryReading:
+        """Return the memory of the device that this rank drives, or of its process on a CPU."""
+        return device_memory() if self.job.plan.cluster.backend == "nccl" else process_memory()
+
+
+class ChiefObserver(RankObserver):
+    """Write metrics.jsonl and print the step line as well: what rank 0 does."""
+
+    def __init__(self, job: Job, run_dir: Path) -> None:
+        """Open the files of rank 0, and note the start."""
+        super().__init__(job, run_dir, rank=0)
+        self._console = Console(log_every=job.observe.log_every, total_steps=job.train.steps)
+        self._throughput, self._left = Throughput(), TimeRemaining(job.train.steps)
+        self._flops_per_s = peak_flops(job.plan)
+        self._metrics = JsonLines(run_dir / METRICS_FILE)
+        self._write(START, plan_hash=job.plan.content_hash(), steps=job.train.steps)
+
+    def stepped(self, facts: StepFacts) -> None:
+        """Write and print one step."""
+        super().stepped(facts)
+        self._throughput.add(facts.tokens, facts.step_s)
+        self._left.step(facts.step)
+        memory = self.memory()
+        beside = {
+            "mark": step_mark(facts.step, facts.rank_waits_s),
+            "peak_bytes": memory.peak_bytes,
+        }
+        told = {key: beside[key] if key in beside else getattr(facts, key) for key in _TOLD}
+        self._write(STEP, **told, **routing_entry(facts.routing))
+        self._console.step(
+            StepLine(
+                facts=facts,
+                plan=self.job.plan,
+                total_steps=self.job.train.steps,
+                tokens_per_s=self._throughput.tokens_per_s,
+                memory_bytes=memory.total_bytes,
+                seconds_left=self._left.seconds(facts.step_s),
+                mfu=self._utilization(),
+            )
+        )
+
+    def validated(self, step: int, loss: float) -> None:
+        """Write and print a validation loss."""
+        super().validated(step, loss)
+        self._write("validation", step=step, loss=loss)
+        self._console.validated(step, loss)
+
+    def saved(self, step: int, path: Path) -> None:
+        """Write and print that a checkpoint was committed."""
+        self._write("checkpoint", step=step, path=str(path))
+        self._console.saved(step, path)
+
+    def close(self) -> None:
+        """Write what is left, and take the progress bar away."""
+        self._console.close()
+        self._metrics.close()
+        super().close()
+
+    def _utilization(self) -> float | None:
+        """Return the model FLOPs per second over the peak of all devices, where that is known."""
+        if self._flops_per_s is None or self._throughput.step_s <= 0:
+            return None
+        mathematics = self.job.plan.mathematics
+        per_token = model_flops_per_token(mathematics.model, mathematics.sequence_length)
+        # Every position is computed, whether or not its loss is counted.
+        done = per_token * self.job.plan.tokens_per_step / self._throughput.step_s
+        return done / self._flops_per_s
+
+    def _write(self, kind: str, **entry: object) -> None:
+        self._metrics.add({"kind": kind, "time": time.time(), **entry})
+        self._metrics.flush()
+
+
+def peak_flops(plan: Plan) -> float | None:
+    """Return the peak FLOP/s of all devices of a plan, or None where it is not known."""
+    each = plan.cluster.device.flops(plan.mathematics.precision.parameters)
+    return None if each is None else each * plan.mesh.world_size
+
+
+def rank_path(run_dir: Path, rank: int) -> Path:
+    """Return where a rank writes a line each time that it ends."""
+    return run_dir / "logs" / f"rank-{rank:04d}.jsonl"

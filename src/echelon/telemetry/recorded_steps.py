@@ -1,0 +1,140 @@
+"""Find single steps in the events of a run, without reading the rest of its files.
+
+A rank loads the batch of a step, an event of kind "load", runs its actions, and when all ranks have
+agreed on the step it writes its mark: an event of kind "step". Rank 0 writes the same mark into
+metrics.jsonl, which says what was taken, and again. So each step is found in each file by itself,
+whatever a kill kept another start, or another rank, from writing. The files of a long run are
+large; they are searched for these lines as bytes, and only the lines of the steps that are asked
+for are parsed.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from echelon.core.event import Event
+from echelon.schedule.action import ActionKind
+from echelon.telemetry.events import METRICS_FILE, START, STEP, events_path
+from echelon.telemetry.json_lines import (
+    LogEntry,
+    last_of_each_step,
+    os_error_text,
+    read_entries,
+    unreadable_file_error,
+)
+
+ACTION_KINDS = frozenset(kind.value for kind in ActionKind)
+LOAD = "load"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedStep:
+    """Hold what ranks wrote down in one step, each on its own clock. `start`: of the run."""
+
+    number: int
+    start: int
+    events: Mapping[int, tuple[Event, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepAttempt:
+    """Say of a step that a run took: at which of its starts, and by which mark it is found.
+
+    Runs of earlier versions have no marks: where events of one start end was not told apart.
+    """
+
+    number: int
+    start: int
+    mark: str | None
+
+
+class RecordedSteps:
+    """The steps that a run took, and where the events of some ranks in each are.
+
+    A step that a resumed run took again counts once, as it was taken last.
+    """
+
+    def __init__(self, run_dir: Path, ranks: Sequence[int]) -> None:
+        """Look through the files of `ranks`, which are there, for where steps begin and end."""
+        self._run_dir = run_dir
+        self.taken = _last_attempts(run_dir)
+        by_rank = {rank: _places(events_path(run_dir, rank)) for rank in ranks}
+        self._found: dict[int, tuple[int, dict[int, tuple[int, int]]]] = {}
+        for step in self.taken:
+            mark = step.mark
+            if mark is not None and all(mark in places for places in by_rank.values()):
+                places = {rank: by_rank[rank][mark] for rank in ranks}
+                self._found[step.number] = step.start, places
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Return the numbers of the steps of which all ranks have events, in rising order."""
+        return tuple(self._found)
+
+    def read(self, number: int) -> RecordedStep:
+        """Return a step of `numbers`; ConfigError where a line of it is no event."""
+        start, places = self._found[number]
+        events: dict[int, tuple[Event, ...]] = {}
+        for rank, (begin, end) in places.items():
+            lines = read_entries(events_path(self._run_dir, rank), begin, end)
+            events[rank] = tuple(line.event(rank) for line in lines)
+        return RecordedStep(number=number, start=start, events=events)
+
+
+def _places(path: Path) -> dict[str, tuple[int, int]]:
+    """Return where each step begins and ends in a file, in bytes, by its mark."""
+    places: dict[str, tuple[int, int]] = {}
+    begin: int | None = None
+    for kind, place, name in _landmarks(path):
+        if kind == STEP and begin is not None:
+            places[name] = (begin, place)
+        # What was loaded before a start, and has no mark, was cut short by a kill.
+        begin = place if kind == LOAD else None
+    return places
+
+
+def _landmarks(path: Path) -> list[tuple[str, int, str]]:
+    """Return the kind, place and name of each whole line that is a start, a load or a mark."""
+    found: list[tuple[str, int, str]] = []
+    try:
+        if path.stat().st_size == 0:
+            return []
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            for kind in (START, LOAD, STEP):
+                head = b'{"kind":"%s","name":"' % kind.encode()
+                place = text.find(head)
+                while place >= 0:
+                    begin = place + len(head)
+                    line_end = text.find(b"\n", begin)
+                    name = text[begin : max(begin, text.find(b'"', begin, line_end))]
+                    # A line that begins so, not one that quotes it, and not half of one.
+                    if line_end >= 0 and (place == 0 or text[place - 1 : place] == b"\n"):
+                        found.append((kind, place, name.decode(errors="replace")))
+                    place = text.find(head, begin)
+    except OSError as error:
+        raise unreadable_file_error(path, os_error_text(error)) from error
+    return sorted(found, key=lambda landmark: landmark[1])
+
+
+def _last_attempts(run_dir: Path) -> tuple[StepAttempt, ...]:
+    """Return the steps of a run in rising order, each as it was taken the last time."""
+    steps: list[LogEntry] = []
+    starts: dict[int, int] = {}
+    start = -1
+    for entry in read_entries(run_dir / METRICS_FILE):
+        kind = entry.text("kind")
+        start += kind == START
+        if kind == STEP:
+            starts[entry.place] = start
+            steps.append(entry)
+    return tuple(
+        StepAttempt(
+            number=step.whole("step"),
+            start=starts[step.place],
+            mark=step.text("mark") if "mark" in step.values else None,
+        )
+        for step in last_of_each_step(steps)
+    )

@@ -1,1 +1,0 @@
-"""Training: data, the engine's step, checkpoints, the loop."""

@@ -1,0 +1,13 @@
+"""Checkpoints: sharded, flushed, checksummed, committed by rename, readable in any layout.
+
+save.py           writes one, so that a kill leaves only checkpoints that load
+load.py           reads one into whatever layout asks
+folder.py         finds and prunes them, without torch
+index.py          index.json: files, tensors, rectangles, checksums
+identity.py       whose checkpoint it is
+shard_file.py     one rank's file
+rectangles.py     where rectangles of a tensor meet, and whether they are the whole
+communicator.py   what checkpoints ask of other ranks
+
+The format is described in docs/decisions/002-checkpoint-format.md.
+"""

@@ -1,0 +1,176 @@
+"""index.json: which file of a checkpoint holds which rectangle of which tensor, and every checksum.
+
+No torch here: a checkpoint can be listed and checked by any Python.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+from echelon.core.disk import is_plain_name
+from echelon.core.errors import CheckpointError
+from echelon.core.rulebook.checkpoint import (
+    CHECKPOINT_EXISTS,
+    CHECKPOINT_FILES_INSIDE,
+    CHECKPOINT_SCHEMA,
+    CHECKPOINT_UNDAMAGED,
+)
+from echelon.core.serialize import decode_json, from_json, to_json
+
+SCHEMA = 1  # of the written JSON
+INDEX_FILE = "index.json"
+STATE_FILE = "state.json"
+PARAMETERS = "parameters"
+"""The kind of tensor that every checkpoint has; the others belong to the optimizer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFileEntry:
+    """Give what a file must be."""
+
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardEntry:
+    """Give one rectangle of a tensor: its file and key there, where it starts, its shape."""
+
+    file: str
+    key: str
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorEntry:
+    """Give a whole tensor: its dtype as safetensors spells it, its shape, the pieces that it is."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: tuple[ShardEntry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointIndex:
+    """Hold everything that a checkpoint says about itself."""
+
+    step: int
+    """Optimizer steps done."""
+    world_size: int
+    """Ranks that wrote it."""
+    echelon_version: str
+    """The version that wrote it."""
+    plan_hash: str
+    """Hash of the plan that wrote it."""
+    model_hash: str
+    """Hash of the model's shape."""
+    tokenizer_hash: str
+    """Hash of the tokenizer."""
+    mathematics: Mapping[str, object]
+    """What of the plan can change the numbers."""
+    files: Mapping[str, CheckpointFileEntry]
+    """Its files, by name."""
+    tensors: Mapping[str, Mapping[str, TensorEntry]]
+    """Its tensors, by kind, then by name."""
+
+    def to_text(self) -> str:
+        """Return the index as JSON with one tensor or file to a line, its own checksum last."""
+        content: dict[str, Any] = {"schema": SCHEMA, **to_json(self)}
+        checksum = _checksum(content)
+        files, tensors = content.pop("files"), content.pop("tensors")
+        lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
+        lines.append(f' "files": {_table(files, 1)}')
+        kinds = [f"  {json.dumps(kind)}: {_table(table, 2)}" for kind, table in tensors.items()]
+        lines.append(' "tensors": {\n' + ",\n".join(kinds) + "\n }")
+        lines.append(f' "checksum": {json.dumps(checksum)}')
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def read_index(path: Path) -> CheckpointIndex:
+    """Return the index of the checkpoint folder `path`; CheckpointError says why there is none."""
+    data = _read_table(path, INDEX_FILE)
+    schema = data.get("schema")
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise CheckpointError(
+            CHECKPOINT_SCHEMA.problem(
+                f"{path} has schema {schema}, written by Echelon {data.get('echelon_version')}; "
+                f"this version reads schema {SCHEMA}"
+            )
+        )
+    if schema != SCHEMA:
+        raise _damaged(path / INDEX_FILE, f"schema {schema!r}")
+    checksum = data.pop("checksum", None)
+    if checksum != _checksum(data):
+        raise _damaged(path / INDEX_FILE, "its content does not have the checksum that it states")
+    # Entries that this version does not know say nothing of the tensors.
+    known = {one.name: data[one.name] for one in fields(CheckpointIndex) if one.name in data}
+    try:
+        index = from_json(CheckpointIndex, known, where="index")
+    except ValueError as error:
+        raise _damaged(path / INDEX_FILE, str(error)) from error
+    _require_own_files(path, index)
+    return index
+
+
+def read_state(path: Path) -> Mapping[str, Any]:
+    """Return what state.json of the checkpoint folder `path` says, or raise CheckpointError."""
+    return _read_table(path, STATE_FILE)
+
+
+def _read_table(path: Path, name: str) -> dict[str, Any]:
+    try:
+        data = decode_json((path / name).read_bytes())
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            CHECKPOINT_EXISTS.problem(f"{path} has no {name}: it is not a checkpoint")
+        ) from error
+    except (OSError, ValueError) as error:
+        raise _damaged(path / name, str(error)) from error
+    if not isinstance(data, dict):
+        raise _damaged(path / name, "it is JSON, and no object")
+    return cast("dict[str, Any]", data)
+
+
+def _require_own_files(path: Path, index: CheckpointIndex) -> None:
+    """Raise CheckpointError where a file is outside of the folder, or a piece in none of them."""
+    places = (
+        piece.file
+        for entries in index.tensors.values()
+        for entry in entries.values()
+        for piece in entry.pieces
+    )
+    named = dict.fromkeys((*index.files, *places))
+    outside = [name for name in named if not is_plain_name(name)]
+    if outside:
+        raise CheckpointError(
+            CHECKPOINT_FILES_INSIDE.problem(
+                f"{path / INDEX_FILE} names files outside of its folder: {', '.join(outside[:4])}"
+            )
+        )
+    unknown = [name for name in named if name not in index.files]
+    if unknown:
+        reason = f"tensors are in files that it gives no checksum of: {', '.join(unknown[:4])}"
+        raise _damaged(path / INDEX_FILE, reason)
+
+
+def _damaged(file: Path, reason: str) -> CheckpointError:
+    return CheckpointError(CHECKPOINT_UNDAMAGED.problem(f"{file} cannot be used: {reason}"))
+
+
+def _table(entries: Mapping[str, Any], depth: int) -> str:
+    if not entries:
+        return "{}"
+    indent = " " * depth
+    lines = [f"{indent} {json.dumps(key)}: {json.dumps(value)}" for key, value in entries.items()]
+    return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+
+
+def _checksum(data: Mapping[str, Any]) -> str:
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

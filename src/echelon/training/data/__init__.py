@@ -1,0 +1,12 @@
+"""Turn text into memory-mapped token shards, and read the same samples under every layout.
+
+sources.py     the files of a corpus, in their order
+records.py     the documents of one file, piece by piece
+tokenizer.py   bytes, byte-pair encoding, or a tokenizer.json
+prepare.py     sources to token shards; the built-in corpus
+writer.py      the folder of prepared data, committed by rename
+index.py       index.json: every file with its size and hash
+corpus.py      the data of a run, prepared once and found by its content
+dataset.py     samples through a memory map
+batches.py     the samples of a step, and each rank's share
+"""

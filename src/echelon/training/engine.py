@@ -1,0 +1,287 @@
+"""One optimizer step on one rank: forward and backward, reduction, norm, clip, update.
+
+This is the path that is proven and the path that trains. Losses do not depend on the layout: the
+sum over all counted tokens of the global batch is divided by their number, which is known on
+every rank before backward starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any
+
+import torch
+
+from echelon.core.attention_mask import PositionRun
+from echelon.core.axis import Axis
+from echelon.core.plan import Plan
+from echelon.models.batch import TokenBatch
+from echelon.parallel.apply import apply_plan
+from echelon.parallel.expert import LayerLoad
+from echelon.parallel.rank_model import RankModel
+from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
+from echelon.parallel.transport.recorder import Recorder
+from echelon.parallel.weights import (
+    Shard,
+    bucket_shards,
+    fill_initial,
+    is_first_copy,
+    stored_values,
+)
+from echelon.schedule.action import Schedule
+from echelon.schedule.forward import forward_only
+from echelon.schedule.from_plan import schedule_from_plan
+from echelon.training.expert_state import ExpertState, expert_state, reports_routing
+from echelon.training.learning_rate import learning_rate
+from echelon.training.loss_scale import LossScale
+from echelon.training.observer import StepFacts
+from echelon.training.optimizer import MASTER, SliceOptimizer, local_norm_squared
+from echelon.training.routing import RoutingSummary, routing_row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult(StepFacts):
+    """Say what one step did; loss, tokens, grad_norm and flags are the same on every rank."""
+
+    stop_requests: int
+    """Ranks that asked to stop."""
+    microbatch_losses: Mapping[tuple[int, int], tuple[float, int]]
+    """(data rank, microbatch) -> (sum of losses, counted tokens) of what this rank computed, its
+    positions only."""
+
+    @property
+    def finite(self) -> bool:
+        """Return whether the run may go on: all is finite, or an overflow that the scale mends."""
+        return isfinite(self.loss) and (self.skipped or isfinite(self.grad_norm))
+
+
+class TrainEngine:
+    """Hold one rank's part of a run and take steps."""
+
+    def __init__(self, plan: Plan, recorder: Recorder, device: torch.device) -> None:
+        """Build the part of the recorder's rank; every rank of the mesh must do so together."""
+        self.plan, self.device = plan, device
+        self.groups: RankGroups = rank_groups(plan, recorder)
+        self.model: RankModel = apply_plan(plan, self.groups, device)
+        self.optimizer = SliceOptimizer(self.model.buckets, plan, groups=self.groups, device=device)
+        if plan.mathematics.precision.has_master:
+            masters = self._masters()
+            flats = [masters[bucket.name] for bucket in self.model.buckets]
+            fill_initial(self.model.buckets, flats, plan, self.groups)
+        self.loss_scale = LossScale(plan.mathematics.precision)
+        self.num_updates = 0
+        self.schedule = schedule_from_plan(plan)
+        self._evaluations: dict[int, Schedule] = {}
+        self.on_gradients: Callable[[], None] | None = None
+
+    @property
+    def data_rank(self) -> int:
+        """Return which share of the samples this rank reads."""
+        return self.groups.data.index // self.plan.mesh.cp
+
+    def runs_for(self, length: int) -> tuple[PositionRun, ...]:
+        """Return which positions of sequences of `length` this rank works on."""
+        placement = replace(self.plan.placement, length=length)
+        return placement.runs(self.plan.mesh.coordinates(self.groups.rank)[Axis.CP])
+
+    def step(
+        self,
+        batches: Sequence[TokenBatch],
+        step: int,
+        *,
+        stop_requested: bool = False,
+        used_bytes: int = 0,
+    ) -> StepResult:
+        """Take optimizer step `step` on this rank's microbatches; tell the others what it uses.
+
+        The parameters are left alone when the loss or the norm is not finite; the caller looks at
+        `finite` and ends the run.
+        """
+        self.groups.recorder.waited_s = 0.0
+        model, tokens, loss_scale = self.model, self.count_tokens(batches), self.loss_scale.value
+        scale = loss_scale / max(1, tokens)
+        model.store.start_step()
+        model.reduction.start_step()
+        if model.balancer is not None:
+            model.balancer.start_step(loss_scale)
+        losses = model.executor.run(self.schedule, batches, scale)
+        model.reduction.finish()
+        model.gathering.end_pass()
+        loads = {} if model.balancer is None else model.balancer.finish()
+        if self.on_gradients is not None:
+            self.on_gradients()
+        mine = float(torch.stack(list(losses.values())).sum()) / loss_scale if losses else 0.0
+        # What several ranks hold counts on the first of them.
+        norm_squared = local_norm_squared(
+            model.buckets, lambda one: is_first_copy(one, one.gradient_slice, self.groups)
+        )
+        rows = self._agree(mine, norm_squared, stop_requested, used_bytes=used_bytes, loads=loads)
+        loss, total_squared, stop_requests = rows.sum(0)[:3].unbind()
+        # Every rank has the same norm, so all of them see an overflow that one of them had.
+        norm = float(total_squared.sqrt()) / loss_scale
+        overflow = bool(loss.isfinite()) and not isfinite(norm)
+        report = StepResult(
+            step=step + 1,
+            loss=float(loss),
+            tokens=tokens,
+            grad_norm=norm,
+            learning_rate=learning_rate(self.plan.mathematics.optimizer, step),
+            loss_scale=loss_scale,
+            skipped=overflow and self.loss_scale.active,
+            stop_requests=int(stop_requests),
+            rank_waits_s=tuple(rows[:, 3].tolist()),
+            rank_used_bytes=tuple(map(int, rows[:, 4].tolist())),
+            routing=None if model.balancer is None else RoutingSummary.from_rows(rows[:, 5:]),
+            loads=loads,
+            microbatch_losses={
+                (self.data_rank, index): (float(value) / scale, batches[index].num_valid())
+                for index, value in losses.items()
+            },
+        )
+        if report.finite:
+            if not report.skipped:
+                self._update(report)
+            self.loss_scale.after(overflowed=report.skipped)
+        self.groups.recorder.settle()
+        return report
+
+    def _update(self, report: StepResult) -> None:
+        recorder, clip = self.groups.recorder, self.plan.mathematics.optimizer.clip_norm
+        start = recorder.now()
+        factor = 1.0 / report.loss_scale
+        if clip is not None and report.grad_norm > clip:
+            factor *= clip / report.grad_norm
+        self.optimizer.update(report.learning_rate, factor, self.model.gathering.updated)
+        if self.model.balancer is not None:
+            self.model.balancer.update()
+        self.num_updates += 1
+        recorder.record("update", "optimizer", start=start)
+
+    @torch.no_grad()
+    def evaluate(self, batches: Sequence[TokenBatch]) -> float:
+        """Return the mean loss over the counted tokens of a global batch, without dropout.
+
+        Tokens are routed as in training, by the biases as they are now and into the same room where
+        experts have a capacity; what they chose is not counted, and moves nothing.
+        """
+        batches = [replace(batch, train=False) for batch in batches]
+        tokens = self.count_tokens(batches)
+        if len(batches) not in self._evaluations:
+            self._evaluations[len(batches)] = forward_only(self.schedule, len(batches))
+        schedule = self._evaluations[len(batches)]
+        losses = self.model.executor.run(schedule, batches, 1.0 / max(1, tokens))
+        self.model.gathering.end_pass()
+        mine = float(torch.stack(list(losses.values())).sum()) if losses else 0.0
+        loss = float(self._agree(mine, 0.0, stop_requested=False).sum(0)[0])
+        self.groups.recorder.settle()
+        return loss
+
+    def count_tokens(self, batches: Sequence[TokenBatch]) -> int:
+        """Return the counted tokens of the global batch."""
+        mine = torch.tensor([sum(batch.num_valid() for batch in batches)])
+        mine = mine.to(self.device)
+        return int(self.groups.data.gather_rows(mine, name="tokens").sum())
+
+    def parameters(self) -> dict[str, list[Shard]]:
+        """Return the parameters that the next forward reads, as this rank keeps them, as views."""
+        self.model.gathering.settle()
+        buckets = self.model.buckets
+        return bucket_shards(buckets, [stored_values(one) for one in buckets], self.groups)
+
+    def masters(self) -> dict[str, list[Shard]]:
+        """Return the values that the optimizer updates, as views: the parameters, or copies."""
+        if not self.plan.mathematics.precision.has_master:
+            return self.parameters()
+        return self._shards(self._masters())
+
+    def gradients(self) -> dict[str, list[Shard]]:
+        """Return the reduced gradients that this rank has, as views.
+
+        They are multiplied by the loss scale until `step` has returned, and by the optimizer's
+        factor (clipping, the inverse of the scale) after that where no other dtype is between.
+        """
+        buckets = self.model.buckets
+        return bucket_shards(buckets, [one.gradient_slice for one in buckets], self.groups)
+
+    def state(self) -> dict[str, dict[str, list[Shard]]]:
+        """Return the optimizer state that this rank holds, as views, by kind."""
+        kinds = self.optimizer.state().items()
+        return {kind: self._shards(flats) for kind, flats in kinds if kind != MASTER}
+
+    def expert_state(self) -> ExpertState:
+        """Return the biases of routers and the last shares of experts, as views, by kind.
+
+        Every rank of a stage holds those of its layers; a dense model has none.
+        """
+        return expert_state(self.model.balancer, self.groups)
+
+    def position(self) -> dict[str, Any]:
+        """Return what, beside tensors and the step, the next step depends on, as JSON."""
+        return {"num_updates": self.num_updates, "loss_scale": self.loss_scale.state()}
+
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Go on from `position`, the tensors of this engine having been read from a checkpoint."""
+        self.num_updates = int(position["num_updates"])
+        self.loss_scale.load(position["loss_scale"])
+        self.optimizer.set_num_steps(self.num_updates)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take over the master copies, whose values were written from outside."""
+        if not self.plan.mathematics.precision.has_master:
+            return
+        masters = self._masters()
+        for bucket in self.model.buckets:
+            bucket.value_slice.copy_(masters[bucket.name])
+            self.model.gathering.updated(bucket)
+
+    def close(self) -> None:
+        """Give back what rests outside of the device; waits for no other rank."""
+        self.optimizer.store.close()
+        if self.model.parameter_store is not None:
+            self.model.parameter_store.close()
+
+    def _shards(self, flats: Mapping[str, torch.Tensor]) -> dict[str, list[Shard]]:
+        held = [bucket for bucket in self.model.buckets if bucket.name in flats]
+        return bucket_shards(held, [flats[bucket.name] for bucket in held], self.groups)
+
+    def _masters(self) -> Mapping[str, torch.Tensor]:
+        """Return the master copies by bucket; a rank without parameters has none."""
+        return self.optimizer.state().get(MASTER, {})
+
+    def _agree(
+        self,
+        loss: float,
+        norm_squared: float,
+        stop_requested: bool,
+        *,
+        used_bytes: int = 0,
+        loads: Mapping[int, LayerLoad] | None = None,
+    ) -> torch.Tensor:
+        """Exchange all that every rank must know of a step, in one small all-gather.
+
+        Return a row of each rank: loss, squared norm, stop, seconds waited, bytes, routing.
+        Losses are summed over everything but the tensor ranks (they hold the same loss), squares
+        over one replica: whole gradients on one data rank, slices on those of one replica. A copy
+        adds nothing, unless it alone is not finite: no rank may update then.
+        """
+        groups, mesh = self.groups, self.plan.mesh
+        here = mesh.coordinates(groups.rank)
+        routing: list[float] = []
+        if self.model.balancer is not None:
+            routing = routing_row(loads or {}, reports=reports_routing(self.groups))
+        row = torch.tensor(
+            [
+                loss if here[Axis.TP] == 0 else 0.0,
+                norm_squared,
+                float(stop_requested),
+                groups.recorder.waited_s,
+                float(used_bytes),
+                *routing,
+            ],
+            dtype=torch.float64,
+            device=self.device,
+        )
+        return groups.world.gather_rows(row, name="step").cpu()

@@ -1,0 +1,88 @@
+"""Write text with a trained model, on one device, from a checkpoint of any split."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from echelon.core.parameters import router_bias_name, router_biases
+from echelon.core.plan import Plan
+from echelon.models.batch import IGNORED_LABEL, TokenBatch
+from echelon.models.decoder import Decoder
+from echelon.training.checkpoint.communicator import SingleRankCommunicator
+from echelon.training.checkpoint.identity import RunIdentity
+from echelon.training.checkpoint.index import PARAMETERS
+from echelon.training.checkpoint.load import load_checkpoint
+from echelon.training.data.dataset import document_starts
+from echelon.training.expert_state import ROUTER_BIAS, whole_shards
+
+
+@torch.no_grad()
+def continue_tokens(
+    decoder: Decoder,
+    tokens: list[int],
+    count: int,
+    *,
+    temperature: float = 0.8,
+    seed: int = 0,
+    separator: int | None = None,
+) -> list[int]:
+    """Return `count` token ids that continue `tokens`, sampled at `temperature`.
+
+    The whole context is run again for each token: right for a few hundred tokens of a small model.
+    One that was trained on separate documents does not look beyond the last `separator`. Experts
+    are chosen as the decoder's `operations.routing` says.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    written = list(tokens)
+    for _ in range(count):
+        recent = written[-decoder.shape.max_positions :]
+        context = torch.tensor(recent)
+        whole = TokenBatch.from_rows(
+            context[None],
+            torch.full_like(context, IGNORED_LABEL)[None],
+            torch.zeros(1, dtype=torch.int64),
+            train=False,
+        )
+        joined = separator is None
+        documents = None if joined else document_starts(np.array([recent]), separator)
+        batch = whole.cut((), documents)
+        x_ND = decoder.norm(decoder.hidden(None, batch)[-1:])
+        logits_V = decoder.operations.logits(x_ND, decoder.head_weight)[0]
+        weights_V = (logits_V / temperature).softmax(-1)
+        written.append(int(torch.multinomial(weights_V, 1, generator=generator)))
+    return written[len(tokens) :]
+
+
+def load_decoder(plan: Plan, checkpoint: Path, tokenizer_hash: str) -> Decoder:
+    """Return the whole model on one device with the weights of a checkpoint of `plan`.
+
+    Of experts, the biases of their routers too: tokens are routed as they were trained to be. But
+    nothing is dropped: the room of an expert is counted by sequence, and a text that has just begun
+    would have hardly any.
+    """
+    decoder = Decoder(plan.model)
+    biases = {spec.name: torch.zeros(spec.shape) for spec in router_biases(plan.model)}
+    with torch.no_grad():
+        load_checkpoint(
+            checkpoint,
+            wanted={
+                PARAMETERS: whole_shards(
+                    {name: weight.data for name, weight in decoder.named_parameters()}
+                ),
+                ROUTER_BIAS: whole_shards(biases),
+            },
+            identity=RunIdentity.from_plan(plan, tokenizer_hash),
+            exchange=SingleRankCommunicator(),
+        )
+    routing = decoder.operations.routing
+    routing.balance = replace(plan.mathematics.balance, capacity_factor=None)
+    routing.biases = {
+        layer: biases[router_bias_name(layer)]
+        for layer in range(plan.model.layers)
+        if router_bias_name(layer) in biases
+    }
+    return decoder

@@ -1,0 +1,280 @@
+"""The training loop of one rank, from first weights or a checkpoint to the last step.
+
+Every rank runs this same loop; nothing in it depends on the layout. Ctrl-C and SIGTERM are agreed
+on at a step boundary, so all ranks save the same step and stop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from echelon.config.job import Job
+from echelon.core.errors import CheckpointError
+from echelon.core.rulebook.checkpoint import CHECKPOINT_UNDAMAGED
+from echelon.core.serialize import from_json
+from echelon.launch.context import RankContext
+from echelon.launch.handshake import check_same_state
+from echelon.models.batch import TokenBatch
+from echelon.parallel.transport.recorder import Recorder, clock_of
+from echelon.parallel.weights import Shard
+from echelon.training.checkpoint.communicator import run_on_all_ranks
+from echelon.training.checkpoint.identity import RunIdentity, data_problems
+from echelon.training.checkpoint.index import PARAMETERS, STATE_FILE
+from echelon.training.checkpoint.load import load_checkpoint
+from echelon.training.checkpoint.save import Snapshot, save_checkpoint
+from echelon.training.data.batches import (
+    BatchLayout,
+    GlobalBatch,
+    num_validation_batches,
+    training_batch,
+    validation_batch,
+)
+from echelon.training.data.dataset import TokenDataset
+from echelon.training.diagnosis import explain_not_finite
+from echelon.training.engine import TrainEngine
+from echelon.training.expert_state import ROUTER_BIAS, reports_routing
+from echelon.training.observer import ObserverFactory, RunObserver
+from echelon.training.weights.files import find_weights
+from echelon.training.weights.load import load_weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTask:
+    """Hold what a rank is told: the job, where it writes, what it reads, who watches."""
+
+    job: Job
+    run_dir: str
+    data: str
+    observer: str
+    resume: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSummary:
+    """Say how a run ended, the same on every rank. `stopped`: before its last step, on request.
+
+    A run that was validated once has that loss as its first and as its last.
+    """
+
+    steps: int
+    stopped: bool
+    loss: float | None
+    first_validation: float | None
+    last_validation: float | None
+    num_validations: int
+    checkpoint: str | None
+
+
+class TrainLoop:
+    """Train one rank's part of a job."""
+
+    def __init__(self, context: RankContext, task: RankTask, observer: RunObserver) -> None:
+        """Build the engine and map the data; every rank does so together."""
+        job, plan = task.job, task.job.plan
+        self.context, self.task, self.job, self.observer = context, task, job, observer
+        self.layout = BatchLayout.from_plan(plan)
+        dataset = TokenDataset.open(task.data)
+        dataset.check_vocabulary(plan.model.vocab)
+        self.training, self.validation = dataset, dataset
+        if job.data.validation_fraction > 0:
+            self.training, self.validation = dataset.split(job.data.validation_fraction)
+        self.data_hash = dataset.index.hash
+        self.identity = RunIdentity.from_plan(plan, dataset.index.tokenizer.hash)
+        clock = clock_of(context.device)
+        recorder = Recorder(context.rank, observer.sink, context.progress, clock)
+        self.engine = TrainEngine(plan, recorder, context.device)
+        self.exchange = self.engine.groups.world
+        self.saved: Path | None = None
+
+    def run(self) -> TrainSummary:
+        """Take the steps that are left, validate and save where the job says so."""
+        job, start = self.job, self._begin()
+        step, stopped, loss = start, False, None
+        first = last = self._validate(start) if job.train.validate_every != "never" else None
+        num_validations = 0 if first is None else 1
+        while step < job.train.steps and not stopped:
+            began = time.perf_counter()
+            self.context.progress.mark(f"step {step + 1}")
+            batches = self._load(step)
+            asked = self.context.stop_requested()
+            used = self.observer.used_bytes()
+            result = self.engine.step(batches, step, stop_requested=asked, used_bytes=used)
+            if not result.finite:
+                raise explain_not_finite(self.engine, batches, step + 1, result)
+            step, loss, stopped = result.step, result.loss, result.stop_requests > 0
+            self.observer.stepped(
+                replace(
+                    result,
+                    step_s=time.perf_counter() - began,
+                    loads=result.loads if reports_routing(self.engine.groups) else {},
+                )
+            )
+            if job.train.validates_after(step) and not stopped:
+                last, num_validations = self._validate(step), num_validations + 1
+            if job.checkpoint.saves_after(step) or stopped or step == job.train.steps:
+                self._save(step)
+        return TrainSummary(
+            steps=step,
+            stopped=stopped and step < job.train.steps,
+            loss=loss,
+            first_validation=first,
+            last_validation=last,
+            num_validations=num_validations,
+            checkpoint=None if self.saved is None else str(self.saved),
+        )
+
+    def _begin(self) -> int:
+        """Start from the seed, a file or a checkpoint; return the steps that are done."""
+        step, weights = 0, self.job.train.weights
+        if self.task.resume is None and weights != "none":
+            shape = self.engine.plan.model
+            found = run_on_all_ranks(self.exchange, lambda: find_weights(Path(weights), shape))[0]
+            # A file may have no biases of routers: they begin at zero then.
+            biases = self.engine.expert_state().get(ROUTER_BIAS, {})
+            there = {name: shards for name, shards in biases.items() if name in found.sources}
+            load_weights(found, {**self.engine.masters(), **there}, self.exchange)
+            self.engine.refresh()
+        elif self.task.resume is not None:
+            path = Path(self.task.resume)
+            loaded = load_checkpoint(
+                path,
+                wanted=self._state(),
+                identity=self.identity,
+                exchange=self.exchange,
+                accept=("optimizer.total_steps",),
+            )
+            if other := list(data_problems(loaded.state, self.data_hash, where=str(path))):
+                raise CheckpointError(other)
+            step = loaded.step
+            position = loaded.state.get("engine", {})
+            if not _has_entries(position, self.engine.position()):
+                raise CheckpointError(
+                    CHECKPOINT_UNDAMAGED.problem(
+                        f"{path / STATE_FILE} does not say where the optimizer stands: its entry "
+                        f"'engine' needs {', '.join(self.engine.position())}"
+                    )
+                )
+            self.engine.resume(position)
+        mesh = self.engine.plan.mesh
+        labels = tuple(mesh.label(rank) for rank in range(mesh.world_size))
+        held = self.engine.parameters()
+        for shards in self.engine.expert_state().values():
+            held |= shards
+        check_same_state(self.context, digests(held), labels)
+        return step
+
+    def _state(self) -> Mapping[str, Mapping[str, list[Shard]]]:
+        kinds = {f"optimizer.{kind}": shards for kind, shards in self.engine.state().items()}
+        return {PARAMETERS: self.engine.masters(), **kinds, **self.engine.expert_state()}
+
+    def _load(self, step: int) -> list[TokenBatch]:
+        recorder, seed = self.engine.groups.recorder, self.job.plan.mathematics.seed
+        start = recorder.now()
+        batch = training_batch(self.training, self.layout, seed=seed, step=step)
+        batches = self._batches(batch, step=step)
+        recorder.record("load", "batch", start=start)
+        return batches
+
+    def _batches(self, batch: GlobalBatch, *, step: int, train: bool = True) -> list[TokenBatch]:
+        device = self.context.device
+        made: list[TokenBatch] = []
+        for index in range(self.layout.num_microbatches):
+            rows = batch.microbatch(dp_rank=self.engine.data_rank, microbatch=index)
+            whole = TokenBatch.from_rows(
+                torch.from_numpy(rows.inputs_BT),
+                torch.from_numpy(rows.labels_BT),
+                torch.from_numpy(rows.sample_ids_B),
+                step=step,
+                seed=self.job.plan.mathematics.seed,
+                train=train,
+            )
+            runs = self.engine.runs_for(whole.whole_length)
+            made.append(whole.cut(runs, rows.documents).to(device))
+        return made
+
+    def _validate(self, step: int) -> float:
+        """Return the mean loss over the tokens of the validation batches."""
+        self.context.progress.mark(f"validation after step {step}")
+        wanted = self.job.train.validation_batches
+        total = tokens = 0.0
+        for index in range(min(wanted, num_validation_batches(self.validation, self.layout))):
+            batch = validation_batch(self.validation, self.layout, batch=index)
+            loss = self.engine.evaluate(self._batches(batch, step=step, train=False))
+            total, tokens = total + loss * batch.num_valid, tokens + batch.num_valid
+        self.observer.validated(step, total / max(1.0, tokens))
+        return total / max(1.0, tokens)
+
+    def _save(self, step: int) -> None:
+        self.context.progress.mark(f"checkpoint after step {step}")
+        snapshot = Snapshot(
+            step=step,
+            state={
+                "step": step,
+                "tokens_seen": step * self.engine.plan.tokens_per_step,
+                "data_hash": self.data_hash,
+                "seed": self.engine.plan.mathematics.seed,
+                "engine": self.engine.position(),
+            },
+            shards=self._state(),
+        )
+        self.saved = save_checkpoint(
+            Path(self.task.run_dir) / "checkpoints",
+            snapshot,
+            identity=self.identity,
+            exchange=self.exchange,
+            keep=self.job.checkpoint.keep,
+        )
+        self.observer.saved(step, self.saved)
+
+
+def _has_entries(found: Any, wanted: Mapping[str, Any]) -> bool:
+    """Return whether a JSON value is an object with the entries of `wanted`, of their kinds."""
+    if not isinstance(found, dict):
+        return False
+    entries = cast("dict[str, Any]", found)
+    for key, value in wanted.items():
+        entry = entries.get(key)
+        kind = int | float if isinstance(value, float) else type(value)
+        if not isinstance(entry, kind):
+            return False
+        if isinstance(value, dict) and not _has_entries(entry, cast("dict[str, Any]", value)):
+            return False
+    return True
+
+
+def train_rank(context: RankContext, argument: Any) -> TrainSummary:
+    """Train one rank of the task that `argument` holds as JSON: what a launcher calls."""
+    task = from_json(RankTask, argument)
+    module, _, name = task.observer.partition(":")
+    factory = cast(ObserverFactory, getattr(importlib.import_module(module), name))
+    observer = factory(task.job, Path(task.run_dir), context.rank)
+    try:
+        loop = TrainLoop(context, task, observer)
+        try:
+            summary = loop.run()
+            # What the last update sends must arrive before this rank ends.
+            loop.engine.model.gathering.settle()
+            return summary
+        finally:
+            loop.engine.close()
+    finally:
+        observer.close()
+
+
+def digests(parameters: Mapping[str, list[Shard]]) -> dict[str, str]:
+    """Return a hash of each piece of a parameter; ranks that hold the same piece must agree."""
+    found: dict[str, str] = {}
+    for name, shards in parameters.items():
+        for shard in shards:
+            data = shard.tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+            place = ",".join(str(start) for start in shard.offset)
+            found[f"{name}[{place}]"] = hashlib.blake2b(data, digest_size=8).hexdigest()
+    return found

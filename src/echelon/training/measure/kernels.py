@@ -1,0 +1,188 @@
+"""Measure kernels on every rank of a pool at the same time: products, attention, moves, updates.
+
+Each kernel runs for a window of time on all ranks at once, so that what ranks share (cores, memory)
+is shared as in a step, and takes a part of it over the number of runs. Inputs are drawn from normal
+numbers: denormals and zeros have speeds of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as fn
+
+from echelon.core.plan import DType, Optimizer
+from echelon.cost.fit.samples import (
+    FusedAttentionKernel,
+    LaunchKernel,
+    MatmulKernel,
+    MeasuredKernel,
+    MemoryKernel,
+    OptimizerKernel,
+)
+from echelon.launch.context import RankContext
+from echelon.models.precision import TORCH_DTYPES
+from echelon.training.optimizer.adamw import AdamW
+from echelon.training.optimizer.trained_ranges import FusedOperands
+
+Run = Callable[[], object]
+LEAST_RUNS = 3  # runs
+PARTS = 5  # of a window
+_FEW = 16  # elements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelJob:
+    """Say what ranks measure: kernels in `dtype`, each for `window_s`."""
+
+    kernels: Sequence[MeasuredKernel]
+    dtype: DType
+    window_s: float
+    threads: int = 1
+
+
+def measure_kernels(context: RankContext, job: KernelJob) -> list[float]:
+    """Return the seconds of each kernel on this rank, while all ranks of the job run it."""
+    torch.set_num_threads(job.threads)
+    dtype = TORCH_DTYPES[job.dtype]
+    found: list[float] = []
+    for kernel in job.kernels:
+        context.progress.mark(f"measuring {kernel}")
+        run = prepared(kernel, dtype, context.device)
+        for _ in range(LEAST_RUNS):
+            run()
+        _settle(context.device)
+        _wait_for_all(context)
+        found.append(seconds_of(run, context.device, job.window_s))
+    return found
+
+
+def seconds_of(run: Run, device: torch.device, window_s: float) -> float:
+    """Return the seconds of one run: the median of parts of the window, at least three runs each.
+
+    A part is long enough for ranks to take turns on a core; what else the machine does meanwhile
+    falls into few of them.
+    """
+    return median(_part(run, device, window_s / PARTS) for _ in range(PARTS))
+
+
+def _part(run: Run, device: torch.device, part_s: float) -> float:
+    clock = _clock(device)
+    start, runs, now = clock(), 0, 0.0
+    while runs < LEAST_RUNS or now - start < part_s:
+        # Runs that take a few milliseconds: the clock and the device are asked between.
+        some_ms = int(0.004 * runs / max(now - start, 1e-9))
+        many = 1 if runs < LEAST_RUNS else max(1, min(1000, some_ms))
+        for _ in range(many):
+            run()
+        runs += many
+        _settle(device)
+        now = clock()
+    return (now - start) / runs
+
+
+def _clock(device: torch.device) -> Callable[[], float]:
+    """Return what kernels are timed by.
+
+    One thread on a processor is timed by its own seconds: what else the machine does, and how ranks
+    take turns on its cores, is not in them.
+    """
+    own = device.type == "cpu" and torch.get_num_threads() == 1
+    return time.process_time if own else time.perf_counter
+
+
+def prepared(kernel: MeasuredKernel, dtype: torch.dtype, device: torch.device) -> Run:
+    """Return a function that runs `kernel` once; its operands are there already."""
+    match kernel:
+        case MatmulKernel():
+            return _matmul(kernel, dtype, device)
+        case FusedAttentionKernel():
+            return _attention(kernel, dtype, device)
+        case MemoryKernel():
+            return _memory_bound(kernel, dtype, device)
+        case OptimizerKernel():
+            return _update(kernel, device)
+        case LaunchKernel():
+            return _dispatch(kernel, dtype, device)
+
+
+def _matmul(kernel: MatmulKernel, dtype: torch.dtype, device: torch.device) -> Run:
+    many = (kernel.batch,) if kernel.batch > 1 else ()
+    left = _drawn((*many, kernel.rows, kernel.depth), dtype, device)
+    # The weight lies as a linear layer has it, [columns, depth].
+    right = _drawn((*many, kernel.columns, kernel.depth), dtype, device).transpose(-1, -2)
+    if many:
+        return lambda: torch.bmm(left, right)
+    return lambda: torch.mm(left, right)
+
+
+def _attention(kernel: FusedAttentionKernel, dtype: torch.dtype, device: torch.device) -> Run:
+    shape = (kernel.sequences, kernel.heads, kernel.length, kernel.head_dim)
+    q, k, v = (_drawn(shape, dtype, device).requires_grad_(kernel.backward) for _ in range(3))
+    if not kernel.backward:
+        return lambda: fn.scaled_dot_product_attention(q, k, v, is_causal=True)
+    out = fn.scaled_dot_product_attention(q, k, v, is_causal=True)
+    gradient = torch.randn_like(out)
+    return lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
+
+
+def _memory_bound(kernel: MemoryKernel, dtype: torch.dtype, device: torch.device) -> Run:
+    """Return an operator on so many elements that it reads and writes the kernel's bytes."""
+    tensors = {"copy": 2, "add": 3, "norm": 2, "softmax": 2, "gate": 3}[kernel.name]
+    width = 128
+    rows = max(1, kernel.num_bytes // (tensors * dtype.itemsize * width))
+    x, y = (_drawn((rows, width), dtype, device) for _ in range(2))
+    out, weight = torch.empty_like(x), torch.ones(width, dtype=dtype, device=device)
+    runs: dict[str, Run] = {
+        "copy": lambda: out.copy_(x),
+        "add": lambda: torch.add(x, y, out=out),
+        "norm": lambda: fn.layer_norm(x, (width,), weight, weight),
+        "softmax": lambda: torch.softmax(x, -1),
+        "gate": lambda: fn.silu(x).mul_(y),
+    }
+    return runs[kernel.name]
+
+
+def _update(kernel: OptimizerKernel, device: torch.device) -> Run:
+    value, gradient, mean, square = (
+        _drawn((kernel.elements,), torch.float32, device) for _ in range(4)
+    )
+    square.square_()
+    rule, state = AdamW(Optimizer()), ([mean], [square])
+    rule.start_update(1)
+    operands = FusedOperands(
+        targets=[value], gradients=[gradient], state=state, rate=1e-4, weight_decay=0.1
+    )
+    return lambda: rule.update(operands)
+
+
+def _dispatch(kernel: LaunchKernel, dtype: torch.dtype, device: torch.device) -> Run:
+    x = _drawn((1, _FEW), dtype, device)
+    square = _drawn((_FEW, _FEW), dtype, device)
+    if kernel.name == "add":
+        return lambda: x.add_(1.0)
+    if kernel.name == "product":
+        return lambda: torch.mm(x, square)
+    tracked = x.clone().requires_grad_()
+    return lambda: fn.layer_norm(tracked, (_FEW,))
+
+
+def _drawn(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.randn(shape, device=device).to(dtype)
+
+
+def _settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _wait_for_all(context: RankContext) -> None:
+    """Wait for all ranks, so that they begin together."""
+    if context.world_size > 1:
+        with context.progress.waits_for("the other ranks"):
+            dist.barrier()

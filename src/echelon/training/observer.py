@@ -1,0 +1,82 @@
+"""What training tells whoever watches it: `telemetry` implements it, and training imports none.
+
+An observer is named "module:function", because ranks are other processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from echelon.config.job import Job
+from echelon.core.event import EventSink
+from echelon.training.routing import RoutingSummary
+
+if TYPE_CHECKING:
+    from echelon.parallel.expert import LayerLoad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """Say what one step did; the numbers are those of the whole run, the same on every rank."""
+
+    step: int
+    """Optimizer steps done."""
+    loss: float
+    """Mean loss over the counted tokens of the global batch."""
+    tokens: int
+    """Counted tokens of the global batch."""
+    grad_norm: float
+    """Norm of all gradients before clipping."""
+    learning_rate: float
+    """The learning rate of the step."""
+    loss_scale: float
+    """The factor of the loss in the backward of this step."""
+    skipped: bool
+    """Whether a gradient overflowed under it, so that no rank updated anything."""
+    rank_waits_s: tuple[float, ...]
+    """Seconds that each rank waited for others until its gradients were complete; a straggler is
+    the one that waited least."""
+    rank_used_bytes: tuple[int, ...]
+    """Bytes of memory that each rank says it uses."""
+    routing: RoutingSummary | None
+    """Sums over the experts of the whole model; a dense model has none."""
+    loads: Mapping[int, LayerLoad]
+    """Loads of the layers of this rank; to an observer, of those of which it is the one to tell."""
+    step_s: float = 0.0
+    """Seconds that this rank took, its batch read: known when all of the step is over."""
+
+
+class RunObserver(Protocol):
+    """Watch one rank of a run."""
+
+    @property
+    def sink(self) -> EventSink:
+        """Where the events of this rank go."""
+        ...
+
+    def used_bytes(self) -> int:
+        """Return the memory that this rank uses now."""
+        ...
+
+    def stepped(self, facts: StepFacts) -> None:
+        """Learn that a step is done."""
+        ...
+
+    def validated(self, step: int, loss: float) -> None:
+        """Learn the validation loss after `step` steps."""
+        ...
+
+    def saved(self, step: int, path: Path) -> None:
+        """Learn that a checkpoint was committed."""
+        ...
+
+    def close(self) -> None:
+        """Write out what is left; nothing follows."""
+        ...
+
+
+ObserverFactory = Callable[[Job, Path, int], RunObserver]
+"""Build the observer of a rank: the job, the run directory, the rank."""

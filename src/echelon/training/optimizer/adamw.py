@@ -1,0 +1,46 @@
+"""AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), fused."""
+
+from __future__ import annotations
+
+import torch
+
+from echelon.core.plan import Optimizer
+from echelon.training.optimizer.trained_ranges import FusedOperands
+
+
+class AdamW:
+    """Update with torch's fused kernel, on the CPU or on a GPU."""
+
+    def __init__(self, settings: Optimizer) -> None:
+        """Take betas and eps of `settings`."""
+        self._settings = settings
+        self._counts: dict[torch.device, torch.Tensor] = {}
+        self._count = 0
+
+    def start_update(self, count: int) -> None:
+        """Say that the update to come is number `count` of all, from 1: for the bias correction."""
+        self._count = count
+        for tensor in self._counts.values():
+            tensor.fill_(float(count))
+
+    def update(self, operands: FusedOperands) -> None:
+        """Update the targets and both moments in one call."""
+        means, squares = operands.state
+        device = operands.targets[0].device
+        if device not in self._counts:
+            self._counts[device] = torch.tensor(float(self._count), device=device)
+        torch.ops.aten._fused_adamw_.default(
+            operands.targets,
+            operands.gradients,
+            means,
+            squares,
+            [],
+            [self._counts[device]] * len(means),
+            lr=operands.rate,
+            beta1=self._settings.beta1,
+            beta2=self._settings.beta2,
+            weight_decay=operands.weight_decay,
+            eps=self._settings.eps,
+            amsgrad=False,
+            maximize=False,
+        )

@@ -1,0 +1,42 @@
+"""SGD with momentum and coupled weight decay, fused: what `torch.optim.SGD` computes."""
+
+from __future__ import annotations
+
+import torch
+
+from echelon.core.plan import Optimizer
+from echelon.training.optimizer.trained_ranges import FusedOperands
+
+
+class MomentumSgd:
+    """Update with torch's fused kernel: no dampening, no Nesterov step."""
+
+    def __init__(self, settings: Optimizer) -> None:
+        """Take the momentum of `settings`."""
+        self._momentum = settings.momentum
+
+    def start_update(self, count: int) -> None:
+        """Ignore the number of the update: the momentum starts at zero."""
+
+    def update(self, operands: FusedOperands) -> None:
+        """Update the targets and the momentum in one call."""
+        (momenta,) = operands.state
+        fused_sgd(operands, momenta, self._momentum)
+
+
+def fused_sgd(operands: FusedOperands, momenta: list[torch.Tensor], momentum: float) -> None:
+    """Subtract rate x (gradient + weight_decay x target), or the momentum of that if not zero."""
+    if not operands.targets:
+        return
+    torch.ops.aten._fused_sgd_.default(
+        operands.targets,
+        operands.gradients,
+        momenta if momentum else [],
+        weight_decay=operands.weight_decay,
+        momentum=momentum,
+        lr=operands.rate,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=False,
+    )

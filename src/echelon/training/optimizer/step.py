@@ -1,0 +1,240 @@
+"""The update of a rank's slices: whatever the ZeRO stage, the optimizer, and where state rests.
+
+Every rank updates its slice of each bucket: all of it at stage 0. The values that are updated are
+the parameters themselves or, where the plan keeps them in another dtype, a master copy.
+
+In the gradient norm every logical parameter counts once: ranks that hold other slices, tensor
+slices or stages add up what each gives here. What counts elsewhere adds nothing, unless it is not
+finite: a copy that is NaN on one rank alone must stop the update of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.core.choices.registry import load_reference
+from echelon.core.plan import OptimizerKind, Plan
+from echelon.layout.muon import muon_exchange
+from echelon.layout.stage import expert_index_of, pp_rank_of
+from echelon.models.precision import TORCH_DTYPES
+from echelon.parallel.buckets import Bucket
+from echelon.parallel.offload import make_offload_store
+from echelon.parallel.transport.device_mesh import RankGroups
+from echelon.training.optimizer.muon import Muon
+from echelon.training.optimizer.muon_messages import MuonGroup
+from echelon.training.optimizer.trained_ranges import (
+    ElementRule,
+    UpdateSlices,
+    trained_ranges,
+    update_elements,
+)
+from echelon.training.optimizer.update_tasks import (
+    StoredTensorRequest,
+    UpdateTask,
+    run_update_tasks,
+    update_order,
+)
+
+MASTER = "master"
+"""The kind of state that is the copy of the parameters which the optimizer updates."""
+
+
+class SliceOptimizer:
+    """Update the slices of a rank with the optimizer of the plan, fused."""
+
+    def __init__(
+        self, buckets: Sequence[Bucket], plan: Plan, *, groups: RankGroups, device: torch.device
+    ) -> None:
+        """Reserve the state of `buckets`; the ranks of a stage do so together."""
+        settings, precision = plan.mathematics.optimizer, plan.mathematics.precision
+        zero = plan.layout.zero
+        self.store = make_offload_store(
+            zero.optimizer_offload,
+            device,
+            folder=Path(zero.offload_dir),
+            rank=groups.rank,
+            num_buffers=zero.offload_buffers,
+        )
+        self._buckets, self._settings = buckets, settings
+        self._has_master, self._dtype = precision.has_master, TORCH_DTYPES[precision.master]
+        self._rules: Mapping[OptimizerKind, ElementRule] = {
+            rule: load_reference(OPTIMIZERS[rule].runner)(settings)
+            for rule in dict.fromkeys(bucket.plan.update for bucket in buckets)
+            if not OPTIMIZERS[rule].needs_whole_matrices
+        }
+        self._ranges = {bucket.name: trained_ranges(bucket) for bucket in buckets}
+        self._num_steps = 0
+        matrices = [
+            bucket for bucket in buckets if OPTIMIZERS[bucket.plan.update].needs_whole_matrices
+        ]
+        if matrices:
+            share = expert_index_of(plan, groups.rank)
+            exchange = muon_exchange(plan, pp_rank_of(plan, groups.rank), share)
+            links = MuonGroup(group=groups.stage, exchange=exchange)
+            self._muon: Muon = load_reference(OPTIMIZERS[settings.kind].runner)(
+                settings, links, matrices
+            )
+        for bucket in buckets:
+            for kind in self._kinds(bucket):
+                self.store.add(_key(bucket, kind), bucket.value_slice.numel(), self._dtype)
+
+    def set_num_steps(self, num_steps: int) -> None:
+        """Say how many updates the state has seen (it is filled in place through `state`)."""
+        self._num_steps = num_steps
+
+    def update(
+        self, learning_rate: float, factor: float, updated: Callable[[Bucket], None]
+    ) -> None:
+        """Update the parameters from the gradients times `factor`.
+
+        `updated` is called with each bucket once its slice has its new values. Gradients are
+        multiplied in place, unless they are cast.
+        """
+        self._num_steps += 1
+        for rule in self._rules.values():
+            rule.start_update(self._num_steps)
+        run_update_tasks(self._tasks(learning_rate, factor, updated))
+
+    def state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return kind -> name of bucket -> slice, as views; "master" is among the kinds."""
+        found: dict[str, dict[str, torch.Tensor]] = {}
+        for bucket in self._buckets:
+            for kind in self._kinds(bucket):
+                found.setdefault(kind, {})[bucket.name] = self.store.view(_key(bucket, kind))
+        return found
+
+    def _kinds(self, bucket: Bucket) -> tuple[str, ...]:
+        """Return the kinds of state that a bucket has: none where all of it is frozen."""
+        if not any(slot.parameter.requires_grad for slot in bucket.slots):
+            return ()
+        return (*OPTIMIZERS[bucket.plan.update].state, *((MASTER,) if self._has_master else ()))
+
+    def _tasks(
+        self, rate: float, factor: float, updated: Callable[[Bucket], None]
+    ) -> Iterator[UpdateTask]:
+        trained = [bucket for bucket in self._buckets[::-1] if self._kinds(bucket)]
+        for kind, bucket in update_order(trained):
+            if kind == "elements":
+                yield UpdateTask(
+                    tensors=self._wants(bucket, OPTIMIZERS[bucket.plan.update].state),
+                    run=partial(self._elements, bucket, rate, factor),
+                    done=partial(updated, bucket),
+                )
+            elif kind == "send":
+                momentum = StoredTensorRequest(store=self.store, keys=(_key(bucket, "momentum"),))
+                yield UpdateTask(tensors=[momentum], run=partial(self._send, bucket, factor))
+            elif kind == "orthogonalise":
+                yield UpdateTask(tensors=[], run=partial(self._orthogonalise, bucket))
+            else:
+                yield UpdateTask(
+                    tensors=self._wants(bucket, ()),
+                    run=partial(self._apply, bucket, rate),
+                    done=partial(updated, bucket),
+                )
+
+    def _wants(self, bucket: Bucket, kinds: tuple[str, ...]) -> list[StoredTensorRequest]:
+        """Return state of some kinds, the master copy and the values, but for what is at hand."""
+        kinds = (*kinds, *((MASTER,) if self._has_master else ()))
+        wants: list[StoredTensorRequest] = []
+        if kinds:
+            wants.append(
+                StoredTensorRequest(
+                    store=self.store, keys=tuple(_key(bucket, kind) for kind in kinds)
+                )
+            )
+        if bucket.offload_store is not None:
+            read = not self._has_master
+            wants.append(
+                StoredTensorRequest(
+                    store=bucket.offload_store, keys=(bucket.values_key,), read=read
+                )
+            )
+        return wants
+
+    def _elements(
+        self, bucket: Bucket, rate: float, factor: float, tensors: list[torch.Tensor]
+    ) -> None:
+        num_state = len(OPTIMIZERS[bucket.plan.update].state)
+        target, values = self._target(bucket, tensors[num_state:])
+        update_elements(
+            self._rules[bucket.plan.update],
+            UpdateSlices(
+                gradient=bucket.gradient_slice,
+                values=values,
+                target=target,
+                state=tensors[:num_state],
+                scratch=bucket.offload_store is not None,
+            ),
+            self._ranges[bucket.name],
+            rate=rate,
+            factor=factor,
+            weight_decay=self._settings.weight_decay,
+        )
+
+    def _send(self, bucket: Bucket, factor: float, tensors: list[torch.Tensor]) -> None:
+        (momentum,) = tensors
+        self._muon.send_parts(bucket, bucket.gradient_slice, momentum, factor)
+
+    def _orthogonalise(self, bucket: Bucket, tensors: list[torch.Tensor]) -> None:
+        assert not tensors, "only messages are read"
+        self._muon.orthogonalise(bucket)
+
+    def _apply(self, bucket: Bucket, rate: float, tensors: list[torch.Tensor]) -> None:
+        target, values = self._target(bucket, tensors)
+        self._muon.apply(bucket, target, rate)
+        if target is not values:
+            values.copy_(target)
+
+    def _target(
+        self, bucket: Bucket, tensors: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what is updated (master copy or values) and the values, of what was fetched."""
+        values = bucket.value_slice if bucket.offload_store is None else tensors[-1]
+        return (tensors[0] if self._has_master else values), values
+
+
+def _key(bucket: Bucket, kind: str) -> str:
+    return f"{bucket.name}.{kind}"
+
+
+_CHUNK = 1 << 16  # elements
+
+
+def local_norm_squared(
+    buckets: Sequence[Bucket], counts: Callable[[Bucket], bool] = lambda bucket: True
+) -> float:
+    """Return the sum of squares of the gradients that count in the slices of this rank.
+
+    `counts` says of a bucket whether this rank counts for all that hold the same.
+    Short runs are added in the gradient's own precision (at least float32), the runs in float64;
+    what is not finite stays so.
+    """
+    sums: list[torch.Tensor] = []
+    for bucket in buckets:
+        counted = bucket.counted_ranges() if counts(bucket) else []
+        sums.extend(torch.dot(run, run) for run in _runs(bucket, counted))
+        others = ranges_between(counted, bucket.slots[-1].end)
+        sums.extend(torch.dot(run, run) * 0.0 for run in _runs(bucket, others))
+    return float(torch.stack(sums).double().sum()) if sums else 0.0
+
+
+def ranges_between(ranges: Sequence[slice], end: int) -> list[slice]:
+    """Return what of the elements before `end` is in none of `ranges`, which are in order."""
+    starts = [0, *(part.stop for part in ranges)]
+    stops = [*(part.start for part in ranges), end]
+    return [slice(a, b) for a, b in zip(starts, stops, strict=True) if b > a]
+
+
+def _runs(bucket: Bucket, parts: Sequence[slice]) -> Iterator[torch.Tensor]:
+    gradient = bucket.gradient_slice
+    # Runs as long as a cache on CPU; on a GPU fewer and longer ones, whose sums are trees.
+    length = _CHUNK if gradient.device.type == "cpu" else 256 * _CHUNK
+    for part in parts:
+        for run in gradient[bucket.within_own_slice(part)].split(length):
+            if run.numel():
+                yield run if run.dtype in (torch.float32, torch.float64) else run.float()

@@ -1,0 +1,139 @@
+"""Fused updates of a slice: which of its elements are trained, and in which calls.
+
+One call updates everything that decays and one the rest, of which a slice mostly has but one. Where
+values are also cast (a gradient to the dtype of the master copy, the copy to the parameters'), a
+call takes as much as stays in cache between the passes, and memory for no more than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from echelon.parallel.buckets import Bucket
+
+TrainedRange = tuple[slice, bool]
+"""A range of a rank's slice of a bucket, and whether it takes weight decay."""
+
+
+def trained_ranges(bucket: Bucket) -> list[TrainedRange]:
+    """Return the parts of this rank's slice that are trained: no padding, nothing frozen."""
+    frozen = [slot for slot in bucket.slots if not slot.parameter.requires_grad]
+    parts: list[TrainedRange] = []
+    for segment, decays in bucket.segments():
+        cuts = [segment.start, segment.stop]
+        for slot in frozen:
+            if segment.start <= slot.start < segment.stop:
+                cuts[-1:-1] = [slot.start, slot.end]
+        for start, stop in zip(cuts[::2], cuts[1::2], strict=True):
+            place = bucket.within_own_slice(slice(start, stop))
+            if place.stop > place.start:
+                parts.append((place, decays))
+    return parts
+
+
+def fused_calls(
+    parts: Sequence[TrainedRange], longest: int | None
+) -> Iterator[tuple[list[slice], bool]]:
+    """Yield the places that one fused call updates, and whether they decay.
+
+    That is all at once, or one place of at most `longest` elements after the other.
+    """
+    for decays in (True, False):
+        places = [place for place, decayed in parts if decayed is decays]
+        if longest is None:
+            if places:
+                yield places, decays
+            continue
+        for place in places:
+            for start in range(place.start, place.stop, longest):
+                yield [slice(start, min(start + longest, place.stop))], decays
+
+
+def scale_gradient(gradient: torch.Tensor, factor: float, dtype: torch.dtype) -> torch.Tensor:
+    """Return a gradient in `dtype`, times a factor: in place where the dtype is its own."""
+    wide = gradient if gradient.dtype == dtype else gradient.to(dtype)
+    return wide if factor == 1.0 else wide.mul_(factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedOperands:
+    """What one fused call updates: lists of equal length, of tensors of equal length and dtype.
+
+    `state` has one list for each kind of `OptimizerRecord.state`.
+    """
+
+    targets: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+    state: Sequence[list[torch.Tensor]]
+    rate: float
+    weight_decay: float
+
+
+_CACHED = 1 << 20
+"""Elements of a call on a CPU that casts too."""
+
+_BUSY = 1 << 24
+"""Elements of a call on a GPU that casts too: enough to keep it busy."""
+
+
+class ElementRule(Protocol):
+    """Update each element by its own gradient and state; made from the `Optimizer` of a plan."""
+
+    def start_update(self, count: int) -> None:
+        """Say that the update to come is number `count` of all, from 1."""
+        ...
+
+    def update(self, operands: FusedOperands) -> None:
+        """Update the targets and their state in place."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateSlices:
+    """What one bucket's update reads and writes on this rank.
+
+    `target` is what is updated: the master copy, or `values` themselves. `scratch` says that
+    `values` are a buffer: where there is a master copy, all of it is written.
+    """
+
+    gradient: torch.Tensor
+    values: torch.Tensor
+    target: torch.Tensor
+    state: Sequence[torch.Tensor]
+    scratch: bool
+
+
+def update_elements(
+    rule: ElementRule,
+    slices: UpdateSlices,
+    parts: Sequence[TrainedRange],
+    *,
+    rate: float,
+    factor: float,
+    weight_decay: float,
+) -> None:
+    """Update the target by `rule` from the gradient times `factor`, and the values with it."""
+    target, gradient = slices.target, slices.gradient
+    casts = target is not slices.values or gradient.dtype != target.dtype
+    longest = (_CACHED if target.device.type == "cpu" else _BUSY) if casts else None
+    for places, decays in fused_calls(parts, longest):
+        rule.update(
+            FusedOperands(
+                targets=[target[place] for place in places],
+                gradients=[
+                    scale_gradient(gradient[place], factor, target.dtype) for place in places
+                ],
+                state=[[one[place] for place in places] for one in slices.state],
+                rate=rate,
+                weight_decay=weight_decay if decays else 0.0,
+            )
+        )
+        if target is not slices.values and not slices.scratch:
+            for place in places:
+                slices.values[place] = target[place]
+    if target is not slices.values and slices.scratch:
+        slices.values.copy_(target)

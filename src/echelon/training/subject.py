@@ -1,0 +1,216 @@
+"""Our engine as the thing under proof (`echelon.training.subject:build`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from echelon.core.attention_mask import DocumentStarts, PositionRun
+from echelon.core.event import EventList
+from echelon.core.plan import Plan
+from echelon.launch.context import RankContext
+from echelon.models.batch import TokenBatch
+from echelon.parallel.offload.store import storage_bytes
+from echelon.parallel.transport.recorder import Recorder, clock_of
+from echelon.parallel.weights import Shard
+from echelon.schedule.action import ActionKind
+from echelon.training.engine import TrainEngine
+from echelon.training.routing_recorder import RecordedRouting, RoutingRecorder
+
+
+class BatchRows(Protocol):
+    """A whole global batch, one sequence per row (the prover's `ProofBatch` is one)."""
+
+    @property
+    def sample_ids(self) -> tuple[int, ...]:
+        """Ids of the rows."""
+        ...
+
+    @property
+    def inputs_BT(self) -> torch.Tensor:
+        """Token ids."""
+        ...
+
+    @property
+    def labels_BT(self) -> torch.Tensor:
+        """The token that follows each, or the ignored label."""
+        ...
+
+    @property
+    def documents(self) -> DocumentStarts | None:
+        """Where documents start in each row; None where attention does not care."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReport:
+    """Say what one rank did in one step."""
+
+    loss: float
+    """Mean loss of the global batch."""
+    tokens: int
+    """Counted tokens of the global batch."""
+    grad_norm: float
+    """Norm of the whole gradient before clipping."""
+    skipped: bool
+    """Whether a gradient overflowed, so that nothing was updated."""
+    loss_scale: float
+    """The factor of the loss in the backward of this step."""
+    microbatch_losses: Mapping[tuple[int, int], tuple[float, int]]
+    """(loss sum, counted tokens) of each (data rank, microbatch) that this rank finished."""
+    samples: tuple[int, ...]
+    """Ids of the samples of its microbatches, in their order."""
+    layers: tuple[int, ...]
+    """Blocks that it ran forward."""
+    bytes_sent: Mapping[str, int]
+    """Bytes sent, by axis."""
+    bytes_held: Mapping[str, int]
+    """Bytes held after the step, by term."""
+    actions: tuple[str, ...]
+    """Pipeline actions, in their order."""
+    routing: RecordedRouting | None
+    """Where tokens were sent; nothing of a dense model."""
+
+
+class EngineSubject:
+    """Run a TrainEngine for the prover, keeping each step's gradients before they are clipped."""
+
+    def __init__(self, plan: Plan, place: RankContext) -> None:
+        """Build this rank's part of `plan`."""
+        self.events = EventList()
+        clock = clock_of(place.device)
+        recorder = Recorder(place.rank, self.events, place.progress, clock)
+        self.engine = TrainEngine(plan, recorder, place.device)
+        self.engine.on_gradients = self._keep_gradients
+        self._routes = RoutingRecorder(self.engine)
+        self._gradients: dict[str, list[Shard]] = {}
+
+    def step(self, batch: BatchRows, step: int) -> EngineReport:
+        """Take one optimizer step on this rank's rows of `batch`."""
+        runs = self.engine.runs_for(batch.inputs_BT.shape[1])
+        batches = rank_batches(self.engine.plan, batch, self.engine.data_rank, step, runs=runs)
+        ran: dict[int, None] = {}
+        handles = [
+            block.register_forward_pre_hook(partial(_note, ran, int(name)))
+            for stage in self.engine.model.stages.values()
+            for name, block in stage.layers.items()
+        ]
+        self.events.events.clear()
+        self._routes.start_step()
+        result = self.engine.step(batches, step)
+        # What a step sends while the next one runs belongs to this one.
+        self.engine.model.gathering.settle()
+        for handle in handles:
+            handle.remove()
+        samples = tuple(int(i) for one in batches for i in one.sample_ids_B)
+        return EngineReport(
+            loss=result.loss,
+            tokens=result.tokens,
+            grad_norm=result.grad_norm,
+            skipped=result.skipped,
+            loss_scale=result.loss_scale,
+            microbatch_losses=result.microbatch_losses,
+            samples=samples,
+            layers=tuple(ran),
+            bytes_sent=self.events.bytes_by_axis(),
+            bytes_held=held_bytes(self.engine),
+            actions=tuple(e.name for e in self.events.events if e.kind in set(ActionKind)),
+            routing=self._routes.step_routing(result),
+        )
+
+    def gradients(self) -> Mapping[str, Sequence[Shard]]:
+        """Return the gradients of the last step, reduced and not clipped."""
+        return self._gradients
+
+    def parameters(self) -> Mapping[str, Sequence[Shard]]:
+        """Return the parameters as the next forward would read them."""
+        return self.engine.parameters()
+
+    def masters(self) -> Mapping[str, Sequence[Shard]]:
+        """Return the values that the optimizer updates."""
+        return self.engine.masters()
+
+    def state(self) -> Mapping[str, Mapping[str, Sequence[Shard]]]:
+        """Return the state of the optimizer, by kind."""
+        return self.engine.state()
+
+    def close(self) -> None:
+        """Give back what rests outside of the device."""
+        self.engine.close()
+
+    def _keep_gradients(self) -> None:
+        """Keep copies without the loss scale, in a dtype that can hold them."""
+        scale = self.engine.loss_scale.value
+        self._gradients = {
+            name: [replace(shard, tensor=_unscaled(shard.tensor, scale)) for shard in shards]
+            for name, shards in self.engine.gradients().items()
+        }
+
+
+def _unscaled(tensor: torch.Tensor, scale: float) -> torch.Tensor:
+    if scale == 1.0:
+        return tensor.clone()
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    return tensor.to(wide) / scale
+
+
+def _note(ran: dict[int, None], index: int, _module: object, _inputs: object) -> None:
+    ran.setdefault(index)
+
+
+def rank_batches(
+    plan: Plan, batch: BatchRows, data_rank: int, step: int, *, runs: Sequence[PositionRun] = ()
+) -> list[TokenBatch]:
+    """Return the microbatches of one data-parallel rank: the positions of `runs`, or all."""
+    size, num_microbatches = plan.layout.microbatch_sequences, plan.num_microbatches
+    batches: list[TokenBatch] = []
+    for microbatch in range(num_microbatches):
+        start = (data_rank * num_microbatches + microbatch) * size
+        rows = slice(start, start + size)
+        whole = TokenBatch.from_rows(
+            batch.inputs_BT[rows],
+            batch.labels_BT[rows],
+            torch.tensor(batch.sample_ids[rows]),
+            step=step,
+            seed=plan.mathematics.seed,
+        )
+        documents = None if batch.documents is None else batch.documents[rows]
+        batches.append(whole.cut(runs, documents))
+    return batches
+
+
+def build(place: RankContext, plan: Plan) -> EngineSubject:
+    """Return this rank of `plan` as a subject."""
+    return EngineSubject(plan, place)
+
+
+MASTER_PARAMETERS_TERM, OPTIMIZER_STATE_TERM = "master parameters", "optimizer state"
+
+
+def held_bytes(engine: TrainEngine) -> dict[str, int]:
+    """Return the bytes between steps by name of term (`cost.bytes_held`), over all pools."""
+    engine.model.gathering.settle()
+    buckets = engine.model.buckets
+    values = [(one.values, one.value_slice, one.values_memory.present) for one in buckets]
+    gradients = [
+        (one.gradients, one.gradient_slice, one.gradients_memory.present) for one in buckets
+    ]
+    found = {
+        name: storage_bytes(
+            tensor
+            for whole, piece, present in places
+            for tensor in (whole, piece)
+            if tensor is not whole or present
+        )
+        for name, places in (("parameters", values), ("gradients", gradients))
+    }
+    found |= {MASTER_PARAMETERS_TERM: 0, OPTIMIZER_STATE_TERM: 0}
+    for kind, flats in engine.optimizer.state().items():
+        found[MASTER_PARAMETERS_TERM if kind == "master" else OPTIMIZER_STATE_TERM] += (
+            storage_bytes(flats.values())
+        )
+    return {name: num_bytes for name, num_bytes in found.items() if num_bytes}

@@ -1,0 +1,80 @@
+"""`echelon calibrate`: the least is measured on two ranks, and a run reads what was written."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from echelon.api.calibrating.machine import MachineCalibration, calibrate_machine
+from echelon.api.calibrating.trainer import QUICK
+from echelon.cli.calibrate import machine_json, machine_report
+from echelon.config.load import load_job
+from echelon.core.errors import ConfigError
+from echelon.launch.local.pool import RankPool
+from tests.cost.fit.tiny_workload import TINY
+
+WIDTH = 80
+
+
+@pytest.fixture(scope="module")
+def measured(rank_pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> MachineCalibration:
+    """Measure this machine with two ranks of the session's."""
+    out = tmp_path_factory.mktemp("measured") / "cluster.toml"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.cuda.is_available", lambda: False)
+        patch.setattr("echelon.launch.local.pool.RankPool", lambda *_, **__: nullcontext(rank_pool))
+        return calibrate_machine(out=out, ranks=2, workload=TINY, steps=QUICK)
+
+
+def test_a_run_reads_what_was_measured(measured: MachineCalibration) -> None:
+    cluster = load_job("nano", [f"cluster.file={measured.out}", "mesh.pp=1"]).plan.cluster
+    assert (cluster.num_devices, cluster.backend) == (2, "gloo")
+    wrote = measured.cluster
+    assert cluster.name == wrote.name
+    assert cluster.device.flops("fp32") == pytest.approx(wrote.device.flops("fp32"), rel=1e-5)
+    assert cluster.device.efficiency.launch_s == pytest.approx(
+        wrote.device.efficiency.launch_s, rel=1e-5
+    )
+    assert cluster.links[0].bandwidth == pytest.approx(wrote.links[0].bandwidth, rel=1e-5)
+    assert cluster.links[0].latency_s > 0
+
+
+def test_every_kernel_and_collective_was_measured(measured: MachineCalibration) -> None:
+    beside = [one for one in measured.device.timed if one.running == 2]
+    assert [one.kernel for one in beside] == list(TINY.kernels)
+    assert all(one.seconds > 0 for one in measured.device.timed)
+    assert measured.links is not None
+    kinds = {one.collective.kind for one in measured.links.timed}
+    assert kinds == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"}
+    assert all(one.seconds > 0 for one in measured.links.timed)
+
+
+def test_the_report_fits_a_terminal(measured: MachineCalibration) -> None:
+    lines = machine_report(measured).splitlines()
+    assert [line for line in lines if len(line) > WIDTH and str(measured.out) not in line] == []
+    assert any(line.startswith("matmul") for line in lines)
+    assert any("backward" in line and "%" in line for line in lines)
+    told = machine_json(measured)
+    assert isinstance(told["kernels"], list)
+    assert len(told["kernels"]) == len(measured.device.timed)
+
+
+def test_nothing_is_overwritten_and_nothing_measured_before(tmp_path: Path) -> None:
+    out = tmp_path / "cluster.toml"
+    out.write_text("mine")
+    with pytest.raises(ConfigError, match="never-overwrite"):
+        calibrate_machine(out=out)
+    assert out.read_text() == "mine"
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 1000])
+def test_ranks_are_counted_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError) as caught:
+        calibrate_machine(out=tmp_path / "cluster.toml", ranks=ranks)
+    assert caught.value.rules == ("ranks-to-calibrate",)
+    assert caught.value.problems[0].suggestions == ("1", "64")

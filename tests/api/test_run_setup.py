@@ -1,0 +1,69 @@
+"""All of a run that can be prepared, or refused, before any of its ranks starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from echelon.api.run_setup import prepare_run
+from echelon.config.job import Job
+from echelon.config.load import load_job
+from echelon.core.errors import DataError
+from echelon.core.plan import Plan
+
+TOKENS = 401
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("x" * (TOKENS - 1), encoding="utf-8")
+    return tmp_path
+
+
+def _job(**settings: object) -> Job:
+    """Return a small job on the text; names of settings have `__` for their dot."""
+    every = {
+        "data__source": "text.txt",
+        "data__validation_fraction": 0,
+        "batch__sequence_length": 8,
+        "batch__global_sequences": 4,
+        "optimizer__warmup_steps": 1,
+        "train__steps": 2,
+        "train__validate_every": "never",
+        **settings,
+    }
+    return load_job("nano", [f"{key.replace('__', '.')}={value}" for key, value in every.items()])
+
+
+@pytest.mark.usefixtures("place")
+def test_a_run_has_its_plan_and_its_run_file_before_any_rank() -> None:
+    said: list[str] = []
+    job = _job(train__run_name="mine")
+    run, task = prepare_run(job, None, said.append)
+    assert run.path == Path("runs/mine")
+    assert run.plan() == job.plan == Plan.read(run.path / "plan.json")
+    assert load_job(run.run_file).plan == job.plan
+    assert (task.run_dir, task.resume) == ("runs/mine", None)
+    assert Path(task.data).is_dir()
+    assert said == [f"reading {Path('text.txt').absolute()} ...", "training mine in runs/mine"]
+
+
+@pytest.mark.usefixtures("place")
+def test_a_run_that_reads_its_data_more_than_once_says_so() -> None:
+    said: list[str] = []
+    prepare_run(_job(train__steps=50), None, said.append)
+    # 401 tokens, each sample of 8 with the one after it: 50 samples, of 200 that are read.
+    assert "50 steps of 4 sequences read the 50 training samples 4.0 times" in said
+
+
+@pytest.mark.usefixtures("place")
+def test_a_global_batch_without_enough_samples_is_refused_with_what_fits() -> None:
+    with pytest.raises(DataError) as caught:
+        prepare_run(_job(batch__global_sequences=64), None, lambda _: None)
+    assert caught.value.rules == ("data-fills-batch",)
+    problem = caught.value.problems[0]
+    assert "(50 < 64)" in problem.message
+    assert problem.suggestions[1] == f"batch.sequence_length = {(TOKENS - 2) // 63} or less"
+    assert not Path("runs/mine").exists()

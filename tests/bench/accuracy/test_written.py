@@ -1,0 +1,45 @@
+"""What a fit writes into the package: the table of trainers, the presets of devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.accuracy import written
+from bench.accuracy.written import FILES, PRESETS, TRAINERS, write_constants
+from echelon.cost.seconds.trainer_generations import FITTED
+
+
+def test_the_constants_of_the_package_are_written_as_they_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {
+        f"trainer {key} {name}": v for key, found in FITTED.items() for name, v in found.items()
+    }
+    monkeypatch.setattr(written, "TRAINERS", tmp_path / TRAINERS.name)
+    assert len(values) > 200
+    write_constants(values)
+    assert (tmp_path / TRAINERS.name).read_text() == TRAINERS.read_text()
+
+
+def test_a_device_keeps_the_rest_of_its_preset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = TRAINERS.read_text()
+    for stem in FILES["V100"]:
+        (tmp_path / f"{stem}.toml").write_bytes((PRESETS / f"{stem}.toml").read_bytes())
+    monkeypatch.setattr(written, "PRESETS", tmp_path)
+    write_constants({"device V100 matmul": 0.123456, "device V100 new": 2.0})
+    for stem in FILES["V100"]:
+        old, new = ((folder / f"{stem}.toml").read_text() for folder in (PRESETS, tmp_path))
+        changed = set(new.splitlines()) - set(old.splitlines())
+        assert changed == {"matmul = 0.123", "new = 2"}
+        assert len(new.splitlines()) == len(old.splitlines()) + 1
+    assert TRAINERS.read_text() == before
+
+
+def test_every_device_that_is_fitted_has_its_presets() -> None:
+    for stems in FILES.values():
+        for stem in stems:
+            assert "[device.efficiency]\n" in (PRESETS / f"{stem}.toml").read_text()

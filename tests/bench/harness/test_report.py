@@ -1,0 +1,71 @@
+"""The arithmetic of a comparison: medians, the fastest peer, limits and targets."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.harness.catalogue import OURS
+from bench.harness.ranks import Measurement
+from bench.harness.report import compare, fastest_peer, rows, table, target
+from bench.harness.spec import MODES
+
+
+def _took(step_s: float, cpu_s: float = 1.0) -> Measurement:
+    return Measurement(
+        step_s=step_s,
+        cpu_s=cpu_s,
+        sent_bytes=1_500_000,
+        uplink_bytes=None,
+        peak_bytes=2_000_000,
+        first_loss=9.0,
+        last_loss=8.5,
+    )
+
+
+def test_a_row_holds_medians_and_the_spread() -> None:
+    (row,) = rows({"peer": [_took(1.0), _took(3.0), _took(1.2)]})
+    assert (row.step_s, row.rounds) == (1.2, 3)
+    assert row.spread == pytest.approx(2.0 / 1.2)
+
+
+def test_the_fastest_peer_is_never_ourselves() -> None:
+    found = rows({OURS: [_took(0.1)], "slow": [_took(3.0)], "fast": [_took(2.0)]})
+    peer = fastest_peer(found)
+    assert peer is not None
+    assert peer.label == "fast"
+
+
+@pytest.mark.parametrize(
+    ("peer", "limit", "wanted"),
+    [(1.05, 1.0, 1.00), (1.10, 1.0, 1.00), (1.11, 1.0, 0.95), (2.0, None, 0.95)],
+)
+def test_the_target_depends_on_what_the_peer_leaves(
+    peer: float, limit: float | None, wanted: float
+) -> None:
+    assert target(peer, limit) == wanted
+
+
+def test_verdicts_compare_wall_and_cpu_with_the_fastest_peer() -> None:
+    found = rows({OURS: [_took(0.96, 2.0)], "fast": [_took(1.0, 2.5)], "slow": [_took(1.5, 1.0)]})
+    wall, cpu = compare(found, wall_limit_s=0.5, cpu_limit_s=2.4)
+    assert (wall.ratio, wall.target, wall.met) == (pytest.approx(0.96), 0.95, False)
+    assert (cpu.ratio, cpu.target, cpu.met) == (pytest.approx(0.8), 1.00, True)
+    assert "MISSED" in wall.line()
+    assert "+100 % above" in wall.line()
+
+
+def test_nothing_is_compared_without_a_peer() -> None:
+    assert compare(rows({OURS: [_took(1.0)]}), wall_limit_s=None, cpu_limit_s=None) == []
+
+
+def test_the_table_also_says_what_did_not_run() -> None:
+    text = table(MODES["dp2"], rows({"peer": [_took(1.0)]}), {"other": "no such module"})
+    assert "| dp2 | peer | 1.000 | 0% | 1.000 | 1.5 | 2 | 9.0000 -> 8.5000 | 1 |" in text
+    assert "other | did not run: no such module" in text
+
+
+def test_limits_know_bubbles_and_cores() -> None:
+    assert MODES["dp2"].limit_s(6.0, cores=2) == 3.0
+    assert MODES["pp2"].limit_s(6.0, cores=2) == 3.75
+    assert MODES["dp2xpp2"].limit_s(6.0, cores=2) == 3.0
+    assert MODES["dp2xpp2"].limit_s(6.0, cores=8) == 1.5

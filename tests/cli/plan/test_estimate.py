@@ -1,0 +1,66 @@
+"""What a plan takes: its terms are shared out by size, and add up to the step and the bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from echelon.cli.plan.estimate import (
+    bytes_table,
+    estimate_json,
+    rate_lines,
+    seconds_table,
+    terms_beside,
+)
+from echelon.config.load import load_job
+from echelon.planner.predict.estimate import Estimate, estimate_plan
+
+MEMORY = 80e9
+
+
+@pytest.fixture(scope="module")
+def estimate() -> Estimate:
+    settings = ("cluster.preset=8xh100", "mesh.tp=8", "precision.parameters=bf16")
+    return estimate_plan(load_job("llama3-8b", settings).plan)
+
+
+def shares(table: str) -> list[float]:
+    """Return the last column of a table, in percent."""
+    return [float(line.split()[-2]) for line in table.splitlines()[1:]]
+
+
+def test_shares_fall_and_add_up_to_the_last_one(estimate: Estimate) -> None:
+    for table, whole in (
+        (seconds_table(estimate), 100.0),
+        (bytes_table(estimate, MEMORY), 100 * estimate.bytes_held / MEMORY),
+    ):
+        *parts, total = shares(table)
+        assert total == pytest.approx(whole, abs=0.05)
+        assert sum(parts) == pytest.approx(total, abs=0.05 * (len(parts) + 1))
+        named = parts[:-1] if "all others" in table else parts
+        assert named == sorted(named, reverse=True)
+        assert len(table.splitlines()[-1].split("sum (")) == 2
+
+
+def test_what_is_counted_has_no_band_and_what_is_estimated_lies_in_its_own(
+    estimate: Estimate,
+) -> None:
+    (counted,) = (
+        line for line in bytes_table(estimate, MEMORY).splitlines() if line.startswith("parameters")
+    )
+    assert " - " in counted
+    found = estimate_json(estimate)
+    assert sum(found["seconds"].values()) == pytest.approx(found["step_s"])
+    assert sum(found["bytes"].values()) == pytest.approx(found["held_bytes"])
+    for name, band in (("step_s", "step_band_s"), ("mfu", "mfu_band")):
+        low, high = found[band]
+        assert low < found[name] < high
+
+
+def test_lines_begin_with_names_of_one_width_and_fit(estimate: Estimate) -> None:
+    lines = "\n".join(rate_lines(estimate, label=9)).splitlines()
+    assert [line[:9].strip() for line in lines[:4]] == ["step", "rate", "memory", "bands"]
+    assert all(line.startswith(" " * 9) for line in lines[4:])
+    assert f" {100 * estimate.mfu:.1f} (" in lines[1]
+    beside = terms_beside(estimate, MEMORY)
+    assert max(map(len, [*lines, *beside.splitlines()])) <= 80
+    assert beside.count("sum (step)") == beside.count("sum (memory)") == 1

@@ -1,0 +1,202 @@
+"""What `echelon schedule` is given and cannot use: one error each, and what works when typed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from echelon.cli.main import main
+from echelon.schedule.build import build_schedule
+from echelon.schedule.files import read_schedule, schedule_csv
+
+GOOD = "rank 0, F0.0, F0.1, BW0.0, BW0.1\nrank 1, F1.0, F1.1, BW1.0, BW1.1\n"
+NUMBERS = {
+    "schema": 2,
+    "name": "mine",
+    "num_ranks": 1,
+    "num_microbatches": 1,
+    "stage_ranks": [0],
+    "mirrored": [],
+    "actions": ["F0.0 BW0.0"],
+}
+"""A schedule as Echelon writes it."""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the empty folder in which the command is typed."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def problems(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, str]]:
+    """Return what a command that ends with 2 says is wrong."""
+    assert main([*words, "--json"]) == 2
+    output = capsys.readouterr()
+    assert output.err == ""
+    return json.loads(output.out)["problems"]
+
+
+def test_a_schedule_with_millions_of_empty_slots_is_written_without_them(folder: Path) -> None:
+    schedule = build_schedule("naive", num_stages=256, num_ranks=256, num_microbatches=17)
+    text = schedule_csv(schedule)
+    assert len(text) < 200_000
+    (folder / "naive.csv").write_text(text)
+    assert read_schedule(folder / "naive.csv").actions == schedule.actions
+
+
+@pytest.mark.parametrize("times", ["1e-9,0,0", "0.5,0.25,0.25", "1e9,1e-9,0", "0,0,1e-3,1e9"])
+def test_odd_times_are_drawn(times: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schedule", "show", "1f1b", "-p", "2", "-m", "2", "--times", times]) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    assert "rank 1  " in output.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "rules", "works"),
+    [
+        ("--svg new.svg --csv there.csv", ["never-overwrite"], ["--csv there-2.csv"]),
+        ("--svg there.csv --csv new.csv", ["never-overwrite"], ["--svg there-2.csv"]),
+        ("--svg same --csv same", ["bad-argument"], ["--csv same.csv"]),
+        ("--svg same --csv ./folder/../same", ["bad-argument"], None),
+        ("--svg folder --csv new.csv", ["never-overwrite"], ["--svg folder/schedule.svg"]),
+        ("--svg new.svg --csv absent/new.csv", ["cannot-write"], ["--csv new.csv"]),
+        (f"--svg new.svg --csv {'a' * 300}.csv", ["cannot-write"], [f"--csv {'a' * 100}.csv"]),
+        (
+            "--svg there.csv --csv absent/new.csv",
+            ["never-overwrite", "cannot-write"],
+            ["--svg there-2.csv", "--csv new.csv"],
+        ),
+    ],
+)
+def test_no_file_is_written_where_one_cannot_be(
+    flags: str,
+    rules: list[str],
+    works: list[str] | None,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (folder / "there.csv").write_text(GOOD)
+    (folder / "folder").mkdir()
+    before = sorted(folder.rglob("*"))
+    words = ["schedule", "show", "1f1b", "-p", "2", "-m", "2", *flags.split()]
+    found = problems(capsys, *words)
+    assert [problem["rule"] for problem in found] == rules
+    assert sorted(folder.rglob("*")) == before
+    if works is None:
+        return
+    assert [problem["works"][0] for problem in found] == works
+    for flag, path in (work.split() for work in works):
+        words[words.index(flag) + 1] = path
+    assert main(words) == 0
+    assert (folder / "there.csv").read_text() == GOOD
+
+
+def test_a_file_that_is_shown_is_refused_with_its_cells(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = GOOD.replace("F1.0, F1.1, BW1.0", "F1.0, BW1.0, F1.0")
+    (folder / "mine.csv").write_text(wrong)
+    shown = problems(capsys, "schedule", "show", "mine.csv")
+    assert main(["schedule", "check", "mine.csv", "--json"]) == 1
+    checked = json.loads(capsys.readouterr().out)["problems"]
+    assert shown == checked
+    assert shown[0]["set_by"] == "mine.csv, row 2, column 4"
+    assert "place" not in shown[0]["message"]
+
+
+@pytest.mark.parametrize("command", ["check", "show"])
+@pytest.mark.parametrize(
+    ("name", "content", "rule"),
+    [
+        ("empty.csv", b"", "schedule-file-readable"),
+        ("comment.csv", b"# nothing\n", "schedule-file-readable"),
+        ("binary.csv", b"\x93\xff\x00F0.0", "schedule-file-readable"),
+        ("binary.json", b"\x93\xff\x00", "schedule-file-readable"),
+        ("zeros.csv", b"a\0b,F0.0", "schedule-action-known"),
+        ("mistyped.csv", b"F0.0,BW0-0", "schedule-action-known"),
+        ("empty.json", b"", "schedule-file-readable"),
+        ("cut.json", b'{"schema": 2', "schedule-file-readable"),
+        ("number.json", b"3", "schedule-file-readable"),
+        ("null.json", b"null", "schedule-file-readable"),
+        ("table.json", b'{"rank 0": "F0.0"}', "schedule-file-readable"),
+        ("rows.json", b"[1, 2]", "schedule-file-readable"),
+        ("cells.json", b'[["F0.0", 3]]', "schedule-file-readable"),
+        ("absent.csv", None, "no-such-file"),
+        (".", None, "no-such-file"),
+        ("absent/absent.csv", None, "no-such-file"),
+    ],
+)
+def test_what_is_no_schedule_is_one_error(
+    command: str,
+    name: str,
+    content: bytes | None,
+    rule: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if content is not None:
+        (folder / name).write_bytes(content)
+    assert main(["schedule", command, name]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert re.findall(r"^error\[([a-z-]+)\]", output.err, re.MULTILINE) == [rule]
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"num_ranks": 10**9}, "schedule-places-stages"),
+        ({"num_ranks": 0}, "schedule-places-stages"),
+        ({"num_ranks": -3}, "schedule-places-stages"),
+        ({"num_microbatches": 10**9}, "schedule-covers-once"),
+        ({"num_microbatches": -5}, "schedule-places-stages"),
+        ({"stage_ranks": [10**12]}, "schedule-places-stages"),
+        ({"mirrored": [7]}, "schedule-places-stages"),
+        ({"num_ranks": 10**30}, "schedule-file-readable"),
+        ({"num_ranks": "1"}, "schedule-file-readable"),
+        ({"actions": 7}, "schedule-file-readable"),
+        ({"schema": 1}, "schedule-file-readable"),
+    ],
+)
+@pytest.mark.parametrize("limit", [[], ["--most-in-flight", "4"]])
+def test_numbers_that_cannot_be_are_refused_before_anything_counts_to_them(
+    change: dict[str, object],
+    rule: str,
+    limit: list[str],
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (folder / "mine.json").write_text(json.dumps(NUMBERS | change))
+    code = main(["schedule", "check", "mine.json", *limit])
+    output = capsys.readouterr()
+    assert code == (2 if rule == "schedule-file-readable" else 1)
+    assert output.err.startswith(f"error[{rule}]")
+    assert main(["schedule", "show", "mine.json", *limit]) == 2
+    assert capsys.readouterr().err.startswith(f"error[{rule}]")
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (["check"], "bad-argument"),
+        (["check", "a.csv", "b.csv"], "bad-argument"),
+        (["check", "a.csv", "--limit", "3"], "unknown-flag"),
+        (["show"], "bad-argument"),
+        (["show", "1f1b", "-p", "four", "-m", "8"], "bad-argument"),
+        (["show", "1f1b", "-p", "4", "-m", "8", "--svg"], "bad-argument"),
+        (["show", "zbh1", "-p", "4", "-m", "8"], "schedule-known"),
+        (["chek", "a.csv"], "unknown-command"),
+    ],
+)
+def test_wrong_words_are_one_error(
+    words: list[str], rule: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["schedule", *words]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert re.findall(r"^error\[([a-z-]+)\]", output.err, re.MULTILINE) == [rule]

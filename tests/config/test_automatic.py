@@ -1,0 +1,119 @@
+"""What auto means of ZeRO and step lines, and the reason that stands as its source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from echelon.config.automatic import MOST_LINES
+from echelon.config.load import load_job
+from echelon.core.plan import Plan
+from echelon.layout.buckets import plan_buckets
+from echelon.layout.stage import rank_part
+from tests.config.problems import SMALL, write
+
+
+@pytest.mark.parametrize(
+    ("steps", "every"),
+    [
+        (1, 1),
+        (200, 1),
+        (201, 2),
+        (400, 2),
+        (401, 5),
+        (10_000, 50),
+        (10**6, 5_000),
+    ],
+)
+def test_step_lines_are_200_at_most_unless_it_is_said(steps: int, every: int) -> None:
+    settings = [f"train.steps={steps}", "optimizer.warmup_steps=0"]
+    job = load_job("nano", settings)
+    assert job.observe.log_every == every
+    assert steps // every <= MOST_LINES
+    assert job.source_of("observe.log_every").startswith("derived: 200 lines at most")
+    assert load_job("nano", [*settings, "observe.log_every=1"]).observe.log_every == 1
+    assert load_job("nano", [*settings, "observe.log_every=auto"]).observe.log_every == every
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return write(tmp_path, SMALL)
+
+
+@pytest.mark.parametrize(
+    ("stage", "accumulate"), [(0, "whole"), (1, "whole"), (2, "slices"), (3, "slices")]
+)
+def test_gradients_add_up_as_the_stage_holds_them(small: Path, stage: int, accumulate: str) -> None:
+    mesh = ["mesh.dp_shard=2"] if stage else ["mesh.dp_replicate=2"]
+    job = load_job(small, [*mesh, f"zero.stage={stage}"])
+    assert job.plan.layout.zero.accumulate == accumulate
+    assert job.source_of("zero.accumulate").startswith(f"derived: stage {stage} holds")
+    row = next(row for row in job.sources if row.key == "zero.accumulate")
+    assert row.value == f'"{accumulate}"'
+    other = "slices" if accumulate == "whole" else "whole"
+    if stage:
+        chosen = load_job(small, [*mesh, f"zero.stage={stage}", f"zero.accumulate={other}"])
+        assert chosen.plan.layout.zero.accumulate == other
+        assert chosen.source_of("zero.accumulate") == f"--set zero.accumulate={other}"
+
+
+STAGE_3 = ["mesh.dp_shard=2", "zero.stage=3"]
+
+
+@pytest.mark.parametrize(
+    ("sets", "reshards", "why"),
+    [
+        ([], True, "there is no pipeline"),
+        (["batch.microbatch_sequences=24"], True, "there is no pipeline"),
+        (
+            ["mesh.pp=2", "pipeline.schedule=gpipe", "batch.microbatch_sequences=24"],
+            True,
+            "there is one microbatch",
+        ),
+        (["mesh.pp=2"], False, "are within half of a device, 1.00 GiB"),
+        (["mesh.pp=2", "model.vocab=4000000"], True, "are more than half of a device, 1.00 GiB"),
+    ],
+)
+def test_units_are_kept_through_a_pipeline_where_memory_allows(
+    small: Path, sets: list[str], reshards: bool, why: str
+) -> None:
+    job = load_job(small, [*STAGE_3, *sets])
+    assert job.plan.layout.zero.reshard_after_forward is reshards
+    source = job.source_of("zero.reshard_after_forward")
+    assert source.startswith("derived: ")
+    assert why in source
+    for word, chosen in (("always", True), ("never", False)):
+        other = load_job(small, [*STAGE_3, *sets, f"zero.reshard_after_forward={word}"])
+        assert other.plan.layout.zero.reshard_after_forward is chosen
+
+
+def test_the_limit_of_keeping_units_is_half_of_the_memory_of_a_device(tmp_path: Path) -> None:
+    device = """
+    name = "boxes"
+    devices_per_node = 4
+    [device]
+    name = "card"
+    memory_bytes = {memory}
+    memory_bandwidth = 1e9
+    [[links]]
+    name = "bus"
+    bandwidth = 1e9
+    latency_s = 1e-6
+    """
+    run = write(tmp_path, SMALL + '\n[cluster]\nfile = "boxes.toml"\n')
+    sets = [*STAGE_3, "mesh.pp=2", "precision.parameters=bf16"]
+    write(tmp_path, device.format(memory=2**40), "boxes.toml")
+    plan = load_job(run, sets).plan
+    needed = max(held_with_whole_parameters(plan, stage) for stage in (0, 1))
+    for memory, reshards in ((2 * needed, False), (2 * needed - 2, True)):
+        write(tmp_path, device.format(memory=memory), "boxes.toml")
+        assert load_job(run, sets).plan.layout.zero.reshard_after_forward is reshards
+
+
+def held_with_whole_parameters(plan: Plan, stage: int) -> int:
+    """Return bytes by hand: bf16 whole, and slices of bf16 + fp32 gradients, master, 2 moments."""
+    buckets = plan_buckets(plan, rank_part(plan, stage))
+    elements = sum(bucket.num_elements for bucket in buckets)
+    assert all(bucket.sliced for bucket in buckets)
+    return 2 * elements + (2 + 4 + 4 + 4 + 4) * elements // 2

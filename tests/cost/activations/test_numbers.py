@@ -1,0 +1,47 @@
+"""The letters of the formulas, for one plan and for arrays of plans."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from echelon.cost.activations.attention import attention_operators
+from echelon.cost.activations.linear import mlp_operators
+from echelon.cost.activations.numbers import ActivationNumbers
+from echelon.cost.activations.units import head_operators
+from tests.parallel.layouts import plan_of
+
+
+def test_one_formula_serves_numbers_and_arrays() -> None:
+    plans = [plan_of(dtype="fp32"), plan_of(tp=2, dtype="bf16"), plan_of(microbatch_sequences=2)]
+    each = [ActivationNumbers.from_plan(plan) for plan in plans]
+    names = ActivationNumbers.__dataclass_fields__
+    stacked = {name: np.array([getattr(one, name) for one in each]) for name in names}
+    together = ActivationNumbers(**stacked)
+    for make in (attention_operators, mlp_operators, head_operators):
+        for place, one in enumerate(each):
+            for alone, many in zip(make(one), make(together), strict=True):
+                for name in (
+                    "saved_bytes",
+                    "weight_gradient_bytes",
+                    "forward",
+                    "backward",
+                    "backward_split",
+                ):
+                    found = np.broadcast_to(getattr(many, name), 3)[place]
+                    assert found == getattr(alone, name), (alone.name, name)
+
+
+def test_sizes_of_a_plan_by_hand() -> None:
+    x = ActivationNumbers.from_plan(plan_of(tp=2, sequence_parallel=True, dtype="bf16"))
+    assert (x.tokens, x.rows, x.heads, x.kv_heads, x.inner, x.vocab) == (8, 4, 2, 1, 12, 19)
+    assert (x.stream, x.whole, x.queries, x.keys) == (128, 256, 8 * 2 * 4 * 2, 8 * 4 * 2)
+    assert (x.shared, x.scattered, x.low_precision, x.statistics_bytes) == (1, 1, 1, 4)
+    alone = ActivationNumbers.from_plan(plan_of(dtype="fp64"))
+    assert (alone.shared, alone.scattered, alone.low_precision) == (0, 0, 0)
+    assert alone.statistics_bytes == 8
+
+
+def test_so_many_rows_are_widened_as_fit_the_cache() -> None:
+    x = ActivationNumbers.from_plan(plan_of())
+    assert x.chunk_rows(10, 2**10) == 10
+    assert x.chunk_rows(10**6, 2**10) == 2**8

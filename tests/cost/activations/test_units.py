@@ -1,0 +1,68 @@
+"""The units of a stage, and what embedding and head keep, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from echelon.core.plan import Plan, Recompute
+from echelon.cost.activations.numbers import ActivationNumbers
+from echelon.cost.activations.units import (
+    UnitOperators,
+    block_operators,
+    embedding_operators,
+    head_operators,
+    stage_unit_operators,
+)
+from echelon.layout.buckets import UNIT_EMBEDDING, UNIT_HEAD
+from echelon.layout.stage import rank_part
+from tests.parallel.layouts import DEEPSEEK, GPT2, plan_of
+
+PLACE = (0, 0, None)
+
+
+def _units(plan: Plan, pp_rank: int = 0) -> tuple[UnitOperators, ...]:
+    x = ActivationNumbers.from_plan(plan)
+    return stage_unit_operators(plan, rank_part(plan, pp_rank).stages[0], x, PLACE)
+
+
+def test_ends_by_hand() -> None:
+    x = ActivationNumbers.from_plan(plan_of(model=GPT2, tp=2, dtype="bf16"))
+    ids, positions, dropped = (one.saved_bytes for one in embedding_operators(x))
+    assert (ids, positions, dropped) == (8 * (8 + 1), 8 * 8, 0)
+    (loss,) = (one for one in head_operators(x) if one.name == "loss")
+    # Of a vocabulary of 37 each of two ranks has 19; statistics are in four bytes.
+    assert {one.name: one.bytes for one in loss.saved} == {
+        "input": 8 * 16 * 2,
+        "logits": 8 * 19 * 2,
+        "numbers of tokens": 8 * (4 + 4 + 8 + 1),
+    }
+
+
+def test_units_of_a_stage_are_its_blocks_and_ends() -> None:
+    blocks = [f"layers.{layer}" for layer in range(4)]
+    assert [one.name for one in _units(plan_of())] == [UNIT_EMBEDDING, *blocks, UNIT_HEAD]
+    plan = plan_of(pp=2)
+    assert [one.name for one in _units(plan)] == [UNIT_EMBEDDING, *blocks[:2]]
+    assert [one.name for one in _units(plan, 1)] == [*blocks[2:], UNIT_HEAD]
+
+
+def test_a_recomputed_block_keeps_its_input_on_the_device_or_on_the_host() -> None:
+    changes: dict[str, Any] = {"pp": 2, "recompute": Recompute(policy="full")}
+    plan = plan_of(**changes)
+    x = ActivationNumbers.from_plan(plan)
+    assert [[one.bytes for one in unit.saved] for unit in _units(plan)[1:]] == [[x.stream]] * 2
+    changes["recompute"] = Recompute(policy="full", offload="host")
+    first, *others = _units(plan_of(**changes), 1)
+    # Nothing on the device would keep the input of the stage, but the executor has it.
+    assert (first.name, first.operators) == ("input", ())
+    assert [unit.saved for unit in others[:2]] == [(), ()]
+    assert all(unit.on_host for unit in others[:2])
+
+
+def test_blocks_of_a_mixture_route_but_for_the_first() -> None:
+    plan = plan_of(model=DEEPSEEK)
+    x = ActivationNumbers.from_plan(plan)
+    names = [{one.name for one in block_operators(plan, x, layer, PLACE)} for layer in (0, 1)]
+    assert "router" not in names[0]
+    assert {"router", "dispatch", "shared experts", "experts"} <= names[1]
+    assert {"attention dropout", "mlp dropout"} <= names[0] & names[1]

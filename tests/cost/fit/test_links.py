@@ -1,0 +1,54 @@
+"""Constants of links that are planted in times are found again, and stay plausible."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from echelon.core.cluster import Link
+from echelon.cost.fit.links import bus_bytes, collective_seconds, fit_link
+from echelon.cost.fit.samples import (
+    COLLECTIVES,
+    Collective,
+)
+from echelon.cost.fit.samples import TimedCollective as Travelled
+
+
+def _travelled(link: Link, noise: float = 0.0) -> list[Travelled]:
+    sizes = [4**n * 1024 for n in range(9)]
+    bare = [
+        Travelled(collective=Collective(kind=kind, degree=degree, num_bytes=size), seconds=1.0)
+        for degree, kind, size in product((2, 4, 8), COLLECTIVES, sizes)
+    ]
+    seconds = collective_seconds(link, bare)
+    seconds = seconds * np.exp(noise * np.random.default_rng(3).standard_normal(len(bare)))
+    return [replace(one, seconds=float(s)) for one, s in zip(bare, seconds, strict=True)]
+
+
+LINK = Link(name="wire", degree=8, bandwidth=5e10, latency_s=4e-6, efficiency=0.8, half_bytes=3e5)
+
+
+def test_the_constants_of_a_link_are_found() -> None:
+    found = fit_link(replace(LINK, latency_s=0.0, efficiency=1.0), _travelled(LINK), rated=True)
+    assert found.link.bandwidth == 5e10
+    assert found.link.efficiency == pytest.approx(0.8, rel=0.02)
+    assert found.link.latency_s == pytest.approx(4e-6, rel=0.02)
+    assert found.link.half_bytes == pytest.approx(3e5, rel=0.1)
+    assert max(map(abs, found.errors)) < 0.02
+
+
+def test_the_bandwidth_of_an_unknown_link_is_the_best_that_was_measured() -> None:
+    timed = _travelled(LINK)
+    found = fit_link(replace(LINK, bandwidth=1.0), timed)
+    assert found.link.bandwidth == max(bus_bytes(one.collective) / one.seconds for one in timed)
+    assert found.link.bandwidth * found.link.efficiency == pytest.approx(4e10, rel=0.05)
+
+
+def test_a_noisy_link_stays_plausible() -> None:
+    link = fit_link(replace(LINK, bandwidth=1.0), _travelled(LINK, 1.0)).link
+    assert 0.0 < link.efficiency <= 1.0
+    assert link.latency_s > 0.0
+    assert link.half_bytes > 0.0

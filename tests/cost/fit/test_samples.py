@@ -1,0 +1,71 @@
+"""What is measured of a machine: FLOPs and names of kernels, and the shapes of both workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from echelon.cost.fit.samples import (
+    KIB,
+    MEMORY_OPERATORS,
+    UPDATE_BYTES,
+    Collective,
+    FusedAttentionKernel,
+    LaunchKernel,
+    MatmulKernel,
+    MemoryKernel,
+    OptimizerKernel,
+    Workload,
+    cpu_workload,
+    gpu_workload,
+)
+
+
+def test_flops_by_hand() -> None:
+    assert MatmulKernel(rows=2, depth=3, columns=5, batch=7).flops == 2 * 2 * 3 * 5 * 7
+    forward = FusedAttentionKernel(sequences=2, heads=3, length=4, head_dim=8)
+    # Ten of sixteen pairs are visible; each is met twice, by scores and by values.
+    assert forward.flops == 2 * 3 * 10 * 8 * 4
+    backward = FusedAttentionKernel(sequences=2, heads=3, length=4, head_dim=8, backward=True)
+    assert backward.flops == 2.5 * forward.flops
+
+
+@pytest.mark.parametrize(
+    ("sample", "name"),
+    [
+        (MatmulKernel(rows=64, depth=128, columns=32), "64x128x32"),
+        (MatmulKernel(rows=64, depth=128, columns=32, batch=8), "8 x 64x128x32"),
+        (FusedAttentionKernel(sequences=1, heads=4, length=16, head_dim=8), "1 x 4 heads, 16x8"),
+        (MemoryKernel(name="copy", num_bytes=3 * 2**19), "copy 1.5 MiB"),
+        (LaunchKernel(name="add"), "add"),
+        (OptimizerKernel(elements=4096, num_bytes=1), "AdamW of 4,096"),
+        (Collective(kind="send", degree=2, num_bytes=4 * KIB), "send 2 ranks 4 KiB"),
+        (Collective(kind="all_reduce", degree=4, num_bytes=2**21), "all_reduce 4 ranks 2 MiB"),
+    ],
+    ids=str,
+)
+def test_samples_are_named_by_their_shape(sample: object, name: str) -> None:
+    shown = str(sample)
+    assert shown.removesuffix(" forward") == name
+
+
+@pytest.mark.parametrize("workload", [cpu_workload, gpu_workload])
+def test_a_workload_has_every_kind_of_kernel_in_order(
+    workload: Callable[[float], Workload],
+) -> None:
+    work = workload(0.25)
+    assert work.window_s == 0.25
+    assert 55 <= len(work.kernels) <= 65
+    assert work.kernels[: len(work.launches)] == tuple(work.launches)
+    assert work.kernels[-len(work.updates) :] == tuple(work.updates)
+    assert {one.name for one in work.memory_bound} == set(MEMORY_OPERATORS)
+    assert all(one.num_bytes == UPDATE_BYTES * one.elements for one in work.updates)
+    assert sum(one.backward for one in work.attention) == len(work.attention) // 2
+    assert (work.sizes[0], work.sizes[-1]) == (KIB, 64 * 2**20)
+
+
+def test_graphics_processors_get_more_work() -> None:
+    small, large = (max(one.flops for one in w(0.1).matmuls) for w in (cpu_workload, gpu_workload))
+    assert small < 0.3e9
+    assert 1e12 < large < 4e12

@@ -1,0 +1,66 @@
+"""Seconds of collectives inside of a node and over several, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import sqrt
+
+import numpy as np
+import pytest
+
+from echelon.cost.seconds.collectives import (
+    GroupLinkNumbers,
+    all_gather_seconds,
+    all_reduce_seconds,
+    all_to_all_seconds,
+    group_link_numbers,
+    point_to_point_seconds,
+)
+from echelon.cost.seconds.numbers import Num
+from tests.cost.seconds.small_work import MACHINE
+
+MB = 1e6
+
+
+def test_inside_of_a_node() -> None:
+    way = group_link_numbers(MACHINE, 4.0, 1.0)
+    assert all_gather_seconds(way, MB) == pytest.approx(3e-5 + 0.75 * MB / 1e9)
+    assert all_reduce_seconds(way, MB) == pytest.approx(6e-5 + 1.5 * MB / 1e9)
+    assert all_to_all_seconds(way, MB) == pytest.approx(2e-5 + 0.75 * MB / 1e9)
+    assert point_to_point_seconds(way, MB) == pytest.approx(1e-5 + MB / 1e9)
+
+
+def test_over_two_nodes_four_ranks_use_four_interfaces_together() -> None:
+    way = group_link_numbers(MACHINE, 8.0, 1.0)
+    assert (way.ranks_per_node, way.network_bandwidth, way.bus_bandwidth) == (4.0, 5e7, 2e8)
+    hops = 2 * 3 * 1e-5 + 2 * 1e-4
+    assert all_gather_seconds(way, MB) == pytest.approx(hops + 7 / 8 * (MB + 1000) / 2e8)
+    # By trees: there and back in each node, over one edge between them, and one more hop.
+    trees = 2 * 3 * 1e-5 + 2 * 1e-4 + 1e-4
+    assert trees < 2 * hops
+    assert all_reduce_seconds(way, MB) == pytest.approx(trees + 7 / 4 * (MB + 1000) / 2e8)
+    far = MB * 4 / 8 / 5e7
+    assert all_to_all_seconds(way, MB) == pytest.approx(1e-4 * sqrt(8) + far + 1000 / 2e8)
+    assert point_to_point_seconds(way, MB) == pytest.approx(1e-4 + (MB + 1000) / 5e7)
+
+
+def test_ranks_a_node_apart_have_one_interface_each() -> None:
+    way = group_link_numbers(MACHINE, 4.0, 4.0)
+    assert (way.ranks_per_node, way.bus_bandwidth) == (1.0, 5e7)
+    half = group_link_numbers(MACHINE, 4.0, 2.0)
+    assert (half.ranks_per_node, half.bus_bandwidth) == (2.0, 1e8)
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [all_gather_seconds, all_reduce_seconds, all_to_all_seconds, point_to_point_seconds],
+)
+def test_one_rank_sends_nothing_and_arrays_are_groups_one_by_one(
+    seconds: Callable[[GroupLinkNumbers, Num], Num],
+) -> None:
+    degrees = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
+    many = seconds(group_link_numbers(MACHINE, degrees, 1.0), MB)
+    alone = [float(seconds(group_link_numbers(MACHINE, one, 1.0), MB)) for one in degrees]
+    assert np.asarray(many).tolist() == alone
+    assert alone[0] == 0.0
+    assert min(alone[1:]) > 0.0

@@ -1,0 +1,78 @@
+"""Gradients, gathers and updates over data ranks by hand; offload over the link of a host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from echelon.cost.seconds.collectives import all_reduce_seconds
+from echelon.cost.seconds.data import (
+    HOST_LINK_BYTES_PER_S,
+    REACHED,
+    HeldWeights,
+    accumulation_seconds,
+    data_group_links,
+    offload_seconds,
+    step_collective_seconds,
+    unit_gather_seconds,
+    update_seconds,
+)
+from echelon.planner.search.ranked import cost_inputs_from_candidate, estimate_candidate
+from echelon.planner.search.search import search
+from tests.cost.seconds.small_work import small_work, with_trainer
+from tests.planner.requests import small
+
+
+def test_state_that_rests_on_the_host_travels_every_step() -> None:
+    request = small(pins=["zero=1", "pp=1"])
+    best = search(replace(request, top=1)).best
+    assert best is not None
+    choice = replace(best.candidate, offload=True)
+    work = cost_inputs_from_candidate(request, choice)
+    slower = estimate_candidate(request, choice).seconds["optimizer"]
+    slower -= estimate_candidate(request, best.candidate).seconds["optimizer"]
+    held = estimate_candidate(request, best.candidate).bytes["optimizer"]
+    assert slower == pytest.approx(held / (REACHED * HOST_LINK_BYTES_PER_S), rel=0.02)
+    assert float(offload_seconds(work, 1e9)) == pytest.approx(
+        12e9 / (REACHED * HOST_LINK_BYTES_PER_S)
+    )
+    assert float(offload_seconds(cost_inputs_from_candidate(request, best.candidate), 1e9)) == 0.0
+    on_host = replace(work, software=replace(work.software, host_adds=1.0))
+    assert float(offload_seconds(on_host, 1e9)) == 0.0
+
+
+HELD = HeldWeights(blocks=8e6, routed=0.0, ends=2e6)
+
+
+def test_stages_one_and_two_send_what_stage_zero_sends() -> None:
+    plain = with_trainer(small_work(dp_shard=4.0), reduce_share=1.0)
+    cut = with_trainer(small_work(dp_shard=4.0, zero=1.0), reduce_share=1.0)
+    (reduce, none), (scatter, gather) = (step_collective_seconds(w, HELD) for w in (plain, cut))
+    assert (reduce, none) == (pytest.approx(6e-5 + 1.5 * 4e7 / 1e9), 0.0)
+    # Gradients of four bytes are scattered, parameters of two are gathered.
+    assert (scatter, gather) == pytest.approx((3e-5 + 0.75 * 4e7 / 1e9, 3e-5 + 0.75 * 2e7 / 1e9))
+
+
+def test_replicas_add_up_slices() -> None:
+    work = with_trainer(small_work(dp_shard=4.0, dp_replicate=2.0, zero=1.0), reduce_share=1.0)
+    scatter, _ = step_collective_seconds(work, HELD)
+    across = all_reduce_seconds(data_group_links(work).replicate, 4e7 / 4)
+    assert scatter == pytest.approx(3e-5 + 0.75 * 4e7 / 1e9 + across)
+
+
+def test_experts_are_cut_over_the_ranks_that_hold_the_same_ones() -> None:
+    ways = data_group_links(small_work(tp=2.0, dp_shard=8.0, ep=4.0, expert_tp=2.0))
+    assert (ways.shared.degree, ways.routed.degree, ways.replicate.degree) == (8.0, 2.0, 1.0)
+    gather, scatter = unit_gather_seconds(small_work(dp_shard=4.0, ep=4.0, zero=3.0), 1e6, 1e6)
+    # Four ranks share out the experts: nobody else has the same ones.
+    assert (gather, scatter) == pytest.approx((3e-5 + 0.75 * 2e6 / 1e9, 3e-5 + 0.75 * 4e6 / 1e9))
+
+
+def test_an_update_moves_the_states_of_a_slice() -> None:
+    assert update_seconds(small_work(dp_shard=4.0), HELD) == pytest.approx(40.0 * 1e7 / 5e13)
+    cut = small_work(dp_shard=4.0, zero=1.0)
+    assert update_seconds(cut, HELD) == pytest.approx(40.0 * 1e7 / 4 / 5e13)
+    adding = with_trainer(cut, adding_bytes=8.0)
+    assert accumulation_seconds(adding, HELD) == pytest.approx(8.0 * 1e7 / 1e14)
+    assert accumulation_seconds(cut, HELD) == 0.0

@@ -1,0 +1,97 @@
+"""The pages for readers: README.md, CONTRIBUTING.md and docs/, and what the commands in them do.
+
+A `console` block that begins with `$` is what its command prints: ``python -m tests.docs.readme``
+writes such blocks of every page, the figures and all generated pages again, and `test_readme.py`
+compares. Commands of `sh` blocks are run by `test_doc_commands.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from echelon.cli.main import main
+from tests.docs import doc_pages, features
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+BLOCK = re.compile(r"```console\n\$ ((?:echelon|python) [^\n]*)\n(.*?)```", re.DOTALL)
+
+FIGURES = {"docs/schedules.svg": "echelon schedule show zb-v -p 4 -m 8"}
+"""Each figure of a page, and the command that draws it with `--svg`."""
+
+HISTORY = DOCS / "decisions"
+"""Decisions are not edited: what they name may have moved since."""
+
+
+def pages() -> tuple[Path, ...]:
+    """Return every page that says how things are now."""
+    guides = (page for page in DOCS.rglob("*.md") if not page.is_relative_to(HISTORY))
+    return (README, ROOT / "CONTRIBUTING.md", HISTORY / "026-rooms.md", *sorted(guides))
+
+
+@cache
+def printed(command: str) -> str:
+    """Return what `command` prints, both streams as a terminal shows them."""
+    program, *words = shlex.split(command)
+    if program == "python" or words[0] == "prove":
+        # A proof starts ranks: they are children of a process of its own, not of the tests.
+        module = ["-m", "echelon"] if program == "echelon" else []
+        return subprocess.run(
+            [sys.executable, "-W", "error", *module, *words],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=True,
+            timeout=240,
+        ).stdout
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        main(words)
+    return output.getvalue()
+
+
+def comparable(text: str) -> str:
+    """Return `text` without what no two machines agree on.
+
+    That is how long a search took, and the last bits of what a proof compares.
+    """
+    text = re.sub(r"(legal plans in) [0-9.]+ s", r"\1 N s", text)
+    return re.sub(r"\d\.\de-\d\d of \d\.\de-\d\d", "ERROR of TOLERANCE", text)
+
+
+def drawn(command: str) -> str:
+    """Return the figure that `command` writes where `--svg` says."""
+    with tempfile.TemporaryDirectory() as folder:
+        figure = Path(folder, "figure.svg")
+        printed(f"{command} --svg {shlex.quote(str(figure))}")
+        return figure.read_text(encoding="utf-8")
+
+
+def rewritten(text: str) -> str:
+    """Return the text of a page with every block as its command prints it now."""
+    return BLOCK.sub(_rewritten, text)
+
+
+def _rewritten(match: re.Match[str]) -> str:
+    now = printed(match[1])
+    kept = match[2] if comparable(match[2]) == comparable(now) else now
+    return f"```console\n$ {match[1]}\n{kept}```"
+
+
+if __name__ == "__main__":
+    for page in pages():
+        page.write_text(rewritten(page.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, command in FIGURES.items():
+        (ROOT / path).write_text(drawn(command), encoding="utf-8")
+    features.write()
+    doc_pages.write()

@@ -1,0 +1,152 @@
+"""What pages show is what their commands print, and what they name exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import echelon
+from echelon.cli.app import COMMANDS, FAMILIES
+from tests.docs import features
+from tests.docs.doc_site import links, prose, target
+from tests.docs.readme import BLOCK, DOCS, FIGURES, ROOT, comparable, drawn, pages, printed
+
+PAGES = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in pages()}
+BLOCKS = [
+    pytest.param(match, id=f"{name}: {match[1]}")
+    for name, text in PAGES.items()
+    for match in BLOCK.finditer(text)
+]
+MOST_README_LINES = 180
+SOURCE = ROOT / "src" / "echelon"
+A_FILE = re.compile(r"(?<![\w/.*-])((?:[\w.-]+/)*[\w-]+\.(?:py|toml|csv|sh|svg))\b")
+WRONG_BY_INTENT = "docs/reference/rules.md"
+"""The page of rules shows an example that breaks each."""
+OF_OTHERS = {str(page.file.relative_to(ROOT)) for page in features.PAGES}
+"""Pages that name the files of other tools, as found in their source."""
+WRITTEN_BY_USERS = {
+    *("run.toml", "cluster.toml", "best.toml", "back.toml", "other.toml", "my-schedule.csv"),
+    *("pretrain_gpt.py", "train.py"),
+}
+"""Files that a page tells the reader to write, or that are another tool's."""
+
+
+@pytest.mark.parametrize("match", BLOCKS)
+def test_a_block_is_what_its_command_prints(
+    match: re.Match[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert comparable(match[2]) == comparable(printed(match[1])), "make readme"
+
+
+def test_there_are_blocks() -> None:
+    assert len(BLOCK.findall(PAGES["README.md"])) >= 2
+    assert len(BLOCKS) >= 10
+
+
+def test_the_readme_is_short() -> None:
+    assert len(PAGES["README.md"].splitlines()) <= MOST_README_LINES
+
+
+@pytest.mark.parametrize("path", FIGURES)
+def test_a_figure_is_what_its_command_draws(path: str) -> None:
+    assert f"]({path})" in PAGES["README.md"]
+    assert (ROOT / path).read_text(encoding="utf-8") == drawn(FIGURES[path])
+
+
+@pytest.mark.parametrize("name", sorted(set(PAGES) - {WRONG_BY_INTENT}))
+def test_every_command_that_is_named_exists(name: str) -> None:
+    families = "|".join(FAMILIES)
+    named = set(
+        re.findall(rf"(?:`|^|\$ )echelon ((?:(?:{families}) )?[a-z]+)\b", PAGES[name], re.M)
+    )
+    assert named - set(COMMANDS) == set()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_link_leads_somewhere(name: str) -> None:
+    found = [(link, target(ROOT / name, link)) for link in links(PAGES[name])]
+    assert [link for link, path in found if path is not None and not path.exists()] == []
+
+
+@pytest.mark.parametrize("name", sorted(set(PAGES) - OF_OTHERS))
+def test_every_file_that_is_named_exists(name: str) -> None:
+    code = [part for part, plain in prose(PAGES[name]) if not plain and part[:3] != "```"]
+    named = {match[1] for part in code for match in A_FILE.finditer(part)}
+    homes = (ROOT, SOURCE, (ROOT / name).parent)
+    missing = {file for file in named if not any((home / file).exists() for home in homes)}
+    assert missing - WRITTEN_BY_USERS == set()
+
+
+def test_what_is_looked_for_is_in_the_files_of_the_table() -> None:
+    text = PAGES["docs/architecture.md"]
+    table = text[text.index("## Each of these in at most two files") :]
+    rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == 8
+    for what, where in rows:
+        files = re.findall(r"`([\w/]+\.py)`(?: \(`(\w+)`)?", where)
+        assert 1 <= len(files) <= 2, what
+        for file, name in files:
+            source = (SOURCE / file).read_text(encoding="utf-8")
+            assert name in _defined(source) | {""}, (what, file, name)
+
+
+def test_the_picture_of_the_floors_is_the_contract() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    picture = text[text.index("```text") : text.index("`layout` says")]
+    shown = re.findall(r"^([a-z]+) ", picture, re.MULTILINE)
+    contract = (ROOT / ".importlinter").read_text(encoding="utf-8")
+    layers = re.search(r"layers =\n((?:    .*\n)+)", contract)
+    assert layers is not None
+    assert shown == re.findall(r"[a-z]+", layers[1])
+    rooms = re.findall(r"^([a-z]+) +[^\[\n]*((?:\[[a-z]+\] ?)+)", picture, re.MULTILINE)
+    assert len(rooms) > 6
+    for floor, names in rooms:
+        folders = {path.parent.name for path in (SOURCE / floor).glob("*/__init__.py")}
+        assert set(re.findall(r"[a-z]+", names)) - folders == set(), floor
+
+
+def test_python_that_is_shown_is_python_and_its_names_exist() -> None:
+    snippets = [
+        snippet
+        for text in PAGES.values()
+        for snippet in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    ]
+    assert len(snippets) >= 3
+    for snippet in snippets:
+        nodes = list(ast.walk(ast.parse(snippet)))
+        names = {
+            node.attr
+            for node in nodes
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "ec"
+        }
+        assert names - set(echelon.__all__) == set()
+
+
+def test_every_page_is_in_the_site() -> None:
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    guides = [page.relative_to(DOCS) for page in pages() if page.is_relative_to(DOCS)]
+    assert [
+        str(page) for page in guides if "decisions" not in page.parts and str(page) not in site
+    ] == []
+    for page in re.findall(r": ([\w/.-]+\.md)$", site, re.MULTILINE):
+        assert (DOCS / page).exists() or (ROOT / Path(page).relative_to("source")).exists()
+
+
+def _defined(source: str) -> set[str]:
+    body = ast.parse(source).body
+    targets = {
+        name.id
+        for node in body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for name in ast.walk(node)
+        if isinstance(name, ast.Name)
+    }
+    return targets | {
+        node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }

@@ -1,0 +1,31 @@
+"""What holds of claims about pipelines is what builders and the simulator give."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from echelon.handbook.errata.bubble import BUBBLE
+from echelon.handbook.errata.claims import all_claims
+from echelon.handbook.errata.compute_claims import agrees_to_given_digits, computed_value
+
+CLAIMS = {claim.id: claim for claim in all_claims()}
+
+
+@pytest.mark.parametrize("name", BUBBLE)
+def test_our_formulas_give_what_holds(name: str) -> None:
+    claim = CLAIMS[name]
+    ours = computed_value(claim)
+    assert agrees_to_given_digits(ours, claim.holds), f"{claim.claim}: {ours}, not {claim.holds}"
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "value"),
+    [
+        ("distributed-20", {"p": 4}, 0.75),
+        ("llm-training-36", {"N": 4, "M": 12}, 0.2),
+    ],
+)
+def test_values_by_hand(name: str, inputs: dict[str, object], value: object) -> None:
+    assert BUBBLE[name](SimpleNamespace(**inputs)) == pytest.approx(value)

@@ -1,0 +1,44 @@
+"""A file of another tool is recognised by its content."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from echelon.core.errors import ConfigError
+from echelon.interop.importer import detect_tool, import_file
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('\n {"train_batch_size": 8}', "deepspeed"),
+        ("# a comment\ndistributed_type: FSDP", "accelerate"),
+        ("debug: false\nfsdp_config: {}", "accelerate"),
+        ("torchrun x.py --tensor-model-parallel-size 2", "megatron"),
+        ("python x.py --micro-batch-size 2", "megatron"),
+    ],
+)
+def test_the_content_tells_the_kind(text: str, kind: str) -> None:
+    assert detect_tool(Path("file"), text) == kind
+
+
+def test_what_tells_nothing_asks_for_the_kind(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("stage: 3\n")
+    with pytest.raises(ConfigError) as caught:
+        import_file(path)
+    assert caught.value.rules == ("import-kind",)
+    assert "--kind deepspeed" in caught.value.problems[0].suggestions
+
+
+def test_a_missing_file_and_one_that_is_no_text(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        import_file(tmp_path / "absent.json")
+    assert caught.value.rules == ("no-such-file",)
+    path = tmp_path / "binary.json"
+    path.write_bytes(b"\xff\xfe\x00{")
+    with pytest.raises(ConfigError) as caught:
+        import_file(path)
+    assert caught.value.rules == ("import-syntax",)

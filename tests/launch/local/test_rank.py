@@ -1,0 +1,47 @@
+"""What a rank says of its own error: a fault of it, or only news that another one is gone."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from echelon.core.errors import RunFailed
+from echelon.core.rulebook.launch import LAUNCHER_LOST
+from echelon.launch.context import RankContext
+from echelon.launch.local.rank import call_target, fault_from_error, is_connection_error
+from echelon.launch.root_cause import FaultKind
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (ConnectionResetError("reset"), True),
+        (RuntimeError("[gloo/pair.cc] Connection closed by peer [127.0.0.1]:3"), True),
+        (RuntimeError("Timed out waiting 1800000ms for recv operation"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        # A word alone is not enough: it is torch that says so, in a RuntimeError.
+        (ValueError("connection closed by peer"), False),
+    ],
+)
+def test_a_lost_connection_is_news_of_another_rank(error: Exception, lost: bool) -> None:
+    assert is_connection_error(error) is lost
+    kind = FaultKind.CONNECTION if lost else FaultKind.RAISED
+    assert fault_from_error(error, 2).kind is kind
+
+
+def test_a_fault_shows_the_target_and_not_what_called_it() -> None:
+    def target(_context: RankContext, argument: object) -> None:
+        raise KeyError(argument)
+
+    with pytest.raises(KeyError) as caught:
+        call_target(target, cast("RankContext", None), "inside")
+    fault = fault_from_error(caught.value, 3)
+    assert (fault.rank, fault.summary, fault.error) == (3, "KeyError: 'inside'", None)
+    assert "in target" in fault.detail
+    assert "in call_target" not in fault.detail
+
+
+def test_an_error_for_users_travels_whole() -> None:
+    error = RunFailed(LAUNCHER_LOST.problem("it is gone"))
+    assert fault_from_error(error, 0).error is error

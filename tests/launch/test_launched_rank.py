@@ -1,0 +1,51 @@
+"""Under torchrun: join, find who failed first without a supervisor, and survive a restart."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+def torchrun(
+    argument: dict[str, Any], tmp_path: Path, *, restarts: int = 0
+) -> subprocess.CompletedProcess[str]:
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *("--nproc-per-node", "2", "--standalone", "--max-restarts", str(restarts)),
+        *("-m", "tests.launch.torchrun_script", json.dumps(argument), "2", str(tmp_path)),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
+    return subprocess.run(
+        command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_a_restart_finds_no_trace_of_the_failed_attempt(tmp_path: Path) -> None:
+    done = torchrun({"rank": 1, "how": "raise"}, tmp_path, restarts=1)
+    assert done.returncode == 0, done.stderr
+    assert "error[rank-raised]: rank 1 (dp1): ValueError: the loss of my life" in done.stderr
+    assert done.stderr.count("    raise ValueError") == 1
+    assert "rank 0 (dp0) stops for rank 1 (dp1): ValueError" in done.stderr
+    assert "result 0 ({'done': True},)" in done.stdout
+    assert "result 1 ({'done': True},)" in done.stdout
+    assert "result 0" in (tmp_path / "rank-0000.log").read_text()
+
+
+def test_a_stopped_rank_is_named_and_ended(tmp_path: Path) -> None:
+    done = torchrun({"rank": 0, "how": "stop"}, tmp_path)
+    assert done.returncode == 1
+    assert "error[rank-stopped]: rank 0 (dp0): is stopped (SIGSTOP)" in done.stderr
+
+
+def test_where_all_ranks_wait_the_one_whose_turn_it_is_is_named(tmp_path: Path) -> None:
+    done = torchrun({"target": "wait_in_turn", "step_s": 3.0}, tmp_path)
+    assert done.returncode == 1
+    assert "error[rank-stuck]: rank 1 (dp1): has not moved for " in done.stderr
+    assert "neither has any other rank: it waits in a message at F1.0" in done.stderr
+    assert "last heard of at step 1" in done.stderr

@@ -1,0 +1,222 @@
+"""Pieces against brute force over positions, and how few there are."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echelon.core.attention_mask import (
+    AttentionMask,
+    Band,
+    DocumentStarts,
+    Placement,
+    PlacementKind,
+    PositionRun,
+)
+from echelon.models.attention import boxes
+from echelon.models.attention.boxes import AttentionTile
+from echelon.models.attention.tiles import tiles_between
+
+CAUSAL = AttentionMask()
+FULL = AttentionMask(causal=False)
+
+
+def _positions(runs: tuple[PositionRun, ...]) -> list[int]:
+    return [run.position(i) for run in runs for i in range(run.count)]
+
+
+def _document(starts: tuple[int, ...], position: int) -> int:
+    return sum(start <= position for start in starts)
+
+
+def _check(
+    queries: tuple[PositionRun, ...],
+    keys: tuple[PositionRun, ...],
+    mask: AttentionMask,
+    documents: DocumentStarts | None,
+) -> tuple[AttentionTile, ...]:
+    """Assert that each visible pair is in one piece, and that no row of a piece is empty."""
+    pieces = tiles_between(queries, keys, mask, documents)
+    sequences = range(len(documents)) if documents else range(2)
+    met: Counter[tuple[int, int, int]] = Counter()
+    for piece in pieces:
+        seen = [
+            (i, j)
+            for i in range(piece.num_queries)
+            for j in range(piece.num_keys)
+            if piece.band.allows(i, j)
+        ]
+        assert {i for i, _ in seen} == set(range(piece.num_queries))
+        assert (piece.form == "full") == (len(seen) == piece.num_queries * piece.num_keys)
+        causal = [(i, j) for i in range(piece.num_queries) for j in range(piece.num_keys) if j <= i]
+        assert piece.form != "causal" or seen == causal
+        for b in sequences if piece.sequence is None else (piece.sequence,):
+            met.update((b, piece.q.start + i, piece.k.start + j) for i, j in seen)
+    expected = {
+        (b, i, j)
+        for b in sequences
+        for i, p in enumerate(_positions(queries))
+        for j, k in enumerate(_positions(keys))
+        if mask.allows(p, k)
+        and (documents is None or _document(documents[b], p) == _document(documents[b], k))
+    }
+    assert set(met) == expected
+    assert set(met.values()) <= {1}
+    return pieces
+
+
+MASKS = st.builds(
+    AttentionMask, causal=st.booleans(), window=st.one_of(st.none(), st.integers(1, 30))
+)
+STARTS = st.sets(st.integers(1, 47), max_size=8).map(lambda rest: (0, *sorted(rest)))
+DOCUMENTS = st.one_of(st.none(), st.lists(STARTS, min_size=1, max_size=3).map(tuple))
+PLACEMENTS = st.builds(
+    Placement,
+    kind=st.sampled_from(["contiguous", "zigzag", "striped"]),
+    ring_degree=st.sampled_from([1, 2, 4]),
+    ulysses_degree=st.sampled_from([1, 2]),
+    length=st.sampled_from([16, 48]),
+)
+
+
+@settings(max_examples=150)
+@given(placement=PLACEMENTS, mask=MASKS, documents=DOCUMENTS, data=st.data())
+def test_each_visible_pair_is_in_one_piece(
+    placement: Placement, mask: AttentionMask, documents: DocumentStarts | None, data: st.DataObject
+) -> None:
+    ranks = st.integers(0, placement.degree - 1)
+    queries, keys = (placement.runs(data.draw(ranks)) for _ in range(2))
+    if data.draw(st.booleans()):
+        # Gathered keys lie in the order of the ranks.
+        keys = tuple(run for rank in range(placement.degree) for run in placement.runs(rank))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(boxes, "MIN_TILE_ROWS", data.draw(st.sampled_from([2, 3, 192])))
+        patch.setattr(boxes, "MIN_MIDDLE_TILES", data.draw(st.integers(1, 3)))
+        tiles_between.cache_clear()
+        _check(queries, keys, mask, documents)
+        tiles_between.cache_clear()
+
+
+@settings(max_examples=80)
+@given(
+    runs=st.permutations([PositionRun(s, 1, 6) for s in range(0, 36, 6)]),
+    mask=MASKS,
+    data=st.data(),
+)
+def test_runs_in_any_order_are_met(
+    runs: list[PositionRun], mask: AttentionMask, data: st.DataObject
+) -> None:
+    cut = data.draw(st.integers(1, 5))
+    _check(tuple(runs[:cut]), tuple(runs), mask, data.draw(DOCUMENTS))
+
+
+def _zigzag(rank: int, degree: int = 4, length: int = 64) -> tuple[PositionRun, ...]:
+    return Placement(kind="zigzag", ring_degree=degree, ulysses_degree=1, length=length).runs(rank)
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("other", range(4))
+def test_a_step_of_a_zigzag_ring_is_one_kernel(place: int, other: int) -> None:
+    (piece,) = _check(_zigzag(place), _zigzag(other), CAUSAL, None)
+    rows, half = slice(0, 16), slice(0, 8)
+    if place == other:
+        assert (piece.q, piece.k, piece.band) == (rows, rows, Band(0, None))
+    elif other < place:
+        assert (piece.q, piece.k, piece.band) == (rows, half, Band(None, None))
+    else:
+        assert (piece.q, piece.k, piece.band) == (slice(8, 16), rows, Band(None, None))
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "zigzag", "striped"])
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("other", range(4))
+def test_without_a_mask_a_step_is_one_full_piece(
+    kind: PlacementKind, place: int, other: int
+) -> None:
+    placement = Placement(kind=kind, ring_degree=4, ulysses_degree=1, length=64)
+    (piece,) = _check(placement.runs(place), placement.runs(other), FULL, None)
+    assert piece.form == "full"
+    assert piece.covers(16, 16)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_a_step_of_a_striped_ring_is_one_causal_piece(place: int) -> None:
+    placement = Placement(kind="striped", ring_degree=4, ulysses_degree=1, length=64)
+    for other in range(4):
+        (piece,) = _check(placement.runs(place), placement.runs(other), CAUSAL, None)
+        assert piece.form == "causal"
+        later = other > place
+        assert (piece.q, piece.k) == (slice(int(later), 16), slice(0, 16 - later))
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_keys_gathered_in_the_order_of_ranks_take_one_piece_a_rank_or_so(place: int) -> None:
+    keys = tuple(run for rank in range(4) for run in _zigzag(rank))
+    pieces = _check(_zigzag(place), keys, CAUSAL, None)
+    assert len(pieces) <= 5
+    assert sum(piece.form == "causal" for piece in pieces) == 1
+
+
+def test_chunks_of_one_ulysses_group_are_one_run() -> None:
+    placement = Placement(kind="zigzag", ring_degree=1, ulysses_degree=4, length=64)
+    runs = tuple(run for rank in range(4) for run in placement.runs(rank))
+    (piece,) = _check(runs, runs, CAUSAL, None)
+    assert piece.form == "causal"
+    assert piece.covers(64, 64)
+
+
+def test_one_document_is_no_document() -> None:
+    runs = _zigzag(1)
+    assert tiles_between(runs, runs, CAUSAL, ((0,), (0,))) == tiles_between(
+        runs, runs, CAUSAL, None
+    )
+
+
+def test_each_document_is_one_piece_and_equal_sequences_share_them() -> None:
+    runs = (PositionRun(0, 1, 32),)
+    shared = _check(runs, runs, CAUSAL, ((0, 5, 19), (0, 5, 19)))
+    assert [piece.sequence for piece in shared] == [None] * 3
+    assert all(piece.form == "causal" for piece in shared)
+    apart = _check(runs, runs, CAUSAL, ((0, 5, 19), (0, 9)))
+    assert Counter(piece.sequence for piece in apart) == {0: 3, 1: 2}
+
+
+def test_a_document_over_both_zigzag_chunks_of_a_rank_is_one_causal_piece() -> None:
+    runs = (PositionRun(0, 1, 8), PositionRun(56, 1, 8))
+    (piece,) = _check(runs, runs, CAUSAL, ((0,),))
+    assert piece.form == "causal"
+    pieces = _check(runs, runs, CAUSAL, ((0, 4, 60),))
+    assert [(p.q, p.form == "causal") for p in pieces] == [
+        (slice(4, 12), True),
+        (slice(0, 4), True),
+        (slice(12, 16), True),
+    ]
+
+
+@pytest.mark.parametrize(("length", "window"), [(2048, 64), (4096, 1024), (4096, 4000)])
+def test_a_window_takes_three_pieces_a_tile(length: int, window: int) -> None:
+    run = (PositionRun(0, 1, length),)
+    mask = AttentionMask(window=window)
+    pieces = tiles_between(run, run, mask, None)
+    tile = max(boxes.MIN_TILE_ROWS, window // boxes.TILES_PER_WINDOW)
+    assert len(pieces) <= 3 * -(-length // tile)
+    computed = sum(
+        p.num_queries * (p.num_queries + 1 if p.form == "causal" else 2 * p.num_keys) // 2
+        for p in pieces
+    )
+    seen = sum(p.band.num_pairs(p.num_queries, p.num_keys) for p in pieces)
+    assert seen == mask.num_pairs(length)
+    assert computed <= seen + length * tile
+
+
+def test_a_window_shorter_than_a_chunk_needs_only_the_end_of_the_chunk_before() -> None:
+    (piece,) = _check(
+        (PositionRun(64, 1, 64),), (PositionRun(0, 1, 64),), AttentionMask(window=9), None
+    )
+    assert (piece.q, piece.k) == (slice(0, 8), slice(56, 64))
+    assert not tiles_between(
+        (PositionRun(128, 1, 64),), (PositionRun(0, 1, 64),), AttentionMask(window=9), None
+    )

@@ -1,0 +1,67 @@
+"""What a band rests on: four of five runs lie in it, and what no run tells makes it wider."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from echelon.cost.seconds.trainer_generations import FRAMEWORKS
+from echelon.planner.explain.bands import (
+    FAMILIES,
+    MEASURED_HERE,
+    STEP_CONSTANTS,
+    band_evidence,
+    device_family,
+    trainer_from_constants,
+)
+from echelon.planner.predict.estimate import Estimate
+from echelon.planner.predict.residuals import HELD, MOST_DEVICES, STEP
+from echelon.planner.search.request import SearchAim, make_request
+from echelon.planner.search.search import SearchResult, search
+from tests.planner.requests import MIXTURE, SMALL
+
+
+@lru_cache(maxsize=4)
+def _answer(cluster: str, trainer: str, settings: Sequence[str] = SMALL) -> SearchResult:
+    aim = SearchAim(trainer=trainer, top=2)
+    return search(
+        make_request("nano", cluster=cluster, settings=settings, pins=["cp=1", "pp=1,2"], aim=aim)
+    )
+
+
+def _best(cluster: str, trainer: str, settings: Sequence[str] = SMALL) -> Estimate:
+    best = _answer(cluster, trainer, settings).best
+    assert best is not None
+    return best.estimate
+
+
+def test_what_no_run_tells_makes_a_band_wider() -> None:
+    known, unknown = (_best("16xa100-80gb", name) for name in ("megatron", "generic"))
+    assert trainer_from_constants(known.inputs.software) == "megatron"
+    assert trainer_from_constants(unknown.inputs.software) is None
+    assert device_family(known.inputs.machine) in FAMILIES.values()
+    narrow, wide = band_evidence(known.inputs), band_evidence(unknown.inputs)
+    assert narrow.untested == ()
+    assert narrow.step == STEP["known"]["nodes"]
+    assert wide.untested == ("its trainer",)
+    assert wide.step[0] <= narrow.step[0] < 1 < narrow.step[1] <= wide.step[1]
+    assert wide.held[1] > HELD[1]
+    layout = replace(known.inputs.layout, dp_shard=4.0 * MOST_DEVICES, offload=1.0)
+    far = band_evidence(replace(known.inputs, layout=layout))
+    assert far.untested == ("offload", f"more than {MOST_DEVICES:,} devices")
+    assert far.step[1] > wide.step[1]
+    mixture = _best("16xa100-80gb", "megatron", MIXTURE)
+    assert band_evidence(mixture.inputs).untested == ("its experts (few runs)",)
+    other = _best("16xb200", "megatron")
+    assert band_evidence(other.inputs).untested == ("its device",)
+
+
+def test_on_a_calibrated_machine_the_band_is_its_own() -> None:
+    machine = _best("4xcpu", "echelon")
+    assert set(band_evidence(machine.inputs).untested) == {"its trainer", "its device"}
+    usual = FRAMEWORKS["echelon"]
+    constants = {name: 3.0 * float(getattr(usual, name)) for name in STEP_CONSTANTS}
+    measured = replace(machine.inputs, software=replace(machine.inputs.software, **constants))
+    assert band_evidence(measured).step == MEASURED_HERE
+    assert band_evidence(measured).untested == ()

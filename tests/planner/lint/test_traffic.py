@@ -1,0 +1,44 @@
+"""Every lint of this room finds its fault in one plan, and nothing in another that is cured."""
+
+from __future__ import annotations
+
+import pytest
+
+from echelon.planner.lint.traffic import TRAFFIC as LINTS
+from tests.planner.lint.cured import assert_found_and_cured
+
+CASES = {
+    "zero-3-many-microbatches": (
+        "llama2-7b 8xh100 mesh.dp_shard=8 zero.stage=3",
+        "llama2-7b 8xh100 mesh.dp_shard=8 zero.stage=3 batch.global_sequences=8",
+    ),
+    "gradients-reduced-each-microbatch": (
+        "llama2-7b 8xh100 mesh.dp_shard=8 zero.stage=2 zero.accumulate=slices",
+        "llama2-7b 8xh100 mesh.dp_shard=8 zero.stage=2 zero.accumulate=whole",
+    ),
+    "bucket-too-small": (
+        "gpt2 8xh100 mesh.dp_replicate=8 zero.bucket_bytes=1000000",
+        "gpt2 8xh100 mesh.dp_replicate=8 zero.bucket_bytes=100000000",
+    ),
+    "no-prefetch": (
+        "llama2-7b 8xh100 mesh.dp_shard=8 zero.stage=3 zero.prefetch=0",
+        "llama2-7b 8xh100 mesh.dp_shard=8 zero.stage=3 zero.prefetch=1",
+    ),
+    "no-sequence-parallel": (
+        "llama2-7b 8xh100 mesh.tp=8 mesh.sequence_parallel=false",
+        "llama2-7b 8xh100 mesh.tp=8 mesh.sequence_parallel=true",
+    ),
+    "shards-over-nodes": (
+        "llama2-7b 16xh100 mesh.dp_shard=16 zero.stage=3",
+        "llama2-7b 16xh100 mesh.dp_shard=8 mesh.dp_replicate=2 zero.stage=3",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_lint_finds_its_fault_and_nothing_where_it_is_cured(name: str) -> None:
+    assert_found_and_cured(name, *CASES[name])
+
+
+def test_every_lint_has_a_case() -> None:
+    assert sorted(CASES) == sorted(each.id for each in LINTS)

@@ -1,0 +1,53 @@
+"""What a mesh leaves open: ways to share out, schedules and recompute."""
+
+from __future__ import annotations
+
+from echelon.planner.search.options import (
+    ZeroOption,
+    pinned_zero_options,
+    recompute_options,
+    schedule_options,
+    zero_options,
+)
+from echelon.planner.search.pins import Pins
+
+
+def test_two_data_ranks_are_replicas_or_share_out() -> None:
+    assert zero_options(2, 1, 1, 1, offload=False) == (
+        ZeroOption(0, 2, 1),
+        ZeroOption(1, 1, 2),
+        ZeroOption(2, 1, 2),
+        ZeroOption(3, 1, 2),
+        ZeroOption(3, 1, 2, reshard=0),
+    )
+    assert zero_options(1, 1, 1, 1, offload=False) == (ZeroOption(0, 1, 1),)
+    assert zero_options(1, 1, 1, 1, offload=True) == (
+        ZeroOption(1, 1, 1, offload=1),
+        ZeroOption(2, 1, 1, offload=1),
+    )
+
+
+def test_pins_leave_what_they_let_through_and_units_are_gathered_twice_unpinned() -> None:
+    found = pinned_zero_options(Pins(), (2, 1, 1, 1), offload=False)
+    assert all(one.reshard for one in found)
+    pins = Pins().having("zero", 3).having("reshard", 0)
+    assert pinned_zero_options(pins, (2, 1, 1, 1), offload=False) == (ZeroOption(3, 1, 2, 0),)
+
+
+def test_one_rank_has_one_order_and_two_have_several() -> None:
+    (alone,) = schedule_options(Pins(), 1, 8)
+    assert (alone.name, alone.virtual, alone.allows(1)) == ("1f1b", 1, True)
+    assert schedule_options(Pins().having("virtual", 2), 1, 8) == ()
+    several = schedule_options(Pins(), 2, 8)
+    assert {"1f1b", "interleaved-1f1b", "zb-h1"} <= {one.name for one in several}
+    (gpipe,) = [one for one in several if one.name == "gpipe"]
+    assert gpipe.allows(1)
+    assert not gpipe.allows(8), "1f1b waits as much and holds less"
+    assert all(one.virtual * 2 <= 8 for one in several)
+
+
+def test_recompute_comes_with_the_least_work_first() -> None:
+    found = recompute_options(Pins(), 4)
+    assert sorted(found) == [(0, 0.0), (1, 1.0), (2, 0.5), (3, 0.5), (4, 0.25)]
+    assert [share for _, share in found] == [0.0, 0.25, 0.5, 0.5, 1.0]
+    assert recompute_options(Pins().having("recompute", 2), 4) == ((2, 0.5),)

@@ -1,0 +1,129 @@
+"""What is asked of a search: models, clusters, defaults that are told, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from echelon.core.errors import ConfigError
+from echelon.planner.search.request import SearchAim, make_request
+
+
+def test_what_nobody_says_is_assumed_and_told() -> None:
+    request = make_request("llama2-7b", cluster="8xv100-32gb")
+    numbers = request.mathematics
+    assert numbers.precision.parameters == "fp16"
+    assert numbers.precision.loss_scaling == "dynamic"
+    assert any("fp16" in text for text in request.defaults_taken)
+    own = make_request("nano", cluster="8xh100", settings=["precision.parameters=bf16"])
+    assert own.defaults_taken == ()
+    assert (own.mathematics.global_sequences, own.mathematics.sequence_length) == (16, 128)
+
+
+def test_a_config_json_is_a_model(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 4,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+        "vocab_size": 1000,
+        "max_position_embeddings": 2048,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for path in (tmp_path, tmp_path / "config.json"):
+        request = make_request(str(path), cluster="8xh100")
+        assert request.model.layers == 4
+        assert request.mathematics.sequence_length == 2048
+        assert request.mathematics.global_sequences == 2048
+        assert len(request.defaults_taken) == 3
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
+    with pytest.raises(ConfigError) as caught:
+        make_request(str(tmp_path), cluster="8xh100")
+    assert caught.value.rules == ("hf-config-model-type",)
+    assert "layers = 4, hidden = 256, heads = 4, ffn = 512, vocab = 1000" in str(caught.value)
+    unknown = {"model_type": "mamba", "hidden_size": 64, "vocab_size": True}
+    (tmp_path / "config.json").write_text(json.dumps(unknown))
+    with pytest.raises(
+        ConfigError, match=r"hidden = 64, which the file has, and layers \(num_"
+    ) as e:
+        make_request(str(tmp_path), cluster="8xh100")
+    assert "vocab (vocab_size)" in str(e.value)
+    assert "which it lacks" in str(e.value)
+    del config["vocab_size"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="vocab_size"):
+        make_request(str(tmp_path), cluster="8xh100")
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "rule", "works"),
+    [
+        ("lama3-8b", "8xh100", "unknown-preset", "llama3-8b"),
+        ("zzz", "8xh100", "unknown-preset", "config.json"),
+        ("llama3-8b", "8xh10", "unknown-preset", "8xh100"),
+        ("llama3-8b", "12xh100", "whole-nodes", "16xh100"),
+    ],
+)
+def test_names_that_are_none_are_told_with_the_nearest(
+    model: str, cluster: str, rule: str, works: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_request(model, cluster=cluster)
+    assert caught.value.rules == (rule,)
+    assert any(works in text for text in caught.value.problems[0].suggestions)
+
+
+def test_files_that_change_places_are_told_what_they_are(tmp_path: Path) -> None:
+    boxes, run = tmp_path / "boxes.toml", tmp_path / "run.toml"
+    boxes.write_text("devices_per_node = 8\n[device]\nname = 'x'\n")
+    run.write_text('extends = "nano"\n')
+    with pytest.raises(ConfigError, match="describes a cluster") as caught:
+        make_request(str(boxes), cluster="8xh100")
+    assert caught.value.problems[0].suggestions[1] == f"echelon plan MODEL --cluster {boxes}"
+    with pytest.raises(ConfigError, match=r"describes a run \(extends\), not a cluster"):
+        make_request("nano", cluster=str(run))
+    with pytest.raises(ConfigError, match="a cluster file"):
+        make_request("nano", cluster="zzz")
+
+
+def test_the_layout_of_a_run_file_is_left_aside_and_its_cluster_gives_way(tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text(
+        'extends = "nano"\n[mesh]\ntp = 2\ndp_shard = 2\n[zero]\nstage = 3\nprefetch = 2\n'
+        '[cluster]\npreset = "4xcpu"\n'
+    )
+    assert make_request(run).cluster.name == "4xcpu"
+    request = make_request(run, cluster="8xh100", settings=["mesh.tp=4"])
+    assert request.cluster.name == "8xh100"
+    assert request.one_rank_run.mesh.world_size == 1
+    assert request.pins.values_of("tp") == (4,)
+
+
+def test_a_price_and_a_trainer_are_needed_where_they_are_asked_for() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_request("nano", cluster="8xh100", aim=SearchAim(objective="cost"))
+    assert caught.value.rules == ("objective-needs-price",)
+    with pytest.raises(ConfigError) as caught:
+        make_request("nano", cluster="8xh100", aim=SearchAim(trainer="megatron-cor"))
+    assert caught.value.rules == ("unknown-trainer",)
+    assert "megatron-core" in caught.value.problems[0].suggestions
+
+
+def test_only_gpus_have_a_context() -> None:
+    assert make_request("nano", cluster="4xcpu").software.context_bytes == 0.0
+    assert make_request("nano", cluster="4xh100").software.context_bytes > 1e9
+
+
+def test_other_trainers_keep_the_sums_that_they_have() -> None:
+    ours = make_request("nano", cluster="8xh100", settings=["precision.parameters=bf16"])
+    other = make_request(
+        "nano",
+        cluster="8xh100",
+        settings=["precision.parameters=bf16"],
+        aim=SearchAim(trainer="deepspeed"),
+    )
+    assert (ours.software.gradient_bytes, ours.software.element_bytes) == (4.0, 2.0)
+    assert (other.software.gradient_bytes, other.software.element_bytes) == (2.0, 2.0)

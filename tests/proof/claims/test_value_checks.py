@@ -1,0 +1,87 @@
+"""Whole tensors are compared: gradients, updates, values, copies, and the decision to skip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from echelon.proof.claims import value_checks
+from echelon.proof.claims.checks import Check
+from echelon.proof.ranks import ObservedShard
+from echelon.proof.shrink import shrink
+from tests.proof.evidence import ChangeShard, replicas
+from tests.proof.layouts import layout
+
+PLAN = shrink(layout(dp=2, accumulation=1), precision="fp64")
+NAME = "layers.1.attention.q.weight"
+
+
+def changed(kind: str, step: int, by: float, *, rank: int | None = None) -> ChangeShard:
+    """Return what multiplies one tensor."""
+
+    def change(piece: ObservedShard) -> torch.Tensor:
+        this = (piece.kind, piece.step, piece.name) == (kind, step, NAME)
+        return piece.tensor * by if this and rank in (None, piece.rank) else piece.tensor
+
+    return change
+
+
+def broken(checks: Iterable[Check]) -> list[Check]:
+    return [one for one in checks if not one.error <= one.allowed]
+
+
+def test_a_gradient_is_told_with_its_error_in_the_order_of_backward() -> None:
+    evidence = replicas(PLAN, shard=changed("gradients", 0, 1.25))
+    (one,) = broken(value_checks.gradients(evidence))
+    assert (one.subject, one.error) == (NAME, pytest.approx(0.25))
+    found = {check.subject: check.position for check in value_checks.gradients(evidence)}
+    assert found["head.weight"] < found[NAME] < found["embedding.weight"]
+
+
+def test_a_value_is_wrong_after_the_step_that_updates_it_wrong() -> None:
+    evidence = replicas(PLAN, 2, shard=changed("parameters", 0, 1 + 1e-3))
+    # The step after it comes back to the right value: its update is wrong, too.
+    assert [(one.step, one.subject) for one in broken(value_checks.updates(evidence))] == [
+        (0, NAME),
+        (1, NAME),
+    ]
+    assert broken(value_checks.parameters(evidence)) == []
+    evidence = replicas(PLAN, 2, shard=changed("parameters", 1, 1 + 1e-3))
+    (one,) = broken(value_checks.parameters(evidence))
+    assert one.error == pytest.approx(1e-3)
+
+
+def test_copies_hold_the_same_bits() -> None:
+    evidence = replicas(PLAN, shard=changed("parameters", 0, 1 + 2e-16, rank=1))
+    (one,) = broken(value_checks.replicas(evidence))
+    assert (one.subject, one.detail) == (NAME, "ranks [1] differ from the primary holder")
+    assert broken(value_checks.updates(evidence)) == []
+
+
+def test_without_master_copies_and_in_float64_nothing_is_replayed() -> None:
+    evidence = replicas(PLAN)
+    assert list(value_checks.written_back(evidence)) == []
+    assert list(value_checks.replayed_updates(evidence)) == []
+
+
+def test_the_formula_makes_the_updates_of_one_device_of_its_gradients() -> None:
+    evidence = replicas(PLAN, 2)
+    replayed = value_checks.replay(evidence, torch.float64)
+    for oracle in evidence.oracle:
+        for name, update in oracle.updates.items():
+            torch.testing.assert_close(
+                replayed[oracle.step][name], update.total, rtol=1e-9, atol=1e-15
+            )
+
+
+def test_who_skips_alone_or_by_another_scale_is_told() -> None:
+    evidence = replicas(
+        PLAN,
+        report=lambda rank, step, record: replace(record, skipped=rank == 1, loss_scale=1.0 + rank),
+    )
+    first, second = broken(value_checks.loss_scale(evidence))
+    assert first.detail == "skipped the step; one device took the step"
+    assert (second.subject, second.detail) == ("loss scale of rank 1", "2 instead of 1")

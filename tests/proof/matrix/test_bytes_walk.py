@@ -1,0 +1,79 @@
+"""Bytes predicted and recorded: a handful of plans of the walk, and what it tells of a fault."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from echelon.core.plan import Plan
+from echelon.launch.local.pool import RankPool
+from echelon.proof.matrix.bytes_recorded import record_rank
+from echelon.proof.matrix.bytes_walk import (
+    ALLOWED,
+    PRECISIONS,
+    choices,
+    compare,
+    compare_plan,
+    sample,
+    summary,
+)
+from echelon.proof.run import OUR_ENGINE
+from tests.parallel.layouts import DEEPSEEK, GPT2, plan_of
+from tests.parallel.pipeline.pipelines import pipeline_plan
+
+NEAR = {
+    "zero bubble": pipeline_plan("zb-h1", 2),
+    "ring": plan_of(cp=2, model=GPT2, microbatch_sequences=2),
+    "experts": plan_of(model=DEEPSEEK, dp_shard=2, ep=2, microbatch_sequences=2),
+    "sequence parallel": plan_of(tp=2, sequence_parallel=True, dtype="fp32"),
+}
+
+DRAWN = 4
+"""Plans that are drawn at random."""
+
+
+@pytest.mark.parametrize("plan", list(NEAR.values()), ids=list(NEAR))
+def test_bytes_are_those_of_the_formulas(rank_pool: RankPool, plan: Plan) -> None:
+    walked = compare_plan(plan, rank_pool.run)
+    assert walked.problems == ()
+    assert min(walked.sent, walked.held, walked.kept) > 0
+    assert abs(walked.peak_error) <= ALLOWED
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[Plan]:
+    """Return plans of few ranks, drawn at random: the same ones on every run."""
+    return sample(DRAWN, 20261122, max_world=2)
+
+
+@pytest.mark.parametrize("place", range(DRAWN))
+def test_a_random_plan_of_few_ranks_takes_what_the_formulas_say(
+    rank_pool: RankPool, drawn: list[Plan], place: int
+) -> None:
+    walked = compare_plan(drawn[place], rank_pool.run)
+    assert walked.problems == ()
+    assert abs(walked.peak_error) <= ALLOWED
+
+
+def test_a_sample_has_every_choice_and_precision_once_and_no_plan_twice() -> None:
+    plans = sample(50, 3, max_world=4)
+    assert len({plan.content_hash() for plan in plans}) == len(plans) == 50
+    assert {plan.mathematics.precision for plan in plans} == set(PRECISIONS)
+    met = {choice for plan in plans for choice in choices(plan)}
+    for word in ("ZeRO 3, slices", "cp > 1", "latent attention", "schedule zb-v"):
+        assert word in met
+
+
+def test_what_differs_is_told_with_both_numbers(rank_pool: RankPool, tmp_path: Path) -> None:
+    plan = plan_of()
+    argument = {"plan": plan.to_json(), "subject": OUR_ENGINE}
+    (one,) = rank_pool.run(record_rank, argument, 1)
+    other = replace(one, held={**one.held, "gradients": one.held["gradients"] + 8})
+    more = replace(one.actions[0], kept_bytes=one.actions[0].kept_bytes + 1)
+    walked = compare(plan, [replace(other, actions=(more, *one.actions[1:]))])
+    assert len(walked.problems) == 2
+    assert "rank 0 holds of gradients" in walked.problems[0]
+    assert f"rank 0 keeps {more.kept_bytes} after F0.0" in walked.problems[1]
+    assert "0 of 1" in summary([walked], [plan])

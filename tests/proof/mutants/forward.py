@@ -1,0 +1,168 @@
+"""Bugs in the forward pass, the data and the optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from echelon.core.plan import Plan
+from echelon.models.batch import TokenBatch
+from echelon.models.rotary import rotary_tables
+from echelon.parallel import rank_model, weights
+from echelon.parallel.operations import RankOperations
+from echelon.parallel.pipeline import PipelineExecutor
+from echelon.training import engine, subject
+from echelon.training.optimizer import SliceOptimizer
+from tests.proof.mutants.planting import mutant
+
+
+def _on_block(patch: pytest.MonkeyPatch, layer: int, run: Any) -> None:
+    chosen = rank_model.RecomputingRunner
+
+    def runner(recompute: Any) -> Any:
+        usual = chosen(recompute)
+
+        def run_block(block: Any, x: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+            return run(block, x, batch) if block.index == layer else usual(block, x, batch)
+
+        return run_block
+
+    patch.setattr(rank_model, "RecomputingRunner", runner)
+
+
+@mutant
+def block_not_run(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Leave out the last block."""
+    _on_block(patch, plan.model.layers - 1, lambda block, x, batch: x)
+
+
+@mutant
+def block_without_effect(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Run block 1 and throw its output away."""
+
+    def run(block: Any, x: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+        return x + 0 * block(x, batch)
+
+    _on_block(patch, 1, run)
+
+
+@mutant
+def initial_slice_of_the_next_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Fill the key projection of each tensor rank with the heads of the next one."""
+    initial_values = weights.initial_values
+
+    def rolled(shape: Any, spec: Any, seed: int, *, offset: Any, size: Any) -> torch.Tensor:
+        if spec.name.endswith("attention.k.weight"):
+            offset = ((offset[0] + size[0]) % spec.shape[0], *offset[1:])
+        return initial_values(shape, spec, seed, offset=offset, size=size)
+
+    patch.setattr(weights, "initial_values", rolled)
+
+
+@mutant
+def wrong_key_value_head(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Give query head h the key/value head h mod K of its rank, not h divided by the ratio."""
+    attend = RankOperations.attend
+
+    def wrong(self: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Any:
+        repeats = q.shape[2] // k.shape[2]
+        return attend(self, q, k.repeat(1, 1, repeats, 1), v.repeat(1, 1, repeats, 1), *rest)
+
+    patch.setattr(RankOperations, "attend", wrong)
+
+
+@mutant
+def padding_not_masked(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Let the ids that pad the vocabulary take part in the softmax."""
+    init = RankOperations.__init__
+
+    def padded(self: RankOperations, split: Any, vocab: int, *rest: Any, **named: Any) -> None:
+        init(self, split, vocab + -vocab % plan.mesh.tp, *rest, **named)
+
+    patch.setattr(RankOperations, "__init__", padded)
+
+
+@mutant
+def positions_of_the_slice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Count rotary positions from the start of each tensor rank's slice of the sequence."""
+
+    def tables(self: Any, shape: Any, batch: TokenBatch, like: torch.Tensor) -> Any:
+        slice_length = batch.num_positions // plan.mesh.tp
+        return rotary_tables(shape, torch.arange(batch.num_positions) % slice_length, like.dtype)
+
+    patch.setattr(RankOperations, "rotary_tables", tables)
+
+
+@mutant
+def labels_in_another_order(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Let the last stage take the labels of the microbatches backwards."""
+    run = PipelineExecutor.run
+
+    def backwards(self: Any, schedule: Any, batches: Any, scale: float) -> Any:
+        last = any(stage.last for stage in self.stages.values())
+        return run(self, schedule, list(batches)[::-1] if last else batches, scale)
+
+    patch.setattr(PipelineExecutor, "run", backwards)
+
+
+@mutant
+def buffer_reused_in_flight(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Receive every activation into one buffer, while later ones are already on their way."""
+    post, take = PipelineExecutor._post_receive, PipelineExecutor._take
+    shared: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def into_one(self: Any, state: Any, message: Any, batch: TokenBatch) -> None:
+        post(self, state, message, batch)
+        buffer, pending = state.arriving[message]
+        shared.setdefault(tuple(buffer.shape), buffer)
+        state.arriving[message] = (buffer, pending)
+
+    def late(self: Any, state: Any, step: Any) -> torch.Tensor | None:
+        if step.receive is None or step.receive.source_rank > step.receive.target_rank:
+            return take(self, state, step)
+        # What the wire would do: everything that is posted has landed, the last one on top.
+        forward = [m for m in state.arriving if m.source_rank < m.target_rank]
+        for message in forward:
+            state.arriving[message][1].wait()
+        newest = state.arriving[max(forward, key=lambda m: m.microbatch)][0]
+        one = shared[tuple(newest.shape)]
+        one.copy_(newest)
+        take(self, state, step)
+        return one.clone()
+
+    patch.setattr(PipelineExecutor, "_post_receive", into_one)
+    patch.setattr(PipelineExecutor, "_take", late)
+
+
+@mutant
+def same_data_on_every_replica(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Give every replica the samples of the first."""
+    rank_batches = subject.rank_batches
+    patch.setattr(
+        subject,
+        "rank_batches",
+        lambda plan, batch, rank, step, **rest: rank_batches(plan, batch, 0, step, **rest),
+    )
+
+
+@mutant
+def decay_applied_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Decay weights once outside of the optimizer as well."""
+    init = SliceOptimizer.__init__
+
+    def doubled(self: SliceOptimizer, buckets: Any, plan: Plan, **rest: Any) -> None:
+        init(self, buckets, plan, **rest)
+        settings = plan.mathematics.optimizer
+        self._settings = replace(settings, weight_decay=2 * settings.weight_decay)
+
+    patch.setattr(SliceOptimizer, "__init__", doubled)
+
+
+@mutant
+def learning_rate_of_the_next_step(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Be one step ahead in the learning rate."""
+    rate = engine.learning_rate
+    patch.setattr(engine, "learning_rate", lambda optimizer, step: rate(optimizer, step + 1))

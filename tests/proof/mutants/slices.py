@@ -1,0 +1,122 @@
+"""Bugs in who holds, updates and gathers which slice, and in what ranks must decide together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from echelon.core.plan import Plan
+from echelon.parallel.buckets import Bucket
+from echelon.parallel.transport.device_mesh import RankGroups
+from echelon.parallel.zero import ParameterGathering
+from echelon.training.engine import TrainEngine
+from echelon.training.optimizer import SliceOptimizer
+from tests.proof.mutants.planting import change_hops, mutant
+
+SECOND = "bucket1"
+"""The bucket that is treated wrong: the second that backward completes."""
+
+
+def _only_on_shard(patch: pytest.MonkeyPatch, index: int, change: Any) -> None:
+    """Call `change` with the optimizer of the ranks at one place of `dp_shard`."""
+    init = SliceOptimizer.__init__
+
+    def changed(
+        self: SliceOptimizer, buckets: Any, plan: Plan, *, groups: RankGroups, **rest: Any
+    ) -> None:
+        init(self, buckets, plan, groups=groups, **rest)
+        if groups.shard.index == index:
+            change(self)
+
+    patch.setattr(SliceOptimizer, "__init__", changed)
+
+
+@mutant
+def slice_updated_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Update the second rank's slice of a bucket twice in every step."""
+
+    def change(optimizer: SliceOptimizer) -> None:
+        once = optimizer._elements
+
+        def twice(bucket: Bucket, rate: float, factor: float, tensors: list[torch.Tensor]) -> None:
+            if bucket.name != SECOND:
+                return once(bucket, rate, factor, tensors)
+            gradient = bucket.gradient_slice.clone()
+            once(bucket, rate, factor, tensors)
+            bucket.gradient_slice.copy_(gradient)
+            return once(bucket, rate, factor, tensors)
+
+        optimizer._elements = twice
+
+    _only_on_shard(patch, 1, change)
+
+
+@mutant
+def stale_gathered_parameter(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Gather a bucket from slices that are one update old."""
+    gather, end_pass = ParameterGathering._gather, ParameterGathering.end_pass
+    kept: dict[str, torch.Tensor] = {}
+
+    def remember(self: ParameterGathering) -> None:
+        end_pass(self)
+        kept.update({bucket.name: bucket.value_slice.clone() for bucket in self.sliced})
+
+    def old(self: ParameterGathering, bucket: Bucket) -> None:
+        fresh = bucket.value_slice
+        if bucket.name == SECOND:
+            bucket.value_slice = kept.get(bucket.name, fresh)
+        gather(self, bucket)
+        bucket.value_slice = fresh
+
+    patch.setattr(ParameterGathering, "end_pass", remember)
+    patch.setattr(ParameterGathering, "_gather", old)
+
+
+@mutant
+def overflow_seen_on_one_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Let each rank look for overflow in the gradients that it holds itself."""
+    agree = TrainEngine._agree
+
+    def alone(self: TrainEngine, loss: float, norm: float, stop: bool, **rest: Any) -> torch.Tensor:
+        rows = agree(self, loss, norm, stop, **rest)
+        if not rows[:, 1].sum().isfinite():
+            rows[:, 1] = 0.0
+            rows[0, 1] = norm
+        return rows
+
+    patch.setattr(TrainEngine, "_agree", alone)
+
+
+@mutant
+def master_not_written_back(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Update the second rank's master copy of a bucket, and leave the parameters as they were."""
+
+    def change(optimizer: SliceOptimizer) -> None:
+        target = optimizer._target
+
+        def kept(bucket: Bucket, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+            master, values = target(bucket, tensors)
+            return master, values.clone() if bucket.name == SECOND else values
+
+        optimizer._target = kept
+
+    _only_on_shard(patch, 1, change)
+
+
+@mutant
+def replicas_not_summed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Leave out the sum of slices over the replicas of hybrid sharding."""
+    change_hops(patch, lambda kind, hops, groups: [g for g in hops if g is not groups.replicate])
+
+
+@mutant
+def norm_of_own_slices(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Take the norm of the first data rank's slices for that of the gradient."""
+    agree = TrainEngine._agree
+
+    def first(self: TrainEngine, loss: float, norm: float, stop: bool, **rest: Any) -> torch.Tensor:
+        return agree(self, loss, norm if self.groups.shard.index == 0 else 0.0, stop, **rest)
+
+    patch.setattr(TrainEngine, "_agree", first)

@@ -1,0 +1,177 @@
+"""Shrinking keeps everything that can go wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from echelon.core.mesh import Mesh
+from echelon.core.parameters import num_parameters, parameters
+from echelon.core.plan import Layout, Optimizer, Pipeline, Plan, Recompute, Zero
+from echelon.proof.observed import family_of
+from echelon.proof.oracle.oracle import run_oracle
+from echelon.proof.shrink import same_dtypes, shrink, shrink_stages
+from tests.proof.layouts import FP16, layout
+
+
+def big(mesh: Mesh, *, stages: tuple[tuple[int, ...], ...], microbatches: int) -> Plan:
+    """Return a plan of Llama-3-70B's proportions."""
+    plan = layout()
+    model = replace(
+        plan.model,
+        layers=sum(len(stage) for stage in stages),
+        hidden=8192,
+        heads=64,
+        kv_heads=8,
+        head_dim=128,
+        ffn=28672,
+        vocab=128257,
+        max_positions=8192,
+    )
+    mathematics = replace(
+        plan.mathematics,
+        model=model,
+        global_sequences=4 * mesh.dp * microbatches,
+        sequence_length=4096,
+        optimizer=Optimizer(warmup_steps=2000, total_steps=100_000, clip_norm=1.0),
+    )
+    chosen = Layout(
+        mesh=mesh,
+        microbatch_sequences=4,
+        pipeline=Pipeline(stages=stages),
+        sequence_parallel=True,
+        zero=Zero(stage=2),
+        recompute=Recompute(policy="full", every=4),
+    )
+    return replace(plan, mathematics=mathematics, layout=chosen)
+
+
+STAGES = (tuple(range(21)), tuple(range(21, 41)), tuple(range(41, 61)), tuple(range(61, 80)))
+
+
+def test_the_shape_stays_and_the_sizes_go() -> None:
+    plan = big(Mesh(pp=4, dp_replicate=2, dp_shard=2, tp=4), stages=STAGES, microbatches=18)
+    small = shrink(plan)
+
+    assert small.mesh == plan.mesh
+    assert small.layout.sequence_parallel
+    assert small.layout.zero.stage == 2
+    assert small.layout.pipeline.schedule == plan.layout.pipeline.schedule
+    assert small.layout.recompute == Recompute(policy="full", every=2)
+    assert small.model.heads / small.model.kv_heads == 8
+    assert small.model.kv_heads % 4 == 0
+    assert small.model.kv_heads // 4 == 2
+    assert small.model.query_dim == small.model.hidden
+    assert small.model.ffn % 4 == 0
+    assert small.model.vocab % 4 == plan.model.vocab % 4 == 1
+    assert small.model.max_positions > small.mathematics.sequence_length
+    assert small.mathematics.sequence_length % 8 == 0
+    assert small.num_microbatches == 4 + 18 % 4
+    assert [len(stage) for stage in small.layout.pipeline.stages] == [3, 2, 2, 1]
+    assert num_parameters(small.model) < 1_500_000
+    assert small.layout.zero.bucket_bytes < plan.layout.zero.bucket_bytes
+
+
+@pytest.mark.parametrize(
+    ("counts", "small"),
+    [
+        ((6,), (2,)),
+        ((1,), (1,)),
+        ((4, 4), (2, 2)),
+        ((4, 2), (3, 2)),
+        ((3, 3, 3, 3), (1, 1, 1, 1)),
+        ((8, 9, 9, 6), (2, 3, 3, 1)),
+        ((0, 2, 2, 1), (0, 2, 2, 1)),
+    ],
+)
+def test_uneven_stages_stay_uneven(counts: tuple[int, ...], small: tuple[int, ...]) -> None:
+    starts = [sum(counts[:stage]) for stage in range(len(counts))]
+    stages = tuple(tuple(range(s, s + n)) for s, n in zip(starts, counts, strict=True))
+    shrunk = shrink_stages(stages)
+    assert tuple(len(stage) for stage in shrunk) == small
+    assert [block for stage in shrunk for block in stage] == list(range(sum(small)))
+
+
+@pytest.mark.parametrize(
+    ("pp", "count", "wanted"),
+    [(1, 1, 1), (1, 2, 2), (1, 64, 3), (4, 2, 2), (4, 4, 4), (4, 64, 8), (4, 66, 6), (2, 5, 3)],
+)
+def test_microbatches_keep_their_remainder_over_the_stages(
+    pp: int, count: int, wanted: int
+) -> None:
+    stages = tuple((stage,) for stage in range(pp))
+    assert shrink(big(Mesh(pp=pp), stages=stages, microbatches=count)).num_microbatches == wanted
+
+
+def test_float64_is_float64_throughout() -> None:
+    precision = shrink(layout(), precision="fp64").mathematics.precision
+    assert {precision.parameters, precision.gradients, precision.reduction, precision.master} == {
+        "fp64"
+    }
+    assert shrink(layout()).mathematics.precision == layout().mathematics.precision
+
+
+def test_an_optimizer_without_clipping_stays_so() -> None:
+    plan = layout()
+    free = replace(plan.mathematics.optimizer, clip_norm=None, weight_decay=0.0, warmup_steps=0)
+    small = shrink(replace(plan, mathematics=replace(plan.mathematics, optimizer=free)))
+    assert small.mathematics.optimizer.clip_norm is None
+    assert small.mathematics.optimizer.weight_decay == 0.0
+    assert small.mathematics.optimizer.warmup_steps == 0
+
+
+def test_what_is_kept_whole_stays_what_is_kept_whole() -> None:
+    plan = layout(dp=2, zero={"stage": 3, "keep_whole_below": 33}, model={"qkv_bias": True})
+    small = shrink(plan)
+
+    def kept(one: Plan) -> set[str]:
+        below = one.layout.zero.keep_whole_below
+        return {family_of(s.name) for s in parameters(one.model) if s.numel < below}
+
+    assert kept(small) == kept(plan)
+    assert {"norm.weight", "layers.*.attention.k.bias"} < kept(plan)
+    assert "head.weight" not in kept(plan)
+    assert shrink(layout(dp=2, zero={"stage": 3})).layout.zero.keep_whole_below == 0
+
+
+def test_settings_of_zero_stay_and_units_are_several() -> None:
+    zero = {
+        "stage": 3,
+        "accumulate": "slices",
+        "reshard_after_forward": False,
+        "prefetch": 7,
+        "unit_blocks": 4,
+        "optimizer_offload": "nvme",
+        "parameter_offload": "host",
+        "offload_dir": "somewhere",
+        "offload_buffers": 9,
+    }
+    plan = big(Mesh(dp_shard=2), stages=(tuple(range(80)),), microbatches=4)
+    plan = replace(plan, layout=replace(plan.layout, zero=Zero(**zero)))
+    small = shrink(plan).layout
+    limits = {"prefetch": 2, "unit_blocks": 2, "offload_buffers": 2}
+    assert small.zero == Zero(**{**zero, **limits, "bucket_bytes": small.zero.bucket_bytes})
+    assert len(small.pipeline.stages[0]) == 3
+
+
+def test_few_steps_are_enough_for_the_loss_scale_to_change() -> None:
+    scaling = {"loss_scale_window": 2000, "loss_scale_hysteresis": 5, "loss_scale_min": 4.0}
+    plan = layout(precision={**FP16, **scaling})
+    small, exact = shrink(plan), shrink(plan, precision="fp64")
+    for one in (small, exact):
+        precision = one.mathematics.precision
+        assert (precision.loss_scale_window, precision.loss_scale_hysteresis) == (2, 2)
+        assert (precision.loss_scaling, precision.loss_scale_min) == ("dynamic", 4.0)
+    assert not same_dtypes(small.mathematics.precision, exact.mathematics.precision)
+    assert same_dtypes(small.mathematics.precision, plan.mathematics.precision)
+
+
+def test_sgd_moves_values_by_as_much_as_adamw() -> None:
+    small = shrink(layout(optimizer={"kind": "sgd", "momentum": 0.7})).mathematics.optimizer
+    assert (small.kind, small.momentum) == ("sgd", 0.7)
+    steps = run_oracle(shrink(layout(optimizer={"kind": "sgd"}), precision="fp64"), 1)[0]
+    update = steps.updates["head.weight"]
+    share = float(update.total.norm() / steps.before["head.weight"].norm())
+    assert 1e-4 < share < 0.1
+    assert 0.1 < float(update.decay.norm() / update.main.norm()) < 10

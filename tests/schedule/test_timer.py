@@ -1,0 +1,59 @@
+"""The clock of the search gives what the simulator gives."""
+
+from __future__ import annotations
+
+from hypothesis import given
+
+from echelon.schedule.action import Schedule
+from echelon.schedule.simulate import simulate
+from echelon.schedule.timer import ScheduleTimer
+from tests.schedule.examples import SEEDS, ordered_schedules, runnable_schedules, schedule_of
+from tests.schedule.search_cases import durations_for
+
+
+@given(runnable_schedules, SEEDS)
+def test_the_clock_agrees_with_the_simulator(schedule: Schedule, seed: int) -> None:
+    durations = durations_for(schedule, seed)
+    clock = ScheduleTimer(schedule.stage_ranks, schedule.num_microbatches, durations)
+    rows = clock.rows_of(schedule)
+    timing = clock.run(rows)
+    result = simulate(schedule, durations)
+    assert timing is not None
+    assert timing.makespan_s == result.makespan_s
+    starts = {event.name: event.start for event in result.events if event.kind != "send"}
+    assert {str(clock.action_of(c)): timing.start_s[c] for row in rows for c in row} == starts
+    assert clock.schedule_of(rows, schedule.name) == schedule
+
+
+@given(runnable_schedules, SEEDS)
+def test_latest_starts_are_no_earlier_than_starts_and_some_path_has_no_slack(
+    schedule: Schedule, seed: int
+) -> None:
+    durations = durations_for(schedule, seed)
+    clock = ScheduleTimer(schedule.stage_ranks, schedule.num_microbatches, durations)
+    timing = clock.run(clock.rows_of(schedule))
+    assert timing is not None
+    latest = clock.latest_starts(timing)
+    slack = [latest[code] - timing.start_s[code] for code in timing.order]
+    assert min(slack) == 0
+    last = {row[-1] for row in clock.rows_of(schedule)}
+    assert all(
+        latest[code] + clock.duration_of[code] == timing.makespan_s
+        for code in last
+        if clock.made_by[code] < 0
+    )
+
+
+@given(ordered_schedules)
+def test_a_deadlock_has_no_times(schedule: Schedule) -> None:
+    durations = durations_for(schedule, 0)
+    clock = ScheduleTimer(schedule.stage_ranks, schedule.num_microbatches, durations)
+    timing = clock.run(clock.rows_of(schedule))
+    if timing is not None:
+        assert timing.makespan_s == simulate(schedule, durations).makespan_s
+
+
+def test_ranks_that_wait_in_a_circle_have_no_times() -> None:
+    schedule = schedule_of("F0.0 BW0.0 F0.1 BW0.1", "F1.0 F1.1 BW1.0 BW1.1", num_microbatches=2)
+    clock = ScheduleTimer(schedule.stage_ranks, 2, durations_for(schedule, 0))
+    assert clock.run(clock.rows_of(schedule)) is None

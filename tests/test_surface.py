@@ -1,0 +1,185 @@
+"""What `import echelon as ec` gives: these names, each typed, and nothing loaded before its use."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import echelon as ec
+from echelon.core import errors
+
+ROOT = Path(__file__).resolve().parent.parent
+ERRORS = (
+    *("CheckpointError", "ConfigError", "DataError", "EchelonError", "EnvironmentProblem"),
+    *("InfeasiblePlan", "ProofFailed", "RunFailed"),
+)
+VERBS = (
+    *("calibrate_machine", "calibrate_model", "calibrate_run", "compare", "export", "generate"),
+    *("import_run", "observe", "observe_experts", "observe_schedule", "parallelize", "plan"),
+    *("prove", "train"),
+)
+
+# A user's file: every public name, and the type that a checker must see.
+USED = """
+from pathlib import Path
+from typing import Literal, assert_type
+
+from torch import nn
+
+import echelon as ec
+from echelon.api.calibrating.machine import MachineCalibration
+from echelon.api.calibrating.run import RunCalibration
+from echelon.api.converting import ExportedRun
+from echelon.api.converting import ImportedRun
+from echelon.config.files.times_file import TimesFile
+from echelon.planner.explain.compare import PlanComparison
+from echelon.proof.claims.proof import Proof
+from echelon.telemetry.routing import ExpertHotspots
+from echelon.telemetry.schedule_report import TimelineReport
+from echelon.telemetry.summary import RunSummary
+from echelon.training.module.optimizer import ModuleOptimizer
+
+version: str = ec.__version__
+plan = ec.plan("nano", settings=["mesh.tp=2"])
+assert_type(plan, ec.Plan)
+assert_type(plan.mesh.world_size, int)
+proof = ec.prove(plan)
+assert_type(proof, Proof)
+assert_type(proof.proven, bool)
+run = ec.train(plan, data="stdlib")
+assert_type(run, ec.TrainResult)
+assert_type(run.run, Path)
+assert_type(ec.generate(run, "def ", tokens=20), str)
+assert_type(ec.observe(run.run), RunSummary)
+assert_type(ec.observe(run.run).last_loss, float | None)
+assert_type(ec.observe_schedule(run.run, step=3), TimelineReport)
+assert_type(ec.observe_experts(run.run), ExpertHotspots)
+assert_type(ec.compare(plan, "run.toml"), PlanComparison)
+assert_type(ec.export(plan, "megatron"), ExportedRun)
+assert_type(ec.import_run("ds.json", ranks=2), ImportedRun)
+assert_type(ec.calibrate_machine(out="cluster.toml"), MachineCalibration)
+assert_type(ec.calibrate_model("nano", out="times.json"), TimesFile)
+assert_type(ec.calibrate_run(run.run, out="cluster.toml"), RunCalibration)
+assert_type(ec.parallelize(nn.Linear(2, 2), plan), tuple[nn.Linear, ModuleOptimizer])
+try:
+    proof.require()
+except ec.ProofFailed as failed:
+    assert_type(failed.rules, tuple[str, ...])
+except (ec.InfeasiblePlan, ec.ConfigError, ec.DataError, ec.CheckpointError) as error:
+    code: int = error.exit_code
+except (ec.EnvironmentProblem, ec.RunFailed):
+    raise
+except ec.EchelonError as error:
+    print(error.problems[0].suggestions)
+"""
+
+# Each line is a mistake that a checker must find.
+MISUSED = """
+import echelon as ec
+
+ec.trian("nano")
+ec.plan("nano", setings=["mesh.tp=2"])
+ec.plan(3)
+ec.plan("nano").mesh.world_sise
+ec.prove("nano")
+ec.train("nano").sumary
+ec.generate("runs/nano")
+ec.observe(step=3)
+ec.export("nano", "gpipe")
+ec.calibrate_model("nano")
+ec.parallelize(None, ec.plan("nano"))
+"""
+
+
+def diagnostics(file: Path) -> list[tuple[int, str]]:
+    """Return the errors of pyright in a file of somebody who uses the package: line, message."""
+    config = file.with_name("pyrightconfig.json")
+    extra = [str(ROOT / "src")]
+    config.write_text(json.dumps({"include": [file.name], "extraPaths": extra}))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pyright", "-p", str(config)),
+            *("--pythonpath", sys.executable, "--outputjson"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"},
+    )
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    return [(one["range"]["start"]["line"], one["message"]) for one in found]
+
+
+def test_the_exported_names_are_these() -> None:
+    assert sorted(ec.__all__) == sorted([*ERRORS, "Plan", "TrainResult", "__version__", *VERBS])
+    assert dir(ec) == sorted(ec.__all__)
+    assert all(getattr(ec, name) is not None for name in ec.__all__)
+
+
+def test_every_error_of_the_tree_is_exported() -> None:
+    tree = {name for name, value in vars(errors).items() if is_error(value)}
+    assert tree == set(ERRORS)
+    drawn = str(errors.__doc__).split("\n\n")[1]
+    assert drawn in str(ec.__doc__)
+    assert all(name in drawn for name in tree)
+
+
+def is_error(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, ec.EchelonError)
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (ROOT / "src/echelon/py.typed").is_file()
+
+
+@cache
+def modules_after(code: str) -> frozenset[str]:
+    """Return what is loaded after `code` in a process of its own."""
+    code = f"{code}\nimport sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return frozenset(done.stdout.split())
+
+
+def test_importing_loads_next_to_nothing() -> None:
+    loaded = modules_after("import echelon")
+    assert {name for name in loaded if name.startswith("echelon")} == {"echelon"}
+    assert not loaded & {"torch", "numpy"}
+
+
+def test_every_name_is_found_without_torch() -> None:
+    assert "torch" not in modules_after(
+        "import echelon as ec; [getattr(ec, name) for name in ec.__all__]"
+    )
+
+
+def test_no_verb_is_a_module_too() -> None:
+    for name in VERBS:
+        assert not (ROOT / "src/echelon" / name).exists()
+        assert not (ROOT / "src/echelon" / f"{name}.py").exists()
+        assert not (ROOT / "src/echelon/api" / f"{name}.py").exists()
+
+
+def test_other_names_are_refused() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = ec.trian  # type: ignore[attr-defined]
+
+
+def test_a_type_checker_sees_every_name_typed(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(USED)
+    assert [name for name in ec.__all__ if f"ec.{name}" not in USED] == []
+    assert diagnostics(file) == []
+
+
+def test_a_type_checker_finds_every_wrong_use(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(MISUSED)
+    wrong = [number for number, line in enumerate(MISUSED.splitlines()) if line.startswith("ec.")]
+    assert sorted({line for line, _ in diagnostics(file)}) == wrong
