@@ -21,7 +21,10 @@ from echelon.parallel.context.attention import ContextAttention
 from echelon.parallel.context.ulysses import HeadsToPositions, PositionsToHeads
 from echelon.parallel.operations import RankOperations
 from echelon.training import subject
-from tests.proof.mutants.planting import mutant
+from tests.parallel.layouts import MIXTRAL, plan_of
+from tests.proof.mutants.context_layouts import ATTENTION, DOCUMENTS, Q, in_forward, split
+from tests.proof.mutants.expert_layouts import AUX
+from tests.proof.mutants.planting import Told, mutant
 
 Runs = tuple[PositionRun, ...]
 Pieces = Callable[..., tuple[AttentionTile, ...]]
@@ -38,7 +41,22 @@ def _merge(patch: pytest.MonkeyPatch, put: Any) -> None:
     patch.setattr(OnlineSoftmax, "add", add)
 
 
-@mutant
+@mutant(
+    in_forward(split("ring"), "merge"),
+    in_forward(split("striped", 4), "merge"),
+    in_forward(split("ring", tp=2, sequence_parallel=True), "merge"),
+    in_forward(split("gathered", 4), "merge"),
+    in_forward(split("ring", 4, model={"window": 20}), "merge"),
+    in_forward(split("ulysses-ring", 4, 2, **DOCUMENTS), "merge"),
+    Told(
+        "prove-routes",
+        "layers.0.attention",
+        "merge",
+        "cp",
+        plan={"model": MIXTRAL, "cp": 2, "ep": 2, "balance": AUX},
+        of=plan_of,
+    ),
+)
 def lse_not_rescaled(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Add the outputs of blocks of keys up, without weights."""
 
@@ -49,7 +67,9 @@ def lse_not_rescaled(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     _merge(patch, put)
 
 
-@mutant
+@mutant(
+    in_forward(split("ring", 4), "merge"),
+)
 def lse_not_updated(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Weigh each further block by the log-sum-exp of the first, not of all before it."""
 
@@ -77,7 +97,10 @@ def _later(keys: Runs) -> Runs:
     return tuple(PositionRun(run.start + run.step, run.step, run.count) for run in keys)
 
 
-@mutant
+@mutant(
+    in_forward(split("ring"), "mask off by one"),
+    in_forward(split("ring", 4, pp=2), "mask off by one"),
+)
 def mask_off_by_one_in_a_block(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Hide from the second place of a ring the last key that it sees of its own block."""
     second = plan.placement.ring_runs(1)
@@ -89,7 +112,9 @@ def mask_off_by_one_in_a_block(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     _pieces(patch, change)
 
 
-@mutant
+@mutant(
+    in_forward(split("striped"), "mask off by one"),
+)
 def mask_off_by_one_between_places(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Hide from the second place of a ring the last key that it sees of the first."""
     first, second = plan.placement.ring_runs(0), plan.placement.ring_runs(1)
@@ -101,7 +126,9 @@ def mask_off_by_one_between_places(patch: pytest.MonkeyPatch, plan: Plan) -> Non
     _pieces(patch, change)
 
 
-@mutant
+@mutant(
+    in_forward(split("gathered"), "mask off by one"),
+)
 def mask_off_by_one_on_a_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Hide from the second place of a ring the last key that it sees, whose ever it is."""
     second = plan.placement.ring_runs(1)
@@ -112,7 +139,9 @@ def mask_off_by_one_on_a_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     _pieces(patch, change)
 
 
-@mutant
+@mutant(
+    in_forward(split("ulysses"), "mask off by one"),
+)
 def mask_off_by_one_on_a_member(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Hide from the second member of a Ulysses group the last key that it sees."""
     over_ring = ContextAttention._over_ring
@@ -132,7 +161,9 @@ class _ShiftedRingContext(attention.RingContext):
         return attention.tiles_between(queries, _later(keys), self.mask, self.documents)
 
 
-@mutant
+@mutant(
+    in_forward(split("ring", **DOCUMENTS), "documents"),
+)
 def documents_ignored_on_a_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Let the second place of a ring attend across documents."""
     second = plan.placement.ring_runs(1)
@@ -143,7 +174,9 @@ def documents_ignored_on_a_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     _pieces(patch, change)
 
 
-@mutant
+@mutant(
+    in_forward(split("striped", **DOCUMENTS), "documents"),
+)
 def documents_of_the_own_chunks_only(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Keep to documents among the positions of a place, and forget them for those of others."""
 
@@ -162,7 +195,9 @@ class _RowWindow(AttentionMask):
         return Band(low, self.window - 1)
 
 
-@mutant
+@mutant(
+    in_forward(split("striped", model={"window": 5}), "window"),
+)
 def window_of_rows(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Apply the window to rows of a rank, not to positions."""
     mask = plan.model.mask
@@ -172,7 +207,9 @@ def window_of_rows(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     )
 
 
-@mutant
+@mutant(
+    in_forward(split("ring", 4), "never met"),
+)
 def later_ranks_skipped(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Skip the keys of later places, as a causal mask lets a ring of contiguous chunks do."""
     block = ring._RingKeys.block
@@ -183,7 +220,9 @@ def later_ranks_skipped(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(ring._RingKeys, "block", skipped)
 
 
-@mutant
+@mutant(
+    in_forward(split("ring"), "met twice"),
+)
 def block_met_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Meet the keys of the other places twice."""
     attend = ring.attend_tiles
@@ -206,7 +245,11 @@ def _contiguous(plan: Plan, runs: Runs) -> Runs:
     return (PositionRun(rank * size, 1, size),)
 
 
-@mutant
+@mutant(
+    in_forward(split("ring"), "positions", Q),
+    in_forward(split("gathered", 4), "positions", Q),
+    in_forward(split("ulysses-ring", 4, 2), "positions", Q),
+)
 def positions_of_contiguous_chunks(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Turn keys and queries as though each rank had one contiguous chunk."""
     tables = RankOperations.rotary_tables
@@ -217,7 +260,9 @@ def positions_of_contiguous_chunks(patch: pytest.MonkeyPatch, plan: Plan) -> Non
     patch.setattr(RankOperations, "rotary_tables", wrong)
 
 
-@mutant
+@mutant(
+    in_forward(split("striped", model={"positions": "learned"}), "positions", "positions.weight"),
+)
 def learned_positions_of_rows(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Add the position vectors of the first rows on every rank."""
     embed = RankOperations.embed
@@ -243,19 +288,25 @@ def _rows(patch: pytest.MonkeyPatch, plan: Plan, *taken: str) -> None:
     patch.setattr(subject, "rank_batches", wrong)
 
 
-@mutant
+@mutant(
+    in_forward(split("ring"), "labels", "loss"),
+)
 def labels_of_contiguous_chunks(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Cut labels in contiguous chunks beside tokens that follow the placement."""
     _rows(patch, plan, "labels_N")
 
 
-@mutant
+@mutant(
+    in_forward(split("striped"), "tokens and labels", "embedding.weight"),
+)
 def data_of_contiguous_chunks(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Cut tokens and labels in contiguous chunks."""
     _rows(patch, plan, "tokens_N", "labels_N")
 
 
-@mutant
+@mutant(
+    in_forward(split("ring", model={"dropout": 0.1}), "dropout", "embedding.weight"),
+)
 def dropout_of_rows(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Key dropout by the rows of a rank, not by positions."""
     dropped = operations.apply_dropout
@@ -267,7 +318,9 @@ def dropout_of_rows(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(operations, "apply_dropout", wrong)
 
 
-@mutant
+@mutant(
+    in_forward(split("ulysses"), "heads permuted", f"{ATTENTION}.o.weight"),
+)
 def heads_interleaved(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Put the heads that come back from a Ulysses group side by side in the wrong order."""
 
@@ -281,7 +334,9 @@ def heads_interleaved(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(HeadsToPositions, "forward", staticmethod(forward))
 
 
-@mutant
+@mutant(
+    in_forward(split("ulysses"), "wrong heads", f"{ATTENTION}.k.weight"),
+)
 def key_heads_of_the_next_member(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Send key/value heads to the member before the one that needs them."""
     forward = PositionsToHeads.forward

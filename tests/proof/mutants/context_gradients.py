@@ -21,7 +21,8 @@ from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.training import engine
 from echelon.training.engine import TrainEngine
-from tests.proof.mutants.planting import change_routes, mutant
+from tests.proof.mutants.context_layouts import HEAD, MQA, in_gradients, split
+from tests.proof.mutants.planting import LAST, Told, change_routes, mutant
 from tests.proof.mutants.reductions import scale_microbatches
 
 
@@ -34,7 +35,12 @@ def _passed_on(group: Group, x: torch.Tensor) -> torch.Tensor:
     return got
 
 
-@mutant
+@mutant(
+    in_gradients(split("ring"), "wrong rank"),
+    in_gradients(split("striped", 4), "wrong rank"),
+    in_gradients(split("ring", tp=2, pp=2), "wrong rank"),
+    in_gradients(split("ulysses-ring", 4, 2), "wrong rank"),
+)
 def keys_home_to_the_next_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Send the gradients of keys and values one place too far around the ring."""
     backward = ring.RingAttention.backward
@@ -49,7 +55,10 @@ def keys_home_to_the_next_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(ring.RingAttention, "backward", staticmethod(further))
 
 
-@mutant
+@mutant(
+    in_gradients(split("ring"), "wrong rank"),
+    in_gradients(split("ring", dp=2, zero={"stage": 3}), "wrong rank"),
+)
 def others_home_to_the_next_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Send what other ranks made of a block's gradients to the rank after the one that holds it."""
     finish = ring._RingGradients.finish
@@ -66,7 +75,9 @@ def others_home_to_the_next_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(ring._RingGradients, "finish", wrong)
 
 
-@mutant
+@mutant(
+    in_gradients(split("gathered"), "wrong rank"),
+)
 def reduce_scatter_by_position(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Cut the gradients of gathered keys into contiguous chunks."""
 
@@ -78,7 +89,9 @@ def reduce_scatter_by_position(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(gathered._AllKeys, "scatter", scatter)
 
 
-@mutant
+@mutant(
+    in_gradients(split("gathered"), "missing sum"),
+)
 def gathered_gradients_not_summed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Keep of the gradients of gathered keys what this rank made of its own positions."""
 
@@ -89,7 +102,10 @@ def gathered_gradients_not_summed(patch: pytest.MonkeyPatch, plan: Plan) -> None
     patch.setattr(gathered._AllKeys, "scatter", own_only)
 
 
-@mutant
+@mutant(
+    in_gradients(split("ring", 4), "stale"),
+    in_gradients(split("striped"), "missing sum"),
+)
 def last_gradients_not_awaited(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Take the gradients of the own keys before what comes last has been added."""
     finish = ring._RingGradients.finish
@@ -103,7 +119,9 @@ def last_gradients_not_awaited(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(ring._RingGradients, "finish", early)
 
 
-@mutant
+@mutant(
+    in_gradients(split("ulysses"), "wrong rank"),
+)
 def exchanged_home_to_the_next_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Give the gradients of exchanged queries, keys and values to the next member."""
     backward = PositionsToHeads.backward
@@ -115,7 +133,10 @@ def exchanged_home_to_the_next_rank(patch: pytest.MonkeyPatch, plan: Plan) -> No
     patch.setattr(PositionsToHeads, "backward", staticmethod(further))
 
 
-@mutant
+@mutant(
+    in_gradients(split("ulysses", model=MQA), "2"),
+    in_gradients(split("ulysses", 4, model=MQA), "2"),
+)
 def copies_added_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Add the gradients of the copies of key/value heads a second time."""
     backward = PositionsToHeads.backward
@@ -127,7 +148,9 @@ def copies_added_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(PositionsToHeads, "backward", staticmethod(twice))
 
 
-@mutant
+@mutant(
+    in_gradients(split("ulysses", 4, model=MQA), "missing sum"),
+)
 def copies_not_added(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Take the gradient of the first copy of a key/value head for that of the head."""
     backward = PositionsToHeads.backward
@@ -141,7 +164,10 @@ def copies_not_added(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(PositionsToHeads, "backward", staticmethod(first))
 
 
-@mutant
+@mutant(
+    in_gradients(split("ring"), "missing sum", HEAD),
+    in_gradients(split("striped", dp=2), "missing sum", HEAD),
+)
 def not_summed_over_context(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Sum gradients over data ranks alone."""
 
@@ -155,7 +181,9 @@ def not_summed_over_context(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     change_routes(patch, data_only, of=(False,))
 
 
-@mutant
+@mutant(
+    in_gradients(split("ring", zero={"stage": 2}), "missing sum", HEAD),
+)
 def slices_not_summed_over_context(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Cut slices over data and context ranks, of what this context rank has made alone."""
     first_hop = GradientReduction._start_first_sum
@@ -174,7 +202,9 @@ def slices_not_summed_over_context(patch: pytest.MonkeyPatch, plan: Plan) -> Non
     patch.setattr(GradientReduction, "_start_first_sum", alone)
 
 
-@mutant
+@mutant(
+    in_gradients(split("ring", accumulation=1), "token ratio", HEAD),
+)
 def divided_by_own_tokens(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Divide each context rank's loss by the tokens of its own positions."""
 
@@ -185,7 +215,9 @@ def divided_by_own_tokens(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     scale_microbatches(patch, factor)
 
 
-@mutant
+@mutant(
+    Told("prove-loss", "loss", "missing sum", "cp", plan=split("gathered")),
+)
 def loss_of_own_positions(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Report the mean loss of the rank's own positions; gradients are right."""
     step = TrainEngine.step
@@ -199,7 +231,15 @@ def loss_of_own_positions(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(TrainEngine, "step", own)
 
 
-@mutant
+@mutant(
+    Told(
+        "prove-gradient-norm",
+        "gradient norm",
+        "sqrt(cp)",
+        "cp",
+        plan=split("ring", 4, accumulation=3),
+    ),
+)
 def norm_per_context_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Count whole gradients in the norm once for each context rank."""
 
@@ -209,7 +249,14 @@ def norm_per_context_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(engine, "is_first_copy", counts)
 
 
-@mutant
+@mutant(
+    in_gradients(
+        split("ring", dp=2, zero={"stage": 1}),
+        "slices permuted",
+        f"{LAST}.mlp.gate.weight",
+        "dp_shard and cp",
+    ),
+)
 def slices_in_another_order(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Number slices context rank by context rank; the collectives number them the other way."""
     rule = apply.bucket_rule

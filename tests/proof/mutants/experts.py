@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from echelon.core.plan import Plan
+from echelon.core.experts import Balance
+from echelon.core.plan import Plan, Recompute
 from echelon.models.routing import gates_of, kept_assignments
 from echelon.parallel import weights
 from echelon.parallel.expert import feed_forward, router
@@ -18,10 +19,25 @@ from echelon.parallel.expert.layer import ExpertParallel
 from echelon.parallel.expert.router import Router
 from echelon.parallel.expert.token_dispatcher import FlatTokenDispatcher
 from echelon.training.routing_recorder import RoutingRecorder
+from tests.parallel.layouts import DEEPSEEK
+from tests.proof.mutants.expert_layouts import (
+    AUX,
+    BIAS,
+    EP2,
+    FIRST,
+    LAST,
+    PIECES,
+    ROUTER,
+    WHOLE,
+    in_routes,
+)
 from tests.proof.mutants.planting import mutant
 
 
-@mutant
+@mutant(
+    in_routes("gates twice", "ep", **EP2),
+    in_routes("gates twice", "ep", **PIECES),
+)
 def gates_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Weigh by the gates where experts compute, and once more what they give."""
     gated = feed_forward.weighted_swiglu
@@ -32,7 +48,18 @@ def gates_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(feed_forward, "weighted_swiglu", twice)
 
 
-@mutant
+@mutant(
+    in_routes(
+        "bias in gates",
+        "",
+        tensor=LAST,
+        step=1,
+        rule="prove-microbatch-loss",
+        model=DEEPSEEK,
+        balance=BIAS,
+        **WHOLE,
+    ),
+)
 def bias_in_gates(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Take the gates from scores and biases together."""
     choose = router.choose_experts
@@ -74,13 +101,18 @@ def _returned(
     patch.setattr(FlatTokenDispatcher, "_all_to_all", exchanged)
 
 
-@mutant
+@mutant(
+    in_routes("order", "ep", **EP2),
+    in_routes("order", "ep", **PIECES),
+)
 def combined_in_wrong_order(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Put the rows of the last rank of the expert group first."""
     _returned(patch, lambda carrier, rows: torch.cat(rows[::-1]))
 
 
-@mutant
+@mutant(
+    in_routes("order", "ep", **WHOLE),
+)
 def combined_unsorted(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Take rows that are sorted by expert for rows in the order of tokens."""
 
@@ -90,7 +122,9 @@ def combined_unsorted(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     _returned(patch, unsorted)
 
 
-@mutant
+@mutant(
+    in_routes("zero", "ep", **EP2),
+)
 def remote_experts_lost(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Take what the own experts make only."""
 
@@ -101,7 +135,10 @@ def remote_experts_lost(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     _returned(patch, own)
 
 
-@mutant
+@mutant(
+    in_routes("local drops", "cp", cp=2, ep=2, balance=Balance(capacity_factor=1.0)),
+    in_routes("local drops", "tp", balance=Balance(capacity_factor=1.0), **WHOLE),
+)
 def local_capacity(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Drop by the order of the tokens that this rank has."""
 
@@ -121,7 +158,17 @@ def local_capacity(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(Router, "_kept", alone)
 
 
-@mutant
+@mutant(
+    in_routes(
+        "local loads",
+        "dp",
+        tensor=ROUTER,
+        rule="prove-router-biases",
+        model=DEEPSEEK,
+        balance=BIAS,
+        **EP2,
+    ),
+)
 def local_bias_update(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Move biases by the loads of this rank's tokens; what is reported is right."""
     finish, update = Balancer.finish, Balancer.update
@@ -146,7 +193,11 @@ def local_bias_update(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(Balancer, "update", local)
 
 
-@mutant
+@mutant(
+    in_routes(
+        "missing sum", "tp", tensor=f"{FIRST}.router.weight", rule="prove-expert-loads", **WHOLE
+    ),
+)
 def loads_of_data_ranks(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Sum loads over data ranks alone."""
     init = Balancer.__init__
@@ -158,7 +209,16 @@ def loads_of_data_ranks(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(Balancer, "__init__", over_data)
 
 
-@mutant
+@mutant(
+    in_routes(
+        "experts permuted",
+        "ep",
+        tensor=f"{FIRST}.experts.2.gate.weight",
+        step=-1,
+        rule="prove-initial-weights",
+        **EP2,
+    ),
+)
 def initial_experts_of_rank_0(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Number experts anew on each rank when their first weights are made."""
     values = weights.initial_values
@@ -175,13 +235,36 @@ def initial_experts_of_rank_0(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(weights, "initial_values", anew)
 
 
-@mutant
+@mutant(
+    in_routes(
+        "routed anew",
+        "",
+        tensor=f"{LAST}.router",
+        step=1,
+        model=DEEPSEEK,
+        balance=BIAS,
+        recompute=Recompute(policy="full"),
+        **EP2,
+    ),
+)
 def recomputed_without_biases(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Route what is recomputed by the scores alone."""
     _recomputed_without_biases(patch)
 
 
-@mutant
+@mutant(
+    in_routes(
+        "routed anew",
+        "",
+        tensor=f"{LAST}.experts.7.down.weight",
+        step=1,
+        rule="prove-gradients",
+        model=DEEPSEEK,
+        balance=BIAS,
+        recompute=Recompute(policy="full"),
+        **EP2,
+    ),
+)
 def recomputed_without_biases_unseen(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Do so, and tell where the first forward sent its tokens."""
     _recomputed_without_biases(patch)
@@ -217,7 +300,17 @@ def _recomputed_without_biases(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ExpertParallel, "mixture", routed)
 
 
-@mutant
+@mutant(
+    in_routes(
+        "tp",
+        "tp",
+        tensor=f"{FIRST}.router.weight",
+        rule="prove-router-losses",
+        balance=AUX,
+        microbatches=3,
+        **WHOLE,
+    ),
+)
 def losses_of_each_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Add the auxiliary loss again on each tensor rank, and tell it so."""
     factor: Any = Balancer.loss_factor

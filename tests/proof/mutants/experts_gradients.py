@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from echelon.core.plan import Plan
+from echelon.core.experts import ExpertLayout
+from echelon.core.plan import Plan, Zero
 from echelon.layout.buckets import slice_index
 from echelon.models.routing import counts_of
 from echelon.parallel import data, gradients
@@ -20,10 +21,26 @@ from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.rows import MoveRows, own_rows
 from echelon.parallel.zero import ParameterGathering
 from echelon.training import engine
+from tests.proof.mutants.expert_layouts import (
+    AUX,
+    BY_SEQUENCE,
+    EP2,
+    EXPERT,
+    FIRST,
+    LAST,
+    ONE_OF_EIGHT,
+    PIECES,
+    ROUTER,
+    WHOLE,
+    Z_LOSS,
+    in_expert_gradients,
+)
 from tests.proof.mutants.planting import change_hops, change_routes, mutant
 
 
-@mutant
+@mutant(
+    in_expert_gradients(EXPERT, "1/dp", "dp", dp_shard=4, ep=2),
+)
 def divided_by_data_ranks(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Divide the gradients of experts by the number of data ranks."""
     first_hop = GradientReduction._start_first_sum
@@ -36,13 +53,17 @@ def divided_by_data_ranks(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(GradientReduction, "_start_first_sum", divided)
 
 
-@mutant
+@mutant(
+    in_expert_gradients(EXPERT, "wrong group", "ep", **EP2),
+)
 def summed_over_data_ranks(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Sum the gradients of experts over all data ranks, whatever experts they hold."""
     change_routes(patch, lambda route, groups: replace(route, data=groups.data), of=(True,))
 
 
-@mutant
+@mutant(
+    in_expert_gradients(EXPERT, "missing sum", "edp", dp_shard=4, ep=2),
+)
 def experts_not_summed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Leave the gradients of experts as each of their ranks has them."""
 
@@ -63,31 +84,60 @@ def _losses_times(patch: pytest.MonkeyPatch, times: int) -> None:
     patch.setattr(AttachLoss, "backward", staticmethod(scaled))
 
 
-@mutant
+@mutant(
+    in_expert_gradients(ROUTER, "zero", "", step=1, balance=AUX, **EP2),
+)
 def losses_forgotten(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Tell the losses of routers, and give no gradient of them."""
     _losses_times(patch, 0)
 
 
-@mutant
+@mutant(
+    in_expert_gradients(ROUTER, "tp", "tp", balance=Z_LOSS, microbatches=3, **WHOLE),
+    in_expert_gradients(ROUTER, "tp", "tp", step=1, balance=AUX, microbatches=3, **WHOLE),
+)
 def losses_times_tp(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Let each tensor rank add the losses of routers whole."""
     _losses_times(patch, plan.mesh.tp)
 
 
-@mutant
+@mutant(
+    in_expert_gradients(ROUTER, "dp", "dp", step=1, balance=AUX, dp_shard=4, ep=2),
+)
 def losses_times_dp(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Forget to divide the losses of routers by the number of data ranks."""
     _losses_times(patch, plan.mesh.dp)
 
 
-@mutant
+@mutant(
+    in_expert_gradients(
+        ROUTER, "microbatches", "microbatches", step=1, balance=AUX, pp=2, microbatches=3, **EP2
+    ),
+)
 def losses_times_microbatches(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Forget to divide the losses of routers by the number of microbatches."""
     _losses_times(patch, plan.num_microbatches)
 
 
-@mutant
+@mutant(
+    in_expert_gradients(
+        f"{FIRST}.router.weight",
+        "local shares",
+        "cp",
+        rule="prove-router-losses",
+        cp=2,
+        ep=2,
+        balance=BY_SEQUENCE,
+    ),
+    in_expert_gradients(
+        f"{FIRST}.router.weight",
+        "local shares",
+        "tp",
+        rule="prove-router-losses",
+        balance=replace(AUX, aux_over="microbatch"),
+        **WHOLE,
+    ),
+)
 def local_shares(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Take the shares of the loads of the tokens that this rank routes."""
 
@@ -102,7 +152,11 @@ def local_shares(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(Router, "_shares", local)
 
 
-@mutant
+@mutant(
+    in_expert_gradients(
+        ROUTER, "local shares", "dp and tp", step=1, balance=AUX, dp_shard=2, **WHOLE
+    ),
+)
 def shares_of_own_loads(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Keep for the next auxiliary loss the loads of this rank's tokens; tell the right ones."""
     finish, update = Balancer.finish, Balancer.update
@@ -133,13 +187,17 @@ def shares_of_own_loads(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(Router, "route", routed)
 
 
-@mutant
+@mutant(
+    in_expert_gradients(ROUTER, "missing sum", "tp", balance=AUX, **WHOLE),
+)
 def router_not_summed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Forget that each tensor rank routes its own tokens only."""
     change_hops(patch, lambda kind, hops, groups: [one for one in hops if one.axis != "tp"])
 
 
-@mutant
+@mutant(
+    in_expert_gradients(ROUTER, "missing sum", "tp", **PIECES),
+)
 def gates_of_one_piece(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Take the gradient of a gate from this rank's piece of the expert alone."""
     backward = MoveRows.backward
@@ -152,7 +210,11 @@ def gates_of_one_piece(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(MoveRows, "backward", staticmethod(own))
 
 
-@mutant
+@mutant(
+    in_expert_gradients(
+        f"{LAST}.experts.0.down.weight", "stale", "", step=1, model=ONE_OF_EIGHT, **WHOLE
+    ),
+)
 def idle_experts_keep_gradients(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Write nothing where an expert has no tokens, not even zeros."""
     product = gradients._accumulate_matmul
@@ -174,7 +236,9 @@ def _count(patch: pytest.MonkeyPatch, counts: Any) -> None:
     patch.setattr(engine, "is_first_copy", changed)
 
 
-@mutant
+@mutant(
+    in_expert_gradients("gradient norm", "partial norm", "ep", rule="prove-gradient-norm", **EP2),
+)
 def norm_without_remote_experts(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Count the experts of the first rank of each expert group alone."""
     _count(
@@ -185,7 +249,11 @@ def norm_without_remote_experts(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     )
 
 
-@mutant
+@mutant(
+    in_expert_gradients(
+        "gradient norm", "partial norm", "tp", rule="prove-gradient-norm", tp=4, ep=2
+    ),
+)
 def experts_counted_on_all_ranks(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Count experts once for each tensor rank that holds them, as if they were cut."""
     _count(
@@ -194,7 +262,18 @@ def experts_counted_on_all_ranks(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     )
 
 
-@mutant
+@mutant(
+    in_expert_gradients(
+        f"{FIRST}.experts.0.gate.weight",
+        "doubled",
+        "edp_shard",
+        rule="prove-nothing-dropped",
+        dp_shard=4,
+        ep=2,
+        zero=Zero(stage=1),
+        experts=ExpertLayout(zero_stage=1),
+    ),
+)
 def slices_by_dense_index(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Give a rank the slice of experts that its place among all data ranks says."""
 
@@ -205,7 +284,11 @@ def slices_by_dense_index(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(data, "slice_index", dense)
 
 
-@mutant
+@mutant(
+    in_expert_gradients(
+        EXPERT, "slices permuted", "edp_shard", dp_shard=4, ep=2, experts=ExpertLayout(zero_stage=2)
+    ),
+)
 def slices_reversed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Number the slices of experts from the last rank to the first."""
 
@@ -216,7 +299,19 @@ def slices_reversed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(data, "slice_index", turned)
 
 
-@mutant
+@mutant(
+    in_expert_gradients(
+        f"{LAST}.experts.0.gate.weight",
+        "stale",
+        "edp_shard",
+        step=1,
+        rule="prove-microbatch-loss",
+        dp_shard=4,
+        ep=2,
+        zero=Zero(stage=3),
+        experts=ExpertLayout(zero_stage=3),
+    ),
+)
 def stale_gathered_experts(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Gather the experts of the last block from slices that are one update old."""
     gather, end_pass = ParameterGathering._gather, ParameterGathering.end_pass

@@ -16,7 +16,7 @@ from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.training import engine, subject
 from echelon.training.optimizer import SliceOptimizer
-from tests.proof.mutants.planting import mutant
+from tests.proof.mutants.planting import LAST, Told, mutant
 
 
 def _on_block(patch: pytest.MonkeyPatch, layer: int, run: Any) -> None:
@@ -33,13 +33,17 @@ def _on_block(patch: pytest.MonkeyPatch, layer: int, run: Any) -> None:
     patch.setattr(rank_model, "RecomputingRunner", runner)
 
 
-@mutant
+@mutant(
+    Told("prove-nothing-dropped", LAST, "zero", "pp", plan={"pp": 2}),
+)
 def block_not_run(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Leave out the last block."""
     _on_block(patch, plan.model.layers - 1, lambda block, x, batch: x)
 
 
-@mutant
+@mutant(
+    Told("prove-microbatch-loss", LAST, "zero", "pp"),
+)
 def block_without_effect(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Run block 1 and throw its output away."""
 
@@ -49,7 +53,16 @@ def block_without_effect(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     _on_block(patch, 1, run)
 
 
-@mutant
+@mutant(
+    Told(
+        "prove-initial-weights",
+        "layers.0.attention.k.weight",
+        "shards permuted",
+        "tp",
+        step=-1,
+        plan={"tp": 2},
+    ),
+)
 def initial_slice_of_the_next_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Fill the key projection of each tensor rank with the heads of the next one."""
     initial_values = weights.initial_values
@@ -62,7 +75,11 @@ def initial_slice_of_the_next_rank(patch: pytest.MonkeyPatch, plan: Plan) -> Non
     patch.setattr(weights, "initial_values", rolled)
 
 
-@mutant
+@mutant(
+    Told(
+        "prove-microbatch-loss", "layers.0.attention.k.weight", "wrong heads", "tp", plan={"tp": 2}
+    ),
+)
 def wrong_key_value_head(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Give query head h the key/value head h mod K of its rank, not h divided by the ratio."""
     attend = RankOperations.attend
@@ -74,7 +91,9 @@ def wrong_key_value_head(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(RankOperations, "attend", wrong)
 
 
-@mutant
+@mutant(
+    Told("prove-microbatch-loss", "head.weight", "padding", "tp", plan={"tp": 2}),
+)
 def padding_not_masked(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Let the ids that pad the vocabulary take part in the softmax."""
     init = RankOperations.__init__
@@ -85,7 +104,15 @@ def padding_not_masked(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(RankOperations, "__init__", padded)
 
 
-@mutant
+@mutant(
+    Told(
+        "prove-microbatch-loss",
+        "layers.0.attention.q.weight",
+        "positions",
+        "tp",
+        plan={"tp": 2, "sequence_parallel": True},
+    ),
+)
 def positions_of_the_slice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Count rotary positions from the start of each tensor rank's slice of the sequence."""
 
@@ -96,7 +123,15 @@ def positions_of_the_slice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(RankOperations, "rotary_tables", tables)
 
 
-@mutant
+@mutant(
+    Told(
+        "prove-microbatch-loss",
+        "loss of dp 0 microbatch 0",
+        "order",
+        "pp",
+        plan={"pp": 2, "schedule": "gpipe"},
+    ),
+)
 def labels_in_another_order(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Let the last stage take the labels of the microbatches backwards."""
     run = PipelineExecutor.run
@@ -108,7 +143,15 @@ def labels_in_another_order(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(PipelineExecutor, "run", backwards)
 
 
-@mutant
+@mutant(
+    Told(
+        "prove-microbatch-loss",
+        "loss of dp 0 microbatch 0",
+        "stale",
+        "pp",
+        plan={"pp": 2, "schedule": "gpipe"},
+    ),
+)
 def buffer_reused_in_flight(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Receive every activation into one buffer, while later ones are already on their way."""
     post, take = PipelineExecutor._post_receive, PipelineExecutor._take
@@ -137,7 +180,9 @@ def buffer_reused_in_flight(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(PipelineExecutor, "_take", late)
 
 
-@mutant
+@mutant(
+    Told("prove-nothing-dropped", "samples of rank 1", "same data", "dp", plan={"dp": 2}),
+)
 def same_data_on_every_replica(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Give every replica the samples of the first."""
     rank_batches = subject.rank_batches
@@ -148,7 +193,9 @@ def same_data_on_every_replica(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     )
 
 
-@mutant
+@mutant(
+    Told("prove-clipped-update", "embedding.weight", "2"),
+)
 def decay_applied_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Decay weights once outside of the optimizer as well."""
     init = SliceOptimizer.__init__
@@ -161,7 +208,9 @@ def decay_applied_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(SliceOptimizer, "__init__", doubled)
 
 
-@mutant
+@mutant(
+    Told("prove-clipped-update", "embedding.weight", "2"),
+)
 def learning_rate_of_the_next_step(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Be one step ahead in the learning rate."""
     rate = engine.learning_rate

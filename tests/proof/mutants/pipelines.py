@@ -13,7 +13,9 @@ from echelon.parallel import pipeline
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.pipeline import PipelineExecutor, RankSchedule, StepState
 from echelon.schedule.action import ActionKind, Schedule
-from tests.proof.mutants.planting import change_hops, mutant
+from tests.parallel.layouts import MIXTRAL, plan_of
+from tests.proof.mutants.expert_layouts import BY_SEQUENCE, EP2, EXPERT
+from tests.proof.mutants.planting import Told, change_hops, mutant
 
 CHOSEN = (0, 1)
 """The stage and the microbatch at which a bug strikes that does not strike everywhere."""
@@ -46,13 +48,21 @@ def _w_before_its_b(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RankSchedule, "from_schedule", turned_around)
 
 
-@mutant
+@mutant()
 def w_before_its_b(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Run one W before its B."""
     _w_before_its_b(patch)
 
 
-@mutant
+@mutant(
+    Told(
+        "prove-gradients",
+        "layers.0.mlp.down.weight",
+        "microbatches lost",
+        "microbatches",
+        plan={"pp": 2, "schedule": "zb-h1"},
+    ),
+)
 def w_before_its_b_unseen(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Run one W before its B, in an executor that takes what is not there for nothing to do."""
     left = pipeline._take_used
@@ -68,7 +78,15 @@ def w_before_its_b_unseen(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     _w_before_its_b(patch)
 
 
-@mutant
+@mutant(
+    Told(
+        "prove-gradients",
+        "layers.0.mlp.down.weight",
+        "microbatches lost",
+        "microbatches",
+        plan={"pp": 2, "schedule": "zb-h1"},
+    ),
+)
 def w_dropped(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Throw the queue of one W away instead of running it."""
     run_step = PipelineExecutor._run_step
@@ -82,7 +100,7 @@ def w_dropped(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(PipelineExecutor, "_run_step", dropped)
 
 
-@mutant
+@mutant()
 def w_left_out(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Leave one W out in the executor as it is."""
     run_step = PipelineExecutor._run_step
@@ -94,7 +112,17 @@ def w_left_out(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(PipelineExecutor, "_run_step", left_out)
 
 
-@mutant
+@mutant(
+    Told("prove-gradients", "layers.0.mlp.down.weight", "order", "pp", plan={"pp": 2}),
+    Told(
+        "prove-gradients",
+        EXPERT,
+        "order",
+        "pp",
+        plan={"model": replace(MIXTRAL, layers=4), "pp": 2, "balance": BY_SEQUENCE, **EP2},
+        of=plan_of,
+    ),
+)
 def gradients_swapped(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Give the gradients of microbatches 0 and 1 to one another, between stages 0 and 1."""
     give = PipelineExecutor._give
@@ -115,7 +143,7 @@ def gradients_swapped(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(PipelineExecutor, "_give", swapped)
 
 
-@mutant
+@mutant()
 def last_send_skipped(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Compute the last microbatch of stage 0, and send it to nobody."""
     give = PipelineExecutor._give
@@ -129,19 +157,37 @@ def last_send_skipped(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(PipelineExecutor, "_give", skipped)
 
 
-@mutant
+@mutant(
+    Told("prove-gradients", "embedding.weight", "pp", "pp", plan={"pp": 2, "tied": True}),
+)
 def tied_gradient_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Sum the gradient of the tied embedding over both ends of the pipeline a second time."""
     change_hops(patch, lambda kind, hops, groups: [groups.tied] * (kind == "tied") + [*hops])
 
 
-@mutant
+@mutant(
+    Told(
+        "prove-gradients",
+        "head.weight",
+        "missing sum",
+        "pp",
+        plan={"pp": 2, "schedule": "dualpipe", "accumulation": 4},
+    ),
+)
 def mirror_sum_missing(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Leave the gradients of two copies of a stage apart, where microbatches cross both ways."""
     change_hops(patch, lambda kind, hops, groups: [g for g in hops if g is not groups.mirror])
 
 
-@mutant
+@mutant(
+    Told(
+        "prove-gradients",
+        "head.weight",
+        "pp",
+        "pp or microbatches",
+        plan={"pp": 2, "schedule": "dualpipe", "accumulation": 4},
+    ),
+)
 def mirror_sum_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Sum the gradients of two copies of a stage a second time."""
     next_hop = GradientReduction._start_next_sum
@@ -166,25 +212,25 @@ def _after_forward(patch: pytest.MonkeyPatch, spoil: Any) -> None:
     patch.setattr(PipelineExecutor, "_forward", spoiled)
 
 
-@mutant
+@mutant()
 def input_freed_early(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Let go of a stage's input when its forward pass has ended."""
     _after_forward(patch, lambda state: state.inputs.pop((1, 1)))
 
 
-@mutant
+@mutant()
 def graph_freed_early(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Let go of the graph of a stage when its forward pass has ended."""
     _after_forward(patch, lambda state: state.outputs.pop((1, 1)))
 
 
-@mutant
+@mutant()
 def memory_freed_early(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Give back the memory of a stage's input when its forward pass has ended."""
     _after_forward(patch, lambda state: state.inputs[1, 1].untyped_storage().resize_(0))
 
 
-@mutant
+@mutant()
 def graph_used_up(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Free what the graph of a stage has saved when its forward pass has ended."""
 

@@ -1,9 +1,18 @@
-"""Plant a bug in the engine of one rank, for the length of one proof."""
+"""Plant a bug in the engine of one rank, for the length of one proof.
+
+A mutant is one function, decorated with what the prover must tell of it:
+
+    @mutant(Told("prove-gradients", "head.weight", "2", "dp", plan={"dp": 2}))
+    def all_reduce_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None: ...
+
+`tests/proof/mutants/test_*.py` prove a plan for each `Told` of the modules that they name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,8 +22,12 @@ from echelon.launch.context import RankContext
 from echelon.parallel.data import GradientReduction, _ReductionGroups
 from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.weights import Shard
-from echelon.proof.subject import Factory, ProofBatch
+from echelon.proof.subject import ProofBatch
 from echelon.training.subject import build
+from tests.proof.layouts import layout
+
+LAST = "layers.1"
+"""The last block of the plans in which bugs are planted."""
 
 Plant = Callable[[pytest.MonkeyPatch, Plan], None]
 
@@ -48,19 +61,54 @@ class MutantSubject:
         self._subject.close()
 
 
-def mutant(plant: Plant) -> Factory:
-    """Return the factory of an engine in which `plant` has changed something."""
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Say what the prover tells of a planted bug; `of` makes the plan that is proven of `plan`."""
 
-    def build_mutant(place: RankContext, plan: Plan) -> MutantSubject:
+    rule: str
+    tensor: str
+    factor: str
+    axis: str = ""
+    step: int = 0
+    plan: dict[str, Any] = field(default_factory=dict)
+    own_precision: bool = False
+    of: Callable[..., Plan] = layout
+
+
+class Mutant:
+    """Build an engine with a bug in it: the factory that a proof is given the name of."""
+
+    def __init__(self, plant: Plant, told: tuple[Told, ...] = ()) -> None:
+        """Hold what plants the bug, and what must be told of it in each plan."""
+        self.plant, self.told = plant, told
+
+    def __call__(self, place: RankContext, plan: Plan) -> MutantSubject:
+        """Return the engine, in which something is changed."""
         patch = pytest.MonkeyPatch()
         try:
-            plant(patch, plan)
+            self.plant(patch, plan)
             return MutantSubject(build(place, plan), patch)
         except BaseException:
             patch.undo()
             raise
 
-    return build_mutant
+
+def mutant(*told: Told) -> Callable[[Plant], Mutant]:
+    """Return what makes a mutant of a function; without `told`, its module's test has one."""
+    return lambda plant: Mutant(plant, told)
+
+
+def mutants_of(*modules: ModuleType) -> list[Any]:
+    """Return a parameter for each thing to be told of the mutants of `modules`: (subject, told)."""
+    return [
+        pytest.param(
+            f"{module.__name__}:{name}", told, id=f"{module.__name__.rpartition('.')[2]}:{name}"
+        )
+        for module in modules
+        for name, one in vars(module).items()
+        if isinstance(one, Mutant)
+        for told in one.told
+    ]
 
 
 def change_routes(

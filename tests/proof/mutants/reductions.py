@@ -20,7 +20,8 @@ from echelon.parallel.tensor import RowLinear
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.training import engine
 from echelon.training.engine import StepResult, TrainEngine
-from tests.proof.mutants.planting import change_hops, change_routes, mutant
+from tests.proof.mutants.context_layouts import split
+from tests.proof.mutants.planting import LAST, Told, change_hops, change_routes, mutant
 
 
 def scale_microbatches(patch: pytest.MonkeyPatch, factor: Any) -> None:
@@ -39,27 +40,35 @@ def scale_microbatches(patch: pytest.MonkeyPatch, factor: Any) -> None:
     patch.setattr(PipelineExecutor, "_forward", scaled)
 
 
-@mutant
+@mutant(
+    Told("prove-gradients", "head.weight", "token ratio", "dp or microbatches", plan={"dp": 2}),
+)
 def mean_of_means(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Divide each microbatch by its own tokens, then by the number of microbatches."""
     parts = plan.mesh.dp * plan.num_microbatches
     scale_microbatches(patch, lambda m, batch, scale: 1 / (parts * batch.num_valid() * scale))
 
 
-@mutant
+@mutant(
+    Told("prove-gradients", "head.weight", "tokens", "microbatches", plan={"dp": 2}),
+)
 def last_microbatch_unscaled(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Divide by the number of tokens in all microbatches but the last."""
     last = plan.num_microbatches - 1
     scale_microbatches(patch, lambda m, batch, scale: 1 / scale if m == last else 1.0)
 
 
-@mutant
+@mutant(
+    Told("prove-gradients", "head.weight", "sign"),
+)
 def turned_sign(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Climb instead of descending."""
     scale_microbatches(patch, lambda m, batch, scale: -1.0)
 
 
-@mutant
+@mutant(
+    Told("prove-loss", "loss", "token ratio", "dp", plan={"dp": 2}),
+)
 def loss_is_mean_of_means(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Report the mean over replicas of their own mean loss; gradients are right."""
     agree, step = TrainEngine._agree, TrainEngine.step
@@ -75,7 +84,10 @@ def loss_is_mean_of_means(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(TrainEngine, "_agree", mean)
 
 
-@mutant
+@mutant(
+    Told("prove-token-count", "token count", "token ratio of dp 0", "dp", plan={"dp": 2}),
+    Told("prove-token-count", "token count", "token ratio of cp 0", "cp", plan=split("ring")),
+)
 def local_token_count(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Take this rank's tokens for those of the global batch."""
 
@@ -85,7 +97,9 @@ def local_token_count(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(TrainEngine, "count_tokens", count)
 
 
-@mutant
+@mutant(
+    Told("prove-gradients", "layers.0.mlp.down.weight", "missing sum", "dp", plan={"dp": 2}),
+)
 def missing_all_reduce(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Leave the second bucket unreduced."""
     first_hop = GradientReduction._start_first_sum
@@ -100,7 +114,9 @@ def missing_all_reduce(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(GradientReduction, "_start_first_sum", skip)
 
 
-@mutant
+@mutant(
+    Told("prove-gradients", "head.weight", "dp", "dp", plan={"dp": 4}),
+)
 def doubled_all_reduce(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Reduce every bucket twice."""
     first_hop = GradientReduction._start_first_sum
@@ -112,7 +128,9 @@ def doubled_all_reduce(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(GradientReduction, "_start_first_sum", twice)
 
 
-@mutant
+@mutant(
+    Told("prove-gradients", "head.weight", "1/dp", "dp", plan={"dp": 4}),
+)
 def averaged_all_reduce(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Average over data ranks what is divided by the tokens of all of them already."""
     first_hop = GradientReduction._start_first_sum
@@ -124,7 +142,9 @@ def averaged_all_reduce(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(GradientReduction, "_start_first_sum", average)
 
 
-@mutant
+@mutant(
+    Told("prove-gradients", "head.weight", "wrong group", "tp", plan={"dp": 2, "tp": 2}),
+)
 def wrong_group(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Sum gradients over the tensor ranks instead of the data ranks."""
     change_routes(patch, lambda route, groups: replace(route, data=groups.tensor))
@@ -134,19 +154,31 @@ def _drop_sums_over(patch: pytest.MonkeyPatch, axis: str) -> None:
     change_hops(patch, lambda kind, hops, groups: [one for one in hops if one.axis != axis])
 
 
-@mutant
+@mutant(
+    Told("prove-gradients", "embedding.weight", "missing sum", "pp", plan={"pp": 2, "tied": True}),
+)
 def tied_gradient_not_summed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Leave each end of the pipeline its own part of the tied embedding's gradient."""
     _drop_sums_over(patch, "pp")
 
 
-@mutant
+@mutant(
+    Told(
+        "prove-gradients",
+        "norm.weight",
+        "missing sum",
+        "tp",
+        plan={"tp": 2, "sequence_parallel": True},
+    ),
+)
 def norm_gradient_not_summed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Forget that under sequence parallelism a norm sees the tokens of its rank only."""
     _drop_sums_over(patch, "tp")
 
 
-@mutant
+@mutant(
+    Told("prove-gradients", f"{LAST}.mlp_norm.weight", "missing sum", "tp", plan={"tp": 2}),
+)
 def column_backward_not_summed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Leave out the backward all-reduce of every column-parallel layer."""
     reduce = Group.all_reduce
@@ -161,7 +193,9 @@ def column_backward_not_summed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(Group, "all_reduce", skip)
 
 
-@mutant
+@mutant(
+    Told("prove-microbatch-loss", "layers.0.attention.o.weight", "tp", "tp", plan={"tp": 4}),
+)
 def row_forward_doubled(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Sum the output of every row-parallel layer twice."""
     reduce = Group.all_reduce
@@ -174,7 +208,16 @@ def row_forward_doubled(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(Group, "all_reduce", twice)
 
 
-@mutant
+@mutant(
+    Told(
+        "prove-microbatch-loss",
+        "layers.0.attention.o.bias",
+        "tp",
+        "tp",
+        step=1,
+        plan={"tp": 4, "model": {"output_bias": True, "mlp_bias": True}},
+    ),
+)
 def bias_per_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Add the bias of a row-parallel layer before the sum over the ranks, so tp times."""
 
@@ -188,7 +231,9 @@ def bias_per_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(RowLinear, "forward", staticmethod(forward))
 
 
-@mutant
+@mutant(
+    Told("prove-gradients", "head.weight", "microbatches lost", "microbatches", plan={"dp": 2}),
+)
 def dropped_accumulation(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Let every microbatch overwrite the gradients of the one before."""
     start = GradientStore.start_backward
@@ -200,7 +245,9 @@ def dropped_accumulation(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(GradientStore, "start_backward", afresh)
 
 
-@mutant
+@mutant(
+    Told("prove-gradients", "head.weight", "stale", step=1),
+)
 def stale_gradients(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Never clear the buckets: each step adds to the gradients of the one before."""
     start, steps = GradientStore.start_step, [0]
@@ -213,7 +260,9 @@ def stale_gradients(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(GradientStore, "start_step", once)
 
 
-@mutant
+@mutant(
+    Told("prove-gradient-norm", "gradient norm", "partial norm", "pp", plan={"pp": 2}),
+)
 def stage_norm(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Take the norm of the last pipeline stage for that of the model."""
     agree = TrainEngine._agree
@@ -225,7 +274,9 @@ def stage_norm(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(TrainEngine, "_agree", own)
 
 
-@mutant
+@mutant(
+    Told("prove-clipped-update", "embedding.weight", "partial norm", "pp", plan={"pp": 2}),
+)
 def clip_by_local_norm(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Clip by the norm of what this rank holds; the reported norm is right."""
     update = TrainEngine._update

@@ -13,7 +13,8 @@ from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.zero import ParameterGathering
 from echelon.training.engine import TrainEngine
 from echelon.training.optimizer import SliceOptimizer
-from tests.proof.mutants.planting import change_hops, mutant
+from tests.proof.layouts import BF16, FP16
+from tests.proof.mutants.planting import LAST, Told, change_hops, mutant
 
 SECOND = "bucket1"
 """The bucket that is treated wrong: the second that backward completes."""
@@ -33,7 +34,15 @@ def _only_on_shard(patch: pytest.MonkeyPatch, index: int, change: Any) -> None:
     patch.setattr(SliceOptimizer, "__init__", changed)
 
 
-@mutant
+@mutant(
+    Told(
+        "prove-clipped-update",
+        "layers.0.attention_norm.weight",
+        "twice",
+        "dp_shard",
+        plan={"dp": 2, "zero": {"stage": 2}},
+    ),
+)
 def slice_updated_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Update the second rank's slice of a bucket twice in every step."""
 
@@ -53,7 +62,16 @@ def slice_updated_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     _only_on_shard(patch, 1, change)
 
 
-@mutant
+@mutant(
+    Told(
+        "prove-microbatch-loss",
+        f"{LAST}.attention_norm.weight",
+        "stale",
+        "dp_shard",
+        step=1,
+        plan={"dp": 2, "zero": {"stage": 3}},
+    ),
+)
 def stale_gathered_parameter(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Gather a bucket from slices that are one update old."""
     gather, end_pass = ParameterGathering._gather, ParameterGathering.end_pass
@@ -74,7 +92,16 @@ def stale_gathered_parameter(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(ParameterGathering, "_gather", old)
 
 
-@mutant
+@mutant(
+    Told(
+        "prove-loss-scale",
+        "loss scale",
+        "overflow not agreed",
+        "dp_shard",
+        step=1,
+        plan={"dp": 2, "zero": {"stage": 3}, "precision": FP16},
+    ),
+)
 def overflow_seen_on_one_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Let each rank look for overflow in the gradients that it holds itself."""
     agree = TrainEngine._agree
@@ -89,7 +116,16 @@ def overflow_seen_on_one_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(TrainEngine, "_agree", alone)
 
 
-@mutant
+@mutant(
+    Told(
+        "prove-master-weights",
+        "layers.0.attention_norm.weight",
+        "stale",
+        "dp_shard",
+        plan={"dp": 2, "zero": {"stage": 1}, "precision": BF16},
+        own_precision=True,
+    ),
+)
 def master_not_written_back(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Update the second rank's master copy of a bucket, and leave the parameters as they were."""
 
@@ -105,13 +141,29 @@ def master_not_written_back(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     _only_on_shard(patch, 1, change)
 
 
-@mutant
+@mutant(
+    Told(
+        "prove-gradients",
+        "head.weight",
+        "missing sum",
+        "dp_replicate",
+        plan={"dp": 4, "zero": {"stage": 2}, "mesh": {"dp_replicate": 2, "dp_shard": 2}},
+    ),
+)
 def replicas_not_summed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Leave out the sum of slices over the replicas of hybrid sharding."""
     change_hops(patch, lambda kind, hops, groups: [g for g in hops if g is not groups.replicate])
 
 
-@mutant
+@mutant(
+    Told(
+        "prove-gradient-norm",
+        "gradient norm",
+        "partial norm",
+        "dp_shard",
+        plan={"dp": 2, "zero": {"stage": 1}},
+    ),
+)
 def norm_of_own_slices(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Take the norm of the first data rank's slices for that of the gradient."""
     agree = TrainEngine._agree

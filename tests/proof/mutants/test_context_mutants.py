@@ -1,0 +1,15 @@
+"""Every planted bug of context parallelism is caught and named."""
+
+from __future__ import annotations
+
+import pytest
+
+from echelon.launch.local.pool import RankPool
+from tests.proof.mutants import context, context_gradients
+from tests.proof.mutants.planting import Told, mutants_of
+from tests.proof.planted import assert_caught
+
+
+@pytest.mark.parametrize(("mutant", "told"), mutants_of(context, context_gradients))
+def test_a_planted_bug_is_caught_and_named(mutant: str, told: Told, rank_pool: RankPool) -> None:
+    assert_caught(mutant, told, rank_pool)
