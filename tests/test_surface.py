@@ -20,8 +20,16 @@ ERRORS = (
     *("InfeasiblePlan", "ProofFailed", "RunFailed"),
 )
 VERBS = (
-    *("calibrate_machine", "calibrate_model", "calibrate_run", "compare", "export", "generate"),
-    *("import_run", "observe", "observe_experts", "observe_schedule", "parallelize", "plan"),
+    *("bisect", "calibrate_machine", "calibrate_model", "calibrate_run", "compare", "export"),
+    *(
+        "generate",
+        "import_run",
+        "observe",
+        "observe_experts",
+        "observe_schedule",
+        "parallelize",
+        "plan",
+    ),
     *("prove", "train"),
 )
 
@@ -39,6 +47,7 @@ from echelon.api.converting import ExportedRun
 from echelon.api.converting import ImportedRun
 from echelon.config.files.times_file import TimesFile
 from echelon.planner.explain.compare import PlanComparison
+from echelon.proof.bisect.verdict import Bisection
 from echelon.proof.claims.proof import Proof
 from echelon.telemetry.routing import ExpertHotspots
 from echelon.telemetry.schedule_report import TimelineReport
@@ -52,6 +61,7 @@ assert_type(plan.mesh.world_size, int)
 proof = ec.prove(plan)
 assert_type(proof, Proof)
 assert_type(proof.proven, bool)
+assert_type(ec.bisect(plan), Bisection | None)
 run = ec.train(plan, data="stdlib")
 assert_type(run, ec.TrainResult)
 assert_type(run.run, Path)

@@ -38,6 +38,7 @@ __all__ = [
     "RunFailed",
     "TrainResult",
     "__version__",
+    "bisect",
     "calibrate_machine",
     "calibrate_model",
     "calibrate_run",
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from echelon.api.converting import export, import_run
     from echelon.api.observing import observe, observe_experts, observe_schedule
     from echelon.api.parallelizing import parallelize
-    from echelon.api.planning import compare, plan, prove
+    from echelon.api.planning import bisect, compare, plan, prove
     from echelon.api.training import TrainResult, generate, train
     from echelon.core.errors import (
         CheckpointError,
@@ -104,6 +105,7 @@ else:
         "parallelize": "echelon.api.parallelizing",
         "plan": "echelon.api.planning",
         "prove": "echelon.api.planning",
+        "bisect": "echelon.api.planning",
         "train": "echelon.api.training",
     }
 

@@ -66,6 +66,21 @@ def test_a_wrong_engine_is_found_with_its_factor(capsys: pytest.CaptureFixture[s
     assert "first wrong: " in output.err
 
 
+def test_the_smallest_run_that_fails_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prove", "nano", "--set", "mesh.tp=2", *WRONG, "--bisect", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["bisection"]
+    assert found["rule"] == "prove-gradients"
+    assert found["sizes"] == {"ranks": 1, "blocks": 1, "microbatches": 1, "steps": 1}
+    assert found["needed"] == []
+    assert "mesh.tp = 2" in found["left_out"]
+    assert 'name = "nano"' in found["files"]["run.toml"]
+
+
+def test_a_plan_that_is_proven_is_not_bisected(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prove", "nano", "--bisect"]) == 0
+    assert capsys.readouterr().out.endswith("\nproven\n")
+
+
 def test_a_wrong_engine_exits_1_in_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", "nano", *WRONG, "--json"]) == 1
     result = json.loads(capsys.readouterr().out)

@@ -1,11 +1,13 @@
-"""`ec.plan`, `ec.compare`, `ec.prove`: a Plan, two side by side, and one beside one process.
+"""`ec.plan`, `ec.compare`, `ec.prove`, `ec.bisect`: plans, side by side and beside one process.
 
 A run file or preset becomes a Plan; a model and a cluster become the best one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,8 @@ from echelon.core.plan import Plan
 if TYPE_CHECKING:
     from echelon.planner.explain.compare import PlanComparison
     from echelon.planner.search.request import Objective
+    from echelon.proof.bisect.bisect import ProvePlan
+    from echelon.proof.bisect.verdict import Bisection
     from echelon.proof.claims.proof import Proof
 
 
@@ -90,6 +94,25 @@ def prove(plan: Plan, *, subject: str | None = None) -> Proof:
     The model is shrunk and the mesh kept. `subject` ("module:function") names another engine to put
     through the same claims. `proof.proven` is the answer; `proof.require()` raises ProofFailed.
     """
+    with _prover(plan, subject) as prove_on:
+        return prove_on(plan)
+
+
+def bisect(plan: Plan, *, subject: str | None = None) -> Bisection | None:
+    """Return the smallest run that fails its proof as `plan` does; None where `plan` is proven.
+
+    Settings, axes of the mesh, blocks and microbatches are left out or halved as long as the same
+    rule is broken; every run on the way is proven as `prove` does, on ranks started here.
+    """
+    with _prover(plan, subject) as prove_on:
+        from echelon.proof.bisect.bisect import bisect as bisect_with
+
+        return bisect_with(plan, prove_on)
+
+
+@contextmanager
+def _prover(plan: Plan, subject: str | None) -> Iterator[ProvePlan]:
+    """Start the ranks of `plan`; give what proves it, and smaller ones, on them."""
     require_trainable(plan)
     optional_package("torch", extra="train", purpose="proving a plan")
     from echelon.config.rules.plan import require_offload_dir
@@ -103,7 +126,7 @@ def prove(plan: Plan, *, subject: str | None = None) -> Proof:
     require_offload_dir(shrink(plan, precision="fp64"), range(plan.mesh.world_size))
     try:
         with RankPool(plan.mesh.world_size) as pool:
-            return prove_on(plan, run_ranks=pool.run, subject=subject or OUR_ENGINE)
+            yield partial(prove_on, run_ranks=pool.run, subject=subject or OUR_ENGINE)
     except RankFailure as failure:
         # What is the user's to mend is said as it is, not as the failure of some rank.
         if failure.error is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -11,6 +12,7 @@ from echelon.cli.flags import Json, RunFile, Settings
 from echelon.cli.output import note, print_result, table
 
 if TYPE_CHECKING:
+    from echelon.proof.bisect.verdict import Bisection
     from echelon.proof.claims.claims import ClaimResult
     from echelon.proof.claims.proof import Proof
 
@@ -25,12 +27,16 @@ def prove(
     subject: Annotated[
         str | None, Parameter(help="Another engine: module:function on PYTHONPATH.")
     ] = None,
+    bisect: Annotated[
+        bool, Parameter(negative="", help="Where it fails, find the smallest run that fails so.")
+    ] = False,
     json: Json = False,
 ) -> int:
     """Prove that a plan computes what one device computes; exit 1 where it does not.
 
     Of a run folder, the plan in it is proven, and proof.json is written beside it.
     """
+    from echelon.api.planning import bisect as bisect_plan
     from echelon.api.planning import prove as prove_plan
     from echelon.config.load import load_job
     from echelon.config.rules.plan import require_trainable
@@ -50,8 +56,14 @@ def prove(
     proof = prove_plan(plan, subject=subject)
     if is_run and not settings and subject is None:
         proof.write(folder.path / PROOF_FILE)
-    values = {"proven": proof.proven, "proof": proof.to_json()}
-    print_result("prove", lambda: values, lambda: proof_text(proof), as_json=json)
+    values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
+    text = proof_text(proof)
+    if bisect and not proof.proven:
+        note("looking for the smallest run that fails so ...")
+        found = bisect_plan(plan, subject=subject)
+        values["bisection"] = found and found.to_json()
+        text += f"\n{bisection_text(found)}" if found else ""
+    print_result("prove", lambda: values, lambda: text, as_json=json)
     if not json:
         proof.require()
     return 0 if proof.proven else 1
@@ -83,6 +95,26 @@ def proof_text(proof: Proof) -> str:
     claims = table(("claim", "compared", *(one.precision for one in proof.passes)), rows)
     answer = "proven" if proof.proven else "NOT PROVEN"
     return f"{head}\n\n{claims}\n\n{answer}\n"
+
+
+def bisection_text(found: Bisection) -> str:
+    """Return what a failure needs, what happens without each part of it, and the smallest run."""
+    sizes = ", ".join(f"{name} {count}" for name, count in found.sizes.items())
+    needed = [(one.name, one.without) for one in found.needed]
+    spared = fill(
+        f"it does not need: {', '.join(found.left_out) or 'nothing could be left out'}",
+        width=100,
+        subsequent_indent="  ",
+    )
+    return "\n\n".join(
+        (
+            f"the smallest run that breaks {found.rule} ({found.num_proofs} proofs): {sizes}\n"
+            f"{found.summary}",
+            table(("it needs", "without it"), needed) if needed else "it needs no setting",
+            spared,
+            *(f"# {name}\n{text}" for name, text in found.files.items()),
+        )
+    )
 
 
 def _outcome(claim: ClaimResult) -> str:

@@ -9,6 +9,7 @@ shrink.py           a plan made small, with all kept that can go wrong; shrink_e
 oracle/             the same training on one device, in plain code
 claims/             what must hold, how far off it may be, and the verdict (proof.py)
 diagnose/           the first wrong thing: its tensor, factor and axis (diagnose.py)
+bisect/             the smallest run that fails as a given one does
 mistakes/           known mistakes, committed on one device to be recognised
 matrix/             the combinations of layouts that are proven, and walks over them
 """

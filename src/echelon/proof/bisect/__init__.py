@@ -1,0 +1,6 @@
+"""Bisection: the smallest run that fails as a given one does, and what of it is needed.
+
+run_settings.py   a plan as the settings of a run.toml, and what may be left out of them
+bisect.py         halving: which settings, which degree, how many blocks and microbatches
+verdict.py        what was found: the smallest run.toml, and what happens without each part of it
+"""
