@@ -17,8 +17,8 @@ from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.launch.root_cause import RankFailure
 from echelon.proof.bisect.run_settings import (
+    BisectedSettings,
     RunPart,
-    RunSettings,
     SettingValues,
     parts_of,
     smaller_runs,
@@ -56,7 +56,7 @@ def bisect(plan: Plan, prove_plan: ProvePlan) -> Bisection | None:
 
     ConfigError where its settings do not give a plan.
     """
-    settings = RunSettings(plan)
+    settings = BisectedSettings(plan)
     plan, values = settings.plan(settings.values)
     search = _Search(settings, prove_plan)
     first = search.outcome(values)
@@ -66,7 +66,7 @@ def bisect(plan: Plan, prove_plan: ProvePlan) -> Bisection | None:
 class _Search:
     """Halve the settings of one run."""
 
-    def __init__(self, settings: RunSettings, prove_plan: ProvePlan) -> None:
+    def __init__(self, settings: BisectedSettings, prove_plan: ProvePlan) -> None:
         self._settings, self._prove = settings, prove_plan
         self._known: dict[str, _Outcome] = {}
         self._rule, self._own_precision = "", True

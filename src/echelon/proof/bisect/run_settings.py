@@ -63,7 +63,7 @@ class RunPart:
         return with_microbatches(left, num_microbatches(values))
 
 
-class RunSettings:
+class BisectedSettings:
     """Turn a plan into settings, and settings into plans, with the files beside them.
 
     The cluster is that of the plan, and so is a schedule that is written out.
