@@ -21,6 +21,13 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.prove import PROVE_SUBJECT
 from echelon.launch.context import RankContext
 from echelon.parallel.weights import Shard
+from echelon.proof.activations import (
+    ObservedActivation,
+    activation_tables,
+    activation_tensors,
+    observe_activations,
+    read_activations,
+)
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.subject import Factory, ReportedRouting, StepRecord, Subject
 
@@ -63,6 +70,7 @@ class RankResult:
     rank: int
     reports: tuple[StepRecord, ...]
     shards: tuple[ObservedShard, ...]
+    activations: tuple[ObservedActivation, ...] = ()
 
 
 def run_subject(context: RankContext, argument: Mapping[str, Any]) -> None:
@@ -106,11 +114,17 @@ def read_results(directory: Path, number: int, world_size: int) -> tuple[RankRes
 def _observe(rank: int, subject: Subject, plan: Plan, num_steps: int) -> RankResult:
     pieces = _values(rank, INITIAL, subject, plan)
     reports: list[StepRecord] = []
+    passed: list[ObservedActivation] = []
+    activations: Any = getattr(subject, "activations", None)
     for step in range(num_steps):
         reports.append(_record(subject.step(global_batch(plan, step), step)))
         pieces += _observed_shards(rank, "gradients", step, subject.gradients())
         pieces += _values(rank, step, subject, plan)
-    return RankResult(rank=rank, reports=tuple(reports), shards=tuple(pieces))
+        if activations is not None:
+            passed += observe_activations(rank, step, activations())
+    return RankResult(
+        rank=rank, reports=tuple(reports), shards=tuple(pieces), activations=tuple(passed)
+    )
 
 
 def _values(rank: int, step: int, subject: Subject, plan: Plan) -> list[ObservedShard]:
@@ -166,12 +180,14 @@ def _write(result: RankResult, directory: Path, number: int) -> None:
     keys = ("kind", "step", "name", "global_shape", "offset", "primary")
     tables = [{key: getattr(piece, key) for key in keys} for piece in result.shards]
     tensors = {str(index): piece.tensor for index, piece in enumerate(result.shards)}
+    tensors |= activation_tensors(result.activations)
     save_file(tensors, stem.with_suffix(".safetensors"))
     reports = []
     for report in result.reports:
         losses = [[*slot, *value] for slot, value in report.microbatch_losses.items()]
         reports.append({**asdict(report), "microbatch_losses": losses})
-    text = json.dumps({"reports": reports, "pieces": tables})
+    passed = activation_tables(result.activations)
+    text = json.dumps({"reports": reports, "pieces": tables, "activations": passed})
     stem.with_suffix(".json").write_text(text, encoding="utf-8")
 
 
@@ -198,4 +214,5 @@ def _read(directory: Path, number: int, rank: int) -> RankResult:
         for report in data["reports"]
         for losses in [report["microbatch_losses"]]
     )
-    return RankResult(rank=rank, reports=reports, shards=pieces)
+    activations = read_activations(rank, data["activations"], tensors)
+    return RankResult(rank=rank, reports=reports, shards=pieces, activations=activations)

@@ -174,6 +174,39 @@ class StepRecord:
     """Where tokens were sent."""
 
 
+class ReportedActivation(Protocol):
+    """What passed between two parts of the model on one rank, a row of W numbers for each token.
+
+    Names are those of `models/boundaries.py`, and "layers.3.scores" and "layers.3.gates", [n, E],
+    of a router: what it chooses by, and the weights, each at its expert.
+    """
+
+    @property
+    def name(self) -> str:
+        """The boundary."""
+        ...
+
+    @property
+    def gradient(self) -> bool:
+        """Whether it is the gradient of the mean loss there, without the loss scale."""
+        ...
+
+    @property
+    def recomputed(self) -> bool:
+        """Whether it passed once more, in backward."""
+        ...
+
+    @property
+    def tokens_n(self) -> torch.Tensor:
+        """Numbers of the tokens: sample id x sequence length + position."""
+        ...
+
+    @property
+    def values_nW(self) -> torch.Tensor:
+        """What passed."""
+        ...
+
+
 class Subject(Protocol):
     """One rank of a model under training, built for a plan and seeded by it.
 
@@ -184,7 +217,9 @@ class Subject(Protocol):
 
     A subject whose optimizer keeps a master copy may also have a method `masters`, which gives it
     as `parameters` gives the parameters: what was updated is then compared where it is precise,
-    and every parameter must be the rounding of its master copy.
+    and every parameter must be the rounding of its master copy. One that has a method
+    `activations`, which gives each `ReportedActivation` of the last step, is told between which
+    parts of the model a forward pass goes wrong.
     """
 
     def step(self, batch: ProofBatch, step: int) -> Any:

@@ -8,7 +8,8 @@ routing.py           what a step says of its experts, over all ranks
 expert_state.py      what the next step takes over from routing, as checkpoints know it
 observer.py          what training tells whoever watches it
 diagnosis.py         where a NaN came from; router_diagnosis.py looks at routers
-subject.py           the engine as the thing under proof; routing_recorder.py writes down its routes
+subject.py           the engine as the thing under proof; routing_recorder.py writes down its
+                     routes, activation_recorder.py what passes between its blocks
 generate.py          text from a trained model, on one device
 
 data/                text to token shards, and the samples of each rank

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -18,6 +18,7 @@ from echelon.parallel.offload.store import storage_bytes
 from echelon.parallel.transport.recorder import Recorder, clock_of
 from echelon.parallel.weights import Shard
 from echelon.schedule.action import ActionKind
+from echelon.training.activation_recorder import ActivationRecorder, RecordedActivation
 from echelon.training.engine import TrainEngine
 from echelon.training.routing_recorder import RecordedRouting, RoutingRecorder
 
@@ -87,6 +88,8 @@ class EngineSubject:
         self.engine = TrainEngine(plan, recorder, place.device)
         self.engine.on_gradients = self._keep_gradients
         self._routes = RoutingRecorder(self.engine)
+        self._activations = ActivationRecorder(self.engine)
+        self._scale = 1.0
         self._gradients: dict[str, list[Shard]] = {}
 
     def step(self, batch: BatchRows, step: int) -> EngineReport:
@@ -101,6 +104,7 @@ class EngineSubject:
         ]
         self.events.events.clear()
         self._routes.start_step()
+        self._activations.start_step()
         result = self.engine.step(batches, step)
         # What a step sends while the next one runs belongs to this one.
         self.engine.model.gathering.settle()
@@ -134,6 +138,12 @@ class EngineSubject:
         """Return the values that the optimizer updates."""
         return self.engine.masters()
 
+    def activations(self) -> Iterator[RecordedActivation]:
+        """Yield what passed between the parts of the blocks here in the last step."""
+        for one in self._activations.recorded():
+            values = _unscaled(one.values_nW, self._scale) if one.gradient else one.values_nW
+            yield replace(one, values_nW=values)
+
     def state(self) -> Mapping[str, Mapping[str, Sequence[Shard]]]:
         """Return the state of the optimizer, by kind."""
         return self.engine.state()
@@ -144,7 +154,7 @@ class EngineSubject:
 
     def _keep_gradients(self) -> None:
         """Keep copies without the loss scale, in a dtype that can hold them."""
-        scale = self.engine.loss_scale.value
+        scale = self._scale = self.engine.loss_scale.value
         self._gradients = {
             name: [replace(shard, tensor=_unscaled(shard.tensor, scale)) for shard in shards]
             for name, shards in self.engine.gradients().items()

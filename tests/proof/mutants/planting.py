@@ -55,6 +55,10 @@ class MutantSubject:
         """Return the values that the optimizer updates."""
         return self._subject.masters()
 
+    def activations(self) -> Any:
+        """Return what passed the boundaries of blocks in the last step."""
+        return self._subject.activations()
+
     def close(self) -> None:
         """Take the bug out, and give back what the engine holds."""
         self._patch.undo()

@@ -93,6 +93,19 @@ PROVE_ROUTER_BIASES = Rule(
     fixed="counts = all_reduce(counts); bias += rate * sign(mean(counts) - counts)",
 )
 
+PROVE_ACTIVATIONS = Rule(
+    id="prove-activations",
+    why="""
+    What each block reads, what its norms, attention and MLP make of it, and what it gives, are
+    those of one device for every token, on every rank that has the token, and again where a block
+    is recomputed; so are the scores and gates of routers. The first that is not says between which
+    two places the forward pass goes wrong. An engine that does not tell its activations is judged
+    by its losses alone.
+    """,
+    bad="x = x + attention(x)                            # the norm before it was left out",
+    fixed="x = x + attention(norm(x))",
+)
+
 PROVE_MICROBATCH_LOSS = Rule(
     id="prove-microbatch-loss",
     why="""
@@ -132,6 +145,17 @@ PROVE_GRADIENTS = Rule(
     """,
     bad="all_reduce(grad) / dp                           # of a loss already divided by all tokens",
     fixed="all_reduce(grad)",
+)
+
+PROVE_ACTIVATION_GRADIENTS = Rule(
+    id="prove-activation-gradients",
+    why="""
+    The gradient of the mean loss with respect to what passes between the parts of the model is
+    that of one device for every token, on every rank that has the token. The block where it is
+    right behind and wrong before is the one whose backward is wrong.
+    """,
+    bad="dx = dy @ weight_shard                          # of a column-parallel layer, not summed",
+    fixed="dx = all_reduce(dy @ weight_shard, tp)",
 )
 
 PROVE_GRADIENT_NORM = Rule(

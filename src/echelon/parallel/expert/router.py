@@ -12,6 +12,7 @@ Shape suffixes: n tokens of this rank, B sequences, D hidden, E experts, K exper
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,8 +108,12 @@ class Router:
     """Route the tokens of one rank."""
 
     def __init__(self, balancer: Balancer, sequence: Group, store: GradientStore) -> None:
-        """Agree with the ranks of `sequence` on what is counted by sequence."""
+        """Agree with the ranks of `sequence` on what is counted by sequence.
+
+        `on_scores` may be set: it learns the scores of every token, before any is chosen.
+        """
         self.balancer, self._sequence, self._store = balancer, sequence, store
+        self.on_scores: Callable[[int, RoutedTokens, torch.Tensor], None] | None = None
 
     def route(
         self,
@@ -123,6 +128,8 @@ class Router:
         experts, balance = self.balancer.experts, self.balancer.balance
         logits_nE: torch.Tensor = RouterLinear.apply(x_nD, weight_ED, self._store)
         scores_nE = scores_of(logits_nE, experts)
+        if self.on_scores is not None:
+            self.on_scores(layer, tokens, scores_nE)
         bias_E = self.balancer.biases.get(layer)
         chosen_nK = choose_experts(scores_nE, bias_E, tokens.number_n, experts, balance)
         gates_nK = gates_of(scores_nE, chosen_nK, experts)

@@ -3,6 +3,7 @@
 proof.py            the proof as a value: verdict, claims, diagnosis
 claims.py           all claims in the order in which one causes the next
 checks.py           comparisons of weights, samples, tokens, losses
+activation_checks.py what passes between the parts of the model
 value_checks.py     comparisons of gradients, updates and values; the replayed optimizer
 routing_checks.py   comparisons of routes, loads and biases, with choice_errors.py
 predictions.py      bytes sent and held, the order of actions

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 
 from echelon.core.rulebook import prove as rules
 from echelon.core.rules import Rule
-from echelon.proof.claims import checks, predictions, routing_checks, value_checks
+from echelon.proof.claims import (
+    activation_checks,
+    checks,
+    predictions,
+    routing_checks,
+    value_checks,
+)
 from echelon.proof.claims.checks import Check, Evidence
 
 
@@ -116,6 +122,11 @@ CLAIMS: tuple[ProofClaim, ...] = (
         "auxiliary and z-loss of the global batch, on every rank",
         routing_checks.router_losses,
     ),
+    _if_reported(
+        rules.PROVE_ACTIVATIONS,
+        "what passes between the parts of the model, token by token",
+        activation_checks.activations,
+    ),
     ProofClaim(rules.PROVE_MICROBATCH_LOSS, "loss of each microbatch", checks.microbatch_losses),
     ProofClaim(
         rules.PROVE_LOSS, "loss of the global batch, on every rank", checks.scalar("loss", "loss")
@@ -126,6 +137,11 @@ CLAIMS: tuple[ProofClaim, ...] = (
         value_checks.loss_scale,
     ),
     ProofClaim(rules.PROVE_GRADIENTS, "every gradient before clipping", value_checks.gradients),
+    _if_reported(
+        rules.PROVE_ACTIVATION_GRADIENTS,
+        "gradients between the parts of the model, token by token",
+        activation_checks.activation_gradients,
+    ),
     ProofClaim(
         rules.PROVE_GRADIENT_NORM,
         "global gradient norm, on every rank",

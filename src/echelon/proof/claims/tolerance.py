@@ -138,6 +138,7 @@ def own_tolerance(
         for run in one_device
     ]
     flats = _value_flats(plan, reference) | _score_flats(plan, reference)
+    flats |= _activation_flats(plan, reference)
     return measured(runs, num_partial_sums(plan) * roundoff(plan), flats)
 
 
@@ -214,12 +215,22 @@ def _value_flats(plan: Plan, reference: Sequence[OracleStep]) -> dict[_Key, floa
     return flats
 
 
+def _activation_flats(plan: Plan, reference: Sequence[OracleStep]) -> dict[_Key, float]:
+    """Return what a plan may add to the error of an activation: the sums of a forward pass."""
+    flat = _num_forward_sums(plan) * unit_roundoff(plan.mathematics.precision.parameters)
+    return {
+        ("activations", exact.step, name): flat for exact in reference for name in exact.activations
+    }
+
+
+def _num_forward_sums(plan: Plan) -> int:
+    """Return how many more roundings an element meets in a forward pass than on one device."""
+    return plan.mesh.cp + plan.mesh.tp + plan.num_stages
+
+
 def _score_flats(plan: Plan, reference: Sequence[OracleStep]) -> dict[_Key, float]:
     """Return what a plan may add to the error of a score or gate: a forward has fewer sums."""
-    mesh = plan.mesh
-    share = (mesh.cp + mesh.tp + plan.num_stages) * unit_roundoff(
-        plan.mathematics.precision.parameters
-    )
+    share = _num_forward_sums(plan) * unit_roundoff(plan.mathematics.precision.parameters)
     flats: dict[_Key, float] = {}
     for exact in reference:
         for layer, routed in exact.routed.items():
@@ -237,9 +248,12 @@ def _errors(
         yield ("losses", step, str(slot)), _scalar(rough.microbatch_losses[slot][0], total)
     yield ("loss", step, ""), _scalar(rough.loss, exact.loss)
     yield from _routing_errors(exact, rough)
+    yield from tensor_errors("activations", step, exact.activations, rough.activations)
     if not exact.skipped and not rough.skipped:
         yield ("grad_norm", step, ""), _scalar(rough.grad_norm, exact.grad_norm)
         yield from tensor_errors("gradients", step, exact.gradients, rough.gradients)
+        at = exact.activation_gradients
+        yield from tensor_errors("activation gradients", step, at, rough.activation_gradients)
         seen = _differences(plan, rough, rounded=not has_masters)
         yield from tensor_errors("updates", step, _differences(plan, exact, rounded=False), seen)
     yield from tensor_errors("masters", step, exact.after, rough.after)

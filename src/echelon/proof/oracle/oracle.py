@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch.nn import functional as fn
@@ -26,6 +26,7 @@ from echelon.models.decoder import Decoder
 from echelon.models.initial import initial_values
 from echelon.models.operations import Operations
 from echelon.models.precision import widened
+from echelon.proof.oracle.activations import Activations, hearing, with_routers
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.operations import ForcedRouting, OracleOperations
 from echelon.proof.oracle.optimizers import (
@@ -90,6 +91,10 @@ class OracleStep:
     """How each layer with experts routed the tokens."""
     forced_routing: ForcedRouting | None = None
     """Where it was made to send tokens, if it was."""
+    activations: Activations = field(default_factory=dict[str, torch.Tensor])
+    """What passed the boundaries between the parts of the model."""
+    activation_gradients: Activations = field(default_factory=dict[str, torch.Tensor])
+    """Gradients of the mean loss there, in the order of the backward pass."""
 
 
 def run_oracle(
@@ -234,11 +239,12 @@ def _step(plan: Plan, before: _StepStart, factor: float) -> OracleStep:
     step, values, states = before.step, before.values, before.states
     optimizer, precision = plan.mathematics.optimizer, plan.mathematics.precision
     model = build_decoder(plan, values, routing=before.routing, forced=before.forced)
-    sums, beside, routed = _microbatch_losses(plan, model, step, before.routing)
-    count, scale = sum(number for _, number in sums.values()), before.loss_scale * factor
-    losses = {s: total * (scale / count) for s, (total, _) in sums.items()}
-    losses = {s: loss + beside[s] * scale if beside else loss for s, loss in losses.items()}
-    scaled = _summed_gradients(plan, model, losses)
+    with hearing(model) as heard:
+        sums, beside, routed = _microbatch_losses(plan, model, step, before.routing)
+        count, scale = sum(number for _, number in sums.values()), before.loss_scale * factor
+        losses = {s: total * (scale / count) for s, (total, _) in sums.items()}
+        losses = {s: loss + beside[s] * scale if beside else loss for s, loss in losses.items()}
+        scaled = _summed_gradients(plan, model, losses)
     norm = global_norm(scaled) / scale
     skipped = precision.loss_scaling != "none" and not math.isfinite(norm)
     clip, rate = clip_scale(norm, optimizer.clip_norm), learning_rate(optimizer, step)
@@ -268,6 +274,8 @@ def _step(plan: Plan, before: _StepStart, factor: float) -> OracleStep:
         forced_routing=before.forced,
         updates=updates,
         after={name: value + updates[name].total for name, value in values.items()},
+        activations=with_routers(heard.forward, routed),
+        activation_gradients={n: widened(dx) / scale for n, dx in heard.gradients.items()},
     )
 
 
