@@ -24,7 +24,7 @@ def split(kind: str, cp: int = 2, ulysses: int = 1, **more: Any) -> dict[str, An
 
 def in_forward(plan: dict[str, Any], factor: str, tensor: str = ATTENTION) -> Told:
     """Return what is told of a bug of the forward pass."""
-    return Told("prove-microbatch-loss", tensor, factor, "cp", plan=plan)
+    return Told("prove-activations", tensor, factor, "cp", plan=plan)
 
 
 def in_gradients(plan: dict[str, Any], factor: str, tensor: str = V, axis: str = "cp") -> Told:

@@ -54,7 +54,7 @@ def gates_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
         "",
         tensor=LAST,
         step=1,
-        rule="prove-microbatch-loss",
+        rule="prove-activations",
         model=DEEPSEEK,
         balance=BIAS,
         **WHOLE,

@@ -305,7 +305,7 @@ def slices_reversed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
         "stale",
         "edp_shard",
         step=1,
-        rule="prove-microbatch-loss",
+        rule="prove-activations",
         dp_shard=4,
         ep=2,
         zero=Zero(stage=3),

@@ -42,7 +42,7 @@ def block_not_run(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 
 @mutant(
-    Told("prove-microbatch-loss", LAST, "zero", "pp"),
+    Told("prove-activations", LAST, "zero", "pp"),
 )
 def block_without_effect(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Run block 1 and throw its output away."""
@@ -77,7 +77,7 @@ def initial_slice_of_the_next_rank(patch: pytest.MonkeyPatch, plan: Plan) -> Non
 
 @mutant(
     Told(
-        "prove-microbatch-loss", "layers.0.attention.k.weight", "wrong heads", "tp", plan={"tp": 2}
+        "prove-activations", "layers.0.attention.k.weight", "wrong heads", "tp", plan={"tp": 2}
     ),
 )
 def wrong_key_value_head(patch: pytest.MonkeyPatch, plan: Plan) -> None:
@@ -92,7 +92,7 @@ def wrong_key_value_head(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 
 @mutant(
-    Told("prove-microbatch-loss", "head.weight", "padding", "tp", plan={"tp": 2}),
+    Told("prove-activations", "head.weight", "padding", "tp", plan={"tp": 2}),
 )
 def padding_not_masked(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Let the ids that pad the vocabulary take part in the softmax."""
@@ -106,7 +106,7 @@ def padding_not_masked(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 @mutant(
     Told(
-        "prove-microbatch-loss",
+        "prove-activations",
         "layers.0.attention.q.weight",
         "positions",
         "tp",
@@ -125,7 +125,7 @@ def positions_of_the_slice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 @mutant(
     Told(
-        "prove-microbatch-loss",
+        "prove-activations",
         "loss of dp 0 microbatch 0",
         "order",
         "pp",
@@ -145,7 +145,7 @@ def labels_in_another_order(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 @mutant(
     Told(
-        "prove-microbatch-loss",
+        "prove-activations",
         "loss of dp 0 microbatch 0",
         "stale",
         "pp",

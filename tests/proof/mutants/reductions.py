@@ -194,7 +194,7 @@ def column_backward_not_summed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 
 @mutant(
-    Told("prove-microbatch-loss", "layers.0.attention.o.weight", "tp", "tp", plan={"tp": 4}),
+    Told("prove-activations", "layers.0.attention.o.weight", "tp", "tp", plan={"tp": 4}),
 )
 def row_forward_doubled(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Sum the output of every row-parallel layer twice."""
@@ -210,7 +210,7 @@ def row_forward_doubled(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 @mutant(
     Told(
-        "prove-microbatch-loss",
+        "prove-activations",
         "layers.0.attention.o.bias",
         "tp",
         "tp",

@@ -64,7 +64,7 @@ def slice_updated_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 @mutant(
     Told(
-        "prove-microbatch-loss",
+        "prove-activations",
         f"{LAST}.attention_norm.weight",
         "stale",
         "dp_shard",

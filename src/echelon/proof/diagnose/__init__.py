@@ -2,6 +2,7 @@
 
 diagnose.py             the first failure, and who explains it
 diagnosis.py            what a finding says; the axis that tells wrong from right ranks
+activations.py          between which two places a pass goes wrong, with norm_layers.py
 losses.py               wrong losses, and loss scales
 gradients.py            wrong gradients, by
   microbatch_weights.py   weights of microbatches

@@ -14,6 +14,7 @@ from echelon.layout.stage import pieces_of
 from echelon.proof.claims.checks import Check, Evidence
 from echelon.proof.claims.claims import ClaimResult, first_failure
 from echelon.proof.claims.wrong_factors import EXPLAINED, fit_factor, named_factor
+from echelon.proof.diagnose.activations import backward_place, explain_activation, tensor_at
 from echelon.proof.diagnose.diagnosis import Diagnosis, ProofFinding, named_groups
 from echelon.proof.diagnose.gradients import explain_gradient
 from echelon.proof.diagnose.losses import explain_loss, explain_microbatch_losses, explain_scale
@@ -48,7 +49,7 @@ def diagnose(evidence: Evidence, results: Sequence[ClaimResult]) -> Diagnosis | 
     first = first_failure(results)
     if first is None:
         return None
-    result, failure = first
+    result, failure = _before_its_router(evidence, results, *first)
     finding = _explain(evidence, result.rule.id, failure)
     return Diagnosis(
         rule=result.rule.id,
@@ -64,6 +65,22 @@ def diagnose(evidence: Evidence, results: Sequence[ClaimResult]) -> Diagnosis | 
         num_wrong=len({(f.step, f.subject) for f in result.failures}),
         num_compared=result.compared,
     )
+
+
+def _before_its_router(
+    evidence: Evidence, results: Sequence[ClaimResult], result: ClaimResult, failure: Check
+) -> tuple[ClaimResult, Check]:
+    """Return, in place of a wrong route, what is wrong before its router."""
+    if result.rule.id not in _OF_ROUTES:
+        return result, failure
+    router = router_of(evidence, failure).rpartition(".mlp")[0]
+    names = list(evidence.oracle[failure.step].activations)
+    last = names.index(f"{router}.scores") if f"{router}.scores" in names else 0
+    for other in results:
+        for earlier in other.failures if other.rule.id == rules.PROVE_ACTIVATIONS.id else ():
+            if earlier.step == failure.step and earlier.position < last:
+                return other, earlier
+    return result, failure
 
 
 def _explain(evidence: Evidence, rule: str, failure: Check) -> ProofFinding:
@@ -172,8 +189,28 @@ def _tokens(evidence: Evidence, failure: Check) -> ProofFinding:
     return replace(named, description=says)
 
 
+def _gradient(evidence: Evidence, failure: Check) -> ProofFinding:
+    """Return what is wrong with a gradient and, if nothing explains it, where backward goes so."""
+    finding = explain_gradient(evidence, failure)
+    place = backward_place(evidence, failure.step)
+    if finding.factor != "none" or place is None:
+        return finding
+    return replace(
+        finding, tensor=tensor_at(place[0]), description=f"{finding.description}; {place[1]}"
+    )
+
+
+def _backward(evidence: Evidence, failure: Check) -> ProofFinding:
+    """Return where a backward pass goes wrong that leaves all gradients of parameters right."""
+    place = backward_place(evidence, failure.step)
+    says = failure.detail if place is None else f"another backward pass: {place[1]}"
+    return ProofFinding("none", says, tensor=tensor_at(failure.subject))
+
+
 _EXPLANATIONS: Mapping[str, Callable[[Evidence, Check], ProofFinding]] = {
-    rules.PROVE_GRADIENTS.id: explain_gradient,
+    rules.PROVE_ACTIVATIONS.id: explain_activation,
+    rules.PROVE_ACTIVATION_GRADIENTS.id: _backward,
+    rules.PROVE_GRADIENTS.id: _gradient,
     rules.PROVE_CLIPPED_UPDATE.id: explain_update,
     rules.PROVE_REPLAYED_UPDATE.id: explain_replayed,
     rules.PROVE_MASTER_WEIGHTS.id: explain_written_back,
@@ -197,6 +234,11 @@ _NUMBERS = {
     rules.PROVE_LOSS_SCALE.id: "loss scale",
 }
 """What a wrong number is told under, on whatever rank."""
+
+_OF_ROUTES = frozenset(
+    {rules.PROVE_ROUTES.id, rules.PROVE_EXPERT_LOADS.id, rules.PROVE_ROUTER_LOSSES.id}
+)
+"""What follows from a forward pass that is wrong before a router."""
 
 _OF_ROUTERS = frozenset(
     {rules.PROVE_EXPERT_LOADS.id, rules.PROVE_ROUTER_LOSSES.id, rules.PROVE_ROUTER_BIASES.id}

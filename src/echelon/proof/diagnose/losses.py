@@ -21,6 +21,7 @@ from echelon.proof.claims.wrong_factors import (
 from echelon.proof.diagnose.context_parts import means_by_context_rank
 from echelon.proof.diagnose.diagnosis import ROUNDING, ProofFinding, with_distinguishing_axis
 from echelon.proof.mistakes.context import context_variants
+from echelon.proof.mistakes.dropout import dropout_variants
 from echelon.proof.mistakes.experts import expert_variants
 from echelon.proof.mistakes.forward import variants
 from echelon.proof.mistakes.outdated_parameters import outdated_parameter_variants
@@ -149,6 +150,7 @@ def _known_mistake(evidence: Evidence, oracle: OracleStep, observed: Losses) -> 
         outdated_parameter_variants(evidence, oracle),
         row_variants(plan),
         context_variants(plan),
+        dropout_variants(plan),
         expert_variants(plan, oracle),
         variants(plan, oracle, known_factors(plan, oracle)),
     ):

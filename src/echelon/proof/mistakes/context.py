@@ -1,4 +1,4 @@
-"""Attention over a split sequence, done wrong on one device: in all the ways that are known.
+"""Attention, mostly over a split sequence, done wrong on one device: in all ways that are known.
 
 A mistake is told by how often each query meets each key (once where right; never, or twice), by how
 the softmax over several blocks of keys is put together, or by which position or head a row is taken
@@ -49,9 +49,8 @@ class MistakeScope:
 
 
 def context_variants(plan: Plan) -> Iterator[Variant]:
-    """Return the mistakes of attention over a split sequence, the most likely first."""
-    if plan.mesh.cp == 1:
-        return
+    """Return the mistakes of attention, over a split sequence or not, the most likely first."""
+    axis = "cp" if plan.mesh.cp > 1 else ""
     places = context_positions(plan.placement)
     yield from _merges(plan, places)
     tried: set[tuple[bytes, tuple[int, ...] | None]] = set()
@@ -60,7 +59,7 @@ def context_variants(plan: Plan) -> Iterator[Variant]:
         counted = _inside(scope, wrong)
         if _is_new(plan, scope, counted, tried):
             where = f"{says} {scope.description}".strip()
-            finding = ProofFinding(factor, where, "cp", tensor=_ATTENTION)
+            finding = ProofFinding(factor, where, axis, tensor=_ATTENTION)
             yield Variant(finding, counted_attention(counted, scope.heads))
 
 
@@ -108,6 +107,9 @@ def _mistakes(plan: Plan, places: ContextPositions) -> Iterator[tuple[str, str, 
     yield "met twice", "attention is done twice", lambda seen, batch: 2 * seen
     if plan.mathematics.documents == "separate":
         yield "documents", "attention crosses documents", _masked(mask, across=True)
+        for by, how in ((1, "late"), (-1, "early")):
+            says = f"documents start one position too {how}"
+            yield "documents off by one", says, _masked(mask, documents_by=by)
     for by, how in ((1, "one key too late"), (-1, "one key too early")):
         # As though each key stood one row of its run further on.
         keys_S = torch.arange(length) + by * places.step_T
@@ -131,15 +133,20 @@ def _masked(
     mask: AttentionMask,
     *,
     across: bool = False,
+    documents_by: int = 0,
     keys_S: torch.Tensor | None = None,
     also_TS: torch.Tensor | None = None,
 ) -> CountPairs:
-    """Count by another mask, across documents, or with keys at other positions."""
+    """Count by another mask, across documents or moved ones, or with keys at other positions."""
 
     def counted(_: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
         positions_T = batch.positions_T
         keys = positions_T if keys_S is None else keys_S
-        other = visible(positions_T, keys, mask, None if across else batch.documents)
+        documents = batch.documents and tuple(
+            (0, *(max(0, start + documents_by) for start in starts[1:]))
+            for starts in batch.documents
+        )
+        other = visible(positions_T, keys, mask, None if across else documents)
         return other if also_TS is None else other & also_TS
 
     return counted

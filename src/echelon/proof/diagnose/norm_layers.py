@@ -1,0 +1,90 @@
+"""What a wrong norm looks like: another epsilon, another kind, a weight that is left out.
+
+The input of a norm is right where its output is the first that is wrong, so its formula can be
+tried with other constants, and solved for its epsilon.
+
+Shape suffixes: n tokens of a rank, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from echelon.models.boundaries import FINAL_NORM, INPUT, OUTPUT
+from echelon.proof.claims.activation_checks import ActivationCopy
+from echelon.proof.claims.checks import Evidence
+from echelon.proof.claims.wrong_factors import relative_residual
+from echelon.proof.diagnose.diagnosis import ProofFinding
+from echelon.proof.oracle.oracle import OracleStep
+
+_FITS = 1e-9  # relative residual
+
+_STEADY = 1e-3  # relative spread of an epsilon over tokens
+
+
+def explain_norm_layer(
+    oracle: OracleStep, name: str, wrong: Sequence[ActivationCopy], evidence: Evidence
+) -> Iterator[ProofFinding]:
+    """Find the formula of a norm that gives the wrong output of one."""
+    read_BTD = _input_of(oracle, name)
+    if read_BTD is None or not wrong:
+        return
+    shape, values = evidence.plan.model, oracle.before
+    weight_D = values[f"{name}.weight"].double()
+    bias_D = values[f"{name}.bias"].double() if f"{name}.bias" in values else None
+    x_nD = torch.cat([copy.right_rows(read_BTD.double()) for copy in wrong])
+    y_nD = torch.cat([copy.values_nW for copy in wrong])
+    tensor = f"{name}.weight"
+    formulas = {
+        "RMSNorm": _rms_norm(x_nD, shape.norm_eps) * weight_D,
+        "LayerNorm": _rms_norm(x_nD - x_nD.mean(-1, keepdim=True), shape.norm_eps) * weight_D,
+    }
+    right = "LayerNorm" if shape.norm == "layernorm" else "RMSNorm"
+    for kind, made_nD in formulas.items():
+        found_nD = made_nD if bias_D is None else made_nD + bias_D
+        if kind != right and relative_residual(y_nD, found_nD) < _FITS:
+            yield ProofFinding("norm kind", f"{kind} in place of {right}", tensor=tensor)
+        if relative_residual(y_nD, made_nD / weight_D) < _FITS:
+            yield ProofFinding(
+                "no weight", "the norm is not multiplied by its weight", tensor=tensor
+            )
+    centred_nD = x_nD - x_nD.mean(-1, keepdim=True) if right == "LayerNorm" else x_nD
+    plain_nD = y_nD if bias_D is None else y_nD - bias_D
+    yield from _epsilon(centred_nD * weight_D, plain_nD, centred_nD, shape.norm_eps, tensor)
+
+
+def _input_of(oracle: OracleStep, name: str) -> torch.Tensor | None:
+    """Return what a norm reads, as far as boundaries say it."""
+    right, names = oracle.activations, list(oracle.activations)
+    block, _, part = name.rpartition(".")
+    if name == FINAL_NORM:
+        outputs = [one for one in names if one.endswith(f".{OUTPUT}")]
+        return right[outputs[-1]] if outputs else None
+    if part == "attention_norm":
+        return right[f"{block}.{INPUT}"]
+    if part == "mlp_norm":
+        return right[f"{block}.{INPUT}"] + right[f"{block}.attention"]
+    return None
+
+
+def _rms_norm(x_nD: torch.Tensor, eps: float) -> torch.Tensor:
+    return x_nD * torch.rsqrt(x_nD.square().mean(-1, keepdim=True) + eps)
+
+
+def _epsilon(
+    scaled_nD: torch.Tensor, y_nD: torch.Tensor, x_nD: torch.Tensor, eps: float, tensor: str
+) -> Iterator[ProofFinding]:
+    """Solve y = x weight / sqrt(mean(x^2) + eps) for eps, token by token."""
+    factor_n = (y_nD * scaled_nD).sum(-1) / scaled_nD.square().sum(-1)
+    if relative_residual(y_nD, factor_n[:, None] * scaled_nD) >= _FITS:
+        return
+    square_n = x_nD.square().mean(-1)
+    eps_n = factor_n.pow(-2) - square_n
+    found = float(eps_n.median())
+    # Float64 leaves 1e-15 of the square, from which a small epsilon is solved.
+    noise = 1e-12 * float(square_n.max())
+    if float((eps_n - found).abs().max()) <= _STEADY * abs(found) + noise:
+        says = f"its epsilon is {found:.3g} instead of {eps:.3g}"
+        yield ProofFinding("epsilon", says, value=found, tensor=tensor)
