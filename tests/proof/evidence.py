@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
 
 from echelon.core.plan import Plan
+from echelon.proof.activations import ObservedActivation
 from echelon.proof.claims.checks import Evidence, dp_rank_of
 from echelon.proof.claims.tolerance import float64_tolerance
 from echelon.proof.observed import ObservedRun
@@ -19,6 +20,9 @@ from echelon.proof.subject import StepRecord
 ChangeShard = Callable[[ObservedShard], torch.Tensor]
 """From a piece to what the rank says of it instead."""
 
+ChangeActivation = Callable[[ObservedActivation], ObservedActivation]
+"""From what passed a boundary on a rank to what it says of it instead."""
+
 ChangeReport = Callable[[int, int, StepRecord], StepRecord]
 """From a rank, a step and its report to what the rank reports instead."""
 
@@ -29,8 +33,12 @@ def replicas(
     *,
     shard: ChangeShard = lambda piece: piece.tensor,
     report: ChangeReport = lambda rank, step, record: record,
+    activation: ChangeActivation = lambda one: one,
 ) -> Evidence:
-    """Return the evidence of a run in float64 whose ranks all hold everything; rank 0 answers."""
+    """Return the evidence of a run in float64 whose ranks all hold everything; rank 0 answers.
+
+    Each tells the activations of its own rows.
+    """
     oracle = run_oracle(plan, num_steps)
     results: list[RankResult] = []
     for rank in range(plan.mesh.world_size):
@@ -39,7 +47,16 @@ def replicas(
             pieces += _pieces(rank, "gradients", one.step, one.gradients, shard)
             pieces += _pieces(rank, "parameters", one.step, one.after, shard)
         reports = [report(rank, one.step, _report(plan, rank, one)) for one in oracle]
-        results.append(RankResult(rank=rank, reports=tuple(reports), shards=tuple(pieces)))
+        results.append(
+            RankResult(
+                rank=rank,
+                reports=tuple(reports),
+                shards=tuple(pieces),
+                activations=tuple(
+                    activation(seen) for one in oracle for seen in _activations(plan, rank, one)
+                ),
+            )
+        )
     return Evidence(
         plan=plan,
         reference_plan=plan,
@@ -47,6 +64,26 @@ def replicas(
         observed=ObservedRun(plan, results),
         tolerance=float64_tolerance(),
     )
+
+
+def _activations(plan: Plan, rank: int, oracle: OracleStep) -> Iterator[ObservedActivation]:
+    length = plan.mathematics.sequence_length
+    samples = torch.tensor(global_batch(plan, oracle.step).sample_ids)
+    share = len(samples) // plan.mesh.dp
+    replica = dp_rank_of(plan, rank)
+    own = slice(replica * share, (replica + 1) * share)
+    tokens_BT = samples[own, None] * length + torch.arange(length)
+    for gradient, of in ((False, oracle.activations), (True, oracle.activation_gradients)):
+        for name, value_BTW in of.items():
+            yield ObservedActivation(
+                rank=rank,
+                step=oracle.step,
+                name=name,
+                gradient=gradient,
+                recomputed=False,
+                tokens_n=tokens_BT.reshape(-1),
+                values_nW=value_BTW[own].flatten(0, 1),
+            )
 
 
 def _pieces(

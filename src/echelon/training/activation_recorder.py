@@ -76,7 +76,7 @@ class ActivationRecorder:
     def _hear(self, name: str, x_ND: torch.Tensor, batch: TokenBatch) -> None:
         """Keep what passes a boundary, and its gradient when that comes."""
         self._keep(name, id(batch), self._tokens_of(batch), x_ND)
-        if x_ND.requires_grad:
+        if x_ND.requires_grad and torch.is_grad_enabled():
             tokens_n = self._tokens_of(batch)
 
             def on_gradient(dx_ND: torch.Tensor) -> None:

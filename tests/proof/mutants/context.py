@@ -49,7 +49,7 @@ def _merge(patch: pytest.MonkeyPatch, put: Any) -> None:
     in_forward(split("ring", 4, model={"window": 20}), "merge"),
     in_forward(split("ulysses-ring", 4, 2, **DOCUMENTS), "merge"),
     Told(
-        "prove-routes",
+        "prove-activations",
         "layers.0.attention",
         "merge",
         "cp",
@@ -289,7 +289,7 @@ def _rows(patch: pytest.MonkeyPatch, plan: Plan, *taken: str) -> None:
 
 
 @mutant(
-    in_forward(split("ring"), "labels", "loss"),
+    in_forward(split("ring"), "labels", "loss", rule="prove-microbatch-loss"),
 )
 def labels_of_contiguous_chunks(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Cut labels in contiguous chunks beside tokens that follow the placement."""

@@ -22,9 +22,11 @@ def split(kind: str, cp: int = 2, ulysses: int = 1, **more: Any) -> dict[str, An
     return {"mesh": axes, "context": context, "accumulation": 2, **more}
 
 
-def in_forward(plan: dict[str, Any], factor: str, tensor: str = ATTENTION) -> Told:
+def in_forward(
+    plan: dict[str, Any], factor: str, tensor: str = ATTENTION, rule: str = "prove-activations"
+) -> Told:
     """Return what is told of a bug of the forward pass."""
-    return Told("prove-activations", tensor, factor, "cp", plan=plan)
+    return Told(rule, tensor, factor, "cp", plan=plan)
 
 
 def in_gradients(plan: dict[str, Any], factor: str, tensor: str = V, axis: str = "cp") -> Told:

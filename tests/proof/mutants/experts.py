@@ -35,8 +35,8 @@ from tests.proof.mutants.planting import mutant
 
 
 @mutant(
-    in_routes("gates twice", "ep", **EP2),
-    in_routes("gates twice", "ep", **PIECES),
+    in_routes("gates twice", "ep", **EP2, rule="prove-activations"),
+    in_routes("gates twice", "ep", **PIECES, rule="prove-activations"),
 )
 def gates_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Weigh by the gates where experts compute, and once more what they give."""
@@ -102,8 +102,8 @@ def _returned(
 
 
 @mutant(
-    in_routes("order", "ep", **EP2),
-    in_routes("order", "ep", **PIECES),
+    in_routes("order", "ep", **EP2, rule="prove-activations"),
+    in_routes("order", "ep", **PIECES, rule="prove-activations"),
 )
 def combined_in_wrong_order(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Put the rows of the last rank of the expert group first."""
@@ -111,7 +111,7 @@ def combined_in_wrong_order(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 
 @mutant(
-    in_routes("order", "ep", **WHOLE),
+    in_routes("order", "ep", **WHOLE, rule="prove-activations"),
 )
 def combined_unsorted(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Take rows that are sorted by expert for rows in the order of tokens."""
@@ -123,7 +123,7 @@ def combined_unsorted(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 
 @mutant(
-    in_routes("zero", "ep", **EP2),
+    in_routes("zero", "ep", **EP2, rule="prove-activations"),
 )
 def remote_experts_lost(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Take what the own experts make only."""
@@ -256,9 +256,9 @@ def recomputed_without_biases(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     in_routes(
         "routed anew",
         "",
-        tensor=f"{LAST}.experts.7.down.weight",
+        tensor=f"{LAST}.router",
         step=1,
-        rule="prove-gradients",
+        rule="prove-activations",
         model=DEEPSEEK,
         balance=BIAS,
         recompute=Recompute(policy="full"),

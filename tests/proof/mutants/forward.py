@@ -76,9 +76,7 @@ def initial_slice_of_the_next_rank(patch: pytest.MonkeyPatch, plan: Plan) -> Non
 
 
 @mutant(
-    Told(
-        "prove-activations", "layers.0.attention.k.weight", "wrong heads", "tp", plan={"tp": 2}
-    ),
+    Told("prove-activations", "layers.0.attention.k.weight", "wrong heads", "tp", plan={"tp": 2}),
 )
 def wrong_key_value_head(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Give query head h the key/value head h mod K of its rank, not h divided by the ratio."""
@@ -92,7 +90,7 @@ def wrong_key_value_head(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 
 @mutant(
-    Told("prove-activations", "head.weight", "padding", "tp", plan={"tp": 2}),
+    Told("prove-microbatch-loss", "head.weight", "padding", "tp", plan={"tp": 2}),
 )
 def padding_not_masked(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Let the ids that pad the vocabulary take part in the softmax."""
@@ -126,7 +124,7 @@ def positions_of_the_slice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 @mutant(
     Told(
         "prove-activations",
-        "loss of dp 0 microbatch 0",
+        LAST,
         "order",
         "pp",
         plan={"pp": 2, "schedule": "gpipe"},
@@ -146,7 +144,7 @@ def labels_in_another_order(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 @mutant(
     Told(
         "prove-activations",
-        "loss of dp 0 microbatch 0",
+        LAST,
         "stale",
         "pp",
         plan={"pp": 2, "schedule": "gpipe"},

@@ -11,6 +11,7 @@ gradients.py            wrong gradients, by
   misplaced.py            gradients of other microbatches, slices of other ranks
 norm.py                 wrong gradient norms
 updates.py              wrong updates, and parameters that are not written back
+  optimizer_constants.py  counts, epsilons and decays that are others
 routing.py              wrong routes, loads, losses and biases
 token_ranks.py          which rank holds each position, and routes each token
 """

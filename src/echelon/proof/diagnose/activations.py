@@ -137,8 +137,10 @@ def _findings(activation: WrongActivation) -> Iterator[ProofFinding]:
     if not all(bool(copy.values_nW.isfinite().all()) for copy in wrong):
         yield ProofFinding("not finite", "not finite")
     if wrong and all(copy.recomputed for copy in wrong):
+        routes = activation.name.endswith(_ROUTER_PARTS)
+        factor = "routed anew" if routes else "recomputed otherwise"
         says = "right in the forward pass, and otherwise where it is recomputed in backward"
-        yield ProofFinding("recomputed otherwise", says)
+        yield ProofFinding(factor, says)
     yield from _missing_sum(activation)
     yield from _scalar(activation)
     yield from _block_order(activation)
@@ -207,7 +209,8 @@ def _other_tokens(activation: WrongActivation) -> Iterator[ProofFinding]:
         scale_n = copy.values_nW.norm(dim=-1)
         off_n = (copy.values_nW - right_NW[copy.place_n]).norm(dim=-1) > _SAME * scale_n
         rows_nW, place_n = copy.values_nW[off_n], copy.place_n[off_n]
-        distance, source_n = torch.cdist(rows_nW, right_NW).min(-1)
+        far_nN = torch.cdist(rows_nW, right_NW, compute_mode="donot_use_mm_for_euclid_dist")
+        distance, source_n = far_nN.min(-1)
         if bool((distance > _SAME * scale_n[off_n]).any()):
             return
         sequences = source_n // length == place_n // length

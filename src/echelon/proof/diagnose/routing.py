@@ -105,6 +105,9 @@ def explain_router_state(evidence: Evidence, failure: Check) -> ProofFinding:
         return ProofFinding("none", failure.detail)
     said_E = torch.tensor((report.biases if bias else report.shares)[layer], dtype=torch.float64)
     before_E = oracle.routing.biases[layer].double() if bias else torch.zeros(())
+    if oracle.skipped:
+        what = "biases move" if bias else "shares of loads are made"
+        return ProofFinding("not skipped", f"{what} in a step that is skipped")
     chosen_NK = flat(oracle.routed[layer].picked_BTK)
     for axis, loads_SE in _loads_by_scope(plan, chosen_NK, len(said_E)):
         for counts_E in loads_SE.double():

@@ -27,6 +27,7 @@ from echelon.proof.claims.wrong_factors import (
 )
 from echelon.proof.diagnose.diagnosis import ROUNDING, ProofFinding, with_distinguishing_axis
 from echelon.proof.diagnose.norm import name_norm
+from echelon.proof.diagnose.optimizer_constants import ReplayedUpdate, explain_constants
 from echelon.proof.oracle.optimizers import OptimizerState, TensorUpdate, update
 from echelon.proof.oracle.oracle import TORCH_DTYPES, OracleStep
 from echelon.proof.ranks import INITIAL
@@ -125,6 +126,16 @@ def _findings(wrong: WrongUpdate) -> Iterator[ProofFinding]:
             yield ProofFinding("zero", "weight decay is missing", value=0.0)
         else:
             yield ProofFinding("none", ROUNDING, residual=residual)
+    oracle = wrong.oracle
+    yield from explain_constants(
+        ReplayedUpdate(
+            spec=wrong.evidence.observed.specs[wrong.name],
+            optimizer=wrong.optimizer,
+            steps=tuple(wrong.evidence.oracle[: oracle.step + 1]),
+            where=wrong.where,
+            seen=wrong.seen,
+        )
+    )
     yield from _clip(wrong)
 
 

@@ -100,6 +100,9 @@ def expert_variants(plan: Plan, oracle: OracleStep) -> Iterator[Variant]:
         return
     yield from _gates(plan, biases)
     if balance.capacity_factor is not None:
+        says = "gates are renormalised over the experts that have room, after the drop"
+        yield _variant(plan, ProofFinding("renormalised after drop", says), _renormalised)
+    if balance.capacity_factor is not None:
         yield from _drops(plan)
     if plan.mesh.ep > 1:
         yield from _orders(plan)
@@ -136,6 +139,14 @@ def _gates(plan: Plan, biases: Mapping[int, torch.Tensor]) -> Iterator[Variant]:
     yield variant(
         "plain gates", says, "", lambda routed, _: routed.scores_NE.gather(-1, routed.chosen_NK)
     )
+
+
+def _renormalised(routed: ReferenceRouting, mixture: MixtureOfExperts) -> ReferenceRouting:
+    """Let the gates of what is kept add up to what the gates of all did."""
+    kept_NK = routed.gates_NK * routed.kept_NK
+    total_N1 = kept_NK.sum(-1, keepdim=True)
+    gates_NK = kept_NK / total_N1.where(total_N1 > 0, 1.0) * mixture.routing.gate_scale
+    return replace(routed, gates_NK=gates_NK)
 
 
 def _drops(plan: Plan) -> Iterator[Variant]:

@@ -41,6 +41,11 @@ class HeardActivations:
         if x_ND.requires_grad:
             x_ND.register_hook(on_gradient)
 
+    def backward(self) -> Activations:
+        """Return the gradients in the order of the backward pass."""
+        names = (name for name in reversed(self.forward) if name in self.gradients)
+        return {name: self.gradients[name] for name in names}
+
 
 def _by_sequence(x_ND: torch.Tensor, num_sequences: int) -> torch.Tensor:
     """Return rows of tokens, sequence first, as [B, T, D] of their own."""

@@ -275,7 +275,7 @@ def _step(plan: Plan, before: _StepStart, factor: float) -> OracleStep:
         updates=updates,
         after={name: value + updates[name].total for name, value in values.items()},
         activations=with_routers(heard.forward, routed),
-        activation_gradients={n: widened(dx) / scale for n, dx in heard.gradients.items()},
+        activation_gradients={n: widened(dx) / scale for n, dx in heard.backward().items()},
     )
 
 
