@@ -126,6 +126,8 @@ def _findings(wrong: WrongUpdate) -> Iterator[ProofFinding]:
             yield ProofFinding("zero", "weight decay is missing", value=0.0)
         else:
             yield ProofFinding("none", ROUNDING, residual=residual)
+    # In a first update an epsilon and a scale of the gradient are the same: a named scale is told.
+    yield from _clip(wrong)
     oracle = wrong.oracle
     yield from explain_constants(
         ReplayedUpdate(
@@ -136,7 +138,7 @@ def _findings(wrong: WrongUpdate) -> Iterator[ProofFinding]:
             seen=wrong.seen,
         )
     )
-    yield from _clip(wrong)
+    yield from _scaled_gradient(wrong)
 
 
 def _repeated(wrong: WrongUpdate) -> Iterator[ProofFinding]:
@@ -198,7 +200,7 @@ def _clip_epsilon(wrong: WrongUpdate) -> Iterator[ProofFinding]:
 
 
 def _clip(wrong: WrongUpdate) -> Iterator[ProofFinding]:
-    """Name the scale of the gradient behind the first update."""
+    """Name the scale of the gradient behind the first update, if it is that of a wrong clip."""
     evidence, oracle, clip_norm = wrong.evidence, wrong.oracle, wrong.optimizer.clip_norm
     scale, residual = _scale_behind(wrong)
     # The inverse magnifies rounding where the share is near 1.
@@ -208,6 +210,14 @@ def _clip(wrong: WrongUpdate) -> Iterator[ProofFinding]:
         yield ProofFinding("clip", "the gradient was not clipped", value=1.0)
     elif clip_norm is not None and (named := name_norm(evidence, oracle, clip_norm / scale)):
         yield replace(named, description=f"clipped by a wrong norm: {named.description}")
+
+
+def _scaled_gradient(wrong: WrongUpdate) -> Iterator[ProofFinding]:
+    """Tell the scale of the gradient behind the first update, though nothing explains it."""
+    evidence, oracle = wrong.evidence, wrong.oracle
+    scale, residual = _scale_behind(wrong)
+    if residual > 1e3 * EXPLAINED or not scale:
+        return
     ratio = scale / oracle.clip_scale
     says = f"the update is that of a gradient {ratio:.6g} times the clipped one"
     yield replace(named_factor(evidence.plan, oracle, ratio), description=says)
