@@ -25,3 +25,11 @@ def test_a_plan_is_proven() -> None:
     proof = ec.prove(ec.plan("nano", settings=["mesh.dp_replicate=2"]))
     assert proof.proven
     assert proof.mesh == "dp2"
+    assert proof.independent is None
+
+
+def test_the_one_process_is_proven_too() -> None:
+    proof = ec.prove(ec.plan("nano"), independent=True)
+    assert proof.proven
+    assert proof.independent is not None
+    assert proof.independent.holds

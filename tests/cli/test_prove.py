@@ -8,6 +8,7 @@ import pytest
 
 from echelon.cli.main import main
 from echelon.proof.claims.claims import CLAIMS
+from echelon.proof.independent.comparison import BALANCE, COMPARISONS, ROUTES
 
 SPLIT = ["--set", "mesh.tp=2", "--set", "mesh.sequence_parallel=true"]
 SPARSE = [
@@ -48,11 +49,22 @@ def test_a_plan_is_proven(capsys: pytest.CaptureFixture[str], experts: bool) -> 
     assert output.err == "proving nano on 2 ranks beside one process ...\n"
 
 
+def test_the_one_process_is_compared_with_an_independent_implementation(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["prove", "nano", "--independent"]) == 0
+    text = capsys.readouterr().out.partition("beside an independent implementation")[2]
+    shown = [statement for statement in COMPARISONS if statement in text]
+    assert shown == [one for one in COMPARISONS if one not in (ROUTES, BALANCE)]
+    assert text.endswith("\nproven\n")
+
+
 def test_json_holds_the_whole_proof(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", "nano", *SPLIT, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["schema"], result["command"], result["proven"]) == (1, "prove", True)
     assert [one["precision"] for one in result["proof"]["passes"]] == ["fp64", "fp32"]
+    assert result["proof"]["independent"] is None
 
 
 def test_a_wrong_engine_is_found_with_its_factor(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,14 +89,24 @@ def compare(a: str | Path | Plan, b: str | Path | Plan) -> PlanComparison:
     return compare_plans(*plans)
 
 
-def prove(plan: Plan, *, subject: str | None = None) -> Proof:
+def prove(plan: Plan, *, subject: str | None = None, independent: bool = False) -> Proof:
     """Return the proof of `plan`: its ranks, started here, beside one process, tensor by tensor.
 
     The model is shrunk and the mesh kept. `subject` ("module:function") names another engine to put
-    through the same claims. `proof.proven` is the answer; `proof.require()` raises ProofFailed.
+    through the same claims. `independent` also compares that one process with a second
+    implementation that shares no code with it. `proof.proven` is the answer; `proof.require()`
+    raises ProofFailed.
     """
     with _prover(plan, subject) as prove_on:
-        return prove_on(plan)
+        if not independent:
+            return prove_on(plan)
+        from echelon.proof.independent.naming import independent_pass
+        from echelon.proof.independent.optimizers import require_formula
+
+        require_formula(plan.mathematics.optimizer)
+        proof = prove_on(plan)
+        beside = independent_pass(proof.shrunk_plan, proof.num_steps)
+        return replace(proof, independent=beside)
 
 
 def bisect(plan: Plan, *, subject: str | None = None) -> Bisection | None:

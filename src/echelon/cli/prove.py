@@ -30,6 +30,9 @@ def prove(
     bisect: Annotated[
         bool, Parameter(negative="", help="Where it fails, find the smallest run that fails so.")
     ] = False,
+    independent: Annotated[
+        bool, Parameter(negative="", help="Also hold the one process to other code.")
+    ] = False,
     json: Json = False,
 ) -> int:
     """Prove that a plan computes what one device computes; exit 1 where it does not.
@@ -53,7 +56,7 @@ def prove(
         require_trainable(plan, job.sources)
     require_memory_for_ranks(plan.mesh.world_size)
     note(f"proving {plan.name} on {plan.mesh.world_size} ranks beside one process ...")
-    proof = prove_plan(plan, subject=subject)
+    proof = prove_plan(plan, subject=subject, independent=independent)
     if is_run and not settings and subject is None:
         proof.write(folder.path / PROOF_FILE)
     values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
@@ -94,7 +97,16 @@ def proof_text(proof: Proof) -> str:
     )
     claims = table(("claim", "compared", *(one.precision for one in proof.passes)), rows)
     answer = "proven" if proof.proven else "NOT PROVEN"
-    return f"{head}\n\n{claims}\n\n{answer}\n"
+    return f"{head}\n\n{claims}\n\n{_independent_text(proof)}{answer}\n"
+
+
+def _independent_text(proof: Proof) -> str:
+    """Return how the one process fares beside the independent implementation, if it was asked."""
+    if proof.independent is None:
+        return ""
+    rows = [(one.statement, one.compared, _outcome(one)) for one in proof.independent.claims]
+    head = "the one process beside an independent implementation, in float64"
+    return f"{head}\n\n{table(('comparison', 'compared', 'error'), rows)}\n\n"
 
 
 def bisection_text(found: Bisection) -> str:

@@ -64,6 +64,17 @@ def test_a_proof_in_which_all_holds_asks_for_nothing() -> None:
     proof(HOLDS).require()
 
 
+def test_the_independent_pass_is_a_part_of_the_proof() -> None:
+    beside = ProofPass(precision="fp64", claims=(BROKEN,), diagnosis=None)
+    one = replace(proof(HOLDS), independent=beside)
+    assert not one.proven
+    assert len(one.every_pass) == 3
+    assert isinstance(told := one.to_json()["independent"], dict)
+    assert (told["precision"], told["holds"]) == ("fp64", False)
+    with pytest.raises(ProofFailed):
+        one.require()
+
+
 def test_each_broken_claim_is_a_problem_that_names_its_first_failure() -> None:
     one = proof(HOLDS, BROKEN, replace(BROKEN, failures=BROKEN.failures[1:]))
     assert not one.proven

@@ -253,3 +253,26 @@ PROVE_BYTES_HELD = Rule(
     bad="whole = all_gather(slice)                       # and never freed",
     fixed="whole.untyped_storage().resize_(0)              # after the last use",
 )
+
+PROVE_INDEPENDENT = Rule(
+    id="prove-independent",
+    why="""
+    One device and the ranks share the formulas of the model, its first values, the weights that
+    decay, the rates and the batches: a mistake there is made by both, and no comparison of the two
+    shows it. `prove --independent` compares the one device with a second implementation that is
+    written from the papers and shares no function with it, in float64, and names the first part
+    that differs: rotary positions, gates, weight decay, a label.
+    """,
+    bad="cos, sin = angles.cos(), angles.sin()           # theta ** (-pair / width)",
+    fixed="cos, sin = angles.cos(), angles.sin()           # theta ** (-2 * pair / width)",
+)
+
+PROVE_INDEPENDENT_OPTIMIZER = Rule(
+    id="prove-independent-optimizer",
+    why="""
+    An independent implementation is one that somebody has written. There is one of AdamW, SGD and
+    Muon; that of an optimizer which a plugin brings would have to come from elsewhere.
+    """,
+    bad='optimizer.kind = "lion"                         # with prove --independent',
+    fixed='optimizer.kind = "adamw"',
+)

@@ -62,19 +62,24 @@ class ProofClaim:
     def judge(self, evidence: Evidence) -> ClaimResult:
         """Return how the claim fares."""
         checks = list(self.checks(evidence))
-        worst = max(checks, key=_load, default=Check(0, "", 0.0))
-        # Written so that NaN fails.
-        failures = [check for check in checks if not check.error <= check.allowed]
-        return ClaimResult(
-            rule=self.rule,
-            statement=self.statement,
-            compared=len(checks),
-            max_error=worst.error,
-            allowed=worst.allowed,
-            worst=worst.subject,
-            failures=tuple(sorted(failures, key=lambda f: (f.step, f.position))),
-            note=self.note(evidence),
-        )
+        return judged(self.rule, self.statement, checks, self.note(evidence))
+
+
+def judged(rule: Rule, statement: str, checks: Sequence[Check], note: str = "") -> ClaimResult:
+    """Return how a claim fares that these comparisons decide."""
+    worst = max(checks, key=_load, default=Check(0, "", 0.0))
+    # Written so that NaN fails.
+    failures = [check for check in checks if not check.error <= check.allowed]
+    return ClaimResult(
+        rule=rule,
+        statement=statement,
+        compared=len(checks),
+        max_error=worst.error,
+        allowed=worst.allowed,
+        worst=worst.subject,
+        failures=tuple(sorted(failures, key=lambda f: (f.step, f.position))),
+        note=note,
+    )
 
 
 def _load(check: Check) -> float:

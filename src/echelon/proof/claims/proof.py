@@ -52,16 +52,24 @@ class Proof:
     """Versions of what it ran with, by package."""
     passes: tuple[ProofPass, ...]
     """The passes, one for each precision."""
+    independent: ProofPass | None = None
+    """How one device fares beside the independent implementation, where it was asked for."""
+
+    @property
+    def every_pass(self) -> tuple[ProofPass, ...]:
+        """Return the passes, and the independent one where there is one."""
+        return self.passes if self.independent is None else (*self.passes, self.independent)
 
     @property
     def proven(self) -> bool:
         """Return whether every claim holds in every precision."""
-        return all(one.holds for one in self.passes)
+        return all(one.holds for one in self.every_pass)
 
     @property
     def diagnosis(self) -> Diagnosis | None:
         """Return what is wrong, told in the first precision in which something is."""
-        return next((one.diagnosis for one in self.passes if one.diagnosis is not None), None)
+        found = (one.diagnosis for one in self.every_pass if one.diagnosis is not None)
+        return next(found, None)
 
     def to_json(self) -> dict[str, object]:
         """Return the proof as one JSON object."""
@@ -78,6 +86,7 @@ class Proof:
             "num_steps": self.num_steps,
             "versions": dict(self.versions),
             "passes": [_pass_json(one) for one in self.passes],
+            "independent": None if self.independent is None else _pass_json(self.independent),
         }
 
     def write(self, path: Path) -> None:
@@ -88,7 +97,7 @@ class Proof:
         """Raise ProofFailed, with one problem for each broken claim, unless all hold."""
         if not self.proven:
             raise ProofFailed(
-                [_problem(one, c) for one in self.passes for c in one.claims if not c.holds]
+                [_problem(one, c) for one in self.every_pass for c in one.claims if not c.holds]
             )
 
 

@@ -1,0 +1,21 @@
+"""A second, plain implementation of what the oracle and the ranks share, to prove the oracle by.
+
+The decoder, first values, decay groups, learning rates, optimizers and batches are written again
+from papers and from the documentation, one sequence at a time, with loops and without a function
+of ours: only the records of a plan are read. `echelon prove --independent` compares the two.
+Why: docs/decisions/030-an-oracle-of-its-own.md.
+
+random_numbers.py   uniform and normal values of (key, index)
+weights.py          names, sizes, first values
+sequence.py         one sequence on its way: weights, norms, dropout, what is noted of every part
+attention.py        grouped-query and latent attention, rotary positions, masks
+mixture.py          router, gates, capacity, experts, auxiliary losses, biases
+decoder.py          embedding, blocks, MLP, head, loss
+optimizers.py       learning rate, decay groups, AdamW, SGD, Muon, clip, loss scale
+training.py         the steps
+samples.py          what the trainer reads: sample order, rows, document starts
+reading.py          the proof's own batches, and the trainer's, beside what they must be
+comparison.py       the oracle beside all of this: claims
+parts.py            the first part of a forward pass that differs
+naming.py           the first difference: its tensor, step and part
+"""

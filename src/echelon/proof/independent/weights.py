@@ -1,0 +1,137 @@
+"""The weights of a model: their names, sizes and first values, written down from the documentation.
+
+A matrix is [out, in]. First values are normal with the model's standard deviation; those of the
+matrices that write to the residual stream (`o`, `down`) have it divided by sqrt(2 x blocks) (GPT-2,
+2019, section 2.3); norms begin with 1, biases with 0. The value at an index is that of the key
+("parameter", seed, name), rounded to float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from echelon.core.model_shape import LatentAttention, ModelShape
+from echelon.proof.independent.random_numbers import key_of, normals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFacts:
+    """Say how large a weight is, how wide its first values, and whether a block owns it.
+
+    `std` is None where all of them are `constant`.
+    """
+
+    shape: tuple[int, ...]
+    std: float | None = None
+    constant: float = 0.0
+    in_block: bool = False
+
+    @property
+    def is_matrix(self) -> bool:
+        """Return whether it has two dims."""
+        return len(self.shape) == 2
+
+
+def weights_of(model: ModelShape) -> dict[str, WeightFacts]:
+    """Return every weight of a model by its name, in the order of a forward pass."""
+    table: dict[str, WeightFacts] = {}
+    wide, std = model.hidden, model.initial_std
+    table["embedding.weight"] = WeightFacts(shape=(model.vocab, wide), std=std)
+    if model.positions == "learned":
+        table["positions.weight"] = WeightFacts(shape=(model.max_positions, wide), std=std)
+    for block in range(model.layers):
+        for name, shape in _block(model, block):
+            table[f"layers.{block}.{name}"] = _fact(model, name, shape)
+    table["norm.weight"] = WeightFacts(shape=(wide,), constant=1.0)
+    if model.norm == "layernorm":
+        table["norm.bias"] = WeightFacts(shape=(wide,))
+    if not model.tied:
+        table["head.weight"] = WeightFacts(shape=(model.vocab, wide), std=std)
+    return table
+
+
+def first_values(model: ModelShape, seed: int) -> dict[str, torch.Tensor]:
+    """Return the first value of every weight, float32."""
+    values: dict[str, torch.Tensor] = {}
+    for name, fact in weights_of(model).items():
+        if fact.std is None:
+            values[name] = torch.full(fact.shape, fact.constant)
+        else:
+            drawn = normals(key_of("parameter", seed, name), math.prod(fact.shape))
+            values[name] = (drawn * fact.std).to(torch.float32).reshape(fact.shape)
+    return values
+
+
+def has_experts(model: ModelShape, block: int) -> bool:
+    """Return whether a block has routed experts: all have, but for the first dense ones."""
+    return model.experts is not None and block >= model.experts.first_dense_layers
+
+
+def _fact(model: ModelShape, name: str, shape: tuple[int, ...]) -> WeightFacts:
+    """Return the facts of a weight of a block."""
+    if len(shape) == 1:
+        ones = name.endswith("norm.weight")
+        return WeightFacts(shape=shape, constant=1.0 if ones else 0.0, in_block=True)
+    writes = name.endswith((".o.weight", ".down.weight"))
+    std = model.initial_std / math.sqrt(2 * model.layers) if writes else model.initial_std
+    return WeightFacts(shape=shape, std=std, in_block=True)
+
+
+def _block(model: ModelShape, block: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    wide = model.hidden
+    norms: list[tuple[str, tuple[int, ...]]] = [("weight", (wide,))]
+    norms += [("bias", (wide,))] * (model.norm == "layernorm")
+    yield from ((f"attention_norm.{what}", shape) for what, shape in norms)
+    yield from _attention(model) if model.latent is None else _latent(model, model.latent)
+    yield from ((f"mlp_norm.{what}", shape) for what, shape in norms)
+    if model.experts is None or not has_experts(model, block):
+        yield from _mlp(model, "mlp", model.ffn)
+        return
+    experts = model.experts
+    yield "mlp.router.weight", (experts.num_experts, wide)
+    for number in range(experts.num_experts):
+        yield from _mlp(model, f"mlp.experts.{number}", experts.ffn)
+    if experts.shared_experts:
+        yield from _mlp(model, "mlp.shared", experts.shared_experts * experts.ffn)
+
+
+def _linear(
+    name: str, out: int, inner: int, *, bias: bool
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.weight", (out, inner)
+    if bias:
+        yield f"{name}.bias", (out,)
+
+
+def _attention(model: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    wide, head = model.hidden, model.head_dim
+    yield from _linear("attention.q", model.heads * head, wide, bias=model.qkv_bias)
+    yield from _linear("attention.k", model.kv_heads * head, wide, bias=model.qkv_bias)
+    yield from _linear("attention.v", model.kv_heads * head, wide, bias=model.qkv_bias)
+    if model.qk_norm:
+        yield "attention.q_norm.weight", (head,)
+        yield "attention.k_norm.weight", (head,)
+    yield from _linear("attention.o", wide, model.heads * head, bias=model.output_bias)
+
+
+def _latent(model: ModelShape, latent: LatentAttention) -> Iterator[tuple[str, tuple[int, ...]]]:
+    wide, heads = model.hidden, model.heads
+    yield "attention.q_norm.weight", (latent.query_rank,)
+    yield "attention.kv_norm.weight", (latent.kv_rank,)
+    yield "attention.q_down.weight", (latent.query_rank, wide)
+    yield "attention.q_up.weight", (heads * (latent.nope_dim + latent.rope_dim), latent.query_rank)
+    yield "attention.kv_down.weight", (latent.kv_rank + latent.rope_dim, wide)
+    yield "attention.kv_up.weight", (heads * (latent.nope_dim + latent.value_dim), latent.kv_rank)
+    yield "attention.o.weight", (wide, heads * latent.value_dim)
+
+
+def _mlp(model: ModelShape, name: str, ffn: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    wide, bias = model.hidden, model.mlp_bias
+    if model.gated:
+        yield from _linear(f"{name}.gate", ffn, wide, bias=bias)
+    yield from _linear(f"{name}.up", ffn, wide, bias=bias)
+    yield from _linear(f"{name}.down", wide, ffn, bias=bias)

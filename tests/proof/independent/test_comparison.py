@@ -1,0 +1,95 @@
+"""The oracle and the independent implementation agree for every family of presets, to 1e-10."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from echelon.config.load import load_job
+from echelon.config.presets import preset_names
+from echelon.core.plan import LearningRateSchedule
+from echelon.proof.independent.comparison import (
+    BALANCE,
+    COMPARISONS,
+    DECAY,
+    LOSSES,
+    ROUTES,
+    TwoRuns,
+    compare,
+)
+from echelon.proof.oracle.loss_scale import num_steps_with_overflow, with_overflow_scale
+from echelon.proof.shrink import shrink
+from tests.proof.layouts import FP16, layout
+
+FAMILIES = (
+    *("nano", "gpt2", "llama3.1-405b", "mistral-7b", "mixtral-8x7b", "qwen3-0.6b"),
+    *("qwen3-30b-a3b", "deepseek-v3"),
+)
+"""One preset of each family, and of its kinds."""
+
+ONE_RANK = ("mesh.dp_shard=1", "batch.global_sequences=2", "batch.microbatch_sequences=1")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in FAMILIES else [pytest.mark.slow])
+        for name in preset_names("models")
+    ],
+)
+def test_every_family_of_presets_holds(name: str) -> None:
+    plan = shrink(load_job(name, ONE_RANK).plan, precision="fp64")
+    results = compare(TwoRuns.of(plan, 2))
+    assert [one.statement for one in results if not one.holds] == []
+    told = {one.statement for one in results}
+    assert COMPARISONS.keys() - told == (set() if plan.model.experts else {ROUTES, BALANCE})
+    assert max(one.max_error for one in results) < 1e-11
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd", "muon"])
+@pytest.mark.parametrize("schedule", ["linear", "wsd"])
+def test_every_optimizer_and_schedule_holds(kind: str, schedule: LearningRateSchedule) -> None:
+    rules = {"kind": kind, "schedule": schedule, "decay": "blocks", "clip_norm": None}
+    plan = shrink(layout(optimizer=rules, accumulation=1, documents="separate"), precision="fp64")
+    runs = TwoRuns.of(plan, 3)
+    assert [one.statement for one in compare(runs) if not one.holds] == []
+    assert runs.plan.mathematics.documents == "separate"
+
+
+def test_steps_that_overflow_are_skipped_in_both() -> None:
+    plan = shrink(layout(precision=FP16, accumulation=1), precision="fp64")
+    num_steps = num_steps_with_overflow(plan, 2)
+    runs = TwoRuns.of(with_overflow_scale(plan, num_steps), num_steps)
+    assert [one.statement for one in compare(runs) if not one.holds] == []
+    skipped = [one.skipped for one in runs.independent]
+    assert (any(skipped), all(skipped)) == (True, False)
+
+
+def test_a_comparison_fails_by_its_own_tensor() -> None:
+    plan = shrink(layout(accumulation=1), precision="fp64")
+    runs = TwoRuns.of(plan, 1)
+    step = runs.oracle[0]
+    name = "layers.1.mlp.up.weight"
+    gradients = {**step.gradients, name: 2 * step.gradients[name]}
+    wrong = replace(runs, oracle=[replace(step, gradients=gradients)])
+    (failed,) = [one for one in compare(wrong) if not one.holds]
+    assert [one.subject for one in failed.failures] == [name]
+    assert failed.failures[0].error == pytest.approx(1.0)
+    sums = {slot: (total, count + 1) for slot, (total, count) in step.microbatch_losses.items()}
+    wrong = replace(runs, oracle=[replace(step, microbatch_losses=sums)])
+    (failed,) = [one for one in compare(wrong) if not one.holds]
+    assert failed.statement == LOSSES
+    assert "tokens count instead of" in failed.failures[0].detail
+
+
+def test_what_decays_is_compared_by_name() -> None:
+    plan = shrink(layout(accumulation=1), precision="fp64")
+    runs = TwoRuns.of(plan, 1)
+    step = runs.oracle[0]
+    one = step.updates["norm.weight"]
+    decayed = replace(one, main=one.total - 1e-3, decay=one.decay + 1e-3)
+    wrong = replace(runs, oracle=[replace(step, updates={**step.updates, "norm.weight": decayed})])
+    (failed,) = [one for one in compare(wrong) if not one.holds]
+    assert failed.statement == DECAY
+    assert failed.failures[0].detail == "it decays, and does not decay by the rule"
