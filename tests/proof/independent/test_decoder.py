@@ -74,7 +74,11 @@ def dense(shape: ModelShape) -> Any:
     if shape.name == "qwen3":
         return Qwen3ForCausalLM(Qwen3Config(**settings))
     if shape.name == "gpt2":
-        sizes = {"n_embd": shape.hidden, "n_layer": shape.layers, "n_head": shape.heads}
+        sizes: dict[str, Any] = {
+            "n_embd": shape.hidden,
+            "n_layer": shape.layers,
+            "n_head": shape.heads,
+        }
         sizes |= {"n_inner": shape.ffn, "n_positions": shape.max_positions}
         return GPT2LMHeadModel(GPT2Config(vocab_size=shape.vocab, **sizes))
     scaling = {"rope_type": "llama3", "rope_theta": shape.rope_theta, "factor": 8.0}

@@ -79,15 +79,11 @@ def test_each_expert_has_room_for_its_share_of_a_sequence() -> None:
 def test_the_output_is_the_sum_of_gated_experts() -> None:
     run = sequence_run(MODEL, random_weights(MODEL), [0] * 5)
     routes = route(run, X, EXPERTS)
-    right = torch.stack(
-        [
-            sum(
-                routes.gates_TK[t, k] * swiglu(run, X[t : t + 1], f"mlp.experts.{e}")[0]
-                for k, e in enumerate(routes.chosen[t])
-            )
-            for t in range(5)
-        ]
-    )
+    right = torch.zeros_like(X)
+    for t, row in enumerate(routes.chosen):
+        for k, expert in enumerate(row):
+            out = swiglu(run, X[t : t + 1], f"mlp.experts.{expert}")[0]
+            right[t] += routes.gates_TK[t, k] * out
     torch.testing.assert_close(mix(run, X, routes), right)
 
 
