@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
 from echelon.core.mesh import Mesh
+from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import num_parameters, parameters
 from echelon.core.plan import Layout, Optimizer, Pipeline, Plan, Recompute, Zero
+from echelon.layout.buckets import plan_buckets
+from echelon.layout.stage import rank_part
 from echelon.proof.observed import family_of
 from echelon.proof.oracle.oracle import run_oracle
-from echelon.proof.shrink import same_dtypes, shrink, shrink_stages
+from echelon.proof.shrink import same_dtypes, shrink
 from tests.proof.layouts import FP16, layout
 
 
@@ -69,39 +74,77 @@ def test_the_shape_stays_and_the_sizes_go() -> None:
     assert small.mathematics.sequence_length % 8 == 0
     assert small.num_microbatches == 4 + 18 % 4
     assert [len(stage) for stage in small.layout.pipeline.stages] == [3, 2, 2, 1]
-    assert num_parameters(small.model) < 1_500_000
+    assert num_parameters(small.model) < 3_000_000
     assert small.layout.zero.bucket_bytes < plan.layout.zero.bucket_bytes
 
 
 @pytest.mark.parametrize(
-    ("counts", "small"),
-    [
-        ((6,), (2,)),
-        ((1,), (1,)),
-        ((4, 4), (2, 2)),
-        ((4, 2), (3, 2)),
-        ((3, 3, 3, 3), (1, 1, 1, 1)),
-        ((8, 9, 9, 6), (2, 3, 3, 1)),
-        ((0, 2, 2, 1), (0, 2, 2, 1)),
-    ],
-)
-def test_uneven_stages_stay_uneven(counts: tuple[int, ...], small: tuple[int, ...]) -> None:
-    starts = [sum(counts[:stage]) for stage in range(len(counts))]
-    stages = tuple(tuple(range(s, s + n)) for s, n in zip(starts, counts, strict=True))
-    shrunk = shrink_stages(stages)
-    assert tuple(len(stage) for stage in shrunk) == small
-    assert [block for stage in shrunk for block in stage] == list(range(sum(small)))
-
-
-@pytest.mark.parametrize(
     ("pp", "count", "wanted"),
-    [(1, 1, 1), (1, 2, 2), (1, 64, 3), (4, 2, 2), (4, 4, 4), (4, 64, 8), (4, 66, 6), (2, 5, 3)],
+    [
+        (1, 1, 1),
+        (1, 2, 2),
+        (1, 3, 3),
+        (1, 64, 4),
+        (1, 65, 5),
+        (4, 2, 2),
+        (4, 4, 4),
+        (4, 64, 8),
+        (4, 66, 6),
+        (2, 3, 3),
+        (2, 5, 5),
+        (2, 64, 4),
+    ],
 )
 def test_microbatches_keep_their_remainder_over_the_stages(
     pp: int, count: int, wanted: int
 ) -> None:
     stages = tuple((stage,) for stage in range(pp))
     assert shrink(big(Mesh(pp=pp), stages=stages, microbatches=count)).num_microbatches == wanted
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"hidden": 64, "ffn": 352, "vocab": 257},
+        {"hidden": 64, "ffn": 192, "vocab": 32001},
+        {"hidden": 1024, "ffn": 512, "vocab": 50304},
+        {"hidden": 1024, "ffn": 1024, "vocab": 260},
+        {"hidden": 64, "ffn": 64, "vocab": 64},
+        {"hidden": 256, "heads": 4, "kv_heads": 4, "head_dim": 128, "ffn": 768, "vocab": 999},
+    ],
+)
+def test_the_order_of_widths_stays(tp: int, sizes: dict[str, int]) -> None:
+    heads = {"heads": 8, "kv_heads": 4, "head_dim": 8}
+    plan = layout(tp=tp, model={**heads, **sizes})
+
+    def order(shape: ModelShape) -> list[bool]:
+        widths = (shape.hidden, shape.ffn, shape.vocab)
+        pairs = [*product(widths, widths), (shape.hidden, shape.query_dim)]
+        return [compare(a, b) for a, b in pairs for compare in (operator.lt, operator.eq)]
+
+    small = shrink(plan).model
+    assert order(small) == order(plan.model)
+    assert small.vocab % tp == plan.model.vocab % tp
+    assert small.ffn % tp == 0
+
+
+def test_names_are_told_apart_where_they_are_looked_up() -> None:
+    model = {"layers": 32}
+    for zero, optimizer, dp, layers in (
+        ({"stage": 1}, {}, 2, 2),
+        ({"stage": 1, "optimizer_offload": "host"}, {}, 2, 11),
+        ({"stage": 3, "parameter_offload": "nvme"}, {}, 2, 11),
+        ({"stage": 1}, {"kind": "muon"}, 2, 11),
+        ({"stage": 0}, {"kind": "muon"}, 1, 2),
+    ):
+        plan = layout(dp=dp, zero=zero, optimizer=optimizer, model=model)
+        stages = (tuple(range(32)),)
+        whole = replace(plan.layout, pipeline=replace(plan.layout.pipeline, stages=stages))
+        small = shrink(replace(plan, layout=whole))
+        assert small.model.layers == layers
+        buckets = len(plan_buckets(small, rank_part(small, 0, 0)))
+        assert buckets >= 11 or layers == 2
 
 
 def test_float64_is_float64_throughout() -> None:
@@ -152,7 +195,7 @@ def test_settings_of_zero_stay_and_units_are_several() -> None:
     small = shrink(plan).layout
     limits = {"prefetch": 2, "unit_blocks": 2, "offload_buffers": 2}
     assert small.zero == Zero(**{**zero, **limits, "bucket_bytes": small.zero.bucket_bytes})
-    assert len(small.pipeline.stages[0]) == 3
+    assert len(small.pipeline.stages[0]) == 11, "names of blocks in files are told apart"
 
 
 def test_few_steps_are_enough_for_the_loss_scale_to_change() -> None:

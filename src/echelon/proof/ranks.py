@@ -76,15 +76,16 @@ class RankResult:
 def run_subject(context: RankContext, argument: Mapping[str, Any]) -> None:
     """Put one rank of a subject through a proof: the target that the ranks run.
 
-    `argument` holds `plans` (as JSON, one per precision), `subject` ("module:function"),
-    `directory` and `num_steps`.
+    `argument` holds `plans` (as JSON, one per precision), `num_steps` (one for each of them),
+    `subject` ("module:function") and `directory`.
     """
     factory = find_factory(argument["subject"])
-    for number, text in enumerate(argument["plans"]):
+    runs = zip(argument["plans"], argument["num_steps"], strict=True)
+    for number, (text, num_steps) in enumerate(runs):
         plan = Plan.from_json(text)
         subject = factory(context, plan)
         try:
-            result = _observe(context.rank, subject, plan, argument["num_steps"])
+            result = _observe(context.rank, subject, plan, num_steps)
         finally:
             close = getattr(subject, "close", None)
             if close is not None:

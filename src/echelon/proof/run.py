@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -20,14 +20,14 @@ from echelon.proof.claims.tolerance import float64_tolerance, own_tolerance, rou
 from echelon.proof.diagnose.diagnose import diagnose
 from echelon.proof.observed import ObservedRun, routing_from_ranks
 from echelon.proof.oracle.loss_scale import (
-    num_steps_with_overflow,
     scale_without_overflow,
     with_overflow_scale,
     with_scale,
 )
 from echelon.proof.oracle.oracle import OracleStep, run_oracle
 from echelon.proof.ranks import find_factory, read_results
-from echelon.proof.shrink import NUM_STEPS, same_dtypes, shrink
+from echelon.proof.shrink import same_dtypes, shrink
+from echelon.proof.shrink_schedule import num_rounded_steps, num_steps
 
 OUR_ENGINE = "echelon.training.subject:build"
 """The subject that is proven when none is named."""
@@ -53,38 +53,35 @@ def prove(
     *,
     run_ranks: RankRunner,
     subject: str = OUR_ENGINE,
-    num_steps: int = NUM_STEPS,
     own_precision: bool = True,
 ) -> Proof:
     """Return the proof of `plan`: every claim, in float64 and in the plan's own precision.
 
     `subject` names the engine under proof. `own_precision` False leaves the second part out (the
-    matrix of all layouts proves the mathematics only). Ranks are started by `run_ranks`; each
-    precision takes `num_steps` steps that update, and those that an overflow skips. Offloaded
-    slices lie in a temporary folder. ConfigError, before any rank starts, where there is no such
-    subject.
+    matrix of all layouts proves the mathematics only). Ranks are started by `run_ranks`, and take
+    as many steps as `proof/shrink_schedule.py` says. Offloaded slices lie in a temporary folder.
+    ConfigError, before any rank starts, where there is no such subject.
     """
     find_factory(subject)
     variants = _variants(plan, own_precision=own_precision)
-    num_steps = num_steps_with_overflow(variants[0][0], num_steps)
     with tempfile.TemporaryDirectory(prefix="echelon-prove-") as directory:
         argument = {
-            "plans": [offloaded_to(ran, directory).to_json() for ran, _ in variants],
+            "plans": [offloaded_to(one.plan, directory).to_json() for one in variants],
             "subject": subject,
             "directory": directory,
-            "num_steps": num_steps,
+            "num_steps": [one.num_steps for one in variants],
         }
         labels = [plan.mesh.label(rank) for rank in range(plan.mesh.world_size)]
         run_ranks(_TARGET, argument, plan.mesh.world_size, labels=labels)
-        passes = _judge(variants, Path(directory), num_steps)
+        passes = _judge(variants, Path(directory))
     return Proof(
         plan=plan.name,
         plan_hash=plan.content_hash(),
         mesh=_mesh(plan),
-        shrunk_plan=variants[0][0],
+        shrunk_plan=variants[0].plan,
         subject=subject,
         seed=plan.mathematics.seed,
-        num_steps=num_steps,
+        num_steps=variants[0].num_steps,
         versions={
             "echelon": __version__,
             "torch": torch.__version__,
@@ -94,20 +91,29 @@ def prove(
     )
 
 
-def _variants(plan: Plan, *, own_precision: bool) -> list[tuple[Plan, Plan]]:
-    """Return each plan that is run, in float64 first, and the float64 plan it is compared with."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Variant:
+    """A plan that is run for so many steps, and the float64 plan that it is compared with."""
+
+    plan: Plan
+    reference: Plan
+    num_steps: int
+
+
+def _variants(plan: Plan, *, own_precision: bool) -> list[_Variant]:
+    """Return what is run, in float64 first."""
     exact, own = shrink(plan, precision="fp64"), shrink(plan)
+    steps, rounded_steps = num_steps(exact), num_rounded_steps(own)
     own_reference = exact
     scaling = exact.mathematics.precision.loss_scaling
     if scaling != "none":
-        num_steps = num_steps_with_overflow(exact, NUM_STEPS)
-        scale = scale_without_overflow(own, exact, num_steps)
+        scale = scale_without_overflow(own, exact, steps)
         own, own_reference = with_scale(own, scale), with_scale(exact, scale)
-        exact = with_overflow_scale(exact, num_steps) if scaling == "dynamic" else own_reference
-    variants = [(exact, exact)]
+        exact = with_overflow_scale(exact, steps) if scaling == "dynamic" else own_reference
+    variants = [_Variant(plan=exact, reference=exact, num_steps=steps)]
     precision = own.mathematics.precision
     if own_precision and not same_dtypes(precision, exact.mathematics.precision):
-        variants.append((own, own_reference))
+        variants.append(_Variant(plan=own, reference=own_reference, num_steps=rounded_steps))
     return variants
 
 
@@ -118,29 +124,29 @@ def offloaded_to(plan: Plan, directory: str) -> Plan:
     return replace(plan, layout=replace(plan.layout, zero=zero)) if used else plan
 
 
-def _judge(
-    variants: Sequence[tuple[Plan, Plan]], directory: Path, num_steps: int
-) -> tuple[ProofPass, ...]:
+def _judge(variants: Sequence[_Variant], directory: Path) -> tuple[ProofPass, ...]:
     oracles: dict[str, tuple[OracleStep, ...]] = {}
     passes: list[ProofPass] = []
-    for number, (plan, reference) in enumerate(variants):
+    for number, one in enumerate(variants):
+        plan, reference, steps = one.plan, one.reference, one.num_steps
         observed = ObservedRun(plan, read_results(directory, number, plan.mesh.world_size))
         # Where tokens go is a matter of rounding in a precision of few digits, and of none here.
-        forced = routing_from_ranks(observed, num_steps) if number else None
+        forced = routing_from_ranks(observed, steps) if number else None
         # The float64 oracle also judges the plan's own precision: first values are rounded to
         # float32 before any dtype, so both begin from the same numbers.
         key = reference.content_hash()
         if forced is not None or key not in oracles:
-            oracles[key] = run_oracle(reference, num_steps, forced=forced)
+            oracles[key] = run_oracle(reference, steps, forced=forced)
+        oracle = oracles[key][:steps]
         tolerance = float64_tolerance()
         if number:
-            rounded = rounded_oracle_runs(plan, num_steps, forced)
+            rounded = rounded_oracle_runs(plan, steps, forced)
             masters = observed.has_masters
-            tolerance = own_tolerance(plan, oracles[key], rounded, has_masters=masters)
+            tolerance = own_tolerance(plan, oracle, rounded, has_masters=masters)
         evidence = Evidence(
             plan=plan,
             reference_plan=reference,
-            oracle=oracles[key],
+            oracle=oracle,
             observed=observed,
             tolerance=tolerance,
         )

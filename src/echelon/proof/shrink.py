@@ -2,16 +2,17 @@
 
 The mesh, the schedule, ZeRO (stage, accumulation, resharding, what is cut, where slices rest),
 the optimizer and its rules, loss scaling, sequence parallelism, recompute, tied weights, the ratio
-of query to key heads, where a window ends, norms, biases and every remainder (of the vocabulary
-over `tp`, of the microbatches over `pp`, of the blocks over the stages) stay; the sizes go.
-What of experts stays, `proof/shrink_experts.py` says.
+of query to key heads, where a window ends, norms, biases, the order of the widths (hidden, queries,
+MLP, vocabulary) and every remainder (of the vocabulary over `tp`, of the microbatches over `pp`, of
+the blocks over the stages) stay; the sizes go. What of experts stays, `proof/shrink_experts.py`
+says; what of a schedule of learning rates, `proof/shrink_schedule.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from math import lcm
 
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.model_shape import ModelShape
@@ -25,15 +26,22 @@ from echelon.proof.shrink_experts import (
     small_experts,
     small_latent,
 )
+from echelon.proof.shrink_schedule import small_schedule
+from echelon.proof.shrink_stages import shrink_stages
 from echelon.schedule.build import SCHEDULES
-
-NUM_STEPS = 3
-"""Optimizer steps of a proof: one without history, one in warm-up, one after it."""
 
 _DTYPES = ("parameters", "gradients", "reduction", "master")
 _SIGNAL = 1e-3  # epsilon of AdamW
 _UNCLIPPED_SIGNAL = 0.1  # epsilon of AdamW
 _BUCKETS = 3  # of each rank
+_NAMED_APART = 11
+"""Blocks from which on names in the order of text are not in the order of numbers."""
+_BUCKETS_NAMED_APART = 22
+"""Buckets that are asked for to have 11: no parameter is in two, so that some are not full."""
+_LEAST_MICROBATCHES = 4
+"""So many, or one more: an error that begins with the fourth microbatch is seen."""
+_LEAST_WIDTH = 3  # elements of a tensor rank
+_ROOM = 3  # elements of a tensor rank
 _CHUNK = 4  # tokens
 _SGD_RATE = 1.0  # learning rate
 _SGD_DECAY = 2e-3  # weight decay
@@ -42,7 +50,11 @@ _SGD_DECAY = 2e-3  # weight decay
 def shrink(plan: Plan, *, precision: DType | None = None) -> Plan:
     """Return a small plan with the shape of `plan`; all in `precision` where it is given."""
     # Two units of a stage are there, so that one can be taken for the other.
-    stages = shrink_stages(plan.layout.pipeline.stages, unit=min(plan.layout.zero.unit_blocks, 2))
+    stages = shrink_stages(
+        plan.layout.pipeline.stages,
+        unit=min(plan.layout.zero.unit_blocks, 2),
+        least=_NAMED_APART if _looks_up_names(plan) else 0,
+    )
     sequence_length = _sequence_length(plan)
     model = _model(plan, sum(len(stage) for stage in stages), sequence_length)
     microbatch = min(plan.layout.microbatch_sequences, 2)
@@ -52,7 +64,7 @@ def shrink(plan: Plan, *, precision: DType | None = None) -> Plan:
         model=model,
         global_sequences=microbatch * num_microbatches * plan.mesh.dp,
         sequence_length=sequence_length,
-        optimizer=_optimizer(plan.mathematics.optimizer),
+        optimizer=_optimizer(small_schedule(plan)),
         precision=_precision(plan.mathematics.precision, precision),
         balance=small_balance(plan.mathematics.balance, model.experts, sequence_length),
     )
@@ -86,36 +98,16 @@ def _precision(precision: Precision, dtype: DType | None) -> Precision:
     return small if dtype is None else replace(small, **dict.fromkeys(_DTYPES, dtype))
 
 
-def shrink_stages(
-    stages: tuple[tuple[int, ...], ...], *, unit: int = 1
-) -> tuple[tuple[int, ...], ...]:
-    """Return as many stages with few blocks each; uneven ones stay uneven, empty ones empty.
-
-    Each stage gets the rank of its block count among the different counts, so an order between
-    two stages is kept. Up to two stages keep `unit` + 1 blocks each where they have as many, so a
-    block that feeds a block of its own stage, and of another unit, is there.
-    """
-    counts = [len(stage) for stage in stages]
-    ranks = {count: index for index, count in enumerate(sorted({c for c in counts if c}), start=1)}
-    smallest = min(ranks, default=0)
-    extra = min(unit, smallest - 1) if smallest and len(stages) <= 2 else 0
-    return stages_of([ranks[count] + extra if count else 0 for count in counts])
-
-
-def stages_of(counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return stages of so many blocks each, one after the other."""
-    return tuple(tuple(range(*ends)) for ends in pairwise(accumulate(counts, initial=0)))
-
-
 def _model(plan: Plan, layers: int, sequence_length: int) -> ModelShape:
     shape, tp = plan.model, plan.mesh.tp
     latent = small_latent(shape)
     head_dim = 4 if latent is None else latent.nope_dim + latent.rope_dim
     kv_heads = tp * _kv_heads(plan)
     heads = kv_heads * (shape.heads // shape.kv_heads)
-    square = shape.query_dim == shape.hidden
-    hidden = heads * head_dim if square else heads * head_dim + 4
-    per_rank = max(5, 24 // tp)
+    hidden = _hidden(shape, heads * head_dim, tp)
+    beside = [(shape.hidden, hidden)]
+    ffn = _width(shape.ffn, beside, 12, tp=tp)
+    vocab = _width(shape.vocab, [*beside, (shape.ffn, ffn)], 24, tp=tp, rest=shape.vocab % tp)
     spare_positions = 3 if shape.max_positions > plan.mathematics.sequence_length else 0
     return replace(
         shape,
@@ -125,16 +117,51 @@ def _model(plan: Plan, layers: int, sequence_length: int) -> ModelShape:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        ffn=tp * max(3, 12 // tp),
-        vocab=tp * per_rank + shape.vocab % tp,
+        ffn=ffn,
+        vocab=vocab,
         max_positions=sequence_length + spare_positions,
         window=_window(plan, sequence_length),
         latent=latent,
-        experts=small_experts(plan, layers),
+        experts=small_experts(plan, layers, lambda size: _width(size, beside, 12, tp=tp)),
         # A narrow model needs wide weights: with the std of a wide one its blocks would add next
         # to nothing to the residual stream, and a wrong one would hardly show.
         initial_std=max(shape.initial_std, hidden**-0.5),
     )
+
+
+def _hidden(shape: ModelShape, query_dim: int, tp: int) -> int:
+    """Return a width beside that of all queries as the model's own width is beside it."""
+    if shape.hidden == shape.query_dim:
+        return query_dim
+    apart = lcm(4, tp)
+    return query_dim + apart if shape.hidden > shape.query_dim else max(apart, query_dim - apart)
+
+
+def _width(
+    size: int, beside: Iterable[tuple[int, int]], default: int, *, tp: int, rest: int = 0
+) -> int:
+    """Return a small width that is to others as `size` is to them: larger, smaller or equal.
+
+    `beside` has each of the others as it is in the plan and as it is now. It is `rest` more than a
+    multiple of `tp`, and about `default` where nothing says otherwise.
+    """
+    low = max((now for was, now in beside if was < size), default=0)
+    high = min((now for was, now in beside if was > size), default=None)
+    equal = [now for was, now in beside if was == size and (now - rest) % tp == 0]
+    if equal:
+        return equal[0]
+    most = None if high is None else (high - 1 - rest) // tp
+    # Room is left for a width between this one and the next smaller.
+    wanted = max(_LEAST_WIDTH, default // tp, low and (low - rest) // tp + _ROOM)
+    return tp * (wanted if most is None else max(_LEAST_WIDTH, min(wanted, most))) + rest
+
+
+def _looks_up_names(plan: Plan) -> bool:
+    """Return whether a rank finds tensors of others, or in files, by their names or places."""
+    zero, mesh = plan.layout.zero, plan.mesh
+    whole = OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices
+    offloaded = {zero.optimizer_offload, zero.parameter_offload} != {"none"}
+    return offloaded or (whole and mesh.world_size > mesh.pp)
 
 
 def _kv_heads(plan: Plan) -> int:
@@ -181,12 +208,12 @@ def _num_microbatches(plan: Plan) -> int:
     """
     count, pp = plan.num_microbatches, plan.mesh.pp
     if pp == 1:
-        return min(count, 3)
+        return min(count, _LEAST_MICROBATCHES + count % 2)
     if count <= pp or plan.layout.pipeline.rows:
         return count
     few = pp + (count % pp or pp)
     builder = SCHEDULES[plan.layout.pipeline.schedule]
-    while few < count and not builder.allows_microbatches(pp, few):
+    while few < count and (few < _LEAST_MICROBATCHES or not builder.allows_microbatches(pp, few)):
         few += pp
     return min(count, few)
 
@@ -207,9 +234,6 @@ def _optimizer(optimizer: Optimizer) -> Optimizer:
         eps=_UNCLIPPED_SIGNAL if optimizer.clip_norm is None else _SIGNAL,
         clip_norm=None if optimizer.clip_norm is None else 50 * _SIGNAL,
         weight_decay=(_SGD_DECAY if sgd else 0.1) if optimizer.weight_decay else 0.0,
-        warmup_steps=2 if optimizer.warmup_steps else 0,
-        decay_steps=2 * NUM_STEPS - 2 if optimizer.schedule == "wsd" else 0,
-        total_steps=2 * NUM_STEPS,
     )
 
 
@@ -218,9 +242,10 @@ def _zero(plan: Plan, mathematics: Mathematics) -> Zero:
     zero, model = plan.layout.zero, mathematics.model
     # Several buckets per rank, as the whole model has: one of them may be the wrong one.
     bytes_per_rank = elements_of_a_rank(plan, model) * DTYPE_BYTES[mathematics.precision.gradients]
+    buckets = _BUCKETS_NAMED_APART if _looks_up_names(plan) else _BUCKETS
     return replace(
         zero,
-        bucket_bytes=min(zero.bucket_bytes, max(1, bytes_per_rank // _BUCKETS)),
+        bucket_bytes=min(zero.bucket_bytes, max(1, bytes_per_rank // buckets)),
         prefetch=min(zero.prefetch, 2),
         unit_blocks=min(zero.unit_blocks, 2),
         keep_whole_below=_keep_whole_below(plan, model),

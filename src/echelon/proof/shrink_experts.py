@@ -7,6 +7,7 @@ block first, the kind of router, every rule of the balance, drops, and how token
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from math import floor, lcm
@@ -24,15 +25,18 @@ _LEAST_RATE = 0.02
 """A bias that moves by less sends no token of a small model elsewhere in three steps."""
 
 
-def small_experts(plan: Plan, layers: int) -> Experts | None:
-    """Return the mixture of a model of `layers` blocks; nothing of a dense one."""
-    experts, tp = plan.model.experts, plan.mesh.tp
+def small_experts(plan: Plan, layers: int, width: Callable[[int], int]) -> Experts | None:
+    """Return the mixture of a model of `layers` blocks; nothing of a dense one.
+
+    `width` makes a width of an MLP small.
+    """
+    experts = plan.model.experts
     if experts is None:
         return None
     return replace(
         experts,
         num_experts=_num_experts(experts, plan.mesh.ep),
-        ffn=tp * max(3, 12 // tp),
+        ffn=width(experts.ffn),
         shared_experts=min(experts.shared_experts, _SEVERAL),
         first_dense_layers=min(experts.first_dense_layers, 1, layers - 1),
     )

@@ -12,11 +12,15 @@ Where experts drop tokens by score, no two tokens of a sequence may score the sa
 is dropped would be a matter of rounding. Tokens that have met nothing but their like score so,
 whatever their positions (attention to equal values is that value): the second of two equal ones at
 the start of a document, or two documents that start alike. So neighbours differ there, and starts.
+Of positions that see no further back than a window, two that end in the same tokens score the same:
+there no two neighbours are the same pair either.
 
 Shapes: B sequences of the whole global batch, T positions, K microbatches of all replicas.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -45,7 +49,11 @@ def global_batch(plan: Plan, step: int) -> ProofBatch:
         tokens[:, :] = plan.model.vocab - 1
     documents = _documents(plan, step) if mathematics.documents == "separate" else None
     if mathematics.balance.capacity_factor is not None and mathematics.balance.drop == "score":
-        _make_distinct(tokens, documents, plan.model.vocab)
+        # Steps that overflow repeat one token on purpose; nothing comes of where it goes.
+        pairs = plan.model.window is not None and step not in overflow_steps(plan)
+        for row, sequence in enumerate(tokens):
+            starts = (0,) if documents is None else documents[row]
+            _make_distinct(sequence, starts, plan.model.vocab, pairs=pairs)
     labels = tokens[:, 1:].copy()
     if step in overflow_steps(plan):
         labels[:] = 0
@@ -71,17 +79,22 @@ def _documents(plan: Plan, step: int) -> DocumentStarts:
     return tuple(found)
 
 
-def _make_distinct(tokens: np.ndarray, documents: DocumentStarts | None, vocab: int) -> None:
-    """Change tokens until neighbours differ, and the first ones of the documents of a sequence."""
-    for row, sequence in enumerate(tokens):
-        starts = {0} if documents is None else set(documents[row])
-        met: set[int] = set()
-        for position in range(len(sequence)):
-            taken = set(met) if position in starts else set[int]()
-            taken |= {int(sequence[position - 1])} if position else set()
-            while int(sequence[position]) in taken:
-                sequence[position] = (sequence[position] - 1) % vocab
-            met |= {int(sequence[position])} if position in starts else set()
+def _make_distinct(sequence: np.ndarray, starts: Sequence[int], vocab: int, *, pairs: bool) -> None:
+    """Change tokens until neighbours differ, and the first ones of documents, and all `pairs`.
+
+    Where a small vocabulary has too few pairs for all, some are there twice.
+    """
+    first: set[int] = set()
+    met: set[tuple[int, int]] = set()
+    for position in range(len(sequence)):
+        last = int(sequence[position - 1]) if position else -1
+        taken = {last} | (first if position in starts else set[int]())
+        tried = {(int(sequence[position]) - back) % vocab: None for back in range(vocab)}
+        left = [token for token in tried if token not in taken]
+        unmet = [token for token in left if (last, token) not in met] if pairs else left
+        sequence[position] = (unmet or left)[0]
+        met.add((last, int(sequence[position])))
+        first |= {int(sequence[position])} if position in starts else set()
 
 
 def overflow_steps(plan: Plan) -> range:

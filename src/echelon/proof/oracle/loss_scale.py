@@ -27,13 +27,6 @@ _LARGEST_NORM = 2.0**512
 _ROOM = 256.0  # times the largest gradient
 
 
-def num_steps_with_overflow(plan: Plan, num_steps: int) -> int:
-    """Return how many steps a proof takes so that `num_steps` of them update the parameters."""
-    precision = plan.mathematics.precision
-    dynamic = precision.loss_scaling == "dynamic"
-    return num_steps + (precision.loss_scale_hysteresis if dynamic else 0)
-
-
 def with_overflow_scale(plan: Plan, num_steps: int) -> Plan:
     """Return the float64 plan with the scale under which the loud steps overflow, and no others."""
     # A scale that is large enough to make steps loud, and too small to overflow in them.

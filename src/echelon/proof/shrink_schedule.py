@@ -1,0 +1,72 @@
+"""The schedule of a run, laid over the few steps of a proof.
+
+A proof has a step on both sides of every change of phase: in warm-up and at its end, before and in
+the decay, which is far enough on that another speed or start of it gives another rate. Where
+something counts updates (bias corrections, a loss scale that changes, biases of experts) there are
+five of them, so that one count off, or one that begins anew, is seen. No plan takes more steps than
+it needs: most of the time of a proof goes by steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.core.plan import Mathematics, Optimizer, Plan
+
+ROUNDED_UPDATES = 3
+"""Updates in the plan's own precision: one without history, one with, one after a rounded one."""
+
+_LEAST_UPDATES = 3
+_COUNTED_UPDATES = 5
+_WARMUP_STEPS = 2
+_MOST_OVERFLOWS = 2  # before a dynamic loss scale falls
+_STEPS_OF_DECAY = 3
+"""Where the decay begins, a third of it on, and two thirds."""
+_STEPS_OF_LATE_DECAY = 2
+"""The same of a decay that has a flat phase before it, which is seen too."""
+
+
+def num_overflows(plan: Plan) -> int:
+    """Return how many steps of a proof in float64 overflow, so that nothing is updated."""
+    precision = plan.mathematics.precision
+    dynamic = precision.loss_scaling == "dynamic"
+    return min(precision.loss_scale_hysteresis, _MOST_OVERFLOWS) if dynamic else 0
+
+
+def num_steps(plan: Plan) -> int:
+    """Return the steps of a proof in float64, those that an overflow skips among them."""
+    return num_updates(plan.mathematics) + num_overflows(plan)
+
+
+def num_rounded_steps(plan: Plan) -> int:
+    """Return the steps of a proof in the plan's own precision: the first of those in float64."""
+    return ROUNDED_UPDATES + num_overflows(plan)
+
+
+def num_updates(mathematics: Mathematics) -> int:
+    """Return how many updates show every phase of the schedule, and every count."""
+    optimizer = mathematics.optimizer
+    counts = (
+        # What does not follow the size of gradients is corrected by the number of updates.
+        OPTIMIZERS[optimizer.kind].is_scale_free
+        or mathematics.precision.loss_scaling == "dynamic"
+        or (mathematics.model.experts is not None and mathematics.balance.has_bias)
+    )
+    warmup = _WARMUP_STEPS if optimizer.warmup_steps else 0
+    after = 1 if optimizer.schedule == "constant" else _STEPS_OF_DECAY
+    return max(_COUNTED_UPDATES if counts else _LEAST_UPDATES, warmup + after)
+
+
+def small_schedule(plan: Plan) -> Optimizer:
+    """Return the optimizer with a schedule whose phases all are in the steps of a proof.
+
+    Steps that an overflow skips come after the first one, and take a place in the schedule.
+    """
+    optimizer, skipped = plan.mathematics.optimizer, num_overflows(plan)
+    return replace(
+        optimizer,
+        warmup_steps=_WARMUP_STEPS + skipped if optimizer.warmup_steps else 0,
+        decay_steps=_STEPS_OF_LATE_DECAY if optimizer.schedule == "wsd" else 0,
+        total_steps=num_steps(plan),
+    )
