@@ -11,6 +11,7 @@ from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.launch.local.pool import RankPool
 from echelon.proof.run import prove
+from echelon.proof.shrink_schedule import num_updates
 from echelon.training.optimizer import trained_ranges
 from echelon.training.subject import build
 from tests.proof.layouts import BF16, BF16_SUMS, FP16, layout
@@ -82,11 +83,12 @@ def test_mixed_precision_is_proven(name: str, rank_pool: RankPool) -> None:
     hysteresis = plan.mathematics.precision.loss_scale_hysteresis
     dynamic = plan.mathematics.precision.loss_scaling == "dynamic"
     skipped = hysteresis if dynamic else 0
-    assert proof.num_steps == 5 + skipped
+    updates = num_updates(plan.mathematics)
+    assert proof.num_steps == updates + skipped
     num_tensors = exact["prove-parameters"].compared
-    assert exact["prove-gradients"].compared == 5 * num_tensors
+    assert exact["prove-gradients"].compared == updates * num_tensors
     assert own["prove-gradients"].compared == (3 + skipped) * num_tensors
-    for claims, steps in ((exact, 5 + skipped), (own, 3 + skipped)):
+    for claims, steps in ((exact, updates + skipped), (own, 3 + skipped)):
         assert claims["prove-loss-scale"].compared == 2 * plan.mesh.world_size * steps
         assert claims["prove-bytes-held"].compared
 

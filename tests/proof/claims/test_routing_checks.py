@@ -159,10 +159,10 @@ def test_all_that_is_said_of_experts_is_compared(rank_pool: RankPool) -> None:
     proof.require()
     compared = {claim.rule.id: claim.compared for claim in proof.passes[0].claims}
     # One layer with experts, three steps, two ranks: one check of who routed, one of where to.
-    assert compared["prove-routes"] == 3 * 2
-    assert compared["prove-expert-loads"] == 3 * (1 + 2 * 5)
-    assert compared["prove-router-losses"] == 3 * 2 * 2 * 2
-    assert compared["prove-router-biases"] == 3 * 2 * 3
+    assert compared["prove-routes"] == 5 * 2
+    assert compared["prove-expert-loads"] == 5 * (1 + 2 * 5)
+    assert compared["prove-router-losses"] == 5 * 2 * 2 * 2
+    assert compared["prove-router-biases"] == 5 * 2 * 3
 
 
 def test_a_dense_model_has_nothing_said_of_experts(rank_pool: RankPool) -> None:

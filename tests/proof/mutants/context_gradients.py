@@ -253,7 +253,7 @@ def norm_per_context_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     in_gradients(
         split("ring", dp=2, zero={"stage": 1}),
         "slices permuted",
-        f"{LAST}.mlp.gate.weight",
+        f"{LAST}.mlp.up.weight",
         "dp_shard and cp",
     ),
 )

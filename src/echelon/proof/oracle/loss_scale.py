@@ -24,6 +24,10 @@ from echelon.proof.oracle.oracle import TORCH_DTYPES, run_oracle
 _LARGEST_NORM = 2.0**512
 """The norm whose square is the first that float64 does not hold."""
 
+_LOUDER = 1.4
+"""By how much the norm of a loud step is too large: of two ranks that hold parts of a gradient one
+overflows by itself and the other does not, unless both parts are as large within 2 %."""
+
 _ROOM = 256.0  # times the largest gradient
 
 
@@ -34,7 +38,7 @@ def with_overflow_scale(plan: Plan, num_steps: int) -> Plan:
     steps = run_oracle(loud_plan, num_steps)
     loud = min(step.grad_norm for step in steps if step.step in overflow_steps(loud_plan))
     other = max(step.grad_norm for step in steps if step.step not in overflow_steps(loud_plan))
-    return with_scale(plan, _LARGEST_NORM / math.sqrt(loud * other))
+    return with_scale(plan, _LARGEST_NORM / loud * min(_LOUDER, math.sqrt(loud / other)))
 
 
 def scale_without_overflow(plan: Plan, exact: Plan, num_steps: int) -> float:
