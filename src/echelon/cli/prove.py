@@ -85,10 +85,10 @@ def proof_text(proof: Proof) -> str:
     rows = [
         (
             statement,
-            claim.compared,
+            max(claims[statement].compared for claims in by_pass if statement in claims),
             *(_outcome(claims[statement]) if statement in claims else "-" for claims in by_pass),
         )
-        for statement, claim in every.items()
+        for statement in every
     ]
     model = proof.shrunk_plan.model
     head = (
