@@ -79,9 +79,8 @@ def proof_text(proof: Proof) -> str:
     there.
     """
     by_pass = [{claim.statement: claim for claim in one.claims} for one in proof.passes]
-    every: dict[str, ClaimResult] = {}
-    for claims in sorted(by_pass, key=len, reverse=True):
-        every |= {text: claim for text, claim in claims.items() if text not in every}
+    longest_first = sorted(by_pass, key=len, reverse=True)
+    every = dict.fromkeys(statement for claims in longest_first for statement in claims)
     rows = [
         (
             statement,
