@@ -4,8 +4,8 @@ run.py              prove: shrink the plan, run its ranks and the oracle, judge 
 subject.py          the thing under proof: what is asked of a training engine
 ranks.py            what each rank does in a proof, and the files that it writes
 observed.py         what the ranks said, put together: whole tensors, losses, routes
-shrink.py           a plan made small, with all kept that can go wrong; what of experts, of stages and
-                    of a schedule of rates, shrink_experts.py, shrink_stages.py, shrink_schedule.py
+shrink.py           a plan made small, with all kept that can go wrong; shrink_experts.py,
+                    shrink_stages.py (its blocks), shrink_schedule.py (the steps of a proof) too
 
 oracle/             the same training on one device, in plain code
 claims/             what must hold, how far off it may be, and the verdict (proof.py)

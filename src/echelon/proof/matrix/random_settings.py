@@ -49,7 +49,7 @@ def draw_settings(random: Random, offload_dir: str) -> Settings:
 
 
 def _mesh(random: Random) -> dict[str, int]:
-    mesh = dict.fromkeys(_AXES, 1)
+    mesh: dict[str, int] = dict.fromkeys(_AXES, 1)
     left = random.choice(WORLD_SIZES)
     for factor in (2, 2, 2, 3):
         if left % factor == 0:
