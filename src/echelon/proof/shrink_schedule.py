@@ -17,8 +17,8 @@ from echelon.core.plan import Mathematics, Optimizer, Plan
 ROUNDED_UPDATES = 3
 """Updates in the plan's own precision: one without history, one with, one after a rounded one."""
 
-_LEAST_UPDATES = 3
-_COUNTED_UPDATES = 5
+_LEAST_UPDATES = 3  # where nothing counts them
+_COUNTED_UPDATES = 5  # where something does
 _WARMUP_STEPS = 2
 _MOST_OVERFLOWS = 2  # before a dynamic loss scale falls
 _STEPS_OF_DECAY = 3
