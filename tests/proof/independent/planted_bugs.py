@@ -149,7 +149,12 @@ def groups_of_experts_are_ignored(patch: Patch) -> None:
 @shared_bug("capacity of experts", "layers.0", **CROWDED)
 def an_expert_has_room_for_one_more(patch: Patch) -> None:
     right = Balance.capacity
-    patch.setattr(Balance, "capacity", lambda *args: right(*args) + 1)
+
+    def roomier(*args: Any) -> int | None:
+        room = right(*args)
+        return None if room is None else room + 1
+
+    patch.setattr(Balance, "capacity", roomier)
 
 
 @shared_bug("auxiliary loss", "layers.0", **MIXTURE)

@@ -30,8 +30,9 @@ def heads(number: int, seed: int) -> torch.Tensor:
 
 def test_grouped_heads_are_pytorchs() -> None:
     q, k, v = heads(4, 0), heads(2, 1), heads(2, 2)
+    queries, keys, values = (x.transpose(0, 1) for x in (q, k, v))
     right = torch.nn.functional.scaled_dot_product_attention(
-        *(x.transpose(0, 1) for x in (q, k, v)), is_causal=True, enable_gqa=True
+        queries, keys, values, is_causal=True, enable_gqa=True
     )
     torch.testing.assert_close(attend(q, k, v, CAUSAL), right.transpose(0, 1))
 

@@ -17,5 +17,6 @@ samples.py          what the trainer reads: sample order, rows, document starts
 reading.py          the proof's own batches, and the trainer's, beside what they must be
 comparison.py       the oracle beside all of this: claims
 parts.py            the first part of a forward pass that differs
+walk.py             all of it for random plans and for all presets
 naming.py           the first difference: its tensor, step and part
 """

@@ -1,0 +1,44 @@
+"""A walk compares plans one by one, and counts those that differ."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from echelon.config.presets import preset_names
+from echelon.models.operations import Operations
+from echelon.proof.independent.walk import main, preset_plans, random_plans
+
+SEED = random.SystemRandom().randrange(10**6)
+
+
+def test_plans_are_small_and_in_float64() -> None:
+    names = [plan.name for plan in preset_plans()]
+    assert names == list(preset_names("models"))
+    plans = list(random_plans(10, 3))
+    assert [plan.mathematics for plan in plans] == [p.mathematics for p in random_plans(10, 3)]
+    assert {plan.mathematics.precision.parameters for plan in plans} == {"fp64"}
+
+
+def test_random_plans_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--count=5", f"--seed={SEED}", "--steps=1"]) == 0, capsys.readouterr().out
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first == f"seed {SEED}"
+    assert last.startswith("5 of 5 hold, off by ")
+
+
+@pytest.mark.slow
+def test_sixty_random_plans_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--count=60", f"--seed={SEED}"]) == 0, capsys.readouterr().out
+
+
+def test_a_plan_that_differs_is_counted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Operations, "add", lambda self, x_ND, y_ND: x_ND - y_ND)
+    assert main(["--count=1", "--seed=1", "--steps=1"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].endswith(": DIFFERS")
+    assert lines[2].startswith("first wrong: layers.0 (residual sum)")
+    assert lines[3].startswith("0 of 1 hold")
