@@ -18,8 +18,9 @@ from echelon.proof.independent.comparison import (
     TwoRuns,
     compare,
 )
-from echelon.proof.oracle.loss_scale import num_steps_with_overflow, with_overflow_scale
+from echelon.proof.oracle.loss_scale import with_overflow_scale
 from echelon.proof.shrink import shrink
+from echelon.proof.shrink_schedule import num_steps
 from tests.proof.layouts import FP16, layout
 
 FAMILIES = (
@@ -59,8 +60,8 @@ def test_every_optimizer_and_schedule_holds(kind: str, schedule: LearningRateSch
 
 def test_steps_that_overflow_are_skipped_in_both() -> None:
     plan = shrink(layout(precision=FP16, accumulation=1), precision="fp64")
-    num_steps = num_steps_with_overflow(plan, 2)
-    runs = TwoRuns.of(with_overflow_scale(plan, num_steps), num_steps)
+    steps = num_steps(plan)
+    runs = TwoRuns.of(with_overflow_scale(plan, steps), steps)
     assert [one.statement for one in compare(runs) if not one.holds] == []
     skipped = [one.skipped for one in runs.independent]
     assert (any(skipped), all(skipped)) == (True, False)

@@ -8,7 +8,7 @@ import pytest
 
 from echelon.config.presets import preset_names
 from echelon.models.operations import Operations
-from echelon.proof.independent.walk import main, preset_plans, random_plans
+from echelon.proof.independent.walk import main, matrix_plans, preset_plans, space_plans
 
 SEED = random.SystemRandom().randrange(10**6)
 
@@ -16,9 +16,12 @@ SEED = random.SystemRandom().randrange(10**6)
 def test_plans_are_small_and_in_float64() -> None:
     names = [plan.name for plan in preset_plans()]
     assert names == list(preset_names("models"))
-    plans = list(random_plans(10, 3))
-    assert [plan.mathematics for plan in plans] == [p.mathematics for p in random_plans(10, 3)]
+    plans = list(matrix_plans(10, 3))
+    assert [plan.mathematics for plan in plans] == [p.mathematics for p in matrix_plans(10, 3)]
     assert {plan.mathematics.precision.parameters for plan in plans} == {"fp64"}
+    drawn = list(space_plans(20, 1))
+    assert 5 < len(drawn) <= 20
+    assert all(plan.name.partition(": ")[2] for plan in drawn)
 
 
 def test_random_plans_hold(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,8 +32,11 @@ def test_random_plans_hold(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_sixty_random_plans_hold(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--count=60", f"--seed={SEED}"]) == 0, capsys.readouterr().out
+@pytest.mark.parametrize("space", [(), ("--space",)])
+def test_sixty_random_plans_hold(
+    space: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--count=60", f"--seed={SEED}", *space]) == 0, capsys.readouterr().out
 
 
 def test_a_plan_that_differs_is_counted(

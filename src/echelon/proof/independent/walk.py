@@ -1,7 +1,8 @@
-"""The oracle beside the independent implementation, for random plans of the matrix and all presets.
+"""The oracle beside the independent implementation, for random plans and presets, without ranks.
 
-``python -m echelon.proof.independent.walk --count=60 --seed=7`` takes plans of the matrix, as its
-own walk does, and starts no ranks; ``--presets`` takes the models of all presets.
+``python -m echelon.proof.independent.walk --count=60 --seed=7`` takes plans of the matrix,
+``--space`` plans of the whole space of settings (those that no rule refuses), ``--presets`` the
+models of all presets.
 """
 
 from __future__ import annotations
@@ -9,38 +10,66 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from echelon.config.load import load_job
 from echelon.config.presets import preset_names
+from echelon.config.rules.plan import require_trainable
+from echelon.core.errors import EchelonError
 from echelon.core.plan import Plan
 from echelon.proof.independent.naming import independent_pass
+from echelon.proof.matrix.random_plans import flags_of, settings_of
+from echelon.proof.matrix.random_settings import PRESET
 from echelon.proof.matrix.walk import sample
-from echelon.proof.shrink import NUM_STEPS, shrink
+from echelon.proof.oracle.loss_scale import with_overflow_scale
+from echelon.proof.shrink import shrink
+from echelon.proof.shrink_schedule import num_steps
 
 ONE_RANK = ("mesh.dp_shard=1", "batch.global_sequences=2", "batch.microbatch_sequences=1")
 """What makes any preset a run of one rank."""
 
+_MOST_STEPS = 100  # more than any proof takes
 
-def random_plans(count: int, seed: int) -> Iterator[Plan]:
-    """Yield shrunk float64 plans of the matrix, each by the name of its case."""
+
+def exact_plan(plan: Plan, name: str) -> Plan:
+    """Return the float64 plan that a proof runs; under a dynamic loss scale steps overflow in it."""
+    small = replace(shrink(plan, precision="fp64"), name=name)
+    dynamic = small.mathematics.precision.loss_scaling == "dynamic"
+    return with_overflow_scale(small, num_steps(small)) if dynamic else small
+
+
+def matrix_plans(count: int, seed: int) -> Iterator[Plan]:
+    """Yield plans of the matrix, each by the name of its case."""
     for case in sample(count, seed):
-        yield replace(shrink(case.plan(), precision="fp64"), name=case.name)
+        yield exact_plan(case.plan(), case.name)
+
+
+def space_plans(count: int, seed: int) -> Iterator[Plan]:
+    """Yield plans of the whole space, each by its settings, but for those that a rule refuses."""
+    with tempfile.TemporaryDirectory(prefix="echelon-random-") as offload_dir:
+        for number in range(count):
+            flags = flags_of(settings_of(seed, number, offload_dir))
+            with suppress(EchelonError):
+                job = load_job(PRESET, flags)
+                require_trainable(job.plan, job.sources)
+                yield exact_plan(job.plan, f"{number}: {' '.join(flags)}")
 
 
 def preset_plans() -> Iterator[Plan]:
-    """Yield the models of all presets, shrunk, in float64, each by the name of its preset."""
+    """Yield the models of all presets, each by the name of its preset."""
     for name in preset_names("models"):
-        yield replace(shrink(load_job(name, ONE_RANK).plan, precision="fp64"), name=name)
+        yield exact_plan(load_job(name, ONE_RANK).plan, name)
 
 
-def compare_plans(plans: Iterator[Plan], num_steps: int) -> int:
-    """Compare shrunk plans, one line each, and return how many differ."""
+def compare_plans(plans: Iterator[Plan], most_steps: int) -> int:
+    """Compare plans for as many steps as a proof takes, and return how many differ."""
     started, failed, worst, number = time.monotonic(), 0, 0.0, 0
     for number, plan in enumerate(plans, start=1):
-        found = independent_pass(plan, num_steps)
+        found = independent_pass(plan, min(most_steps, num_steps(plan)))
         error = max(claim.max_error for claim in found.claims)
         failed, worst = failed + (not found.holds), max(worst, error)
         told = f"off by {error:.1e} at most" if found.holds else "DIFFERS"
@@ -58,16 +87,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m echelon.proof.independent.walk", description=__doc__
     )
-    parser.add_argument("--count", type=int, default=20, help="random plans of the matrix (20)")
+    parser.add_argument("--count", type=int, default=20, help="random plans (20)")
     parser.add_argument("--seed", type=int, default=None, help="of the random choice")
+    parser.add_argument("--space", action="store_true", help="plans of the whole space of settings")
     parser.add_argument("--presets", action="store_true", help="the models of all presets")
-    parser.add_argument("--steps", type=int, default=NUM_STEPS, help=f"of training ({NUM_STEPS})")
+    parser.add_argument("--steps", type=int, default=_MOST_STEPS, help="of training, at most")
     options = parser.parse_args(arguments)
-    if options.presets:
-        return 1 if compare_plans(preset_plans(), options.steps) else 0
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
-    print(f"seed {seed}")
-    return 1 if compare_plans(random_plans(options.count, seed), options.steps) else 0
+    if options.presets:
+        plans = preset_plans()
+    else:
+        print(f"seed {seed}")
+        plans = (space_plans if options.space else matrix_plans)(options.count, seed)
+    return 1 if compare_plans(plans, options.steps) else 0
 
 
 if __name__ == "__main__":
