@@ -36,7 +36,7 @@ _MOST_STEPS = 100  # more than any proof takes
 
 
 def exact_plan(plan: Plan, name: str) -> Plan:
-    """Return the float64 plan that a proof runs; under a dynamic loss scale steps overflow in it."""
+    """Return the float64 plan that a proof runs; with a dynamic loss scale steps overflow in it."""
     small = replace(shrink(plan, precision="fp64"), name=name)
     dynamic = small.mathematics.precision.loss_scaling == "dynamic"
     return with_overflow_scale(small, num_steps(small)) if dynamic else small
