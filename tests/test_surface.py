@@ -19,18 +19,11 @@ ERRORS = (
     *("CheckpointError", "ConfigError", "DataError", "EchelonError", "EnvironmentProblem"),
     *("InfeasiblePlan", "ProofFailed", "RunFailed"),
 )
+RECORDS = ("Fused", "Logical", "OnRank", "OneDevice", "Plan", "TrainResult", "VerifyCase")
 VERBS = (
     *("bisect", "calibrate_machine", "calibrate_model", "calibrate_run", "compare", "export"),
-    *(
-        "generate",
-        "import_run",
-        "observe",
-        "observe_experts",
-        "observe_schedule",
-        "parallelize",
-        "plan",
-    ),
-    *("prove", "train"),
+    *("generate", "import_run", "observe", "observe_experts", "observe_schedule", "parallelize"),
+    *("plan", "prove", "train", "verify"),
 )
 
 # A user's file: every public name, and the type that a checker must see.
@@ -39,6 +32,7 @@ from pathlib import Path
 from typing import Literal, assert_type
 
 from torch import nn
+from torch.optim import SGD
 
 import echelon as ec
 from echelon.api.calibrating.machine import MachineCalibration
@@ -49,6 +43,7 @@ from echelon.config.files.times_file import TimesFile
 from echelon.planner.explain.compare import PlanComparison
 from echelon.proof.bisect.verdict import Bisection
 from echelon.proof.claims.proof import Proof
+from echelon.proof.verify.verdict import SubjectProof
 from echelon.telemetry.routing import ExpertHotspots
 from echelon.telemetry.schedule_report import TimelineReport
 from echelon.telemetry.summary import RunSummary
@@ -62,6 +57,15 @@ proof = ec.prove(plan)
 assert_type(proof, Proof)
 assert_type(proof.proven, bool)
 assert_type(ec.bisect(plan), Bisection | None)
+assert_type(ec.verify("verify_ddp.py"), SubjectProof)
+
+def one_device(case: ec.VerifyCase) -> ec.OneDevice:
+    model = nn.Linear(case.mesh["dp"], 2, dtype=case.dtype)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    return ec.OneDevice(model=model, loss=lambda step: model.weight.sum(), optimizer=optimizer)
+
+names = {"qkv": ec.Fused(parts=(ec.Logical(name="q", axis="tp"),))}
+rank = ec.OnRank(model=nn.Linear(2, 2), step=lambda number: number, names=names)
 run = ec.train(plan, data="stdlib")
 assert_type(run, ec.TrainResult)
 assert_type(run.run, Path)
@@ -98,6 +102,7 @@ ec.plan("nano", setings=["mesh.tp=2"])
 ec.plan(3)
 ec.plan("nano").mesh.world_sise
 ec.prove("nano")
+ec.verify(plan)
 ec.train("nano").sumary
 ec.generate("runs/nano")
 ec.observe(step=3)
@@ -127,7 +132,7 @@ def diagnostics(file: Path) -> list[tuple[int, str]]:
 
 
 def test_the_exported_names_are_these() -> None:
-    assert sorted(ec.__all__) == sorted([*ERRORS, "Plan", "TrainResult", "__version__", *VERBS])
+    assert sorted(ec.__all__) == sorted([*ERRORS, *RECORDS, "__version__", *VERBS])
     assert dir(ec) == sorted(ec.__all__)
     assert all(getattr(ec, name) is not None for name in ec.__all__)
 

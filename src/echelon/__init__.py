@@ -32,11 +32,16 @@ __all__ = [
     "DataError",
     "EchelonError",
     "EnvironmentProblem",
+    "Fused",
     "InfeasiblePlan",
+    "Logical",
+    "OnRank",
+    "OneDevice",
     "Plan",
     "ProofFailed",
     "RunFailed",
     "TrainResult",
+    "VerifyCase",
     "__version__",
     "bisect",
     "calibrate_machine",
@@ -53,6 +58,7 @@ __all__ = [
     "plan",
     "prove",
     "train",
+    "verify",
 ]
 
 if TYPE_CHECKING:
@@ -64,6 +70,7 @@ if TYPE_CHECKING:
     from echelon.api.parallelizing import parallelize
     from echelon.api.planning import bisect, compare, plan, prove
     from echelon.api.training import TrainResult, generate, train
+    from echelon.api.verifying import verify
     from echelon.core.errors import (
         CheckpointError,
         ConfigError,
@@ -76,21 +83,28 @@ if TYPE_CHECKING:
     )
     from echelon.core.plan import Plan
     from echelon.core.version import __version__
+    from echelon.proof.verify.case import Fused, Logical, OneDevice, OnRank, VerifyCase
 else:
     # A type checker reads the imports above; with this function it would take any name for right.
 
     _ERRORS = "echelon.core.errors"
+    _CASE = "echelon.proof.verify.case"
     _HOMES = {
         "CheckpointError": _ERRORS,
         "ConfigError": _ERRORS,
         "DataError": _ERRORS,
         "EchelonError": _ERRORS,
         "EnvironmentProblem": _ERRORS,
+        "Fused": _CASE,
         "InfeasiblePlan": _ERRORS,
+        "Logical": _CASE,
+        "OnRank": _CASE,
+        "OneDevice": _CASE,
         "Plan": "echelon.core.plan",
         "ProofFailed": _ERRORS,
         "RunFailed": _ERRORS,
         "TrainResult": "echelon.api.training",
+        "VerifyCase": _CASE,
         "__version__": "echelon.core.version",
         "calibrate_machine": "echelon.api.calibrating.machine",
         "calibrate_model": "echelon.api.calibrating.model",
@@ -107,6 +121,7 @@ else:
         "prove": "echelon.api.planning",
         "bisect": "echelon.api.planning",
         "train": "echelon.api.training",
+        "verify": "echelon.api.verifying",
     }
 
     def __getattr__(name: str) -> object:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from echelon.cli.main import main
 from echelon.proof.claims.claims import CLAIMS
 from echelon.proof.independent.comparison import BALANCE, COMPARISONS, ROUTES
+from tests.proof.verify.planted_programs import written
 
 SPLIT = ["--set", "mesh.tp=2", "--set", "mesh.sequence_parallel=true"]
 SPARSE = [
@@ -122,3 +124,37 @@ def test_a_claim_that_one_precision_has_no_use_for_has_no_entry_there(
     assert masters.split()[-2:] == ["-", "equal"]
     (held,) = [row for row in rows if row.startswith("bytes held")]
     assert held.split()[-2:] == ["equal", "equal"]
+
+
+def test_a_program_is_proven_by_its_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prove", "--subject", "examples/verify_ddp.py", "--ranks", "2"]) == 0
+    output = capsys.readouterr()
+    assert output.out.startswith("examples/verify_ddp.py: dp2 beside one device, 3 steps, seed 0;")
+    assert "every gradient that the optimizer takes " in output.out
+    assert output.out.endswith("\nproven\n")
+
+
+def test_a_wrong_program_exits_1_and_names_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    changes = {"DTYPE = torch.float32": "DTYPE = torch.float64", "* dp / tokens": "/ tokens"}
+    file = str(written(tmp_path, "ddp", changes))
+    assert main(["prove", "--subject", file, "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)["proof"]["passes"][0]["diagnosis"]
+    assert (told["rule"], told["factor"], told["axis"]) == ("prove-loss", "1/dp", "dp")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["nano", "--subject", "examples/verify_ddp.py"],
+        ["nano", "--ranks", "2"],
+        ["--subject", "examples/verify_ddp.py", "--set", "mesh.tp=2"],
+    ],
+)
+def test_what_does_not_go_together_is_told(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["prove", *words]) == 2
+    assert "error[bad-argument]" in capsys.readouterr().err

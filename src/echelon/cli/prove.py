@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from echelon.cli.flags import Json, RunFile, Settings
+from echelon.cli.flags import Json, Settings, bad_argument
 from echelon.cli.output import note, print_result, table
 
 if TYPE_CHECKING:
     from echelon.proof.bisect.verdict import Bisection
     from echelon.proof.claims.claims import ClaimResult
-    from echelon.proof.claims.proof import Proof
+    from echelon.proof.claims.proof import Proof, ProofPass
+    from echelon.proof.verify.verdict import SubjectProof
 
 PROOF_FILE = "proof.json"
 
 
 def prove(
-    run: RunFile,
+    run: Annotated[
+        str | None,
+        Parameter(help="A run.toml, or the name of a preset such as nano; none for a program."),
+    ] = None,
     /,
     *,
     settings: Settings = (),
     subject: Annotated[
-        str | None, Parameter(help="Another engine: module:function on PYTHONPATH.")
+        str | None,
+        Parameter(
+            help="Another engine (module:function on PYTHONPATH), or any program: a file with "
+            "one_device and on_rank."
+        ),
+    ] = None,
+    ranks: Annotated[
+        int | None, Parameter(help="Number of ranks of a program, where its MESH does not say.")
     ] = None,
     bisect: Annotated[
         bool, Parameter(negative="", help="Where it fails, find the smallest run that fails so.")
@@ -35,10 +49,34 @@ def prove(
     ] = False,
     json: Json = False,
 ) -> int:
-    """Prove that a plan computes what one device computes; exit 1 where it does not.
+    """Prove that a plan, or any program, computes what one device does; exit 1 where it does not.
 
     Of a run folder, the plan in it is proven, and proof.json is written beside it.
     """
+    if subject is not None and subject.endswith(".py"):
+        if run is not None or settings or bisect or independent:
+            example = f"echelon prove --subject {subject}"
+            raise bad_argument("a run and its flags say nothing of a program", example)
+        return _prove_file(subject, ranks, as_json=json)
+    if run is None:
+        examples = ("echelon prove nano", "echelon prove --subject verify_ddp.py")
+        raise bad_argument("what is to be proven: a run, or the file of a program", *examples)
+    if ranks is not None:
+        raise bad_argument("--ranks is for a program: a run has its mesh", "--set mesh.tp=2")
+    return _prove_run(run, settings, subject, _Extras(bisect, independent), as_json=json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Extras:
+    """Say what is to be done beside the proof of a run."""
+
+    bisect: bool
+    independent: bool
+
+
+def _prove_run(
+    run: str, settings: Sequence[str], subject: str | None, extras: _Extras, *, as_json: bool
+) -> int:
     from echelon.api.planning import bisect as bisect_plan
     from echelon.api.planning import prove as prove_plan
     from echelon.config.load import load_job
@@ -56,18 +94,18 @@ def prove(
         require_trainable(plan, job.sources)
     require_memory_for_ranks(plan.mesh.world_size)
     note(f"proving {plan.name} on {plan.mesh.world_size} ranks beside one process ...")
-    proof = prove_plan(plan, subject=subject, independent=independent)
+    proof = prove_plan(plan, subject=subject, independent=extras.independent)
     if is_run and not settings and subject is None:
         proof.write(folder.path / PROOF_FILE)
     values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
     text = proof_text(proof)
-    if bisect and not proof.proven:
+    if extras.bisect and not proof.proven:
         note("looking for the smallest run that fails so ...")
         found = bisect_plan(plan, subject=subject)
         values["bisection"] = found and found.to_json()
         text += f"\n{bisection_text(found)}" if found else ""
-    print_result("prove", lambda: values, lambda: text, as_json=json)
-    if not json:
+    print_result("prove", lambda: values, lambda: text, as_json=as_json)
+    if not as_json:
         proof.require()
     return 0 if proof.proven else 1
 
@@ -78,7 +116,42 @@ def proof_text(proof: Proof) -> str:
     A claim that one precision has no use for (a master copy where nothing is rounded) has no entry
     there.
     """
-    by_pass = [{claim.statement: claim for claim in one.claims} for one in proof.passes]
+    model = proof.shrunk_plan.model
+    head = (
+        f"{proof.plan}: {proof.mesh} beside one process, {proof.num_steps} steps, "
+        f"seed {proof.seed}; {model.layers} blocks x {model.hidden} wide stand for the model"
+    )
+    answer = "proven" if proof.proven else "NOT PROVEN"
+    return f"{head}\n\n{_claims_table(proof.passes)}\n\n{_independent_text(proof)}{answer}\n"
+
+
+def subject_text(proof: SubjectProof) -> str:
+    """Return the claims about a program that is not ours as a table."""
+    head = (
+        f"{proof.file}: {proof.mesh} beside one device, {proof.num_steps} steps, seed {proof.seed};"
+        f" {proof.num_parameters} parameters of {proof.num_elements} elements, placement read from "
+        f"{proof.framework}"
+    )
+    answer = "proven" if proof.proven else "NOT PROVEN"
+    return f"{head}\n\n{_claims_table(proof.passes)}\n\n{answer}\n"
+
+
+def _prove_file(subject: str, ranks: int | None, *, as_json: bool) -> int:
+    from echelon.api.verifying import verify
+    from echelon.launch.environment import RANK
+
+    note(f"proving {subject} beside one device ...")
+    proof = verify(subject, ranks=ranks)
+    if os.environ.get(RANK, "0") == "0":
+        values = {"proven": proof.proven, "proof": proof.to_json()}
+        print_result("prove", lambda: values, lambda: subject_text(proof), as_json=as_json)
+        if not as_json:
+            proof.require()
+    return 0 if proof.proven else 1
+
+
+def _claims_table(passes: Sequence[ProofPass]) -> str:
+    by_pass = [{claim.statement: claim for claim in one.claims} for one in passes]
     longest_first = sorted(by_pass, key=len, reverse=True)
     every = dict.fromkeys(statement for claims in longest_first for statement in claims)
     rows = [
@@ -89,14 +162,7 @@ def proof_text(proof: Proof) -> str:
         )
         for statement in every
     ]
-    model = proof.shrunk_plan.model
-    head = (
-        f"{proof.plan}: {proof.mesh} beside one process, {proof.num_steps} steps, "
-        f"seed {proof.seed}; {model.layers} blocks x {model.hidden} wide stand for the model"
-    )
-    claims = table(("claim", "compared", *(one.precision for one in proof.passes)), rows)
-    answer = "proven" if proof.proven else "NOT PROVEN"
-    return f"{head}\n\n{claims}\n\n{_independent_text(proof)}{answer}\n"
+    return table(("claim", "compared", *(one.precision for one in passes)), rows)
 
 
 def _independent_text(proof: Proof) -> str:

@@ -12,5 +12,6 @@ claims/             what must hold, how far off it may be, and the verdict (proo
 diagnose/           the first wrong thing: its tensor, factor and axis (diagnose.py)
 bisect/             the smallest run that fails as a given one does
 mistakes/           known mistakes, committed on one device to be recognised
+verify/             the same for programs that are not ours, in any framework
 matrix/             the combinations of layouts that are proven, and walks over them
 """

@@ -85,8 +85,8 @@ class Proof:
             "seed": self.seed,
             "num_steps": self.num_steps,
             "versions": dict(self.versions),
-            "passes": [_pass_json(one) for one in self.passes],
-            "independent": None if self.independent is None else _pass_json(self.independent),
+            "passes": [pass_json(one) for one in self.passes],
+            "independent": None if self.independent is None else pass_json(self.independent),
         }
 
     def write(self, path: Path) -> None:
@@ -97,11 +97,17 @@ class Proof:
         """Raise ProofFailed, with one problem for each broken claim, unless all hold."""
         if not self.proven:
             raise ProofFailed(
-                [_problem(one, c) for one in self.every_pass for c in one.claims if not c.holds]
+                [
+                    claim_problem(one, c)
+                    for one in self.every_pass
+                    for c in one.claims
+                    if not c.holds
+                ]
             )
 
 
-def _problem(one: ProofPass, claim: ClaimResult) -> Problem:
+def claim_problem(one: ProofPass, claim: ClaimResult) -> Problem:
+    """Return the problem of a claim that does not hold."""
     first, diagnosis = claim.failures[0], one.diagnosis
     message = f"{claim.statement} does not hold in {one.precision}: step {first.step}, "
     message += f"{first.subject}" + (f", {first.detail}" if first.detail else "")
@@ -112,7 +118,8 @@ def _problem(one: ProofPass, claim: ClaimResult) -> Problem:
     return claim.rule.problem(message)
 
 
-def _pass_json(one: ProofPass) -> dict[str, object]:
+def pass_json(one: ProofPass) -> dict[str, object]:
+    """Return a pass as a JSON object."""
     return {
         "precision": one.precision,
         "holds": one.holds,

@@ -1,0 +1,71 @@
+"""`ec.verify`: a program in any framework beside one device, tensor by tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from echelon.core.optional import optional_package
+
+if TYPE_CHECKING:
+    from echelon.proof.verify.verdict import SubjectProof
+
+RANK_LIMIT_S = 300.0
+"""How long the ranks of one precision may take: frameworks are imported in this time too."""
+
+
+def verify(subject: str | Path, *, ranks: int | None = None) -> SubjectProof:
+    """Return the proof of a Python file with `one_device` and `on_rank`, by ranks started here.
+
+    The file's MESH says how many ranks there are; `ranks` may state it, or give a file without a
+    mesh data-parallel ones. Under torchrun the ranks that it started are joined. `proof.proven` is
+    the answer; `proof.require()` raises ProofFailed. ConfigError for a mistake in the file, with
+    the line of it; RankFailure for a rank that is killed or hangs.
+    """
+    optional_package("torch", extra="train", purpose="proving a program")
+    from functools import partial
+
+    from echelon.launch.environment import is_launched
+    from echelon.launch.host import require_memory_for_ranks
+    from echelon.launch.local.pool import RankPool
+    from echelon.launch.root_cause import RankFailure
+    from echelon.proof.verify.subject_file import MAX_RANKS
+    from echelon.proof.verify.verify import SubjectRanks, verify_subject
+
+    if is_launched():
+        return _join(Path(subject), ranks)
+    try:
+        with RankPool(MAX_RANKS) as pool:
+            started = SubjectRanks(run=partial(pool.run, timeout_s=RANK_LIMIT_S), fresh=pool.renew)
+            return verify_subject(
+                Path(subject),
+                started,
+                num_ranks=ranks,
+                before_ranks=lambda mesh: require_memory_for_ranks(mesh.world_size),
+            )
+    except RankFailure as failure:
+        # What is the user's to mend is said as it is, not as the failure of some rank.
+        if failure.error is not None:
+            raise failure.error from None
+        raise
+
+
+def _join(subject: Path, ranks: int | None) -> SubjectProof:
+    """Run this process's rank of a proof that a launcher started."""
+    import torch
+
+    from echelon.launch.environment import read_launched_rank
+    from echelon.launch.launched_rank import run_launched_rank
+    from echelon.launch.local.supervisor import LaunchOptions
+
+    place = read_launched_rank()
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    outcome = run_launched_rank(
+        "echelon.proof.verify.verify:verify_on_this_rank",
+        {"file": str(subject.resolve()), "ranks": ranks or place.world_size},
+        labels=[""] * place.world_size,
+        options=LaunchOptions(backend=backend),
+    )
+    if outcome.failure is not None:
+        raise outcome.failure.error or outcome.failure
+    return outcome.results[0]

@@ -1,0 +1,170 @@
+"""From the first thing that is wrong to a name for it: tensor, factor, axis, cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from echelon.core.rulebook import prove as rules
+from echelon.core.rulebook import verify as verify_rules
+from echelon.proof.claims.checks import Check
+from echelon.proof.claims.claims import ClaimResult, first_failure
+from echelon.proof.claims.wrong_factors import fit_factor, furthest_value, relative_residual
+from echelon.proof.diagnose.diagnosis import Diagnosis, ProofFinding
+from echelon.proof.ranks import INITIAL
+from echelon.proof.verify.capture import PARAMETERS
+from echelon.proof.verify.claims import SubjectEvidence
+from echelon.proof.verify.factors import (
+    name_partial_norm,
+    named,
+    place_of_parameter,
+    vector_of,
+    with_telling_axis,
+)
+from echelon.proof.verify.gradients import explain_gradient
+from echelon.proof.verify.updates import explain_state, explain_update
+
+_COARSE = 1e-2  # relative error
+
+
+def explain_subject(evidence: SubjectEvidence, results: Sequence[ClaimResult]) -> Diagnosis | None:
+    """Return what the first failure in the order of causes is; None where all claims hold."""
+    first = first_failure(results)
+    if first is None:
+        return None
+    result, failure = first
+    finding = _EXPLANATIONS.get(result.rule.id, _as_told)(evidence, failure)
+    if finding.factor == "none" and result.rule.id == rules.PROVE_LOSS.id:
+        result, failure, finding = _by_gradient(evidence, results, (result, failure, finding))
+    rough = evidence.tolerance.own_precision and failure.allowed < failure.error
+    if finding.factor == "none" and rough and failure.error < max(_COARSE, 4 * failure.allowed):
+        says = f"off by {failure.error:.1g}, allowed {failure.allowed:.1g}: another order of sums, "
+        says += "or a dtype coarser than the run's"
+        finding = replace(finding, factor="reordering only", description=says)
+    tensor = finding.tensor or failure.subject
+    return Diagnosis(
+        rule=result.rule.id,
+        step=failure.step,
+        tensor=tensor,
+        where=place_of_parameter(evidence, tensor),
+        factor=finding.factor,
+        axis=finding.axis,
+        value=finding.value,
+        says=finding.description,
+        residual=finding.residual,
+        ranks=finding.ranks,
+        num_wrong=len({(one.step, one.subject) for one in result.failures}),
+        num_compared=result.compared,
+    )
+
+
+def _by_gradient(
+    evidence: SubjectEvidence,
+    results: Sequence[ClaimResult],
+    told: tuple[ClaimResult, Check, ProofFinding],
+) -> tuple[ClaimResult, Check, ProofFinding]:
+    """Return what explains a wrong loss: a wrong gradient of the step, where that has a name."""
+    for result in results:
+        if result.rule.id in (verify_rules.VERIFY_LOCAL_GRADIENTS.id, rules.PROVE_GRADIENTS.id):
+            of_step = [one for one in result.failures if one.step == told[1].step]
+            finding = explain_gradient(evidence, of_step[0]) if of_step else told[2]
+            if finding.factor != "none":
+                says = f"{finding.description}; the loss is wrong too: {told[1].detail}"
+                return result, of_step[0], replace(finding, description=says)
+    return told
+
+
+def _as_told(_: SubjectEvidence, failure: Check) -> ProofFinding:
+    return ProofFinding("none", failure.detail or "not as on one device")
+
+
+def _dropped(evidence: SubjectEvidence, failure: Check) -> ProofFinding:
+    holders = evidence.run.holders(PARAMETERS, INITIAL, failure.subject)
+    twice = "twice" in failure.detail
+    finding = ProofFinding("doubled" if twice else "missing", failure.detail)
+    return replace(finding, ranks=tuple(holders))
+
+
+def _initial(evidence: SubjectEvidence, failure: Check) -> ProofFinding:
+    name = failure.subject
+    right = evidence.reference.initial[name].double().reshape(-1)
+    held = {
+        rank: vector_of(evidence, PARAMETERS, INITIAL, name, rank)
+        for rank in evidence.run.holders(PARAMETERS, INITIAL, name)
+    }
+    wrong = [
+        r for r, one in held.items() if not torch.equal(one[~one.isnan()], right[~one.isnan()])
+    ]
+    if not wrong:
+        return ProofFinding("missing", "no rank holds it")
+    mine = held[wrong[0]][~held[wrong[0]].isnan()]
+    finding = None
+    for rank, one in held.items():
+        theirs = right[~one.isnan()]
+        if rank != wrong[0] and theirs.shape == mine.shape and torch.equal(theirs, mine):
+            says = f"rank {wrong[0]} holds what rank {rank} must: slices are permuted"
+            finding = ProofFinding("shards permuted", says)
+    own = right[~held[wrong[0]].isnan()]
+    factor, residual = fit_factor(mine, own)
+    if finding is None and residual < evidence.explained:
+        finding = named(evidence, evidence.reference.steps[0], factor, residual)
+    if finding is None and relative_residual(mine.sort().values, own.sort().values) < 1e-6:
+        finding = ProofFinding("permuted", "holds the right values in another order")
+    says = "other random numbers than one device has: build and seed it alike on every rank, or "
+    says += "set OnRank.copy_initial"
+    finding = finding or ProofFinding("none", says)
+    return with_telling_axis(evidence.mesh, finding, wrong, held)
+
+
+def _loss(evidence: SubjectEvidence, failure: Check) -> ProofFinding:
+    step = evidence.reference.steps[failure.step]
+    told = [one.loss for one in evidence.run.reports(failure.step) if one.loss is not None]
+    value = evidence.run.loss(failure.step) or 0.0
+    if step.parts:
+        means = [float(total) / tokens for tokens, total in step.part_losses]
+        mean = sum(means) / len(means)
+        if abs(value - mean) <= evidence.explained * abs(mean):
+            return ProofFinding(
+                "mean of means", f"{failure.detail}: the mean of the means of parts"
+            )
+    finding = named(evidence, step, value / step.loss)
+    if finding.factor != "number":
+        return replace(finding, description=f"{failure.detail}: {finding.description}")
+    spread = f"; ranks tell {min(told):.6g} to {max(told):.6g}" if len(set(told)) > 1 else ""
+    says = f"{failure.detail}{spread}: another forward pass, other rows, or another mean of them"
+    return ProofFinding("none", says)
+
+
+def _norm(evidence: SubjectEvidence, failure: Check) -> ProofFinding:
+    step = evidence.reference.steps[failure.step]
+    values = [one.grad_norm for one in evidence.run.reports(failure.step)]
+    wrong = furthest_value([v for v in values if v is not None], step.grad_norm)
+    return name_partial_norm(evidence, step, wrong) or named(evidence, step, wrong / step.grad_norm)
+
+
+def _replicas(evidence: SubjectEvidence, failure: Check) -> ProofFinding:
+    held = {
+        rank: vector_of(evidence, PARAMETERS, failure.step, failure.subject, rank)
+        for rank in evidence.run.holders(PARAMETERS, failure.step, failure.subject)
+    }
+    whole = evidence.run.whole(PARAMETERS, failure.step, failure.subject).reshape(-1)
+    odd = [r for r, one in held.items() if not torch.equal(one[~one.isnan()], whole[~one.isnan()])]
+    finding = ProofFinding("copies differ", failure.detail)
+    return with_telling_axis(evidence.mesh, finding, odd, held)
+
+
+_EXPLANATIONS: Mapping[str, Callable[[SubjectEvidence, Check], ProofFinding]] = {
+    rules.PROVE_NOTHING_DROPPED.id: _dropped,
+    rules.PROVE_INITIAL_WEIGHTS.id: _initial,
+    rules.PROVE_LOSS.id: _loss,
+    verify_rules.VERIFY_LOCAL_GRADIENTS.id: explain_gradient,
+    rules.PROVE_GRADIENTS.id: explain_gradient,
+    rules.PROVE_GRADIENT_NORM.id: _norm,
+    verify_rules.VERIFY_OPTIMIZER_STATE.id: explain_state,
+    rules.PROVE_CLIPPED_UPDATE.id: explain_update,
+    rules.PROVE_PARAMETERS.id: explain_update,
+    rules.PROVE_REPLICAS.id: _replicas,
+}
+"""What explains a failure, by the rule that it breaks."""

@@ -1,0 +1,8 @@
+"""Which part of which parameter a rank holds, read from what each framework knows.
+
+registry.py         the frameworks that are known, and which of them a program is
+located.py          where each element of a rank's tensor lies in a parameter of one device
+names.py            the user's table of names
+program.py          wrappers taken off: modules, parameters under their plain names
+torch_store.py      plain modules, DDP, tensor-parallel plans, FSDP2, DTensor, pipelining stages
+"""

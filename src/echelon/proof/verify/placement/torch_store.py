@@ -1,0 +1,183 @@
+"""Values of programs whose parameters are tensors of their own: plain modules, DDP, DTensor.
+
+What a DTensor holds (tensor-parallel plans, FSDP2, torchtitan) is read from its placements and
+mesh; everything else is whole, or as the table of names says. Gradients are read when the optimizer
+takes them: clipped, if the program clips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from echelon.core.errors import ConfigError
+from echelon.core.rulebook.verify import VERIFY_NAMES, VERIFY_OPTIMIZER
+from echelon.proof.verify.case import Fused
+from echelon.proof.verify.placement.located import LocatedTensor, located
+from echelon.proof.verify.placement.program import Program, ProgramParameter, torch_optimizer
+
+PARAMETERS = "parameters"
+GRADIENTS = "gradients"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragment:
+    """Hold values of a tensor of this rank: flat, from `start` on in its own order."""
+
+    name: str
+    place: LocatedTensor
+    values: torch.Tensor
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldParameter:
+    """Hold a parameter of this rank and its place."""
+
+    name: str
+    parameter: nn.Parameter
+    place: LocatedTensor
+
+
+class TorchStore:
+    """Read what a program of torch holds."""
+
+    reads_clipped = True
+    """Whether gradients are read after the program has clipped them."""
+
+    def __init__(self, program: Program) -> None:
+        """Find the place of every parameter; ConfigError names one that has none."""
+        self.program = program
+        self.held = [
+            HeldParameter(name=one.name, parameter=one.parameter, place=place_of(program, one))
+            for one in program.parameters()
+        ]
+        self.optimizers = [
+            found for one in program.optimizers if (found := torch_optimizer(one)) is not None
+        ]
+        if not self.optimizers:
+            raise ConfigError(
+                VERIFY_OPTIMIZER.problem(
+                    "OnRank.optimizer is none of torch and none of a known engine",
+                    suggestions=("OnRank(optimizer=...)", "OnRank(engine=...)"),
+                )
+            )
+
+    def on_update(self, before: Callable[[Any], None]) -> list[Any]:
+        """Have `before` called with each optimizer when it is about to update; return handles."""
+        return [
+            optimizer.register_step_pre_hook(lambda one, *_: before(one))
+            for optimizer in self.optimizers
+        ]
+
+    def parameters(self) -> Iterator[Fragment]:
+        """Yield the values of all parameters."""
+        for held in self.held:
+            yield _fragment(held, held.parameter)
+
+    def gradients(self, optimizer: Any) -> Iterator[Fragment]:
+        """Yield the gradients that an optimizer is about to take; one that is not there is zero."""
+        taken = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for held in self.held:
+            if id(held.parameter) in taken:
+                gradient = held.parameter.grad
+                if gradient is None:
+                    gradient = torch.zeros_like(held.parameter)
+                yield _fragment(held, gradient)
+
+    def state(self) -> Iterator[tuple[str, Fragment]]:
+        """Yield what the optimizers keep of each parameter, by its key."""
+        for held in self.held:
+            for optimizer in self.optimizers:
+                state = optimizer.state.get(held.parameter, {})
+                for key, value in state.items():
+                    if torch.is_tensor(value) and value.shape == held.parameter.shape:
+                        yield key, _fragment(held, value)
+
+    def leaves(self) -> Iterator[HeldParameter]:
+        """Yield the parameters on which a hook sees what backward makes on this rank."""
+        for held in self.held:
+            parameter = held.parameter
+            if parameter.requires_grad and parameter.numel() and not isinstance(parameter, DTensor):
+                yield held
+
+    def write(self, values: Callable[[LocatedTensor], torch.Tensor]) -> None:
+        """Write first values over those that the program has drawn."""
+        with torch.no_grad():
+            for held in self.held:
+                local = local_of(held.parameter)
+                local.copy_(values(held.place).reshape(local.shape))
+
+    def grad_norm(self) -> float | None:
+        """Return the norm that the framework has computed, where it keeps it."""
+        return None
+
+
+def place_of(program: Program, one: ProgramParameter) -> LocatedTensor:
+    """Return where a parameter lies: by its placements, or by the table of names."""
+    parameter = one.parameter
+    if not isinstance(parameter, DTensor):
+        return program.locate(one, parameter.shape)
+    target = program.table.logical_name(one.name, one.offset)
+    if isinstance(target, Fused):
+        problem = f"{one.name} is a DTensor: its placement is read, names can only rename it"
+        raise ConfigError(VERIFY_NAMES.problem(problem))
+    name = target if isinstance(target, str) else target.name
+    canonical = program.table.resolve(name, one.name)
+    elements = program.table.logical.elements(canonical)
+    if tuple(elements.shape) != tuple(parameter.shape):
+        raise ConfigError(
+            VERIFY_NAMES.problem(
+                f"{one.name} has global shape {list(parameter.shape)}, and {canonical} has "
+                f"{list(elements.shape)} on one device"
+            )
+        )
+    return located(canonical, placed_elements(elements, parameter))
+
+
+def placed_elements(elements: torch.Tensor, parameter: DTensor) -> torch.Tensor:
+    """Return the part of a tensor that this rank holds of a DTensor.
+
+    What FSDP2 shards over a dim that a tensor-parallel plan has split before (a strided shard) is a
+    slice of that rank's part, so the others come first.
+    """
+    here = parameter.device_mesh.get_coordinate()
+    if here is None:
+        return elements.reshape(-1)[:0]
+    cuts = [
+        (mesh_dim, placement.dim, type(placement).__name__ == "_StridedShard")
+        for mesh_dim, placement in enumerate(parameter.placements)
+        if not isinstance(placement, (Replicate, Partial)) and hasattr(placement, "dim")
+    ]
+    plain = [cut for cut in cuts if not cut[2]]
+    strided = [cut for cut in reversed(cuts) if cut[2]]
+    for mesh_dim, dim, _ in (*plain, *strided):
+        chunks = elements.chunk(parameter.device_mesh.size(mesh_dim), dim)
+        place = here[mesh_dim]
+        elements = chunks[place] if place < len(chunks) else elements.narrow(dim, 0, 0)
+    return elements
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a tensor that this rank holds; sums that are still due are made."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    tensor = tensor.detach()
+    if any(isinstance(placement, Partial) for placement in tensor.placements):
+        whole = [Replicate() if isinstance(p, Partial) else p for p in tensor.placements]
+        tensor = tensor.redistribute(placements=whole)
+    return tensor.to_local()
+
+
+def _fragment(held: HeldParameter, tensor: torch.Tensor) -> Fragment:
+    """Return the values of a tensor that lies as a parameter does."""
+    parameter = held.parameter
+    both = isinstance(tensor, DTensor) and isinstance(parameter, DTensor)
+    if both and tensor.placements != parameter.placements:
+        tensor = tensor.redistribute(placements=parameter.placements)
+    return Fragment(name=held.name, place=held.place, values=local_of(tensor).reshape(-1))

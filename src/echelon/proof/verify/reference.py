@@ -1,0 +1,239 @@
+"""The training on one device: what every tensor must be, in float64, and how rough a precision is.
+
+The run's own precision is drawn several times, with losses that are 2^(i/8) times as large, as in
+`proof/claims/tolerance.py`: the same gradients, rounded otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from echelon.core.errors import ConfigError
+from echelon.core.rulebook.verify import VERIFY_RETURNED
+from echelon.launch.context import RankContext
+from echelon.proof.claims.tolerance import FACTORS
+from echelon.proof.verify.case import OneDevice
+from echelon.proof.verify.placement.located import LogicalParameters
+from echelon.proof.verify.subject_file import SubjectFile, SubjectSettings
+
+Tensors = dict[str, torch.Tensor]
+
+CLIP_EPSILON = 1e-6  # as torch, DeepSpeed and Megatron add to the norm they divide by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceStep:
+    """Hold all that one device did in a step; tensors by name."""
+
+    step: int
+    """The optimizer step, from 0."""
+    loss: float
+    """Loss of the whole batch."""
+    grad_norm: float
+    """Norm of the whole gradient, before clipping."""
+    clip_norm: float | None
+    """The norm that gradients are clipped to."""
+    clip_scale: float
+    """What clipping multiplies gradients by."""
+    gradients: Tensors
+    """Gradients before clipping."""
+    before: Tensors
+    """Parameters before the update."""
+    after: Tensors
+    """Parameters after it."""
+    state: Mapping[str, Tensors]
+    """What the optimizer keeps, by key and parameter."""
+    rates: Mapping[str, tuple[float, float]]
+    """Learning rate and weight decay of each parameter."""
+    parts: Sequence[tuple[int, Tensors]] = ()
+    """Tokens, and gradient of the sum of token losses, of each part of the batch."""
+    part_losses: Sequence[tuple[int, float]] = ()
+    """Tokens, and the sum of token losses, of each."""
+
+    def clipped(self, name: str) -> torch.Tensor:
+        """Return a gradient as the optimizer takes it."""
+        return self.gradients[name] * self.clip_scale
+
+    def update(self, name: str) -> torch.Tensor:
+        """Return what the step added to a parameter, float64."""
+        return self.after[name].double() - self.before[name].double()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """Hold the steps of one device in one precision, and the first weights."""
+
+    logical: LogicalParameters
+    initial: Tensors
+    steps: tuple[ReferenceStep, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferencePass:
+    """Hold what a pass is judged by: float64, and the draws of the run's own precision."""
+
+    dtype: str
+    exact: Reference
+    rough: tuple[Reference, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneDeviceAnswer:
+    """Hold what the file says, and what one device did for each pass."""
+
+    settings: SubjectSettings
+    passes: tuple[ReferencePass, ...]
+
+
+def run_one_device(context: RankContext, argument: Mapping[str, Any]) -> OneDeviceAnswer:
+    """Run the file's `one_device` in each precision: the target of a single rank.
+
+    `argument` holds `file` and `ranks` (None where the file's mesh says).
+    """
+    file = SubjectFile(Path(argument["file"]))
+    settings = file.settings(argument["ranks"])
+    return OneDeviceAnswer(settings=settings, passes=_passes(file, settings, context.device))
+
+
+def _passes(
+    file: SubjectFile, settings: SubjectSettings, device: torch.device
+) -> tuple[ReferencePass, ...]:
+    passes: list[ReferencePass] = []
+    exact: Reference | None = None
+    for dtype in settings.precisions:
+        if dtype == "float64":
+            exact = _run(file, settings, device, "float64")
+            passes.append(ReferencePass(dtype=dtype, exact=exact))
+            continue
+        rough = tuple(_run(file, settings, device, dtype, factor=one) for one in FACTORS)
+        first = rough[0].initial
+        # Both begin from the same numbers: those that the run's own precision can hold.
+        same = exact is not None and all(
+            torch.equal(value.double(), exact.initial[name]) for name, value in first.items()
+        )
+        if exact is None or not same:
+            exact = _run(file, settings, device, "float64", initial=first)
+        passes.append(ReferencePass(dtype=dtype, exact=exact, rough=rough))
+    return tuple(passes)
+
+
+def _run(
+    file: SubjectFile,
+    settings: SubjectSettings,
+    device: torch.device,
+    dtype: str,
+    *,
+    factor: float = 1.0,
+    initial: Tensors | None = None,
+) -> Reference:
+    made = file.one_device(settings.case(0, dtype, device))
+    logical = logical_parameters(made.model)
+    names = dict(made.model.named_parameters())
+    if initial is not None:
+        with torch.no_grad():
+            for name, parameter in names.items():
+                parameter.copy_(initial[name])
+    start = _copies(names)
+    steps: list[ReferenceStep] = []
+    for number in range(settings.num_steps):
+        with file.calling(f"one_device, step {number}"):
+            steps.append(_step(made, names, number, factor))
+    return Reference(logical=logical, initial=start, steps=tuple(steps))
+
+
+def logical_parameters(model: nn.Module) -> LogicalParameters:
+    """Return the parameters of one device, with all names that tied ones have."""
+    names = dict(model.named_parameters())
+    first = {id(parameter): name for name, parameter in names.items()}
+    every = model.named_parameters(remove_duplicate=False)
+    return LogicalParameters(
+        shapes={name: tuple(parameter.shape) for name, parameter in names.items()},
+        aliases={name: first[id(p)] for name, p in every if first[id(p)] != name},
+        frozen=frozenset(name for name, p in names.items() if not p.requires_grad),
+    )
+
+
+def _step(
+    made: OneDevice, names: Mapping[str, nn.Parameter], number: int, factor: float
+) -> ReferenceStep:
+    told = _parts(made, names, number) if made.parts is not None and factor == 1.0 else []
+    made.optimizer.zero_grad(set_to_none=True)
+    loss = made.loss(number)
+    if not torch.is_tensor(loss) or loss.numel() != 1:
+        problem = "one_device: loss must return a tensor of one number"
+        raise ConfigError(VERIFY_RETURNED.problem(problem))
+    (loss * factor).backward()
+    gradients = _gradients(names, factor)
+    norm = math.sqrt(sum(float(one.double().square().sum()) for one in gradients.values()))
+    scale = 1.0
+    if made.clip_norm is not None:
+        scale = min(1.0, made.clip_norm / (norm + CLIP_EPSILON))
+    for name, parameter in names.items():
+        if parameter.grad is not None:
+            parameter.grad = gradients[name] * scale
+    before = _copies(names)
+    rates = {
+        name: (float(group.get("lr", 0.0)), float(group.get("weight_decay", 0.0)))
+        for group in made.optimizer.param_groups
+        for name, parameter in names.items()
+        if any(parameter is one for one in group["params"])
+    }
+    made.optimizer.step()
+    if made.scheduler is not None:
+        made.scheduler.step()
+    return ReferenceStep(
+        step=number,
+        loss=float(loss.detach()),
+        grad_norm=norm,
+        clip_norm=made.clip_norm,
+        clip_scale=scale,
+        gradients=gradients,
+        before=before,
+        after=_copies(names),
+        state=_state(made.optimizer, names),
+        rates=rates,
+        parts=tuple((tokens, gradients) for tokens, _, gradients in told),
+        part_losses=tuple((tokens, total) for tokens, total, _ in told),
+    )
+
+
+def _parts(
+    made: OneDevice, names: Mapping[str, nn.Parameter], number: int
+) -> list[tuple[int, float, Tensors]]:
+    assert made.parts is not None, "asked for only where there are parts"
+    found: list[tuple[int, float, Tensors]] = []
+    for total, tokens in made.parts(number):
+        made.optimizer.zero_grad(set_to_none=True)
+        total.backward()
+        found.append((int(tokens), float(total.detach()), _gradients(names, 1.0)))
+    return found
+
+
+def _gradients(names: Mapping[str, nn.Parameter], factor: float) -> Tensors:
+    return {
+        name: torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() / factor
+        for name, p in names.items()
+        if p.requires_grad
+    }
+
+
+def _copies(names: Mapping[str, nn.Parameter]) -> Tensors:
+    return {name: parameter.detach().cpu().clone() for name, parameter in names.items()}
+
+
+def _state(
+    optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]
+) -> dict[str, Tensors]:
+    found: dict[str, Tensors] = {}
+    for name, parameter in names.items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if torch.is_tensor(value) and value.shape == parameter.shape and value.dim():
+                found.setdefault(key, {})[name] = value.detach().cpu().clone()
+    return found

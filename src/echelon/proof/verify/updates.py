@@ -1,0 +1,137 @@
+"""What a wrong update or optimizer state of a program looks like, its gradient being right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from echelon.proof.claims.checks import Check
+from echelon.proof.claims.wrong_factors import fit_basis, fit_factor, relative_residual
+from echelon.proof.diagnose.diagnosis import ProofFinding
+from echelon.proof.ranks import INITIAL
+from echelon.proof.verify.capture import PARAMETERS
+from echelon.proof.verify.claims import SubjectEvidence
+from echelon.proof.verify.factors import named, vector_of, with_telling_axis
+from echelon.proof.verify.reference import ReferenceStep
+
+
+def explain_update(evidence: SubjectEvidence, failure: Check) -> ProofFinding:
+    """Return what is wrong with what a step added to a parameter."""
+    step, name = evidence.reference.steps[failure.step], failure.subject
+    right = step.update(name).reshape(-1)
+    before = failure.step - 1 if failure.step else INITIAL
+    seen = {
+        rank: vector_of(evidence, PARAMETERS, failure.step, name, rank)
+        - vector_of(evidence, PARAMETERS, before, name, rank)
+        for rank in evidence.run.holders(PARAMETERS, failure.step, name)
+    }
+    limit = max(failure.allowed, evidence.explained) * float(right.norm()) / 2
+    wrong = [
+        rank for rank, one in seen.items() if not float((one - right)[~one.isnan()].norm()) <= limit
+    ]
+    rank = (wrong or list(seen))[0]
+    held = ~seen[rank].isnan()
+    finding = next(_update_findings(evidence, step, name, seen[rank][held], held), None)
+    says = "another update of the right gradient: no factor of it, and no decay, explains it"
+    finding = finding or ProofFinding("none", says)
+    return with_telling_axis(evidence.mesh, finding, wrong or list(seen), seen)
+
+
+def _update_findings(
+    evidence: SubjectEvidence,
+    step: ReferenceStep,
+    name: str,
+    seen: torch.Tensor,
+    held: torch.Tensor,
+) -> Iterator[ProofFinding]:
+    right = step.update(name).reshape(-1)[held]
+    value = step.before[name].double().reshape(-1)[held]
+    rate, decay = step.rates.get(name, (0.0, 0.0))
+    fits = max(evidence.explained, 1e-6)
+    if not bool(seen.isfinite().all()):
+        yield ProofFinding("not finite", "not finite")
+        return
+    if not float(seen.norm()):
+        yield ProofFinding("zero", "not updated at all", value=0.0)
+        return
+    factor, residual = fit_factor(seen, right)
+    if residual < fits:
+        yield _rate(evidence, step, factor, residual)
+    # AdamW and SGD: the update is what the gradient makes of it and -rate x decay x value.
+    main = right + rate * decay * value
+    weights, residual = fit_basis(seen, (main, value))
+    if rate and residual < fits:
+        found = -weights[1] / rate
+        if abs(weights[0] - 1) < fits:
+            says = f"weight decay is {found:.4g} instead of {decay:.4g}"
+            yield ProofFinding("weight decay", says, value=found, residual=residual)
+        elif abs(found - weights[0] * decay) < fits:
+            yield _rate(evidence, step, weights[0], residual)
+        else:
+            says = f"{weights[0]:.6g} times the right update, with a decay of {found:.4g} "
+            says += f"instead of {decay:.4g}"
+            yield ProofFinding("rate and decay", says, value=weights[0], residual=residual)
+    signs = relative_residual(seen.sign(), right.sign())
+    if signs < fits:
+        says = "of the right sign and another size: another epsilon, beta, or count of steps"
+        yield ProofFinding("other size", says)
+
+
+def _rate(
+    evidence: SubjectEvidence, step: ReferenceStep, factor: float, residual: float
+) -> ProofFinding:
+    told = named(evidence, step, factor, residual)
+    says = f"{factor:.6g} times the right update: another learning rate, or it is made again"
+    if told.factor != "number":
+        says += f" ({told.factor})"
+    return ProofFinding(told.factor, says, told.axis, value=factor, residual=residual)
+
+
+def explain_state(evidence: SubjectEvidence, failure: Check) -> ProofFinding:
+    """Return what is wrong with what the optimizer keeps of a parameter."""
+    step, name, key = evidence.reference.steps[failure.step], failure.subject, failure.detail
+    right = step.state[key][name].double().reshape(-1)
+    limit = failure.allowed * float(right.norm()) / 2
+    held = {
+        rank: vector_of(evidence, key, failure.step, name, rank)
+        for rank in evidence.run.holders(key, failure.step, name)
+    }
+    wrong = [
+        rank for rank, one in held.items() if not float((one - right)[~one.isnan()].norm()) <= limit
+    ]
+    rank = (wrong or list(held))[0]
+    mine = ~held[rank].isnan()
+    finding = _state_finding(evidence, step, (name, key), held[rank][mine], mine)
+    return with_telling_axis(evidence.mesh, finding, wrong or list(held), held)
+
+
+def _state_finding(
+    evidence: SubjectEvidence,
+    step: ReferenceStep,
+    what: tuple[str, str],
+    seen: torch.Tensor,
+    mine: torch.Tensor,
+) -> ProofFinding:
+    name, key = what
+    right = step.state[key][name].double().reshape(-1)[mine]
+    if not bool(seen.isfinite().all()):
+        return ProofFinding("not finite", f"{key} is not finite")
+    if not float(seen.norm()):
+        return ProofFinding("zero", f"{key} is zero", value=0.0)
+    if step.step:
+        old = evidence.reference.steps[step.step - 1].state[key][name].double().reshape(-1)[mine]
+        if relative_residual(seen, old) < evidence.explained:
+            return ProofFinding("stale", f"{key} is that of the step before")
+        gradient = evidence.wanted_gradient(step, name).reshape(-1)[mine]
+        fresh = gradient.square() if key == "exp_avg_sq" else gradient
+        factor, residual = fit_factor(seen, fresh)
+        if residual < evidence.explained:
+            says = f"{key} is of this step's gradient alone ({factor:.4g} times it): what was kept "
+            return ProofFinding("lost", says + "before is lost", value=factor)
+    factor, residual = fit_factor(seen, right)
+    if residual < evidence.explained:
+        told = named(evidence, step, factor, residual)
+        says = f"{key} is {told.description}"
+        return ProofFinding(told.factor, says, told.axis, value=factor, residual=residual)
+    return ProofFinding("none", f"{key} is another than that of one device")

@@ -1,0 +1,45 @@
+"""DTensors are read from their placements: tensor-parallel plans, FSDP2, both together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+from echelon.launch.context import RankContext
+from echelon.launch.local.pool import RankPool
+from echelon.proof.verify.placement.torch_store import placed_elements
+
+
+def places(context: RankContext, sizes: tuple[int, int]) -> tuple[list[int], list[float]]:
+    """Return where a rank's part of a weight [rows, 3] lies by its placements, and what it holds.
+
+    The weight is 0, 1, 2, ...: what lies at a place is its number.
+    """
+    rows, tp = sizes
+    model = nn.Sequential(nn.Linear(3, rows, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.arange(rows * 3.0).reshape(rows, 3))
+    mesh = init_device_mesh("cpu", (context.world_size // tp, tp), mesh_dim_names=("dp", "tp"))
+    if tp > 1:
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
+    weight = model[0].weight
+    assert isinstance(weight, DTensor)
+    elements = placed_elements(torch.arange(rows * 3).reshape(rows, 3), weight)
+    return elements.reshape(-1).tolist(), weight.to_local().reshape(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("rows", "tp", "ranks"), [(4, 1, 2), (5, 1, 2), (3, 1, 4), (8, 2, 4), (4, 2, 2)]
+)
+def test_fsdp_and_tensor_parallel_placements(
+    rows: int, tp: int, ranks: int, rank_pool: RankPool
+) -> None:
+    found = rank_pool.run(places, (rows, tp), ranks)
+    assert [place for place, _ in found] == [[int(v) for v in held] for _, held in found]
+    assert sorted(n for place, _ in found for n in place) == list(range(rows * 3))

@@ -1,0 +1,50 @@
+"""The first wrong thing is told, and what of it is not a gradient or an update."""
+
+from __future__ import annotations
+
+import torch
+
+from echelon.proof.diagnose.diagnosis import Diagnosis
+from echelon.proof.verify.capture import RankReport
+from echelon.proof.verify.claims import judge_subject
+from echelon.proof.verify.explain import explain_subject
+from tests.proof.verify.captures import AFTER, BEFORE, GRADIENT, Values, evidence_of, reference
+
+
+def told(values: Values, *reports: RankReport) -> Diagnosis:
+    evidence = evidence_of(values, reports=reports or (RankReport(), RankReport()))
+    found = explain_subject(evidence, judge_subject(evidence))
+    assert found is not None
+    return found
+
+
+def test_what_holds_has_no_diagnosis() -> None:
+    evidence = evidence_of({})
+    assert explain_subject(evidence, judge_subject(evidence)) is None
+
+
+def test_first_weights_that_differ_are_told() -> None:
+    found = told({(1, "initial"): {"w": BEFORE["w"].flip(0)}})
+    assert (found.rule, found.factor, found.axis) == ("prove-initial-weights", "permuted", "dp")
+    assert told({(1, "initial"): {"w": torch.ones(4)}}).says.endswith("set OnRank.copy_initial")
+
+
+def test_a_wrong_loss_is_explained_by_a_wrong_gradient_of_the_step() -> None:
+    wrong = {(rank, "gradients"): {"v": GRADIENT["v"] * 2} for rank in (0, 1)}
+    found = told(wrong, RankReport(loss=3.3), RankReport())
+    assert (found.rule, found.tensor, found.factor) == ("prove-gradients", "v", "dp")
+    assert "the loss is wrong too: 3.3 instead of 2" in found.says
+    alone = told({}, RankReport(loss=4.0), RankReport())
+    assert (alone.rule, alone.factor) == ("prove-loss", "dp")
+
+
+def test_a_wrong_norm_is_told() -> None:
+    norm = reference().steps[0].grad_norm
+    found = told({}, RankReport(grad_norm=norm * 2**0.5), RankReport())
+    assert (found.rule, found.factor) == ("prove-gradient-norm", "partial norm")
+
+
+def test_copies_that_drift_apart_are_told() -> None:
+    found = told({(1, "parameters"): {"w": AFTER["w"] * (1 + 1e-6)}})
+    assert (found.rule, found.where) == ("prove-parameters", "copies over dp")
+    assert found.ranks == (1,)
