@@ -17,6 +17,7 @@ def assert_caught(mutant: str, told: Told, rank_pool: RankPool) -> None:
         run_ranks=rank_pool.run,
         subject=mutant,
         own_precision=told.own_precision,
+        late=told.late,
     )
 
     assert not proof.proven

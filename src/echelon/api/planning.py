@@ -89,15 +89,18 @@ def compare(a: str | Path | Plan, b: str | Path | Plan) -> PlanComparison:
     return compare_plans(*plans)
 
 
-def prove(plan: Plan, *, subject: str | None = None, independent: bool = False) -> Proof:
+def prove(
+    plan: Plan, *, subject: str | None = None, independent: bool = False, late: bool = False
+) -> Proof:
     """Return the proof of `plan`: its ranks, started here, beside one process, tensor by tensor.
 
     The model is shrunk and the mesh kept. `subject` ("module:function") names another engine to put
     through the same claims. `independent` also compares that one process with a second
-    implementation that shares no code with it. `proof.proven` is the answer; `proof.require()`
-    raises ProofFailed.
+    implementation that shares no code with it. With `late` all is run once more with operations
+    that complete only when they are awaited, and must give the same bits. `proof.proven` is the
+    answer; `proof.require()` raises ProofFailed.
     """
-    with _prover(plan, subject) as prove_on:
+    with _prover(plan, subject, late=late) as prove_on:
         if not independent:
             return prove_on(plan)
         from echelon.proof.independent.naming import independent_pass
@@ -109,20 +112,21 @@ def prove(plan: Plan, *, subject: str | None = None, independent: bool = False) 
         return replace(proof, independent=beside)
 
 
-def bisect(plan: Plan, *, subject: str | None = None) -> Bisection | None:
+def bisect(plan: Plan, *, subject: str | None = None, late: bool = False) -> Bisection | None:
     """Return the smallest run that fails its proof as `plan` does; None where `plan` is proven.
 
     Settings, axes of the mesh, blocks and microbatches are left out or halved as long as the same
-    rule is broken; every run on the way is proven as `prove` does, on ranks started here.
+    rule is broken; every run on the way is proven as `prove` does (`late` or not), on ranks started
+    here.
     """
-    with _prover(plan, subject) as prove_on:
+    with _prover(plan, subject, late=late) as prove_on:
         from echelon.proof.bisect.bisect import bisect as bisect_with
 
         return bisect_with(plan, prove_on)
 
 
 @contextmanager
-def _prover(plan: Plan, subject: str | None) -> Iterator[ProvePlan]:
+def _prover(plan: Plan, subject: str | None, *, late: bool) -> Iterator[ProvePlan]:
     """Start the ranks of `plan`; give what proves it, and smaller ones, on them."""
     require_trainable(plan)
     optional_package("torch", extra="train", purpose="proving a plan")
@@ -137,7 +141,7 @@ def _prover(plan: Plan, subject: str | None) -> Iterator[ProvePlan]:
     require_offload_dir(shrink(plan, precision="fp64"), range(plan.mesh.world_size))
     try:
         with RankPool(plan.mesh.world_size) as pool:
-            yield partial(prove_on, run_ranks=pool.run, subject=subject or OUR_ENGINE)
+            yield partial(prove_on, run_ranks=pool.run, subject=subject or OUR_ENGINE, late=late)
     except RankFailure as failure:
         # What is the user's to mend is said as it is, not as the failure of some rank.
         if failure.error is not None:

@@ -47,6 +47,10 @@ def prove(
     independent: Annotated[
         bool, Parameter(negative="", help="Also hold the one process to other code.")
     ] = False,
+    late: Annotated[
+        bool,
+        Parameter(help="Also complete operations as late as they may, and compare.", negative=""),
+    ] = False,
     json: Json = False,
 ) -> int:
     """Prove that a plan, or any program, computes what one device does; exit 1 where it does not.
@@ -63,7 +67,7 @@ def prove(
         raise bad_argument("what is to be proven: a run, or the file of a program", *examples)
     if ranks is not None:
         raise bad_argument("--ranks is for a program: a run has its mesh", "--set mesh.tp=2")
-    return _prove_run(run, settings, subject, _Extras(bisect, independent), as_json=json)
+    return _prove_run(run, settings, subject, _Extras(bisect, independent, late), as_json=json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,7 @@ class _Extras:
 
     bisect: bool
     independent: bool
+    late: bool
 
 
 def _prove_run(
@@ -94,14 +99,14 @@ def _prove_run(
         require_trainable(plan, job.sources)
     require_memory_for_ranks(plan.mesh.world_size)
     note(f"proving {plan.name} on {plan.mesh.world_size} ranks beside one process ...")
-    proof = prove_plan(plan, subject=subject, independent=extras.independent)
+    proof = prove_plan(plan, subject=subject, independent=extras.independent, late=extras.late)
     if is_run and not settings and subject is None:
         proof.write(folder.path / PROOF_FILE)
     values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
     text = proof_text(proof)
     if extras.bisect and not proof.proven:
         note("looking for the smallest run that fails so ...")
-        found = bisect_plan(plan, subject=subject)
+        found = bisect_plan(plan, subject=subject, late=extras.late)
         values["bisection"] = found and found.to_json()
         text += f"\n{bisection_text(found)}" if found else ""
     print_result("prove", lambda: values, lambda: text, as_json=as_json)

@@ -40,11 +40,9 @@ def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankMode
     context = ContextAttention(plan, groups.ring, groups.ulysses, store)
     experts = expert_parallel(plan, part, groups, split, device)
     operations = RankOperations(split, plan.model.vocab, context, experts=experts)
-    stages = empty_stages(plan, part, operations)
+    stages = empty_stages(plan, part, operations, groups.completion)
     num_buffers = parameter_buffers(plan, part.pp_rank)
-    offload_store = make_parameter_store(
-        plan.layout.zero, groups.rank, device, num_buffers=num_buffers
-    )
+    offload_store = make_parameter_store(plan.layout.zero, groups, device, num_buffers=num_buffers)
     rule = bucket_rule(plan, part, specs, groups, offload_store, device)
     like = torch.empty(0, dtype=TORCH_DTYPES[plan.mathematics.precision.parameters], device=device)
     buckets = make_buckets(named_parameters(stages), specs, rule, like)

@@ -41,7 +41,6 @@ from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.buckets import Bucket, BucketRule, BucketSlicing
 from echelon.parallel.gradients import Reduction
 from echelon.parallel.offload import OffloadStore
-from echelon.parallel.tensor_memory import BufferPool
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.parallel.transport.device_mesh import RankGroups
 
@@ -84,8 +83,7 @@ def bucket_rule(
         slicing=_bucket_slicing(plan, groups, expert=False),
         expert_slicing=_bucket_slicing(plan, groups, expert=True),
         offload_store=offload_store,
-        # The allocator of a GPU keeps such memory itself.
-        buffer_pool=BufferPool(device) if device.type == "cpu" else None,
+        buffer_pool=groups.completion.buffer_pool(device),
     )
 
 

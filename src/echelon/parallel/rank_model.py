@@ -13,6 +13,7 @@ from echelon.layout.stage import RankPart, held_experts
 from echelon.models.decoder import Decoder
 from echelon.models.modules import TensorShare
 from echelon.parallel.buckets import Bucket
+from echelon.parallel.completion.completion import Completion
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.expert import Balancer
 from echelon.parallel.gradients import GradientStore
@@ -37,7 +38,9 @@ class RankModel:
     balancer: Balancer | None
 
 
-def empty_stages(plan: Plan, part: RankPart, operations: RankOperations) -> dict[int, Decoder]:
+def empty_stages(
+    plan: Plan, part: RankPart, operations: RankOperations, completion: Completion | None = None
+) -> dict[int, Decoder]:
     """Return the stages of a rank on the meta device, each with its policy of recompute."""
     share = TensorShare(
         tp=plan.mesh.tp, expert_tp=plan.layout.experts.expert_tp, experts=held_experts(plan, part)
@@ -53,7 +56,7 @@ def empty_stages(plan: Plan, part: RankPart, operations: RankOperations) -> dict
                 last=one.last,
                 share=share,
             )
-        stages[one.stage].run_block = RecomputingRunner(plan.layout.recompute)
+        stages[one.stage].run_block = RecomputingRunner(plan.layout.recompute, completion)
     return stages
 
 

@@ -20,6 +20,7 @@ import torch
 from echelon.core.plan import Recompute
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Block, run_block
+from echelon.parallel.completion.completion import Completion
 from echelon.parallel.offload.activations import HostActivations
 
 
@@ -56,10 +57,11 @@ class _RecomputedBlock(torch.autograd.Function):
 class RecomputingRunner:
     """Run the blocks of a decoder under a policy; `host` is where inputs wait off the device."""
 
-    def __init__(self, policy: Recompute) -> None:
-        """Store nothing yet."""
+    def __init__(self, policy: Recompute, completion: Completion | None = None) -> None:
+        """Store nothing yet; `completion` says when copies complete."""
         self.policy = policy
-        self.host = HostActivations() if policy.offload == "host" else None
+        streams = (completion or Completion()).copy_streams
+        self.host = HostActivations(streams) if policy.offload == "host" else None
 
     def __call__(self, block: Block, x_ND: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
         """Return the output of a block, keeping what the policy says."""

@@ -24,8 +24,9 @@ import torch
 
 from echelon.core.plan import Zero
 from echelon.parallel.buckets import Bucket
-from echelon.parallel.offload import OffloadStore, PendingFetch, make_offload_store
+from echelon.parallel.offload import OffloadStore, PendingFetch
 from echelon.parallel.transport.collectives import Group, Pending
+from echelon.parallel.transport.device_mesh import RankGroups
 
 
 class _UnitBoundary(torch.autograd.Function):
@@ -110,8 +111,8 @@ class ParameterGathering:
 
     def settle(self) -> None:
         """Return when nothing is under way."""
-        for bucket in self._all:
-            self._await(bucket)
+        for pending in self._gathers.values():
+            pending.wait()
 
     def end_pass(self) -> None:
         """Free every unit: a step or an evaluation is over."""
@@ -179,15 +180,15 @@ class ParameterGathering:
 
 
 def make_parameter_store(
-    zero: Zero, rank: int, device: torch.device, *, num_buffers: int
+    zero: Zero, groups: RankGroups, device: torch.device, *, num_buffers: int
 ) -> OffloadStore | None:
     """Return where slices of parameters rest, where that is not the device."""
     if zero.parameter_offload == "none":
         return None
-    return make_offload_store(
+    return groups.completion.offload_store(
         zero.parameter_offload,
         device,
         folder=Path(zero.offload_dir),
-        rank=rank,
+        rank=groups.rank,
         num_buffers=num_buffers,
     )

@@ -20,6 +20,8 @@ from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.core.rulebook.prove import PROVE_SUBJECT
 from echelon.launch.context import RankContext
+from echelon.parallel.completion.completion import Completion
+from echelon.parallel.completion.late import LateCompletion
 from echelon.parallel.weights import Shard
 from echelon.proof.activations import (
     ObservedActivation,
@@ -29,7 +31,7 @@ from echelon.proof.activations import (
     read_activations,
 )
 from echelon.proof.oracle.batches import global_batch
-from echelon.proof.subject import Factory, ReportedRouting, StepRecord, Subject
+from echelon.proof.subject import Factory, LateFactory, ReportedRouting, StepRecord, Subject
 
 INITIAL = -1
 """The step under which the initial weights are kept."""
@@ -65,32 +67,41 @@ class ObservedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """Hold all that one rank said in one precision."""
+    """Hold all that one rank said in one precision; and how many operations were watched."""
 
     rank: int
     reports: tuple[StepRecord, ...]
     shards: tuple[ObservedShard, ...]
     activations: tuple[ObservedActivation, ...] = ()
+    num_operations: int = 0
 
 
 def run_subject(context: RankContext, argument: Mapping[str, Any]) -> None:
     """Put one rank of a subject through a proof: the target that the ranks run.
 
     `argument` holds `plans` (as JSON, one per precision), `num_steps` (one for each of them),
-    `subject` ("module:function") and `directory`.
+    `subject` ("module:function"), `directory`, and `late`: whether operations complete as late as
+    they may.
     """
-    factory = find_factory(argument["subject"])
+    factory, directory = find_factory(argument["subject"]), Path(argument["directory"])
     runs = zip(argument["plans"], argument["num_steps"], strict=True)
     for number, (text, num_steps) in enumerate(runs):
         plan = Plan.from_json(text)
-        subject = factory(context, plan)
+        completion: Completion = Completion()
+        if argument["late"]:
+            races = race_file(directory, number, context.rank)
+            completion = LateCompletion(context.rank, plan.mathematics.seed, races)
+            subject = cast(LateFactory, factory)(context, plan, completion)
+        else:
+            subject = factory(context, plan)
         try:
-            result = _observe(context.rank, subject, plan, num_steps)
+            result = _observe(context.rank, subject, plan, num_steps, completion)
         finally:
             close = getattr(subject, "close", None)
             if close is not None:
                 close()
-        _write(result, Path(argument["directory"]), number)
+        completion.close()
+        _write(result, directory, number)
 
 
 def find_factory(subject: str) -> Factory:
@@ -112,19 +123,27 @@ def read_results(directory: Path, number: int, world_size: int) -> tuple[RankRes
     return tuple(_read(directory, number, rank) for rank in range(world_size))
 
 
-def _observe(rank: int, subject: Subject, plan: Plan, num_steps: int) -> RankResult:
+def _observe(
+    rank: int, subject: Subject, plan: Plan, num_steps: int, completion: Completion
+) -> RankResult:
     pieces = _values(rank, INITIAL, subject, plan)
     reports: list[StepRecord] = []
     passed: list[ObservedActivation] = []
     activations: Any = getattr(subject, "activations", None)
     for step in range(num_steps):
-        reports.append(_record(subject.step(global_batch(plan, step), step)))
-        pieces += _observed_shards(rank, "gradients", step, subject.gradients())
-        pieces += _values(rank, step, subject, plan)
-        if activations is not None:
-            passed += observe_activations(rank, step, activations())
+        with completion.watching():
+            reports.append(_record(subject.step(global_batch(plan, step), step)))
+        with completion.observing():
+            pieces += _observed_shards(rank, "gradients", step, subject.gradients())
+            pieces += _values(rank, step, subject, plan)
+            if activations is not None:
+                passed += observe_activations(rank, step, activations())
     return RankResult(
-        rank=rank, reports=tuple(reports), shards=tuple(pieces), activations=tuple(passed)
+        rank=rank,
+        reports=tuple(reports),
+        shards=tuple(pieces),
+        activations=tuple(passed),
+        num_operations=completion.num_operations,
     )
 
 
@@ -172,6 +191,11 @@ def _record(report: Any) -> StepRecord:
     )
 
 
+def race_file(directory: Path, number: int, rank: int) -> Path:
+    """Return where a rank writes down the races that it finds in plan `number`."""
+    return directory / f"races-{number}-rank-{rank:04d}.jsonl"
+
+
 def _stem(directory: Path, number: int, rank: int) -> Path:
     return directory / f"plan-{number}-rank-{rank:04d}"
 
@@ -188,7 +212,14 @@ def _write(result: RankResult, directory: Path, number: int) -> None:
         losses = [[*slot, *value] for slot, value in report.microbatch_losses.items()]
         reports.append({**asdict(report), "microbatch_losses": losses})
     passed = activation_tables(result.activations)
-    text = json.dumps({"reports": reports, "pieces": tables, "activations": passed})
+    text = json.dumps(
+        {
+            "reports": reports,
+            "pieces": tables,
+            "activations": passed,
+            "num_operations": result.num_operations,
+        }
+    )
     stem.with_suffix(".json").write_text(text, encoding="utf-8")
 
 
@@ -215,5 +246,10 @@ def _read(directory: Path, number: int, rank: int) -> RankResult:
         for report in data["reports"]
         for losses in [report["microbatch_losses"]]
     )
-    activations = read_activations(rank, data["activations"], tensors)
-    return RankResult(rank=rank, reports=reports, shards=pieces, activations=activations)
+    return RankResult(
+        rank=rank,
+        reports=reports,
+        shards=pieces,
+        activations=read_activations(rank, data["activations"], tensors),
+        num_operations=data["num_operations"],
+    )

@@ -6,6 +6,7 @@ import platform
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -14,10 +15,12 @@ import torch
 from echelon.core.plan import Plan
 from echelon.core.version import __version__
 from echelon.proof.claims.checks import Evidence
-from echelon.proof.claims.claims import judge
+from echelon.proof.claims.claims import judge, judge_races
 from echelon.proof.claims.proof import Proof, ProofPass
 from echelon.proof.claims.tolerance import float64_tolerance, own_tolerance, rounded_oracle_runs
 from echelon.proof.diagnose.diagnose import diagnose
+from echelon.proof.diagnose.races import diagnose_races
+from echelon.proof.late import LateRun, require_late_subject, run_late
 from echelon.proof.observed import ObservedRun, routing_from_ranks
 from echelon.proof.oracle.loss_scale import (
     scale_without_overflow,
@@ -54,26 +57,40 @@ def prove(
     run_ranks: RankRunner,
     subject: str = OUR_ENGINE,
     own_precision: bool = True,
+    late: bool = False,
 ) -> Proof:
     """Return the proof of `plan`: every claim, in float64 and in the plan's own precision.
 
     `subject` names the engine under proof. `own_precision` False leaves the second part out (the
     matrix of all layouts proves the mathematics only). Ranks are started by `run_ranks`, and take
     as many steps as `proof/shrink_schedule.py` says. Offloaded slices lie in a temporary folder.
-    ConfigError, before any rank starts, where there is no such subject.
+    ConfigError, before any rank starts, where there is no such subject. With `late` all is run once
+    more, before, with operations that complete when they are awaited; where that finds a race, it
+    is what is judged.
     """
-    find_factory(subject)
+    factory = find_factory(subject)
+    if late:
+        require_late_subject(subject, factory)
     variants = _variants(plan, own_precision=own_precision)
     with tempfile.TemporaryDirectory(prefix="echelon-prove-") as directory:
         argument = {
             "plans": [offloaded_to(one.plan, directory).to_json() for one in variants],
             "subject": subject,
-            "directory": directory,
             "num_steps": [one.num_steps for one in variants],
         }
         labels = [plan.mesh.label(rank) for rank in range(plan.mesh.world_size)]
-        run_ranks(_TARGET, argument, plan.mesh.world_size, labels=labels)
-        passes = _judge(variants, Path(directory))
+
+        def run_into(folder: Path, late: bool = False) -> None:
+            told = {**argument, "directory": str(folder), "late": late}
+            run_ranks(_TARGET, told, plan.mesh.world_size, labels=labels)
+
+        late_runs: Sequence[LateRun | None] = [None] * len(variants)
+        if late:
+            plans = [one.plan for one in variants]
+            late_runs = run_late(partial(run_into, late=True), plans, Path(directory, "late"))
+        if not any(one is not None and one.races for one in late_runs):
+            run_into(Path(directory))
+        passes = _judge(variants, Path(directory), late_runs)
     return Proof(
         plan=plan.name,
         plan_hash=plan.content_hash(),
@@ -124,12 +141,21 @@ def offloaded_to(plan: Plan, directory: str) -> Plan:
     return replace(plan, layout=replace(plan.layout, zero=zero)) if used else plan
 
 
-def _judge(variants: Sequence[_Variant], directory: Path) -> tuple[ProofPass, ...]:
+def _judge(
+    variants: Sequence[_Variant], directory: Path, late_runs: Sequence[LateRun | None]
+) -> tuple[ProofPass, ...]:
     oracles: dict[str, tuple[OracleStep, ...]] = {}
     passes: list[ProofPass] = []
-    for number, one in enumerate(variants):
+    raced = any(late is not None and late.races for late in late_runs)
+    for number, (one, late) in enumerate(zip(variants, late_runs, strict=False)):
         plan, reference, steps = one.plan, one.reference, one.num_steps
-        observed = ObservedRun(plan, read_results(directory, number, plan.mesh.world_size))
+        if not raced:
+            observed = ObservedRun(plan, read_results(directory, number, plan.mesh.world_size))
+        elif late is not None and late.observed is not None:
+            observed = late.observed
+        else:
+            passes.append(_raced_pass(plan, reference, late))
+            break
         # Where tokens go is a matter of rounding in a precision of few digits, and of none here.
         forced = routing_from_ranks(observed, steps) if number else None
         # The float64 oracle also judges the plan's own precision: first values are rounded to
@@ -149,6 +175,7 @@ def _judge(variants: Sequence[_Variant], directory: Path) -> tuple[ProofPass, ..
             oracle=oracle,
             observed=observed,
             tolerance=tolerance,
+            late=late,
         )
         results = judge(evidence)
         broken = any(not earlier.holds for earlier in passes)
@@ -157,10 +184,30 @@ def _judge(variants: Sequence[_Variant], directory: Path) -> tuple[ProofPass, ..
                 precision=plan.mathematics.precision.parameters,
                 claims=results,
                 # A wrong factor is the same in both precisions: it is told once, where it is clear.
-                diagnosis=None if broken else diagnose(evidence, results),
+                diagnosis=None
+                if broken
+                else diagnose_races(late, results) or diagnose(evidence, results),
             )
         )
     return tuple(passes)
+
+
+def _raced_pass(plan: Plan, reference: Plan, late: LateRun | None) -> ProofPass:
+    """Return the claims of a run that races made end with an error: those about races."""
+    evidence = Evidence(
+        plan=plan,
+        reference_plan=reference,
+        oracle=(),
+        observed=ObservedRun(plan, ()),
+        tolerance=float64_tolerance(),
+        late=late,
+    )
+    results = judge_races(evidence)
+    return ProofPass(
+        precision=plan.mathematics.precision.parameters,
+        claims=results,
+        diagnosis=diagnose_races(late, results),
+    )
 
 
 def _mesh(plan: Plan) -> str:

@@ -20,6 +20,7 @@ import torch
 from echelon.core.attention_mask import DocumentStarts
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
+from echelon.parallel.completion.completion import Completion
 from echelon.parallel.weights import Shard
 
 
@@ -247,3 +248,6 @@ Factory = Callable[[RankContext, Plan], Subject]
 
 The default process group of torch.distributed is initialised over exactly the plan's ranks.
 """
+
+LateFactory = Callable[[RankContext, Plan, Completion], Subject]
+"""Build it with operations that complete as the third argument says."""

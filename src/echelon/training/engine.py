@@ -19,6 +19,7 @@ from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
 from echelon.parallel.apply import apply_plan
+from echelon.parallel.completion.completion import Completion
 from echelon.parallel.expert import LayerLoad
 from echelon.parallel.rank_model import RankModel
 from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
@@ -60,10 +61,19 @@ class StepResult(StepFacts):
 class TrainEngine:
     """Hold one rank's part of a run and take steps."""
 
-    def __init__(self, plan: Plan, recorder: Recorder, device: torch.device) -> None:
-        """Build the part of the recorder's rank; every rank of the mesh must do so together."""
+    def __init__(
+        self,
+        plan: Plan,
+        recorder: Recorder,
+        device: torch.device,
+        completion: Completion | None = None,
+    ) -> None:
+        """Build the part of the recorder's rank; every rank of the mesh must do so together.
+
+        `completion` says when asynchronous operations complete, where not as the transport does.
+        """
         self.plan, self.device = plan, device
-        self.groups: RankGroups = rank_groups(plan, recorder)
+        self.groups: RankGroups = rank_groups(plan, recorder, completion)
         self.model: RankModel = apply_plan(plan, self.groups, device)
         self.optimizer = SliceOptimizer(self.model.buckets, plan, groups=self.groups, device=device)
         if plan.mathematics.precision.has_master:

@@ -14,6 +14,7 @@ from echelon.core.event import EventList
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.models.batch import TokenBatch
+from echelon.parallel.completion.completion import Completion
 from echelon.parallel.offload.store import storage_bytes
 from echelon.parallel.transport.recorder import Recorder, clock_of
 from echelon.parallel.weights import Shard
@@ -80,12 +81,14 @@ class EngineReport:
 class EngineSubject:
     """Run a TrainEngine for the prover, keeping each step's gradients before they are clipped."""
 
-    def __init__(self, plan: Plan, place: RankContext) -> None:
-        """Build this rank's part of `plan`."""
+    def __init__(
+        self, plan: Plan, place: RankContext, completion: Completion | None = None
+    ) -> None:
+        """Build this rank's part of `plan`; `completion` says when its operations complete."""
         self.events = EventList()
         clock = clock_of(place.device)
         recorder = Recorder(place.rank, self.events, place.progress, clock)
-        self.engine = TrainEngine(plan, recorder, place.device)
+        self.engine = TrainEngine(plan, recorder, place.device, completion)
         self.engine.on_gradients = self._keep_gradients
         self._routes = RoutingRecorder(self.engine)
         self._activations = ActivationRecorder(self.engine)
@@ -107,7 +110,8 @@ class EngineSubject:
         self._activations.start_step()
         result = self.engine.step(batches, step)
         # What a step sends while the next one runs belongs to this one.
-        self.engine.model.gathering.settle()
+        with self.engine.groups.completion.observing():
+            held = held_bytes(self.engine)
         for handle in handles:
             handle.remove()
         samples = tuple(int(i) for one in batches for i in one.sample_ids_B)
@@ -121,7 +125,7 @@ class EngineSubject:
             samples=samples,
             layers=tuple(ran),
             bytes_sent=self.events.bytes_by_axis(),
-            bytes_held=held_bytes(self.engine),
+            bytes_held=held,
             actions=tuple(e.name for e in self.events.events if e.kind in set(ActionKind)),
             routing=self._routes.step_routing(result),
         )
@@ -193,9 +197,9 @@ def rank_batches(
     return batches
 
 
-def build(place: RankContext, plan: Plan) -> EngineSubject:
+def build(place: RankContext, plan: Plan, completion: Completion | None = None) -> EngineSubject:
     """Return this rank of `plan` as a subject."""
-    return EngineSubject(plan, place)
+    return EngineSubject(plan, place, completion)
 
 
 MASTER_PARAMETERS_TERM, OPTIMIZER_STATE_TERM = "master parameters", "optimizer state"

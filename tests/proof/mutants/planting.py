@@ -19,6 +19,7 @@ import pytest
 
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
+from echelon.parallel.completion.completion import Completion
 from echelon.parallel.data import GradientReduction, _ReductionGroups
 from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.weights import Shard
@@ -76,6 +77,7 @@ class Told:
     step: int = 0
     plan: dict[str, Any] = field(default_factory=dict)
     own_precision: bool = False
+    late: bool = False
     of: Callable[..., Plan] = layout
 
 
@@ -86,12 +88,14 @@ class Mutant:
         """Hold what plants the bug, and what must be told of it in each plan."""
         self.plant, self.told = plant, told
 
-    def __call__(self, place: RankContext, plan: Plan) -> MutantSubject:
+    def __call__(
+        self, place: RankContext, plan: Plan, completion: Completion | None = None
+    ) -> MutantSubject:
         """Return the engine, in which something is changed."""
         patch = pytest.MonkeyPatch()
         try:
             self.plant(patch, plan)
-            return MutantSubject(build(place, plan), patch)
+            return MutantSubject(build(place, plan, completion), patch)
         except BaseException:
             patch.undo()
             raise

@@ -143,7 +143,7 @@ def apply_to_module(
     device = next(iter(named.values())).device
     masters = _masters(plan, plans.trained, described, named, groups)
     zero = plan.layout.zero
-    offload_store = make_parameter_store(zero, groups.rank, device, num_buffers=num_buffers(zero))
+    offload_store = make_parameter_store(zero, groups, device, num_buffers=num_buffers(zero))
     buckets = _buckets(plan, plans.trained, described, named, groups, offload_store)
     frozen = _buckets(plan, plans.frozen, described, named, groups, offload_store)
     for bucket in frozen:

@@ -45,7 +45,7 @@ _CHUNK_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _FileTransfer:
+class FileTransfer:
     """Say what one thread moves at a time: memory, and where it lies in the file."""
 
     key: str
@@ -201,7 +201,7 @@ class FileOffloadStore:
         self,
         found: FileFetch,
         parts: Iterable[tuple[FileExtent, torch.Tensor]],
-        move: Callable[[_FileTransfer], None],
+        move: Callable[[FileTransfer], None],
     ) -> None:
         transfers = [
             transfer for place, part in parts for transfer in self._transfers_of(place, part)
@@ -212,12 +212,12 @@ class FileOffloadStore:
         if not transfers:
             self._moved(found)
 
-    def _transfers_of(self, place: FileExtent, part: torch.Tensor) -> Iterator[_FileTransfer]:
+    def _transfers_of(self, place: FileExtent, part: torch.Tensor) -> Iterator[FileTransfer]:
         memory = part.numpy().data
         # Threads take transfers in order, so a write that one waits for has been taken before.
         after = self._writing.get(place.key)
         for start in range(0, place.span_bytes, _CHUNK_BYTES):
-            yield _FileTransfer(
+            yield FileTransfer(
                 key=place.key,
                 memory=memory[start : start + _CHUNK_BYTES],
                 start=place.start + start,
@@ -225,7 +225,7 @@ class FileOffloadStore:
             )
 
     def _run(
-        self, found: FileFetch, transfer: _FileTransfer, move: Callable[[_FileTransfer], None]
+        self, found: FileFetch, transfer: FileTransfer, move: Callable[[FileTransfer], None]
     ) -> None:
         """Move one piece, in a thread; whatever goes wrong is kept for the caller."""
         failure = None
@@ -241,7 +241,7 @@ class FileOffloadStore:
                 self._moved(found)
             self._changed.notify_all()
 
-    def _may_move(self, transfer: _FileTransfer) -> bool:
+    def _may_move(self, transfer: FileTransfer) -> bool:
         """Return once an earlier write of the same key is done: False if all has ended."""
         after = transfer.after
         with self._changed:
@@ -250,11 +250,11 @@ class FileOffloadStore:
             )
             return self._failure is None and self._open
 
-    def _read(self, transfer: _FileTransfer) -> None:
+    def _read(self, transfer: FileTransfer) -> None:
         with self._explained(f"reading {transfer.key}"):
             read_all(self._file, transfer.memory, transfer.start)
 
-    def _write(self, transfer: _FileTransfer, complete: Callable[[], object]) -> None:
+    def _write(self, transfer: FileTransfer, complete: Callable[[], object]) -> None:
         complete()
         with self._explained(f"writing {transfer.key}"):
             # Writing past the end of a file that was cut short would leave zeros before it.

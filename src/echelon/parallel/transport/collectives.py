@@ -104,7 +104,7 @@ class Group:
         """Sum `tensor` over the group, in place."""
         if self.size == 1:
             return Pending()
-        _check(name, tensor)
+        require_contiguous(name, tensor)
         start = self.recorder.now()
         work = dist.all_reduce(tensor, group=self._group, async_op=True)
         record = self._event("all_reduce", name, all_reduce_bytes(tensor.nbytes, self.size), start)
@@ -117,7 +117,7 @@ class Group:
         if self.size == 1:
             whole.copy_(shard)
             return Pending()
-        _check(name, whole, shard)
+        require_contiguous(name, whole, shard)
         start = self.recorder.now()
         peers = self._peers()
         if peers is None:
@@ -134,7 +134,7 @@ class Group:
         if self.size == 1:
             shard.copy_(whole)
             return Pending()
-        _check(name, whole, shard)
+        require_contiguous(name, whole, shard)
         start = self.recorder.now()
         sent = reduce_scatter_bytes(shard.nbytes, self.size)
         record = self._event("reduce_scatter", name, sent, start)
@@ -164,7 +164,7 @@ class Group:
         if self.size == 1:
             received.copy_(sent)
             return Pending()
-        _check(name, received, sent)
+        require_contiguous(name, received, sent)
         start = self.recorder.now()
         work = dist.all_to_all_single(received, sent, group=self._group, async_op=True)
         record = self._event("all_to_all", name, all_to_all_bytes(sent.nbytes, self.size), start)
@@ -180,7 +180,7 @@ class Group:
         """
         if self.size == 1:
             return Pending()
-        _check(name, *sends.values(), *receives.values())
+        require_contiguous(name, *sends.values(), *receives.values())
         start = self.recorder.now()
         peers = self._peers()
         if peers is None:
@@ -233,7 +233,7 @@ class Group:
 
     def send(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
         """Send `tensor` to member `index` of the group; it must live until `wait`."""
-        _check(name, tensor)
+        require_contiguous(name, tensor)
         start = self.recorder.now()
         work = dist.isend(tensor, self.ranks[index], group=self._group, tag=tag)
         record = self._event("send", name, tensor.nbytes, start, microbatch=tag)
@@ -241,7 +241,7 @@ class Group:
 
     def receive(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
         """Receive into `tensor` from member `index` of the group."""
-        _check(name, tensor)
+        require_contiguous(name, tensor)
         work = dist.irecv(tensor, self.ranks[index], group=self._group, tag=tag)
         return Pending(work, name=name, recorder=self.recorder)
 
@@ -279,7 +279,8 @@ class Group:
         return pending
 
 
-def _check(name: str, *tensors: torch.Tensor) -> None:
+def require_contiguous(name: str, *tensors: torch.Tensor) -> None:
+    """Refuse a tensor that would have to be copied to be sent: a bug of the caller."""
     for tensor in tensors:
         if not tensor.is_contiguous():
             raise ValueError(f"{name}: a strided tensor cannot be sent without a copy")

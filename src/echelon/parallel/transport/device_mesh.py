@@ -15,6 +15,7 @@ from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
 from echelon.cost.bytes.data import EXPERT_DATA_AXIS, EXPERT_SHARD_AXIS
 from echelon.layout.muon import STAGE_AXES
+from echelon.parallel.completion.completion import Completion
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder
 from echelon.schedule.from_plan import stage_placement_from_plan
@@ -30,6 +31,8 @@ class RankGroups:
     """This rank."""
     recorder: Recorder
     """What writes events down."""
+    completion: Completion
+    """What makes whatever starts asynchronous operations."""
     world: Group
     """All ranks: the few numbers of a step that every rank needs."""
     data: Group
@@ -88,12 +91,14 @@ def shares_sequences(plan: Plan) -> bool:
     return balance.counts_first or balance.capacity_factor is not None
 
 
-def rank_groups(plan: Plan, recorder: Recorder) -> RankGroups:
+def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = None) -> RankGroups:
     """Make the groups of the recorder's rank; every rank must call this, with the same plan.
 
-    A group that the plan does not need is one of this rank alone.
+    A group that the plan does not need is one of this rank alone. `completion` says when operations
+    complete: as the transport does, where it is not given.
     """
     mesh, rank = plan.mesh, recorder.rank
+    completion = completion or Completion()
 
     def over(axis: str, groups: _Ranks, *, needed: bool = True) -> Group:
         mine: tuple[int, ...] = (rank,)
@@ -103,7 +108,7 @@ def rank_groups(plan: Plan, recorder: Recorder) -> RankGroups:
             made = dist.new_group(list(ranks)) if len(ranks) > 1 else None
             if rank in ranks:
                 mine, handle = ranks, cast("dist.ProcessGroup | None", made)
-        return Group(axis, mine, rank, handle, recorder)
+        return completion.group(axis, mine, handle, recorder)
 
     experts, has_experts = plan.layout.experts, plan.model.experts is not None
     u, contexts = plan.layout.context.ulysses_degree, mesh.groups(Axis.CP)
@@ -116,6 +121,7 @@ def rank_groups(plan: Plan, recorder: Recorder) -> RankGroups:
     groups = RankGroups(
         rank=rank,
         recorder=recorder,
+        completion=completion,
         world=over("world", mesh.groups(*MESH_AXES)),
         data=over("dp", mesh.groups(*LOSS_AXES)),
         shard=over(Axis.DP_SHARD.value, mesh.groups(*SHARD_AXES), needed=slices),

@@ -19,6 +19,7 @@ import torch
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.proof.claims.tolerance import Tolerance
+from echelon.proof.late import LateRun
 from echelon.proof.observed import ObservedRun
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.oracle import OracleStep, initial_parameters
@@ -32,7 +33,7 @@ class Evidence:
     """Hold the two sides of a proof in one precision.
 
     `plan` is what the ranks ran; `oracle` is float64 in every precision, and `reference_plan` the
-    plan that it ran.
+    plan that it ran. `late` is the run with late completion, where there was one.
     """
 
     plan: Plan
@@ -40,6 +41,7 @@ class Evidence:
     oracle: Sequence[OracleStep]
     observed: ObservedRun
     tolerance: Tolerance
+    late: LateRun | None = None
 
     def reports(self) -> Iterator[tuple[OracleStep, int, StepRecord]]:
         """Yield each step of one device beside what each rank said of it."""

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from echelon.core.rulebook import prove as rules
+from echelon.core.rulebook import races as race_rules
 from echelon.core.rules import Rule
+from echelon.parallel.completion.race import RaceKind
 from echelon.proof.claims import (
     activation_checks,
     checks,
+    late_checks,
     predictions,
     routing_checks,
     value_checks,
@@ -99,7 +102,27 @@ def _if_reported(
     return ProofClaim(rule, statement, checks, only_if_reported=True, note=note)
 
 
+RACE_CLAIMS: tuple[ProofClaim, ...] = (
+    _if_reported(
+        race_rules.PROVE_AWAITED,
+        "every operation is awaited before its result is used",
+        late_checks.races(RaceKind.NEVER_AWAITED, RaceKind.USED),
+    ),
+    _if_reported(
+        race_rules.PROVE_IN_FLIGHT,
+        "what an operation reads and fills is left alone until it is awaited",
+        late_checks.races(RaceKind.CHANGED),
+    ),
+    _if_reported(
+        race_rules.PROVE_FREED,
+        "memory is given back once, and when nobody uses it any more",
+        late_checks.races(RaceKind.FREED, RaceKind.USED_FREED, RaceKind.FREED_TWICE),
+    ),
+)
+"""The claims of a run with late completion that need nothing but what its ranks found."""
+
 CLAIMS: tuple[ProofClaim, ...] = (
+    *RACE_CLAIMS,
     ProofClaim(
         rules.PROVE_NOTHING_DROPPED,
         "nothing dropped: parameters, blocks, samples",
@@ -189,6 +212,11 @@ CLAIMS: tuple[ProofClaim, ...] = (
         "bytes held on each rank are those of the formulas",
         predictions.bytes_held,
     ),
+    _if_reported(
+        race_rules.PROVE_LATE,
+        "the same bits when operations complete as late as they may",
+        late_checks.same_bits,
+    ),
 )
 """All claims, in the order in which one causes the next."""
 
@@ -199,6 +227,12 @@ def judge(evidence: Evidence) -> tuple[ClaimResult, ...]:
     return tuple(
         result for claim, result in judged if result.compared or not claim.only_if_reported
     )
+
+
+def judge_races(evidence: Evidence) -> tuple[ClaimResult, ...]:
+    """Return how the claims fare that need nothing but the races: no rank said anything else."""
+    judged = (claim.judge(evidence) for claim in RACE_CLAIMS)
+    return tuple(result for result in judged if result.compared)
 
 
 def first_failure(results: Sequence[ClaimResult]) -> tuple[ClaimResult, Check] | None:

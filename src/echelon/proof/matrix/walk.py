@@ -41,10 +41,14 @@ def every_case() -> list[MatrixCase]:
     return [case for family in families() for case in family]
 
 
-def prove_case(case: MatrixCase, run_ranks: RankRunner, subject: str = OUR_ENGINE) -> str:
+def prove_case(
+    case: MatrixCase, run_ranks: RankRunner, subject: str = OUR_ENGINE, *, late: bool = False
+) -> str:
     """Return what is wrong with a case; nothing where it is proven."""
     try:
-        proof = prove(case.plan(), run_ranks=run_ranks, subject=subject, own_precision=False)
+        proof = prove(
+            case.plan(), run_ranks=run_ranks, subject=subject, own_precision=False, late=late
+        )
         proof.require()
     except EchelonError as error:
         return str(error)
@@ -78,13 +82,13 @@ def share_of_each(share: float, seed: int) -> list[MatrixCase]:
     ]
 
 
-def prove_cases(chosen: Sequence[MatrixCase], results: Path | None) -> int:
+def prove_cases(chosen: Sequence[MatrixCase], results: Path | None, *, late: bool = False) -> int:
     """Prove `chosen`, one line each, and return how many failed.
 
     Cases that `results` (JSON lines) holds as proven with this very code are skipped.
     """
-    # A proof of other code is no proof of this.
-    code = source_hash()[:16]
+    # A proof of other code is no proof of this, and one without late completion none with it.
+    code = source_hash()[:16] + ("-late" if late else "")
     done = {line["name"] for line in lines_of(results, code) if not line["problem"]}
     failed = 0
     started = time.monotonic()
@@ -92,7 +96,7 @@ def prove_cases(chosen: Sequence[MatrixCase], results: Path | None) -> int:
         for number, case in enumerate(chosen, start=1):
             if case.name in done:
                 continue
-            problem = prove_case(case, pool.run)
+            problem = prove_case(case, pool.run, late=late)
             failed += bool(problem)
             print(f"{number:4}/{len(chosen)}  {'FAILED' if problem else 'proven'}  {case.name}")
             if problem:
@@ -134,6 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=None, help="of the random choice")
     parser.add_argument("--match", default="", help="walk the cases whose name contains this")
     parser.add_argument("--results", type=Path, help="JSON lines; proven cases are not run again")
+    parser.add_argument(
+        "--late", action="store_true", help="also complete operations as late as they may"
+    )
     options = parser.parse_args(arguments)
     if options.share is not None and not 0 < options.share <= 1:
         parser.error(f"--share is above 0 and at most 1, not {options.share:g}")
@@ -144,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wanted = options.share
         chosen = share_of_each(wanted, seed) if wanted else sample(options.count, seed)
         print(f"seed {seed}")
-    return 1 if prove_cases(chosen, options.results) else 0
+    return 1 if prove_cases(chosen, options.results, late=options.late) else 0
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ from echelon.layout.muon import muon_exchange
 from echelon.layout.stage import expert_index_of, pp_rank_of
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.buckets import Bucket
-from echelon.parallel.offload import make_offload_store
 from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.training.optimizer.muon import Muon
 from echelon.training.optimizer.muon_messages import MuonGroup
@@ -53,7 +52,7 @@ class SliceOptimizer:
         """Reserve the state of `buckets`; the ranks of a stage do so together."""
         settings, precision = plan.mathematics.optimizer, plan.mathematics.precision
         zero = plan.layout.zero
-        self.store = make_offload_store(
+        self.store = groups.completion.offload_store(
             zero.optimizer_offload,
             device,
             folder=Path(zero.offload_dir),

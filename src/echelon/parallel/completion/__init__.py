@@ -1,0 +1,19 @@
+"""When asynchronous operations complete: as the transport lets them, or as late as they may.
+
+Split: nothing; it decides when a result may be seen, never what it is.
+Sent:  what the operations send, neither more nor less.
+Bytes: those of the operations.
+Must divide: nothing.
+Source: NCCL's user guide (a buffer belongs to a collective until its stream has passed it); the
+        habit of race detectors to make the rare order the common one.
+
+    completion   the policy: it makes the groups, stores, pools and streams of a rank; this one as
+                 the transport completes them
+    late         the policy that completes each operation when it is awaited, and not before
+    in_flight    the ledger of that policy: operations that run, and memory that is free
+    race         what it finds: a kind, an operation, an axis, a place in the code
+    memory       addresses of tensors, and what fills memory that nobody may read
+    watch        every operation of torch in a step, looked at for memory that is not its to use
+    late_group   collectives and messages;  late_files  offload files;  late_copies  copies
+    late_memory  pools and bounded buffers
+"""
