@@ -58,7 +58,7 @@ def prove(
     Of a run folder, the plan in it is proven, and proof.json is written beside it.
     """
     if subject is not None and subject.endswith(".py"):
-        if run is not None or settings or bisect or independent:
+        if run is not None or settings or bisect or independent or late:
             example = f"echelon prove --subject {subject}"
             raise bad_argument("a run and its flags say nothing of a program", example)
         return _prove_file(subject, ranks, as_json=json)

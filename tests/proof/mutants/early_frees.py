@@ -22,8 +22,12 @@ from tests.proof.mutants.slices import SECOND
 CHANGED, FREED = "prove-in-flight", "prove-freed"
 """The rules that these bugs break."""
 
-STAGE_3: dict[str, Any] = {"dp": 2, "zero": {"stage": 3}}
-ON_NVME: dict[str, Any] = {"dp": 2, "zero": {"stage": 1, "optimizer_offload": "nvme"}}
+STAGE_3: dict[str, Any] = {"dp": 2, "accumulation": 1, "zero": {"stage": 3}}
+ON_NVME: dict[str, Any] = {
+    "dp": 2,
+    "accumulation": 1,
+    "zero": {"stage": 1, "optimizer_offload": "nvme"},
+}
 
 
 @mutant(
@@ -32,7 +36,7 @@ ON_NVME: dict[str, Any] = {"dp": 2, "zero": {"stage": 1, "optimizer_offload": "n
         "send activation 0 stage 0 -> 1",
         "changed in flight",
         "pp",
-        plan={"pp": 2},
+        plan={"pp": 2, "accumulation": 1},
         late=True,
     )
 )
@@ -54,7 +58,7 @@ def activation_reused_while_it_is_sent(patch: pytest.MonkeyPatch, plan: Plan) ->
         f"reduce_scatter gradients.{SECOND}",
         "changed in flight",
         "dp_shard",
-        plan={"dp": 2, "zero": {"stage": 2}},
+        plan={"dp": 2, "accumulation": 1, "zero": {"stage": 2}},
         late=True,
     ),
 )

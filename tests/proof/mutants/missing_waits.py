@@ -31,8 +31,17 @@ def _late(operation: str, axis: str, plan: dict[str, Any], step: int = 0, **more
 
 
 @mutant(
-    _late(f"all_gather parameters.{SECOND}", "dp_shard", {"dp": 2, "zero": {"stage": 3}}),
-    _late(f"all_gather parameters.{SECOND}", "dp_shard", {"dp": 2, "zero": {"stage": 1}}, step=1),
+    _late(
+        f"all_gather parameters.{SECOND}",
+        "dp_shard",
+        {"dp": 2, "accumulation": 1, "zero": {"stage": 3}},
+    ),
+    _late(
+        f"all_gather parameters.{SECOND}",
+        "dp_shard",
+        {"dp": 2, "accumulation": 1, "zero": {"stage": 1}},
+        step=1,
+    ),
 )
 def parameters_used_before_they_are_whole(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Never wait for the gather of a bucket."""
@@ -47,8 +56,12 @@ def parameters_used_before_they_are_whole(patch: pytest.MonkeyPatch, plan: Plan)
 
 
 @mutant(
-    _late(f"reduce_scatter gradients.{SECOND}", "dp_shard", {"dp": 2, "zero": {"stage": 2}}),
-    _late(f"all_reduce gradients.{SECOND}", "dp", {"dp": 2}),
+    _late(
+        f"reduce_scatter gradients.{SECOND}",
+        "dp_shard",
+        {"dp": 2, "accumulation": 1, "zero": {"stage": 2}},
+    ),
+    _late(f"all_reduce gradients.{SECOND}", "dp", {"dp": 2, "accumulation": 1}),
 )
 def gradients_used_before_they_are_summed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Take the sum of a bucket for granted."""
@@ -62,7 +75,7 @@ def gradients_used_before_they_are_summed(patch: pytest.MonkeyPatch, plan: Plan)
     patch.setattr(GradientReduction, "_finish_sum", at_once)
 
 
-@mutant(_late("receive activation 0 stage 0 -> 1 from rank 0", "pp", {"pp": 2}))
+@mutant(_late("receive activation 0 stage 0 -> 1 from rank 0", "pp", {"pp": 2, "accumulation": 1}))
 def activation_used_before_it_is_received(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Run a stage on a buffer into which nothing has come yet."""
     take = PipelineExecutor._take
@@ -77,7 +90,11 @@ def activation_used_before_it_is_received(patch: pytest.MonkeyPatch, plan: Plan)
 
 
 @mutant(
-    _late("exchange ring.forward.1", "cp", {"mesh": {"cp": 2}, "context": {"kind": "ring"}}),
+    _late(
+        "exchange ring.forward.1",
+        "cp",
+        {"mesh": {"cp": 2}, "accumulation": 1, "context": {"kind": "ring"}},
+    ),
 )
 def keys_used_before_they_came_around(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Attend to the keys of the other place while they travel."""
@@ -120,7 +137,7 @@ def outputs_used_before_they_are_combined(patch: pytest.MonkeyPatch, plan: Plan)
     _late(
         "read bucket3.exp_avg, bucket3.exp_avg_sq",
         "nvme",
-        {"dp": 2, "zero": {"stage": 1, "optimizer_offload": "nvme"}},
+        {"dp": 2, "accumulation": 1, "zero": {"stage": 1, "optimizer_offload": "nvme"}},
     ),
 )
 def state_used_before_it_is_read(patch: pytest.MonkeyPatch, plan: Plan) -> None:
@@ -134,7 +151,11 @@ def state_used_before_it_is_read(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 
 @mutant(
-    _late("copy up slices", "host", {"dp": 2, "zero": {"stage": 1, "optimizer_offload": "host"}}),
+    _late(
+        "copy up slices",
+        "host",
+        {"dp": 2, "accumulation": 1, "zero": {"stage": 1, "optimizer_offload": "host"}},
+    ),
 )
 def state_used_before_it_is_copied(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Update optimizer state while it is copied to the device."""

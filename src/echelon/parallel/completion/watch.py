@@ -40,6 +40,11 @@ _OVERWRITES = frozenset({"copy_", "fill_", "normal_", "uniform_", "zero_"})
 class InFlightWatch(TorchDispatchMode):
     """Tell a ledger of every tensor whose elements an operation reads or writes."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: nothing here is compiled, and torch would import its compiler to say so."""
+        return False
+
     def __init__(self, flight: InFlight) -> None:
         """Watch for `flight`."""
         super().__init__()
