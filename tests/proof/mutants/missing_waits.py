@@ -13,12 +13,15 @@ from echelon.parallel.buckets import Bucket
 from echelon.parallel.context.ring import _RingKeys
 from echelon.parallel.data import GradientReduction, _PendingSum
 from echelon.parallel.expert.token_dispatcher import FlatTokenDispatcher, Transfer
+from echelon.parallel.offload.activations import OffloadedActivation
+from echelon.parallel.offload.copy_streams import CompletedEvent
 from echelon.parallel.offload.copying_store import CopiedFetch, CopyingOffloadStore
 from echelon.parallel.offload.file_fetch import FileFetch
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.transport.collectives import Pending
 from echelon.parallel.zero import ParameterGathering
 from tests.parallel.layouts import MIXTRAL, plan_of
+from tests.proof.layouts import layout
 from tests.proof.mutants.expert_layouts import EP2
 from tests.proof.mutants.planting import Told, mutant
 from tests.proof.mutants.slices import SECOND
@@ -165,3 +168,24 @@ def state_used_before_it_is_copied(patch: pytest.MonkeyPatch, plan: Plan) -> Non
         return found.tensors if found.copied is not None else wait(self, found)
 
     patch.setattr(CopyingOffloadStore, "wait_for", at_once)
+
+
+def _recomputing(**chosen: Any) -> Plan:
+    """Return a plan whose blocks keep their inputs on the host."""
+    plan = layout(**chosen)
+    recompute = replace(plan.layout.recompute, policy="full", offload="host")
+    return replace(plan, layout=replace(plan.layout, recompute=recompute))
+
+
+@mutant(_late("copy up activations", "host", {"dp": 2, "accumulation": 1}, of=_recomputing))
+def inputs_used_before_they_are_copied(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Run a block again on an input that is on its way back from the host."""
+    take = OffloadedActivation.take
+
+    def at_once(self: OffloadedActivation) -> torch.Tensor:
+        self.start_copy()
+        assert self.brought is not None
+        self.brought = self.brought[0], CompletedEvent()
+        return take(self)
+
+    patch.setattr(OffloadedActivation, "take", at_once)
