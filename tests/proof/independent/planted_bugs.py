@@ -368,3 +368,71 @@ def _uncorrected(
     assert optimizer.kind in OPTIMIZERS
     state.num_updates = 10**6
     return optimizers.adamw(parameter, gradient, state, optimizer, rate=rate, decay=decay)
+
+
+@shared_bug("update of the optimizer", "embedding.weight", optimizer={"kind": "muon"})
+def muon_takes_every_matrix(patch: Patch) -> None:
+    patch.setattr(
+        optimizers,
+        "update_rule_of",
+        lambda optimizer, spec: "muon" if len(spec.shape) == 2 else "adamw",
+    )
+
+
+@shared_bug("auxiliary loss", "layers.1.mlp.router.weight", **MIXTURE)
+def router_losses_are_differentiated_twice(patch: Patch) -> None:
+    _changed(patch, oracle, "routing_losses", lambda found: (2 * found[0], found[1]))
+
+
+@shared_bug("z-loss", "layers.0", **MIXTURE)
+def z_loss_of_shifted_logits(patch: Patch) -> None:
+    _changed(
+        patch,
+        mixture_reference,
+        "route_reference",
+        lambda routed: replace(routed, logits_NE=routed.logits_NE + 1.0),
+    )
+
+
+@shared_bug("router bias", "layers.0", **MIXTURE)
+def biases_move_with_the_load(patch: Patch) -> None:
+    right = routing.RoutingState.after
+
+    def wrong(self: routing.RoutingState, plan: Plan, layers: Any) -> routing.RoutingState:
+        after = right(self, plan, layers)
+        biases = {i: 2 * self.biases[i] - bias for i, bias in after.biases.items()}
+        return replace(after, biases=biases)
+
+    patch.setattr(routing.RoutingState, "after", wrong)
+
+
+@shared_bug("backward pass", "layers.1.attention.v.weight")
+def values_get_no_gradient(patch: Patch) -> None:
+    right = operations.attention_reference
+    patch.setattr(
+        operations,
+        "attention_reference",
+        lambda q, k, v, *rest: right(q, k, v.detach(), *rest),
+    )
+
+
+@shared_bug("embedding", "embedding", model={"positions": "learned"})
+def learned_positions_begin_at_one(patch: Patch) -> None:
+    right = Operations.embed
+
+    def wrong(self: Operations, weight_VD: Any, positions: Any, batch: Any) -> torch.Tensor:
+        return right(self, weight_VD, positions.roll(-1, 0), batch)
+
+    patch.setattr(Operations, "embed", wrong)
+
+
+@shared_bug("gradient norm", "step 0")
+def the_norm_is_a_sum_of_norms(patch: Patch) -> None:
+    patch.setattr(
+        oracle, "global_norm", lambda gradients: sum(float(g.norm()) for g in gradients.values())
+    )
+
+
+@shared_bug("update of the optimizer", "embedding.weight")
+def a_clip_acts_twice(patch: Patch) -> None:
+    _changed(patch, oracle, "clip_scale", lambda scale: scale * scale)

@@ -8,6 +8,8 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.config.presets import preset_names
+from echelon.core.experts import Balance
+from echelon.core.model_shape import Experts
 from echelon.core.plan import LearningRateSchedule
 from echelon.proof.independent.comparison import (
     BALANCE,
@@ -58,8 +60,13 @@ def test_every_optimizer_and_schedule_holds(kind: str, schedule: LearningRateSch
     assert runs.plan.mathematics.documents == "separate"
 
 
-def test_steps_that_overflow_are_skipped_in_both() -> None:
-    plan = shrink(layout(precision=FP16, accumulation=1), precision="fp64")
+@pytest.mark.parametrize("drops", [False, True])
+def test_steps_that_overflow_are_skipped_in_both(drops: bool) -> None:
+    experts = {"experts": Experts(num_experts=4, top_k=2, ffn=8)} if drops else {}
+    plan = layout(precision=FP16, accumulation=1, model=experts)
+    balance = Balance(capacity_factor=1.0, drop="score") if drops else Balance()
+    plan = replace(plan, mathematics=replace(plan.mathematics, balance=balance))
+    plan = shrink(plan, precision="fp64")
     steps = num_steps(plan)
     runs = TwoRuns.of(with_overflow_scale(plan, steps), steps)
     assert [one.statement for one in compare(runs) if not one.holds] == []
