@@ -94,7 +94,7 @@ def prove(
     return Proof(
         plan=plan.name,
         plan_hash=plan.content_hash(),
-        mesh=_mesh(plan),
+        mesh=mesh_text(plan),
         shrunk_plan=variants[0].plan,
         subject=subject,
         seed=plan.mathematics.seed,
@@ -210,7 +210,8 @@ def _raced_pass(plan: Plan, reference: Plan, late: LateRun | None) -> ProofPass:
     )
 
 
-def _mesh(plan: Plan) -> str:
+def mesh_text(plan: Plan) -> str:
+    """Return the degrees above 1 of a mesh, as users read them."""
     mesh = plan.mesh
     degrees = {"pp": mesh.pp, "dp": mesh.dp, "cp": mesh.cp, "tp": mesh.tp}
     ranks = " x ".join(f"{axis}{degree}" for axis, degree in degrees.items() if degree > 1) or "1"

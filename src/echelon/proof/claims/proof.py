@@ -54,11 +54,14 @@ class Proof:
     """The passes, one for each precision."""
     independent: ProofPass | None = None
     """How one device fares beside the independent implementation, where it was asked for."""
+    whole_run: ProofPass | None = None
+    """How a whole run of our trainer fares, from data to text, where there was one."""
 
     @property
     def every_pass(self) -> tuple[ProofPass, ...]:
-        """Return the passes, and the independent one where there is one."""
-        return self.passes if self.independent is None else (*self.passes, self.independent)
+        """Return the passes, and those beside them that there are."""
+        beside = (self.independent, self.whole_run)
+        return (*self.passes, *(one for one in beside if one is not None))
 
     @property
     def proven(self) -> bool:
@@ -86,7 +89,8 @@ class Proof:
             "num_steps": self.num_steps,
             "versions": dict(self.versions),
             "passes": [pass_json(one) for one in self.passes],
-            "independent": None if self.independent is None else pass_json(self.independent),
+            "independent": pass_json(self.independent),
+            "whole_run": pass_json(self.whole_run),
         }
 
     def write(self, path: Path) -> None:
@@ -118,8 +122,10 @@ def claim_problem(one: ProofPass, claim: ClaimResult) -> Problem:
     return claim.rule.problem(message)
 
 
-def pass_json(one: ProofPass) -> dict[str, object]:
-    """Return a pass as a JSON object."""
+def pass_json(one: ProofPass | None) -> dict[str, object] | None:
+    """Return a pass as a JSON object; None where there was none."""
+    if one is None:
+        return None
     return {
         "precision": one.precision,
         "holds": one.holds,

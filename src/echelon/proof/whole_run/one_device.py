@@ -1,0 +1,131 @@
+"""The same run on one device: steps over the trainer's own samples, validation, text.
+
+All of it is the independent implementation (`proof/independent`): which samples a step reads, the
+model, the optimizer. So what the trainer shares with its oracle elsewhere is seen here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from echelon.core.plan import Plan
+from echelon.proof.independent.decoder import HEAD, token_losses
+from echelon.proof.independent.mixture import RouterState, first_state
+from echelon.proof.independent.samples import read_row, samples_of_step
+from echelon.proof.independent.sequence import HEAD_UNIT, SequenceRun
+from echelon.proof.independent.training import (
+    IndependentStep,
+    Values,
+    forward,
+    run_independent,
+)
+from echelon.proof.independent.weights import has_experts
+from echelon.proof.subject import ProofBatch
+from echelon.proof.whole_run.texts import END_OF_DOCUMENT, RunTexts
+
+_NO_LABEL = -100  # the label of a position that takes no part in the loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneDeviceRun:
+    """Hold a run: its steps, and the validation loss before the first and after each of them."""
+
+    steps: tuple[IndependentStep, ...]
+    validations: tuple[float, ...]
+
+    @property
+    def weights(self) -> Values:
+        """Return the weights after the last step."""
+        return self.steps[-1].after
+
+
+def run_on_one_device(plan: Plan, texts: RunTexts, num_steps: int) -> OneDeviceRun:
+    """Return the run of `plan` over the texts."""
+    tokens = texts.training_tokens
+    num_samples = num_samples_of(plan, tokens)
+    numbers = plan.mathematics
+    batches = [
+        _batch(
+            plan,
+            tokens,
+            samples_of_step(numbers.seed, step, numbers.global_sequences, num_samples),
+        )
+        for step in range(num_steps)
+    ]
+    steps = run_independent(plan, batches)
+    layers = [block for block in range(plan.model.layers) if has_experts(plan.model, block)]
+    states = [first_state(plan.model, layers), *(step.state_after for step in steps)]
+    values = [steps[0].before, *(step.after for step in steps)]
+    return OneDeviceRun(
+        steps=steps,
+        validations=tuple(
+            _validation(plan, texts.validation_tokens, weights, state)
+            for weights, state in zip(values, states, strict=True)
+        ),
+    )
+
+
+def num_samples_of(plan: Plan, tokens: Sequence[int]) -> int:
+    """Return the samples of a text: each token but the first is the label of one position."""
+    return -(-(len(tokens) - 1) // plan.mathematics.sequence_length)
+
+
+def _batch(plan: Plan, tokens: Sequence[int], samples: Sequence[int]) -> ProofBatch:
+    length = plan.mathematics.sequence_length
+    rows = [read_row(tokens, sample, length, END_OF_DOCUMENT) for sample in samples]
+    separate = plan.mathematics.documents == "separate"
+    return ProofBatch(
+        sample_ids=tuple(row.sample for row in rows),
+        inputs_BT=torch.tensor([row.tokens for row in rows]),
+        labels_BT=torch.tensor([row.labels for row in rows]),
+        documents=tuple(row.documents for row in rows) if separate else None,
+    )
+
+
+@torch.no_grad()
+def _validation(plan: Plan, tokens: Sequence[int], values: Values, state: RouterState) -> float:
+    """Return the mean loss over all held-out tokens, with nothing dropped out."""
+    plan = _without_dropout(plan)
+    size = plan.mathematics.global_sequences
+    num_batches = -(-num_samples_of(plan, tokens) // size)
+    total, counted = 0.0, 0
+    for number in range(num_batches):
+        batch = _batch(plan, tokens, range(number * size, (number + 1) * size))
+        passed = forward(plan, values, batch, 0, state)
+        total += sum(float(part) for part, _ in passed.sums.values())
+        counted += sum(count for _, count in passed.sums.values())
+    return total / counted
+
+
+@torch.no_grad()
+def continuation(plan: Plan, run: OneDeviceRun, prompt: Sequence[int], count: int) -> list[int]:
+    """Return the likeliest tokens after a prompt, one after the other; no expert drops any."""
+    plan = _without_dropout(plan)
+    balance = replace(plan.mathematics.balance, capacity_factor=None)
+    written = list(prompt)
+    for _ in range(count):
+        recent = written[-plan.model.max_positions :]
+        starts = [t for t in range(1, len(recent)) if recent[t - 1] == END_OF_DOCUMENT]
+        separate = plan.mathematics.documents == "separate"
+        sequence = SequenceRun(
+            model=plan.model,
+            weights=run.weights,
+            balance=balance,
+            biases=run.steps[-1].state_after.biases,
+            tokens=recent,
+            documents=(0, *starts) if separate else (0,),
+            sample=0,
+            step=0,
+            seed=plan.mathematics.seed,
+        )
+        token_losses(sequence, [_NO_LABEL] * len(recent))
+        written.append(int(sequence.parts[HEAD_UNIT, HEAD, 0][-1].argmax()))
+    return written[len(prompt) :]
+
+
+def _without_dropout(plan: Plan) -> Plan:
+    model = replace(plan.model, dropout=0.0)
+    return replace(plan, mathematics=replace(plan.mathematics, model=model))

@@ -1,0 +1,223 @@
+"""Run the trainer as a user does, in small, and compare every number that it says with one device.
+
+The trainer reads prepared data from files, validates, saves in the middle and at the end; another
+layout resumes from the middle and goes on to the same end; its last checkpoint is read on one
+device, which writes a few tokens. The functions that do so belong to the trainer and are named, for
+a proof imports no training.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from echelon.core.plan import Plan
+from echelon.core.rulebook import prove as rules
+from echelon.proof.claims.checks import Check, exact_check, relative_error
+from echelon.proof.claims.claims import ClaimResult, first_failure, judged
+from echelon.proof.claims.proof import ProofPass
+from echelon.proof.claims.tolerance import FLOAT64_TOLERANCE, FLOOR
+from echelon.proof.diagnose.diagnosis import Diagnosis
+from echelon.proof.run import RankRunner, mesh_text, offloaded_to
+from echelon.proof.whole_run.one_device import (
+    OneDeviceRun,
+    continuation,
+    num_samples_of,
+    run_on_one_device,
+)
+from echelon.proof.whole_run.other_layout import other_layout
+from echelon.proof.whole_run.texts import VOCABULARY, RunTexts, texts_for
+
+_OURS = "echelon.training.whole_run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerTargets:
+    """Name the three functions of a trainer, "module:function", that its ranks call in turn."""
+
+    write_data: str = f"{_OURS}:write_data"
+    train: str = f"{_OURS}:train"
+    read_back: str = f"{_OURS}:read_back"
+
+
+OUR_TRAINER = TrainerTargets()
+
+NUM_STEPS, SAVED_AFTER = 4, 2
+"""Optimizer steps of the run, and of them those before the save that is resumed from."""
+_PROMPT = b"the "
+_WRITTEN = 4  # tokens written after the prompt
+_SAID = ("loss", "grad_norm", "learning_rate")
+_STEPS, _VALIDATIONS, _RESUMED = (
+    "steps of the trainer over its own data",
+    "validation losses of the trainer",
+    "steps and validation after a resume under another layout",
+)
+_READ, _TEXT = "weights that are read from the last checkpoint", "text that these weights write"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeRun:
+    """Hold what the ranks said of both runs, what was read back, and the run on one device."""
+
+    plans: tuple[Plan, Plan]
+    told: tuple[list[list[dict[str, Any]]], list[list[dict[str, Any]]]]
+    weights: Mapping[str, torch.Tensor]
+    written: list[int]
+    right: OneDeviceRun
+
+
+def whole_run_pass(
+    shrunk: Plan, *, run_ranks: RankRunner, trainer: TrainerTargets = OUR_TRAINER
+) -> ProofPass:
+    """Prove a whole run of a shrunk float64 plan by `trainer`."""
+    first = _with_bytes(shrunk)
+    second = other_layout(first)
+    texts = texts_for(first)
+    with tempfile.TemporaryDirectory(prefix="echelon-prove-") as folder:
+        run = _run(folder, (offloaded_to(first, folder), second), texts, run_ranks, trainer)
+    claims = (
+        judged(rules.PROVE_TRAINER_STEPS, _STEPS, list(_step_checks(run, 0))),
+        judged(rules.PROVE_TRAINER_VALIDATION, _VALIDATIONS, list(_validation_checks(run, 0))),
+        judged(
+            rules.PROVE_TRAINER_RESUME,
+            _RESUMED,
+            [*_step_checks(run, 1), *_validation_checks(run, 1)],
+            note=f"{mesh_text(first)}, then {mesh_text(second)}",
+        ),
+        judged(rules.PROVE_TRAINER_CHECKPOINT, _READ, list(_weight_checks(run))),
+        judged(rules.PROVE_TRAINER_TEXT, _TEXT, [_text_check(run)]),
+    )
+    return ProofPass(precision="fp64", claims=claims, diagnosis=_diagnosis(claims))
+
+
+def _with_bytes(plan: Plan) -> Plan:
+    """Return the plan with a vocabulary that has every byte, with the same remainder over `tp`."""
+    tp = plan.mesh.tp
+    vocab = VOCABULARY + (plan.model.vocab - VOCABULARY) % tp
+    model = replace(plan.model, vocab=vocab)
+    return replace(plan, mathematics=replace(plan.mathematics, model=model))
+
+
+def _run(
+    folder: str,
+    plans: tuple[Plan, Plan],
+    texts: RunTexts,
+    run_ranks: RankRunner,
+    trainer: TrainerTargets,
+) -> WholeRun:
+    first = plans[0]
+    samples = num_samples_of(first, texts.validation_tokens)
+    argument = {
+        "folder": folder,
+        "texts": [*texts.training, *texts.validation],
+        "plans": [plan.to_json() for plan in plans],
+        "num_steps": NUM_STEPS,
+        "saved_after": SAVED_AFTER,
+        "validation_fraction": texts.validation_fraction,
+        "validation_batches": -(-samples // first.mathematics.global_sequences),
+        "prompt": list(_PROMPT),
+        "count": _WRITTEN,
+    }
+    labels = [first.mesh.label(rank) for rank in range(first.mesh.world_size)]
+    run_ranks(trainer.write_data, argument, 1, labels=[""])
+    run_ranks(trainer.train, argument, len(labels), labels=labels)
+    run_ranks(trainer.read_back, argument, 1, labels=[""])
+    place = Path(folder)
+    told = tuple(
+        [
+            json.loads((place / f"run-{number}-rank-{rank:04d}.json").read_text(encoding="utf-8"))
+            for rank in range(len(labels))
+        ]
+        for number in range(2)
+    )
+    assert len(told) == 2, "there are two runs"
+    return WholeRun(
+        plans=plans,
+        told=told,
+        weights=load_file(place / "read-back.safetensors"),
+        written=json.loads((place / "written.json").read_text(encoding="utf-8")),
+        right=run_on_one_device(first, texts, NUM_STEPS),
+    )
+
+
+def _step_checks(run: WholeRun, number: int) -> Iterator[Check]:
+    """Compare what every rank says of every step: sums closely, counts and decisions exactly."""
+    first_step = SAVED_AFTER if number else 0
+    for rank, events in enumerate(run.told[number]):
+        steps = {one["step"]: one for one in events if one["kind"] == "step"}
+        for right in run.right.steps[first_step:]:
+            said, place = steps.pop(right.step + 1, None), f"on rank {rank}"
+            if said is None:
+                yield exact_check(right.step, f"step {place}", "it was not taken", rank)
+                continue
+            for name in _SAID:
+                subject = f"{name.replace('_', ' ')} {place}"
+                yield _close(right.step, subject, said[name], getattr(right, name), rank)
+            for name in ("tokens", "loss_scale", "skipped"):
+                found, wanted = said[name], getattr(right, name)
+                problem = f"{found} instead of {wanted}" * (found != wanted)
+                subject = f"{name.replace('_', ' ')} {place}"
+                yield exact_check(right.step, subject, problem, rank)
+        more = f"steps {sorted(steps)} were taken too" * bool(steps)
+        yield exact_check(NUM_STEPS, f"steps on rank {rank}", more, rank)
+
+
+def _validation_checks(run: WholeRun, number: int) -> Iterator[Check]:
+    after = range(SAVED_AFTER if number else 0, NUM_STEPS + 1, SAVED_AFTER)
+    for rank, events in enumerate(run.told[number]):
+        said = {one["step"]: one["loss"] for one in events if one["kind"] == "validation"}
+        for step in after:
+            wanted, found = run.right.validations[step], said.get(step, math.nan)
+            yield _close(step - 1, f"validation loss on rank {rank}", found, wanted, rank)
+
+
+def _weight_checks(run: WholeRun) -> Iterator[Check]:
+    last, floor = NUM_STEPS - 1, FLOOR
+    for position, (name, wanted) in enumerate(run.right.weights.items()):
+        found = run.weights.get(name)
+        if found is None or found.shape != wanted.shape:
+            yield exact_check(last, name, "it is not there, or of another shape", position)
+            continue
+        error = relative_error(found, wanted, floor)
+        yield Check(last, name, error, allowed=FLOAT64_TOLERANCE, position=position)
+
+
+def _text_check(run: WholeRun) -> Check:
+    wanted = continuation(run.plans[0], run.right, list(_PROMPT), _WRITTEN)
+    problem = f"{run.written} instead of {wanted}" * (run.written != wanted)
+    return exact_check(NUM_STEPS, "tokens", problem)
+
+
+def _close(step: int, subject: str, found: float, wanted: float, rank: int) -> Check:
+    error = abs(found - wanted) / max(abs(wanted), FLOOR)
+    detail = f"{found:.10g} instead of {wanted:.10g}"
+    return Check(step, subject, error, allowed=FLOAT64_TOLERANCE, detail=detail, position=rank)
+
+
+def _diagnosis(claims: tuple[ClaimResult, ...]) -> Diagnosis | None:
+    first = first_failure(claims)
+    if first is None:
+        return None
+    claim, failure = first
+    return Diagnosis(
+        rule=claim.rule.id,
+        step=failure.step,
+        tensor=failure.subject,
+        where=claim.statement,
+        factor="",
+        axis="",
+        value=None,
+        says=f"in step {failure.step}: {failure.detail or f'off by {failure.error:.2g}'}",
+        residual=failure.error,
+        ranks=(),
+        num_wrong=len({(one.step, one.subject) for one in claim.failures}),
+        num_compared=claim.compared,
+    )

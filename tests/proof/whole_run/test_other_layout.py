@@ -1,0 +1,25 @@
+"""The layout that takes over has the same mathematics, on the same ranks, and another mesh."""
+
+from __future__ import annotations
+
+import pytest
+
+from echelon.config.rules.plan import require_trainable
+from echelon.proof.shrink import shrink
+from echelon.proof.whole_run.other_layout import other_layout
+from tests.proof.layouts import layout
+
+
+@pytest.mark.parametrize("axes", [{"dp": 2}, {"tp": 4}, {"pp": 2, "tp": 2}, {"dp": 4, "tp": 2}])
+def test_another_mesh_of_the_same_ranks(axes: dict[str, int]) -> None:
+    plan = shrink(layout(**axes), precision="fp64")
+    other = other_layout(plan)
+    require_trainable(other)
+    assert other.same_mathematics(plan)
+    assert other.mesh.world_size == plan.mesh.world_size
+    assert other.mesh != plan.mesh
+
+
+def test_one_rank_recomputes() -> None:
+    plan = shrink(layout(), precision="fp64")
+    assert other_layout(plan).layout.recompute.policy == "full"

@@ -1,0 +1,54 @@
+"""A whole run holds under two layouts; a bug anywhere between data and text is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from echelon.core.plan import Plan
+from echelon.launch.local.pool import RankPool
+from echelon.proof.shrink import shrink
+from echelon.proof.whole_run.whole_run import OUR_TRAINER, TrainerTargets, whole_run_pass
+from tests.proof.layouts import FP16, layout
+
+WRONG = "tests.proof.whole_run.wrong_trainers"
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        layout(dp=2, zero={"stage": 3}, model={"dropout": 0.1}, documents="separate"),
+        layout(tp=2, sequence_parallel=True, precision=FP16),
+    ],
+    ids=["zero", "tensor"],
+)
+def test_a_whole_run_holds(rank_pool: RankPool, plan: Plan) -> None:
+    shrunk = shrink(plan, precision="fp64")
+    found = whole_run_pass(shrunk, run_ranks=rank_pool.run)
+    assert found.diagnosis is None
+    assert [claim.holds for claim in found.claims] == [True] * 5
+    assert all(claim.compared for claim in found.claims)
+
+
+BUGS = (
+    ("train", "same_order_in_every_epoch", "prove-trainer-steps", 1, "loss on rank 0"),
+    ("train", "validation_is_a_mean_of_means", "prove-trainer-validation", -1, "validation loss"),
+    ("train", "validation_drops_out", "prove-trainer-validation", -1, "validation loss"),
+    ("train", "resumed_optimizer_counts_from_zero", "prove-trainer-resume", 3, "loss"),
+    ("train", "resumed_run_reads_the_first_samples_again", "prove-trainer-resume", 2, "loss"),
+    ("read_back", "last_checkpoint_not_taken", "prove-trainer-checkpoint", 3, "embedding.weight"),
+    ("read_back", "text_from_the_first_token_only", "prove-trainer-text", 4, "tokens"),
+)
+
+
+@pytest.mark.parametrize(("part", "bug", "rule", "step", "tensor"), BUGS, ids=str)
+def test_a_bug_of_the_trainer_is_named(
+    rank_pool: RankPool, part: str, bug: str, rule: str, step: int, tensor: str
+) -> None:
+    targets = {"train": OUR_TRAINER.train, "read_back": OUR_TRAINER.read_back}
+    trainer = TrainerTargets(**{**targets, part: f"{WRONG}:{bug}"})
+    plan = layout(dp=2, zero={"stage": 1}, model={"dropout": 0.1})
+    shrunk = shrink(plan, precision="fp64")
+    found = whole_run_pass(shrunk, run_ranks=rank_pool.run, trainer=trainer).diagnosis
+    assert found is not None
+    assert (found.rule, found.step) == (rule, step), found.sentence()
+    assert found.tensor.startswith(tensor)
