@@ -41,6 +41,9 @@ def pages() -> tuple[Path, ...]:
 @cache
 def printed(command: str) -> str:
     """Return what `command` prints, both streams as a terminal shows them."""
+    command, piped, count = command.partition(" | head -")
+    if piped:
+        return "".join(printed(command).splitlines(keepends=True)[: int(count)])
     program, *words = shlex.split(command)
     if program == "python" or words[0] == "prove":
         # A proof starts ranks: they are children of a process of its own, not of the tests.

@@ -19,9 +19,9 @@ from echelon.core.plan import Plan
 if TYPE_CHECKING:
     from echelon.planner.explain.compare import PlanComparison
     from echelon.planner.search.request import Objective
-    from echelon.proof.bisect.bisect import ProvePlan
     from echelon.proof.bisect.verdict import Bisection
     from echelon.proof.claims.proof import Proof
+    from echelon.proof.run import RankRunner
 
 
 def plan(
@@ -94,22 +94,24 @@ def prove(
 ) -> Proof:
     """Return the proof of `plan`: its ranks, started here, beside one process, tensor by tensor.
 
-    The model is shrunk and the mesh kept. `subject` ("module:function") names another engine to put
-    through the same claims. `independent` also compares that one process with a second
-    implementation that shares no code with it. With `late` all is run once more with operations
-    that complete only when they are awaited, and must give the same bits. `proof.proven` is the
-    answer; `proof.require()` raises ProofFailed.
+    The model is shrunk and the mesh kept. Where all holds, our trainer makes a whole run, from data
+    on disk to text, with a resume under another layout. `subject` ("module:function") names another
+    engine to put through the same claims, without that run. `independent` also compares the one
+    process with a second implementation that shares no code with it. With `late` all is run once
+    more with operations that complete only when they are awaited, and must give the same bits.
+    `proof.proven` is the answer; `proof.require()` raises ProofFailed.
     """
-    with _prover(plan, subject, late=late) as prove_on:
-        if not independent:
-            return prove_on(plan)
+    if independent:
+        optional_package("torch", extra="train", purpose="proving a plan")
         from echelon.proof.independent.naming import independent_pass
         from echelon.proof.independent.optimizers import require_formula
 
         require_formula(plan.mathematics.optimizer)
-        proof = prove_on(plan)
+        proof = prove(plan, subject=subject, late=late)
         beside = independent_pass(proof.shrunk_plan, proof.num_steps)
         return replace(proof, independent=beside)
+    with _ranks(plan) as run_ranks:
+        return _prove(plan, run_ranks=run_ranks, subject=subject, late=late)
 
 
 def bisect(plan: Plan, *, subject: str | None = None, late: bool = False) -> Bisection | None:
@@ -119,29 +121,53 @@ def bisect(plan: Plan, *, subject: str | None = None, late: bool = False) -> Bis
     rule is broken; every run on the way is proven as `prove` does (`late` or not), on ranks started
     here.
     """
-    with _prover(plan, subject, late=late) as prove_on:
+    with _ranks(plan) as run_ranks:
         from echelon.proof.bisect.bisect import bisect as bisect_with
 
-        return bisect_with(plan, prove_on)
+        return bisect_with(plan, partial(_prove, run_ranks=run_ranks, subject=subject, late=late))
+
+
+def _prove(
+    plan: Plan,
+    *,
+    run_ranks: RankRunner,
+    subject: str | None,
+    late: bool,
+    own_precision: bool = True,
+) -> Proof:
+    """Prove a plan; of our own engine, where all of it holds, a whole run of the trainer too."""
+    from echelon.proof.independent.optimizers import has_formula
+    from echelon.proof.run import OUR_ENGINE
+    from echelon.proof.run import prove as prove_on
+    from echelon.proof.shrink import shrink
+    from echelon.proof.whole_run.whole_run import whole_run_pass
+
+    engine = subject or OUR_ENGINE
+    proof = prove_on(
+        plan, run_ranks=run_ranks, subject=engine, own_precision=own_precision, late=late
+    )
+    ours = subject is None and has_formula(plan.mathematics.optimizer)
+    if not ours or not proof.proven:
+        return proof
+    small = shrink(plan, precision="fp64")
+    return replace(proof, whole_run=whole_run_pass(small, run_ranks=run_ranks))
 
 
 @contextmanager
-def _prover(plan: Plan, subject: str | None, *, late: bool) -> Iterator[ProvePlan]:
-    """Start the ranks of `plan`; give what proves it, and smaller ones, on them."""
+def _ranks(plan: Plan) -> Iterator[RankRunner]:
+    """Start the ranks of `plan`, which prove it, and smaller ones."""
     require_trainable(plan)
     optional_package("torch", extra="train", purpose="proving a plan")
     from echelon.config.rules.plan import require_offload_dir
     from echelon.launch.local.pool import RankPool
     from echelon.launch.root_cause import RankFailure
-    from echelon.proof.run import OUR_ENGINE
-    from echelon.proof.run import prove as prove_on
     from echelon.proof.shrink import shrink
 
     # What is proven is a small model; in float64 its slices are largest.
     require_offload_dir(shrink(plan, precision="fp64"), range(plan.mesh.world_size))
     try:
         with RankPool(plan.mesh.world_size) as pool:
-            yield partial(prove_on, run_ranks=pool.run, subject=subject or OUR_ENGINE, late=late)
+            yield pool.run
     except RankFailure as failure:
         # What is the user's to mend is said as it is, not as the failure of some rank.
         if failure.error is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
@@ -127,7 +127,7 @@ def proof_text(proof: Proof) -> str:
         f"seed {proof.seed}; {model.layers} blocks x {model.hidden} wide stand for the model"
     )
     answer = "proven" if proof.proven else "NOT PROVEN"
-    return f"{head}\n\n{_claims_table(proof.passes)}\n\n{_independent_text(proof)}{answer}\n"
+    return f"{head}\n\n{_claims_table(proof.passes)}\n\n{''.join(_beside_text(proof))}{answer}\n"
 
 
 def subject_text(proof: SubjectProof) -> str:
@@ -170,13 +170,14 @@ def _claims_table(passes: Sequence[ProofPass]) -> str:
     return table(("claim", "compared", *(one.precision for one in passes)), rows)
 
 
-def _independent_text(proof: Proof) -> str:
-    """Return how the one process fares beside the independent implementation, if it was asked."""
-    if proof.independent is None:
-        return ""
-    rows = [(one.statement, one.compared, _outcome(one)) for one in proof.independent.claims]
-    head = "the one process beside an independent implementation, in float64"
-    return f"{head}\n\n{table(('comparison', 'compared', 'error'), rows)}\n\n"
+def _beside_text(proof: Proof) -> Iterator[str]:
+    """Yield how what is not the ranks' own step fares, as far as there was any."""
+    for head, one in (
+        ("the one process beside an independent implementation", proof.independent),
+        ("a whole run of the trainer beside one process", proof.whole_run),
+    ):
+        if one is not None:
+            yield f"{head}\n\n{_claims_table([one])}\n\n"
 
 
 def bisection_text(found: Bisection) -> str:

@@ -10,6 +10,8 @@ shrink.py           a plan made small, with all kept that can go wrong; shrink_e
 oracle/             the same training on one device, in plain code
 claims/             what must hold, how far off it may be, and the verdict (proof.py)
 diagnose/           the first wrong thing: its tensor, factor and axis (diagnose.py)
+independent/        a second, plain implementation to prove the oracle by
+whole_run/          a whole run of the trainer, from data to text, beside one device
 bisect/             the smallest run that fails as a given one does
 mistakes/           known mistakes, committed on one device to be recognised
 verify/             the same for programs that are not ours, in any framework

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from echelon.config.rules.plan import require_trainable
@@ -11,7 +13,7 @@ from tests.proof.layouts import layout
 
 
 @pytest.mark.parametrize("axes", [{"dp": 2}, {"tp": 4}, {"pp": 2, "tp": 2}, {"dp": 4, "tp": 2}])
-def test_another_mesh_of_the_same_ranks(axes: dict[str, int]) -> None:
+def test_another_mesh_of_the_same_ranks(axes: dict[str, Any]) -> None:
     plan = shrink(layout(**axes), precision="fp64")
     other = other_layout(plan)
     require_trainable(other)

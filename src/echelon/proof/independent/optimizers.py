@@ -30,7 +30,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 def require_formula(settings: Optimizer) -> None:
     """Raise ConfigError where the optimizer of a plan has no formula here."""
-    if settings.kind not in KINDS:
+    if not has_formula(settings):
         raise ConfigError(
             PROVE_INDEPENDENT_OPTIMIZER.problem(
                 f"optimizer.kind = {settings.kind!r} has no independent formula",
@@ -38,6 +38,11 @@ def require_formula(settings: Optimizer) -> None:
                 suggestions=sorted(KINDS),
             )
         )
+
+
+def has_formula(settings: Optimizer) -> bool:
+    """Return whether the optimizer of a plan has a formula here."""
+    return settings.kind in KINDS
 
 
 def rate_of(settings: Optimizer, step: int) -> float:
