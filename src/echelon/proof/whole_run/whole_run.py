@@ -50,8 +50,10 @@ class TrainerTargets:
 
 OUR_TRAINER = TrainerTargets()
 
-NUM_STEPS, SAVED_AFTER = 4, 2
-"""Optimizer steps of the run, and of them those before the save that is resumed from."""
+NUM_STEPS = 4
+"""Optimizer steps of the run."""
+SAVED_AFTER = 2
+"""Optimizer steps before the save that is resumed from."""
 _PROMPT = b"the "
 _WRITTEN = 4  # tokens written after the prompt
 _SAID = ("loss", "grad_norm", "learning_rate")
