@@ -119,14 +119,15 @@ class _Variant:
 
 def _variants(plan: Plan, *, own_precision: bool) -> list[_Variant]:
     """Return what is run, in float64 first."""
-    exact, own = shrink(plan, precision="fp64"), shrink(plan)
+    exact, own = shrink(plan, precision="fp64", names_apart=True), shrink(plan)
     steps, rounded_steps = num_steps(exact), num_rounded_steps(own)
-    own_reference = exact
+    own_reference = shrink(plan, precision="fp64")
     scaling = exact.mathematics.precision.loss_scaling
     if scaling != "none":
-        scale = scale_without_overflow(own, exact, steps)
-        own, own_reference = with_scale(own, scale), with_scale(exact, scale)
-        exact = with_overflow_scale(exact, steps) if scaling == "dynamic" else own_reference
+        scale = scale_without_overflow(own, own_reference, steps)
+        own, own_reference = with_scale(own, scale), with_scale(own_reference, scale)
+        dynamic = scaling == "dynamic"
+        exact = with_overflow_scale(exact, steps) if dynamic else with_scale(exact, scale)
     variants = [_Variant(plan=exact, reference=exact, num_steps=steps)]
     precision = own.mathematics.precision
     if own_precision and not same_dtypes(precision, exact.mathematics.precision):

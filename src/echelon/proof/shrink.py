@@ -47,13 +47,18 @@ _SGD_RATE = 1.0  # learning rate
 _SGD_DECAY = 2e-3  # weight decay
 
 
-def shrink(plan: Plan, *, precision: DType | None = None) -> Plan:
-    """Return a small plan with the shape of `plan`; all in `precision` where it is given."""
+def shrink(plan: Plan, *, precision: DType | None = None, names_apart: bool = False) -> Plan:
+    """Return a small plan with the shape of `plan`; all in `precision` where it is given.
+
+    With `names_apart` it has, where ranks look up tensors by their names, so many blocks and
+    buckets that the order of the names as text is another one.
+    """
+    names_apart = names_apart and _looks_up_names(plan)
     # Two units of a stage are there, so that one can be taken for the other.
     stages = shrink_stages(
         plan.layout.pipeline.stages,
         unit=min(plan.layout.zero.unit_blocks, 2),
-        least=_NAMED_APART if _looks_up_names(plan) else 0,
+        least=_NAMED_APART if names_apart else 0,
     )
     sequence_length = _sequence_length(plan)
     model = _model(plan, sum(len(stage) for stage in stages), sequence_length)
@@ -74,7 +79,7 @@ def shrink(plan: Plan, *, precision: DType | None = None) -> Plan:
         microbatch_sequences=microbatch,
         pipeline=replace(layout.pipeline, stages=stages),
         recompute=replace(layout.recompute, every=min(layout.recompute.every, 2)),
-        zero=_zero(plan, mathematics),
+        zero=_zero(plan, mathematics, _BUCKETS_NAMED_APART if names_apart else _BUCKETS),
         # Two chunks at most: any small batch can be cut in them. Nodes stay, for the mesh does.
         experts=replace(layout.experts, chunks=min(layout.experts.chunks, 2)),
     )
@@ -157,11 +162,15 @@ def _width(
 
 
 def _looks_up_names(plan: Plan) -> bool:
-    """Return whether a rank finds tensors of others, or in files, by their names or places."""
+    """Return whether a rank finds tensors of others, or where they rest, by their names.
+
+    Models with experts do so in the same code, and a block of them takes as long as several.
+    """
     zero, mesh = plan.layout.zero, plan.mesh
     whole = OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices
     offloaded = {zero.optimizer_offload, zero.parameter_offload} != {"none"}
-    return offloaded or (whole and mesh.world_size > mesh.pp)
+    dense = plan.model.experts is None
+    return dense and (offloaded or (whole and mesh.world_size > mesh.pp))
 
 
 def _kv_heads(plan: Plan) -> int:
@@ -237,12 +246,14 @@ def _optimizer(optimizer: Optimizer) -> Optimizer:
     )
 
 
-def _zero(plan: Plan, mathematics: Mathematics) -> Zero:
-    """Return ZeRO's settings with as little ahead and in memory as shows what they do."""
+def _zero(plan: Plan, mathematics: Mathematics, buckets: int) -> Zero:
+    """Return ZeRO's settings with as little ahead and in memory as shows what they do.
+
+    A rank has about so many `buckets`.
+    """
     zero, model = plan.layout.zero, mathematics.model
     # Several buckets per rank, as the whole model has: one of them may be the wrong one.
     bytes_per_rank = elements_of_a_rank(plan, model) * DTYPE_BYTES[mathematics.precision.gradients]
-    buckets = _BUCKETS_NAMED_APART if _looks_up_names(plan) else _BUCKETS
     return replace(
         zero,
         bucket_bytes=min(zero.bucket_bytes, max(1, bytes_per_rank // buckets)),
