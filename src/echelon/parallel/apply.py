@@ -11,6 +11,7 @@ from echelon.core.plan import Plan
 from echelon.cost.bytes.transient import parameter_buffers
 from echelon.layout.buckets import stage_units
 from echelon.layout.stage import held_parameters, part_of
+from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.buckets import make_buckets
 from echelon.parallel.context import ContextAttention
@@ -26,7 +27,13 @@ from echelon.parallel.weights import fill_initial, install, stored_values
 from echelon.parallel.zero import ParameterGathering, make_parameter_store
 
 
-def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankModel:
+def apply_plan(
+    plan: Plan,
+    groups: RankGroups,
+    device: torch.device,
+    *,
+    pieces: PieceSizes = TRAINING_PIECES,
+) -> RankModel:
     """Build this rank's part of the plan's model, with its initial weights."""
     part = part_of(plan, groups.rank)
     specs = held_parameters(plan, part)
@@ -36,13 +43,16 @@ def apply_plan(plan: Plan, groups: RankGroups, device: torch.device) -> RankMode
         group=groups.tensor,
         sequence_parallel=plan.layout.sequence_parallel,
         store=store,
+        pieces=pieces,
     )
-    context = ContextAttention(plan, groups.ring, groups.ulysses, store)
+    context = ContextAttention(plan, groups.ring, groups.ulysses, store, tile_rows=pieces.tile_rows)
     experts = expert_parallel(plan, part, groups, split, device)
     operations = RankOperations(split, plan.model.vocab, context, experts=experts)
     stages = empty_stages(plan, part, operations, groups.completion)
     num_buffers = parameter_buffers(plan, part.pp_rank)
-    offload_store = make_parameter_store(plan.layout.zero, groups, device, num_buffers=num_buffers)
+    offload_store = make_parameter_store(
+        plan.layout.zero, groups, device, num_buffers=num_buffers, pieces=pieces
+    )
     rule = bucket_rule(plan, part, specs, groups, offload_store, device)
     like = torch.empty(0, dtype=TORCH_DTYPES[plan.mathematics.precision.parameters], device=device)
     buckets = make_buckets(named_parameters(stages), specs, rule, like)

@@ -75,8 +75,8 @@ class RankOperations(Operations):
     ) -> torch.Tensor:
         """Return x normalised over its last dim."""
         if bias is not None:
-            return LayerNorm.apply(x, weight, bias, eps, self.split.store)
-        return RMSNorm.apply(x, weight, eps, self.split.store)
+            return LayerNorm.apply(x, (weight, bias), eps, self.split.store, self.split.pieces)
+        return RMSNorm.apply(x, weight, eps, self.split.store, self.split.pieces)
 
     def project_in(self, x_ND: torch.Tensor, linears: Sequence[nn.Linear]) -> torch.Tensor:
         """Return the outputs of column-parallel layers side by side."""
@@ -116,7 +116,7 @@ class RankOperations(Operations):
 
     def rotate(self, x: torch.Tensor, cos_TE: torch.Tensor, sin_TE: torch.Tensor) -> torch.Tensor:
         """Return x [T, B, heads, head_dim] turned by position."""
-        return Rotate.apply(x, cos_TE[:, None, None], sin_TE[:, None, None])
+        return Rotate.apply(x, cos_TE[:, None, None], sin_TE[:, None, None], self.split.pieces)
 
     def attend(
         self,
@@ -138,7 +138,7 @@ class RankOperations(Operations):
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Return silu(gate) * up."""
-        return SwiGLU.apply(gate_up)
+        return SwiGLU.apply(gate_up, self.split.pieces)
 
     def dropout(
         self, x_ND: torch.Tensor, probability: float, site: str, batch: TokenBatch

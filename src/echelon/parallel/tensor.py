@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.kernels.matmul import matmul
@@ -44,12 +45,14 @@ class TensorSplit:
     """Say how layers are split: the group, whether the stream is split too, where gradients go.
 
     With `exchanges`, what comes next in backward sends something that weight gradients can hide.
+    `pieces` are the rows that kernels take at a time.
     """
 
     group: Group
     sequence_parallel: bool
     store: GradientStore
     exchanges: bool = False
+    pieces: PieceSizes = TRAINING_PIECES
 
     @property
     def scattered(self) -> bool:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
+from echelon.models.piece_sizes import PieceSizes
 from echelon.models.precision import LOW_PRECISION, at_least_fp32
 from echelon.parallel.kernels.low_precision import row_chunks
 from echelon.parallel.kernels.matmul import matmul
@@ -115,7 +116,7 @@ class VocabularyLoss(torch.autograd.Function):
         local_N, elsewhere_N = local_ids(labels_N.clamp(min=0), weight_VD.shape[0], group)
         logits_NV = matmul(x_ND, weight_VD)
         logits_NV[:, real:] = float("-inf")
-        local = _local_statistics(logits_NV, local_N)
+        local = _local_statistics(logits_NV, local_N, split.pieces)
         local[2].masked_fill_(elsewhere_N, 0.0)
         maximum_N, total_N, target_N = _merge(local, group)
         whole_N = maximum_N + total_N.log()
@@ -142,7 +143,7 @@ class VocabularyLoss(torch.autograd.Function):
         weight: nn.Parameter = ctx.weight
         factor_N = factor_N * dloss
         if logits_NV.dtype in LOW_PRECISION:
-            _overwrite_with_gradient(logits_NV, factor_N, whole_N, local_N, mine_N)
+            _overwrite_with_gradient(logits_NV, factor_N, whole_N, local_N, mine_N, split.pieces)
             dx_ND = matmul(logits_NV, weight.t())
         else:
             dx_ND = matmul(logits_NV, weight.t()).mul_(factor_N.unsqueeze(1))
@@ -171,14 +172,16 @@ def stream_rows(num_rows: int, split: TensorSplit, device: torch.device) -> torc
     return rows[own_rows(num_rows, split.group)] if split.scattered else rows
 
 
-def _local_statistics(logits_NV: torch.Tensor, local_N: torch.Tensor) -> torch.Tensor:
+def _local_statistics(
+    logits_NV: torch.Tensor, local_N: torch.Tensor, pieces: PieceSizes
+) -> torch.Tensor:
     """Return maximum, sum of exp(logit - maximum) and target of each row [3, N].
 
     Logits of at least float32 become exp(logit - maximum) in place; narrower ones are left alone.
     """
     wide = at_least_fp32(logits_NV.dtype)
     statistics = logits_NV.new_empty((3, logits_NV.shape[0]), dtype=wide)
-    for rows in row_chunks(logits_NV):
+    for rows in row_chunks(logits_NV, pieces):
         logits_CV = logits_NV[rows].to(wide)
         statistics[2, rows] = logits_CV.gather(1, local_N[rows, None]).squeeze(1)
         # A rank that holds only padding has no maximum; any finite number does, its sum is 0.
@@ -195,12 +198,13 @@ def _overwrite_with_gradient(
     whole_N: torch.Tensor,
     local_N: torch.Tensor,
     mine_N: torch.Tensor,
+    pieces: PieceSizes,
 ) -> None:
     """Turn bf16 or fp16 logits into factor (softmax - one-hot) in place, each rounded once.
 
     `whole_N` is the logarithm of the sum of exponentials over the whole vocabulary.
     """
-    for rows in row_chunks(logits_NV):
+    for rows in row_chunks(logits_NV, pieces):
         gradient_CV = logits_NV[rows].float().sub_(whole_N[rows, None]).exp_()
         gradient_CV.scatter_add_(1, local_N[rows, None], -mine_N[rows, None].float())
         torch.mul(gradient_CV, factor_N[rows, None], out=logits_NV[rows])

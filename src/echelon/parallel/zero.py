@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from echelon.core.plan import Zero
+from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.offload import OffloadStore, PendingFetch
 from echelon.parallel.transport.collectives import Group, Pending
@@ -180,7 +181,12 @@ class ParameterGathering:
 
 
 def make_parameter_store(
-    zero: Zero, groups: RankGroups, device: torch.device, *, num_buffers: int
+    zero: Zero,
+    groups: RankGroups,
+    device: torch.device,
+    *,
+    num_buffers: int,
+    pieces: PieceSizes = TRAINING_PIECES,
 ) -> OffloadStore | None:
     """Return where slices of parameters rest, where that is not the device."""
     if zero.parameter_offload == "none":
@@ -191,4 +197,5 @@ def make_parameter_store(
         folder=Path(zero.offload_dir),
         rank=groups.rank,
         num_buffers=num_buffers,
+        chunk_bytes=pieces.file_bytes,
     )

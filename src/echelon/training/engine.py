@@ -18,6 +18,7 @@ from echelon.core.attention_mask import PositionRun
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
+from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.apply import apply_plan
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.expert import LayerLoad
@@ -67,15 +68,21 @@ class TrainEngine:
         recorder: Recorder,
         device: torch.device,
         completion: Completion | None = None,
+        *,
+        pieces: PieceSizes = TRAINING_PIECES,
     ) -> None:
         """Build the part of the recorder's rank; every rank of the mesh must do so together.
 
-        `completion` says when asynchronous operations complete, where not as the transport does.
+        `completion` says when asynchronous operations complete, where not as the transport does;
+        what is large is worked through in `pieces`.
         """
+        self._pieces = pieces
         self.plan, self.device = plan, device
         self.groups: RankGroups = rank_groups(plan, recorder, completion)
-        self.model: RankModel = apply_plan(plan, self.groups, device)
-        self.optimizer = SliceOptimizer(self.model.buckets, plan, groups=self.groups, device=device)
+        self.model: RankModel = apply_plan(plan, self.groups, device, pieces=pieces)
+        self.optimizer = SliceOptimizer(
+            self.model.buckets, plan, groups=self.groups, device=device, pieces=pieces
+        )
         if plan.mathematics.precision.has_master:
             masters = self._masters()
             flats = [masters[bucket.name] for bucket in self.model.buckets]
@@ -125,7 +132,9 @@ class TrainEngine:
         mine = float(torch.stack(list(losses.values())).sum()) / loss_scale if losses else 0.0
         # What several ranks hold counts on the first of them.
         norm_squared = local_norm_squared(
-            model.buckets, lambda one: is_first_copy(one, one.gradient_slice, self.groups)
+            model.buckets,
+            lambda one: is_first_copy(one, one.gradient_slice, self.groups),
+            run_elements=self._pieces.norm_elements,
         )
         rows = self._agree(mine, norm_squared, stop_requested, used_bytes=used_bytes, loads=loads)
         loss, total_squared, stop_requests = rows.sum(0)[:3].unbind()

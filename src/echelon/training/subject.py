@@ -14,6 +14,7 @@ from echelon.core.event import EventList
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.models.batch import TokenBatch
+from echelon.models.piece_sizes import PROOF_PIECES, TRAINING_PIECES, PieceSizes
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.offload.store import storage_bytes
 from echelon.parallel.transport.recorder import Recorder, clock_of
@@ -82,13 +83,21 @@ class EngineSubject:
     """Run a TrainEngine for the prover, keeping each step's gradients before they are clipped."""
 
     def __init__(
-        self, plan: Plan, place: RankContext, completion: Completion | None = None
+        self,
+        plan: Plan,
+        place: RankContext,
+        completion: Completion | None = None,
+        *,
+        pieces: PieceSizes = TRAINING_PIECES,
     ) -> None:
-        """Build this rank's part of `plan`; `completion` says when its operations complete."""
+        """Build this rank's part of `plan`, which works in `pieces`.
+
+        `completion` says when its operations complete.
+        """
         self.events = EventList()
         clock = clock_of(place.device)
         recorder = Recorder(place.rank, self.events, place.progress, clock)
-        self.engine = TrainEngine(plan, recorder, place.device, completion)
+        self.engine = TrainEngine(plan, recorder, place.device, completion, pieces=pieces)
         self.engine.on_gradients = self._keep_gradients
         self._routes = RoutingRecorder(self.engine)
         self._activations = ActivationRecorder(self.engine)
@@ -198,8 +207,16 @@ def rank_batches(
 
 
 def build(place: RankContext, plan: Plan, completion: Completion | None = None) -> EngineSubject:
-    """Return this rank of `plan` as a subject."""
-    return EngineSubject(plan, place, completion)
+    """Return this rank of `plan` as a subject, every loop over pieces of which runs several times.
+
+    A small model is one piece of the sizes that training takes.
+    """
+    return EngineSubject(plan, place, completion, pieces=PROOF_PIECES)
+
+
+def build_as_trained(place: RankContext, plan: Plan) -> EngineSubject:
+    """Return this rank of `plan` as a subject, with the sizes of pieces that training takes."""
+    return EngineSubject(plan, place)
 
 
 MASTER_PARAMETERS_TERM, OPTIMIZER_STATE_TERM = "master parameters", "optimizer state"

@@ -18,8 +18,8 @@ from echelon.cost.bytes.transient import (
 )
 from echelon.layout.buckets import plan_buckets, stage_units
 from echelon.layout.stage import rank_part
+from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel import data
-from echelon.training.optimizer import update_tasks
 from tests.cost import layouts
 from tests.cost.layouts import zero_plan, zero_plans
 from tests.parallel.layouts import NANO, QWEN
@@ -210,4 +210,4 @@ def test_matrices_of_muon_are_those_of_a_few_buckets() -> None:
 
 def test_the_bounds_are_those_that_the_engine_keeps() -> None:
     assert data.MAX_IN_FLIGHT == BUCKETS_IN_FLIGHT
-    assert update_tasks.IN_FLIGHT == MUON_IN_FLIGHT
+    assert TRAINING_PIECES.muon_buckets == MUON_IN_FLIGHT

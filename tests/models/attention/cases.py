@@ -13,6 +13,7 @@ from echelon.models.attention.tiles import tiles_between
 
 SEQUENCES = 2
 HEAD_DIM = 8
+TILE_ROWS = 2  # of windows, at the least
 
 MASKS: dict[str, tuple[AttentionMask, DocumentStarts | None]] = {
     "causal": (AttentionMask(), None),
@@ -86,7 +87,7 @@ def case(
         random(len(key_S), heads[1]),
         random(len(key_S), heads[1]),
         random(len(query_T), heads[0]),
-        tiles_between(queries, keys, rule, documents),
+        tiles_between(queries, keys, rule, documents, TILE_ROWS),
         visible(query_T, key_S, rule, documents),
     )
 

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let windows of a few keys be tiled: full boxes between two edges too."""
-    monkeypatch.setattr(boxes, "MIN_TILE_ROWS", 2)
     monkeypatch.setattr(boxes, "MIN_MIDDLE_TILES", 1)
     tiles_between.cache_clear()
     yield

@@ -22,7 +22,7 @@ from echelon.models.attention.local import (
 from echelon.models.attention.online_softmax import OnlineSoftmax
 from echelon.models.attention.plain import PlainKernel
 from echelon.models.attention.tiles import tiles_between
-from tests.models.attention.cases import MASKS, RUNS, Case, case, expected
+from tests.models.attention.cases import MASKS, RUNS, TILE_ROWS, Case, case, expected
 
 HEADS = [(4, 4), (4, 2), (4, 1)]
 
@@ -30,7 +30,6 @@ HEADS = [(4, 4), (4, 2), (4, 1)]
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let windows of a few keys be tiled: full boxes between two edges too."""
-    monkeypatch.setattr(boxes, "MIN_TILE_ROWS", 2)
     monkeypatch.setattr(boxes, "MIN_MIDDLE_TILES", 1)
     tiles_between.cache_clear()
     yield
@@ -115,7 +114,7 @@ def test_keys_that_come_in_blocks_in_any_order_give_the_whole(
             tiles_between((PositionRun(0, 1, 40),), (PositionRun(10 * i, 1, 10),), *rest),
         )
         for i in order
-        for rest in [(rule, documents)]
+        for rest in [(rule, documents, TILE_ROWS)]
     ]
     merged = OnlineSoftmax(one.q.shape, one.q.dtype, one.q.device)
     for keys, pieces in blocks:
@@ -231,7 +230,6 @@ def test_one_piece_over_everything_is_neither_merged_nor_added_up(
 
 
 def test_long_windows_in_real_tiles_are_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boxes, "MIN_TILE_ROWS", 192)
     monkeypatch.setattr(boxes, "MIN_MIDDLE_TILES", 3)
     tiles_between.cache_clear()
     torch.manual_seed(3)

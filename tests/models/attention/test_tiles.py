@@ -19,6 +19,7 @@ from echelon.core.attention_mask import (
 from echelon.models.attention import boxes
 from echelon.models.attention.boxes import AttentionTile
 from echelon.models.attention.tiles import tiles_between
+from echelon.models.piece_sizes import TRAINING_PIECES
 
 CAUSAL = AttentionMask()
 FULL = AttentionMask(causal=False)
@@ -37,9 +38,10 @@ def _check(
     keys: tuple[PositionRun, ...],
     mask: AttentionMask,
     documents: DocumentStarts | None,
+    least_rows: int = TRAINING_PIECES.tile_rows,
 ) -> tuple[AttentionTile, ...]:
     """Assert that each visible pair is in one piece, and that no row of a piece is empty."""
-    pieces = tiles_between(queries, keys, mask, documents)
+    pieces = tiles_between(queries, keys, mask, documents, least_rows)
     sequences = range(len(documents)) if documents else range(2)
     met: Counter[tuple[int, int, int]] = Counter()
     for piece in pieces:
@@ -93,10 +95,10 @@ def test_each_visible_pair_is_in_one_piece(
         # Gathered keys lie in the order of the ranks.
         keys = tuple(run for rank in range(placement.degree) for run in placement.runs(rank))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(boxes, "MIN_TILE_ROWS", data.draw(st.sampled_from([2, 3, 192])))
         patch.setattr(boxes, "MIN_MIDDLE_TILES", data.draw(st.integers(1, 3)))
         tiles_between.cache_clear()
-        _check(queries, keys, mask, documents)
+        least_rows = data.draw(st.sampled_from([2, 3, 192]))
+        _check(queries, keys, mask, documents, least_rows)
         tiles_between.cache_clear()
 
 
@@ -201,7 +203,7 @@ def test_a_window_takes_three_pieces_a_tile(length: int, window: int) -> None:
     run = (PositionRun(0, 1, length),)
     mask = AttentionMask(window=window)
     pieces = tiles_between(run, run, mask, None)
-    tile = max(boxes.MIN_TILE_ROWS, window // boxes.TILES_PER_WINDOW)
+    tile = max(TRAINING_PIECES.tile_rows, window // boxes.TILES_PER_WINDOW)
     assert len(pieces) <= 3 * -(-length // tile)
     computed = sum(
         p.num_queries * (p.num_queries + 1 if p.form == "causal" else 2 * p.num_keys) // 2

@@ -75,7 +75,7 @@ def test_layer_norm() -> None:
     weight, bias = matrix(12), matrix(12, seed=1)
     store = store_of({"norm.w": weight, "norm.b": bias})
     compare(
-        lambda x: LayerNorm.apply(x, weight, bias, 1e-5, store),
+        lambda x: LayerNorm.apply(x, (weight, bias), 1e-5, store),
         lambda x: PLAIN.norm(x, weight, bias, 1e-5),
         random(7, 12),
     )

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from echelon.core.model_shape import ModelShape
 from echelon.models.batch import IGNORED_LABEL
 from echelon.models.operations import Operations
+from echelon.models.piece_sizes import PieceSizes
 from echelon.parallel.context import ContextAttention
-from echelon.parallel.kernels import low_precision
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.tensor import TensorSplit
 from tests.models.batches import blank_batch
@@ -132,7 +132,12 @@ class Alone(RankOperations):
 
     def __init__(self) -> None:
         self.noted = RecordedGradients()
-        split = TensorSplit(group=alone(), sequence_parallel=False, store=self.noted)
+        split = TensorSplit(
+            group=alone(),
+            sequence_parallel=False,
+            store=self.noted,
+            pieces=PieceSizes(row_elements=PIECE),
+        )
         context = ContextAttention(plan_of(), alone(), alone(), self.noted)
         super().__init__(split, VOCAB, context)
 
@@ -165,11 +170,6 @@ def outcome(
 def error(got: torch.Tensor, exact: torch.Tensor) -> float:
     """Return the relative error in the norm."""
     return float((got.double() - exact).norm() / exact.norm())
-
-
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(low_precision, "CPU_CHUNK_ELEMENTS", PIECE)
 
 
 @pytest.mark.parametrize("dtype", NARROW.values(), ids=NARROW)

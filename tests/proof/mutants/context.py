@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -87,8 +88,10 @@ def _pieces(
     """Compute the pieces of queries and keys by `change(right, queries, keys, mask, documents)`."""
     right = attention.tiles_between
 
-    def changed(queries: Runs, keys: Runs, mask: AttentionMask, documents: Any) -> Any:
-        return change(right, queries, keys, mask, documents)
+    def changed(
+        queries: Runs, keys: Runs, mask: AttentionMask, documents: Any, least_rows: int
+    ) -> Any:
+        return change(partial(right, least_rows=least_rows), queries, keys, mask, documents)
 
     patch.setattr(attention, "tiles_between", changed)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from echelon.models.piece_sizes import PieceSizes
 from echelon.parallel.buckets import Bucket
-from echelon.training.optimizer import trained_ranges as module
 from echelon.training.optimizer.trained_ranges import (
     FusedOperands,
     UpdateSlices,
@@ -96,15 +96,17 @@ class Subtract:
 
 @pytest.mark.parametrize("scratch", [False, True])
 @pytest.mark.parametrize("master", [False, True])
-def test_values_follow_what_is_updated(
-    master: bool, scratch: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_CACHED", 2)
+def test_values_follow_what_is_updated(master: bool, scratch: bool) -> None:
     values = torch.full((8,), 1.0, dtype=torch.bfloat16 if master else torch.float32)
     target = torch.full((8,), 2.0) if master else values
     state, rule = torch.zeros(8), Subtract()
     slices = UpdateSlices(
-        gradient=torch.arange(8.0), values=values, target=target, state=[state], scratch=scratch
+        gradient=torch.arange(8.0),
+        values=values,
+        target=target,
+        state=[state],
+        scratch=scratch,
+        pieces=PieceSizes(update_elements=2),
     )
     parts = [(slice(0, 3), True), (slice(4, 6), False)]
     update_elements(rule, slices, parts, rate=0.25, factor=0.5, weight_decay=0.1)

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from echelon.layout.buckets import BucketPlan
+from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.offload.buffers import device_memory
 from echelon.parallel.offload.store import ImmediateFetch, MemoryOffloadStore
 from echelon.training.optimizer.update_tasks import (
-    IN_FLIGHT,
-    RESULTS_IN_FLIGHT,
     StoredTensorRequest,
     UpdateTask,
     run_update_tasks,
@@ -50,8 +49,8 @@ def test_each_bucket_is_updated_once_with_few_on_their_way(updates: str) -> None
     for kind, name in jobs:
         on_the_way += (kind == "send") - (kind == "apply")
         waiting += (kind == "orthogonalise") - (kind == "apply")
-        assert 0 <= on_the_way <= IN_FLIGHT
-        assert 0 <= waiting <= RESULTS_IN_FLIGHT + 1
+        assert 0 <= on_the_way <= TRAINING_PIECES.muon_buckets
+        assert 0 <= waiting <= TRAINING_PIECES.muon_results + 1
         if kind == "send":
             continue
         before = [k for k, other in jobs[: jobs.index((kind, name))] if other == name]

@@ -101,53 +101,54 @@ class AttentionTile:
         return replace(box, band=Band(low, high))
 
 
-MIN_TILE_ROWS = 192
-"""PyTorch's kernel on CPU takes 64 rows at a time from here on, 32 below."""
 TILES_PER_WINDOW = 4  # tiles
 MIN_MIDDLE_TILES = 3
 """The middle is worth two more calls where it is this many tiles wide; else the band is one box."""
 
 
-def tile_box(box: AttentionTile) -> Iterator[AttentionTile]:
-    """Yield the visible part of a box as full, causal and banded boxes."""
+def tile_box(box: AttentionTile, least_rows: int) -> Iterator[AttentionTile]:
+    """Yield the visible part of a box as full, causal and banded boxes.
+
+    Those of a window have `least_rows` or more, but for the last.
+    """
     trimmed = box.trimmed()
     if trimmed is None:
         return
     low, high = trimmed.band.low, trimmed.band.high
     if high is None:
-        yield from _unbounded(trimmed)
+        yield from _unbounded(trimmed, least_rows)
         return
     width = trimmed.num_keys if low is None else high - low + 1
-    size = max(MIN_TILE_ROWS, width // TILES_PER_WINDOW)
+    size = max(least_rows, width // TILES_PER_WINDOW)
     first = 0
     if low is not None and high + 1 >= size:
         # The window of the first rows reaches back beyond the first key.
         first = min(high + 1, trimmed.num_queries)
-        yield from tile_box(trimmed.rows(0, first))
+        yield from tile_box(trimmed.rows(0, first), least_rows)
     while first < trimmed.num_queries:
         last = min(first + size, trimmed.num_queries)
-        yield from _tile(trimmed.rows(first, last), size)
+        yield from _tile(trimmed.rows(first, last), size, least_rows)
         first = last
 
 
-def _unbounded(box: AttentionTile) -> Iterator[AttentionTile]:
+def _unbounded(box: AttentionTile, least_rows: int) -> Iterator[AttentionTile]:
     """Yield a trimmed box without an upper bound: what all rows meet, then a causal box."""
     ahead = -(box.band.low or 0)
     if ahead and box.band.low is not None:
-        yield from tile_box(box.columns(0, ahead))
-        yield from tile_box(box.columns(ahead, box.num_keys))
+        yield from tile_box(box.columns(0, ahead), least_rows)
+        yield from tile_box(box.columns(ahead, box.num_keys), least_rows)
     else:
         yield box
 
 
-def _tile(rows: AttentionTile, size: int) -> Iterator[AttentionTile]:
+def _tile(rows: AttentionTile, size: int, least_rows: int) -> Iterator[AttentionTile]:
     """Yield one tile of rows of a window: whole, or as its two edges and what lies between."""
     box = rows.trimmed()
     if box is None:
         return
     low, high = box.band.low, box.band.high
     if high is None:
-        yield from _unbounded(box)
+        yield from _unbounded(box, least_rows)
         return
     first = max(0, box.num_queries - 1 - high)
     last = box.num_keys if low is None else min(box.num_keys, -low)

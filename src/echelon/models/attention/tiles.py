@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from echelon.core.attention_mask import AttentionMask, DocumentStarts, PositionRun
 from echelon.models.attention.boxes import AttentionTile, join_boxes, tile_box
+from echelon.models.piece_sizes import TRAINING_PIECES
 
 
 @lru_cache(maxsize=256)
@@ -22,15 +23,20 @@ def tiles_between(
     keys: tuple[PositionRun, ...],
     mask: AttentionMask,
     documents: DocumentStarts | None,
+    least_rows: int = TRAINING_PIECES.tile_rows,
 ) -> tuple[AttentionTile, ...]:
     """Return the pieces of the rows that hold the runs `queries` and the runs `keys`.
 
-    All runs have the same step. Where `documents` is given, attention stays inside of each.
+    All runs have the same step. Tiles of a window have `least_rows` or more. Where `documents` is
+    given, attention stays inside of each.
     """
     q_rows, k_rows = _rows(queries), _rows(keys)
     if documents is None:
-        return tuple(_boxes(q_rows, k_rows, mask, (0,)))
-    boxes = {starts: _boxes(q_rows, k_rows, mask, starts) for starts in dict.fromkeys(documents)}
+        return tuple(_boxes(q_rows, k_rows, mask, (0,), least_rows))
+    boxes = {
+        starts: _boxes(q_rows, k_rows, mask, starts, least_rows)
+        for starts in dict.fromkeys(documents)
+    }
     first = boxes[documents[0]]
     if all(found == first for found in boxes.values()):
         return tuple(first)
@@ -64,6 +70,7 @@ def _boxes(
     k_rows: Sequence[tuple[int, PositionRun]],
     mask: AttentionMask,
     starts: tuple[int, ...],
+    least_rows: int,
 ) -> list[AttentionTile]:
     """Return the boxes of one sequence whose documents start at `starts`."""
     stop = 1 + max((run.position(run.count) for _, run in (*q_rows, *k_rows)), default=0)
@@ -77,7 +84,8 @@ def _boxes(
             for box in tile_box(
                 AttentionTile(
                     slice(q_row, q_row + q.count), slice(k_row, k_row + k.count), mask.band(q, k)
-                )
+                ),
+                least_rows,
             )
         ]
     return join_boxes(boxes)

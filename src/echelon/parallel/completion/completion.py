@@ -52,9 +52,17 @@ class Completion:
         folder: Path,
         rank: int,
         num_buffers: int,
+        chunk_bytes: int,
     ) -> OffloadStore:
         """Return an empty place for slices (`make_offload_store`)."""
-        return make_offload_store(home, device, folder=folder, rank=rank, num_buffers=num_buffers)
+        return make_offload_store(
+            home,
+            device,
+            folder=folder,
+            rank=rank,
+            num_buffers=num_buffers,
+            chunk_bytes=chunk_bytes,
+        )
 
     def copy_streams(self, device: torch.device) -> CopyStreams:
         """Return what copies activations between the host and `device`."""

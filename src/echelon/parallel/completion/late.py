@@ -67,6 +67,7 @@ class LateCompletion(Completion):
         folder: Path,
         rank: int,
         num_buffers: int,
+        chunk_bytes: int,
     ) -> OffloadStore:
         """Return a place whose reads, writes and copies complete late.
 
@@ -77,9 +78,16 @@ class LateCompletion(Completion):
             side, streams = MemoryOffloadStore("host"), LateCopyStreams(self._flight, "slices")
             return CopyingOffloadStore(side, device, streams, num_buffers=num_buffers)
         if home == "nvme":
-            return LateFileOffloadStore(folder, rank, num_buffers, self._flight)
+            return LateFileOffloadStore(
+                folder, rank, num_buffers, self._flight, chunk_bytes=chunk_bytes
+            )
         return super().offload_store(
-            home, device, folder=folder, rank=rank, num_buffers=num_buffers
+            home,
+            device,
+            folder=folder,
+            rank=rank,
+            num_buffers=num_buffers,
+            chunk_bytes=chunk_bytes,
         )
 
     def copy_streams(self, device: torch.device) -> CopyStreams:

@@ -14,6 +14,7 @@ from threading import Event
 
 import torch
 
+from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.completion.in_flight import InFlight, LateOperation, OperationName
 from echelon.parallel.completion.late_memory import LateBuffers
 from echelon.parallel.completion.memory import poison
@@ -25,9 +26,17 @@ from echelon.parallel.offload.file_store import FileOffloadStore, FileTransfer
 class LateFileOffloadStore(FileOffloadStore):
     """Rest in a nameless file of a folder; complete late."""
 
-    def __init__(self, folder: Path, rank: int, num_buffers: int, flight: InFlight) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        num_buffers: int,
+        flight: InFlight,
+        *,
+        chunk_bytes: int = TRAINING_PIECES.file_bytes,
+    ) -> None:
         """Make the file; EnvironmentProblem where the folder is missing or not writable."""
-        super().__init__(folder, rank, num_buffers)
+        super().__init__(folder, rank, num_buffers, chunk_bytes=chunk_bytes)
         self._buffers = LateBuffers[FileFetch](num_buffers, plain_memory, flight)
         self._flight = flight
         self._moves: dict[FileFetch, LateOperation] = {}

@@ -20,6 +20,7 @@ from echelon.models.attention.boxes import AttentionTile
 from echelon.models.attention.local import LocalAttention
 from echelon.models.attention.tiles import tiles_between
 from echelon.models.batch import TokenBatch
+from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.context.ulysses import HeadsToPositions, PositionsToHeads
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.transport.collectives import Group
@@ -29,7 +30,7 @@ from echelon.parallel.transport.collectives import Group
 class RingContext:
     """Hold the ring of this rank, which positions its places hold, and what a query meets there.
 
-    `store` has work for the time of a transfer.
+    `store` has work for the time of a transfer; tiles of a window have `tile_rows` or more.
     """
 
     ring: Group
@@ -38,22 +39,32 @@ class RingContext:
     documents: DocumentStarts | None
     soft_cap: float | None
     store: GradientStore
+    tile_rows: int = TRAINING_PIECES.tile_rows
 
     def tiles(
         self, queries: tuple[PositionRun, ...], keys: tuple[PositionRun, ...]
     ) -> tuple[AttentionTile, ...]:
         """Return what of the rows of `queries` and of `keys` is to be computed."""
-        return tiles_between(queries, keys, self.mask, self.documents)
+        return tiles_between(queries, keys, self.mask, self.documents, self.tile_rows)
 
 
 class ContextAttention:
     """Let each query of this rank meet each key of the sequence."""
 
-    def __init__(self, plan: Plan, ring: Group, ulysses: Group, store: GradientStore) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        ring: Group,
+        ulysses: Group,
+        store: GradientStore,
+        *,
+        tile_rows: int = TRAINING_PIECES.tile_rows,
+    ) -> None:
         """Send keys around `ring` and exchange heads in `ulysses`, as `plan.layout.context` says.
 
-        `store` has work for the time of a transfer.
+        `store` has work for the time of a transfer; tiles of a window have `tile_rows` or more.
         """
+        self._tile_rows = tile_rows
         self._over_places = load_reference(plan.layout.context.record.runner)
         self.ring, self.ulysses, self.store = ring, ulysses, store
         self._placement = plan.placement
@@ -75,7 +86,9 @@ class ContextAttention:
         """Return attention of q [T,B,H,hd] over the k, v [T,B,K,hd] of all ranks, [N, H * hd]."""
         rows = q.shape[0] * q.shape[1]
         if not self.exchanges:
-            pieces = tiles_between(batch.runs, batch.runs, shape.mask, batch.documents)
+            pieces = tiles_between(
+                batch.runs, batch.runs, shape.mask, batch.documents, self._tile_rows
+            )
             return LocalAttention.apply(q, k, v, pieces, shape.soft_cap).reshape(rows, -1)
         ring_context = RingContext(
             ring=self.ring,
@@ -84,6 +97,7 @@ class ContextAttention:
             documents=batch.documents,
             soft_cap=shape.soft_cap,
             store=self.store,
+            tile_rows=self._tile_rows,
         )
         if self.ulysses.size > 1:
             q, k, v = PositionsToHeads.apply(q, k, v, self.ulysses, self.store)

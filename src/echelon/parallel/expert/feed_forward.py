@@ -52,7 +52,7 @@ class ExpertFeedForward(torch.autograd.Function):
         for expert, (x, gates, y) in parts:
             gate_up = _project(x, expert, store)
             inners.append(gate_up)
-            matmul(weighted_swiglu(gate_up, gates), expert.down.weight, out=y)
+            matmul(weighted_swiglu(gate_up, gates, split.pieces), expert.down.weight, out=y)
         ctx.save_for_backward(rows_RD, gates_R, *inners)
         return y_RD
 
@@ -71,7 +71,7 @@ class ExpertFeedForward(torch.autograd.Function):
         for expert, gate_up, parts in zip(ctx.experts, inners, pieces, strict=True):
             x, gates, dy, dx, dgates = parts
             dinner = matmul(dy, expert.down.weight.t())
-            inner, dgate_up = weighted_swiglu_backward(dinner, gate_up, gates, dgates)
+            inner, dgate_up = weighted_swiglu_backward(dinner, gate_up, gates, dgates, split.pieces)
             input_gradient(dgate_up, [expert.gate, expert.up], store, out=dx)
             store.defer(partial(store.add_matmul, [expert.down.weight], dy, inner))
             pair = [expert.gate.weight, expert.up.weight]

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as fn
 
+from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import LOW_PRECISION, at_least_fp32
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.kernels import low_precision
@@ -28,12 +29,17 @@ class RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: nn.Parameter, eps: float, store: GradientStore
+        ctx: Any,
+        x: torch.Tensor,
+        weight: nn.Parameter,
+        eps: float,
+        store: GradientStore,
+        pieces: PieceSizes = TRAINING_PIECES,
     ) -> torch.Tensor:
         """Return x / rms(x) * weight; keep x and the inverse rms."""
-        ctx.weight, ctx.store = weight, store
+        ctx.weight, ctx.store, ctx.pieces = weight, store, pieces
         if x.dtype in LOW_PRECISION:
-            y, inverse = low_precision.rms_norm(x, weight, eps)
+            y, inverse = low_precision.rms_norm(x, weight, eps, pieces)
             ctx.save_for_backward(x, inverse)
             return y
         mean_square = torch.linalg.vecdot(x, x).unsqueeze(-1) / x.shape[-1]
@@ -47,16 +53,16 @@ class RMSNorm(torch.autograd.Function):
         x, inverse = ctx.saved_tensors
         weight: nn.Parameter = ctx.weight
         if x.dtype in LOW_PRECISION:
-            dx, dweight = low_precision.rms_norm_backward(dy, x, inverse, weight)
+            dx, dweight = low_precision.rms_norm_backward(dy, x, inverse, weight, ctx.pieces)
             ctx.store.add(weight, dweight)
-            return dx, None, None, None
+            return dx, None, None, None, None
         x_hat = x * inverse
         scaled = dy * weight
         pull = torch.linalg.vecdot(scaled, x_hat).unsqueeze(-1) / x.shape[-1]
         dweight = (dy * x_hat).reshape(-1, x.shape[-1]).sum(0)
         ctx.store.add(weight, dweight)
         dx = scaled.addcmul_(x_hat, pull, value=-1).mul_(inverse)
-        return dx, None, None, None
+        return dx, None, None, None, None
 
 
 class LayerNorm(torch.autograd.Function):
@@ -66,18 +72,19 @@ class LayerNorm(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: torch.Tensor,
-        weight: nn.Parameter,
-        bias: nn.Parameter,
+        weight_and_bias: tuple[nn.Parameter, nn.Parameter],
         eps: float,
         store: GradientStore,
+        pieces: PieceSizes = TRAINING_PIECES,
     ) -> torch.Tensor:
         """Return the normalised x; keep x, its mean and inverse deviation."""
+        weight, bias = weight_and_bias
         if x.dtype in LOW_PRECISION:
-            y, mean, inverse = low_precision.layer_norm(x, weight, bias, eps)
+            y, mean, inverse = low_precision.layer_norm(x, weight, bias, eps, pieces)
         else:
             y, mean, inverse = torch.native_layer_norm(x, (x.shape[-1],), weight, bias, eps)
         ctx.save_for_backward(x, mean, inverse)
-        ctx.weight, ctx.bias, ctx.store = weight, bias, store
+        ctx.weight, ctx.bias, ctx.store, ctx.pieces = weight, bias, store, pieces
         return y
 
     @staticmethod
@@ -88,7 +95,7 @@ class LayerNorm(torch.autograd.Function):
         bias: nn.Parameter = ctx.bias
         if x.dtype in LOW_PRECISION:
             dx, dweight, dbias = low_precision.layer_norm_backward(
-                dy, x, (mean, inverse), weight, bias
+                dy, x, (mean, inverse), weight, bias, ctx.pieces
             )
         else:
             dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
@@ -103,21 +110,24 @@ class SwiGLU(torch.autograd.Function):
     """silu(gate) * up (Shazeer, 2020); keeps its input only and computes silu again."""
 
     @staticmethod
-    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, gate_up: torch.Tensor, pieces: PieceSizes = TRAINING_PIECES
+    ) -> torch.Tensor:
         """Return the product, [N, F], for gate and up side by side."""
         ctx.save_for_backward(gate_up)
+        ctx.pieces = pieces
         gate, up = gate_up.chunk(2, dim=-1)
         return fn.silu(gate).mul_(up)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Return the gradient of gate and up, side by side."""
         (gate_up,) = ctx.saved_tensors
         if gate_up.dtype in LOW_PRECISION:
-            return low_precision.swiglu_backward(dy, gate_up)
+            return low_precision.swiglu_backward(dy, gate_up), None
         grad = torch.empty_like(gate_up)
         one = torch.ones((), dtype=dy.dtype, device=dy.device)
-        for rows in row_chunks(gate_up):
+        for rows in row_chunks(gate_up, ctx.pieces):
             gate, up = gate_up[rows].chunk(2, dim=-1)
             dgate, dup = grad[rows].chunk(2, dim=-1)
             sigmoid = torch.sigmoid(gate)
@@ -126,31 +136,44 @@ class SwiGLU(torch.autograd.Function):
             # d silu / d gate = sigmoid + silu (1 - sigmoid) = silu + sigmoid (1 - silu)
             slope = torch.lerp(silu, one, sigmoid, out=silu)
             torch.mul(slope.mul_(up), dy[rows], out=dgate)
-        return grad
+        return grad, None
 
 
 class Rotate(torch.autograd.Function):
     """Turn half-pairs by their position: the transpose of a rotation is the backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        pieces: PieceSizes = TRAINING_PIECES,
+    ) -> torch.Tensor:
         """Return x [T, B, heads, head_dim] turned by cos, sin [T, 1, 1, E]."""
         ctx.save_for_backward(cos, sin)
-        return rotate_half_pairs(x, cos, sin, direction=1)
+        ctx.pieces = pieces
+        return rotate_half_pairs(x, cos, sin, pieces, direction=1)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return dy turned back."""
         cos, sin = ctx.saved_tensors
-        return rotate_half_pairs(dy, cos, sin, direction=-1), None, None
+        turned = rotate_half_pairs(dy, cos, sin, ctx.pieces, direction=-1)
+        return turned, None, None, None
 
 
 def rotate_half_pairs(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, direction: int
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    pieces: PieceSizes = TRAINING_PIECES,
+    *,
+    direction: int,
 ) -> torch.Tensor:
     """Return x with its half-pairs turned forwards (1) or back (-1)."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    for rows in row_chunks(x):
+    for rows in row_chunks(x, pieces):
         # Both halves have the same cosine: one product over whole heads has longer inner loops.
         # A bf16 sum is rounded once: its first product stays in the dtype of the tables.
         into = out[rows] if out.dtype == cos.dtype else None
@@ -167,23 +190,29 @@ def rotate_half_pairs(
 _SILU_BACKWARD: Any = torch.ops.aten.silu_backward.grad_input
 
 
-def weighted_swiglu(gate_up: torch.Tensor, gates_R: torch.Tensor) -> torch.Tensor:
+def weighted_swiglu(
+    gate_up: torch.Tensor, gates_R: torch.Tensor, pieces: PieceSizes = TRAINING_PIECES
+) -> torch.Tensor:
     """Return silu(gate) x up x the row's weight, [R, F], for gate and up side by side."""
     y = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
     wide = at_least_fp32(gate_up.dtype)
-    for rows in row_chunks(gate_up):
+    for rows in row_chunks(gate_up, pieces):
         gate, up = gate_up[rows].to(wide).chunk(2, dim=-1)
         torch.mul(fn.silu(gate).mul_(up), gates_R[rows, None].to(wide), out=y[rows])
     return y
 
 
 def weighted_swiglu_backward(
-    dy: torch.Tensor, gate_up: torch.Tensor, gates_R: torch.Tensor, dgates_R: torch.Tensor
+    dy: torch.Tensor,
+    gate_up: torch.Tensor,
+    gates_R: torch.Tensor,
+    dgates_R: torch.Tensor,
+    pieces: PieceSizes = TRAINING_PIECES,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output again and the gradient of gate and up; write that of the weights."""
     y, dgate_up = torch.empty_like(dy), torch.empty_like(gate_up)
     wide = at_least_fp32(gate_up.dtype)
-    for rows in row_chunks(gate_up):
+    for rows in row_chunks(gate_up, pieces):
         gate, up = gate_up[rows].to(wide).chunk(2, dim=-1)
         dgate, dup = dgate_up[rows].chunk(2, dim=-1)
         weights, dy_wide = gates_R[rows, None].to(wide), dy[rows].to(wide)

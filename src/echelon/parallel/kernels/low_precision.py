@@ -13,30 +13,26 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional as fn
 
-CPU_CHUNK_ELEMENTS = 1 << 18
-"""A piece on a CPU: about this many elements stay in cache between two passes over them."""
-
-GPU_CHUNK_ELEMENTS = 1 << 24
-"""A piece on a GPU, 64 MiB of float32: enough to keep it busy, little beside the whole."""
+from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 
 
-def row_chunks(x: torch.Tensor) -> Iterator[slice]:
+def row_chunks(x: torch.Tensor, pieces: PieceSizes = TRAINING_PIECES) -> Iterator[slice]:
     """Yield slices that cut the first dim of x into pieces."""
     num_rows = x.shape[0]
-    limit = CPU_CHUNK_ELEMENTS if x.device.type == "cpu" else GPU_CHUNK_ELEMENTS
+    limit = pieces.row_elements if x.device.type == "cpu" else pieces.gpu_row_elements
     piece = max(1, limit * num_rows // max(1, x.numel()))
     for start in range(0, num_rows, piece):
         yield slice(start, min(start + piece, num_rows))
 
 
 def rms_norm(
-    x: torch.Tensor, weight_D: torch.Tensor, eps: float
+    x: torch.Tensor, weight_D: torch.Tensor, eps: float, pieces: PieceSizes = TRAINING_PIECES
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return x / rms(x) * weight, and the inverse rms in float32 ([..., 1])."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     inverse = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
     weight_D = weight_D.float()
-    for rows in row_chunks(x):
+    for rows in row_chunks(x, pieces):
         norm = torch.linalg.vector_norm(x[rows], dim=-1, keepdim=True, dtype=torch.float32)
         torch.rsqrt(norm.square_().div_(x.shape[-1]).add_(eps), out=inverse[rows])
         torch.mul(x[rows] * inverse[rows], weight_D, out=y[rows])
@@ -44,14 +40,18 @@ def rms_norm(
 
 
 def rms_norm_backward(
-    dy: torch.Tensor, x: torch.Tensor, inverse: torch.Tensor, weight_D: torch.Tensor
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    inverse: torch.Tensor,
+    weight_D: torch.Tensor,
+    pieces: PieceSizes = TRAINING_PIECES,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return dx, and the gradient of the weight in float32."""
     width = x.shape[-1]
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     dweight_D = torch.zeros(width, dtype=torch.float32, device=x.device)
     weight_D = weight_D.float()
-    for rows in row_chunks(x):
+    for rows in row_chunks(x, pieces):
         # dx = inverse (dy w - x_hat mean(dy w x_hat)), where x_hat = x inverse.
         scaled = dy[rows] * inverse[rows]
         product_RD = (scaled * x[rows]).reshape(-1, width)
@@ -63,7 +63,11 @@ def rms_norm_backward(
 
 
 def layer_norm(
-    x: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor, eps: float
+    x: torch.Tensor,
+    weight_D: torch.Tensor,
+    bias_D: torch.Tensor,
+    eps: float,
+    pieces: PieceSizes = TRAINING_PIECES,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the normalised x; its mean and inverse deviation in float32 ([..., 1])."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -71,7 +75,7 @@ def layer_norm(
         torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device) for _ in range(2)
     )
     weight_D, bias_D = weight_D.float(), bias_D.float()
-    for rows in row_chunks(x):
+    for rows in row_chunks(x, pieces):
         y[rows], mean[rows], inverse[rows] = torch.native_layer_norm(
             x[rows].float(), (x.shape[-1],), weight_D, bias_D, eps
         )
@@ -84,6 +88,7 @@ def layer_norm_backward(
     statistics: tuple[torch.Tensor, torch.Tensor],
     weight_D: torch.Tensor,
     bias_D: torch.Tensor,
+    pieces: PieceSizes = TRAINING_PIECES,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return dx, and the gradients of weight and bias in float32."""
     mean, inverse = statistics
@@ -92,7 +97,7 @@ def layer_norm_backward(
         torch.zeros(x.shape[-1], dtype=torch.float32, device=x.device) for _ in range(2)
     )
     weight_D, bias_D = weight_D.float(), bias_D.float()
-    for rows in row_chunks(x):
+    for rows in row_chunks(x, pieces):
         dx[rows], more_dweight, more_dbias = torch.ops.aten.native_layer_norm_backward(
             dy[rows].float().contiguous(),
             x[rows].float(),

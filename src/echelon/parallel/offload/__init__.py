@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from echelon.core.plan import OffloadTarget
+from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.offload.buffers import device_memory, locked_memory, plain_memory
 from echelon.parallel.offload.copy_streams import make_copy_streams
 from echelon.parallel.offload.copying_store import CopiedFetch, CopyingOffloadStore
@@ -38,11 +39,18 @@ PendingFetch = ImmediateFetch | FileFetch | CopiedFetch
 
 
 def make_offload_store(
-    home: OffloadTarget, device: torch.device, *, folder: Path, rank: int, num_buffers: int
+    home: OffloadTarget,
+    device: torch.device,
+    *,
+    folder: Path,
+    rank: int,
+    num_buffers: int,
+    chunk_bytes: int = TRAINING_PIECES.file_bytes,
 ) -> OffloadStore:
     """Return an empty place: "none" is the device itself.
 
-    `folder` and `rank` (where the file is, who it is of) matter for "nvme" only, `num_buffers` (how
+    `folder` and `rank` (where the file is, who it is of) and `chunk_bytes` (the largest transfer)
+    matter for "nvme" only, `num_buffers` (how
     many fetched sets are in memory at once) wherever there are buffers. EnvironmentProblem where
     the folder will not do.
     """
@@ -53,7 +61,9 @@ def make_offload_store(
     if home == "host":
         side = MemoryOffloadStore("host", allocate)
     else:
-        side = FileOffloadStore(folder, rank, num_buffers, allocate=allocate)
+        side = FileOffloadStore(
+            folder, rank, num_buffers, chunk_bytes=chunk_bytes, allocate=allocate
+        )
     if on_cpu:
         return side
     return CopyingOffloadStore(side, device, make_copy_streams(device), num_buffers=num_buffers)

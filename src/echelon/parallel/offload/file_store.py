@@ -33,15 +33,13 @@ from echelon.core.offload_file import (
     write_all,
 )
 from echelon.core.units import binary_bytes
+from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.offload.buffers import Allocate, BoundedBuffers, plain_memory
 from echelon.parallel.offload.file_fetch import FileExtent, FileFetch
 from echelon.parallel.offload.store import Pool, copy_into
 
 _THREADS = 4
 """Transfers under way at once: what keeps one NVMe disk busy."""
-
-_CHUNK_BYTES = 8 * 2**20
-"""The largest transfer, so that one large tensor is moved by several threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +56,19 @@ class FileOffloadStore:
     """Rest in a nameless file of a folder."""
 
     def __init__(
-        self, folder: Path, rank: int, num_buffers: int, *, allocate: Allocate = plain_memory
+        self,
+        folder: Path,
+        rank: int,
+        num_buffers: int,
+        *,
+        chunk_bytes: int = TRAINING_PIECES.file_bytes,
+        allocate: Allocate = plain_memory,
     ) -> None:
-        """Make the file; EnvironmentProblem where the folder is missing or not writable."""
+        """Make the file; EnvironmentProblem where the folder is missing or not writable.
+
+        The largest transfer has `chunk_bytes`, whole pages.
+        """
+        self._chunk_bytes = chunk_bytes
         self.pool: Pool = "nvme"
         self._folder, self._who = folder, f"rank {rank}"
         self._file = open_offload_file(folder, self._who)
@@ -216,10 +224,10 @@ class FileOffloadStore:
         memory = part.numpy().data
         # Threads take transfers in order, so a write that one waits for has been taken before.
         after = self._writing.get(place.key)
-        for start in range(0, place.span_bytes, _CHUNK_BYTES):
+        for start in range(0, place.span_bytes, self._chunk_bytes):
             yield FileTransfer(
                 key=place.key,
-                memory=memory[start : start + _CHUNK_BYTES],
+                memory=memory[start : start + self._chunk_bytes],
                 start=place.start + start,
                 after=after,
             )

@@ -28,7 +28,7 @@ from echelon.proof.claims.predictions import bytes_by_axis, bytes_by_term
 from echelon.proof.matrix.bytes_recorded import RankBytes, record_rank, step_data
 from echelon.proof.matrix.cases import MAX_WORLD, MatrixCase
 from echelon.proof.matrix.walk import append_line, every_case, lines_of
-from echelon.proof.run import OUR_ENGINE, RankRunner, offloaded_to
+from echelon.proof.run import RankRunner, offloaded_to
 
 PRECISIONS: tuple[Precision, ...] = (
     Precision(),
@@ -38,6 +38,9 @@ PRECISIONS: tuple[Precision, ...] = (
     Precision(parameters="fp16", gradients="fp32", reduction="fp16"),
 )
 """What the plans of a sample compute in, in turn."""
+
+_AS_TRAINED = "echelon.training.subject:build_as_trained"
+"""The engine with pieces of the sizes that formulas of activations count with."""
 
 _CANDIDATES_PER_PLAN = 4
 """For each plan of a sample so many cases are looked at for choices that have not been met."""
@@ -158,7 +161,7 @@ class BytesComparison:
 def compare_plan(plan: Plan, run_ranks: RankRunner, code: str = "") -> BytesComparison:
     """Run a plan on its ranks and compare all that it recorded with the formulas."""
     with tempfile.TemporaryDirectory(prefix="echelon-bytes-") as directory:
-        argument = {"plan": offloaded_to(plan, directory).to_json(), "subject": OUR_ENGINE}
+        argument = {"plan": offloaded_to(plan, directory).to_json(), "subject": _AS_TRAINED}
         labels = [plan.mesh.label(rank) for rank in range(plan.mesh.world_size)]
         recorded: Sequence[RankBytes] = run_ranks(  # type: ignore[assignment]
             f"{record_rank.__module__}:record_rank", argument, plan.mesh.world_size, labels=labels

@@ -21,6 +21,7 @@ from echelon.core.choices.registry import load_reference
 from echelon.core.plan import OptimizerKind, Plan
 from echelon.layout.muon import muon_exchange
 from echelon.layout.stage import expert_index_of, pp_rank_of
+from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.transport.device_mesh import RankGroups
@@ -47,7 +48,13 @@ class SliceOptimizer:
     """Update the slices of a rank with the optimizer of the plan, fused."""
 
     def __init__(
-        self, buckets: Sequence[Bucket], plan: Plan, *, groups: RankGroups, device: torch.device
+        self,
+        buckets: Sequence[Bucket],
+        plan: Plan,
+        *,
+        groups: RankGroups,
+        device: torch.device,
+        pieces: PieceSizes = TRAINING_PIECES,
     ) -> None:
         """Reserve the state of `buckets`; the ranks of a stage do so together."""
         settings, precision = plan.mathematics.optimizer, plan.mathematics.precision
@@ -58,7 +65,9 @@ class SliceOptimizer:
             folder=Path(zero.offload_dir),
             rank=groups.rank,
             num_buffers=zero.offload_buffers,
+            chunk_bytes=pieces.file_bytes,
         )
+        self._pieces = pieces
         self._buckets, self._settings = buckets, settings
         self._has_master, self._dtype = precision.has_master, TORCH_DTYPES[precision.master]
         self._rules: Mapping[OptimizerKind, ElementRule] = {
@@ -117,7 +126,7 @@ class SliceOptimizer:
         self, rate: float, factor: float, updated: Callable[[Bucket], None]
     ) -> Iterator[UpdateTask]:
         trained = [bucket for bucket in self._buckets[::-1] if self._kinds(bucket)]
-        for kind, bucket in update_order(trained):
+        for kind, bucket in update_order(trained, self._pieces):
             if kind == "elements":
                 yield UpdateTask(
                     tensors=self._wants(bucket, OPTIMIZERS[bucket.plan.update].state),
@@ -168,6 +177,7 @@ class SliceOptimizer:
                 target=target,
                 state=tensors[:num_state],
                 scratch=bucket.offload_store is not None,
+                pieces=self._pieces,
             ),
             self._ranges[bucket.name],
             rate=rate,
@@ -201,24 +211,24 @@ def _key(bucket: Bucket, kind: str) -> str:
     return f"{bucket.name}.{kind}"
 
 
-_CHUNK = 1 << 16  # elements
-
-
 def local_norm_squared(
-    buckets: Sequence[Bucket], counts: Callable[[Bucket], bool] = lambda bucket: True
+    buckets: Sequence[Bucket],
+    counts: Callable[[Bucket], bool] = lambda bucket: True,
+    *,
+    run_elements: int = TRAINING_PIECES.norm_elements,
 ) -> float:
     """Return the sum of squares of the gradients that count in the slices of this rank.
 
     `counts` says of a bucket whether this rank counts for all that hold the same.
-    Short runs are added in the gradient's own precision (at least float32), the runs in float64;
-    what is not finite stays so.
+    Runs of `run_elements` (on a CPU) are added in the gradient's own precision (at least float32),
+    the runs in float64; what is not finite stays so.
     """
     sums: list[torch.Tensor] = []
     for bucket in buckets:
         counted = bucket.counted_ranges() if counts(bucket) else []
-        sums.extend(torch.dot(run, run) for run in _runs(bucket, counted))
+        sums.extend(torch.dot(run, run) for run in _runs(bucket, counted, run_elements))
         others = ranges_between(counted, bucket.slots[-1].end)
-        sums.extend(torch.dot(run, run) * 0.0 for run in _runs(bucket, others))
+        sums.extend(torch.dot(run, run) * 0.0 for run in _runs(bucket, others, run_elements))
     return float(torch.stack(sums).double().sum()) if sums else 0.0
 
 
@@ -229,10 +239,10 @@ def ranges_between(ranges: Sequence[slice], end: int) -> list[slice]:
     return [slice(a, b) for a, b in zip(starts, stops, strict=True) if b > a]
 
 
-def _runs(bucket: Bucket, parts: Sequence[slice]) -> Iterator[torch.Tensor]:
+def _runs(bucket: Bucket, parts: Sequence[slice], elements: int) -> Iterator[torch.Tensor]:
     gradient = bucket.gradient_slice
     # Runs as long as a cache on CPU; on a GPU fewer and longer ones, whose sums are trees.
-    length = _CHUNK if gradient.device.type == "cpu" else 256 * _CHUNK
+    length = elements if gradient.device.type == "cpu" else 256 * elements
     for part in parts:
         for run in gradient[bucket.within_own_slice(part)].split(length):
             if run.numel():

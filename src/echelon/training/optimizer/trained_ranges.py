@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.buckets import Bucket
 
 TrainedRange = tuple[slice, bool]
@@ -73,13 +74,6 @@ class FusedOperands:
     weight_decay: float
 
 
-_CACHED = 1 << 20
-"""Elements of a call on a CPU that casts too."""
-
-_BUSY = 1 << 24
-"""Elements of a call on a GPU that casts too: enough to keep it busy."""
-
-
 class ElementRule(Protocol):
     """Update each element by its own gradient and state; made from the `Optimizer` of a plan."""
 
@@ -97,7 +91,8 @@ class UpdateSlices:
     """What one bucket's update reads and writes on this rank.
 
     `target` is what is updated: the master copy, or `values` themselves. `scratch` says that
-    `values` are a buffer: where there is a master copy, all of it is written.
+    `values` are a buffer: where there is a master copy, all of it is written. `pieces` bound the
+    elements of a call that casts.
     """
 
     gradient: torch.Tensor
@@ -105,6 +100,7 @@ class UpdateSlices:
     target: torch.Tensor
     state: Sequence[torch.Tensor]
     scratch: bool
+    pieces: PieceSizes = TRAINING_PIECES
 
 
 def update_elements(
@@ -119,7 +115,9 @@ def update_elements(
     """Update the target by `rule` from the gradient times `factor`, and the values with it."""
     target, gradient = slices.target, slices.gradient
     casts = target is not slices.values or gradient.dtype != target.dtype
-    longest = (_CACHED if target.device.type == "cpu" else _BUSY) if casts else None
+    on_cpu = target.device.type == "cpu"
+    cached = slices.pieces.update_elements if on_cpu else slices.pieces.gpu_update_elements
+    longest = cached if casts else None
     for places, decays in fused_calls(parts, longest):
         rule.update(
             FusedOperands(

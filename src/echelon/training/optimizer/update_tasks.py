@@ -14,25 +14,22 @@ from typing import Literal
 import torch
 
 from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.offload import OffloadStore, PendingFetch
 
 UpdateTaskKind = Literal["elements", "send", "orthogonalise", "apply"]
 
-IN_FLIGHT = 4
-"""Buckets of Muon whose pieces or results are on their way at a time."""
 
-RESULTS_IN_FLIGHT = 2
-"""Buckets of Muon of which a rank has sent its results and not applied those of others."""
-
-
-def update_order(buckets: Iterable[Bucket]) -> Iterator[tuple[UpdateTaskKind, Bucket]]:
+def update_order(
+    buckets: Iterable[Bucket], pieces: PieceSizes = TRAINING_PIECES
+) -> Iterator[tuple[UpdateTaskKind, Bucket]]:
     """Yield the jobs of an update of `buckets`: the same on every rank that holds them."""
     buckets = list(buckets)
     unsent = deque(
         bucket for bucket in buckets if OPTIMIZERS[bucket.plan.update].needs_whole_matrices
     )
-    for _ in range(min(IN_FLIGHT, len(unsent))):
+    for _ in range(min(pieces.muon_buckets, len(unsent))):
         yield "send", unsent.popleft()
     results: deque[Bucket] = deque()
     for bucket in buckets:
@@ -41,7 +38,7 @@ def update_order(buckets: Iterable[Bucket]) -> Iterator[tuple[UpdateTaskKind, Bu
             continue
         yield "orthogonalise", bucket
         results.append(bucket)
-        if len(results) > RESULTS_IN_FLIGHT:
+        if len(results) > pieces.muon_results:
             yield "apply", results.popleft()
             if unsent:
                 yield "send", unsent.popleft()

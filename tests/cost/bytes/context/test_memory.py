@@ -19,6 +19,7 @@ from echelon.cost.bytes.context.memory import (
 from echelon.cost.bytes.transient import transient_terms
 from echelon.launch.local.pool import RankPool
 from echelon.models.attention import boxes, plain
+from echelon.models.piece_sizes import TRAINING_PIECES
 from tests.cost.context_memory_targets import Allocated, attention_allocates
 from tests.parallel.layouts import NANO, plan_of
 from tests.walks import shortened
@@ -189,5 +190,5 @@ def test_a_step_holds_the_phase_that_holds_most() -> None:
 def test_the_bounds_are_those_of_the_kernels() -> None:
     assert formulas.SCORE_COLUMNS == plain.MAX_COLUMNS
     assert formulas.MAX_SCORES == plain.MAX_SCORES
-    assert formulas.EDGE_ROWS == boxes.MIN_TILE_ROWS
+    assert TRAINING_PIECES.tile_rows == formulas.EDGE_ROWS
     assert formulas.TILES_PER_WINDOW == boxes.TILES_PER_WINDOW
