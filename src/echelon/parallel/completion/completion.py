@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from echelon.core.plan import OffloadTarget
+from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.offload import OffloadStore, make_offload_store
 from echelon.parallel.offload.copy_streams import CopyStreams, make_copy_streams
 from echelon.parallel.tensor_memory import BufferPool
@@ -52,7 +53,7 @@ class Completion:
         folder: Path,
         rank: int,
         num_buffers: int,
-        chunk_bytes: int,
+        chunk_bytes: int = TRAINING_PIECES.file_bytes,
     ) -> OffloadStore:
         """Return an empty place for slices (`make_offload_store`)."""
         return make_offload_store(

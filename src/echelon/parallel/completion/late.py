@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from echelon.core.plan import OffloadTarget
+from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.completion.in_flight import InFlight
 from echelon.parallel.completion.late_copies import LateCopyStreams
@@ -67,7 +68,7 @@ class LateCompletion(Completion):
         folder: Path,
         rank: int,
         num_buffers: int,
-        chunk_bytes: int,
+        chunk_bytes: int = TRAINING_PIECES.file_bytes,
     ) -> OffloadStore:
         """Return a place whose reads, writes and copies complete late.
 
