@@ -28,22 +28,15 @@ from echelon.parallel.zero import ParameterGathering, make_parameter_store
 
 
 def apply_plan(
-    plan: Plan,
-    groups: RankGroups,
-    device: torch.device,
-    *,
-    pieces: PieceSizes = TRAINING_PIECES,
+    plan: Plan, groups: RankGroups, device: torch.device, *, pieces: PieceSizes = TRAINING_PIECES
 ) -> RankModel:
     """Build this rank's part of the plan's model, with its initial weights."""
-    part = part_of(plan, groups.rank)
+    layout, part = plan.layout, part_of(plan, groups.rank)
     specs = held_parameters(plan, part)
     reduction = GradientReduction(plan, groups)
     store = GradientStore(reduction)
     split = TensorSplit(
-        group=groups.tensor,
-        sequence_parallel=plan.layout.sequence_parallel,
-        store=store,
-        pieces=pieces,
+        group=groups.tensor, sequence_parallel=layout.sequence_parallel, store=store, pieces=pieces
     )
     context = ContextAttention(plan, groups.ring, groups.ulysses, store, tile_rows=pieces.tile_rows)
     experts = expert_parallel(plan, part, groups, split, device)
@@ -51,7 +44,7 @@ def apply_plan(
     stages = empty_stages(plan, part, operations, groups.completion)
     num_buffers = parameter_buffers(plan, part.pp_rank)
     offload_store = make_parameter_store(
-        plan.layout.zero, groups, device, num_buffers=num_buffers, pieces=pieces
+        layout.zero, groups, device, num_buffers=num_buffers, pieces=pieces
     )
     rule = bucket_rule(plan, part, specs, groups, offload_store, device)
     like = torch.empty(0, dtype=TORCH_DTYPES[plan.mathematics.precision.parameters], device=device)
@@ -61,7 +54,7 @@ def apply_plan(
     store.hold(buckets)
     units = [stage_units(one) for one in part.stages]
     operations.gatherer = ParameterGathering(
-        buckets, units, (groups.shard, groups.expert_shard), plan.layout.zero
+        buckets, units, (groups.shard, groups.expert_shard), layout.zero
     )
     executor = PipelineExecutor(
         stages,
