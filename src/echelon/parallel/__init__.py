@@ -13,6 +13,7 @@ module/           data parallelism and ZeRO for any module
 buckets           flat parameters and gradients; gradients: where backward puts them
 weights           initial values, shards
 tensor_memory     memory that comes and goes; activation_meter: what activations take
+completion/       when operations complete: as they can, or as late as they may
 offload/          where slices rest between uses
 kernels/          operations with their backward by hand
 transport/        groups, collectives, messages, and their record

@@ -4,6 +4,7 @@ run.py              prove: shrink the plan, run its ranks and the oracle, judge 
 subject.py          the thing under proof: what is asked of a training engine
 ranks.py            what each rank does in a proof, and the files that it writes
 observed.py         what the ranks said, put together: whole tensors, losses, routes
+late.py             the run with late completion beside it
 shrink.py           a plan made small, with all kept that can go wrong; shrink_experts.py,
                     shrink_stages.py (its blocks), shrink_schedule.py (the steps of a proof) too
 

@@ -13,5 +13,6 @@ norm.py                 wrong gradient norms
 updates.py              wrong updates, and parameters that are not written back
   optimizer_constants.py  counts, epsilons and decays that are others
 routing.py              wrong routes, loads, losses and biases
+races.py                the first race of a run with late completion
 token_ranks.py          which rank holds each position, and routes each token
 """
