@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from echelon.core.errors import ConfigError, RunFailed
+from echelon.core.errors import ConfigError, ProofFailed, RunFailed
 from echelon.core.rulebook.launch import RANK_STUCK
 from echelon.launch.local.pool import RankPool
 from echelon.parallel.completion.race import Race, RaceKind
@@ -64,14 +65,37 @@ def _failed(directory: Path) -> None:
 
 def test_what_ends_a_run_after_a_race_is_that_race(tmp_path: Path) -> None:
     def fail(directory: Path) -> None:
-        race_file(directory, 0, 1).write_text(RACE.to_json() + "\n")
+        race_file(directory, 1, 1).write_text(RACE.to_json() + "\n")
         _failed(directory)
 
-    (found,) = run_late(fail, [layout(dp=2)], tmp_path / "late")
-    assert found == LateRun(races=(RACE,), num_operations=(), observed=None)
+    plans = [layout(dp=2), layout(dp=2)]
+    found = run_late(fail, plans, tmp_path / "late")
+    assert found == [
+        LateRun(races=(), num_operations=(), observed=None),
+        LateRun(races=(RACE,), num_operations=(), observed=None),
+    ]
 
 
 def test_what_ends_a_run_without_a_race_is_told_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(RunFailed) as failed:
         run_late(_failed, [layout(dp=2)], tmp_path / "late")
     assert failed.value.rules == ("rank-stuck",)
+
+
+def test_a_run_that_a_race_ends_is_a_failed_proof(tmp_path: Path) -> None:
+    def fail(target: str, argument: object, world_size: int, /, *, labels: Sequence[str]) -> None:
+        assert isinstance(argument, dict)
+        assert argument["late"], "the other run may hang on the race"
+        race_file(Path(argument["directory"]), 0, 1).write_text(RACE.to_json() + "\n")
+        _failed(tmp_path)
+
+    proof = prove(layout(dp=2), run_ranks=fail, late=True)
+
+    assert not proof.proven
+    (only,) = proof.passes
+    assert [claim.rule.id for claim in only.claims] == ["prove-awaited"]
+    assert proof.diagnosis is not None
+    assert (proof.diagnosis.tensor, proof.diagnosis.axis) == (RACE.operation, "dp_shard")
+    with pytest.raises(ProofFailed) as failed:
+        proof.require()
+    assert failed.value.rules == ("prove-awaited",)

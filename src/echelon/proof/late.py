@@ -23,7 +23,8 @@ _ARGUMENTS = 3
 class LateRun:
     """Hold what the ranks found in one precision, and all that they said.
 
-    `observed` is None where the run ended with an error, of which a race was the cause.
+    `observed` is None where the run ended with an error, of which a race was the cause, in this
+    precision or in another.
     """
 
     races: tuple[Race, ...]
@@ -60,19 +61,15 @@ def run_late(
     for number, plan in enumerate(plans):
         ranks = range(plan.mesh.world_size)
         races = [race for rank in ranks for race in _races(race_file(directory, number, rank))]
-        if failure is not None and races:
-            found.append(LateRun(races=tuple(races), num_operations=(), observed=None))
-            return found
-        if failure is None:
-            results = read_results(directory, number, len(ranks))
-            found.append(
-                LateRun(
-                    races=tuple(races),
-                    num_operations=tuple(result.num_operations for result in results),
-                    observed=ObservedRun(plan, results),
-                )
+        results = () if failure is not None else read_results(directory, number, len(ranks))
+        found.append(
+            LateRun(
+                races=tuple(races),
+                num_operations=tuple(result.num_operations for result in results),
+                observed=None if failure is not None else ObservedRun(plan, results),
             )
-    if failure is not None:
+        )
+    if failure is not None and not any(run.races for run in found):
         raise failure
     return found
 

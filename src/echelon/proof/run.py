@@ -155,8 +155,8 @@ def _judge(
         elif late is not None and late.observed is not None:
             observed = late.observed
         else:
-            passes.append(_raced_pass(plan, reference, late))
-            break
+            passes += _raced_passes(plan, reference, late)
+            continue
         # Where tokens go is a matter of rounding in a precision of few digits, and of none here.
         forced = routing_from_ranks(observed, steps) if number else None
         # The float64 oracle also judges the plan's own precision: first values are rounded to
@@ -193,8 +193,8 @@ def _judge(
     return tuple(passes)
 
 
-def _raced_pass(plan: Plan, reference: Plan, late: LateRun | None) -> ProofPass:
-    """Return the claims of a run that races made end with an error: those about races."""
+def _raced_passes(plan: Plan, reference: Plan, late: LateRun | None) -> list[ProofPass]:
+    """Return the claims of a run that races made end with an error: those about its races."""
     evidence = Evidence(
         plan=plan,
         reference_plan=reference,
@@ -204,11 +204,15 @@ def _raced_pass(plan: Plan, reference: Plan, late: LateRun | None) -> ProofPass:
         late=late,
     )
     results = judge_races(evidence)
-    return ProofPass(
-        precision=plan.mathematics.precision.parameters,
-        claims=results,
-        diagnosis=diagnose_races(late, results),
-    )
+    if not results:
+        return []
+    return [
+        ProofPass(
+            precision=plan.mathematics.precision.parameters,
+            claims=results,
+            diagnosis=diagnose_races(late, results),
+        )
+    ]
 
 
 def mesh_text(plan: Plan) -> str:
