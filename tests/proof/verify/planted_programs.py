@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from echelon.api.verifying import verify
 from echelon.launch.local.pool import RankPool
 from echelon.proof.verify.verdict import SubjectProof
 from echelon.proof.verify.verify import SubjectRanks, verify_subject
@@ -21,6 +23,7 @@ def written(folder: Path, name: str, changes: Mapping[str, str] | None = None) -
         assert text.count(old) == 1, f"{name}.py has {old!r} {text.count(old)} times"
         text = text.replace(old, new)
     folder.mkdir(exist_ok=True)
+    shutil.copy(HERE / "programs" / "net.py", folder)
     path = folder / f"{name}.py"
     path.write_text(text, encoding="utf-8")
     return path
@@ -32,3 +35,10 @@ def proof_of(
     """Return the proof of a program, on ranks of the session's pool."""
     ranks = SubjectRanks(run=pool.run, fresh=lambda: None)
     return verify_subject(written(folder, name, changes), ranks)
+
+
+def fresh_proof_of(
+    folder: Path, name: str, changes: Mapping[str, str] | None = None
+) -> SubjectProof:
+    """Return the proof of a program of a framework that keeps state: on ranks of its own."""
+    return verify(written(folder, name, changes))

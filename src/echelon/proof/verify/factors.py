@@ -17,37 +17,56 @@ from echelon.proof.verify.named_mesh import NamedMesh
 from echelon.proof.verify.reference import ReferenceStep
 
 
-def subject_factors(evidence: SubjectEvidence, step: ReferenceStep) -> list[Factor]:
-    """Return the factors that parallel training is known to get wrong, most telling first."""
+def subject_factors(
+    evidence: SubjectEvidence, step: ReferenceStep, axes_of: Collection[str]
+) -> list[Factor]:
+    """Return the factors that parallel training is known to get wrong, over sets of these axes."""
     found = [Factor("zero", 0.0), Factor("sign", -1.0)]
     for axes in evidence.mesh.axis_sets():
-        degree, name = evidence.mesh.degree(axes), " x ".join(axes)
-        axis = " and ".join(axes)
-        found += [
-            Factor(name, degree, axis),
-            Factor(f"1/({name})" if len(axes) > 1 else f"1/{name}", 1 / degree, axis),
-        ]
+        if not set(axes) <= set(axes_of):
+            continue
+        degree, name, axis = evidence.mesh.degree(axes), " x ".join(axes), " and ".join(axes)
+        inverse = f"1/({name})" if len(axes) > 1 else f"1/{name}"
+        found += [Factor(name, degree, axis), Factor(inverse, 1 / degree, axis)]
         found.append(Factor(f"sqrt({name})", degree**0.5, axis))
-    counts = {
-        "microbatches": evidence.run.num_calls(step.step),
-        "clip scale": step.clip_scale,
-        "2": 2.0,
-    }
-    counts |= {"parts of the batch": len(step.parts)} if step.parts else {}
-    for name, value in counts.items():
+    calls = evidence.run.num_calls(step.step)
+    counts = {"microbatches": calls, "parts of the batch": len(step.parts) or 1}
+    for name, value in {**counts, "clip scale": step.clip_scale, "2": 2.0}.items():
         if value != 1.0:
             found += [Factor(name, value), Factor(f"1/{name}", 1 / value)]
     return found
 
 
 def named(
-    evidence: SubjectEvidence, step: ReferenceStep, value: float, residual: float = 0.0
+    evidence: SubjectEvidence,
+    step: ReferenceStep,
+    value: float,
+    residual: float = 0.0,
+    *,
+    parameter: str = "",
 ) -> ProofFinding:
-    """Return the finding that a thing is `value` times what it should be."""
-    known = subject_factors(evidence, step)
-    # Where all is rough, a factor is what it is near to.
-    near = [one.value for one in known if abs(one.value - value) <= evidence.explained]
-    return name_factor(near[0] if near else value, known, residual)
+    """Return the finding that a thing is `value` times what it should be.
+
+    Of a `parameter`, axes along which one place alone holds it are named last: nothing is summed
+    over them.
+    """
+    every = evidence.mesh.axes
+    held = [axis for axis in every if _is_held_along(evidence, parameter, axis)]
+    told = ProofFinding("number", "")
+    for axes in (held, every):
+        known = subject_factors(evidence, step, axes)
+        # Where all is rough, a factor is what it is near to.
+        near = [one.value for one in known if abs(one.value - value) <= evidence.explained]
+        told = name_factor(near[0] if near else value, known, residual)
+        if told.factor not in ("number", "2", "1/2"):
+            break
+    return told
+
+
+def _is_held_along(evidence: SubjectEvidence, name: str, axis: str) -> bool:
+    """Return whether several places of an axis hold a parameter, or part of it."""
+    holders = evidence.run.holders(PARAMETERS, INITIAL, name)
+    return not name or len({evidence.mesh.coordinates(rank)[axis] for rank in holders}) > 1
 
 
 def telling_axis(mesh: NamedMesh, wrong: Collection[int], right: Iterable[int]) -> str:

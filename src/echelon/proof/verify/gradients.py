@@ -204,7 +204,9 @@ def _scalar(gradient: WrongGradientOfSubject) -> Iterator[ProofFinding]:
     factors = [factor for factor, _ in found.values()]
     wrong = max(factors, key=lambda factor: abs(factor - 1.0))
     if max(factors) - min(factors) <= gradient.fits * max(1.0, abs(wrong)):
-        yield named(gradient.evidence, gradient.step, wrong, max(r for _, r in found.values()))
+        residual = max(residual for _, residual in found.values())
+        name = gradient.name
+        yield named(gradient.evidence, gradient.step, wrong, residual, parameter=name)
         return
     told = ", ".join(f"rank {rank}: {factor:.6g}" for rank, (factor, _) in found.items())
     says = f"each rank has it times a factor of its own ({told})"

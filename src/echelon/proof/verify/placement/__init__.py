@@ -5,4 +5,8 @@ located.py          where each element of a rank's tensor lies in a parameter of
 names.py            the user's table of names
 program.py          wrappers taken off: modules, parameters under their plain names
 torch_store.py      plain modules, DDP, tensor-parallel plans, FSDP2, DTensor, pipelining stages
+fsdp1.py            FullyShardedDataParallel
+deepspeed.py        DeepSpeed: ZeRO 0 to 3, its pipeline engine
+megatron.py         Megatron-core: tensor parallel, pipelines, experts, its distributed optimizer
+interposed.py       a call put before a method of one object, and taken off again
 """

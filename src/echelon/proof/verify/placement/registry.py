@@ -9,6 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from echelon.proof.verify.placement.deepspeed import DeepSpeedStore, is_deepspeed
+from echelon.proof.verify.placement.fsdp1 import Fsdp1Store, is_fsdp1
+from echelon.proof.verify.placement.megatron import MegatronStore, is_megatron
 from echelon.proof.verify.placement.program import Program
 from echelon.proof.verify.placement.torch_store import TorchStore
 
@@ -23,6 +26,9 @@ class Framework:
 
 
 FRAMEWORKS: tuple[Framework, ...] = (
+    Framework(name="DeepSpeed", knows=is_deepspeed, store=DeepSpeedStore),
+    Framework(name="Megatron", knows=is_megatron, store=MegatronStore),
+    Framework(name="FSDP1", knows=is_fsdp1, store=Fsdp1Store),
     Framework(name="torch", knows=lambda _: True, store=TorchStore),
 )
 

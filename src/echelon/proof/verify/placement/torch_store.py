@@ -37,11 +37,17 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldParameter:
-    """Hold a parameter of this rank and its place."""
+    """Hold a parameter of this rank, as its optimizer knows it, and its place.
+
+    Where frameworks keep flat slices of many, it is the part `cut` of a flat `parameter`, and that
+    is the part from `start` on of the tensor that lies at `place`.
+    """
 
     name: str
     parameter: nn.Parameter
     place: LocatedTensor
+    cut: slice | None = None
+    start: int = 0
 
 
 class TorchStore:
@@ -53,10 +59,7 @@ class TorchStore:
     def __init__(self, program: Program) -> None:
         """Find the place of every parameter; ConfigError names one that has none."""
         self.program = program
-        self.held = [
-            HeldParameter(name=one.name, parameter=one.parameter, place=place_of(program, one))
-            for one in program.parameters()
-        ]
+        self.held = list(self.find(program))
         self.optimizers = [
             found for one in program.optimizers if (found := torch_optimizer(one)) is not None
         ]
@@ -67,6 +70,12 @@ class TorchStore:
                     suggestions=("OnRank(optimizer=...)", "OnRank(engine=...)"),
                 )
             )
+
+    def find(self, program: Program) -> Iterator[HeldParameter]:
+        """Yield every parameter with its place."""
+        for one in program.parameters():
+            place = place_of(program, one)
+            yield HeldParameter(name=one.name, parameter=one.parameter, place=place)
 
     def on_update(self, before: Callable[[Any], None]) -> list[Any]:
         """Have `before` called with each optimizer when it is about to update; return handles."""
@@ -103,7 +112,8 @@ class TorchStore:
         """Yield the parameters on which a hook sees what backward makes on this rank."""
         for held in self.held:
             parameter = held.parameter
-            if parameter.requires_grad and parameter.numel() and not isinstance(parameter, DTensor):
+            whole = held.cut is None and not isinstance(parameter, DTensor)
+            if parameter.requires_grad and parameter.numel() == held.place.numel and whole:
                 yield held
 
     def write(self, values: Callable[[LocatedTensor], torch.Tensor]) -> None:
@@ -111,7 +121,8 @@ class TorchStore:
         with torch.no_grad():
             for held in self.held:
                 local = local_of(held.parameter)
-                local.copy_(values(held.place).reshape(local.shape))
+                flat = local.view(-1)[held.cut or slice(None)]
+                flat.copy_(values(held.place)[held.start : held.start + flat.numel()])
 
     def grad_norm(self) -> float | None:
         """Return the norm that the framework has computed, where it keeps it."""
@@ -180,4 +191,5 @@ def _fragment(held: HeldParameter, tensor: torch.Tensor) -> Fragment:
     both = isinstance(tensor, DTensor) and isinstance(parameter, DTensor)
     if both and tensor.placements != parameter.placements:
         tensor = tensor.redistribute(placements=parameter.placements)
-    return Fragment(name=held.name, place=held.place, values=local_of(tensor).reshape(-1))
+    values = local_of(tensor).reshape(-1)[held.cut or slice(None)]
+    return Fragment(name=held.name, place=held.place, values=values, start=held.start)
