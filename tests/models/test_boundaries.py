@@ -6,6 +6,7 @@ import torch
 
 from echelon.models.batch import TokenBatch
 from echelon.models.boundaries import block_boundaries, listen_to_boundaries
+from echelon.models.decoder import Decoder
 from tests.models.test_decoder import batch, decoder
 from tests.parallel.layouts import NANO
 
@@ -27,3 +28,14 @@ def test_every_boundary_is_heard_in_the_order_of_the_forward_pass() -> None:
         handle.remove()
     model(None, tokens)
     assert len(heard) == len(names)
+
+
+def test_a_stage_without_blocks_is_heard() -> None:
+    whole, tokens = decoder(NANO), batch(NANO)
+    stage = Decoder(NANO, blocks=[], first=False).double()
+    stage.norm.weight.data.copy_(whole.norm.weight.data)
+    stage.head.weight.data.copy_(whole.head.weight.data)
+    heard: list[str] = []
+    listen_to_boundaries(stage, lambda name, *_: heard.append(name))
+    stage(torch.ones(tokens.tokens_N.numel(), NANO.hidden, dtype=torch.float64), tokens)
+    assert heard == ["norm"]

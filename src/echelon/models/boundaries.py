@@ -46,10 +46,15 @@ def listen_to_boundaries(decoder: Decoder, hear: Hear) -> Sequence[RemovableHand
         handles += _listen_to_block(module, hear, now)
     if decoder.last:
 
+        def before_all(_: nn.Module, inputs: tuple[torch.Tensor | None, TokenBatch]) -> None:
+            # A stage may have no block that would say which batch it is.
+            now[:] = [inputs[1]]
+
         def after_norm(_: nn.Module, _inputs: Any, y_ND: torch.Tensor) -> None:
             if now:
                 hear(FINAL_NORM, y_ND, now[0])
 
+        handles.append(decoder.register_forward_pre_hook(before_all))
         handles.append(decoder.norm.register_forward_hook(after_norm))
     return handles
 

@@ -3,6 +3,8 @@
 run.py              prove: shrink the plan, run its ranks and the oracle, judge every claim
 subject.py          the thing under proof: what is asked of a training engine
 ranks.py            what each rank does in a proof, and the files that it writes
+activations.py      what ranks say of activations, as it travels
+numeric_range.py    weights much larger and smaller, where a narrow dtype ends
 observed.py         what the ranks said, put together: whole tensors, losses, routes
 late.py             the run with late completion beside it
 shrink.py           a plan made small, with all kept that can go wrong; shrink_experts.py,

@@ -15,12 +15,13 @@ import torch
 from echelon.core.plan import Plan
 from echelon.core.version import __version__
 from echelon.proof.claims.checks import Evidence
-from echelon.proof.claims.claims import judge, judge_races
+from echelon.proof.claims.claims import ClaimResult, judge, judge_races
 from echelon.proof.claims.proof import Proof, ProofPass
 from echelon.proof.claims.tolerance import float64_tolerance, own_tolerance, rounded_oracle_runs
 from echelon.proof.diagnose.diagnose import diagnose
 from echelon.proof.diagnose.races import diagnose_races
 from echelon.proof.late import LateRun, require_late_subject, run_late
+from echelon.proof.numeric_range import RangeCase, judge_ranges, range_cases
 from echelon.proof.observed import ObservedRun, routing_from_ranks
 from echelon.proof.oracle.loss_scale import (
     scale_without_overflow,
@@ -72,11 +73,13 @@ def prove(
     if late:
         require_late_subject(subject, factory)
     variants = _variants(plan, own_precision=own_precision)
+    ranges = range_cases(variants[1].plan) if len(variants) > 1 else []
+    shrunk = [one.plan for one in (*variants, *ranges)]
     with tempfile.TemporaryDirectory(prefix="echelon-prove-") as directory:
         argument = {
-            "plans": [offloaded_to(one.plan, directory).to_json() for one in variants],
+            "plans": [offloaded_to(one, directory).to_json() for one in shrunk],
             "subject": subject,
-            "num_steps": [one.num_steps for one in variants],
+            "num_steps": [*(one.num_steps for one in variants), *(1 for _ in ranges)],
         }
         labels = [plan.mesh.label(rank) for rank in range(plan.mesh.world_size)]
 
@@ -88,9 +91,11 @@ def prove(
         if late:
             plans = [one.plan for one in variants]
             late_runs = run_late(partial(run_into, late=True), plans, Path(directory, "late"))
-        if not any(one is not None and one.races for one in late_runs):
+        if any(one is not None and one.races for one in late_runs):
+            ranges = []
+        else:
             run_into(Path(directory))
-        passes = _judge(variants, Path(directory), late_runs)
+        passes = _judge(variants, ranges, Path(directory), late_runs)
     return Proof(
         plan=plan.name,
         plan_hash=plan.content_hash(),
@@ -143,7 +148,10 @@ def offloaded_to(plan: Plan, directory: str) -> Plan:
 
 
 def _judge(
-    variants: Sequence[_Variant], directory: Path, late_runs: Sequence[LateRun | None]
+    variants: Sequence[_Variant],
+    ranges: Sequence[RangeCase],
+    directory: Path,
+    late_runs: Sequence[LateRun | None],
 ) -> tuple[ProofPass, ...]:
     oracles: dict[str, tuple[OracleStep, ...]] = {}
     passes: list[ProofPass] = []
@@ -166,6 +174,7 @@ def _judge(
             oracles[key] = run_oracle(reference, steps, forced=forced)
         oracle = oracles[key][:steps]
         tolerance = float64_tolerance()
+        rounded: list[tuple[OracleStep, ...]] = [()]
         if number:
             rounded = rounded_oracle_runs(plan, steps, forced)
             masters = observed.has_masters
@@ -177,8 +186,11 @@ def _judge(
             observed=observed,
             tolerance=tolerance,
             late=late,
+            rounded=rounded[0],
         )
         results = judge(evidence)
+        if number and ranges:
+            results += (_judge_ranges(ranges, directory, first=len(variants)),)
         broken = any(not earlier.holds for earlier in passes)
         passes.append(
             ProofPass(
@@ -191,6 +203,19 @@ def _judge(
             )
         )
     return tuple(passes)
+
+
+def _judge_ranges(ranges: Sequence[RangeCase], directory: Path, *, first: int) -> ClaimResult:
+    """Return the claim about numbers that are large or tiny; `first` is the number of its plan."""
+    return judge_ranges(
+        [
+            (
+                case,
+                ObservedRun(case.plan, read_results(directory, number, case.plan.mesh.world_size)),
+            )
+            for number, case in enumerate(ranges, start=first)
+        ]
+    )
 
 
 def _raced_passes(plan: Plan, reference: Plan, late: LateRun | None) -> list[ProofPass]:

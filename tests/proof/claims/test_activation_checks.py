@@ -29,7 +29,9 @@ def test_right_activations_hold_on_every_rank_and_are_whole_together() -> None:
     assert len(checks) == 2 * (6 * PLAN.model.layers + 1)
     assert max(check.error for check in checks) == 0.0
     right = evidence.oracle[0].activations[SITE]
-    assert torch.equal(whole_activation(copies_at(evidence, 0)[SITE], right), right)
+    assert torch.equal(
+        whole_activation(copies_at(evidence.plan, evidence.observed, 0)[SITE], right), right
+    )
 
 
 def test_a_wrong_row_of_one_rank_is_found_with_its_rank() -> None:

@@ -43,7 +43,7 @@ def test_the_formula_of_a_wrong_norm_is_found(
         "norm": right[f"layers.{PLAN.model.layers - 1}.output"],
     }[site]
     made = formula(read, oracle.before[f"{site}.weight"]).flatten(0, 1)
-    (copy,) = copies_at(evidence, 0)[site]
+    (copy,) = copies_at(evidence.plan, evidence.observed, 0)[site]
     wrong = replace(copy, values_nW=made[copy.place_n])
     found = next(explain_norm_layer(oracle, site, [wrong], evidence))
     assert (found.factor, found.tensor) == (factor, f"{site}.weight")

@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 import torch
 
+from echelon.core.experts import Balance
 from echelon.core.plan import Plan, Precision
 from echelon.models.batch import TokenBatch
+from echelon.models.decoder import Block
+from echelon.parallel.expert.router import Router
 from echelon.parallel.operations import RankOperations
 from echelon.training import engine
 from echelon.training.optimizer import step as optimizer_step
 from echelon.training.optimizer.adamw import AdamW
-from tests.parallel.layouts import DEEPSEEK
+from tests.models.latent_shapes import LATENT
+from tests.parallel.layouts import DEEPSEEK, MIXTRAL, plan_of
 from tests.proof.layouts import FP16
 from tests.proof.mutants.expert_layouts import BIAS, in_routes
 from tests.proof.mutants.planting import LAST, Told, mutant
@@ -205,3 +209,98 @@ def blocks_reversed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
         return model
 
     patch.setattr(engine, "apply_plan", changed)
+
+
+@mutant(
+    Told(
+        "prove-gradients",
+        "layers.1.attention.kv_down.weight",
+        "missing sum",
+        "tp",
+        plan={"model": LATENT, "tp": 2},
+        of=plan_of,
+    ),
+)
+def latent_gradients_not_summed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Leave each tensor rank with what its own heads make of the gradient of the latents."""
+    patch.setattr(RankOperations, "share_among_heads", lambda self, x: x)
+
+
+@mutant(
+    Told(
+        "prove-activations",
+        "layers.0.mlp",
+        "renormalised after drop",
+        plan={"model": MIXTRAL, "balance": Balance(kind="aux", capacity_factor=0.5)},
+        of=plan_of,
+    ),
+)
+def gates_renormalised_after_the_drop(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Let the gates of the experts that have room add up to one."""
+    route = Router.route
+
+    def renormalised(self: Any, *args: Any, **named: Any) -> Any:
+        routed = route(self, *args, **named)
+        kept_nK = routed.gates_nK * routed.kept_nK
+        total_n1 = kept_nK.sum(-1, keepdim=True)
+        return replace(routed, gates_nK=kept_nK / total_n1.where(total_n1 > 0, 1.0))
+
+    patch.setattr(Router, "route", renormalised)
+
+
+@mutant(
+    Told(
+        "prove-activations",
+        "layers.0.attention",
+        "documents",
+        plan={"documents": "separate", "tp": 2},
+    ),
+)
+def documents_ignored(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Let attention cross the documents of a sequence."""
+    cut = TokenBatch.cut
+    patch.setattr(TokenBatch, "cut", lambda self, runs, documents=None: cut(self, runs))
+
+
+@mutant(
+    Told("prove-activations", f"{LAST}.mlp", "number", plan={"pp": 2}),
+    Told("prove-activations", f"{LAST}.mlp", "number", plan={"dp": 2, "zero": {"stage": 3}}),
+    Told(
+        "prove-activations",
+        f"{LAST}.mlp",
+        "number",
+        plan={"pp": 2, "schedule": "dualpipe", "accumulation": 4, "recompute": "full"},
+    ),
+)
+def one_mlp_larger_by_a_tenth(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Let the MLP of block 1 give 1.1 of what it should."""
+    forward = Block.__init__
+
+    def changed(self: Any, shape: Any, operations: Any, index: int, share: Any) -> None:
+        forward(self, shape, operations, index, share)
+        if index == 1:
+            mlp = self.mlp.forward
+            self.mlp.forward = lambda *inputs: 1.1 * mlp(*inputs)
+
+    patch.setattr(Block, "__init__", changed)
+
+
+@mutant(Told("prove-gradients", f"{LAST}.attention", "none", plan={"pp": 2}))
+def backward_of_one_attention_scaled(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Square the gradient that enters the attention of block 1."""
+    forward = Block.__init__
+
+    def changed(self: Any, shape: Any, operations: Any, index: int, share: Any) -> None:
+        forward(self, shape, operations, index, share)
+        if index == 1:
+            attention = self.attention.forward
+
+            def wrong(x_ND: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+                y_ND = attention(x_ND, batch)
+                if y_ND.requires_grad:
+                    y_ND.register_hook(lambda dy: dy + 10 * dy * dy)
+                return y_ND
+
+            self.attention.forward = wrong
+
+    patch.setattr(Block, "__init__", changed)

@@ -106,6 +106,19 @@ PROVE_ACTIVATIONS = Rule(
     fixed="x = x + attention(norm(x))",
 )
 
+PROVE_SYSTEMATIC_ERROR = Rule(
+    id="prove-systematic-error",
+    why="""
+    In bfloat16 and float16 a single number is off by as much as a wrong factor of 1.01 would make
+    it. Rounding errs to both sides, so over the thousands of elements of an activation or a
+    gradient its mean is next to nothing; a factor stays. In the first step each is fitted as what
+    one device has in this precision + c x the right one + rounding, and c must be 0 to within six
+    standard errors.
+    """,
+    bad="out = acc.to(torch.bfloat16) * bf16(1 / (1 - p))    # 1.1094 in place of 1.1111",
+    fixed="out = (acc * (1 / (1 - p))).to(torch.bfloat16)",
+)
+
 PROVE_MICROBATCH_LOSS = Rule(
     id="prove-microbatch-loss",
     why="""
@@ -145,6 +158,18 @@ PROVE_GRADIENTS = Rule(
     """,
     bad="all_reduce(grad) / dp                           # of a loss already divided by all tokens",
     fixed="all_reduce(grad)",
+)
+
+PROVE_SUM_DTYPE = Rule(
+    id="prove-sum-dtype",
+    why="""
+    Where gradients are added up and reduced in float32, their elements have the digits of such
+    sums: more than one product of a microbatch has, which is rounded to the parameters' dtype. A
+    sum with fewer binary digits than one device's was rounded on its way, and what late
+    microbatches or replicas add to it is lost in part.
+    """,
+    bad="all_reduce(main_grad.bfloat16())                # where float32 was asked for",
+    fixed="all_reduce(main_grad)",
 )
 
 PROVE_ACTIVATION_GRADIENTS = Rule(
@@ -219,6 +244,18 @@ PROVE_REPLICAS = Rule(
     """,
     bad="each rank adds the summands in an order of its own",
     fixed="all_reduce, whose result is the same on every rank",
+)
+
+PROVE_RANGE = Rule(
+    id="prove-range",
+    why="""
+    Numbers of usual size hide what a narrow dtype cannot hold. A plan in bfloat16 or float16 takes
+    one step more with weights so large that scores lie far beyond where exp overflows, and one with
+    weights so small that gradients nearly vanish. Wherever one device in that precision has finite
+    numbers, the ranks must have them; what is not zero there must not vanish.
+    """,
+    bad="weights = scores.exp() / scores.exp().sum(-1)",
+    fixed="weights = (scores - scores.max(-1)).exp()      # then divided by their sum",
 )
 
 PROVE_SCHEDULE_ORDER = Rule(

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
+from echelon.core.plan import Plan
 from echelon.proof.claims.checks import Check, Evidence
 from echelon.proof.claims.tolerance import FLOOR
+from echelon.proof.observed import ObservedRun
 from echelon.proof.oracle.activations import Activations
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.optimizers import global_norm
@@ -40,14 +42,13 @@ Copies = Mapping[str, list[ActivationCopy]]
 """What all ranks have of each boundary."""
 
 
-def copies_at(evidence: Evidence, step: int, *, gradient: bool = False) -> Copies:
+def copies_at(plan: Plan, observed: ObservedRun, step: int, *, gradient: bool = False) -> Copies:
     """Return what ranks told of the boundaries in a step."""
-    plan = evidence.plan
     length = plan.mathematics.sequence_length
     samples = torch.tensor(global_batch(plan, step).sample_ids)
     in_order, row_of = samples.sort()
     found: dict[str, list[ActivationCopy]] = {}
-    for one in evidence.observed.activations:
+    for one in observed.activations:
         if (one.step, one.gradient) != (step, gradient):
             continue
         sample_n, position_n = one.tokens_n // length, one.tokens_n % length
@@ -88,7 +89,7 @@ def activation_gradients(evidence: Evidence) -> Iterator[Check]:
 
 
 def _checks(evidence: Evidence, kind: str, step: int, right: Activations) -> Iterator[Check]:
-    copies = copies_at(evidence, step, gradient=kind != "activations")
+    copies = copies_at(evidence.plan, evidence.observed, step, gradient=kind != "activations")
     floor = FLOOR * global_norm(right)
     for position, (name, right_BTW) in enumerate(right.items() if copies else ()):
         error, detail = copies_error(copies.get(name, []), right_BTW.double())

@@ -16,6 +16,7 @@ from echelon.proof.claims import (
     late_checks,
     predictions,
     routing_checks,
+    systematic,
     value_checks,
 )
 from echelon.proof.claims.checks import Check, Evidence
@@ -155,6 +156,11 @@ CLAIMS: tuple[ProofClaim, ...] = (
         "what passes between the parts of the model, token by token",
         activation_checks.activations,
     ),
+    _if_reported(
+        rules.PROVE_SYSTEMATIC_ERROR,
+        "what low precision is off by is rounding, not a factor",
+        systematic.systematic_errors,
+    ),
     ProofClaim(rules.PROVE_MICROBATCH_LOSS, "loss of each microbatch", checks.microbatch_losses),
     ProofClaim(
         rules.PROVE_LOSS, "loss of the global batch, on every rank", checks.scalar("loss", "loss")
@@ -165,6 +171,11 @@ CLAIMS: tuple[ProofClaim, ...] = (
         value_checks.loss_scale,
     ),
     ProofClaim(rules.PROVE_GRADIENTS, "every gradient before clipping", value_checks.gradients),
+    _if_reported(
+        rules.PROVE_SUM_DTYPE,
+        "gradients that are float32 sums have the digits of such",
+        systematic.sum_dtypes,
+    ),
     _if_reported(
         rules.PROVE_ACTIVATION_GRADIENTS,
         "gradients between the parts of the model, token by token",

@@ -12,6 +12,7 @@ gradients.py            wrong gradients, by
 norm.py                 wrong gradient norms
 updates.py              wrong updates, and parameters that are not written back
   optimizer_constants.py  counts, epsilons and decays that are others
+low_precision.py        what is wrong in a narrow dtype only
 routing.py              wrong routes, loads, losses and biases
 races.py                the first race of a run with late completion
 token_ranks.py          which rank holds each position, and routes each token

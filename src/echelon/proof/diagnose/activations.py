@@ -61,14 +61,14 @@ class WrongActivation:
 
     def observed(self, name: str) -> torch.Tensor:
         """Return what the ranks have together at any boundary."""
-        copies = copies_at(self.evidence, self.oracle.step)
+        copies = copies_at(self.evidence.plan, self.evidence.observed, self.oracle.step)
         return whole_activation(copies.get(name, []), self.oracle.activations[name])
 
 
 def explain_activation(evidence: Evidence, failure: Check) -> ProofFinding:
     """Return the mistake behind the first wrong activation, with where it is made."""
     oracle, name = evidence.oracle[failure.step], failure.subject
-    copies = copies_at(evidence, failure.step).get(name, [])
+    copies = copies_at(evidence.plan, evidence.observed, failure.step).get(name, [])
     right_BTW = oracle.activations[name].double()
     allowed = failure.allowed * float(right_BTW.norm())
     wrong = [

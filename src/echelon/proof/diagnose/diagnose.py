@@ -18,6 +18,11 @@ from echelon.proof.diagnose.activations import backward_place, explain_activatio
 from echelon.proof.diagnose.diagnosis import Diagnosis, ProofFinding, named_groups
 from echelon.proof.diagnose.gradients import explain_gradient
 from echelon.proof.diagnose.losses import explain_loss, explain_microbatch_losses, explain_scale
+from echelon.proof.diagnose.low_precision import (
+    explain_range,
+    explain_sum_dtype,
+    explain_systematic,
+)
 from echelon.proof.diagnose.norm import explain_norm, stage_of
 from echelon.proof.diagnose.routing import (
     explain_loads,
@@ -37,8 +42,16 @@ _PREDICTION_AXES = {
 }
 """What a plan promises beside its mathematics, each with the axis that a breach points to."""
 
-_EXACT_RULES = frozenset({rules.PROVE_MASTER_WEIGHTS.id, rules.PROVE_LOSS_SCALE.id})
-"""Claims that know no rounding, in the plan's own precision too."""
+_EXACT_RULES = frozenset(
+    {
+        rules.PROVE_MASTER_WEIGHTS.id,
+        rules.PROVE_LOSS_SCALE.id,
+        rules.PROVE_SYSTEMATIC_ERROR.id,
+        rules.PROVE_SUM_DTYPE.id,
+        rules.PROVE_RANGE.id,
+    }
+)
+"""Claims that know no rounding, or tell it apart, in the plan's own precision too."""
 
 _FINE = 1e-6  # relative error
 _COARSE = 1e-2  # relative error
@@ -50,6 +63,7 @@ def diagnose(evidence: Evidence, results: Sequence[ClaimResult]) -> Diagnosis | 
     if first is None:
         return None
     result, failure = _before_its_router(evidence, results, *first)
+    result, failure = _as_a_factor(results, result, failure)
     finding = _explain(evidence, result.rule.id, failure)
     return Diagnosis(
         rule=result.rule.id,
@@ -80,6 +94,19 @@ def _before_its_router(
         for earlier in other.failures if other.rule.id == rules.PROVE_ACTIVATIONS.id else ():
             if earlier.step == failure.step and earlier.position < last:
                 return other, earlier
+    return result, failure
+
+
+def _as_a_factor(
+    results: Sequence[ClaimResult], result: ClaimResult, failure: Check
+) -> tuple[ClaimResult, Check]:
+    """Return, in place of an activation that is off, that it is so by a factor, where it is."""
+    if result.rule.id != rules.PROVE_ACTIVATIONS.id:
+        return result, failure
+    for other in results:
+        for same in other.failures if other.rule.id == rules.PROVE_SYSTEMATIC_ERROR.id else ():
+            if (same.step, same.subject) == (failure.step, failure.subject):
+                return other, same
     return result, failure
 
 
@@ -209,6 +236,9 @@ def _backward(evidence: Evidence, failure: Check) -> ProofFinding:
 
 _EXPLANATIONS: Mapping[str, Callable[[Evidence, Check], ProofFinding]] = {
     rules.PROVE_ACTIVATIONS.id: explain_activation,
+    rules.PROVE_SYSTEMATIC_ERROR.id: explain_systematic,
+    rules.PROVE_SUM_DTYPE.id: explain_sum_dtype,
+    rules.PROVE_RANGE.id: explain_range,
     rules.PROVE_ACTIVATION_GRADIENTS.id: _backward,
     rules.PROVE_GRADIENTS.id: _gradient,
     rules.PROVE_CLIPPED_UPDATE.id: explain_update,

@@ -127,7 +127,7 @@ class PaddedVocabulary(Operations):
 def variants(plan: Plan, oracle: OracleStep, known: tuple[Factor, ...]) -> Iterator[Variant]:
     """Return every mistake that is tried, the most likely first."""
     yield from _blocks(oracle.before)
-    yield from _vocabulary(plan)
+    yield from vocabulary_variants(plan)
     yield from _positions(plan)
     yield from _kv_heads(plan.mesh.tp)
     yield from _scaled(oracle.before, known)
@@ -144,7 +144,7 @@ def _blocks(values: Values) -> Iterator[Variant]:
         yield Variant(finding, values=left_out)
 
 
-def _vocabulary(plan: Plan) -> Iterator[Variant]:
+def vocabulary_variants(plan: Plan) -> Iterator[Variant]:
     padding = -plan.model.vocab % plan.mesh.tp
     if padding:
         name = "embedding.weight" if plan.model.tied else "head.weight"

@@ -1,0 +1,149 @@
+"""A factor told apart from rounding, in a precision whose own errors are as large.
+
+Rounding errs to both sides, so over n elements its mean shrinks with the root of n; a factor of
+1.02 in a path that only bf16 takes does not. One device in the same precision begins with the same
+bits, and what its weights are off by, the ranks' are off by too. So in the first step each tensor
+is fitted as
+
+    what one device has in this precision + c x the right one + rounding,
+
+and c must be 0 to within six standard errors (twelve, where few rows stand for it), and the
+unit roundoff of float32, in which scalars are computed, for each partial sum.
+
+Ids that pad the vocabulary leave losses nearly right. What they would add to the gradient before
+the head is known: it takes the place of the right one in another fit.
+
+A sum that is rounded before it is float32 has few digits: its last bits are zeros. Products are
+rounded to the parameters' dtype, microbatch by microbatch, and then added up: the sum of M numbers
+of 8 digits has more than 8. So the digits of a gradient, on the mean over its elements, must not be
+fewer than those of one device's, which adds up as many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from echelon.core.parameters import ROUTER
+from echelon.models.boundaries import FINAL_NORM
+from echelon.proof.claims.activation_checks import copies_at, whole_activation
+from echelon.proof.claims.checks import Check, Evidence
+from echelon.proof.claims.factor_fit import FEW, NUM_STANDARD_ERRORS, FactorFit, fit_part, sizeable
+from echelon.proof.claims.tolerance import is_low, num_partial_sums, unit_roundoff
+from echelon.proof.mistakes.forward import vocabulary_variants
+from echelon.proof.oracle.activations import hearing
+from echelon.proof.oracle.oracle import OracleStep, loss_of_tokens
+
+FLOAT32_DIGITS = 24
+"""Binary digits of a float32."""
+
+PADDING = "padding"
+"""The kind of the fit of what padding ids add."""
+
+Compared = Iterator[tuple[str, str, torch.Tensor, torch.Tensor, torch.Tensor]]
+"""Kind, name, observed, of one device in the same precision, right."""
+
+
+def systematic_errors(evidence: Evidence) -> Iterator[Check]:
+    """Compare the factor of every activation and gradient with 1, where precision is low."""
+    flat = num_partial_sums(evidence.plan) * unit_roundoff("fp32")
+    for position, (kind, name, fit) in enumerate(fits(evidence)):
+        yield Check(
+            evidence.oracle[0].step,
+            name,
+            abs(fit.factor),
+            allowed=fit.by_chance + flat,
+            detail=f"{kind}: {fit.factor:+.3g} +- {fit.error:.1g} times the right one",
+            position=position,
+        )
+
+
+def fits(evidence: Evidence) -> Iterator[tuple[str, str, FactorFit]]:
+    """Yield the kind and name of each tensor of the first step, and c."""
+    if not evidence.rounded or not is_low(evidence.plan):
+        return
+    compared = _compared(evidence, evidence.oracle[0], evidence.rounded[0])
+    for kind, name, observed, rough, part in compared:
+        fit = fit_part(observed.double() - rough.double(), part)
+        if fit is not None and math.isfinite(fit.factor):
+            yield kind, name, fit
+
+
+def _compared(evidence: Evidence, right: OracleStep, rough: OracleStep) -> Compared:
+    for gradient, kind, ours, theirs in (
+        (False, "activations", right.activations, rough.activations),
+        (True, "activation gradients", right.activation_gradients, rough.activation_gradients),
+    ):
+        copies = copies_at(evidence.plan, evidence.observed, right.step, gradient=gradient)
+        for name, one in () if gradient and right.skipped else sizeable(ours):
+            if name in copies:
+                yield kind, name, whole_activation(copies[name], one), theirs[name], one
+    if right.skipped or rough.skipped:
+        return
+    for name, one in reversed(list(sizeable(right.gradients))):
+        seen = evidence.observed.whole("gradients", right.step, name)
+        yield "gradients", name, seen, rough.gradients[name], one
+    yield from _padded(evidence, right, rough)
+
+
+def _padded(evidence: Evidence, right: OracleStep, rough: OracleStep) -> Compared:
+    """Compare with what ids that pad the vocabulary would add before the head: no part of it."""
+    plan = evidence.reference_plan
+    copies = copies_at(plan, evidence.observed, right.step, gradient=True).get(FINAL_NORM)
+    for variant in vocabulary_variants(plan) if copies else ():
+        model = variant.build(plan, right)
+        with hearing(model) as heard:
+            loss_of_tokens(plan, model, right).backward()
+        ours = right.activation_gradients[FINAL_NORM]
+        seen = whole_activation(copies or [], ours)
+        added = heard.gradients[FINAL_NORM] - ours
+        yield PADDING, "head", seen, rough.activation_gradients[FINAL_NORM], added
+
+
+def sum_dtypes(evidence: Evidence) -> Iterator[Check]:
+    """Ask that gradients which are to be float32 sums have the digits of such."""
+    precision = evidence.plan.mathematics.precision
+    wide = precision.gradients == precision.reduction == "fp32"
+    if not is_low(evidence.plan) or not wide:
+        return
+    for rough in evidence.rounded:
+        for position, name in enumerate(reversed(list(rough.gradients))):
+            if rough.skipped or not _is_sum_of_products(evidence, name):
+                continue
+            pieces = evidence.observed.shards("gradients", rough.step, name)
+            parts = [one.tensor.reshape(-1) for one in pieces if one.primary]
+            if not parts or any(part.dtype != torch.float32 for part in parts):
+                continue
+            found, wanted = digits(torch.cat(parts)), digits(rough.gradients[name])
+            if min(len(found), len(wanted)) < FEW:
+                continue
+            fewer = float(wanted.mean() - found.mean())
+            error = math.sqrt(sum(float(one.var()) / len(one) for one in (found, wanted)))
+            yield Check(
+                rough.step,
+                name,
+                max(0.0, fewer),
+                allowed=NUM_STANDARD_ERRORS * error,
+                detail=f"{float(found.mean()):.1f} binary digits instead of {wanted.mean():.1f}",
+                position=position,
+            )
+
+
+def _is_sum_of_products(evidence: Evidence, name: str) -> bool:
+    """Return whether each element of a gradient adds up products over the tokens of a microbatch.
+
+    Experts meet the tokens of several ranks at once.
+    """
+    spec = evidence.observed.specs[name]
+    rows = name.startswith(("embedding", "positions"))
+    return len(spec.shape) > 1 and spec.expert is None and not rows and not name.endswith(ROUTER)
+
+
+def digits(x: torch.Tensor) -> torch.Tensor:
+    """Return the binary digits of each float32 that is not zero: 24, less the zeros at its end."""
+    bits = x.float()[x != 0].view(torch.int32) & (2 ** (FLOAT32_DIGITS - 1) - 1)
+    lowest = bits & -bits
+    zeros = torch.where(bits == 0, float(FLOAT32_DIGITS - 1), lowest.double().log2())
+    return FLOAT32_DIGITS - zeros.double()

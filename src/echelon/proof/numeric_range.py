@@ -1,0 +1,144 @@
+"""The cases in which a narrow number overflows or vanishes: weights much larger, and much smaller.
+
+Normal weights give scores and logits of about 1 and gradients that any dtype holds: a softmax that
+subtracts no maximum, or a gradient that is rounded before it is scaled, is right there. So a plan
+of few digits takes one step more with weights so large that scores go far beyond 88, where the exp
+of float32 ends, and one with weights so small that gradients reach the end of the dtype. Numbers
+say little then; whether there are any says all: what one device has in this precision, the ranks
+must have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from echelon.core.plan import Plan
+from echelon.core.rulebook import prove as rules
+from echelon.proof.claims.activation_checks import copies_at, whole_activation
+from echelon.proof.claims.checks import Check
+from echelon.proof.claims.claims import ClaimResult, judged
+from echelon.proof.claims.factor_fit import NUM_STANDARD_ERRORS
+from echelon.proof.claims.tolerance import is_low
+from echelon.proof.observed import ObservedRun, routing_from_ranks
+from echelon.proof.oracle.loss_scale import scale_without_overflow, with_scale
+from echelon.proof.oracle.oracle import OracleStep, run_oracle
+
+LARGE = (64.0, 32.0, 16.0, 8.0, 4.0, 2.0)
+"""Factors of the weights that are tried, until one device has numbers throughout."""
+
+SMALL = 2.0**-5
+"""The factor of weights whose gradients are tiny."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeCase:
+    """Hold a plan whose weights are `factor` times as large, and one device in its precision."""
+
+    factor: float
+    plan: Plan
+
+    @property
+    def words(self) -> str:
+        """Return the case in words."""
+        return f"with weights {self.factor:g} times as large"
+
+
+def range_cases(own: Plan) -> list[RangeCase]:
+    """Return the cases of a shrunk plan in its own precision: none where it has many digits."""
+    if not is_low(own):
+        return []
+    return [*_large(own), RangeCase(factor=SMALL, plan=_scaled(own, SMALL))]
+
+
+def _large(own: Plan) -> Iterator[RangeCase]:
+    for factor in LARGE:
+        plan = _scaled(own, factor)
+        (step,) = run_oracle(plan, 1)
+        if _is_finite(step):
+            yield RangeCase(factor=factor, plan=plan)
+            return
+
+
+def _scaled(own: Plan, factor: float) -> Plan:
+    model = replace(own.model, initial_std=own.model.initial_std * factor)
+    plan = replace(own, mathematics=replace(own.mathematics, model=model))
+    if own.mathematics.precision.loss_scaling == "none":
+        return plan
+    wide = replace(
+        plan.mathematics.precision,
+        parameters="fp64",
+        gradients="fp64",
+        reduction="fp64",
+        master="fp64",
+    )
+    exact = replace(plan, mathematics=replace(plan.mathematics, precision=wide))
+    return with_scale(plan, scale_without_overflow(plan, exact, 1))
+
+
+def _is_finite(step: OracleStep) -> bool:
+    every = [*step.activations.values(), *step.activation_gradients.values()]
+    every += step.gradients.values()
+    return math.isfinite(step.loss) and all(bool(one.isfinite().all()) for one in every)
+
+
+def judge_ranges(cases: Sequence[tuple[RangeCase, ObservedRun]]) -> ClaimResult:
+    """Return whether the ranks have numbers in each case wherever one device has."""
+    checks = [check for case, observed in cases for check in range_checks(case, observed)]
+    statement = "numbers that are large or tiny neither overflow nor vanish"
+    return judged(rules.PROVE_RANGE, statement, checks)
+
+
+def range_checks(case: RangeCase, observed: ObservedRun) -> Iterator[Check]:
+    """Compare where one device and the ranks have numbers, in the order of a step."""
+    forced = routing_from_ranks(observed, 1)
+    (rough,) = run_oracle(case.plan, 1, forced=forced)
+    for position, (name, seen, right) in enumerate(_compared(case, observed, rough)):
+        yield _check(case, name, seen, right, position)
+
+
+def _check(
+    case: RangeCase, name: str, seen: torch.Tensor, right: torch.Tensor, position: int
+) -> Check:
+    """Compare where there are numbers, then how many of them are zero."""
+    lost = int((right.isfinite() & ~seen.isfinite()).sum())
+    if lost:
+        detail = f"{case.words}, {lost} of {right.numel()} numbers overflow"
+        return Check(0, name, lost / right.numel(), detail=detail, position=position)
+    # Next to the smallest number rounding makes zeros on either side alike, row by row.
+    more = ((seen == 0).double() - (right == 0).double()).reshape(-1, right.shape[-1]).sum(-1)
+    vanished = max(0.0, float(more.sum()))
+    chance = NUM_STANDARD_ERRORS * float(more.norm())
+    if not bool(seen.any()) and bool(right.any()):
+        chance = 0.0
+    detail = f"{case.words}, {vanished:.0f} of {right.numel()} numbers are zero"
+    share, allowed = vanished / right.numel(), chance / right.numel()
+    return Check(0, name, share, allowed=allowed, detail=detail, position=position)
+
+
+def _compared(
+    case: RangeCase, observed: ObservedRun, rough: OracleStep
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Yield the name, the numbers of the ranks, and those of one device."""
+    for gradient, ours in ((False, rough.activations), (True, rough.activation_gradients)):
+        copies = copies_at(case.plan, observed, rough.step, gradient=gradient)
+        prefix = "gradient of " * gradient
+        for name, right in ours.items() if not rough.skipped else ():
+            if name in copies:
+                yield f"{prefix}{name}", whole_activation(copies[name], right), right
+        if not gradient:
+            yield from _losses(observed, rough)
+    for name, right in reversed(list(rough.gradients.items())) if not rough.skipped else ():
+        yield name, observed.whole("gradients", rough.step, name), right
+
+
+def _losses(
+    observed: ObservedRun, rough: OracleStep
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    told = observed.microbatch_losses(rough.step)
+    slots = [slot for slot in rough.microbatch_losses if slot in told]
+    seen = torch.tensor([told[slot][0][0] for slot in slots])
+    yield "loss", seen, torch.tensor([rough.microbatch_losses[slot][0] for slot in slots])

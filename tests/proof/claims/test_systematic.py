@@ -1,0 +1,47 @@
+"""Digits of sums; factors are fitted in low precision only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from echelon.proof.claims.systematic import digits, fits, sum_dtypes, systematic_errors
+from echelon.proof.claims.tolerance import own_tolerance
+from echelon.proof.oracle.oracle import run_oracle
+from echelon.proof.shrink import shrink
+from tests.proof.evidence import replicas
+from tests.proof.layouts import BF16, layout
+
+
+def test_digits_are_those_that_a_number_needs() -> None:
+    x = torch.tensor([0.0, 1.0, -1.5, 3.0, 1 + 2**-23, 0.75 * 2**40])
+    assert digits(x).tolist() == [1.0, 2.0, 2.0, 24.0, 2.0]
+    rounded = torch.randn(1000).bfloat16().float()
+    assert float(digits(rounded).max()) <= 8
+    assert float(digits(torch.randn(1000)).mean()) > 22
+
+
+def test_one_device_beside_itself_has_no_factor_and_a_gradient_of_few_digits_is_found() -> None:
+    plan = shrink(layout(precision=BF16))
+    exact = run_oracle(shrink(layout(precision=BF16), precision="fp64"), 1)
+    rough = run_oracle(plan, 1)
+    right = replicas(plan)
+    tolerance = own_tolerance(plan, exact, [rough], has_masters=False)
+    evidence = replace(right, oracle=exact, rounded=rough, tolerance=tolerance)
+    assert {check.error for check in systematic_errors(evidence)} == {0.0}
+    assert {check.error for check in sum_dtypes(evidence)} == {0.0}
+    assert len(list(fits(evidence))) > 20
+    few = {name: value.bfloat16().float() for name, value in rough[0].gradients.items()}
+    coarse = replicas(
+        plan, shard=lambda piece: few[piece.name] if "grad" in piece.kind else piece.tensor
+    )
+    found = list(sum_dtypes(replace(evidence, observed=coarse.observed)))
+    assert found
+    assert all(check.error > check.allowed for check in found)
+
+
+def test_in_float64_nothing_is_fitted() -> None:
+    evidence = replicas(shrink(layout(), precision="fp64"))
+    assert not list(systematic_errors(evidence))
+    assert not list(sum_dtypes(evidence))

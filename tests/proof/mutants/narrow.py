@@ -1,0 +1,111 @@
+"""Bugs that act in a narrow dtype only: a proof in float64 does not see them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from echelon.core.plan import Plan
+from echelon.parallel import gradients, vocabulary
+from echelon.parallel.operations import RankOperations
+from tests.proof.layouts import BF16, BF16_SUMS, FP16
+from tests.proof.mutants import forward
+from tests.proof.mutants.planting import Told, mutant
+
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+def _is_narrow(plan: Plan) -> bool:
+    return plan.mathematics.precision.parameters in ("bf16", "fp16")
+
+
+def _told(rule: str, tensor: str, factor: str, axis: str = "", **plan: Any) -> Told:
+    plan = {"precision": BF16, "dp": 2, **plan}
+    return Told(rule, tensor, factor, axis, plan=plan, own_precision=True)
+
+
+@mutant(
+    _told("prove-systematic-error", "layers.0.mlp", "number"),
+    _told("prove-systematic-error", "layers.0.mlp", "number", precision=FP16, dp=1, tp=2),
+)
+def gate_larger_by_a_fiftieth(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Give 1.02 x silu(gate) x up where numbers are narrow."""
+    gate = RankOperations.gate
+
+    def larger(self: Any, gate_up: torch.Tensor) -> torch.Tensor:
+        y = gate(self, gate_up)
+        return y * 1.02 if y.dtype in _NARROW else y
+
+    patch.setattr(RankOperations, "gate", larger)
+
+
+@mutant(
+    _told("prove-systematic-error", "layers.0.attention", "number", precision=BF16_SUMS),
+)
+def attention_larger_by_a_fiftieth(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Give 1.02 x what attention finds where numbers are narrow."""
+    attend = RankOperations.attend
+
+    def larger(self: Any, q: torch.Tensor, *rest: Any) -> torch.Tensor:
+        out = attend(self, q, *rest)
+        return out * 1.02 if out.dtype in _NARROW else out
+
+    patch.setattr(RankOperations, "attend", larger)
+
+
+@mutant(
+    _told("prove-systematic-error", "head.weight", "padding", "tp", dp=1, tp=2),
+)
+def padding_meets_a_narrow_softmax(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Let the ids that pad the vocabulary take part in the softmax where numbers are narrow."""
+    if _is_narrow(plan):
+        forward.padding_not_masked.plant(patch, plan)
+
+
+@mutant(
+    _told("prove-sum-dtype", "head.weight", "rounded sum"),
+)
+def sum_rounded_before_it_is_wide(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Round what is added up so far, for each microbatch, to the dtype of its products."""
+    accumulate = gradients._accumulate_matmul
+
+    def rounded(gradient_OI: torch.Tensor, dy: Any, x: torch.Tensor, *, fresh: bool) -> None:
+        accumulate(gradient_OI, dy, x, fresh=fresh)
+        gradient_OI.copy_(gradient_OI.to(x.dtype))
+
+    patch.setattr(gradients, "_accumulate_matmul", rounded)
+
+
+@mutant(
+    _told("prove-range", "loss", "not finite"),
+    _told("prove-range", "loss", "not finite", dp=1, tp=2),
+)
+def softmax_without_its_maximum(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Take exp of the logits as they are, where they are narrow."""
+    statistics = vocabulary._local_statistics
+
+    def unshifted(logits_NV: torch.Tensor, local_N: torch.Tensor) -> torch.Tensor:
+        wide = logits_NV.float().exp().sum(1) if logits_NV.dtype in _NARROW else None
+        found = statistics(logits_NV, local_N)
+        if wide is not None:
+            found[0], found[1] = 0.0, wide
+        return found
+
+    patch.setattr(vocabulary, "_local_statistics", unshifted)
+
+
+@mutant(
+    _told("prove-range", "layers.1.attention.q.weight", "vanished", precision=FP16),
+)
+def gradient_rounded_before_it_is_scaled(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Let gradients of queries pass float16 at 2^-14 of their size."""
+    attend = RankOperations.attend
+
+    def divided(self: Any, q: torch.Tensor, *rest: Any) -> torch.Tensor:
+        if q.dtype == torch.float16 and q.requires_grad:
+            q.register_hook(lambda dq: dq / 2.0**14 * 2.0**14)
+        return attend(self, q, *rest)
+
+    patch.setattr(RankOperations, "attend", divided)
