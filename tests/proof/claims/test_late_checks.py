@@ -47,6 +47,7 @@ def test_a_run_without_races_and_with_the_same_bits_keeps_all_claims() -> None:
     for rule in (*RACE_RULES.values(), rules.PROVE_LATE):
         assert results[rule].holds, rule.id
         assert results[rule].compared
+    assert results[rules.PROVE_AWAITED].note == "7 operations"
 
 
 @pytest.mark.parametrize("kind", RaceKind)

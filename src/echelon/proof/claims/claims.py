@@ -108,6 +108,7 @@ RACE_CLAIMS: tuple[ProofClaim, ...] = (
         race_rules.PROVE_AWAITED,
         "every operation is awaited before its result is used",
         late_checks.races(RaceKind.NEVER_AWAITED, RaceKind.USED),
+        note=late_checks.operations_note,
     ),
     _if_reported(
         race_rules.PROVE_IN_FLIGHT,
