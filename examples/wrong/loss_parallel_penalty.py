@@ -8,7 +8,6 @@ only where `nll_loss` follows and has done the rest. It is so in torch 2.13.
 Mended here: the second term reads log-probabilities that were computed outside of the context.
 """
 
-
 import torch
 from tiny import adamw, batch, cross_entropy, decoder, mesh_of
 from tiny_tensor import tensor_plan
