@@ -1,12 +1,12 @@
 """Clipping by the norm of the local shard: every rank scales its part by another number.
 
-What you would have seen: a gradient norm that is too small by about the root of the number of ranks,
-different in every rank's log, and a loss that looks like any other.
-Public issue: https://github.com/pytorch/pytorch/issues/72548 (closed: FSDP got a method of its own;
-the note in its docstring warns, nothing refuses).
+What you would have seen: a gradient norm that is too small by about the root of the number of
+ranks, different in every rank's log, and a loss that looks like any other.
+Public issue: https://github.com/pytorch/pytorch/issues/72548 (closed: FSDP got a method of its
+own; the note in its docstring warns, nothing refuses).
 Cause: under FSDP1 `model.parameters()` are this rank's slices. `torch.nn.utils.clip_grad_norm_` is
-right for DDP and for FSDP2 (whose slices are DTensors), and silently local here.
-It is so in torch 2.13.
+right for DDP and for FSDP2 (whose slices are DTensors), and silently local here. It is so in torch
+2.13.
 Mended here: squares are summed over the ranks (FSDP's own `clip_grad_norm_` does so in fp32, and
 refuses the float64 of a proof).
 """

@@ -1,11 +1,11 @@
 """Clipping inside a pipeline: each stage clips by the norm of its own layers.
 
-What you would have seen: the right loss until the first clipped step, a gradient norm in the log that
-is one stage's only, and stages that learn at different rates ever after.
+What you would have seen: the right loss until the first clipped step, a gradient norm in the log
+that is one stage's only, and stages that learn at different rates ever after.
 Public issue: https://github.com/pytorch/torchtitan/issues/596 (closed, mended by
 https://github.com/pytorch/torchtitan/pull/649).
-Cause: `torch.nn.utils.clip_grad_norm_` knows the parameters that it is given; those of a stage are a
-part of the model, and no placement says so. It is so in torch 2.13.
+Cause: `torch.nn.utils.clip_grad_norm_` knows the parameters that it is given; those of a stage are
+a part of the model, and no placement says so. It is so in torch 2.13.
 Mended here: squares are summed over the stages, then all clip by the one norm.
 """
 

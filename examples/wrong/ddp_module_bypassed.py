@@ -3,8 +3,8 @@
 What you would have seen: a loss on rank 0 like that of one device with a smaller batch; rank 0 is
 saved, and the other ranks' work is thrown away. No error, no warning.
 Public issue: https://github.com/jingyaogong/minimind/pull/854 (open), one of many.
-Cause: DDP arms its hooks in its own `forward`. Code that unwraps the model "for generation" and keeps
-using it for the loss never comes by. It is so in torch 2.13.
+Cause: DDP arms its hooks in its own `forward`. Code that unwraps the model "for generation" and
+keeps using it for the loss never comes by. It is so in torch 2.13.
 Mended here: the forward pass goes through the wrapper.
 """
 

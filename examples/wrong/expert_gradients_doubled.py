@@ -5,9 +5,9 @@ factor. The clip norm is too large, so clipping bites too early; with SGD the ex
 as fast as the rest.
 Public issue: https://github.com/pytorch/pytorch/issues/160285 (open; the same in Megatron-FSDP:
 https://github.com/NVIDIA/Megatron-LM/pull/5956).
-Cause: an expert's tokens come from every expert-parallel rank, so its gradient already is a sum over
-ep ranks' data; FSDP2 divides by the size of the mesh that it was given, which leaves those out.
-It is so in torch 2.13: what divides is for the caller to say.
+Cause: an expert's tokens come from every expert-parallel rank, so its gradient already is a sum
+over ep ranks' data; FSDP2 divides by the size of the mesh that it was given, which leaves those
+out. It is so in torch 2.13: what divides is for the caller to say.
 Mended here: `set_gradient_divide_factor` with the number of all ranks that brought tokens.
 """
 
@@ -21,7 +21,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import echelon as ec
 
-MESH = {"dp": 2, "ep": 2}
+MESH = {"dp": 1, "ep": 2}
+FLOAT64 = False  # the mended form: in float64 see fsdp2_divides_twice.py
 EXPERTS = 4
 
 

@@ -1,9 +1,9 @@
 """Tensor + sequence parallelism: the final norm keeps only this rank's part of its gradient.
 
-What you would have seen: the right loss for many steps; then copies of one small weight that differ
-from rank to rank, and a checkpoint that holds whichever rank wrote it.
-Public issue: https://github.com/NVIDIA/Megatron-LM/issues/1446 (closed; the same question for other
-norms: https://github.com/NVIDIA/TransformerEngine/issues/435).
+What you would have seen: the right loss for many steps; then copies of one small weight that
+differ from rank to rank, and a checkpoint that holds whichever rank wrote it.
+Public issue: https://github.com/NVIDIA/Megatron-LM/issues/1446 (closed; the same question for
+other norms: https://github.com/NVIDIA/TransformerEngine/issues/435).
 Cause: with sequence parallelism each tensor rank norms its own tokens, so the gradient of a norm's
 weight is a partial sum. Whatever sums such gradients did not know of the final norm.
 Made here with torch's styles: a plan that leaves the final norm out runs without a word.

@@ -1,11 +1,12 @@
 """FSDP2's divide factor on a mesh of one rank: gradients are divided twice.
 
 What you would have seen: with experts on all ranks (ep = world size), the right loss and experts
-whose gradients are world size times too small: the mend of `expert_gradients_doubled.py`, overdone.
-Public thread: https://github.com/pytorch/pytorch/pull/167178 (November 2025) made the factor count on a
-mesh of one rank at all; before, it was ignored there.
-Cause: where sums are forced, or gradients are float16 (or float64), the factor is applied before or
-after the reduction too, and the one-rank path divides by it on its own. It is so in torch 2.13.
+whose gradients are world size times too small: the mend of `expert_gradients_doubled.py`,
+overdone.
+Public thread: https://github.com/pytorch/pytorch/pull/167178 (November 2025) made the factor count
+on a mesh of one rank at all; before, it was ignored there.
+Cause: where sums are forced, or gradients are float16 (or float64), the factor is applied before
+or after the reduction too, and the one-rank path divides by it on its own. It is so in torch 2.13.
 Mended here: half of the factor is given, in a way that the two divisions make the right one.
 """
 

@@ -1,10 +1,10 @@
 """Context parallelism on Gloo: the gradients of gathered keys and values are scrambled.
 
 What you would have seen: the right loss in step 1, no error; keys and values of all blocks but the
-last that attends to nothing after it learn noise. On NCCL all is well, so a test on CPU "fails
-for no reason", or, worse, the CPU is where you trained.
-Public issue: https://github.com/pytorch/pytorch/issues/192920 (open): Gloo's `scatter` and others write
-the first bytes of a strided tensor's memory as if it were contiguous.
+last that attends to nothing after it learn noise. On NCCL all is well, so a test on CPU "fails for
+no reason", or, worse, the CPU is where you trained.
+Public issue: https://github.com/pytorch/pytorch/issues/192920 (open): Gloo's `scatter` and others
+write the first bytes of a strided tensor's memory as if it were contiguous.
 Cause: the backward of `torch.distributed.nn.functional.all_gather` makes buffers that are like the
 gradients of the pieces, which `torch.cat` along any dim but the first has cut as strided views,
 and scatters into them. It is so in torch 2.13.

@@ -1,9 +1,9 @@
 """Context parallelism: labels shifted after the split lose the token at every boundary.
 
-What you would have seen: nearly the right loss (one label in T/cp is not trained on) and a curve that
-nobody would question; the model never learns what follows a boundary.
-Public thread: https://github.com/huggingface/transformers/pull/36607 (March 2025, merged: the model's
-loss now takes labels that are shifted already).
+What you would have seen: nearly the right loss (one label in T/cp is not trained on) and a curve
+that nobody would question; the model never learns what follows a boundary.
+Public thread: https://github.com/huggingface/transformers/pull/36607 (March 2025, merged: the
+model's loss now takes labels that are shifted already).
 Cause: the model shifts labels itself, inside its part of the sequence; the first label of the next
 part belongs to the last token of this one, and becomes an ignored one.
 Made here in few lines: keys and values are gathered, each rank has the queries of its part.

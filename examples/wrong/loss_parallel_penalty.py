@@ -3,8 +3,8 @@
 What you would have seen: the right loss, to the last digit; gradients of the second term (a KL, a
 confidence penalty, label smoothing by hand) that lack their mean over the vocabulary.
 Public issue: https://github.com/pytorch/pytorch/issues/190746 (open).
-Cause: inside `loss_parallel` the backward of every split `log_softmax` is the identity, which is right
-only where `nll_loss` follows and has done the rest. It is so in torch 2.13.
+Cause: inside `loss_parallel` the backward of every split `log_softmax` is the identity, which is
+right only where `nll_loss` follows and has done the rest. It is so in torch 2.13.
 Mended here: the second term reads log-probabilities that were computed outside of the context.
 """
 

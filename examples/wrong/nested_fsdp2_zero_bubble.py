@@ -2,10 +2,10 @@
 
 What you would have seen: the right loss in step 1, no error; on some stages gradients that are off
 by tens of per cent, on others weights that have no gradient at all and never move.
-Public thread: https://github.com/pytorch/pytorch/pull/134052, where the schedule was taught to call
-FSDP's `post_backward` by hand, since a split backward runs none of its hooks.
-Cause: the input-gradient pass reshards each block (the default, `reshard_after_forward=True`), so the
-weight-gradient pass, later, differentiates towards tensors that no longer are the parameters.
+Public thread: https://github.com/pytorch/pytorch/pull/134052, where the schedule was taught to
+call FSDP's `post_backward` by hand, since a split backward runs none of its hooks.
+Cause: the input-gradient pass reshards each block (the default, `reshard_after_forward=True`), so
+the weight-gradient pass, later, differentiates towards tensors that no longer are the parameters.
 It is so in torch 2.13.
 Mended here: `reshard_after_forward=False` keeps the weights whole until the step is over.
 """

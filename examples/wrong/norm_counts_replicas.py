@@ -1,7 +1,7 @@
 """A gradient norm that counts replicated weights once per tensor rank.
 
-What you would have seen: the right loss and the right gradients; a norm in the log that grows with the
-tensor-parallel degree, and clipping that bites at a smaller norm than was asked for.
+What you would have seen: the right loss and the right gradients; a norm in the log that grows with
+the tensor-parallel degree, and clipping that bites at a smaller norm than was asked for.
 Public issue: https://github.com/NVIDIA-NeMo/RL/pull/3788 (open; the same for replicated weights in
 TransformerEngine: https://github.com/ROCm/TransformerEngine/pull/715).
 Cause: each rank sums the squares of all that it holds and the sums are added over the tensor axis.

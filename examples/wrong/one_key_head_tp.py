@@ -1,7 +1,7 @@
 """Tensor parallelism with one key/value head: each rank's copy learns from its own queries only.
 
-What you would have seen: the right loss for thousands of steps while the copies drift apart, then a
-loss that explodes, with tensor parallelism only, and with multi-query attention only.
+What you would have seen: the right loss for thousands of steps while the copies drift apart, then
+a loss that explodes, with tensor parallelism only, and with multi-query attention only.
 Public issue: https://github.com/bigcode-project/Megatron-LM/issues/35 (closed).
 Cause: one key/value head cannot be split, so every tensor rank has all of it; its gradient through
 this rank's queries is a part of the gradient, and nobody adds the parts up.

@@ -1,12 +1,12 @@
 """An optimizer made before `fully_shard`: it steps on parameters that nobody uses any more.
 
-What you would have seen: right losses, right gradients, a gradient norm in the log, and a model that
-never changes: the curve is flat from the first step on.
+What you would have seen: right losses, right gradients, a gradient norm in the log, and a model
+that never changes: the curve is flat from the first step on.
 Public thread: https://github.com/huggingface/accelerate/pull/3394 ("doesn't result in a working
 training loop"; Accelerate now replaces the optimizer's parameters); also
 https://github.com/huggingface/accelerate/issues/3209.
-Cause: `fully_shard` puts new parameters (DTensors) into the modules; the optimizer holds the old ones,
-whose gradients are None, and a step over no gradients is no error. It is so in torch 2.13.
+Cause: `fully_shard` puts new parameters (DTensors) into the modules; the optimizer holds the old
+ones, whose gradients are None, and a step over no gradients is no error. It is so in torch 2.13.
 Mended here: shard first, then make the optimizer.
 """
 

@@ -1,12 +1,12 @@
 """Reading the optimizer's state before the first step makes that step another one.
 
-What you would have seen: right losses and right gradients; a first update that is about a third too
-small, in runs that look into their state (or save) before they train, and not in others.
-Public issue: https://github.com/pytorch/pytorch/issues/164929 (open; Megatron-FSDP had the same and
-mended it: https://github.com/NVIDIA/Megatron-LM/pull/5976).
-Cause: `get_optimizer_state_dict` makes missing state by a step with zero gradients and rate 0. Weights
-stay, but Adam has counted: the first real step is corrected as if it were the second.
-It is so in torch 2.13.
+What you would have seen: right losses and right gradients; a first update that is about a third
+too small, in runs that look into their state (or save) before they train, and not in others.
+Public issue: https://github.com/pytorch/pytorch/issues/164929 (open; Megatron-FSDP had the same
+and mended it: https://github.com/NVIDIA/Megatron-LM/pull/5976).
+Cause: `get_optimizer_state_dict` makes missing state by a step with zero gradients and rate 0.
+Weights stay, but Adam has counted: the first real step is corrected as if it were the second. It
+is so in torch 2.13.
 Mended here: the count goes back to 0.
 """
 

@@ -1,8 +1,9 @@
 """A vocabulary that does not divide: the rows that pad it take part in the softmax.
 
-What you would have seen: a loss that is a little too large from step 1 on (here by 1.5%), and more so
-the longer one trains at a high rate: the padding learns, too.
-Public issue: https://github.com/NVIDIA/Megatron-LM/issues/1754 (open: 50,257 tokens over two ranks).
+What you would have seen: a loss that is a little too large from step 1 on (here by 1.5%), and more
+so the longer one trains at a high rate: the padding learns, too.
+Public issue: https://github.com/NVIDIA/Megatron-LM/issues/1754 (open: 50,257 tokens over two
+ranks).
 Cause: the vocabulary is padded until it divides by the tensor-parallel degree; the logits of the
 padding are in every denominator, and no label ever points at them.
 Made here in few lines: the head's last shard is one row short, and is padded with zeros.

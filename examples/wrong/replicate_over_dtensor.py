@@ -1,12 +1,12 @@
 """`replicate` (DDP) over DTensor: after the first forward pass the model has no weights left.
 
-What you would have seen: no error and a loss that never goes down, or goes down only where a module
-was left out; `model.parameters()` is empty once a forward pass has run.
+What you would have seen: no error and a loss that never goes down, or goes down only where a
+module was left out; `model.parameters()` is empty once a forward pass has run.
 Public issues: https://github.com/pytorch/torchtitan/issues/577 and
 https://github.com/pytorch/pytorch/issues/152712 (both closed).
 Cause: `replicate` takes every DTensor off the module and puts plain tensors in its place; an
-optimizer (or a clip, or a checkpoint) that was built on the DTensors never sees a gradient.
-It is so in torch 2.13.
+optimizer (or a clip, or a checkpoint) that was built on the DTensors never sees a gradient. It is
+so in torch 2.13.
 Mended here: gradients are averaged over the data axis by hand, and the module is left as it is.
 """
 

@@ -1,11 +1,11 @@
 """`to_local()` without `grad_placements`: a layer passes back a part of its gradient as the whole.
 
-What you would have seen: the right loss in step 1 and the right gradients in the layer itself; all that
-lies before it learns from one rank's part of the gradient.
+What you would have seen: the right loss in step 1 and the right gradients in the layer itself; all
+that lies before it learns from one rank's part of the gradient.
 Public issue: https://github.com/pytorch/torchtitan/issues/1805 (closed, mended by
 https://github.com/pytorch/torchtitan/pull/1878).
-Cause: inside a tensor-parallel layer that computes on plain tensors (experts, there) the gradient of
-the replicated input is a partial sum; unless it is told so, `to_local` takes it for replicated.
+Cause: inside a tensor-parallel layer that computes on plain tensors (experts, there) the gradient
+of the replicated input is a partial sum; unless it is told so, `to_local` takes it for replicated.
 It is so in torch 2.13: the default is documented, and it is silent.
 Mended here: `to_local(grad_placements=[Partial()])`.
 """

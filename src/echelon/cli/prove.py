@@ -35,7 +35,7 @@ def prove(
         str | None,
         Parameter(
             help="Another engine (module:function on PYTHONPATH), or any program: a file with "
-            "one_device and on_rank."
+            "one_device and on_rank, or FILE:function for another function than on_rank."
         ),
     ] = None,
     ranks: Annotated[
@@ -57,7 +57,7 @@ def prove(
 
     Of a run folder, the plan in it is proven, and proof.json is written beside it.
     """
-    if subject is not None and subject.endswith(".py"):
+    if subject is not None and subject.partition(":")[0].endswith(".py"):
         if run is not None or settings or bisect or independent or late:
             example = f"echelon prove --subject {subject}"
             raise bad_argument("a run and its flags say nothing of a program", example)

@@ -49,6 +49,9 @@ def test_a_file_that_is_not_there_or_lacks_a_function_is_told(tmp_path: Path) ->
     changes = {"def one_device(case)": "def one(case)"}
     with pytest.raises(ConfigError, match=r"ddp.py has no function one_device"):
         SubjectFile(written(tmp_path, "ddp", changes))
+    written(tmp_path, "ddp")
+    with pytest.raises(ConfigError, match=r"ddp.py has no function on_rank_fixed"):
+        SubjectFile(tmp_path / "ddp.py:on_rank_fixed")
     with pytest.raises(ConfigError) as caught:
         SubjectFile(tmp_path / "none.py")
     assert caught.value.rules == ("verify-file",)

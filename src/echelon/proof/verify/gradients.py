@@ -26,6 +26,7 @@ from echelon.proof.verify.factors import (
 from echelon.proof.verify.reference import ReferenceStep
 
 _ALIKE = 1e-4  # relative difference of weights that are the same
+_OTHER_ROWS = 0.1  # relative difference that a part of the rows makes; less is another function
 _MOST_PARTS = 64  # gradients that a wrong one is taken to be a sum of
 
 
@@ -323,7 +324,7 @@ def _same_rows(
     for axis in mesh.axes:
         others = [by_rank[r] for r in mesh.group(first, (axis,)) if r in by_rank and r != first]
         same = [relative_residual(by_rank[first], other) < gradient.fits for other in others]
-        if others and all(same) and float(by_rank[first].norm()) and residual > gradient.fits:
+        if others and all(same) and float(by_rank[first].norm()) and residual > _OTHER_ROWS:
             says = f"all ranks along {axis} made the same gradient: they read the same rows"
             yield ProofFinding("same data", says, axis)
 

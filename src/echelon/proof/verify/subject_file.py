@@ -68,8 +68,13 @@ class SubjectFile:
     """Call the functions of a user's file."""
 
     def __init__(self, path: Path) -> None:
-        """Import the file; ConfigError where it cannot be, or lacks a function."""
-        self.path = path
+        """Import the file; ConfigError where it cannot be, or lacks a function.
+
+        `FILE.py:function` takes another function than `on_rank` for the program of a rank.
+        """
+        name, _, function = path.name.partition(":")
+        self.path = path = path.with_name(name)
+        self._on_rank = function or "on_rank"
         if not path.is_file():
             near = sorted(other.name for other in path.parent.glob("*.py"))[:3]
             raise ConfigError(
@@ -78,7 +83,7 @@ class SubjectFile:
         self._module = self._load()
         missing = [
             f"{path.name} has no function {name}"
-            for name in ("one_device", "on_rank")
+            for name in ("one_device", self._on_rank)
             if not callable(getattr(self._module, name, None))
         ]
         if missing:
@@ -174,13 +179,14 @@ class SubjectFile:
     def on_rank(self, case: VerifyCase) -> OnRank:
         """Return the program of a rank."""
         torch.manual_seed(case.seed)
-        with self.calling(f"on_rank, rank {case.rank}"):
-            made: Any = self._module.on_rank(case)
-        _require(isinstance(made, OnRank), "on_rank", "an ec.OnRank", made)
+        function = self._on_rank
+        with self.calling(f"{function}, rank {case.rank}"):
+            made: Any = getattr(self._module, function)(case)
+        _require(isinstance(made, OnRank), function, "an ec.OnRank", made)
         model = made.model is not None or made.models or made.engine is not None
-        _require(bool(model), "on_rank: model", "a module, stages, or an engine", made.model)
+        _require(bool(model), f"{function}: model", "a module, stages, or an engine", made.model)
         one = (made.step is None) != (made.run is None)
-        _require(one, "on_rank", "step or run, and not both", made.step)
+        _require(one, function, "step or run, and not both", made.step)
         return made
 
 

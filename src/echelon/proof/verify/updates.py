@@ -15,6 +15,10 @@ from echelon.proof.verify.claims import SubjectEvidence
 from echelon.proof.verify.factors import named, vector_of, with_telling_axis
 from echelon.proof.verify.reference import ReferenceStep
 
+ADAM_EPSILON = 1e-8  # of the gradient's root mean square: torch's default
+_COUNTS_OFF = (1, 2, -1, -2)  # steps by which a count is tried
+_COUNT_FITS = 1e-4  # relative residual; another epsilon is more
+
 
 def explain_update(evidence: SubjectEvidence, failure: Check) -> ProofFinding:
     """Return what is wrong with what a step added to a parameter."""
@@ -72,10 +76,45 @@ def _update_findings(
             says = f"{weights[0]:.6g} times the right update, with a decay of {found:.4g} "
             says += f"instead of {decay:.4g}"
             yield ProofFinding("rate and decay", says, value=weights[0], residual=residual)
+    yield from _other_count(evidence, step, name, seen + rate * decay * value, held)
     signs = relative_residual(seen.sign(), right.sign())
     if signs < fits:
         says = "of the right sign and another size: another epsilon, beta, or count of steps"
         yield ProofFinding("other size", says)
+
+
+def _other_count(
+    evidence: SubjectEvidence,
+    step: ReferenceStep,
+    name: str,
+    main: torch.Tensor,
+    held: torch.Tensor,
+) -> Iterator[ProofFinding]:
+    """Find Adam's update with its bias corrected for another number of steps.
+
+    Its betas are what the first step kept of the gradient; `main` is the update without decay.
+    """
+    first, rate = evidence.reference.steps[0], step.rates.get(name, (0.0, 0.0))[0]
+    keys = ("exp_avg", "exp_avg_sq")
+    if not rate or any(name not in one.state.get(key, {}) for key in keys for one in (first, step)):
+        return
+    gradient = first.clipped(name).double().reshape(-1)
+    kept = [first.state[key][name].double().reshape(-1) for key in keys]
+    betas = [
+        1 - fit_factor(value, one)[0]
+        for value, one in zip(kept, (gradient, gradient.square()), strict=True)
+    ]
+    average, square = (step.state[key][name].double().reshape(-1)[held] for key in keys)
+    for off in _COUNTS_OFF:
+        count = step.step + 1 + off
+        if count < 1:
+            continue
+        corrections = [1 - beta**count for beta in betas]
+        root = (square / corrections[1]).sqrt() + ADAM_EPSILON
+        if relative_residual(main, -rate * average / corrections[0] / root) < _COUNT_FITS:
+            says = f"the update of step number {count}, and it is number {step.step + 1}: the "
+            says += f"optimizer has counted {off:+d}"
+            yield ProofFinding("update count", says, value=float(off))
 
 
 def _rate(
