@@ -18,7 +18,7 @@ def verify(subject: str | Path, *, ranks: int | None = None) -> SubjectProof:
     """Return the proof of a Python file with `one_device` and `on_rank`, by ranks started here.
 
     The file's MESH says how many ranks there are; `ranks` may state it, or give a file without a
-    mesh data-parallel ones; `FILE.py:function` takes another function for the program of a rank
+    mesh data-parallel ones; `FILE:function` takes another function for the program of a rank
     than `on_rank`. Under torchrun the ranks that it started are joined. `proof.proven` is
     the answer; `proof.require()` raises ProofFailed. ConfigError for a mistake in the file, with
     the line of it; RankFailure for a rank that is killed or hangs.

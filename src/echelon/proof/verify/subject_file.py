@@ -70,7 +70,7 @@ class SubjectFile:
     def __init__(self, path: Path) -> None:
         """Import the file; ConfigError where it cannot be, or lacks a function.
 
-        `FILE.py:function` takes another function than `on_rank` for the program of a rank.
+        `FILE:function` takes another function than `on_rank` for the program of a rank.
         """
         name, _, function = path.name.partition(":")
         self.path = path = path.with_name(name)
