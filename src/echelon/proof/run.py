@@ -174,7 +174,7 @@ def _judge(
             oracles[key] = run_oracle(reference, steps, forced=forced)
         oracle = oracles[key][:steps]
         tolerance = float64_tolerance()
-        rounded: list[tuple[OracleStep, ...]] = [()]
+        rounded: list[tuple[OracleStep, ...]] = []
         if number:
             rounded = rounded_oracle_runs(plan, steps, forced)
             masters = observed.has_masters
@@ -186,7 +186,7 @@ def _judge(
             observed=observed,
             tolerance=tolerance,
             late=late,
-            rounded=rounded[0],
+            rounded=rounded,
         )
         results = judge(evidence)
         if number and ranges:

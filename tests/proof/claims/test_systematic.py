@@ -28,7 +28,7 @@ def test_one_device_beside_itself_has_no_factor_and_a_gradient_of_few_digits_is_
     rough = run_oracle(plan, 1)
     right = replicas(plan)
     tolerance = own_tolerance(plan, exact, [rough], has_masters=False)
-    evidence = replace(right, oracle=exact, rounded=rough, tolerance=tolerance)
+    evidence = replace(right, oracle=exact, rounded=[rough], tolerance=tolerance)
     assert {check.error for check in systematic_errors(evidence)} == {0.0}
     assert {check.error for check in sum_dtypes(evidence)} == {0.0}
     assert len(list(fits(evidence))) > 20

@@ -33,7 +33,7 @@ def test_a_factor_within_rounding_is_told_with_its_standard_error() -> None:
     evidence = replace(
         replicas(plan, activation=larger),
         oracle=exact,
-        rounded=rough,
+        rounded=[rough],
         tolerance=own_tolerance(plan, exact, [rough], has_masters=False),
     )
     (failure,) = (check for check in systematic_errors(evidence) if check.error > check.allowed)

@@ -34,7 +34,7 @@ class Evidence:
 
     `plan` is what the ranks ran; `oracle` is float64 in every precision, and `reference_plan` the
     plan that it ran. `rounded` is one device in the precision of the ranks, where that is not
-    float64; `late` is the run with late completion, where there was one.
+    float64, rounded in several ways; `late` is the run with late completion, where there was one.
     """
 
     plan: Plan
@@ -43,7 +43,7 @@ class Evidence:
     observed: ObservedRun
     tolerance: Tolerance
     late: LateRun | None = None
-    rounded: Sequence[OracleStep] = ()
+    rounded: Sequence[Sequence[OracleStep]] = ()
 
     def reports(self) -> Iterator[tuple[OracleStep, int, StepRecord]]:
         """Yield each step of one device beside what each rank said of it."""
