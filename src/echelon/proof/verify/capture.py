@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.verify import VERIFY_RETURNED
@@ -236,8 +237,8 @@ def _number(key: str, value: Any) -> float | None:
     if value is None:
         return None
     if torch.is_tensor(value):
-        value = value.full_tensor() if hasattr(value, "full_tensor") else value
-        value = value.detach().float() if value.numel() == 1 and value.dtype.itemsize < 4 else value
+        value = value.full_tensor() if isinstance(value, DTensor) else value
+        value = value.detach()
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -31,7 +31,7 @@ class NamedMesh:
     def coordinates(self, rank: int) -> dict[str, int]:
         """Return where a rank is on each axis; the last axis varies fastest."""
         found: dict[str, int] = {}
-        for axis in reversed(self.degrees):
+        for axis in reversed(tuple(self.degrees)):
             rank, found[axis] = divmod(rank, self.degrees[axis])
         return {axis: found[axis] for axis in self.degrees}
 

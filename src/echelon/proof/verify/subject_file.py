@@ -118,17 +118,17 @@ class SubjectFile:
     def settings(self, ranks: int | None) -> SubjectSettings:
         """Return what the constants of the file say; ConfigError with all that is wrong."""
         problems: list[Problem] = []
-        degrees = getattr(self._module, "MESH", None)
-        if degrees is None and ranks is not None:
-            degrees = {"dp": ranks}
-        if not _is_mesh(degrees):
+        given: Any = getattr(self._module, "MESH", None if ranks is None else {"dp": ranks})
+        degrees: dict[str, int] = {"dp": 1}
+        if _is_mesh(given):
+            degrees = dict(given)
+        else:
             problems.append(
                 rules.VERIFY_MESH.problem(
-                    f"MESH of {self.path.name} is {degrees!r}; it maps axes to degrees from 1 on",
+                    f"MESH of {self.path.name} is {given!r}; it maps axes to degrees from 1 on",
                     suggestions=('MESH = {"dp": 2}',),
                 )
             )
-            degrees = {"dp": 1}
         dtype = str(getattr(self._module, "DTYPE", torch.float32)).removeprefix("torch.")
         known = getattr(torch, dtype, None)
         if not isinstance(known, torch.dtype) or not known.is_floating_point:
@@ -156,7 +156,7 @@ class SubjectFile:
         if problems:
             raise ConfigError(problems)
         return SubjectSettings(
-            degrees=dict(degrees),
+            degrees=degrees,
             dtype=dtype,
             float64=bool(getattr(self._module, "FLOAT64", True)),
             num_steps=num_steps,

@@ -82,7 +82,7 @@ def verify_on_this_rank(context: RankContext, argument: Mapping[str, Any]) -> Su
     `argument` is that of `run_one_device`. All ranks return the proof that rank 0 made.
     """
     # Tensors of other devices than the CPU are not sent: captures are copies on the CPU.
-    group = dist.new_group(backend="gloo")
+    group: Any = dist.new_group(backend="gloo")
     answers: list[Any] = [run_one_device(context, argument) if context.rank == 0 else None]
     dist.broadcast_object_list(answers, src=0, group=group)
     answer: OneDeviceAnswer = answers[0]

@@ -45,11 +45,11 @@ def test_the_optimizer_of_torch_is_found_inside() -> None:
 
 def test_a_program_has_models_or_one_and_as_many_offsets() -> None:
     model = nn.Linear(2, 2)
-    program = open_program(OnRank(models=[model, nn.Linear(1, 1)], step=len), TABLE)
+    program = open_program(OnRank(models=[model, nn.Linear(1, 1)], step=str), TABLE)
     assert [one.name for one in program.parameters()] == ["weight", "bias"] * 2
-    tied = open_program(OnRank(models=[model, model], step=len), TABLE)
+    tied = open_program(OnRank(models=[model, model], step=str), TABLE)
     assert len(list(tied.parameters())) == 2
     with pytest.raises(ConfigError, match="layer_offsets"):
-        open_program(OnRank(model=model, step=len, layer_offsets=(0, 2)), TABLE)
+        open_program(OnRank(model=model, step=str, layer_offsets=(0, 2)), TABLE)
     with pytest.raises(ConfigError, match="verify-returned"):
-        open_program(OnRank(model="no module", step=len), TABLE)
+        open_program(OnRank(model="no module", step=str), TABLE)

@@ -21,9 +21,10 @@ def places(context: RankContext, sizes: tuple[int, int]) -> tuple[list[int], lis
     The weight is 0, 1, 2, ...: what lies at a place is its number.
     """
     rows, tp = sizes
-    model = nn.Sequential(nn.Linear(3, rows, bias=False))
+    linear = nn.Linear(3, rows, bias=False)
+    model = nn.Sequential(linear)
     with torch.no_grad():
-        model[0].weight.copy_(torch.arange(rows * 3.0).reshape(rows, 3))
+        linear.weight.copy_(torch.arange(rows * 3.0).reshape(rows, 3))
     mesh = init_device_mesh("cpu", (context.world_size // tp, tp), mesh_dim_names=("dp", "tp"))
     if tp > 1:
         parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})

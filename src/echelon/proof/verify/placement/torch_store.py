@@ -160,11 +160,11 @@ def placed_elements(elements: torch.Tensor, parameter: DTensor) -> torch.Tensor:
     here = parameter.device_mesh.get_coordinate()
     if here is None:
         return elements.reshape(-1)[:0]
-    cuts = [
-        (mesh_dim, placement.dim, type(placement).__name__ == "_StridedShard")
-        for mesh_dim, placement in enumerate(parameter.placements)
-        if not isinstance(placement, (Replicate, Partial)) and hasattr(placement, "dim")
-    ]
+    cuts: list[tuple[int, int, bool]] = []
+    placements: list[Any] = list(parameter.placements)
+    for mesh_dim, placement in enumerate(placements):
+        if not isinstance(placement, (Replicate, Partial)):
+            cuts.append((mesh_dim, placement.dim, type(placement).__name__ == "_StridedShard"))
     plain = [cut for cut in cuts if not cut[2]]
     strided = [cut for cut in reversed(cuts) if cut[2]]
     for mesh_dim, dim, _ in (*plain, *strided):
@@ -176,20 +176,22 @@ def placed_elements(elements: torch.Tensor, parameter: DTensor) -> torch.Tensor:
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the part of a tensor that this rank holds; sums that are still due are made."""
-    if not isinstance(tensor, DTensor):
-        return tensor.detach()
-    tensor = tensor.detach()
-    if any(isinstance(placement, Partial) for placement in tensor.placements):
-        whole = [Replicate() if isinstance(p, Partial) else p for p in tensor.placements]
-        tensor = tensor.redistribute(placements=whole)
-    return tensor.to_local()
+    found: Any = tensor.detach()
+    if not isinstance(found, DTensor):
+        return found
+    if any(isinstance(placement, Partial) for placement in found.placements):
+        whole = [Replicate() if isinstance(p, Partial) else p for p in found.placements]
+        found = found.redistribute(placements=whole)
+    local: Any = found
+    return local.to_local()
 
 
 def _fragment(held: HeldParameter, tensor: torch.Tensor) -> Fragment:
     """Return the values of a tensor that lies as a parameter does."""
-    parameter = held.parameter
-    both = isinstance(tensor, DTensor) and isinstance(parameter, DTensor)
-    if both and tensor.placements != parameter.placements:
-        tensor = tensor.redistribute(placements=parameter.placements)
-    values = local_of(tensor).reshape(-1)[held.cut or slice(None)]
+    parameter: Any = held.parameter
+    value: Any = tensor
+    both = isinstance(value, DTensor) and isinstance(parameter, DTensor)
+    if both and value.placements != parameter.placements:
+        value = value.redistribute(placements=parameter.placements)
+    values = local_of(value).reshape(-1)[held.cut or slice(None)]
     return Fragment(name=held.name, place=held.place, values=values, start=held.start)
