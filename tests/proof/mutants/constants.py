@@ -240,7 +240,7 @@ def gates_renormalised_after_the_drop(patch: pytest.MonkeyPatch, plan: Plan) -> 
     route = Router.route
 
     def renormalised(self: Any, *args: Any, **named: Any) -> Any:
-        routed = route(self, *args, **named)
+        routed: Any = route(self, *args, **named)
         kept_nK = routed.gates_nK * routed.kept_nK
         total_n1 = kept_nK.sum(-1, keepdim=True)
         return replace(routed, gates_nK=kept_nK / total_n1.where(total_n1 > 0, 1.0))

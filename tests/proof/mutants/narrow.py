@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from echelon.core.plan import Plan
+from echelon.models.piece_sizes import PieceSizes
 from echelon.parallel import gradients, vocabulary
 from echelon.parallel.operations import RankOperations
 from tests.proof.layouts import BF16, BF16_SUMS, FP16
@@ -86,9 +87,11 @@ def softmax_without_its_maximum(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Take exp of the logits as they are, where they are narrow."""
     statistics = vocabulary._local_statistics
 
-    def unshifted(logits_NV: torch.Tensor, local_N: torch.Tensor) -> torch.Tensor:
+    def unshifted(
+        logits_NV: torch.Tensor, local_N: torch.Tensor, pieces: PieceSizes
+    ) -> torch.Tensor:
         wide = logits_NV.float().exp().sum(1) if logits_NV.dtype in _NARROW else None
-        found = statistics(logits_NV, local_N)
+        found = statistics(logits_NV, local_N, pieces)
         if wide is not None:
             found[0], found[1] = 0.0, wide
         return found

@@ -17,7 +17,7 @@ def test_activations_are_whole_and_their_gradients_are_those_of_the_mean_loss() 
     right = step.activations
     shape = (plan.mathematics.global_sequences, plan.mathematics.sequence_length)
     assert all(value.shape == (*shape, plan.model.hidden) for value in right.values())
-    assert list(step.activation_gradients) == list(reversed(right))
+    assert list(step.activation_gradients) == list(reversed([*right]))
     # The weight of the last norm multiplies its output: sum(y dy) = sum(weight dweight).
     dot = (right["norm"] * step.activation_gradients["norm"]).sum()
     weights = (step.before["norm.weight"] * step.gradients["norm.weight"]).sum()
