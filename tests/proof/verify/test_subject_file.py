@@ -46,7 +46,7 @@ def test_a_file_that_is_not_there_or_lacks_a_function_is_told(tmp_path: Path) ->
     written(tmp_path, "ddp")
     with pytest.raises(ConfigError, match=r"verify-file.*there is no file.*\n.*ddp.py"):
         SubjectFile(tmp_path / "dpp.py")
-    changes = {"def one_device(case)": "def one(case)"}
+    changes = {"def one_device(case": "def one(case"}
     with pytest.raises(ConfigError, match=r"ddp.py has no function one_device"):
         SubjectFile(written(tmp_path, "ddp", changes))
     written(tmp_path, "ddp")
