@@ -110,9 +110,11 @@ def place_of_parameter(evidence: SubjectEvidence, name: str) -> str:
         return ""
     cut, same = split_axes(evidence, name)
     holders = evidence.run.holders(PARAMETERS, INITIAL, name)
+    if not holders:
+        return ""
     texts = [f"split over {' and '.join(cut)}"] if cut else []
     texts += [f"copies over {' and '.join(same)}"] if same else []
-    if holders and len(holders) < evidence.mesh.world_size:
+    if len(holders) < evidence.mesh.world_size:
         texts.append(f"ranks {holders}")
     return ", ".join(texts)
 

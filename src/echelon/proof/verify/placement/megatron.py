@@ -146,10 +146,11 @@ def _main(part: Any, parameter: Any) -> Any:
 def _place(program: Program, one: ProgramParameter) -> LocatedTensor:
     """Return where a parameter lies: by the table if it is there, else by Megatron's attributes."""
     table, parameter = program.table, one.parameter
-    target = table.logical_name(one.name)
-    if target != one.name and not isinstance(target, str):
-        return program.locate(one, parameter.shape)
-    name = _layer_numbered(one, str(target))
+    offset = one.offset or _layer_offset(one)
+    target = table.logical_name(one.name, offset)
+    if not isinstance(target, str):
+        return table.locate(one.name, parameter.shape, offset)
+    name = target
     expert = _LOCAL_EXPERT.search(name)
     if expert is not None and table.mesh.degrees.get(_EXPERT, 1) > 1:
         name = _LOCAL_EXPERT.sub(str(_expert_number(program, name, int(expert[0]))), name)
@@ -194,20 +195,18 @@ def _is_gated(one: ProgramParameter) -> bool:
     return path.endswith("linear_fc1") and bool(getattr(config, "gated_linear_unit", False))
 
 
-def _layer_numbered(one: ProgramParameter, name: str) -> str:
-    """Return a name with the number that a layer has in the whole model, which it knows."""
+def _layer_offset(one: ProgramParameter) -> int:
+    """Return by how much the number of a layer in the whole model, which it knows, is larger."""
     owner: Any = one.model
     while hasattr(owner, "module"):
         owner = owner.module
-    match = re.search(r"(?<=layers\.)\d+", name)
+    match = re.search(r"(?<=layers\.)\d+", one.name)
     if match is None:
-        return name
-    for part in name[: match.end()].split("."):
+        return 0
+    for part in one.name[: match.end()].split("."):
         owner = getattr(owner, part, None)
     number = getattr(owner, "layer_number", None)
-    if number is None:
-        return name
-    return name[: match.start()] + str(int(number) - 1) + name[match.end() :]
+    return 0 if number is None else int(number) - 1 - int(match[0])
 
 
 def _expert_number(program: Program, name: str, local: int) -> int:
