@@ -14,6 +14,8 @@ echo '*' > "$home/.gitignore"
 
 echo "installing torch into $home/venv ..."
 $pip torch numpy setuptools wheel ninja psutil
+# What echelon itself imports: `prove --subject` runs programs of the peers in this environment.
+$pip "cyclopts>=5.0,<6" nvidia-ml-py pyyaml rich safetensors
 echo "installing transformers, accelerate, deepspeed, megatron-core, torchtitan ..."
 $pip transformers accelerate
 DS_BUILD_OPS=0 $pip --no-build-isolation deepspeed

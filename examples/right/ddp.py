@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import echelon as ec
 
 MESH = {"dp": 2}
-MICROBATCHES = 2
+MICROBATCHES = 4
 VOCAB, HIDDEN, IGNORED = 48, 16, -100
 CLIP_NORM = 0.5
 

@@ -63,11 +63,16 @@ class Decoder(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return logits_BTV of tokens_BT; a stage takes and gives x_BTD in the middle."""
+        x = self.stream(x)
+        return x if self.head is None else self.head(x)
+
+    def stream(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x_BTD before the head."""
         if self.embed is not None:
             x = self.embed(x)
         for block in self.blocks.values():
             x = block(x)
-        return x if self.norm is None or self.head is None else self.head(self.norm(x))
+        return x if self.norm is None else self.norm(x)
 
     def stage(self, index: int, count: int) -> "Decoder":
         """Keep the part of stage `index` of `count`, with the names of the whole."""

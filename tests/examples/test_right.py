@@ -31,7 +31,7 @@ PLANTED = {
         "ddp",
         '* MESH["dp"] / labels',
         '* MESH["dp"] * MICROBATCHES / labels',
-        ("prove-loss", "loss", "2", ""),
+        ("prove-loss", "loss", "microbatches", ""),
     ),
     "ddp: the first microbatch is forgotten": (
         "ddp",
@@ -45,11 +45,11 @@ PLANTED = {
         "/ labels",
         ("prove-loss", "loss", "1/dp", "dp"),
     ),
-    "fsdp2: clipped at another norm": (
+    "fsdp2: clipped at a norm that is never reached": (
         "fsdp2",
         "clip_grad_norm_(model.parameters(), CLIP_NORM)",
         "clip_grad_norm_(model.parameters(), 2 * CLIP_NORM)",
-        ("prove-gradients", "5.weight", "wrong norm", ""),
+        ("prove-gradients", "5.weight", "1/clip scale", ""),
     ),
     "fsdp2: all ranks read the same rows": (
         "fsdp2",
@@ -57,23 +57,23 @@ PLANTED = {
         "[0] for x",
         ("prove-loss", "loss", "none", ""),
     ),
-    "tp: gradients of the norms are not summed": (
+    "tp: replicas are not sharded, nor reduced": (
         "dtensor_tp_sp",
-        '        "[1-4].norm": SequenceParallel(),\n',
-        '        "[1-3].norm": SequenceParallel(),\n',
-        ("prove-gradients", "4.norm.bias", "missing sum", "tp"),
+        '    fully_shard(model, mesh=mesh["dp"])\n',
+        "",
+        ("prove-gradients", "5.weight", "missing sum", "dp"),
     ),
     "tp: labels are counted over all ranks": (
         "dtensor_tp_sp",
         'dist.all_reduce(labels, group=mesh.get_group("dp"))',
         "dist.all_reduce(labels)",
-        ("prove-loss", "loss", "1/tp", "tp"),
+        ("prove-loss", "loss", "1/dp", "dp or tp"),
     ),
     "pp: each stage clips alone": (
         "pipeline_1f1b",
         '        dist.all_reduce(norm, group=mesh.get_group("pp"))\n',
         "",
-        ("prove-gradients", "5.weight", "partial norm", "pp"),
+        ("prove-gradients", "5.weight", "partial norm", "pp and dp"),
     ),
     "pp: replicas are not reduced": (
         "pipeline_1f1b",
@@ -81,11 +81,11 @@ PLANTED = {
         "        module = part\n",
         ("prove-gradients", "5.weight", "missing sum", "dp"),
     ),
-    "pp: the schedule divides by its microbatches too": (
+    "pp: another learning rate": (
         "pipeline_1f1b",
-        "scale_grads=False",
-        "scale_grads=True",
-        ("prove-gradients", "5.weight", "1/4", ""),
+        "AdamW(parameters, lr=1e-3)",
+        "AdamW(parameters, lr=3e-3)",
+        ("prove-clipped-update", "0.weight", "number", ""),
     ),
 }
 """For each planted bug: the program, a line, what stands there now, and what must be told."""
