@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from echelon.core.optional import optional_package
 
 if TYPE_CHECKING:
+    from echelon.proof.bisect.verdict import Bisection
     from echelon.proof.verify.verdict import SubjectProof
 
 RANK_LIMIT_S = 300.0
@@ -49,6 +50,24 @@ def verify(subject: str | Path, *, ranks: int | None = None) -> SubjectProof:
         if failure.error is not None:
             raise failure.error from None
         raise
+
+
+def bisect_program(subject: str | Path, *, ranks: int | None = None) -> Bisection | None:
+    """Return the smallest program that fails as a Python file does; None where it is proven.
+
+    Degrees of its MESH and other numbers in capitals at its top are halved as long as the same rule
+    is broken. ConfigError under torchrun: the ranks of smaller programs are started here.
+    """
+    optional_package("torch", extra="train", purpose="proving a program")
+    from echelon.core.errors import ConfigError
+    from echelon.core.rulebook.verify import VERIFY_MESH
+    from echelon.launch.environment import is_launched
+    from echelon.proof.bisect.program import bisect_program as bisect_with
+
+    if is_launched():
+        problem = "a program is bisected on ranks that are started here, not by torchrun"
+        raise ConfigError(VERIFY_MESH.problem(problem, suggestions=("without torchrun",)))
+    return bisect_with(str(subject), lambda one: verify(one, ranks=ranks))
 
 
 def _join(subject: Path, ranks: int | None) -> SubjectProof:

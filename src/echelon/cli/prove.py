@@ -58,10 +58,10 @@ def prove(
     Of a run folder, the plan in it is proven, and proof.json is written beside it.
     """
     if subject is not None and subject.partition(":")[0].endswith(".py"):
-        if run is not None or settings or bisect or independent or late:
+        if run is not None or settings or independent or late:
             example = f"echelon prove --subject {subject}"
             raise bad_argument("a run and its flags say nothing of a program", example)
-        return _prove_file(subject, ranks, as_json=json)
+        return _prove_file(subject, ranks, bisect=bisect, as_json=json)
     if run is None:
         examples = ("echelon prove nano", "echelon prove --subject verify_ddp.py")
         raise bad_argument("what is to be proven: a run, or the file of a program", *examples)
@@ -141,15 +141,21 @@ def subject_text(proof: SubjectProof) -> str:
     return f"{head}\n\n{_claims_table(proof.passes)}\n\n{answer}\n"
 
 
-def _prove_file(subject: str, ranks: int | None, *, as_json: bool) -> int:
-    from echelon.api.verifying import verify
+def _prove_file(subject: str, ranks: int | None, *, bisect: bool, as_json: bool) -> int:
+    from echelon.api.verifying import bisect_program, verify
     from echelon.launch.environment import RANK
 
     note(f"proving {subject} beside one device ...")
     proof = verify(subject, ranks=ranks)
     if os.environ.get(RANK, "0") == "0":
-        values = {"proven": proof.proven, "proof": proof.to_json()}
-        print_result("prove", lambda: values, lambda: subject_text(proof), as_json=as_json)
+        values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
+        text = subject_text(proof)
+        if bisect and not proof.proven:
+            note("looking for the smallest program that fails so ...")
+            found = bisect_program(subject, ranks=ranks)
+            values["bisection"] = found and found.to_json()
+            text += f"\n{bisection_text(found)}" if found else ""
+        print_result("prove", lambda: values, lambda: text, as_json=as_json)
         if not as_json:
             proof.require()
     return 0 if proof.proven else 1
@@ -191,7 +197,7 @@ def bisection_text(found: Bisection) -> str:
     )
     return "\n\n".join(
         (
-            f"the smallest run that breaks {found.rule} ({found.num_proofs} proofs): {sizes}\n"
+            f"the smallest that breaks {found.rule} ({found.num_proofs} proofs): {sizes}\n"
             f"{found.summary}",
             table(("it needs", "without it"), needed) if needed else "it needs no setting",
             spared,
