@@ -201,9 +201,18 @@ def bisection_text(found: Bisection) -> str:
             f"{found.summary}",
             table(("it needs", "without it"), needed) if needed else "it needs no setting",
             spared,
-            *(f"# {name}\n{text}" for name, text in found.files.items()),
+            *(f"# {name}\n{_numbers_or_all(name, text)}" for name, text in found.files.items()),
         )
     )
+
+
+def _numbers_or_all(file: str, text: str) -> str:
+    """Return the numbers of a program, which are all that bisection changes, or the whole text."""
+    from echelon.proof.bisect.program import numbers_of
+
+    if not file.endswith(".py"):
+        return text
+    return "".join(f"{number.name}\n" for number in numbers_of(text))
 
 
 def _outcome(claim: ClaimResult) -> str:

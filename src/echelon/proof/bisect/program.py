@@ -177,7 +177,7 @@ def with_number(source: str, constant: str, value: int) -> str:
     for number in numbers_of(source):
         if number.place == (constant, ""):
             return _replaced(source, number, value)
-    return f"{source.rstrip()}\n\n{constant} = {value}\n"
+    return f"{source.rstrip()}\n\n\n{constant} = {value}\n"
 
 
 def _above_one(numbers: Mapping[_Place, _Number]) -> list[_Number]:
