@@ -19,7 +19,7 @@ MESH = {"dp": 4, "tp": 2}  # axes by name
 MICROBATCHES = 6
 LAYERS = 8
 SEED = 7
-NAME = "é"; WIDTH = 16
+NAME = "\u00e9"; WIDTH = 16
 LEARNING_RATE = 0.1
 '''
 
