@@ -1,8 +1,8 @@
 """Types beside runs: what `spmd_types` says of a tensor-parallel pair, without values.
 
-`spmd_types` (meta-pytorch, 0.2) runs code once in a mode that follows, for each axis, whether a tensor
-is the same on all ranks (I or R), different (V) or a partial sum (P), and refuses what does not
-fit. It needs no second process. Run it in the peers' environment:
+`spmd_types` (meta-pytorch, 0.2) runs code once in a mode that follows, for each axis, whether a
+tensor is the same on all ranks (I or R), different (V) or a partial sum (P), and refuses what does
+not fit. It needs no second process. Run it in the peers' environment:
 `.peers/venv/bin/python -m bench.spmd_types_check`. Exit 1 where a verdict is not the expected one.
 """
 # pyright: reportMissingImports=false
@@ -64,9 +64,7 @@ def norm_of_own_tokens(group: Any) -> Any:
 def doubled_gradient(group: Any) -> Any:
     """Return the type of a sum that is twice too large."""
     part = typed((HIDDEN,), spmd.P, group)
-    return spmd.get_axis_local_type(
-        spmd.all_reduce(2 * part, group, src=spmd.P, dst=spmd.R), group
-    )
+    return spmd.get_axis_local_type(spmd.all_reduce(2 * part, group, src=spmd.P, dst=spmd.R), group)
 
 
 def mean_of_means(group: Any) -> Any:

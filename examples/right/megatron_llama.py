@@ -192,5 +192,4 @@ def train(case: ec.VerifyCase, distributed_optimizer: bool = False) -> ec.OnRank
         optimizer=optimizer,
         names=names_of(case),
         copy_initial=True,
-        layer_offsets=(case.mesh.get("pp", 0) * LAYERS // case.degrees.get("pp", 1),),
     )

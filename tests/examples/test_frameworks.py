@@ -63,3 +63,16 @@ def test_a_wrong_program_of_a_framework_is_named(name: str) -> None:
     found = tuple(told[key] for key in ("rule", "tensor", "factor", "axis"))
     assert found == (wanted.rule, wanted.tensor, wanted.factor, wanted.axis), told["says"]
     assert proof_by_command(WRONG / f"{name}.py:on_rank_fixed")["proven"]
+
+
+def test_types_accept_and_refuse_what_the_guide_says() -> None:
+    """The script exits 1 where a verdict of spmd_types is not the expected one."""
+    done = subprocess.run(
+        [PYTHON, "-W", "ignore", "-m", "bench.spmd_types_check"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
