@@ -89,10 +89,12 @@ class EngineSubject:
         completion: Completion | None = None,
         *,
         pieces: PieceSizes = TRAINING_PIECES,
+        tells_activations: bool = True,
     ) -> None:
         """Build this rank's part of `plan`, which works in `pieces`.
 
-        `completion` says when its operations complete.
+        `completion` says when its operations complete. What passes between the parts of the model
+        is kept to be told, unless `tells_activations` is False: it takes memory.
         """
         self.events = EventList()
         clock = clock_of(place.device)
@@ -100,7 +102,7 @@ class EngineSubject:
         self.engine = TrainEngine(plan, recorder, place.device, completion, pieces=pieces)
         self.engine.on_gradients = self._keep_gradients
         self._routes = RoutingRecorder(self.engine)
-        self._activations = ActivationRecorder(self.engine)
+        self._activations = ActivationRecorder(self.engine) if tells_activations else None
         self._scale = 1.0
         self._gradients: dict[str, list[Shard]] = {}
 
@@ -116,7 +118,8 @@ class EngineSubject:
         ]
         self.events.events.clear()
         self._routes.start_step()
-        self._activations.start_step()
+        if self._activations is not None:
+            self._activations.start_step()
         result = self.engine.step(batches, step)
         # What a step sends while the next one runs belongs to this one.
         with self.engine.groups.completion.observing():
@@ -153,7 +156,7 @@ class EngineSubject:
 
     def activations(self) -> Iterator[RecordedActivation]:
         """Yield what passed between the parts of the blocks here in the last step."""
-        for one in self._activations.recorded():
+        for one in () if self._activations is None else self._activations.recorded():
             values = _unscaled(one.values_nW, self._scale) if one.gradient else one.values_nW
             yield replace(one, values_nW=values)
 
@@ -215,8 +218,8 @@ def build(place: RankContext, plan: Plan, completion: Completion | None = None) 
 
 
 def build_as_trained(place: RankContext, plan: Plan) -> EngineSubject:
-    """Return this rank of `plan` as a subject, with the sizes of pieces that training takes."""
-    return EngineSubject(plan, place)
+    """Return this rank of `plan` as a subject that takes the memory that training takes."""
+    return EngineSubject(plan, place, tells_activations=False)
 
 
 MASTER_PARAMETERS_TERM, OPTIMIZER_STATE_TERM = "master parameters", "optimizer state"

@@ -146,9 +146,11 @@ def case_plan(name: str) -> Plan:
     return replace(plan, cluster=cluster)
 
 
-def with_all_chunks(plan: Plan, *, precision: DType | None = None) -> Plan:
+def with_all_chunks(
+    plan: Plan, *, precision: DType | None = None, names_apart: bool = False
+) -> Plan:
     """Return what is proven of a plan, in as many chunks as the plan has."""
-    small = shrink(plan, precision=precision)
+    small = shrink(plan, precision=precision, names_apart=names_apart)
     return replace(small, layout=replace(small.layout, experts=plan.layout.experts))
 
 

@@ -78,11 +78,16 @@ def references(plan: Plan, compute: Compute) -> tuple[Found, Found]:
     return found[0], found[1]
 
 
+_FEW = 16  # numbers
+
+
 def compare(plan: Plan, ranks: Sequence[Pass], compute: Compute) -> None:
     """Assert that no error of the ranks is more than twice that of plain PyTorch.
 
     The error of a few numbers may be small by luck, as may that of a tensor which is all but zero
-    (the bias of keys that are not rotated is).
+    (the bias of keys that are not rotated is). Of two draws of 16 errors of one size, one has 3.3
+    times the norm of the other once in 100,000 times (the F distribution), and which draw plain
+    PyTorch has depends on the processor.
     """
     plain, exact = references(plan, compute)
     gradients = assemble(plan, [rank.gradients for rank in ranks])
@@ -93,7 +98,7 @@ def compare(plan: Plan, ranks: Sequence[Pass], compute: Compute) -> None:
     floor = 1e-3 * max(float(one.norm()) for one in exact.values())
     for name, expected in exact.items():
         own, theirs = (float((one[name].double() - expected).norm()) for one in (got, plain))
-        lucky = expected.numel() <= 4 or float(expected.norm()) < floor
+        lucky = expected.numel() <= _FEW or float(expected.norm()) < floor
         assert own <= (4 if lucky else 2) * theirs, (name, own, theirs)
 
 

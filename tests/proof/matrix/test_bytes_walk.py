@@ -12,6 +12,7 @@ from echelon.launch.local.pool import RankPool
 from echelon.proof.matrix.bytes_recorded import record_rank
 from echelon.proof.matrix.bytes_walk import (
     ALLOWED,
+    AS_TRAINED,
     PRECISIONS,
     choices,
     compare,
@@ -19,7 +20,6 @@ from echelon.proof.matrix.bytes_walk import (
     sample,
     summary,
 )
-from echelon.proof.run import OUR_ENGINE
 from tests.parallel.layouts import DEEPSEEK, GPT2, plan_of
 from tests.parallel.pipeline.pipelines import pipeline_plan
 
@@ -68,7 +68,7 @@ def test_a_sample_has_every_choice_and_precision_once_and_no_plan_twice() -> Non
 
 def test_what_differs_is_told_with_both_numbers(rank_pool: RankPool, tmp_path: Path) -> None:
     plan = plan_of()
-    argument = {"plan": plan.to_json(), "subject": OUR_ENGINE}
+    argument = {"plan": plan.to_json(), "subject": AS_TRAINED}
     (one,) = rank_pool.run(record_rank, argument, 1)
     other = replace(one, held={**one.held, "gradients": one.held["gradients"] + 8})
     more = replace(one.actions[0], kept_bytes=one.actions[0].kept_bytes + 1)

@@ -64,7 +64,8 @@ def test_a_walk_takes_up_where_it_stopped(
 ) -> None:
     walked: list[str] = []
 
-    def pretend(case: MatrixCase, run_ranks: object) -> str:
+    def pretend(case: MatrixCase, run_ranks: object, *, late: bool) -> str:
+        assert not late
         walked.append(case.name)
         return "error: wrong" if "-tp2" in case.name else ""
 

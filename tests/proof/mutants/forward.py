@@ -22,8 +22,8 @@ from tests.proof.mutants.planting import LAST, Told, mutant
 def _on_block(patch: pytest.MonkeyPatch, layer: int, run: Any) -> None:
     chosen = rank_model.RecomputingRunner
 
-    def runner(recompute: Any) -> Any:
-        usual = chosen(recompute)
+    def runner(*made_with: Any) -> Any:
+        usual = chosen(*made_with)
 
         def run_block(block: Any, x: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
             return run(block, x, batch) if block.index == layer else usual(block, x, batch)

@@ -43,12 +43,13 @@ def known_factors(plan: Plan, oracle: OracleStep, *, expert: bool = False) -> tu
         "microbatches": plan.num_microbatches,
     }
     found = [Factor("zero", 0.0), Factor("sign", -1.0)]
-    for axis, degree in counts.items():
-        if degree > 1:
-            found += [Factor(axis, degree, axis), Factor(f"1/{axis}", 1 / degree, axis)]
-            found.append(Factor(f"sqrt({axis})", degree**0.5, axis))
+    degrees = {axis: degree for axis, degree in counts.items() if degree > 1}
+    for axis, degree in degrees.items():
+        found += [Factor(axis, degree, axis), Factor(f"1/{axis}", 1 / degree, axis)]
     for name, value in {"tokens": oracle.tokens, "clip scale": oracle.clip_scale, "2": 2.0}.items():
         found += [Factor(name, value), Factor(f"1/{name}", 1 / value)]
+    # Of four ranks or microbatches the root is 2: what is twice as large is told so.
+    found += [Factor(f"sqrt({axis})", degree**0.5, axis) for axis, degree in degrees.items()]
     if mesh.dp > 1:
         for dp_rank, tokens in enumerate(tokens_of_replicas(oracle)):
             found += _token_ratios(f"dp {dp_rank}", "dp", mesh.dp, tokens / oracle.tokens)

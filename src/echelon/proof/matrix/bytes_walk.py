@@ -39,7 +39,7 @@ PRECISIONS: tuple[Precision, ...] = (
 )
 """What the plans of a sample compute in, in turn."""
 
-_AS_TRAINED = "echelon.training.subject:build_as_trained"
+AS_TRAINED = "echelon.training.subject:build_as_trained"
 """The engine with pieces of the sizes that formulas of activations count with."""
 
 _CANDIDATES_PER_PLAN = 4
@@ -161,7 +161,7 @@ class BytesComparison:
 def compare_plan(plan: Plan, run_ranks: RankRunner, code: str = "") -> BytesComparison:
     """Run a plan on its ranks and compare all that it recorded with the formulas."""
     with tempfile.TemporaryDirectory(prefix="echelon-bytes-") as directory:
-        argument = {"plan": offloaded_to(plan, directory).to_json(), "subject": _AS_TRAINED}
+        argument = {"plan": offloaded_to(plan, directory).to_json(), "subject": AS_TRAINED}
         labels = [plan.mesh.label(rank) for rank in range(plan.mesh.world_size)]
         recorded: Sequence[RankBytes] = run_ranks(  # type: ignore[assignment]
             f"{record_rank.__module__}:record_rank", argument, plan.mesh.world_size, labels=labels
