@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from echelon.core.errors import ConfigError
+from echelon.core.errors import ConfigError, EnvironmentProblem
 from echelon.launch.local.pool import RankPool
 from echelon.launch.root_cause import RankFailure
 from echelon.proof.verify.subject_file import SubjectFile
@@ -55,6 +55,9 @@ def test_a_file_that_is_not_there_or_lacks_a_function_is_told(tmp_path: Path) ->
     with pytest.raises(ConfigError) as caught:
         SubjectFile(tmp_path / "none.py")
     assert caught.value.rules == ("verify-file",)
+    (tmp_path / "far.py").write_text("import no_such_framework.engine\n")
+    with pytest.raises(EnvironmentProblem, match=r"verify-package.*needs no_such_framework"):
+        SubjectFile(tmp_path / "far.py")
     (tmp_path / "broken.py").write_text("def one_device(:\n")
     with pytest.raises(ConfigError, match=r"verify-raised.*SyntaxError"):
         SubjectFile(tmp_path / "broken.py")

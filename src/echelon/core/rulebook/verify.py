@@ -95,3 +95,15 @@ VERIFY_OPTIMIZER_STATE = Rule(
     bad="optimizer = AdamW(model.parameters())           # anew in each step",
     fixed="optimizer = AdamW(model.parameters())         # once",
 )
+
+VERIFY_PACKAGE = Rule(
+    id="verify-package",
+    why="""
+    A program is run by the Python that runs `echelon`, so its framework has to be installed beside
+    Echelon. Frameworks that pin other versions live in an environment of their own:
+    `bench/setup_peers.sh` makes one with DeepSpeed, Megatron-core, Accelerate and torchtitan, and
+    with what Echelon needs.
+    """,
+    bad="echelon prove --subject trains_with_deepspeed.py   # without deepspeed",
+    fixed=".peers/venv/bin/python -m echelon prove --subject trains_with_deepspeed.py",
+)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from echelon.core.errors import ConfigError, EchelonError, Problem
+from echelon.core.errors import ConfigError, EchelonError, EnvironmentProblem, Problem
 from echelon.core.rulebook import verify as rules
 from echelon.proof.verify.case import OneDevice, OnRank, VerifyCase
 from echelon.proof.verify.named_mesh import NamedMesh
@@ -110,6 +110,14 @@ class SubjectFile:
             yield
         except EchelonError:
             raise
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            raise EnvironmentProblem(
+                rules.VERIFY_PACKAGE.problem(
+                    f"{what}: {self.path.name} needs {package}, which this Python has not",
+                    suggestions=(f"the python of an environment with {package}",),
+                )
+            ) from error
         except Exception as error:
             raise ConfigError(
                 rules.VERIFY_RAISED.problem(f"{what}: {_told(error, self.path)}")
