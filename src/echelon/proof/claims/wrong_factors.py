@@ -102,10 +102,16 @@ def name_factor(value: float, known: Sequence[Factor], residual: float = 0.0) ->
 
 
 def named_factor(
-    plan: Plan, oracle: OracleStep, value: float, residual: float = 0.0
+    plan: Plan, oracle: OracleStep, value: float, residual: float = 0.0, *, of_norm: bool = False
 ) -> ProofFinding:
-    """Return the finding that a thing of a step is `value` times what it should be."""
-    return name_factor(value, known_factors(plan, oracle), residual)
+    """Return the finding that a thing of a step is `value` times what it should be.
+
+    Of a norm the root of a degree tells most: squares were added up several times.
+    """
+    known = known_factors(plan, oracle)
+    if of_norm:
+        known = sorted(known, key=lambda factor: not factor.name.startswith("sqrt"))
+    return name_factor(value, known, residual)
 
 
 def nearly_equal(left: float, right: float) -> bool:

@@ -25,7 +25,7 @@ def explain_norm(evidence: Evidence, failure: Check) -> ProofFinding:
     if nearly_equal(wrong / oracle.grad_norm, 1.0):
         return ProofFinding("none", ROUNDING)
     return name_norm(evidence, oracle, wrong) or named_factor(
-        evidence.plan, oracle, wrong / oracle.grad_norm
+        evidence.plan, oracle, wrong / oracle.grad_norm, of_norm=True
     )
 
 
