@@ -107,15 +107,21 @@ def mutant(*told: Told) -> Callable[[Plant], Mutant]:
 
 
 def mutants_of(*modules: ModuleType) -> list[Any]:
-    """Return a parameter for each thing to be told of the mutants of `modules`: (subject, told)."""
+    """Return a parameter for each thing to be told of the mutants of `modules`: (subject, told).
+
+    `make test` proves each mutant in its first plan, `make test-all` in all of them.
+    """
     return [
         pytest.param(
-            f"{module.__name__}:{name}", told, id=f"{module.__name__.rpartition('.')[2]}:{name}"
+            f"{module.__name__}:{name}",
+            told,
+            id=f"{module.__name__.rpartition('.')[2]}:{name}",
+            marks=[pytest.mark.slow] if number else [],
         )
         for module in modules
         for name, one in vars(module).items()
         if isinstance(one, Mutant)
-        for told in one.told
+        for number, told in enumerate(one.told)
     ]
 
 
