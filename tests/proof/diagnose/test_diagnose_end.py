@@ -60,7 +60,7 @@ def test_a_message_that_is_never_sent_ends_the_run(schedule: str, pp: int) -> No
     with RankPool(pp) as pool, pytest.raises(RankFailure) as failed:
         prove(
             pipeline_plan(schedule, pp, dtype="fp32"),
-            run_ranks=partial(pool.run, timeout_s=4.0),
+            run_ranks=partial(pool.run, timeout_s=8.0),
             subject="tests.proof.mutants.pipelines:last_send_skipped",
             own_precision=False,
         )
