@@ -104,6 +104,6 @@ VERIFY_PACKAGE = Rule(
     `bench/setup_peers.sh` makes one with DeepSpeed, Megatron-core, Accelerate and torchtitan, and
     with what Echelon needs.
     """,
-    bad="echelon prove --subject trains_with_deepspeed.py   # without deepspeed",
-    fixed=".peers/venv/bin/python -m echelon prove --subject trains_with_deepspeed.py",
+    bad="echelon prove --subject examples/right/deepspeed_zero.py   # without deepspeed",
+    fixed=".peers/venv/bin/python -m echelon prove --subject examples/right/deepspeed_zero.py",
 )
