@@ -24,6 +24,7 @@ def test_plans_are_small_and_in_float64() -> None:
     assert all(plan.name.partition(": ")[2] for plan in drawn)
 
 
+@pytest.mark.slow
 def test_random_plans_hold(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--count=5", f"--seed={SEED}", "--steps=1"]) == 0, capsys.readouterr().out
     first, *_, last = capsys.readouterr().out.splitlines()
