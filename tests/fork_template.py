@@ -18,7 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,13 @@ from echelon.launch.local import fork_server
 from echelon.launch.local.channel import Channel, channel_pair
 
 ROOT = Path(__file__).resolve().parent.parent
-PRELOADED = (*fork_server.PRELOADED, "echelon.training.loop", "echelon.proof.ranks")
+PRELOADED = (
+    *fork_server.PRELOADED,
+    "echelon.training.loop",
+    "echelon.training.whole_run",
+    "echelon.proof.ranks",
+    "echelon.training.subject",
+)
 _START_TIMEOUT_S = 120.0
 
 
@@ -77,7 +83,9 @@ class ForkTemplate:
         self._control: Channel | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start_fork_server(self, descriptor: int, environment: Mapping[str, str]) -> ForkedServer:
+    def start_fork_server(
+        self, descriptor: int, environment: Mapping[str, str], _preloaded: Sequence[str]
+    ) -> ForkedServer:
         """Do what `echelon.launch.local.rank_processes.start_fork_server` does, by a fork."""
         control = self._control or self._start()
         sys.stdout.flush()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from echelon.core.model_shape import Experts, LatentAttention, ModelShape
 from echelon.core.parameters import (
     ParameterSpec,
+    family_of,
     num_active_parameters,
     num_parameters,
     parameters,
@@ -189,3 +190,8 @@ def test_a_dim_that_does_not_divide_is_refused() -> None:
     ):
         spec.local_shape(4)
     assert ParameterSpec(name="n", shape=(6,), layer=0).local_shape(4) == (6,)
+
+
+def test_namesakes_of_all_blocks_are_a_family() -> None:
+    assert family_of("layers.12.mlp.up.weight") == family_of("layers.0.mlp.up.weight")
+    assert family_of("norm.weight") == "norm.weight"

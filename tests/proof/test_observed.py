@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from echelon.proof.observed import ObservedRun, family_of
+from echelon.proof.observed import ObservedRun
 from echelon.proof.ranks import ObservedShard, RankResult
 from echelon.proof.subject import StepRecord
 from tests.proof.layouts import layout
@@ -74,8 +74,3 @@ def test_losses_of_context_ranks_add_up() -> None:
     ]
     losses = ObservedRun(plan, results).microbatch_losses(0)
     assert losses == {(0, 0): [(3.5, 5)], (0, 1): [(4.0, 1)]}
-
-
-def test_namesakes_of_all_blocks_are_a_family() -> None:
-    assert family_of("layers.12.mlp.up.weight") == family_of("layers.0.mlp.up.weight")
-    assert family_of("norm.weight") == "norm.weight"

@@ -10,11 +10,10 @@ import pytest
 
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
-from echelon.core.parameters import num_parameters, parameters
+from echelon.core.parameters import family_of, num_parameters, parameters
 from echelon.core.plan import Layout, Optimizer, Pipeline, Plan, Recompute, Zero
 from echelon.layout.buckets import plan_buckets
 from echelon.layout.stage import rank_part
-from echelon.proof.observed import family_of
 from echelon.proof.oracle.oracle import run_oracle
 from echelon.proof.shrink import same_dtypes, shrink
 from tests.proof.layouts import FP16, layout

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from echelon.proof.run import RankRunner
 
 
+_MODULES_OF_PROOFS = (
+    "echelon.proof.ranks",
+    "echelon.training.subject",
+    "echelon.training.whole_run",
+)
+"""What the ranks of a proof import: once, before they are forked."""
+
+
 def plan(
     run: str | Path,
     *,
@@ -157,7 +165,6 @@ def _prove(
 def _ranks(plan: Plan) -> Iterator[RankRunner]:
     """Start the ranks of `plan`, which prove it, and smaller ones."""
     require_trainable(plan)
-    optional_package("torch", extra="train", purpose="proving a plan")
     from echelon.config.rules.plan import require_offload_dir
     from echelon.launch.local.pool import RankPool
     from echelon.launch.root_cause import RankFailure
@@ -166,7 +173,9 @@ def _ranks(plan: Plan) -> Iterator[RankRunner]:
     # What is proven is a small model; in float64 its slices are largest.
     require_offload_dir(shrink(plan, precision="fp64"), range(plan.mesh.world_size))
     try:
-        with RankPool(plan.mesh.world_size) as pool:
+        with RankPool(plan.mesh.world_size, preloaded=_MODULES_OF_PROOFS) as pool:
+            pool.begin()  # it imports torch, as this process does now
+            optional_package("torch", extra="train", purpose="proving a plan")
             yield pool.run
     except RankFailure as failure:
         # What is the user's to mend is said as it is, not as the failure of some rank.

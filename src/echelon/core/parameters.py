@@ -7,6 +7,7 @@ checkpoints and the prover all read it. Weights are stored [out, in], so a colum
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -92,6 +93,11 @@ def router_biases(shape: ModelShape) -> tuple[ParameterSpec, ...]:
 def router_bias_name(layer: int) -> str:
     """Return the canonical name of the bias of the router of a block."""
     return f"layers.{layer}.mlp.router.bias"
+
+
+def family_of(name: str) -> str:
+    """Return the name of a parameter without its block."""
+    return re.sub(r"^layers\.\d+\.", "layers.*.", name)
 
 
 def num_parameters(shape: ModelShape) -> int:

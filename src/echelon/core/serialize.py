@@ -12,8 +12,9 @@ import json
 import reprlib
 import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
+from functools import cache
 from typing import (
     Annotated,
     Any,
@@ -166,8 +167,7 @@ def _table(data: Any, where: str) -> dict[str, object]:
 
 def _decode_dataclass(kind: Any, data: Any, where: str) -> object:
     entries = _table(data, where)
-    hints = get_type_hints(kind, include_extras=True)
-    known = {f.name: f for f in fields(kind)}
+    hints, known = _schema(kind)
     unknown = sorted(set(entries) - set(known))
     if unknown:
         raise ValueError(f"{where}: unknown entries {unknown}")
@@ -178,6 +178,12 @@ def _decode_dataclass(kind: Any, data: Any, where: str) -> object:
         elif field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{where}: {name} is missing")
     return kind(**values)
+
+
+@cache
+def _schema(kind: Any) -> tuple[dict[str, Any], dict[str, Field[Any]]]:
+    """Return the types and the fields of a dataclass, by name: read once, as that takes long."""
+    return get_type_hints(kind, include_extras=True), {f.name: f for f in fields(kind)}
 
 
 _DECODERS: Mapping[Any, Callable[[Any, Any, str], object]] = {

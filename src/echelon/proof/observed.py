@@ -5,7 +5,6 @@ Shape suffixes: B sequences of the global batch, T positions, K experts of a tok
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,12 +18,6 @@ from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.operations import ForcedRouting
 from echelon.proof.ranks import INITIAL, ObservedShard, RankResult
 from echelon.proof.subject import StepRecord
-
-
-def family_of(name: str) -> str:
-    """Return the name of a parameter without its block."""
-    return re.sub(r"^layers\.\d+\.", "layers.*.", name)
-
 
 TensorKey = tuple[str, int, str]
 """(kind, step, canonical name)."""

@@ -16,10 +16,9 @@ from math import lcm
 
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.model_shape import ModelShape
-from echelon.core.parameters import parameters
+from echelon.core.parameters import family_of, parameters
 from echelon.core.plan import DTYPE_BYTES, DType, Mathematics, Optimizer, Plan, Precision, Zero
 from echelon.cost.bytes.context.sent import kv_copies
-from echelon.proof.observed import family_of
 from echelon.proof.shrink_experts import (
     elements_of_a_rank,
     small_balance,

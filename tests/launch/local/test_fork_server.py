@@ -29,7 +29,7 @@ def become(slot, descriptors, ours, parent):
     while slot.rank == 2:
         time.sleep(1)
 fork_server._become_rank = become
-sys.exit(fork_server.main(int(sys.argv[1])))
+sys.exit(fork_server.main(int(sys.argv[1]), sys.argv[2:]))
 """
 
 
@@ -60,10 +60,15 @@ class Supervisor:
 
 
 @contextmanager
-def server(*modules: str) -> Iterator[tuple[Supervisor, subprocess.Popen[bytes]]]:
-    """Yield the channel to a fork server that imports `modules` only, and its process."""
+def server(
+    *modules: str, more: tuple[str, ...] = ()
+) -> Iterator[tuple[Supervisor, subprocess.Popen[bytes]]]:
+    """Yield the channel to a fork server that imports `modules` and `more` only, and its process.
+
+    `more` are those that one server is asked for.
+    """
     control, theirs = channel_pair(send_timeout_s=5.0)
-    command = [sys.executable, "-c", SERVER.format(modules=modules), str(theirs.fileno())]
+    command = [sys.executable, "-c", SERVER.format(modules=modules), str(theirs.fileno()), *more]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:
         theirs.close()
         try:
@@ -96,6 +101,13 @@ def test_what_cannot_be_imported_is_told() -> None:
     assert ready == ForkServerReady(
         "cannot import no_such_module: No module named 'no_such_module'"
     )
+
+
+def test_one_server_may_be_asked_to_import_more() -> None:
+    with server("json", more=("no_such_module",)) as (supervisor, _):
+        ready = supervisor.hear()
+    assert isinstance(ready, ForkServerReady)
+    assert "no_such_module" in ready.problem
 
 
 @pytest.mark.parametrize(("rank", "name"), [(0, "rank-0000"), (12, "rank-0012")])

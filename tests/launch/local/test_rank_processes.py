@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -78,7 +78,10 @@ def serve(
     """Make up servers."""
     started: list[MadeUpServer] = []
 
-    def start(descriptor: int, environment: Mapping[str, str]) -> MadeUpServer:
+    def start(
+        descriptor: int, environment: Mapping[str, str], preloaded: Sequence[str]
+    ) -> MadeUpServer:
+        assert preloaded in ((), ("json",))
         assert environment["OMP_NUM_THREADS"]
         started.append(MadeUpServer(descriptor, problem=problem, most=most))
         return started[-1]
@@ -112,6 +115,19 @@ def test_ranks_stay_and_more_are_added(servers: list[MadeUpServer], tmp_path: Pa
         assert server.slots[2].log_path == str(tmp_path / "rank-0002.log")
     assert processes.ranks == []
     assert server.poll() == 0
+
+
+def test_the_fork_server_may_begin_before_the_ranks(
+    servers: list[MadeUpServer], tmp_path: Path
+) -> None:
+    with RankProcesses(2, tmp_path, preloaded=("json",)) as processes:
+        processes.begin()
+        processes.begin()
+        (server,) = servers
+        assert server.slots == []
+        processes.ensure(2)
+        assert servers == [server]
+        assert len(server.slots) == 2
 
 
 def test_after_the_end_of_one_all_are_started_anew(

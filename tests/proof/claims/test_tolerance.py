@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from echelon.core.mesh import Mesh
+from echelon.core.parameters import family_of
 from echelon.core.plan import Plan
 from echelon.proof.claims.tolerance import (
     FLOAT64_TOLERANCE,
@@ -23,7 +24,6 @@ from echelon.proof.claims.tolerance import (
     tensor_errors,
     unit_roundoff,
 )
-from echelon.proof.observed import family_of
 from echelon.proof.oracle.oracle import run_oracle
 from echelon.proof.shrink import shrink
 from tests.proof.layouts import BF16, layout

@@ -16,6 +16,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from echelon.launch.local.channel import Channel
@@ -29,14 +30,17 @@ _PR_SET_PDEATHSIG = 1  # option of prctl(2)
 _PR_SET_NAME = 15  # option of prctl(2)
 
 
-def main(control_descriptor: int) -> int:
-    """Fork ranks for the supervisor at the other end of `control_descriptor` until it goes."""
+def main(control_descriptor: int, modules: Sequence[str] = ()) -> int:
+    """Fork ranks for the supervisor at the other end of `control_descriptor` until it goes.
+
+    The ranks find `modules` imported, beside what all ranks need.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     control = Channel(socket.socket(fileno=control_descriptor))
     problem = ""
     try:
-        for module in PRELOADED:
+        for module in (*PRELOADED, *modules):
             importlib.import_module(module)
     except ImportError as error:
         problem = f"cannot import {error.name}: {error}"
@@ -125,4 +129,4 @@ def _become_child(parent: int, name: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

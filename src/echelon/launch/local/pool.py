@@ -23,10 +23,14 @@ class RankPool(AbstractContextManager["RankPool"]):
     next job gets new ones, so a pool is usable whatever happened. Use as a context manager.
     """
 
-    def __init__(self, max_world: int, *, backend: Backend = "gloo") -> None:
-        """Prepare a pool; nothing is started yet."""
+    def __init__(
+        self, max_world: int, *, backend: Backend = "gloo", preloaded: Sequence[str] = ()
+    ) -> None:
+        """Prepare a pool; nothing is started yet. Modules `preloaded` are imported once for all."""
         self._directory = tempfile.TemporaryDirectory(prefix="echelon-pool-")
-        self._processes = RankProcesses(max_world, Path(self._directory.name))
+        self._processes = RankProcesses(
+            max_world, Path(self._directory.name), preloaded=tuple(preloaded)
+        )
         self._backend: Backend = backend
         self._max_world = max_world
         self._jobs = 0
@@ -69,6 +73,10 @@ class RankPool(AbstractContextManager["RankPool"]):
         except BaseException:
             self._processes.discard(after_s=0.0)
             raise
+
+    def begin(self) -> None:
+        """Begin to start ranks, and return at once: the first job will not wait as long."""
+        self._processes.begin()
 
     def renew(self) -> None:
         """End all ranks: the next job runs in processes that have imported nothing of the last."""

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,13 +102,17 @@ def listen_on_port(port: int) -> socket.socket:
     return listener
 
 
-def start_fork_server(descriptor: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def start_fork_server(
+    descriptor: int, environment: Mapping[str, str], preloaded: Sequence[str]
+) -> subprocess.Popen[bytes]:
     """Start the process that forks ranks; it is told to by the socket `descriptor`.
 
-    It gets the environment of this process, with what `environment` sets.
+    It gets the environment of this process, with what `environment` sets, and imports the modules
+    `preloaded` before it forks.
     """
+    module = "echelon.launch.local.fork_server"
     return subprocess.Popen(
-        [sys.executable, "-m", "echelon.launch.local.fork_server", str(descriptor)],
+        [sys.executable, "-m", module, str(descriptor), *preloaded],
         pass_fds=[descriptor],
         env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
@@ -127,6 +131,8 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
     """Port to listen on for the store; 0: any that is free."""
     shown_rank: int | None = None
     """The rank whose output is shown too, if any."""
+    preloaded: tuple[str, ...] = ()
+    """Modules that every rank will need: imported once, before the ranks are forked."""
     ranks: list[RankProcess] = field(default_factory=list[RankProcess])
     """The processes that live, by rank."""
     store_port: int = 0
@@ -135,10 +141,23 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
     """The channel to the fork server, once it runs."""
     _fork_server: subprocess.Popen[bytes] | None = None
     """The process of the fork server, once it runs."""
+    _is_ready: bool = False
+    """Whether the fork server has said that it can fork."""
 
     def __exit__(self, *_: object) -> None:
         """End every process."""
         self.close()
+
+    def begin(self) -> None:
+        """Have the fork server started, which then imports what it needs; do not wait for it."""
+        if self._control is not None and not self._fork_server_gone():
+            return
+        self.close()
+        control, theirs = channel_pair(send_timeout_s=_SEND_TIMEOUT_S)
+        environment = local_environment(self.world_size)
+        self._fork_server = start_fork_server(theirs.fileno(), environment, self.preloaded)
+        theirs.close()
+        self._control, self._is_ready = control, False
 
     def ensure(self, count: int) -> None:
         """Have ranks 0 to `count` - 1 alive; EnvironmentProblem where they cannot start."""
@@ -149,7 +168,7 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
             self.discard(after_s=0.0)
         listener = None if self.ranks else listen_on_port(self.port)
         try:
-            control = self._start_fork_server()
+            control = self._ready_fork_server()
             while len(self.ranks) < count:
                 self._spawn(control, len(self.ranks), listener)
         finally:
@@ -224,19 +243,16 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
     def _fork_server_gone(self) -> bool:
         return self._fork_server is None or self._fork_server.poll() is not None
 
-    def _start_fork_server(self) -> Channel:
-        if self._control is not None and not self._fork_server_gone():
-            return self._control
-        self.close()
-        control, theirs = channel_pair(send_timeout_s=_SEND_TIMEOUT_S)
-        self._fork_server = start_fork_server(theirs.fileno(), local_environment(self.world_size))
-        theirs.close()
-        self._control = control
-        ready = self._await(control, ForkServerReady)
-        if ready.problem:
-            self.close()
-            raise EnvironmentProblem(LAUNCHER_LOST.problem(ready.problem))
-        return control
+    def _ready_fork_server(self) -> Channel:
+        self.begin()
+        assert self._control is not None
+        if not self._is_ready:
+            ready = self._await(self._control, ForkServerReady)
+            if ready.problem:
+                self.close()
+                raise EnvironmentProblem(LAUNCHER_LOST.problem(ready.problem))
+            self._is_ready = True
+        return self._control
 
     def _spawn(self, control: Channel, rank: int, listener: socket.socket | None) -> None:
         channel, theirs = channel_pair(send_timeout_s=_SEND_TIMEOUT_S)

@@ -21,7 +21,14 @@ from echelon.core.errors import RunFailed
 from echelon.core.rulebook.launch import RUN_INTERRUPTED
 from echelon.launch.environment import wanted_port
 from echelon.launch.local.job_monitor import run_job
-from echelon.launch.local.messages import Limits, Notice, RankJob, TargetFunction, name_target
+from echelon.launch.local.messages import (
+    Limits,
+    Notice,
+    RankJob,
+    TargetFunction,
+    TargetReference,
+    name_target,
+)
 from echelon.launch.local.rank_processes import RankProcesses
 from echelon.launch.root_cause import RankFailure
 
@@ -112,6 +119,11 @@ class RunOutcome:
         raise self.failure
 
 
+def _own_module(target: TargetReference) -> tuple[str, ...]:
+    """Return the module of a target of ours; what others do when imported may not bear a fork."""
+    return (target.module,) if target.module.startswith("echelon.") else ()
+
+
 def run_ranks(
     target: str | TargetFunction,
     argument: object,
@@ -132,7 +144,13 @@ def run_ranks(
     port = wanted_port() if options.port == "auto" else options.port
     stop = StopSignals()
     with _log_directory(log_dir) as logs, handle_stop_signals(stop.take):
-        processes = RankProcesses(world_size, logs, port=port, shown_rank=options.shown_rank)
+        processes = RankProcesses(
+            world_size,
+            logs,
+            port=port,
+            shown_rank=options.shown_rank,
+            preloaded=_own_module(named),
+        )
         try:
             with processes:
                 processes.ensure(world_size)

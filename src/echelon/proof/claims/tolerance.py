@@ -48,10 +48,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from echelon.core.parameters import family_of
 from echelon.core.plan import DType, Plan
 from echelon.models.precision import LOW_PRECISION
 from echelon.proof.claims.factor_fit import FLOOR
-from echelon.proof.observed import family_of
 from echelon.proof.oracle.operations import ForcedRouting
 from echelon.proof.oracle.oracle import TORCH_DTYPES, OracleStep, run_oracle
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Optimizer, Precision
@@ -123,47 +125,82 @@ class ScaleOfLoss:
                 self.scale = min(2 * self.scale, _LARGEST_SCALE)
 
 
+class _TorchState:
+    """Hold what PyTorch's functions of SGD and AdamW keep of one weight.
+
+    The functions, as making a `torch.optim.Optimizer` imports PyTorch's compiler: seconds.
+    """
+
+    def __init__(self, value: torch.Tensor) -> None:
+        """Begin as a new optimizer does."""
+        self._value = value
+        self._momentum: list[torch.Tensor | None] = [None]
+        self._average, self._square = torch.zeros_like(value), torch.zeros_like(value)
+        self._count = torch.zeros(())
+
+    def sgd(self, gradient: torch.Tensor, settings: Optimizer, rate: float, decay: float) -> None:
+        """Update the weight in place."""
+        sgd(
+            [self._value],
+            [gradient],
+            self._momentum,
+            foreach=False,
+            weight_decay=decay,
+            momentum=settings.momentum,
+            lr=rate,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+
+    def adamw(self, gradient: torch.Tensor, settings: Optimizer, rate: float, decay: float) -> None:
+        """Update the weight in place."""
+        adamw(
+            [self._value],
+            [gradient],
+            [self._average],
+            [self._square],
+            [],
+            [self._count],
+            foreach=False,
+            amsgrad=False,
+            beta1=settings.beta1,
+            beta2=settings.beta2,
+            lr=rate,
+            weight_decay=decay,
+            eps=settings.eps,
+            maximize=False,
+        )
+
+
 class UpdateRules:
     """Hold the weights under training, each with the optimizer that updates it."""
 
     def __init__(
         self, settings: Optimizer, facts: Mapping[str, WeightFacts], values: Tensors
     ) -> None:
-        """Take the first values; weights that decay are a group beside those that do not."""
+        """Take the first values, and nothing of earlier steps."""
         self.values = {name: torch.nn.Parameter(value.clone()) for name, value in values.items()}
         self._settings, self._momentum = settings, dict[str, torch.Tensor]()
         is_muon = settings.kind == "muon"
         matrices = {name for name, f in facts.items() if is_muon and f.is_matrix and f.in_block}
-        self._of_muon = {n: self._decay(facts[n]) for n in facts if n in matrices}
-        groups = [
-            {"params": [self.values[n] for n in names], "weight_decay": decay}
-            for decay in {settings.weight_decay, 0.0}
-            if (names := [n for n, f in facts.items() if self._decay(f) == decay])
-            and (names := [n for n in names if n not in matrices])
-        ]
-        if settings.kind == "sgd":
-            self._of_torch: torch.optim.Optimizer = torch.optim.SGD(
-                groups, lr=1.0, momentum=settings.momentum, foreach=False
-            )
-        else:
-            betas = (settings.beta1, settings.beta2)
-            self._of_torch = torch.optim.AdamW(
-                groups, lr=1.0, betas=betas, eps=settings.eps, foreach=False
-            )
+        self._decays = {name: self._decay(facts[name]) for name in self.values}
+        self._of_muon = {name for name in self.values if name in matrices}
+        self._of_torch = {
+            name: _TorchState(value) for name, value in self.values.items() if name not in matrices
+        }
 
+    @torch.no_grad()
     def step(self, gradients: Tensors, rate: float) -> None:
         """Update every weight by its clipped gradient."""
-        for name, value in self.values.items():
-            value.grad = None if name in self._of_muon else gradients[name]
-        for group in self._of_torch.param_groups:
-            group["lr"] = rate
-        self._of_torch.step()
-        with torch.no_grad():
-            for name, decay in self._of_muon.items():
-                self.values[name].mul_(1 - rate * decay)
-                direction = self._direction(name, gradients[name])
-                size = 0.2 * math.sqrt(max(direction.shape))
-                self.values[name].sub_(rate * size * direction)
+        for name, state in self._of_torch.items():
+            update = state.sgd if self._settings.kind == "sgd" else state.adamw
+            update(gradients[name], self._settings, rate, self._decays[name])
+        for name in self._of_muon:
+            self.values[name].mul_(1 - rate * self._decays[name])
+            direction = self._direction(name, gradients[name])
+            size = 0.2 * math.sqrt(max(direction.shape))
+            self.values[name].sub_(rate * size * direction)
 
     def _decay(self, fact: WeightFacts) -> float:
         return self._settings.weight_decay if decays(self._settings, fact) else 0.0

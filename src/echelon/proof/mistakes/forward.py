@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 from echelon.core.model_shape import ModelShape
+from echelon.core.parameters import family_of
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
@@ -24,7 +25,6 @@ from echelon.models.rotary import rotary_tables
 from echelon.proof.claims.wrong_factors import Factor
 from echelon.proof.diagnose.diagnosis import ProofFinding
 from echelon.proof.mistakes.attention import remapped_heads
-from echelon.proof.observed import family_of
 from echelon.proof.oracle.oracle import OracleStep, build_decoder
 from echelon.proof.oracle.routing import RoutingState
 
