@@ -97,21 +97,20 @@ def adam_count_begins_anew(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 @mutant(
     Told(
         "prove-clipped-update",
-        "layers.0.attention.k.weight",
-        "parts weighted",
+        "layers.0.mlp.gate.weight",
+        "local scale",
+        "tp",
         plan={"tp": 2, "optimizer": {"kind": "muon"}, "model": {"ffn": 352}},
     ),
 )
 def muon_scale_of_the_slice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Scale an orthogonal update by the longer side of the tensor slice."""
-    tp, size = plan.mesh.tp, muon.step_size
+    step, size = muon.Muon._step, muon.step_size
 
-    def local(shape: tuple[int, ...]) -> float:
-        rows, columns = shape
-        split = (rows // tp, columns) if rows >= columns else (rows, columns // tp)
-        return size(split)
+    def local(self: Any, matrix: Any, flat: torch.Tensor) -> torch.Tensor:
+        return step(self, matrix, flat) * (size(matrix.local_shape) / size(matrix.shape))
 
-    patch.setattr(muon, "step_size", local)
+    patch.setattr(muon.Muon, "_step", local)
 
 
 @mutant(
@@ -159,7 +158,13 @@ NVME = {
 
 
 @mutant(
-    Told("prove-clipped-update", "layers.8.attention_norm.weight", "none", plan=NVME, of=deep),
+    Told(
+        "prove-clipped-update",
+        "layers.8.attention_norm.weight",
+        "another's state",
+        plan=NVME,
+        of=deep,
+    ),
 )
 def files_read_in_the_order_of_text(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Read a bucket from the place that it had if names were in the order of text."""
@@ -178,7 +183,7 @@ def files_read_in_the_order_of_text(patch: pytest.MonkeyPatch, plan: Plan) -> No
     Told(
         "prove-clipped-update",
         "layers.0.attention_norm.weight",
-        "none",
+        "stale",
         step=1,
         plan=NVME,
         of=deep,
@@ -267,7 +272,7 @@ def last_tile_not_masked(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     Told(
         "prove-clipped-update",
         "layers.4.attention.q.weight",
-        "none",
+        "stale",
         step=1,
         plan={"dp": 2, "counts": (12,), "optimizer": {"kind": "muon"}},
         of=deep,

@@ -12,6 +12,8 @@ gradients.py            wrong gradients, by
 norm.py                 wrong gradient norms
 updates.py              wrong updates, and parameters that are not written back
   optimizer_constants.py  counts, epsilons and decays that are others
+  optimizer_state.py      state of an earlier update, or of another tensor
+places.py               which slice is wrong where the rest is right
 low_precision.py        what is wrong in a narrow dtype only
 routing.py              wrong routes, loads, losses and biases
 races.py                the first race of a run with late completion

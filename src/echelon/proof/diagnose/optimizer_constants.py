@@ -53,17 +53,22 @@ class ReplayedUpdate:
         state = OptimizerState()
         for one in self.steps[:-1]:
             if not one.skipped:
-                self._update(one, optimizer, state)
+                self.update(one, optimizer, state)
             elif skipped:
                 state.num_updates += 1
         state.num_updates += ahead
-        return self._update(self.last, optimizer, state)
+        return self.update(self.last, optimizer, state)
 
-    def _update(
-        self, oracle: OracleStep, optimizer: Optimizer, state: OptimizerState
+    def update(
+        self,
+        oracle: OracleStep,
+        optimizer: Optimizer,
+        state: OptimizerState,
+        value: torch.Tensor | None = None,
     ) -> TensorUpdate:
+        """Return the update of a step, of its own value or of another, and advance `state`."""
         name = self.spec.name
-        value = oracle.before[name]
+        value = oracle.before[name] if value is None else value
         gradient = oracle.gradients[name].to(value.dtype) * oracle.clip_scale
         return update(self.spec, value, gradient, state, optimizer, oracle.learning_rate)
 

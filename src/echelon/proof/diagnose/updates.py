@@ -28,11 +28,16 @@ from echelon.proof.claims.wrong_factors import (
 from echelon.proof.diagnose.diagnosis import ROUNDING, ProofFinding, with_distinguishing_axis
 from echelon.proof.diagnose.norm import name_norm
 from echelon.proof.diagnose.optimizer_constants import ReplayedUpdate, explain_constants
+from echelon.proof.diagnose.optimizer_state import explain_muon_scale, explain_state
+from echelon.proof.diagnose.places import describe_slice, told_by_slice, wrong_elements
 from echelon.proof.oracle.optimizers import OptimizerState, TensorUpdate, update
 from echelon.proof.oracle.oracle import TORCH_DTYPES, OracleStep
 from echelon.proof.ranks import INITIAL
 
 _EXACT = 1e-9  # relative difference
+
+_OF_SLICES = ("none", "stale", "another's state")
+"""What is told with the slice that it is limited to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,25 @@ class WrongUpdate:
         return self.evidence.observed.update(self.oracle.step, self.name)[self.where]
 
     @property
+    def odd(self) -> torch.Tensor:
+        """Return which elements are wrong by themselves."""
+        evidence, step = self.evidence, self.oracle.step
+        allowed = evidence.tolerance.allowed("updates", step, self.name)
+        seen = evidence.observed.update(step, self.name)
+        return wrong_elements(seen, self.oracle.updates[self.name].total, allowed)
+
+    def replayed(self, name: str, where: torch.Tensor) -> ReplayedUpdate:
+        """Return what the formula can be run again with, for this tensor or one of its shape."""
+        evidence, step = self.evidence, self.oracle.step
+        return ReplayedUpdate(
+            spec=evidence.observed.specs[name],
+            optimizer=self.optimizer,
+            steps=tuple(evidence.oracle[: step + 1]),
+            where=where,
+            seen=evidence.observed.update(step, self.name)[where],
+        )
+
+    @property
     def main(self) -> torch.Tensor:
         """Return the right part of the gradients."""
         return self.oracle.updates[self.name].main[self.where].double()
@@ -75,6 +99,8 @@ def explain_update(evidence: Evidence, failure: Check) -> ProofFinding:
     wrong = WrongUpdate(evidence=evidence, oracle=oracle, name=name, where=where)
     says = "another update: no factor of its parts explains it"
     finding = next(_findings(wrong), None) or ProofFinding("none", says)
+    if finding.factor in _OF_SLICES:
+        finding = told_by_slice(finding, describe_slice(wrong.odd))
     # Other tensors of the step count too: all of this one may lie in the slice of one rank.
     every = {r for other in oracle.updates for r in _wrong_places(evidence, oracle, other)[1]}
     expert = evidence.observed.specs[name].expert is not None
@@ -121,24 +147,29 @@ def _findings(wrong: WrongUpdate) -> Iterator[ProofFinding]:
     factor, residual = fit_factor(wrong.seen, wrong.main)
     if residual < EXPLAINED:
         if not nearly_equal(factor, 1.0):
-            yield _learning_rate(wrong, factor, residual)
+            scale = None if decays else _muon_scale(wrong, factor)
+            yield scale or _learning_rate(wrong, factor, residual)
         elif decays:
             yield ProofFinding("zero", "weight decay is missing", value=0.0)
         else:
             yield ProofFinding("none", ROUNDING, residual=residual)
     # In a first update an epsilon and a scale of the gradient are the same: a named scale is told.
     yield from _clip(wrong)
-    oracle = wrong.oracle
-    yield from explain_constants(
-        ReplayedUpdate(
-            spec=wrong.evidence.observed.specs[wrong.name],
-            optimizer=wrong.optimizer,
-            steps=tuple(wrong.evidence.oracle[: oracle.step + 1]),
-            where=wrong.where,
-            seen=wrong.seen,
-        )
-    )
+    yield from explain_constants(wrong.replayed(wrong.name, wrong.where))
     yield from _scaled_gradient(wrong)
+    yield from _other_state(wrong)
+
+
+def _other_state(wrong: WrongUpdate) -> Iterator[ProofFinding]:
+    """Find another state behind the elements that are wrong, be they few."""
+    specs, name, odd = wrong.evidence.observed.specs, wrong.name, wrong.odd
+    rule, shape = update_rule_of(wrong.optimizer, specs[name]), specs[name].shape
+    others = [
+        wrong.replayed(other, odd)
+        for other, spec in specs.items()
+        if other != name and spec.shape == shape and update_rule_of(wrong.optimizer, spec) == rule
+    ]
+    yield from explain_state(wrong.replayed(name, odd), others)
 
 
 def _repeated(wrong: WrongUpdate) -> Iterator[ProofFinding]:
@@ -178,6 +209,8 @@ def _name_parts(wrong: WrongUpdate, adam: float, decay: float, residual: float) 
         times = "is missing" if nearly_equal(decay, 0.0) else f"is applied {decay:.6g} times"
         named = named_factor(wrong.evidence.plan, wrong.oracle, decay, residual)
         return replace(named, description=f"weight decay {times}", axis="")
+    if nearly_equal(decay, 1.0) and (scale := _muon_scale(wrong, adam)):
+        return scale
     says = f"{adam:.6g} x the gradients' part + {decay:.6g} x the weight decay"
     return ProofFinding("parts weighted", says, value=adam, residual=residual)
 
@@ -185,6 +218,11 @@ def _name_parts(wrong: WrongUpdate, adam: float, decay: float, residual: float) 
 def _learning_rate(wrong: WrongUpdate, factor: float, residual: float) -> ProofFinding:
     named = named_factor(wrong.evidence.plan, wrong.oracle, factor, residual)
     return replace(named, description=f"the learning rate is {factor:.6g} times the right one")
+
+
+def _muon_scale(wrong: WrongUpdate, factor: float) -> ProofFinding | None:
+    replayed = wrong.replayed(wrong.name, wrong.where)
+    return explain_muon_scale(replayed, wrong.evidence.plan, factor)
 
 
 def _clip_epsilon(wrong: WrongUpdate) -> Iterator[ProofFinding]:
