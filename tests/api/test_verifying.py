@@ -22,6 +22,37 @@ def test_a_mistake_of_the_user_is_an_error_of_theirs(tmp_path: Path) -> None:
         ec.verify(written(tmp_path, "ddp"), ranks=3)
 
 
+CLIP = "norm = nn.utils.clip"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        (
+            "rank or REDUCE(tokens)",
+            r"rank 1 .*\n.*rank 0 \(dp0\) waits in all_reduce of int64 \[\]",
+        ),
+        (
+            "REDUCE(tokens) if rank else torch.distributed.barrier()",
+            r"rank 0 \(dp0\) waits in barrier .*\n.*rank 1 \(dp1\) waits in all_reduce of int64",
+        ),
+        (
+            "REDUCE(tokens.repeat(64 - 63 * rank))",
+            r"got 128 bytes where it takes 8: another rank",
+        ),
+    ],
+)
+def test_ranks_that_never_meet_are_an_answer(
+    new: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = new.replace("REDUCE", "torch.distributed.all_reduce")
+    monkeypatch.setattr("echelon.api.verifying.STILL_S", 3.0)
+    with pytest.raises(ec.ProofFailed, match=said) as caught:
+        ec.verify(written(tmp_path, "ddp", {CLIP: f"{line}\n        {CLIP}"}))
+    assert caught.value.rules == ("collectives-meet",)
+
+
 @pytest.mark.slow
 def test_ranks_of_torchrun_are_joined(tmp_path: Path) -> None:
     file = written(tmp_path, "ddp")

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 RANK_LIMIT_S = 300.0
 """How long the ranks of one precision may take: frameworks are imported in this time too."""
 
+STILL_S = 15.0
+"""How long all ranks may wait for one another while none of them computes."""
+
 
 def verify(subject: str | Path, *, ranks: int | None = None) -> SubjectProof:
     """Return the proof of a Python file with `one_device` and `on_rank`, by ranks started here.
@@ -21,23 +24,25 @@ def verify(subject: str | Path, *, ranks: int | None = None) -> SubjectProof:
     The file's MESH says how many ranks there are; `ranks` may state it, or give a file without a
     mesh data-parallel ones; `FILE:function` takes another function for the program of a rank
     than `on_rank`. Under torchrun the ranks that it started are joined. `proof.proven` is
-    the answer; `proof.require()` raises ProofFailed. ConfigError for a mistake in the file, with
-    the line of it; RankFailure for a rank that is killed or hangs.
+    the answer; `proof.require()` raises ProofFailed, and so does this where ranks wait for one
+    another and none will come. ConfigError for a mistake in the file, with the line of it;
+    RankFailure for a rank that is killed or stuck.
     """
     optional_package("torch", extra="train", purpose="proving a program")
     from functools import partial
 
+    from echelon.core.errors import ProofFailed
     from echelon.launch.environment import is_launched
     from echelon.launch.host import require_memory_for_ranks
     from echelon.launch.local.pool import RankPool
-    from echelon.launch.root_cause import RankFailure
+    from echelon.launch.root_cause import FaultKind, RankFailure
     from echelon.proof.verify.subject_file import MAX_RANKS
     from echelon.proof.verify.verify import SubjectRanks, verify_subject
 
     if is_launched():
         return _join(Path(subject), ranks)
     try:
-        with RankPool(MAX_RANKS) as pool:
+        with RankPool(MAX_RANKS, still_s=STILL_S) as pool:
             started = SubjectRanks(run=partial(pool.run, timeout_s=RANK_LIMIT_S), fresh=pool.renew)
             return verify_subject(
                 Path(subject),
@@ -49,6 +54,9 @@ def verify(subject: str | Path, *, ranks: int | None = None) -> SubjectProof:
         # What is the user's to mend is said as it is, not as the failure of some rank.
         if failure.error is not None:
             raise failure.error from None
+        if failure.fault.kind is FaultKind.NEVER_MET:
+            # The program ran, and the answer is no.
+            raise ProofFailed(failure.problems) from None
         raise
 
 

@@ -23,6 +23,7 @@ class FaultKind(StrEnum):
     STOPPED = "stopped"
     RAISED = "raised"
     NEVER_JOINED = "never joined"
+    NEVER_MET = "never met"
     EXITED = "exited"
     ABORTED = "aborted"
     SILENT = "silent"
@@ -34,6 +35,7 @@ class FaultKind(StrEnum):
 _FACTS: Mapping[FaultKind, tuple[int, float, Rule]] = {
     FaultKind.KILLED: (0, 0.0, rules.RANK_KILLED),
     FaultKind.STOPPED: (0, 0.0, rules.RANK_STOPPED),
+    FaultKind.NEVER_MET: (1, 0.5, rules.COLLECTIVES_MEET),
     FaultKind.RAISED: (1, 0.3, rules.RANK_RAISED),
     FaultKind.EXITED: (2, 1.0, rules.RANK_KILLED),
     FaultKind.NEVER_JOINED: (2, 1.0, rules.RANK_NEVER_JOINED),

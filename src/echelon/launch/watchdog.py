@@ -24,8 +24,8 @@ import psutil
 
 from echelon.core.errors import RunFailed
 from echelon.launch.context import RankProgress
-from echelon.launch.local.heartbeat import stacks_of_process
 from echelon.launch.local.messages import Limits
+from echelon.launch.local.stacks import stacks_of_process
 from echelon.launch.process_group import Store
 from echelon.launch.root_cause import FaultKind, RankFailure, RankFault, rank_name
 
@@ -160,9 +160,9 @@ class Watchdog(threading.Thread):
             self._watch_cycle(quiet_s)
         if quiet_s <= self._limits.step_s or self._progress.waiting:
             return
-        text, waiting = stacks_of_process(self._main)
-        if not waiting:
-            self._report_stuck(quiet_s, "", text)
+        stacks = stacks_of_process(self._main)
+        if not stacks.waiting:
+            self._report_stuck(quiet_s, "", stacks.text)
 
     def _waits_too_long(self, now: float) -> bool:
         return bool(self._progress.waiting) and now - self._own_moved_at > self._limits.step_s
@@ -187,7 +187,7 @@ class Watchdog(threading.Thread):
         if self._circle_ticks < _CYCLE_TICKS:
             return  # a beat may be a moment old, and its rank have moved
         why = f", and neither has any other rank: it waits in {self._progress.waiting}"
-        self._report_stuck(quiet_s, why, stacks_of_process(self._main)[0])
+        self._report_stuck(quiet_s, why, stacks_of_process(self._main).text)
 
     def _report_stuck(self, quiet_s: float, why: str, stacks: str) -> None:
         what = f"has not moved for {quiet_s:.0f} s{why}, last heard of at {self._progress.doing}"

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import traceback
-
 import pytest
 
 from echelon.launch.context import RankProgress
 from echelon.launch.local.channel import Channel, channel_pair
-from echelon.launch.local.heartbeat import HeartbeatThread, stacks_of_process, target_frames
+from echelon.launch.local.heartbeat import HeartbeatThread
 from echelon.launch.local.messages import Notice, ThreadStacks
 
 
@@ -41,33 +37,3 @@ def test_requests_are_taken_until_the_supervisor_is_gone(monkeypatch: pytest.Mon
     heartbeat.join(10.0)
     theirs.close()
     assert ends == ["the supervisor is gone"]
-
-
-def test_the_main_thread_is_told_first_and_the_own_one_not_at_all() -> None:
-    go = threading.Event()
-    told: list[str] = []
-    other = threading.Thread(target=go.wait, name="waiter")
-    teller = threading.Thread(
-        target=lambda: told.append(stacks_of_process(threading.main_thread())[0]), name="teller"
-    )
-    other.start()
-    teller.start()
-    teller.join()
-    go.set()
-    other.join()
-    (text,) = told
-    assert text.startswith("thread MainThread:\n")
-    assert "thread waiter:" in text
-    assert "thread teller:" not in text
-
-
-def test_a_stack_begins_in_the_target() -> None:
-    frames = [
-        traceback.FrameSummary("main.py", 1, "main"),
-        traceback.FrameSummary(f"launch{os.sep}local{os.sep}rank.py", 2, "call_target"),
-        traceback.FrameSummary("mine.py", 3, "train"),
-    ]
-    found = target_frames(traceback.StackSummary.from_list(frames))
-    assert [frame.name for frame in found] == ["train"]
-    others = traceback.StackSummary.from_list([frames[0], frames[2]])
-    assert target_frames(others) == others

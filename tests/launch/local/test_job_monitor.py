@@ -33,6 +33,7 @@ class MadeUpRank:
     """A process that answers what it was told to, and notes what it is sent."""
 
     rank: int
+    pid: int = 0
     exit_code: int | None = None
     send_failed: bool = False
     is_stopped: bool = False
@@ -171,6 +172,18 @@ def test_how_a_process_ended(ranks: MadeUpRanks, code: int, kind: FaultKind, sai
     assert fault.detail == ("" if code == -9 else "last 25 lines")
 
 
+def test_an_abort_for_bytes_of_another_collective_is_told_with_the_others(
+    ranks: MadeUpRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = "op.preamble.length <= op.nbytes. 16 vs 4."
+    monkeypatch.setattr(MadeUpRank, "log_tail", lambda *_, **__: log)
+    ranks.ranks[0].said = [raised(0, FaultKind.CONNECTION, "connection closed by peer")]
+    ranks.ranks[1].exit_code = -6
+    fault = failure_of(ranks).fault
+    assert (fault.rank, fault.kind) == (1, FaultKind.NEVER_MET)
+    assert fault.detail == "  rank 0 (dp0) was in connection closed by peer"
+
+
 def test_a_lost_connection_is_the_echo_of_a_death(ranks: MadeUpRanks) -> None:
     ranks.ranks[0].said = [raised(0, FaultKind.CONNECTION, "connection closed by peer")]
     ranks.ranks[1].exit_code = -9
@@ -199,6 +212,18 @@ def test_a_busy_rank_is_stuck_and_one_that_waits_is_not(ranks: MadeUpRanks) -> N
     fault = failure_of(ranks, step_s=0.01).fault
     assert (fault.rank, fault.kind, fault.detail) == (1, FaultKind.STUCK, "in read()")
     assert fault.summary == "has not moved for 0 s"
+
+
+def test_ranks_that_never_meet_are_ended(
+    ranks: MadeUpRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_monitor, "_ASK_S", 0.0)
+    ranks.ranks[0].stacks = ThreadStacks(text="", waiting="", call="barrier", place="a.py:3")
+    ranks.ranks[0].said = [Notice.GROUP_JOINED]
+    ranks.ranks[1].said = [Notice.GROUP_JOINED, JobResult(1)]
+    fault = failure_of(ranks, still_s=0.01).fault
+    assert (fault.rank, fault.kind) == (1, FaultKind.NEVER_MET)
+    assert fault.summary.startswith("does not enter barrier, in which rank 0 (dp0) waits")
 
 
 def test_where_all_wait_the_first_in_the_order_of_work_is_named(ranks: MadeUpRanks) -> None:

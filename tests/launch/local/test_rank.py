@@ -30,6 +30,13 @@ def test_a_lost_connection_is_news_of_another_rank(error: Exception, lost: bool)
     assert fault_from_error(error, 2).kind is kind
 
 
+def test_our_own_error_about_a_lost_connection_is_news_of_another_rank() -> None:
+    error = RunFailed(LAUNCHER_LOST.problem("in step 3"))
+    error.__cause__ = RuntimeError("Connection reset by peer")
+    fault = fault_from_error(error, 2)
+    assert (fault.kind, fault.error) == (FaultKind.CONNECTION, error)
+
+
 def test_a_fault_shows_the_target_and_not_what_called_it() -> None:
     def target(_context: RankContext, argument: object) -> None:
         raise KeyError(argument)

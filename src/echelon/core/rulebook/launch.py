@@ -103,6 +103,18 @@ RANK_STUCK = Rule(
     fixed="--set train.step_timeout_s=1800      # where steps are really that slow",
 )
 
+COLLECTIVES_MEET = Rule(
+    id="collectives-meet",
+    why="""
+    A collective ends when every rank of its group has called it; the ranks of a group call the same
+    ones in the same order, with tensors of the same size. One that skips a call, or makes another
+    one first, leaves the others waiting for ever, or gives them bytes that were meant for another
+    tensor. A send has its receive in the same way. Told when every rank waits and none computes.
+    """,
+    bad="if rank == 0: dist.all_reduce(gradient)",
+    fixed="dist.all_reduce(gradient)                   # on every rank of the group",
+)
+
 JOB_TIMED_OUT = Rule(
     id="job-timed-out",
     why="Every rank was still moving, but the job as a whole took longer than it was given.",

@@ -11,16 +11,15 @@ import queue
 import sys
 import threading
 import time
-import traceback
+from dataclasses import replace
 
 from echelon.launch.context import RankProgress
 from echelon.launch.local.channel import Channel
-from echelon.launch.local.messages import ExitRequest, Heartbeat, Notice, RankJob, ThreadStacks
+from echelon.launch.local.messages import ExitRequest, Heartbeat, Notice, RankJob
+from echelon.launch.local.stacks import stacks_of_process
 
 HEARTBEAT_INTERVAL_S = 0.5
 EXIT_ENDED = 1  # exit code
-CALLER = "call_target"
-"""The function that calls targets: what is above it in a stack is ours, and no news."""
 
 
 class HeartbeatThread(threading.Thread):
@@ -59,11 +58,9 @@ class HeartbeatThread(threading.Thread):
             case Notice.STOP:
                 self._progress.request_stop()
             case Notice.TELL_STACKS:
-                text, waiting = stacks_of_process(self._main)
-                waiting = self._progress.waiting or waiting
-                self._channel.send(
-                    ThreadStacks(text=text, waiting=waiting, turn=self._progress.turn)
-                )
+                stacks = stacks_of_process(self._main)
+                waiting = self._progress.waiting or stacks.waiting
+                self._channel.send(replace(stacks, waiting=waiting, turn=self._progress.turn))
             case ExitRequest(reason=reason):
                 end_process(reason)
             case _:
@@ -74,33 +71,3 @@ def end_process(reason: str) -> None:
     """Write `reason` to the log and leave without waiting for anything."""
     print(f"{time.strftime('%H:%M:%S')} ends: {reason}", file=sys.__stderr__, flush=True)
     os._exit(EXIT_ENDED)
-
-
-def target_frames(stack: traceback.StackSummary) -> traceback.StackSummary:
-    """Return the frames of a stack from the target on, without those that called it."""
-    for index, entry in enumerate(stack):
-        if entry.name == CALLER and entry.filename.endswith(f"local{os.sep}rank.py"):
-            return traceback.StackSummary.from_list(stack[index + 1 :] or stack[index:])
-    return stack
-
-
-def stacks_of_process(main: threading.Thread) -> tuple[str, str]:
-    """Return the stacks of this process's threads, main first, and the collective one is in.
-
-    torch runs backward hooks in threads of its own on GPUs, so each thread counts.
-    """
-    own = threading.get_ident()
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    parts: list[str] = []
-    waiting = ""
-    for ident, frame in sys._current_frames().items():
-        if ident == own:
-            continue
-        summary = target_frames(traceback.extract_stack(frame))
-        for entry in reversed(summary[-4:]):
-            if f"{os.sep}torch{os.sep}distributed{os.sep}" in entry.filename:
-                waiting = waiting or entry.name
-        text = "".join(traceback.format_list(summary))
-        part = f"thread {names.get(ident, ident)}:\n{text}"
-        parts.insert(0 if ident == main.ident else len(parts), part)
-    return "\n".join(parts), waiting

@@ -5,8 +5,14 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from echelon.launch.local.meetings import (
+    MeetingWatch,
+    RankView,
+    where_lost,
+    wrong_size,
+)
 from echelon.launch.local.messages import (
     ExitRequest,
     Heartbeat,
@@ -28,12 +34,14 @@ from echelon.launch.root_cause import (
 
 _POLL_S = 0.2
 _CHECK_S = 0.4
+_ASK_S = 1.0
 _SUSPENDED_S = 2.0
 _STACK_S = 2.0
 _STALE_S = 10.0
 _GRACE_S = 1.0
 _UNREACHABLE_S = 5.0
 _TAIL_LINES = 25  # lines of a log
+_ABORT_LINES = 200  # lines of a log: what native code said before the stacks of all threads
 _MAPPED_FILE = (
     "a file that it reads as memory, of zero.offload_dir or of the data, was cut short or its disk "
     "failed"
@@ -109,7 +117,8 @@ class JobMonitor:
         now = time.monotonic()
         self._processes = processes
         self._limits = limits
-        self._began = self._polled_at = self._checked_at = now
+        self._began = self._polled_at = self._checked_at = self._asked_at = now
+        self._meetings = MeetingWatch(limits.still_s) if limits.still_s is not None else None
         self._seen = [
             _RankStatus(process=process, label=label, moved_at=now, heard_at=now)
             for process, label in zip(processes.ranks, labels, strict=False)
@@ -130,6 +139,7 @@ class JobMonitor:
                 for seen in self._seen:
                     self._look_for_stop(seen)
                 self._look_for_stuck()
+                self._look_for_meetings()
             fault = self._settled()
             if fault is not None:
                 raise self._end(fault)
@@ -241,6 +251,21 @@ class JobMonitor:
             seen = min(late, key=lambda seen: (_turn(seen), seen.heartbeat.count, seen.moved_at))
             seen.fault = self._stuck(seen)
 
+    def _look_for_meetings(self) -> None:
+        """Find a rank that others wait for in vain, while nothing in the whole job moves."""
+        faulty = any(seen.fault is not None for seen in self._seen)
+        if self._meetings is None or faulty or not all(seen.joined for seen in self._seen):
+            return
+        now = time.monotonic()
+        if now - self._asked_at > _ASK_S:
+            self._asked_at = now
+            for seen in self._seen:
+                if seen.open:
+                    seen.process.send(Notice.TELL_STACKS)
+        fault = self._meetings.look([_view(seen) for seen in self._seen])
+        if fault is not None:
+            self._seen[fault.rank].fault = fault
+
     def _know_stacks(self, late: list[_RankStatus]) -> bool:
         """Ask for stacks; return whether all have answered or had the time to."""
         now = time.monotonic()
@@ -276,8 +301,18 @@ class JobMonitor:
             time.sleep(_GRACE_S / 2)
         return "the end of its log:\n" + seen.process.log_tail(most_lines=_TAIL_LINES)
 
+    def _places_of_others(self) -> str:
+        lost = [
+            f"  {rank_name(seen.process.rank, seen.label)} was in {where_lost(seen.fault)}"
+            for seen in self._seen
+            if seen.fault is not None and seen.fault.kind is FaultKind.CONNECTION
+        ]
+        return "\n".join(lost)
+
     def _end(self, fault: RankFault) -> RankFailure:
         label = self._seen[fault.rank].label
+        if fault.kind is FaultKind.NEVER_MET and not fault.detail:
+            fault = replace(fault, detail=self._places_of_others())
         failure = RankFailure(fault, label)
         for seen in self._seen:
             if seen.process.rank == fault.rank and fault.kind in _CANNOT_END:
@@ -291,6 +326,18 @@ class JobMonitor:
             process.signal(signal.SIGKILL)
         self._processes.discard(after_s=_GRACE_S)
         return failure
+
+
+def _view(seen: _RankStatus) -> RankView:
+    return RankView(
+        rank=seen.process.rank,
+        label=seen.label,
+        pid=seen.process.pid,
+        returned=seen.returned,
+        doing=seen.heartbeat.doing,
+        count=seen.heartbeat.count,
+        stacks=seen.stack,
+    )
 
 
 def _waits(seen: _RankStatus) -> str:
@@ -322,5 +369,9 @@ def _exit_fault(seen: _RankStatus, code: int, at: float) -> RankFault:
         return _fault(seen, FaultKind.KILLED, at, why + seen.place)
     kind = FaultKind.ABORTED if name == "SIGABRT" else FaultKind.KILLED
     tail = seen.process.log_tail(most_lines=_TAIL_LINES)
+    if kind is FaultKind.ABORTED:
+        mixed = wrong_size(seen.process.log_tail(most_lines=_ABORT_LINES))
+        if mixed is not None:
+            return _fault(seen, FaultKind.NEVER_MET, at, mixed + seen.place)
     why = f" ({_MAPPED_FILE})" if name == "SIGBUS" else ""
     return _fault(seen, kind, at, f"killed by {name}{why}{seen.place}", tail)

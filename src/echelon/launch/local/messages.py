@@ -47,7 +47,8 @@ class Limits:
 
     A stopped process is found by its state (`stopped_s`), long before any time limit. `silent_s`
     is for a process that runs but whose interpreter is held; `step_s` for a main thread that does
-    not move although the process lives; `job_s` bounds the whole job where it is given.
+    not move although the process lives; `job_s` bounds the whole job where it is given. `still_s`
+    is for a job in which every rank waits and none computes: no time would change that.
     """
 
     stopped_s: float = 3.0
@@ -55,6 +56,7 @@ class Limits:
     join_s: float = 60.0
     step_s: float = 300.0
     job_s: float | None = None
+    still_s: float | None = None
 
     @property
     def rendezvous_s(self) -> float:
@@ -134,11 +136,16 @@ class ThreadStacks:
     """Carry the stack of every thread of a rank; `waiting` names the collective it is in.
 
     `turn` is the place of what it waits to do in an order in which all ranks' work can be done.
+    `call` is what the main thread waits in if it does not compute, `place` the line of the user's
+    program that it is at, `asleep` whether this line sleeps.
     """
 
     text: str
     waiting: str
     turn: int | None = None
+    call: str = ""
+    place: str = ""
+    asleep: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,15 +24,24 @@ class RankPool(AbstractContextManager["RankPool"]):
     """
 
     def __init__(
-        self, max_world: int, *, backend: Backend = "gloo", preloaded: Sequence[str] = ()
+        self,
+        max_world: int,
+        *,
+        backend: Backend = "gloo",
+        preloaded: Sequence[str] = (),
+        still_s: float | None = None,
     ) -> None:
-        """Prepare a pool; nothing is started yet. Modules `preloaded` are imported once for all."""
+        """Prepare a pool; nothing is started yet. Modules `preloaded` are imported once for all.
+
+        With `still_s`, ranks that all wait while none computes are ended after so many seconds.
+        """
         self._directory = tempfile.TemporaryDirectory(prefix="echelon-pool-")
         self._processes = RankProcesses(
             max_world, Path(self._directory.name), preloaded=tuple(preloaded)
         )
         self._backend: Backend = backend
         self._max_world = max_world
+        self._still_s = still_s
         self._jobs = 0
 
     def __exit__(self, *_: object) -> None:
@@ -66,7 +75,7 @@ class RankPool(AbstractContextManager["RankPool"]):
                 labels=tuple(labels) or ("",) * world_size,
                 backend=self._backend,
                 port=self._processes.store_port,
-                limits=Limits(step_s=timeout_s, job_s=timeout_s),
+                limits=Limits(step_s=timeout_s, job_s=timeout_s, still_s=self._still_s),
                 introduce=False,
             )
             return run_job(self._processes, job)

@@ -91,12 +91,17 @@ def run_rank(channel: Channel, slot: RankSlot, store_descriptor: int | None) -> 
 
 
 def fault_from_error(error: BaseException, rank: int) -> RankFault:
-    """Return `error` as a fault of `rank`; another may be the cause of a lost connection."""
+    """Return `error` as a fault of `rank`; another may be the cause of a lost connection.
+
+    So may it be where our own error only says where the connection was lost.
+    """
     text = "".join(traceback.format_exception(_without_caller(error)))
     summary = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
+    cause = error.__cause__ if isinstance(error, EchelonError) else None
+    lost = is_connection_error(error) or (cause is not None and is_connection_error(cause))
     return RankFault(
         rank=rank,
-        kind=FaultKind.CONNECTION if is_connection_error(error) else FaultKind.RAISED,
+        kind=FaultKind.CONNECTION if lost else FaultKind.RAISED,
         at=time.monotonic(),
         summary=summary,
         detail=text,
