@@ -10,9 +10,14 @@ import torch
 
 from echelon.proof.activations import ObservedActivation
 from echelon.proof.claims.claims import judge
-from echelon.proof.diagnose.activations import backward_place, describe_boundary, tensor_at
+from echelon.proof.diagnose.activations import (
+    backward_place,
+    describe_boundary,
+    explain_backward,
+    tensor_at,
+)
 from echelon.proof.diagnose.diagnose import diagnose
-from echelon.proof.diagnose.diagnosis import Diagnosis
+from echelon.proof.diagnose.diagnosis import Diagnosis, ProofFinding
 from echelon.proof.shrink import shrink
 from tests.proof.evidence import replicas
 from tests.proof.layouts import layout
@@ -80,3 +85,30 @@ def test_a_backward_pass_is_placed_where_its_gradient_is_first_wrong() -> None:
     assert place is not None
     assert place[0] == "layers.1.attention_norm"
     assert place[1].endswith("right in that of the output of attention of block 1")
+
+
+def of_gradients(change: Callable[[torch.Tensor], torch.Tensor]) -> ProofFinding:
+    """Return what is told where the gradient of what the MLP of block 1 gives is changed."""
+
+    def changed(one: ObservedActivation) -> ObservedActivation:
+        here = (one.name, one.gradient) == (SITE, True)
+        return replace(one, values_nW=change(one.values_nW)) if here else one
+
+    found = explain_backward(replicas(PLAN, activation=changed), 0)
+    assert found is not None
+    assert found.tensor == SITE
+    assert "first wrong in the gradient of the output of mlp of block 1" in found.description
+    return found
+
+
+def test_a_function_of_the_right_gradient_is_told_with_its_coefficients() -> None:
+    squared = of_gradients(lambda dy: dy + 10 * dy * dy)
+    assert squared.factor == "not linear"
+    assert "it is 1 x the right gradient + 10 x its square: no linear" in squared.description
+    assert of_gradients(lambda dy: dy + 1e-3).factor == "not linear"
+    assert of_gradients(lambda dy: 2 * dy).value == pytest.approx(2.0)
+    assert of_gradients(lambda dy: dy.roll(1, 1)).factor == "none"
+    some = of_gradients(lambda dy: torch.cat((dy[:, :-2], dy[:, -2:].roll(1, 0)), 1))
+    assert some.factor == "slice"
+    assert some.description.startswith("in columns 14:16 only")
+    assert explain_backward(replicas(PLAN), 0) is None

@@ -46,6 +46,17 @@ def test_a_clean_factor_is_named(factor: float, named: str, axis: str) -> None:
     assert finding.ranks == (0, 1)
 
 
+def test_rows_of_another_function_are_told_by_their_numbers() -> None:
+    def some(piece: ObservedShard) -> torch.Tensor:
+        tensor = piece.tensor.clone()
+        tensor[2:5] = tensor[2:5].flip(1)
+        return tensor
+
+    finding = explain_gradient(replicas(PLAN, shard=wrong(some)), Check(0, NAME, 1.0))
+    assert finding.factor == "slice"
+    assert finding.description.startswith("in elements 2:5 of dim 0 only: another function")
+
+
 def test_a_factor_on_one_rank_is_told_with_its_place() -> None:
     change = wrong(lambda piece: piece.tensor * (1.0 if piece.rank == 0 else -1.0))
     finding = explain_gradient(replicas(PLAN, shard=change), Check(0, NAME, 1.0))

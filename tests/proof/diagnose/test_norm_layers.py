@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from echelon.proof.claims.activation_checks import copies_at
-from echelon.proof.diagnose.norm_layers import explain_norm_layer
+from echelon.proof.diagnose.diagnosis import ProofFinding
+from echelon.proof.diagnose.microbatch_weights import WrongGradient
+from echelon.proof.diagnose.norm_layers import explain_norm_layer, missing_rows, parts_of_tokens
 from echelon.proof.shrink import shrink
 from tests.proof.evidence import replicas
 from tests.proof.layouts import layout
@@ -49,3 +51,34 @@ def test_the_formula_of_a_wrong_norm_is_found(
     assert (found.factor, found.tensor) == (factor, f"{site}.weight")
     if factor == "epsilon":
         assert found.value == pytest.approx(1e-3, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["layers.0.attention_norm.weight", "norm.weight"])
+def test_rows_that_the_gradient_of_a_norm_leaves_out_are_counted(name: str) -> None:
+    right = replicas(PLAN)
+    oracle = right.oracle[0]
+    parts_BTD = parts_of_tokens(right, oracle, name)
+    assert parts_BTD is not None
+    whole_D = oracle.gradients[name]
+    torch.testing.assert_close(parts_BTD.sum((0, 1)), whole_D)
+
+    def told(wrong_D: torch.Tensor) -> list[ProofFinding]:
+        shards = right.observed.shards("gradients", 0, name)
+        wrong = [replace(piece, tensor=wrong_D) for piece in shards]
+        gradient = WrongGradient(
+            evidence=right, oracle=oracle, name=name, shards=wrong, wrong=wrong, known=()
+        )
+        return list(missing_rows(gradient))
+
+    (found,) = told(whole_D - parts_BTD[:, 6:].sum((0, 1)))
+    assert found.factor == "rows missing"
+    assert "rows 6:8 of each microbatch" in found.description
+    assert not told(1.1 * whole_D)
+    assert not told(whole_D - parts_BTD[:, 3:5].sum((0, 1))), "neither the first nor the last"
+    assert not told(whole_D - parts_BTD[0, 6:].sum(0)), "of one microbatch of several"
+
+
+def test_only_norms_between_blocks_have_parts_of_tokens() -> None:
+    right = replicas(PLAN)
+    for name in ("layers.0.mlp.up.weight", "embedding.weight"):
+        assert parts_of_tokens(right, right.oracle[0], name) is None

@@ -285,7 +285,7 @@ def one_mlp_larger_by_a_tenth(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(Block, "__init__", changed)
 
 
-@mutant(Told("prove-gradients", f"{LAST}.attention", "none", plan={"pp": 2}))
+@mutant(Told("prove-gradients", f"{LAST}.attention", "not linear", plan={"pp": 2}))
 def backward_of_one_attention_scaled(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Square the gradient that enters the attention of block 1."""
     forward = Block.__init__

@@ -221,7 +221,7 @@ def _last(x: torch.Tensor, pieces: PieceSizes) -> slice | None:
     return last if before else None
 
 
-@mutant(Told("prove-activations", "layers.0.attention", "none"))
+@mutant(Told("prove-activations", "layers.0.attention", "positions"))
 def last_rows_not_turned(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Leave the last piece of queries and keys without their positions."""
     right = fused.rotate_half_pairs
@@ -236,7 +236,13 @@ def last_rows_not_turned(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 
 @mutant(
-    Told("prove-gradients", "norm.weight", "none", plan={"precision": BF16}, own_precision=True),
+    Told(
+        "prove-gradients",
+        "norm.weight",
+        "rows missing",
+        plan={"precision": BF16},
+        own_precision=True,
+    ),
 )
 def last_rows_not_in_a_norm(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Leave the last piece of rows out of the gradient of a norm's weight, in bfloat16."""
@@ -255,7 +261,7 @@ def last_rows_not_in_a_norm(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 
 @mutant(
-    Told("prove-activations", "layers.0.attention", "none", plan={"model": {"window": 5}}),
+    Told("prove-activations", "layers.0.attention", "not masked", plan={"model": {"window": 5}}),
 )
 def last_tile_not_masked(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Let all rows of the last of several tiles of a window meet all its keys."""

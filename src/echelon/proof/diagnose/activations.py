@@ -24,6 +24,7 @@ from echelon.proof.claims.activation_checks import (
 from echelon.proof.claims.checks import Check, Evidence
 from echelon.proof.claims.wrong_factors import (
     EXPLAINED,
+    fit_basis,
     fit_factor,
     named_factor,
     nearly_equal,
@@ -37,11 +38,18 @@ from echelon.proof.diagnose.diagnosis import (
 )
 from echelon.proof.diagnose.losses import explain_microbatch_losses
 from echelon.proof.diagnose.norm_layers import explain_norm_layer
-from echelon.proof.oracle.oracle import OracleStep
+from echelon.proof.diagnose.places import places_of_tokens, told_by_slice, wrong_elements
+from echelon.proof.diagnose.token_ranks import token_rows
+from echelon.proof.mistakes.row_pieces import row_piece_variants
+from echelon.proof.oracle.activations import hearing
+from echelon.proof.oracle.oracle import OracleStep, loss_of_tokens
 
 _SAME = 1e-9  # relative difference
 
 _ROUTER_PARTS = ("scores", "gates")
+
+_POWERS = ("1", "the right gradient", "its square", "its cube")
+"""What a wrong gradient may be a sum of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +92,7 @@ def explain_activation(evidence: Evidence, failure: Check) -> ProofFinding:
     found = _by_losses(evidence, failure) or next(_findings(activation), None)
     if found is None:
         found = ProofFinding("none", f"another function: {_direction(activation)}")
+        found = told_by_slice(found, _slice_of(activation, right_BTW))
     if not wrong:
         return ProofFinding("missing", failure.detail, tensor=tensor_at(name))
     ranks = tuple(sorted({copy.rank for copy in wrong}))
@@ -148,6 +157,36 @@ def _findings(activation: WrongActivation) -> Iterator[ProofFinding]:
     yield from explain_norm_layer(activation.oracle, activation.name, wrong, activation.evidence)
     yield from _dropped_otherwise(activation)
     yield from _turned(activation)
+    yield from _in_pieces(activation)
+
+
+def _in_pieces(activation: WrongActivation) -> Iterator[ProofFinding]:
+    """Find a mistake in a piece of rows that gives the wrong rows, and no others."""
+    plan, oracle, name = activation.evidence.reference_plan, activation.oracle, activation.name
+    if not activation.wrong or not name.endswith(".attention"):
+        return
+    for variant in row_piece_variants(plan):
+        model = variant.build(plan, oracle)
+        with torch.no_grad(), hearing(model) as heard:
+            loss_of_tokens(plan, model, oracle)
+        made_BTW = heard.forward[name].double()
+        copies = [(copy.values_nW, copy.right_rows(made_BTW)) for copy in activation.wrong]
+        if all(_same(seen, made) for seen, made in copies):
+            yield replace(variant.finding, tensor=tensor_at(name))
+            return
+
+
+def _slice_of(
+    activation: WrongActivation, right_BTW: torch.Tensor, *, kind: str = "activations"
+) -> str:
+    """Return which tokens, or columns of them, are wrong where the others are right."""
+    seen_BTW = whole_activation(list(activation.wrong), right_BTW)
+    told_BT = torch.isfinite(seen_BTW).any(-1)
+    seen_BTW[~told_BT] = right_BTW[~told_BT]
+    rows = token_rows(activation.evidence.plan)
+    rows_BT = rows.row_N.view(right_BTW.shape[1], right_BTW.shape[0]).T
+    allowed = activation.evidence.tolerance.allowed(kind, activation.oracle.step, activation.name)
+    return next(places_of_tokens(wrong_elements(seen_BTW, right_BTW, allowed), rows_BT), "")
 
 
 def _missing_sum(activation: WrongActivation) -> Iterator[ProofFinding]:
@@ -267,6 +306,50 @@ def _direction(activation: WrongActivation) -> str:
     return (
         f"{larger}, at a cosine of {cosine:.4g} to the right one, for {rows} of {len(seen)} tokens"
     )
+
+
+def explain_backward(evidence: Evidence, step: int) -> ProofFinding | None:
+    """Return where a backward pass is first wrong, and as what; None where it is right."""
+    place = backward_place(evidence, step)
+    if place is None:
+        return None
+    name, says = place
+    oracle = evidence.oracle[step]
+    right_BTW = oracle.activation_gradients[name].double()
+    copies = copies_at(evidence.plan, evidence.observed, step, gradient=True).get(name, [])
+    copies = [one for one in copies if one.values_nW.shape[-1] == right_BTW.shape[-1]]
+    wrong = [one for one in copies if not _same(one.values_nW, one.right_rows(right_BTW))]
+    found = ProofFinding("none", "another backward pass")
+    if wrong:
+        activation = WrongActivation(
+            evidence=evidence, oracle=oracle, name=name, copies=copies, wrong=wrong
+        )
+        found = _function_of(activation, right_BTW) or told_by_slice(
+            found, _slice_of(activation, right_BTW, kind="activation gradients")
+        )
+    return replace(found, tensor=tensor_at(name), description=f"{found.description}; {says}")
+
+
+def _function_of(activation: WrongActivation, right_BTW: torch.Tensor) -> ProofFinding | None:
+    """Find a polynomial that makes the wrong gradient of the right one, element by element."""
+    seen = torch.cat([copy.values_nW.flatten() for copy in activation.wrong])
+    right = torch.cat([copy.right_rows(right_BTW).flatten() for copy in activation.wrong])
+    factor, residual = fit_factor(seen, right)
+    if residual < EXPLAINED:
+        return named_factor(activation.evidence.plan, activation.oracle, factor, residual)
+    # All powers about as long: the fit is as sharp for each.
+    unit = float(right.abs().max()) or 1.0
+    powers = [(right / unit) ** power for power in range(len(_POWERS))]
+    weights, residual = fit_basis(seen, powers)
+    if residual >= EXPLAINED:
+        return None
+    told = [
+        f"{weight / unit**power:.6g} x {words}"
+        for power, (weight, words) in enumerate(zip(weights, _POWERS, strict=True))
+        if abs(weight) > EXPLAINED * max(map(abs, weights))
+    ]
+    says = f"element by element it is {' + '.join(told)}: no linear backward pass"
+    return ProofFinding("not linear", says, residual=residual)
 
 
 def backward_place(evidence: Evidence, step: int) -> tuple[str, str] | None:

@@ -14,7 +14,7 @@ from echelon.layout.stage import pieces_of
 from echelon.proof.claims.checks import Check, Evidence
 from echelon.proof.claims.claims import ClaimResult, first_failure
 from echelon.proof.claims.wrong_factors import EXPLAINED, fit_factor, named_factor
-from echelon.proof.diagnose.activations import backward_place, explain_activation, tensor_at
+from echelon.proof.diagnose.activations import explain_activation, explain_backward, tensor_at
 from echelon.proof.diagnose.diagnosis import Diagnosis, ProofFinding, named_groups
 from echelon.proof.diagnose.gradients import explain_gradient
 from echelon.proof.diagnose.losses import explain_loss, explain_microbatch_losses, explain_scale
@@ -52,6 +52,9 @@ _EXACT_RULES = frozenset(
     }
 )
 """Claims that know no rounding, or tell it apart, in the plan's own precision too."""
+
+_VAGUE = ("none", "slice")
+"""What is told of a gradient that nothing explains."""
 
 _FINE = 1e-6  # relative error
 _COARSE = 1e-2  # relative error
@@ -219,19 +222,14 @@ def _tokens(evidence: Evidence, failure: Check) -> ProofFinding:
 def _gradient(evidence: Evidence, failure: Check) -> ProofFinding:
     """Return what is wrong with a gradient and, if nothing explains it, where backward goes so."""
     finding = explain_gradient(evidence, failure)
-    place = backward_place(evidence, failure.step)
-    if finding.factor != "none" or place is None:
-        return finding
-    return replace(
-        finding, tensor=tensor_at(place[0]), description=f"{finding.description}; {place[1]}"
-    )
+    backward = explain_backward(evidence, failure.step) if finding.factor in _VAGUE else None
+    return finding if backward is None else replace(backward, ranks=finding.ranks)
 
 
 def _backward(evidence: Evidence, failure: Check) -> ProofFinding:
     """Return where a backward pass goes wrong that leaves all gradients of parameters right."""
-    place = backward_place(evidence, failure.step)
-    says = failure.detail if place is None else f"another backward pass: {place[1]}"
-    return ProofFinding("none", says, tensor=tensor_at(failure.subject))
+    finding = explain_backward(evidence, failure.step)
+    return finding or ProofFinding("none", failure.detail, tensor=tensor_at(failure.subject))
 
 
 _EXPLANATIONS: Mapping[str, Callable[[Evidence, Check], ProofFinding]] = {

@@ -41,6 +41,8 @@ from echelon.proof.diagnose.microbatch_weights import (
     sum_of,
 )
 from echelon.proof.diagnose.misplaced import slices_of_others, swapped_messages
+from echelon.proof.diagnose.norm_layers import missing_rows
+from echelon.proof.diagnose.places import describe_slice, told_by_slice, wrong_elements
 from echelon.proof.oracle.oracle import contributions
 from echelon.proof.ranks import ObservedShard
 
@@ -66,7 +68,11 @@ def explain_gradient(evidence: Evidence, failure: Check) -> ProofFinding:
     )
     ranks = tuple(sorted({piece.rank for piece in gradient.wrong}))
     says = "another function: no factor, sum, shard or microbatch explains it"
-    finding = next(_findings(gradient), None) or ProofFinding("none", says)
+    finding = next(_findings(gradient), None)
+    if finding is None:
+        share = evidence.tolerance.allowed("gradients", step, name)
+        odd = wrong_elements(observed.whole("gradients", step, name), right, share)
+        finding = told_by_slice(ProofFinding("none", says), describe_slice(odd))
     holders = {piece.rank for piece in pieces}
     told = with_distinguishing_axis(evidence.plan, finding, ranks, holders, expert=expert)
     return replace(told, ranks=ranks)
@@ -85,6 +91,7 @@ def _findings(gradient: WrongGradient) -> Iterator[ProofFinding]:
         slices_of_others,
         _other_shards,
         swapped_messages,
+        missing_rows,
     ):
         yield from explain(gradient)
 

@@ -1,9 +1,10 @@
-"""What a wrong norm looks like: another epsilon, another kind, a weight that is left out.
+"""What a wrong norm looks like: another epsilon or kind, a weight or rows that are left out.
 
 The input of a norm is right where its output is the first that is wrong, so its formula can be
-tried with other constants, and solved for its epsilon.
+tried with other constants, and solved for its epsilon. The gradient of its weight is a sum over
+tokens, so rows that are left out of it can be tried too.
 
-Shape suffixes: n tokens of a rank, D hidden.
+Shape suffixes: n tokens of a rank, B sequences, T positions, D hidden.
 """
 
 from __future__ import annotations
@@ -12,14 +13,20 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from echelon.core.plan import Plan
 from echelon.models.boundaries import FINAL_NORM, INPUT, OUTPUT
 from echelon.proof.claims.activation_checks import ActivationCopy
 from echelon.proof.claims.checks import Evidence
-from echelon.proof.claims.wrong_factors import relative_residual
+from echelon.proof.claims.wrong_factors import EXPLAINED, relative_residual
 from echelon.proof.diagnose.diagnosis import ProofFinding
+from echelon.proof.diagnose.microbatch_weights import WrongGradient
+from echelon.proof.diagnose.token_ranks import token_rows
 from echelon.proof.oracle.oracle import OracleStep
 
 _FITS = 1e-9  # relative residual
+
+_BETTER = 0.25
+"""Part of an error that rounding may leave of it where it is explained."""
 
 _STEADY = 1e-3  # relative spread of an epsilon over tokens
 
@@ -88,3 +95,59 @@ def _epsilon(
     if float((eps_n - found).abs().max()) <= _STEADY * abs(found) + noise:
         says = f"its epsilon is {found:.3g} instead of {eps:.3g}"
         yield ProofFinding("epsilon", says, value=found, tensor=tensor)
+
+
+def missing_rows(gradient: WrongGradient) -> Iterator[ProofFinding]:
+    """Find the first or last rows of each microbatch that the gradient of a norm leaves out."""
+    evidence, oracle = gradient.evidence, gradient.oracle
+    parts_BTD = parts_of_tokens(evidence, oracle, gradient.name)
+    if parts_BTD is None:
+        return
+    right_D = parts_BTD.sum((0, 1))
+    allowed = evidence.tolerance.allowed("gradients", oracle.step, gradient.name)
+    row_BT, count = _rows_of_ranks(evidence.plan, parts_BTD.shape[:2])
+    tried = [(0, stop) for stop in range(1, count)] + [(first, count) for first in range(1, count)]
+    fits = [
+        (
+            _unexplained(gradient, right_D - parts_BTD[(row_BT >= first) & (row_BT < stop)].sum(0)),
+            at,
+        )
+        for at in tried
+        for first, stop in [at]
+    ]
+    left, (first, stop) = min(fits, default=(float("inf"), (0, 0)))
+    wide = max(EXPLAINED, allowed)
+    if left < wide and left < _BETTER * _unexplained(gradient, right_D):
+        says = f"the parts of rows {first}:{stop} of each microbatch of a rank are missing"
+        yield ProofFinding("rows missing", says, residual=left)
+
+
+def parts_of_tokens(evidence: Evidence, oracle: OracleStep, name: str) -> torch.Tensor | None:
+    """Return what each token adds to the gradient of a norm's weight or bias; None of others."""
+    site, _, part = name.rpartition(".")
+    read_BTD = _input_of(oracle, site) if site in oracle.activation_gradients else None
+    if read_BTD is None or oracle.skipped:
+        return None
+    dy_BTD, x_BTD = oracle.activation_gradients[site].double(), read_BTD.double()
+    shape = evidence.plan.model
+    if shape.norm == "layernorm":
+        x_BTD = x_BTD - x_BTD.mean(-1, keepdim=True)
+    parts_BTD = dy_BTD if part == "bias" else dy_BTD * _rms_norm(x_BTD, shape.norm_eps)
+    whole_D = oracle.gradients[name].double()
+    return parts_BTD if relative_residual(parts_BTD.sum((0, 1)), whole_D) < EXPLAINED else None
+
+
+def _rows_of_ranks(plan: Plan, shape: torch.Size) -> tuple[torch.Tensor, int]:
+    """Return which row of its rank each token is, [B, T], and how many rows a rank has."""
+    row_BT = token_rows(plan).row_N.view(shape[1], shape[0]).T
+    count = int(row_BT.max()) + 1
+    if plan.layout.sequence_parallel:
+        count //= plan.mesh.tp
+        row_BT = row_BT % count
+    return row_BT, count
+
+
+def _unexplained(gradient: WrongGradient, made: torch.Tensor) -> float:
+    return max(
+        relative_residual(piece.tensor.double(), made[piece.region]) for piece in gradient.wrong
+    )

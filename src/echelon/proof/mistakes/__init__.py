@@ -3,6 +3,7 @@
 forward.py               blocks, vocabulary, positions, heads, factors of weights
 rows.py                  rows of a split sequence that are taken for others
 context.py               attention over a split sequence, with attention.py
+row_pieces.py            one piece of rows, or one tile of attention
 dropout.py               masks that depend on the layout, or on too little
 experts.py               gates, drops, and the order of rows of experts
 outdated_parameters.py   values of before the last update

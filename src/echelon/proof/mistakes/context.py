@@ -16,12 +16,10 @@ from itertools import product
 
 import torch
 
-from echelon.core.attention_mask import AttentionMask, PositionRun
+from echelon.core.attention_mask import AttentionMask
 from echelon.core.plan import Plan
-from echelon.models.attention.interface import band_visible
 from echelon.models.attention.reference import visible
-from echelon.models.attention.tiles import tiles_between
-from echelon.models.batch import TokenBatch, positions_of
+from echelon.models.batch import TokenBatch
 from echelon.proof.diagnose.diagnosis import ProofFinding
 from echelon.proof.diagnose.token_ranks import ContextPositions, context_positions, heads_of_member
 from echelon.proof.mistakes.attention import (
@@ -35,6 +33,7 @@ from echelon.proof.mistakes.attention import (
     seen_by,
 )
 from echelon.proof.mistakes.forward import Variant
+from echelon.proof.mistakes.row_pieces import called_tiles
 
 _ATTENTION = "layers.0.attention"
 
@@ -64,39 +63,29 @@ def context_variants(plan: Plan) -> Iterator[Variant]:
 
 
 def _merges(plan: Plan, places: ContextPositions) -> Iterator[Variant]:
-    if places.placement.ring_degree == 1:
-        return
-    steps_TS = ring_steps(places)
+    steps_TS, is_ring = ring_steps(places), places.placement.ring_degree > 1
     ways: tuple[tuple[str, BlockNumbers], ...] = (
-        ("blocks", lambda batch: steps_TS),
+        *((("blocks", lambda batch: steps_TS),) if is_ring else ()),
         ("pieces", lambda batch: _tile_numbers(plan, batch)),
     )
+    if not is_ring and plan.model.window is None:
+        return
     for (what, numbers), (how, merge) in product(ways, WRONG_MERGES.items()):
         if places.placement.ring_degree == 2 and (what, how) == ("blocks", NEEDS_THREE):
             continue
         says = f"the outputs of {what} of keys are {how}: not rescaled by their log-sum-exps"
-        finding = ProofFinding("merge", says, "cp", tensor=_ATTENTION)
+        finding = ProofFinding("merge", says, "cp" * is_ring, tensor=_ATTENTION)
         yield Variant(finding, merged_attention(numbers, merge))
 
 
 def _tile_numbers(plan: Plan, batch: TokenBatch) -> torch.Tensor:
     """Return in which call of a kernel a query meets a key on its rank, [B, T, S]."""
-    placement, mask = plan.placement, plan.model.mask
-    n, whole = placement.ring_degree, (PositionRun(0, 1, placement.length),)
-    numbers_BTS = torch.zeros(
-        batch.num_sequences, placement.length, placement.length, dtype=torch.int64
-    )
-    for place in range(n):
-        queries, number = placement.ring_runs(place), 0
-        blocks = [placement.ring_runs((place + step) % n) for step in range(n)]
-        for keys in (whole,) if plan.layout.context.record.gathers_keys else blocks:
-            for piece in tiles_between(queries, keys, mask, batch.documents):
-                rows = positions_of(queries, numbers_BTS.device)[piece.q]
-                columns = positions_of(keys, numbers_BTS.device)[piece.k]
-                seen = band_visible(piece.band, len(rows), len(columns), rows.device)
-                at = torch.meshgrid(rows, columns, indexing="ij")
-                numbers_BTS[piece.sequences, at[0][seen], at[1][seen]] = number
-                number += 1
+    length = plan.mathematics.sequence_length
+    numbers_BTS = torch.zeros(batch.num_sequences, length, length, dtype=torch.int64)
+    for tile in called_tiles(plan, batch):
+        at = torch.meshgrid(tile.rows, tile.columns, indexing="ij")
+        seen_TS = tile.seen_TS
+        numbers_BTS[tile.sequences, at[0][seen_TS], at[1][seen_TS]] = tile.number
     return numbers_BTS
 
 
