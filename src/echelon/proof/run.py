@@ -15,6 +15,7 @@ import torch
 from echelon.core.plan import Plan
 from echelon.core.version import __version__
 from echelon.proof.claims.checks import Evidence
+from echelon.proof.claims.choice_errors import with_ties_of_ranks
 from echelon.proof.claims.claims import ClaimResult, judge, judge_races
 from echelon.proof.claims.proof import Proof, ProofPass
 from echelon.proof.claims.tolerance import float64_tolerance, own_tolerance, rounded_oracle_runs
@@ -173,6 +174,8 @@ def _judge(
         if forced is not None or key not in oracles:
             oracles[key] = run_oracle(reference, steps, forced=forced)
         oracle = oracles[key][:steps]
+        if not number:
+            oracle = with_ties_of_ranks(reference, oracle, observed)
         tolerance = float64_tolerance()
         rounded: list[tuple[OracleStep, ...]] = []
         if number:

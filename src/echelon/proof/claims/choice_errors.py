@@ -4,12 +4,16 @@ A token goes to the experts that score highest. Where ranks chose others, some s
 another than the oracle's: of two experts that lie `gap` apart one is off by gap / 2 or more. The
 least such error is what a choice asks for; it is judged like any other error of a score.
 
+In float64 too two scores may be the same but for rounding. Ranks and oracle may then choose, or
+drop, either: the oracle is run again with the choices of the ranks, as far as they are ties.
+
 Shape suffixes: B sequences, T positions, N tokens, E experts, K experts of a token, G groups.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import combinations
 
 import torch
@@ -17,6 +21,10 @@ import torch
 from echelon.core.model_shape import Experts
 from echelon.core.plan import Plan
 from echelon.models.routing import kept_assignments
+from echelon.proof.claims.tolerance import FLOAT64_TOLERANCE
+from echelon.proof.observed import ObservedRun, routing_from_ranks
+from echelon.proof.oracle.operations import ForcedRouting
+from echelon.proof.oracle.oracle import OracleStep, run_oracle
 from echelon.proof.oracle.routing import RoutedLayer
 
 _BEST_OF_GROUP = 2  # scores that rank a group
@@ -99,3 +107,49 @@ def drop_error(plan: Plan, routed: RoutedLayer) -> tuple[float, int]:
             lost, won = its_gates[~mine], its_gates[mine]
             errors.append(float(lost.max() - won.min()) / 2 if len(lost) else 0.0)
     return max(0.0, *errors), differ
+
+
+def signature(chosen_BTK: torch.Tensor, kept_BTK: torch.Tensor) -> torch.Tensor:
+    """Return the experts of each token in order of number, with whether they had room."""
+    return (2 * chosen_BTK + kept_BTK.long()).sort(-1).values
+
+
+def with_ties_of_ranks(
+    reference: Plan, oracle: Sequence[OracleStep], observed: ObservedRun
+) -> Sequence[OracleStep]:
+    """Return the float64 oracle; where the ranks decided ties otherwise, with their choices.
+
+    From the first choice on that is no tie, the oracle goes its own way.
+    """
+    told = routing_from_ranks(observed, len(oracle))
+    if told is None or not any(
+        _differ(one.routed[layer], routes)
+        for one, layers in zip(oracle, told, strict=True)
+        for layer, routes in layers.items()
+    ):
+        return oracle
+    tried = run_oracle(reference, len(oracle), forced=told)
+    ties = _up_to_first_choice(reference, tried, told)
+    if all(len(some) == len(layers) for some, layers in zip(ties, told, strict=True)):
+        return tried
+    return run_oracle(reference, len(oracle), forced=ties) if any(ties) else oracle
+
+
+def _differ(routed: RoutedLayer, routes: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    own = signature(routed.picked_BTK, routed.kept_BTK)
+    return not torch.equal(own, signature(*routes))
+
+
+def _up_to_first_choice(
+    plan: Plan, tried: Sequence[OracleStep], told: Sequence[ForcedRouting]
+) -> list[ForcedRouting]:
+    """Return what was told up to the first layer where a worse score was preferred."""
+    ties: list[dict[int, tuple[torch.Tensor, torch.Tensor]]] = [{} for _ in told]
+    for number, (one, layers) in enumerate(zip(tried, told, strict=True)):
+        for layer in sorted(layers):
+            routed = one.routed[layer]
+            error = max(choice_error(plan, routed)[0], drop_error(plan, routed)[0])
+            if not error <= FLOAT64_TOLERANCE:
+                return list(ties)
+            ties[number][layer] = layers[layer]
+    return list(ties)

@@ -1,8 +1,8 @@
 """The comparisons of a model with experts: where tokens went, loads, losses of routers, biases.
 
-Where tokens go is compared bit for bit in float64. In the plan's own precision the oracle takes
-over the ranks' choices; a choice of another expert may ask for no larger error of a score than that
-precision has (`proof/claims/choice_errors.py`).
+Where tokens go is compared bit for bit in float64, but for ties. There, and everywhere in the
+plan's own precision, the oracle takes over the ranks' choices; a choice of another expert may ask
+for no larger error of a score than the precision has (`proof/claims/choice_errors.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from echelon.proof.claims.checks import Check, Evidence, exact_check
-from echelon.proof.claims.choice_errors import choice_error, drop_error
+from echelon.proof.claims.choice_errors import choice_error, drop_error, signature
 from echelon.proof.claims.tolerance import FLOAT64_TOLERANCE, unit_roundoff
 from echelon.proof.observed import ObservedRoutes, ObservedRun, reports_routes, routes_of
 from echelon.proof.oracle.oracle import OracleStep
@@ -29,7 +29,7 @@ def routes(evidence: Evidence) -> Iterator[Check]:
         for layer, routed in oracle.routed.items():
             observed = routes_of(evidence.observed, oracle.step, layer)
             yield exact_check(oracle.step, _subject(layer), observed.problem, 2 * layer)
-            if oracle.forced_routing is None:
+            if layer not in (oracle.forced_routing or {}):
                 yield _same_routes(evidence, oracle.step, layer, routed, observed)
             else:
                 yield from _near_routes(evidence, oracle.step, layer, routed)
@@ -37,10 +37,14 @@ def routes(evidence: Evidence) -> Iterator[Check]:
 
 def routes_note(evidence: Evidence) -> str:
     """Say how many tokens went elsewhere because of rounding; nothing where none could."""
-    told = [oracle for oracle in evidence.oracle if oracle.forced_routing is not None]
-    if not told:
+    layers = [
+        routed
+        for oracle in evidence.oracle
+        for layer, routed in oracle.routed.items()
+        if layer in (oracle.forced_routing or {})
+    ]
+    if not layers:
         return ""
-    layers = [routed for oracle in told for routed in oracle.routed.values()]
     differ = sum(
         choice_error(evidence.plan, one)[1] + drop_error(evidence.plan, one)[1] for one in layers
     )
@@ -56,18 +60,13 @@ def _same_routes(
     evidence: Evidence, step: int, layer: int, routed: RoutedLayer, observed: ObservedRoutes
 ) -> Check:
     differ_BT = (
-        _signature(routed.picked_BTK, routed.kept_BTK)
-        != _signature(observed.chosen_BTK, observed.kept_BTK)
+        signature(routed.picked_BTK, routed.kept_BTK)
+        != signature(observed.chosen_BTK, observed.kept_BTK)
     ).any(-1)
     count = int(differ_BT.sum())
     detail = _first(evidence, routed, observed, differ_BT) if count else ""
     error = count / differ_BT.numel()
     return Check(step, _subject(layer), error, detail=detail, position=2 * layer + 1)
-
-
-def _signature(chosen_BTK: torch.Tensor, kept_BTK: torch.Tensor) -> torch.Tensor:
-    """Return the experts of each token in order of number, with whether they had room."""
-    return (2 * chosen_BTK + kept_BTK.long()).sort(-1).values
 
 
 def _first(

@@ -8,8 +8,8 @@ the measure of the plan's.
 
 In a precision of few digits two experts of a token may score next to the same: which of them it
 goes to is then a matter of rounding, and all that follows is not. So the oracle of such a precision
-takes over the choices of the ranks. That they are right ones is judged by itself
-(`proof/claims/choice_errors.py`), and all else as ever.
+takes over the choices of the ranks, and that of float64 takes over ties. That they are right ones
+is judged by itself (`proof/claims/choice_errors.py`), and all else as ever.
 Why: docs/decisions/023-one-device-takes-over-the-choices-of-ranks.md.
 
 Shape suffixes: see `models/operations.py`; S positions of keys, B sequences of the global batch, T
@@ -75,7 +75,9 @@ def _rounded(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 ForcedRouting = Mapping[int, tuple[torch.Tensor, torch.Tensor]]
-"""To which experts each layer sends each token, and which had room: chosen_BTK, kept_BTK."""
+"""To which experts each layer sends each token, and which had room: chosen_BTK, kept_BTK.
+
+Layers that are left out go by the rule."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,7 +120,7 @@ class OracleOperations(Operations):
     ) -> torch.Tensor:
         """Return the weighted sum of what the told experts (or its own) make of each token."""
         notes = self.routing
-        if not isinstance(notes, ForcedRoutingNotes):
+        if not isinstance(notes, ForcedRoutingNotes) or mixture.layer not in notes.forced:
             return super().mixture(x_ND, mixture, batch)
         by_rule = route_reference(x_ND, mixture, batch, notes)
         notes.unforced[mixture.layer] = by_rule.chosen_NK

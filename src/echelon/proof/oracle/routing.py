@@ -108,9 +108,9 @@ def routing_losses(
     layers: dict[int, RoutedLayer] = {}
     gradient_B: torch.Tensor | None = None
     for layer, routed in sorted(notes.routed.items()):
-        right_NK = (
-            notes.unforced[layer] if isinstance(notes, ForcedRoutingNotes) else routed.chosen_NK
-        )
+        right_NK = routed.chosen_NK
+        if isinstance(notes, ForcedRoutingNotes):
+            right_NK = notes.unforced.get(layer, right_NK)
         loss_B, layers[layer] = _layer_losses(plan, routed, right_NK, state, layer)
         gradient_B = loss_B if gradient_B is None else gradient_B + loss_B
     balance = plan.mathematics.balance
