@@ -29,8 +29,12 @@ def by_hand(
     padding: int = 0,
     uses: Mapping[str, int] | None = None,
     counted: Mapping[str, bool] | None = None,
+    gradients: torch.dtype | None = None,
 ) -> list[Bucket]:
-    """Return one bucket for each list of names, each with `padding` elements at its end."""
+    """Return one bucket for each list of names, each with `padding` elements at its end.
+
+    Gradients add up in the dtype of the parameters, or in `gradients`.
+    """
     specs = [
         ParameterSpec(name=name, shape=tuple(one.shape), layer=0)
         for name, one in parameters.items()
@@ -50,7 +54,7 @@ def by_hand(
         optimizer=Optimizer(),
         counted={name: True for name in parameters} | dict(counted or {}),
         uses=dict(uses or {}),
-        gradients=like.dtype,
+        gradients=gradients or like.dtype,
     )
     return make_buckets(dict(parameters), specs, rule, like)
 
@@ -67,10 +71,12 @@ class Noted(Reduction):
         self.full.append(bucket.name)
 
 
-def store_of(parameters: Mapping[str, nn.Parameter]) -> GradientStore:
+def store_of(
+    parameters: Mapping[str, nn.Parameter], gradients: torch.dtype | None = None
+) -> GradientStore:
     """Return a store that holds `parameters` in one bucket."""
     store = GradientStore(Reduction())
-    store.hold(by_hand(parameters, [list(parameters)]))
+    store.hold(by_hand(parameters, [list(parameters)], gradients=gradients))
     store.start_step()
     return store
 
