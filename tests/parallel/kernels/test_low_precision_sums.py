@@ -233,12 +233,23 @@ def test_newton_schulz_is_off_by_what_its_steps_make_of_roundings(
     off, bound = float((got.double() - exact).norm()), newton_schulz_bound(update.double(), 5)
     assert off <= bound
     assert bound < 0.01 * float(exact.norm()), (bound, float(exact.norm()))
-    coarse = update.double() / update.double().norm()
-    for _ in range(5):
-        square = coarse @ coarse.t()
-        step = _A * coarse + (_C * square @ square - _B * square) @ coarse
-        coarse = step.to(torch.bfloat16).double()
+    coarse = in_bfloat16(update.double(), 5)
     assert float((coarse - exact).norm()) > bound, "steps that are rounded to bf16 are beyond it"
+
+
+def in_bfloat16(update: torch.Tensor, steps: int) -> torch.Tensor:
+    """Return what Newton-Schulz gives whose products are rounded to bfloat16."""
+    tall = update.shape[0] > update.shape[1]
+    x = (update.t() if tall else update) / update.norm()
+    for _ in range(steps):
+        square = rounded(x @ x.t())
+        x = rounded(_A * x + rounded(_C * square @ square - _B * square) @ x)
+    return x.t() if tall else x
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Return x rounded to bfloat16."""
+    return x.to(torch.bfloat16).double()
 
 
 def test_the_slope_of_the_polynomial_is_bounded() -> None:
