@@ -32,6 +32,13 @@ class Verdict:
 
 
 VERDICTS = {
+    "accelerate_fsdp_on_cpu": Verdict(
+        rule="verify-sharding",
+        tensor="model.embed_tokens.weight",
+        factor="not sharded",
+        axis="dp",
+        framework=True,
+    ),
     "clip_each_shard": Verdict(tensor="head.weight", factor="partial norm", axis="dp"),
     "clip_each_stage": Verdict(tensor="head.weight", factor="partial norm", axis="pp"),
     "ddp_module_bypassed": Verdict(tensor="head.weight", factor="missing sum", axis="dp"),

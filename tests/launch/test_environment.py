@@ -15,6 +15,7 @@ from echelon.launch.environment import (
     rank_environment,
     read_launched_rank,
     wanted_port,
+    zero_stage_asked_of_accelerate,
 )
 
 TORCHRUN = {
@@ -111,3 +112,22 @@ def test_everything_written_is_in_the_table() -> None:
     assert set(written) <= set(VARIABLES)
     assert written["RANK"] == written["LOCAL_RANK"] == "1"
     assert written["MASTER_PORT"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("environment", "asked"),
+    [
+        ({}, (0, "")),
+        ({"ACCELERATE_USE_FSDP": "true"}, (3, "FSDP (ACCELERATE_USE_FSDP)")),
+        ({"ACCELERATE_USE_FSDP": "true", "FSDP_SHARDING_STRATEGY": "NO_SHARD"}, (0, "")),
+        ({"ACCELERATE_USE_FSDP": "true", "FSDP_SHARDING_STRATEGY": "4"}, (0, "")),
+        (
+            {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"},
+            (2, "ZeRO 2 (ACCELERATE_USE_DEEPSPEED)"),
+        ),
+        ({"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "0"}, (0, "")),
+    ],
+)
+def test_what_accelerate_was_asked_for(environment: dict[str, str], asked: tuple[int, str]) -> None:
+    assert zero_stage_asked_of_accelerate(environment) == asked
+    assert set(environment) <= set(VARIABLES)

@@ -25,6 +25,10 @@ GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 OMP_THREADS = "OMP_NUM_THREADS"
 OPENBLAS_THREADS = "OPENBLAS_NUM_THREADS"
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+ACCELERATE_FSDP = "ACCELERATE_USE_FSDP"
+ACCELERATE_FSDP_STRATEGY = "FSDP_SHARDING_STRATEGY"
+ACCELERATE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
+ACCELERATE_ZERO_STAGE = "ACCELERATE_DEEPSPEED_ZERO_STAGE"
 
 VARIABLES: Mapping[str, str] = {
     RANK: "read: which rank this process is, set by torchrun; written for local ranks",
@@ -39,6 +43,10 @@ VARIABLES: Mapping[str, str] = {
     OMP_THREADS: "written for local ranks unless set: usable cores / ranks, at least 1",
     OPENBLAS_THREADS: "written for the process that forks ranks unless set: 1, so it may fork",
     NVML_CHECK: "written for it unless set: 1, so that no import starts the CUDA driver there",
+    ACCELERATE_FSDP: "read: whether Accelerate was asked for FSDP, in the proof of a program of it",
+    ACCELERATE_FSDP_STRATEGY: "read: the sharding that it was asked for",
+    ACCELERATE_DEEPSPEED: "read: whether Accelerate was asked for DeepSpeed",
+    ACCELERATE_ZERO_STAGE: "read: the ZeRO stage that it was asked for",
 }
 """Every variable, and what for."""
 
@@ -57,6 +65,23 @@ class LaunchedRank:
     master_port: int
     attempt: str = "0"
     store_is_hosted: bool = False
+
+
+def zero_stage_asked_of_accelerate(environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
+    """Return the ZeRO stage that Accelerate was asked for, and by what; 0 for none.
+
+    `accelerate launch` and an FSDP plugin say so in the environment, whatever the Accelerator does
+    then. A hybrid strategy replicates over hosts: it asks for nothing that one host could break.
+    """
+    if environment.get(ACCELERATE_FSDP, "").lower() == "true":
+        strategy = environment.get(ACCELERATE_FSDP_STRATEGY, "FULL_SHARD").upper()
+        if strategy in ("1", "2", "FULL_SHARD", "SHARD_GRAD_OP"):
+            return 3, f"FSDP ({ACCELERATE_FSDP})"
+    if environment.get(ACCELERATE_DEEPSPEED, "").lower() == "true":
+        stage = environment.get(ACCELERATE_ZERO_STAGE, "")
+        if stage in ("1", "2", "3"):
+            return int(stage), f"ZeRO {stage} ({ACCELERATE_DEEPSPEED})"
+    return 0, ""
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:

@@ -96,6 +96,17 @@ VERIFY_OPTIMIZER_STATE = Rule(
     fixed="optimizer = AdamW(model.parameters())         # once",
 )
 
+VERIFY_SHARDING = Rule(
+    id="verify-sharding",
+    why="""
+    What a configuration asks to be sharded (FSDP, a ZeRO stage) is. Where a framework falls back to
+    plain replicas, every number is right, and each rank holds as many times the bytes as there are
+    ranks: the run that was to fit does not, or the memory that was measured is another's.
+    """,
+    bad="Accelerator(cpu=True, fsdp_plugin=plugin)       # trains under DDP, without a word",
+    fixed="fully_shard(model)                              # prepare optimizer and data only",
+)
+
 VERIFY_PACKAGE = Rule(
     id="verify-package",
     why="""

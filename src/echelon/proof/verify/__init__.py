@@ -7,6 +7,7 @@ named_mesh.py       a mesh whose axes have the user's names
 reference.py        the training on one device
 capture.py          what a rank captures from outside while it steps
 observation.py      what the ranks captured, put together
+sharding.py         what was asked to be sharded, beside what ranks hold
 claims.py           what must hold, and how far off it may be
 explain.py          the first wrong thing: factor, axis, cause; with gradients.py and updates.py
 

@@ -32,6 +32,7 @@ from echelon.proof.verify.placement.torch_store import (
     HeldParameter,
 )
 from echelon.proof.verify.reference import Tensors
+from echelon.proof.verify.sharding import AskedSharding, asked_sharding
 from echelon.proof.verify.subject_file import SubjectFile, SubjectSettings
 
 LOCAL = "local"
@@ -73,6 +74,7 @@ class RankCapture:
     framework: str = ""
     reads_clipped: bool = True
     copied_initial: bool = False
+    asked: AskedSharding | None = None
     reports: list[RankReport] = field(default_factory=list[RankReport])
     pieces: list[CapturedPiece] = field(default_factory=list[CapturedPiece])
 
@@ -106,10 +108,12 @@ def capture_rank(context: RankContext, argument: Mapping[str, Any]) -> RankCaptu
     program = file.on_rank(settings.case(context.rank, argument["dtype"], context.device))
     table = NameTable(logical=logical, mesh=settings.mesh, rank=context.rank, names=program.names)
     capture = RankCapture(rank=context.rank, copied_initial=program.copy_initial)
-    watched = _Watched(open_store(open_program(program, table)), capture)
+    opened = open_program(program, table)
+    watched = _Watched(open_store(opened), capture)
     if program.copy_initial:
         watched.store.write(partial(_initial_values, argument["initial"]))
     capture.add(PARAMETERS, INITIAL, watched.store.parameters())
+    capture.asked = asked_sharding(opened)
     with watched.hooks():
         if program.run is not None:
             with file.calling(f"run, rank {context.rank}"):

@@ -32,6 +32,7 @@ from echelon.proof.verify.capture import GRADIENTS, PARAMETERS
 from echelon.proof.verify.named_mesh import NamedMesh
 from echelon.proof.verify.observation import SubjectRun
 from echelon.proof.verify.reference import Reference, ReferencePass, ReferenceStep
+from echelon.proof.verify.sharding import sharding_checks
 
 _Key = tuple[str, int, str]
 
@@ -340,6 +341,11 @@ SUBJECT_CLAIMS: tuple[SubjectClaim, ...] = (
     SubjectClaim(rules.PROVE_CLIPPED_UPDATE, "every update", _updates),
     SubjectClaim(rules.PROVE_PARAMETERS, "every parameter after the last step", _parameters),
     SubjectClaim(rules.PROVE_REPLICAS, "copies stay the same on all ranks", _replicas, _same_bits),
+    SubjectClaim(
+        verify_rules.VERIFY_SHARDING,
+        "ranks hold shards where the program asks for them",
+        lambda one: sharding_checks(one.reference.logical, one.run.asked, one.run.held_copies()),
+    ),
 )
 """All claims, in the order in which one causes the next."""
 

@@ -24,6 +24,7 @@ from echelon.proof.verify.factors import (
     with_telling_axis,
 )
 from echelon.proof.verify.gradients import explain_gradient
+from echelon.proof.verify.sharding import explain_sharding
 from echelon.proof.verify.updates import explain_state, explain_update
 
 _COARSE = 1e-2  # relative error
@@ -166,5 +167,8 @@ _EXPLANATIONS: Mapping[str, Callable[[SubjectEvidence, Check], ProofFinding]] = 
     rules.PROVE_CLIPPED_UPDATE.id: explain_update,
     rules.PROVE_PARAMETERS.id: explain_update,
     rules.PROVE_REPLICAS.id: _replicas,
+    verify_rules.VERIFY_SHARDING.id: lambda evidence, failure: explain_sharding(
+        evidence.mesh, evidence.run.held_copies().get(failure.subject), failure.detail
+    ),
 }
 """What explains a failure, by the rule that it breaks."""

@@ -12,6 +12,7 @@ from echelon.proof.ranks import INITIAL
 from echelon.proof.verify.capture import LOCAL, PARAMETERS, CapturedPiece, RankCapture, RankReport
 from echelon.proof.verify.named_mesh import NamedMesh
 from echelon.proof.verify.placement.located import LogicalParameters
+from echelon.proof.verify.sharding import AskedSharding, HeldCopies, kind_of
 
 
 class SubjectRun:
@@ -45,6 +46,33 @@ class SubjectRun:
     def framework(self) -> str:
         """Return what read the values."""
         return ", ".join(dict.fromkeys(capture.framework for capture in self.captures))
+
+    @property
+    def asked(self) -> AskedSharding | None:
+        """Return what the configuration of the first rank asks to share out."""
+        return self.captures[0].asked
+
+    def held_copies(self) -> dict[str, HeldCopies]:
+        """Return for each tensor that is to be shared out what the first holder has of it."""
+        if self.asked is None:
+            return {}
+        kind = kind_of(self.asked)
+        step = INITIAL if kind == PARAMETERS else 0
+        found: dict[str, HeldCopies] = {}
+        for name in self.logical.shapes:
+            pieces = self.pieces(kind, step, name)
+            if pieces:
+                rank, first = pieces[0]
+                same = {
+                    other for other, piece in pieces if bool((piece.index == first.index[0]).any())
+                }
+                found[name] = HeldCopies(
+                    rank,
+                    first.values.numel() * first.values.element_size(),
+                    tuple(sorted(same)),
+                    len(self.holders(kind, step, name)),
+                )
+        return found
 
     def reports(self, step: int) -> list[RankReport]:
         """Return what each rank's step returned."""
