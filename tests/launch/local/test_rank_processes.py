@@ -125,6 +125,7 @@ def test_the_fork_server_may_begin_before_the_ranks(
         processes.begin()
         (server,) = servers
         assert server.slots == []
+        list(processes.listen(5.0, 2))  # it says that it is ready, and nobody has asked yet
         processes.ensure(2)
         assert servers == [server]
         assert len(server.slots) == 2

@@ -141,8 +141,8 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
     """The channel to the fork server, once it runs."""
     _fork_server: subprocess.Popen[bytes] | None = None
     """The process of the fork server, once it runs."""
-    _is_ready: bool = False
-    """Whether the fork server has said that it can fork."""
+    _ready: ForkServerReady | None = None
+    """What the fork server has said of whether it can fork; kept whoever listened just then."""
 
     def __exit__(self, *_: object) -> None:
         """End every process."""
@@ -157,7 +157,7 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
         environment = local_environment(self.world_size)
         self._fork_server = start_fork_server(theirs.fileno(), environment, self.preloaded)
         theirs.close()
-        self._control, self._is_ready = control, False
+        self._control, self._ready = control, None
 
     def ensure(self, count: int) -> None:
         """Have ranks 0 to `count` - 1 alive; EnvironmentProblem where they cannot start."""
@@ -246,12 +246,10 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
     def _ready_fork_server(self) -> Channel:
         self.begin()
         assert self._control is not None
-        if not self._is_ready:
-            ready = self._await(self._control, ForkServerReady)
-            if ready.problem:
-                self.close()
-                raise EnvironmentProblem(LAUNCHER_LOST.problem(ready.problem))
-            self._is_ready = True
+        ready = self._ready or self._await(self._control, ForkServerReady)
+        if ready.problem:
+            self.close()
+            raise EnvironmentProblem(LAUNCHER_LOST.problem(ready.problem))
         return self._control
 
     def _spawn(self, control: Channel, rank: int, listener: socket.socket | None) -> None:
@@ -298,4 +296,5 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
         codes = {one.pid: one.code for one in messages if isinstance(one, ProcessExited)}
         for rank in self.ranks:
             rank.exit_code = codes.get(rank.pid, rank.exit_code)
+        self._ready = next((m for m in messages if isinstance(m, ForkServerReady)), self._ready)
         return [one for one in messages if not isinstance(one, ProcessExited)]
