@@ -10,7 +10,7 @@ Results go to stdout and all else to stderr. Nothing here imports torch before a
     other_tools.py      echelon import, export
     compare.py          echelon compare
     plan/               echelon plan: the page of a run, and searches
-    prove.py            echelon prove
+    prove.py            echelon prove; proof_text.py (its words)
     train.py            echelon train
     observe.py          echelon observe
     calibrate.py        echelon calibrate

@@ -10,7 +10,8 @@ from echelon.api.training import TrainResult, generate, train_job
 from echelon.cli.flags import Settings
 from echelon.cli.output import note
 from echelon.cli.plan.report import plan_text
-from echelon.cli.prove import PROOF_FILE, proof_text
+from echelon.cli.proof_text import proof_text
+from echelon.cli.prove import PROOF_FILE
 from echelon.config.job import Job
 from echelon.config.load import load_job
 from echelon.core.errors import EXIT_STOPPED_WITH_CHECKPOINT

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import fill
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json, Settings, bad_argument
-from echelon.cli.output import note, print_result, table
-
-if TYPE_CHECKING:
-    from echelon.proof.bisect.verdict import Bisection
-    from echelon.proof.claims.claims import ClaimResult
-    from echelon.proof.claims.proof import Proof, ProofPass
-    from echelon.proof.verify.verdict import SubjectProof
+from echelon.cli.output import note, print_result
+from echelon.cli.proof_text import bisection_text, proof_text, subject_text
 
 PROOF_FILE = "proof.json"
 
@@ -115,32 +109,6 @@ def _prove_run(
     return 0 if proof.proven else 1
 
 
-def proof_text(proof: Proof) -> str:
-    """Return the claims as a table, one column of errors for each precision.
-
-    A claim that one precision has no use for (a master copy where nothing is rounded) has no entry
-    there.
-    """
-    model = proof.shrunk_plan.model
-    head = (
-        f"{proof.plan}: {proof.mesh} beside one process, {proof.num_steps} steps, "
-        f"seed {proof.seed}; {model.layers} blocks x {model.hidden} wide stand for the model"
-    )
-    answer = "proven" if proof.proven else "NOT PROVEN"
-    return f"{head}\n\n{_claims_table(proof.passes)}\n\n{''.join(_beside_text(proof))}{answer}\n"
-
-
-def subject_text(proof: SubjectProof) -> str:
-    """Return the claims about a program that is not ours as a table."""
-    head = (
-        f"{proof.file}: {proof.mesh} beside one device, {proof.num_steps} steps, seed {proof.seed};"
-        f" {proof.num_parameters} parameters of {proof.num_elements} elements, placement read from "
-        f"{proof.framework}"
-    )
-    answer = "proven" if proof.proven else "NOT PROVEN"
-    return f"{head}\n\n{_claims_table(proof.passes)}\n\n{answer}\n"
-
-
 def _prove_file(subject: str, ranks: int | None, *, bisect: bool, as_json: bool) -> int:
     from echelon.api.verifying import bisect_program, verify
     from echelon.launch.environment import RANK
@@ -159,65 +127,3 @@ def _prove_file(subject: str, ranks: int | None, *, bisect: bool, as_json: bool)
         if not as_json:
             proof.require()
     return 0 if proof.proven else 1
-
-
-def _claims_table(passes: Sequence[ProofPass]) -> str:
-    by_pass = [{claim.statement: claim for claim in one.claims} for one in passes]
-    longest_first = sorted(by_pass, key=len, reverse=True)
-    every = dict.fromkeys(statement for claims in longest_first for statement in claims)
-    rows = [
-        (
-            statement,
-            max(claims[statement].compared for claims in by_pass if statement in claims),
-            *(_outcome(claims[statement]) if statement in claims else "-" for claims in by_pass),
-        )
-        for statement in every
-    ]
-    return table(("claim", "compared", *(one.precision for one in passes)), rows)
-
-
-def _beside_text(proof: Proof) -> Iterator[str]:
-    """Yield how what is not the ranks' own step fares, as far as there was any."""
-    for head, one in (
-        ("the one process beside an independent implementation", proof.independent),
-        ("a whole run of the trainer beside one process", proof.whole_run),
-    ):
-        if one is not None:
-            yield f"{head}\n\n{_claims_table([one])}\n\n"
-
-
-def bisection_text(found: Bisection) -> str:
-    """Return what a failure needs, what happens without each part of it, and the smallest run."""
-    sizes = ", ".join(f"{name} {count}" for name, count in found.sizes.items())
-    needed = [(one.name, one.without) for one in found.needed]
-    spared = fill(
-        f"it does not need: {', '.join(found.left_out) or 'nothing could be left out'}",
-        width=100,
-        subsequent_indent="  ",
-    )
-    return "\n\n".join(
-        (
-            f"the smallest that breaks {found.rule} ({found.num_proofs} proofs): {sizes}\n"
-            f"{found.summary}",
-            table(("it needs", "without it"), needed) if needed else "it needs no setting",
-            spared,
-            *(f"# {name}\n{_numbers_or_all(name, text)}" for name, text in found.files.items()),
-        )
-    )
-
-
-def _numbers_or_all(file: str, text: str) -> str:
-    """Return the numbers of a program, which are all that bisection changes, or the whole text."""
-    from echelon.proof.bisect.program import numbers_of
-
-    if not file.endswith(".py"):
-        return text
-    return "".join(f"{number.name}\n" for number in numbers_of(text))
-
-
-def _outcome(claim: ClaimResult) -> str:
-    mark = "" if claim.holds else "  FAILS"
-    note = f" ({claim.note})" if claim.note else ""
-    if claim.allowed == 0:
-        return (f"off by {claim.max_error:.1e}" if claim.max_error else "equal") + note + mark
-    return f"{claim.max_error:.1e} of {claim.allowed:.1e}{note}{mark}"

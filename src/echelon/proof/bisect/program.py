@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.core.errors import EchelonError
+from echelon.proof.bisect.halving import halves
 from echelon.proof.bisect.verdict import Bisection, NeededPart
 from echelon.proof.diagnose.diagnosis import Diagnosis
 from echelon.proof.verify.verdict import SubjectProof
@@ -104,7 +105,7 @@ class _ProgramSearch:
     def _smaller(self, source: str, rule: str) -> str | None:
         """Return the file with one number smaller, where it still fails so."""
         for number in numbers_of(source):
-            for value in _halves(number.value):
+            for value in halves(number.value):
                 candidate = _replaced(source, number, value)
                 if number.place[0] != _STEPS and self._attempt(candidate).rule == rule:
                     return candidate
@@ -189,12 +190,3 @@ def _ranks(numbers: Mapping[_Place, _Number]) -> int:
     for (constant, _), number in numbers.items():
         ranks *= number.value if constant == _MESH else 1
     return ranks
-
-
-def _halves(number: int) -> list[int]:
-    """Return the smaller numbers that halving goes through, the smallest first."""
-    found: list[int] = []
-    while number > 1:
-        number //= 2
-        found.append(number)
-    return found[::-1]

@@ -21,6 +21,7 @@ from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import toml_tables, toml_text
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
+from echelon.proof.bisect.halving import halves
 from echelon.schedule.files import schedule_csv
 from echelon.schedule.from_plan import schedule_from_plan
 
@@ -177,11 +178,11 @@ def smaller_runs(values: SettingValues) -> Iterator[SettingValues]:
     """Yield smaller runs, the smallest of each kind first: degrees, blocks, microbatches, rows."""
     count = num_microbatches(values)
     for key in AXES:
-        for degree in _halves(whole(values, key), least=2):
+        for degree in halves(whole(values, key), least=2):
             yield with_microbatches(_without_stages({**values, key: degree}), count)
-    for layers in _halves(whole(values, LAYERS_KEY), least=1):
+    for layers in halves(whole(values, LAYERS_KEY), least=1):
         yield _without_stages({**values, LAYERS_KEY: layers})
-    for few in _halves(count, least=1):
+    for few in halves(count, least=1):
         yield with_microbatches(values, few)
     if whole(values, MICROBATCH_KEY) > 1:
         yield with_microbatches({**values, MICROBATCH_KEY: 1}, count)
@@ -189,12 +190,3 @@ def smaller_runs(values: SettingValues) -> Iterator[SettingValues]:
 
 def _without_stages(values: SettingValues) -> SettingValues:
     return {key: value for key, value in values.items() if key != STAGES_KEY}
-
-
-def _halves(number: int, *, least: int) -> list[int]:
-    """Return the smaller numbers that halving goes through, the smallest first."""
-    found: list[int] = []
-    while number // 2 >= least:
-        number //= 2
-        found.append(number)
-    return found[::-1]
