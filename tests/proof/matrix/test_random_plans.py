@@ -73,6 +73,21 @@ def test_ranks_that_fall_over_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> 
     assert "RuntimeError: a rank fell over" in found.problem
 
 
+def test_late_completion_is_asked_for_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def told(target: str, argument: object, world_size: int, /, *, labels: Sequence[str]) -> object:
+        assert isinstance(argument, dict)
+        asked.append(argument["late"])
+        raise RuntimeError("a rank fell over")
+
+    drawing(monkeypatch, SMALL)
+    found = walk_plan(5, 0, told, offload_dir="/nowhere", code="c", late=True)
+    assert asked == [True]
+    assert found.late
+    assert found.command.endswith(" --late")
+
+
 def test_settings_depend_on_seed_and_number_alone() -> None:
     assert settings_of(1, 7, "/a") == settings_of(1, 7, "/a") != settings_of(1, 8, "/a")
     assert flags_of({"a": True, "b": 0.5, "c": "x"}) == ["a=true", "b=0.5", "c=x"]

@@ -65,6 +65,8 @@ class RandomPlanResult:
     """What its proof took."""
     problem: str
     """What is wrong, where it failed."""
+    late: bool = False
+    """Whether operations also completed as late as they may."""
 
 
 def settings_of(seed: int, number: int, offload_dir: str) -> Settings:
@@ -82,9 +84,15 @@ def _text(value: object) -> str:
 
 
 def walk_plan(
-    seed: int, number: int, run_ranks: RankRunner, *, offload_dir: str, code: str
+    seed: int,
+    number: int,
+    run_ranks: RankRunner,
+    *,
+    offload_dir: str,
+    code: str,
+    late: bool = False,
 ) -> RandomPlanResult:
-    """Draw a plan, prove it, and say how that went."""
+    """Draw a plan, prove it, and say how that went; `late` as in `proof.run.prove`."""
     flags = flags_of(settings_of(seed, number, offload_dir))
     outcome: Outcome = "proven"
     rules: tuple[str, ...] = ()
@@ -95,7 +103,7 @@ def walk_plan(
         require_trainable(job.plan, job.sources)
         world_size = job.plan.mesh.world_size
         started = time.monotonic()
-        prove(job.plan, run_ranks=run_ranks).require()
+        prove(job.plan, run_ranks=run_ranks, late=late).require()
     except EchelonError as error:
         refused = not world_size and not isinstance(error, ProofFailed)
         outcome, rules = ("refused" if refused else "failed"), error.rules
@@ -108,8 +116,13 @@ def walk_plan(
         number=number,
         code=code,
         command=shlex.join(
-            ["echelon", "prove", PRESET, *(part for flag in flags for part in ("--set", flag))]
+            [
+                *("echelon", "prove", PRESET),
+                *(part for flag in flags for part in ("--set", flag)),
+                *(("--late",) if late else ()),
+            ]
         ),
+        late=late,
         world_size=world_size,
         outcome=outcome,
         rules=rules,
@@ -118,10 +131,16 @@ def walk_plan(
     )
 
 
-def walk_plans(seed: int, count: int, results: Path | None) -> Iterator[RandomPlanResult]:
+def walk_plans(
+    seed: int, count: int, results: Path | None, *, late: bool = False
+) -> Iterator[RandomPlanResult]:
     """Yield how each plan fared; what `results` has of this very code is not run again."""
     code = source_hash()[:16]
-    done = {(line["seed"], line["number"]): line for line in lines_of(results, code)}
+    done = {
+        (line["seed"], line["number"]): line
+        for line in lines_of(results, code)
+        if line.get("late", False) == late
+    }
     with (
         RankPool(MAX_WORLD) as pool,
         tempfile.TemporaryDirectory(prefix="echelon-random-") as offload_dir,
@@ -132,7 +151,9 @@ def walk_plans(seed: int, count: int, results: Path | None) -> Iterator[RandomPl
             if line is not None:
                 yield result_of(line)
                 continue
-            result = walk_plan(seed, number, run_ranks, offload_dir=offload_dir, code=code)
+            result = walk_plan(
+                seed, number, run_ranks, offload_dir=offload_dir, code=code, late=late
+            )
             append_line(results, asdict(result))
             yield result
 
@@ -166,9 +187,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--plans", type=int, default=20, help="how many plans to draw (20)")
     parser.add_argument("--seed", type=int, default=1, help="of the draws (1)")
     parser.add_argument("--results", type=Path, help="JSON lines; what is there is not run again")
+    parser.add_argument(
+        "--late", action="store_true", help="also complete operations as late as they may"
+    )
     options = parser.parse_args(arguments)
     walked: list[RandomPlanResult] = []
-    for one in walk_plans(options.seed, options.plans, options.results):
+    for one in walk_plans(options.seed, options.plans, options.results, late=options.late):
         walked.append(one)
         told = ", ".join(one.rules) if one.outcome == "refused" else f"{one.seconds:.1f} s"
         print(f"{one.number + 1:5}/{options.plans}  {one.outcome:8}  {told}")
