@@ -36,6 +36,7 @@ def export_or_refusal(job: Job, to: TargetName) -> ExportedFiles | ConfigError:
         return error
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("to", list(TOOLS))
 def test_a_few_dozen_plans(to: ToolName, tmp_path: Path) -> None:
     said = 0

@@ -75,6 +75,7 @@ PLANS |= {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
 def test_three_steps_equal_those_of_one_device(rank_pool: RankPool, plan: Plan) -> None:
     ranks: list[Trained] = rank_pool.run(targets.train, (plan, 3), world_size=plan.mesh.world_size)

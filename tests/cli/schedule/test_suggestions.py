@@ -32,6 +32,7 @@ def retyped(typed: str, works: str) -> list[str]:
     return ["schedule", "show", *words]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("typed", "rule"),
     [

@@ -91,6 +91,7 @@ HELD = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("held", HELD.values(), ids=list(HELD))
 @pytest.mark.parametrize("head", [0.0, 0.4, 3.7, 8.0])
 def test_several_stages_on_a_rank_are_best_where_blocks_are_alike(held: Held, head: float) -> None:

@@ -112,6 +112,7 @@ def sends_what_is_stated(plan: Plan, ranks: list[Mixed], stream: Stream) -> None
             assert sum(rank.sent(axis).values()) == stated[axis], (place, axis)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("split", "way"), PAIRS)
 def test_outputs_and_gradients_are_those_of_one_device(
     split: str, way: str, rank_pool: RankPool
@@ -123,6 +124,7 @@ def test_outputs_and_gradients_are_those_of_one_device(
     sends_what_is_stated(plan, ranks, stream)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("way", WAYS)
 def test_experts_may_get_all_tokens_or_none(way: str, route: str, rank_pool: RankPool) -> None:

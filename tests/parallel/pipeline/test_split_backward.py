@@ -102,6 +102,7 @@ def train(rank_pool: RankPool, schedule: str, pp: int, **changes: Any) -> list[T
     return rank_pool.run(targets.train, (plan, 2), world_size=plan.mesh.world_size)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -147,6 +148,7 @@ def varied_alone(rank_pool: RankPool) -> Callable[[int], varied_targets.Varied]:
     return train
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("schedule", EVERY)
 @pytest.mark.parametrize("pp", [2, 4])
 def test_every_schedule_takes_microbatches_of_any_length(

@@ -64,6 +64,7 @@ def latent_layout(changes: Changes) -> Plan:
     return replace(plan, mathematics=replace(plan.mathematics, model=model))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_float64_is_proven(name: str, rank_pool: RankPool) -> None:
     proof = prove(latent_layout(CASES[name]), run_ranks=rank_pool.run, own_precision=False)
@@ -76,6 +77,7 @@ def test_float64_is_proven(name: str, rank_pool: RankPool) -> None:
     assert sent == ([0.0] if proof.mesh != "1" else [])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["tp2 scattered", "ring, tp2"])
 def test_bfloat16_is_proven(name: str, rank_pool: RankPool) -> None:
     plan = latent_layout({**CASES[name], "precision": BF16})

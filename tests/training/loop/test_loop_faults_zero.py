@@ -99,6 +99,7 @@ def losses(folder: Path) -> dict[int, float]:
     return {entry["step"]: entry["loss"] for entry in entries if entry["kind"] == "step"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("fault", "rank", "rule"),
     [(signal.SIGKILL, 1, "rank-killed"), (signal.SIGSTOP, 0, "rank-stopped")],

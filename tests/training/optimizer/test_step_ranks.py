@@ -80,6 +80,7 @@ def settings_of(kind: OptimizerKind) -> Optimizer:
     return replace(SETTINGS, kind=kind, decay="all" if kind == "sgd" else "matrices")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "muon"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_slices_become_what_one_device_computes(
@@ -125,6 +126,7 @@ def test_state_is_held_in_slices(rank_pool: RankPool, kind: OptimizerKind) -> No
                 assert size == prod(shards[0].global_shape)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("precision", [MIXED, NARROW])
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "muon"])
 def test_parameters_are_the_rounded_master_copy(
@@ -145,6 +147,7 @@ def test_parameters_are_the_rounded_master_copy(
         assert torch.equal(values[name], masters[name].bfloat16())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "muon"])
 @pytest.mark.parametrize("precision", [None, NARROW])
 def test_where_state_rests_changes_no_bit(

@@ -84,6 +84,7 @@ def compare(plan: Plan, rank: int, found: Allocated, *, tight: bool) -> None:
         assert found.backward_peak >= backward - sums
 
 
+@pytest.mark.one_in(2)
 # Every kind is quick in one of the two cases in which no less is there either, one in the third.
 @pytest.mark.parametrize(
     ("case", "kind"),
@@ -109,6 +110,7 @@ def in_turn(values: tuple[Any, ...]) -> list[Any]:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "shape"), in_turn(({"window": 300}, {"kv_heads": 1, "soft_cap": 20.0})), ids=str
 )
@@ -130,6 +132,7 @@ def test_a_window_as_long_as_the_sequence_has_no_edge(
     assert EDGE in kernel_terms(context_plan(*kind, length=1024, window=1023, causal=causal))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("kind", "causal"), in_turn((True, False)), ids=str)
 def test_ranks_allocate_no_edge_for_a_window_as_long_as_the_sequence(
     rank_pool: RankPool, kind: tuple[ContextKind, int], causal: bool
