@@ -14,6 +14,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -c constraints.txt
 HAVE_PIP := $(BIN)/python -c "import pip" 2>/dev/null || $(BIN)/python -m ensurepip
 
+# Modules are compiled once, and not in each of the many processes that tests start.
+export PYTHONDONTWRITEBYTECODE :=
+
 # pyright asks the network for newer versions of itself unless it is told not to.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 

@@ -143,7 +143,14 @@ CONTEXTS = {
 PLANS |= ZERO_PLANS | PIPELINES | CONTEXTS
 
 
-@pytest.fixture(scope="module", params=list(PLANS.values()), ids=list(PLANS))
+@pytest.fixture(
+    scope="module",
+    params=[
+        # `make test` takes every second one.
+        pytest.param(plan, id=name, marks=[pytest.mark.slow] if position % 2 else [])
+        for position, (name, plan) in enumerate(PLANS.items())
+    ],
+)
 def run(request: pytest.FixtureRequest, rank_pool: RankPool) -> tuple[Plan, list[Trained]]:
     """Take two steps of each plan."""
     plan: Plan = request.param

@@ -22,7 +22,7 @@ from tests.schedule.examples import mirrored_schedules, runnable_schedules
 
 @settings(
     deadline=None,
-    max_examples=40,
+    max_examples=15,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(runnable_schedules | mirrored_schedules, st.booleans())

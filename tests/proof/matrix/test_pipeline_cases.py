@@ -47,6 +47,7 @@ def test_the_matrix_of_pipelines_is_whole() -> None:
         assert not any(allowed(pp, less) for less in range(asked, count))
 
 
+@pytest.mark.slow
 def test_a_fifth_of_the_pipelines_are_legal_plans_and_shrink_to_such() -> None:
     met: set[str] = set()
     for case in pipeline_cases():

@@ -122,6 +122,7 @@ def test_a_rank_that_is_gone_ends_the_run_which_then_goes_on(
         assert list((folder / "fast").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_is_reserved_outlasts_a_full_disk_and_its_mount(
     folder: Path, rank_pool: RankPool
 ) -> None:
