@@ -161,7 +161,7 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
 
     def ensure(self, count: int) -> None:
         """Have ranks 0 to `count` - 1 alive; EnvironmentProblem where they cannot start."""
-        if self._is_ready and self._control is not None:
+        if self._control is not None:
             for _ in self.listen(0, len(self.ranks)):
                 pass
         if any(rank.send_failed or rank.exit_code is not None for rank in self.ranks):
