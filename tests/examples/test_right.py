@@ -55,7 +55,7 @@ PLANTED = {
         "fsdp2",
         '[case.mesh["dp"]] for x',
         "[0] for x",
-        ("prove-loss", "loss", "none", ""),
+        ("prove-loss", "loss", "same data", "dp"),
     ),
     "tp: replicas are not sharded, nor reduced": (
         "dtensor_tp_sp",

@@ -58,7 +58,7 @@ def test_hooks_see_every_backward_and_are_taken_off(rank_pool: RankPool, tmp_pat
     answer: OneDeviceAnswer = rank_pool.run(target, argument, 1)[0]
     exact = answer.passes[0].exact
     wanted = {"file": file, "settings": answer.settings, "dtype": "float64"}
-    wanted |= {"logical": exact.logical, "initial": exact.initial}
+    wanted |= {"logical": exact.logical, "initial": exact.initial, "modules": {"0"}}
     for kinds, hooks in rank_pool.run(captured, wanted, 2):
         assert kinds == [
             *("exp_avg 0", "exp_avg_sq 0", "gradients 0", "local 0", "local 1", "parameters 0"),

@@ -21,6 +21,7 @@ from echelon.core.rulebook.verify import VERIFY_RETURNED
 from echelon.launch.context import RankContext
 from echelon.proof.ranks import INITIAL
 from echelon.proof.verify.case import OnRank
+from echelon.proof.verify.passing import Passed, PassingWatch
 from echelon.proof.verify.placement.located import LocatedTensor, LogicalParameters
 from echelon.proof.verify.placement.names import NameTable
 from echelon.proof.verify.placement.program import open_program
@@ -37,6 +38,9 @@ from echelon.proof.verify.subject_file import SubjectFile, SubjectSettings
 
 LOCAL = "local"
 """The kind of gradients before reduction; each backward of a step has a number."""
+
+STAND_INS = "stand-ins"
+"""The kind of gradients of what a model has in the place of parameters when it updates them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,7 @@ class RankCapture:
     reads_clipped: bool = True
     copied_initial: bool = False
     asked: AskedSharding | None = None
+    passed: Passed = field(default_factory=Passed)
     reports: list[RankReport] = field(default_factory=list[RankReport])
     pieces: list[CapturedPiece] = field(default_factory=list[CapturedPiece])
 
@@ -99,8 +104,8 @@ class RankCapture:
 def capture_rank(context: RankContext, argument: Mapping[str, Any]) -> RankCapture:
     """Run a rank's program and capture it: the target that the ranks run.
 
-    `argument` holds `file`, `settings`, `dtype`, the `logical` parameters and `initial` weights of
-    one device.
+    `argument` holds `file`, `settings`, `dtype`, and of one device the `logical` parameters, the
+    `initial` weights and the names of its `modules`.
     """
     settings: SubjectSettings = argument["settings"]
     logical: LogicalParameters = argument["logical"]
@@ -110,11 +115,13 @@ def capture_rank(context: RankContext, argument: Mapping[str, Any]) -> RankCaptu
     capture = RankCapture(rank=context.rank, copied_initial=program.copy_initial)
     opened = open_program(program, table)
     watched = _Watched(open_store(opened), capture)
+    passing = PassingWatch(opened.logical_modules(argument["modules"]), watched.forward_step)
+    capture.passed = passing.passed
     if program.copy_initial:
         watched.store.write(partial(_initial_values, argument["initial"]))
     capture.add(PARAMETERS, INITIAL, watched.store.parameters())
     capture.asked = asked_sharding(opened)
-    with watched.hooks():
+    with watched.hooks(), passing.hooks():
         if program.run is not None:
             with file.calling(f"run, rank {context.rank}"):
                 returned = program.run()
@@ -174,6 +181,11 @@ class _Watched:
         if self.step != INITIAL:
             self._end()
 
+    def forward_step(self) -> int:
+        """Return the step that a forward or backward pass which runs now is of."""
+        # In a program's own loop the first one after an update is of the next step.
+        return self.step + (self._own_loop and (bool(self._updating) or self.step == INITIAL))
+
     def _begin(self, number: int) -> None:
         self.step = number
         self._updating.clear()
@@ -186,9 +198,7 @@ class _Watched:
 
     def _local_hook(self, held: HeldParameter) -> Callable[[torch.Tensor], None]:
         def hook(gradient: torch.Tensor) -> None:
-            step = self.step
-            if self._own_loop and (self._updating or step == INITIAL):
-                step += 1  # the first backward after an update is of the next step
+            step = self.forward_step()
             key = f"{step} {held.name}"
             call = self._calls.get(key, 0)
             self._calls[key] = call + 1
@@ -209,6 +219,7 @@ class _Watched:
             return  # twice in one step: the gradients of the first time are compared
         self._updating.add(id(optimizer))
         self.capture.add(GRADIENTS, self.step, self.store.gradients(optimizer))
+        self.capture.add(STAND_INS, self.step, self.store.stand_ins())
 
 
 def _initial_values(initial: Tensors, place: LocatedTensor) -> torch.Tensor:

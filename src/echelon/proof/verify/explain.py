@@ -14,6 +14,7 @@ from echelon.proof.claims.claims import ClaimResult, first_failure
 from echelon.proof.claims.wrong_factors import fit_factor, furthest_value, relative_residual
 from echelon.proof.diagnose.diagnosis import Diagnosis, ProofFinding
 from echelon.proof.ranks import INITIAL
+from echelon.proof.verify.activations import explain_passing
 from echelon.proof.verify.capture import PARAMETERS
 from echelon.proof.verify.claims import SubjectEvidence
 from echelon.proof.verify.factors import (
@@ -24,10 +25,19 @@ from echelon.proof.verify.factors import (
     with_telling_axis,
 )
 from echelon.proof.verify.gradients import explain_gradient
+from echelon.proof.verify.lost_weights import explain_lost_weight
 from echelon.proof.verify.sharding import explain_sharding
+from echelon.proof.verify.token_losses import explain_token_losses
 from echelon.proof.verify.updates import explain_state, explain_update
 
 _COARSE = 1e-2  # relative error
+
+_OF_A_PASS = (
+    rules.PROVE_LOSS.id,
+    verify_rules.VERIFY_LOCAL_GRADIENTS.id,
+    rules.PROVE_GRADIENTS.id,
+)
+"""Rules that a wrong forward or backward pass breaks."""
 
 
 def explain_subject(evidence: SubjectEvidence, results: Sequence[ClaimResult]) -> Diagnosis | None:
@@ -39,6 +49,13 @@ def explain_subject(evidence: SubjectEvidence, results: Sequence[ClaimResult]) -
     finding = _EXPLANATIONS.get(result.rule.id, _as_told)(evidence, failure)
     if finding.factor == "none" and result.rule.id == rules.PROVE_LOSS.id:
         result, failure, finding = _by_gradient(evidence, results, (result, failure, finding))
+    if finding.factor == "none" and result.rule.id in _OF_A_PASS:
+        backward = result.rule.id != rules.PROVE_LOSS.id
+        told = explain_passing(evidence, failure.step, backward=backward)
+        finding = told or finding
+    if finding.factor == "zero" and result.rule.id == rules.PROVE_GRADIENTS.id:
+        lost = explain_lost_weight(evidence, failure.step, failure.subject)
+        finding = finding if lost is None else replace(lost, ranks=finding.ranks)
     rough = evidence.tolerance.own_precision and failure.allowed < failure.error
     if finding.factor == "none" and rough and failure.error < max(_COARSE, 4 * failure.allowed):
         says = f"off by {failure.error:.1g}, allowed {failure.allowed:.1g}: another order of sums, "
@@ -133,6 +150,8 @@ def _loss(evidence: SubjectEvidence, failure: Check) -> ProofFinding:
     finding = named(evidence, step, value / step.loss)
     if finding.factor != "number":
         return replace(finding, description=f"{failure.detail}: {finding.description}")
+    if (of_labels := explain_token_losses(evidence, failure)) is not None:
+        return of_labels
     spread = f"; ranks tell {min(told):.6g} to {max(told):.6g}" if len(set(told)) > 1 else ""
     says = f"{failure.detail}{spread}: another forward pass, other rows, or another mean of them"
     return ProofFinding("none", says)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from echelon.core.rulebook.verify import VERIFY_RETURNED
 from echelon.launch.context import RankContext
 from echelon.proof.claims.tolerance import FACTORS
 from echelon.proof.verify.case import OneDevice
+from echelon.proof.verify.passing import Passed, PassingWatch
 from echelon.proof.verify.placement.located import LogicalParameters
 from echelon.proof.verify.subject_file import SubjectFile, SubjectSettings
 
@@ -68,11 +70,12 @@ class ReferenceStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Hold the steps of one device in one precision, and the first weights."""
+    """Hold the steps of one device in one precision, the first weights, and what passed in them."""
 
     logical: LogicalParameters
     initial: Tensors
     steps: tuple[ReferenceStep, ...]
+    passed: Passed = field(default_factory=Passed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,10 +145,13 @@ def _run(
                 parameter.copy_(initial[name])
     start = _copies(names)
     steps: list[ReferenceStep] = []
+    modules = [(name, module) for name, module in made.model.named_modules() if name]
+    watch = PassingWatch(modules, lambda: len(steps)) if dtype == "float64" else None
     for number in range(settings.num_steps):
         with file.calling(f"one_device, step {number}"):
-            steps.append(_step(made, names, number, factor))
-    return Reference(logical=logical, initial=start, steps=tuple(steps))
+            steps.append(_step(made, names, number, factor, watch))
+    passed = Passed() if watch is None else watch.passed
+    return Reference(logical=logical, initial=start, steps=tuple(steps), passed=passed)
 
 
 def logical_parameters(model: nn.Module) -> LogicalParameters:
@@ -161,15 +167,20 @@ def logical_parameters(model: nn.Module) -> LogicalParameters:
 
 
 def _step(
-    made: OneDevice, names: Mapping[str, nn.Parameter], number: int, factor: float
+    made: OneDevice,
+    names: Mapping[str, nn.Parameter],
+    number: int,
+    factor: float,
+    watch: PassingWatch | None,
 ) -> ReferenceStep:
     told = _parts(made, names, number) if made.parts is not None and factor == 1.0 else []
     made.optimizer.zero_grad(set_to_none=True)
-    loss = made.loss(number)
-    if not torch.is_tensor(loss) or loss.numel() != 1:
-        problem = "one_device: loss must return a tensor of one number"
-        raise ConfigError(VERIFY_RETURNED.problem(problem))
-    (loss * factor).backward()
+    with nullcontext() if watch is None else watch.hooks():
+        loss = made.loss(number)
+        if not torch.is_tensor(loss) or loss.numel() != 1:
+            problem = "one_device: loss must return a tensor of one number"
+            raise ConfigError(VERIFY_RETURNED.problem(problem))
+        (loss * factor).backward()
     gradients = _gradients(names, factor)
     norm = math.sqrt(sum(float(one.double().square().sum()) for one in gradients.values()))
     scale = 1.0

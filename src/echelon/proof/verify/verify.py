@@ -108,6 +108,7 @@ def _rank_argument(
         "dtype": one.dtype,
         "logical": one.exact.logical,
         "initial": one.exact.initial,
+        "modules": frozenset(passed.name for passed in one.exact.passed.tensors),
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.verify import VERIFY_NAMES
@@ -43,6 +44,14 @@ class NameTable:
             if match:
                 layer = str(int(match[1]) + offset) if match.groups() else ""
                 return _with_layer(target, layer)
+        return _with_offset(name, offset)
+
+    def logical_module(self, name: str, module: nn.Module, offset: int = 0) -> str:
+        """Return the name that a module has on one device, by the names of its own parameters."""
+        for parameter, _ in module.named_parameters(recurse=False):
+            target = self.logical_name(f"{name}.{parameter}", offset)
+            if not isinstance(target, Fused):
+                return (target if isinstance(target, str) else target.name).rpartition(".")[0]
         return _with_offset(name, offset)
 
     def locate(self, name: str, shape: Sequence[int], offset: int = 0) -> LocatedTensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,17 @@ class Program:
                         model=module,
                         offset=offset,
                     )
+
+    def logical_modules(self, wanted: Collection[str]) -> list[tuple[str, nn.Module]]:
+        """Return the modules that one device has too, under their names there; wrappers are not."""
+        offsets = self.on_rank.layer_offsets or (0,) * len(self.modules)
+        found: dict[str, nn.Module] = {}
+        for model, offset in zip(self.modules, offsets, strict=True):
+            for path, module in model.named_modules():
+                name = self.table.logical_module(plain_name(model, path), module, offset)
+                if name in wanted:
+                    found.setdefault(name, module)
+        return list(found.items())
 
     def locate(self, one: ProgramParameter, shape: Sequence[int]) -> LocatedTensor:
         """Return where a parameter lies, by the table or its name."""

@@ -60,6 +60,12 @@ class TorchStore:
         """Find the place of every parameter; ConfigError names one that has none."""
         self.program = program
         self.held = list(self.find(program))
+        self._owners = {
+            id(parameter): (module, attribute)
+            for model in program.modules
+            for module in model.modules()
+            for attribute, parameter in module._parameters.items()
+        }
         self.optimizers = [
             found for one in program.optimizers if (found := torch_optimizer(one)) is not None
         ]
@@ -98,6 +104,18 @@ class TorchStore:
                 if gradient is None:
                     gradient = torch.zeros_like(held.parameter)
                 yield _fragment(held, gradient)
+
+    def stand_ins(self) -> Iterator[Fragment]:
+        """Yield the gradients of tensors that modules have in the place of their parameters."""
+        for held in self.held:
+            module, attribute = self._owners.get(id(held.parameter), (None, ""))
+            now: Any = getattr(module, attribute, None)
+            leaf = _leaf_of(now) if torch.is_tensor(now) and now is not held.parameter else None
+            if leaf is None or leaf is held.parameter or leaf.grad is None:
+                continue
+            values = local_of(leaf.grad).reshape(-1)
+            if values.numel() == held.place.numel:
+                yield Fragment(name=held.name, place=held.place, values=values)
 
     def state(self) -> Iterator[tuple[str, Fragment]]:
         """Yield what the optimizers keep of each parameter, by its key."""
@@ -184,6 +202,17 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
         found = found.redistribute(placements=whole)
     local: Any = found
     return local.to_local()
+
+
+def _leaf_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the tensor that gets the gradient of another which is nothing but a form of it."""
+    if tensor.is_leaf:
+        return tensor
+    node: Any = tensor.grad_fn
+    while node is not None and not hasattr(node, "variable"):
+        behind = [other for other, _ in node.next_functions if other is not None]
+        node = behind[0] if len(behind) == 1 else None
+    return None if node is None else node.variable
 
 
 def _fragment(held: HeldParameter, tensor: torch.Tensor) -> Fragment:
