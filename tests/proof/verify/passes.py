@@ -59,7 +59,9 @@ def one_device() -> Reference:
         loss = fn.cross_entropy(model(x_BTI).flatten(0, 1), labels_BT.flatten())
         loss.backward()
     values = {name: one.detach().clone() for name, one in model.named_parameters()}
-    gradients = {name: one.grad.clone() for name, one in model.named_parameters()}
+    gradients = {
+        name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None
+    }
     step = ReferenceStep(
         step=0,
         loss=float(loss.detach()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as fn
@@ -52,12 +53,13 @@ def test_a_recomputed_pass_is_no_new_one() -> None:
     assert sum(one.gradient for one in watch.passed.tensors) == 3
 
 
-def test_labels_of_other_losses_are_not_counted(monkeypatch) -> None:
+def test_labels_of_other_losses_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = PassingWatch([], lambda: 0)
     with watch.hooks():
         fn.cross_entropy(torch.zeros(2, 3), torch.full((2, 3), 1 / 3))
         nn.CrossEntropyLoss()(torch.zeros(2, 3, 4), torch.zeros(2, 4, dtype=torch.int64))
     (one,) = watch.passed.tokens
+    assert one.logits_nV is not None
     assert (one.num_classes, tuple(one.logits_nV.shape)) == (3, (8, 3))
     monkeypatch.setattr(passing, "MOST_BYTES", 10)
     full = PassingWatch([], lambda: 0)

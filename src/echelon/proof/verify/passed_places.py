@@ -105,7 +105,8 @@ class PassedStep:
         factors: dict[tuple[int, int], float] = {}
         for name in self._order[True]:
             module = ComparedModule(name=name)
-            outputs = {(one.rank, one.call): one.cut for one in self.forward[name].right}
+            placed = self.forward.get(name, module).right
+            outputs = {(one.rank, one.call): one.cut for one in placed}
             for rank, one in self._held.get((name, True), []):
                 here = rank, one.call
                 if here not in outputs:

@@ -9,6 +9,7 @@ Shape suffixes: n tokens, V classes.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -79,7 +80,7 @@ class PassingWatch:
         self._step = step
         self._bytes = 0
         self._calls: Counter[tuple[int, str]] = Counter()
-        self._made_by: dict[int, tuple[str, torch.Tensor]] = {}
+        self._made_by: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
         self._seen: set[tuple[int, str, int]] = set()
 
     @contextmanager
@@ -109,14 +110,17 @@ class PassingWatch:
             step = self._step()
             call = self._calls[step, name]
             self._calls[step, name] += 1
-            came = _first_tensor(inputs)
-            source = self._made_by.get(id(came), ("", None))[0] if came is not None else ""
-            self._made_by[id(value)] = name, value
-            self._keep(step, name, call, value, source=source)
+            self._keep(step, name, call, value, source=self._maker_of(_first_tensor(inputs)))
+            self._made_by[id(value)] = name, weakref.ref(value)
             if value.requires_grad:
                 value.register_hook(self._gradient_hook(step, name, call))
 
         return hook
+
+    def _maker_of(self, value: torch.Tensor | None) -> str:
+        name, made = self._made_by.get(id(value), ("", None))
+        # The number of a tensor that is gone may be another's now.
+        return name if made is not None and value is not None and made() is value else ""
 
     def _gradient_hook(self, step: int, name: str, call: int) -> Callable[[torch.Tensor], None]:
         def hook(gradient: torch.Tensor) -> None:

@@ -137,7 +137,7 @@ def _padded(failure: Check, classes: int, wider: int, axis: str) -> ProofFinding
 
 def _axis_of_classes(evidence: SubjectEvidence, classes: int) -> str:
     """Return the axes over which the rows of the parameters with a row for each class are cut."""
-    for name, shape in reversed(evidence.reference.logical.shapes.items()):
+    for name, shape in reversed(list(evidence.reference.logical.shapes.items())):
         if shape and shape[0] == classes and (cut := split_axes(evidence, name)[0]):
             return " and ".join(cut)
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from torch import nn
 
 from echelon.core.errors import ConfigError
 from echelon.proof.verify.case import Fused, Logical, Names
@@ -35,6 +36,15 @@ def test_without_a_rule_the_name_is_the_same_and_layers_count_from_the_offset() 
     plain = table({})
     assert plain.locate("head.weight", (6, 2)).names == ("embedding.weight",)
     assert plain.locate("layers.0.q.weight", (4, 2), offset=1).names == ("layers.1.q.weight",)
+
+
+def test_modules_have_the_names_of_their_parameters() -> None:
+    linear = nn.Linear(2, 2, bias=False)
+    q = table({"blocks.{layer}.q.weight": "layers.{layer}.q.weight"})
+    assert q.logical_module("blocks.0.q", linear, offset=1) == "layers.1.q"
+    assert q.logical_module("layers.0", nn.Sequential(linear), offset=1) == "layers.1"
+    fused = table({"qkv.weight": Fused(parts=(Logical(name="layers.0.q.weight"),))})
+    assert fused.logical_module("qkv", linear) == "qkv"
 
 
 def test_fused_tensors_hold_the_slice_of_each() -> None:

@@ -37,6 +37,13 @@ def test_names_lose_the_wrappers_on_their_way_and_nothing_else() -> None:
     assert names == ["module.0.weight", "module.0.bias", "module.1.weight", "module.1.bias"]
 
 
+def test_modules_of_one_device_are_found_behind_wrappers() -> None:
+    inner = nn.Sequential(nn.Linear(2, 2), checkpoint_wrapper(nn.Linear(2, 2)), nn.GELU())
+    program = open_program(OnRank(model=DistributedDataParallel(inner), step=str), TABLE)
+    found = program.logical_modules({"0", "1", "3"})
+    assert [(name, module) for name, module in found] == [("0", inner[0]), ("1", inner[1])]
+
+
 def test_the_optimizer_of_torch_is_found_inside() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     assert torch_optimizer(Wrapper(Wrapper(optimizer))) is optimizer

@@ -12,7 +12,37 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 from echelon.launch.context import RankContext
 from echelon.launch.local.pool import RankPool
-from echelon.proof.verify.placement.torch_store import placed_elements
+from echelon.proof.verify.case import OnRank
+from echelon.proof.verify.named_mesh import NamedMesh
+from echelon.proof.verify.placement.located import LogicalParameters
+from echelon.proof.verify.placement.names import NameTable
+from echelon.proof.verify.placement.program import open_program
+from echelon.proof.verify.placement.torch_store import TorchStore, placed_elements
+
+
+def test_a_tensor_in_the_place_of_a_parameter_is_read() -> None:
+    model = nn.Linear(2, 3, bias=False)
+    optimizer, weight = torch.optim.SGD(model.parameters()), model.weight
+    table = NameTable(
+        logical=LogicalParameters(shapes={"weight": (3, 2)}, aliases={}),
+        mesh=NamedMesh({"dp": 1}),
+        rank=0,
+    )
+    on_rank = OnRank(model=model, optimizer=optimizer, step=str)
+    store = TorchStore(open_program(on_rank, table))
+    weight.grad = torch.ones(3, 2)
+    assert list(store.stand_ins()) == []
+    # What was made of another leaf, as frameworks do that flatten weights, is that leaf's.
+    leaf = nn.Parameter(weight.detach().reshape(-1))
+    del model.weight
+    model.weight = leaf.view(3, 2)
+    assert list(store.stand_ins()) == []
+    leaf.grad = torch.arange(6.0)
+    (found,) = store.stand_ins()
+    assert (found.name, found.values.tolist()) == ("weight", [0, 1, 2, 3, 4, 5])
+    # Of a sum of two it is neither's.
+    model.weight = leaf.view(3, 2) + weight
+    assert list(store.stand_ins()) == []
 
 
 def places(context: RankContext, sizes: tuple[int, int]) -> tuple[list[int], list[float]]:

@@ -7,8 +7,9 @@ takes them: clipped, if the program clips.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -56,11 +57,14 @@ class TorchStore:
     reads_clipped = True
     """Whether gradients are read after the program has clipped them."""
 
+    owners: Mapping[int, tuple[nn.Module, str]] = MappingProxyType({})
+    """The module of each parameter, by its id, and its name there; engines replace some at will."""
+
     def __init__(self, program: Program) -> None:
         """Find the place of every parameter; ConfigError names one that has none."""
         self.program = program
         self.held = list(self.find(program))
-        self._owners = {
+        self.owners = {
             id(parameter): (module, attribute)
             for model in program.modules
             for module in model.modules()
@@ -108,7 +112,7 @@ class TorchStore:
     def stand_ins(self) -> Iterator[Fragment]:
         """Yield the gradients of tensors that modules have in the place of their parameters."""
         for held in self.held:
-            module, attribute = self._owners.get(id(held.parameter), (None, ""))
+            module, attribute = self.owners.get(id(held.parameter), (None, ""))
             now: Any = getattr(module, attribute, None)
             leaf = _leaf_of(now) if torch.is_tensor(now) and now is not held.parameter else None
             if leaf is None or leaf is held.parameter or leaf.grad is None:
