@@ -8,7 +8,9 @@ from echelon.proof.diagnose.diagnosis import Diagnosis
 from echelon.proof.verify.capture import RankReport
 from echelon.proof.verify.claims import judge_subject
 from echelon.proof.verify.explain import explain_subject
+from echelon.proof.verify.passing import PassedTensor
 from tests.proof.verify.captures import AFTER, BEFORE, GRADIENT, Values, evidence_of, reference
+from tests.proof.verify.passes import evidence_of_passes, one_device, passed_on
 
 
 def told(values: Values, *reports: RankReport) -> Diagnosis:
@@ -36,6 +38,27 @@ def test_a_wrong_loss_is_explained_by_a_wrong_gradient_of_the_step() -> None:
     assert "the loss is wrong too: 3.3 instead of 2" in found.says
     alone = told({}, RankReport(loss=4.0), RankReport())
     assert (alone.rule, alone.factor) == ("prove-loss", "dp")
+
+
+def test_what_no_factor_explains_is_looked_for_between_the_modules() -> None:
+    reference = one_device()
+
+    def change(rank: int, one: PassedTensor) -> torch.Tensor:
+        return one.values.flip(1) if one.gradient and one.name == "first" else one.values
+
+    ranks = [passed_on(reference, rank, change) for rank in range(2)]
+    pieces = {("gradients", name): one for name, one in reference.steps[0].gradients.items()}
+    pieces["gradients", "first.weight"] = reference.initial["first.weight"].square()
+    evidence = evidence_of_passes(reference, ranks, mesh={"tp": 2}, pieces=pieces)
+    found = explain_subject(evidence, judge_subject(evidence))
+    assert found is not None
+    assert (found.rule, found.tensor, found.factor) == ("prove-gradients", "first", "permuted")
+    pieces["gradients", "first.weight"] = torch.zeros_like(reference.initial["first.weight"])
+    unchanged = [passed_on(reference, rank, lambda _, one: one.values) for rank in range(2)]
+    evidence = evidence_of_passes(reference, unchanged, mesh={"tp": 2}, pieces=pieces)
+    found = explain_subject(evidence, judge_subject(evidence))
+    assert found is not None
+    assert (found.tensor, found.factor) == ("first.weight", "weight gradient lost")
 
 
 def test_a_wrong_norm_is_told() -> None:

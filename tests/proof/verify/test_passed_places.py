@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from echelon.proof.verify.passed_places import PassedStep, cut_axes, sliced
@@ -43,6 +45,14 @@ def test_what_lies_nowhere_is_not_compared() -> None:
     assert [len(one.right) + len(one.wrong) for one in every] == [0] * 6
     odd = compared(lambda rank, one: one.values[:, :4], dp=2)
     assert not any(one.right or one.wrong for one in odd.forward.values())
+
+
+def test_in_few_digits_right_and_wrong_are_not_told_apart() -> None:
+    reference = one_device()
+    ranks = [passed_on(reference, rank, lambda _, one: one.values) for rank in range(2)]
+    evidence = evidence_of_passes(reference, ranks, mesh={"dp": 2})
+    assert PassedStep(replace(evidence, dtype=torch.bfloat16), 0).backward == {}
+    assert len(PassedStep(replace(evidence, dtype=torch.float32), 0).backward) == 3
 
 
 def test_partial_sums_are_told() -> None:

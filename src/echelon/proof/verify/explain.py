@@ -32,13 +32,6 @@ from echelon.proof.verify.updates import explain_state, explain_update
 
 _COARSE = 1e-2  # relative error
 
-_OF_A_PASS = (
-    rules.PROVE_LOSS.id,
-    verify_rules.VERIFY_LOCAL_GRADIENTS.id,
-    rules.PROVE_GRADIENTS.id,
-)
-"""Rules that a wrong forward or backward pass breaks."""
-
 
 def explain_subject(evidence: SubjectEvidence, results: Sequence[ClaimResult]) -> Diagnosis | None:
     """Return what the first failure in the order of causes is; None where all claims hold."""
@@ -49,13 +42,7 @@ def explain_subject(evidence: SubjectEvidence, results: Sequence[ClaimResult]) -
     finding = _EXPLANATIONS.get(result.rule.id, _as_told)(evidence, failure)
     if finding.factor == "none" and result.rule.id == rules.PROVE_LOSS.id:
         result, failure, finding = _by_gradient(evidence, results, (result, failure, finding))
-    if finding.factor == "none" and result.rule.id in _OF_A_PASS:
-        backward = result.rule.id != rules.PROVE_LOSS.id
-        told = explain_passing(evidence, failure.step, backward=backward)
-        finding = told or finding
-    if finding.factor == "zero" and result.rule.id == rules.PROVE_GRADIENTS.id:
-        lost = explain_lost_weight(evidence, failure.step, failure.subject)
-        finding = finding if lost is None else replace(lost, ranks=finding.ranks)
+    finding = _by_what_passed(evidence, result, failure, finding) or finding
     rough = evidence.tolerance.own_precision and failure.allowed < failure.error
     if finding.factor == "none" and rough and failure.error < max(_COARSE, 4 * failure.allowed):
         says = f"off by {failure.error:.1g}, allowed {failure.allowed:.1g}: another order of sums, "
@@ -76,6 +63,24 @@ def explain_subject(evidence: SubjectEvidence, results: Sequence[ClaimResult]) -
         num_wrong=len({(one.step, one.subject) for one in result.failures}),
         num_compared=result.compared,
     )
+
+
+def _by_what_passed(
+    evidence: SubjectEvidence, result: ClaimResult, failure: Check, finding: ProofFinding
+) -> ProofFinding | None:
+    """Return what the labels of the loss, modules and weights tell of what has no cause yet."""
+    rule, step = result.rule.id, failure.step
+    if finding.factor == "zero" and rule == rules.PROVE_GRADIENTS.id:
+        lost = explain_lost_weight(evidence, step, failure.subject)
+        return None if lost is None else replace(lost, ranks=finding.ranks)
+    if finding.factor != "none":
+        return None
+    if rule == rules.PROVE_LOSS.id:
+        of_labels = explain_token_losses(evidence, failure)
+        return of_labels or explain_passing(evidence, step, backward=False)
+    if rule in (verify_rules.VERIFY_LOCAL_GRADIENTS.id, rules.PROVE_GRADIENTS.id):
+        return explain_passing(evidence, step, backward=True)
+    return None
 
 
 def _by_gradient(
@@ -150,8 +155,6 @@ def _loss(evidence: SubjectEvidence, failure: Check) -> ProofFinding:
     finding = named(evidence, step, value / step.loss)
     if finding.factor != "number":
         return replace(finding, description=f"{failure.detail}: {finding.description}")
-    if (of_labels := explain_token_losses(evidence, failure)) is not None:
-        return of_labels
     spread = f"; ranks tell {min(told):.6g} to {max(told):.6g}" if len(set(told)) > 1 else ""
     says = f"{failure.detail}{spread}: another forward pass, other rows, or another mean of them"
     return ProofFinding("none", says)
