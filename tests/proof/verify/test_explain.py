@@ -8,9 +8,9 @@ from echelon.proof.diagnose.diagnosis import Diagnosis
 from echelon.proof.verify.capture import RankReport
 from echelon.proof.verify.claims import judge_subject
 from echelon.proof.verify.explain import explain_subject
-from echelon.proof.verify.passing import PassedTensor
+from echelon.proof.verify.passing.watch import PassedTensor
 from tests.proof.verify.captures import AFTER, BEFORE, GRADIENT, Values, evidence_of, reference
-from tests.proof.verify.passes import evidence_of_passes, one_device, passed_on
+from tests.proof.verify.passing.passes import evidence_of_passes, one_device, passed_on
 
 
 def told(values: Values, *reports: RankReport) -> Diagnosis:

@@ -6,14 +6,11 @@ subject_file.py     the file read and checked; errors of its code
 named_mesh.py       a mesh whose axes have the user's names
 reference.py        the training on one device
 capture.py          what a rank captures from outside while it steps
-passing.py          what passes between modules, and what losses are of, seen by hooks
 observation.py      what the ranks captured, put together
 sharding.py         what was asked to be sharded, beside what ranks hold
 claims.py           what must hold, and how far off it may be
 explain.py          the first wrong thing: factor, axis, cause; with gradients.py and updates.py
-activations.py      the first wrong module, forward or backward; passed_places.py finds its slices
-token_losses.py     a wrong loss, label by label
-lost_weights.py     a weight without a gradient, whose module has one
 
+passing/            what passes between modules, where no claim has a cause
 placement/          which part of which parameter a rank holds, one file for each framework
 """

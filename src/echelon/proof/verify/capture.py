@@ -21,7 +21,7 @@ from echelon.core.rulebook.verify import VERIFY_RETURNED
 from echelon.launch.context import RankContext
 from echelon.proof.ranks import INITIAL
 from echelon.proof.verify.case import OnRank
-from echelon.proof.verify.passing import Passed, PassingWatch
+from echelon.proof.verify.passing.watch import Passed, PassingWatch
 from echelon.proof.verify.placement.located import LocatedTensor, LogicalParameters
 from echelon.proof.verify.placement.names import NameTable
 from echelon.proof.verify.placement.program import open_program

@@ -14,7 +14,6 @@ from echelon.proof.claims.claims import ClaimResult, first_failure
 from echelon.proof.claims.wrong_factors import fit_factor, furthest_value, relative_residual
 from echelon.proof.diagnose.diagnosis import Diagnosis, ProofFinding
 from echelon.proof.ranks import INITIAL
-from echelon.proof.verify.activations import explain_passing
 from echelon.proof.verify.capture import PARAMETERS
 from echelon.proof.verify.claims import SubjectEvidence
 from echelon.proof.verify.factors import (
@@ -25,9 +24,10 @@ from echelon.proof.verify.factors import (
     with_telling_axis,
 )
 from echelon.proof.verify.gradients import explain_gradient
-from echelon.proof.verify.lost_weights import explain_lost_weight
+from echelon.proof.verify.passing.activations import explain_passing
+from echelon.proof.verify.passing.lost_weights import explain_lost_weight
+from echelon.proof.verify.passing.token_losses import explain_token_losses
 from echelon.proof.verify.sharding import explain_sharding
-from echelon.proof.verify.token_losses import explain_token_losses
 from echelon.proof.verify.updates import explain_state, explain_update
 
 _COARSE = 1e-2  # relative error

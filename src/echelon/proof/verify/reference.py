@@ -21,7 +21,7 @@ from echelon.core.rulebook.verify import VERIFY_RETURNED
 from echelon.launch.context import RankContext
 from echelon.proof.claims.tolerance import FACTORS
 from echelon.proof.verify.case import OneDevice
-from echelon.proof.verify.passing import Passed, PassingWatch
+from echelon.proof.verify.passing.watch import Passed, PassingWatch
 from echelon.proof.verify.placement.located import LogicalParameters
 from echelon.proof.verify.subject_file import SubjectFile, SubjectSettings
 

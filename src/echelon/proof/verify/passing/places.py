@@ -14,7 +14,7 @@ import torch
 
 from echelon.proof.claims.wrong_factors import fit_factor, relative_residual
 from echelon.proof.verify.claims import SubjectEvidence
-from echelon.proof.verify.passing import PassedTensor
+from echelon.proof.verify.passing.watch import PassedTensor
 
 Cut = tuple[tuple[int, int, int], ...]
 """(dim, place, count) of each dim that is cut."""

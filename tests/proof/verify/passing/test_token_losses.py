@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional as fn
 
 from echelon.proof.diagnose.diagnosis import ProofFinding
-from echelon.proof.verify.passing import CountedTokens, Passed
-from echelon.proof.verify.token_losses import explain_token_losses
-from tests.proof.verify.passes import (
+from echelon.proof.verify.passing.token_losses import explain_token_losses
+from echelon.proof.verify.passing.watch import CountedTokens, Passed
+from tests.proof.verify.passing.passes import (
     CLASSES,
     IGNORED,
     LOSS,

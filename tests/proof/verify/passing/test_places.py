@@ -6,9 +6,15 @@ from dataclasses import replace
 
 import torch
 
-from echelon.proof.verify.passed_places import PassedStep, cut_axes, sliced
-from echelon.proof.verify.passing import PassedTensor
-from tests.proof.verify.passes import Change, evidence_of_passes, one_device, part, passed_on
+from echelon.proof.verify.passing.places import PassedStep, cut_axes, sliced
+from echelon.proof.verify.passing.watch import PassedTensor
+from tests.proof.verify.passing.passes import (
+    Change,
+    evidence_of_passes,
+    one_device,
+    part,
+    passed_on,
+)
 
 
 def compared(change: Change, **mesh: int) -> PassedStep:

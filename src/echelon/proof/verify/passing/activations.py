@@ -19,7 +19,7 @@ from echelon.proof.ranks import INITIAL
 from echelon.proof.verify.capture import PARAMETERS
 from echelon.proof.verify.claims import SubjectEvidence
 from echelon.proof.verify.factors import named, split_axes, with_telling_axis
-from echelon.proof.verify.passed_places import (
+from echelon.proof.verify.passing.places import (
     ComparedModule,
     PassedPlace,
     PassedStep,

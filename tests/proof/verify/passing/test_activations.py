@@ -6,10 +6,16 @@ import pytest
 import torch
 
 from echelon.proof.diagnose.diagnosis import ProofFinding
-from echelon.proof.verify.activations import explain_passing
-from echelon.proof.verify.passing import PassedTensor
+from echelon.proof.verify.passing.activations import explain_passing
+from echelon.proof.verify.passing.watch import PassedTensor
 from echelon.proof.verify.reference import Reference
-from tests.proof.verify.passes import Change, evidence_of_passes, one_device, part, passed_on
+from tests.proof.verify.passing.passes import (
+    Change,
+    evidence_of_passes,
+    one_device,
+    part,
+    passed_on,
+)
 
 
 def told(

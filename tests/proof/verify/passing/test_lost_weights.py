@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 
 from echelon.proof.diagnose.diagnosis import ProofFinding
-from echelon.proof.verify.lost_weights import explain_lost_weight, lost_calls
-from echelon.proof.verify.passed_places import PassedStep
-from echelon.proof.verify.passing import Passed, PassedTensor
-from tests.proof.verify.passes import SEQUENCES, evidence_of_passes, one_device, passed_on
+from echelon.proof.verify.passing.lost_weights import explain_lost_weight, lost_calls
+from echelon.proof.verify.passing.places import PassedStep
+from echelon.proof.verify.passing.watch import Passed, PassedTensor
+from tests.proof.verify.passing.passes import SEQUENCES, evidence_of_passes, one_device, passed_on
 
 NAME = "last.weight"
 

@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional as fn
 from torch.utils.checkpoint import checkpoint
 
-from echelon.proof.verify import passing
-from echelon.proof.verify.passing import CountedTokens, PassingWatch
-from tests.proof.verify.passes import CLASSES, IGNORED, Layers, batch, one_device
+from echelon.proof.verify.passing import watch as watching
+from echelon.proof.verify.passing.watch import CountedTokens, PassingWatch
+from tests.proof.verify.passing.passes import CLASSES, IGNORED, Layers, batch, one_device
 
 
 def test_outputs_gradients_and_labels_are_seen() -> None:
@@ -61,7 +61,7 @@ def test_labels_of_other_losses_are_not_counted(monkeypatch: pytest.MonkeyPatch)
     (one,) = watch.passed.tokens
     assert one.logits_nV is not None
     assert (one.num_classes, tuple(one.logits_nV.shape)) == (3, (8, 3))
-    monkeypatch.setattr(passing, "MOST_BYTES", 10)
+    monkeypatch.setattr(watching, "MOST_BYTES", 10)
     full = PassingWatch([], lambda: 0)
     with full.hooks():
         fn.cross_entropy(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))

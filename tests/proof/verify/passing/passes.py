@@ -16,7 +16,7 @@ from echelon.proof.verify.capture import CapturedPiece, RankCapture, RankReport
 from echelon.proof.verify.claims import SubjectEvidence
 from echelon.proof.verify.named_mesh import NamedMesh
 from echelon.proof.verify.observation import SubjectRun
-from echelon.proof.verify.passing import Passed, PassedTensor, PassingWatch
+from echelon.proof.verify.passing.watch import Passed, PassedTensor, PassingWatch
 from echelon.proof.verify.reference import Reference, ReferenceStep, logical_parameters
 
 SEQUENCES, TOKENS, INPUTS, HIDDEN, CLASSES = 4, 6, 5, 8, 7

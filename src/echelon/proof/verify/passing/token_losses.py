@@ -16,7 +16,7 @@ from echelon.proof.claims.checks import Check
 from echelon.proof.diagnose.diagnosis import ProofFinding
 from echelon.proof.verify.claims import SubjectEvidence
 from echelon.proof.verify.factors import split_axes
-from echelon.proof.verify.passing import CountedTokens
+from echelon.proof.verify.passing.watch import CountedTokens
 
 _MOST_LABELS = 2**20  # of a step, above which none are matched
 _PARTS = 3  # dims of (sequences, tokens, width)

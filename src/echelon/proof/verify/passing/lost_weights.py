@@ -18,7 +18,7 @@ from echelon.proof.ranks import INITIAL
 from echelon.proof.verify.capture import GRADIENTS, PARAMETERS, STAND_INS
 from echelon.proof.verify.claims import SubjectEvidence
 from echelon.proof.verify.factors import split_axes, vector_of
-from echelon.proof.verify.passed_places import PassedStep, sliced
+from echelon.proof.verify.passing.places import PassedStep, sliced
 
 _LOST = 1e-4  # weight of a microbatch that is not there, relative to the largest
 _MOST_CALLS = 64  # parts of the batch that a gradient is taken to be a sum of
