@@ -39,13 +39,22 @@ def test_errors_that_rows_share_count_by_row() -> None:
     assert abs(shared.factor - 1) < shared.by_chance
 
 
+def test_each_element_of_a_vector_stands_for_itself() -> None:
+    x = torch.randn(16, generator=torch.Generator().manual_seed(2)).double()
+    for factor in (1.0, 1.1):
+        fit = fit_part(rounded(factor * x), x)
+        assert fit is not None
+        assert fit.clusters == 16
+        assert abs(fit.factor - factor) < fit.by_chance < 0.03
+
+
 def test_few_rows_are_trusted_less_and_fewer_not_at_all() -> None:
     x = torch.randn(FEW - 1, 40).double()
     fit = fit_part(x, x)
     assert fit is not None
     assert fit.by_chance == NUM_STANDARD_ERRORS_OF_FEW * fit.error
     assert fit_part(x[:4], x[:4]) is None
-    assert fit_part(x[0], x[0]) is None
+    assert fit_part(x[0, :4], x[0, :4]) is None
 
 
 def test_what_is_next_to_zero_is_left_out() -> None:

@@ -2,6 +2,7 @@
 
 Rounding errors of one row, or one column, may go together; so the standard error is that of sums
 over rows, or over columns, whichever is larger (Liang and Zeger, 1986, "sandwich" over clusters).
+Each element of a vector stands for itself.
 
 Shape suffixes: R rows, C columns.
 """
@@ -27,7 +28,7 @@ FEW = 30
 """Rows or columns below which they are few."""
 
 FEWEST = 8
-"""Rows, and columns, below which nothing is fitted."""
+"""Rows, and columns, or elements of a vector, below which nothing is fitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +50,22 @@ def fit_part(observed: torch.Tensor, part: torch.Tensor) -> FactorFit | None:
     """Fit `observed` as a factor x `part` + rounding; None where there are too few elements."""
     part_RC, observed_RC = (_matrix(one) for one in (part, observed))
     num_rows, num_columns = part_RC.shape
+    sizes = [num_rows, num_columns] if part.dim() > 1 else [num_rows]
     square = float(part_RC.square().sum())
-    if min(num_rows, num_columns) < FEWEST or not square:
+    if min(sizes) < FEWEST or not square:
         return None
     factor = float((part_RC * observed_RC).sum()) / square
     pulls_RC = part_RC * (observed_RC - factor * part_RC)
     errors = (
-        math.sqrt(float(sums.square().sum()) * n / (n - 1)) / square
-        for sums, n in ((pulls_RC.sum(1), num_rows), (pulls_RC.sum(0), num_columns))
+        math.sqrt(float(pulls_RC.sum(1 - dim).square().sum()) * n / (n - 1)) / square
+        for dim, n in enumerate(sizes)
     )
-    return FactorFit(factor, max(errors), min(num_rows, num_columns))
+    return FactorFit(factor, max(errors), min(sizes))
 
 
 def _matrix(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as rows; a vector is a row that nothing can be told of."""
-    return x.double().reshape(-1, x.shape[-1]) if x.dim() > 1 else x.double()[None]
+    """Return a tensor as rows; a vector is a column."""
+    return x.double().reshape(-1, x.shape[-1]) if x.dim() > 1 else x.double()[:, None]
 
 
 def sizeable(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,9 +1,9 @@
 """A factor told apart from rounding, in a precision whose own errors are as large.
 
 Rounding errs to both sides, so over n elements its mean shrinks with the root of n; a factor of
-1.02 in a path that only bf16 takes does not. One device in the same precision begins with the same
-bits, and what its weights are off by, the ranks' are off by too. So in the first step each tensor
-is fitted as
+1.02 in a path that only bf16 takes does not. In each step one device in the same precision begins
+with the weights that the ranks have, so what they are off by, it is off by too. So each tensor is
+fitted as
 
     what one device has in this precision + c x the right one + rounding,
 
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import torch
 
@@ -34,6 +35,7 @@ from echelon.proof.claims.activation_checks import copies_at, whole_activation
 from echelon.proof.claims.checks import Check, Evidence
 from echelon.proof.claims.factor_fit import FEW, NUM_STANDARD_ERRORS, FactorFit, fit_part, sizeable
 from echelon.proof.claims.tolerance import (
+    FACTORS,
     SAFETY_FACTOR,
     is_low,
     num_partial_sums,
@@ -41,7 +43,7 @@ from echelon.proof.claims.tolerance import (
 )
 from echelon.proof.mistakes.forward import vocabulary_variants
 from echelon.proof.oracle.activations import hearing
-from echelon.proof.oracle.oracle import OracleStep, loss_of_tokens
+from echelon.proof.oracle.oracle import OracleStep, loss_of_tokens, step_from_values
 
 FLOAT32_DIGITS = 24
 """Binary digits of a float32."""
@@ -53,42 +55,83 @@ Compared = Iterator[tuple[str, str, torch.Tensor, torch.Tensor, torch.Tensor]]
 """Kind, name, observed, of one device in the same precision, right."""
 
 
+@dataclass(frozen=True, slots=True)
+class SystematicFit:
+    """Hold the factor that was fitted for one tensor of a step, and the steps it is judged by."""
+
+    step: int
+    kind: str
+    name: str
+    fit: FactorFit
+    right: OracleStep
+    draws: Draws = field(repr=False)
+
+    @property
+    def drawn(self) -> float:
+        """Return the largest c of one device that rounds in another way."""
+        attribute = {"gradients": "gradients", "activation gradients": "activation_gradients"}
+        of = attribute.get(self.kind)
+        if of is None:
+            return 0.0
+        right, found = getattr(self.right, of)[self.name], [0.0]
+        first = getattr(self.draws[0], of)[self.name].double()
+        for index in range(1, len(self.draws)):
+            fit = fit_part(getattr(self.draws[index], of)[self.name].double() - first, right)
+            found += [abs(fit.factor)] if fit is not None and math.isfinite(fit.factor) else []
+        return max(found)
+
+
+class Draws:
+    """One device in the ranks' precision in one step, rounded in several ways, made when asked."""
+
+    def __init__(self, evidence: Evidence, step: int) -> None:
+        """Hold the runs of a first step; later ones begin with the weights that the ranks have."""
+        self._evidence, self._step = evidence, step
+        self._made = dict(enumerate(run[0] for run in evidence.rounded)) if not step else {}
+
+    def __len__(self) -> int:
+        """Return the number of ways."""
+        return len(self._evidence.rounded)
+
+    def __getitem__(self, index: int) -> OracleStep:
+        """Return the step, rounded in one of the ways: as it is, in the first."""
+        if index not in self._made:
+            plan, observed = self._evidence.plan, self._evidence.observed
+            values = {
+                name: observed.whole("parameters", self._step - 1, name) for name in observed.specs
+            }
+            own = self._evidence.rounded[0][self._step]
+            self._made[index] = step_from_values(plan, own, values, factor=FACTORS[index])
+        return self._made[index]
+
+
 def systematic_errors(evidence: Evidence) -> Iterator[Check]:
     """Compare the factor of every activation and gradient with 1, where precision is low."""
     flat = num_partial_sums(evidence.plan) * unit_roundoff("fp32")
-    for position, (kind, name, fit) in enumerate(fits(evidence)):
-        drawn = SAFETY_FACTOR * _drawn(evidence, kind, name)
+    for position, one in enumerate(fits(evidence)):
+        error, allowed = abs(one.fit.factor), one.fit.by_chance + flat
+        if not one.step or not error <= allowed:
+            allowed += SAFETY_FACTOR * one.drawn
         yield Check(
-            evidence.oracle[0].step,
-            name,
-            abs(fit.factor),
-            allowed=fit.by_chance + drawn + flat,
-            detail=f"{kind}: {fit.factor:+.3g} +- {fit.error:.1g} times the right one",
+            one.step,
+            one.name,
+            error,
+            allowed=allowed,
+            detail=f"{one.kind}: {one.fit.factor:+.3g} +- {one.fit.error:.1g} times the right one",
             position=position,
         )
 
 
-def fits(evidence: Evidence) -> Iterator[tuple[str, str, FactorFit]]:
-    """Yield the kind and name of each tensor of the first step, and c."""
+def fits(evidence: Evidence) -> Iterator[SystematicFit]:
+    """Yield the fit of each tensor, step by step."""
     if not evidence.rounded or not is_low(evidence.plan):
         return
-    compared = _compared(evidence, evidence.oracle[0], evidence.rounded[0][0])
-    for kind, name, observed, rough, part in compared:
-        fit = fit_part(observed.double() - rough.double(), part)
-        if fit is not None and math.isfinite(fit.factor):
-            yield kind, name, fit
-
-
-def _drawn(evidence: Evidence, kind: str, name: str) -> float:
-    """Return the largest c of one device that rounds in another way."""
-    of = {"gradients": "gradients", "activation gradients": "activation_gradients"}.get(kind)
-    found = [0.0]
-    for run in evidence.rounded[1:] if of else ():
-        first, other = (getattr(one, of or "")[name] for one in (evidence.rounded[0][0], run[0]))
-        right = getattr(evidence.oracle[0], of or "")[name]
-        fit = fit_part(other.double() - first.double(), right)
-        found += [abs(fit.factor)] if fit is not None and math.isfinite(fit.factor) else []
-    return max(found)
+    for right in evidence.oracle[: len(evidence.rounded[0])]:
+        draws = Draws(evidence, right.step)
+        for kind, name, observed, rough, part in _compared(evidence, right, draws[0]):
+            fit = fit_part(observed.double() - rough.double(), part)
+            if fit is not None and math.isfinite(fit.factor):
+                yield SystematicFit(right.step, kind, name, fit, right, draws)
 
 
 def _compared(evidence: Evidence, right: OracleStep, rough: OracleStep) -> Compared:

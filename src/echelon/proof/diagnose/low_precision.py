@@ -17,18 +17,15 @@ _STANDARD_ERRORS = 3.0
 
 def explain_systematic(evidence: Evidence, failure: Check) -> ProofFinding:
     """Return the factor by which a tensor is off beside its rounding."""
-    kind, name, fit = list(fits(evidence))[failure.position]
+    found = list(fits(evidence))[failure.position]
+    kind, name, fit = found.kind, found.name, found.fit
     dtype = evidence.plan.mathematics.precision.parameters
     if kind == PADDING:
         (variant,) = vocabulary_variants(evidence.plan)
         return replace(variant.finding, value=fit.factor, residual=fit.error)
     factor = 1 + fit.factor
-    near = [
-        one.value
-        for one in known_factors(evidence.plan, evidence.oracle[0])
-        if abs(one.value - factor) <= _STANDARD_ERRORS * fit.error
-    ]
-    known = known_factors(evidence.plan, evidence.oracle[0])
+    known = known_factors(evidence.plan, evidence.oracle[failure.step])
+    near = [one.value for one in known if abs(one.value - factor) <= _STANDARD_ERRORS * fit.error]
     named = name_factor(near[0] if near else factor, known, fit.error)
     activation = kind != "gradients"
     whose = name if not activation else describe_boundary(name)

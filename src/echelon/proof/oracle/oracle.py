@@ -206,6 +206,18 @@ def contributions(plan: Plan, oracle: OracleStep) -> dict[MicrobatchKey, dict[st
     return parts
 
 
+def step_from_values(
+    plan: Plan, oracle: OracleStep, values: Mapping[str, torch.Tensor], *, factor: float = 1.0
+) -> OracleStep:
+    """Return the step again, begun with other values; its updates are those of a first step."""
+    master = TORCH_DTYPES[plan.mathematics.precision.master]
+    begun = {name: value.to(master) for name, value in values.items()}
+    states = {name: OptimizerState() for name in begun}
+    scale, forced = oracle.loss_scale, oracle.forced_routing
+    start = _StepStart(oracle.step, begun, states, scale, oracle.routing, forced)
+    return _step(plan, start, factor)
+
+
 @dataclass(frozen=True, slots=True)
 class _StepStart:
     """What a step begins with."""
