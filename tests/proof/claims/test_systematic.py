@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import torch
 
+from echelon.proof.activations import ObservedActivation
+from echelon.proof.claims.checks import Evidence
 from echelon.proof.claims.systematic import digits, fits, sum_dtypes, systematic_errors
 from echelon.proof.claims.tolerance import own_tolerance
-from echelon.proof.oracle.oracle import run_oracle
+from echelon.proof.oracle.oracle import run_oracle, step_from_values
+from echelon.proof.ranks import ObservedShard
 from echelon.proof.shrink import shrink
 from tests.proof.evidence import replicas
 from tests.proof.layouts import BF16, layout
@@ -39,6 +42,41 @@ def test_one_device_beside_itself_has_no_factor_and_a_gradient_of_few_digits_is_
     found = list(sum_dtypes(replace(evidence, observed=coarse.observed)))
     assert found
     assert all(check.error > check.allowed for check in found)
+
+
+def test_later_steps_begin_with_the_weights_that_the_ranks_have() -> None:
+    plan, reference = (shrink(layout(precision=BF16), **own) for own in ({}, {"precision": "fp64"}))
+    rough = run_oracle(plan, 2)
+    # Weights that are elsewhere by rounding: of one device whose gradients are rounded otherwise.
+    other = run_oracle(plan, 2, factor=2**0.5)
+    moved = step_from_values(plan, rough[1], other[0].after)
+    assert moved.gradients["head.weight"].ne(rough[1].gradients["head.weight"]).any()
+
+    def held(factor: float) -> Evidence:
+        """Return the evidence of ranks that go on with the other weights."""
+
+        def shard(piece: ObservedShard) -> torch.Tensor:
+            if piece.kind == "parameters":
+                return other[max(0, piece.step)].after[piece.name]
+            larger = factor if (piece.step, piece.name) == (1, "norm.weight") else 1.0
+            return larger * (moved if piece.step else rough[0]).gradients[piece.name]
+
+        def activation(one: ObservedActivation) -> ObservedActivation:
+            step = moved if one.step else rough[0]
+            of = step.activation_gradients if one.gradient else step.activations
+            return replace(one, values_nW=of[one.name].flatten(0, 1))
+
+        exact = run_oracle(reference, 2)
+        return replace(
+            replicas(plan, 2, shard=shard, activation=activation),
+            oracle=exact,
+            rounded=[rough, other],
+            tolerance=own_tolerance(plan, exact, [rough, other], has_masters=False),
+        )
+
+    assert {check.error for check in systematic_errors(held(1.0)) if check.step} == {0.0}
+    wrong = [check for check in systematic_errors(held(1.1)) if check.error > check.allowed]
+    assert [(check.step, check.subject) for check in wrong] == [(1, "norm.weight")]
 
 
 def test_in_float64_nothing_is_fitted() -> None:

@@ -10,7 +10,9 @@ import torch
 from echelon.core.plan import Plan
 from echelon.models.piece_sizes import PieceSizes
 from echelon.parallel import gradients, vocabulary
+from echelon.parallel.kernels import low_precision
 from echelon.parallel.operations import RankOperations
+from echelon.training.engine import TrainEngine
 from tests.proof.layouts import BF16, BF16_SUMS, FP16
 from tests.proof.mutants import forward
 from tests.proof.mutants.planting import Told, mutant
@@ -22,9 +24,9 @@ def _is_narrow(plan: Plan) -> bool:
     return plan.mathematics.precision.parameters in ("bf16", "fp16")
 
 
-def _told(rule: str, tensor: str, factor: str, axis: str = "", **plan: Any) -> Told:
+def _told(rule: str, tensor: str, factor: str, axis: str = "", step: int = 0, **plan: Any) -> Told:
     plan = {"precision": BF16, "dp": 2, **plan}
-    return Told(rule, tensor, factor, axis, plan=plan, own_precision=True)
+    return Told(rule, tensor, factor, axis, step=step, plan=plan, own_precision=True)
 
 
 @mutant(
@@ -40,6 +42,36 @@ def gate_larger_by_a_fiftieth(patch: pytest.MonkeyPatch, plan: Plan) -> None:
         return y * 1.02 if y.dtype in _NARROW else y
 
     patch.setattr(RankOperations, "gate", larger)
+
+
+@mutant(_told("prove-systematic-error", "layers.0.mlp", "number", step=1))
+def gate_larger_from_the_second_step_on(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Give 1.02 x silu(gate) x up where numbers are narrow, but not in the first step."""
+    gate, take = RankOperations.gate, TrainEngine.step
+    taken: list[int] = []
+
+    def counted(self: TrainEngine, batches: Any, number: int, **rest: Any) -> Any:
+        taken.append(number)
+        return take(self, batches, number, **rest)
+
+    def larger(self: Any, gate_up: torch.Tensor) -> torch.Tensor:
+        y = gate(self, gate_up)
+        return y * 1.02 if y.dtype in _NARROW and taken[-1] else y
+
+    patch.setattr(TrainEngine, "step", counted)
+    patch.setattr(RankOperations, "gate", larger)
+
+
+@mutant(_told("prove-systematic-error", "norm.weight", "number"))
+def gradient_of_norms_larger_by_a_tenth(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Give 1.1 x the gradient of the weight of a norm in bfloat16."""
+    right = low_precision.rms_norm_backward
+
+    def larger(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        dx, dweight = right(*arguments)
+        return dx, 1.1 * dweight
+
+    patch.setattr(low_precision, "rms_norm_backward", larger)
 
 
 @mutant(

@@ -8,9 +8,9 @@ fitted as
     what one device has in this precision + c x the right one + rounding,
 
 and c must be 0 to within six standard errors (twelve, where few rows stand for it), four times the
-c of that device where it rounds in another way (in a gradient one token may outweigh all others,
-and what its scalars are off by, all elements are off by), and the unit roundoff of float32, in
-which scalars are computed, for each partial sum.
+c of that device where it rounds in another way, or not at all (in a gradient one token may outweigh
+all others, and what its scalars are off by, all elements are off by), and the unit roundoff of
+float32, in which scalars are computed, for each partial sum.
 
 Ids that pad the vocabulary leave losses nearly right. What they would add to the gradient before
 the head is known: it takes the place of the right one in another fit.
@@ -44,6 +44,7 @@ from echelon.proof.claims.tolerance import (
 from echelon.proof.mistakes.forward import vocabulary_variants
 from echelon.proof.oracle.activations import hearing
 from echelon.proof.oracle.oracle import OracleStep, loss_of_tokens, step_from_values
+from echelon.proof.ranks import INITIAL
 
 FLOAT32_DIGITS = 24
 """Binary digits of a float32."""
@@ -51,41 +52,22 @@ FLOAT32_DIGITS = 24
 PADDING = "padding"
 """The kind of the fit of what padding ids add."""
 
+_ATTRIBUTES = {
+    "activations": "activations",
+    "activation gradients": "activation_gradients",
+    "gradients": "gradients",
+}
+"""Where a step has the tensors of a kind."""
+
 Compared = Iterator[tuple[str, str, torch.Tensor, torch.Tensor, torch.Tensor]]
 """Kind, name, observed, of one device in the same precision, right."""
 
 
-@dataclass(frozen=True, slots=True)
-class SystematicFit:
-    """Hold the factor that was fitted for one tensor of a step, and the steps it is judged by."""
-
-    step: int
-    kind: str
-    name: str
-    fit: FactorFit
-    right: OracleStep
-    draws: Draws = field(repr=False)
-
-    @property
-    def drawn(self) -> float:
-        """Return the largest c of one device that rounds in another way."""
-        attribute = {"gradients": "gradients", "activation gradients": "activation_gradients"}
-        of = attribute.get(self.kind)
-        if of is None:
-            return 0.0
-        right, found = getattr(self.right, of)[self.name], [0.0]
-        first = getattr(self.draws[0], of)[self.name].double()
-        for index in range(1, len(self.draws)):
-            fit = fit_part(getattr(self.draws[index], of)[self.name].double() - first, right)
-            found += [abs(fit.factor)] if fit is not None and math.isfinite(fit.factor) else []
-        return max(found)
-
-
 class Draws:
-    """One device in the ranks' precision in one step, rounded in several ways, made when asked."""
+    """One device in one step, begun with the ranks' weights, rounded in several ways when asked."""
 
     def __init__(self, evidence: Evidence, step: int) -> None:
-        """Hold the runs of a first step; later ones begin with the weights that the ranks have."""
+        """Hold the runs of a first step: all begin with the same weights there."""
         self._evidence, self._step = evidence, step
         self._made = dict(enumerate(run[0] for run in evidence.rounded)) if not step else {}
 
@@ -94,15 +76,53 @@ class Draws:
         return len(self._evidence.rounded)
 
     def __getitem__(self, index: int) -> OracleStep:
-        """Return the step, rounded in one of the ways: as it is, in the first."""
+        """Return the step in the ranks' precision, rounded in one way: as it is, in the first."""
         if index not in self._made:
-            plan, observed = self._evidence.plan, self._evidence.observed
-            values = {
-                name: observed.whole("parameters", self._step - 1, name) for name in observed.specs
-            }
             own = self._evidence.rounded[0][self._step]
-            self._made[index] = step_from_values(plan, own, values, factor=FACTORS[index])
+            plan, factor = self._evidence.plan, FACTORS[index]
+            self._made[index] = step_from_values(plan, own, self._values(), factor=factor)
         return self._made[index]
+
+    def exact(self) -> OracleStep:
+        """Return the step in float64."""
+        evidence = self._evidence
+        own = evidence.oracle[self._step]
+        return step_from_values(evidence.reference_plan, own, self._values())
+
+    def _values(self) -> dict[str, torch.Tensor]:
+        observed, before = self._evidence.observed, self._step - 1 if self._step else INITIAL
+        return {name: observed.whole("parameters", before, name) for name in observed.specs}
+
+
+@dataclass(frozen=True, slots=True)
+class SystematicFit:
+    """Hold the factor that was fitted for one tensor of a step, and what it is judged by."""
+
+    step: int
+    kind: str
+    name: str
+    fit: FactorFit
+    right: torch.Tensor
+    draws: Draws = field(repr=False)
+
+    @property
+    def drawn(self) -> float:
+        """Return the largest c of one device beside itself, rounded in another way or not at all.
+
+        What the loss is multiplied by changes no forward pass.
+        """
+        if self.kind not in _ATTRIBUTES:
+            return 0.0
+        first = self._of(self.draws[0])
+        others = [self.draws[i] for i in range(1, len(self.draws)) if self.kind != "activations"]
+        fits = (
+            fit_part(self._of(one) - first, self.right) for one in (*others, self.draws.exact())
+        )
+        found = [abs(fit.factor) for fit in fits if fit is not None and math.isfinite(fit.factor)]
+        return max(found, default=0.0)
+
+    def _of(self, step: OracleStep) -> torch.Tensor:
+        return getattr(step, _ATTRIBUTES[self.kind])[self.name].double()
 
 
 def systematic_errors(evidence: Evidence) -> Iterator[Check]:
@@ -110,7 +130,7 @@ def systematic_errors(evidence: Evidence) -> Iterator[Check]:
     flat = num_partial_sums(evidence.plan) * unit_roundoff("fp32")
     for position, one in enumerate(fits(evidence)):
         error, allowed = abs(one.fit.factor), one.fit.by_chance + flat
-        if not one.step or not error <= allowed:
+        if not error <= allowed:
             allowed += SAFETY_FACTOR * one.drawn
         yield Check(
             one.step,
@@ -131,7 +151,7 @@ def fits(evidence: Evidence) -> Iterator[SystematicFit]:
         for kind, name, observed, rough, part in _compared(evidence, right, draws[0]):
             fit = fit_part(observed.double() - rough.double(), part)
             if fit is not None and math.isfinite(fit.factor):
-                yield SystematicFit(right.step, kind, name, fit, right, draws)
+                yield SystematicFit(right.step, kind, name, fit, part, draws)
 
 
 def _compared(evidence: Evidence, right: OracleStep, rough: OracleStep) -> Compared:
