@@ -45,7 +45,8 @@ def test_one_device_beside_itself_has_no_factor_and_a_gradient_of_few_digits_is_
 
 
 def test_later_steps_begin_with_the_weights_that_the_ranks_have() -> None:
-    plan, reference = (shrink(layout(precision=BF16), **own) for own in ({}, {"precision": "fp64"}))
+    plan = shrink(layout(precision=BF16))
+    reference = shrink(layout(precision=BF16), precision="fp64")
     rough = run_oracle(plan, 2)
     # Weights that are elsewhere by rounding: of one device whose gradients are rounded otherwise.
     other = run_oracle(plan, 2, factor=2**0.5)
