@@ -49,10 +49,10 @@ PROVE_ROUTES = Rule(
     why="""
     Every token of the global batch is routed once in every layer with experts, to the experts to
     which it goes on one device, and the same of them have no room for it: choices and drops depend
-    on the token (and its sequence), never on which ranks share the work. In float64 they are equal.
-    In the plan's own precision two experts can score next to the same; there, and nowhere else,
-    ranks may choose the other one, and all that follows is compared with one device that does so
-    too.
+    on the token (and its sequence), never on which ranks share the work. In float64 they are equal,
+    but where two scores are: either choice is right then. In the plan's own precision two experts
+    can score next to the same. There, and nowhere else, ranks may choose the other one, and all
+    that follows is compared with one device that does so too.
     """,
     bad="keep = index_on_this_rank < capacity            # of the tokens that this rank has",
     fixed="keep = index_in_the_whole_sequence < capacity",
@@ -111,9 +111,9 @@ PROVE_SYSTEMATIC_ERROR = Rule(
     why="""
     In bfloat16 and float16 a single number is off by as much as a wrong factor of 1.01 would make
     it. Rounding errs to both sides, so over the thousands of elements of an activation or a
-    gradient its mean is next to nothing; a factor stays. In the first step each is fitted as what
-    one device has in this precision + c x the right one + rounding, and c must be 0 to within six
-    standard errors.
+    gradient its mean is next to nothing; a factor stays. In each step each is fitted as what one
+    device with the same weights has in this precision + c x the right one + rounding, and c must be
+    0 to within six standard errors.
     """,
     bad="out = acc.to(torch.bfloat16) * bf16(1 / (1 - p))    # 1.1094 in place of 1.1111",
     fixed="out = (acc * (1 / (1 - p))).to(torch.bfloat16)",
