@@ -59,8 +59,18 @@ def one_device(case: ec.VerifyCase) -> ec.OneDevice:
         inputs_BT, labels_BT = batch(step)
         return summed_loss(model(inputs_BT), labels_BT) / (labels_BT != IGNORED).sum()
 
+    def parts(step: int) -> list[tuple[torch.Tensor, int]]:
+        # Told by themselves, a microbatch that is lost or weighs too much has a name.
+        cut = [rows.chunk(MESH["dp"] * MICROBATCHES) for rows in batch(step)]
+        return [
+            (summed_loss(model(x_BT), y_BT), int((y_BT != IGNORED).sum()))
+            for x_BT, y_BT in zip(*cut, strict=True)
+        ]
+
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    return ec.OneDevice(model=model, loss=loss, optimizer=optimizer, clip_norm=CLIP_NORM)
+    return ec.OneDevice(
+        model=model, loss=loss, optimizer=optimizer, clip_norm=CLIP_NORM, parts=parts
+    )
 
 
 def on_rank(case: ec.VerifyCase) -> ec.OnRank:

@@ -51,12 +51,14 @@ class Verdict:
 
     @property
     def outcome(self) -> str:
-        """Return the sort of it."""
+        """Return the sort of it: placed is a module or weight named as the first wrong one."""
         if self.proven:
             return "equal"
         if not self.factor:
             return "refused"
-        return "weak" if self.factor in WEAK else "named"
+        if self.factor not in WEAK:
+            return "named"
+        return "placed" if "the first wrong one" in self.says else "weak"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,6 +57,24 @@ PLANTED = {
         "[0] for x",
         ("prove-loss", "loss", "same data", "dp"),
     ),
+    "fsdp1: each rank divides by its own labels": (
+        "fsdp1",
+        "        dist.all_reduce(labels)\n",
+        "",
+        ("prove-loss", "loss", "mean of means", "dp"),
+    ),
+    "fsdp1: nobody divides by the labels": (
+        "fsdp1",
+        '* MESH["dp"] / labels',
+        '* MESH["dp"]',
+        ("prove-loss", "loss", "token count", ""),
+    ),
+    "fsdp2: reduced after the first microbatch only": (
+        "fsdp2",
+        "index == MICROBATCHES - 1",
+        "index != MICROBATCHES - 1",
+        ("prove-gradients", "5.weight", "parts missing", ""),
+    ),
     "tp: replicas are not sharded, nor reduced": (
         "dtensor_tp_sp",
         '    fully_shard(model, mesh=mesh["dp"])\n',

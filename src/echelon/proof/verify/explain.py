@@ -31,6 +31,8 @@ from echelon.proof.verify.sharding import explain_sharding
 from echelon.proof.verify.updates import explain_state, explain_update
 
 _COARSE = 1e-2  # relative error
+_LESS_THAN_LABELS = ("parts missing", "parts weighted", "wrong norm")
+"""What a gradient has of a wrong loss whose labels tell more."""
 
 
 def explain_subject(evidence: SubjectEvidence, results: Sequence[ClaimResult]) -> Diagnosis | None:
@@ -93,6 +95,10 @@ def _by_gradient(
         if result.rule.id in (verify_rules.VERIFY_LOCAL_GRADIENTS.id, rules.PROVE_GRADIENTS.id):
             of_step = [one for one in result.failures if one.step == told[1].step]
             finding = explain_gradient(evidence, of_step[0]) if of_step else told[2]
+            if finding.factor in _LESS_THAN_LABELS:
+                of_labels = explain_token_losses(evidence, told[1])
+                if of_labels is not None:
+                    return told[0], told[1], of_labels
             if finding.factor != "none":
                 says = f"{finding.description}; the loss is wrong too: {told[1].detail}"
                 return result, of_step[0], replace(finding, description=says)

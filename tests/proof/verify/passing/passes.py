@@ -99,17 +99,18 @@ def evidence_of_passes(
     *,
     mesh: Mapping[str, int],
     cut: Mapping[str, int] | None = None,
-    loss: float | None = None,
+    loss: float | Sequence[float] | None = None,
     pieces: Mapping[tuple[str, str], torch.Tensor] | None = None,
 ) -> SubjectEvidence:
     """Return evidence of ranks that hold all parameters, or slices of the `cut` ones by dim.
 
-    `pieces` are values by kind and name, the same on all ranks.
+    `pieces` are values by kind and name, the same on all ranks; `loss` is what all tell, or each.
     """
     named = NamedMesh(mesh)
     captures: list[RankCapture] = []
     for rank, passed in enumerate(ranks):
-        capture = RankCapture(rank=rank, passed=passed, reports=[RankReport(loss=loss)])
+        own = loss[rank] if isinstance(loss, Sequence) else loss
+        capture = RankCapture(rank=rank, passed=passed, reports=[RankReport(loss=own)])
         held = {("parameters", name): value for name, value in reference.initial.items()}
         for (kind, name), value in {**held, **(pieces or {})}.items():
             elements = torch.arange(value.numel()).reshape(value.shape)

@@ -39,7 +39,11 @@ def counted(logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> CountedTokens:
 
 
 def told(
-    ranks: Sequence[Sequence[CountedTokens]], loss: float, *, axis: str = "cp", cut: bool = False
+    ranks: Sequence[Sequence[CountedTokens]],
+    loss: float | Sequence[float],
+    *,
+    axis: str = "cp",
+    cut: bool = False,
 ) -> ProofFinding | None:
     evidence = evidence_of_passes(
         one_device(),
@@ -93,6 +97,21 @@ def test_a_mean_of_the_means_of_ranks() -> None:
     assert (found.factor, found.axis) == ("mean of means", "dp")
     # Right labels and another number: nothing is made up.
     assert told(ranks, mean * 1.01, axis="dp") is None
+
+
+def test_each_rank_divides_by_its_own_labels_or_by_none() -> None:
+    logits, labels = logits_and_labels()
+    ranks = [[counted(*both)] for both in zip(halves(logits, 0), halves(labels, 0), strict=True)]
+    own = [one.token_losses() for tokens in ranks for one in tokens]
+    assert len({len(one) for one in own}) == 2
+    found = told(ranks, [2 * float(one.mean()) for one in own], axis="dp")
+    assert found is not None
+    assert (found.factor, found.axis) == ("mean of means", "dp")
+    assert f"({len(own[0])}, {len(own[1])})" in found.description
+    found = told(ranks, [2 * float(one.sum()) for one in own], axis="dp")
+    assert found is not None
+    assert (found.factor, found.value) == ("token count", float(sum(map(len, own))))
+    assert told(ranks, [3.1 * float(one.sum()) for one in own], axis="dp") is None
 
 
 def test_padding_that_takes_part_in_the_softmax() -> None:

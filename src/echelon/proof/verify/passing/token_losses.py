@@ -16,6 +16,7 @@ from echelon.proof.claims.checks import Check
 from echelon.proof.diagnose.diagnosis import ProofFinding
 from echelon.proof.verify.claims import SubjectEvidence
 from echelon.proof.verify.factors import split_axes
+from echelon.proof.verify.named_mesh import NamedMesh
 from echelon.proof.verify.passing.watch import CountedTokens
 
 _MOST_LABELS = 2**20  # of a step, above which none are matched
@@ -96,6 +97,7 @@ def _findings(labels: CountedLabels, failure: Check) -> Iterator[ProofFinding]:
     }
     yield from _missing_labels(labels, by_rank, failure)
     yield from _another_mean(labels, failure)
+    yield from _another_count(labels, failure)
 
 
 def _padding(labels: CountedLabels, failure: Check) -> Iterator[ProofFinding]:
@@ -197,10 +199,42 @@ def _another_mean(labels: CountedLabels, failure: Check) -> Iterator[ProofFindin
     value, mesh = labels.evidence.run.loss(labels.step), labels.evidence.mesh
     if value is None or len(means) < 2 or not labels.alike(value, sum(means) / len(means)):
         return
-    differ = [
+    differ = _axes_of_counts(mesh, counts)
+    says = f"{failure.detail}: the loss of every label is right, and this is the mean of the means "
+    yield ProofFinding("mean of means", says + "of ranks and microbatches", " and ".join(differ))
+
+
+def _another_count(labels: CountedLabels, failure: Check) -> Iterator[ProofFinding]:
+    """Find by what each rank divides the sum of its labels' losses: its own number, or none."""
+    run, mesh = labels.evidence.run, labels.evidence.mesh
+    told = {rank: one.loss for rank, one in enumerate(run.reports(labels.step))}
+    weights, counts = dict[int, float](), dict[int, int]()
+    for rank, tokens in labels.ranks.items():
+        own = torch.cat([one.token_losses() for one in tokens])
+        loss = told.get(rank)
+        if loss is None or not float(own.sum()):
+            return
+        weights[rank], counts[rank] = loss / float(own.sum()), own.numel()
+    first = min(weights)
+    by_own = [labels.alike(weights[r] * counts[r], weights[first] * counts[first]) for r in weights]
+    if all(by_own) and len(set(counts.values())) > 1:
+        differ = _axes_of_counts(mesh, counts)
+        each = ", ".join(str(count) for count in dict.fromkeys(counts.values()))
+        says = f"{failure.detail}: the loss of every label is right, and each rank divides their "
+        says += f"sum by the number of its own labels ({each})"
+        yield ProofFinding("mean of means", says, " and ".join(differ))
+    total = int((~labels.losses.isnan()).sum())
+    right = labels.evidence.reference.steps[labels.step].loss
+    alike = all(labels.alike(one, weights[first]) for one in weights.values())
+    if alike and total > 1 and labels.alike(run.loss(labels.step) or 0.0, total * right):
+        says = f"{failure.detail}: {total} times the right value, which is the number of labels: "
+        yield ProofFinding("token count", says + "it is not divided by it", value=float(total))
+
+
+def _axes_of_counts(mesh: NamedMesh, counts: Mapping[int, int]) -> list[str]:
+    """Return the axes along which ranks have other numbers of labels."""
+    return [
         axis
         for axis in mesh.axes
         if any(counts.get(o) != n for r, n in counts.items() for o in mesh.group(r, (axis,)))
     ]
-    says = f"{failure.detail}: the loss of every label is right, and this is the mean of the means "
-    yield ProofFinding("mean of means", says + "of ranks and microbatches", " and ".join(differ))
