@@ -69,6 +69,18 @@ PLANTED = {
         '* MESH["dp"]',
         ("prove-loss", "loss", "token count", ""),
     ),
+    "tp: what is ignored is counted": (
+        "dtensor_tp_sp",
+        "labels = (labels_BT != IGNORED).sum()",
+        "labels = (labels_BT == IGNORED).sum()",
+        ("prove-loss", "loss", "token count", ""),
+    ),
+    "pp: what is ignored is counted": (
+        "pipeline_1f1b",
+        "(whole_BT != IGNORED).sum()",
+        "(whole_BT == IGNORED).sum()",
+        ("prove-loss", "loss", "token count", ""),
+    ),
     "fsdp2: reduced after the first microbatch only": (
         "fsdp2",
         "index == MICROBATCHES - 1",

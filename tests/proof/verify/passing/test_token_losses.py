@@ -99,7 +99,7 @@ def test_a_mean_of_the_means_of_ranks() -> None:
     assert told(ranks, mean * 1.01, axis="dp") is None
 
 
-def test_each_rank_divides_by_its_own_labels_or_by_none() -> None:
+def test_each_rank_divides_by_its_own_labels_or_by_another_number() -> None:
     logits, labels = logits_and_labels()
     ranks = [[counted(*both)] for both in zip(halves(logits, 0), halves(labels, 0), strict=True)]
     own = [one.token_losses() for tokens in ranks for one in tokens]
@@ -111,6 +111,9 @@ def test_each_rank_divides_by_its_own_labels_or_by_none() -> None:
     found = told(ranks, [2 * float(one.sum()) for one in own], axis="dp")
     assert found is not None
     assert (found.factor, found.value) == ("token count", float(sum(map(len, own))))
+    found = told(ranks, [2 * float(one.sum()) / 17 for one in own], axis="dp")
+    assert found is not None
+    assert "divided by 17, where 23 labels count" in found.description
     assert told(ranks, [3.1 * float(one.sum()) for one in own], axis="dp") is None
 
 

@@ -20,6 +20,7 @@ from echelon.proof.verify.named_mesh import NamedMesh
 from echelon.proof.verify.passing.watch import CountedTokens
 
 _MOST_LABELS = 2**20  # of a step, above which none are matched
+_MOST_DIVISOR = 4096  # labels: any number is near to some whole one beyond
 _PARTS = 3  # dims of (sequences, tokens, width)
 
 
@@ -205,7 +206,7 @@ def _another_mean(labels: CountedLabels, failure: Check) -> Iterator[ProofFindin
 
 
 def _another_count(labels: CountedLabels, failure: Check) -> Iterator[ProofFinding]:
-    """Find by what each rank divides the sum of its labels' losses: its own number, or none."""
+    """Find by what each rank divides the sum of its labels' losses: its own number, or another."""
     run, mesh = labels.evidence.run, labels.evidence.mesh
     told = {rank: one.loss for rank, one in enumerate(run.reports(labels.step))}
     weights, counts = dict[int, float](), dict[int, int]()
@@ -225,10 +226,15 @@ def _another_count(labels: CountedLabels, failure: Check) -> Iterator[ProofFindi
         yield ProofFinding("mean of means", says, " and ".join(differ))
     total = int((~labels.losses.isnan()).sum())
     right = labels.evidence.reference.steps[labels.step].loss
+    value = run.loss(labels.step)
     alike = all(labels.alike(one, weights[first]) for one in weights.values())
-    if alike and total > 1 and labels.alike(run.loss(labels.step) or 0.0, total * right):
-        says = f"{failure.detail}: {total} times the right value, which is the number of labels: "
-        yield ProofFinding("token count", says + "it is not divided by it", value=float(total))
+    if not alike or not value or total < 2:
+        return
+    divisor = round(total * right / value)
+    if 0 < divisor <= _MOST_DIVISOR and labels.alike(value * divisor, total * right):
+        says = f"{failure.detail}: the loss of every label is right, and their sum is divided by "
+        says += f"{divisor}, where {total} labels count"
+        yield ProofFinding("token count", says, value=total / divisor)
 
 
 def _axes_of_counts(mesh: NamedMesh, counts: Mapping[int, int]) -> list[str]:
