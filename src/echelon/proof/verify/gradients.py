@@ -23,6 +23,7 @@ from echelon.proof.verify.factors import (
     vector_of,
     with_telling_axis,
 )
+from echelon.proof.verify.passing.places import PassedStep
 from echelon.proof.verify.reference import ReferenceStep
 
 _ALIKE = 1e-4  # relative difference of weights that are the same
@@ -324,7 +325,9 @@ def _same_rows(
     for axis in mesh.axes:
         others = [by_rank[r] for r in mesh.group(first, (axis,)) if r in by_rank and r != first]
         same = [relative_residual(by_rank[first], other) < gradient.fits for other in others]
-        if others and all(same) and float(by_rank[first].norm()) and residual > _OTHER_ROWS:
+        alike = others and all(same) and float(by_rank[first].norm()) and residual > _OTHER_ROWS
+        # Tensor ranks make the same gradients of what they hold copies of.
+        if alike and not PassedStep(gradient.evidence, gradient.step.step).covers_batch():
             says = f"all ranks along {axis} made the same gradient: they read the same rows"
             yield ProofFinding("same data", says, axis)
 

@@ -105,6 +105,27 @@ def test_copies_that_add_up_are_a_missing_sum() -> None:
     assert (found.tensor, found.factor, found.axis) == ("second", "missing sum", "tp")
 
 
+def test_a_sum_that_is_made_later_is_not_missing() -> None:
+    """Outputs of `second` are parts of sums on both ranks; what is behind them is right or not."""
+
+    def change(rank: int, one: PassedTensor) -> torch.Tensor:
+        share = torch.linspace(0.1, 0.9, one.values.shape[-1], dtype=one.values.dtype)
+        partial = one.values * (share if rank else 1 - share)
+        if one.gradient:
+            return one.values
+        return {"first": one.values, "second": partial, "last": noise(one.values)}[one.name]
+
+    found = told(change, axis="tp", backward=False)
+    assert found is not None
+    assert (found.tensor, found.factor, found.axis) == ("second", "missing sum", "tp")
+    summed = told(
+        lambda rank, one: change(rank, one) if one.name == "second" else one.values,
+        axis="tp",
+        backward=False,
+    )
+    assert summed is None
+
+
 @pytest.mark.parametrize("dim", [0, None])
 def test_what_columns_of_other_ranks_send_back_is_missed(dim: int | None) -> None:
     """With sequence parallelism the partial sums of a rank are never seen whole."""

@@ -45,6 +45,19 @@ def test_rows_of_replicas_are_no_inner_cut() -> None:
     assert cut_axes(step.evidence, right, inner=False) == "dp"
 
 
+def test_rows_that_no_rank_has_are_missed() -> None:
+    step = compared(lambda _, one: part(one.values, 0, 0), dp=2)
+    assert not step.covers_batch()
+
+
+def test_copies_that_are_alike_are_no_partial_sums() -> None:
+    def change(_: int, one: PassedTensor) -> torch.Tensor:
+        return one.values * 2 if one.gradient and one.name == "first" else one.values
+
+    step = compared(change, tp=2)
+    assert (step.backward["first"].partial, len(step.backward["first"].wrong)) == ((), 2)
+
+
 def test_what_lies_nowhere_is_not_compared() -> None:
     step = compared(lambda rank, one: one.values.flip(1) + 1, dp=2)
     every = [*step.forward.values(), *step.backward.values()]
@@ -69,6 +82,7 @@ def test_partial_sums_are_told() -> None:
         return one.values * (share if rank else 1 - share) if partial else one.values
 
     step = compared(change, tp=2)
+    assert step.covers_batch()
     assert step.backward["second"].partial == ("tp",)
     assert step.backward["first"].partial == ()
     assert len(step.backward["first"].right) == 2

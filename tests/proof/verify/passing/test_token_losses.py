@@ -142,6 +142,14 @@ def test_padding_of_zeros_is_told_from_the_loss_alone() -> None:
     assert told([[], []], loss * 1.001, axis="tp") is None
 
 
+def test_right_logits_with_other_labels() -> None:
+    logits, labels = logits_and_labels()
+    found = told([[counted(logits, labels.roll(1, 1))]] * 2, 1.0)
+    assert found is not None
+    assert (found.factor, found.axis) == ("other labels", "")
+    assert "the logits are right" in found.description
+
+
 def test_a_wrong_forward_pass_is_not_a_matter_of_labels() -> None:
     logits, labels = logits_and_labels()
     assert told([[counted(logits * 1.5, labels)]] * 2, 1.0) is None

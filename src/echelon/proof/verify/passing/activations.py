@@ -90,7 +90,6 @@ def first_wrong_module(passed: PassedStep, *, backward: bool) -> WrongModule | N
     before: ComparedModule | None = None
     for number, module in enumerate(modules):
         if module.wrong and not _is_mended(module, modules[number + 1 :]):
-            # A sum that is due is right as long as it is made: here it was not.
             return WrongModule(passed=passed, module=module, backward=backward, before=before)
         if module.right:
             before = module
@@ -105,7 +104,8 @@ def _is_mended(module: ComparedModule, later: list[ComparedModule]) -> bool:
     parent = module.name.rpartition(".")[0]
     passes = {(one.rank, one.call) for one in module.wrong}
     for other in later:
-        if parent and other.name.startswith(f"{parent}."):
+        # A sum that is due may be made anywhere: the next module tells.
+        if parent and other.name.startswith(f"{parent}.") and not module.partial:
             continue
         compared = [one for one in (*other.right, *other.wrong) if (one.rank, one.call) in passes]
         if compared:

@@ -82,6 +82,16 @@ class PassedStep:
         """Return what one device has of a module, float64."""
         return self._whole.get((name, gradient))
 
+    def covers_batch(self) -> bool:
+        """Return whether right outputs of some module are, on all ranks together, the whole one."""
+        for name, module in self.forward.items():
+            seen = torch.zeros(self._whole[name, False].shape, dtype=torch.bool)
+            for one in module.right:
+                sliced(seen, one.cut).fill_(True)
+            if bool(seen.all()):
+                return True
+        return False
+
     def _compare_forward(self) -> dict[str, ComparedModule]:
         """Return each module that can be compared: behind a right one of the same pass."""
         found: dict[str, ComparedModule] = {}
@@ -107,7 +117,9 @@ class PassedStep:
         factors: dict[tuple[int, int], float] = {}
         for name in self._order[True]:
             module = ComparedModule(name=name)
-            placed = self.forward.get(name, module).right
+            output = self.forward.get(name, module)
+            # The gradient of each part of a sum is that of the sum.
+            placed = [*output.right, *(output.wrong if output.partial else ())]
             outputs = {(one.rank, one.call): one.cut for one in placed}
             for rank, one in self._held.get((name, True), []):
                 here = rank, one.call
@@ -165,7 +177,8 @@ class PassedStep:
                 if len(parts) < len(group):
                     break
                 total = torch.stack(parts).sum(0)
-                sums.append(fit_factor(total, one.right)[1] <= self.fits)
+                differ = max(relative_residual(parts[0], part) for part in parts) > self.fits
+                sums.append(differ and fit_factor(total, one.right)[1] <= self.fits)
             if len(sums) == len(module.wrong) and all(sums):
                 module.partial = axes
                 break

@@ -91,6 +91,7 @@ def _findings(labels: CountedLabels, failure: Check) -> Iterator[ProofFinding]:
         for rank, tokens in labels.ranks.items()
     }
     if any(one is None for calls in seen.values() for one in calls):
+        yield from _other_labels(labels, failure)
         return
     by_rank = {
         rank: torch.stack([one for one in calls if one is not None]).any(0)
@@ -177,6 +178,33 @@ def _all_alike(labels: CountedLabels, by_rank: Mapping[int, torch.Tensor], axis:
         for group in groups
         for other in group
     )
+
+
+def _other_labels(labels: CountedLabels, failure: Check) -> Iterator[ProofFinding]:
+    """Find right logits with labels that are not those of one device."""
+    whole = labels.whole.logits_nV
+    assert whole is not None, "looked at before"
+    wrong, of = 0, 0
+    for tokens in labels.ranks.values():
+        for one in tokens:
+            mine = _rows_of(one.logits_nV, whole, labels.evidence.explained)
+            if mine is None:
+                return
+            of += one.labels_n.numel()
+            wrong += int((labels.whole.labels_n[mine] != one.labels_n).sum())
+    if wrong:
+        says = f"{failure.detail}: the logits are right, and {wrong} of {of} labels on the ranks "
+        yield ProofFinding("other labels", says + "are not those of one device")
+
+
+def _rows_of(
+    logits_nV: torch.Tensor | None, whole_nV: torch.Tensor, fits: float
+) -> torch.Tensor | None:
+    """Return which rows of one device's logits a rank has; None where one is none of them."""
+    if logits_nV is None or logits_nV.shape[1] != whole_nV.shape[1]:
+        return None
+    distance, nearest = torch.cdist(logits_nV.double(), whole_nV.double()).min(1)
+    return nearest if bool((distance <= fits * whole_nV.norm(dim=1).max()).all()) else None
 
 
 def _boundaries(labels: CountedLabels, parts: int) -> torch.Tensor:
