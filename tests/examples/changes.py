@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-FUNCTION = "on_rank"
+ON_RANK, ONE_DEVICE = "on_rank", "one_device"
 _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Mult: ast.Div,
     ast.Div: ast.Mult,
@@ -47,33 +47,54 @@ Edit = Callable[[ast.AST], None]
 
 
 def changes_of(source: str) -> list[Change]:
-    """Return every change of one node inside `on_rank` that gives another program."""
+    """Return every change of one node of what a rank does that gives another program.
+
+    That is `on_rank`, and the functions that it calls and one device does not.
+    """
     tree = ast.parse(source)
-    function = next(
-        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == FUNCTION
-    )
-    axes = _axes(tree)
+    own = _called_from(tree, ON_RANK) - _called_from(tree, ONE_DEVICE)
+    axes, right = _axes(tree), ast.unparse(tree)
     found: list[Change] = []
-    for number, node in enumerate(ast.walk(function)):
+    for place, node in _nodes_of(tree, own):
         for kind, edit in _edits(node, axes):
             changed = copy.deepcopy(tree)
-            twin = next(one for one in changed.body if getattr(one, "name", "") == FUNCTION)
-            target = list(ast.walk(twin))[number]
+            target = dict(_nodes_of(changed, own))[place]
             before = _line_of(changed, target)
             edit(target)
             text = ast.unparse(ast.fix_missing_locations(changed))
-            if text != ast.unparse(tree):
-                line = getattr(node, "lineno", 0)
+            if text != right:
                 found.append(
                     Change(
                         kind=kind,
-                        line=line,
+                        line=getattr(node, "lineno", 0),
                         before=before,
                         after=_line_of(changed, target),
                         source=text + "\n",
                     )
                 )
     return found
+
+
+def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def _called_from(tree: ast.Module, name: str) -> set[str]:
+    """Return the functions of a program that are called from one of them, and itself."""
+    functions = _functions(tree)
+    found, waiting = set[str](), [name]
+    while waiting:
+        one = waiting.pop()
+        if one in functions and one not in found:
+            found.add(one)
+            waiting += [node.id for node in ast.walk(functions[one]) if isinstance(node, ast.Name)]
+    return found
+
+
+def _nodes_of(tree: ast.Module, names: set[str]) -> Iterator[tuple[tuple[str, int], ast.AST]]:
+    for name, function in _functions(tree).items():
+        if name in names:
+            yield from (((name, place), node) for place, node in enumerate(ast.walk(function)))
 
 
 def random_change(source: str, random_of: random.Random) -> Change:

@@ -154,7 +154,11 @@ def by_command(python: Path) -> Prover:
         if not done.stdout.startswith("{"):
             rule = done.stderr.partition("error[")[2].partition("]")[0]
             return Verdict(rule=rule or f"exit {done.returncode}", says=done.stderr[-2000:])
-        proof = json.loads(done.stdout)["proof"]
+        told = json.loads(done.stdout)
+        if "proof" not in told:
+            problem = told["problems"][0]
+            return Verdict(rule=problem["rule"], says=problem["message"])
+        proof = told["proof"]
         diagnoses = [one["diagnosis"] for one in proof["passes"] if one["diagnosis"] is not None]
         if not diagnoses:
             return Verdict(proven=True)
