@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from echelon.proof.activations import ObservedActivation
-from echelon.proof.numeric_range import SMALL, judge_ranges, range_cases
+from echelon.proof.numeric_range import SMALL, NumbersOfThree, judge_ranges, range_cases
 from echelon.proof.shrink import shrink
 from tests.proof.evidence import replicas
 from tests.proof.layouts import BF16, FP16, Changes, layout
@@ -43,3 +43,11 @@ def test_what_overflows_or_vanishes_is_found(value: float, says: str) -> None:
     assert failure.subject == "layers.1.mlp"
     assert f"with weights {case.factor:g} times as large" in failure.detail
     assert says in failure.detail
+
+
+def test_a_zero_is_missed_in_the_place_of_a_number_that_means_something_only() -> None:
+    exact = torch.tensor([[1.0, 2.0, 1e-40], [3.0, -4.0, 0.0]], dtype=torch.float64)
+    rough = torch.tensor([[1.1, 0.0, 2e-8], [3.0, -4.0, -3e-8]])
+    seen = torch.tensor([[0.0, 2.1, 0.0], [3.0, 0.0, 0.0]])
+    assert NumbersOfThree("x", seen, rough, exact).more_zeros().tolist() == [0.0, 1.0]
+    assert NumbersOfThree("x", rough, rough, exact).more_zeros().tolist() == [0.0, 0.0]

@@ -6,6 +6,11 @@ of few digits takes one step more with weights so large that scores go far beyon
 of float32 ends, and one with weights so small that gradients reach the end of the dtype. Numbers
 say little then; whether there are any says all: what one device has in this precision, the ranks
 must have.
+
+A zero is missed only in the place of a number that means something. A softmax with one score far
+above all others passes back a gradient that is zero but for rounding, and whether rounding leaves
+one says nothing. So what counts is numbers that one device in this precision and one in float64
+agree about to within their half.
 """
 
 from __future__ import annotations
@@ -68,6 +73,10 @@ def _scaled(own: Plan, factor: float) -> Plan:
     plan = replace(own, mathematics=replace(own.mathematics, model=model))
     if own.mathematics.precision.loss_scaling == "none":
         return plan
+    return with_scale(plan, scale_without_overflow(plan, _in_float64(plan), 1))
+
+
+def _in_float64(plan: Plan) -> Plan:
     wide = replace(
         plan.mathematics.precision,
         parameters="fp64",
@@ -75,8 +84,7 @@ def _scaled(own: Plan, factor: float) -> Plan:
         reduction="fp64",
         master="fp64",
     )
-    exact = replace(plan, mathematics=replace(plan.mathematics, precision=wide))
-    return with_scale(plan, scale_without_overflow(plan, exact, 1))
+    return replace(plan, mathematics=replace(plan.mathematics, precision=wide))
 
 
 def _is_finite(step: OracleStep) -> bool:
@@ -96,49 +104,73 @@ def range_checks(case: RangeCase, observed: ObservedRun) -> Iterator[Check]:
     """Compare where one device and the ranks have numbers, in the order of a step."""
     forced = routing_from_ranks(observed, 1)
     (rough,) = run_oracle(case.plan, 1, forced=forced)
-    for position, (name, seen, right) in enumerate(_compared(case, observed, rough)):
-        yield _check(case, name, seen, right, position)
+    (exact,) = run_oracle(_in_float64(case.plan), 1, forced=forced)
+    for position, numbers in enumerate(_compared(case, observed, rough, exact)):
+        yield _check(case, numbers, position)
 
 
-def _check(
-    case: RangeCase, name: str, seen: torch.Tensor, right: torch.Tensor, position: int
-) -> Check:
+@dataclass(frozen=True, slots=True)
+class NumbersOfThree:
+    """Hold one tensor of the ranks, of one device in their precision, and in float64."""
+
+    name: str
+    seen: torch.Tensor
+    rough: torch.Tensor
+    exact: torch.Tensor
+
+    def more_zeros(self) -> torch.Tensor:
+        """Return how many more zeros than one device the ranks have, of each row."""
+        zeros = [
+            (one == 0) & _means_something(other, self.exact)
+            for one, other in ((self.seen, self.rough), (self.rough, self.seen))
+        ]
+        return (zeros[0].double() - zeros[1].double()).reshape(-1, self.rough.shape[-1]).sum(-1)
+
+
+def _means_something(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    return (found.double() - exact.double()).abs() < exact.double().abs() / 2
+
+
+def _check(case: RangeCase, numbers: NumbersOfThree, position: int) -> Check:
     """Compare where there are numbers, then how many of them are zero."""
-    lost = int((right.isfinite() & ~seen.isfinite()).sum())
+    name, seen, rough = numbers.name, numbers.seen, numbers.rough
+    lost = int((rough.isfinite() & ~seen.isfinite()).sum())
     if lost:
-        detail = f"{case.words}, {lost} of {right.numel()} numbers overflow"
-        return Check(0, name, lost / right.numel(), detail=detail, position=position)
+        detail = f"{case.words}, {lost} of {rough.numel()} numbers overflow"
+        return Check(0, name, lost / rough.numel(), detail=detail, position=position)
     # Next to the smallest number rounding makes zeros on either side alike, row by row.
-    more = ((seen == 0).double() - (right == 0).double()).reshape(-1, right.shape[-1]).sum(-1)
+    more = numbers.more_zeros()
     vanished = max(0.0, float(more.sum()))
-    chance = NUM_STANDARD_ERRORS * float(more.norm())
-    if not bool(seen.any()) and bool(right.any()):
-        chance = 0.0
-    detail = f"{case.words}, {vanished:.0f} of {right.numel()} numbers are zero"
-    share, allowed = vanished / right.numel(), chance / right.numel()
+    chance = NUM_STANDARD_ERRORS * float(more.norm()) * bool(seen.any())
+    detail = f"{case.words}, {vanished:.0f} of {rough.numel()} numbers are zero"
+    share, allowed = vanished / rough.numel(), chance / rough.numel()
     return Check(0, name, share, allowed=allowed, detail=detail, position=position)
 
 
 def _compared(
-    case: RangeCase, observed: ObservedRun, rough: OracleStep
-) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Yield the name, the numbers of the ranks, and those of one device."""
-    for gradient, ours in ((False, rough.activations), (True, rough.activation_gradients)):
+    case: RangeCase, observed: ObservedRun, rough: OracleStep, exact: OracleStep
+) -> Iterator[NumbersOfThree]:
+    for gradient, ours, wide in (
+        (False, rough.activations, exact.activations),
+        (True, rough.activation_gradients, exact.activation_gradients),
+    ):
         copies = copies_at(case.plan, observed, rough.step, gradient=gradient)
         prefix = "gradient of " * gradient
         for name, right in ours.items() if not rough.skipped else ():
             if name in copies:
-                yield f"{prefix}{name}", whole_activation(copies[name], right), right
+                seen = whole_activation(copies[name], right)
+                yield NumbersOfThree(f"{prefix}{name}", seen, right, wide[name])
         if not gradient:
-            yield from _losses(observed, rough)
+            yield _losses(observed, rough, exact)
     for name, right in reversed(list(rough.gradients.items())) if not rough.skipped else ():
-        yield name, observed.whole("gradients", rough.step, name), right
+        seen = observed.whole("gradients", rough.step, name)
+        yield NumbersOfThree(name, seen, right, exact.gradients[name])
 
 
-def _losses(
-    observed: ObservedRun, rough: OracleStep
-) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+def _losses(observed: ObservedRun, rough: OracleStep, exact: OracleStep) -> NumbersOfThree:
     told = observed.microbatch_losses(rough.step)
     slots = [slot for slot in rough.microbatch_losses if slot in told]
-    seen = torch.tensor([told[slot][0][0] for slot in slots])
-    yield "loss", seen, torch.tensor([rough.microbatch_losses[slot][0] for slot in slots])
+    ours, wide = (
+        torch.tensor([step.microbatch_losses[slot][0] for slot in slots]) for step in (rough, exact)
+    )
+    return NumbersOfThree("loss", torch.tensor([told[slot][0][0] for slot in slots]), ours, wide)
