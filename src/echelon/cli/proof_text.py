@@ -63,7 +63,8 @@ def _beside_text(proof: Proof) -> Iterator[str]:
         ("a whole run of the trainer beside one process", proof.whole_run),
     ):
         if one is not None:
-            yield f"{head}\n\n{_claims_table([one])}\n\n"
+            note = f"{one.note}\n\n" if one.note else ""
+            yield f"{head}\n\n{_claims_table([one])}\n\n{note}"
 
 
 def bisection_text(found: Bisection) -> str:

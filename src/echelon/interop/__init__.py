@@ -19,6 +19,8 @@ Out of a plan (`echelon export`):
     export.py           the files, or the refusal with what would work
     formats.py          keys as JSON, TOML, YAML or a command
 
+weight_names/: under which names files and models of transformers keep parameters.
+
 accelerate/, deepspeed/, megatron/ and torchtitan/ have the same four parts each: keys.toml, read,
 write, abilities. A new tool is a folder with them, and an entry in tools.py.
 """

@@ -46,6 +46,6 @@ def test_a_plan_that_differs_is_counted(
     monkeypatch.setattr(Operations, "add", lambda self, x_ND, y_ND: x_ND - y_ND)
     assert main(["--count=1", "--seed=1", "--steps=1"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].endswith(": DIFFERS")
+    assert ": DIFFERS; " in lines[1]
     assert lines[2].startswith("first wrong: layers.0 (residual sum)")
     assert lines[3].startswith("0 of 1 hold")

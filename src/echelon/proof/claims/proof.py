@@ -18,11 +18,15 @@ PROOF_SCHEMA = 1  # of the written JSON
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofPass:
-    """Hold the claims in one precision; `diagnosis` tells what is wrong, where something is."""
+    """Hold the claims in one precision; `diagnosis` tells what is wrong, where something is.
+
+    `note` says what was not compared, where that is worth a line.
+    """
 
     precision: str
     claims: tuple[ClaimResult, ...]
     diagnosis: Diagnosis | None
+    note: str = ""
 
     @property
     def holds(self) -> bool:
@@ -131,6 +135,7 @@ def pass_json(one: ProofPass | None) -> dict[str, object] | None:
         "holds": one.holds,
         "claims": [_claim_json(claim) for claim in one.claims],
         "diagnosis": None if one.diagnosis is None else asdict(one.diagnosis),
+        "note": one.note,
     }
 
 

@@ -15,6 +15,7 @@ optimizers.py       learning rate, decay groups, AdamW, SGD, Muon, clip, loss sc
 training.py         the steps
 samples.py          what the trainer reads: sample order, rows, document starts
 reading.py          the proof's own batches, and the trainer's, beside what they must be
+hugging_face/       the model of transformers with the oracle's weights, where there is one
 comparison.py       the oracle beside all of this: claims
 parts.py            the first part of a forward pass that differs
 walk.py             all of it for random plans and for all presets

@@ -19,6 +19,7 @@ from echelon.core.rulebook.prove import PROVE_INDEPENDENT
 from echelon.proof.claims.checks import Check, exact_check, relative_error
 from echelon.proof.claims.claims import ClaimResult, judged
 from echelon.proof.claims.tolerance import FLOAT64_TOLERANCE, FLOOR
+from echelon.proof.independent.hugging_face.beside import class_beside, transformers_checks
 from echelon.proof.independent.optimizers import decays, norm_of
 from echelon.proof.independent.reading import learning_rates, proof_batches, trainer_batches
 from echelon.proof.independent.training import IndependentStep, run_independent
@@ -56,8 +57,9 @@ class TwoRuns:
 
 def compare(runs: TwoRuns) -> tuple[ClaimResult, ...]:
     """Return how each comparison of the two fares; those without anything to compare are left."""
+    notes = {TRANSFORMERS: class_beside(runs.plan)}
     results = (
-        judged(PROVE_INDEPENDENT, statement, list(checks(runs)))
+        judged(PROVE_INDEPENDENT, statement, list(checks(runs)), notes.get(statement, ""))
         for statement, checks in COMPARISONS.items()
     )
     return tuple(result for result in results if result.compared)
@@ -156,6 +158,10 @@ def gradient_checks(runs: TwoRuns) -> Iterator[Check]:
             yield from _tensors(oracle.step, oracle.gradients, independent.gradients, backward=True)
 
 
+def _transformers(runs: TwoRuns) -> Iterator[Check]:
+    yield from transformers_checks(runs.plan, runs.oracle, runs.batches)
+
+
 def _norms(runs: TwoRuns) -> Iterator[Check]:
     """Compare norms, learning rates and loss scales, and which steps are skipped."""
     for oracle, independent in runs.pairs():
@@ -204,6 +210,7 @@ ROUTES = "experts, drops and gates of every token"
 BALANCE = "auxiliary and z-loss, biases and shares of loads"
 LOSSES = "loss of each microbatch"
 GRADIENTS = "every gradient before clipping"
+TRANSFORMERS = "losses and gradients of transformers with the same weights"
 NORMS = "gradient norm, learning rate and loss scale of every step"
 DECAY = "the weights that decay"
 UPDATES = "every clipped update"
@@ -218,6 +225,7 @@ COMPARISONS: Mapping[str, Callable[[TwoRuns], Iterator[Check]]] = {
     BALANCE: _balance,
     LOSSES: _losses,
     GRADIENTS: gradient_checks,
+    TRANSFORMERS: _transformers,
     NORMS: _norms,
     DECAY: _decay_groups,
     UPDATES: _updates,

@@ -15,6 +15,10 @@ from echelon.proof.claims.wrong_factors import EXPLAINED, fit_factor
 from echelon.proof.diagnose.diagnosis import Diagnosis
 from echelon.proof.independent import comparison
 from echelon.proof.independent.comparison import TwoRuns
+from echelon.proof.independent.hugging_face.beside import (
+    first_part_unlike_transformers,
+    why_not_beside,
+)
 from echelon.proof.independent.optimizers import decays
 from echelon.proof.independent.parts import LOSS, SAME, first_different_part, forward_from
 from echelon.proof.independent.weights import weights_of
@@ -40,7 +44,12 @@ def independent_pass(plan: Plan, num_steps: int) -> ProofPass:
     """Compare the oracle of a shrunk float64 plan with the independent implementation."""
     runs = TwoRuns.of(plan, num_steps)
     claims = comparison.compare(runs)
-    return ProofPass(precision="fp64", claims=claims, diagnosis=_diagnosis(runs, claims))
+    return ProofPass(
+        precision="fp64",
+        claims=claims,
+        diagnosis=_diagnosis(runs, claims),
+        note=why_not_beside(plan),
+    )
 
 
 def _diagnosis(runs: TwoRuns, claims: Sequence[ClaimResult]) -> Diagnosis | None:
@@ -79,6 +88,8 @@ def _named(runs: TwoRuns, statement: str, failure: Check) -> tuple[str, str, str
             named = part, unit, detail
         case comparison.GRADIENTS:
             named = _of_gradient(runs, failure)
+        case comparison.TRANSFORMERS:
+            named = _beside_transformers(runs, failure)
         case comparison.NORMS:
             named = subject, f"step {failure.step}", detail
         case comparison.UPDATES | comparison.PARAMETERS:
@@ -93,6 +104,15 @@ def _of_forward(runs: TwoRuns, failure: Check) -> tuple[str, str, str]:
     found = first_different_part(runs.plan, runs.oracle[step], runs.batches[step])
     if found is None:
         return LOSS, failure.subject, failure.detail
+    return found.part, found.unit, found.says
+
+
+def _beside_transformers(runs: TwoRuns, failure: Check) -> tuple[str, str, str]:
+    """Name what transformers computes otherwise than both implementations here."""
+    step = failure.step
+    found = first_part_unlike_transformers(runs.plan, runs.oracle[step], runs.batches[step])
+    if found is None:
+        return BACKWARD, failure.subject, f"off by {failure.error:.2g} beside transformers"
     return found.part, found.unit, found.says
 
 

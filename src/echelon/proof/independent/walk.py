@@ -21,6 +21,7 @@ from echelon.config.presets import preset_names
 from echelon.config.rules.plan import require_trainable
 from echelon.core.errors import EchelonError
 from echelon.core.plan import Plan
+from echelon.proof.independent.comparison import TRANSFORMERS
 from echelon.proof.independent.naming import independent_pass
 from echelon.proof.matrix.random_plans import flags_of, settings_of
 from echelon.proof.matrix.random_settings import PRESET
@@ -73,7 +74,9 @@ def compare_plans(plans: Iterator[Plan], most_steps: int) -> int:
         error = max(claim.max_error for claim in found.claims)
         failed, worst = failed + (not found.holds), max(worst, error)
         told = f"off by {error:.1e} at most" if found.holds else "DIFFERS"
-        print(f"{number:4}  {plan.name}: {told}")
+        notes = (claim.note for claim in found.claims if claim.statement == TRANSFORMERS)
+        beside = found.note or f"compared with {next(notes)} too"
+        print(f"{number:4}  {plan.name}: {told}; {beside}")
         if found.diagnosis is not None:
             print(found.diagnosis.sentence())
         sys.stdout.flush()

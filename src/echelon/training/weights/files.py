@@ -31,8 +31,10 @@ from echelon.core.rulebook.weights import (
 )
 from echelon.core.rules import Rule
 from echelon.core.serialize import decode_json
-from echelon.training.weights.names import WeightNaming, find_naming
-from echelon.training.weights.source import SETTING, ParameterSource
+from echelon.interop.weight_names.names import WeightNaming, find_naming
+from echelon.interop.weight_names.source import ParameterSource
+
+SETTING = "train.weights"
 
 
 def position_problems(path: Path) -> Iterator[Problem]:

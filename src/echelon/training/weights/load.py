@@ -19,8 +19,7 @@ from echelon.core.rulebook.weights import WEIGHTS_FILE_READABLE, WEIGHTS_FINITE
 from echelon.parallel.weights import Shard
 from echelon.training.checkpoint.communicator import ObjectCommunicator, run_on_all_ranks
 from echelon.training.checkpoint.shard_file import DTYPE_NAMES
-from echelon.training.weights.files import DTYPE_SIZES, StoredTensor, WeightFiles
-from echelon.training.weights.source import SETTING
+from echelon.training.weights.files import DTYPE_SIZES, SETTING, StoredTensor, WeightFiles
 
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 

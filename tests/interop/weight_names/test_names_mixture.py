@@ -15,6 +15,7 @@ from echelon.core.errors import CheckpointError
 from echelon.core.experts import ExpertLayout
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters, router_biases
+from echelon.interop.weight_names.source import RotaryPairs
 from echelon.launch.local.pool import RankPool
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
@@ -22,7 +23,6 @@ from echelon.parallel.weights import Shard
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.weights.files import find_weights
 from echelon.training.weights.load import load_weights
-from echelon.training.weights.source import RotaryPairs
 from tests.parallel.layouts import plan_of
 from tests.training.weights import ranks
 from tests.training.weights.transformers_models import (

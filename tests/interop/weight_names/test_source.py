@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echelon.training.weights.source import ParameterSource, RotaryPairs
+from echelon.interop.weight_names.source import ParameterSource, RotaryPairs
 
 
 def rows(source: ParameterSource, first: int, count: int) -> dict[int, int]:

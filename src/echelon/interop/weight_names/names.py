@@ -18,7 +18,7 @@ from typing import Literal
 
 from echelon.core.model_shape import Experts, LatentAttention, ModelShape
 from echelon.core.parameters import EMBEDDING, HEAD, ParameterSpec, parameters, router_biases
-from echelon.training.weights.source import ParameterSource, RotaryPairs
+from echelon.interop.weight_names.source import ParameterSource, RotaryPairs
 
 MixtureKind = Literal["each", "mixtral", "fused"]
 
