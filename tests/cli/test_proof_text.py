@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from echelon.cli.proof_text import bisection_text, subject_text
+from dataclasses import replace
+
+from echelon.cli.proof_text import bisection_text, proof_text, subject_text
 from echelon.core.rulebook.prove import PROVE_LOSS, PROVE_PARAMETERS
 from echelon.core.rules import Rule
 from echelon.proof.bisect.verdict import Bisection, NeededPart
@@ -10,6 +12,7 @@ from echelon.proof.claims.checks import Check
 from echelon.proof.claims.claims import ClaimResult, judged
 from echelon.proof.claims.proof import ProofPass
 from echelon.proof.verify.verdict import SubjectProof
+from tests.proof.claims.test_proof import HOLDS, proof
 
 
 def claim(rule: Rule, error: float, allowed: float) -> ClaimResult:
@@ -40,6 +43,14 @@ def test_each_precision_has_a_column_and_a_failure_its_mark() -> None:
     assert rows[1] == ["prove-loss", "1", "1.0e-03", "of", "1.0e-10", "FAILS", "-"]
     assert rows[2] == ["prove-parameters", "1", "equal", "equal"]
     assert text.endswith("NOT PROVEN\n")
+
+
+def test_what_was_not_compared_stands_under_the_table() -> None:
+    beside = ProofPass(precision="fp64", claims=(HOLDS,), diagnosis=None, note="not compared")
+    lines = proof_text(replace(proof(HOLDS), independent=beside)).splitlines()
+    assert lines[5] == "the one process beside an independent implementation"
+    assert lines[8].startswith("the loss is right")
+    assert lines[9:] == ["", "not compared", "", "proven"]
 
 
 def test_a_bisection_tells_what_is_needed_and_the_numbers_of_a_program() -> None:

@@ -65,12 +65,12 @@ def test_a_proof_in_which_all_holds_asks_for_nothing() -> None:
 
 
 def test_the_independent_pass_is_a_part_of_the_proof() -> None:
-    beside = ProofPass(precision="fp64", claims=(BROKEN,), diagnosis=None)
+    beside = ProofPass(precision="fp64", claims=(BROKEN,), diagnosis=None, note="not compared")
     one = replace(proof(HOLDS), independent=beside)
     assert not one.proven
     assert len(one.every_pass) == 3
     assert isinstance(told := one.to_json()["independent"], dict)
-    assert (told["precision"], told["holds"]) == ("fp64", False)
+    assert (told["precision"], told["holds"], told["note"]) == ("fp64", False, "not compared")
     with pytest.raises(ProofFailed):
         one.require()
 

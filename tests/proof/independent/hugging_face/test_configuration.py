@@ -22,9 +22,12 @@ BIASES = {"qkv_bias": True, "output_bias": True}
 SCALING = RopeScaling(
     factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_positions=64
 )
+UNEVEN = replace(NANO, hidden=NANO.hidden + 2)
+"""A width that heads do not divide, which transformers' configuration of Llama refuses."""
+
 FOUND = {
     "LlamaForCausalLM": (NANO, replace(NANO, **BIASES, mlp_bias=True)),
-    "MistralForCausalLM": (replace(NANO, window=4),),
+    "MistralForCausalLM": (replace(NANO, window=4), UNEVEN),
     "Qwen2ForCausalLM": (replace(NANO, qkv_bias=True), replace(NANO, qkv_bias=True, window=4)),
     "Qwen3ForCausalLM": (replace(NANO, qk_norm=True), replace(NANO, qk_norm=True, **BIASES)),
     "GPT2LMHeadModel": (GPT2, replace(GPT2, tied=False)),
@@ -42,6 +45,7 @@ NONE = (
     (replace(NANO, norm="layernorm"), "no class has rotary positions with such norms or MLPs"),
     (replace(NANO, gated=False), "no class has rotary positions with such norms or MLPs"),
     (replace(NANO, window=4, mlp_bias=True), "no class has these biases, norms of heads"),
+    (replace(UNEVEN, **BIASES), "no class has these biases, norms of heads, window and widths"),
     (replace(NANO, qk_norm=True, qkv_bias=True), "no class has these biases, norms of heads"),
     (replace(GPT2, window=4), "GPT-2 is its one class with learned positions, and differs"),
     (replace(DEEPSEEK, norm_eps=1e-5), "DeepSeek-V3 norms latent vectors with 1e-06 there, not"),

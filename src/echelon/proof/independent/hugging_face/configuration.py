@@ -15,6 +15,9 @@ from echelon.core.plan import Plan
 LATENT_EPS = 1e-6
 """What transformers norms the latent vectors of DeepSeek-V3 with, whatever its settings say."""
 
+_NO_TOKENS: dict[str, object] = {"bos_token_id": None, "eos_token_id": None}
+"""Ids that a small vocabulary may lack, of which transformers warns."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersModel:
@@ -93,6 +96,7 @@ def _sizes(model: ModelShape) -> dict[str, object]:
         "rms_norm_eps": model.norm_eps,
         "tie_word_embeddings": model.tied,
         "rope_parameters": rope,
+        **_NO_TOKENS,
     }
 
 
@@ -111,8 +115,7 @@ def _gpt2(model: ModelShape) -> TransformersModel | str:
         "n_inner": model.ffn,
         "n_positions": model.max_positions,
         "layer_norm_epsilon": model.norm_eps,
-        "bos_token_id": None,
-        "eos_token_id": None,
+        **_NO_TOKENS,
         "tie_word_embeddings": model.tied,
     }
     return TransformersModel(family="GPT2", settings=settings)
@@ -129,12 +132,14 @@ def _dense(model: ModelShape) -> TransformersModel | str:
         return TransformersModel(family="Qwen3", settings={**settings, **slides, **own})
     if not model.qk_norm and model.qkv_bias and not (model.output_bias or model.mlp_bias):
         return TransformersModel(family="Qwen2", settings={**settings, **slides})
-    if not model.qk_norm and window is None and every_bias:
+    # Llama's configuration refuses a width that heads do not divide, though no part needs that.
+    even = model.hidden % model.heads == 0
+    if not model.qk_norm and window is None and every_bias and even:
         return TransformersModel(family="Llama", settings={**settings, **settings_of_biases})
     if not (model.qk_norm or model.qkv_bias or model.output_bias or model.mlp_bias):
         own = {"sliding_window": window}
         return TransformersModel(family="Mistral", settings={**settings, **own})
-    return "no class has these biases, norms of heads and window together"
+    return "no class has these biases, norms of heads, window and widths together"
 
 
 def _mixture(model: ModelShape, experts: Experts) -> TransformersModel | str:
