@@ -105,8 +105,9 @@ def prove(
     The model is shrunk and the mesh kept. Where all holds, our trainer makes a whole run, from data
     on disk to text, with a resume under another layout. `subject` ("module:function") names another
     engine to put through the same claims, without that run. `independent` also compares the one
-    process with a second implementation that shares no code with it. With `late` all is run once
-    more with operations that complete only when they are awaited, and must give the same bits.
+    process with a second implementation that shares no code with it, and with transformers where
+    that is installed and has the model. With `late` all is run once more with operations that
+    complete only when they are awaited, and must give the same bits.
     `proof.proven` is the answer; `proof.require()` raises ProofFailed.
     """
     if independent:
