@@ -42,3 +42,16 @@ def test_a_forward_pass_notes_the_parts_of_every_sequence() -> None:
     assert passed.routes() == {}
     sums = {slot: float(total) for slot, (total, _) in passed.sums.items()}
     assert sums == {slot: total for slot, (total, _) in step.microbatch_losses.items()}
+
+
+def test_a_step_may_begin_with_given_weights_and_keeps_its_own_moments() -> None:
+    plan = shrink(layout(accumulation=1), precision="fp64")
+    batches = [global_batch(plan, step) for step in range(2)]
+    first, by_itself = run_independent(plan, batches)
+    moved = {name: value + 0.5 for name, value in first.after.items()}
+    _, again = run_independent(plan, batches, begin=[{}, first.after])
+    _, other = run_independent(plan, batches, begin=[first.before, moved])
+    for name, value in by_itself.after.items():
+        assert again.after[name].equal(value)
+        assert other.before[name].equal(moved[name])
+    assert other.loss != by_itself.loss

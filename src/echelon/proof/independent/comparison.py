@@ -1,8 +1,10 @@
 """The oracle beside the independent implementation: claims, and the part that differs first.
 
 Everything that one device computes in a proof is compared in float64, step by step. Both start from
-the seed and go on by themselves, so whatever differs once goes on to differ; the first difference
-in the order of causes is the one that is told.
+the seed, and each later step of the independent one begins with the oracle's weights: two right
+runs that each went on by itself drift apart, by a factor of hundreds in a step where Muon makes a
+gradient orthogonal that is nearly of lower rank. Moments, counts, scales and what routers know are
+each run's own. The first difference in the order of causes is the one that is told.
 
 Shape suffixes: B sequences, T positions, K experts of a token.
 """
@@ -43,11 +45,13 @@ class TwoRuns:
     def of(cls, plan: Plan, num_steps: int) -> TwoRuns:
         """Run a shrunk float64 plan in both."""
         batches = [global_batch(plan, step) for step in range(num_steps)]
+        oracle = run_oracle(plan, num_steps)
+        begin = [{}, *(one.before for one in oracle[1:])]
         return cls(
             plan=plan,
             batches=batches,
-            oracle=run_oracle(plan, num_steps),
-            independent=run_independent(plan, batches),
+            oracle=oracle,
+            independent=run_independent(plan, batches, begin=begin),
         )
 
     def pairs(self) -> Iterator[tuple[OracleStep, IndependentStep]]:

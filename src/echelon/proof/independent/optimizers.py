@@ -191,6 +191,13 @@ class UpdateRules:
         }
 
     @torch.no_grad()
+    def begin_with(self, values: Tensors) -> None:
+        """Take these weights where there are such; what is kept of earlier gradients stays."""
+        for name, value in self.values.items():
+            if name in values and values[name].shape == value.shape:
+                value.copy_(values[name])
+
+    @torch.no_grad()
     def step(self, gradients: Tensors, rate: float) -> None:
         """Update every weight by its clipped gradient."""
         for name, state in self._of_torch.items():

@@ -89,8 +89,13 @@ class IndependentStep:
     """What routers know for the next step."""
 
 
-def run_independent(plan: Plan, batches: Sequence[ProofBatch]) -> tuple[IndependentStep, ...]:
-    """Return the steps of `plan` over these batches."""
+def run_independent(
+    plan: Plan, batches: Sequence[ProofBatch], *, begin: Sequence[Values] = ()
+) -> tuple[IndependentStep, ...]:
+    """Return the steps of `plan` over these batches.
+
+    With `begin`, each step begins with those weights; without, with those of the step before.
+    """
     mathematics, model = plan.mathematics, plan.model
     values = {name: v.double() for name, v in first_values(model, mathematics.seed).items()}
     rules = UpdateRules(mathematics.optimizer, weights_of(model), values)
@@ -98,6 +103,8 @@ def run_independent(plan: Plan, batches: Sequence[ProofBatch]) -> tuple[Independ
     state = first_state(model, [b for b in range(model.layers) if has_experts(model, b)])
     steps: list[IndependentStep] = []
     for step, batch in enumerate(batches):
+        if begin:
+            rules.begin_with(begin[step])
         steps.append(_step(plan, batch, step, rules, scale, state))
         scale.after(overflow=steps[-1].skipped)
         state = steps[-1].state_after
