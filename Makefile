@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format docs readme prove-matrix walk-plans clean
+.PHONY: help setup demo test test-all check compiled-tests format docs readme prove-matrix walk-plans clean
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-22s %s\n", $$1, $$2 }'
@@ -31,7 +31,8 @@ setup: $(VENV)/installed-dev ## create .venv with all that make demo and make te
 demo: $(VENV)/installed ## plan, prove and train a small language model on this machine
 	$(BIN)/echelon demo
 
-test: check ## run make check, then the tests (WORKERS=0: in one process)
+test: $(VENV)/installed-dev ## run make check, then the tests (WORKERS=0: in one process)
+	$(MAKE) --no-print-directory -j2 check compiled-tests
 	$(PYTEST) --ignore=tests/test_house.py
 
 test-all: check ## run make check, then the tests, with the long walks that make test shortens
@@ -43,6 +44,11 @@ check: $(VENV)/installed-dev ## check format, lint, types, import floors and fil
 	$(BIN)/pyright --threads
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_house.py
+
+# pytest compiles the assertions of tests anew: all workers find that done, while types are checked.
+# What cannot be collected is told when the tests are run.
+compiled-tests: $(VENV)/installed-dev
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --collect-only -qq >/dev/null || true
 
 format: $(VENV)/installed-dev ## format the code and mend what ruff can
 	$(BIN)/ruff check --fix .

@@ -11,6 +11,7 @@ import pytest
 import echelon as ec
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "before",
     [

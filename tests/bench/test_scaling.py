@@ -41,6 +41,7 @@ def test_the_report_shows_medians_and_both_definitions() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_engine_is_timed_on_every_load(tmp_path: Path) -> None:
     taken = measure(TINY, loads(TINY, 2), rounds=1, steps=1, logs=tmp_path)
     assert {name: len(values) for name, values in taken.items()} == {

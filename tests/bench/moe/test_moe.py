@@ -69,6 +69,7 @@ def test_a_block_is_judged_beside_both_ways_and_ranks_beside_half() -> None:
     assert judged("dispatch", 1, found) == []
 
 
+@pytest.mark.slow
 def test_blocks_over_ranks_and_of_transformers_compute_the_same(tmp_path: Path) -> None:
     cases = [
         moe_case(Variant()),

@@ -35,6 +35,7 @@ def cluster() -> Cluster:
     return replace(made, device=device, trainer=tuple(TRUE.items()))
 
 
+@pytest.mark.slow
 def test_constants_are_found_by_the_steps_that_they_make(cluster: Cluster) -> None:
     software = our_constants(replace(cluster, trainer=()))
     plans = [plan_of_split(split, cluster) for split in SPLITS[::3]]
