@@ -6,6 +6,8 @@ import pytest
 
 import echelon as ec
 from echelon.config.load import load_job
+from echelon.core.errors import ConfigError
+from echelon.launch.local.rank_processes import RankProcesses
 
 
 def test_a_plan_is_that_of_the_run_with_settings_on_top() -> None:
@@ -33,3 +35,13 @@ def test_the_one_process_is_proven_too() -> None:
     assert proof.proven
     assert proof.independent is not None
     assert proof.independent.holds
+
+
+def test_nothing_is_started_for_an_engine_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[RankProcesses] = []
+    monkeypatch.setattr(RankProcesses, "begin", started.append)
+    with pytest.raises(ConfigError, match="prove-subject"):
+        ec.prove(ec.plan("nano"), subject="tests.cli.absent:build")
+    assert started == []

@@ -119,7 +119,7 @@ def prove(
         proof = prove(plan, subject=subject, late=late)
         beside = independent_pass(proof.shrunk_plan, proof.num_steps)
         return replace(proof, independent=beside)
-    with _ranks(plan) as run_ranks:
+    with _ranks(plan, subject) as run_ranks:
         return _prove(plan, run_ranks=run_ranks, subject=subject, late=late)
 
 
@@ -130,7 +130,7 @@ def bisect(plan: Plan, *, subject: str | None = None, late: bool = False) -> Bis
     rule is broken; every run on the way is proven as `prove` does (`late` or not), on ranks started
     here.
     """
-    with _ranks(plan) as run_ranks:
+    with _ranks(plan, subject) as run_ranks:
         from echelon.proof.bisect.bisect import bisect as bisect_with
 
         return bisect_with(plan, partial(_prove, run_ranks=run_ranks, subject=subject, late=late))
@@ -163,8 +163,11 @@ def _prove(
 
 
 @contextmanager
-def _ranks(plan: Plan) -> Iterator[RankRunner]:
-    """Start the ranks of `plan`, which prove it, and smaller ones."""
+def _ranks(plan: Plan, subject: str | None) -> Iterator[RankRunner]:
+    """Start the ranks of `plan`, which prove it, and smaller ones.
+
+    Those of our own engine begin at once. What another is called may be wrong: that is told first.
+    """
     require_trainable(plan)
     from echelon.config.rules.plan import require_offload_dir
     from echelon.launch.local.pool import RankPool
@@ -175,7 +178,8 @@ def _ranks(plan: Plan) -> Iterator[RankRunner]:
     require_offload_dir(shrink(plan, precision="fp64"), range(plan.mesh.world_size))
     try:
         with RankPool(plan.mesh.world_size, preloaded=_MODULES_OF_PROOFS) as pool:
-            pool.begin()  # it imports torch, as this process does now
+            if subject is None:
+                pool.begin()  # it imports torch, as this process does now
             optional_package("torch", extra="train", purpose="proving a plan")
             yield pool.run
     except RankFailure as failure:

@@ -25,6 +25,7 @@ from echelon.training.weights.files import find_weights
 from echelon.training.weights.load import load_weights
 from tests.parallel.layouts import plan_of
 from tests.training.weights import ranks
+from tests.training.weights.rectangles import require_rectangles
 from tests.training.weights.transformers_models import (
     DEEPSEEK,
     DENSE_DEEPSEEK,
@@ -91,26 +92,7 @@ def test_any_rectangle_is_read(
     monkeypatch.setattr("echelon.training.weights.load._BUFFER_BYTES", 300)
     original(shape).save(tmp_path, fused=fused)
     whole = loaded(tmp_path, shape)
-    wanted: dict[str, list[Shard]] = {}
-    for spec in parameters(shape):
-        for _ in range(4):
-            places = [sorted(random.sample(range(size + 1), 2)) for size in spec.shape]
-            shard = Shard(
-                name=spec.name,
-                global_shape=spec.shape,
-                offset=tuple(start for start, _ in places),
-                tensor=torch.full([stop - start for start, stop in places], 7.0),
-                primary=False,
-            )
-            wanted.setdefault(spec.name, []).append(shard)
-    load_weights(find_weights(tmp_path, shape), wanted, SingleRankCommunicator())
-    for spec_name, shards in wanted.items():
-        for shard in shards:
-            at = tuple(
-                slice(start, start + size)
-                for start, size in zip(shard.offset, shard.tensor.shape, strict=True)
-            )
-            assert torch.equal(shard.tensor, whole[spec_name][at])
+    require_rectangles(tmp_path, shape, whole, random, count=4)
 
 
 @pytest.mark.parametrize("name", [*SHAPES, DENSE_DEEPSEEK.name])

@@ -33,6 +33,7 @@ from tests.training.weights.hugging_face import (
     llama_logits,
     llama_tensors,
 )
+from tests.training.weights.rectangles import require_rectangles
 
 Logits = Callable[[ModelShape, Tensors, torch.Tensor], torch.Tensor]
 MODELS = {
@@ -122,27 +123,7 @@ def test_any_rectangle_is_read(
     monkeypatch.setattr("echelon.training.weights.load._BUFFER_BYTES", 200)
     save_file(tensors, tmp_path / "model.safetensors")
     whole = loaded(tmp_path, shape)
-    wanted: dict[str, list[Shard]] = {}
-    for spec in parameters(shape):
-        for _ in range(3):
-            places = [sorted(random.sample(range(size + 1), 2)) for size in spec.shape]
-            tensor = torch.full([stop - start for start, stop in places], 7.0)
-            shard = Shard(
-                name=spec.name,
-                global_shape=spec.shape,
-                offset=tuple(start for start, _ in places),
-                tensor=tensor,
-                primary=False,
-            )
-            wanted.setdefault(spec.name, []).append(shard)
-    load_weights(find_weights(tmp_path, shape), wanted, SingleRankCommunicator())
-    for spec_name, shards in wanted.items():
-        for shard in shards:
-            at = tuple(
-                slice(start, start + size)
-                for start, size in zip(shard.offset, shard.tensor.shape, strict=True)
-            )
-            assert torch.equal(shard.tensor, whole[spec_name][at])
+    require_rectangles(tmp_path, shape, whole, random, count=3)
 
 
 @pytest.mark.parametrize("name", ["qwen", "gpt2"])
