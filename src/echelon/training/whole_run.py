@@ -114,17 +114,16 @@ def read_back(context: RankContext, argument: Mapping[str, Any]) -> None:
 
 
 def _job(plan: Plan, argument: Mapping[str, Any]) -> Job:
-    every = argument["saved_after"]
     return Job(
         plan=plan,
         data=DataSettings(validation_fraction=argument["validation_fraction"]),
         train=TrainSettings(
             steps=argument["num_steps"],
             run_name="whole",
-            validate_every=every,
+            validate_every=argument["num_steps"],
             validation_batches=argument["validation_batches"],
         ),
-        checkpoint=CheckpointSettings(every=every, keep="all"),
+        checkpoint=CheckpointSettings(every=argument["saved_after"], keep="all"),
     )
 
 

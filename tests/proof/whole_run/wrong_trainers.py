@@ -78,7 +78,7 @@ def resumed_run_reads_the_first_samples_again(patch: pytest.MonkeyPatch) -> None
     load = TrainLoop._load
 
     def from_the_start(self: TrainLoop, step: int) -> Any:
-        return load(self, step - 2 if self.task.resume is not None else step)
+        return load(self, step - 1 if self.task.resume is not None else step)
 
     patch.setattr(TrainLoop, "_load", from_the_start)
 

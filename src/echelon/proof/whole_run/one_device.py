@@ -6,7 +6,7 @@ model, the optimizer. So what the trainer shares with its oracle elsewhere is se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,10 +31,10 @@ _NO_LABEL = -100  # the label of a position that takes no part in the loss
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneDeviceRun:
-    """Hold a run: its steps, and the validation loss before the first and after each of them."""
+    """Hold a run: its steps, and the validation loss after so many of them."""
 
     steps: tuple[IndependentStep, ...]
-    validations: tuple[float, ...]
+    validations: Mapping[int, float]
 
     @property
     def weights(self) -> Values:
@@ -42,8 +42,10 @@ class OneDeviceRun:
         return self.steps[-1].after
 
 
-def run_on_one_device(plan: Plan, texts: RunTexts, num_steps: int) -> OneDeviceRun:
-    """Return the run of `plan` over the texts."""
+def run_on_one_device(
+    plan: Plan, texts: RunTexts, num_steps: int, *, validated_after: Collection[int]
+) -> OneDeviceRun:
+    """Return the run of `plan` over the texts; it validates after so many steps, 0 among them."""
     tokens = texts.training_tokens
     num_samples = num_samples_of(plan, tokens)
     numbers = plan.mathematics
@@ -61,10 +63,10 @@ def run_on_one_device(plan: Plan, texts: RunTexts, num_steps: int) -> OneDeviceR
     values = [steps[0].before, *(step.after for step in steps)]
     return OneDeviceRun(
         steps=steps,
-        validations=tuple(
-            _validation(plan, texts.validation_tokens, weights, state)
-            for weights, state in zip(values, states, strict=True)
-        ),
+        validations={
+            count: _validation(plan, texts.validation_tokens, values[count], states[count])
+            for count in validated_after
+        },
     )
 
 

@@ -12,6 +12,7 @@ import json
 import math
 import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,12 @@ class TrainerTargets:
 
 OUR_TRAINER = TrainerTargets()
 
-NUM_STEPS = 4
-"""Optimizer steps of the run."""
-SAVED_AFTER = 2
-"""Optimizer steps before the save that is resumed from."""
+NUM_STEPS = 3
+"""Optimizer steps of the run; an epoch ends after one and a half."""
+SAVED_AFTER = 1
+"""Optimizer steps before the save that is resumed from: two more follow it."""
+VALIDATED_AFTER = ((0, NUM_STEPS), (SAVED_AFTER, NUM_STEPS))
+"""Optimizer steps before each validation: a run validates where it starts, and at its end."""
 _PROMPT = b"the "
 _WRITTEN = 4  # tokens written after the prompt
 _SAID = ("loss", "grad_norm", "learning_rate")
@@ -129,9 +132,13 @@ def _run(
         "count": _WRITTEN,
     }
     labels = [first.mesh.label(rank) for rank in range(first.mesh.world_size)]
-    run_ranks(trainer.write_data, argument, 1, labels=[""])
-    run_ranks(trainer.train, argument, len(labels), labels=labels)
-    run_ranks(trainer.read_back, argument, 1, labels=[""])
+    # One device computes while the ranks do: they leave cores idle where they wait for each other.
+    with ThreadPoolExecutor(1) as beside:
+        after = sorted({count for counts in VALIDATED_AFTER for count in counts})
+        right = beside.submit(run_on_one_device, first, texts, NUM_STEPS, validated_after=after)
+        run_ranks(trainer.write_data, argument, 1, labels=[""])
+        run_ranks(trainer.train, argument, len(labels), labels=labels)
+        run_ranks(trainer.read_back, argument, 1, labels=[""])
     place = Path(folder)
     told = tuple(
         [
@@ -146,7 +153,7 @@ def _run(
         told=told,
         weights=load_file(place / "read-back.safetensors"),
         written=json.loads((place / "written.json").read_text(encoding="utf-8")),
-        right=run_on_one_device(first, texts, NUM_STEPS),
+        right=right.result(),
     )
 
 
@@ -173,10 +180,9 @@ def _step_checks(run: WholeRun, number: int) -> Iterator[Check]:
 
 
 def _validation_checks(run: WholeRun, number: int) -> Iterator[Check]:
-    after = range(SAVED_AFTER if number else 0, NUM_STEPS + 1, SAVED_AFTER)
     for rank, events in enumerate(run.told[number]):
         said = {one["step"]: one["loss"] for one in events if one["kind"] == "validation"}
-        for step in after:
+        for step in VALIDATED_AFTER[number]:
             wanted, found = run.right.validations[step], said.get(step, math.nan)
             yield _close(step - 1, f"validation loss on rank {rank}", found, wanted, rank)
 
