@@ -17,6 +17,7 @@ from echelon.core.version import __version__
 from echelon.proof.claims.checks import Evidence
 from echelon.proof.claims.choice_errors import with_ties_of_ranks
 from echelon.proof.claims.claims import ClaimResult, judge, judge_races
+from echelon.proof.claims.conditioning import conditioned_tolerance, may_be_rounding
 from echelon.proof.claims.proof import Proof, ProofPass
 from echelon.proof.claims.tolerance import float64_tolerance, own_tolerance, rounded_oracle_runs
 from echelon.proof.diagnose.diagnose import diagnose
@@ -192,6 +193,9 @@ def _judge(
             rounded=rounded,
         )
         results = judge(evidence)
+        if not number and may_be_rounding(results):
+            evidence = replace(evidence, tolerance=conditioned_tolerance(reference, oracle))
+            results = judge(evidence)
         if number and ranges:
             results += (_judge_ranges(ranges, directory, first=len(variants)),)
         broken = any(not earlier.holds for earlier in passes)

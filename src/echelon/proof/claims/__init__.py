@@ -7,6 +7,7 @@ activation_checks.py what passes between the parts of the model
 value_checks.py     comparisons of gradients, updates and values; the replayed optimizer
 routing_checks.py   comparisons of routes, loads and biases, with choice_errors.py
 late_checks.py      races of a run with late completion, and its bits
+conditioning.py     what a rounding is worth to a model that enlarges it
 systematic.py       factors and sums that low precision hides, with factor_fit.py
 predictions.py      bytes sent and held, the order of actions
 tolerance.py        how far a correct plan may be from the oracle

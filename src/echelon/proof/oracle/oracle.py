@@ -103,15 +103,17 @@ def run_oracle(
     *,
     factor: float = 1.0,
     forced: Sequence[ForcedRouting] | None = None,
+    initial: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[OracleStep, ...]:
     """Return the steps of `plan` on one device, in the plan's own precision.
 
     The loss is multiplied by `factor` before backward, and gradients are divided by it: the same
     numbers, but for how they are rounded. Tokens go to the experts that are `forced`, by step, if
-    they are.
+    they are. It begins with other values than the plan's where `initial` has them.
     """
     master = TORCH_DTYPES[plan.mathematics.precision.master]
-    values = {name: value.to(master) for name, value in initial_parameters(plan).items()}
+    first = initial_parameters(plan) if initial is None else initial
+    values = {name: value.to(master) for name, value in first.items()}
     states = {name: OptimizerState() for name in values}
     scale = OracleLossScale.start(plan.mathematics.precision)
     routing = RoutingState.start(plan, TORCH_DTYPES[plan.mathematics.precision.parameters])

@@ -1,0 +1,94 @@
+"""A model that enlarges roundings is given what a rounding is worth to it, and no more."""
+
+from __future__ import annotations
+
+import pytest
+
+from echelon.config.load import load_job
+from echelon.core.model_shape import Experts
+from echelon.core.rulebook import prove as rules
+from echelon.launch.local.pool import RankPool
+from echelon.proof.claims.checks import Check
+from echelon.proof.claims.claims import ClaimResult, judged
+from echelon.proof.claims.conditioning import (
+    MOST_OF_ROUNDING,
+    conditioned_tolerance,
+    may_be_rounding,
+)
+from echelon.proof.claims.tolerance import FLOAT64_TOLERANCE, run_errors
+from echelon.proof.oracle.oracle import initial_parameters, run_oracle
+from echelon.proof.run import prove
+from echelon.proof.shrink import shrink
+from tests.proof.layouts import layout
+
+CHAOTIC = load_job(
+    "nano",
+    [
+        *("train.seed=7", "mesh.dp_shard=2", "zero.stage=3", "zero.parameter_offload=host"),
+        *("model.layers=12", "model.heads=8", "model.kv_heads=8", "model.head_dim=32"),
+        *("model.hidden=96", "model.ffn=96", "model.vocab=999", "model.norm=layernorm"),
+        *("model.gated=false", "model.activation=gelu", "model.qk_norm=true"),
+        *("optimizer.kind=sgd", "optimizer.warmup_steps=0"),
+    ],
+).plan
+"""Eleven narrow blocks, each with a norm of few numbers, that every step moves far."""
+
+
+def result(*errors: float, allowed: float = FLOAT64_TOLERANCE) -> ClaimResult:
+    checks = [Check(0, "head.weight", error, allowed=allowed) for error in errors]
+    return judged(rules.PROVE_GRADIENTS, "gradients", checks)
+
+
+def test_only_what_is_off_by_little_may_be_rounding() -> None:
+    assert may_be_rounding([result(1e-12), result(3e-10)])
+    assert not may_be_rounding([result(1e-12)])
+    assert not may_be_rounding([result(3e-10), result(1e-3)])
+    assert not may_be_rounding([result(3e-10), result(1e-10, allowed=0.0)])
+    assert not may_be_rounding([result(float("nan"))])
+
+
+def test_an_ordinary_model_is_allowed_nothing_more() -> None:
+    plan = shrink(layout(dp=2), precision="fp64")
+    oracle = run_oracle(plan, 3)
+    tolerance = conditioned_tolerance(plan, oracle)
+    assert not tolerance.own_precision
+    for name in oracle[0].gradients:
+        assert tolerance.allowed("gradients", 2, name) == pytest.approx(1e-10, rel=0.05)
+
+
+def test_a_rounding_is_worth_what_it_is_enlarged_by() -> None:
+    """What one rounding of one weight changes lies within, and a wrong weight does not."""
+    plan = shrink(CHAOTIC, precision="fp64", names_apart=True)
+    assert plan.model.layers == 11
+    oracle = run_oracle(plan, 3)
+    tolerance = conditioned_tolerance(plan, oracle)
+    assert max(tolerance.allowed(*key) for key in tolerance.one_device) > 5e-10
+    first = initial_parameters(plan)
+    name = "layers.0.attention.v.weight"
+
+    def errors(share: float) -> dict[tuple[str, int, str], float]:
+        moved = {**first, name: first[name].double() * (1.0 + share)}
+        run = run_oracle(plan, 3, initial=moved)
+        found = run_errors(plan, oracle, run, has_masters=False)
+        return {key: error / tolerance.allowed(*key) for key, (error, _) in found.items()}
+
+    assert max(errors(2.0**-52).values()) < 1.0
+    wrong = errors(MOST_OF_ROUNDING)
+    assert min(wrong["gradients", step, name] for step in range(3)) > 100.0
+
+
+def test_tokens_go_where_they_went() -> None:
+    """Experts that a moved weight would choose otherwise say nothing about roundings."""
+    plan = shrink(
+        layout(dp=2, model={"experts": Experts(num_experts=4, top_k=2, ffn=32)}), precision="fp64"
+    )
+    oracle = run_oracle(plan, 2)
+    tolerance = conditioned_tolerance(plan, oracle)
+    assert tolerance.allowed("scores", 1, "layers.1") == pytest.approx(1e-10, rel=0.05)
+
+
+def test_a_right_plan_of_such_a_model_is_proven(rank_pool: RankPool) -> None:
+    proof = prove(CHAOTIC, run_ranks=rank_pool.run, own_precision=False)
+    proof.require()
+    (gradients,) = (one for one in proof.passes[0].claims if one.rule.id == "prove-gradients")
+    assert gradients.max_error < MOST_OF_ROUNDING
