@@ -39,8 +39,12 @@ def pages() -> tuple[Path, ...]:
 
 
 @cache
+@cache
 def printed(command: str) -> str:
-    """Return what `command` prints, both streams as a terminal shows them."""
+    """Return what `command` prints, both streams as a terminal shows them.
+
+    Two pages may show the same command: it is run once.
+    """
     command, piped, count = command.partition(" | head -")
     if piped:
         return "".join(printed(command).splitlines(keepends=True)[: int(count)])

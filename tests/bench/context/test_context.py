@@ -34,7 +34,7 @@ def test_every_mode_has_the_plan_of_its_kind_and_all_peers(mode: Mode) -> None:
     assert {"torch Ulysses by hand", "picotron ring", "DeepSpeed Ulysses"} <= labels
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("mode", CONTEXT_MODES.values(), ids=lambda mode: mode.name)
 def test_the_engine_learns_and_records_the_bytes_of_the_formulas(
     mode: Mode, tmp_path: Path
