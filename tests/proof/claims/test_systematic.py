@@ -44,6 +44,19 @@ def test_one_device_beside_itself_has_no_factor_and_a_gradient_of_few_digits_is_
     assert all(check.error > check.allowed for check in found)
 
 
+def test_gradients_of_scores_are_left_out_where_documents_are_separate() -> None:
+    """Many a token attends to itself alone: digits there are those of roundings."""
+    plan = shrink(layout(precision=BF16, documents="separate"))
+    exact = run_oracle(shrink(layout(precision=BF16, documents="separate"), precision="fp64"), 1)
+    rough = run_oracle(plan, 1)
+    tolerance = own_tolerance(plan, exact, [rough], has_masters=False)
+    evidence = replace(replicas(plan), oracle=exact, rounded=[rough], tolerance=tolerance)
+    subjects = {check.subject for check in sum_dtypes(evidence)}
+    assert "layers.0.attention.o.weight" in subjects
+    assert "layers.0.mlp.down.weight" in subjects
+    assert not subjects & {f"layers.0.attention.{one}.weight" for one in "qk"}
+
+
 def test_later_steps_begin_with_the_weights_that_the_ranks_have() -> None:
     plan = shrink(layout(precision=BF16))
     reference = shrink(layout(precision=BF16), precision="fp64")

@@ -8,8 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from echelon.core.parameters import parameters
 from echelon.proof.claims import value_checks
 from echelon.proof.claims.checks import Check
+from echelon.proof.oracle.optimizers import OptimizerState, clip_scale, update
+from echelon.proof.oracle.oracle import run_oracle
 from echelon.proof.ranks import ObservedShard
 from echelon.proof.shrink import shrink
 from tests.proof.evidence import ChangeShard, replicas
@@ -71,10 +74,44 @@ def test_the_formula_makes_the_updates_of_one_device_of_its_gradients() -> None:
     evidence = replicas(PLAN, 2)
     replayed = value_checks.replay(evidence, torch.float64)
     for oracle in evidence.oracle:
-        for name, update in oracle.updates.items():
+        for name, one in oracle.updates.items():
             torch.testing.assert_close(
-                replayed[oracle.step][name], update.total, rtol=1e-9, atol=1e-15
+                replayed[oracle.step][name], one.total, rtol=1e-9, atol=1e-15
             )
+
+
+def test_muon_may_magnify_the_rounding_of_a_gradient_and_nothing_else() -> None:
+    """A direction without a gradient has rounding in it; the update must be that of the ranks'."""
+    plan = shrink(layout(dp=2, accumulation=1, optimizer={"kind": "muon"}), precision="fp64")
+    (right,) = run_oracle(plan, 1)
+    gradient = right.gradients[NAME]
+    left, sizes, above = torch.linalg.svd(gradient, full_matrices=False)
+    rounding = 1e-7 * sizes[0] * torch.outer(left[:, -1], above[-1])
+    clip = clip_scale(right.grad_norm, plan.mathematics.optimizer.clip_norm)
+    (spec,) = (one for one in parameters(plan.model) if one.name == NAME)
+
+    def moved(value: torch.Tensor) -> torch.Tensor:
+        optimizer, rate = plan.mathematics.optimizer, right.learning_rate
+        before = right.before[NAME]
+        one = update(spec, before, clip * value, OptimizerState(), optimizer, rate)
+        return before + one.total
+
+    def held(value: torch.Tensor, gradient: torch.Tensor) -> list[str]:
+        def shard(piece: ObservedShard) -> torch.Tensor:
+            if piece.name != NAME or piece.step != 0:
+                return piece.tensor
+            return gradient if piece.kind == "gradients" else value
+
+        evidence = replicas(plan, shard=shard)
+        tolerance = replace(evidence.tolerance, own_precision=True)
+        found = broken(value_checks.updates(replace(evidence, tolerance=tolerance)))
+        return [check.subject for check in found]
+
+    rounded = gradient + rounding
+    assert held(moved(gradient), gradient) == []
+    assert held(moved(rounded), rounded) == []
+    assert held(moved(rounded), gradient) == [NAME]
+    assert held(moved(gradient) + 1e-3 * (moved(gradient) - right.before[NAME]), gradient) == [NAME]
 
 
 def test_who_skips_alone_or_by_another_scale_is_told() -> None:
