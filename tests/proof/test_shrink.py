@@ -219,3 +219,13 @@ def test_sgd_moves_values_by_as_much_as_adamw() -> None:
     share = float(update.total.norm() / steps.before["head.weight"].norm())
     assert 1e-4 < share < 0.1
     assert 0.1 < float(update.decay.norm() / update.main.norm()) < 10
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd", "muon"])
+@pytest.mark.parametrize("clip_norm", [1.0, None])
+def test_a_small_model_does_not_diverge(kind: str, clip_norm: float | None) -> None:
+    """Losses that explode enlarge roundings a millionfold, and overflow in fp16."""
+    plan = shrink(layout(optimizer={"kind": kind, "clip_norm": clip_norm}), precision="fp64")
+    losses = [step.loss for step in run_oracle(plan, 7)]
+    assert losses[-1] != losses[0]
+    assert max(losses) < 1.5 * losses[0]

@@ -43,6 +43,7 @@ _LEAST_WIDTH = 3  # elements of a tensor rank
 _ROOM = 3  # elements of a tensor rank
 _CHUNK = 4  # tokens
 _SGD_RATE = 1.0  # learning rate
+_UNCLIPPED_SGD_RATE = 5e-3  # learning rate
 _SGD_DECAY = 2e-3  # weight decay
 
 
@@ -233,12 +234,14 @@ def _optimizer(optimizer: Optimizer) -> Optimizer:
     or a clip by the wrong norm, would leave the same weights. With `eps` of the size of a clipped
     gradient the update follows the gradient's size. Clipping, where it is on, must act; the
     learning rate must differ at each step; the decay must be larger than the noise. SGD moves by
-    the size of a clipped gradient itself, and couples the decay to it: both need other sizes.
+    the size of a clipped gradient itself, and couples the decay to it: both need other sizes. One
+    that is not clipped is several hundred times as long, and must not make the model diverge.
     """
     sgd = not OPTIMIZERS[optimizer.kind].is_scale_free
+    sgd_rate = _UNCLIPPED_SGD_RATE if optimizer.clip_norm is None else _SGD_RATE
     return replace(
         optimizer,
-        learning_rate=_SGD_RATE if sgd else 1e-2,
+        learning_rate=sgd_rate if sgd else 1e-2,
         eps=_UNCLIPPED_SIGNAL if optimizer.clip_norm is None else _SIGNAL,
         clip_norm=None if optimizer.clip_norm is None else 50 * _SIGNAL,
         weight_decay=(_SGD_DECAY if sgd else 0.1) if optimizer.weight_decay else 0.0,

@@ -114,6 +114,33 @@ def test_muon_may_magnify_the_rounding_of_a_gradient_and_nothing_else() -> None:
     assert held(moved(gradient) + 1e-3 * (moved(gradient) - right.before[NAME]), gradient) == [NAME]
 
 
+def test_a_value_that_moves_little_may_be_rounded_and_no_more() -> None:
+    """In float32 a difference of two values is off by half a unit in their last place."""
+    plan = shrink(layout(dp=2, accumulation=1), precision="fp64")
+    name = "norm.weight"
+    (right,) = run_oracle(plan, 1)
+    after = right.after[name]
+
+    def held(value: torch.Tensor) -> list[str]:
+        evidence = replicas(
+            plan,
+            shard=lambda piece: (
+                value
+                if (piece.kind, piece.step, piece.name) == ("parameters", 0, name)
+                else piece.tensor
+            ),
+        )
+        own = replace(plan.mathematics.precision, parameters="fp32", master="fp32")
+        rough = replace(plan, mathematics=replace(plan.mathematics, precision=own))
+        tolerance = replace(evidence.tolerance, own_precision=True)
+        told = replace(evidence, plan=rough, tolerance=tolerance)
+        return [check.subject for check in broken(value_checks.updates(told))]
+
+    assert held(after) == []
+    assert held(after.float().double()) == []
+    assert held(after * (1.0 + 2.0**-22)) == [name]
+
+
 def test_who_skips_alone_or_by_another_scale_is_told() -> None:
     evidence = replicas(
         PLAN,
