@@ -15,7 +15,6 @@ from bench.accuracy.predict import cases_of, predict_cases
 from bench.accuracy.published.rows import read_rows
 from echelon.planner.explain.bands import (
     ALLOCATORS,
-    EXACT,
     NODE,
     Factors,
     byte_term_bands,
@@ -28,7 +27,7 @@ from echelon.planner.explain.bands import (
     step_term_bands,
     tokens_per_s_band,
 )
-from echelon.planner.predict.estimate import Estimate
+from echelon.planner.predict.estimate import EXACT, Estimate
 from echelon.planner.predict.residuals import EXPERTS, HELD, PAIRS, RUNS, STEP
 from echelon.planner.search.request import SearchAim, make_request
 from echelon.planner.search.search import SearchResult, search

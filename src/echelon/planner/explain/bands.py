@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import exp, hypot, log, log2
+from statistics import NormalDist
 from typing import TypeAlias
 
 import numpy as np
@@ -25,12 +26,10 @@ from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
 from echelon.cost.seconds.numbers import MachineNumbers
 from echelon.cost.seconds.step import step_seconds
 from echelon.cost.seconds.trainer_generations import FITTED, FRAMEWORKS, OURS, OVERLAPS
-from echelon.planner.predict.estimate import Estimate
+from echelon.planner.predict.estimate import Estimate, counted_terms
 from echelon.planner.predict.peak_bytes import plain_number
 from echelon.planner.predict.residuals import EXPERTS, HELD, MOST_DEVICES, PAIRS, STEP, Factors
 
-EXACT = ("parameters", "gradients", "optimizer")
-"""Terms of what is held that are counted, not estimated."""
 NODE = 8
 """Devices of a run up to which it counts as one on one node."""
 NEAR = 0.1
@@ -169,10 +168,39 @@ def step_band(estimate: Estimate) -> BandedValue:
     return _banded(step, *estimate.step_band, low * step, high * step)
 
 
+def fit_probability(estimate: Estimate, memory_bytes: float) -> float:
+    """Return the probability that the fullest rank holds no more than `memory_bytes`.
+
+    What is not counted is off by a factor whose logarithm is taken to be normal, with four of five
+    inside the band.
+    """
+    low, high = band_evidence(estimate.inputs).held
+    counted = estimate.bytes_counted
+    rest = estimate.bytes_held - counted
+    room = memory_bytes - counted
+    if room <= 0.0:
+        return 0.0
+    if rest <= 0.0:
+        return 1.0
+    middle, deviation = _normal_of(low, high)
+    return NormalDist(middle, deviation).cdf(log(room / rest))
+
+
+def held_factor(work: CostInputs, probability: float) -> float:
+    """Return what bytes that are not counted are multiplied by to be below it so probably."""
+    return exp(NormalDist(*_normal_of(*band_evidence(work).held)).inv_cdf(probability))
+
+
+def _normal_of(low: float, high: float) -> tuple[float, float]:
+    """Return mean and deviation of the logarithm of a factor, of which four of five are between."""
+    quantile = NormalDist().inv_cdf(0.9)
+    return (log(low) + log(high)) / 2.0, (log(high) - log(low)) / (2.0 * quantile)
+
+
 def held_bytes_band(estimate: Estimate) -> BandedValue:
     """Return the bytes of the fullest rank; those that are counted have no band."""
     low, high = band_evidence(estimate.inputs).held
-    counted = sum(estimate.bytes[name] for name in EXACT)
+    counted = estimate.bytes_counted
     rest = estimate.bytes_held - counted
     ends = counted + low * rest, counted + high * rest
     return _banded(estimate.bytes_held, *estimate.bytes_band, *ends)
@@ -181,8 +209,9 @@ def held_bytes_band(estimate: Estimate) -> BandedValue:
 def byte_term_bands(estimate: Estimate) -> BandedTerms:
     """Return every term of what the fullest rank holds with its band: none where it is counted."""
     low, high = band_evidence(estimate.inputs).held
+    counted = counted_terms(estimate.bytes, by_lists=estimate.by_lists)
     return {
-        name: _banded(value) if name in EXACT else _banded(value, low * value, high * value)
+        name: _banded(value) if name in counted else _banded(value, low * value, high * value)
         for name, value in estimate.bytes.items()
     }
 

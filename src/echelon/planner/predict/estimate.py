@@ -15,7 +15,7 @@ How far estimates are from measured runs, `bench/accuracy/` says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -45,6 +45,16 @@ from echelon.planner.predict.peak_bytes import (
     state_byte_ratios,
 )
 
+EXACT = ("parameters", "gradients", "optimizer")
+"""Terms of what is held that are counted of every trainer."""
+ESTIMATED = ("slack", "context")
+"""Terms that are estimated even where a run holds what the lists of its plan say."""
+
+
+def counted_terms(terms: Iterable[str], *, by_lists: bool) -> tuple[str, ...]:
+    """Return the terms of what is held that are counted: `by_lists` all but an allocator's."""
+    return tuple(name for name in terms if name not in ESTIMATED) if by_lists else EXACT
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
@@ -61,6 +71,8 @@ class Estimate:
     tokens: int
     model_flops: float
     peak_flops: float
+    by_lists: bool = False
+    """Whether bytes are those of the lists that our engine is tested to hold to."""
 
     @property
     def step_s(self) -> float:
@@ -71,6 +83,11 @@ class Estimate:
     def bytes_held(self) -> float:
         """Return the bytes that the fullest rank holds at its peak."""
         return sum(self.bytes.values())
+
+    @property
+    def bytes_counted(self) -> float:
+        """Return those of the bytes that are counted, not estimated."""
+        return sum(self.bytes[name] for name in counted_terms(self.bytes, by_lists=self.by_lists))
 
     @property
     def tokens_per_s_per_device(self) -> float:
@@ -137,7 +154,7 @@ def with_simulated_terms(
 def with_exact_bytes(plan: Plan, found: Estimate, *, trainer: str = OURS) -> Estimate:
     """Return an estimate with the bytes of the lists of a Plan; another trainer has its own."""
     if trainer == OURS:
-        return _with_bytes_by_place(found, peak_bytes_by_place(plan))
+        return replace(_with_bytes_by_place(found, peak_bytes_by_place(plan)), by_lists=True)
 
     places = peak_bytes_by_place(plan, other_trainer_stage_bytes(plan, found.inputs))
     times = state_byte_ratios(plan, found.inputs)

@@ -109,7 +109,7 @@ _OWN_NUMBERS = (
 )
 """Fields of a mesh, and of a plan, that the formulas read under the same name."""
 
-_FINALISTS = 50  # candidates
+FINALISTS = 50  # candidates
 
 CandidateGroup = tuple[int, int, int, int]
 """Devices, the row of a mesh, a schedule and its virtual stages."""
@@ -153,7 +153,7 @@ class ScoredCandidate:
 class BestCandidates:
     """Keep the best plan of each group, and say what a plan must beat to be among the first."""
 
-    keep: int = _FINALISTS
+    keep: int = FINALISTS
     found: dict[CandidateGroup, ScoredCandidate] = field(
         default_factory=dict[CandidateGroup, ScoredCandidate]
     )

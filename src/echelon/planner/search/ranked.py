@@ -179,7 +179,7 @@ def pick_finalists(
         except ConfigError as error:
             picked.refused.update(error.rules)
             continue
-        if found.estimate.bytes_held <= request.memory_bytes:
+        if bytes_to_fit(request, found.estimate) <= request.memory_bytes:
             picked.ranked.append(found)
             continue
         picked.refused[PLAN_FITS_MEMORY.id] += 1
@@ -189,6 +189,12 @@ def pick_finalists(
             heappush(line, (ranking_key(request, again), number, again))
     picked.rest = [one for _, _, one in sorted(line, key=lambda item: item[:2])]
     return picked
+
+
+def bytes_to_fit(request: SearchRequest, estimate: Estimate) -> float:
+    """Return what must fit: what is held, with more of what is not counted where that is asked."""
+    counted = estimate.bytes_counted
+    return counted + request.uncounted_factor * (estimate.bytes_held - counted)
 
 
 def _timed(request: SearchRequest, choice: CandidatePlan, *, events: bool) -> RankedPlan:

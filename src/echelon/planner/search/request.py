@@ -80,6 +80,8 @@ class SearchRequest(SearchAim):
     """Choices that are not searched."""
     software: TrainerConstants = field(default_factory=lambda: FRAMEWORKS[OURS])
     """The constants of the trainer."""
+    uncounted_factor: float = 1.0
+    """What bytes that are not counted are multiplied by before a plan is said to fit."""
     defaults_taken: tuple[str, ...] = ()
     """What was taken where nobody said."""
 

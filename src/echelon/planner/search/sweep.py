@@ -19,11 +19,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
 from echelon.cost.seconds.numbers import Array, Num
+from echelon.cost.seconds.trainer_generations import OURS
+from echelon.planner.predict.estimate import counted_terms
 from echelon.planner.predict.formulas import (
     OptionTable,
     OptionTables,
@@ -31,7 +34,12 @@ from echelon.planner.predict.formulas import (
     VectorizedFormulas,
     broadcast_to_array,
 )
-from echelon.planner.search.candidate import BestCandidates, ScoredCandidate, best_of_groups
+from echelon.planner.search.candidate import (
+    FINALISTS,
+    BestCandidates,
+    ScoredCandidate,
+    best_of_groups,
+)
 from echelon.planner.search.legal_meshes import Legality, legal_meshes
 from echelon.planner.search.options import MOST_VIRTUAL, ScheduleOption, ZeroOption
 from echelon.planner.search.request import SearchRequest
@@ -63,10 +71,15 @@ class SearchSweep:
     """Look for the best plans of a request, one world size after another."""
 
     def __init__(
-        self, request: SearchRequest, *, offload: bool = False, keep: int | None = None
+        self,
+        request: SearchRequest,
+        *,
+        offload: bool = False,
+        keep: int | None = None,
+        below: float = inf,
     ) -> None:
-        """Start with nothing found."""
-        self.best = BestCandidates() if keep is None else BestCandidates(keep)
+        """Start with nothing found; plans that are worth `below` or more are left out."""
+        self.best = BestCandidates(FINALISTS if keep is None else keep, threshold=below)
         self.counts = SearchCounts()
         self.least_bytes = float("inf")
         self.request = request
@@ -221,7 +234,13 @@ class SearchSweep:
         return found
 
     def _held(self, formulas: VectorizedFormulas, index: RowIndex, **numbers: Num) -> Array:
-        return broadcast_to_array(formulas.bytes(index, **numbers).total, len(index))
+        found = formulas.bytes(index, **numbers)
+        total, factor = found.total, self.request.uncounted_factor
+        if factor != 1.0:
+            ours = self.request.trainer == OURS
+            counted = sum(found.terms[name] for name in counted_terms(found.terms, by_lists=ours))
+            total = counted + factor * (total - counted)
+        return broadcast_to_array(total, len(index))
 
     def _terms(
         self, formulas: VectorizedFormulas, index: RowIndex, names: tuple[str, ...], **numbers: Num

@@ -1,0 +1,292 @@
+"""The plan to run, and those that somebody may prefer, each with what that costs.
+
+The fastest plan of a search is the first of hundreds that are within a percent, and the prediction
+of a step is off by more: of two plans of one run that are predicted to be near each other, four in
+five ratios of seconds lie within `PAIRS["near"]`. So a simpler plan is recommended where a faster
+one is really faster with a probability below CONVINCED. And a plan is recommended only if it fits
+with a probability of SURE, by how far off predictions of what is not counted in memory were.
+
+Devices may stay idle: where fewer of them take a shorter step, that is the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import exp
+from statistics import NormalDist
+from typing import Literal
+
+from echelon.core.cluster import Cluster
+from echelon.planner.explain.bands import fit_probability, held_factor
+from echelon.planner.predict.residuals import PAIRS
+from echelon.planner.recommend.simplicity import (
+    SPLITTING_AXES,
+    Complexity,
+    complexity,
+    splitting_axes,
+)
+from echelon.planner.search.ranked import (
+    RankedPlan,
+    cost_inputs_from_candidate,
+    objective_value,
+    pick_finalists,
+)
+from echelon.planner.search.request import SearchRequest
+from echelon.planner.search.search import SearchResult, search, world_sizes
+from echelon.planner.search.sweep import SearchSweep
+
+SURE = 0.95
+"""The probability with which a recommended plan fits."""
+CONVINCED = 0.6
+"""The probability of being faster from which on a plan is preferred though it is less simple."""
+_KEPT = 8  # plans
+_LEAN_SHARES = (0.25, 0.5, 0.75)
+_BEST_MFU = 0.8
+"""No step of a model is known that reaches more of its devices' peak."""
+_MOST_COUNTS = 12
+_MOST_SLOWER = 1.5
+"""How many times the seconds of the recommended plan a leaner one may take."""
+
+Preference = Literal["fastest", "safest", "leanest", "cheapest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Hold a plan that somebody may prefer: for what, and with what probability it fits."""
+
+    preferred_for: tuple[Preference, ...]
+    ranked: RankedPlan
+    fits: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """Hold the plan to run, others to prefer, and the answer of the search that it rests on."""
+
+    first: Choice
+    """The plan to run."""
+    others: tuple[Choice, ...]
+    """Plans that are better at something."""
+    answer: SearchResult
+    """The answer, with the recommended plan first."""
+    faster_share: float
+    """By what share of its seconds the fastest plan is faster; 0 where it is the first."""
+    sure: bool
+    """Whether the first fits with the probability that is wanted."""
+
+
+def noise() -> float:
+    """Return the share of seconds below which a faster plan is not worth being less simple."""
+    deviation = PAIRS["near"] / NormalDist().inv_cdf(0.9)
+    return exp(NormalDist().inv_cdf(CONVINCED) * deviation) - 1.0
+
+
+def recommend(request: SearchRequest) -> Recommendation | None:
+    """Return what to run of all plans of a request; None where none fits, or it was stopped."""
+    answer = search(request)
+    if answer.best is None or answer.interrupted:
+        return None
+    return recommend_from(answer)
+
+
+def recommend_from(answer: SearchResult) -> Recommendation:
+    """Return what to run of an answer that has a plan."""
+    request = answer.request
+    fastest = answer.first
+    surely = replace(request, uncounted_factor=_factor(request, fastest))
+    base = fastest if _fits(request, fastest) >= SURE else _best(surely, offload=answer.offload)
+    sure = base is not None
+    base = base or fastest
+    base = _with_idle_devices(surely if sure else request, base, offload=answer.offload) or base
+    known = [base, *(one for one in answer.ranked if one is not base)]
+    limit = objective_value(request, base.estimate) * (1.0 + noise())
+    simpler = list(_simpler(surely if sure else request, base, limit, offload=answer.offload))
+    near = [
+        one
+        for one in (*known, *simpler)
+        if objective_value(request, one.estimate) <= limit
+        and (_fits(request, one) >= SURE or not sure)
+    ]
+    first = min(near, key=lambda one: _order(request, one))
+    others = _others(request, first, fastest, near, offload=answer.offload)
+    rest = [one for one in _merged(answer.ranked) if one.candidate != first.candidate]
+    ranked = (first, *rest)[: request.top]
+    faster = first.estimate.step_s / fastest.estimate.step_s - 1.0
+    return Recommendation(
+        first=Choice(preferred_for=(), ranked=first, fits=_fits(request, first)),
+        others=others,
+        answer=replace(answer, ranked=ranked),
+        faster_share=max(0.0, faster),
+        sure=sure,
+    )
+
+
+def _with_idle_devices(
+    request: SearchRequest, base: RankedPlan, *, offload: bool
+) -> RankedPlan | None:
+    """Return the best plan on fewer devices that takes a shorter step; None where there is none."""
+    if request.objective != "time" or request.pins.values_of("devices") is not None:
+        return None
+    estimate = base.estimate
+    least = estimate.model_flops / (_BEST_MFU * estimate.peak_flops * estimate.step_s)
+    worlds = [count for count in even_counts(request.cluster) if least < count < estimate.devices]
+    if not worlds:
+        return None
+    some = _picked(
+        request, offload=offload, below=estimate.step_s, worlds=worlds[-_MOST_COUNTS:][::-1]
+    )
+    return some[0] if some else None
+
+
+def even_counts(cluster: Cluster) -> tuple[int, ...]:
+    """Return how many devices a plan may take, fewest first: of one node, or of whole nodes.
+
+    Their prime factors are at most 7: what cannot be cut evenly is of no use.
+    """
+    node = cluster.devices_per_node
+    counts = {*range(1, node + 1), *(node * nodes for nodes in range(1, cluster.nodes + 1))}
+    return tuple(sorted(count for count in counts if _is_smooth(count)))
+
+
+def _is_smooth(count: int) -> bool:
+    for prime in (2, 3, 5, 7):
+        while count % prime == 0:
+            count //= prime
+    return count == 1
+
+
+def _order(request: SearchRequest, one: RankedPlan) -> tuple[Complexity, float, float]:
+    """Return where a plan stands: the simplest first, then the best, then the leanest."""
+    value = objective_value(request, one.estimate)
+    return complexity(one.candidate), value, one.estimate.bytes_held
+
+
+def _fits(request: SearchRequest, one: RankedPlan) -> float:
+    return fit_probability(one.estimate, request.memory_bytes)
+
+
+def _factor(request: SearchRequest, one: RankedPlan) -> float:
+    return max(1.0, held_factor(cost_inputs_from_candidate(request, one.candidate), SURE))
+
+
+def _best(request: SearchRequest, *, offload: bool) -> RankedPlan | None:
+    """Return the best plan of a request, as a Plan; None where nothing fits."""
+    found = _picked(request, offload=offload)
+    return found[0] if found else None
+
+
+def _picked(
+    request: SearchRequest, *, offload: bool, below: float | None = None, worlds: Sequence[int] = ()
+) -> list[RankedPlan]:
+    """Return the first plans of a request that are worth less than `below`, as Plans."""
+    bound = {} if below is None else {"below": below}
+    sweep = SearchSweep(request, offload=offload, keep=_KEPT, **bound)
+    for world in worlds or _worlds(request):
+        sweep.walk(world)
+    return pick_finalists(request, sweep.best.ranked(), top=_KEPT).ranked
+
+
+def _worlds(request: SearchRequest) -> tuple[int, ...]:
+    pinned = request.pins.values_of("devices")
+    if pinned is None:
+        return (request.cluster.num_devices,)
+    return tuple(int(count) for count in pinned)
+
+
+def _simpler(
+    request: SearchRequest, base: RankedPlan, limit: float, *, offload: bool
+) -> Iterator[RankedPlan]:
+    """Yield plans with fewer axes than `base` that are worth no more than `limit`.
+
+    The fewest axes for which there is one are enough.
+    """
+    used = splitting_axes(base.candidate)
+    pinned = request.pins.values
+    free = [axis for axis in used if axis not in pinned]
+    for count in range(len(used) - len(free), len(used)):
+        found: list[RankedPlan] = []
+        for kept in combinations(SPLITTING_AXES, count):
+            if not set(kept) >= set(used) - set(free):
+                continue
+            pins = request.pins
+            for axis in SPLITTING_AXES:
+                if axis not in kept and axis not in pinned:
+                    pins = pins.having(axis, 1)
+            some = replace(request, pins=pins)
+            found += _picked(some, offload=offload, below=limit, worlds=[base.candidate.devices])
+        if found:
+            yield from found
+            return
+
+
+def _merged(plans: Sequence[RankedPlan]) -> Iterator[RankedPlan]:
+    """Yield plans; of those with equal seconds and bytes the simplest alone."""
+    found: dict[tuple[str, str], RankedPlan] = {}
+    for one in plans:
+        key = (f"{one.estimate.step_s:.4g}", f"{one.estimate.bytes_held / 1e9:.1f}")
+        known = found.get(key)
+        if known is None or complexity(one.candidate) < complexity(known.candidate):
+            found[key] = one
+    yield from found.values()
+
+
+def _others(
+    request: SearchRequest,
+    first: RankedPlan,
+    fastest: RankedPlan,
+    near: Sequence[RankedPlan],
+    *,
+    offload: bool,
+) -> tuple[Choice, ...]:
+    """Return the plans that are better than `first` at something, each once."""
+    lean = _leaner(request, first, offload=offload)
+    safest = max((*near, *lean), key=lambda one: (_fits(request, one), -one.estimate.step_s))
+    leanest = min((*near, *lean), key=lambda one: one.estimate.bytes_held)
+    named: list[tuple[Preference, RankedPlan]] = []
+    if fastest.estimate.step_s < first.estimate.step_s:
+        named.append(("fastest", fastest))
+    if _fits(request, safest) > _fits(request, first) + 0.005:
+        named.append(("safest", safest))
+    if leanest.estimate.bytes_held < first.estimate.bytes_held:
+        named.append(("leanest", leanest))
+    cheaper = _cheaper(request, first, offload=offload)
+    if cheaper is not None:
+        named.append(("cheapest", cheaper))
+    plans: dict[object, tuple[list[Preference], RankedPlan]] = {}
+    for name, one in named:
+        plans.setdefault(one.candidate, ([], one))[0].append(name)
+    return tuple(
+        Choice(preferred_for=tuple(names), ranked=one, fits=_fits(request, one))
+        for names, one in plans.values()
+    )
+
+
+def _leaner(request: SearchRequest, first: RankedPlan, *, offload: bool) -> list[RankedPlan]:
+    """Return plans that hold less: the best of those within a share of a device's memory."""
+    limit = objective_value(request, first.estimate) * _MOST_SLOWER
+    found: list[RankedPlan] = []
+    for share in _LEAN_SHARES:
+        memory = share * request.memory_bytes
+        if memory >= first.estimate.bytes_held:
+            break
+        less = request.with_memory(memory)
+        some = _picked(less, offload=offload, below=limit, worlds=[first.candidate.devices])
+        if some:
+            found.append(min(some, key=lambda one: _order(request, one)))
+            break
+    return found
+
+
+def _cheaper(request: SearchRequest, first: RankedPlan, *, offload: bool) -> RankedPlan | None:
+    """Return the plan on fewer devices that takes the fewest device seconds of a step."""
+    if request.objective != "time" or request.pins.values_of("devices") is not None:
+        return None
+    priced = replace(request, objective="throughput")
+    now = objective_value(priced, first.estimate)
+    factor = _factor(request, first)
+    sure = replace(priced, uncounted_factor=factor)
+    worlds = [count for count in world_sizes(priced) if count < first.candidate.devices]
+    some = _picked(sure, offload=offload, below=now * (1.0 - noise()), worlds=worlds or [0])
+    return some[0] if some else None
