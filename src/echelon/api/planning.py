@@ -71,12 +71,13 @@ def _searched(
     pins: Sequence[str],
     objective: Objective,
 ) -> Plan:
+    from echelon.planner.recommend.recommend import Recommendation, recommend
     from echelon.planner.search.no_plan import explain_no_plan
     from echelon.planner.search.request import SearchAim, make_request
-    from echelon.planner.search.search import search
 
     aim = SearchAim(objective=objective, top=1)
-    answer = search(make_request(run, cluster=cluster, settings=settings, pins=pins, aim=aim))
+    found = recommend(make_request(run, cluster=cluster, settings=settings, pins=pins, aim=aim))
+    answer = found.answer if isinstance(found, Recommendation) else found
     if answer.interrupted:
         raise KeyboardInterrupt
     if answer.best is None or answer.best.plan is None:

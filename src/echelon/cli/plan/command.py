@@ -45,6 +45,9 @@ Top = Annotated[int, Parameter(help="How many plans to show.")]
 Why = Annotated[
     bool, Parameter(help="Say why this plan, why not its neighbours, what would change it.")
 ]
+Detail = Annotated[
+    bool, Parameter(help="Show also the plans of the search, and every term of the first.")
+]
 Svg = Annotated[
     Path | None, Parameter(help="Draw memory, step and mesh of the best into this new folder.")
 ]
@@ -80,6 +83,7 @@ def plan(
     top: Top = TOP,
     out: Out = None,
     why: Why = False,
+    detail: Detail = False,
     svg: Svg = None,
     settings: Settings = (),
     json: AsJson = False,
@@ -94,7 +98,8 @@ def plan(
             "--trainer": trainer != OURS,
             "--top": top != TOP,
         }
-        _require_search({"--pin": pin, "--price": price, "--out": out, **asked})
+        asked |= {"--pin": pin, "--price": price, "--out": out, "--detail": detail}
+        _require_search(asked)
         fits = _show(run, settings, json=json)
         _explain(run, settings, why=why, svg=svg)
         return 0 if fits else 1
@@ -107,7 +112,9 @@ def plan(
         trainer=trainer,
         top=top,
     )
-    shown = SearchOutputOptions(front=objective == "front", output=out, why=why, svg=svg, json=json)
+    shown = SearchOutputOptions(
+        front=objective == "front", detail=detail, output=out, why=why, svg=svg, json=json
+    )
     return run_search(run, wanted, shown, cluster=cluster, settings=settings, pins=pin)
 
 

@@ -25,6 +25,7 @@ class SearchOutputOptions:
     """Hold what is printed and written of an answer."""
 
     front: bool
+    detail: bool
     output: Path | None
     why: bool
     svg: Path | None
@@ -41,13 +42,15 @@ def run_search(
     pins: Sequence[str],
 ) -> int:
     """Search, print the answer, write the best plan; return the exit code."""
-    from echelon.cli.plan.search_json import answer_json, explanation_json
+    from echelon.cli.plan.recommend_text import recommendation_text
+    from echelon.cli.plan.search_json import answer_json, explanation_json, recommendation_json
     from echelon.cli.plan.search_text import answer_text
     from echelon.cli.plan.why import explanation_text, fixes_text
     from echelon.planner.explain.why import explain_result
+    from echelon.planner.recommend.recommend import Recommendation, recommend
     from echelon.planner.search.no_plan import explain_no_plan
     from echelon.planner.search.request import make_request
-    from echelon.planner.search.search import pareto_front, search
+    from echelon.planner.search.search import pareto_front
 
     _require_sensible(wanted)
     require_suffix("--out", shown.output, (".toml", ".json"))
@@ -57,7 +60,8 @@ def run_search(
 
         require_new_folder(shown.svg)
     request = make_request(model, cluster=cluster, settings=settings, pins=pins, aim=wanted)
-    answer = search(request)
+    found = recommend(request)
+    answer = found.answer if isinstance(found, Recommendation) else found
     if answer.best is None and not answer.interrupted:
         if shown.why:
             from echelon.planner.explain.fixes import cheapest_pin_fixes
@@ -66,12 +70,17 @@ def run_search(
         raise explain_no_plan(answer)
     kept = pareto_front(request) if shown.front and not answer.interrupted else ()
     if shown.json:
-        found = {"search": answer_json(answer, kept)}
+        told = {"search": answer_json(answer, kept)}
+        if isinstance(found, Recommendation):
+            told["recommended"] = recommendation_json(found)
         if shown.why and answer.best is not None:
-            found["why"] = explanation_json(explain_result(answer))
-        print_json("plan", found)
+            told["why"] = explanation_json(explain_result(answer))
+        print_json("plan", told)
     elif answer.best is not None:
-        print(answer_text(answer, kept), end="")
+        if isinstance(found, Recommendation):
+            print(recommendation_text(found, model), end="")
+        if shown.detail or kept or not isinstance(found, Recommendation):
+            print("\n" + answer_text(answer, kept), end="")
         if shown.why:
             print("\n" + explanation_text(explain_result(answer)), end="")
     if answer.best is not None:

@@ -15,6 +15,7 @@ from echelon.planner.explain.bands import BandedTerms, price_band
 from echelon.planner.explain.neighbours import Neighbour, NeighbourOutcome
 from echelon.planner.explain.sensitivity import SensitivityResult
 from echelon.planner.explain.why import Explanation
+from echelon.planner.recommend.recommend import Recommendation, noise
 from echelon.planner.search.ranked import RankedPlan
 from echelon.planner.search.search import SearchResult
 
@@ -70,6 +71,24 @@ def _ranked_json(answer: SearchResult, one: RankedPlan) -> dict[str, Any]:
         "price_band": None if price is None else band_json(price_band(estimate, price)),
         "stages": [list(stage) for stage in one.stages],
         "plan": None if one.plan is None else json.loads(one.plan.to_json()),
+    }
+
+
+def recommendation_json(found: Recommendation) -> dict[str, Any]:
+    """Return which plan to run and which others somebody may prefer, as JSON values."""
+    return {
+        "fits": found.first.fits,
+        "sure": found.sure,
+        "faster_share": found.faster_share,
+        "noise": noise(),
+        "others": [
+            {
+                "preferred_for": list(one.preferred_for),
+                "fits": one.fits,
+                **_ranked_json(found.answer, one.ranked),
+            }
+            for one in found.others
+        ],
     }
 
 

@@ -70,7 +70,7 @@ class BandEvidence:
 def band_evidence(work: CostInputs) -> BandEvidence:
     """Return what the band of one plan rests on."""
     trainer, family = trainer_from_constants(work.software), device_family(work.machine)
-    held = HELD if trainer in ALLOCATORS else combine_factors(HELD, _ALLOCATED)
+    held = _held_factors(work.software)
     if _measured_here(work.software):
         return BandEvidence(
             step=MEASURED_HERE, held=held, similar_runs="this machine, calibrated", untested=()
@@ -88,6 +88,11 @@ def band_evidence(work: CostInputs) -> BandEvidence:
         similar_runs=like,
         untested=(*found, *more),
     )
+
+
+def _held_factors(software: TrainerConstants) -> Factors:
+    known = trainer_from_constants(software) in ALLOCATORS
+    return HELD if known else combine_factors(HELD, _ALLOCATED)
 
 
 def combine_factors(*factors: Factors) -> Factors:
@@ -186,9 +191,9 @@ def fit_probability(estimate: Estimate, memory_bytes: float) -> float:
     return NormalDist(middle, deviation).cdf(log(room / rest))
 
 
-def held_factor(work: CostInputs, probability: float) -> float:
+def held_factor(software: TrainerConstants, probability: float) -> float:
     """Return what bytes that are not counted are multiplied by to be below it so probably."""
-    return exp(NormalDist(*_normal_of(*band_evidence(work).held)).inv_cdf(probability))
+    return exp(NormalDist(*_normal_of(*_held_factors(software))).inv_cdf(probability))
 
 
 def _normal_of(low: float, high: float) -> tuple[float, float]:

@@ -29,7 +29,6 @@ from echelon.planner.recommend.simplicity import (
 )
 from echelon.planner.search.ranked import (
     RankedPlan,
-    cost_inputs_from_candidate,
     objective_value,
     pick_finalists,
 )
@@ -83,44 +82,53 @@ def noise() -> float:
     return exp(NormalDist().inv_cdf(CONVINCED) * deviation) - 1.0
 
 
-def recommend(request: SearchRequest) -> Recommendation | None:
-    """Return what to run of all plans of a request; None where none fits, or it was stopped."""
-    answer = search(request)
-    if answer.best is None or answer.interrupted:
-        return None
-    return recommend_from(answer)
+def recommend(request: SearchRequest) -> Recommendation | SearchResult:
+    """Return what to run of all plans of a request; the answer alone where there is none.
+
+    It was stopped then, or no plan fits.
+    """
+    factor = max(1.0, held_factor(request.software, SURE))
+    answer = search(replace(request, uncounted_factor=factor))
+    if answer.interrupted:
+        return answer
+    sure = answer.best is not None
+    if not sure:
+        answer = search(request)
+        if answer.best is None or answer.interrupted:
+            return answer
+    return recommend_from(answer, request, sure=sure)
 
 
-def recommend_from(answer: SearchResult) -> Recommendation:
-    """Return what to run of an answer that has a plan."""
-    request = answer.request
-    fastest = answer.first
-    surely = replace(request, uncounted_factor=_factor(request, fastest))
-    base = fastest if _fits(request, fastest) >= SURE else _best(surely, offload=answer.offload)
-    sure = base is not None
-    base = base or fastest
-    base = _with_idle_devices(surely if sure else request, base, offload=answer.offload) or base
-    known = [base, *(one for one in answer.ranked if one is not base)]
+def recommend_from(
+    answer: SearchResult, request: SearchRequest, *, sure: bool = True
+) -> Recommendation:
+    """Return what to run of an answer that has a plan; `request` takes plans that may not fit."""
+    wanted, offload = answer.request, answer.offload
+    base = _with_idle_devices(wanted, answer.first, offload=offload) or answer.first
     limit = objective_value(request, base.estimate) * (1.0 + noise())
-    simpler = list(_simpler(surely if sure else request, base, limit, offload=answer.offload))
-    near = [
-        one
-        for one in (*known, *simpler)
-        if objective_value(request, one.estimate) <= limit
-        and (_fits(request, one) >= SURE or not sure)
-    ]
+    simpler = _simpler(wanted, base, limit, offload=offload)
+    known = (base, *answer.ranked, *simpler)
+    near = [one for one in known if objective_value(request, one.estimate) <= limit]
     first = min(near, key=lambda one: _order(request, one))
-    others = _others(request, first, fastest, near, offload=answer.offload)
+    fastest = _fastest(request, base, offload=offload)
+    others = _others(request, first, fastest, near, offload=offload)
     rest = [one for one in _merged(answer.ranked) if one.candidate != first.candidate]
-    ranked = (first, *rest)[: request.top]
     faster = first.estimate.step_s / fastest.estimate.step_s - 1.0
     return Recommendation(
         first=Choice(preferred_for=(), ranked=first, fits=_fits(request, first)),
         others=others,
-        answer=replace(answer, ranked=ranked),
+        answer=replace(answer, ranked=(first, *rest)[: request.top]),
         faster_share=max(0.0, faster),
         sure=sure,
     )
+
+
+def _fastest(request: SearchRequest, base: RankedPlan, *, offload: bool) -> RankedPlan:
+    """Return the fastest plan that fits by what is expected: `base`, or one that may not."""
+    value, worlds = objective_value(request, base.estimate), [base.candidate.devices]
+    # Events may say less than the closed form by which plans are walked.
+    some = _picked(request, offload=offload, below=value * (1.0 + noise()), worlds=worlds)
+    return min((base, *some), key=lambda one: objective_value(request, one.estimate))
 
 
 def _with_idle_devices(
@@ -137,7 +145,7 @@ def _with_idle_devices(
     some = _picked(
         request, offload=offload, below=estimate.step_s, worlds=worlds[-_MOST_COUNTS:][::-1]
     )
-    return some[0] if some else None
+    return next((one for one in some if one.estimate.step_s < estimate.step_s), None)
 
 
 def even_counts(cluster: Cluster) -> tuple[int, ...]:
@@ -165,16 +173,6 @@ def _order(request: SearchRequest, one: RankedPlan) -> tuple[Complexity, float, 
 
 def _fits(request: SearchRequest, one: RankedPlan) -> float:
     return fit_probability(one.estimate, request.memory_bytes)
-
-
-def _factor(request: SearchRequest, one: RankedPlan) -> float:
-    return max(1.0, held_factor(cost_inputs_from_candidate(request, one.candidate), SURE))
-
-
-def _best(request: SearchRequest, *, offload: bool) -> RankedPlan | None:
-    """Return the best plan of a request, as a Plan; None where nothing fits."""
-    found = _picked(request, offload=offload)
-    return found[0] if found else None
 
 
 def _picked(
@@ -285,7 +283,7 @@ def _cheaper(request: SearchRequest, first: RankedPlan, *, offload: bool) -> Ran
         return None
     priced = replace(request, objective="throughput")
     now = objective_value(priced, first.estimate)
-    factor = _factor(request, first)
+    factor = max(1.0, held_factor(request.software, SURE))
     sure = replace(priced, uncounted_factor=factor)
     worlds = [count for count in world_sizes(priced) if count < first.candidate.devices]
     some = _picked(sure, offload=offload, below=now * (1.0 - noise()), worlds=worlds or [0])
