@@ -3,6 +3,7 @@
 search/     a request becomes an answer: every legal plan is walked, the best become Plans
 predict/    what a plan takes: seconds of a step and bytes of its fullest rank, by term
 explain/    why an answer is what it is, what would change it, what would make a plan fit
+recommend/  which plan of an answer to run: simple, sure to fit
 lint/       what is legal, and seldom wanted
 view/       pictures of memory, seconds and the mesh
 """

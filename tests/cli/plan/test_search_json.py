@@ -20,7 +20,7 @@ def check(value: object) -> None:
 
 
 def test_json_is_one_object_of_the_published_schema(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*FAST, "--json", "--objective", "front"]) == 0
+    assert main([*FAST, "--json", "--objective", "front", "--pin", "devices=8"]) == 0
     result = json.loads(capsys.readouterr().out)
     check(result)
     found = result["search"]

@@ -42,6 +42,8 @@ def rate_lines(estimate: Estimate, *, label: int = 10) -> Iterator[str]:
     if rests.untested:
         told += f"; wider for what no run tells: {', '.join(rests.untested)}"
     exact = "Bytes of parameters, gradients and optimizer are counted: they have no band"
+    if estimate.by_lists:
+        exact = "All bytes are counted, but what an allocator and the device's context take"
     yield fill(f"{'bands':<{label}}{told}. {exact}.", WIDTH, subsequent_indent=" " * label)
 
 

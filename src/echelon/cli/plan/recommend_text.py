@@ -7,7 +7,6 @@ first (`search_text.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from shlex import quote
 from textwrap import fill
 
 from echelon.cli.output import WIDTH, fit_page, table
@@ -16,21 +15,21 @@ from echelon.core.parameters import num_parameters
 from echelon.core.units import short_count
 from echelon.planner.explain.bands import held_bytes_band, price_band, step_band
 from echelon.planner.predict.estimate import Estimate
-from echelon.planner.recommend.recommend import SURE, Choice, Recommendation, noise
+from echelon.planner.recommend.recommend import SURE, PreferredPlan, Recommendation, noise
 from echelon.planner.recommend.simplicity import splitting_axes
 from echelon.planner.search.candidate import CandidatePlan
 
-_LABEL = 10
-_TOLD_TERMS = 3
+_LABEL = 10  # columns
+_TOLD_TERMS = 3  # terms
 _LEAST_TOLD = 0.05  # of a step
 
 
-def recommendation_text(found: Recommendation, model: str) -> str:
-    """Return the page of a recommendation; `model` is what the user called it."""
+def recommendation_text(found: Recommendation, command: str) -> str:
+    """Return the page of a recommendation; `command` is what the user asked for it with."""
     lines = [*_head(found), "", *_answer(found), ""]
     if found.others:
         lines += [_others_table(found), ""]
-    return fit_page("\n".join([*lines, *_next(found, model)])) + "\n"
+    return fit_page("\n".join([*lines, *_next(found, command)])) + "\n"
 
 
 def plan_words(choice: CandidatePlan) -> str:
@@ -83,7 +82,8 @@ def _answer(found: Recommendation) -> Iterator[str]:
     yield _line(
         "step",
         f"{step.value:.4g} s ({step.low:.4g} to {step.high:.4g}), "
-        f"{estimate.tokens_per_s_per_device:.0f} tokens/s of a device, MFU {100 * estimate.mfu:.1f}",
+        f"{estimate.tokens_per_s_per_device:.0f} tokens/s of a device, "
+        f"MFU {100 * estimate.mfu:.1f}",
     )
     yield _line(
         "memory",
@@ -127,7 +127,7 @@ def _others_table(found: Recommendation) -> str:
     return table(("preferred", "plan", "step", "GB", "fits", "tokens/s"), rows, WIDTH)
 
 
-def _other_row(one: Choice, first: Estimate) -> tuple[str, ...]:
+def _other_row(one: PreferredPlan, first: Estimate) -> tuple[str, ...]:
     choice, estimate = one.ranked.candidate, one.ranked.estimate
     devices = "" if choice.devices == first.devices else f"{choice.devices:,}: "
     zero = f"zero{choice.zero}" + "+h" * choice.offload
@@ -142,13 +142,12 @@ def _other_row(one: Choice, first: Estimate) -> tuple[str, ...]:
     )
 
 
-def _next(found: Recommendation, model: str) -> Iterator[str]:
-    command = f"echelon plan {quote(model)} --cluster {quote(found.answer.request.cluster.name)}"
+def _next(found: Recommendation, command: str) -> Iterator[str]:
     yield _line("next", f"{command} --out run.toml, then echelon prove run.toml")
+    count = len(found.answer.ranked)
+    yield _line("more", f"--detail: {count} plans and every term; --why: what else was looked at")
     yield _line(
-        "more",
-        f"--detail: {len(found.answer.ranked)} plans and every term; --why: what else was looked "
-        f"at. {found.answer.num_legal:,} legal plans, {found.answer.seconds:.1f} s",
+        "searched", f"{found.answer.num_legal:,} legal plans in {found.answer.seconds:.1f} s"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +79,8 @@ def run_search(
         print_json("plan", told)
     elif answer.best is not None:
         if isinstance(found, Recommendation):
-            print(recommendation_text(found, model), end="")
+            asked = _command(model, cluster, settings, pins, request)
+            print(recommendation_text(found, asked), end="")
         if shown.detail or kept or not isinstance(found, Recommendation):
             print("\n" + answer_text(answer, kept), end="")
         if shown.why:
@@ -92,6 +94,29 @@ def run_search(
         )
         return EXIT_INTERRUPTED
     return 0
+
+
+def _command(
+    model: str,
+    cluster: str | None,
+    settings: Sequence[str],
+    pins: Sequence[str],
+    aim: SearchAim,
+) -> str:
+    """Return the command that asks for this plan again."""
+    from echelon.cost.seconds.trainer_generations import OURS
+
+    words = ["echelon", "plan", model]
+    words += ["--search"] if cluster is None else ["--cluster", cluster]
+    flags = (("--set", settings), ("--pin", pins))
+    words += [word for flag, values in flags for value in values for word in (flag, value)]
+    if aim.objective != "time":
+        words += ["--objective", aim.objective]
+    if aim.price is not None:
+        words += ["--price", f"{aim.price:g}"]
+    if aim.trainer != OURS:
+        words += ["--trainer", aim.trainer]
+    return shlex.join(words)
 
 
 def _require_sensible(wanted: SearchAim) -> None:

@@ -85,7 +85,7 @@ def recommendation_json(found: Recommendation) -> dict[str, Any]:
             {
                 "preferred_for": list(one.preferred_for),
                 "fits": one.fits,
-                **_ranked_json(found.answer, one.ranked),
+                "choice": _ranked_json(found.answer, one.ranked),
             }
             for one in found.others
         ],

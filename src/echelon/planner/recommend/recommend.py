@@ -42,9 +42,10 @@ CONVINCED = 0.6
 """The probability of being faster from which on a plan is preferred though it is less simple."""
 _KEPT = 8  # plans
 _LEAN_SHARES = (0.25, 0.5, 0.75)
+"""Shares of a device's memory within which leaner plans are looked for."""
 _BEST_MFU = 0.8
 """No step of a model is known that reaches more of its devices' peak."""
-_MOST_COUNTS = 12
+_MOST_COUNTS = 12  # counts of devices
 _MOST_SLOWER = 1.5
 """How many times the seconds of the recommended plan a leaner one may take."""
 
@@ -52,7 +53,7 @@ Preference = Literal["fastest", "safest", "leanest", "cheapest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class PreferredPlan:
     """Hold a plan that somebody may prefer: for what, and with what probability it fits."""
 
     preferred_for: tuple[Preference, ...]
@@ -64,9 +65,9 @@ class Choice:
 class Recommendation:
     """Hold the plan to run, others to prefer, and the answer of the search that it rests on."""
 
-    first: Choice
+    first: PreferredPlan
     """The plan to run."""
-    others: tuple[Choice, ...]
+    others: tuple[PreferredPlan, ...]
     """Plans that are better at something."""
     answer: SearchResult
     """The answer, with the recommended plan first."""
@@ -91,12 +92,29 @@ def recommend(request: SearchRequest) -> Recommendation | SearchResult:
     answer = search(replace(request, uncounted_factor=factor))
     if answer.interrupted:
         return answer
+    if answer.num_legal == 0 and (fewer := _on_fewer_devices(answer.request)) is not None:
+        answer = fewer
     sure = answer.best is not None
     if not sure:
         answer = search(request)
         if answer.best is None or answer.interrupted:
             return answer
     return recommend_from(answer, request, sure=sure)
+
+
+def _on_fewer_devices(request: SearchRequest) -> SearchResult | None:
+    """Return the answer on the most devices for which a mesh is legal and a plan fits, if any."""
+    if not _may_idle(request):
+        return None
+    for count in reversed(even_counts(request.cluster)):
+        answer = search(replace(request, pins=request.pins.having("devices", count)))
+        if answer.best is not None or answer.interrupted:
+            return replace(answer, request=request)
+    return None
+
+
+def _may_idle(request: SearchRequest) -> bool:
+    return request.objective == "time" and request.pins.values_of("devices") is None
 
 
 def recommend_from(
@@ -115,7 +133,7 @@ def recommend_from(
     rest = [one for one in _merged(answer.ranked) if one.candidate != first.candidate]
     faster = first.estimate.step_s / fastest.estimate.step_s - 1.0
     return Recommendation(
-        first=Choice(preferred_for=(), ranked=first, fits=_fits(request, first)),
+        first=PreferredPlan(preferred_for=(), ranked=first, fits=_fits(request, first)),
         others=others,
         answer=replace(answer, ranked=(first, *rest)[: request.top]),
         faster_share=max(0.0, faster),
@@ -135,7 +153,7 @@ def _with_idle_devices(
     request: SearchRequest, base: RankedPlan, *, offload: bool
 ) -> RankedPlan | None:
     """Return the best plan on fewer devices that takes a shorter step; None where there is none."""
-    if request.objective != "time" or request.pins.values_of("devices") is not None:
+    if not _may_idle(request):
         return None
     estimate = base.estimate
     least = estimate.model_flops / (_BEST_MFU * estimate.peak_flops * estimate.step_s)
@@ -237,7 +255,7 @@ def _others(
     near: Sequence[RankedPlan],
     *,
     offload: bool,
-) -> tuple[Choice, ...]:
+) -> tuple[PreferredPlan, ...]:
     """Return the plans that are better than `first` at something, each once."""
     lean = _leaner(request, first, offload=offload)
     safest = max((*near, *lean), key=lambda one: (_fits(request, one), -one.estimate.step_s))
@@ -256,7 +274,7 @@ def _others(
     for name, one in named:
         plans.setdefault(one.candidate, ([], one))[0].append(name)
     return tuple(
-        Choice(preferred_for=tuple(names), ranked=one, fits=_fits(request, one))
+        PreferredPlan(preferred_for=tuple(names), ranked=one, fits=_fits(request, one))
         for names, one in plans.values()
     )
 
@@ -279,7 +297,7 @@ def _leaner(request: SearchRequest, first: RankedPlan, *, offload: bool) -> list
 
 def _cheaper(request: SearchRequest, first: RankedPlan, *, offload: bool) -> RankedPlan | None:
     """Return the plan on fewer devices that takes the fewest device seconds of a step."""
-    if request.objective != "time" or request.pins.values_of("devices") is not None:
+    if not _may_idle(request):
         return None
     priced = replace(request, objective="throughput")
     now = objective_value(priced, first.estimate)

@@ -1,0 +1,65 @@
+"""The page of an answer: about twenty lines, the plan to run first, and the command to go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from echelon.cli.main import main
+from echelon.cli.plan.recommend_text import percent_of_fit, plan_words, recommendation_text
+from echelon.planner.recommend.recommend import Recommendation, recommend
+from tests.planner.requests import small
+
+LLAMA = ["plan", "llama3-8b", "--cluster", "8xh100"]
+
+
+def test_the_page_is_short_and_says_what_to_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*LLAMA, "--pin", "cp=1,2"]) == 0
+    page = capsys.readouterr().out
+    lines = page.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    labels = [line.split()[0] for line in lines if line[:1].strip()]
+    wanted = ["model", "batch", "assumed", "pinned", "run", "step", "memory", "why", "binds"]
+    assert [one for one in labels if one in wanted] == wanted
+    assert "fits: >99 %" in page
+    assert "fastest" in page
+    command = " ".join(page[page.index("next") :].split())
+    assert "echelon plan llama3-8b --cluster 8xh100 --pin cp=1,2 --out run.toml" in command
+    assert "legal plans" in page
+    assert "sum (step)" not in page
+
+
+def test_detail_adds_the_plans_and_every_term(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*LLAMA, "--detail", "--top", "3"]) == 0
+    page = capsys.readouterr().out
+    assert page.index("binds") < page.index("step s  tok/s") < page.index("sum (step)")
+
+
+def test_a_probability_is_never_certain() -> None:
+    assert [percent_of_fit(one) for one in (1.0, 0.96, 0.5, 0.0)] == [
+        ">99 %",
+        "96 %",
+        "50 %",
+        "<1 %",
+    ]
+
+
+def test_idle_devices_and_what_is_not_sure_are_told() -> None:
+    found = recommend(small(devices=7))
+    assert isinstance(found, Recommendation)
+    page = recommendation_text(found, "echelon plan nano")
+    assert "idle      1 of 7 devices" in page
+    assert "probability" not in page
+    unsure = replace(found, sure=False)
+    assert "try a short run first" in " ".join(recommendation_text(unsure, "").split())
+
+
+def test_every_choice_that_is_not_plain_is_said() -> None:
+    found = recommend(small(pins=["pp=2", "recompute=full", "tp=2", "schedule=zb-h1"]))
+    assert isinstance(found, Recommendation)
+    words = plan_words(found.first.ranked.candidate)
+    assert words.startswith("pp2 dp2 tp2")
+    assert "zb-h1" in words
+    assert "all blocks recomputed" in words

@@ -1,0 +1,120 @@
+"""Decisions: simple before the last percent, sure before tight, idle before slow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from echelon.planner.explain.bands import fit_probability
+from echelon.planner.recommend.recommend import (
+    SURE,
+    Recommendation,
+    even_counts,
+    noise,
+    recommend,
+)
+from echelon.planner.recommend.simplicity import complexity, splitting_axes
+from echelon.planner.search.request import SearchAim, SearchRequest, make_request
+from echelon.planner.search.search import SearchResult
+from tests.planner.requests import small
+
+
+def found(request: SearchRequest) -> Recommendation:
+    result = recommend(request)
+    assert isinstance(result, Recommendation)
+    return result
+
+
+def of(model: str, cluster: str, trainer: str = "echelon") -> Recommendation:
+    return found(make_request(model, cluster=cluster, aim=SearchAim(trainer=trainer)))
+
+
+def test_eight_billion_on_a_node_needs_no_context_ranks() -> None:
+    """Sharded data parallelism is within a percent of the fastest, and an expert runs it."""
+    one = of("llama3-8b", "8xh100")
+    choice = one.first.ranked.candidate
+    assert splitting_axes(choice) == ()
+    assert choice.zero >= 2
+    assert 0.0 < one.faster_share < noise()
+    assert one.answer.first is one.first.ranked
+    fastest = next(other for other in one.others if "fastest" in other.preferred_for)
+    assert fastest.ranked.estimate.step_s < one.first.ranked.estimate.step_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "cluster", "axes"),
+    [
+        ("gpt3-175b", "1024xa100-80gb", ("tp", "pp")),
+        ("llama3-70b", "64xh100", ("tp", "pp")),
+    ],
+)
+def test_short_sequences_are_not_cut(model: str, cluster: str, axes: tuple[str, ...]) -> None:
+    assert splitting_axes(of(model, cluster, "megatron").first.ranked.candidate) == axes
+
+
+def test_what_is_recommended_surely_fits() -> None:
+    for memory in (80.0, 6.0, 4.0):
+        request = small(memory_gb=memory)
+        one = found(request)
+        estimate = one.first.ranked.estimate
+        assert one.sure
+        assert one.first.fits == fit_probability(estimate, request.memory_bytes) >= SURE
+        assert one.first.ranked.plan is not None
+
+
+def test_where_no_plan_surely_fits_the_page_says_so() -> None:
+    """Memory between what is expected of the leanest plan and what it surely takes."""
+    roomy = small()
+    answer = recommend(replace(roomy, cluster=roomy.cluster).with_memory(1e6))
+    assert isinstance(answer, SearchResult)
+    assert answer.best is None
+    low, high = answer.least_bytes, 4.0 * answer.least_bytes
+    result: Recommendation | SearchResult = answer
+    for _ in range(40):
+        middle = (low + high) / 2.0
+        result = recommend(roomy.with_memory(middle))
+        if isinstance(result, SearchResult):
+            low = middle
+        elif result.sure:
+            high = middle
+        else:
+            break
+    assert isinstance(result, Recommendation)
+    assert not result.sure
+    assert result.first.fits < SURE
+
+
+def test_simplest_of_what_is_within_the_noise() -> None:
+    one = found(small(devices=16))
+    first = one.first.ranked
+    limit = first.estimate.step_s * (1.0 + one.faster_share)
+    near = [plan for plan in one.answer.ranked if plan.estimate.step_s <= limit]
+    assert complexity(first.candidate) == min(complexity(plan.candidate) for plan in near)
+
+
+def test_more_devices_are_never_slower() -> None:
+    steps = [
+        found(small(devices=count)).first.ranked.estimate.step_s for count in (1, 2, 4, 7, 8, 16)
+    ]
+    assert all(later <= earlier * (1.0 + noise()) for earlier, later in pairwise(steps))
+
+
+def test_a_tiny_model_leaves_devices_idle() -> None:
+    one = of("nano", "8xh100")
+    assert one.first.ranked.candidate.devices < 8
+
+
+def test_counts_are_of_one_node_or_of_whole_nodes() -> None:
+    assert even_counts(small(devices=8).cluster) == (1, 2, 3, 4, 5, 6, 7, 8)
+    counts = even_counts(small(devices=104).cluster)
+    assert counts[7:] == (8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96)
+
+
+def test_pins_stay_and_pinned_devices_are_all_used() -> None:
+    one = found(small(pins=["cp=2", "tp=2"]))
+    mesh = one.first.ranked.candidate.mesh
+    assert (mesh.cp, mesh.tp) == (2, 2)
+    assert found(small(pins=["devices=4"])).first.ranked.candidate.devices == 4
