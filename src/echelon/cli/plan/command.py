@@ -93,7 +93,7 @@ def plan(
     Exit 1 where the run does not fit into the memory of its devices.
     """
     if cluster is None and not search:
-        asked = {
+        asked: dict[str, object] = {
             "--objective": objective != "time",
             "--trainer": trainer != OURS,
             "--top": top != TOP,
