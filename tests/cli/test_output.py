@@ -44,7 +44,7 @@ def test_the_page_of_a_plan_fits(
 
 
 def test_the_page_of_a_search_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ("--objective", "front", "--price", "123456789.125", "--top", "4")
+    flags = ("--objective", "front", "--price", "123456789.125", "--detail")
     text = shown(capsys, "plan", "nano", "--cluster", "8xgb200", *flags, NAME)
     assert "for a million tokens" in text
 

@@ -32,7 +32,7 @@ def test_the_page_is_short_and_says_what_to_run(capsys: pytest.CaptureFixture[st
 
 
 def test_detail_adds_the_plans_and_every_term(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*LLAMA, "--detail", "--top", "3"]) == 0
+    assert main([*LLAMA, "--detail"]) == 0
     page = capsys.readouterr().out
     assert page.index("binds") < page.index("step s  tok/s") < page.index("sum (step)")
 

@@ -20,7 +20,7 @@ from echelon.core.plan import Plan
 from echelon.planner.search import search as searching
 from echelon.planner.search.sweep import SearchSweep
 
-FAST = ["plan", "nano", "--cluster", "8xh100", "--top", "3"]
+FAST = ["plan", "nano", "--cluster", "8xh100"]
 
 
 def check(value: object) -> None:
@@ -56,7 +56,7 @@ def test_a_run_file_is_searched_on_its_own_cluster(
 ) -> None:
     run = tmp_path / "run.toml"
     run.write_text('extends = "nano"\n[cluster]\npreset = "4xcpu"\n[mesh]\ntp = 2\n')
-    assert main(["plan", str(run), "--search", "--top", "1", "--json"]) == 0
+    assert main(["plan", str(run), "--search", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["search"]
     assert (found["cluster"], found["plans"][0]["devices"]) == ("4xcpu", 4)
     assert main(["plan", str(run), "--json"]) == 0
@@ -73,7 +73,6 @@ def test_a_run_file_is_searched_on_its_own_cluster(
         (["nano", "--cluster", "8xh100", "--pin", "tp=3"], "pin-excludes-everything", "--pin tp=1"),
         (["nano", "--cluster", "8xh100", "--objective", "cost"], "objective-needs-price", "2.5"),
         (["nano", "--cluster", "8xh100", "--trainer", "genric"], "unknown-trainer", "generic"),
-        (["nano", "--cluster", "8xh100", "--top", "0"], "bad-argument", "--top 1"),
         (["nano", "--cluster", "8xh100", "--price", "nan"], "bad-argument", "--price 2.5"),
         (["nano", "--cluster", "8xh100", "--price", "inf"], "bad-argument", "--price 2.5"),
         (["nano", "--cluster", "8xh100", "--price=-1"], "bad-argument", "--price 2.5"),

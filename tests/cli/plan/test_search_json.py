@@ -11,7 +11,7 @@ from echelon.cli.explain.command import search_schema
 from echelon.cli.main import main
 from echelon.core.plan import Plan
 
-FAST = ["plan", "nano", "--cluster", "8xh100", "--top", "3"]
+FAST = ["plan", "nano", "--cluster", "8xh100"]
 
 
 def check(value: object) -> None:
@@ -25,7 +25,7 @@ def test_json_is_one_object_of_the_published_schema(capsys: pytest.CaptureFixtur
     check(result)
     found = result["search"]
     assert found["seen"] >= found["computed"] > 0
-    assert len(found["plans"]) == 3
+    assert 3 <= len(found["plans"]) <= 10
     for one in found["plans"]:
         plan = Plan.from_json(json.dumps(one["plan"]))
         assert plan.mesh.world_size == one["devices"] == 8

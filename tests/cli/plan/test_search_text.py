@@ -34,8 +34,6 @@ def test_the_page_fits_80_columns_and_tells_all(capsys: pytest.CaptureFixture[st
         "--cluster",
         "8xh100",
         "--detail",
-        "--top",
-        "4",
         "--objective",
         "front",
         "--price",

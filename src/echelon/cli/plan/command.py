@@ -16,7 +16,7 @@ from echelon.cli.flags import Json, Settings, bad_argument
 from echelon.cli.output import print_json
 from echelon.interop.tools import trainer_names
 
-OURS, TOP = "echelon", 10
+OURS = "echelon"
 
 ModelOrRun = Annotated[
     str, Parameter(help="A run.toml, a preset of a run or model, or a config.json to search for.")
@@ -41,12 +41,11 @@ ObjectiveName = Annotated[
     ),
 ]
 Price = Annotated[float | None, Parameter(help="Of a device for an hour, in any currency.")]
-Top = Annotated[int, Parameter(help="How many plans to show.")]
 Why = Annotated[
     bool, Parameter(help="Say why this plan, why not its neighbours, what would change it.")
 ]
 Detail = Annotated[
-    bool, Parameter(help="Show also the plans of the search, and every term of the first.")
+    bool, Parameter(help="Show also the ten best plans, and every term of the first.")
 ]
 Svg = Annotated[
     Path | None, Parameter(help="Draw memory, step and mesh of the best into this new folder.")
@@ -80,7 +79,6 @@ def plan(
     objective: ObjectiveName = "time",
     price: Price = None,
     trainer: Trainer = OURS,
-    top: Top = TOP,
     out: Out = None,
     why: Why = False,
     detail: Detail = False,
@@ -96,7 +94,6 @@ def plan(
         asked: dict[str, object] = {
             "--objective": objective != "time",
             "--trainer": trainer != OURS,
-            "--top": top != TOP,
         }
         asked |= {"--pin": pin, "--price": price, "--out": out, "--detail": detail}
         _require_search(asked)
@@ -110,7 +107,6 @@ def plan(
         objective="time" if objective == "front" else objective,
         price=price,
         trainer=trainer,
-        top=top,
     )
     shown = SearchOutputOptions(
         front=objective == "front", detail=detail, output=out, why=why, svg=svg, json=json

@@ -121,8 +121,6 @@ def _command(
 
 def _require_sensible(wanted: SearchAim) -> None:
     problems: list[Problem] = []
-    if wanted.top < 1:
-        problems.append(argument_problem(f"--top {wanted.top} is below 1", "--top 1"))
     price = wanted.price
     if price is not None and not 0 < price < math.inf:
         message = f"--price {price} is no price of a device for an hour"
