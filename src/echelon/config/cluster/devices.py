@@ -8,8 +8,10 @@ at all. `sure = true` in [device] says that a number is meant.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from importlib.resources import files
 from typing import Any, cast
 
 from echelon.config.presets import Preset, preset_names, read_preset
@@ -39,6 +41,17 @@ def device_preset_from_name(name: str, memory_bytes: int) -> Preset | None:
     ]
     boards = [preset for preset in found if preset.name.endswith("-pcie") == pcie] or found
     return min(boards, key=lambda preset: abs(_memory(preset) - memory_bytes))
+
+
+@cache
+def common_devices() -> tuple[str, ...]:
+    """Return the presets of devices that anybody can rent, those to offer first first.
+
+    Why each is one of them stands in `presets/common_devices.toml`.
+    """
+    text = (files("echelon.config.presets") / "common_devices.toml").read_text("utf-8")
+    devices = cast("list[dict[str, str]]", tomllib.loads(text)["device"])
+    return tuple(one["preset"] for one in devices)
 
 
 def device_table(preset: Preset) -> dict[str, Any]:

@@ -1,20 +1,23 @@
 """Why a search found nothing, and the least that would have to change.
 
-A pin is to blame where there is a plan without it. Else memory is: then larger clusters of the same
-devices are tried, twice as many devices each time and some in between, and changes of the run that
-would fit here, the cheapest first. Each of them is a search for whether anything fits at all.
+A pin is to blame where there is a plan without it. Else memory is: then the smallest cluster of the
+same devices that has a plan is looked for (`smallest.py`), with optimizer state on hosts and
+without, clusters of devices with more memory, and the cheapest change of the run that has a plan
+here: less precision, then shorter sequences. What is told has been planned, as a search plans it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, islice
+from typing import TypeAlias
 
-from echelon.config.cluster.settings import named_cluster, smallest_cluster
+from echelon.config.cluster.devices import common_devices
+from echelon.config.cluster.settings import named_cluster
 from echelon.config.presets import preset_names
 from echelon.core.cluster import Cluster
-from echelon.core.errors import InfeasiblePlan, Problem
+from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
 from echelon.core.rulebook.planner import (
     NO_PLAN_IS_LEGAL,
     PIN_EXCLUDES_EVERYTHING,
@@ -23,29 +26,48 @@ from echelon.core.rulebook.planner import (
 from echelon.core.rules import nearest_divisors
 from echelon.core.units import binary_bytes
 from echelon.planner.search.candidate import ScoredCandidate
-from echelon.planner.search.request import SearchRequest, request_on_cluster
-from echelon.planner.search.search import SearchResult, walk_worlds
+from echelon.planner.search.request import SearchRequest, request_with_settings
+from echelon.planner.search.search import SearchResult, first_that_fits, walk_worlds
+from echelon.planner.search.smallest import (
+    SmallestCluster,
+    anything_fits,
+    on_all_devices,
+    smallest_that_fits,
+    without_host,
+)
 from echelon.planner.search.sweep import SearchSweep
+
+Settings: TypeAlias = Mapping[str, object]
 
 DEGREES = ("tp", "pp", "cp", "dp", "ep")
 MOST_TRIED = 4
 """Degrees near a pinned one that are tried."""
-MOST_DOUBLINGS = 12  # doublings
-BETWEEN = 8  # values between two bounds
+MOST_TIMES = 4
+"""Times the devices of the smallest cluster, up to which one that needs no host is looked for."""
 _SHORTEST_SEQUENCE = 512  # tokens
+_LOW_PRECISION: tuple[Settings, ...] = (
+    {"precision.parameters": "bf16"},
+    {"precision.gradients": "bf16"},
+)
+"""What makes a run hold less without a change of its batch, the cheapest first."""
+
+
+class NothingFits(InfeasiblePlan):
+    """Plans are legal, and none of them fits: the search ran, and its answer is no."""
+
+    exit_code = 1
 
 
 def explain_no_plan(answer: SearchResult) -> InfeasiblePlan:
     """Return the error that says why an answer has no plan, and what would help."""
     request = answer.request
+    error = NothingFits if answer.num_legal else InfeasiblePlan
     blamed = [name for name in request.pins.values if _fits(request.without_pins(name))]
     if blamed:
-        return InfeasiblePlan([_problem_of_pins(request, (name,)) for name in blamed])
+        return error([_problem_of_pins(request, (name,)) for name in blamed])
     if together := _blamed_together(request):
-        return InfeasiblePlan(_problem_of_pins(request, together))
-    if answer.num_legal == 0:
-        return InfeasiblePlan(_not_legal(answer))
-    return InfeasiblePlan(_too_large(answer))
+        return error(_problem_of_pins(request, together))
+    return error(_not_legal(answer) if answer.num_legal == 0 else _too_large(answer))
 
 
 def best_fitting_plan(request: SearchRequest, *, offload: bool = False) -> ScoredCandidate | None:
@@ -56,8 +78,24 @@ def best_fitting_plan(request: SearchRequest, *, offload: bool = False) -> Score
     return ranked[0] if ranked else None
 
 
+def _best(request: SearchRequest) -> ScoredCandidate | None:
+    """Return the best plan by closed forms, with optimizer state on hosts where nothing fits else.
+
+    That is what a search does, unless pins or its trainer say where that state rests.
+    """
+    found = best_fitting_plan(request)
+    if found is None and request.pins.values_of("offload") is None:
+        return best_fitting_plan(request, offload=True)
+    return found
+
+
 def _fits(request: SearchRequest) -> bool:
-    return best_fitting_plan(request) is not None
+    return _best(request) is not None
+
+
+def _plans(request: SearchRequest) -> bool:
+    """Return whether a search over all devices finds a plan."""
+    return anything_fits(request) and first_that_fits(on_all_devices(request)) is not None
 
 
 def _blamed_together(request: SearchRequest) -> tuple[str, ...]:
@@ -73,7 +111,7 @@ def _blamed_together(request: SearchRequest) -> tuple[str, ...]:
 
 
 def _problem_of_pins(request: SearchRequest, names: Sequence[str]) -> Problem:
-    scored = best_fitting_plan(request.without_pins(*names))
+    scored = _best(request.without_pins(*names))
     assert scored is not None
     texts = [request.pins.texts[name] for name in names]
     without = "it" if len(names) == 1 else "them"
@@ -123,64 +161,111 @@ def _with_mathematics(request: SearchRequest, **changes: int) -> SearchRequest:
 def _too_large(answer: SearchResult) -> Problem:
     request = answer.request
     least, memory = answer.least_bytes, request.memory_bytes
+    clusters = [*_same_devices(request), *_other_devices(request)]
+    texts = [_as_flags(one, request) for one in clusters]
+    at_hosts = [one.name for one in clusters if one.offload]
+    note = f"; with optimizer state on the host: {', '.join(at_hosts)}" if at_hosts else ""
+    changes = [*_changes(request, clusters[0] if clusters else None)]
     return PLAN_FITS_MEMORY.problem(
         f"none of {answer.num_legal:,} plans of {request.model.name} fits on "
         f"{request.cluster.name}: the leanest holds {binary_bytes(least)}, a device "
-        f"has {binary_bytes(memory)}",
+        f"has {binary_bytes(memory)}{note}",
         key="cluster",
-        suggestions=[*_larger(request), *_changes(request)],
+        suggestions=[*texts[:1], *changes, *texts[1:]],
     )
 
 
-def _larger(request: SearchRequest) -> Iterator[str]:
-    """Yield the smallest cluster of the same devices on which something fits."""
-    now = request.cluster
-    if not isinstance(named_cluster(now.name, ""), Cluster):
+def _as_flags(one: SmallestCluster, request: SearchRequest) -> str:
+    """Return what to type for a cluster; a pinned number of devices becomes that of the cluster."""
+    pinned = f" --pin devices={one.num_devices}" if "devices" in request.pins.values else ""
+    return f"--cluster {one.name}{pinned}"
+
+
+def _same_devices(request: SearchRequest) -> Iterator[SmallestCluster]:
+    """Yield the smallest cluster of the same devices that has a plan.
+
+    Where that leaves optimizer state to hosts, the smallest that does not follows.
+    """
+    found = smallest_that_fits(request)
+    if found is None:
         return
-    low, high = now.num_devices, 2 * now.num_devices
-    for _ in range(MOST_DOUBLINGS):
-        if _fits_on(request, high):
-            break
-        low, high = high, 2 * high
-    else:
-        return
-    step = max(1, (high - low) // BETWEEN)
-    between = (count for count in range(low + step, high, step) if _fits_on(request, count))
-    yield f"--cluster {smallest_cluster(now.name, next(between, high))}"
+    yield found
+    if found.offload and request.pins.values_of("offload") is None:
+        alone = smallest_that_fits(without_host(request), most=MOST_TIMES * found.num_devices)
+        if alone is not None:
+            yield alone
 
 
-def _fits_on(request: SearchRequest, num_devices: int) -> bool:
-    cluster = named_cluster(smallest_cluster(request.cluster.name, num_devices), "")
-    if not isinstance(cluster, Cluster):
-        return False
-    return _fits(_anywhere(request_on_cluster(request, cluster)))
+def _changes(request: SearchRequest, smallest: SmallestCluster | None) -> Iterator[str]:
+    """Yield the cheapest change of the run with which there is a plan here.
+
+    Where only larger clusters do, it is the change with which a smaller one than `smallest` does.
+    """
+    for settings in _cheaper_runs(request):
+        changed = _changed(request, settings)
+        if changed is not None and _plans(changed):
+            yield _as_settings(settings)
+            return
+    for settings in _LOW_PRECISION:
+        changed = _changed(request, settings)
+        if changed is None or smallest is None:
+            continue
+        found = smallest_that_fits(changed, most=smallest.num_devices - 1)
+        if found is not None:
+            yield f"{_as_flags(found, request)} {_as_settings(settings)}"
+            return
 
 
-def _anywhere(request: SearchRequest) -> SearchRequest:
-    """Return the request on all devices of its cluster."""
-    return replace(request.without_pins("devices"), objective="time")
-
-
-def _changes(request: SearchRequest) -> Iterator[str]:
-    """Yield changes of the run, or of the devices, with which something fits."""
-    if best_fitting_plan(_anywhere(request.without_pins("offload")), offload=True):
-        yield "--pin offload=host"
+def _cheaper_runs(request: SearchRequest) -> Iterator[Settings]:
+    """Yield changes of a run that make it hold less, the cheapest first."""
+    yield from _LOW_PRECISION
     length = request.mathematics.sequence_length // 2
     while length >= _SHORTEST_SEQUENCE:
-        if _fits(_anywhere(_with_mathematics(request, sequence_length=length))):
-            yield f"--set batch.sequence_length={length}"
-            break
+        yield {"batch.sequence_length": length}
         length //= 2
-    yield from _other_devices(request)
+    length = request.mathematics.sequence_length // 2
+    while length >= _SHORTEST_SEQUENCE:
+        yield {**_LOW_PRECISION[-1], "batch.sequence_length": length}
+        length //= 2
 
 
-def _other_devices(request: SearchRequest) -> Iterator[str]:
-    """Yield as many devices with the least memory that is enough."""
-    count, memory = request.cluster.num_devices, request.memory_bytes
-    others = (named_cluster(f"{count}x{name}", "") for name in preset_names("clusters"))
-    known = [one for one in others if isinstance(one, Cluster)]
-    for cluster in sorted(known, key=lambda one: one.device.memory_bytes):
-        larger = cluster.device.memory_bytes > memory
-        if larger and _fits(_anywhere(request_on_cluster(request, cluster))):
-            yield f"--cluster {cluster.name}"
+def _changed(request: SearchRequest, settings: Settings) -> SearchRequest | None:
+    """Return a request with other settings; None where a rule breaks or its run is the same."""
+    try:
+        changed = request_with_settings(request, settings)
+    except ConfigError:
+        return None
+    return None if changed.mathematics == request.mathematics else changed
+
+
+def _as_settings(settings: Settings) -> str:
+    return " ".join(f"--set {key}={value}" for key, value in settings.items())
+
+
+def _other_devices(request: SearchRequest) -> Iterator[SmallestCluster]:
+    """Yield clusters of devices with more memory: two kinds that anybody can rent, if they do.
+
+    As many devices as now at most, where some are enough; of kinds that few have, the one with the
+    least memory, only where no common one is enough.
+    """
+    count = request.cluster.num_devices
+    common = [name for name in common_devices() if _has_more_memory(request, name)]
+    rare = [name for name in preset_names("clusters") if _has_more_memory(request, name)]
+    rare.sort(key=lambda name: _device_of(name).device.memory_bytes)
+    for names, kinds, most in ((common, 2, count), (rare, 1, count), (common, 2, None)):
+        found = (smallest_that_fits(request, f"1x{name}", most=most) for name in names)
+        some = list(islice((one for one in found if one is not None), kinds))
+        if some:
+            yield from some
             return
+
+
+def _has_more_memory(request: SearchRequest, preset: str) -> bool:
+    return _device_of(preset).device.memory_bytes > request.memory_bytes
+
+
+def _device_of(preset: str) -> Cluster:
+    """Return one device of a preset as a cluster."""
+    found = named_cluster(f"1x{preset}", "")
+    assert isinstance(found, Cluster), f"{preset} is a preset"
+    return found

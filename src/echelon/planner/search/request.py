@@ -189,6 +189,26 @@ def request_on_cluster(request: SearchRequest, cluster: Cluster) -> SearchReques
     )
 
 
+def request_with_settings(
+    request: SearchRequest, settings: Mapping[str, object]
+) -> SearchRequest:
+    """Return the same request with other settings of its run; ConfigError where a rule breaks.
+
+    A batch that nobody asked for follows a new length of sequences, as it does on the command line.
+    """
+    added = dict(settings)
+    length, count = added.get("batch.sequence_length"), "batch.global_sequences"
+    asked = [one[count] for one in request.layers if count in one]
+    if isinstance(length, int) and asked and asked[-1].source == DEFAULT:
+        added[count] = max(1, _TOKENS_OF_A_BATCH // length)
+    layer = {key: Entry(value=value, source="the search") for key, value in added.items()}
+    changed = replace(request, layers=(*request.layers, layer))
+    alone = replace(changed.job({}).plan, cluster=request.cluster)
+    return replace(
+        changed, one_rank_run=alone, software=_trainer_software(request.trainer, alone)
+    )
+
+
 def _pins_for_trainer(pins: Pins, trainer: str, *, experts: bool) -> Pins:
     """Return pins within what a trainer can run; ConfigError where it can run none of them."""
     tool = tool_of_trainer(trainer)

@@ -109,20 +109,31 @@ def search(request: SearchRequest) -> SearchResult:
     )
 
 
-def _complete(request: SearchRequest, sweep: SearchSweep) -> PickedPlans:
+def first_that_fits(request: SearchRequest) -> RankedPlan | None:
+    """Return a plan that fits where a search finds any: the best one, if closed forms are right."""
+    pinned = request.pins.values_of("offload") is not None
+    for offload in (False,) if pinned else (False, True):
+        sweep = SearchSweep(request, offload=offload)
+        picked = _complete(replace(request, top=1), sweep, events=False)
+        if picked.ranked:
+            return picked.ranked[0]
+    return None
+
+
+def _complete(request: SearchRequest, sweep: SearchSweep, *, events: bool = True) -> PickedPlans:
     """Walk every plan and return the best; leaner ones where the lists of finalists hold too much.
 
     Plans that take less memory by closed forms are walked for then, until one fits by its lists.
     """
     walk_worlds(sweep)
-    picked = pick_finalists(request, sweep.best.ranked(), top=request.top)
+    picked = pick_finalists(request, sweep.best.ranked(), top=request.top, events=events)
     for share in _MEMORY_SHARES:
         if picked.ranked or not picked.too_large:
             break
         less = request.with_memory(share * request.cluster.device.memory_bytes)
         leaner = SearchSweep(less, offload=sweep.offload)
         walk_worlds(leaner)
-        more = pick_finalists(request, leaner.best.ranked(), top=request.top)
+        more = pick_finalists(request, leaner.best.ranked(), top=request.top, events=events)
         picked = replace(more, refused=picked.refused + more.refused)
     return picked
 
