@@ -43,7 +43,7 @@ def test_the_smallest_cluster_that_fits_is_named_and_fits() -> None:
     clusters = [work.removeprefix("--cluster ") for work in works if work.startswith("--cluster")]
     assert clusters[0].endswith("xa100-40gb")
     for name in clusters:
-        assert best_fitting_plan(make_request("llama2-70b", cluster=name)) is not None
+        assert search(make_request("llama2-70b", cluster=name)).best is not None
 
 
 def test_a_batch_that_no_mesh_can_share_out_is_told_with_one_that_can() -> None:
@@ -75,4 +75,4 @@ def test_every_degree_that_is_offered_in_place_of_a_pin_works() -> None:
     assert len(problem.suggestions) > 2
     for text in problem.suggestions:
         pins = [text.removeprefix("--pin "), "zero=1"]
-        assert best_fitting_plan(make_request("llama3-8b", cluster="8xh200", pins=pins)) is not None
+        assert search(make_request("llama3-8b", cluster="8xh200", pins=pins)).best is not None

@@ -27,11 +27,10 @@ from echelon.core.rules import nearest_divisors
 from echelon.core.units import binary_bytes
 from echelon.planner.search.candidate import ScoredCandidate
 from echelon.planner.search.request import SearchRequest, request_with_settings
-from echelon.planner.search.search import SearchResult, first_that_fits, walk_worlds
+from echelon.planner.search.search import SearchResult, walk_worlds
 from echelon.planner.search.smallest import (
     SmallestCluster,
-    anything_fits,
-    on_all_devices,
+    planned,
     smallest_that_fits,
     without_host,
 )
@@ -44,10 +43,13 @@ MOST_TRIED = 4
 """Degrees near a pinned one that are tried."""
 MOST_TIMES = 4
 """Times the devices of the smallest cluster, up to which one that needs no host is looked for."""
+ROOMY = 0.9
+"""Share of a device's memory in which a change, or other devices, must have a plan: what fits only
+just is no advice, and takes long to find."""
 _SHORTEST_SEQUENCE = 512  # tokens
 _LOW_PRECISION: tuple[Settings, ...] = (
     {"precision.parameters": "bf16"},
-    {"precision.gradients": "bf16"},
+    {"precision.parameters": "bf16", "precision.gradients": "bf16"},
 )
 """What makes a run hold less without a change of its batch, the cheapest first."""
 
@@ -91,11 +93,6 @@ def _best(request: SearchRequest) -> ScoredCandidate | None:
 
 def _fits(request: SearchRequest) -> bool:
     return _best(request) is not None
-
-
-def _plans(request: SearchRequest) -> bool:
-    """Return whether a search over all devices finds a plan."""
-    return anything_fits(request) and first_that_fits(on_all_devices(request)) is not None
 
 
 def _blamed_together(request: SearchRequest) -> tuple[str, ...]:
@@ -203,14 +200,14 @@ def _changes(request: SearchRequest, smallest: SmallestCluster | None) -> Iterat
     """
     for settings in _cheaper_runs(request):
         changed = _changed(request, settings)
-        if changed is not None and _plans(changed):
+        if changed is not None and planned(changed, room=ROOMY) is not None:
             yield _as_settings(settings)
             return
     for settings in _LOW_PRECISION:
         changed = _changed(request, settings)
         if changed is None or smallest is None:
             continue
-        found = smallest_that_fits(changed, most=smallest.num_devices - 1)
+        found = smallest_that_fits(changed, most=smallest.num_devices - 1, room=ROOMY)
         if found is not None:
             yield f"{_as_flags(found, request)} {_as_settings(settings)}"
             return
@@ -230,7 +227,12 @@ def _cheaper_runs(request: SearchRequest) -> Iterator[Settings]:
 
 
 def _changed(request: SearchRequest, settings: Settings) -> SearchRequest | None:
-    """Return a request with other settings; None where a rule breaks or its run is the same."""
+    """Return a request with other settings; None where a rule breaks or its run is the same.
+
+    None too where the devices do not have the dtype.
+    """
+    if "precision.parameters" in settings and request.cluster.device.flops("bf16") is None:
+        return None
     try:
         changed = request_with_settings(request, settings)
     except ConfigError:
@@ -250,10 +252,14 @@ def _other_devices(request: SearchRequest) -> Iterator[SmallestCluster]:
     """
     count = request.cluster.num_devices
     common = [name for name in common_devices() if _has_more_memory(request, name)]
-    rare = [name for name in preset_names("clusters") if _has_more_memory(request, name)]
+    rare = [
+        name
+        for name in preset_names("clusters")
+        if name not in common_devices() and _has_more_memory(request, name)
+    ]
     rare.sort(key=lambda name: _device_of(name).device.memory_bytes)
     for names, kinds, most in ((common, 2, count), (rare, 1, count), (common, 2, None)):
-        found = (smallest_that_fits(request, f"1x{name}", most=most) for name in names)
+        found = (smallest_that_fits(request, f"1x{name}", most=most, room=ROOMY) for name in names)
         some = list(islice((one for one in found if one is not None), kinds))
         if some:
             yield from some

@@ -143,7 +143,7 @@ def with_checked_plan(request: SearchRequest, one: RankedPlan) -> RankedPlan:
     return replace(one, plan=plan, estimate=estimate)
 
 
-_MOST_TOO_LARGE = 20
+MOST_TOO_LARGE = 20
 """Plans in a row that may hold too much before others are looked for."""
 
 
@@ -165,14 +165,19 @@ class PickedPlans:
 
 
 def pick_finalists(
-    request: SearchRequest, scored: Sequence[ScoredCandidate], *, top: int, events: bool = True
+    request: SearchRequest,
+    scored: Sequence[ScoredCandidate],
+    *,
+    top: int,
+    events: bool = True,
+    most: int = MOST_TOO_LARGE,
 ) -> PickedPlans:
-    """Return the best `top` of the plans that fit, as Plans."""
+    """Return the best `top` of the plans that fit, as Plans; `most` others may hold too much."""
     picked = PickedPlans()
     timed = [_timed(request, one.candidate(), events=events) for one in scored]
     line = [(ranking_key(request, one), number, one) for number, one in enumerate(timed)]
     heapify(line)
-    while line and len(picked.ranked) < top and picked.too_large < _MOST_TOO_LARGE:
+    while line and len(picked.ranked) < top and picked.too_large < most:
         _, number, one = heappop(line)
         try:
             found = with_checked_plan(request, one)

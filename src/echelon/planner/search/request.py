@@ -189,9 +189,7 @@ def request_on_cluster(request: SearchRequest, cluster: Cluster) -> SearchReques
     )
 
 
-def request_with_settings(
-    request: SearchRequest, settings: Mapping[str, object]
-) -> SearchRequest:
+def request_with_settings(request: SearchRequest, settings: Mapping[str, object]) -> SearchRequest:
     """Return the same request with other settings of its run; ConfigError where a rule breaks.
 
     A batch that nobody asked for follows a new length of sequences, as it does on the command line.
@@ -204,9 +202,7 @@ def request_with_settings(
     layer = {key: Entry(value=value, source="the search") for key, value in added.items()}
     changed = replace(request, layers=(*request.layers, layer))
     alone = replace(changed.job({}).plan, cluster=request.cluster)
-    return replace(
-        changed, one_rank_run=alone, software=_trainer_software(request.trainer, alone)
-    )
+    return replace(changed, one_rank_run=alone, software=_trainer_software(request.trainer, alone))
 
 
 def _pins_for_trainer(pins: Pins, trainer: str, *, experts: bool) -> Pins:

@@ -22,8 +22,11 @@ from echelon.planner.search.request import SearchRequest
 from echelon.planner.search.sweep import SearchCounts, SearchSweep
 from echelon.schedule.build import PLAIN_SCHEDULE
 
-_MEMORY_SHARES = (0.9, 0.75, 0.5)
-"""Shares of the memory for which plans are looked for again, where finalists hold too much."""
+_ROOM_SHARES = (0.75, 0.5, 0.25, 0.05)
+"""Shares of what the leanest plan leaves free, with which plans are looked for again, where
+finalists hold too much."""
+_MOST_LEANER = 8
+"""Plans of each that may hold too much by their lists."""
 MANY = 256
 """Devices from which on the search of a mixture of experts takes seconds."""
 _SMALL_SEARCH_PINS: Mapping[str, int | str] = {
@@ -127,13 +130,17 @@ def _complete(request: SearchRequest, sweep: SearchSweep, *, events: bool = True
     """
     walk_worlds(sweep)
     picked = pick_finalists(request, sweep.best.ranked(), top=request.top, events=events)
-    for share in _MEMORY_SHARES:
+    memory, least = request.memory_bytes, sweep.least_bytes
+    for share in _ROOM_SHARES:
         if picked.ranked or not picked.too_large:
             break
-        less = request.with_memory(share * request.cluster.device.memory_bytes)
-        leaner = SearchSweep(less, offload=sweep.offload)
+        leaner = SearchSweep(
+            request.with_memory(least + share * (memory - least)), offload=sweep.offload
+        )
         walk_worlds(leaner)
-        more = pick_finalists(request, leaner.best.ranked(), top=request.top, events=events)
+        more = pick_finalists(
+            request, leaner.best.ranked(), top=request.top, events=events, most=_MOST_LEANER
+        )
         picked = replace(more, refused=picked.refused + more.refused)
     return picked
 

@@ -104,12 +104,14 @@ def clusters_of_devices(name: str, least: int = 1) -> Iterator[Cluster]:
 
 
 def smallest_that_fits(
-    request: SearchRequest, name: str = "", *, most: int | None = None
+    request: SearchRequest, name: str = "", *, most: int | None = None, room: float = 1.0
 ) -> SmallestCluster | None:
     """Return the smallest cluster of the devices of `name` on which a request has a plan.
 
     Without a name the devices are those of the request. None where no cluster of at most `most`
-    devices does, or where the devices have no name, as those of a cluster file.
+    devices does, or where the devices have no name, as those of a cluster file. With `room` below 1
+    closed forms must find a plan in that share of the memory: what fits only just, whose lists take
+    long to count, is left out.
     """
     name = name or request.cluster.name
     first = named_cluster(name, "")
@@ -122,9 +124,16 @@ def smallest_that_fits(
         if most is None or cluster.num_devices > most:
             return None
         here = request_on_cluster(request, replace(cluster, device=device))
-        if anything_fits(here) and (plan := first_that_fits(on_all_devices(here))) is not None:
+        if (plan := planned(here, room=room)) is not None:
             return SmallestCluster(request=here, plan=plan)
     return None
+
+
+def planned(request: SearchRequest, *, room: float = 1.0) -> RankedPlan | None:
+    """Return a plan over all devices of a request where a search finds one, with so much room."""
+    if not anything_fits(request.with_memory(room * request.memory_bytes)):
+        return None
+    return first_that_fits(on_all_devices(request))
 
 
 def without_host(request: SearchRequest) -> SearchRequest:
