@@ -43,11 +43,14 @@ def test_few_microbatches_are_warned_of(pp: int, rule: float) -> None:
     assert "warning" not in text(2 * pp, "zb-h2")
 
 
+LAPTOP = ("cluster.preset=laptop",)
 ACTIVATIONS = ("cluster.preset=8xh100", "mesh.dp_shard=8", "zero.stage=3")
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize(("settings", "flags"), [((), ()), ((), ("--why",)), (ACTIVATIONS, ())])
+@pytest.mark.parametrize(
+    ("settings", "flags"), [(LAPTOP, ()), (LAPTOP, ("--why",)), (ACTIVATIONS, ())]
+)
 def test_a_run_that_does_not_fit_is_a_no(
     settings: tuple[str, ...], flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from echelon.config.cluster.devices import common_devices
 from echelon.core.errors import InfeasiblePlan
 from echelon.planner.search.no_plan import best_fitting_plan, explain_no_plan
 from echelon.planner.search.request import SearchRequest, make_request
@@ -76,3 +79,76 @@ def test_every_degree_that_is_offered_in_place_of_a_pin_works() -> None:
     for text in problem.suggestions:
         pins = [text.removeprefix("--pin "), "zero=1"]
         assert search(make_request("llama3-8b", cluster="8xh200", pins=pins)).best is not None
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "wanted"),
+    [
+        ("llama3-8b", "1xa100-40gb", {"2xa100-40gb", "1xa100-80gb", "1xh100"}),
+        ("llama3-8b", "3xa100-40gb", {"2xa100-40gb"}),
+        ("llama2-70b", "16xrtx4090", {"32xrtx4090", "8xh100"}),
+        pytest.param("llama3-405b", "16xh100", {"40xh100"}, marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_told_plans_as_it_is_typed(model: str, cluster: str, wanted: set[str]) -> None:
+    error = _why(make_request(model, cluster=cluster))
+    assert error.exit_code == 1
+    (problem,) = error.problems
+    told = [_typed(text) for text in problem.suggestions]
+    assert wanted <= {name for name, settings in told if not settings}
+    assert told[0] == (_smallest(problem.suggestions, cluster), ())
+    for name, settings in told:
+        found = search(make_request(model, cluster=name or cluster, settings=settings))
+        assert found.best is not None, (name, settings)
+
+
+def _smallest(texts: Sequence[str], cluster: str) -> str:
+    """Return the smallest of the clusters of the same devices that need no other change."""
+    _, _, device = cluster.partition("x")
+    same = [name for name, settings in map(_typed, texts) if not settings]
+    counts = [int(one.partition("x")[0]) for one in same if one.partition("x")[2] == device]
+    return f"{min(counts)}x{device}"
+
+
+def _typed(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return the cluster of a suggestion, and its settings."""
+    words = text.split()
+    pairs = list(zip(words[::2], words[1::2], strict=True))
+    clusters = [value for flag, value in pairs if flag == "--cluster"]
+    return "".join(clusters), tuple(value for flag, value in pairs if flag == "--set")
+
+
+def test_hosts_are_told_of_and_the_smallest_cluster_that_needs_none_is_beside() -> None:
+    error = _why(make_request("llama3-8b", cluster="1xa100-40gb"))
+    (problem,) = error.problems
+    assert "with optimizer state on the host: 2xa100-40gb" in problem.message
+    assert "--cluster 6xa100-40gb" in problem.suggestions
+    pinned = _why(make_request("llama3-8b", cluster="1xa100-40gb", pins=["offload=none"]))
+    assert pinned.problems[0].suggestions[0] == "--cluster 6xa100-40gb"
+
+
+def test_common_devices_come_first_and_rare_ones_only_where_those_are_too_small() -> None:
+    clusters = [
+        _typed(text)[0]
+        for text in _why(make_request("llama3-8b", cluster="1xa100-40gb")).problems[0].suggestions
+    ]
+    others = [name.partition("x")[2] for name in clusters if not name.endswith("a100-40gb")]
+    assert others == ["h100", "a100-80gb"] == list(common_devices()[:2])
+
+
+def test_the_cheapest_change_of_the_run_is_offered() -> None:
+    error = _why(make_request("llama3-8b", cluster="3xa100-40gb"))
+    changes = [text for text in error.problems[0].suggestions if "--cluster" not in text]
+    assert changes == ["--set precision.parameters=bf16 --set precision.gradients=bf16"]
+    sets = ["batch.sequence_length=8192", "batch.global_sequences=8", "precision.parameters=bf16"]
+    low = [*sets, "precision.gradients=bf16", "model.layers=4"]
+    error = _why(make_request("llama3-8b", cluster="1xv100-16gb", settings=low, pins=["tp=1"]))
+    (change,) = [text for text in error.problems[0].suggestions if "--cluster" not in text]
+    assert change.startswith("--set batch.sequence_length=")
+
+
+def test_a_pinned_number_of_devices_is_told_with_the_cluster() -> None:
+    error = _why(make_request("llama3-8b", cluster="1xa100-40gb", pins=["devices=1"]))
+    first = error.problems[0].suggestions[0]
+    assert first == "--cluster 2xa100-40gb --pin devices=2"
+    assert search(make_request("llama3-8b", cluster="2xa100-40gb", pins=["devices=2"])).best

@@ -1,8 +1,11 @@
 """`echelon plan`: check a run by every rule, or search for the best way to split one.
 
-Exit codes: 0 the run fits, or a plan was found; 1 the run was looked at, and does not fit; 2 wrong
-input, or a search in which nothing fits; 130 interrupted, with the best plan of what was seen until
-then printed, where there is one.
+A model without a cluster is searched for on the GPUs of this machine; where it has none, four sizes
+of a common device are shown (`sizes.py`).
+
+Exit codes: 0 the run fits, or a plan was found; 1 the run does not fit, or none of the plans of a
+search does; 2 wrong input, or a search in which no plan is legal; 130 interrupted, with the best
+plan of what was seen until then printed, where there is one.
 """
 
 from __future__ import annotations
@@ -88,9 +91,13 @@ def plan(
 ) -> int:
     """Show what the ranks of a run hold and send; with --cluster or --search, the best splits.
 
-    Exit 1 where the run does not fit into the memory of its devices.
+    A model without a cluster is planned on the GPUs of this machine, else on four sizes of common
+    ones. Exit 1 where nothing fits into the memory of the devices.
     """
-    if cluster is None and not search:
+    from echelon.cli.plan.sizes import asks_what_exists, cluster_of_this_machine, show_sizes
+
+    anywhere = cluster is None and not search and asks_what_exists(run, settings)
+    if cluster is None and not search and not anywhere:
         asked: dict[str, object] = {
             "--objective": objective != "time",
             "--trainer": trainer != OURS,
@@ -111,6 +118,10 @@ def plan(
     shown = SearchOutputOptions(
         front=objective == "front", detail=detail, output=out, why=why, svg=svg, json=json
     )
+    if anywhere:
+        cluster = cluster_of_this_machine()
+        if cluster is None:
+            return show_sizes(run, wanted, shown, settings=settings, pins=pin)
     return run_search(run, wanted, shown, cluster=cluster, settings=settings, pins=pin)
 
 
