@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check compiled-tests format docs readme prove-matrix walk-plans clean
+.PHONY: help setup demo test test-all check compiled-tests format docs readme prove-matrix walk-plans walk-clusters clean
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-22s %s\n", $$1, $$2 }'
@@ -68,6 +68,9 @@ prove-matrix: $(VENV)/installed ## prove every layout of the matrix, of up to si
 
 walk-plans: $(VENV)/installed-dev ## search for 500 plans at random, and look whether their run files take what was said (minutes)
 	$(BIN)/python -m tests.cli.plan.walk 500
+
+walk-clusters: $(VENV)/installed-dev ## compare the smallest cluster that fits with an exhaustive search, in 40 cases (a minute)
+	$(BIN)/python -m tests.planner.search.smallest_walk 40
 
 clean: ## remove .venv, the site and caches (runs/ is yours and stays)
 	rm -rf $(VENV) build/docs build/site .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

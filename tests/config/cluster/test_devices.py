@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from echelon.config.cluster.devices import device_preset_from_name
+from echelon.config.cluster.devices import common_devices, device_preset_from_name
+from echelon.config.presets import preset_names
 from echelon.core.cluster import Cluster
 from tests.config.cluster.boxes import BOXES, LINKS, boxes_problems, read_boxes
 
@@ -73,3 +74,8 @@ def test_a_processor_is_held_to_what_processors_do(tmp_path: Path) -> None:
 def test_the_name_of_a_driver_is_a_device(name: str, gigabytes: int, preset: str | None) -> None:
     found = device_preset_from_name(name, gigabytes * 10**9)
     assert (found.name if found else None) == preset
+
+
+def test_common_devices_are_presets() -> None:
+    assert set(common_devices()) <= set(preset_names("clusters"))
+    assert common_devices()[0] == "h100"

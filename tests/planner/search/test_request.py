@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from echelon.core.errors import ConfigError
-from echelon.planner.search.request import SearchAim, make_request
+from echelon.planner.search.request import SearchAim, make_request, request_with_settings
 
 
 def test_what_nobody_says_is_assumed_and_told() -> None:
@@ -127,3 +127,22 @@ def test_other_trainers_keep_the_sums_that_they_have() -> None:
     )
     assert (ours.software.gradient_bytes, ours.software.element_bytes) == (4.0, 2.0)
     assert (other.software.gradient_bytes, other.software.element_bytes) == (2.0, 2.0)
+
+
+def test_other_settings_of_a_run_are_those_of_the_command_line() -> None:
+    request = make_request("llama3-8b", cluster="8xh100")
+    shorter = request_with_settings(request, {"batch.sequence_length": 2048})
+    typed = make_request("llama3-8b", cluster="8xh100", settings=["batch.sequence_length=2048"])
+    assert shorter.mathematics == typed.mathematics
+    assert shorter.mathematics.global_sequences == 2048
+    low = {"precision.parameters": "bf16", "precision.gradients": "bf16"}
+    sets = [f"{key}={value}" for key, value in low.items()]
+    typed = make_request("llama3-8b", cluster="8xh100", settings=sets)
+    changed = request_with_settings(request, low)
+    assert (changed.mathematics, changed.software) == (typed.mathematics, typed.software)
+    asked = make_request("llama3-8b", cluster="8xh100", settings=["batch.global_sequences=7"])
+    shorter = request_with_settings(asked, {"batch.sequence_length": 2048})
+    assert shorter.mathematics.global_sequences == 7
+    with pytest.raises(ConfigError, match="gradients-hold-parameters"):
+        fp32 = make_request("llama3-8b", cluster="8xh100", settings=["precision.master=fp32"])
+        request_with_settings(fp32, {"precision.gradients": "bf16"})

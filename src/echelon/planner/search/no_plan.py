@@ -43,9 +43,11 @@ MOST_TRIED = 4
 """Degrees near a pinned one that are tried."""
 MOST_TIMES = 4
 """Times the devices of the smallest cluster, up to which one that needs no host is looked for."""
-ROOMY = 0.9
-"""Share of a device's memory in which a change, or other devices, must have a plan: what fits only
-just is no advice, and takes long to find."""
+ROOM = 0.95
+"""Share of a device's memory in which other devices must have a plan by closed forms, and other
+precision: what fits only just is no advice, and takes long to find."""
+ROOM_OF_LARGE_CHANGES = 0.9
+"""The same for shorter sequences, and for other precision on other clusters."""
 _SHORTEST_SEQUENCE = 512  # tokens
 _LOW_PRECISION: tuple[Settings, ...] = (
     {"precision.parameters": "bf16"},
@@ -199,15 +201,18 @@ def _changes(request: SearchRequest, smallest: SmallestCluster | None) -> Iterat
     Where only larger clusters do, it is the change with which a smaller one than `smallest` does.
     """
     for settings in _cheaper_runs(request):
+        room = ROOM if settings in _LOW_PRECISION else ROOM_OF_LARGE_CHANGES
         changed = _changed(request, settings)
-        if changed is not None and planned(changed, room=ROOMY) is not None:
+        if changed is not None and planned(changed, room=room) is not None:
             yield _as_settings(settings)
             return
     for settings in _LOW_PRECISION:
         changed = _changed(request, settings)
         if changed is None or smallest is None:
             continue
-        found = smallest_that_fits(changed, most=smallest.num_devices - 1, room=ROOMY)
+        found = smallest_that_fits(
+            changed, most=smallest.num_devices - 1, room=ROOM_OF_LARGE_CHANGES
+        )
         if found is not None:
             yield f"{_as_flags(found, request)} {_as_settings(settings)}"
             return
@@ -259,7 +264,7 @@ def _other_devices(request: SearchRequest) -> Iterator[SmallestCluster]:
     ]
     rare.sort(key=lambda name: _device_of(name).device.memory_bytes)
     for names, kinds, most in ((common, 2, count), (rare, 1, count), (common, 2, None)):
-        found = (smallest_that_fits(request, f"1x{name}", most=most, room=ROOMY) for name in names)
+        found = (smallest_that_fits(request, f"1x{name}", most=most, room=ROOM) for name in names)
         some = list(islice((one for one in found if one is not None), kinds))
         if some:
             yield from some
