@@ -137,9 +137,13 @@ def test_common_devices_come_first_and_rare_ones_only_where_those_are_too_small(
 
 
 def test_the_cheapest_change_of_the_run_is_offered() -> None:
-    error = _why(make_request("llama3-8b", cluster="3xa100-40gb"))
-    changes = [text for text in error.problems[0].suggestions if "--cluster" not in text]
-    assert changes == ["--set precision.parameters=bf16 --set precision.gradients=bf16"]
+    whole = make_request("llama3-8b", cluster="1xa100-80gb", settings=["precision.parameters=fp32"])
+    changes = [text for text in _why(whole).problems[0].suggestions if "--cluster" not in text]
+    assert changes == ["--set precision.parameters=bf16"]
+    changed = make_request(
+        "llama3-8b", cluster="1xa100-80gb", settings=[changes[0][len("--set ") :]]
+    )
+    assert search(changed).best is not None
     sets = ["batch.sequence_length=8192", "batch.global_sequences=8", "precision.parameters=bf16"]
     low = [*sets, "precision.gradients=bf16", "model.layers=4"]
     error = _why(make_request("llama3-8b", cluster="1xv100-16gb", settings=low, pins=["tp=1"]))

@@ -131,18 +131,32 @@ def test_other_trainers_keep_the_sums_that_they_have() -> None:
 
 def test_other_settings_of_a_run_are_those_of_the_command_line() -> None:
     request = make_request("llama3-8b", cluster="8xh100")
-    shorter = request_with_settings(request, {"batch.sequence_length": 2048})
-    typed = make_request("llama3-8b", cluster="8xh100", settings=["batch.sequence_length=2048"])
-    assert shorter.mathematics == typed.mathematics
-    assert shorter.mathematics.global_sequences == 2048
     low = {"precision.parameters": "bf16", "precision.gradients": "bf16"}
     sets = [f"{key}={value}" for key, value in low.items()]
     typed = make_request("llama3-8b", cluster="8xh100", settings=sets)
     changed = request_with_settings(request, low)
     assert (changed.mathematics, changed.software) == (typed.mathematics, typed.software)
-    asked = make_request("llama3-8b", cluster="8xh100", settings=["batch.global_sequences=7"])
-    shorter = request_with_settings(asked, {"batch.sequence_length": 2048})
-    assert shorter.mathematics.global_sequences == 7
     with pytest.raises(ConfigError, match="gradients-hold-parameters"):
-        fp32 = make_request("llama3-8b", cluster="8xh100", settings=["precision.master=fp32"])
-        request_with_settings(fp32, {"precision.gradients": "bf16"})
+        request_with_settings(request, {**low, "precision.parameters": "fp32"})
+
+
+def test_a_batch_that_nobody_asked_for_follows_the_length_of_sequences(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 4,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+        "vocab_size": 1000,
+        "max_position_embeddings": 2048,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    request = make_request(tmp_path, cluster="8xh100")
+    shorter = request_with_settings(request, {"batch.sequence_length": 512})
+    sets = ["batch.sequence_length=512"]
+    typed = make_request(tmp_path, cluster="8xh100", settings=sets)
+    assert shorter.mathematics == typed.mathematics
+    assert shorter.mathematics.global_sequences == 4 * request.mathematics.global_sequences
+    asked = make_request(tmp_path, cluster="8xh100", settings=["batch.global_sequences=7"])
+    shorter = request_with_settings(asked, {"batch.sequence_length": 512})
+    assert shorter.mathematics.global_sequences == 7

@@ -31,8 +31,8 @@ PLAN_FITS_MEMORY = Rule(
     A plan is kept where the fullest rank holds no more than the memory of its device: parameters,
     gradients, optimizer state, gathered units, activations in flight, logits, buffers, and what the
     allocator and the device's context take beside. Where no plan of a cluster is kept, the error
-    names the smallest cluster of the same devices on which one is, and the least change of the run
-    that fits here.
+    names the smallest cluster of the same devices on which one is, with optimizer state on the host
+    and without, the cheapest change of the run that fits here, and common devices with more memory.
     """,
     bad="echelon plan llama2-70b --cluster 8xa100-40gb",
     fixed="echelon plan llama2-70b --cluster 64xa100-40gb",
