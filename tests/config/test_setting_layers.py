@@ -74,11 +74,28 @@ def test_an_unknown_run_lists_presets_and_files(
     found = problems_of("zzz")
     kinds = ("a run.toml", "a preset (echelon config presets)")
     assert found["unknown-preset"].suggestions == (*kinds, "run.toml")
-    for name in ("meta/Llama3-8B", "LLAMA3-8B"):
-        assert problems_of(name)["unknown-preset"].suggestions[0] == "llama3-8b"
+    assert problems_of("meta/Llama3-8B")["unknown-preset"].suggestions[0] == "llama3-8b"
+    assert problems_of("llama3")["unknown-preset"].suggestions[:2] == ("llama3-70b", "llama3-8b")
     assert list(problems_of("./gone")) == ["unknown-preset"]
     found = problems_of(write(tmp_path, 'extends = "gpt3"'))
     assert "gpt3-175b" in found["unknown-preset"].suggestions
+
+
+@pytest.mark.parametrize("name", ["LLAMA3-8B", "llama-3-8b", "meta-llama/Meta-Llama-3-8B"])
+def test_a_preset_has_one_name_in_many_spellings(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    layers = gather_layers(name, [])
+    assert not layers.problems
+    assert layers.merged()["model.preset"].value == "llama3-8b"
+    assert gather_layers("nano", [f"model.preset={name}"]).problems == []
+    (tmp_path / name).mkdir(parents=True)
+    assert [one.rule for one in gather_layers(name, []).problems] == [
+        "no-such-file" if "/" in name else "unknown-preset"
+    ]
+    (tmp_path / "llama3-8b").mkdir()
+    assert not gather_layers("llama3-8b", []).problems
 
 
 def test_a_file_cannot_extend_itself(tmp_path: Path) -> None:

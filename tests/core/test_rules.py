@@ -40,6 +40,12 @@ def test_the_page_of_a_rule() -> None:
     )
 
 
+def test_a_suggestion_is_never_what_was_typed() -> None:
+    assert did_you_mean("nano", ["nano", "nano-zero3"]) == ("nano-zero3",)
+    assert did_you_mean("LLAMA3-8b", ["llama3-8b"]) == ("llama3-8b",)
+    assert did_you_mean("adamw", ["AdamW"]) == ("AdamW",)
+
+
 @pytest.mark.parametrize(
     ("number", "wanted", "expected"),
     [

@@ -57,11 +57,11 @@ def plan(
 
 
 def _is_model(run: str | Path) -> bool:
-    from echelon.config.presets import preset_names
-    from echelon.planner.search.request import MODEL_ALIASES, is_hf_config
+    from echelon.config.setting_layers import preset_meant
+    from echelon.planner.search.request import is_hf_config
 
-    models = {*preset_names("models"), *MODEL_ALIASES} - set(preset_names("runs"))
-    return str(run) in models or is_hf_config(run)
+    preset = preset_meant(str(run), Path(run))
+    return (preset is not None and preset.kind == "models") or is_hf_config(run)
 
 
 def _searched(

@@ -20,6 +20,7 @@ from echelon.config.presets import (
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import Setting, Text
 from echelon.core.errors import Problem
+from echelon.core.names import names_within
 from echelon.core.rulebook.config import (
     CONFLICTING_SETTINGS,
     EXTENDS_CYCLE,
@@ -153,14 +154,24 @@ def _add_source(
     set_by: str,
     chain: tuple[str, ...],
 ) -> None:
-    is_name = isinstance(source, str) and not source.endswith(".toml") and "/" not in source
     path = Entry(value=str(source), source="", folder=folder).path()
-    if is_name and (preset := read_extendable(str(source))):
+    if isinstance(source, str) and (preset := preset_meant(source, path)):
         gathered.add(preset_entries(preset))
     elif isinstance(source, str) and not is_file(path) and _may_be_preset(source, path):
         gathered.add_problem(_unknown_preset(str(source), folder, set_by))
     else:
         _add_file(gathered, path, set_by=set_by, chain=chain)
+
+
+def preset_meant(source: str, path: Path) -> Preset | None:
+    """Return the run or model preset that a name means, where nothing else has this name.
+
+    What lies at `path` wins over another spelling of a preset, not over the preset's own name.
+    """
+    own = source in extendable_names()
+    if source.endswith(".toml") or not (own or not (is_file(path) or is_folder(path))):
+        return None
+    return read_extendable(source)
 
 
 def _may_be_preset(source: str, path: Path) -> bool:
@@ -223,8 +234,9 @@ def _unknown_preset(name: str, folder: Path, set_by: str) -> Problem:
 
 
 def _nearest(name: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the names nearest to one, whatever its letters' case, or that of who made a model."""
-    return did_you_mean(name, known) or did_you_mean(name.rpartition("/")[2].lower(), known)
+    """Return the names that begin as one does, or are nearest to it, with or without its maker."""
+    own = name.rpartition("/")[2]
+    return names_within(own, known) or did_you_mean(name, known) or did_you_mean(own, known)
 
 
 def _is_run_file(path: Path) -> bool:

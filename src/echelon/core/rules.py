@@ -60,5 +60,13 @@ def nearest_divisors(number: int, wanted: int, *, limit: int = 4) -> tuple[int, 
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> tuple[str, ...]:
-    """Return the known words closest to a misspelt one, best first."""
-    return tuple(get_close_matches(word, list(known), n=3, cutoff=0.55))
+    """Return the known words closest to a misspelt one, best first, and never the word itself.
+
+    Upper and lower case are the same letters.
+    """
+    meant: dict[str, str] = {}
+    for one in known:
+        if one != word:
+            meant.setdefault(one.lower(), one)
+    close = get_close_matches(word.lower(), list(meant), n=3, cutoff=0.55)
+    return tuple(meant[one] for one in close)

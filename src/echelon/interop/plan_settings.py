@@ -20,7 +20,7 @@ from echelon.config.job import Job
 from echelon.config.load import resolve
 from echelon.config.model.settings import build_model, derive_model, expand_model
 from echelon.config.plan_view import model_settings, plan_settings, settings_under
-from echelon.config.presets import preset_names, read_preset
+from echelon.config.presets import preset_names
 from echelon.config.setting_layers import SettingLayers
 from echelon.config.settings.pipeline import AUTO, FILE, FILE_KEY, SCHEDULE_KEY, VIRTUAL_KEY
 from echelon.config.settings.schema import SETTINGS
@@ -205,7 +205,7 @@ def _with_rows(
 @lru_cache(maxsize=64)
 def preset_model(name: str) -> tuple[ModelShape, frozenset[str]] | None:
     """Return the model of a preset, and the settings that it writes; None where there is none."""
-    if read_preset("models", name) is None:
+    if name not in preset_names("models"):
         return None
     entries, problems = expand_model({"model.preset": Entry(value=name, source="")})
     assert not problems, problems

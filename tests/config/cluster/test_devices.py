@@ -68,6 +68,8 @@ def test_a_processor_is_held_to_what_processors_do(tmp_path: Path) -> None:
         ("Tesla V100-SXM2-16GB", 17, "v100-16gb"),
         ("NVIDIA GeForce RTX 4090", 25, "rtx4090"),
         ("AMD Instinct MI300X", 206, "mi300x"),
+        ("NVIDIA L40S", 48, "l40s"),
+        ("NVIDIA L40", 48, None),
         ("Quadro FX", 1, None),
     ],
 )

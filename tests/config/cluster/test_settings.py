@@ -53,6 +53,42 @@ def test_a_name_says_the_network() -> None:
 
 
 @pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("8xH100", "8xh100"),
+        ("8 x h100", "8xh100"),
+        ("8XH100-SXM", "8xh100"),
+        ("8xRTX4090", "8xrtx4090"),
+        ("8x4090", "8xrtx4090"),
+        ("8 GeForce RTX 4090", "8xrtx4090"),
+        ("16xA100 80GB+4xHDR", "16xa100-80gb+4xhdr"),
+        ("16xh100+RoCE-100", "16xh100+roce-100"),
+        ("Laptop", "laptop"),
+    ],
+)
+def test_a_cluster_has_one_name_in_many_spellings(typed: str, name: str) -> None:
+    assert cluster_of(typed) == cluster_of(name)
+    assert cluster_of(typed).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "works"),
+    [
+        ("8xa100", ("8xa100-40gb", "8xa100-80gb", "8xa100-pcie")),
+        ("8xV100", ("8xv100-16gb", "8xv100-32gb")),
+        ("H100", ("8xh100",)),
+        ("0xh100", ("8xh100",)),
+    ],
+)
+def test_a_name_of_several_devices_or_of_no_number_is_none(
+    name: str, works: tuple[str, ...]
+) -> None:
+    found = named_cluster(name, "test")
+    assert isinstance(found, list)
+    assert [(one.rule, one.suggestions) for one in found] == [("unknown-preset", works)]
+
+
+@pytest.mark.parametrize(
     ("name", "rule", "works"),
     [
         ("16xh100+ndrr", "unknown-preset", "16xh100+ndr"),

@@ -31,7 +31,6 @@ from echelon.planner.predict.split_memory import GuideSplit
 from echelon.planner.search.request import (
     LAYOUT_KEYS,
     LAYOUT_TABLES,
-    MODEL_ALIASES,
     SearchAim,
     SearchRequest,
     is_hf_config,
@@ -104,7 +103,7 @@ def _plan_with_settings(request: SearchRequest, run: str, settings: Sequence[str
         own = SettingLayers()
         own.add(parse_set_flags(settings)[0])
     else:
-        own = gather_layers(MODEL_ALIASES.get(run, run), settings)
+        own = gather_layers(run, settings)
     layout = {key: entry for key, entry in own.merged().items() if _is_layout(key)}
     gathered = SettingLayers(layers=[*request.layers, layout], problems=own.problems)
     return resolve(gathered, request.one_rank_run.name, None).plan

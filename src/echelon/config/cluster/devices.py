@@ -17,7 +17,10 @@ from typing import Any, cast
 from echelon.config.presets import Preset, preset_names, read_preset
 from echelon.config.settings.value_types import toml_text
 from echelon.core.cluster import Backend, Device
+from echelon.core.names import contains_name
 
+VARIANT = r"-(\d+gb|pcie)$"
+"""What stands after a device in the name of a preset: one of its memories, or its board."""
 SuspectNumber = tuple[str, str, tuple[str, ...]]
 """A number that looks wrong: its key in [device], why, and what would do in its place."""
 
@@ -27,13 +30,16 @@ def device_preset_from_name(name: str, memory_bytes: int) -> Preset | None:
 
     Of several by the same name it is the one on the same kind of board with the nearest memory.
     """
-    squeezed = re.sub(r"[^a-z0-9]", "", name.lower())
-    words = {preset: preset.split("-")[0] for preset in preset_names("clusters")}
-    fits = {preset: word for preset, word in words.items() if word in squeezed and word != "cpu"}
+    words = {preset: re.sub(VARIANT, "", preset) for preset in preset_names("clusters")}
+    fits = {
+        preset: word
+        for preset, word in words.items()
+        if contains_name(name, word) and not word.startswith("cpu")
+    }
     if not fits:
         return None
     longest = max(map(len, fits.values()))
-    pcie = "pcie" in squeezed
+    pcie = contains_name(name, "pcie")
     found = [
         preset
         for one, word in fits.items()

@@ -1,7 +1,8 @@
 """Settings of the cluster -> Cluster: "laptop", COUNTxDEVICE, or a file.
 
 A preset of clusters describes one node and the network between such nodes; a count of whole nodes,
-or part of one node, makes a cluster of it. "+NETWORK" after the name puts them on another network,
+or part of one node, makes a cluster of it; 8xH100, 8 x h100 and 8xh100 are one name
+(`core/names.py`), which the cluster has as 8xh100. "+NETWORK" after the name puts them on another network,
 and "+4xNETWORK" gives a node four interfaces that its devices share: 1024xa100-80gb+4xhdr. Racks
 that join several nodes are filled evenly. A file has the same form and says `nodes` itself.
 """
@@ -19,12 +20,13 @@ from echelon.config.cluster.file import CLUSTER_SETTINGS, build_cluster
 from echelon.config.cluster.links import network_suffixes
 from echelon.config.entries import Entry, flatten
 from echelon.config.files.reading import read_toml
-from echelon.config.presets import preset_names, read_preset
+from echelon.config.presets import preset_names, read_preset, spellings
 from echelon.config.setting_layers import entries_from_tables
 from echelon.config.settings.schema import CLUSTER_SOURCES
 from echelon.config.view import Unavailable, View
 from echelon.core.cluster import Cluster
 from echelon.core.errors import Problem
+from echelon.core.names import find_name, names_within
 from echelon.core.rulebook.config import UNKNOWN_KEY, UNKNOWN_PRESET
 from echelon.core.rulebook.mesh import WHOLE_NODES
 from echelon.core.rules import did_you_mean
@@ -38,7 +40,11 @@ LOOK_ALIKE = str.maketrans("oil", "011")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Name:
-    """Hold the parts of COUNTxDEVICE+INTERFACESxNETWORK, as they were written."""
+    """Hold the parts of COUNTxDEVICE+INTERFACESxNETWORK.
+
+    A device and a network that the catalogues have are called as they are there, others as they
+    were written.
+    """
 
     count: str
     device: str
@@ -50,6 +56,11 @@ class _Name:
         """Return what stands after the device."""
         many = f"{self.interfaces}x" if self.interfaces else ""
         return f"+{many}{self.network}" if self.network else ""
+
+    @property
+    def text(self) -> str:
+        """Return the whole name."""
+        return f"{self.count}x{self.device}{self.suffix}"
 
 
 def read_cluster(view: View) -> Cluster | list[Problem]:
@@ -83,7 +94,8 @@ def named_cluster(name: str, set_by: str) -> Cluster | list[Problem]:
     if wanted > size and wanted % size:
         return [_cut_node(name, parts, size, set_by)]
     node = dict(preset.tables)
-    node |= {"name": name, "devices_per_node": min(size, wanted), "nodes": -(-wanted // size)}
+    called = parts.text if _alias(name) is None else name.strip().lower()
+    node |= {"name": called, "devices_per_node": min(size, wanted), "nodes": -(-wanted // size)}
     node["device"] = {**device_table(preset), "sure": True}  # What others are held to.
     links = [dict(link) for link in cast("list[dict[str, Any]]", node["links"])]
     if parts.network:
@@ -123,11 +135,24 @@ def read_cluster_file(path: Path, set_by: str) -> Cluster | list[Problem]:
 
 
 def _parts(name: str) -> _Name:
-    whole, _, network = ALIASES.get(name, name).partition("+")
-    count, _, device = whole.partition("x")
-    shared = re.fullmatch(r"([1-9]\d{0,2})x(.+)", network)
-    interfaces, network = (shared[1], shared[2]) if shared else ("", network)
-    return _Name(count=count, device=device, interfaces=interfaces, network=network)
+    whole, _, network = (_alias(name) or name).strip().partition("+")
+    counted = re.fullmatch(r"(\d*)\s*[xX]?\s*(.*)", whole)
+    count, device = (counted[1], counted[2]) if counted and counted[2] else ("", whole)
+    shared = re.fullmatch(r"\s*([1-9]\d{0,2})\s*[xX]\s*(.+)", network)
+    interfaces, network = (shared[1], shared[2]) if shared else ("", network.strip())
+    preset = read_preset("clusters", device)
+    known = find_name(network, {word: word for word in network_suffixes()})
+    return _Name(
+        count=count,
+        device=device if preset is None else preset.name,
+        interfaces=interfaces,
+        network=network if known is None else known,
+    )
+
+
+def _alias(name: str) -> str | None:
+    """Return the cluster that a word such as laptop stands for."""
+    return ALIASES.get(name.strip().lower())
 
 
 def _evenly(link: Mapping[str, Any], node: int, total: int) -> Mapping[str, Any]:
@@ -155,13 +180,19 @@ def _cut_node(name: str, parts: _Name, size: int, set_by: str) -> Problem:
 def _unknown(name: str, parts: _Name, set_by: str) -> Problem:
     devices = preset_names("clusters")
     device = parts.device or name
+    preset = read_preset("clusters", device)
+    whole = () if preset else names_within(device, devices)
+    spelt = spellings("clusters")
     # Letters that look like digits are the commonest slip in names such as these.
-    close = did_you_mean(device, devices) or did_you_mean(device.translate(LOOK_ALIKE), devices)
+    near = did_you_mean(device, spelt) or did_you_mean(device.translate(LOOK_ALIKE), spelt)
+    close = (preset.name,) if preset else whole or tuple(dict.fromkeys(spelt[one] for one in near))
     number = parts.count if parts.count.isdigit() and int(parts.count) else "8"
     suggestions = [f"{number}x{word}" for word in close] or [f"8x{word}" for word in devices]
     suggestions += [alias for alias in ALIASES if not close or did_you_mean(name, [alias])]
     suggestions += [] if close else ["a cluster file, FILE.toml"]
     hint = f'; did you mean "{suggestions[0]}"?' if close else ""
+    if len(whole) > 1:
+        hint = f": {device} may be {', '.join(whole[:-1])} or {whole[-1]}"
     return UNKNOWN_PRESET.problem(
         f'cluster.preset = "{name}" is neither {" nor ".join(ALIASES)} nor COUNTxDEVICE{hint}',
         key="cluster.preset",

@@ -33,9 +33,9 @@ def expand_model(entries: Mapping[str, Entry]) -> tuple[dict[str, Entry], list[P
     if "model.preset" in entries:
         if problem := model_preset_problem(named):
             return dict(entries), [problem]
-        name = str(named.value)
-        preset = read_preset("models", name)
+        preset = read_preset("models", str(named.value))
         assert preset is not None
+        name = preset.name
         below = {k: e for k, e in preset_entries(preset).items() if k.startswith("model.")}
     else:
         from echelon.config.model.hugging_face import read_hf_config

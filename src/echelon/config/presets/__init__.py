@@ -1,6 +1,7 @@
 """Presets: runs, models and clusters that come with Echelon, as TOML files in `presets/`.
 
-A preset is known by its file's name; families of models and vendors of devices have folders.
+A preset is known by its file's name, in any spelling that `core/names.py` takes for it, and by
+what its `known_as` lists; families of models and vendors of devices have folders.
 A model preset has a [model] table, and the [batch] with which the model was trained where that is
 known; `extends` takes both, `model.preset` the model only.
 """
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
+
+from echelon.core.names import find_name
 
 PresetKind = Literal["runs", "models", "clusters"]
 PRESET_KINDS: tuple[PresetKind, ...] = get_args(PresetKind)
@@ -30,6 +33,14 @@ class Preset:
     tables: Mapping[str, object]
 
 
+@cache
+def spellings(kind: PresetKind) -> Mapping[str, str]:
+    """Return every name that a preset of this kind has, by the name of its file."""
+    return {
+        spelt: name for name in preset_names(kind) for spelt in (name, *_file(kind, name).known_as)
+    }
+
+
 def preset_names(kind: PresetKind) -> tuple[str, ...]:
     """Return the names of the presets of one kind, sorted."""
     return tuple(sorted(_preset_files(kind)))
@@ -41,10 +52,9 @@ def extendable_names() -> tuple[str, ...]:
 
 
 def read_preset(kind: PresetKind, name: str) -> Preset | None:
-    """Return a preset, or None where there is none of this name."""
-    if (file := _preset_files(kind).get(name)) is None:
-        return None
-    return Preset(kind=kind, name=name, tables=tomllib.loads(file.read_text(encoding="utf-8")))
+    """Return a preset, or None where there is none of this name, or more than one."""
+    meant = name if name in _preset_files(kind) else find_name(name, spellings(kind))
+    return None if meant is None else _file(kind, meant).preset
 
 
 def read_extendable(name: str) -> Preset | None:
@@ -56,6 +66,21 @@ def about(kind: PresetKind, name: str) -> str:
     """Return the line that says what a preset is."""
     text = _preset_files(kind)[name].read_text(encoding="utf-8")
     return text.partition("\n")[0].lstrip("# ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PresetFile:
+    """Hold what a file of a preset says: the preset, and other names for it."""
+
+    preset: Preset
+    known_as: tuple[str, ...]
+
+
+@cache
+def _file(kind: PresetKind, name: str) -> _PresetFile:
+    tables = tomllib.loads(_preset_files(kind)[name].read_text(encoding="utf-8"))
+    known_as = tuple(cast("list[str]", tables.pop("known_as", [])))
+    return _PresetFile(preset=Preset(kind=kind, name=name, tables=tables), known_as=known_as)
 
 
 @cache

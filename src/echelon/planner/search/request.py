@@ -48,7 +48,6 @@ LAYOUT_KEYS = (
 )
 """Settings that a search decides."""
 
-MODEL_ALIASES = {"llama3-405b": "llama3.1-405b"}
 DEFAULT = "default of the search"
 
 
@@ -248,7 +247,7 @@ def _gathered(model: str | Path, cluster: str | None, settings: Sequence[str]) -
         gathered.problems.extend(problems)
         gathered.add(entries)
     else:
-        gathered = gather_layers(MODEL_ALIASES.get(str(model), model), settings, typed)
+        gathered = gather_layers(model, settings, typed)
         gathered.problems[:] = [_or_config(one) for one in gathered.problems]
     if cluster is not None:
         # The run file's own cluster gives way to the one that is asked for.
