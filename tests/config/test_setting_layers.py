@@ -8,6 +8,7 @@ import pytest
 
 from echelon.config.job import Job
 from echelon.config.load import load_job
+from echelon.config.setting_layers import gather_layers
 from echelon.core.mesh import Mesh
 from tests.config.problems import SMALL, problems_of, write
 
@@ -86,16 +87,16 @@ def test_a_preset_has_one_name_in_many_spellings(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    layers = gather_layers(name, [])
+    layers = gather_layers(name, ())
     assert not layers.problems
     assert layers.merged()["model.preset"].value == "llama3-8b"
-    assert gather_layers("nano", [f"model.preset={name}"]).problems == []
+    assert gather_layers("nano", (f"model.preset={name}",)).problems == []
     (tmp_path / name).mkdir(parents=True)
-    assert [one.rule for one in gather_layers(name, []).problems] == [
+    assert [one.rule for one in gather_layers(name, ()).problems] == [
         "no-such-file" if "/" in name else "unknown-preset"
     ]
     (tmp_path / "llama3-8b").mkdir()
-    assert not gather_layers("llama3-8b", []).problems
+    assert not gather_layers("llama3-8b", ()).problems
 
 
 def test_a_file_cannot_extend_itself(tmp_path: Path) -> None:

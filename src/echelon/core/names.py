@@ -34,10 +34,11 @@ def find_name(typed: str, spellings: Mapping[str, str]) -> str | None:
 def names_within(typed: str, known: Iterable[str]) -> tuple[str, ...]:
     """Return the known names that begin with all parts of a typed one: of a100, those of 40 GB too.
 
-    They are what a name may mean that is not said to its end.
+    They are what a name may mean that is not said to its end, that with no further part first.
     """
     wanted = name_parts(typed)
-    return tuple(name for name in known if wanted and name_parts(name)[: len(wanted)] == wanted)
+    found = (name for name in known if wanted and name_parts(name)[: len(wanted)] == wanted)
+    return tuple(sorted(found, key=lambda name: len(name_parts(name)) > len(wanted)))
 
 
 def contains_name(text: str, name: str) -> bool:

@@ -15,6 +15,8 @@ from echelon.core.rulebook import areas
 from echelon.core.rules import Rule
 from tests.config.cluster.boxes import BOXES, boxes_problems, cluster_of, read_boxes
 
+NO_MULTIPROCESSORS = ("trainium2", "tpu-v5p")
+
 
 @pytest.mark.parametrize("device", preset_names("clusters"))
 def test_a_device_has_a_source_and_plausible_numbers(device: str) -> None:
@@ -32,10 +34,25 @@ def test_a_device_has_a_source_and_plausible_numbers(device: str) -> None:
     assert found.name == device
     peaks = dict(found.device.peak_flops)
     if found.backend == "nccl":
-        assert peaks.get("fp8", 1e30) > peaks["fp16"] > peaks.get("fp32", 0.0)
+        half = peaks.get("fp16", peaks.get("bf16", 0.0))
+        assert peaks.get("fp8", 1e30) >= half > peaks.get("fp32", 0.0)
         # A device does 50 to 600 FLOPs in the time in which it reads a byte.
-        assert 30 < peaks["fp16"] / found.device.memory_bandwidth < 650
-        assert found.device.efficiency.units > 50
+        assert 30 < half / found.device.memory_bandwidth < 650
+        assert found.device.efficiency.units > (1 if device in NO_MULTIPROCESSORS else 32)
+
+
+@pytest.mark.parametrize(
+    ("device", "bf16", "fp8"),
+    [("3090", 71e12, None), ("4090", 165e12, 330e12), ("5090", 209.5e12, 419e12)],
+)
+def test_a_consumer_card_has_its_peaks_with_32_bit_sums(
+    device: str, bf16: float, fp8: float | None
+) -> None:
+    cluster = cluster_of(f"2x{device}")
+    assert (cluster.device.flops("bf16"), cluster.device.flops("fp16")) == (bf16, bf16)
+    assert cluster.device.flops("fp8") == fp8
+    # What is sent goes through the host: no card reads the memory of another.
+    assert cluster.links[0].efficiency == 0.5
 
 
 def test_a_name_says_the_network() -> None:

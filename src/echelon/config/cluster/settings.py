@@ -2,9 +2,10 @@
 
 A preset of clusters describes one node and the network between such nodes; a count of whole nodes,
 or part of one node, makes a cluster of it; 8xH100, 8 x h100 and 8xh100 are one name
-(`core/names.py`), which the cluster has as 8xh100. "+NETWORK" after the name puts them on another network,
-and "+4xNETWORK" gives a node four interfaces that its devices share: 1024xa100-80gb+4xhdr. Racks
-that join several nodes are filled evenly. A file has the same form and says `nodes` itself.
+(`core/names.py`), which the cluster has as 8xh100. "+NETWORK" after the name puts them on another
+network, and "+4xNETWORK" gives a node four interfaces that its devices share:
+1024xa100-80gb+4xhdr. Racks that join several nodes are filled evenly. A file has the same form and
+says `nodes` itself.
 """
 
 from __future__ import annotations
@@ -180,11 +181,12 @@ def _cut_node(name: str, parts: _Name, size: int, set_by: str) -> Problem:
 def _unknown(name: str, parts: _Name, set_by: str) -> Problem:
     devices = preset_names("clusters")
     device = parts.device or name
-    preset = read_preset("clusters", device)
+    # Letters that look like digits are the commonest slip in names such as these.
+    slip = device.lower().translate(LOOK_ALIKE)
+    preset = read_preset("clusters", device) or read_preset("clusters", slip)
     whole = () if preset else names_within(device, devices)
     spelt = spellings("clusters")
-    # Letters that look like digits are the commonest slip in names such as these.
-    near = did_you_mean(device, spelt) or did_you_mean(device.translate(LOOK_ALIKE), spelt)
+    near = did_you_mean(device, spelt) or did_you_mean(slip, spelt)
     close = (preset.name,) if preset else whole or tuple(dict.fromkeys(spelt[one] for one in near))
     number = parts.count if parts.count.isdigit() and int(parts.count) else "8"
     suggestions = [f"{number}x{word}" for word in close] or [f"8x{word}" for word in devices]
