@@ -76,7 +76,8 @@ def test_an_unknown_run_lists_presets_and_files(
     kinds = ("a run.toml", "a preset (echelon config presets)")
     assert found["unknown-preset"].suggestions == (*kinds, "run.toml")
     assert problems_of("meta/Llama3-8B")["unknown-preset"].suggestions[0] == "llama3-8b"
-    assert problems_of("llama3")["unknown-preset"].suggestions[:2] == ("llama3-70b", "llama3-8b")
+    llamas = ("llama3-8b-zero3", "llama3-70b", "llama3-8b")
+    assert problems_of("llama3")["unknown-preset"].suggestions[:3] == llamas
     assert list(problems_of("./gone")) == ["unknown-preset"]
     found = problems_of(write(tmp_path, 'extends = "gpt3"'))
     assert "gpt3-175b" in found["unknown-preset"].suggestions

@@ -170,3 +170,10 @@ def test_each_expert_group_meets_each_of_its_data_groups_once(
 def test_experts_that_do_not_divide_the_fold_are_refused() -> None:
     with pytest.raises(ValueError, match="ep = 3 does not divide dp_shardxcpxtp"):
         Mesh(dp_shard=2, ep=3).expert_groups()
+
+
+def test_hybrid_sharding_is_not_written_as_one_degree() -> None:
+    hybrid = Mesh(dp_replicate=2, dp_shard=4)
+    assert (hybrid.dp_text, hybrid.data_degrees) == ("2x4", {"dp_replicate": 2, "dp_shard": 4})
+    for mesh in (Mesh(dp_replicate=8), Mesh(dp_shard=8)):
+        assert (mesh.dp_text, mesh.data_degrees) == ("8", {"dp": 8})

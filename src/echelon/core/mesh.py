@@ -42,6 +42,21 @@ class Mesh:
         """Return the number of ranks that read different samples."""
         return self.dp_replicate * self.dp_shard
 
+    @property
+    def dp_text(self) -> str:
+        """Return the data ranks as tables have them: ``8``, or ``2x4`` for 2 replicas of 4 shards.
+
+        Eight shards, eight replicas and two replicas of four shards hold different things.
+        """
+        return "x".join(str(degree) for degree in self.data_degrees.values())
+
+    @property
+    def data_degrees(self) -> dict[str, int]:
+        """Return what the data ranks are in a list of axes: dp, or dp_replicate and dp_shard."""
+        if self.dp_replicate == 1 or self.dp_shard == 1:
+            return {"dp": self.dp}
+        return {"dp_replicate": self.dp_replicate, "dp_shard": self.dp_shard}
+
     def coordinates(self, rank: int) -> dict[Axis, int]:
         """Return where `rank` sits on each axis of the mesh."""
         if not 0 <= rank < self.world_size:

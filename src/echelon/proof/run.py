@@ -248,8 +248,8 @@ def _raced_passes(plan: Plan, reference: Plan, late: LateRun | None) -> list[Pro
 
 
 def mesh_text(plan: Plan) -> str:
-    """Return the degrees above 1 of a mesh, as users read them."""
+    """Return the degrees above 1 of a mesh, as users read them: ``pp2 x dp4 x tp2``."""
     mesh = plan.mesh
-    degrees = {"pp": mesh.pp, "dp": mesh.dp, "cp": mesh.cp, "tp": mesh.tp}
+    degrees = {"pp": mesh.pp, **mesh.data_degrees, "cp": mesh.cp, "tp": mesh.tp}
     ranks = " x ".join(f"{axis}{degree}" for axis, degree in degrees.items() if degree > 1) or "1"
     return f"{ranks}, ep{mesh.ep}" if mesh.ep > 1 else ranks

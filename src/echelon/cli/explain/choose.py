@@ -302,7 +302,7 @@ def _against(advised: SituationAdvice, plan: Plan) -> Iterator[str]:
 
 def _degrees(plan: Plan) -> str:
     mesh = plan.mesh
-    degrees = {"pp": mesh.pp, "dp": mesh.dp, "cp": mesh.cp, "tp": mesh.tp, "ep": mesh.ep}
+    degrees = {"pp": mesh.pp, **mesh.data_degrees, "cp": mesh.cp, "tp": mesh.tp, "ep": mesh.ep}
     shown = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1)
     return f"{shown or 'one rank'}, ZeRO {plan.layout.zero.stage}"
 

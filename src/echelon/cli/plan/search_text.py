@@ -30,7 +30,7 @@ def answer_text(answer: SearchResult, front: Sequence[RankedPlan] = ()) -> str:
     parts = [
         "\n".join(_head(answer)),
         plans_table(answer.ranked),
-        fill(f"{LEGEND} {_widest(answer.ranked)}", WIDTH),
+        fill(f"{LEGEND}{hybrid_legend(answer.ranked)} {_widest(answer.ranked)}", WIDTH),
     ]
     parts.append("\n".join(_best(answer, answer.first)))
     parts.append(
@@ -55,11 +55,12 @@ def plans_table(plans: Sequence[RankedPlan], *, devices: bool = False) -> str:
 
 
 def mesh_text(choice: CandidatePlan) -> str:
-    """Return the degrees of a mesh that are not 1, such as ``pp16 dp64 tp8s``."""
+    """Return the degrees of a mesh that are not 1, such as ``pp16 dp2x32 tp8s``."""
     mesh = choice.mesh
     record = CONTEXT_KINDS[choice.context]
     context = record.symbol + str(choice.ulysses) * (record.exchange == "inner")
-    words = [f"{name}{degree}" for name, degree in (("pp", mesh.pp), ("dp", mesh.dp)) if degree > 1]
+    words = [f"pp{mesh.pp}"] if mesh.pp > 1 else []
+    words += [f"dp{mesh.dp_text}"] if mesh.dp > 1 else []
     if mesh.cp > 1:
         words.append(f"cp{mesh.cp}{context}")
     if mesh.tp > 1:
@@ -67,6 +68,16 @@ def mesh_text(choice: CandidatePlan) -> str:
     if mesh.ep > 1:
         words.append(f"ep{mesh.ep}{'t' * (choice.expert_tp > 1)}")
     return " ".join(words) or "one rank"
+
+
+def hybrid_legend(plans: Sequence[RankedPlan]) -> str:
+    """Return what a mesh such as ``dp2x4`` says, where one of the plans has it."""
+    meshes = (one.candidate.mesh for one in plans)
+    hybrid = next((mesh for mesh in meshes if len(mesh.data_degrees) > 1), None)
+    if hybrid is None:
+        return ""
+    replicas, shards = hybrid.data_degrees.values()
+    return f" dp{hybrid.dp_text}: {replicas} replicas of {shards} shards."
 
 
 def schedule_text(choice: CandidatePlan) -> str:

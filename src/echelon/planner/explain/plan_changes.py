@@ -188,13 +188,12 @@ def _settings_as_words(choice: CandidatePlan) -> dict[str, str]:
     """Return the choices of a plan as words; those that follow from others are left out."""
     mesh = choice.mesh
     again = {0: "none", 1: "full"}.get(choice.recompute, f"every {choice.recompute}")
-    shared = f"{mesh.dp_replicate}x{mesh.dp_shard}" if mesh.dp_replicate > 1 else str(mesh.dp)
     words = {
         "devices": choice.devices,
         "tp": mesh.tp,
         "pp": mesh.pp,
         "cp": mesh.cp,
-        "dp": shared,
+        "dp": mesh.dp_text,
         "ep": mesh.ep,
         "ZeRO": choice.zero,
         "microbatch": choice.microbatch,
