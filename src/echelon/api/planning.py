@@ -47,13 +47,13 @@ def plan(
     and so is any other where there are `pins` such as "tp=8", or an `objective` ("time",
     "throughput", "devices"). Raises ConfigError with every problem that there is.
     """
+    from echelon.config.cluster.settings import typed_cluster
     from echelon.config.load import load_job
-    from echelon.config.settings.value_types import toml_text
 
     if pins or objective is not None or (cluster is not None and _is_model(run)):
         return _searched(run, cluster, settings, pins, objective or "time")
-    over = [] if cluster is None else [f"cluster.preset={toml_text(cluster)}"]
-    return load_job(run, [*over, *settings]).plan
+    typed = None if cluster is None else typed_cluster(cluster, f'cluster="{cluster}"')
+    return load_job(run, settings, typed=typed).plan
 
 
 def _is_model(run: str | Path) -> bool:

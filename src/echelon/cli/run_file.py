@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from echelon.cli.flags import Json, RunFile, Settings, require_suffix
+from echelon.cli.flags import Json, Settings, bad_argument, require_suffix
 from echelon.cli.output import note, print_json, print_result, table
+from echelon.config.cluster.file import cluster_toml
+from echelon.config.cluster.settings import read_typed_cluster, typed_cluster
 from echelon.config.files.new_file import write_new
-from echelon.config.files.show import preset_rows, resolved_toml, settings_json
+from echelon.config.files.show import (
+    CLUSTER_FILE_HEAD,
+    SCHEMA,
+    cluster_rows,
+    cluster_tables,
+    preset_rows,
+    resolved_toml,
+    settings_json,
+)
 from echelon.config.load import load_job
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import toml_text
@@ -80,18 +91,40 @@ def _lines(file: Path, preset: str, values: Mapping[str, tuple[str, str]]) -> It
             yield f"{line:<34}# {setting.about}"
 
 
+RunOrNone = Annotated[
+    str | None, Parameter(help="A run.toml, or the name of a preset such as nano.")
+]
+ClusterToShow = Annotated[
+    str | None,
+    Parameter(help="Show COUNTxDEVICE such as 8xh100, or a file's; with RUN, the run on it."),
+]
+
+
 def show(
-    run: RunFile,
+    run: RunOrNone = None,
     /,
     *,
+    cluster: ClusterToShow = None,
     settings: Settings = (),
     toml: Annotated[
-        bool, Parameter(show_default=False, help="Print it as a run.toml of its own.")
+        bool,
+        Parameter(show_default=False, help="Print a run.toml of its own, or a cluster file."),
     ] = False,
     json: Json = False,
 ) -> int:
-    """Show every setting of a run, its value, and where the value came from."""
-    job = load_job(run, settings)
+    """Show every setting of a run, its value, and where the value came from; or a cluster.
+
+    What --toml prints of a cluster is a file to edit, and to give back as --cluster FILE.toml.
+    """
+    source = f"--cluster {quote(cluster)}" if cluster is not None else ""
+    if run is None:
+        if cluster is None:
+            raise bad_argument("nothing is named to show", "RUN", "--cluster 8xh100")
+        if settings:
+            raise bad_argument("--set has an effect where a run is named", "RUN --set KEY=VALUE")
+        return _show_cluster(cluster, source, toml=toml, json=json)
+    typed = None if cluster is None else typed_cluster(cluster, source)
+    job = load_job(run, settings, typed=typed)
     if json:
         print_json("config show", settings_json(job))
     elif toml:
@@ -99,6 +132,19 @@ def show(
     else:
         rows = [(row.key, row.value, row.source) for row in job.sources]
         print(table(("setting", "value", "set by"), rows))
+    return 0
+
+
+def _show_cluster(cluster: str, source: str, *, toml: bool, json: bool) -> int:
+    found = read_typed_cluster(cluster, source)
+    if json:
+        print_json("config show", {"schema": SCHEMA, "cluster": cluster_tables(found)})
+    elif toml:
+        about = (f"{found.name}: {found.num_devices} x {found.device.name}.", *CLUSTER_FILE_HEAD)
+        print(cluster_toml(found, about), end="")
+    else:
+        rows = [(key, value) for key, value in cluster_rows(found)]
+        print(table(("setting", "value"), rows))
     return 0
 
 

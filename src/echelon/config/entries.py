@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 from echelon.config.settings.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTINGS, tables
-from echelon.config.settings.value_types import Setting, toml_text
+from echelon.config.settings.value_types import Quantity, Setting, toml_text
 from echelon.core.errors import Problem
 from echelon.core.rulebook.config import CONFLICTING_SETTINGS, UNKNOWN_KEY, WRONG_TYPE
 from echelon.core.rules import did_you_mean
@@ -78,6 +78,8 @@ def check_layer(
                 unknown_tables.add(table)
         elif problem := _misfit(setting, entry):
             problems.append(problem)
+        elif isinstance(setting.kind, Quantity):
+            fitting[key] = replace(entry, value=setting.kind.read(entry.value))
         else:
             fitting[key] = entry
     problems.extend(_conflicts(layer))

@@ -186,15 +186,21 @@ def _rows(view: View, derived: Mapping[str, tuple[object, str]]) -> Iterator[Res
         yield ResolvedSetting(key=key, value=toml_text(value), source=source)
 
 
-def load_job(source: Path | str, sets: Sequence[str] = (), *, world_size: int | None = None) -> Job:
+def load_job(
+    source: Path | str,
+    sets: Sequence[str] = (),
+    *,
+    world_size: int | None = None,
+    typed: Mapping[str, Entry] | None = None,
+) -> Job:
     """Return the Job of a run file (or of the preset of this name) with `sets` on top.
 
-    `sets` are "table.key=value" strings. `world_size` is the number of ranks that a launcher has
+    `sets` are "table.key=value" strings, `typed` what else was typed, with its origin. `world_size` is the number of ranks that a launcher has
     started, where one has. Raises ConfigError, with all problems that there are; InfeasiblePlan
     where only the combination is at fault.
     """
     load_installed_plugins()
-    return resolve(gather_layers(source, sets), run_name_of(source), world_size)
+    return resolve(gather_layers(source, sets, typed), run_name_of(source), world_size)
 
 
 def run_name_of(source: Path | str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from echelon.config.entries import DEFAULT, Entry
 from echelon.config.settings.schema import SETTINGS
-from echelon.config.settings.value_types import Real, Setting
+from echelon.config.settings.value_types import Quantity, Real, Setting, ValueType
 from echelon.core.axis import LOSS_AXES, MESH_AXES
 from echelon.core.cluster import Cluster
 from echelon.core.mesh import Mesh
@@ -70,7 +70,7 @@ class View:
     def value(self, key: str) -> object:
         """Return a value as it stands in a record: a number is a float, 3 as well as 3.0."""
         value = self.entry(key).value
-        if isinstance(value, int) and isinstance(self.settings[key].kind, Real):
+        if isinstance(value, int) and _is_real(self.settings[key].kind):
             return float(value)
         return value
 
@@ -112,6 +112,10 @@ class View:
     def model_name(self) -> str:
         """Return what to call the model in a sentence."""
         return self.word("model.name") if self.has("model.name") else "the model"
+
+
+def _is_real(kind: ValueType) -> bool:
+    return isinstance(kind.number if isinstance(kind, Quantity) else kind, Real)
 
 
 def mesh_of(view: View) -> Mesh:

@@ -21,13 +21,18 @@ from echelon.config.cluster.link_checks import (
 from echelon.config.cluster.links import link_preset_from_name, link_presets
 from echelon.config.entries import Entry, check_layer
 from echelon.config.settings.value_types import (
+    BYTES_PER_S,
     COUNT,
     DTYPES,
+    FLOP_PER_S,
     FROM_ZERO,
     POSITIVE,
+    SECONDS_OR_ZERO,
+    SIZE_OR_ZERO,
     Choice,
     Flag,
     Integer,
+    Quantity,
     Real,
     Setting,
     Text,
@@ -43,12 +48,13 @@ from echelon.core.rules import did_you_mean
 DEVICE_DTYPES = (*DTYPES, "fp8")
 """What a device has peaks of: dtypes that a run computes in, and one that only others' runs do."""
 
+SHORT_FROM = 1e6  # bytes, bytes/s or FLOP/s: numbers from here on are written as 450e9
 SHARE = Real(above=True, maximum=1.0)
 NOT_SHARES: Mapping[str, ValueType] = {
     "half_depth": Real(),
     "tile": COUNT,
     "units": COUNT,
-    "launch_s": Real(),
+    "launch_s": SECONDS_OR_ZERO,
 }
 """Fields of Efficiency that are sizes or seconds; all others are shares of a peak."""
 
@@ -68,11 +74,11 @@ CLUSTER_SETTINGS = _settings(
         "devices_per_node": (COUNT, None),
         "backend": (Choice(options=("gloo", "nccl")), "nccl"),
         "device.name": (Text(), None),
-        "device.memory_bytes": (Integer(maximum=2**60), None),
-        "device.memory_bandwidth": (POSITIVE, None),
+        "device.memory_bytes": (Quantity(dimension="bytes", number=Integer(maximum=2**60)), None),
+        "device.memory_bandwidth": (BYTES_PER_S, None),
         "device.cores": (Real(), 0.0),
         "device.sure": (Flag(), False),
-        **{f"device.peak_flops.{dtype}": (POSITIVE, "unknown") for dtype in DEVICE_DTYPES},
+        **{f"device.peak_flops.{dtype}": (FLOP_PER_S, "unknown") for dtype in DEVICE_DTYPES},
         **{
             f"device.efficiency.{item.name}": (
                 NOT_SHARES.get(item.name, SHARE),
@@ -88,10 +94,10 @@ LINK_SETTINGS = _settings(
         "link": (Text(), "none"),
         "name": (Text(), None),
         "degree": (Integer(words=(ALL,)), ALL),
-        "bandwidth": (POSITIVE, None),
-        "latency_s": (Real(), None),
+        "bandwidth": (BYTES_PER_S, None),
+        "latency_s": (SECONDS_OR_ZERO, None),
         "efficiency": (SHARE, 1.0),
-        "half_bytes": (Real(), 0.0),
+        "half_bytes": (SIZE_OR_ZERO, 0.0),
         "interfaces": (FROM_ZERO, 0),
         "sure": (Flag(), False),
     }
@@ -240,7 +246,10 @@ def _lines(cluster: Cluster) -> Iterator[str]:
         yield from lines
     for link in cluster.links:
         yield from ("", "[[links]]")
-        yield from (f"{item.name} = {_text(getattr(link, item.name))}" for item in fields(Link))
+        written = {item.name: getattr(link, item.name) for item in fields(Link)}
+        if link.degree == cluster.num_devices:
+            written["degree"] = ALL  # So that more nodes need no other number here.
+        yield from (f"{name} = {_text(value)}" for name, value in written.items())
         # What was measured is meant, though the catalogue has other numbers of this name.
         known = link_preset_from_name(link.name)
         if known is None or link.bandwidth > known.bandwidth or link.latency_s != known.latency_s:
@@ -255,5 +264,10 @@ def _value(cluster: Cluster, key: str) -> object:
 
 
 def _text(value: object) -> str:
-    """Return a value as TOML: read back, a number is the same one."""
+    """Return a value as TOML: read back, a number is the same one, and 450e9 is 450 GB/s."""
+    if isinstance(value, float) and value >= SHORT_FROM:
+        short = (f"{value / 10**power:.0f}e{power}" for power in (12, 9, 6))
+        exact = [text for text in short if float(text) == value]
+        if exact:
+            return exact[0]
     return repr(float(value)) if isinstance(value, float) else toml_text(value)

@@ -26,7 +26,7 @@ from echelon.config.setting_layers import entries_from_tables
 from echelon.config.settings.schema import CLUSTER_SOURCES
 from echelon.config.view import Unavailable, View
 from echelon.core.cluster import Cluster
-from echelon.core.errors import Problem
+from echelon.core.errors import ConfigError, Problem
 from echelon.core.names import find_name, names_within
 from echelon.core.rulebook.config import UNKNOWN_KEY, UNKNOWN_PRESET
 from echelon.core.rulebook.mesh import WHOLE_NODES
@@ -81,6 +81,25 @@ def cluster_of(view: View) -> Cluster:
     if isinstance(cluster, list):
         raise Unavailable("cluster.preset")
     return cluster
+
+
+def typed_cluster(cluster: str, source: str) -> dict[str, Entry]:
+    """Return the setting of a cluster that was typed, a name or the path of a file."""
+    key = "file" if cluster.endswith(".toml") or "/" in cluster else "preset"
+    return {f"cluster.{key}": Entry(value=cluster, source=source, folder=Path())}
+
+
+def read_typed_cluster(cluster: str, source: str) -> Cluster:
+    """Return the cluster that a typed name or path means; ConfigError where it means none."""
+    ((key, entry),) = typed_cluster(cluster, source).items()
+    found = (
+        read_cluster_file(entry.path(), source)
+        if key == "cluster.file"
+        else named_cluster(cluster, source)
+    )
+    if isinstance(found, list):
+        raise ConfigError(found)
+    return found
 
 
 def named_cluster(name: str, set_by: str) -> Cluster | list[Problem]:

@@ -8,17 +8,21 @@ their own: the run goes on as the plan that it began with.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import cast
 
+from echelon.config.cluster.file import cluster_toml
+from echelon.config.entries import flatten
 from echelon.config.files.reading import missing_file
 from echelon.config.job import Job, ResolvedSetting
 from echelon.config.presets import PRESET_KINDS, about, preset_names
 from echelon.config.settings.pipeline import AUTO, FILE, FILE_KEY, SCHEDULE_KEY, TIMES_KEY
 from echelon.config.settings.schema import MODEL_SOURCES
 from echelon.config.settings.value_types import toml_tables, toml_text
+from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.schedule.files import schedule_csv
@@ -38,6 +42,26 @@ def settings_json(job: Job) -> dict[str, object]:
             for row in job.sources
         },
     }
+
+
+CLUSTER_FILE_HEAD = (
+    "Numbers are bytes, bytes/s each way, dense FLOP/s and seconds; a text with its unit does as",
+    'well: "80 GiB", "50 GB/s". Use it: echelon plan MODEL --cluster FILE.toml',
+)
+
+
+def cluster_tables(cluster: Cluster) -> dict[str, object]:
+    """Return a cluster as the tables of its file."""
+    return tomllib.loads(cluster_toml(cluster))
+
+
+def cluster_rows(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """Yield the settings of a cluster as its file has them, those of links by their number."""
+    tables = cluster_tables(cluster)
+    links = cast("list[dict[str, object]]", tables.pop("links", []))
+    numbered = {f"links[{index}]": link for index, link in enumerate(links)}
+    for key, value in flatten({**tables, **numbered}, settings={}):
+        yield key, toml_text(value)
 
 
 def resolved_toml(job: Job, instead: Mapping[str, str] = MappingProxyType({})) -> str:

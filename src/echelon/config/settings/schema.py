@@ -12,6 +12,7 @@ from types import MappingProxyType
 from echelon.config.model.keys import EXPERTS, MODEL_TABLES
 from echelon.config.settings.value_types import (
     AT_LEAST_TWO,
+    BYTES,
     COUNT,
     DEGREE,
     DTYPE,
@@ -22,6 +23,7 @@ from echelon.config.settings.value_types import (
     OFFLOAD,
     OPTIONAL_REAL,
     POSITIVE,
+    SECONDS,
     Choice,
     Flag,
     Integer,
@@ -57,7 +59,7 @@ _ZERO = (
     setting(
         "zero.stage", Integer(minimum=0, maximum=3), 0, "what data ranks share out: nothing at 0"
     ),
-    setting("zero.bucket_bytes", COUNT, 25 * 2**20, "gradients that are reduced together"),
+    setting("zero.bucket_bytes", BYTES, 25 * 2**20, "gradients that are reduced together"),
     setting(
         "zero.accumulate",
         Choice(options=("auto", "whole", "slices")),
@@ -194,7 +196,7 @@ _RUN = (
     setting("train.runs_dir", Text(), "runs", "where run folders are made"),
     setting("train.validate_every", EVERY, "never", "steps between validations; and at the end"),
     setting("train.validation_batches", COUNT, 8, "global batches per validation"),
-    setting("train.step_timeout_s", POSITIVE, 600.0, "a longer step ends the run"),
+    setting("train.step_timeout_s", SECONDS, 600.0, "a longer step ends the run"),
     setting("checkpoint.every", EVERY, "never", "steps between checkpoints"),
     setting("checkpoint.keep", Integer(words=("all",)), 2, "newest checkpoints that stay"),
     setting(

@@ -7,7 +7,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from echelon.core.rulebook.config import OUT_OF_RANGE, UNKNOWN_CHOICE, WRONG_TYPE
+from echelon.core.quantities import EXAMPLES, Dimension, read_quantity
+from echelon.core.rulebook.config import (
+    OUT_OF_RANGE,
+    UNKNOWN_CHOICE,
+    UNREADABLE_QUANTITY,
+    WRONG_TYPE,
+)
 from echelon.core.rulebook.mesh import DEGREE_AT_LEAST_ONE
 from echelon.core.rules import Rule, did_you_mean
 
@@ -126,6 +132,43 @@ class Real:
             return _or_words(f"a number {low}", self.words)
         high = f"{'below' if self.below else 'at most'} {self.maximum:g}"
         return _or_words(f"a number {low} and {high}", self.words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """A number in the unit of `dimension`, or a text with its own: ``24e9``, ``24 GB``.
+
+    `number` says which numbers fit.
+    """
+
+    dimension: Dimension
+    number: Integer | Real
+
+    def check(self, value: object) -> InvalidValue | None:
+        """Return why `value` does not fit."""
+        if not isinstance(value, str):
+            return self.number.check(value)
+        read = self.read(value)
+        if isinstance(read, str):
+            return InvalidValue(
+                rule=UNREADABLE_QUANTITY,
+                message=f"cannot be read; it takes {self.describe()}",
+                suggestions=self._examples(),
+            )
+        return self.number.check(read)
+
+    def read(self, value: object) -> object:
+        """Return a value that fits as a number; a text that cannot be read as it is."""
+        if not isinstance(value, str) or (read := read_quantity(value, self.dimension)) is None:
+            return value
+        return round(read) if isinstance(self.number, Integer) else read
+
+    def describe(self) -> str:
+        """Return what fits."""
+        return f"{self.number.describe()}, in {self.dimension}, or {' or '.join(self._examples())}"
+
+    def _examples(self) -> tuple[str, ...]:
+        return _quoted(tuple(one for one in EXAMPLES[self.dimension] if " " in one))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,6 +325,12 @@ EXPERT_COUNT = Integer(minimum=2, maximum=10_000)
 EVERY = Integer(words=("never",))
 OPTIONAL_COUNT = Integer(words=("none",))
 OPTIONAL_REAL = Real(above=True, words=("none",))
+BYTES = Quantity(dimension="bytes", number=COUNT)
+SIZE_OR_ZERO = Quantity(dimension="bytes", number=Real())
+BYTES_PER_S = Quantity(dimension="bytes/s", number=POSITIVE)
+FLOP_PER_S = Quantity(dimension="FLOP/s", number=POSITIVE)
+SECONDS = Quantity(dimension="seconds", number=POSITIVE)
+SECONDS_OR_ZERO = Quantity(dimension="seconds", number=Real())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

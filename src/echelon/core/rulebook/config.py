@@ -96,6 +96,21 @@ WRONG_TYPE = Rule(
     fixed="tp = 2",
 )
 
+UNREADABLE_QUANTITY = Rule(
+    id="unreadable-quantity",
+    why="""
+    A size, a rate or a time is a number in bytes, bytes/s, FLOP/s or seconds, or a text with its
+    unit: "24 GB" (10^9), "80 GiB" (2^30), "50 GB/s", "400 Gb/s" (bits, 50 GB/s), "989 TFLOP/s",
+    "8 us". Case counts: GB are bytes and Gb bits. Any other text is refused, not guessed.
+    """,
+    example="""
+    [zero]
+    %s
+    """,
+    bad='bucket_bytes = "25 megs"',
+    fixed='bucket_bytes = "25 MiB"',
+)
+
 OUT_OF_RANGE = Rule(
     id="out-of-range",
     why="""

@@ -12,7 +12,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal
 
-from echelon.config.cluster.settings import read_cluster
+from echelon.config.cluster.settings import read_cluster, typed_cluster
 from echelon.config.entries import Entry
 from echelon.config.job import Job
 from echelon.config.load import resolve, run_name_of
@@ -237,9 +237,7 @@ def _gathered(model: str | Path, cluster: str | None, settings: Sequence[str]) -
     """Return the layers of the run without its layout."""
     typed: dict[str, Entry] = {}
     if cluster is not None:
-        key = "file" if cluster.endswith(".toml") or "/" in cluster else "preset"
-        source = f"--cluster {quote(cluster)}"
-        typed[f"cluster.{key}"] = Entry(value=cluster, source=source, folder=Path())
+        typed |= typed_cluster(cluster, f"--cluster {quote(cluster)}")
     if is_hf_config(model):
         gathered = SettingLayers()
         typed["model.hf_config"] = Entry(value=str(model), source=str(model), folder=Path())

@@ -1,0 +1,55 @@
+"""Quantities as people write them: ``24 GB``, ``80 GiB``, ``400 Gb/s``, ``989 TFLOP/s``, ``8 us``.
+
+One reader for every setting that has a unit; `core/units.py` writes them. GB is 10^9 and GiB 2^30
+bytes, a small b is a bit, and case counts: a wrong unit is refused, not guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+Dimension = Literal["bytes", "bytes/s", "FLOP/s", "seconds"]
+"""What a quantity is, and the unit in which it is kept."""
+
+_BITS_OF_A_BYTE = 8  # bits
+_DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+_SIZES = {f"{prefix}B": factor for prefix, factor in (_DECIMAL | _BINARY).items()}
+_BIT_RATES = {
+    f"{prefix}{word}": factor / _BITS_OF_A_BYTE
+    for prefix, factor in _DECIMAL.items()
+    for word in ("b/s", "bit/s", "bps")
+}
+_UNITS: Mapping[Dimension, Mapping[str, float]] = {
+    "bytes": _SIZES,
+    "bytes/s": {f"{unit}/s": factor for unit, factor in _SIZES.items()} | _BIT_RATES,
+    "FLOP/s": {
+        f"{prefix}{word}": factor
+        for prefix, factor in _DECIMAL.items()
+        for word in ("FLOP/s", "FLOPS", "FLOPs")
+    },
+    "seconds": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0},
+}
+"""How much of the unit of its dimension each unit is."""
+
+EXAMPLES: Mapping[Dimension, tuple[str, ...]] = {
+    "bytes": ("24 GB", "80 GiB", "24e9"),
+    "bytes/s": ("50 GB/s", "400 Gb/s", "50e9"),
+    "FLOP/s": ("989 TFLOP/s", "989e12"),
+    "seconds": ("8 us", "10 min", "8e-6"),
+}
+"""How one may write a quantity."""
+
+
+def read_quantity(text: str, dimension: Dimension) -> float | None:
+    """Return a quantity in bytes, bytes/s, FLOP/s or seconds; None where it cannot be read.
+
+    A number without a unit is in that unit already.
+    """
+    match = re.fullmatch(r"\s*(\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(\D*?)\s*", text)
+    if match is None:
+        return None
+    factor = _UNITS[dimension].get(match[2]) if match[2] else 1.0
+    return None if factor is None else float(match[1].rstrip("_")) * factor
