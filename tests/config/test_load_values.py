@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from echelon.config.load import load_job
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import toml_text
 from echelon.core.rulebook import all_rules
@@ -96,3 +97,17 @@ def test_hostile_files_are_not_toml(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text.removeprefix("a = "))
     found = problems_of("nano", [f"model.hf_config={tmp_path}"])
     assert list(found) == ["hf-config-unreadable"]
+
+
+@pytest.mark.parametrize("text", ["25 MiB", "25MiB", "26214400", "26_214_400"])
+def test_a_size_is_written_with_its_unit_or_without(text: str) -> None:
+    job = load_job("nano", [f"zero.bucket_bytes={text}"])
+    assert job.plan.layout.zero.bucket_bytes == 25 * 2**20
+
+
+@pytest.mark.parametrize("text", ["25 megs", "25 mib", "25 MB/s", "-1 MB"])
+def test_a_size_that_cannot_be_read_is_one_error(text: str) -> None:
+    found = problems_of("nano", [f"zero.bucket_bytes={text}"])
+    assert list(found) == ["unreadable-quantity"]
+    assert found["unreadable-quantity"].suggestions == ('"24 GB"', '"80 GiB"')
+    assert list(problems_of("nano", ["zero.bucket_bytes=0 B"])) == ["out-of-range"]

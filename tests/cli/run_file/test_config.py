@@ -36,6 +36,49 @@ def test_toml_gives_the_same_plan_again(tmp_path: Path, capsys: pytest.CaptureFi
     assert load_job(path).plan == load_job("nano", ["mesh.pp=2"]).plan
 
 
+@pytest.mark.parametrize("name", ["8xh100", "16xH100", "128xgb200", "64xrtx4090+roce-100"])
+def test_toml_of_a_cluster_gives_the_same_cluster_again(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "show", "--cluster", name, "--toml"]) == 0
+    path = tmp_path / "my.toml"
+    path.write_text(capsys.readouterr().out)
+    known = load_job("nano", [f"cluster.preset={name}"]).plan
+    assert load_job("nano", [f"cluster.file={path}"]).plan == known
+    assert 'degree = "all"' in path.read_text()
+
+
+def test_a_cluster_is_shown_as_rows_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "--cluster", "16xh100"]) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[1:])
+    assert rows["nodes"] == "2"
+    assert rows["links[1].name"] == '"InfiniBand NDR 400 Gb/s"'
+    assert main(["config", "show", "--cluster", "16xh100", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cluster"]["devices_per_node"] == 8
+
+
+def test_a_run_is_shown_on_another_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "nano", "--cluster", "8xH100"]) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[1:]}
+    assert rows["cluster.preset"].split(maxsplit=2)[1:] == ['"8xH100"', "--cluster 8xH100"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        ([], "bad-argument"),
+        (["--cluster", "8xh100", "--set", "mesh.tp=2"], "bad-argument"),
+        (["--cluster", "8xh1000"], "unknown-preset"),
+        (["--cluster", "gone.toml"], "no-such-file"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_error(
+    arguments: list[str], rule: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "show", *arguments]) == 2
+    assert f"error[{rule}]" in capsys.readouterr().err
+
+
 def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "presets", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["presets"]

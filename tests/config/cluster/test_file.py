@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from echelon.config.cluster.file import cluster_toml
+from echelon.config.load import load_job
 from echelon.core.cluster import Cluster
 from tests.config.cluster.boxes import BOXES, LINKS, boxes_problems, cluster_of, read_boxes
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_file_names_links_and_overrides_them(tmp_path: Path) -> None:
@@ -57,3 +61,20 @@ def test_a_written_cluster_is_read_back_as_the_same(tmp_path: Path, name: str) -
     untouched = cluster_of(name)
     assert read_boxes(tmp_path, cluster_toml(untouched)) == untouched
     assert "sure" not in cluster_toml(cluster_of("8xh100"))
+
+
+def test_the_example_of_the_guide_is_a_cluster(tmp_path: Path) -> None:
+    guide = (ROOT / "docs/guides/plan.md").read_text(encoding="utf-8")
+    (example,) = (
+        block
+        for block in re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
+        if "devices_per_node" in block
+    )
+    path = tmp_path / "ours.toml"
+    path.write_text(example)
+    cluster = load_job("nano", [f"cluster.file={path}"]).plan.cluster
+    assert cluster.num_devices == 32
+    assert cluster.device.memory_bytes == 24_000_000_000
+    assert cluster.device.flops("bf16") == 165e12
+    assert [link.bandwidth for link in cluster.links] == [31.508e9, 12.5e9]
+    assert cluster.device.efficiency.launch_s == pytest.approx(5e-6)
