@@ -196,8 +196,9 @@ def load_job(
     """Return the Job of a run file (or of the preset of this name) with `sets` on top.
 
     `sets` are "table.key=value" strings, `typed` what else was typed, with its origin.
-    `world_size` is the number of ranks that a launcher has started, where one has. Raises ConfigError, with all problems that there are; InfeasiblePlan
-    where only the combination is at fault.
+    `world_size` is the number of ranks that a launcher has started, where one has. Raises
+    ConfigError, with all problems that there are; InfeasiblePlan where only the combination is at
+    fault.
     """
     load_installed_plugins()
     return resolve(gather_layers(source, sets, typed), run_name_of(source), world_size)
