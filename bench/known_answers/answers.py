@@ -1,0 +1,91 @@
+"""A file of published production choices -> requests of the planner, pinned to them and free.
+
+Columns: the model is a preset with `settings` over it; the cluster `devices` x a preset; a blank
+cell of a layout is something that the source does not say, and that the planner may choose. A run
+in fp8 is planned in bf16: its layout can be judged, its measured rate cannot be compared.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from echelon.planner.search.request import SearchAim, SearchRequest, make_request
+
+FILE = Path(__file__).parents[1] / "data" / "known_answers.csv"
+PINNED = ("tp", "cp", "pp", "virtual", "ep", "zero", "microbatch", "recompute", "schedule")
+"""Columns of a layout, called as the pins that they become."""
+UNITS = ("step_s", "tokens_s", "tflops", "hw_tflops")
+"""What a measured rate is: seconds of a step, tokens/s of a device, TFLOP/s of a device."""
+HARDWARE_PASSES = 4.0 / 3.0
+"""FLOPs of a step with full recompute, over those of the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Hold one published choice."""
+
+    name: str
+    cells: Mapping[str, str]
+
+    @property
+    def reason(self) -> str:
+        """Return why its authors chose what our formulas would not; "" where nobody knows."""
+        return self.cells["reason"]
+
+    @property
+    def comparable(self) -> bool:
+        """Return whether its rate was measured in the precision that is planned."""
+        return self.cells["precision"] != "fp8"
+
+    @property
+    def pins(self) -> tuple[str, ...]:
+        """Return its layout as pins; state stays on the device."""
+        found = [f"{name}={self.cells[name]}" for name in PINNED if self.cells[name]]
+        return (*found, "offload=none")
+
+    def request(self, *pins: str) -> SearchRequest:
+        """Return what to search for; ConfigError where the row is wrong."""
+        cells = self.cells
+        settings = [one for one in cells["settings"].split(";") if one]
+        settings.append(f"batch.sequence_length={cells['sequence_length']}")
+        settings.append(f"batch.global_sequences={cells['global_batch']}")
+        length, most = int(cells["sequence_length"]), 2048
+        if cells["model"].startswith("gpt") and length > most:
+            settings.append(f"model.max_positions={length}")
+        return make_request(
+            cells["model"],
+            cluster=f"{cells['devices']}x{cells['cluster']}",
+            settings=settings,
+            pins=pins,
+            aim=SearchAim(top=1, trainer=cells["trainer"]),
+        )
+
+    def measured_s(self, tokens: float, model_flops: float) -> float | None:
+        """Return the measured seconds of a step of so many tokens and FLOPs; None if unknown."""
+        if not self.cells["measured"]:
+            return None
+        value, unit = float(self.cells["measured"]), self.cells["unit"]
+        if unit == "step_s":
+            return value
+        devices = float(self.cells["devices"])
+        if unit == "tokens_s":
+            return tokens / devices / value
+        passes = HARDWARE_PASSES if unit == "hw_tflops" else 1.0
+        return passes * model_flops / (devices * value * 1e12)
+
+
+def read_answers(path: Path = FILE) -> list[Answer]:
+    """Return the rows of a file; ValueError where a name stands twice, or a unit is none."""
+    with path.open(encoding="utf-8", newline="") as file:
+        found = [Answer(name=cells["name"], cells=cells) for cells in csv.DictReader(file)]
+    names = [one.name for one in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{path}: more than one row is called {', '.join(twice)}")
+    wrong = [one.name for one in found if one.cells["measured"] and one.cells["unit"] not in UNITS]
+    if wrong:
+        raise ValueError(f"{path}: the unit of {', '.join(wrong)} is none of {', '.join(UNITS)}")
+    return found
