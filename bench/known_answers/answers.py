@@ -19,6 +19,7 @@ PINNED = ("tp", "cp", "pp", "virtual", "ep", "zero", "microbatch", "recompute", 
 """Columns of a layout, called as the pins that they become."""
 UNITS = ("step_s", "tokens_s", "tflops", "hw_tflops")
 """What a measured rate is: seconds of a step, tokens/s of a device, TFLOP/s of a device."""
+GPT_POSITIONS = 2048  # tokens
 HARDWARE_PASSES = 4.0 / 3.0
 """FLOPs of a step with full recompute, over those of the model."""
 
@@ -52,8 +53,8 @@ class Answer:
         settings = [one for one in cells["settings"].split(";") if one]
         settings.append(f"batch.sequence_length={cells['sequence_length']}")
         settings.append(f"batch.global_sequences={cells['global_batch']}")
-        length, most = int(cells["sequence_length"]), 2048
-        if cells["model"].startswith("gpt") and length > most:
+        length = int(cells["sequence_length"])
+        if cells["model"].startswith("gpt") and length > GPT_POSITIONS:
             settings.append(f"model.max_positions={length}")
         return make_request(
             cells["model"],
