@@ -15,7 +15,18 @@ from pathlib import Path
 from echelon.planner.search.request import SearchAim, SearchRequest, make_request
 
 FILE = Path(__file__).parents[1] / "data" / "known_answers.csv"
-PINNED = ("tp", "cp", "pp", "virtual", "ep", "zero", "microbatch", "recompute", "schedule")
+PINNED = (
+    "tp",
+    "cp",
+    "pp",
+    "virtual",
+    "ep",
+    "zero",
+    "microbatch",
+    "recompute",
+    "schedule",
+    "context",
+)
 """Columns of a layout, called as the pins that they become."""
 UNITS = ("step_s", "tokens_s", "tflops", "hw_tflops")
 """What a measured rate is: seconds of a step, tokens/s of a device, TFLOP/s of a device."""

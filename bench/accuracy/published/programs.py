@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from bench.accuracy.published.rows import Row
+from bench.accuracy.published.trainer_defaults import with_named_settings
 from echelon.cost.seconds.inputs import TrainerConstants
 from echelon.cost.seconds.trainer_generations import FRAMEWORKS
 
@@ -117,7 +118,11 @@ def framework_from_name(name: str, *, year: int, zero: float, compiled: bool = F
 
 
 def software_of(row: Row, program: Program) -> TrainerConstants:
-    """Return the facts of a row's program, in the row's precision."""
+    """Return the facts of a row's program in its precision, and with the settings it names."""
+    return with_named_settings(row, _software_in_precision(row, program))
+
+
+def _software_in_precision(row: Row, program: Program) -> TrainerConstants:
     software = replace(FRAMEWORKS[program.generation], fused_attention=float(program.fused))
     precision = row.word("precision").lower()
     if FULL_PRECISION.match(precision):
