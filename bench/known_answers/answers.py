@@ -26,6 +26,7 @@ PINNED = (
     "recompute",
     "schedule",
     "context",
+    "dp_replicate",
 )
 """Columns of a layout, called as the pins that they become."""
 UNITS = ("step_s", "tokens_s", "tflops", "hw_tflops")
