@@ -29,8 +29,10 @@ PINNED = (
     "dp_replicate",
 )
 """Columns of a layout, called as the pins that they become."""
-UNITS = ("step_s", "tokens_s", "tflops", "hw_tflops")
-"""What a measured rate is: seconds of a step, tokens/s of a device, TFLOP/s of a device."""
+UNITS = ("step_s", "tokens_s", "tflops", "hw_tflops", "causal_tflops")
+"""What a measured rate is: seconds of a step, tokens/s of a device, TFLOP/s of a device.
+
+Those of the hardware count recompute; causal ones count half of the attention."""
 GPT_POSITIONS = 2048  # tokens
 HARDWARE_PASSES = 4.0 / 3.0
 """FLOPs of a step with full recompute, over those of the model."""
@@ -76,8 +78,13 @@ class Answer:
             aim=SearchAim(top=1, trainer=cells["trainer"]),
         )
 
-    def measured_s(self, tokens: float, model_flops: float) -> float | None:
-        """Return the measured seconds of a step of so many tokens and FLOPs; None if unknown."""
+    def measured_s(
+        self, tokens: float, model_flops: float, attention_flops: float = 0.0
+    ) -> float | None:
+        """Return the measured seconds of a step; None if unknown.
+
+        `model_flops` are those of a step, and count all pairs of positions: so many are of these.
+        """
         if not self.cells["measured"]:
             return None
         value, unit = float(self.cells["measured"]), self.cells["unit"]
@@ -86,6 +93,8 @@ class Answer:
         devices = float(self.cells["devices"])
         if unit == "tokens_s":
             return tokens / devices / value
+        if unit == "causal_tflops":
+            model_flops -= attention_flops / 2.0
         passes = HARDWARE_PASSES if unit == "hw_tflops" else 1.0
         return passes * model_flops / (devices * value * 1e12)
 

@@ -8,6 +8,7 @@ from statistics import median
 from bench.known_answers.answers import Answer
 from echelon.core.errors import ConfigError
 from echelon.cost.fit.trainer import plan_label
+from echelon.cost.seconds.flops import attended_positions, attention_width
 from echelon.planner.search.ranked import RankedPlan
 from echelon.planner.search.search import search
 
@@ -67,7 +68,9 @@ def judge(answer: Answer) -> Judged:
     if best is None or published is None:
         return _without(answer, "no plan fits" if best is None else "no plan has this layout")
     estimate = published.estimate
-    measured = answer.measured_s(estimate.tokens, estimate.model_flops)
+    shape, length = request.model, request.mathematics.sequence_length
+    pairs = 12.0 * shape.layers * attention_width(shape) * attended_positions(shape, length)
+    measured = answer.measured_s(estimate.tokens, estimate.model_flops, pairs * estimate.tokens)
     return Judged(
         answer=answer,
         published_s=estimate.step_s,

@@ -77,6 +77,9 @@ def test_a_rate_becomes_the_seconds_of_a_step(answers: dict[str, Answer]) -> Non
     assert not one.comparable
     large = answers["llama3-405b-8k-16384"]
     assert large.measured_s(1.0, 6.5536e18) == pytest.approx(1.0)
+    causal = answers["qwen3-235b-long-256"]
+    rate = 256.0 * 389.0e12
+    assert causal.measured_s(1.0, 1.5 * rate, rate) == pytest.approx(1.0)
 
 
 def test_a_row_that_no_rule_allows_is_told(answers: dict[str, Answer]) -> None:
