@@ -11,7 +11,7 @@ from echelon.cost.fit.solver import ConstantValues
 
 PACKAGE = Path(echelon.__file__).parent
 TRAINERS = PACKAGE / "cost" / "seconds" / "fitted_trainers.toml"
-PRESETS = PACKAGE / "config" / "presets" / "clusters" / "nvidia"
+PRESETS = PACKAGE / "config" / "presets" / "clusters"
 FILES: Mapping[str, tuple[str, ...]] = {
     "A100": ("a100-40gb", "a100-80gb", "a100-pcie", "a800"),
     "H100": ("h100", "h100-pcie", "h200", "h800"),
@@ -43,7 +43,13 @@ def write_constants(values: ConstantValues) -> None:
         TRAINERS.write_text(HEAD + rows, encoding="utf-8")
     for key, found in devices.items():
         for stem in FILES[key]:
-            _put(PRESETS / f"{stem}.toml", found)
+            _put(preset_file(PRESETS, stem), found)
+
+
+def preset_file(folder: Path, stem: str) -> Path:
+    """Return the file of a preset, in whichever folder of a family it stands."""
+    (path,) = folder.rglob(f"{stem}.toml")
+    return path
 
 
 def _trainer(key: str, found: Mapping[str, float]) -> str:

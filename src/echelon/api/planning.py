@@ -49,19 +49,12 @@ def plan(
     """
     from echelon.config.cluster.settings import typed_cluster
     from echelon.config.load import load_job
+    from echelon.planner.search.request import names_a_model
 
-    if pins or objective is not None or (cluster is not None and _is_model(run)):
+    if pins or objective is not None or (cluster is not None and names_a_model(run)):
         return _searched(run, cluster, settings, pins, objective or "time")
     typed = None if cluster is None else typed_cluster(cluster, f'cluster="{cluster}"')
     return load_job(run, settings, typed=typed).plan
-
-
-def _is_model(run: str | Path) -> bool:
-    from echelon.config.setting_layers import preset_meant
-    from echelon.planner.search.request import is_hf_config
-
-    preset = preset_meant(str(run), Path(run))
-    return (preset is not None and preset.kind == "models") or is_hf_config(run)
 
 
 def _searched(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.accuracy import written
-from bench.accuracy.written import FILES, PRESETS, TRAINERS, write_constants
+from bench.accuracy.written import FILES, PRESETS, TRAINERS, preset_file, write_constants
 from echelon.cost.seconds.trainer_generations import FITTED
 
 
@@ -28,11 +28,11 @@ def test_a_device_keeps_the_rest_of_its_preset(
 ) -> None:
     before = TRAINERS.read_text()
     for stem in FILES["V100"]:
-        (tmp_path / f"{stem}.toml").write_bytes((PRESETS / f"{stem}.toml").read_bytes())
+        (tmp_path / f"{stem}.toml").write_bytes(preset_file(PRESETS, stem).read_bytes())
     monkeypatch.setattr(written, "PRESETS", tmp_path)
     write_constants({"device V100 matmul": 0.123456, "device V100 new": 2.0})
     for stem in FILES["V100"]:
-        old, new = ((folder / f"{stem}.toml").read_text() for folder in (PRESETS, tmp_path))
+        old, new = (preset_file(folder, stem).read_text() for folder in (PRESETS, tmp_path))
         changed = set(new.splitlines()) - set(old.splitlines())
         assert changed == {"matmul = 0.123", "new = 2"}
         assert len(new.splitlines()) == len(old.splitlines()) + 1
@@ -42,4 +42,4 @@ def test_a_device_keeps_the_rest_of_its_preset(
 def test_every_device_that_is_fitted_has_its_presets() -> None:
     for stems in FILES.values():
         for stem in stems:
-            assert "[device.efficiency]\n" in (PRESETS / f"{stem}.toml").read_text()
+            assert "[device.efficiency]\n" in preset_file(PRESETS, stem).read_text()

@@ -32,11 +32,9 @@ _LEGEND = (
 
 def asks_what_exists(run: str, settings: Sequence[str]) -> bool:
     """Return whether a model is named, and nothing of its devices or its layout."""
-    from echelon.config.presets import preset_names
-    from echelon.planner.search.request import MODEL_ALIASES, is_hf_config
+    from echelon.planner.search.request import names_a_model
 
-    models = {*preset_names("models"), *MODEL_ALIASES} - set(preset_names("runs"))
-    if run not in models and not is_hf_config(run):
+    if not names_a_model(run):
         return False
     return not any(text.strip().startswith(_LAYOUT_OR_CLUSTER) for text in settings)
 

@@ -17,7 +17,12 @@ from echelon.config.entries import Entry
 from echelon.config.job import Job
 from echelon.config.load import resolve, run_name_of
 from echelon.config.model.settings import derive_model, expand_model
-from echelon.config.setting_layers import SettingLayers, gather_layers, parse_set_flags
+from echelon.config.setting_layers import (
+    SettingLayers,
+    gather_layers,
+    parse_set_flags,
+    preset_meant,
+)
 from echelon.config.settings.schema import CLUSTER_SOURCES
 from echelon.config.view import View
 from echelon.core.cluster import Cluster
@@ -263,6 +268,12 @@ def _or_config(problem: Problem) -> Problem:
     if problem.rule != UNKNOWN_PRESET.id or problem.key:
         return problem
     return replace(problem, suggestions=(*problem.suggestions, "a model's config.json"))
+
+
+def names_a_model(run: str | Path) -> bool:
+    """Return whether what a user names is a model, of a preset or a config.json, and no run."""
+    preset = preset_meant(str(run), Path(run))
+    return (preset is not None and preset.kind == "models") or is_hf_config(run)
 
 
 def is_hf_config(model: str | Path) -> bool:
