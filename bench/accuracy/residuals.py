@@ -28,7 +28,7 @@ from bench.accuracy.published.rows import read_rows
 from echelon.cost.bytes.fullest_rank import fullest_rank_bytes
 from echelon.cost.fit.solver import ConstantValues
 from echelon.cost.seconds.inputs import CostInputs
-from echelon.planner.explain.bands import EXACT
+from echelon.planner.predict.estimate import EXACT
 
 KINDS: Mapping[str, Callable[[Case], str]] = {
     "publisher": lambda case: publisher_of(case.row),
