@@ -61,15 +61,18 @@ def test_a_run_is_saved_resumed_under_another_layout_and_read_back(
     second = replace(first, layout=replace(first.layout, mesh=Mesh(pp=2), pipeline=pipeline))
     told = whole_run(rank_pool, tmp_path, first, second)
     kinds = [one["kind"] for one in told["run-0-rank-0000"]]
-    half = ["step", "step", "validation", "saved"]
-    assert kinds == ["validation", *half, *half]
-    assert [one["kind"] for one in told["run-1-rank-0000"]] == ["validation", *half]
+    half = ["step", "step", "saved"]
+    last = ["step", "step", "validation", "saved"]
+    assert kinds == ["validation", *half, *last]
+    assert [one["kind"] for one in told["run-1-rank-0000"]] == ["validation", *last]
 
     def losses(name: str) -> list[float]:
         return [one["loss"] for one in told[name] if "loss" in one]
 
     assert losses("run-0-rank-0000") == losses("run-0-rank-0001")
-    assert losses("run-1-rank-0000") == pytest.approx(losses("run-0-rank-0000")[3:], rel=1e-12)
+    # The second run validates where it starts, which the first one did not.
+    resumed = losses("run-1-rank-0000")[1:]
+    assert resumed == pytest.approx(losses("run-0-rank-0000")[3:], rel=1e-12)
     assert len(told["written"]) == 5
     read = load_file(tmp_path / "read-back.safetensors")
     shapes = {name: tuple(value.shape) for name, value in read.items()}

@@ -95,7 +95,7 @@ def builder_of(name: str, *, num_stages: int, num_ranks: int, num_microbatches: 
 
 
 def _unknown(name: str) -> Problem:
-    close = did_you_mean(name.lower(), SCHEDULES)
+    close = did_you_mean(name, SCHEDULES)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return SCHEDULE_KNOWN.problem(
         f"{name!r} is not a schedule{hint}", key="pipeline.schedule", suggestions=SCHEDULES
