@@ -118,3 +118,16 @@ def test_pins_stay_and_pinned_devices_are_all_used() -> None:
     mesh = one.first.ranked.candidate.mesh
     assert (mesh.cp, mesh.tp) == (2, 2)
     assert found(small(pins=["devices=4"])).first.ranked.candidate.devices == 4
+
+
+def test_a_recommendation_that_is_interrupted_has_the_plans_of_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object, **__: object) -> Recommendation:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("echelon.planner.recommend.recommend.recommend_from", interrupted)
+    answer = recommend(small())
+    assert isinstance(answer, SearchResult)
+    assert answer.interrupted
+    assert answer.best is not None

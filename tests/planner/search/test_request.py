@@ -10,6 +10,16 @@ import pytest
 from echelon.core.errors import ConfigError
 from echelon.planner.search.request import SearchAim, make_request, request_with_settings
 
+LLAMA_CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+    "vocab_size": 1000,
+    "max_position_embeddings": 2048,
+}
+
 
 def test_what_nobody_says_is_assumed_and_told() -> None:
     request = make_request("llama2-7b", cluster="8xv100-32gb")
@@ -23,15 +33,7 @@ def test_what_nobody_says_is_assumed_and_told() -> None:
 
 
 def test_a_config_json_is_a_model(tmp_path: Path) -> None:
-    config = {
-        "model_type": "llama",
-        "num_hidden_layers": 4,
-        "hidden_size": 256,
-        "num_attention_heads": 4,
-        "intermediate_size": 512,
-        "vocab_size": 1000,
-        "max_position_embeddings": 2048,
-    }
+    config = dict(LLAMA_CONFIG)
     (tmp_path / "config.json").write_text(json.dumps(config))
     for path in (tmp_path, tmp_path / "config.json"):
         request = make_request(str(path), cluster="8xh100")
@@ -141,16 +143,7 @@ def test_other_settings_of_a_run_are_those_of_the_command_line() -> None:
 
 
 def test_a_batch_that_nobody_asked_for_follows_the_length_of_sequences(tmp_path: Path) -> None:
-    config = {
-        "model_type": "llama",
-        "num_hidden_layers": 4,
-        "hidden_size": 256,
-        "num_attention_heads": 4,
-        "intermediate_size": 512,
-        "vocab_size": 1000,
-        "max_position_embeddings": 2048,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     request = make_request(tmp_path, cluster="8xh100")
     shorter = request_with_settings(request, {"batch.sequence_length": 512})
     sets = ["batch.sequence_length=512"]

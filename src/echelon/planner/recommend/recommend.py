@@ -88,18 +88,25 @@ def recommend(request: SearchRequest) -> Recommendation | SearchResult:
 
     It was stopped then, or no plan fits.
     """
-    factor = max(1.0, held_factor(request.software, SURE))
-    answer = search(replace(request, uncounted_factor=factor))
-    if answer.interrupted:
-        return answer
+    answer = search(_surely(request))
     if answer.num_legal == 0 and (fewer := _on_fewer_devices(answer.request)) is not None:
         answer = fewer
+    if answer.interrupted:
+        return answer
     sure = answer.best is not None
     if not sure:
         answer = search(request)
         if answer.best is None or answer.interrupted:
             return answer
-    return recommend_from(answer, request, sure=sure)
+    try:
+        return recommend_from(answer, request, sure=sure)
+    except KeyboardInterrupt:
+        return replace(answer, interrupted=True)
+
+
+def _surely(request: SearchRequest) -> SearchRequest:
+    """Return the request whose plans fit with the probability that is wanted."""
+    return replace(request, uncounted_factor=max(1.0, held_factor(request.software, SURE)))
 
 
 def _on_fewer_devices(request: SearchRequest) -> SearchResult | None:
@@ -158,8 +165,6 @@ def _with_idle_devices(
     estimate = base.estimate
     least = estimate.model_flops / (_BEST_MFU * estimate.peak_flops * estimate.step_s)
     worlds = [count for count in even_counts(request.cluster) if least < count < estimate.devices]
-    if not worlds:
-        return None
     some = _picked(
         request, offload=offload, below=estimate.step_s, worlds=worlds[-_MOST_COUNTS:][::-1]
     )
@@ -194,21 +199,13 @@ def _fits(request: SearchRequest, one: RankedPlan) -> float:
 
 
 def _picked(
-    request: SearchRequest, *, offload: bool, below: float | None = None, worlds: Sequence[int] = ()
+    request: SearchRequest, *, offload: bool, below: float, worlds: Sequence[int]
 ) -> list[RankedPlan]:
     """Return the first plans of a request that are worth less than `below`, as Plans."""
-    bound = {} if below is None else {"below": below}
-    sweep = SearchSweep(request, offload=offload, keep=_KEPT, **bound)
-    for world in worlds or _worlds(request):
+    sweep = SearchSweep(request, offload=offload, keep=_KEPT, below=below)
+    for world in worlds:
         sweep.walk(world)
     return pick_finalists(request, sweep.best.ranked(), top=_KEPT).ranked
-
-
-def _worlds(request: SearchRequest) -> tuple[int, ...]:
-    pinned = request.pins.values_of("devices")
-    if pinned is None:
-        return (request.cluster.num_devices,)
-    return tuple(int(count) for count in pinned)
 
 
 def _simpler(
@@ -301,8 +298,7 @@ def _cheaper(request: SearchRequest, first: RankedPlan, *, offload: bool) -> Ran
         return None
     priced = replace(request, objective="throughput")
     now = objective_value(priced, first.estimate)
-    factor = max(1.0, held_factor(request.software, SURE))
-    sure = replace(priced, uncounted_factor=factor)
     worlds = [count for count in world_sizes(priced) if count < first.candidate.devices]
-    some = _picked(sure, offload=offload, below=now * (1.0 - noise()), worlds=worlds or [0])
+    below = now * (1.0 - noise())
+    some = _picked(_surely(priced), offload=offload, below=below, worlds=worlds)
     return some[0] if some else None
