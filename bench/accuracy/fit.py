@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from bench.accuracy.groups import is_complete
+from bench.accuracy.groups import is_complete, publisher_of
 from bench.accuracy.left_out import LEAVE_OUT, predict_left_out
 from bench.accuracy.predict import Adjust, Case, cases_of, predict_cases, work_of
 from bench.accuracy.priors import DEVICES, NEVER, priors
 from bench.accuracy.published.rows import read_rows
 from bench.accuracy.report import summary_text
 from bench.accuracy.written import write_constants
-from echelon.cost.fit.solver import Constant, ConstantValues, fit
+from echelon.cost.fit.solver import BEND, Constant, ConstantValues, Groups, fit
 from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.step import step_seconds
 
@@ -45,6 +45,7 @@ DEVICE: Mapping[str, tuple[float, float, float]] = {
     "launch_s": (4e-7, 4e-6, 0.7),
 }
 TRAINER: Mapping[str, tuple[float, float, float]] = {
+    "compute_factor": (0.7, 2.0, 0.15),
     "fused_share": (0.3, 1.8, 0.2),
     "score_bytes": (6.0, 40.0, 0.3),
     "width_bytes": (15.0, 160.0, 0.4),
@@ -75,12 +76,20 @@ LATER, LATER_BYTES = {"B200": "B300", "GB200": "GB300"}, 250e9
 """What a generation is called where a device has more memory than that."""
 NOBODY = "generic"
 """What is no generation, but any trainer that is not known: nothing is fitted to its runs."""
+import os
+WF=float(os.environ.get("WF","0.6")); WC=float(os.environ.get("WC","0.8"))
+FAMILY = {
+    "megatron": "megatron", "megatron-core": "megatron", "megatron-core-2025": "megatron",
+    "megatron-core-2026": "megatron",
+    "megatron-deepspeed": "torch", "deepspeed": "torch", "deepspeed-2022": "torch", "fsdp": "torch",
+    "fsdp-compiled": "torch", "fsdp2": "torch", "fsdp2-compiled": "torch", "internevo": "torch",
+    "generic": "torch", "echelon": "torch", "jax": "jax",
+}
 GRAPHS = frozenset({"GB200", "GB300"})
 """Devices whose hosts are slow, so that trainers start kernels from graphs: a start is fitted."""
-CROWDING = 0.6
-"""A row of a source with n rows weighs as much as n to the power of minus this."""
-SCALE = 6.0
-"""How much the misfit of a row weighs beside a constant's distance from its prior."""
+import os
+ALONE, SHARED = float(os.environ.get("AL","0.07")), float(os.environ.get("SH","0.1"))
+"""Deviations of logarithms of seconds: of a row by itself, and what a publisher's rows share."""
 
 
 class Fitting:
@@ -104,11 +113,19 @@ class Fitting:
                 value = float(getattr(DEVICES[key], name))
                 found.append(_constant(f"device {key} {name}", value, limits))
         known = priors()
+        for name, (low, high, width) in TRAINER.items():
+            top = f"family all {name}"
+            found.append(_constant(top, float(getattr(known[NOBODY], name)), (low, high, width)))
+            for family in sorted(set(FAMILY.values())):
+                value = float(getattr(known[NOBODY], name))
+                one = _constant(f"family {family} {name}", value, (low, high, WF*width))
+                found.append(replace(one, parent=top))
         for key in sorted(set(self.trainers) - {NOBODY}):
-            for name, limits in TRAINER.items():
+            for name, (low, high, width) in TRAINER.items():
                 if name not in NEVER.get(key, frozenset()):
                     value = float(getattr(known[key], name))
-                    found.append(_constant(f"trainer {key} {name}", value, limits))
+                    one = _constant(f"trainer {key} {name}", value, (low, high, WC*width))
+                    found.append(replace(one, parent=f"family {FAMILY[key]} {name}"))
         return found
 
     def together(self) -> dict[str, tuple[str, Any]]:
@@ -117,6 +134,9 @@ class Fitting:
         found: dict[str, tuple[str, Any]] = {}
         for one in self.constants:
             kind, key, field = one.name.split(" ")
+            if kind == "family":
+                found[one.name] = (f"trainer {field}", np.zeros(len(self.cases), bool))
+                continue
             found[one.name] = (f"{kind} {field}", of_case[kind] == key)
         return found
 
@@ -132,6 +152,8 @@ def put(work: CostInputs, devices: Any, trainers: Any, values: ConstantValues) -
     software: dict[str, Any] = {}
     for name, value in values.items():
         kind, key, field = name.split(" ")
+        if kind == "family":
+            continue
         where, changed, record = (
             (devices == key, machine, work.machine)
             if kind == "device"
@@ -155,9 +177,10 @@ def device_of(case: Case) -> str:
 def refit(cases: Sequence[Case], start: ConstantValues | None = None) -> ConstantValues:
     """Return the constants that are nearest to the measured times of `cases`."""
     problem = Fitting(cases)
-    count = Counter(case.row.word("source") for case in cases)
-    weights = np.array([count[case.row.word("source")] ** -CROWDING for case in cases])
-    weights = SCALE * weights / weights.mean()
+    names = [publisher_of(case.row) for case in cases]
+    order = list(dict.fromkeys(names))
+    groups = Groups(numbers=np.array([order.index(name) for name in names]), ratio=SHARED / ALONE)
+    weights = np.full(len(cases), (BEND / ALONE) ** 2)
     measured = [case.measured.step_s or 0.0 for case in cases]
     begin = {one.name: one.prior for one in problem.constants}
     begin |= {name: value for name, value in (start or {}).items() if name in begin}
@@ -168,6 +191,7 @@ def refit(cases: Sequence[Case], start: ConstantValues | None = None) -> Constan
         weights=list(weights),
         start=begin,
         together=problem.together(),
+        groups=groups,
     )
     return found.values
 

@@ -33,6 +33,7 @@ CORE_GRAPHS = 2026
 
 NAME_PATTERNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("megatron-deepspeed", ("megatron-deepspeed", "megatron deepspeed", "neox", "megatron-ds")),
+    ("fsdp2", ("automodel",)),
     ("jax", ("maxtext", "jax", "levanter", "paxml", "praxis", "easylm", "t5x", "xla", "oneflow")),
     ("megatron-core", ("nemo", "bridge", "megatron-core", "mcore", "megatron core", "primus")),
     ("megatron-core", ("mindspeed", "transformer engine", "transformerengine")),

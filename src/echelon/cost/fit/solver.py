@@ -35,7 +35,10 @@ _DIFFERENCE_STEP = 1e-4  # of a parameter, relative
 class Constant:
     """Name one constant: its bounds, what it is likely to be, and how sure that is.
 
-    `width` is the standard deviation of its logarithm: 0.7 is a factor of two.
+    `width` is the standard deviation of its logarithm: 0.7 is a factor of two. With a `parent`,
+    another constant, it is that of the logarithm of their ratio, which is likely to be that of
+    their priors: so what samples tell of its siblings moves a constant of which they tell nothing
+    (Gelman and Hill, Data Analysis Using Regression and Multilevel Models, 2006, chapter 12).
     """
 
     name: str
@@ -43,10 +46,35 @@ class Constant:
     high: float
     prior: float
     width: float = 1.0
+    parent: str = ""
 
     def __post_init__(self) -> None:
         """Check the order of the bounds."""
         assert 0.0 < self.low <= self.prior <= self.high, self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """State which samples share an error, such as those of one publisher, and how large it is.
+
+    `numbers` give the group of each sample, from 0 up; `ratio` is the deviation of what a group
+    shares over that of each sample by itself. So n samples of a group tell of its level as much as
+    one sample does whose deviation is their shared one, and of differences inside of it as much as
+    n (the random intercept of a mixed model; Gelman and Hill, 2006, chapter 12).
+    """
+
+    numbers: NDArray[np.int64]
+    ratio: float
+
+    def settled(self, values: Array) -> Array:
+        """Return values [samples] or [samples, n], what groups share of them made smaller."""
+        count = np.bincount(self.numbers).astype(np.float64)
+        shrunk = 1.0 / np.sqrt(1.0 + count * self.ratio**2)
+        sums = np.zeros((count.size, *values.shape[1:]))
+        np.add.at(sums, self.numbers, values)
+        shape = (-1,) + (1,) * (values.ndim - 1)
+        off = sums / count.reshape(shape) * (1.0 - shrunk).reshape(shape)
+        return values - off[self.numbers]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +94,7 @@ def fit(
     weights: Sequence[float] | None = None,
     start: ConstantValues | None = None,
     together: Together | None = None,
+    groups: Groups | None = None,
 ) -> Fit:
     """Return the constants with which `predict` is nearest to the measured seconds.
 
@@ -80,6 +109,7 @@ def fit(
         raise ValueError("times to fit must be positive")
     each = np.ones_like(measured) if weights is None else np.asarray(weights, dtype=np.float64)
     problem = _Problem(constants, predict, np.log(measured), each)
+    problem.groups = groups
     if together is not None:
         problem.move_together(together)
     begin = problem.starts() if start is None else [problem.point(start)]
@@ -114,8 +144,14 @@ class _Problem:
         self.high = np.log([one.high for one in constants])
         self.centre = np.log([one.prior for one in constants])
         self._width = np.asarray([one.width for one in constants])
+        # Each row of `_links`: a constant, less its parent where it has one.
+        self._links = np.eye(len(constants))
+        for index, one in enumerate(constants):
+            if one.parent:
+                self._links[index, self._names.index(one.parent)] = -1.0
         alone = np.ones(target.size, dtype=np.bool_)
         self._moves = [[(index, alone)] for index in range(len(self._names))]
+        self.groups: Groups | None = None
 
     def move_together(self, together: Together) -> None:
         """Move constants of one key at once: each has the samples that depend on it."""
@@ -133,10 +169,13 @@ class _Problem:
         return np.log(np.maximum(predicted, 1e-300)) - self._target
 
     def loss(self, point: Array) -> float:
-        size = np.abs(self.check(point))
+        size = np.abs(self._settled(self.check(point)))
         huber = np.where(size <= BEND, size**2, BEND * (2.0 * size - BEND))
         fitted = np.sum(self._weights * huber)
         return float(fitted + BEND**2 * np.sum(self._away(point) ** 2))
+
+    def _settled(self, values: Array) -> Array:
+        return values if self.groups is None else self.groups.settled(values)
 
     def point(self, values: ConstantValues) -> Array:
         """Return the logarithms of values, inside of their bounds."""
@@ -166,7 +205,7 @@ class _Problem:
         return point
 
     def _away(self, point: Array) -> Array:
-        return (point - self.centre) / self._width
+        return self._links @ (point - self.centre) / self._width
 
     def _step(self, point: Array, damping: float) -> Array:
         here = self.check(point)
@@ -182,11 +221,12 @@ class _Problem:
             change = self.check(moved) - here
             for index, mask in move:
                 slopes[mask, index] = change[mask] / (moved[index] - point[index])
+        here, slopes = self._settled(here), self._settled(slopes)
         weight = np.where(np.abs(here) <= BEND, 1.0, BEND / np.maximum(np.abs(here), 1e-300))
         weight = weight * self._weights
-        pull = BEND**2 / self._width**2
-        normal = slopes.T @ (weight[:, None] * slopes) + np.diag(pull)
-        force = slopes.T @ (weight * here) + pull * (point - self.centre)
+        pull = self._links.T * (BEND**2 / self._width**2)
+        normal = slopes.T @ (weight[:, None] * slopes) + pull @ self._links
+        force = slopes.T @ (weight * here) + pull @ (self._links @ (point - self.centre))
         # A constant at its bound that is pushed outwards stays, and the others move without it.
         held = ((point <= self.low) & (force > 0.0)) | ((point >= self.high) & (force < 0.0))
         free = ~held

@@ -91,11 +91,12 @@ def block_seconds(work: CostInputs, *, mixture: bool) -> BlockSeconds:
     forward, inputs, weights = _attention_matmuls(work)
     routed = routed_matmuls(work) if mixture else (0.0, 0.0, 0.0)
     inner = _sum(routed, _matmuls_of_all_tokens(work, mixture=mixture))
+    slower = work.software.compute_factor
     forward, inputs, weights = (
-        a + b for a, b in zip((forward, inputs, weights), inner, strict=True)
+        slower * (a + b) for a, b in zip((forward, inputs, weights), inner, strict=True)
     )
-    attention, attention_back = attention_seconds(work)
-    moves = _memory_bound_seconds(work, mixture=mixture)
+    attention, attention_back = (slower * one for one in attention_seconds(work))
+    moves = slower * _memory_bound_seconds(work, mixture=mixture)
     tensor, tensor_back = tensor_exchange(work)
     context = context_exchange(work, attention, attention_back)
     expert = expert_exchange(work, routed) if mixture else NOTHING
@@ -259,10 +260,11 @@ def end_seconds(work: CostInputs) -> EndSeconds:
     # Where products are done in fp8, those of the head are not.
     machine = replace(work.machine, peak_flops=work.machine.attention_flops)
     tokens, columns = work.tokens, model.vocab / layout.tp
-    forward = matmul_seconds(machine, tokens, model.hidden, columns, work.element)
-    inputs = matmul_seconds(machine, tokens, columns, model.hidden, work.element)
-    weights = matmul_seconds(machine, model.hidden, tokens, columns, work.element)
-    logits = memory_seconds(machine, 0.5 * software.logit_bytes * tokens * columns)
+    slower = software.compute_factor
+    forward = slower * matmul_seconds(machine, tokens, model.hidden, columns, work.element)
+    inputs = slower * matmul_seconds(machine, tokens, columns, model.hidden, work.element)
+    weights = slower * matmul_seconds(machine, model.hidden, tokens, columns, work.element)
+    logits = slower * memory_seconds(machine, 0.5 * software.logit_bytes * tokens * columns)
     rows = work.element * tokens * model.hidden
     way = library_group_links(work, layout.tp, 1.0)
     joined = all_reduce_seconds(way, rows)
