@@ -42,6 +42,7 @@ DEVICE: Mapping[str, tuple[float, float, float]] = {
     "attention": (0.2, 0.85, 0.12),
     "attention_backward": (0.15, 0.8, 0.12),
     "aligned": (0.7, 1.0, 0.04),
+    "half_reach": (20.0, 3000.0, 0.5),
     "launch_s": (4e-7, 4e-6, 0.7),
 }
 TRAINER: Mapping[str, tuple[float, float, float]] = {
@@ -51,6 +52,8 @@ TRAINER: Mapping[str, tuple[float, float, float]] = {
     "width_bytes": (15.0, 160.0, 0.4),
     "inner_bytes": (4.0, 30.0, 0.4),
     "host_s": (1e-6, 3e-5, 0.5),
+    "hook_s": (1e-5, 2e-2, 1.0),
+    "cast_bytes": (2.0, 40.0, 0.5),
     "mixture_s": (1e-5, 4e-3, 0.7),
     "logit_bytes": (8.0, 80.0, 0.4),
     "reduce_overlap": (0.01, 0.99, 0.5),

@@ -16,17 +16,17 @@ from echelon.cost.seconds.trainer_generations import COMPILED, UNFITTED_FRAMEWOR
 
 DEVICES: Mapping[str, Efficiency] = {
     "A100": Efficiency(
-        matmul=0.82, half_depth=150.0, memory=0.82, attention=0.6, attention_backward=0.5
+        half_reach=250.0, matmul=0.82, half_depth=150.0, memory=0.82, attention=0.6, attention_backward=0.5
     ),
     "H100": Efficiency(
-        matmul=0.75, half_depth=200.0, memory=0.82, attention=0.5, attention_backward=0.4
+        half_reach=500.0, matmul=0.75, half_depth=200.0, memory=0.82, attention=0.5, attention_backward=0.4
     ),
     # As of the H100: 0.88 of the largest product measured, and the same depth and bandwidth.
     "B200": Efficiency(
-        matmul=0.68, half_depth=600.0, memory=0.73, attention=0.42, attention_backward=0.26
+        half_reach=700.0, matmul=0.68, half_depth=600.0, memory=0.73, attention=0.42, attention_backward=0.26
     ),
     "GB200": Efficiency(
-        matmul=0.64,
+        half_reach=700.0, matmul=0.64,
         half_depth=600.0,
         memory=0.73,
         attention=0.42,
@@ -35,10 +35,10 @@ DEVICES: Mapping[str, Efficiency] = {
     ),
     # Softmax is twice as fast.
     "B300": Efficiency(
-        matmul=0.68, half_depth=600.0, memory=0.73, attention=0.47, attention_backward=0.29
+        half_reach=700.0, matmul=0.68, half_depth=600.0, memory=0.73, attention=0.47, attention_backward=0.29
     ),
     "GB300": Efficiency(
-        matmul=0.68,
+        half_reach=700.0, matmul=0.68,
         half_depth=600.0,
         memory=0.73,
         attention=0.47,
@@ -46,7 +46,7 @@ DEVICES: Mapping[str, Efficiency] = {
         launch_s=4e-6,
     ),
     "V100": Efficiency(
-        matmul=0.8, half_depth=64.0, memory=0.8, attention=0.4, attention_backward=0.3
+        half_reach=200.0, matmul=0.8, half_depth=64.0, memory=0.8, attention=0.4, attention_backward=0.3
     ),
 }
 """By generation of device; one that is not here has its catalogue's values."""
@@ -58,6 +58,8 @@ EAGER = {
     "width_bytes": 50.0,
     "inner_bytes": 10.0,
     "host_s": 1.2e-5,
+    "hook_s": 5e-4,
+    "cast_bytes": 6.0,
     "mixture_s": 1e-3,
     "logit_bytes": 24.0,
     "reduce_overlap": 0.5,
@@ -81,8 +83,8 @@ KNOWN: Mapping[str, Mapping[str, float]] = {
     "megatron-core-2025": {"compute_factor": 1.0, "fused_share": 1.3, "tensor_overlap": 0.3, "pipeline_overlap": 0.5},
     "megatron-core-2026": {"compute_factor": 1.0, "fused_share": 1.3, "tensor_overlap": 0.3, "pipeline_overlap": 0.5},
     # Gathers of 2021 went parameter by parameter.
-    "deepspeed": {"gather_share": 0.15, "gather_overlap": 0.98, "interference": 0.02},
-    "deepspeed-2022": {"gather_share": 0.6, "gather_overlap": 0.75, "interference": 0.3},
+    "deepspeed": {"hook_s": 4e-3, "gather_share": 0.15, "gather_overlap": 0.98, "interference": 0.02},
+    "deepspeed-2022": {"hook_s": 4e-3, "gather_share": 0.6, "gather_overlap": 0.75, "interference": 0.3},
     "jax": COMPILED,
 }
 NEVER: Mapping[str, frozenset[str]] = {

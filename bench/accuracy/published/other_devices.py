@@ -59,9 +59,11 @@ def _tpu(spelt: str, peak: float, memory: tuple[float, float], pod: tuple[int, f
     )
 
 
-def _card(spelt: str, peak: float, gib: float, gb_per_s: float) -> Chip:
+def _card(spelt: str, peak: float, gib: float, gb_per_s: float, *, fp8: float = 0.0) -> Chip:
     """Return a card on PCIe 4, whose nodes share a slower network."""
-    return Chip(spelt=spelt, bf16=peak, gib=gib, gb_per_s=gb_per_s, network="ethernet-100")
+    return Chip(
+        spelt=spelt, bf16=peak, gib=gib, gb_per_s=gb_per_s, network="ethernet-100", fp8=fp8
+    )
 
 
 CHIPS: Mapping[str, Chip] = {
@@ -122,6 +124,23 @@ CHIPS: Mapping[str, Chip] = {
     "a30": _card(r"\ba-?30\b", 165, 24, 933),
     "a40": _card(r"\ba-?40\b", 150, 48, 696),
     "l40": _card(r"\bl-?40\b", 181, 48, 864),
+    # Workstation and GeForce cards: peaks with fp32 sums, of NVIDIA's architecture papers.
+    "rtx4070-ti-super": _card(r"4070-?ti-?s", 88, 16, 672, fp8=176),
+    "rtx4070": _card(r"4070", 58, 12, 504, fp8=117),
+    "rtx4080": _card(r"4080", 97, 16, 717, fp8=195),
+    "rtx4060-ti": _card(r"4060", 44, 16, 288, fp8=88),
+    "rtx5060-ti": _card(r"5060", 47, 16, 448, fp8=95),
+    "rtx5070-ti": _card(r"5070", 88, 16, 896, fp8=176),
+    "rtx5080": _card(r"5080", 113, 16, 960, fp8=225),
+    "rtx3080": _card(r"3080", 60, 10, 760),
+    "rtx3090-ti": _card(r"3090-?ti", 80, 24, 1008),
+    "a4000": _card(r"\ba-?4000", 77, 16, 448),
+    "a4500": _card(r"\ba-?4500", 95, 20, 640),
+    "a5000": _card(r"\ba-?5000", 111, 24, 768),
+    "rtx2000-ada": _card(r"2000-?ada", 48, 16, 224, fp8=96),
+    "rtx4000-ada": _card(r"4000-?(?:sff-?)?ada", 107, 20, 360, fp8=214),
+    "rtx5000-ada": _card(r"5000-?ada", 261, 32, 576, fp8=522),
+    "h100-nvl": _card(r"h100-?nvl", 835, 94, 3938, fp8=1671),
     "p100": _card(r"\bp-?100\b", 21, 16, 732),
 }
 """Chips by name, and how their names are spelt; the more special of two spellings first."""

@@ -34,6 +34,7 @@ CORE_GRAPHS = 2026
 NAME_PATTERNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("megatron-deepspeed", ("megatron-deepspeed", "megatron deepspeed", "neox", "megatron-ds")),
     ("fsdp2", ("automodel",)),
+    ("fsdp2-compiled", ("llm.c", "llm.q", "llmq")),
     ("jax", ("maxtext", "jax", "levanter", "paxml", "praxis", "easylm", "t5x", "xla", "oneflow")),
     ("megatron-core", ("nemo", "bridge", "megatron-core", "mcore", "megatron core", "primus")),
     ("megatron-core", ("mindspeed", "transformer engine", "transformerengine")),
@@ -88,13 +89,22 @@ def program_of(row: Row) -> Program:
     if zero is None:
         zero = row.assume("zero_stage", _usual_stage(name, int(year)), "the framework's default")
     notes = row.word("compile_fusion_notes").lower()
-    compiled = re.search(r"(?<!no )(?<!without )torch[. _]compile|\bcompiled", notes) is not None
+    compiled = _is_compiled(row, notes)
     fused = row.flag("flash_attn")
     if fused is None:
         fused = year >= FLASH_SINCE
         row.say("flash_attn", fused, "usual in its year")
     generation = framework_from_name(name, year=int(year), zero=zero, compiled=compiled)
     return Program(generation=generation, zero=zero, fused=fused)
+
+
+def _is_compiled(row: Row, notes: str) -> bool:
+    """Return whether a compiler of programs made the kernels of a row."""
+    said = row.flag("compiled")
+    if said is not None:
+        return said
+    text = f"{notes} {row.word('framework').lower()}"
+    return re.search(r"(?<!no )(?<!without )torch[. _]compile|\bcompiled|\bthunder", text) is not None
 
 
 def framework_from_name(name: str, *, year: int, zero: float, compiled: bool = False) -> str:
@@ -105,7 +115,7 @@ def framework_from_name(name: str, *, year: int, zero: float, compiled: bool = F
     """
     lower = name.lower().replace("_", "-")
     found = next((key for key, words in NAME_PATTERNS if any(w in lower for w in words)), "generic")
-    if found == "generic" and zero >= 3.0:
+    if found == "generic" and (zero >= 3.0 or compiled):
         found = "fsdp2" if year >= SECOND_SINCE else "fsdp"
     if found == "megatron-deepspeed" and zero < 1.0:
         return "megatron"

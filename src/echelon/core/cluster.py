@@ -53,6 +53,8 @@ class Efficiency:
     """Seconds that a kernel takes to start, on the device or on the host that feeds it."""
     aligned: float = 0.95
     """Factor on the speed of a product for each halving of how its sizes are aligned in memory."""
+    half_reach: float = 0.0
+    """Keys that a query meets in one call at which fused attention reaches half of its rate."""
     optimizer: float = 0.8
     """Part of the memory's bandwidth that the update of parameters reaches; it reads and writes
     every state once."""

@@ -37,6 +37,10 @@ COUNTS_READ = 0.5
 """The share of a mixture's wait that is no expert's own."""
 EXPERTS_HERE = 8.0
 """Experts of a rank for which the other part of that wait is given."""
+RING_KERNELS = 8.0
+"""Kernels of each further step of a ring: attention, its sum with those before, messages."""
+MERGED_BYTES = 10.0
+"""Bytes of traffic to add the output of a step of a ring in fp32, for each of its numbers."""
 KERNEL_START_S = 4e-6
 """What a host takes to start a kernel where it is no graph of many that is started."""
 MOST_FUSED = 0.85
@@ -101,7 +105,10 @@ def block_seconds(work: CostInputs, *, mixture: bool) -> BlockSeconds:
     context = context_exchange(work, attention, attention_back)
     expert = expert_exchange(work, routed) if mixture else NOTHING
     software = work.software
-    start = software.kernels * software.host_s
+    rings = np.where(np.asarray(work.layout.gathered) > 0, 1.0, work.layout.cp / work.layout.ulysses)
+    started = software.kernels + RING_KERNELS * (rings - 1.0)
+    hooks = np.where(np.asarray(work.layout.zero) >= 3.0, software.hook_s, 0.0)
+    start = started * software.host_s + hooks
     reading = _host_of_experts(work) if mixture else 0.0
     device = forward + attention + moves
     first = PassSeconds(
@@ -215,9 +222,19 @@ def attention_seconds(work: CostInputs) -> tuple[Num, Num]:
     flops = 4.0 * queries * model.keys_per_query * model.attention_dim
     peak = machine.attention_flops * software.fused_share
     most = machine.attention_flops
+    # A ring meets the keys piece by piece, each in a call of its own.
+    ring = work.layout.cp / work.layout.ulysses
+    calls = np.where(np.asarray(work.layout.gathered) > 0, 1.0, ring)
+    reach = model.keys_per_query / calls
+    peak = peak * reach / (reach + machine.half_reach)
+    more = (calls - 1.0) * MERGED_BYTES * work.tokens / work.layout.tp
     fused = flops / np.minimum(peak * machine.attention, MOST_FUSED * most)
+    fused = fused + memory_seconds(machine, more * model.query_dim)
     rate_back = np.minimum(peak * machine.attention_backward, MOST_FUSED_BACK * most)
     fused_back = 2.5 * flops / rate_back
+    fused_back = fused_back + memory_seconds(
+        machine, more * (model.query_dim + 2.0 * np.maximum(model.kv_dim, model.kv_up_dim / 2.0))
+    )
     # Without a fused kernel the mask hides nothing of the products.
     scores = queries * model.length * model.heads
     aligned = alignment_efficiency(machine, model.attention_dim / model.heads)
@@ -245,10 +262,9 @@ def _memory_bound_seconds(work: CostInputs, *, mixture: bool) -> Num:
         copied = 0.0
     bytes_each = software.width_bytes * model.hidden / shared_out + copied
     bytes_each = bytes_each + software.inner_bytes * 0.5 * (1.0 + model.up) * ffn
-    # Products in fp8 read what was cast before: 2 bytes read, 1 written, and 1 for its transpose.
-    low_precision = np.where(
-        np.asarray(work.machine.peak_flops) > work.machine.attention_flops, 4.0, 0.0
-    )
+    # Products in fp8 read what was cast before.
+    narrow = np.asarray(work.machine.peak_flops) > work.machine.attention_flops
+    low_precision = np.where(narrow, software.cast_bytes, 0.0)
     bytes_each = bytes_each + low_precision * (3.0 * model.hidden / shared_out + ffn)
     # The bytes of a trainer are those of 2-byte elements.
     return memory_seconds(work.machine, 0.5 * work.element * bytes_each * work.tokens)

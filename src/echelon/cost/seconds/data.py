@@ -36,6 +36,8 @@ from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.matmul import memory_seconds
 from echelon.cost.seconds.numbers import Num
 
+HOST_UPDATE_BYTES_PER_S = 60e9
+"""What the processors of a node reach of their memory while they update."""
 HOST_LINK_BYTES_PER_S = 31.5e9
 REACHED = 0.8  # share of a link's rate
 
@@ -112,7 +114,9 @@ def unit_gather_seconds(work: CostInputs, shared: Num, routed: Num) -> tuple[Num
     some = np.asarray(routed) > 0.0
     gather = gather + np.where(some, all_gather_seconds(ways.routed, element * routed), 0.0)
     scatter = scatter + np.where(some, all_gather_seconds(ways.routed, size * routed), 0.0)
-    return gather, scatter
+    held = shared / work.layout.shard + routed / work.layout.expert_shard
+    travels = parameter_offload_seconds(work, held)
+    return gather + travels, scatter + travels
 
 
 def accumulation_seconds(work: CostInputs, held: HeldWeights) -> Num:
@@ -130,7 +134,28 @@ def update_seconds(work: CostInputs, held: HeldWeights) -> Num:
     machine = work.machine
     bandwidth = machine.memory_bandwidth * machine.optimizer
     moved = software.optimizer_bytes * (shared + routed) / bandwidth
-    return moved + offload_seconds(work, shared + routed)
+    there = (np.asarray(layout.offload) > 0) & (np.asarray(software.host_updates) > 0)
+    by_host = host_update_seconds(work, shared + routed)
+    return np.where(there, by_host, moved + offload_seconds(work, shared + routed))
+
+
+def host_update_seconds(work: CostInputs, weights: Num) -> Num:
+    """Return the seconds in which a host updates its ranks' slices, of so many weights each.
+
+    It reads gradients, reads and writes states, and writes parameters, which then go back.
+    """
+    software = work.software
+    each = 2.0 * software.state_bytes + software.gradient_bytes + work.element
+    beside = np.minimum(work.machine.node, work.layout.devices)
+    travels = work.element * weights / (REACHED * HOST_LINK_BYTES_PER_S)
+    return each * weights * beside / HOST_UPDATE_BYTES_PER_S + travels
+
+
+def parameter_offload_seconds(work: CostInputs, weights: Num) -> Num:
+    """Return the seconds in which a rank's slices, of so many weights, come for one pass."""
+    elsewhere = np.asarray(work.software.host_adds) < 1.0
+    there = (np.asarray(work.layout.parameter_offload) > 0) & elsewhere
+    return np.where(there, work.element * weights / (REACHED * HOST_LINK_BYTES_PER_S), 0.0)
 
 
 def offload_seconds(work: CostInputs, weights: Num) -> Num:

@@ -79,8 +79,9 @@ def context_exchange(work: CostInputs, attention: Num, attention_back: Num) -> E
     kept = work.element * work.tokens * layout.ulysses * kv / layout.ulysses
     steps = np.maximum(ring - 1.0, 0.0)
     round_trip = steps * point_to_point_seconds(ring_way, kept)
-    shown = np.maximum(0.0, round_trip - attention * steps / np.maximum(ring, 1.0))
-    shown_back = np.maximum(0.0, 2.0 * round_trip - attention_back * steps / np.maximum(ring, 1.0))
+    beside = steps / np.maximum(ring, 1.0)
+    shown = _shown_beside(work, round_trip, attention * beside)
+    shown_back = _shown_beside(work, 2.0 * round_trip, attention_back * beside)
     gather = all_gather_seconds(pairwise_group_links(work, ring, stride), kept * ring)
     heads_way = library_group_links(work, layout.ulysses, layout.tp)
     heads = work.element * work.tokens * (2.0 * model.query_dim / layout.tp + kv)
@@ -92,6 +93,12 @@ def context_exchange(work: CostInputs, attention: Num, attention_back: Num) -> E
         shown_forward=np.where(whole, gather, shown) + exchange,
         shown_backward=np.where(whole, 2.0 * gather, shown_back) + exchange,
     )
+
+
+def _shown_beside(work: CostInputs, travel: Num, computing: Num) -> Num:
+    """Return what shows of messages beside computing, which they slow where they run at once."""
+    slowed = work.software.interference * np.minimum(travel, computing)
+    return np.maximum(0.0, travel - computing) + slowed
 
 
 def expert_exchange(work: CostInputs, computing: Sequence[Num]) -> ExchangeSeconds:

@@ -120,6 +120,7 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
         recompute=again / layers,
         selective=float(layout.recompute.policy == "selective"),
         offload=float(zero.optimizer_offload != "none"),
+        parameter_offload=float(zero.parameter_offload != "none"),
     )
 
 

@@ -43,6 +43,9 @@ class TrainerConstants:
     """Kernels of a block forward; backward 1.5 times as many."""
     host_s: Num = 6e-6
     """Seconds in which the host starts a kernel, while the device works on those before it."""
+    hook_s: Num = 1e-3
+    """Seconds of a pass through a block in which the host finds, gathers and frees parameters that
+    ZeRO cut (stage 3)."""
     host_adds: Num = 0.0
     """Flag: the host is the device, so that `host_s` adds to every kernel."""
     by_pairs: Num = 0.0
@@ -52,6 +55,10 @@ class TrainerConstants:
     """Latency of a hop of a collective of the library's own, over that of one of those messages."""
     pair_hops: Num = 1.0
     """Latency of one more rank that is spoken to at the same time, over that of the first."""
+    cast_bytes: Num = 4.0
+    """Bytes of traffic to cast an element that a product in fp8 takes, with its scale."""
+    host_updates: Num = 0.0
+    """Flag: processors of the host update what is offloaded."""
     mixture_s: Num = 1e-3
     """Seconds that a pass through experts waits for the host to read how many tokens each gets."""
     logit_bytes: Num = 24.0

@@ -137,6 +137,8 @@ class MachineNumbers:
     """Part of a core that a rank has while all are at work; 1 where none are shared."""
     launch_s: Num = 5e-6
     """Seconds that a kernel takes to start."""
+    half_reach: Num = 0.0
+    """Keys that a query meets in one call at which fused attention reaches half of its rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +189,8 @@ class LayoutNumbers:
     """Flag: only the attention of those runs again."""
     offload: Num = 0.0
     """Flag: optimizer state is in the memory of the host."""
+    parameter_offload: Num = 0.0
+    """Flag: parameters that ZeRO cuts wait in the memory of the host, too."""
 
     @property
     def dp(self) -> Num:
