@@ -51,7 +51,7 @@ TRAINER: Mapping[str, tuple[float, float, float]] = {
     "score_bytes": (6.0, 40.0, 0.3),
     "width_bytes": (15.0, 160.0, 0.4),
     "inner_bytes": (4.0, 30.0, 0.4),
-    "host_s": (1e-6, 3e-5, 0.5),
+    "host_s": (1e-6, 6e-5, 0.5),
     "hook_s": (1e-5, 2e-2, 1.0),
     "cast_bytes": (2.0, 40.0, 0.5),
     "mixture_s": (1e-5, 4e-3, 0.7),
@@ -79,8 +79,9 @@ LATER, LATER_BYTES = {"B200": "B300", "GB200": "GB300"}, 250e9
 """What a generation is called where a device has more memory than that."""
 NOBODY = "generic"
 """What is no generation, but any trainer that is not known: nothing is fitted to its runs."""
-import os
-WF=float(os.environ.get("WF","0.6")); WC=float(os.environ.get("WC","0.8"))
+OF_FAMILY, OF_TRAINER = 1.0, 0.6
+"""Deviations of a family of trainers from all of them, and of a trainer from its family, over that
+of a constant of TRAINER."""
 FAMILY = {
     "megatron": "megatron", "megatron-core": "megatron", "megatron-core-2025": "megatron",
     "megatron-core-2026": "megatron",
@@ -88,10 +89,11 @@ FAMILY = {
     "fsdp-compiled": "torch", "fsdp2": "torch", "fsdp2-compiled": "torch", "internevo": "torch",
     "generic": "torch", "echelon": "torch", "jax": "jax",
 }
+NOBODYS = "torch"
+"""The family of a trainer that is not known."""
 GRAPHS = frozenset({"GB200", "GB300"})
 """Devices whose hosts are slow, so that trainers start kernels from graphs: a start is fitted."""
-import os
-ALONE, SHARED = float(os.environ.get("AL","0.07")), float(os.environ.get("SH","0.1"))
+ALONE, SHARED = 0.07, 0.035
 """Deviations of logarithms of seconds: of a row by itself, and what a publisher's rows share."""
 
 
@@ -121,13 +123,13 @@ class Fitting:
             found.append(_constant(top, float(getattr(known[NOBODY], name)), (low, high, width)))
             for family in sorted(set(FAMILY.values())):
                 value = float(getattr(known[NOBODY], name))
-                one = _constant(f"family {family} {name}", value, (low, high, WF*width))
+                one = _constant(f"family {family} {name}", value, (low, high, OF_FAMILY * width))
                 found.append(replace(one, parent=top))
         for key in sorted(set(self.trainers) - {NOBODY}):
             for name, (low, high, width) in TRAINER.items():
                 if name not in NEVER.get(key, frozenset()):
                     value = float(getattr(known[key], name))
-                    one = _constant(f"trainer {key} {name}", value, (low, high, WC*width))
+                    one = _constant(f"trainer {key} {name}", value, (low, high, OF_TRAINER * width))
                     found.append(replace(one, parent=f"family {FAMILY[key]} {name}"))
         return found
 
@@ -138,7 +140,7 @@ class Fitting:
         for one in self.constants:
             kind, key, field = one.name.split(" ")
             if kind == "family":
-                found[one.name] = (f"trainer {field}", np.zeros(len(self.cases), bool))
+                found[one.name] = (f"trainer {field}", of_case["trainer"] == _stands_for(key))
                 continue
             found[one.name] = (f"{kind} {field}", of_case[kind] == key)
         return found
@@ -155,18 +157,21 @@ def put(work: CostInputs, devices: Any, trainers: Any, values: ConstantValues) -
     software: dict[str, Any] = {}
     for name, value in values.items():
         kind, key, field = name.split(" ")
-        if kind == "family":
-            continue
         where, changed, record = (
             (devices == key, machine, work.machine)
             if kind == "device"
-            else (trainers == key, software, work.software)
+            else (trainers == (_stands_for(key) if kind == "family" else key), software, work.software)
         )
         before = changed.get(field, getattr(record, field))
         changed[field] = np.where(where, value, before)
     return replace(
         work, machine=replace(work.machine, **machine), software=replace(work.software, **software)
     )
+
+
+def _stands_for(family: str) -> str:
+    """Return the trainer that has the constants of a family; none but the one that is not known."""
+    return NOBODY if family == NOBODYS else ""
 
 
 def device_of(case: Case) -> str:
@@ -211,7 +216,8 @@ def adjust(values: ConstantValues) -> Adjust:
 def _changed(case: Case, values: ConstantValues) -> Case:
     device, trainer = device_of(case), case.program.generation
     machine = {n: values[k] for n in DEVICE if (k := f"device {device} {n}") in values}
-    software = {n: values[k] for n in TRAINER if (k := f"trainer {trainer} {n}") in values}
+    kind = f"family {NOBODYS}" if trainer == NOBODY else f"trainer {trainer}"
+    software = {n: values[k] for n in TRAINER if (k := f"{kind} {n}") in values}
     return replace(
         case,
         machine=replace(case.machine, **machine),

@@ -22,6 +22,8 @@ FILES: Mapping[str, tuple[str, ...]] = {
     "V100": ("v100-16gb", "v100-32gb"),
 }
 """The presets whose devices are of a generation that is fitted."""
+UNKNOWN: Mapping[str, tuple[str, ...]] = {"torch": ("generic", "echelon")}
+"""By family, the trainers of which nobody published a run: they have the mean of their kin."""
 HEAD = """# Constants of generations of trainers, fitted to published runs.
 #
 # Written by `python -m bench.accuracy.fit FILE.csv --write`; what each is, `TrainerConstants` in
@@ -36,8 +38,9 @@ def write_constants(values: ConstantValues) -> None:
     devices: dict[str, dict[str, float]] = {}
     for name, value in values.items():
         kind, key, field = name.split(" ")
-        into = trainers if kind == "trainer" else devices
-        into.setdefault(key, {})[field] = float(f"{value:.3g}")
+        for each in UNKNOWN.get(key, ()) if kind == "family" else (key,):
+            into = devices if kind == "device" else trainers
+            into.setdefault(each, {})[field] = float(f"{value:.3g}")
     if trainers:
         rows = "".join(_trainer(key, trainers[key]) for key in sorted(trainers))
         TRAINERS.write_text(HEAD + rows, encoding="utf-8")

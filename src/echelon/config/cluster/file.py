@@ -52,6 +52,7 @@ SHORT_FROM = 1e6  # bytes, bytes/s or FLOP/s: numbers from here on are written a
 SHARE = Real(above=True, maximum=1.0)
 NOT_SHARES: Mapping[str, ValueType] = {
     "half_depth": Real(),
+    "half_reach": Real(),
     "tile": COUNT,
     "units": COUNT,
     "launch_s": SECONDS_OR_ZERO,
