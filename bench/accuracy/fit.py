@@ -13,6 +13,7 @@ sweep of one cluster does not drown a table of a paper.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -79,7 +80,7 @@ LATER, LATER_BYTES = {"B200": "B300", "GB200": "GB300"}, 250e9
 """What a generation is called where a device has more memory than that."""
 NOBODY = "generic"
 """What is no generation, but any trainer that is not known: nothing is fitted to its runs."""
-OF_FAMILY, OF_TRAINER = 1.0, 0.6
+OF_FAMILY, OF_TRAINER = float(os.environ.get("WF","1.0")), float(os.environ.get("WC","0.6"))
 """Deviations of a family of trainers from all of them, and of a trainer from its family, over that
 of a constant of TRAINER."""
 FAMILY = {
@@ -93,7 +94,9 @@ NOBODYS = "torch"
 """The family of a trainer that is not known."""
 GRAPHS = frozenset({"GB200", "GB300"})
 """Devices whose hosts are slow, so that trainers start kernels from graphs: a start is fitted."""
-ALONE, SHARED = 0.07, 0.035
+FAR = 1.5
+"""How many times as slow as the fastest split of a row one is that is not looked at in a fit."""
+ALONE, SHARED = 0.07, float(os.environ.get("SH","0.035"))
 """Deviations of logarithms of seconds: of a row by itself, and what a publisher's rows share."""
 
 
@@ -101,7 +104,7 @@ class Fitting:
     """Hold cases as arrays, and the constants that they depend on."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
-        self.cases = cases
+        self.cases = cases = [_without_far_candidates(case) for case in cases]
         self.work = work_of(cases)
         sizes = [len(case.candidates) for case in cases]
         self.starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
@@ -180,6 +183,16 @@ def device_of(case: Case) -> str:
     found = GENERATIONS.get((int(units), round(float(peak) / 1e12)), "other")
     large = np.float64(case.machine.memory_bytes) > LATER_BYTES
     return LATER.get(found, found) if large else found
+
+
+def _without_far_candidates(case: Case) -> Case:
+    """Return a case with the splits that can be the fastest whatever the constants are."""
+    if len(case.candidates) == 1:
+        return case
+    each = np.asarray(step_seconds(work_of([case])).total)
+    near = each <= FAR * each.min()
+    chosen = tuple(one for one, is_near in zip(case.candidates, near, strict=True) if is_near)
+    return replace(case, candidates=chosen)
 
 
 def refit(cases: Sequence[Case], start: ConstantValues | None = None) -> ConstantValues:

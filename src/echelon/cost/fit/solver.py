@@ -69,11 +69,9 @@ class Groups:
     def settled(self, values: Array) -> Array:
         """Return values [samples] or [samples, n], what groups share of them made smaller."""
         count = np.bincount(self.numbers).astype(np.float64)
-        shrunk = 1.0 / np.sqrt(1.0 + count * self.ratio**2)
-        sums = np.zeros((count.size, *values.shape[1:]))
-        np.add.at(sums, self.numbers, values)
-        shape = (-1,) + (1,) * (values.ndim - 1)
-        off = sums / count.reshape(shape) * (1.0 - shrunk).reshape(shape)
+        member = (np.arange(count.size)[:, None] == self.numbers[None, :]).astype(np.float64)
+        share = (1.0 - 1.0 / np.sqrt(1.0 + count * self.ratio**2)) / count
+        off = (member * share[:, None]) @ values
         return values - off[self.numbers]
 
 
