@@ -32,6 +32,8 @@ from bench.accuracy.report import summary_text
 from bench.accuracy.written import write_constants
 from echelon.cost.fit.solver import BEND, Constant, ConstantValues, Groups, fit
 from echelon.cost.seconds.inputs import CostInputs
+from echelon.planner.explain.bands import device_family
+from echelon.planner.predict.residuals import UNKNOWN
 from echelon.cost.seconds.step import step_seconds
 
 # Names of fields, how low and how high they can be, and how sure a value of the catalogue is (the
@@ -68,16 +70,6 @@ TRAINER: Mapping[str, tuple[float, float, float]] = {
     "step_s": (0.001, 0.05, 0.7),
     "spread": (0.001, 0.02, 0.5),
 }
-GENERATIONS = {
-    (80, 125): "V100",
-    (108, 312): "A100",
-    (132, 989): "H100",
-    (148, 2250): "B200",
-    (148, 2500): "GB200",
-}
-"""Multiprocessors and TFLOP/s of a device -> its generation."""
-LATER, LATER_BYTES = {"B200": "B300", "GB200": "GB300"}, 250e9
-"""What a generation is called where a device has more memory than that."""
 NOBODY = "generic"
 """What is no generation, but any trainer that is not known: nothing is fitted to its runs."""
 OF_FAMILY, OF_TRAINER = float(os.environ.get("WF","1.0")), float(os.environ.get("WC","0.6"))
@@ -179,10 +171,7 @@ def _stands_for(family: str) -> str:
 
 def device_of(case: Case) -> str:
     """Return the generation of a case's device, by its multiprocessors and its peak."""
-    units, peak = np.float64(case.machine.units), np.float64(case.machine.attention_flops)
-    found = GENERATIONS.get((int(units), round(float(peak) / 1e12)), "other")
-    large = np.float64(case.machine.memory_bytes) > LATER_BYTES
-    return LATER.get(found, found) if large else found
+    return device_family(case.machine) or UNKNOWN
 
 
 def _without_far_candidates(case: Case) -> Case:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.accuracy.fit import DEVICE, TRAINER, adjust, device_of, refit
+from bench.accuracy.fit import DEVICE, NOBODY, TRAINER, adjust, device_of, refit
 from bench.accuracy.groups import is_complete, publisher_of
 from bench.accuracy.predict import GB, Case, cases_of, predict_cases
 from bench.accuracy.priors import DEVICES, priors
@@ -29,10 +29,11 @@ from echelon.cost.bytes.fullest_rank import fullest_rank_bytes
 from echelon.cost.fit.solver import ConstantValues
 from echelon.cost.seconds.inputs import CostInputs
 from echelon.planner.predict.estimate import EXACT
+from echelon.planner.predict.residuals import UNKNOWN
 
 KINDS: Mapping[str, Callable[[Case], str]] = {
     "publisher": lambda case: publisher_of(case.row),
-    "trainer": lambda case: case.program.generation,
+    "trainer": lambda case: trainer_of(case),
     "device": device_of,
 }
 """What is left out, one at a time."""
@@ -62,6 +63,12 @@ class LeftOut:
     measured_gb: float
     counted_gb: float
     estimated_gb: float
+
+
+def trainer_of(case: Case) -> str:
+    """Return the generation of trainers of a case, or that it is none that is known."""
+    generation = case.program.generation
+    return UNKNOWN if generation == NOBODY else generation
 
 
 def left_out(cases: Sequence[Case]) -> Iterator[LeftOut]:

@@ -17,18 +17,19 @@ import numpy as np
 
 import echelon
 from bench.accuracy.residuals import LeftOut
-from echelon.planner.explain.bands import NEAR, NODE
+from echelon.planner.explain.bands import NEAR
 
 MODULE = Path(echelon.__file__).parent / "planner" / "predict" / "residuals.py"
 SHARE = 0.8
 """The share of runs in a band."""
-HEAD = '''"""How far off runs are that were not fitted: measured / predicted of four in five.
+HEAD = '''"""How far off runs are that were not fitted: four in five are no farther.
 
 Written by `python -m bench.accuracy.residuals --write LEFT.csv` from runs that the same command
-left out of its fits. STEP: the seconds of runs of a known trainer on a known device ("known"), of a
-trainer that was left out, of a device that was left out, on one node and on several. HELD: bytes
-that are not counted. PAIRS: by how much the ratio of two plans' seconds is off, in logarithms,
-where predictions are near and where they are far. `planner/explain/bands.py` reads this.
+left out of its fits. STEP: of dense models and of mixtures of experts, by trainer and device, how
+far the logarithm of a step's seconds is off where a run's publisher was left out; LEFT_OUT: where
+its trainer was, or its device. HELD: between which factors bytes lie that are not counted. PAIRS:
+by how much the ratio of two plans' seconds is off, in logarithms, where predictions are near and
+where they are far. `planner/explain/bands.py` reads this.
 """
 
 from __future__ import annotations
@@ -37,7 +38,13 @@ from collections.abc import Mapping
 
 Factors = tuple[float, float]
 
+UNKNOWN = "other"
+"""What a trainer or a device is called that is none of those of which runs were published."""
+
 '''
+FEW = 10
+"""Runs below which those of a trainer on a device are judged together with others of the trainer,
+or of all, that are as few."""
 
 
 def write_module(rows: Sequence[LeftOut]) -> None:
@@ -48,23 +55,24 @@ def write_module(rows: Sequence[LeftOut]) -> None:
 def module_text(rows: Sequence[LeftOut]) -> str:
     """Return the module as text."""
     told = [row for row in rows if row.measured_s]
-    dense = [row for row in told if not row.experts]
-    mixtures = [row for row in told if row.experts]
     held = [row for row in rows if row.measured_gb]
-    groups = {
-        "known": [(row, row.measured_s / row.publisher_s) for row in known(dense)],
-        "trainer": [(row, row.measured_s / row.trainer_s) for row in dense],
-        "device": [(row, row.measured_s / row.device_s) for row in dense],
+    kinds = {
+        "dense": [row for row in told if not row.experts],
+        "experts": [row for row in told if row.experts],
     }
-    step = {name: _by_place(group) for name, group in groups.items()}
-    lines = ["STEP: Mapping[str, Mapping[str, Factors]] = {\n"]
-    lines += [f'    "{name}": {_text(places)},\n' for name, places in step.items()]
+    lines = ["STEP: Mapping[str, Mapping[str, Mapping[str, float]]] = {\n"]
+    for kind, group in kinds.items():
+        lines.append(f'    "{kind}": {{\n')
+        lines += [f'        "{name}": {_text(each)},\n' for name, each in deviations(group).items()]
+        lines.append("    },\n")
     lines.append("}\n")
-    experts = factors([(row, row.measured_s / row.publisher_s) for row in mixtures])
+    lines.append("LEFT_OUT: Mapping[str, Mapping[str, float]] = {\n")
+    for name in ("trainer", "device"):
+        off = {kind: _deviation([_off(row, name) for row in group]) for kind, group in kinds.items()}
+        lines.append(f'    "{name}": {_text(off)},\n')
+    lines.append("}\n")
     rest = [(row, (row.measured_gb - row.counted_gb) / row.estimated_gb) for row in held]
-    runs = {name: len(group) for name, group in groups.items()}
-    runs |= {"experts": len(mixtures), "held": len(held)}
-    lines.append(f"EXPERTS: Factors = {experts}\n")
+    runs = {name: len(group) for name, group in kinds.items()} | {"held": len(held)}
     lines.append(f"HELD: Factors = {factors(rest)}\n")
     lines.append(f"PAIRS: Mapping[str, float] = {_text(pairs(told))}\n")
     lines.append(f"RUNS: Mapping[str, int] = {_text(runs)}\n")
@@ -72,19 +80,32 @@ def module_text(rows: Sequence[LeftOut]) -> str:
     return HEAD + "".join(lines)
 
 
-def known(rows: Sequence[LeftOut]) -> list[LeftOut]:
-    """Return the runs of which another publisher has the trainer, and another has the device."""
-    return [
-        row
-        for row in rows
-        if all(
-            any(
-                getattr(other, name) == getattr(row, name) and other.publisher != row.publisher
-                for other in rows
-            )
-            for name in ("trainer", "device")
-        )
-    ]
+def deviations(rows: Sequence[LeftOut]) -> dict[str, dict[str, float]]:
+    """Return how far runs of each trainer on each device are off, in four of five of them.
+
+    Where a trainer has few runs on a device, it is those on all such devices; where these are few,
+    too, those of all trainers of which that is so.
+    """
+    cells: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in rows:
+        cells[row.trainer, row.device].append(_off(row, "publisher"))
+    small = [key for key, found in cells.items() if len(found) < FEW]
+    of_trainer = {key: [x for k in small if k[0] == key[0] for x in cells[k]] for key in small}
+    others = [x for key in small if len(of_trainer[key]) < FEW for x in cells[key]]
+    result: dict[str, dict[str, float]] = defaultdict(dict)
+    for (trainer, device), found in sorted(cells.items()):
+        together = of_trainer.get((trainer, device), found)
+        result[trainer][device] = _deviation(together if len(together) >= FEW else others)
+    return dict(result)
+
+
+def _off(row: LeftOut, kind: str) -> float:
+    return abs(log(row.measured_s / getattr(row, f"{kind}_s")))
+
+
+def _deviation(found: Sequence[float]) -> float:
+    """Return what four of five numbers are not above."""
+    return round(float(np.quantile(found, SHARE)), 3)
 
 
 def factors(found: Sequence[tuple[LeftOut, float]]) -> tuple[float, float]:
@@ -113,11 +134,6 @@ def _pair_quantile(group: Sequence[tuple[str, float]]) -> float:
     count = Counter(publisher for publisher, _ in group)
     weights = [count[publisher] ** -0.5 for publisher, _ in group]
     return round(_quantiles([off for _, off in group], weights, (SHARE,))[0], 3)
-
-
-def _by_place(found: Sequence[tuple[LeftOut, float]]) -> dict[str, tuple[float, float]]:
-    node = [one for one in found if one[0].devices <= NODE]
-    return {"node": factors(node), "nodes": factors([one for one in found if one not in node])}
 
 
 def _quantiles(

@@ -28,14 +28,31 @@ from echelon.cost.seconds.step import step_seconds
 from echelon.cost.seconds.trainer_generations import FITTED, FRAMEWORKS, OURS, OVERLAPS
 from echelon.planner.predict.estimate import Estimate, counted_terms
 from echelon.planner.predict.peak_bytes import plain_number
-from echelon.planner.predict.residuals import EXPERTS, HELD, MOST_DEVICES, PAIRS, STEP, Factors
+from echelon.planner.predict.residuals import (
+    HELD,
+    LEFT_OUT,
+    MOST_DEVICES,
+    PAIRS,
+    STEP,
+    UNKNOWN,
+    Factors,
+)
 
 NODE = 8
 """Devices of a run up to which it counts as one on one node."""
 NEAR = 0.1
 """How far apart the logarithms of two plans' seconds are that are near to each other."""
-FAMILIES: Mapping[tuple[int, int], str] = {(108, 312): "A100", (132, 989): "H100"}
+FAMILIES: Mapping[tuple[int, int], str] = {
+    (80, 125): "V100",
+    (108, 312): "A100",
+    (132, 989): "H100",
+    (148, 2250): "B200",
+    (148, 2500): "GB200",
+}
 """Multiprocessors and TFLOP/s of a half-width product -> a family of which runs were measured."""
+LATER_FAMILIES: Mapping[str, str] = {"B200": "B300", "GB200": "GB300"}
+LATER_BYTES = 250e9
+"""Bytes of memory above which a device is of a later family."""
 _UNPUBLISHED_TRAINERS = frozenset({"generic", OURS})
 """Names of constants that are those of no trainer of which runs were published."""
 ALLOCATORS = frozenset({"megatron-deepspeed", "internevo"})
@@ -76,18 +93,45 @@ def band_evidence(work: CostInputs) -> BandEvidence:
             step=MEASURED_HERE, held=held, similar_runs="this machine, calibrated", untested=()
         )
     devices = plain_number(work.layout.devices)
-    place = "node" if devices <= NODE else "nodes"
-    kinds = {"its trainer": trainer is None, "its device": family is None}
-    found = {name: STEP[name.split()[1]][place] for name, unknown in kinds.items() if unknown}
-    base = _widest(STEP["known"][place], combine_factors(*found.values()))
+    experts = plain_number(work.model.experts) > 0
+    untested = tuple(step_untested(trainer, family, experts=experts))
+    off = step_deviation(trainer, family, experts=experts)
     more = dict(_factors_beyond_runs(work, devices))
     like = f"{trainer or 'other trainers'} on {family or 'other devices'}"
     return BandEvidence(
-        step=combine_factors(base, *more.values()),
+        step=combine_factors((exp(-off), exp(off)), *more.values()),
         held=held,
-        similar_runs=like,
-        untested=(*found, *more),
+        similar_runs=f"{like}, mixtures of experts" if experts else like,
+        untested=(*untested, *more),
     )
+
+
+def step_deviation(trainer: str | None, family: str | None, *, experts: bool) -> float:
+    """Return how far the logarithm of a step's seconds is off in four of five runs.
+
+    They are runs of the trainer on such devices that no fit saw, or else runs of trainers, or of
+    devices, that no fit saw, whichever is not known; of both where neither is.
+    """
+    kind = "experts" if experts else "dense"
+    found = STEP[kind].get(trainer or UNKNOWN, {}).get(family or UNKNOWN)
+    if found is not None:
+        return found
+    missing = [LEFT_OUT[name][kind] for name in _unknown_parts(trainer, family)]
+    return hypot(*missing) if missing else max(each[kind] for each in LEFT_OUT.values())
+
+
+def step_untested(trainer: str | None, family: str | None, *, experts: bool) -> Iterator[str]:
+    """Yield what no run tells of a step: its trainer, its device, or both of them together."""
+    missing = _unknown_parts(trainer, family)
+    yield from (f"its {name}" for name in missing)
+    kind = "experts" if experts else "dense"
+    if not missing and family not in STEP[kind].get(trainer or UNKNOWN, {}):
+        yield f"its trainer on such devices{' with experts' if experts else ''}"
+
+
+def _unknown_parts(trainer: str | None, family: str | None) -> list[str]:
+    parts = {"trainer": trainer, "device": family}
+    return [name for name, value in parts.items() if value in (None, UNKNOWN)]
 
 
 def _held_factors(software: TrainerConstants) -> Factors:
@@ -100,10 +144,6 @@ def combine_factors(*factors: Factors) -> Factors:
     low = hypot(*(min(0.0, log(one[0])) for one in factors))
     high = hypot(*(max(0.0, log(one[1])) for one in factors))
     return exp(-low), exp(high)
-
-
-def _widest(*factors: Factors) -> Factors:
-    return min(low for low, _ in factors), max(high for _, high in factors)
 
 
 def pair_factors(first_s: float, second_s: float) -> Factors:
@@ -124,13 +164,14 @@ def trainer_from_constants(software: TrainerConstants) -> str | None:
 def device_family(machine: MachineNumbers) -> str | None:
     """Return the family of a device, None where no run told of it."""
     key = round(plain_number(machine.units)), round(plain_number(machine.attention_flops) / 1e12)
-    return FAMILIES.get(key)
+    found = FAMILIES.get(key)
+    if plain_number(machine.memory_bytes) > LATER_BYTES and found is not None:
+        return LATER_FAMILIES.get(found, found)
+    return found
 
 
 def _factors_beyond_runs(work: CostInputs, devices: float) -> Iterator[tuple[str, Factors]]:
     """Yield what is in a plan that is in no run, or in few, and how far off that can be."""
-    if plain_number(work.model.experts) > 0:
-        yield "its experts (few runs)", EXPERTS
     if plain_number(work.layout.offload) > 0:
         yield "offload", _OFFLOADED
     if devices > MOST_DEVICES:

@@ -1,10 +1,11 @@
-"""How far off runs are that were not fitted: measured / predicted of four in five.
+"""How far off runs are that were not fitted: four in five are no farther.
 
 Written by `python -m bench.accuracy.residuals --write LEFT.csv` from runs that the same command
-left out of its fits. STEP: the seconds of runs of a known trainer on a known device ("known"), of a
-trainer that was left out, of a device that was left out, on one node and on several. HELD: bytes
-that are not counted. PAIRS: by how much the ratio of two plans' seconds is off, in logarithms,
-where predictions are near and where they are far. `planner/explain/bands.py` reads this.
+left out of its fits. STEP: of dense models and of mixtures of experts, by trainer and device, how
+far the logarithm of a step's seconds is off where a run's publisher was left out; LEFT_OUT: where
+its trainer was, or its device. HELD: between which factors bytes lie that are not counted. PAIRS:
+by how much the ratio of two plans' seconds is off, in logarithms, where predictions are near and
+where they are far. `planner/explain/bands.py` reads this.
 """
 
 from __future__ import annotations
@@ -13,13 +14,32 @@ from collections.abc import Mapping
 
 Factors = tuple[float, float]
 
-STEP: Mapping[str, Mapping[str, Factors]] = {
-    "known": {"node": (0.868, 1.558), "nodes": (0.89, 1.103)},
-    "trainer": {"node": (0.858, 1.419), "nodes": (0.879, 1.242)},
-    "device": {"node": (0.869, 1.422), "nodes": (0.894, 1.261)},
+UNKNOWN = "other"
+"""What a trainer or a device is called that is none of those of which runs were published."""
+
+STEP: Mapping[str, Mapping[str, Mapping[str, float]]] = {
+    "dense": {
+        "deepspeed": {"A100": 0.168},
+        "fsdp": {"A100": 0.133, "H100": 0.295},
+        "fsdp-compiled": {"A100": 0.168, "H100": 0.168},
+        "fsdp2": {"A100": 0.168},
+        "internevo": {"A100": 0.191},
+        "megatron": {"A100": 0.288},
+        "megatron-core": {"H100": 0.168},
+        "megatron-core-2025": {"H100": 0.168},
+        "megatron-core-2026": {"H100": 0.168},
+        "megatron-deepspeed": {"A100": 0.226},
+    },
+    "experts": {
+        "megatron-core-2025": {"H100": 0.339},
+        "megatron-core-2026": {"H100": 0.339},
+    },
 }
-EXPERTS: Factors = (0.949, 1.991)
+LEFT_OUT: Mapping[str, Mapping[str, float]] = {
+    "trainer": {"dense": 0.215, "experts": 0.295},
+    "device": {"dense": 0.217, "experts": 0.374},
+}
 HELD: Factors = (0.864, 1.198)
 PAIRS: Mapping[str, float] = {"near": 0.156, "far": 0.244}
-RUNS: Mapping[str, int] = {"known": 305, "trainer": 729, "device": 729, "experts": 10, "held": 109}
+RUNS: Mapping[str, int] = {"dense": 729, "experts": 10, "held": 109}
 MOST_DEVICES = 6144  # devices
