@@ -47,8 +47,16 @@ def test_a_long_sweep_does_not_speak_for_all() -> None:
     low, high = spreads.factors(runs)
     assert low == 1.0
     assert high > 1.5
-    assert spreads.known([*many, *few]) == [*many, *few]
-    assert spreads.known(many) == []
+
+
+def test_few_runs_of_a_trainer_on_a_device_are_judged_with_others() -> None:
+    runs = [replace(_run(f"a{n}", "a", 1.1), trainer="a") for n in range(10)]
+    runs += [replace(_run(f"b{n}", "b", 1.5), trainer="b", device=f"d{n % 2}") for n in range(12)]
+    runs += [replace(_run(f"c{n}", "c", 1.3), trainer=f"c{n}") for n in range(3)]
+    found = spreads.deviations(runs)
+    assert found["a"]["d"] == pytest.approx(0.095, abs=1e-3)
+    assert found["b"] == {"d0": found["b"]["d1"], "d1": pytest.approx(0.405, abs=1e-3)}
+    assert found["c0"]["d"] == found["c2"]["d"] == pytest.approx(0.262, abs=1e-3)
 
 
 def test_pairs_are_of_one_sweep() -> None:

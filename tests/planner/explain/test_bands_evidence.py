@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import hypot, log
+
+import pytest
 
 from echelon.cost.seconds.trainer_generations import FRAMEWORKS
 from echelon.planner.explain.bands import (
@@ -13,10 +16,11 @@ from echelon.planner.explain.bands import (
     STEP_CONSTANTS,
     band_evidence,
     device_family,
+    step_deviation,
     trainer_from_constants,
 )
 from echelon.planner.predict.estimate import Estimate
-from echelon.planner.predict.residuals import HELD, MOST_DEVICES, STEP
+from echelon.planner.predict.residuals import HELD, LEFT_OUT, MOST_DEVICES, STEP, UNKNOWN
 from echelon.planner.search.request import SearchAim, make_request
 from echelon.planner.search.search import SearchResult, search
 from tests.planner.requests import MIXTURE, SMALL
@@ -43,18 +47,30 @@ def test_what_no_run_tells_makes_a_band_wider() -> None:
     assert device_family(known.inputs.machine) in FAMILIES.values()
     narrow, wide = band_evidence(known.inputs), band_evidence(unknown.inputs)
     assert narrow.untested == ()
-    assert narrow.step == STEP["known"]["nodes"]
+    assert log(narrow.step[1]) == pytest.approx(STEP["dense"]["megatron"]["A100"])
+    assert log(narrow.step[0]) == pytest.approx(-log(narrow.step[1]))
     assert wide.untested == ("its trainer",)
-    assert wide.step[0] <= narrow.step[0] < 1 < narrow.step[1] <= wide.step[1]
     assert wide.held[1] > HELD[1]
     layout = replace(known.inputs.layout, dp_shard=4.0 * MOST_DEVICES, offload=1.0)
     far = band_evidence(replace(known.inputs, layout=layout))
     assert far.untested == ("offload", f"more than {MOST_DEVICES:,} devices")
-    assert far.step[1] > wide.step[1]
+    assert far.step[1] > narrow.step[1]
     mixture = _best("16xa100-80gb", "megatron", MIXTURE)
-    assert band_evidence(mixture.inputs).untested == ("its experts (few runs)",)
-    other = _best("16xb200", "megatron")
+    assert band_evidence(mixture.inputs).untested == (
+        "its trainer on such devices with experts",
+    )
+    other = _best("16xmi300x", "megatron")
     assert band_evidence(other.inputs).untested == ("its device",)
+    dense, experts = (step_deviation("megatron", "A100", experts=some) for some in (False, True))
+    assert experts == max(each["experts"] for each in LEFT_OUT.values()) != dense
+
+
+def test_nothing_known_is_as_far_off_as_both_together() -> None:
+    trainer, device = (LEFT_OUT[name]["dense"] for name in ("trainer", "device"))
+    assert step_deviation(None, None, experts=False) in (
+        pytest.approx(hypot(trainer, device)),
+        STEP["dense"].get(UNKNOWN, {}).get(UNKNOWN),
+    )
 
 
 def test_on_a_calibrated_machine_the_band_is_its_own() -> None:

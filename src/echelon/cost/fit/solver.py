@@ -24,7 +24,7 @@ Together = Mapping[str, tuple[str, Mask]]
 """By constant: the key of those that are moved at once, and the samples that depend on it."""
 
 BEND = 0.15
-"""Relative error beyond which a sample pulls with a constant force, not more with its distance."""
+"""Relative error beyond which a sample pulls the less the farther it is."""
 STEPS = 60  # iterations
 ENOUGH = 1e-7
 """The descent ends where a step gains less than this share."""
@@ -168,8 +168,9 @@ class _Problem:
 
     def loss(self, point: Array) -> float:
         size = np.abs(self._settled(self.check(point)))
-        huber = np.where(size <= BEND, size**2, BEND * (2.0 * size - BEND))
-        fitted = np.sum(self._weights * huber)
+        far = np.maximum(size, BEND) / BEND
+        each = np.where(size <= BEND, size**2, BEND**2 * (1.0 + 2.0 * np.log(far)))
+        fitted = np.sum(self._weights * each)
         return float(fitted + BEND**2 * np.sum(self._away(point) ** 2))
 
     def _settled(self, values: Array) -> Array:
@@ -220,7 +221,7 @@ class _Problem:
             for index, mask in move:
                 slopes[mask, index] = change[mask] / (moved[index] - point[index])
         here, slopes = self._settled(here), self._settled(slopes)
-        weight = np.where(np.abs(here) <= BEND, 1.0, BEND / np.maximum(np.abs(here), 1e-300))
+        weight = (BEND / np.maximum(np.abs(here), BEND)) ** 2
         weight = weight * self._weights
         pull = self._links.T * (BEND**2 / self._width**2)
         normal = slopes.T @ (weight[:, None] * slopes) + pull @ self._links

@@ -60,6 +60,8 @@ class PassSeconds:
     tensor: Num
     context: Num
     expert: Num
+    room: Num
+    """Seconds for which the device is at work beyond those in which its host starts the kernels."""
 
     @property
     def total(self) -> Num:
@@ -107,8 +109,7 @@ def block_seconds(work: CostInputs, *, mixture: bool) -> BlockSeconds:
     software = work.software
     rings = np.where(np.asarray(work.layout.gathered) > 0, 1.0, work.layout.cp / work.layout.ulysses)
     started = software.kernels + RING_KERNELS * (rings - 1.0)
-    hooks = np.where(np.asarray(work.layout.zero) >= 3.0, software.hook_s, 0.0)
-    start = started * software.host_s + hooks
+    start = started * software.host_s
     reading = _host_of_experts(work) if mixture else 0.0
     device = forward + attention + moves
     first = PassSeconds(
@@ -119,6 +120,7 @@ def block_seconds(work: CostInputs, *, mixture: bool) -> BlockSeconds:
         tensor=tensor,
         context=context.shown_forward,
         expert=expert.shown_forward,
+        room=np.maximum(0.0, device - start),
     )
     back = BACKWARD_MEMORY_PASSES * moves
     device = inputs + weights + attention_back + back
@@ -132,6 +134,7 @@ def block_seconds(work: CostInputs, *, mixture: bool) -> BlockSeconds:
         tensor=np.maximum(0.25 * tensor_back, tensor_back - hidden),
         context=context.shown_backward,
         expert=expert.shown_backward,
+        room=np.maximum(0.0, device - later),
     )
     return BlockSeconds(forward=first, input_gradients=second, weight_gradients=weights)
 

@@ -203,11 +203,19 @@ def _stage_three(
         again = layout.reshard * gather + scatter
         back = np.maximum(again - hidden * backward, 0.0)
         slowed = software.interference * (np.minimum(gather, forward) + np.minimum(again, backward))
-        waits = waits + count * (once + back + slowed)
+        waits = waits + count * (once + back + slowed + _hooks(work, seconds))
         last = np.maximum(last, np.where(np.asarray(count) > 0, gather + scatter, 0.0))
     ends = embedding_and_head_weights(work.model, layout)
     gather, scatter = unit_gather_seconds(work, ends, 0.0)
     return m * (waits + 0.5 * (gather + last)), m * 0.5 * scatter
+
+
+def _hooks(work: CostInputs, seconds: BlockSeconds) -> Num:
+    """Return what a block waits for a host that gathers and frees its parameters, in all passes."""
+    first, second = seconds.forward, seconds.input_gradients
+    shown = np.maximum(0.0, work.software.hook_s - first.room)
+    back = np.maximum(0.0, work.software.hook_s - second.room)
+    return (1.0 + work.layout.recompute) * shown + back
 
 
 def _messages(work: CostInputs) -> Num:
