@@ -28,6 +28,7 @@ from bench.accuracy.published.rows import read_rows
 from echelon.cost.bytes.fullest_rank import fullest_rank_bytes
 from echelon.cost.fit.solver import ConstantValues
 from echelon.cost.seconds.inputs import CostInputs
+from echelon.planner.explain.nearest_run import num_parameters
 from echelon.planner.predict.estimate import EXACT
 from echelon.planner.predict.residuals import UNKNOWN
 
@@ -45,8 +46,8 @@ SWEEP = ("source", "model", "gpu", "n_gpus", "seq_len", "global_batch")
 class LeftOut:
     """Hold one run: what was measured, and what is predicted without its publisher, and so on.
 
-    `sweep` names the runs of one table with one model on as many devices. What a run does not say
-    is 0. `counted_gb` are parameters, gradients and optimizer state, `estimated_gb` the rest.
+    `sweep` names the runs of one table with one model on as many devices; `tokens` are those of a
+    microbatch on a context rank. What a run does not say is 0. `counted_gb` are parameters, gradients and optimizer state, `estimated_gb` the rest.
     """
 
     id: str
@@ -56,6 +57,8 @@ class LeftOut:
     device: str
     devices: float
     experts: float
+    parameters: float
+    tokens: float
     measured_s: float
     publisher_s: float
     trainer_s: float
@@ -84,6 +87,8 @@ def left_out(cases: Sequence[Case]) -> Iterator[LeftOut]:
             sweep=sweeps.setdefault(table, f"{len(sweeps)}"),
             devices=float(np.asarray(case.candidates[0].layout.devices)),
             experts=float(np.asarray(case.model.experts)),
+            parameters=num_parameters(case.model),
+            tokens=tokens_of(case),
             measured_s=case.measured.step_s or 0.0,
             measured_gb=case.measured.memory_gb or 0.0,
             counted_gb=held[0] / GB,
@@ -95,6 +100,12 @@ def left_out(cases: Sequence[Case]) -> Iterator[LeftOut]:
             trainer_s=seconds["trainer"][index],
             device_s=seconds["device"][index],
         )
+
+
+def tokens_of(case: Case) -> float:
+    """Return the tokens of a microbatch of a case on a context rank."""
+    layout = case.candidates[0].layout
+    return float(np.asarray(layout.microbatch * case.model.length / layout.cp))
 
 
 def unfitted(case: Case) -> Case:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from itertools import combinations
 from math import log
 from pathlib import Path
@@ -18,8 +19,11 @@ import numpy as np
 import echelon
 from bench.accuracy.residuals import LeftOut
 from echelon.planner.explain.bands import NEAR
+from echelon.planner.explain.nearest_run import FILE, MeasuredRun, power_of_two
 
-MODULE = Path(echelon.__file__).parent / "planner" / "predict" / "residuals.py"
+PREDICT = Path(echelon.__file__).parent / "planner" / "predict"
+MODULE = PREDICT / "residuals.py"
+MEASURED = PREDICT / FILE
 SHARE = 0.8
 """The share of runs in a band."""
 HEAD = '''"""How far off runs are that were not fitted: four in five are no farther.
@@ -48,8 +52,23 @@ or of all, that are as few."""
 
 
 def write_module(rows: Sequence[LeftOut]) -> None:
-    """Write what runs say of predictions into the package."""
+    """Write what runs say of predictions into the package, and the runs by their sizes."""
     MODULE.write_text(module_text(rows), encoding="utf-8")
+    MEASURED.write_text(measured_text(rows), encoding="utf-8")
+
+
+def measured_text(rows: Sequence[LeftOut]) -> str:
+    """Return the distinct runs with a measured step, sizes rounded to powers of two."""
+    names = [item.name for item in fields(MeasuredRun)]
+    found = {
+        (
+            *(row.trainer, row.device, int(row.experts > 0)),
+            *(round(power_of_two(size)) for size in (row.parameters, row.devices, row.tokens)),
+        )
+        for row in rows
+        if row.measured_s
+    }
+    return "".join(",".join(map(str, line)) + "\n" for line in [names, *sorted(found)])
 
 
 def module_text(rows: Sequence[LeftOut]) -> str:

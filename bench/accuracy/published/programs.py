@@ -41,9 +41,10 @@ NAME_PATTERNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("megatron", ("megatron",)),
     ("echelon", ("echelon",)),
     ("internevo", ("internevo",)),
+    ("deepspeed", ("deepspeed", "colossal", "gemini")),
     ("fsdp2", ("titan", "fsdp2", "fsdp v2", "olmo-core", "olmo core", "vescale", "torchtune")),
     ("fsdp", ("fsdp", "composer", "foundry", "accelerate", "lightning", "axolotl", "fairscale")),
-    ("deepspeed", ("deepspeed", "colossal", "zero-")),
+    ("deepspeed", ("zero-",)),
 )
 """What the names of trainers have in them, the most telling first."""
 SECOND_SINCE = 2024

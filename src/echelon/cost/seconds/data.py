@@ -134,9 +134,9 @@ def update_seconds(work: CostInputs, held: HeldWeights) -> Num:
     machine = work.machine
     bandwidth = machine.memory_bandwidth * machine.optimizer
     moved = software.optimizer_bytes * (shared + routed) / bandwidth
-    there = (np.asarray(layout.offload) > 0) & (np.asarray(software.host_updates) > 0)
-    by_host = host_update_seconds(work, shared + routed)
-    return np.where(there, by_host, moved + offload_seconds(work, shared + routed))
+    there = layout.offload * software.host_updates
+    by_host = host_update_seconds(work, there * (shared + routed))
+    return by_host + (1.0 - there) * moved + offload_seconds(work, shared + routed)
 
 
 def host_update_seconds(work: CostInputs, weights: Num) -> Num:
@@ -160,7 +160,7 @@ def parameter_offload_seconds(work: CostInputs, weights: Num) -> Num:
 
 def offload_seconds(work: CostInputs, weights: Num) -> Num:
     """Return the seconds in which the state of a rank's slices, of so many weights, travels."""
-    there = np.asarray(work.layout.offload) > 0
+    there = work.layout.offload * (1.0 - np.asarray(work.software.host_updates))
     elsewhere = np.asarray(work.software.host_adds) < 1.0
-    travels = work.software.state_bytes * weights / (REACHED * HOST_LINK_BYTES_PER_S)
-    return np.where(there & elsewhere, travels, 0.0)
+    travels = there * work.software.state_bytes * weights / (REACHED * HOST_LINK_BYTES_PER_S)
+    return np.where(elsewhere, travels, 0.0)

@@ -188,7 +188,7 @@ class LayoutNumbers:
     selective: Num = 0.0
     """Flag: only the attention of those runs again."""
     offload: Num = 0.0
-    """Flag: optimizer state is in the memory of the host."""
+    """Share of the optimizer state that is in the memory of the host."""
     parameter_offload: Num = 0.0
     """Flag: parameters that ZeRO cuts wait in the memory of the host, too."""
 
