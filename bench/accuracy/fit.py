@@ -39,11 +39,11 @@ from echelon.cost.seconds.step import step_seconds
 # Names of fields, how low and how high they can be, and how sure a value of the catalogue is (the
 # standard deviation of its logarithm).
 DEVICE: Mapping[str, tuple[float, float, float]] = {
-    "matmul": (0.5, 0.95, 0.1),
+    "matmul": (0.4, 0.97, 0.1),
     "half_depth": (5.0, 600.0, 0.5),
     "memory": (0.7, 0.95, 0.08),
-    "attention": (0.2, 0.85, 0.12),
-    "attention_backward": (0.15, 0.8, 0.12),
+    "attention": (0.15, 0.85, 0.12),
+    "attention_backward": (0.12, 0.8, 0.12),
     "aligned": (0.7, 1.0, 0.04),
     "half_reach": (20.0, 3000.0, 0.5),
     "launch_s": (4e-7, 4e-6, 0.7),

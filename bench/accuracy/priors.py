@@ -45,6 +45,19 @@ DEVICES: Mapping[str, Efficiency] = {
         attention_backward=0.29,
         launch_s=4e-6,
     ),
+    # What a fit starts from of cards: their presets, of peaks with fp32 sums.
+    "MI300X": Efficiency(
+        half_reach=500.0,
+        matmul=0.55,
+        half_depth=400.0,
+        memory=0.75,
+        attention=0.42,
+        attention_backward=0.3,
+    ),
+    "RTX4090": Efficiency(half_reach=250.0, matmul=0.9, half_depth=64.0, memory=0.85),
+    "RTX5090": Efficiency(half_reach=250.0, matmul=0.9, half_depth=64.0, memory=0.85),
+    "RTXPRO6000": Efficiency(half_reach=250.0, matmul=0.75, half_depth=64.0, memory=0.85),
+    "L40S": Efficiency(half_reach=250.0, matmul=0.65, half_depth=64.0, memory=0.85),
     "V100": Efficiency(
         half_reach=200.0, matmul=0.8, half_depth=64.0, memory=0.8, attention=0.4, attention_backward=0.3
     ),

@@ -20,6 +20,11 @@ FILES: Mapping[str, tuple[str, ...]] = {
     "B300": ("b300",),
     "GB300": ("gb300",),
     "V100": ("v100-16gb", "v100-32gb"),
+    "MI300X": ("mi300x", "mi325x"),
+    "RTX4090": ("rtx4090",),
+    "RTX5090": ("rtx5090",),
+    "RTXPRO6000": ("rtx-pro-6000",),
+    "L40S": ("l40s",),
 }
 """The presets whose devices are of a generation that is fitted."""
 UNKNOWN: Mapping[str, tuple[str, ...]] = {"torch": ("generic", "echelon")}

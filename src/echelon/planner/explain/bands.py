@@ -48,6 +48,11 @@ FAMILIES: Mapping[tuple[int, int], str] = {
     (132, 989): "H100",
     (148, 2250): "B200",
     (148, 2500): "GB200",
+    (304, 1300): "MI300X",
+    (128, 165): "RTX4090",
+    (170, 210): "RTX5090",
+    (188, 504): "RTXPRO6000",
+    (142, 362): "L40S",
 }
 """Multiprocessors and TFLOP/s of a half-width product -> a family of which runs were measured."""
 LATER_FAMILIES: Mapping[str, str] = {"B200": "B300", "GB200": "GB300"}
