@@ -17,7 +17,7 @@ from echelon.api.calibrating.machine import MachineCalibration, calibrate_machin
 from echelon.api.calibrating.model import calibrate_model
 from echelon.api.calibrating.run import RunCalibration, calibrate_run
 from echelon.cli.flags import Json, Settings
-from echelon.cli.output import note, print_result, table
+from echelon.cli.output import note, print_result
 from echelon.config.files.times_file import TimesFile
 from echelon.core.cluster import Cluster, Device, Efficiency, Link
 from echelon.core.errors import ConfigError
@@ -25,6 +25,7 @@ from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.cost.fit.device import DeviceFit
 from echelon.cost.fit.links import LinkFit
 from echelon.cost.fit.trainer import TimedStep, TrainerFit, plan_label
+from echelon.planner.view.text_layout import table
 
 TIMES = Path("times.json")
 CLUSTER = Path("cluster.toml")

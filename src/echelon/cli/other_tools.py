@@ -11,9 +11,10 @@ from cyclopts import Parameter
 from echelon.api.converting import export as export_run
 from echelon.api.converting import import_run
 from echelon.cli.flags import Json, Settings, require_suffix
-from echelon.cli.output import note, print_json, wrap_text
+from echelon.cli.output import note, print_json
 from echelon.interop.importer import mapping_rows
 from echelon.interop.tools import TargetName, ToolName, describe_files
+from echelon.planner.view.text_layout import wrap_text
 
 
 def import_(

@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json, Settings, bad_argument, require_suffix
-from echelon.cli.output import note, print_json, print_result, table
+from echelon.cli.output import note, print_json, print_result
 from echelon.config.cluster.file import cluster_toml
 from echelon.config.cluster.settings import read_typed_cluster, typed_cluster
 from echelon.config.files.new_file import write_new
@@ -26,6 +26,7 @@ from echelon.config.files.show import (
 from echelon.config.load import load_job
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import toml_text
+from echelon.planner.view.text_layout import table
 
 SHOWN = {
     "cluster": ("preset",),

@@ -14,7 +14,6 @@ from typing import Any
 from echelon.cli.explain.context import shown_s
 from echelon.cli.explain.entries import guide_rows
 from echelon.cli.flags import bad_argument
-from echelon.cli.output import table, wrap_text
 from echelon.config.load import resolve
 from echelon.config.setting_layers import SettingLayers, gather_layers, parse_set_flags
 from echelon.core.plan import Plan
@@ -37,6 +36,7 @@ from echelon.planner.search.request import (
     make_request,
 )
 from echelon.planner.search.search import search
+from echelon.planner.view.text_layout import table, wrap_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from typing import Any
 
 from echelon.cli.explain.context_kinds import context_kinds_json, context_kinds_text
 from echelon.cli.flags import bad_argument, plan_if_named
-from echelon.cli.output import table
 from echelon.config.load import load_job
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
 from echelon.core.errors import ConfigError
@@ -25,6 +24,7 @@ from echelon.cost.bytes.model_sizes import kv_bytes
 from echelon.cost.seconds.exposed import ExposedSeconds, context_seconds
 from echelon.layout.context_resident import gathered_chunks, resident_chunks
 from echelon.layout.context_work import ChunkPair, attention_imbalance, chunk_pairs, chunk_runs
+from echelon.planner.view.text_layout import table
 
 KINDS: tuple[ContextKind, ...] = tuple(CONTEXT_KINDS)
 ALIKE = 0.01

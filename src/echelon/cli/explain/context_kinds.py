@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from echelon.cli.output import table
 from echelon.core.attention_mask import AttentionMask, Placement
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, ContextKindFacts
 from echelon.core.units import GB, GIB
@@ -14,6 +13,7 @@ from echelon.cost.activations.closed_forms import gpt_block_bytes
 from echelon.cost.bytes.model_sizes import attention_merge_errors, kv_bytes
 from echelon.layout.context_resident import resident_chunks
 from echelon.layout.context_work import chunk_pairs
+from echelon.planner.view.text_layout import table
 
 PLACES = 4  # context ranks
 LENGTH = 64  # tokens

@@ -11,7 +11,6 @@ from dataclasses import asdict
 from typing import Any
 
 from echelon.cli.flags import bad_argument, plan_if_named
-from echelon.cli.output import wrap_text
 from echelon.core.plan import Plan
 from echelon.core.rulebook import all_rules
 from echelon.core.rules import did_you_mean
@@ -28,6 +27,7 @@ from echelon.handbook.errata.compute_claims import agrees_to_given_digits, compu
 from echelon.handbook.sources import SOURCES, GuideSource, sources_named_in
 from echelon.planner.lint.checks import LINTS, lint, lint_rows
 from echelon.planner.lint.finding import Lint
+from echelon.planner.view.text_layout import wrap_text
 
 
 def find_entry(name: str) -> tuple[dict[str, Any], str] | None:

@@ -16,7 +16,6 @@ from typing import Any
 
 from echelon.cli.explain.context import shown_s
 from echelon.cli.flags import bad_argument, plan_if_named
-from echelon.cli.output import table
 from echelon.cli.plan.experts import expert_lines, experts_json
 from echelon.config.load import load_job
 from echelon.config.rules.experts.dispatch import two_hop_obstacle
@@ -39,6 +38,7 @@ from echelon.layout.expert_load import (
     num_nodes,
 )
 from echelon.layout.stage import RankPart, StagePart
+from echelon.planner.view.text_layout import table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ from typing import Any
 
 from echelon.cli.explain.zero import PRECISIONS, StatePrecisionName, out_of_range
 from echelon.cli.flags import bad_argument
-from echelon.cli.output import table, wrap_text
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import DTYPE_BYTES, Plan, ZeroStage
@@ -29,6 +28,7 @@ from echelon.cost.bytes.model_states import (
     weights_by_part,
 )
 from echelon.planner.predict.split_memory import block_activations, state_precision
+from echelon.planner.view.text_layout import table, wrap_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from inspect import cleandoc
 from typing import Any
 
-from echelon.cli.output import table
 from echelon.cli.schedule.suggestions import require_size
+from echelon.planner.view.text_layout import table
 from echelon.schedule.build import SCHEDULES, schedule_problems
 from echelon.schedule.builder import ActionTimes, Builder
 from echelon.schedule.gpipe import GPipe

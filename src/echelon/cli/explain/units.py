@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from echelon.cli.flags import bad_argument
-from echelon.cli.output import table, wrap_text
 from echelon.config.load import load_job
 from echelon.core.parameters import num_parameters
 from echelon.core.plan import DTYPE_BYTES, Plan
@@ -18,6 +17,7 @@ from echelon.core.units import binary_bytes, decimal_bytes, duration, short_coun
 from echelon.cost.bytes.model_sizes import achieved_flops
 from echelon.cost.bytes.terms import all_reduce_bytes
 from echelon.cost.seconds.flops import model_flops_per_token
+from echelon.planner.view.text_layout import table, wrap_text
 
 UTILIZATIONS = (0.3, 0.4, 0.5)  # of the peak
 BITS = 8  # of a byte

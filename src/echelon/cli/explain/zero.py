@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any, Literal
 
-from echelon.cli.output import table
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import ZeroStage
 from echelon.core.rulebook.cost import PREDICTION_IN_RANGE, ZERO_NEEDS_DEGREE
@@ -29,6 +28,7 @@ from echelon.cost.bytes.model_states import (
     model_states,
     states_formula,
 )
+from echelon.planner.view.text_layout import table
 
 StatePrecisionName = Literal["mixed", "fp32"]
 PRECISIONS: dict[StatePrecisionName, StatePrecision] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from echelon.cli.output import WIDTH, table
 from echelon.core.plan import Plan
 from echelon.core.units import binary_bytes, decimal_bytes
 from echelon.cost.bytes.held import ZeroChoice
@@ -17,6 +16,7 @@ from echelon.planner.predict.stage_rows import (
     place_head,
     pool_bytes,
 )
+from echelon.planner.view.text_layout import WIDTH, table
 
 POOLS: tuple[Pool, ...] = ("device", "host", "nvme")
 MOST_SHOWN = 8  # runs of ranks

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from echelon.cli.output import WIDTH
 from echelon.core.plan import Plan
 from echelon.core.units import decimal_bytes
 from echelon.cost.seconds.balance import imbalance, split_layers
 from echelon.cost.seconds.unit_times import UnitTimes, stage_durations
+from echelon.planner.view.text_layout import WIDTH
 from echelon.schedule.action import Schedule
 from echelon.schedule.check import peak_in_flight_per_rank
 from echelon.schedule.draw import draw_timeline

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from echelon.cli.output import WIDTH, fit_page, table
-from echelon.cli.plan.estimate import estimate_json, rate_lines, terms_beside
 from echelon.cli.plan.experts import (
     active_text,
     expert_groups,
@@ -31,6 +29,7 @@ from echelon.cost.bytes.terms import Pool
 from echelon.cost.seconds.unit_times import UnitTimes, unit_times_from_formulas
 from echelon.layout.context_work import attention_imbalance, scores_by_rank
 from echelon.layout.muon import STAGE_AXES
+from echelon.planner.answer.estimate import estimate_json, rate_lines, terms_beside
 from echelon.planner.lint.checks import lint, lint_rows
 from echelon.planner.lint.memory import DOES_NOT_FIT
 from echelon.planner.predict.estimate import estimate_plan
@@ -45,6 +44,7 @@ from echelon.planner.predict.stage_rows import (
     sent_by_axis,
     stage_rows,
 )
+from echelon.planner.view.text_layout import WIDTH, fit_page, table
 
 MOST_MEMBERS = (8, 4, 2)  # ranks of a group
 MOST_NOTES = 4  # notes

@@ -43,10 +43,14 @@ def run_search(
     pins: Sequence[str],
 ) -> int:
     """Search, print the answer, write the best plan; return the exit code."""
-    from echelon.cli.plan.recommend_text import recommendation_text
-    from echelon.cli.plan.search_json import answer_json, explanation_json, recommendation_json
-    from echelon.cli.plan.search_text import answer_text
     from echelon.cli.plan.why import explanation_text, fixes_text
+    from echelon.planner.answer.recommend_text import recommendation_text
+    from echelon.planner.answer.search_json import (
+        answer_json,
+        explanation_json,
+        recommendation_json,
+    )
+    from echelon.planner.answer.search_text import answer_text
     from echelon.planner.explain.why import explain_result
     from echelon.planner.recommend.recommend import Recommendation, recommend
     from echelon.planner.search.no_plan import explain_no_plan

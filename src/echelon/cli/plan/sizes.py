@@ -13,8 +13,9 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, cast
 
 from echelon.cli.flags import bad_argument
-from echelon.cli.output import WIDTH, note, print_json, table
+from echelon.cli.output import note, print_json
 from echelon.core.errors import ConfigError
+from echelon.planner.view.text_layout import WIDTH, table
 
 if TYPE_CHECKING:
     from echelon.cli.plan.search import SearchOutputOptions
@@ -77,7 +78,7 @@ def show_sizes(
     _require_no_plan_flags(shown)
     answers = four_sizes(model, wanted, settings=settings, pins=pins)
     if shown.json:
-        from echelon.cli.plan.search_json import answer_json
+        from echelon.planner.answer.search_json import answer_json
 
         print_json("plan", {"sizes": [answer_json(one) for one in answers]})
     elif answers:
@@ -115,9 +116,9 @@ def four_sizes(
 
 def sizes_text(answers: Sequence[SearchResult]) -> str:
     """Return the best plans on clusters as a page; every line has 80 columns at most."""
-    from echelon.cli.plan.search_text import mesh_text, recompute_text
     from echelon.core.parameters import num_parameters
     from echelon.core.units import short_count
+    from echelon.planner.answer.search_text import mesh_text, recompute_text
 
     rows: list[tuple[str, ...]] = []
     for answer in answers:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from textwrap import fill
 
-from echelon.cli.output import WIDTH, table
 from echelon.planner.explain.bands import BandedValue
 from echelon.planner.explain.fixes import PlanFix
 from echelon.planner.explain.neighbours import Neighbour, NeighbourOutcome
@@ -13,6 +12,7 @@ from echelon.planner.explain.plan_changes import CandidateDifference, candidate_
 from echelon.planner.explain.sensitivity import SensitivityResult
 from echelon.planner.explain.why import BestPlanReasons, BindingConstraint, Explanation
 from echelon.planner.search.candidate import CandidatePlan
+from echelon.planner.view.text_layout import WIDTH, table
 
 NAME_WIDTH = 22  # columns of text
 MOST_TERMS = 3  # terms

@@ -12,7 +12,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json, require_new_files
-from echelon.cli.output import note, print_error, print_json, table
+from echelon.cli.output import note, print_error, print_json
 from echelon.cli.schedule.arguments import (
     MostInFlight,
     ScheduleArguments,
@@ -24,6 +24,7 @@ from echelon.cli.schedule.arguments import (
 from echelon.config.files.new_file import write_new
 from echelon.core.errors import InfeasiblePlan
 from echelon.core.rulebook.schedule import SCHEDULE_CANNOT_DEADLOCK, SCHEDULE_KEEPS_ORDER
+from echelon.planner.view.text_layout import table
 from echelon.schedule.action import Schedule
 from echelon.schedule.build import SCHEDULES
 from echelon.schedule.check import ScheduleReport

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from textwrap import fill
 
-from echelon.cli.output import WIDTH, fit_page, table
-from echelon.cli.plan.estimate import bytes_table, rate_lines, seconds_table
 from echelon.core.axis import MESH_AXES
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
 from echelon.core.parameters import num_parameters
 from echelon.core.units import short_count
+from echelon.planner.answer.estimate import bytes_table, rate_lines, seconds_table
 from echelon.planner.explain.bands import held_bytes_band, price_band, step_band, tokens_per_s_band
 from echelon.planner.search.candidate import CandidatePlan
 from echelon.planner.search.ranked import RankedPlan
 from echelon.planner.search.search import SearchResult
+from echelon.planner.view.text_layout import WIDTH, fit_page, table
 from echelon.schedule.build import SCHEDULES
 
 HEADER = ("mesh", "zero", "schedule", "mb", "rec", "step s", "tok/s", "MFU", "GB")

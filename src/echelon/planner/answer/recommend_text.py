@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from textwrap import fill
 
-from echelon.cli.output import WIDTH, fit_page, table
-from echelon.cli.plan.search_text import mesh_text, recompute_text, schedule_text
 from echelon.core.parameters import num_parameters
 from echelon.core.units import short_count
+from echelon.planner.answer.search_text import mesh_text, recompute_text, schedule_text
 from echelon.planner.explain.bands import held_bytes_band, price_band, step_band
 from echelon.planner.predict.estimate import Estimate
 from echelon.planner.recommend.recommend import SURE, PreferredPlan, Recommendation, noise
 from echelon.planner.recommend.simplicity import splitting_axes
 from echelon.planner.search.candidate import CandidatePlan
+from echelon.planner.view.text_layout import WIDTH, fit_page, table
 
 _LABEL = 10  # columns
 _TOLD_TERMS = 3  # terms

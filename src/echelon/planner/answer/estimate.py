@@ -7,7 +7,6 @@ from itertools import zip_longest
 from textwrap import fill
 from typing import Any
 
-from echelon.cli.output import WIDTH, table
 from echelon.planner.explain.bands import (
     BandedValue,
     band_evidence,
@@ -19,6 +18,7 @@ from echelon.planner.explain.bands import (
     tokens_per_s_band,
 )
 from echelon.planner.predict.estimate import Estimate
+from echelon.planner.view.text_layout import WIDTH, table
 
 SMALLEST_SHARE = 0.0005  # of the whole
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from echelon.cli.plan.estimate import band_json, estimate_json
+from echelon.planner.answer.estimate import band_json, estimate_json
 from echelon.planner.explain.bands import BandedTerms, price_band
 from echelon.planner.explain.neighbours import Neighbour, NeighbourOutcome
 from echelon.planner.explain.sensitivity import SensitivityResult
