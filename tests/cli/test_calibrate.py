@@ -14,9 +14,9 @@ from tests.telemetry.recorded_runs import plan_of, stage_times, write_run
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--model", "nano", "--from", "runs/x"], "each writes a file of its own"),
-        (["--model", "nano", "--ranks", "2"], "has its own ranks"),
-        (["--from", "runs/x", "--ranks", "2"], "has its own ranks"),
+        (["nano", "--ranks", "2"], "nano has its own ranks"),
+        (["runs/x", "--ranks", "2"], "runs/x has its own ranks"),
+        (["tests", "--set", "mesh.pp=2"], "tests is one that has been"),
         (["--set", "mesh.pp=2"], "are of no run"),
     ],
 )
@@ -33,7 +33,7 @@ def test_what_a_run_changed_is_printed(tmp_path: Path, capsys: pytest.CaptureFix
     plan = plan_of("cluster.preset=8xcpu-core", "pipeline.schedule=1f1b")
     steps = {number: stage_times(0.02, 0.02) for number in range(1, 4)}
     run = write_run(tmp_path / "run", plan, [steps])
-    flags = ["calibrate", "--from", str(run.path), "--out"]
+    flags = ["calibrate", str(run.path), "--out"]
     assert main([*flags, str(tmp_path / "cluster.toml")]) == 0
     printed = capsys.readouterr().out
     assert "F of stage 0" in printed

@@ -166,7 +166,7 @@ def _plan_of(file: Path) -> Plan:
         problem = PLAN_SOURCE.problem(
             f"{file} is not a plan that can be read: {reason}",
             key="RUN",
-            set_by="the command line",
+            set_by=str(file),
             suggestions=("a run.toml", "a preset", "the folder of a run", f"its {PLAN_FILE}"),
         )
         raise ConfigError(problem) from error

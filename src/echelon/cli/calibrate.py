@@ -18,7 +18,9 @@ from echelon.api.calibrating.model import calibrate_model
 from echelon.api.calibrating.run import RunCalibration, calibrate_run
 from echelon.cli.flags import Json, Settings
 from echelon.cli.output import note, print_result
+from echelon.config.files.reading import is_folder
 from echelon.config.files.times_file import TimesFile
+from echelon.config.setting_layers import preset_meant
 from echelon.core.cluster import Cluster, Device, Efficiency, Link
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
@@ -32,35 +34,38 @@ CLUSTER = Path("cluster.toml")
 
 
 def calibrate(
-    *,
-    model: Annotated[
-        str | None, Parameter(help="A run.toml or preset: its embedding, block and head instead.")
-    ] = None,
     run: Annotated[
-        Path | None,
+        str | None,
         Parameter(
-            name="--from", help="The folder of a run: refine its cluster by its events instead."
+            help="A run.toml or preset: measure its embedding, block and head instead. The folder "
+            "of a run: refine its cluster by its events instead."
         ),
     ] = None,
+    /,
+    *,
     ranks: Annotated[
         int | None, Parameter(help="Ranks at work at once: one on each core or GPU by default.")
     ] = None,
     settings: Settings = (),
     out: Annotated[
         Path | None,
-        Parameter(help="The file to write; it must be new: cluster.toml, with --model times.json."),
+        Parameter(
+            help="The file to write; it must be new: times.json for a run.toml or preset, else "
+            "cluster.toml."
+        ),
     ] = None,
     json: Json = False,
 ) -> int:
     """Measure kernels and collectives here for two minutes; cluster.file reads what is written."""
-    _require_one(model=model, run=run, ranks=ranks, settings=settings)
-    if model is not None:
-        note(f"measuring {model} ...")
-        times = calibrate_model(model, settings=settings, out=out or TIMES)
-        values, text = times_json(times, out or TIMES), times_report(times, out or TIMES)
-    elif run is not None:
-        refined = calibrate_run(run, out=out or CLUSTER)
+    folder = None if run is None else _run_folder(run)
+    _require_one(run=run, folder=folder, ranks=ranks, settings=settings)
+    if folder is not None:
+        refined = calibrate_run(folder, out=out or CLUSTER)
         values, text = run_json(refined), run_report(refined)
+    elif run is not None:
+        note(f"measuring {run} ...")
+        times = calibrate_model(run, settings=settings, out=out or TIMES)
+        values, text = times_json(times, out or TIMES), times_report(times, out or TIMES)
     else:
         found = calibrate_machine(out=out or CLUSTER, ranks=ranks, say=note)
         values, text = machine_json(found), machine_report(found)
@@ -68,19 +73,25 @@ def calibrate(
     return 0
 
 
+def _run_folder(run: str) -> Path | None:
+    """Return the folder of a run that has been; None where a run.toml or a preset is named."""
+    path = Path(run)
+    return path if preset_meant(run, path) is None and is_folder(path) else None
+
+
 def _require_one(
-    *, model: str | None, run: Path | None, ranks: int | None, settings: Sequence[str]
+    *, run: str | None, folder: Path | None, ranks: int | None, settings: Sequence[str]
 ) -> None:
     """Raise ConfigError where flags of different measurements stand together."""
     wrong = ""
-    if model is not None and run is not None:
-        wrong = "--model measures units here, --from reads a run; each writes a file of its own"
-    elif ranks is not None and (model is not None or run is not None):
-        wrong = "--ranks is for measuring the machine; a model or a run has its own ranks"
-    elif settings and model is None:
-        wrong = "--set changes the run of --model; kernels and collectives are of no run"
+    if ranks is not None and run is not None:
+        wrong = f"--ranks is for measuring the machine; {run} has its own ranks"
+    elif settings and folder is not None:
+        wrong = f"--set changes a run that is to be measured; {folder} is one that has been"
+    elif settings and run is None:
+        wrong = "--set changes a run; kernels and collectives are of no run"
     if wrong:
-        suggestions = ("echelon calibrate --ranks 4", "echelon calibrate --model run.toml")
+        suggestions = ("echelon calibrate --ranks 4", "echelon calibrate run.toml")
         raise ConfigError(BAD_ARGUMENT.problem(wrong, suggestions=suggestions))
 
 

@@ -47,19 +47,19 @@ def init(
     file: Annotated[Path, Parameter(help="The file to write.")] = Path("run.toml"),
     /,
     *,
-    preset: Annotated[str, Parameter(help="The preset to build on: echelon config presets.")] = (
-        "nano"
-    ),
+    extends: Annotated[
+        str, Parameter(help="The preset to build on: echelon config presets.")
+    ] = "nano",
     json: Json = False,
 ) -> int:
     """Write a run.toml that builds on a preset; a file that exists is left as it is."""
     if not file.is_dir():
         require_suffix("FILE", file, (".toml",))
-    job = load_job(preset)
+    job = load_job(extends)
     values = {row.key: (row.value, row.source) for row in job.sources}
-    write_new(file, "\n".join(_lines(file, preset, values)) + "\n")
+    write_new(file, "\n".join(_lines(file, extends, values)) + "\n")
     if json:
-        print_json("init", {"file": str(file), "preset": preset})
+        print_json("init", {"file": str(file), "extends": extends})
     else:
         print(file)
         note(f"next: echelon plan {file}")

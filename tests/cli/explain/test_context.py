@@ -57,7 +57,7 @@ def test_the_page_says_which_to_take_and_draws_who_meets_whom(
         (["context", "--set", "mesh.cp=2"], ["bad-argument"]),
         (["context", "nano", "--set", "mesh.cp=3"], ["context-divides-sequence"]),
         (["context", "--pp", "4"], ["bad-argument"]),
-        (["zero", "nano", "--degree", "4"], ["bad-argument"]),
+        (["zero", "nano", "--dp", "4"], ["bad-argument"]),
         (["contex"], ["unknown-rule"]),
     ],
 )

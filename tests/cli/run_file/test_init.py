@@ -76,7 +76,7 @@ def test_an_unknown_preset_is_refused_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.toml"
-    assert main(["init", str(path), "--preset", "nanno"]) == 2
+    assert main(["init", str(path), "--extends", "nanno"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error[unknown-preset]")
     assert "nano" in error
@@ -85,7 +85,7 @@ def test_an_unknown_preset_is_refused_before_anything_is_written(
 
 def test_json_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "other.toml"
-    assert main(["init", str(path), "--preset", "gpt2", "--json"]) == 0
+    assert main(["init", str(path), "--extends", "gpt2", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert (result["file"], result["preset"]) == (str(path), "gpt2")
+    assert (result["file"], result["extends"]) == (str(path), "gpt2")
     assert load_job(path).plan.model.name == "gpt2"

@@ -67,12 +67,13 @@ def explain(
     cluster: Annotated[
         str | None, Parameter(help="With choose: COUNTxDEVICE such as 8xh100, or a file.")
     ] = None,
-    degree: Annotated[int | None, Parameter(help="With zero, memory: N, the data ranks.")] = None,
+    dp: Annotated[int | None, Parameter(help="With zero, memory: N, the data ranks.")] = None,
     parameters: Annotated[
         float | None, Parameter(help="With zero: the parameters of a rank's part, such as 7e9.")
     ] = None,
     memory_bytes: Annotated[
-        float | None, Parameter(help="With zero: the memory of a rank, such as 80e9.")
+        str | None,
+        Parameter(help='With zero, memory: the memory of a rank, such as "80 GB" or 80e9.'),
     ] = None,
     precision: Annotated[
         Literal["mixed", "fp32"] | None, Parameter(help="With zero: mixed unless said.")
@@ -86,7 +87,7 @@ def explain(
     json: Json = False,
 ) -> int:
     """Explain a rule; without one, list all of them by area."""
-    flags = (cluster, degree, parameters, memory_bytes, precision, pp, microbatches)
+    flags = (cluster, dp, parameters, memory_bytes, precision, pp, microbatches)
     typed = zip(FLAGS, (run, settings, *flags), strict=True)
     given = {name: value for name, value in typed if value not in (None, ())}
     refuse_without_effect(rule, given)
@@ -145,7 +146,7 @@ FLAGS: Mapping[str, str] = {"run": "RUN", "settings": "--set"} | {
     name: f"--{name.replace('_', '-')}"
     for name in (
         "cluster",
-        "degree",
+        "dp",
         "parameters",
         "memory_bytes",
         "precision",
@@ -190,14 +191,14 @@ PAGES: Mapping[str, ExplainPage] = MappingProxyType(
     {
         name: ExplainPage(example=example, ask=ask, to_json=to_json, to_text=to_text)
         for name, example, ask, to_json, to_text in (
-            ("zero", "--degree 4", ask_zero, zero_json, zero_text),
+            ("zero", "--dp 4", ask_zero, zero_json, zero_text),
             ("pipeline", "--pp 4", ask_pipeline, pipeline_json, pipeline_text),
             ("context", "nano --set mesh.cp=2", ask_context, context_json, context_text),
             ("experts", "mixtral-8x7b", ask_experts, experts_page_json, experts_page_text),
             ("choose", "llama3-8b --cluster 8xh100", ask_choose, choose_json, choose_text),
             ("lints", "nano", ask_lints, lints_json, lints_text),
             ("errata", "wrong", ask_errata, errata_json, errata_text),
-            ("memory", "llama2-7b --degree 4", ask_memory, memory_json, memory_text),
+            ("memory", "llama2-7b --dp 4", ask_memory, memory_json, memory_text),
             ("units", "llama3-8b --set cluster.preset=16xh100", ask_units, units_json, units_text),
             ("json", "", search_schema, dict[str, Any], schema_text),
         )

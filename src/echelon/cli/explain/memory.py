@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from echelon.cli.explain.zero import PRECISIONS, StatePrecisionName, out_of_range
-from echelon.cli.flags import bad_argument
+from echelon.cli.flags import bad_argument, read_bytes
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import DTYPE_BYTES, Plan, ZeroStage
@@ -45,37 +45,39 @@ def ask_memory(
     run: str | None = None,
     settings: Sequence[str] = (),
     *,
-    degree: int | None = None,
-    memory_bytes: float | None = None,
+    dp: int | None = None,
+    memory_bytes: str | None = None,
     precision: StatePrecisionName | None = None,
 ) -> MemoryQuestion:
     """Return the question; ConfigError without a run, without N, or with numbers out of range."""
     if run is None:
-        example = "echelon explain memory llama2-7b --degree 4"
+        example = "echelon explain memory llama2-7b --dp 4"
         raise bad_argument("the bytes of which model? Name a run, or a preset", example)
     plan = load_job(run, settings).plan
     shared = plan.mesh.dp_shard * plan.mesh.cp
     problems: list[Problem] = []
-    if degree is None and shared == 1:
+    if dp is None and shared == 1:
         problems.append(
             ZERO_NEEDS_DEGREE.problem(
                 f"what a rank holds of {plan.model.name} depends on N, the number of data ranks; "
                 "this run shares nothing out",
-                set_by="the command line",
-                suggestions=("--degree 8", "--set mesh.dp_shard=8 --set zero.stage=1"),
+                suggestions=("--dp 8", "--set mesh.dp_shard=8 --set zero.stage=1"),
             )
         )
-    if degree is not None and degree < 1:
-        problems.append(out_of_range(f"--degree {degree}", "--degree 1"))
-    if memory_bytes is not None and not 1 <= memory_bytes < float("inf"):
-        problems.append(out_of_range(f"--memory-bytes {memory_bytes:g}", "--memory-bytes 80e9"))
-    if problems:
+    if dp is not None and dp < 1:
+        problems.append(out_of_range(f"--dp {dp}", "--dp 1"))
+    memory: int | Problem = plan.cluster.device.memory_bytes
+    if memory_bytes is not None:
+        memory = read_bytes("--memory-bytes", memory_bytes)
+    if isinstance(memory, Problem):
+        problems.append(memory)
+    if problems or isinstance(memory, Problem):
         raise ConfigError(problems)
     return MemoryQuestion(
         plan=plan,
-        degree=degree or shared,
+        degree=dp or shared,
         precision=PRECISIONS[precision] if precision else state_precision(plan),
-        memory_bytes=int(memory_bytes or plan.cluster.device.memory_bytes),
+        memory_bytes=memory,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any, Literal
 
+from echelon.cli.flags import read_bytes
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import ZeroStage
 from echelon.core.rulebook.cost import PREDICTION_IN_RANGE, ZERO_NEEDS_DEGREE
@@ -71,33 +72,33 @@ class ZeroQuestion:
 
 def ask_zero(
     *,
-    degree: int | None = None,
+    dp: int | None = None,
     parameters: float | None = None,
-    memory_bytes: float | None = None,
+    memory_bytes: str | None = None,
     precision: StatePrecisionName | None = None,
 ) -> ZeroQuestion:
     """Return the question; ConfigError without a degree, or with a number out of range."""
     problems: list[Problem] = []
-    if degree is None:
+    if dp is None:
         problems.append(
             ZERO_NEEDS_DEGREE.problem(
                 "what a rank holds depends on N, the number of data ranks",
-                set_by="the command line",
-                suggestions=("--degree 4",),
+                suggestions=("--dp 4",),
             )
         )
-    elif degree < 1:
-        problems.append(out_of_range(f"--degree {degree:g}", "--degree 1"))
+    elif dp < 1:
+        problems.append(out_of_range(f"--dp {dp:g}", "--dp 1"))
     if parameters is not None and not (1 <= parameters < inf and parameters == int(parameters)):
         problems.append(out_of_range(f"--parameters {parameters:g}", "--parameters 7e+09"))
-    if memory_bytes is not None and not 1 <= memory_bytes < inf:
-        problems.append(out_of_range(f"--memory-bytes {memory_bytes:g}", "--memory-bytes 7e+09"))
-    if problems or degree is None:
+    memory = None if memory_bytes is None else read_bytes("--memory-bytes", memory_bytes)
+    if isinstance(memory, Problem):
+        problems.append(memory)
+    if problems or dp is None or isinstance(memory, Problem):
         raise ConfigError(problems)
     return ZeroQuestion(
-        degree=degree,
+        degree=dp,
         num_parameters=None if parameters is None else int(parameters),
-        memory_bytes=None if memory_bytes is None else int(memory_bytes),
+        memory_bytes=memory,
         precision=precision or "mixed",
     )
 
@@ -148,7 +149,7 @@ def zero_text(question: ZeroQuestion) -> str:
 def out_of_range(typed: str, suggestion: str) -> Problem:
     """Return the problem of a flag whose number counts nothing."""
     return PREDICTION_IN_RANGE.problem(
-        f"{typed} counts nothing", set_by="the command line", suggestions=(suggestion,)
+        f"{typed} counts nothing", set_by=typed, suggestions=(suggestion,)
     )
 
 

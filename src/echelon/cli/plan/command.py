@@ -50,7 +50,7 @@ Why = Annotated[
 Detail = Annotated[
     bool, Parameter(help="Show also the ten best plans, and every term of the first.")
 ]
-Svg = Annotated[
+Figures = Annotated[
     Path | None, Parameter(help="Draw memory, step and mesh of the best into this new folder.")
 ]
 Trainer = Annotated[
@@ -85,7 +85,7 @@ def plan(
     out: Out = None,
     why: Why = False,
     detail: Detail = False,
-    svg: Svg = None,
+    figures: Figures = None,
     settings: Settings = (),
     json: AsJson = False,
 ) -> int:
@@ -105,7 +105,7 @@ def plan(
         asked |= {"--pin": pin, "--price": price, "--out": out, "--detail": detail}
         _require_search(asked)
         fits = _show(run, settings, json=json)
-        _explain(run, settings, why=why, svg=svg)
+        _explain(run, settings, why=why, figures=figures)
         return 0 if fits else 1
     from echelon.cli.plan.search import SearchOutputOptions, run_search
     from echelon.planner.search.request import SearchAim
@@ -116,7 +116,7 @@ def plan(
         trainer=trainer,
     )
     shown = SearchOutputOptions(
-        front=objective == "front", detail=detail, output=out, why=why, svg=svg, json=json
+        front=objective == "front", detail=detail, output=out, why=why, figures=figures, json=json
     )
     if anywhere:
         cluster = cluster_of_this_machine()
@@ -141,9 +141,9 @@ def _show(run: str, settings: tuple[str, ...], *, json: bool) -> bool:
     return plan_fits(job.plan)
 
 
-def _explain(run: str, settings: tuple[str, ...], *, why: bool, svg: Path | None) -> None:
+def _explain(run: str, settings: tuple[str, ...], *, why: bool, figures: Path | None) -> None:
     """Say what makes a run fit, where it does not, and draw it: on stderr, beside its page."""
-    if not why and svg is None:
+    if not why and figures is None:
         return
     from echelon.cli.output import note
     from echelon.cli.plan.view import draw
@@ -158,8 +158,8 @@ def _explain(run: str, settings: tuple[str, ...], *, why: bool, svg: Path | None
     if why:
         fixes = find_fixes(make_request(run, settings=settings), candidate_from_plan(plan))
         note(fixes_text(fixes) if fixes else draw(plan, estimated.seconds, estimated.bytes))
-    if svg is not None:
-        note(draw(plan, estimated.seconds, estimated.bytes, svg).rstrip("\n"))
+    if figures is not None:
+        note(draw(plan, estimated.seconds, estimated.bytes, figures).rstrip("\n"))
 
 
 def _require_search(flags: dict[str, object]) -> None:

@@ -29,7 +29,7 @@ class SearchOutputOptions:
     detail: bool
     output: Path | None
     why: bool
-    svg: Path | None
+    figures: Path | None
     json: bool
 
 
@@ -60,10 +60,10 @@ def run_search(
     _require_sensible(wanted)
     require_suffix("--out", shown.output, (".toml", ".json"))
     require_new_files({"--out": shown.output})
-    if shown.svg is not None:
+    if shown.figures is not None:
         from echelon.cli.plan.view import require_new_folder
 
-        require_new_folder(shown.svg)
+        require_new_folder(shown.figures)
     request = make_request(model, cluster=cluster, settings=settings, pins=pins, aim=wanted)
     found = recommend(request)
     answer = found.answer if isinstance(found, Recommendation) else found
@@ -139,10 +139,10 @@ def _write_outputs(answer: SearchResult, shown: SearchOutputOptions) -> None:
     assert plan is not None, "what is the best of an answer has become a Plan"
     if shown.output is not None:
         _write(plan, shown.output)
-    if shown.svg is not None:
+    if shown.figures is not None:
         from echelon.cli.plan.view import draw
 
-        note(draw(plan, estimate.seconds, estimate.bytes, shown.svg).rstrip("\n"))
+        note(draw(plan, estimate.seconds, estimate.bytes, shown.figures).rstrip("\n"))
 
 
 def _write(plan: Plan, out: Path) -> None:

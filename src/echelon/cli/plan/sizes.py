@@ -161,7 +161,7 @@ def _require_no_plan_flags(shown: SearchOutputOptions) -> None:
     """Refuse what is about one plan, where there are four."""
     flags = {
         "--out": shown.output is not None,
-        "--svg": shown.svg is not None,
+        "--figures": shown.figures is not None,
         "--why": shown.why,
         "--objective front": shown.front,
     }

@@ -1,7 +1,7 @@
 """The pictures of a plan: memory bars, the waterfall of a step, and the mesh map.
 
 In a terminal they are lines of 80 columns, in color where the terminal has it and `NO_COLOR` is not
-set; with `--svg FOLDER` they are three figures in a new folder.
+set; with `--figures FOLDER` they are three figures in a new folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from echelon.planner.view.mesh_map import MeshMap, mesh_map
 from echelon.planner.view.mesh_svg import mesh_svg
 from echelon.planner.view.waterfall import Waterfall, waterfall
 
-FLAG = "--svg"
+FLAG = "--figures"
 PLANNED = "fullest, planned"
 """The row of what the planner says that the fullest rank holds, above those of the ranks."""
 
@@ -56,18 +56,18 @@ class PlanFigures:
 
 
 def draw(
-    plan: Plan, seconds: Mapping[str, float], held: Mapping[str, float], svg: Path | None = None
+    plan: Plan, seconds: Mapping[str, float], held: Mapping[str, float], folder: Path | None = None
 ) -> str:
     """Return what to print of a plan whose step takes `seconds`, its fullest rank holding `held`.
 
-    With `svg`, write the figures to that new folder, and return a line for each of them.
+    With `folder`, write the figures into it, which must be new, and return a line for each of them.
     """
-    if svg is not None:
-        require_new_folder(svg)
+    if folder is not None:
+        require_new_folder(folder)
     pictures = plan_figures(plan, seconds, held)
-    if svg is None:
+    if folder is None:
         return pictures.text()
-    return "".join(f"written: {path}\n" for path in write_figures(pictures, svg))
+    return "".join(f"written: {path}\n" for path in write_figures(pictures, folder))
 
 
 def plan_figures(

@@ -159,13 +159,14 @@ def show(
     *,
     pp: Annotated[int | None, Parameter(name=("--pp", "-p"), help="Pipeline ranks.")] = None,
     microbatches: Annotated[
-        int | None, Parameter(name=("--microbatches", "-m"), help="Microbatches of a step")
+        int | None, Parameter(name=("--microbatches", "-m"), help="Microbatches of a step.")
     ] = None,
     virtual_stages: Annotated[
         int | None, Parameter(name=("--virtual-stages", "-v"), help="Stages per rank.")
     ] = None,
-    times: Annotated[
-        str, Parameter(help="How long F, B, W and a transfer take: F,B,W,transfer. BW is B + W.")
+    slots: Annotated[
+        str,
+        Parameter(help="The slots that F, B, W and a transfer take: F,B,W,transfer. BW is B + W."),
     ] = "1,1,1,0",
     most_in_flight: MostInFlight = None,
     svg: Annotated[Path | None, Parameter(help="Write the figure to this new file.")] = None,
@@ -179,7 +180,7 @@ def show(
         microbatches=microbatches,
         virtual_stages=virtual_stages,
         most_in_flight=most_in_flight,
-        times=SlotTimes.parse(times),
+        times=SlotTimes.parse(slots),
     )
     require_new_files({"--svg": svg, "--csv": csv})
     chosen = choose_schedule(wanted)

@@ -13,7 +13,7 @@ from shlex import quote
 from typing import Literal
 
 from echelon.config.cluster.settings import read_cluster, typed_cluster
-from echelon.config.entries import Entry
+from echelon.config.entries import DEFAULT, Entry
 from echelon.config.job import Job
 from echelon.config.load import resolve, run_name_of
 from echelon.config.model.settings import derive_model, expand_model
@@ -36,7 +36,7 @@ from echelon.cost.seconds.from_plan import constants_for_precision
 from echelon.cost.seconds.inputs import TrainerConstants
 from echelon.cost.seconds.trainer_generations import FRAMEWORKS, OURS, constants_on_devices
 from echelon.interop.tools import ALSO_CALLED, tool_of_trainer
-from echelon.planner.search.pins import Pins, limits_of_tool, pin_word, read_pins
+from echelon.planner.search.pins import Pins, limits_of_tool, pin_of_setting, pin_word, read_pins
 
 Objective = Literal["time", "throughput", "cost", "devices"]
 """A short step on all devices; many tokens a second and device, or for a price; few devices."""
@@ -52,8 +52,6 @@ LAYOUT_KEYS = (
     *("experts.dispatch", "experts.chunks", "experts.padded"),
 )
 """Settings that a search decides."""
-
-DEFAULT = "default of the search"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +114,12 @@ class SearchRequest(SearchAim):
     def job(self, settings: Mapping[str, object]) -> Job:
         """Return the run with this layout, checked by every rule; ConfigError where one breaks."""
         gathered = SettingLayers(layers=[*self.layers])
-        gathered.add({key: Entry(value=v, source="the search") for key, v in settings.items()})
+        gathered.add(
+            {
+                key: Entry(value=value, source=self.pins.typed.get(pin_of_setting(key), ""))
+                for key, value in settings.items()
+            }
+        )
         return resolve(gathered, self.one_rank_run.name, None)
 
 
@@ -133,7 +136,7 @@ def make_request(
     `cluster` is COUNTxDEVICE or a file; `settings` are "table.key=value", those of a layout pins.
     """
     layout = [text for text in settings if _is_layout(text.partition("=")[0].strip())]
-    wanted = read_pins([*layout, *pins])
+    wanted = read_pins(pins, settings=layout)
     aim = aim or SearchAim()
     aim = replace(aim, trainer=ALSO_CALLED.get(aim.trainer, aim.trainer))
     if aim.trainer not in FRAMEWORKS:
@@ -184,7 +187,7 @@ def _trainer_software(trainer: str, run: Plan) -> TrainerConstants:
 
 def request_on_cluster(request: SearchRequest, cluster: Cluster) -> SearchRequest:
     """Return the same request on other devices."""
-    layer = {"cluster.preset": Entry(value=cluster.name, source="the search")}
+    layer = {"cluster.preset": Entry(value=cluster.name, source=f"--cluster {cluster.name}")}
     kept = tuple(_without(one, CLUSTER_SOURCES) for one in request.layers)
     alone = replace(request.one_rank_run, cluster=cluster)
     software = _trainer_software(request.trainer, alone)
@@ -203,7 +206,7 @@ def request_with_settings(request: SearchRequest, settings: Mapping[str, object]
     asked = [one[count] for one in request.layers if count in one]
     if isinstance(length, int) and asked and asked[-1].source == DEFAULT:
         added[count] = max(1, _TOKENS_OF_A_BATCH // length)
-    layer = {key: Entry(value=value, source="the search") for key, value in added.items()}
+    layer = {key: Entry(value=value, source="") for key, value in added.items()}
     changed = replace(request, layers=(*request.layers, layer))
     alone = replace(changed.job({}).plan, cluster=request.cluster)
     return replace(changed, one_rank_run=alone, software=_trainer_software(request.trainer, alone))
@@ -222,10 +225,10 @@ def _pins_for_trainer(pins: Pins, trainer: str, *, experts: bool) -> Pins:
 
 
 def _pin_not_supported(pins: Pins, trainer: str, name: str) -> Problem:
-    text = pins.texts[name]
+    typed = pins.typed[name]
     return TRAINER_RUNS_PIN.problem(
-        f"--pin {text}: {trainer} cannot run that",
-        set_by=f"--pin {text}",
+        f"{typed}: {trainer} cannot run that",
+        set_by=f"{typed}, --trainer {trainer}",
         suggestions=[f"--pin {name}={pin_word(name, one)}" for one in pins.limits[name]],
     )
 
