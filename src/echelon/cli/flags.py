@@ -90,9 +90,12 @@ def require_suffix(flag: str, path: Path | None, suffixes: Sequence[str]) -> Non
     )
 
 
-def argument_problem(message: str, *suggestions: str) -> Problem:
-    """Return the problem of something that was typed, with what to type instead."""
-    return BAD_ARGUMENT.problem(message, suggestions=suggestions)
+def argument_problem(message: str, *suggestions: str, typed: str = "") -> Problem:
+    """Return the problem of something that was `typed`, with what to type instead.
+
+    Without it the whole command is shown where the error is told.
+    """
+    return BAD_ARGUMENT.problem(message, set_by=typed, suggestions=suggestions)
 
 
 def read_bytes(flag: str, text: str) -> int | Problem:

@@ -44,25 +44,24 @@ SHOWN = {
 
 
 def init(
-    file: Annotated[Path, Parameter(help="The file to write.")] = Path("run.toml"),
-    /,
     *,
     extends: Annotated[
         str, Parameter(help="The preset to build on: echelon config presets.")
     ] = "nano",
+    out: Annotated[Path, Parameter(help="The file to write; it must be new.")] = Path("run.toml"),
     json: Json = False,
 ) -> int:
     """Write a run.toml that builds on a preset; a file that exists is left as it is."""
-    if not file.is_dir():
-        require_suffix("FILE", file, (".toml",))
+    if not out.is_dir():
+        require_suffix("--out", out, (".toml",))
     job = load_job(extends)
     values = {row.key: (row.value, row.source) for row in job.sources}
-    write_new(file, "\n".join(_lines(file, extends, values)) + "\n")
+    write_new(out, "\n".join(_lines(out, extends, values)) + "\n", key="--out")
     if json:
-        print_json("init", {"file": str(file), "extends": extends})
+        print_json("init", {"file": str(out), "extends": extends})
     else:
-        print(file)
-        note(f"next: echelon plan {file}")
+        print(out)
+        note(f"next: echelon plan {out}")
     return 0
 
 

@@ -61,7 +61,8 @@ Trainer = Annotated[
     ),
 ]
 Out = Annotated[
-    Path | None, Parameter(help="Write the best plan here: a run file, or a plan as FILE.json.")
+    Path | None,
+    Parameter(help="The file to write the best plan to: a run file, or a plan as FILE.json."),
 ]
 AsJson = Annotated[
     Json,

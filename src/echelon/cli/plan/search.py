@@ -127,8 +127,9 @@ def _require_sensible(wanted: SearchAim) -> None:
     problems: list[Problem] = []
     price = wanted.price
     if price is not None and not 0 < price < math.inf:
-        message = f"--price {price} is no price of a device for an hour"
-        problems.append(argument_problem(message, "--price 2.5"))
+        typed = f"--price {price:g}"
+        message = f"{typed} is no price of a device for an hour"
+        problems.append(argument_problem(message, "--price 2.5", typed=typed))
     if problems:
         raise ConfigError(problems)
 

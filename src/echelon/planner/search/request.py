@@ -138,14 +138,14 @@ def make_request(
     layout = [text for text in settings if _is_layout(text.partition("=")[0].strip())]
     wanted = read_pins(pins, settings=layout)
     aim = aim or SearchAim()
+    typed = aim.trainer
     aim = replace(aim, trainer=ALSO_CALLED.get(aim.trainer, aim.trainer))
     if aim.trainer not in FRAMEWORKS:
         names = tuple(sorted({*FRAMEWORKS, *ALSO_CALLED}))
-        typed = f"--trainer {aim.trainer}"
         raise ConfigError(
             UNKNOWN_TRAINER.problem(
-                f"{typed}: there are no figures of that trainer",
-                set_by=typed,
+                f"--trainer {typed}: there are no figures of that trainer",
+                set_by=f"--trainer {typed}",
                 suggestions=did_you_mean(aim.trainer, names) or names,
             )
         )
@@ -161,7 +161,7 @@ def make_request(
     gathered = _gathered(model, cluster, rest)
     defaults_taken = tuple(_complete(gathered, str(model), aim.trainer))
     alone = resolve(gathered, run_name_of(model), None).plan
-    wanted = _pins_for_trainer(wanted, aim.trainer, experts=alone.model.experts is not None)
+    wanted = _pins_for_trainer(wanted, aim.trainer, typed, experts=alone.model.experts is not None)
     return SearchRequest(
         one_rank_run=alone,
         layers=tuple(gathered.layers),
@@ -212,15 +212,18 @@ def request_with_settings(request: SearchRequest, settings: Mapping[str, object]
     return replace(changed, one_rank_run=alone, software=_trainer_software(request.trainer, alone))
 
 
-def _pins_for_trainer(pins: Pins, trainer: str, *, experts: bool) -> Pins:
-    """Return pins within what a trainer can run; ConfigError where it can run none of them."""
+def _pins_for_trainer(pins: Pins, trainer: str, typed: str, *, experts: bool) -> Pins:
+    """Return pins within what a trainer can run; ConfigError where it can run none of them.
+
+    `typed` is what the user called the trainer.
+    """
     tool = tool_of_trainer(trainer)
     if tool is None:
         return pins
     found = replace(pins, limits=limits_of_tool(tool.abilities, experts=experts))
     wrong = [name for name in pins.values if not found.values_of(name)]
     if wrong:
-        raise ConfigError([_pin_not_supported(found, trainer, name) for name in wrong])
+        raise ConfigError([_pin_not_supported(found, typed, name) for name in wrong])
     return found
 
 
