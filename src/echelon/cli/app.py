@@ -44,7 +44,14 @@ COMMANDS = {
     "prove": ("echelon.cli.prove:prove", "Prove that a plan computes what one device computes."),
     "train": ("echelon.cli.train:train", "Train a run; --resume goes on with one."),
     "observe": ("echelon.cli.observe:observe", "Say what a run did; draw its pipeline."),
-    "calibrate": ("echelon.cli.calibrate:calibrate", "Measure this machine, or a model's blocks."),
+    "calibrate": (
+        "echelon.cli.calibrate.command:CALIBRATE",
+        "Measure this machine, or a model's blocks.",
+    ),
+    "calibrate merge": (
+        "echelon.cli.calibrate.command:merge",
+        "Join calibrations of a device, of its links, or of several nodes.",
+    ),
     "demo": ("echelon.cli.demo:demo", "Plan, prove and train a small model here."),
     "explain": ("echelon.cli.explain.command:explain", "Explain a rule, or list all of them."),
     "config show": ("echelon.cli.run_file:show", "Show every setting and where it came from."),
@@ -90,6 +97,8 @@ def build_app() -> App:
         app.command(family)
     for order, (name, (function, help_line)) in enumerate(COMMANDS.items()):
         family, _, verb = name.rpartition(" ")
+        if family and family not in families:
+            continue  # A command such as calibrate brings its own.
         parent = families[family] if family else app
         parent.command(function, name=verb, help=help_line, sort_key=order)
     return app

@@ -9,7 +9,7 @@ import pytest
 
 from echelon.api.calibrating.machine import MachineCalibration, calibrate_machine
 from echelon.api.calibrating.trainer import QUICK
-from echelon.cli.calibrate import machine_json, machine_report
+from echelon.cli.calibrate.text import machine_json, machine_report
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
 from echelon.launch.local.pool import RankPool
