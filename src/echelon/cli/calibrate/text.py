@@ -11,13 +11,13 @@ from typing import Any
 from echelon.api.calibrating.machine import MachineCalibration
 from echelon.api.calibrating.merge import MergedCalibration
 from echelon.api.calibrating.run import RunCalibration
-from echelon.cli.output import WIDTH, table
 from echelon.config.files.times_file import TimesFile
 from echelon.core.cluster import Cluster, Device, Efficiency, Link
 from echelon.cost.fit.device import DeviceFit
 from echelon.cost.fit.links import LinkFit
 from echelon.cost.fit.merge import is_inside
 from echelon.cost.fit.trainer import TimedStep, TrainerFit, plan_label
+from echelon.planner.view.text_layout import WIDTH, table
 
 Fits = DeviceFit | LinkFit | TrainerFit
 HELD_OUT_SIGN = "*"
