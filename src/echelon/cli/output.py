@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from echelon.core.errors import EchelonError, EnvironmentProblem
 from echelon.core.rulebook.command_line import OUTPUT_WRITABLE
+from echelon.planner.view.text_layout import WIDTH
 
+NARROWEST = 60  # columns
+WIDEST = 160  # columns
 JSON_SCHEMA = 1  # of the written JSON
 
 
@@ -52,6 +56,15 @@ def print_error(error: EchelonError) -> None:
 def print_error_json(command: str, error: EchelonError) -> None:
     """Print the problems of `error` as the one object on stdout that `--json` promises."""
     print_json(command, {"error": True, "problems": [p.to_json() for p in error.problems]})
+
+
+def page_columns() -> int:
+    """Return the columns of a page: those of the terminal from 60 to 160, 80 where there is none.
+
+    COLUMNS in the environment wins, as it does in other programs.
+    """
+    columns = shutil.get_terminal_size((WIDTH, 24)).columns
+    return min(max(columns, NARROWEST), WIDEST)
 
 
 def note(message: str) -> None:

@@ -28,7 +28,7 @@ from echelon.cost.bytes.model_states import (
     weights_by_part,
 )
 from echelon.planner.predict.split_memory import block_activations, state_precision
-from echelon.planner.view.text_layout import table, wrap_text
+from echelon.planner.view.text_layout import WIDTH, table, wrap_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +111,12 @@ def memory_json(question: MemoryQuestion) -> dict[str, Any]:
     }
 
 
-def memory_text(question: MemoryQuestion) -> str:
+def memory_text(question: MemoryQuestion, *, columns: int = WIDTH) -> str:
     """Return the page that a person reads."""
-    return "\n\n".join("\n".join(part) for part in _parts(question)) + "\n"
+    return "\n\n".join("\n".join(part) for part in _parts(question, columns=columns)) + "\n"
 
 
-def _parts(question: MemoryQuestion) -> Iterator[list[str]]:
+def _parts(question: MemoryQuestion, *, columns: int) -> Iterator[list[str]]:
     model, parts = question.plan.model, weights_by_part(question.plan.model)
     size = question.precision.parameters
     total = sum(parts.values())
@@ -125,15 +125,15 @@ def _parts(question: MemoryQuestion) -> Iterator[list[str]]:
         for name, count in (*parts.items(), ("together", total))
     ]
     head = f"{model.name}: weights, and their {size} bytes each"
-    yield [head, table(("", "", ""), rows), "", *_mlp(question)]
+    yield [head, table(("", "", ""), rows, columns=columns), "", *_mlp(question, columns=columns)]
     yield ["Model states without ZeRO, the whole model", "", *_derivation(question, total)]
-    yield list(_stages(question))
-    yield list(_largest_models(question))
+    yield list(_stages(question, columns=columns))
+    yield list(_largest_models(question, columns=columns))
     yield list(_keys(question.plan))
     yield list(_block(question.plan))
 
 
-def _mlp(question: MemoryQuestion) -> Iterator[str]:
+def _mlp(question: MemoryQuestion, *, columns: int) -> Iterator[str]:
     model, size = question.plan.model, question.precision.parameters
     matrices, ffn = (3 if model.gated else 2), model.ffn
     what = "an MLP"
@@ -145,6 +145,7 @@ def _mlp(question: MemoryQuestion) -> Iterator[str]:
         f"{size * count / 1e6:,.1f} MB = {size * count / 2**20:,.1f} MiB",
         "  ",
         "    ",
+        columns=columns,
     )
 
 
@@ -161,7 +162,7 @@ def _derivation(question: MemoryQuestion, psi: int) -> Iterator[str]:
             yield f"  {name:<12}  {size:>2} x {psi:,} = {_both(size * psi)}"
 
 
-def _stages(question: MemoryQuestion) -> Iterator[str]:
+def _stages(question: MemoryQuestion, *, columns: int) -> Iterator[str]:
     mesh, memory = question.plan.mesh, question.memory_bytes
     yield (
         f"A rank holds of the model, N = {question.degree} data ranks "
@@ -180,10 +181,10 @@ def _stages(question: MemoryQuestion) -> Iterator[str]:
         for stage in STAGES
         for states in (_states(question, stage),)
     ]
-    yield table(("stage", "a weight", "held", "", "of a device", ""), rows)
+    yield table(("stage", "a weight", "held", "", "of a device", ""), rows, columns=columns)
 
 
-def _largest_models(question: MemoryQuestion) -> Iterator[str]:
+def _largest_models(question: MemoryQuestion, *, columns: int) -> Iterator[str]:
     yield (
         f"Largest dense model whose states fit {question.memory_bytes / GB:,.0f} GB at "
         f"N = {question.degree}, uncut otherwise"
@@ -193,7 +194,7 @@ def _largest_models(question: MemoryQuestion) -> Iterator[str]:
         (stage, *(short_count(_largest(question, stage, offload=off)) for off in (False, True)))
         for stage in STAGES
     ]
-    yield table(("stage", "all on the device", "optimizer state offloaded"), rows)
+    yield table(("stage", "all on the device", "optimizer state offloaded"), rows, columns=columns)
     yield ""
     yield "Activations come on top of all of these."
 

@@ -29,7 +29,7 @@ from echelon.cost.bytes.model_states import (
     model_states,
     states_formula,
 )
-from echelon.planner.view.text_layout import table
+from echelon.planner.view.text_layout import WIDTH, table
 
 StatePrecisionName = Literal["mixed", "fp32"]
 PRECISIONS: dict[StatePrecisionName, StatePrecision] = {
@@ -132,15 +132,16 @@ def zero_json(question: ZeroQuestion) -> dict[str, Any]:
     return found
 
 
-def zero_text(question: ZeroQuestion) -> str:
+def zero_text(question: ZeroQuestion, *, columns: int = WIDTH) -> str:
     """Return the page that a person reads."""
-    parts = [_title(question), "A weight takes\n\n" + _weight(question.sizes)]
+    parts = [_title(question), "A weight takes\n\n" + _weight(question.sizes, columns=columns)]
     if question.num_parameters is not None:
         parts.append("\n".join(_derivation(question, question.num_parameters)))
     size = question.sizes.parameters
     parts += [
-        f"Each of the {question.degree} ranks holds\n\n{_held(question)}",
-        f"and sends in a step of one microbatch (s = {size} bytes)\n\n{_sent(question)}",
+        f"Each of the {question.degree} ranks holds\n\n{_held(question, columns=columns)}",
+        f"and sends in a step of one microbatch (s = {size} bytes)\n\n"
+        + _sent(question, columns=columns),
         "\n".join(_notes(question)),
     ]
     return "\n\n".join(parts) + "\n"
@@ -160,7 +161,7 @@ def _title(question: ZeroQuestion) -> str:
     return f"Adam in {kind}: {size}, N = {question.degree} data ranks"
 
 
-def _weight(sizes: StatePrecision) -> str:
+def _weight(sizes: StatePrecision, *, columns: int) -> str:
     dtype = "bf16 or fp16" if sizes.master else "fp32"
     rows = [
         ("parameter", dtype, sizes.parameters),
@@ -170,7 +171,7 @@ def _weight(sizes: StatePrecision) -> str:
         ("second moment", "fp32", sizes.moments // 2),
         ("together", "", sizes.total),
     ]
-    return table(("", "", "bytes"), rows)
+    return table(("", "", "bytes"), rows, columns=columns)
 
 
 def _derivation(question: ZeroQuestion, psi: int) -> Iterator[str]:
@@ -197,7 +198,7 @@ def _derivation(question: ZeroQuestion, psi: int) -> Iterator[str]:
     )
 
 
-def _held(question: ZeroQuestion) -> str:
+def _held(question: ZeroQuestion, *, columns: int) -> str:
     rows = [
         (
             stage,
@@ -212,10 +213,10 @@ def _held(question: ZeroQuestion) -> str:
     ]
     binary = ["in GiB"] if question.num_parameters else []
     head = ("stage", "cut", "formula", "parameters", "gradients", "optimizer", "together")
-    return table((*head, *binary, "saving"), rows)
+    return table((*head, *binary, "saving"), rows, columns=columns)
 
 
-def _sent(question: ZeroQuestion) -> str:
+def _sent(question: ZeroQuestion, *, columns: int) -> str:
     rows = [
         (
             stage,
@@ -225,7 +226,7 @@ def _sent(question: ZeroQuestion) -> str:
         )
         for stage in STAGES
     ]
-    return table(("stage", "formula", "bytes", "how"), rows)
+    return table(("stage", "formula", "bytes", "how"), rows, columns=columns)
 
 
 def _notes(question: ZeroQuestion) -> Iterator[str]:

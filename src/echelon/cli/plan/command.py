@@ -95,8 +95,10 @@ def plan(
     A model without a cluster is planned on the GPUs of this machine, else on four sizes of common
     ones. Exit 1 where nothing fits into the memory of the devices.
     """
+    from echelon.cli.output import page_columns
     from echelon.cli.plan.sizes import asks_what_exists, cluster_of_this_machine, show_sizes
 
+    columns = page_columns()
     anywhere = cluster is None and not search and asks_what_exists(run, settings)
     if cluster is None and not search and not anywhere:
         asked: dict[str, object] = {
@@ -105,8 +107,8 @@ def plan(
         }
         asked |= {"--pin": pin, "--price": price, "--out": out, "--detail": detail}
         _require_search(asked)
-        fits = _show(run, settings, json=json)
-        _explain(run, settings, why=why, figures=figures)
+        fits = _show(run, settings, json=json, columns=columns)
+        _explain(run, settings, why=why, figures=figures, columns=columns)
         return 0 if fits else 1
     from echelon.cli.plan.search import SearchOutputOptions, run_search
     from echelon.planner.search.request import SearchAim
@@ -122,11 +124,13 @@ def plan(
     if anywhere:
         cluster = cluster_of_this_machine()
         if cluster is None:
-            return show_sizes(run, wanted, shown, settings=settings, pins=pin)
-    return run_search(run, wanted, shown, cluster=cluster, settings=settings, pins=pin)
+            return show_sizes(run, wanted, shown, settings=settings, pins=pin, columns=columns)
+    return run_search(
+        run, wanted, shown, cluster=cluster, settings=settings, pins=pin, columns=columns
+    )
 
 
-def _show(run: str, settings: tuple[str, ...], *, json: bool) -> bool:
+def _show(run: str, settings: tuple[str, ...], *, json: bool, columns: int) -> bool:
     """Print what a run holds and sends, and return whether it fits."""
     from echelon.cli.plan.report import plan_fits, plan_json, plan_text
     from echelon.config.files.times_file import unit_times_from_job
@@ -138,11 +142,13 @@ def _show(run: str, settings: tuple[str, ...], *, json: bool) -> bool:
     if json:
         print_json("plan", plan_json(job.plan, times))
     else:
-        print(plan_text(job.plan, times, search_note_of_job(job)), end="")
+        print(plan_text(job.plan, times, search_note_of_job(job), columns=columns), end="")
     return plan_fits(job.plan)
 
 
-def _explain(run: str, settings: tuple[str, ...], *, why: bool, figures: Path | None) -> None:
+def _explain(
+    run: str, settings: tuple[str, ...], *, why: bool, figures: Path | None, columns: int
+) -> None:
     """Say what makes a run fit, where it does not, and draw it: on stderr, beside its page."""
     if not why and figures is None:
         return
@@ -158,7 +164,11 @@ def _explain(run: str, settings: tuple[str, ...], *, why: bool, figures: Path | 
     estimated = estimate_plan(plan)
     if why:
         fixes = find_fixes(make_request(run, settings=settings), candidate_from_plan(plan))
-        note(fixes_text(fixes) if fixes else draw(plan, estimated.seconds, estimated.bytes))
+        note(
+            fixes_text(fixes, columns=columns)
+            if fixes
+            else draw(plan, estimated.seconds, estimated.bytes)
+        )
     if figures is not None:
         note(draw(plan, estimated.seconds, estimated.bytes, figures).rstrip("\n"))
 

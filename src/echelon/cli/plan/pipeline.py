@@ -41,7 +41,9 @@ class _Timing:
     num_messages: int
 
 
-def pipeline_parts(plan: Plan, times: UnitTimes, found: str = "") -> Iterator[str]:
+def pipeline_parts(
+    plan: Plan, times: UnitTimes, found: str = "", *, columns: int = WIDTH
+) -> Iterator[str]:
     """Yield the paragraphs about a pipeline of several stages; `found` tells of a search."""
     yield stages_text(plan, times)
     timing = _timing(plan, times)
@@ -54,7 +56,7 @@ def pipeline_parts(plan: Plan, times: UnitTimes, found: str = "") -> Iterator[st
     if not small or plan.num_microbatches > MOST_DRAWN_MICROBATCHES:
         yield head
         return
-    lines = draw_timeline(timing.plain.events, WIDTH - 1).splitlines()
+    lines = draw_timeline(timing.plain.events, columns - 1).splitlines()
     one_each = all(held == (rank,) for rank, held in enumerate(_held(plan)))
     word = "stage" if one_each else "pp"
     drawn = [line.replace("rank", word, 1) for line in lines]

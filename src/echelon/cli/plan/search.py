@@ -41,6 +41,7 @@ def run_search(
     cluster: str | None,
     settings: Sequence[str],
     pins: Sequence[str],
+    columns: int,
 ) -> int:
     """Search, print the answer, write the best plan; return the exit code."""
     from echelon.cli.plan.why import explanation_text, fixes_text
@@ -71,7 +72,7 @@ def run_search(
         if shown.why:
             from echelon.planner.explain.fixes import cheapest_pin_fixes
 
-            note(fixes_text(cheapest_pin_fixes(request)))
+            note(fixes_text(cheapest_pin_fixes(request), columns=columns))
         raise explain_no_plan(answer)
     kept = pareto_front(request) if shown.front and not answer.interrupted else ()
     if shown.json:
@@ -84,11 +85,11 @@ def run_search(
     elif answer.best is not None:
         if isinstance(found, Recommendation):
             asked = _command(model, cluster, settings, pins, request)
-            print(recommendation_text(found, asked), end="")
+            print(recommendation_text(found, asked, columns=columns), end="")
         if shown.detail or kept or not isinstance(found, Recommendation):
-            print("\n" + answer_text(answer, kept), end="")
+            print("\n" + answer_text(answer, kept, columns=columns), end="")
         if shown.why:
-            print("\n" + explanation_text(explain_result(answer)), end="")
+            print("\n" + explanation_text(explain_result(answer), columns=columns), end="")
     if answer.best is not None:
         _write_outputs(answer, shown)
     if answer.interrupted:

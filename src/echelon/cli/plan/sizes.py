@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from textwrap import fill
 from typing import TYPE_CHECKING, Any, cast
 
 from echelon.cli.flags import bad_argument
 from echelon.cli.output import note, print_json
 from echelon.core.errors import ConfigError
-from echelon.planner.view.text_layout import WIDTH, table
+from echelon.planner.view.text_layout import WIDTH, fill_text, table
 
 if TYPE_CHECKING:
     from echelon.cli.plan.search import SearchOutputOptions
@@ -73,6 +72,7 @@ def show_sizes(
     *,
     settings: Sequence[str],
     pins: Sequence[str],
+    columns: int,
 ) -> int:
     """Print the best plan on each of four clusters; return the exit code, 1 without any plan."""
     _require_no_plan_flags(shown)
@@ -82,7 +82,7 @@ def show_sizes(
 
         print_json("plan", {"sizes": [answer_json(one) for one in answers]})
     elif answers:
-        print(sizes_text(answers), end="")
+        print(sizes_text(answers, columns=columns), end="")
     if not answers:
         note("no cluster of common devices has a plan: try shorter sequences, or fewer pins")
     return 0 if answers else 1
@@ -114,7 +114,7 @@ def four_sizes(
     return [one for one in answers if one.best is not None]
 
 
-def sizes_text(answers: Sequence[SearchResult]) -> str:
+def sizes_text(answers: Sequence[SearchResult], *, columns: int = WIDTH) -> str:
     """Return the best plans on clusters as a page; every line has 80 columns at most."""
     from echelon.core.parameters import num_parameters
     from echelon.core.units import short_count
@@ -149,10 +149,10 @@ def sizes_text(answers: Sequence[SearchResult]) -> str:
         "cluster file will do."
     )
     parts = [
-        "\n".join(fill(line, WIDTH) for line in head),
-        table(_HEADER, rows, WIDTH),
-        fill(_LEGEND, WIDTH),
-        fill(last, WIDTH),
+        "\n".join(fill_text(line, columns=columns) for line in head),
+        table(_HEADER, rows, columns),
+        fill_text(_LEGEND, columns=columns),
+        fill_text(last, columns=columns),
     ]
     return "\n\n".join(parts) + "\n"
 

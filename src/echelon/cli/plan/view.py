@@ -21,6 +21,7 @@ from echelon.planner.view.lines import TextLine
 from echelon.planner.view.memory import MemoryBars, memory_bars, memory_rows_from_plan
 from echelon.planner.view.mesh_map import MeshMap, mesh_map
 from echelon.planner.view.mesh_svg import mesh_svg
+from echelon.planner.view.text_layout import WIDTH
 from echelon.planner.view.waterfall import Waterfall, waterfall
 
 FLAG = "--figures"
@@ -37,12 +38,12 @@ class PlanFigures:
     step: Waterfall
     mesh: MeshMap
 
-    def text(self) -> str:
+    def text(self, *, columns: int = WIDTH) -> str:
         """Return all of them as lines for the terminal, in color where stdout shows it."""
         parts = [
-            ("What ranks hold at their peak, at most", self.memory.lines()),
-            ("Seconds of a step", self.step.lines()),
-            ("Where ranks are", self.mesh.lines()),
+            ("What ranks hold at their peak, at most", self.memory.lines(columns=columns)),
+            ("Seconds of a step", self.step.lines(columns=columns)),
+            ("Where ranks are", self.mesh.lines(columns=columns)),
         ]
         return "\n".join(f"{title}:\n\n{painted(lines)}" for title, lines in parts)
 

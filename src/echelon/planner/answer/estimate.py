@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
-from textwrap import fill
 from typing import Any
 
 from echelon.planner.explain.bands import (
@@ -18,12 +17,12 @@ from echelon.planner.explain.bands import (
     tokens_per_s_band,
 )
 from echelon.planner.predict.estimate import Estimate
-from echelon.planner.view.text_layout import WIDTH, table
+from echelon.planner.view.text_layout import WIDTH, fill_text, table
 
 SMALLEST_SHARE = 0.0005  # of the whole
 
 
-def rate_lines(estimate: Estimate, *, label: int = 10) -> Iterator[str]:
+def rate_lines(estimate: Estimate, *, label: int = 10, columns: int = WIDTH) -> Iterator[str]:
     """Yield the seconds of a step, the rate of a device, and its memory, with their bands.
 
     Each line begins with a name in `label` columns; the last ones say what the bands rest on.
@@ -44,26 +43,28 @@ def rate_lines(estimate: Estimate, *, label: int = 10) -> Iterator[str]:
     exact = "Bytes of parameters, gradients and optimizer are counted: they have no band"
     if estimate.by_lists:
         exact = "All bytes are counted, but what an allocator and the device's context take"
-    yield fill(f"{'bands':<{label}}{told}. {exact}.", WIDTH, subsequent_indent=" " * label)
+    yield fill_text(f"{'bands':<{label}}{told}. {exact}.", rest=" " * label, columns=columns)
 
 
-def seconds_table(estimate: Estimate) -> str:
+def seconds_table(estimate: Estimate, *, columns: int = WIDTH) -> str:
     """Return the terms of a step as a table; "-" is the band of what is counted."""
     rows = [(name, _value(one), _band_text(one), part) for name, one, part in _seconds(estimate)]
-    return table(("term", "seconds", "band", "of the step"), rows, WIDTH)
+    return table(("term", "seconds", "band", "of the step"), rows, columns)
 
 
-def bytes_table(estimate: Estimate, memory_bytes: float) -> str:
+def bytes_table(estimate: Estimate, memory_bytes: float, *, columns: int = WIDTH) -> str:
     """Return the terms of what the fullest rank holds as a table."""
     shares = _held(estimate, memory_bytes)
     rows = [(name, _value(one), _band_text(one), part) for name, one, part in shares]
-    return table(("term", "GB", "band", "of the memory"), rows, WIDTH)
+    return table(("term", "GB", "band", "of the memory"), rows, columns)
 
 
-def terms_beside(estimate: Estimate, memory_bytes: float) -> str:
+def terms_beside(estimate: Estimate, memory_bytes: float, *, columns: int = WIDTH) -> str:
     """Return the terms of a step and those of what the fullest rank holds, side by side."""
     left, right = (
-        table(header, [(name, _value(one), part) for name, one, part in shares], WIDTH).splitlines()
+        table(
+            header, [(name, _value(one), part) for name, one, part in shares], columns
+        ).splitlines()
         for header, shares in (
             (("term", "seconds", "of the step"), _seconds(estimate)),
             (("term", "GB", "of the memory"), _held(estimate, memory_bytes)),

@@ -7,7 +7,6 @@ first (`search_text.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from textwrap import fill
 
 from echelon.core.parameters import num_parameters
 from echelon.core.units import short_count
@@ -17,19 +16,22 @@ from echelon.planner.predict.estimate import Estimate
 from echelon.planner.recommend.recommend import SURE, PreferredPlan, Recommendation, noise
 from echelon.planner.recommend.simplicity import splitting_axes
 from echelon.planner.search.candidate import CandidatePlan
-from echelon.planner.view.text_layout import WIDTH, fit_page, table
+from echelon.planner.view.text_layout import WIDTH, fill_text, fit_page, table
 
 _LABEL = 10  # columns
 _TOLD_TERMS = 3  # terms
 _LEAST_TOLD = 0.05  # of a step
 
 
-def recommendation_text(found: Recommendation, command: str) -> str:
+def recommendation_text(found: Recommendation, command: str, *, columns: int = WIDTH) -> str:
     """Return the page of a recommendation; `command` is what the user asked for it with."""
-    lines = [*_head(found), "", *_answer(found), ""]
+    lines = [*_head(found, columns=columns), "", *_answer(found, columns=columns), ""]
     if found.others:
-        lines += [_others_table(found), ""]
-    return fit_page("\n".join([*lines, *_next(found, command)])) + "\n"
+        lines += [_others_table(found, columns=columns), ""]
+    return (
+        fit_page("\n".join([*lines, *_next(found, command, columns=columns)]), columns=columns)
+        + "\n"
+    )
 
 
 def plan_words(choice: CandidatePlan) -> str:
@@ -51,53 +53,58 @@ def percent_of_fit(fits: float) -> str:
     return ">99 %" if fits > 0.99 else "<1 %" if fits < 0.01 else f"{100 * fits:.0f} %"
 
 
-def _head(found: Recommendation) -> Iterator[str]:
+def _head(found: Recommendation, *, columns: int) -> Iterator[str]:
     request = found.answer.request
     model, numbers, cluster = request.model, request.mathematics, request.cluster
     yield _line(
         "model",
         f"{model.name}, {short_count(num_parameters(model))} parameters, on {cluster.num_devices:,}"
         f" x {cluster.device.name}, by {request.trainer}",
+        columns=columns,
     )
     yield _line(
         "batch",
         f"{numbers.global_sequences:,} sequences x {numbers.sequence_length:,} tokens, parameters "
         f"in {numbers.precision.parameters}",
+        columns=columns,
     )
     if request.defaults_taken:
-        yield _line("assumed", "; ".join(request.defaults_taken))
+        yield _line("assumed", "; ".join(request.defaults_taken), columns=columns)
     if request.pins.texts:
-        yield _line("pinned", ", ".join(request.pins.texts.values()))
+        yield _line("pinned", ", ".join(request.pins.texts.values()), columns=columns)
 
 
-def _answer(found: Recommendation) -> Iterator[str]:
+def _answer(found: Recommendation, *, columns: int) -> Iterator[str]:
     request, first = found.answer.request, found.first
     choice, estimate = first.ranked.candidate, first.ranked.estimate
     step, held = step_band(estimate), held_bytes_band(estimate)
-    yield _line("run", plan_words(choice))
+    yield _line("run", plan_words(choice), columns=columns)
     idle = request.cluster.num_devices - choice.devices
     if idle > 0 and request.objective == "time":
         told = f"{idle:,} of {request.cluster.num_devices:,} devices"
-        yield _line("idle", f"{told}: a plan on all of them takes longer")
+        yield _line("idle", f"{told}: a plan on all of them takes longer", columns=columns)
     yield _line(
         "step",
         f"{step.value:.4g} s ({step.low:.4g} to {step.high:.4g}), "
         f"{estimate.tokens_per_s_per_device:.0f} tokens/s of a device, "
         f"MFU {100 * estimate.mfu:.1f}",
+        columns=columns,
     )
     yield _line(
         "memory",
         f"{held.value / 1e9:.1f} of {request.memory_bytes / 1e9:.1f} GB ({held.low / 1e9:.1f} to "
         f"{held.high / 1e9:.1f}); fits: {percent_of_fit(first.fits)}",
+        columns=columns,
     )
     if request.price is not None:
         price = price_band(estimate, request.price)
         yield _line(
             "price",
             f"{price.value:.4g} ({price.low:.4g} to {price.high:.4g}) for a million tokens",
+            columns=columns,
         )
-    yield _line("why", " ".join(_reasons(found)))
-    yield _line("binds", _binds(estimate))
+    yield _line("why", " ".join(_reasons(found)), columns=columns)
+    yield _line("binds", _binds(estimate), columns=columns)
 
 
 def _reasons(found: Recommendation) -> Iterator[str]:
@@ -121,10 +128,10 @@ def _binds(estimate: Estimate) -> str:
     return "of a step " + ", ".join(f"{name} {100 * share:.0f} %" for name, share in told)
 
 
-def _others_table(found: Recommendation) -> str:
+def _others_table(found: Recommendation, *, columns: int) -> str:
     first = found.first.ranked.estimate
     rows = [_other_row(one, first) for one in found.others]
-    return table(("preferred", "plan", "step", "GB", "fits", "tokens/s"), rows, WIDTH)
+    return table(("preferred", "plan", "step", "GB", "fits", "tokens/s"), rows, columns)
 
 
 def _other_row(one: PreferredPlan, first: Estimate) -> tuple[str, ...]:
@@ -142,14 +149,20 @@ def _other_row(one: PreferredPlan, first: Estimate) -> tuple[str, ...]:
     )
 
 
-def _next(found: Recommendation, command: str) -> Iterator[str]:
-    yield _line("next", f"{command} --out run.toml, then echelon prove run.toml")
+def _next(found: Recommendation, command: str, *, columns: int) -> Iterator[str]:
+    yield _line("next", f"{command} --out run.toml, then echelon prove run.toml", columns=columns)
     count = len(found.answer.ranked)
-    yield _line("more", f"--detail: {count} plans and every term; --why: what else was looked at")
     yield _line(
-        "searched", f"{found.answer.num_legal:,} legal plans in {found.answer.seconds:.1f} s"
+        "more",
+        f"--detail: {count} plans and every term; --why: what else was looked at",
+        columns=columns,
+    )
+    yield _line(
+        "searched",
+        f"{found.answer.num_legal:,} legal plans in {found.answer.seconds:.1f} s",
+        columns=columns,
     )
 
 
-def _line(label: str, text: str) -> str:
-    return fill(f"{label:<{_LABEL}}{text}", WIDTH, subsequent_indent=" " * _LABEL)
+def _line(label: str, text: str, *, columns: int) -> str:
+    return fill_text(f"{label:<{_LABEL}}{text}", rest=" " * _LABEL, columns=columns)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from textwrap import fill
 
 from echelon.core.axis import MESH_AXES
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
@@ -14,7 +13,7 @@ from echelon.planner.explain.bands import held_bytes_band, price_band, step_band
 from echelon.planner.search.candidate import CandidatePlan
 from echelon.planner.search.ranked import RankedPlan
 from echelon.planner.search.search import SearchResult
-from echelon.planner.view.text_layout import WIDTH, fit_page, table
+from echelon.planner.view.text_layout import WIDTH, fill_text, fit_page, table
 from echelon.schedule.build import SCHEDULES
 
 HEADER = ("mesh", "zero", "schedule", "mb", "rec", "step s", "tok/s", "MFU", "GB")
@@ -25,33 +24,38 @@ LEGEND = (
 )
 
 
-def answer_text(answer: SearchResult, front: Sequence[RankedPlan] = ()) -> str:
+def answer_text(
+    answer: SearchResult, front: Sequence[RankedPlan] = (), *, columns: int = WIDTH
+) -> str:
     """Return an answer as the page that a person reads; every line has 80 columns at most."""
     parts = [
-        "\n".join(_head(answer)),
-        plans_table(answer.ranked),
-        fill(f"{LEGEND}{hybrid_legend(answer.ranked)} {_widest(answer.ranked)}", WIDTH),
+        "\n".join(_head(answer, columns=columns)),
+        plans_table(answer.ranked, columns=columns),
+        fill_text(
+            f"{LEGEND}{hybrid_legend(answer.ranked)} {_widest(answer.ranked)}", columns=columns
+        ),
     ]
-    parts.append("\n".join(_best(answer, answer.first)))
+    parts.append("\n".join(_best(answer, answer.first, columns=columns)))
     parts.append(
-        "A step of the first takes, in seconds:\n\n" + seconds_table(answer.first.estimate)
+        "A step of the first takes, in seconds:\n\n"
+        + seconds_table(answer.first.estimate, columns=columns)
     )
     parts.append(
         "Its fullest rank holds, in GB:\n\n"
-        + bytes_table(answer.first.estimate, answer.request.memory_bytes)
+        + bytes_table(answer.first.estimate, answer.request.memory_bytes, columns=columns)
     )
     if front:
         text = "No other plan has less of step time, memory and devices than one of these:"
-        parts.append(f"{text}\n\n{plans_table(front, devices=True)}")
+        parts.append(f"{text}\n\n{plans_table(front, devices=True, columns=columns)}")
     parts.append("\n".join(_seen(answer)))
-    return fit_page("\n\n".join(parts)) + "\n"
+    return fit_page("\n\n".join(parts), columns=columns) + "\n"
 
 
-def plans_table(plans: Sequence[RankedPlan], *, devices: bool = False) -> str:
+def plans_table(plans: Sequence[RankedPlan], *, devices: bool = False, columns: int = WIDTH) -> str:
     """Return plans as a table, one a line."""
     rows = [_row(one, devices=devices) for one in plans]
     header = ("devices", *HEADER[:1], *HEADER[2:]) if devices else HEADER
-    return table(header, rows, WIDTH)
+    return table(header, rows, columns)
 
 
 def mesh_text(choice: CandidatePlan) -> str:
@@ -113,7 +117,7 @@ def _row(one: RankedPlan, *, devices: bool) -> tuple[str, ...]:
     return mesh_text(choice), zero, *cells
 
 
-def _head(answer: SearchResult) -> Iterator[str]:
+def _head(answer: SearchResult, *, columns: int) -> Iterator[str]:
     request = answer.request
     model, numbers, cluster = request.model, request.mathematics, request.cluster
     count = short_count(num_parameters(model))
@@ -124,16 +128,16 @@ def _head(answer: SearchResult) -> Iterator[str]:
         f"parameters in {numbers.precision.parameters}"
     )
     if request.defaults_taken:
-        yield fill(
-            f"assumed   {'; '.join(request.defaults_taken)}", WIDTH, subsequent_indent=" " * 10
+        yield fill_text(
+            f"assumed   {'; '.join(request.defaults_taken)}", rest=" " * 10, columns=columns
         )
     if request.pins.texts:
         text = "pinned    " + ", ".join(request.pins.texts.values())
-        yield fill(text, WIDTH, subsequent_indent=" " * 10)
+        yield fill_text(text, rest=" " * 10, columns=columns)
     yield f"trainer   {request.trainer}"
 
 
-def _best(answer: SearchResult, best: RankedPlan) -> Iterator[str]:
+def _best(answer: SearchResult, best: RankedPlan, *, columns: int) -> Iterator[str]:
     choice, estimate = best.candidate, best.estimate
     mesh = choice.mesh
     degrees = [f"{axis.value} {mesh.degree(axis)}" for axis in MESH_AXES if mesh.degree(axis) > 1]
@@ -142,7 +146,7 @@ def _best(answer: SearchResult, best: RankedPlan) -> Iterator[str]:
         f"          {choice.microbatches} microbatches of {choice.microbatch} on each data rank"
         + (", timed event by event" if best.simulated else ", by closed forms")
     )
-    yield from rate_lines(estimate)
+    yield from rate_lines(estimate, columns=columns)
     if answer.request.price is not None:
         price = price_band(estimate, answer.request.price)
         yield (

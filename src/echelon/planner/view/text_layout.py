@@ -1,20 +1,26 @@
-"""How text is laid out: tables and sentences that fit into 80 columns."""
+"""How text is laid out: tables and sentences that fit into the columns of a page.
+
+A terminal says how many these are (`cli/output.py`), 80 where nothing does. No number and no word
+is cut, unless it is longer than a line.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from textwrap import fill, wrap
+from textwrap import wrap
 
 WIDTH = 80  # columns of text
 GAP, WORDS_OF_NUMBER = "  ", 2
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]], width: int | None = None) -> str:
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[object]], columns: int | None = None
+) -> str:
     """Return rows in aligned columns: the first to the left, numbers to the right.
 
-    What is wider than `width` has its heads and texts in several lines; columns for which there is
-    still no room stand below, behind the first one again.
+    What is wider than `columns` has its heads and texts in several lines; what there is still no
+    room for stands below, behind the first column again.
     """
     head, body = list(header), [[str(cell) for cell in row] for row in rows]
     right = [
@@ -23,14 +29,14 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], width: int | 
     ]
     widths = [max(map(len, cells)) for cells in zip(head, *body, strict=True)]
     parts = [[*range(len(head))]]
-    if width is not None and sum(widths) + len(GAP) * (len(widths) - 1) > width:
+    if columns is not None and sum(widths) + len(GAP) * (len(widths) - 1) > columns:
         # What is more than a number and its unit can go on in the next line.
         right = [
             is_right and all(len(row[column].split()) <= WORDS_OF_NUMBER for row in body)
             for column, is_right in enumerate(right)
         ]
-        widths = _widths(head, body, right, width)
-        parts = _folded(widths, width)
+        widths = _widths(head, body, right, columns)
+        parts = _folded(widths, columns)
     return "\n\n".join(
         "\n".join(
             line
@@ -106,8 +112,13 @@ def _lines(
         yield GAP.join(shown).rstrip()
 
 
-CUTS = (r"\S+", r"[^\s.]+\.?|\.", r"[^\s._/=-]+[._/=-]*|[._/=-]+")
-"""What is kept whole, most first: words, parts of dotted keys, parts of names."""
+_IN_NUMBER = r"(?<=\d)\.(?=\d)|(?<=\de)[+-](?=\d)"
+CUTS = (
+    r"\S+",
+    rf"(?:[^\s.]|{_IN_NUMBER})+\.?|\.",
+    rf"(?:[^\s._/=-]|{_IN_NUMBER})+[._/=-]*|[._/=-]+",
+)
+"""What is kept whole, most first: words, parts of dotted keys, parts of names; always numbers."""
 
 
 def longest_piece(cells: Sequence[str], cut: str) -> int:
@@ -140,29 +151,64 @@ def _cut(word: str, width: int) -> list[str]:
     return [word[start : start + width] for start in range(0, len(word), width)]
 
 
-def wrap_text(text: str, first: str, rest: str) -> list[str]:
+def wrap_text(text: str, first: str, rest: str, *, columns: int = WIDTH) -> list[str]:
     """Return `text` in lines; `first` stands before the first of them, `rest` before others."""
-    return wrap(
+    lines = wrap(
         text,
-        WIDTH,
+        columns,
         initial_indent=first,
         subsequent_indent=rest,
         break_on_hyphens=False,
         break_long_words=False,
     )
+    return [part for line in lines for part in _cut_line(line, columns)]
 
 
-def fit_page(text: str) -> str:
+def _cut_line(line: str, columns: int) -> list[str]:
+    """Return a line in lines that fit; only one of a single long word does not by itself."""
+    if len(line) <= columns:
+        return [line]
+    word = line.lstrip()
+    indent = line[: len(line) - len(word)]
+    lines = cell_lines(word, max(1, columns - len(indent)))
+    return [indent + one for one in lines]
+
+
+def fill_text(text: str, *, columns: int = WIDTH, first: str = "", rest: str = "") -> str:
+    """Return the lines of `wrap_text` as one text."""
+    return "\n".join(wrap_text(text, first, rest, columns=columns))
+
+
+def flow_text(lines: Iterable[str], *, columns: int, indent: str = "") -> str:
+    """Return lines of one paragraph as lines of a page, as long as there is room for."""
+    text = " ".join(line.strip() for line in lines)
+    return fill_text(text, columns=columns, first=indent, rest=indent)
+
+
+def flow_paragraphs(text: str, *, columns: int) -> str:
+    """Return the paragraphs of a text, which empty lines part, as those of a page.
+
+    One with lines that stand further in, or begin with a dash, is a list, and stays as it is.
+    """
+    return "\n\n".join(
+        part
+        if re.search(r"^(\s|- )", part, re.MULTILINE)
+        else flow_text(part.split("\n"), columns=columns)
+        for part in text.split("\n\n")
+    )
+
+
+def fit_page(text: str, *, columns: int = WIDTH) -> str:
     """Return a page with lines that are too long in several, those after the first further in.
 
     ``zero     stage 3, ...`` goes on under its third word, a sentence at the margin.
     """
-    return "\n".join(_fit_line(line) for line in text.split("\n"))
+    return "\n".join(_fit_line(line, columns) for line in text.split("\n"))
 
 
-def _fit_line(line: str) -> str:
-    if len(line) <= WIDTH:
+def _fit_line(line: str, columns: int) -> str:
+    if len(line) <= columns:
         return line
     head = re.match(r" *(?:\S+ {2,})?", line)
-    indent = " " * len(head[0]) if head is not None and len(head[0]) < WIDTH // 2 else ""
-    return fill(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+    indent = " " * len(head[0]) if head is not None and len(head[0]) < columns // 2 else ""
+    return fill_text(line, columns=columns, rest=indent)
