@@ -17,7 +17,7 @@ from echelon.core.rulebook.command_line import OUTPUT_WRITABLE
 from echelon.planner.view.text_layout import WIDTH
 
 NARROWEST = 60  # columns
-WIDEST = 160  # columns
+WIDEST = 160  # columns; of a list that goes into a pipe, too: a row is a line there
 JSON_SCHEMA = 1  # of the written JSON
 
 
@@ -58,12 +58,12 @@ def print_error_json(command: str, error: EchelonError) -> None:
     print_json(command, {"error": True, "problems": [p.to_json() for p in error.problems]})
 
 
-def page_columns() -> int:
-    """Return the columns of a page: those of the terminal from 60 to 160, 80 where there is none.
+def page_columns(without: int = WIDTH) -> int:
+    """Return the columns of a page: those of the terminal from 60 to 160, else `without`.
 
     COLUMNS in the environment wins, as it does in other programs.
     """
-    columns = shutil.get_terminal_size((WIDTH, 24)).columns
+    columns = shutil.get_terminal_size((without, 24)).columns
     return min(max(columns, NARROWEST), WIDEST)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json, Settings, bad_argument, require_suffix
-from echelon.cli.output import note, page_columns, print_json, print_result
+from echelon.cli.output import WIDEST, note, page_columns, print_json, print_result
 from echelon.config.cluster.file import cluster_toml
 from echelon.config.cluster.settings import read_typed_cluster, typed_cluster
 from echelon.config.files.new_file import write_new
@@ -131,7 +131,7 @@ def show(
         print(resolved_toml(job), end="")
     else:
         rows = [(row.key, row.value, row.source) for row in job.sources]
-        print(table(("setting", "value", "set by"), rows, page_columns()))
+        print(table(("setting", "value", "set by"), rows, page_columns(WIDEST)))
     return 0
 
 
@@ -144,7 +144,7 @@ def _show_cluster(cluster: str, source: str, *, toml: bool, json: bool) -> int:
         print(cluster_toml(found, about), end="")
     else:
         rows = [(key, value) for key, value in cluster_rows(found)]
-        print(table(("setting", "value"), rows, page_columns()))
+        print(table(("setting", "value"), rows, page_columns(WIDEST)))
     return 0
 
 
@@ -155,7 +155,7 @@ def presets(*, json: Json = False) -> int:
     print_result(
         "config presets",
         lambda: listed,
-        lambda: table(head, rows, page_columns()) + "\n",
+        lambda: table(head, rows, page_columns(WIDEST)) + "\n",
         as_json=json,
     )
     return 0

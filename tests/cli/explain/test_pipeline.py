@@ -12,6 +12,8 @@ from echelon.schedule.build import SCHEDULES, builder_of
 from echelon.schedule.check import check_schedule
 from echelon.schedule.simulate import Durations, simulate
 
+pytestmark = pytest.mark.usefixtures("wide")
+
 DURATIONS = {
     # F = B = W, cut among the stages of a rank.
     stages: Durations(
@@ -42,7 +44,7 @@ def test_every_schedule_has_a_line_a_formula_and_a_reason_to_take_it(
         assert re.search(rf"^{name} +\d +[\d.]+ F ", text, re.MULTILINE)
         assert f"  {name}: {kind.paper}\n    idle  " in text
     assert "(p-1)(F+BW): the overhead is (p-1)/m, the fraction of the step (p-1)/(m+p-1)." in text
-    assert max(map(len, text.splitlines())) <= 120
+    assert max(map(len, text.splitlines())) <= 160
     assert "`" not in text
 
 
