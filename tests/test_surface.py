@@ -19,7 +19,10 @@ ERRORS = (
     *("CheckpointError", "ConfigError", "DataError", "EchelonError", "EnvironmentProblem"),
     *("InfeasiblePlan", "ProofFailed", "RunFailed"),
 )
-RECORDS = ("Fused", "Logical", "OnRank", "OneDevice", "Plan", "TrainResult", "VerifyCase")
+RECORDS = (
+    *("Fused", "Logical", "OnRank", "OneDevice", "Plan", "PlanAnswer", "TrainResult"),
+    "VerifyCase",
+)
 VERBS = (
     *("bisect", "calibrate_machine", "calibrate_model", "calibrate_run", "compare", "export"),
     *("generate", "import_run", "observe", "observe_experts", "observe_schedule", "parallelize"),
@@ -40,6 +43,7 @@ from echelon.api.calibrating.run import RunCalibration
 from echelon.api.converting import ExportedRun
 from echelon.api.converting import ImportedRun
 from echelon.config.files.times_file import TimesFile
+from echelon.planner.answer.estimated import EstimatedPlan
 from echelon.planner.explain.compare import PlanComparison
 from echelon.proof.bisect.verdict import Bisection
 from echelon.proof.claims.proof import Proof
@@ -53,6 +57,21 @@ version: str = ec.__version__
 plan = ec.plan("nano", settings=["mesh.tp=2"])
 assert_type(plan, ec.Plan)
 assert_type(plan.mesh.world_size, int)
+answer = ec.plan("llama3-8b", "8xh100", trainer="megatron-core", batch=512, pins=["tp=2"])
+assert_type(answer, ec.PlanAnswer)
+assert_type(answer.plan, ec.Plan)
+assert_type(answer.step_s.high, float)
+assert_type(answer.alternatives, tuple[EstimatedPlan, ...])
+assert_type(answer.plans[0].plan, ec.Plan)
+assert_type(ec.plan("nano", search=True, batch={"global_sequences": 8}), ec.PlanAnswer)
+assert_type(ec.plan("nano", batch=8), ec.Plan)
+assert_type(ec.prove(answer), Proof)
+assert_type(ec.prove(answer.alternatives[0]), Proof)
+assert_type(ec.compare(answer, plan), PlanComparison)
+assert_type(ec.export(answer, "megatron"), ExportedRun)
+assert_type(ec.train(answer), ec.TrainResult)
+assert_type(ec.bisect(answer), Bisection | None)
+assert_type(ec.parallelize(nn.Linear(2, 2), answer), tuple[nn.Linear, ModuleOptimizer])
 proof = ec.prove(plan)
 assert_type(proof, Proof)
 assert_type(proof.proven, bool)
@@ -101,6 +120,9 @@ ec.trian("nano")
 ec.plan("nano", setings=["mesh.tp=2"])
 ec.plan(3)
 ec.plan("nano").mesh.world_sise
+ec.plan("nano", pins=["tp=2"])
+ec.plan("nano", "8xh100").mesh
+ec.plan("nano", "8xh100", objective="speed")
 ec.prove("nano")
 ec.verify(plan)
 ec.train("nano").sumary

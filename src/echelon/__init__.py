@@ -38,6 +38,7 @@ __all__ = [
     "OnRank",
     "OneDevice",
     "Plan",
+    "PlanAnswer",
     "ProofFailed",
     "RunFailed",
     "TrainResult",
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     )
     from echelon.core.plan import Plan
     from echelon.core.version import __version__
+    from echelon.planner.answer.answer import PlanAnswer
     from echelon.proof.verify.case import Fused, Logical, OneDevice, OnRank, VerifyCase
 else:
     # A type checker reads the imports above; with this function it would take any name for right.
@@ -101,6 +103,7 @@ else:
         "OnRank": _CASE,
         "OneDevice": _CASE,
         "Plan": "echelon.core.plan",
+        "PlanAnswer": "echelon.planner.answer.answer",
         "ProofFailed": _ERRORS,
         "RunFailed": _ERRORS,
         "TrainResult": "echelon.api.training",

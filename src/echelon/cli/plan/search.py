@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from echelon.cli.flags import argument_problem, require_new_files, require_suffix
+from echelon.cli.flags import require_new_files, require_suffix
 from echelon.cli.output import note, print_json
-from echelon.core.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from echelon.core.plan import Plan
@@ -46,11 +44,7 @@ def run_search(
     """Search, print the answer, write the best plan; return the exit code."""
     from echelon.cli.plan.why import explanation_text, fixes_text
     from echelon.planner.answer.recommend_text import recommendation_text
-    from echelon.planner.answer.search_json import (
-        answer_json,
-        explanation_json,
-        recommendation_json,
-    )
+    from echelon.planner.answer.search_json import explanation_json, found_json
     from echelon.planner.answer.search_text import answer_text
     from echelon.planner.explain.why import explain_result
     from echelon.planner.recommend.recommend import Recommendation, recommend
@@ -58,7 +52,6 @@ def run_search(
     from echelon.planner.search.request import make_request
     from echelon.planner.search.search import pareto_front
 
-    _require_sensible(wanted)
     require_suffix("--out", shown.output, (".toml", ".json"))
     require_new_files({"--out": shown.output})
     if shown.figures is not None:
@@ -76,9 +69,7 @@ def run_search(
         raise explain_no_plan(answer)
     kept = pareto_front(request) if shown.front and not answer.interrupted else ()
     if shown.json:
-        told = {"search": answer_json(answer, kept)}
-        if isinstance(found, Recommendation):
-            told["recommended"] = recommendation_json(found)
+        told = found_json(found, kept)
         if shown.why and answer.best is not None:
             told["why"] = explanation_json(explain_result(answer))
         print_json("plan", told)
@@ -122,17 +113,6 @@ def _command(
     if aim.trainer != OURS:
         words += ["--trainer", aim.trainer]
     return shlex.join(words)
-
-
-def _require_sensible(wanted: SearchAim) -> None:
-    problems: list[Problem] = []
-    price = wanted.price
-    if price is not None and not 0 < price < math.inf:
-        typed = f"--price {price:g}"
-        message = f"{typed} is no price of a device for an hour"
-        problems.append(argument_problem(message, "--price 2.5", typed=typed))
-    if problems:
-        raise ConfigError(problems)
 
 
 def _write_outputs(answer: SearchResult, shown: SearchOutputOptions) -> None:

@@ -48,14 +48,17 @@ def rate_lines(estimate: Estimate, *, label: int = 10, columns: int = WIDTH) -> 
 
 def seconds_table(estimate: Estimate, *, columns: int = WIDTH) -> str:
     """Return the terms of a step as a table; "-" is the band of what is counted."""
-    rows = [(name, _value(one), _band_text(one), part) for name, one, part in _seconds(estimate)]
+    rows = [
+        (name, value_text(one), band_text(one), part)
+        for name, one, part in seconds_shares(estimate)
+    ]
     return table(("term", "seconds", "band", "of the step"), rows, columns)
 
 
 def bytes_table(estimate: Estimate, memory_bytes: float, *, columns: int = WIDTH) -> str:
     """Return the terms of what the fullest rank holds as a table."""
-    shares = _held(estimate, memory_bytes)
-    rows = [(name, _value(one), _band_text(one), part) for name, one, part in shares]
+    shares = bytes_shares(estimate, memory_bytes)
+    rows = [(name, value_text(one), band_text(one), part) for name, one, part in shares]
     return table(("term", "GB", "band", "of the memory"), rows, columns)
 
 
@@ -63,11 +66,11 @@ def terms_beside(estimate: Estimate, memory_bytes: float, *, columns: int = WIDT
     """Return the terms of a step and those of what the fullest rank holds, side by side."""
     left, right = (
         table(
-            header, [(name, _value(one), part) for name, one, part in shares], columns
+            header, [(name, value_text(one), part) for name, one, part in shares], columns
         ).splitlines()
         for header, shares in (
-            (("term", "seconds", "of the step"), _seconds(estimate)),
-            (("term", "GB", "of the memory"), _held(estimate, memory_bytes)),
+            (("term", "seconds", "of the step"), seconds_shares(estimate)),
+            (("term", "GB", "of the memory"), bytes_shares(estimate, memory_bytes)),
         )
     )
     width = max(map(len, left))
@@ -108,11 +111,13 @@ def _in_gb(amount: BandedValue) -> BandedValue:
     return BandedValue(value=amount.value / 1e9, low=amount.low / 1e9, high=amount.high / 1e9)
 
 
-def _seconds(estimate: Estimate) -> list[tuple[str, BandedValue, str]]:
+def seconds_shares(estimate: Estimate) -> list[tuple[str, BandedValue, str]]:
+    """Return the terms of a step in seconds, each with its share; small ones together; the sum."""
     return _shares(step_term_bands(estimate), step_band(estimate), estimate.step_s, "step")
 
 
-def _held(estimate: Estimate, memory_bytes: float) -> list[tuple[str, BandedValue, str]]:
+def bytes_shares(estimate: Estimate, memory_bytes: float) -> list[tuple[str, BandedValue, str]]:
+    """Return what the fullest rank holds in GB, each term with its share of the memory; the sum."""
     terms = {name: _in_gb(amount) for name, amount in byte_term_bands(estimate).items()}
     return _shares(terms, _in_gb(held_bytes_band(estimate)), memory_bytes / 1e9, "memory")
 
@@ -134,9 +139,11 @@ def _shares(
     return [(key, one, f"{100 * one.value / whole:.1f} %") for key, one in shown]
 
 
-def _value(amount: BandedValue) -> str:
+def value_text(amount: BandedValue) -> str:
+    """Return a number as tables have it."""
     return f"{amount.value:.4g}"
 
 
-def _band_text(amount: BandedValue) -> str:
+def band_text(amount: BandedValue) -> str:
+    """Return the ends of a band as tables have them; "-" for what is counted."""
     return "-" if amount.low == amount.high else f"{amount.low:.4g} to {amount.high:.4g}"

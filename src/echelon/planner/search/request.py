@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from pathlib import Path
 from shlex import quote
-from typing import Literal
+from typing import Literal, get_args
 
 from echelon.config.cluster.settings import read_cluster, typed_cluster
 from echelon.config.entries import DEFAULT, Entry
@@ -29,6 +30,7 @@ from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Mathematics, Plan
+from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.rulebook.config import UNKNOWN_PRESET
 from echelon.core.rulebook.planner import OBJECTIVE_NEEDS_PRICE, TRAINER_RUNS_PIN, UNKNOWN_TRAINER
 from echelon.core.rules import did_you_mean
@@ -140,23 +142,8 @@ def make_request(
     aim = aim or SearchAim()
     typed = aim.trainer
     aim = replace(aim, trainer=ALSO_CALLED.get(aim.trainer, aim.trainer))
-    if aim.trainer not in FRAMEWORKS:
-        names = tuple(sorted({*FRAMEWORKS, *ALSO_CALLED}))
-        raise ConfigError(
-            UNKNOWN_TRAINER.problem(
-                f"--trainer {typed}: there are no figures of that trainer",
-                set_by=f"--trainer {typed}",
-                suggestions=did_you_mean(aim.trainer, names) or names,
-            )
-        )
-    if aim.objective == "cost" and aim.price is None:
-        raise ConfigError(
-            OBJECTIVE_NEEDS_PRICE.problem(
-                "--objective cost needs the price of a device for an hour",
-                set_by="--objective cost",
-                suggestions=("--price 2.5", "--objective throughput"),
-            )
-        )
+    if problems := [*_wrong_aims(aim)]:
+        raise ConfigError(problems)
     rest = [text for text in settings if text not in layout]
     gathered = _gathered(model, cluster, rest)
     defaults_taken = tuple(_complete(gathered, str(model), aim.trainer))
@@ -171,6 +158,38 @@ def make_request(
         defaults_taken=defaults_taken,
         **asdict(aim),
     )
+
+
+def _wrong_aims(aim: SearchAim) -> Iterator[Problem]:
+    """Yield what is wrong with what is wanted of plans: Python hands on whatever was typed."""
+    typed, names = f"--trainer {aim.trainer}", tuple(sorted({*FRAMEWORKS, *ALSO_CALLED}))
+    if aim.trainer not in FRAMEWORKS:
+        yield UNKNOWN_TRAINER.problem(
+            f"{typed}: there are no figures of that trainer",
+            set_by=typed,
+            suggestions=did_you_mean(aim.trainer, names) or names,
+        )
+    objectives: tuple[str, ...] = get_args(Objective)
+    if aim.objective not in objectives:
+        typed = f"--objective {aim.objective}"
+        yield BAD_ARGUMENT.problem(
+            f"{typed} is none of {', '.join(objectives)}",
+            set_by=typed,
+            suggestions=[f"--objective {one}" for one in objectives],
+        )
+    if aim.objective == "cost" and aim.price is None:
+        yield OBJECTIVE_NEEDS_PRICE.problem(
+            "--objective cost needs the price of a device for an hour",
+            set_by="--objective cost",
+            suggestions=("--price 2.5", "--objective throughput"),
+        )
+    if aim.price is not None and not 0 < aim.price < inf:
+        typed = f"--price {aim.price:g}"
+        yield BAD_ARGUMENT.problem(
+            f"{typed} is no price of a device for an hour",
+            set_by=typed,
+            suggestions=("--price 2.5",),
+        )
 
 
 def _trainer_software(trainer: str, run: Plan) -> TrainerConstants:
