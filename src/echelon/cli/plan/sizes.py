@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 NUM_SIZES = 4  # clusters
 _LAYOUT_OR_CLUSTER = ("cluster.", "mesh.", "zero.", "pipeline.", "recompute.", "context.")
 _HEADER = ("cluster", "mesh", "zero", "mb", "rec", "step s", "tok/s", "MFU", "GB")
-_LEGEND = (
+_COLUMNS = (
     "tok/s: of a device. GB: of the fullest rank. mb: sequences of a microbatch. rec: blocks that "
-    "run forward again. zero +h: optimizer state rests on the host, because nothing fits else."
+    "run forward again."
 )
 
 
@@ -115,14 +115,15 @@ def four_sizes(
 
 
 def sizes_text(answers: Sequence[SearchResult], *, columns: int = WIDTH) -> str:
-    """Return the best plans on clusters as a page; every line has 80 columns at most."""
+    """Return the best plans on clusters as a page; no line has more columns than there are."""
     from echelon.core.parameters import num_parameters
     from echelon.core.units import short_count
-    from echelon.planner.answer.search_text import mesh_text, recompute_text
+    from echelon.planner.answer.legend import mesh_text, recompute_text, sign_texts
 
     rows: list[tuple[str, ...]] = []
-    for answer in answers:
-        choice, estimate = answer.first.candidate, answer.first.estimate
+    choices = [answer.first.candidate for answer in answers]
+    for answer, choice in zip(answers, choices, strict=True):
+        estimate = answer.first.estimate
         rows.append(
             (
                 answer.request.cluster.name,
@@ -151,7 +152,7 @@ def sizes_text(answers: Sequence[SearchResult], *, columns: int = WIDTH) -> str:
     parts = [
         "\n".join(fill_text(line, columns=columns) for line in head),
         table(_HEADER, rows, columns),
-        fill_text(_LEGEND, columns=columns),
+        fill_text(" ".join([_COLUMNS, *sign_texts(choices)]), columns=columns),
         fill_text(last, columns=columns),
     ]
     return "\n\n".join(parts) + "\n"

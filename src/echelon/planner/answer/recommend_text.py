@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from echelon.core.parameters import num_parameters
 from echelon.core.units import short_count
 from echelon.interop.tools import tool_of_trainer
-from echelon.planner.answer.search_text import mesh_text, recompute_text, schedule_text
+from echelon.planner.answer.legend import mesh_text, recompute_text, schedule_text, sign_texts
 from echelon.planner.explain.bands import held_bytes_band, price_band, step_band
 from echelon.planner.predict.estimate import Estimate
 from echelon.planner.recommend.recommend import SURE, PreferredPlan, Recommendation, noise
@@ -30,6 +30,9 @@ def recommendation_text(found: Recommendation, command: str | None, *, columns: 
     lines += ["", *(_line(*fact, columns=columns) for fact in answer_facts(found)), ""]
     if found.others:
         lines += [table(OTHERS_HEADER, other_rows(found), columns), ""]
+    shown = [one.ranked.candidate for one in (found.first, *found.others)]
+    if signs := " ".join(sign_texts(shown)):
+        lines.append(_line("signs", signs, columns=columns))
     lines += [_line(*fact, columns=columns) for fact in _next(found, command)]
     return fit_page("\n".join(lines), columns=columns) + "\n"
 

@@ -5,35 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from echelon.core.axis import MESH_AXES
-from echelon.core.choices.context_kinds import CONTEXT_KINDS
 from echelon.core.parameters import num_parameters
 from echelon.core.units import short_count
 from echelon.planner.answer.estimate import bytes_table, rate_lines, seconds_table
+from echelon.planner.answer.legend import mesh_text, recompute_text, schedule_text, sign_texts
 from echelon.planner.explain.bands import held_bytes_band, price_band, step_band, tokens_per_s_band
-from echelon.planner.search.candidate import CandidatePlan
 from echelon.planner.search.ranked import RankedPlan
 from echelon.planner.search.search import SearchResult
 from echelon.planner.view.text_layout import WIDTH, fill_text, fit_page, table
-from echelon.schedule.build import SCHEDULES
 
 HEADER = ("mesh", "zero", "schedule", "mb", "rec", "step s", "tok/s", "MFU", "GB")
-LEGEND = (
+_COLUMNS = (
     "mb: sequences of a microbatch. rec: blocks that run forward again. tok/s: of a device. "
-    "GB: of the fullest rank. 1f1b x4: interleaved, four stages on a rank. tp8s: with sequence "
-    "parallelism. cp4u2: two of four context ranks exchange heads. ~: a closed form, no events."
+    "GB: of the fullest rank."
 )
+_CLOSED_FORM = "~"
+"""What stands before seconds that are no events."""
 
 
 def answer_text(
     answer: SearchResult, front: Sequence[RankedPlan] = (), *, columns: int = WIDTH
 ) -> str:
-    """Return an answer as the page that a person reads; every line has 80 columns at most."""
+    """Return an answer as the page that a person reads; no line has more columns than there are."""
     parts = [
         "\n".join(_head(answer, columns=columns)),
         plans_table(answer.ranked, columns=columns),
-        fill_text(
-            f"{LEGEND}{hybrid_legend(answer.ranked)} {_widest(answer.ranked)}", columns=columns
-        ),
+        fill_text(f"{_legend(answer.ranked)} {_widest(answer.ranked)}", columns=columns),
     ]
     parts.append("\n".join(_best(answer, answer.first, columns=columns)))
     parts.append(
@@ -58,51 +55,22 @@ def plans_table(plans: Sequence[RankedPlan], *, devices: bool = False, columns: 
     return table(header, rows, columns)
 
 
-def mesh_text(choice: CandidatePlan) -> str:
-    """Return the degrees of a mesh that are not 1, such as ``pp16 dp2x32 tp8s``."""
-    mesh = choice.mesh
-    record = CONTEXT_KINDS[choice.context]
-    context = record.symbol + str(choice.ulysses) * (record.exchange == "inner")
-    words = [f"pp{mesh.pp}"] if mesh.pp > 1 else []
-    words += [f"dp{mesh.dp_text}"] if mesh.dp > 1 else []
-    if mesh.cp > 1:
-        words.append(f"cp{mesh.cp}{context}")
-    if mesh.tp > 1:
-        words.append(f"tp{mesh.tp}{'s' * choice.sequence_parallel}")
-    if mesh.ep > 1:
-        words.append(f"ep{mesh.ep}{'t' * (choice.expert_tp > 1)}")
-    return " ".join(words) or "one rank"
+def _legend(plans: Sequence[RankedPlan]) -> str:
+    """Return what the heads and signs of a table of plans mean."""
+    texts = [_COLUMNS, *sign_texts([one.candidate for one in plans])]
+    if any(_is_closed_form(one) for one in plans):
+        texts.append(f"{_CLOSED_FORM}: a closed form, no events.")
+    return " ".join(texts)
 
 
-def hybrid_legend(plans: Sequence[RankedPlan]) -> str:
-    """Return what a mesh such as ``dp2x4`` says, where one of the plans has it."""
-    meshes = (one.candidate.mesh for one in plans)
-    hybrid = next((mesh for mesh in meshes if len(mesh.data_degrees) > 1), None)
-    if hybrid is None:
-        return ""
-    replicas, shards = hybrid.data_degrees.values()
-    return f" dp{hybrid.dp_text}: {replicas} replicas of {shards} shards."
-
-
-def schedule_text(choice: CandidatePlan) -> str:
-    """Return the schedule of a plan in ten columns; "-" without a pipeline."""
-    if choice.mesh.pp == 1:
-        return "-"
-    short = SCHEDULES[choice.schedule].short_name
-    return f"{short} x{choice.virtual}" if short else choice.schedule
-
-
-def recompute_text(choice: CandidatePlan) -> str:
-    """Return which blocks run forward again: "-", "all" or one of so many."""
-    if choice.recompute == 0:
-        return "-"
-    return "all" if choice.recompute == 1 else f"1/{choice.recompute}"
+def _is_closed_form(one: RankedPlan) -> bool:
+    return one.candidate.mesh.pp > 1 and not one.simulated
 
 
 def _row(one: RankedPlan, *, devices: bool) -> tuple[str, ...]:
     choice, estimate = one.candidate, one.estimate
     zero = str(choice.zero) + ("+h" if choice.offload else "")
-    step = "~" * (choice.mesh.pp > 1 and not one.simulated) + f"{estimate.step_s:.4g}"
+    step = _CLOSED_FORM * _is_closed_form(one) + f"{estimate.step_s:.4g}"
     cells = (
         schedule_text(choice),
         str(choice.microbatch),
