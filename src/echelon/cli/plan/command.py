@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json, Settings, bad_argument
-from echelon.cli.output import print_json
+from echelon.cli.output import print_json, spinner
 from echelon.interop.tools import trainer_names
 
 OURS = "echelon"
@@ -137,12 +137,13 @@ def _show(run: str, settings: tuple[str, ...], *, json: bool, columns: int) -> b
     from echelon.config.load import load_job
     from echelon.config.stage_placement import search_note_of_job
 
-    job = load_job(run, settings)
-    times = unit_times_from_job(job)
+    with spinner("planning", shown=not json):
+        job = load_job(run, settings)
+        times = unit_times_from_job(job)
+        text = "" if json else plan_text(job.plan, times, search_note_of_job(job), columns=columns)
     if json:
         print_json("plan", plan_json(job.plan, times))
-    else:
-        print(plan_text(job.plan, times, search_note_of_job(job), columns=columns), end="")
+    print(text, end="")
     return plan_fits(job.plan)
 
 
@@ -167,7 +168,7 @@ def _explain(
         note(
             fixes_text(fixes, columns=columns)
             if fixes
-            else draw(plan, estimated.seconds, estimated.bytes)
+            else draw(plan, estimated.seconds, estimated.bytes, columns=columns)
         )
     if figures is not None:
         note(draw(plan, estimated.seconds, estimated.bytes, figures).rstrip("\n"))

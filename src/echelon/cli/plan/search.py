@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echelon.cli.flags import require_new_files, require_suffix
-from echelon.cli.output import note, print_json
+from echelon.cli.output import note, print_json, spinner
 
 if TYPE_CHECKING:
+    from echelon.core.errors import ConfigError
     from echelon.core.plan import Plan
     from echelon.planner.search.request import SearchAim
     from echelon.planner.search.search import SearchResult
@@ -42,13 +43,12 @@ def run_search(
     columns: int,
 ) -> int:
     """Search, print the answer, write the best plan; return the exit code."""
-    from echelon.cli.plan.why import explanation_text, fixes_text
+    from echelon.cli.plan.why import explanation_text
     from echelon.planner.answer.recommend_text import recommendation_text
     from echelon.planner.answer.search_json import explanation_json, found_json
     from echelon.planner.answer.search_text import answer_text
     from echelon.planner.explain.why import explain_result
     from echelon.planner.recommend.recommend import Recommendation, recommend
-    from echelon.planner.search.no_plan import explain_no_plan
     from echelon.planner.search.request import make_request
     from echelon.planner.search.search import pareto_front
 
@@ -59,19 +59,20 @@ def run_search(
 
         require_new_folder(shown.figures)
     request = make_request(model, cluster=cluster, settings=settings, pins=pins, aim=wanted)
-    found = recommend(request)
-    answer = found.answer if isinstance(found, Recommendation) else found
+    with spinner("searching for plans", shown=not shown.json):
+        found = recommend(request)
+        answer = found.answer if isinstance(found, Recommendation) else found
+        kept = pareto_front(request) if shown.front and not answer.interrupted else ()
     if answer.best is None and not answer.interrupted:
-        if shown.why:
-            from echelon.planner.explain.fixes import cheapest_pin_fixes
-
-            note(fixes_text(cheapest_pin_fixes(request), columns=columns))
-        raise explain_no_plan(answer)
-    kept = pareto_front(request) if shown.front and not answer.interrupted else ()
+        raise _no_plan(answer, shown, columns=columns)
+    reasons = None
+    if shown.why and answer.best is not None:
+        with spinner("looking at other plans", shown=not shown.json):
+            reasons = explain_result(answer)
     if shown.json:
         told = found_json(found, kept)
-        if shown.why and answer.best is not None:
-            told["why"] = explanation_json(explain_result(answer))
+        if reasons is not None:
+            told["why"] = explanation_json(reasons)
         print_json("plan", told)
     elif answer.best is not None:
         if isinstance(found, Recommendation):
@@ -79,8 +80,8 @@ def run_search(
             print(recommendation_text(found, asked, columns=columns), end="")
         if shown.detail or kept or not isinstance(found, Recommendation):
             print("\n" + answer_text(answer, kept, columns=columns), end="")
-        if shown.why:
-            print("\n" + explanation_text(explain_result(answer), columns=columns), end="")
+        if reasons is not None:
+            print("\n" + explanation_text(reasons, columns=columns), end="")
     if answer.best is not None:
         _write_outputs(answer, shown)
     if answer.interrupted:
@@ -90,6 +91,20 @@ def run_search(
         )
         return EXIT_INTERRUPTED
     return 0
+
+
+def _no_plan(answer: SearchResult, shown: SearchOutputOptions, *, columns: int) -> ConfigError:
+    """Return the error of a search without a plan; with --why say what pins would give one."""
+    from echelon.cli.plan.why import fixes_text
+    from echelon.planner.explain.fixes import cheapest_pin_fixes
+    from echelon.planner.search.no_plan import explain_no_plan
+
+    with spinner("looking for what would fit", shown=not shown.json):
+        fixes = cheapest_pin_fixes(answer.request) if shown.why else None
+        error = explain_no_plan(answer)
+    if fixes is not None:
+        note(fixes_text(fixes, columns=columns))
+    return error
 
 
 def _command(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from echelon.cli.flags import bad_argument
-from echelon.cli.output import note, print_json
+from echelon.cli.output import note, print_json, spinner
 from echelon.core.errors import ConfigError
 from echelon.planner.view.text_layout import WIDTH, fill_text, table
 
@@ -76,7 +76,8 @@ def show_sizes(
 ) -> int:
     """Print the best plan on each of four clusters; return the exit code, 1 without any plan."""
     _require_no_plan_flags(shown)
-    answers = four_sizes(model, wanted, settings=settings, pins=pins)
+    with spinner("searching on four sizes", shown=not shown.json):
+        answers = four_sizes(model, wanted, settings=settings, pins=pins)
     if shown.json:
         from echelon.planner.answer.search_json import answer_json
 

@@ -57,7 +57,12 @@ class PlanFigures:
 
 
 def draw(
-    plan: Plan, seconds: Mapping[str, float], held: Mapping[str, float], folder: Path | None = None
+    plan: Plan,
+    seconds: Mapping[str, float],
+    held: Mapping[str, float],
+    folder: Path | None = None,
+    *,
+    columns: int = WIDTH,
 ) -> str:
     """Return what to print of a plan whose step takes `seconds`, its fullest rank holding `held`.
 
@@ -67,7 +72,7 @@ def draw(
         require_new_folder(folder)
     pictures = plan_figures(plan, seconds, held)
     if folder is None:
-        return pictures.text()
+        return pictures.text(columns=columns)
     return "".join(f"written: {path}\n" for path in write_figures(pictures, folder))
 
 
