@@ -33,6 +33,7 @@ from echelon.config.settings.value_types import (
     FROM_ZERO,
     MEMORY_BYTES,
     POSITIVE,
+    SECONDS,
     SECONDS_OR_ZERO,
     SIZE_OR_ZERO,
     Choice,
@@ -91,7 +92,10 @@ CLUSTER_SETTINGS = _settings(
             )
             for item in fields(Efficiency)
         },
-        **{f"trainer.{name}": (POSITIVE, "unknown") for name in TRAINER_CONSTANTS},
+        **{
+            f"trainer.{name}": (SECONDS if name.endswith("_s") else POSITIVE, "unknown")
+            for name in TRAINER_CONSTANTS
+        },
         **CALIBRATION_SETTINGS,
     }
 )
