@@ -74,9 +74,5 @@ def test_columns_are_those_of_the_terminal_within_bounds(monkeypatch: pytest.Mon
         monkeypatch.setenv("COLUMNS", typed)
         assert page_columns() == columns
     monkeypatch.delenv("COLUMNS")
-    monkeypatch.setattr("os.get_terminal_size", _no_terminal)
-    assert page_columns() == 80
-
-
-def _no_terminal(*_: object) -> None:
-    raise OSError
+    assert page_columns() == 80, "what is piped has no columns"
+    assert page_columns(160) == 160

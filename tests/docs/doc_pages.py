@@ -100,7 +100,7 @@ def cluster_page() -> str:
     parts = [
         "# Cluster files\n",
         f"{WRITTEN_BY} A cluster that is no preset is described in a file:\n"
-        "`--cluster FILE.toml` or `cluster.file` uses it. `echelon config show --cluster 8xh100\n"
+        "`--cluster FILE` or `cluster.file` uses it. `echelon config show --cluster 8xh100\n"
         "--toml` prints one to edit, and `echelon calibrate` writes one of the machine at hand,\n"
         "with a table [calibration] that says when and how it was measured.\n",
         "## An example with every field\n",

@@ -146,7 +146,7 @@ PRESETS: Mapping[str, str] = {
 def device_spelt(name: str) -> str:
     """Return which of PRESETS or CHIPS a name speaks of, or ""."""
     text = re.sub(r"[\s_]+", "-", name.lower())
-    spelt = PRESETS | {key: chip.spelt for key, chip in CHIPS.items()}
+    spelt = {**PRESETS, **{key: chip.spelt for key, chip in CHIPS.items()}}
     return next((key for key, pattern in spelt.items() if re.search(pattern, text)), "")
 
 

@@ -68,6 +68,9 @@ def page_columns(without: int = WIDTH) -> int:
 
     COLUMNS in the environment wins, as it does in other programs.
     """
+    shown = sys.stdout is not None and sys.stdout.isatty()
+    if not shown and not os.environ.get("COLUMNS"):
+        return without
     columns = shutil.get_terminal_size((without, 24)).columns
     return min(max(columns, NARROWEST), WIDEST)
 

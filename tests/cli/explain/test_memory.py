@@ -28,7 +28,7 @@ def page(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(["explain", *words]) == 0
     output = capsys.readouterr()
     assert output.err == ""
-    assert "--json" in words or max(map(len, output.out.splitlines())) <= 80
+    assert "--json" in words or max(map(len, output.out.splitlines())) <= 120
     return output.out
 
 

@@ -40,6 +40,7 @@ from echelon.core.rulebook.command_line import UNKNOWN_RULE
 from echelon.core.rules import did_you_mean
 from echelon.planner.view.text_layout import WIDTH, fit_page, wrap_text
 
+PIPED = 120  # columns of a page that no terminal shows
 LEAST_TEXT = 36  # columns of text beside the ids of rules
 
 
@@ -88,7 +89,7 @@ def explain(
     json: Json = False,
 ) -> int:
     """Explain a rule; without one, list all of them by area."""
-    columns = page_columns()
+    columns = page_columns(PIPED)
     flags = (cluster, dp, parameters, memory_bytes, precision, pp, microbatches)
     typed = zip(FLAGS, (run, settings, *flags), strict=True)
     given = {name: value for name, value in typed if value not in (None, ())}
