@@ -98,7 +98,7 @@ def machine_json(found: MachineCalibration) -> dict[str, object]:
 
 def merged_report(found: MergedCalibration) -> str:
     """Return the constants of merged calibrations, and how far apart they were."""
-    values = [{**_plain_values(cluster)} for _, cluster in found.clusters]
+    values = [dict(_plain_values(cluster)) for _, cluster in found.clusters]
     rows = [
         (name, _shown(name, merged), *(_shown(name, end) for end in (min(own), max(own))))
         for name, merged in _plain_values(found.cluster)
