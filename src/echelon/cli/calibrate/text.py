@@ -153,7 +153,7 @@ def _numbers(one: Any, error: float) -> dict[str, object]:
 
 
 def _written(out: Path) -> str:
-    return f'\nwritten to {out}; use it: --cluster {out}, or --set cluster.file="{out}"'
+    return f'\nwritten to {out}; use it:\n  --cluster {out}, or --set cluster.file="{out}"'
 
 
 def _timed(found: Fits | None) -> list[tuple[Any, float]]:
