@@ -34,6 +34,17 @@ def test_flags_of_different_measurements(
     assert says in told
 
 
+@pytest.mark.parametrize("flags", [["--model", "nano"], ["--from", "runs/x"]])
+def test_what_one_process_does_is_not_started_by_torchrun(
+    flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert main(["calibrate", *flags]) == 2
+    told = capsys.readouterr().err
+    assert "error[bad-argument]" in told
+    assert f"{flags[0]} is work for one" in told
+
+
 def test_what_a_run_changed_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = plan_of("cluster.preset=8xcpu-core", "pipeline.schedule=1f1b")
     steps = {number: stage_times(0.02, 0.02) for number in range(1, 4)}

@@ -48,8 +48,8 @@ def test_of_shares_the_rate_is_what_counts() -> None:
     device = replace(NODE.device, peak_flops=(("bf16", 2e14),), memory_bandwidth=2e12)
     other = _with(replace(NODE, device=device), matmul=0.3, memory=0.25, attention=0.25)
     merged = median_cluster([NODE, other]).device
-    peak = merged.flops("bf16")
-    assert peak == 1.5e14
+    ((dtype, peak),) = merged.peak_flops
+    assert (dtype, peak) == ("bf16", 1.5e14)
     assert peak * merged.efficiency.matmul == pytest.approx(6e13)
     assert peak * merged.efficiency.attention == pytest.approx(5e13)
     assert merged.memory_bandwidth * merged.efficiency.memory == pytest.approx(5e11)

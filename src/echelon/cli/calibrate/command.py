@@ -26,6 +26,7 @@ from echelon.cli.flags import Json, Settings
 from echelon.cli.output import note, print_result
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
+from echelon.launch.environment import is_launched
 
 TIMES = Path("times.json")
 CLUSTER = Path("cluster.toml")
@@ -98,7 +99,7 @@ CALIBRATE.command(merge, help="Join calibrations of a device, of its links, or o
 def _require_one(
     *, model: str | None, run: Path | None, ranks: int | None, settings: Sequence[str]
 ) -> None:
-    """Raise ConfigError where flags of different measurements stand together."""
+    """Raise ConfigError where flags of different measurements stand together, or under torchrun."""
     wrong = ""
     if model is not None and run is not None:
         wrong = "--model measures units here, --from reads a run; each writes a file of its own"
@@ -106,6 +107,9 @@ def _require_one(
         wrong = "--ranks is for measuring the machine; a model or a run has its own ranks"
     elif settings and model is None:
         wrong = "--set changes the run of --model; kernels and collectives are of no run"
+    elif is_launched() and (model is not None or run is not None):
+        flag = "--from" if model is None else "--model"
+        wrong = f"torchrun starts several processes, and {flag} is work for one: all would write it"
     if wrong:
         suggestions = ("echelon calibrate --ranks 4", "echelon calibrate --model run.toml")
         raise ConfigError(BAD_ARGUMENT.problem(wrong, suggestions=suggestions))
