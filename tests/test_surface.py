@@ -25,8 +25,8 @@ RECORDS = (
 )
 VERBS = (
     *("bisect", "calibrate_machine", "calibrate_model", "calibrate_run", "compare", "export"),
-    *("generate", "import_run", "observe", "observe_experts", "observe_schedule", "parallelize"),
-    *("plan", "prove", "train", "verify"),
+    *("generate", "import_run", "merge_calibrations", "observe", "observe_experts"),
+    *("observe_schedule", "parallelize", "plan", "prove", "train", "verify"),
 )
 
 # A user's file: every public name, and the type that a checker must see.
@@ -39,6 +39,7 @@ from torch.optim import SGD
 
 import echelon as ec
 from echelon.api.calibrating.machine import MachineCalibration
+from echelon.api.calibrating.merge import MergedCalibration
 from echelon.api.calibrating.run import RunCalibration
 from echelon.api.converting import ExportedRun
 from echelon.api.converting import ImportedRun
@@ -97,6 +98,7 @@ assert_type(ec.compare(plan, "run.toml"), PlanComparison)
 assert_type(ec.export(plan, "megatron"), ExportedRun)
 assert_type(ec.import_run("ds.json", ranks=2), ImportedRun)
 assert_type(ec.calibrate_machine(out="cluster.toml"), MachineCalibration)
+assert_type(ec.merge_calibrations(["a.toml", "b.toml"], out="c.toml"), MergedCalibration)
 assert_type(ec.calibrate_model("nano", out="times.json"), TimesFile)
 assert_type(ec.calibrate_run(run.run, out="cluster.toml"), RunCalibration)
 assert_type(ec.parallelize(nn.Linear(2, 2), plan), tuple[nn.Linear, ModuleOptimizer])

@@ -52,6 +52,7 @@ __all__ = [
     "export",
     "generate",
     "import_run",
+    "merge_calibrations",
     "observe",
     "observe_experts",
     "observe_schedule",
@@ -64,6 +65,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from echelon.api.calibrating.machine import calibrate_machine
+    from echelon.api.calibrating.merge import merge_calibrations
     from echelon.api.calibrating.model import calibrate_model
     from echelon.api.calibrating.run import calibrate_run
     from echelon.api.converting import export, import_run
@@ -116,6 +118,7 @@ else:
         "export": "echelon.api.converting",
         "generate": "echelon.api.training",
         "import_run": "echelon.api.converting",
+        "merge_calibrations": "echelon.api.calibrating.merge",
         "observe": "echelon.api.observing",
         "observe_experts": "echelon.api.observing",
         "observe_schedule": "echelon.api.observing",

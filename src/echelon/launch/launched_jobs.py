@@ -92,15 +92,15 @@ class LaunchedPool:
             timeout_s=timeout_s,
         )
         store = self._joined.store
-        store.set(_key(number), pickle.dumps(job))
+        store.set(_key(number), _packed(job))
         own = _take_part(self._joined, number, job)
         others = (store.get(f"{_key(number)}/{rank}") for rank in range(1, world_size))
-        return [own, *(pickle.loads(result) for result in others)]
+        return [own, *map(_unpacked, others)]
 
     def end(self, result: object) -> None:
         """Tell all ranks that there are no more jobs, and what came of them."""
         job = _LaunchedJob(target=None, argument=result)
-        self._joined.store.set(_key(next(self._jobs)), pickle.dumps(job))
+        self._joined.store.set(_key(next(self._jobs)), _packed(job))
 
 
 def run_launched_jobs(
@@ -152,7 +152,7 @@ def _serve(joined: JoinedLaunch) -> object:
             return job.argument
         if joined.place.rank < job.world_size:
             result = _take_part(joined, number, job)
-            joined.store.set(f"{_key(number)}/{joined.place.rank}", pickle.dumps(result))
+            joined.store.set(f"{_key(number)}/{joined.place.rank}", _packed(result))
     raise AssertionError("numbers end")
 
 
@@ -161,7 +161,7 @@ def _next_job(joined: JoinedLaunch, number: int) -> _LaunchedJob:
         # The first rank may fit for long; a store that is gone is the watchdog's to tell.
         with suppress(RuntimeError):
             joined.store.wait([_key(number)], timedelta(seconds=POLL_S))
-            return pickle.loads(joined.store.get(_key(number)))
+            return _unpacked(joined.store.get(_key(number)))
         time.sleep(_RETRY_S)
 
 
@@ -180,8 +180,18 @@ def _take_part(joined: JoinedLaunch, number: int, job: _LaunchedJob) -> object:
     with group as context:
         result = call_target(find_target(job.target), context, job.argument)
         # One that leaves its group early would end the last collective of the others.
-        wait_for_ranks(store, job.world_size, job.timeout_s)
+        with joined.progress.waits_for("the end of the job"):
+            wait_for_ranks(store, job.world_size, job.timeout_s)
         return result
+
+
+def _packed(value: object) -> str:
+    """Return any value as text, which is what a store takes."""
+    return pickle.dumps(value).hex()
+
+
+def _unpacked(text: bytes) -> Any:
+    return pickle.loads(bytes.fromhex(text.decode("ascii")))
 
 
 def _key(number: int) -> str:

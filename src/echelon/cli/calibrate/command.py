@@ -28,6 +28,7 @@ from echelon.config.files.reading import is_folder
 from echelon.config.setting_layers import preset_meant
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
+from echelon.launch.environment import is_launched
 
 TIMES = Path("times.json")
 CLUSTER = Path("cluster.toml")
@@ -109,7 +110,7 @@ def _run_folder(run: str) -> Path | None:
 def _require_one(
     *, run: str | None, folder: Path | None, ranks: int | None, settings: Sequence[str]
 ) -> None:
-    """Raise ConfigError where flags of different measurements stand together."""
+    """Raise ConfigError where flags of different measurements stand together, or under torchrun."""
     wrong = ""
     if ranks is not None and run is not None:
         wrong = f"--ranks is for measuring the machine; {run} has its own ranks"
@@ -117,6 +118,8 @@ def _require_one(
         wrong = f"--set changes a run that is to be measured; {folder} is one that has been"
     elif settings and run is None:
         wrong = "--set changes a run; kernels and collectives are of no run"
+    elif is_launched() and run is not None:
+        wrong = f"torchrun starts several processes, and {run} is work for one: all would write it"
     if wrong:
         suggestions = ("echelon calibrate --ranks 4", "echelon calibrate run.toml")
         raise ConfigError(BAD_ARGUMENT.problem(wrong, suggestions=suggestions))

@@ -98,7 +98,7 @@ def machine_json(found: MachineCalibration) -> dict[str, object]:
 
 def merged_report(found: MergedCalibration) -> str:
     """Return the constants of merged calibrations, and how far apart they were."""
-    values = [{**_plain_values(cluster)} for _, cluster in found.clusters]
+    values = [dict(_plain_values(cluster)) for _, cluster in found.clusters]
     rows = [
         (name, _shown(name, merged), *(_shown(name, end) for end in (min(own), max(own))))
         for name, merged in _plain_values(found.cluster)
@@ -153,7 +153,7 @@ def _numbers(one: Any, error: float) -> dict[str, object]:
 
 
 def _written(out: Path) -> str:
-    return f'\nwritten to {out}; use it: --cluster {out}, or --set cluster.file="{out}"'
+    return f'\nwritten to {out}; use it:\n  --cluster {out}, or --set cluster.file="{out}"'
 
 
 def _timed(found: Fits | None) -> list[tuple[Any, float]]:

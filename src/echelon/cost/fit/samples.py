@@ -198,7 +198,7 @@ def cpu_workload(window_s: float) -> Workload:
     batched = [(128, 32, 128, 8), (128, 128, 32, 8), (256, 64, 256, 4), (64, 64, 64, 16)]
     return _workload(
         window_s,
-        matmuls=[*tall, square, odd, batched],
+        matmuls=[square, *tall, odd, batched],
         attention=[(2, 4, 128, 32), (1, 4, 256, 32), (1, 8, 256, 64), (1, 4, 512, 64)],
         moved=(64 * KIB, 1 * MIB, 16 * MIB),
         updated=(2**14, 2**17, 2**20),
@@ -214,7 +214,7 @@ def gpu_workload(window_s: float) -> Workload:
     batched = [(2048, 128, 2048, 32), (2048, 2048, 128, 32), (1024, 4096, 1792, 8)]
     return _workload(
         window_s,
-        matmuls=[*tall, square, odd, batched],
+        matmuls=[square, *tall, odd, batched],
         attention=[(1, 32, 2048, 128), (1, 8, 4096, 128), (1, 8, 8192, 128), (4, 16, 1024, 64)],
         moved=(1 * MIB, 64 * MIB, 512 * MIB),
         updated=(2**20, 2**24, 2**27),
