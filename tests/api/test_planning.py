@@ -73,7 +73,7 @@ def test_a_path_is_the_file_of_a_cluster(tmp_path: Path, monkeypatch: pytest.Mon
         ({"trainer": "megatorn"}, "unknown-trainer", 'trainer="megatorn"', "megatron-core"),
         ({"objective": "speed"}, "bad-argument", 'objective="speed"', 'objective="time"'),
         ({"objective": "cost"}, "objective-needs-price", 'objective="cost"', "price=2.5"),
-        ({"price": -1.0}, "bad-argument", "price=-1.0", "price=2.5"),
+        ({"price": -2.5}, "bad-argument", "price=-2.5", "price=2.5"),
         ({"price": float("nan")}, "bad-argument", "price=nan", "price=2.5"),
         ({"batch": 0}, "out-of-range", "batch=0", "1"),
         ({"batch": 1.5}, "wrong-type", "batch=1.5", "2"),
