@@ -18,13 +18,14 @@ from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
             'cluster="8xh200" with pins=["devices=8"] with settings=["precision.parameters=bf16"]',
         ),
         ("--cluster 'my cluster.toml'", 'cluster="my cluster.toml"'),
+        ("--pin tp=2,4", 'pins=["tp=2,4"]'),
         ("--price 2.5", "price=2.5"),
-        ("--set batch.global_sequences=7", "batch=7"),
+        ("--set name='a", "--set name='a"),
         ("--search", "search=True"),
     ],
 )
 def test_flags_become_keywords(flags: str, keywords: str) -> None:
-    assert keywords_from_flags(flags, {"batch.global_sequences=7": "batch=7"}) == keywords
+    assert keywords_from_flags(flags) == keywords
 
 
 def test_every_part_of_a_problem_is_said_anew() -> None:
@@ -43,6 +44,20 @@ def test_every_part_of_a_problem_is_said_anew() -> None:
     assert told.set_by == 'cluster="8xh100", settings=["mesh.tp=3"]'
     assert told.suggestions == ('trainer="megatron-core"', "1", "batch.global_sequences = 8")
     assert (told.rule, told.key) == ("unknown-trainer", "mesh.tp")
+
+
+def test_what_was_given_is_said_as_it_was_written() -> None:
+    given = {"data.source=a b": 'settings=["data.source=a b"]', "mesh.tp=3": "mine"}
+    problem = Problem(
+        rule="bad-argument",
+        message="--pin mesh.tp=3 is none",
+        set_by="--set data.source=a b, --set mesh.tp=32",
+    )
+    with pytest.raises(ConfigError) as caught, errors_in_keywords(given):
+        raise ConfigError(problem)
+    told = caught.value.problems[0]
+    assert told.message == "mine is none"
+    assert told.set_by == 'settings=["data.source=a b"], settings=["mesh.tp=32"]'
 
 
 def test_what_is_no_flag_of_a_plan_stays() -> None:

@@ -12,13 +12,16 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 
 from echelon.core.errors import ConfigError, Problem
 
 _LISTS = {"--pin": "pins", "--set": "settings"}
 """Flags that are repeated, and the lists that they are in Python."""
 _NUMBERS = frozenset({"--price"})
-_FLAG = r"--(?:cluster|pin|set|trainer|objective|price) (?:'[^']*'|[^\s,;:]*[^\s,;:.])"
+_FLAG = r"--(?:cluster|pin|set|trainer|objective|price) (?:'[^']*'|\S*[^\s,;:.])"
+"""A flag and its value, without the sign that ends a part of a sentence."""
+_END = r"(?=$|[\s)]|[,;:.](?:\s|$))"
 _FLAGS = re.compile(rf"{_FLAG}(?: {_FLAG})*|--search\b")
 
 
@@ -26,7 +29,7 @@ _FLAGS = re.compile(rf"{_FLAG}(?: {_FLAG})*|--search\b")
 def errors_in_keywords(spelled: Mapping[str, str]) -> Iterator[None]:
     """Let a ConfigError name keywords instead of flags.
 
-    `spelled` are settings that were given by a keyword of their own, as they were written there.
+    `spelled` are settings, each as it was written: those of a layout become pins on their way.
     """
     try:
         yield
@@ -37,7 +40,11 @@ def errors_in_keywords(spelled: Mapping[str, str]) -> Iterator[None]:
 
 def _in_keywords(problem: Problem, spelled: Mapping[str, str]) -> Problem:
     def translated(text: str) -> str:
-        return _FLAGS.sub(lambda found: keywords_from_flags(found[0], spelled), text)
+        # What was given is known to its end; of other values a space is the end.
+        for flag, given in product(_LISTS, spelled):
+            whole = re.escape(f"{flag} {given}") + _END
+            text = re.sub(whole, lambda _, written=spelled[given]: written, text)
+        return _FLAGS.sub(lambda found: keywords_from_flags(found[0]), text)
 
     return replace(
         problem,
@@ -47,18 +54,19 @@ def _in_keywords(problem: Problem, spelled: Mapping[str, str]) -> Problem:
     )
 
 
-def keywords_from_flags(flags: str, spelled: Mapping[str, str]) -> str:
+def keywords_from_flags(flags: str) -> str:
     """Return flags with their values as the keywords of `ec.plan`."""
     if flags == "--search":
         return "search=True"
-    words = shlex.split(flags)
+    try:
+        words = shlex.split(flags)
+    except ValueError:
+        return flags
     lists: dict[str, list[str]] = {}
     found: list[str] = []
     for flag, value in zip(words[::2], words[1::2], strict=True):
-        if flag in _LISTS and value not in spelled:
+        if flag in _LISTS:
             lists.setdefault(_LISTS[flag], []).append(value)
-        elif flag in _LISTS:
-            found.append(spelled[value])
         else:
             told = value if flag in _NUMBERS else json.dumps(value)
             found.append(f"{flag.removeprefix('--')}={told}")

@@ -6,6 +6,7 @@ what it takes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -113,11 +114,12 @@ def plan(  # noqa: PLR0913 - each is one choice of the caller, by its name
     `--set`. Raises ConfigError with every problem that there is, InfeasiblePlan where no plan is
     legal and fits.
     """
-    aim = SearchAim(objective=objective, price=price, trainer=trainer)
-    pins, settings = _texts(pins), _texts(settings)
-    spelled = _settings_of_batch(batch)
-    with errors_in_keywords(spelled):
-        sets = [*spelled, *settings]
+    aim = SearchAim(objective=objective, price=_price(price), trainer=str(trainer))
+    pins, settings = _texts("pins", pins, "tp=8"), _texts("settings", settings, "mesh.tp=8")
+    of_batch = _settings_of_batch(batch)
+    given = {one: f"settings={json.dumps([one])}" for one in settings}
+    with errors_in_keywords({**given, **of_batch}):
+        sets = [*of_batch, *settings]
         if cluster is None and not search:
             _require_search(aim, pins)
             return load_job(run, sets).plan
@@ -143,9 +145,28 @@ def _searched(
     raise explain_no_plan(found)
 
 
-def _texts(given: Sequence[str]) -> Sequence[str]:
-    """Return a list of texts; a single one is a list of one."""
-    return (given,) if isinstance(given, str) else given
+def _texts(name: str, given: Sequence[str], example: str) -> tuple[str, ...]:
+    """Return a list of texts; a single one is a list of one, and nothing else is one."""
+    found = (given,) if isinstance(given, str) else given
+    if isinstance(found, Mapping) or not all(isinstance(one, str) for one in found):
+        typed = f"{name}={given!r}"
+        problem = BAD_ARGUMENT.problem(
+            f"{typed} is no list of texts", set_by=typed, suggestions=(f'{name}=["{example}"]',)
+        )
+        raise ConfigError(problem)
+    return tuple(found)
+
+
+def _price(given: float | None) -> float | None:
+    """Return a price as a number; ConfigError where it is none."""
+    try:
+        return None if given is None else float(given)
+    except (TypeError, ValueError):
+        typed = f"price={given!r}"
+        problem = BAD_ARGUMENT.problem(
+            f"{typed} is no number", set_by=typed, suggestions=("price=2.5",)
+        )
+        raise ConfigError(problem) from None
 
 
 def _settings_of_batch(batch: Batch | None) -> dict[str, str]:
