@@ -79,7 +79,7 @@ def _read(files: Sequence[Path], problems: list[Problem]) -> Iterator[_Calibrate
         problems.append(
             CALIBRATIONS_TO_MERGE.problem(
                 f"{len(files)} file{'' if len(files) == 1 else 's'} to merge; it takes two or more",
-                set_by="the command line",
+                set_by=" ".join(map(str, files)),
                 suggestions=("echelon calibrate merge A.toml B.toml --out C.toml",),
             )
         )
@@ -89,13 +89,13 @@ def _read(files: Sequence[Path], problems: list[Problem]) -> Iterator[_Calibrate
             problems.append(
                 CALIBRATIONS_TO_MERGE.problem(
                     f"{path} is named twice, and would count twice",
-                    set_by="the command line",
+                    set_by=str(path),
                     suggestions=("each file once",),
                 )
             )
             continue
         seen.add(path.resolve())
-        cluster = read_cluster_file(path, "the command line")
+        cluster = read_cluster_file(path, str(path))
         if isinstance(cluster, list):
             problems += cluster
         elif (record := read_calibration(path)) is None or not cluster.device.peak_flops:
@@ -153,7 +153,7 @@ def _unlike_nodes(read: Sequence[_Calibrated]) -> Iterator[Problem]:
         yield CALIBRATION_SAME_NODE.problem(
             f"links of nodes with other numbers of devices have nothing in common: "
             f"{', '.join(parts)}",
-            set_by="the command line",
+            set_by=" ".join(str(one.path) for one in linked),
             suggestions=(f"torchrun --nproc-per-node {largest} -m echelon calibrate",),
         )
 
