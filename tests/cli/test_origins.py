@@ -53,6 +53,8 @@ def test_an_error_shows_what_was_typed(
 def test_no_origin_is_a_word_of_ours() -> None:
     """What sets a value is a flag, a file with its line, a preset or a variable: not "the plan"."""
     sources = Path(__file__).parents[2] / "src" / "echelon"
-    vague = re.compile(r"(set_by|source)=\"(the |default of|command)")
+    vague = re.compile(
+        r"set_by=\"(the |default of|command)|source=\"(the (search|plan|command)|default of)"
+    )
     found = [file for file in sources.rglob("*.py") if vague.search(file.read_text("utf-8"))]
     assert found == []
