@@ -157,7 +157,7 @@ PRESETS: Mapping[str, str] = {
     "t4": r"\bt-?4\b",
     "rtx5090": r"5090",
     "rtx4090": r"4090",
-    "rtx3090": r"3090",
+    "rtx3090": r"3090(?!-?ti)",
 }
 """Devices of the catalogue that share words with others of it, and how their names are spelt."""
 
@@ -165,7 +165,7 @@ PRESETS: Mapping[str, str] = {
 def device_spelt(name: str) -> str:
     """Return which of PRESETS or CHIPS a name speaks of, or ""."""
     text = re.sub(r"[\s_]+", "-", name.lower())
-    spelt = PRESETS | {key: chip.spelt for key, chip in CHIPS.items()}
+    spelt = {**PRESETS, **{key: chip.spelt for key, chip in CHIPS.items()}}
     return next((key for key, pattern in spelt.items() if re.search(pattern, text)), "")
 
 
