@@ -9,7 +9,7 @@ from math import hypot, log
 
 import pytest
 
-from echelon.cost.seconds.trainer_generations import FRAMEWORKS
+from echelon.cost.seconds.trainer_generations import UNFITTED_FRAMEWORKS
 from echelon.planner.explain.bands import (
     FAMILIES,
     MEASURED_HERE,
@@ -76,7 +76,7 @@ def test_nothing_known_is_as_far_off_as_both_together() -> None:
 def test_on_a_calibrated_machine_the_band_is_its_own() -> None:
     machine = _best("4xcpu", "echelon")
     assert set(band_evidence(machine.inputs).untested) == {"its trainer", "its device"}
-    usual = FRAMEWORKS["echelon"]
+    usual = UNFITTED_FRAMEWORKS["echelon"]
     constants = {name: 3.0 * float(getattr(usual, name)) for name in STEP_CONSTANTS}
     measured = replace(machine.inputs, software=replace(machine.inputs.software, **constants))
     assert band_evidence(measured).step == MEASURED_HERE

@@ -21,7 +21,7 @@ from echelon.cost.fit.samples import Collective
 from echelon.cost.fit.solver import Array, Constant, ConstantValues, fit
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan, machine_numbers_from_cluster
 from echelon.cost.seconds.step import block_kind_seconds
-from echelon.cost.seconds.trainer_generations import FRAMEWORKS, OURS
+from echelon.cost.seconds.trainer_generations import our_constants
 from echelon.cost.seconds.unit_times import block_kinds, stage_durations, unit_times_from_blocks
 from echelon.schedule.action import Action, ActionKind
 
@@ -112,7 +112,7 @@ def _computed(plan: Plan, cluster: Cluster, actions: set[StageAction]) -> dict[S
     busy = _busy(plan, cluster)
     free = replace(busy, links=tuple(_free(link) for link in cluster.links))
     # What the cluster says of a kernel's start is what our trainer's host takes for it.
-    software = replace(FRAMEWORKS[OURS], host_s=busy.device.efficiency.launch_s)
+    software = replace(our_constants(cluster), host_s=busy.device.efficiency.launch_s)
     blocks = block_kind_seconds(cost_inputs_from_plan(replace(plan, cluster=free), software))
     durations = stage_durations(plan, unit_times_from_blocks(blocks, block_kinds(plan)))
     return {

@@ -109,7 +109,16 @@ FRAMEWORKS: Mapping[str, TrainerConstants] = {
 
 def our_constants(cluster: Cluster) -> TrainerConstants:
     """Return the facts of our own engine on the devices of a cluster."""
-    return constants_on_devices(FRAMEWORKS[OURS], cluster)
+    return constants_on_devices(constants_of_trainer(OURS, cluster), cluster)
+
+
+def constants_of_trainer(trainer: str, cluster: Cluster) -> TrainerConstants:
+    """Return the constants of a generation of trainers, of which runs on such devices may tell.
+
+    What was fitted to runs on GPUs says nothing of ours on processors.
+    """
+    on_processors = trainer == OURS and cluster.backend == "gloo"
+    return (UNFITTED_FRAMEWORKS if on_processors else FRAMEWORKS)[trainer]
 
 
 def constants_on_devices(

@@ -25,7 +25,7 @@ from echelon.cost.seconds.events import COMPUTED
 from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
 from echelon.cost.seconds.numbers import MachineNumbers
 from echelon.cost.seconds.step import step_seconds
-from echelon.cost.seconds.trainer_generations import FITTED, FRAMEWORKS, OURS, OVERLAPS
+from echelon.cost.seconds.trainer_generations import FITTED, OURS, OVERLAPS, UNFITTED_FRAMEWORKS
 from echelon.planner.predict.estimate import Estimate, counted_terms
 from echelon.planner.predict.peak_bytes import plain_number
 from echelon.planner.predict.residuals import (
@@ -187,7 +187,7 @@ def _factors_beyond_runs(work: CostInputs, devices: float) -> Iterator[tuple[str
 
 def _measured_here(software: TrainerConstants) -> bool:
     """Return whether constants are those of steps that were measured on processors at hand."""
-    usual = FRAMEWORKS[OURS]
+    usual = UNFITTED_FRAMEWORKS[OURS]
     other = any(
         plain_number(getattr(software, name)) != getattr(usual, name) for name in STEP_CONSTANTS
     )

@@ -36,7 +36,12 @@ from echelon.core.rulebook.planner import OBJECTIVE_NEEDS_PRICE, TRAINER_RUNS_PI
 from echelon.core.rules import did_you_mean
 from echelon.cost.seconds.from_plan import constants_for_precision
 from echelon.cost.seconds.inputs import TrainerConstants
-from echelon.cost.seconds.trainer_generations import FRAMEWORKS, OURS, constants_on_devices
+from echelon.cost.seconds.trainer_generations import (
+    FRAMEWORKS,
+    OURS,
+    constants_of_trainer,
+    constants_on_devices,
+)
 from echelon.interop.tools import ALSO_CALLED, tool_of_trainer
 from echelon.planner.search.pins import Pins, limits_of_tool, pin_of_setting, pin_word, read_pins
 
@@ -197,7 +202,7 @@ def _trainer_software(trainer: str, run: Plan) -> TrainerConstants:
 
     Ours takes the bytes of gradients and of their sums from the run; others have them fixed.
     """
-    software, numbers = FRAMEWORKS[trainer], run.mathematics
+    software, numbers = constants_of_trainer(trainer, run.cluster), run.mathematics
     found = constants_for_precision(software, numbers.precision, numbers.optimizer.kind)
     if trainer != OURS:
         found = replace(software, element_bytes=found.element_bytes)
