@@ -20,10 +20,12 @@ DATA = Path(__file__).parents[3] / "bench" / "data"
 def test_the_module_is_what_the_command_writes() -> None:
     rows = read_left_out(DATA / "left_out.csv")
     assert spreads.module_text(rows) == spreads.MODULE.read_text(encoding="utf-8")
+    assert spreads.measured_text(rows) == spreads.MEASURED.read_text(encoding="utf-8")
 
 
 def _run(name: str, publisher: str, measured_s: float, **other: float) -> LeftOut:
-    values = {"devices": 16.0, "experts": 0.0, "measured_gb": 0.0}
+    sizes = {"parameters": 7e9, "tokens": 4096.0}
+    values = {"devices": 16.0, "experts": 0.0, "measured_gb": 0.0} | sizes
     return LeftOut(
         id=name,
         sweep=publisher,
@@ -57,6 +59,16 @@ def test_few_runs_of_a_trainer_on_a_device_are_judged_with_others() -> None:
     assert found["a"]["d"] == pytest.approx(0.095, abs=1e-3)
     assert found["b"] == {"d0": found["b"]["d1"], "d1": pytest.approx(0.405, abs=1e-3)}
     assert found["c0"]["d"] == found["c2"]["d"] == pytest.approx(0.262, abs=1e-3)
+
+
+def test_runs_of_one_size_are_one_line_of_the_measured_runs() -> None:
+    runs = [_run("a1", "a", 1.0), _run("a2", "a", 2.0, parameters=8e9, tokens=4000.0)]
+    runs += [_run("b1", "b", 1.0, experts=8.0), _run("c1", "c", 0.0, devices=512.0)]
+    assert spreads.measured_text(runs).splitlines() == [
+        "trainer,device,experts,parameters,devices,tokens",
+        "t,d,0,8589934592,16,4096",
+        "t,d,1,8589934592,16,4096",
+    ]
 
 
 def test_pairs_are_of_one_sweep() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.cost.fit.solver import Array, Constant, ConstantValues, Fit, fit
+from echelon.cost.fit.solver import Array, Constant, ConstantValues, Fit, Groups, fit
 
 SIZES = np.geomspace(1e3, 1e9, 24)
 CONSTANTS = (
@@ -73,6 +73,44 @@ def test_a_machine_faster_than_its_peak_ends_at_the_bound() -> None:
 def test_times_must_be_positive(seconds: list[float]) -> None:
     with pytest.raises(ValueError, match="must be positive"):
         fit(CONSTANTS, lambda _values: np.ones(len(seconds)), seconds)
+
+
+def test_a_constant_without_samples_follows_its_parent() -> None:
+    """Of two trainers of a family, what the runs of one tell is what is expected of the other."""
+    parent = Constant(name="family", low=0.01, high=100.0, prior=1.0, width=2.0)
+    known, unknown = (
+        Constant(name=name, low=0.01, high=100.0, prior=prior, width=0.2, parent="family")
+        for name, prior in (("known", 1.0), ("unknown", 2.0))
+    )
+    found = fit((parent, known, unknown), lambda values: values["known"] * SIZES, 5.0 * SIZES)
+    assert found.values["known"] == pytest.approx(5.0, rel=0.02)
+    assert found.values["family"] == pytest.approx(5.0, rel=0.1)
+    assert found.values["unknown"] / found.values["family"] == pytest.approx(2.0, rel=0.01)
+
+
+def test_a_group_with_many_samples_does_not_speak_for_all() -> None:
+    """Ninety samples of one source tell of its level as little as two sources of one each do."""
+    true = np.ones(92)
+    true[:90] *= 2.0
+    only = Constant(name="level", low=0.01, high=100.0, prior=1.0, width=10.0)
+    numbers = np.array([0] * 90 + [1, 2])
+    alone = fit((only,), lambda values: values["level"] * np.ones(92), true.tolist())
+    together = fit(
+        (only,),
+        lambda values: values["level"] * np.ones(92),
+        true.tolist(),
+        groups=Groups(numbers=numbers, ratio=100.0),
+    )
+    assert alone.values["level"] == pytest.approx(2.0, rel=0.05)
+    assert together.values["level"] < 1.7
+
+
+def test_what_a_group_shares_is_made_smaller_and_differences_stay() -> None:
+    groups = Groups(numbers=np.array([0, 0, 1]), ratio=2.0)
+    settled = groups.settled(np.array([1.0, 3.0, 4.0]))
+    assert settled[1] - settled[0] == pytest.approx(2.0)
+    assert settled[:2].mean() == pytest.approx(2.0 / 3.0)
+    assert settled[2] == pytest.approx(4.0 / np.sqrt(5.0))
 
 
 def test_constants_that_share_no_sample_can_be_moved_at_once() -> None:

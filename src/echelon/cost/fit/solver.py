@@ -1,11 +1,12 @@
 """Fit constants of a machine to measured seconds: bounded, with priors, on relative errors.
 
-What is minimised is the sum over samples of a Huber loss of log(predicted / measured), so that a
-microsecond counts as much as a second and one bad sample little, and of (log(constant / prior) /
-width)^2: a constant on which no sample depends stays at its prior. Constants are searched by
-their logarithms inside of their bounds (Levenberg-Marquardt steps, projected), so none can become
-negative, or a share more than one. Source: Nocedal and Wright, Numerical Optimization (2006),
-sections 10.3 and 16.7; Huber, Robust Estimation of a Location Parameter (1964).
+What is minimised is the sum over samples of a loss of log(predicted / measured), so that a
+microsecond counts as much as a second: its square, and a logarithm from BEND on, so that one bad
+sample counts little (Lange et al., "Robust Statistical Modeling Using the t Distribution", 1989);
+and of (log(constant / prior) / width)^2: a constant on which no sample depends stays at its prior.
+Constants are searched by their logarithms inside of their bounds (Levenberg-Marquardt steps,
+projected), so none can become negative, or a share more than one. Source: Nocedal and Wright,
+Numerical Optimization (2006), sections 10.3 and 16.7.
 """
 
 from __future__ import annotations
