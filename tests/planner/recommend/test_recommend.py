@@ -8,10 +8,10 @@ from itertools import pairwise
 import pytest
 
 from echelon.planner.explain.bands import fit_probability
+from echelon.planner.recommend.device_counts import even_counts
 from echelon.planner.recommend.recommend import (
     SURE,
     Recommendation,
-    even_counts,
     noise,
     recommend,
 )
