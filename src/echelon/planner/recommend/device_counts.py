@@ -13,15 +13,21 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from echelon.core.cluster import Cluster
+from echelon.core.parameters import num_parameters
+from echelon.planner.predict.peak_bytes import plain_number
 from echelon.planner.search.ranked import RankedPlan, objective_value, pick_finalists
 from echelon.planner.search.request import SearchRequest
 from echelon.planner.search.search import SearchResult, search
-from echelon.planner.search.smallest import something_fits
+from echelon.planner.search.smallest import something_fits, without_host
 from echelon.planner.search.sweep import SearchSweep
 
 KEPT = 8  # plans
 _BEST_MFU = 0.8
 """No step of a model is known that reaches more of its devices' peak."""
+_SLOW_COUNTS = 3
+"""Counts of devices in a row on which no plan is fast enough, below which there is none either."""
+_SCARCE = 0.5
+"""Share of the memory of devices that model states take, above which fewer may need hosts."""
 _MOST_COUNTS = 12
 """Counts of devices on which something that fits is looked for, where nothing does on all."""
 
@@ -65,13 +71,12 @@ def picked(
     offload: bool,
     below: float,
     worlds: Sequence[int],
-    top: int = KEPT,
 ) -> list[RankedPlan]:
     """Return the first plans of a request that are worth less than `below`, as Plans."""
     sweep = SearchSweep(request, offload=offload, keep=KEPT, below=below)
     for world in worlds:
         sweep.walk(world)
-    return pick_finalists(request, sweep.best.ranked(), top=top).ranked
+    return pick_finalists(request, sweep.best.ranked(), top=KEPT).ranked
 
 
 def on_count(request: SearchRequest, count: int) -> SearchRequest:
@@ -95,42 +100,89 @@ def on_fewer_that_fit(request: SearchRequest) -> SearchResult | None:
 def best_count(answer: SearchResult, noise: float) -> BestCount:
     """Return the best answer on the devices of one, or on fewer of them.
 
-    What is worth as much as its first plan but for `noise` counts for `fewer`.
+    What is worth as much as its first plan but for `noise` counts for `fewer`. Where memory is so
+    scarce that fewer devices have no plan but with optimizer state on the host, such plans are
+    looked at on more devices too: with all of it on them, more devices could be slower.
     """
-    request, best = answer.request, answer.first
+    request = answer.request
     if not may_idle(request):
         return BestCount(answer=answer, fewer=inf)
-    value = objective_value(request, best.estimate)
-    found = dict(_best_by_count(request, best, (1.0 + noise) * value, offload=answer.offload))
-    count = min(found, key=lambda one: found[one], default=best.candidate.devices)
-    if found and found[count] < value:
-        fewer = search(on_count(request, count))
-        if fewer.best is not None:
+    limit = (1.0 + noise) * _worth(answer)
+    if not answer.offload and _needs_host(answer, limit):
+        at_host = _at_host(request)
+        if at_host is not None and _worth(at_host) < _worth(answer):
+            answer = at_host
+            limit = (1.0 + noise) * _worth(answer)
+        elsewhere = (False, True)
+    else:
+        elsewhere = (False, True) if answer.offload else (False,)
+    found = dict(_best_by_count(answer, limit, elsewhere))
+    count = min(found, key=lambda one: found[one][0], default=0)
+    if found and found[count][0] < _worth(answer):
+        here = on_count(request, count)
+        fewer = _at_host(here) if found[count][1] else search(here)
+        if fewer is not None and fewer.best is not None:
             answer = replace(answer, ranked=fewer.ranked, offload=fewer.offload)
     devices = answer.first.candidate.devices
-    below = [worth for count, worth in found.items() if count < devices]
+    below = [worth for count, (worth, _) in found.items() if count < devices]
     return BestCount(answer=answer, fewer=min(below, default=inf))
 
 
-def _best_by_count(
-    request: SearchRequest, best: RankedPlan, limit: float, *, offload: bool
-) -> Iterator[tuple[int, float]]:
-    """Yield counts of fewer devices than `best` takes with what their best plan is worth.
+def _worth(answer: SearchResult) -> float:
+    return objective_value(answer.request, answer.first.estimate)
 
-    Those that are worth no less than `limit` are left out. Half of the devices are only as fast
-    where the batch has nothing left to halve: twice the data ranks take half the sequences each.
-    """
-    estimate, choice = best.estimate, best.candidate
+
+def _at_host(request: SearchRequest) -> SearchResult | None:
+    """Return the answer with optimizer state on the host; None where that has no plan."""
+    found = search(replace(request, pins=request.pins.having("offload", 1)))
+    return None if found.best is None else replace(found, request=request, offload=True)
+
+
+def _needs_host(answer: SearchResult, limit: float) -> bool:
+    """Return whether fewer devices have plans only with optimizer state on the host."""
+    request, estimate = answer.request, answer.first.estimate
+    if request.pins.values_of("offload") is not None:
+        return False
+    software = estimate.inputs.software
+    each = software.element_bytes + software.gradient_bytes + software.state_bytes
+    state = num_parameters(request.model) * plain_number(each)
+    devices = without_host(request)
+    for count in _counts_between(answer, limit):
+        scarce = state > _SCARCE * count * request.memory_bytes
+        if scarce and not something_fits(devices, count) and something_fits(request, count):
+            return True
+    return False
+
+
+def _counts_between(answer: SearchResult, limit: float) -> Iterator[int]:
+    """Yield counts of fewer devices than those of an answer on which a step may take `limit`."""
+    estimate = answer.first.estimate
     least = estimate.model_flops / (_BEST_MFU * estimate.peak_flops * limit)
-    if choice.microbatches * choice.microbatch > 1:
-        least = max(least, estimate.devices / 2.0)
-    for count in reversed(even_counts(request.cluster)):
+    for count in reversed(even_counts(answer.request.cluster)):
         if least < count < estimate.devices:
-            some = [
-                one
-                for at_host in {False, offload}
-                for one in picked(request, offload=at_host, below=limit, worlds=[count], top=1)
-            ]
-            worth = min((objective_value(request, one.estimate) for one in some), default=inf)
-            if worth < limit:
-                yield count, worth
+            yield count
+
+
+def _best_by_count(
+    answer: SearchResult, limit: float, at_host: Sequence[bool]
+) -> Iterator[tuple[int, tuple[float, bool]]]:
+    """Yield counts of fewer devices than those of an answer with what their best plan is worth.
+
+    Beside that stands whether its optimizer state is with the host. Plans that are worth no less
+    than `limit` are left out, and what is below counts on which no plan can be.
+    """
+    request, slow = answer.request, 0
+    for count in _counts_between(answer, limit):
+        worth, fast_enough, legal = (limit, False), False, False
+        for offload in at_host:
+            sweep = SearchSweep(request, offload=offload, keep=KEPT, below=limit)
+            sweep.walk(count)
+            legal |= sweep.counts.seen > 0
+            fast_enough |= sweep.counts.computed > 0
+            for one in pick_finalists(request, sweep.best.ranked(), top=1).ranked:
+                worth = min(worth, (objective_value(request, one.estimate), offload))
+        if worth[0] < limit:
+            yield count, worth
+        slow = 0 if fast_enough else slow + legal
+        if slow == _SLOW_COUNTS:
+            return

@@ -85,7 +85,7 @@ def recommend(request: SearchRequest) -> Recommendation | SearchResult:
 
     It was stopped then, or no plan fits.
     """
-    answer = _answer(_surely(request))
+    answer = _answer(surely_fitting(request))
     if answer.interrupted:
         return answer
     sure = answer.best is not None
@@ -99,7 +99,7 @@ def recommend(request: SearchRequest) -> Recommendation | SearchResult:
         return replace(answer, interrupted=True)
 
 
-def _surely(request: SearchRequest) -> SearchRequest:
+def surely_fitting(request: SearchRequest) -> SearchRequest:
     """Return the request whose plans fit with the probability that is wanted."""
     return replace(request, uncounted_factor=max(1.0, held_factor(request.software, SURE)))
 
@@ -254,5 +254,5 @@ def _cheaper(request: SearchRequest, first: RankedPlan, *, offload: bool) -> Ran
     now = objective_value(priced, first.estimate)
     worlds = [count for count in world_sizes(priced) if count < first.candidate.devices]
     below = now * (1.0 - noise())
-    some = picked(_surely(priced), offload=offload, below=below, worlds=worlds)
+    some = picked(surely_fitting(priced), offload=offload, below=below, worlds=worlds)
     return some[0] if some else None
