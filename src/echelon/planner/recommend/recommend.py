@@ -41,6 +41,8 @@ SURE = 0.95
 """The probability with which a recommended plan fits."""
 CONVINCED = 0.6
 """The probability of being faster from which on a plan is preferred though it is less simple."""
+_SUREST = 0.995
+"""The probability of fitting from which on a surer plan is worth nothing."""
 _LEAN_SHARES = (0.25, 0.5, 0.75)
 """Shares of a device's memory within which leaner plans are looked for."""
 _MOST_SLOWER = 1.5
@@ -99,9 +101,9 @@ def recommend(request: SearchRequest) -> Recommendation | SearchResult:
         return replace(answer, interrupted=True)
 
 
-def surely_fitting(request: SearchRequest) -> SearchRequest:
+def surely_fitting(request: SearchRequest, probability: float = SURE) -> SearchRequest:
     """Return the request whose plans fit with the probability that is wanted."""
-    return replace(request, uncounted_factor=max(1.0, held_factor(request.software, SURE)))
+    return replace(request, uncounted_factor=max(1.0, held_factor(request.software, probability)))
 
 
 def _answer(request: SearchRequest) -> SearchResult:
@@ -125,10 +127,11 @@ def recommend_from(
     """
     best = best_count(answer, noise())
     answer, wanted, offload = best.answer, answer.request, best.answer.offload
-    base = answer.first
+    surer = _surer(request, answer.first, offload=offload)
+    base = min((answer.first, *surer), key=lambda one: objective_value(request, one.estimate))
     limit = min((1.0 + noise()) * objective_value(request, base.estimate), best.fewer)
     simpler = _simpler(wanted, base, limit, offload=offload)
-    known = (base, *answer.ranked, *simpler)
+    known = (base, *answer.ranked, *surer, *simpler)
     near = [one for one in known if objective_value(request, one.estimate) <= limit]
     first = min(near, key=lambda one: _order(request, one))
     fastest = _fastest(request, base, offload=offload)
@@ -142,6 +145,15 @@ def recommend_from(
         faster_share=max(0.0, faster),
         sure=sure,
     )
+
+
+def _surer(request: SearchRequest, best: RankedPlan, *, offload: bool) -> list[RankedPlan]:
+    """Return plans that fit almost certainly, where the risk that one does not is counted."""
+    if request.objective != "expected":
+        return []
+    below = objective_value(request, best.estimate) * (1.0 + noise())
+    surest = surely_fitting(request, _SUREST)
+    return picked(surest, offload=offload, below=below, worlds=[best.candidate.devices])
 
 
 def _fastest(request: SearchRequest, base: RankedPlan, *, offload: bool) -> RankedPlan:

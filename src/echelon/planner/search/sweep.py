@@ -26,6 +26,7 @@ import numpy as np
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
 from echelon.cost.seconds.numbers import Array, Num
 from echelon.cost.seconds.trainer_generations import OURS
+from echelon.planner.explain.expected import interruptions_of_run
 from echelon.planner.predict.estimate import counted_terms
 from echelon.planner.predict.formulas import (
     OptionTable,
@@ -67,6 +68,15 @@ class SearchCounts:
     refused: Counter[str] = field(default_factory=Counter[str])
 
 
+def _weight(request: SearchRequest, world: int) -> float:
+    """Return what a second of a step on so many devices is worth; of risks nothing counts yet."""
+    if request.objective in ("time", "devices"):
+        return 1.0
+    if request.objective == "expected":
+        return interruptions_of_run(request.model, request.software, world).slowdown
+    return float(world)
+
+
 class SearchSweep:
     """Look for the best plans of a request, one world size after another."""
 
@@ -91,7 +101,7 @@ class SearchSweep:
     def walk(self, world: int) -> None:
         """Walk every plan of `world` ranks; what is found so far stands also when interrupted."""
         request = self.request
-        weight = 1.0 if request.objective in ("time", "devices") else float(world)
+        weight = _weight(request, world)
         rows = legal_meshes(request, world, self._legal)
         self.counts.refused.update(rows.refused)
         if not len(rows):
