@@ -45,7 +45,7 @@ def plan(
     `cluster` is a preset such as "8xh100"; `settings` are "table.key=value", as after `--set`. The
     preset of a model (or a config.json) says nothing of a layout: on a cluster it is searched for,
     and so is any other where there are `pins` such as "tp=8", or an `objective` ("time",
-    "throughput", "devices"). Raises ConfigError with every problem that there is.
+    "throughput", "devices", "expected"). Raises ConfigError with every problem that there is.
     """
     from echelon.config.cluster.settings import typed_cluster
     from echelon.config.load import load_job

@@ -10,14 +10,17 @@ from collections.abc import Iterator
 from textwrap import fill
 
 from echelon.cli.output import WIDTH, fit_page, table
+from echelon.cli.plan.expected_text import expected_line
 from echelon.cli.plan.search_text import mesh_text, recompute_text, schedule_text
 from echelon.core.parameters import num_parameters
 from echelon.core.units import short_count
 from echelon.planner.explain.bands import held_bytes_band, price_band, step_band
 from echelon.planner.predict.estimate import Estimate
+from echelon.planner.recommend.device_counts import may_idle
 from echelon.planner.recommend.recommend import SURE, PreferredPlan, Recommendation, noise
 from echelon.planner.recommend.simplicity import splitting_axes
 from echelon.planner.search.candidate import CandidatePlan
+from echelon.planner.search.ranked import expected_of_request
 
 _LABEL = 10  # columns
 _TOLD_TERMS = 3  # terms
@@ -76,9 +79,9 @@ def _answer(found: Recommendation) -> Iterator[str]:
     step, held = step_band(estimate), held_bytes_band(estimate)
     yield _line("run", plan_words(choice))
     idle = request.cluster.num_devices - choice.devices
-    if idle > 0 and request.objective == "time":
+    if idle > 0 and may_idle(request):
         told = f"{idle:,} of {request.cluster.num_devices:,} devices"
-        yield _line("idle", f"{told}: a plan on all of them takes longer")
+        yield _line("idle", f"{told}: no plan on all of them is faster and as sure to fit")
     yield _line(
         "step",
         f"{step.value:.4g} s ({step.low:.4g} to {step.high:.4g}), "
@@ -90,6 +93,8 @@ def _answer(found: Recommendation) -> Iterator[str]:
         f"{held.value / 1e9:.1f} of {request.memory_bytes / 1e9:.1f} GB ({held.low / 1e9:.1f} to "
         f"{held.high / 1e9:.1f}); fits: {percent_of_fit(first.fits)}",
     )
+    if request.objective == "expected":
+        yield _line("expected", expected_line(expected_of_request(request, estimate)))
     if request.price is not None:
         price = price_band(estimate, request.price)
         yield _line(
@@ -108,7 +113,10 @@ def _reasons(found: Recommendation) -> Iterator[str]:
         f"tell apart: {split}."
     )
     if found.answer.offload:
-        yield "Optimizer state rests on the host: nothing fits else; over PCIe 4.0, assumed."
+        yield (
+            "Optimizer state rests on the host: without, nothing fits, or what fits is slower than "
+            "fewer devices are; over PCIe 4.0, assumed."
+        )
     if not found.sure:
         yield f"No plan fits with a probability of {100 * SURE:.0f} %: try a short run first."
 

@@ -7,13 +7,14 @@ from textwrap import fill
 
 from echelon.cli.output import WIDTH, fit_page, table
 from echelon.cli.plan.estimate import bytes_table, rate_lines, seconds_table
+from echelon.cli.plan.expected_text import expected_lines
 from echelon.core.axis import MESH_AXES
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
 from echelon.core.parameters import num_parameters
 from echelon.core.units import short_count
 from echelon.planner.explain.bands import held_bytes_band, price_band, step_band, tokens_per_s_band
 from echelon.planner.search.candidate import CandidatePlan
-from echelon.planner.search.ranked import RankedPlan
+from echelon.planner.search.ranked import RankedPlan, expected_of_request
 from echelon.planner.search.search import SearchResult
 from echelon.schedule.build import SCHEDULES
 
@@ -40,6 +41,9 @@ def answer_text(answer: SearchResult, front: Sequence[RankedPlan] = ()) -> str:
         "Its fullest rank holds, in GB:\n\n"
         + bytes_table(answer.first.estimate, answer.request.memory_bytes)
     )
+    if answer.request.objective == "expected":
+        expected = expected_of_request(answer.request, answer.first.estimate)
+        parts.append("\n".join(expected_lines(expected)))
     if front:
         text = "No other plan has less of step time, memory and devices than one of these:"
         parts.append(f"{text}\n\n{plans_table(front, devices=True)}")

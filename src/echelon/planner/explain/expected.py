@@ -31,6 +31,8 @@ _DAY_S = 86400.0  # seconds
 class ExpectedStep:
     """Hold what a step is expected to take in a long run, and of what that is made."""
 
+    devices: int
+    """Devices that the plan takes."""
     step_s: float
     """Seconds of a step that nothing interrupts."""
     tokens: int
@@ -74,6 +76,7 @@ def expected_step(estimate: Estimate, model: ModelShape, memory_bytes: float) ->
     """Return what a step of a plan is expected to take in a run of its model."""
     software = estimate.inputs.software
     return ExpectedStep(
+        devices=estimate.devices,
         step_s=estimate.step_s,
         tokens=estimate.tokens,
         steps=run_steps(_weights(model)[1], estimate.tokens),
