@@ -16,12 +16,12 @@ from echelon.core.errors import ConfigError
 from echelon.planner.recommend.device_counts import best_count
 from echelon.planner.recommend.recommend import (
     Recommendation,
+    best_on_devices,
     noise,
     recommend,
     surely_fitting,
 )
 from echelon.planner.search.request import SearchAim, SearchRequest, make_request
-from echelon.planner.search.search import search
 
 MODELS = (
     *("nano", "gpt2-xl", "llama2-7b", "llama3-8b", "llama2-13b", "qwen3-32b", "llama3-70b"),
@@ -94,13 +94,10 @@ def planned_seconds(request: SearchRequest) -> PlannedSeconds:
     if not isinstance(found, Recommendation):
         return PlannedSeconds(fastest=inf, recommended=inf, sure=False)
     recommended = found.first.ranked.estimate.step_s
-    answer = search(surely_fitting(request))
+    answer = best_on_devices(surely_fitting(request))
     fastest = inf
     if answer.best is not None:
         fastest = best_count(answer, noise()).answer.first.estimate.step_s
-    elif found.sure:
-        # Nothing fits on all devices: the recommended plan is of the fastest on fewer.
-        fastest = found.answer.first.estimate.step_s
     return PlannedSeconds(fastest=fastest, recommended=recommended, sure=found.sure)
 
 

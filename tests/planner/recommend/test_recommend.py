@@ -99,7 +99,7 @@ def test_more_devices_are_never_slower() -> None:
     steps = [
         found(small(devices=count)).first.ranked.estimate.step_s for count in (1, 2, 4, 7, 8, 16)
     ]
-    assert all(later <= earlier * (1.0 + noise()) for earlier, later in pairwise(steps))
+    assert all(later <= earlier for earlier, later in pairwise(steps))
 
 
 def test_a_tiny_model_leaves_devices_idle() -> None:

@@ -87,12 +87,12 @@ def recommend(request: SearchRequest) -> Recommendation | SearchResult:
 
     It was stopped then, or no plan fits.
     """
-    answer = _answer(surely_fitting(request))
+    answer = best_on_devices(surely_fitting(request))
     if answer.interrupted:
         return answer
     sure = answer.best is not None
     if not sure:
-        answer = _answer(request)
+        answer = best_on_devices(request)
         if answer.best is None or answer.interrupted:
             return answer
     try:
@@ -106,7 +106,7 @@ def surely_fitting(request: SearchRequest, probability: float = SURE) -> SearchR
     return replace(request, uncounted_factor=max(1.0, held_factor(request.software, probability)))
 
 
-def _answer(request: SearchRequest) -> SearchResult:
+def best_on_devices(request: SearchRequest) -> SearchResult:
     """Return the answer of a search on all devices, or on fewer where nothing fits on all.
 
     However few plans are asked for, enough are found to choose from.
