@@ -63,7 +63,7 @@ def test_where_memory_is_tight_less_risk_wins_within_the_noise() -> None:
         aim=SearchAim(trainer="megatron"),
     )
     surer = 0
-    for memory in range(24, 72, 4):
+    for memory in range(24, 72, 6):
         here = request.with_memory(memory * 1e9)
         plain, expected = (found(here, objective) for objective in ("time", "expected"))
         aim = replace(here, objective="expected")

@@ -157,7 +157,7 @@ def _best(answer: SearchResult, best: RankedPlan) -> Iterator[str]:
     if answer.request.objective == "devices" and held.high > answer.request.memory_bytes:
         yield "warning   near the limit: at the end of the band of its memory it does not fit"
     if answer.offload:
-        yield "host      optimizer state rests there: nothing fits else; over PCIe 4.0, assumed"
+        yield "host      optimizer state rests there: nothing fits else, or slower; PCIe 4.0 taken"
 
 
 def _widest(plans: Sequence[RankedPlan]) -> str:
