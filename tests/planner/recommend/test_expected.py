@@ -77,8 +77,11 @@ def test_on_sixteen_thousand_devices_a_plan_with_less_risk_wins() -> None:
 
 @pytest.mark.slow
 def test_interruptions_leave_devices_idle_that_add_too_little() -> None:
-    """A million devices are interrupted before they have started again; some of them never."""
+    """131,072 devices are interrupted every 23 minutes, of which a restart takes 11."""
     request = make_request("llama3-8b", cluster="131072xh100")
-    expected = found(request, "expected").first.ranked
-    told = expected_of_request(replace(request, objective="expected"), expected.estimate)
-    assert told.slowdown < float("inf")
+    plain, expected = (found(request, objective) for objective in ("time", "expected"))
+    assert plain.first.ranked.candidate.devices == 131072
+    assert expected.first.ranked.candidate.devices < 131072 / 2
+    aim = replace(request, objective="expected")
+    values = [objective_value(aim, one.first.ranked.estimate) for one in (plain, expected)]
+    assert values[1] < values[0] * (1.0 - noise())
