@@ -81,7 +81,10 @@ def _answer(found: Recommendation) -> Iterator[str]:
     idle = request.cluster.num_devices - choice.devices
     if idle > 0 and may_idle(request):
         told = f"{idle:,} of {request.cluster.num_devices:,} devices"
-        yield _line("idle", f"{told}: no plan on all of them is faster and as sure to fit")
+        reason = "no plan on all of them is faster and as sure to fit"
+        if request.objective == "expected":
+            reason = "no long run on all of them is done earlier; they are spare"
+        yield _line("idle", f"{told}: {reason}")
     yield _line(
         "step",
         f"{step.value:.4g} s ({step.low:.4g} to {step.high:.4g}), "
