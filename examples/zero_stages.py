@@ -8,7 +8,7 @@ a rank holds is counted from the storages that are alive after the step, what it
 collectives that it called; both must equal the formulas, to the byte.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
-2020, sections 3.1, 5 and 7. The formulas: `echelon explain zero --degree 4`.
+2020, sections 3.1, 5 and 7. The formulas: `echelon explain zero --dp 4`.
 """
 
 from __future__ import annotations

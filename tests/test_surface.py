@@ -19,11 +19,14 @@ ERRORS = (
     *("CheckpointError", "ConfigError", "DataError", "EchelonError", "EnvironmentProblem"),
     *("InfeasiblePlan", "ProofFailed", "RunFailed"),
 )
-RECORDS = ("Fused", "Logical", "OnRank", "OneDevice", "Plan", "TrainResult", "VerifyCase")
+RECORDS = (
+    *("Fused", "Logical", "OnRank", "OneDevice", "Plan", "PlanAnswer", "TrainResult"),
+    "VerifyCase",
+)
 VERBS = (
     *("bisect", "calibrate_machine", "calibrate_model", "calibrate_run", "compare", "export"),
-    *("generate", "import_run", "observe", "observe_experts", "observe_schedule", "parallelize"),
-    *("plan", "prove", "train", "verify"),
+    *("generate", "import_run", "merge_calibrations", "observe", "observe_experts"),
+    *("observe_schedule", "parallelize", "plan", "prove", "train", "verify"),
 )
 
 # A user's file: every public name, and the type that a checker must see.
@@ -36,10 +39,12 @@ from torch.optim import SGD
 
 import echelon as ec
 from echelon.api.calibrating.machine import MachineCalibration
+from echelon.api.calibrating.merge import MergedCalibration
 from echelon.api.calibrating.run import RunCalibration
 from echelon.api.converting import ExportedRun
 from echelon.api.converting import ImportedRun
 from echelon.config.files.times_file import TimesFile
+from echelon.planner.answer.estimated import EstimatedPlan
 from echelon.planner.explain.compare import PlanComparison
 from echelon.proof.bisect.verdict import Bisection
 from echelon.proof.claims.proof import Proof
@@ -53,6 +58,21 @@ version: str = ec.__version__
 plan = ec.plan("nano", settings=["mesh.tp=2"])
 assert_type(plan, ec.Plan)
 assert_type(plan.mesh.world_size, int)
+answer = ec.plan("llama3-8b", "8xh100", trainer="megatron-core", batch=512, pins=["tp=2"])
+assert_type(answer, ec.PlanAnswer)
+assert_type(answer.plan, ec.Plan)
+assert_type(answer.step_s.high, float)
+assert_type(answer.alternatives, tuple[EstimatedPlan, ...])
+assert_type(answer.plans[0].plan, ec.Plan)
+assert_type(ec.plan("nano", search=True, batch={"global_sequences": 8}), ec.PlanAnswer)
+assert_type(ec.plan("nano", batch=8), ec.Plan)
+assert_type(ec.prove(answer), Proof)
+assert_type(ec.prove(answer.alternatives[0]), Proof)
+assert_type(ec.compare(answer, plan), PlanComparison)
+assert_type(ec.export(answer, "megatron"), ExportedRun)
+assert_type(ec.train(answer), ec.TrainResult)
+assert_type(ec.bisect(answer), Bisection | None)
+assert_type(ec.parallelize(nn.Linear(2, 2), answer), tuple[nn.Linear, ModuleOptimizer])
 proof = ec.prove(plan)
 assert_type(proof, Proof)
 assert_type(proof.proven, bool)
@@ -78,6 +98,7 @@ assert_type(ec.compare(plan, "run.toml"), PlanComparison)
 assert_type(ec.export(plan, "megatron"), ExportedRun)
 assert_type(ec.import_run("ds.json", ranks=2), ImportedRun)
 assert_type(ec.calibrate_machine(out="cluster.toml"), MachineCalibration)
+assert_type(ec.merge_calibrations(["a.toml", "b.toml"], out="c.toml"), MergedCalibration)
 assert_type(ec.calibrate_model("nano", out="times.json"), TimesFile)
 assert_type(ec.calibrate_run(run.run, out="cluster.toml"), RunCalibration)
 assert_type(ec.parallelize(nn.Linear(2, 2), plan), tuple[nn.Linear, ModuleOptimizer])
@@ -101,6 +122,9 @@ ec.trian("nano")
 ec.plan("nano", setings=["mesh.tp=2"])
 ec.plan(3)
 ec.plan("nano").mesh.world_sise
+ec.plan("nano", pins=["tp=2"])
+ec.plan("nano", "8xh100").mesh
+ec.plan("nano", "8xh100", objective="speed")
 ec.prove("nano")
 ec.verify(plan)
 ec.train("nano").sumary

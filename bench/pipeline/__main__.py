@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--peers", type=int, default=ALL_PEERS, help="how many run 1F1B (default: all)")
     add("--peers-home", type=Path, default=DEFAULT_PEERS, help="where setup_peers.sh put them")
     add("--mbit", type=float, default=200.0, help="part links: uplink of a host (200)")
-    add("--times", type=Path, help="part balance: file of `echelon calibrate --model`")
+    add("--times", type=Path, help="part balance: file of `echelon calibrate RUN`")
     add("--json", type=Path, help="parts peers and links: write every measurement to this file")
     add("--logs", type=Path, help="folder for what ranks write (default: a new one)")
     return parser

@@ -1,7 +1,7 @@
 """Set automatic stages beside even ones on a model with a heavy head: gain, and what was promised.
 
 The promise is that of the times which cut the stages: the formulas', or those of a file that
-`echelon calibrate --model` wrote. What the simulator says of both when it is fed with the action
+`echelon calibrate RUN` wrote. What the simulator says of both when it is fed with the action
 times measured here is told beside it.
 """
 

@@ -38,6 +38,7 @@ __all__ = [
     "OnRank",
     "OneDevice",
     "Plan",
+    "PlanAnswer",
     "ProofFailed",
     "RunFailed",
     "TrainResult",
@@ -51,6 +52,7 @@ __all__ = [
     "export",
     "generate",
     "import_run",
+    "merge_calibrations",
     "observe",
     "observe_experts",
     "observe_schedule",
@@ -63,6 +65,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from echelon.api.calibrating.machine import calibrate_machine
+    from echelon.api.calibrating.merge import merge_calibrations
     from echelon.api.calibrating.model import calibrate_model
     from echelon.api.calibrating.run import calibrate_run
     from echelon.api.converting import export, import_run
@@ -83,6 +86,7 @@ if TYPE_CHECKING:
     )
     from echelon.core.plan import Plan
     from echelon.core.version import __version__
+    from echelon.planner.answer.answer import PlanAnswer
     from echelon.proof.verify.case import Fused, Logical, OneDevice, OnRank, VerifyCase
 else:
     # A type checker reads the imports above; with this function it would take any name for right.
@@ -101,6 +105,7 @@ else:
         "OnRank": _CASE,
         "OneDevice": _CASE,
         "Plan": "echelon.core.plan",
+        "PlanAnswer": "echelon.planner.answer.answer",
         "ProofFailed": _ERRORS,
         "RunFailed": _ERRORS,
         "TrainResult": "echelon.api.training",
@@ -113,6 +118,7 @@ else:
         "export": "echelon.api.converting",
         "generate": "echelon.api.training",
         "import_run": "echelon.api.converting",
+        "merge_calibrations": "echelon.api.calibrating.merge",
         "observe": "echelon.api.observing",
         "observe_experts": "echelon.api.observing",
         "observe_schedule": "echelon.api.observing",

@@ -41,8 +41,11 @@ def test_text_names_the_next_command_beside_the_result(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "tokens"
-    limited = ["data", "prepare", str(source), "--out", str(output), "--max-bytes", "100"]
-    assert main(limited) == 0
+    limited = ["data", "prepare", str(source), "--out", str(output), "--max-bytes"]
+    assert main([*limited, "0.1 kib"]) == 2
+    error = capsys.readouterr().err
+    assert "set by: --max-bytes '0.1 kib'      works here: --max-bytes '24 GB'" in error
+    assert main([*limited, "0.1 kB"]) == 0
     printed = capsys.readouterr()
     assert "read        1 files, 100 B of text" in printed.out
     assert printed.err.endswith(f"--set data.source={output}\n")

@@ -1,14 +1,17 @@
-"""Pages fit 80 columns, whatever the terminal: long names, large numbers, many ranks."""
+"""Pages fit 80 columns where no terminal says otherwise; a spinner shows that work goes on."""
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from echelon.cli.main import main
-from echelon.cli.output import WIDTH, fit_page, table
+from echelon.cli.output import spinner
+from echelon.planner.view.text_layout import WIDTH
 
 NAME = "--set=train.run_name=" + "a-long-name-of-an-experiment-" * 4
 EXPERTS = (
@@ -69,32 +72,53 @@ def test_the_pages_of_an_import_and_of_a_comparison_fit(
     shown(capsys, "compare", "mixtral-8x7b", "llama3-8b-zero3")
 
 
-def test_a_table_is_narrowed_then_folded() -> None:
-    assert table(("a", "b"), [("x", 1), ("longer", 22)]) == "a        b\nx        1\nlonger  22"
-    heads = ("what", "two words", "why")
-    assert table(heads, [("x", 1, "some text that goes on")], 28).splitlines() == [
-        "        two",
-        "what  words  why",
-        "x         1  some text that",
-        "             goes on",
-    ]
-    keys = table(("key", "why"), [("optimizer.params.weight_decay", "as it is")], 18)
-    assert keys.splitlines()[1:] == [
-        "optimizer.     as",
-        "params.        it",
-        "weight_decay   is",
-    ]
-    numbers = [("x", *range(1000, 1012))]
-    folded = table(("what", *map(str, range(12))), numbers, 40).split("\n\n")
-    assert [part.splitlines()[0].split()[0] for part in folded] == ["what", "what"]
-    assert max(len(line) for part in folded for line in part.splitlines()) <= 40
-    assert [word for part in folded for word in part.splitlines()[1].split()[1:]] == [
-        str(number) for number in range(1000, 1012)
-    ]
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
-def test_a_line_that_is_too_long_goes_on_under_its_text() -> None:
-    first, second = fit_page("zero     " + "word " * 20).rstrip().splitlines()
-    assert first.startswith("zero     word")
-    assert second.startswith("         word")
-    assert fit_page("short\n\n  kept  as it is") == "short\n\n  kept  as it is"
+def test_a_spinner_turns_on_a_terminal_and_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = _Terminal()
+    turned = Event()
+    terminal.flush = turned.set  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stderr", terminal)
+    with spinner("searching", after_s=0.0):
+        assert turned.wait(60)
+    shown = terminal.getvalue()
+    assert shown.startswith("\r| searching ...")
+    assert shown.endswith("\r\x1b[2K")
+
+
+def test_short_work_a_pipe_json_and_a_dumb_terminal_have_no_spinner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    for stream, shown, term, after_s in (
+        (_Terminal(), True, "xterm", 3600.0),
+        (io.StringIO(), True, "xterm", 0.0),
+        (_Terminal(), False, "xterm", 0.0),
+        (_Terminal(), True, "dumb", 0.0),
+    ):
+        monkeypatch.setenv("TERM", term)
+        monkeypatch.setattr("sys.stderr", stream)
+        with spinner("searching", shown=shown, after_s=after_s):
+            pass
+        assert stream.getvalue() == ""
+
+
+def test_a_spinner_goes_where_work_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = _Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    turned = Event()
+    terminal.flush = turned.set  # type: ignore[method-assign]
+
+    def fail() -> None:
+        with spinner("searching", after_s=0.0):
+            assert turned.wait(60)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert terminal.getvalue().endswith("\r\x1b[2K")

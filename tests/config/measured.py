@@ -1,4 +1,4 @@
-"""A file of measured times, for tests: what `echelon calibrate --model` would have written."""
+"""A file of measured times, for tests: what `echelon calibrate RUN` would have written."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from echelon.core.quantities import EXAMPLES, Dimension, read_quantity
@@ -11,6 +13,9 @@ from echelon.core.quantities import EXAMPLES, Dimension, read_quantity
     ("text", "dimension", "value"),
     [
         ("24 GB", "bytes", 24e9),
+        ("5 us", "seconds", 5e-6),
+        ("30us", "seconds", 3e-5),
+        ("1e999 GB", "bytes", inf),
         ("24GB", "bytes", 24e9),
         ("80 GiB", "bytes", 80 * 2**30),
         ("1.5 TB", "bytes", 1.5e12),

@@ -1,7 +1,7 @@
-"""The pages of docs/reference that are generated: every rule, setting and command.
+"""The pages of docs/reference that are generated: rules, settings, cluster files and commands.
 
 ``python -m tests.docs.doc_pages`` writes them; `test_doc_pages.py` compares. Units and examples of
-settings stand in `settings.toml` beside this file.
+settings stand in `settings.toml` beside this file, those of cluster files in `cluster_file.toml`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from pathlib import Path
 
 from echelon.cli.app import COMMANDS
 from echelon.cli.main import main
+from echelon.config.cluster.calibration import CALIBRATION_SETTINGS
+from echelon.config.cluster.file import CLUSTER_SETTINGS, LINK_SETTINGS
+from echelon.config.cluster.links import link_presets
 from echelon.config.settings.schema import SETTINGS, tables
 from echelon.config.settings.value_types import Setting, toml_text
 from echelon.core.rulebook import areas
@@ -24,6 +27,15 @@ from echelon.core.rules import Rule
 HERE = Path(__file__).parent
 REFERENCE = HERE.parents[1] / "docs" / "reference"
 WRITTEN_BY = "Written by `python -m tests.docs.doc_pages`."
+EXAMPLE_CLUSTER = HERE.parents[1] / "examples" / "cluster.toml"
+CLUSTER_TABLES = {
+    "": "At the top of the file",
+    "device": "[device]",
+    "device.peak_flops": "[device.peak_flops]",
+    "device.efficiency": "[device.efficiency]",
+    "links": "[[links]], the fastest tier first",
+    "trainer": "[trainer]: our trainer as it was measured there",
+}
 FRAME = re.compile("[\u2500-\u257f]")
 
 
@@ -69,6 +81,47 @@ def settings_page() -> str:
     return "\n".join(parts)
 
 
+def cluster_fields() -> Mapping[str, tuple[str, str]]:
+    """Return each field of a cluster file -> its unit, and what it is."""
+    table = tomllib.loads((HERE / "cluster_file.toml").read_text(encoding="utf-8"))
+    return {key: (unit, about) for key, (unit, about) in table.items()}
+
+
+def cluster_settings() -> Mapping[str, Setting]:
+    """Return the settings that a person writes into a cluster file, those of links too."""
+    own = {key: one for key, one in CLUSTER_SETTINGS.items() if key not in CALIBRATION_SETTINGS}
+    return own | {f"links.{key}": one for key, one in LINK_SETTINGS.items()}
+
+
+def cluster_page() -> str:
+    """Return the page of a cluster file: a full example, every field, the links by name."""
+    known, settings = cluster_fields(), cluster_settings()
+    example = EXAMPLE_CLUSTER.read_text(encoding="utf-8").rstrip()
+    parts = [
+        "# Cluster files\n",
+        f"{WRITTEN_BY} A cluster that is no preset is described in a file:\n"
+        "`--cluster FILE` or `cluster.file` uses it. `echelon config show --cluster 8xh100\n"
+        "--toml` prints one to edit, and `echelon calibrate` writes one of the machine at hand,\n"
+        "with a table [calibration] that says when and how it was measured.\n",
+        "## An example with every field\n",
+        "This is `examples/cluster.toml`. A size, a rate or a time is a number, or a text with\n"
+        'its unit: `"24 GB"` (10^9 bytes), `"80 GiB"` (2^30), `"400 Gb/s"` (bits), `"8 us"`.\n',
+        f"```toml\n{example}\n```\n",
+    ]
+    for table, title in CLUSTER_TABLES.items():
+        own = [key for key in settings if key.rpartition(".")[0] == table]
+        rows = ["| field | default | unit | takes | what it is |", "|---" * 5 + "|"]
+        rows.extend(_cluster_field(key, settings[key], *known[key]) for key in own)
+        parts.append(f"## {title}\n\n" + "\n".join(rows) + "\n")
+    rows = ["| link | name | one way, a device | latency |", "|---" * 4 + "|"]
+    rows.extend(
+        f"| `{key}` | {link.name} | {link.bandwidth / 1e9:g} GB/s | {1e6 * link.latency_s:g} us |"
+        for key, link in link_presets().items()
+    )
+    parts.append("## The catalogue of links\n\n" + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
 def commands_page() -> str:
     """Return the page of every command, with its flags."""
     parts = [
@@ -85,6 +138,7 @@ def commands_page() -> str:
 PAGES = {
     REFERENCE / "rules.md": rules_page,
     REFERENCE / "settings.md": settings_page,
+    REFERENCE / "cluster-file.md": cluster_page,
     REFERENCE / "commands.md": commands_page,
 }
 
@@ -128,6 +182,13 @@ def _setting(setting: Setting, unit: str, example: object) -> str:
     takes = setting.kind.describe().replace("|", "or")
     about = setting.about.replace("|", "or")
     return f"| `{name}` | {default} | {unit} | {takes} | {about} | `{toml_text(example)}` |"
+
+
+def _cluster_field(key: str, setting: Setting, unit: str, about: str) -> str:
+    default = "-" if setting.default is None else f"`{toml_text(setting.default)}`"
+    return (
+        f"| `{key.rpartition('.')[2]}` | {default} | {unit} | {setting.kind.describe()} | {about} |"
+    )
 
 
 def _help(name: str) -> str:

@@ -29,7 +29,7 @@ OF_OTHERS = {str(page.file.relative_to(ROOT)) for page in features.PAGES}
 """Pages that name the files of other tools, as found in their source."""
 WRITTEN_BY_USERS = {
     *("run.toml", "cluster.toml", "best.toml", "back.toml", "other.toml", "my-schedule.csv"),
-    *("pretrain_gpt.py", "train.py"),
+    *("pretrain_gpt.py", "train.py", "device.toml", "node.toml"),
 }
 """Files that a page tells the reader to write, or that are another tool's."""
 

@@ -30,7 +30,7 @@ def test_what_tells_nothing_asks_for_the_kind(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         import_file(path)
     assert caught.value.rules == ("import-kind",)
-    assert "--kind deepspeed" in caught.value.problems[0].suggestions
+    assert "--from deepspeed" in caught.value.problems[0].suggestions
 
 
 def test_a_missing_file_and_one_that_is_no_text(tmp_path: Path) -> None:

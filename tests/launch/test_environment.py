@@ -14,6 +14,7 @@ from echelon.launch.environment import (
     local_environment,
     rank_environment,
     read_launched_rank,
+    read_node_size,
     wanted_port,
     zero_stage_asked_of_accelerate,
 )
@@ -131,3 +132,11 @@ def test_everything_written_is_in_the_table() -> None:
 def test_what_accelerate_was_asked_for(environment: dict[str, str], asked: tuple[int, str]) -> None:
     assert zero_stage_asked_of_accelerate(environment) == asked
     assert set(environment) <= set(VARIABLES)
+
+
+def test_how_many_ranks_share_a_node_is_read_as_torchrun_writes_it() -> None:
+    assert read_node_size({"LOCAL_WORLD_SIZE": "4"}) == 4
+    for wrong in ({}, {"LOCAL_WORLD_SIZE": "none"}, {"LOCAL_WORLD_SIZE": "0"}):
+        with pytest.raises(EnvironmentProblem, match="LOCAL_WORLD_SIZE") as caught:
+            read_node_size(wrong)
+        assert caught.value.rules == ("rank-environment",)

@@ -13,7 +13,7 @@ from difflib import SequenceMatcher
 from functools import cache
 from typing import cast
 
-from bench.accuracy.published.other_devices import CHIPS, other_cluster, other_device
+from bench.accuracy.published.other_devices import CHIPS, device_spelt, other_cluster
 from bench.accuracy.published.refusals import Refused
 from bench.accuracy.published.rows import Row
 from echelon.config.cluster.settings import named_cluster
@@ -69,10 +69,11 @@ def _device_key(row: Row) -> str:
     name = row.word("gpu")
     if not name:
         raise Refused(MISSING_SETTING, "gpu is blank")
-    other = other_device(name)
-    if other:
-        row.say("gpu", other, "its data sheet's peaks; how near it comes is its kind's")
-        return other
+    spelt = device_spelt(name)
+    if spelt in CHIPS:
+        row.say("gpu", spelt, "its data sheet's peaks; how near it comes is its kind's")
+    if spelt:
+        return spelt
     keys = [key for key in preset_names("clusters") if not key.startswith("cpu")]
     best = max(keys, key=lambda key: _likeness(name, key))
     if set(_words(best)) & set(_words(name)):

@@ -67,21 +67,8 @@ def _card(spelt: str, peak: float, gib: float, gb_per_s: float) -> Chip:
 CHIPS: Mapping[str, Chip] = {
     "tpu-v4": _tpu(r"tpu-?v?4", 275, (32, 1228), (4096, 270)),
     "tpu-v5e": _tpu(r"v5-?e|v5-?lite", 197, (16, 819), (256, 180)),
-    "tpu-v5p": _tpu(r"tpu-?v?5", 459, (95, 2765), (8960, 540)),
     "tpu-v6e": _tpu(r"tpu-?v?6|trillium", 918, (32, 1640), (256, 360)),
     "tpu-7x": _tpu(r"tpu-?v?7|ironwood", 2307, (192, 7380), (9216, 1080)),
-    "trainium2": Chip(
-        spelt=r"trainium-?2|trn2",
-        bf16=667,
-        fp8=1299,
-        gib=96,
-        gb_per_s=2900,
-        node=16,
-        joined=16,
-        near_gb_per_s=512,
-        network="efa-200",
-        efficiency=ARRAYS,
-    ),
     "trainium1": Chip(
         spelt=r"trainium|trn1",
         bf16=190,
@@ -113,25 +100,6 @@ CHIPS: Mapping[str, Chip] = {
         network="roce-200",
         efficiency=ARRAYS,
     ),
-    "gh200": Chip(
-        spelt=r"gh-?200|grace-?hopper",
-        bf16=989,
-        fp8=1979,
-        gib=94.5,
-        gb_per_s=4000,
-        node=4,
-        joined=4,
-        near_gb_per_s=450,
-        network="slingshot-11",
-        efficiency=Efficiency(
-            matmul=0.713,
-            half_depth=600.0,
-            units=132,
-            memory=0.747,
-            attention=0.467,
-            attention_backward=0.285,
-        ),
-    ),
     "mi300a": Chip(
         spelt=r"mi-?300-?a",
         bf16=980,
@@ -150,25 +118,36 @@ CHIPS: Mapping[str, Chip] = {
         spelt=r"910-?c", bf16=752, gib=128, gb_per_s=3200, near_gb_per_s=350, network="roce-400"
     ),
     "ascend-910b": Chip(spelt=r"910-?b|ascend", bf16=376, gib=64, gb_per_s=1600, near_gb_per_s=196),
-    "a10": _card(r"\ba-?10g?\b", 125, 24, 600),
+    "a10": _card(r"\ba-?10\b", 125, 24, 600),
     "a30": _card(r"\ba-?30\b", 165, 24, 933),
     "a40": _card(r"\ba-?40\b", 150, 48, 696),
-    "a6000": _card(r"\ba-?6000\b", 155, 48, 768),
-    "rtx6000-ada": _card(r"6000-?ada|ada-?6000", 364, 48, 960),
     "l40": _card(r"\bl-?40\b", 181, 48, 864),
-    "l4": _card(r"\bl-?4\b", 121, 24, 300),
-    "t4": _card(r"\bt-?4\b", 65, 16, 320),
-    "rtx5090": _card(r"5090", 210, 32, 1792),
-    "rtx3090": _card(r"3090", 71, 24, 936),
     "p100": _card(r"\bp-?100\b", 21, 16, 732),
 }
 """Chips by name, and how their names are spelt; the more special of two spellings first."""
 
+PRESETS: Mapping[str, str] = {
+    "tpu-v5p": r"v5-?p\b|tpu-?v?5(?!-?[el])",
+    "trainium2": r"trainium-?2|trn2",
+    "gh200": r"gh-?200|grace-?hopper",
+    "a10g": r"\ba-?10g\b",
+    "a6000": r"\ba-?6000\b",
+    "rtx6000-ada": r"6000-?ada|ada-?6000",
+    "rtx-pro-6000": r"pro-?6000",
+    "l4": r"\bl-?4\b",
+    "t4": r"\bt-?4\b",
+    "rtx5090": r"5090",
+    "rtx4090": r"4090",
+    "rtx3090": r"3090",
+}
+"""Devices of the catalogue that share words with others of it, and how their names are spelt."""
 
-def other_device(name: str) -> str:
-    """Return which of CHIPS a name speaks of, or ""."""
+
+def device_spelt(name: str) -> str:
+    """Return which of PRESETS or CHIPS a name speaks of, or ""."""
     text = re.sub(r"[\s_]+", "-", name.lower())
-    return next((key for key, chip in CHIPS.items() if re.search(chip.spelt, text)), "")
+    spelt = {**PRESETS, **{key: chip.spelt for key, chip in CHIPS.items()}}
+    return next((key for key, pattern in spelt.items() if re.search(pattern, text)), "")
 
 
 @cache

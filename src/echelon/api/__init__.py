@@ -1,10 +1,11 @@
 """The verbs of the command line as plain typed functions: what `import echelon as ec` gives.
 
     planning.py       ec.plan, compare, prove     observing.py      ec.observe, observe_schedule, ..
+    given_plan.py     a plan, or what has one     keywords.py       errors of ec.plan name keywords
     training.py       ec.train, generate          converting.py     ec.export, import_run
     parallelizing.py  ec.parallelize
     run_setup.py      what a run needs before its ranks
-    calibrating/      ec.calibrate_machine, calibrate_model, calibrate_run
+    calibrating/      ec.calibrate_machine, calibrate_model, calibrate_run, merge_calibrations
 
 A module has the name of what it does, a function that of its verb: no name means both. Each
 function raises the errors of `echelon.core.errors`, and returns a value instead of printing it. The

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.config.files.new_file import require_writable, write_new
 from echelon.config.job import Job
 from echelon.config.load import load_job
@@ -105,14 +106,20 @@ class ExportedRun:
         return tuple(files)
 
 
-def export(run: str | Path | Plan, to: TargetName, *, settings: Sequence[str] = ()) -> ExportedRun:
+def export(
+    run: str | Path | GivenPlan, to: TargetName, *, settings: Sequence[str] = ()
+) -> ExportedRun:
     """Return a plan in the words of a tool: read back, it is the same plan.
 
-    `run` is a plan, a run.toml or preset, a plan.json, or the folder of a run; `settings` are
-    "table.key=value", as after `--set`. Raises ConfigError, with every setting that the tool cannot
-    honour.
+    `run` is a plan, the answer of `ec.plan`, a run.toml or preset, a plan.json, or the folder of a
+    run; `settings` are "table.key=value", as after `--set`. Raises ConfigError, with every setting
+    that the tool cannot honour.
     """
-    plan, job = (run, None) if isinstance(run, Plan) else read_plan(run, settings=settings)
+    job = None
+    if isinstance(run, str | Path):
+        plan, job = read_plan(run, settings=settings)
+    else:
+        plan = plan_from_given(run)
     return ExportedRun(found=export_plan(plan, to, job))
 
 
@@ -166,7 +173,7 @@ def _plan_of(file: Path) -> Plan:
         problem = PLAN_SOURCE.problem(
             f"{file} is not a plan that can be read: {reason}",
             key="RUN",
-            set_by="the command line",
+            set_by=str(file),
             suggestions=("a run.toml", "a preset", "the folder of a run", f"its {PLAN_FILE}"),
         )
         raise ConfigError(problem) from error

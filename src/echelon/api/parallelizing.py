@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.core.errors import ConfigError, Problem
-from echelon.core.plan import Plan
 from echelon.core.rulebook.module import MODULE_ARGUMENT
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ Model = TypeVar("Model", bound="nn.Module")
 
 def parallelize(  # noqa: PLR0913 - each is one choice of the caller, by its name
     model: Model,
-    plan: Plan,
+    plan: GivenPlan,
     *,
     units: str | int | type[nn.Module] | tuple[type[nn.Module], ...] | Sequence[str] = "blocks",
     unused: Literal["error", "zero"] = "error",
@@ -38,9 +38,10 @@ def parallelize(  # noqa: PLR0913 - each is one choice of the caller, by its nam
 ) -> tuple[Model, ModuleOptimizer]:
     """Split any module over the data ranks of `plan`; return it, and the optimizer of your loop.
 
-    Of the plan, this uses the mesh (data axes only), ZeRO, precision and optimizer. Every rank
-    calls it after its process group is there; parameters become those of rank 0. The module keeps
-    its class, its parameters and its hooks, and is trained as before:
+    Of the plan (or of the answer of `ec.plan`), this uses the mesh (data axes only), ZeRO,
+    precision and optimizer. Every rank calls it after its process group is there; parameters become
+    those of rank 0. The module keeps its class, its parameters and its hooks, and is trained as
+    before:
 
         torch.distributed.init_process_group("gloo")
         model, optimizer = ec.parallelize(model, plan)
@@ -72,7 +73,7 @@ def parallelize(  # noqa: PLR0913 - each is one choice of the caller, by its nam
     from echelon.parallel.module.module import apply_to_module
     from echelon.training.module.optimizer import ModuleOptimizer
 
-    module = apply_to_module(plan, model, units=units, ignore=ignore, sink=events)
+    module = apply_to_module(plan_from_given(plan), model, units=units, ignore=ignore, sink=events)
     return model, ModuleOptimizer(
         module, unused=unused, gradients=gradients, learning_rate=learning_rate
     )

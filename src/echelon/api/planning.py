@@ -1,22 +1,32 @@
 """`ec.plan`, `ec.compare`, `ec.prove`, `ec.bisect`: plans, side by side and beside one process.
 
-A run file or preset becomes a Plan; a model and a cluster become the best one.
+A run file or preset becomes a Plan; a model and a cluster become an answer: which plan is best, and
+what it takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
+from echelon.api.given_plan import GivenPlan, plan_from_given
+from echelon.api.keywords import errors_in_keywords
+from echelon.config.load import load_job
 from echelon.config.rules.plan import require_trainable
+from echelon.core.errors import ConfigError
 from echelon.core.optional import optional_package
 from echelon.core.plan import Plan
+from echelon.core.rulebook.command_line import BAD_ARGUMENT
+from echelon.cost.seconds.trainer_generations import OURS
+from echelon.planner.search.request import SearchAim, make_request
 
 if TYPE_CHECKING:
+    from echelon.planner.answer.answer import PlanAnswer
     from echelon.planner.explain.compare import PlanComparison
     from echelon.planner.search.request import Objective
     from echelon.proof.bisect.verdict import Bisection
@@ -32,29 +42,88 @@ _MODULES_OF_PROOFS = (
 """What the ranks of a proof import: once, before they are forked."""
 
 
+Batch: TypeAlias = int | Mapping[str, int]
+"""Sequences of the global batch, or settings of the table `[batch]` by their names."""
+
+
+@overload
 def plan(
     run: str | Path,
+    cluster: None = None,
     *,
-    cluster: str | None = None,
+    batch: Batch | None = None,
     settings: Sequence[str] = (),
+) -> Plan: ...
+
+
+@overload
+def plan(
+    run: str | Path,
+    cluster: str | Path,
+    *,
+    search: bool = False,
+    trainer: str = OURS,
+    batch: Batch | None = None,
     pins: Sequence[str] = (),
-    objective: Objective | None = None,
-) -> Plan:
-    """Return the plan of a run.toml or a preset, checked by every rule, or the best one.
+    objective: Objective = "time",
+    price: float | None = None,
+    settings: Sequence[str] = (),
+) -> PlanAnswer: ...
 
-    `cluster` is a preset such as "8xh100"; `settings` are "table.key=value", as after `--set`. The
-    preset of a model (or a config.json) says nothing of a layout: on a cluster it is searched for,
-    and so is any other where there are `pins` such as "tp=8", or an `objective` ("time",
-    "throughput", "devices", "expected"). Raises ConfigError with every problem that there is.
+
+@overload
+def plan(
+    run: str | Path,
+    cluster: None = None,
+    *,
+    search: Literal[True],
+    trainer: str = OURS,
+    batch: Batch | None = None,
+    pins: Sequence[str] = (),
+    objective: Objective = "time",
+    price: float | None = None,
+    settings: Sequence[str] = (),
+) -> PlanAnswer: ...
+
+
+def plan(  # noqa: PLR0913 - each is one choice of the caller, by its name
+    run: str | Path,
+    cluster: str | Path | None = None,
+    *,
+    search: bool = False,
+    trainer: str = OURS,
+    batch: Batch | None = None,
+    pins: Sequence[str] = (),
+    objective: Objective = "time",
+    price: float | None = None,
+    settings: Sequence[str] = (),
+) -> Plan | PlanAnswer:
+    """Return the best plan of a model on a cluster, with all that is known of it, or that of a run.
+
+        answer = ec.plan("llama3-8b", "8xh100", trainer="megatron-core", batch=512)
+
+    `run` is a preset, a run.toml or a config.json. With a `cluster` (COUNTxDEVICE such as "8xh100",
+    or a file), or with `search` on the cluster of the run, it is what `echelon plan --cluster`
+    recommends: a PlanAnswer, which is taken wherever a plan is. Without, it is the Plan that the
+    run itself says, checked by every rule.
+
+    `trainer` is whose seconds and abilities count, `pins` such as "tp=8" are choices to keep,
+    `objective` is "time", "throughput", "cost" (with the `price` of a device for an hour), "devices"
+    or "expected". `batch` is the sequences of a global batch, or settings of the table `[batch]`, as
+    {"global_sequences": 512, "sequence_length": 4096}; `settings` are "table.key=value", as after
+    `--set`. Raises ConfigError with every problem that there is, InfeasiblePlan where no plan is
+    legal and fits.
     """
-    from echelon.config.cluster.settings import typed_cluster
-    from echelon.config.load import load_job
-    from echelon.planner.search.request import names_a_model
-
-    if pins or objective is not None or (cluster is not None and names_a_model(run)):
-        return _searched(run, cluster, settings, pins, objective or "time")
-    typed = None if cluster is None else typed_cluster(cluster, f'cluster="{cluster}"')
-    return load_job(run, settings, typed=typed).plan
+    aim = SearchAim(objective=objective, price=_price(price), trainer=str(trainer))
+    pins, settings = _texts("pins", pins, "tp=8"), _texts("settings", settings, "mesh.tp=8")
+    of_batch = _settings_of_batch(batch)
+    given = {one: f"settings={json.dumps([one])}" for one in settings}
+    with errors_in_keywords({**given, **of_batch}):
+        sets = [*of_batch, *settings]
+        if cluster is None and not search:
+            _require_search(aim, pins)
+            return load_job(run, sets).plan
+        return _searched(run, None if cluster is None else _cluster_text(cluster), sets, pins, aim)
 
 
 def _searched(
@@ -62,37 +131,95 @@ def _searched(
     cluster: str | None,
     settings: Sequence[str],
     pins: Sequence[str],
-    objective: Objective,
-) -> Plan:
+    aim: SearchAim,
+) -> PlanAnswer:
+    from echelon.planner.answer.answer import PlanAnswer
     from echelon.planner.recommend.recommend import Recommendation, recommend
     from echelon.planner.search.no_plan import explain_no_plan
-    from echelon.planner.search.request import SearchAim, make_request
 
-    aim = SearchAim(objective=objective, top=1)
     found = recommend(make_request(run, cluster=cluster, settings=settings, pins=pins, aim=aim))
-    answer = found.answer if isinstance(found, Recommendation) else found
-    if answer.interrupted:
+    if isinstance(found, Recommendation):
+        return PlanAnswer(found=found)
+    if found.interrupted:
         raise KeyboardInterrupt
-    if answer.best is None or answer.best.plan is None:
-        raise explain_no_plan(answer)
-    return answer.best.plan
+    raise explain_no_plan(found)
 
 
-def compare(a: str | Path | Plan, b: str | Path | Plan) -> PlanComparison:
+def _texts(name: str, given: Sequence[str], example: str) -> tuple[str, ...]:
+    """Return a list of texts; a single one is a list of one, and nothing else is one."""
+    found = (given,) if isinstance(given, str) else given
+    if isinstance(found, Mapping) or not all(isinstance(one, str) for one in found):
+        typed = f"{name}={given!r}"
+        problem = BAD_ARGUMENT.problem(
+            f"{typed} is no list of texts", set_by=typed, suggestions=(f'{name}=["{example}"]',)
+        )
+        raise ConfigError(problem)
+    return tuple(found)
+
+
+def _price(given: float | None) -> float | None:
+    """Return a price as a number; ConfigError where it is none."""
+    try:
+        return None if given is None else float(given)
+    except (TypeError, ValueError):
+        typed = f"price={given!r}"
+        problem = BAD_ARGUMENT.problem(
+            f"{typed} is no number", set_by=typed, suggestions=("price=2.5",)
+        )
+        raise ConfigError(problem) from None
+
+
+def _settings_of_batch(batch: Batch | None) -> dict[str, str]:
+    """Return each setting of a batch, and how it was written."""
+    if batch is None:
+        return {}
+    if isinstance(batch, Mapping):
+        return {f"batch.{key}={n}": f"batch={{{key!r}: {n!r}}}" for key, n in batch.items()}
+    return {f"batch.global_sequences={batch}": f"batch={batch!r}"}
+
+
+def _cluster_text(cluster: str | Path) -> str:
+    """Return a cluster as it is typed; a Path is a file, whatever its name."""
+    if isinstance(cluster, Path) and len(cluster.parts) == 1 and cluster.suffix != ".toml":
+        return f"./{cluster}"
+    return str(cluster)
+
+
+def _require_search(aim: SearchAim, pins: Sequence[str]) -> None:
+    """Refuse what is about a search where there is none: it would change nothing."""
+    named = {
+        f"trainer={aim.trainer!r}": aim.trainer != OURS,
+        f"pins={list(pins)!r}": pins,
+        f"objective={aim.objective!r}": aim.objective != "time",
+        f"price={aim.price!r}": aim.price is not None,
+    }
+    if given := [name for name, is_given in named.items() if is_given]:
+        problem = BAD_ARGUMENT.problem(
+            f"{' and '.join(given)} is about a search, and without a cluster or search=True a run "
+            "is planned as it is",
+            set_by=", ".join(given),
+            suggestions=('cluster="8xh100"', "search=True"),
+        )
+        raise ConfigError(problem)
+
+
+def compare(a: str | Path | GivenPlan, b: str | Path | GivenPlan) -> PlanComparison:
     """Return what differs between two plans, and what their ranks hold and send.
 
-    Each is a plan, a run.toml or preset, a plan.json, or the folder of a run. Raises ConfigError
-    where one cannot be read.
+    Each is a plan, the answer of `ec.plan`, a run.toml or preset, a plan.json, or the folder of a
+    run. Raises ConfigError where one cannot be read.
     """
     from echelon.api.converting import read_plan
     from echelon.planner.explain.compare import compare_plans
 
-    plans = [one if isinstance(one, Plan) else read_plan(one)[0] for one in (a, b)]
-    return compare_plans(*plans)
+    first, second = (
+        read_plan(one)[0] if isinstance(one, str | Path) else plan_from_given(one) for one in (a, b)
+    )
+    return compare_plans(first, second)
 
 
 def prove(
-    plan: Plan, *, subject: str | None = None, independent: bool = False, late: bool = False
+    plan: GivenPlan, *, subject: str | None = None, independent: bool = False, late: bool = False
 ) -> Proof:
     """Return the proof of `plan`: its ranks, started here, beside one process, tensor by tensor.
 
@@ -102,8 +229,10 @@ def prove(
     process with a second implementation that shares no code with it, and with transformers where
     that is installed and has the model. With `late` all is run once more with operations that
     complete only when they are awaited, and must give the same bits.
-    `proof.proven` is the answer; `proof.require()` raises ProofFailed.
+    `plan` may also be what has one, such as the answer of `ec.plan`. `proof.proven` says whether it
+    holds; `proof.require()` raises ProofFailed.
     """
+    plan = plan_from_given(plan)
     if independent:
         optional_package("torch", extra="train", purpose="proving a plan")
         from echelon.proof.independent.naming import independent_pass
@@ -117,13 +246,14 @@ def prove(
         return _prove(plan, run_ranks=run_ranks, subject=subject, late=late)
 
 
-def bisect(plan: Plan, *, subject: str | None = None, late: bool = False) -> Bisection | None:
+def bisect(plan: GivenPlan, *, subject: str | None = None, late: bool = False) -> Bisection | None:
     """Return the smallest run that fails its proof as `plan` does; None where `plan` is proven.
 
     Settings, axes of the mesh, blocks and microbatches are left out or halved as long as the same
     rule is broken; every run on the way is proven as `prove` does (`late` or not), on ranks started
     here.
     """
+    plan = plan_from_given(plan)
     with _ranks(plan, subject) as run_ranks:
         from echelon.proof.bisect.bisect import bisect as bisect_with
 

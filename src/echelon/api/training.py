@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.config.job import DataSettings, Job, ObserveSettings, TrainSettings
 from echelon.config.rules.plan import require_trainable
 from echelon.core.optional import optional_package
@@ -44,7 +45,7 @@ class TrainResult:
 
 
 def train(
-    run: str | Path | Plan,
+    run: str | Path | GivenPlan,
     *,
     data: str | None = None,
     settings: Sequence[str] = (),
@@ -53,13 +54,13 @@ def train(
     """Train a run.toml, a preset or a plan, on ranks that are started and ended here.
 
     `data` ("stdlib" or a path) takes the place of `data.source`; `settings` are "table.key=value".
-    A plan trains for the steps of its learning-rate schedule. `resume` is a run or a checkpoint to
-    go on from.
+    An answer of `ec.plan` stands for its plan, and a plan trains for the steps of its learning-rate
+    schedule. `resume` is a run or a checkpoint to go on from.
     """
-    if isinstance(run, Plan):
+    if not isinstance(run, str | Path):
         if settings:
             raise TypeError("a plan is resolved already: settings belong to ec.plan")
-        job = job_of_plan(run, data or "stdlib")
+        job = job_of_plan(plan_from_given(run), data or "stdlib")
     else:
         from echelon.config.load import load_job
         from echelon.config.settings.value_types import toml_text

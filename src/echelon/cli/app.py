@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.exceptions import UnknownCommandError, UnknownOptionError, UnusedCliTokensError
@@ -13,6 +15,17 @@ from echelon.core.errors import ConfigError, EchelonError, Problem
 from echelon.core.rulebook import command_line
 from echelon.core.rules import did_you_mean
 from echelon.core.version import __version__
+
+OF_WORDS = frozenset(
+    rule.id
+    for rule in (
+        command_line.BAD_ARGUMENT,
+        command_line.UNKNOWN_COMMAND,
+        command_line.UNKNOWN_FLAG,
+        command_line.UNKNOWN_RULE,
+    )
+)
+"""Rules of the words of a command, not of the settings of a run."""
 
 EXIT_BUG = 70  # EX_SOFTWARE of sysexits.h
 
@@ -31,7 +44,14 @@ COMMANDS = {
     "prove": ("echelon.cli.prove:prove", "Prove that a plan computes what one device computes."),
     "train": ("echelon.cli.train:train", "Train a run; --resume goes on with one."),
     "observe": ("echelon.cli.observe:observe", "Say what a run did; draw its pipeline."),
-    "calibrate": ("echelon.cli.calibrate:calibrate", "Measure this machine, or a model's blocks."),
+    "calibrate": (
+        "echelon.cli.calibrate.command:CALIBRATE",
+        "Measure this machine, or a model's blocks.",
+    ),
+    "calibrate merge": (
+        "echelon.cli.calibrate.command:merge",
+        "Join calibrations of a device, of its links, or of several nodes.",
+    ),
     "demo": ("echelon.cli.demo:demo", "Plan, prove and train a small model here."),
     "explain": ("echelon.cli.explain.command:explain", "Explain a rule, or list all of them."),
     "config show": ("echelon.cli.run_file:show", "Show every setting and where it came from."),
@@ -77,6 +97,8 @@ def build_app() -> App:
         app.command(family)
     for order, (name, (function, help_line)) in enumerate(COMMANDS.items()):
         family, _, verb = name.rpartition(" ")
+        if family and family not in families:
+            continue  # A command such as calibrate brings its own.
         parent = families[family] if family else app
         parent.command(function, name=verb, help=help_line, sort_key=order)
     return app
@@ -100,6 +122,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _report(arguments: list[str], error: EchelonError) -> int:
+    error = _with_typed(arguments, error)
     if "--json" in arguments:
         print_error_json(_command_of(arguments), error)
     else:
@@ -108,6 +131,17 @@ def _report(arguments: list[str], error: EchelonError) -> int:
         except OSError:
             give_up(sys.stderr)
     return error.exit_code
+
+
+def _with_typed(arguments: Sequence[str], error: EchelonError) -> EchelonError:
+    """Return an error whose problems of the words that were typed say which words they were."""
+    if not any(problem.rule in OF_WORDS and not problem.set_by for problem in error.problems):
+        return error
+    typed = shlex.join(["echelon", *arguments])
+    return type(error)(
+        replace(one, set_by=typed) if one.rule in OF_WORDS and not one.set_by else one
+        for one in error.problems
+    )
 
 
 def _command_of(arguments: Sequence[str]) -> str:
@@ -131,7 +165,6 @@ def _usage_problem(error: CycloptsError) -> Problem:
         near = did_you_mean(typed, COMMANDS)
         return command_line.UNKNOWN_COMMAND.problem(
             f"there is no command {typed!r}",
-            set_by="the command line",
             suggestions=near or COMMANDS,
         )
     if isinstance(error, UnknownOptionError):
@@ -139,7 +172,7 @@ def _usage_problem(error: CycloptsError) -> Problem:
     message = " ".join(str(error).split())
     if isinstance(error, UnusedCliTokensError):
         message = f"more arguments than the command takes: {' '.join(error.unused_tokens or ())}"
-    return command_line.BAD_ARGUMENT.problem(message, set_by="the command line")
+    return command_line.BAD_ARGUMENT.problem(message)
 
 
 def _unknown_flag(error: UnknownOptionError) -> Problem:
@@ -148,6 +181,5 @@ def _unknown_flag(error: UnknownOptionError) -> Problem:
     flags = [name for name in known if name.startswith("--")]
     return command_line.UNKNOWN_FLAG.problem(
         f"{' '.join(['echelon', *(error.command_chain or ())])} has no flag {flag}",
-        set_by="the command line",
         suggestions=did_you_mean(flag, flags) or [*flags, "--help"],
     )

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from echelon.api.planning import compare as compare_runs
 from echelon.cli.flags import Json
 from echelon.cli.other_tools import AnyRun
-from echelon.cli.output import WIDTH, print_result, table
+from echelon.cli.output import print_result
 from echelon.config.settings.value_types import toml_text
 from echelon.core.units import binary_bytes, decimal_bytes, duration, short_count
 from echelon.planner.explain.compare import PlanComparison, SettingDifference
+from echelon.planner.view.text_layout import WIDTH, table
 
 WIDEST = 22  # columns of text
 LARGE = 1000  # a ratio

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from echelon.cli.flags import Json
+from echelon.cli.flags import Json, read_bytes
 from echelon.cli.output import note, print_json, print_result
+from echelon.core.errors import ConfigError, Problem
 from echelon.core.units import binary_bytes, short_count
 
 if TYPE_CHECKING:
@@ -34,13 +35,18 @@ def prepare(
     ] = "auto",
     field: Annotated[str, Parameter(help="The field of a record that holds the text.")] = "text",
     split: Annotated[str, Parameter(help="The part of a Hugging Face dataset.")] = "train",
-    max_bytes: Annotated[int | None, Parameter(help="Stop after so many bytes of text.")] = None,
+    max_bytes: Annotated[
+        str | None, Parameter(help='Stop after so many bytes of text, such as "2 GB" or 2e9.')
+    ] = None,
     json: Json = False,
 ) -> int:
     """Turn text into token shards that a run reads by --set data.source=FOLDER."""
     from echelon.training.data.prepare import PrepareOptions, prepare
 
-    options = PrepareOptions(format=format, field=field, split=split, max_bytes=max_bytes)
+    limit = None if max_bytes is None else read_bytes("--max-bytes", max_bytes)
+    if isinstance(limit, Problem):
+        raise ConfigError(limit)
+    options = PrepareOptions(format=format, field=field, split=split, max_bytes=limit)
     summary = prepare(source, out, tokenizer=tokenizer, options=options)
     if json:
         print_json("data prepare", asdict(summary))

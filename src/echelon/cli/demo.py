@@ -33,7 +33,7 @@ NEXT = """echelon plan nano --set mesh.tp=3       a mistake, and what would work
 echelon explain tp-divides-heads        why that is a rule
 echelon config show {run}/run.toml     every setting of this run, and where it came from
 echelon plan llama3-8b --set cluster.preset=64xh100 --set mesh.tp=8 --set mesh.pp=8
-echelon init run.toml                   a run of your own
+echelon init                            a run of your own
 """
 
 

@@ -253,7 +253,7 @@ def gloo_interface(resolve: Callable[[str], str] = socket.gethostbyname) -> Mach
             else rules.GLOO_INTERFACE.problem(
                 f"GLOO_SOCKET_IFNAME is {chosen}, and there is no such interface",
                 key="GLOO_SOCKET_IFNAME",
-                set_by="the environment",
+                set_by=f"GLOO_SOCKET_IFNAME={chosen}",
                 suggestions=interfaces,
             ),
         )

@@ -10,13 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from echelon.config.files.new_file import require_writable
+from echelon.config.settings.value_types import MEMORY_BYTES
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import Plan
+from echelon.core.quantities import EXAMPLES
 from echelon.core.rulebook.command_line import BAD_ARGUMENT, NEVER_OVERWRITE
 
 RunFile = Annotated[str, Parameter(help="A run.toml, or the name of a preset such as nano.")]
@@ -87,9 +90,29 @@ def require_suffix(flag: str, path: Path | None, suffixes: Sequence[str]) -> Non
     )
 
 
-def argument_problem(message: str, *suggestions: str) -> Problem:
-    """Return the problem of something that was typed, with what to type instead."""
-    return BAD_ARGUMENT.problem(message, set_by="the command line", suggestions=suggestions)
+def argument_problem(message: str, *suggestions: str, typed: str = "") -> Problem:
+    """Return the problem of something that was `typed`, with what to type instead.
+
+    Without it the whole command is shown where the error is told.
+    """
+    return BAD_ARGUMENT.problem(message, set_by=typed, suggestions=suggestions)
+
+
+def read_bytes(flag: str, text: str) -> int | Problem:
+    """Return the bytes that a flag says, as ``24 GB`` or 24e9; a problem where it says none.
+
+    It is read as `memory_bytes` of a cluster file is.
+    """
+    found, invalid = MEMORY_BYTES.read(text), MEMORY_BYTES.check(text)
+    if invalid is None:
+        assert isinstance(found, int), "bytes are whole"
+        return found
+    typed = f"{flag} {quote(text)}"
+    return invalid.rule.problem(
+        f"{typed} {invalid.message}",
+        set_by=typed,
+        suggestions=[f"{flag} {quote(one)}" for one in EXAMPLES["bytes"]],
+    )
 
 
 def _same(given: Mapping[str, Path]) -> Iterator[Problem]:

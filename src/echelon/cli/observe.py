@@ -16,10 +16,11 @@ from cyclopts import Parameter
 from echelon.api.observing import observe as observe_run
 from echelon.api.observing import observe_experts, observe_schedule
 from echelon.cli.flags import Json, argument_problem
-from echelon.cli.output import note, print_result, table
+from echelon.cli.output import note, print_result
 from echelon.config.files.new_file import write_new
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.units import binary_bytes, short_count
+from echelon.planner.view.text_layout import table
 from echelon.schedule.draw import draw_timeline
 from echelon.schedule.svg import panels_svg
 from echelon.telemetry.bubble import Bubble, IdleCause

@@ -11,17 +11,18 @@ from cyclopts import Parameter
 from echelon.api.converting import export as export_run
 from echelon.api.converting import import_run
 from echelon.cli.flags import Json, Settings, require_suffix
-from echelon.cli.output import note, print_json, wrap_text
+from echelon.cli.output import note, print_json
 from echelon.interop.importer import mapping_rows
 from echelon.interop.tools import TargetName, ToolName, describe_files
+from echelon.planner.view.text_layout import wrap_text
 
 
 def import_(
     file: Annotated[Path, Parameter(help=f"{describe_files()}.")],
     /,
     *,
-    kind: Annotated[
-        ToolName | None, Parameter(help="What FILE is; else its content tells.")
+    tool: Annotated[
+        ToolName | None, Parameter(name="--from", help="Whose FILE is; else its content tells.")
     ] = None,
     out: Annotated[
         Path | None, Parameter(help="The run.toml to write; without it nothing is written.")
@@ -29,13 +30,13 @@ def import_(
     extends: Annotated[
         str | None, Parameter(help="The preset or run file with the model and the data: else nano.")
     ] = None,
-    ranks: Annotated[int | None, Parameter(help="How many processes the launcher starts.")] = None,
+    ranks: Annotated[int | None, Parameter(help="Ranks that the launcher starts.")] = None,
     settings: Settings = (),
     json: Json = False,
 ) -> int:
     """Turn a configuration of another tool into a run.toml; show what became of each key."""
     require_suffix("--out", out, (".toml",))
-    run = import_run(file, kind=kind, extends=extends, ranks=ranks, settings=settings)
+    run = import_run(file, kind=tool, extends=extends, ranks=ranks, settings=settings)
     if out is not None:
         run.write(out)
     if json:

@@ -1,24 +1,29 @@
-"""Where output goes, and how it is laid out.
+"""Where output goes: results to stdout, messages to stderr, and `--json` is one versioned object.
 
-Results go to stdout, messages to stderr, and `--json` is one versioned object. Tables and sentences
-fit into 80 columns.
+How text is laid out, `planner/view/text_layout.py` says.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from textwrap import fill, wrap
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import cycle
+from threading import Event, Thread
 from typing import TextIO
 
 from echelon.core.errors import EchelonError, EnvironmentProblem
 from echelon.core.rulebook.command_line import OUTPUT_WRITABLE
+from echelon.planner.view.text_layout import WIDTH
 
+SPINS_AFTER_S = 1.0  # s
+TURN_S = 0.125  # s
+NARROWEST = 60  # columns
+WIDEST = 160  # columns; of a list that goes into a pipe, too: a row is a line there
 JSON_SCHEMA = 1  # of the written JSON
-GAP, WORDS_OF_NUMBER = "  ", 2
 
 
 def print_json(command: str, result: Mapping[str, object]) -> None:
@@ -58,6 +63,51 @@ def print_error_json(command: str, error: EchelonError) -> None:
     print_json(command, {"error": True, "problems": [p.to_json() for p in error.problems]})
 
 
+def page_columns(without: int = WIDTH) -> int:
+    """Return the columns of a page: those of the terminal from 60 to 160, else `without`.
+
+    COLUMNS in the environment wins, as it does in other programs.
+    """
+    shown = sys.stdout is not None and sys.stdout.isatty()
+    if not shown and not os.environ.get("COLUMNS"):
+        return without
+    columns = shutil.get_terminal_size((without, 24)).columns
+    return min(max(columns, NARROWEST), WIDEST)
+
+
+@contextmanager
+def spinner(words: str, *, shown: bool = True, after_s: float = SPINS_AFTER_S) -> Iterator[None]:
+    """Turn a sign on stderr while work takes longer than a moment; take it away at its end.
+
+    Only a terminal that can clear a line gets one.
+    """
+    stream = sys.stderr
+    if not shown or stream is None or not stream.isatty() or os.environ.get("TERM") == "dumb":
+        yield
+        return
+    done = Event()
+    thread = Thread(target=_spin, args=(stream, words, done, after_s), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _spin(stream: TextIO, words: str, done: Event, after_s: float) -> None:
+    if done.wait(after_s):
+        return
+    with suppress(OSError):
+        for sign in cycle("|/-\\"):
+            stream.write(f"\r{sign} {words} ...")
+            stream.flush()
+            if done.wait(TURN_S):
+                break
+        stream.write("\r\x1b[2K")
+        stream.flush()
+
+
 def note(message: str) -> None:
     """Print a message that is not the result, on stderr."""
     print(message, file=sys.stderr, flush=True)
@@ -92,164 +142,3 @@ def report_refused(error: OSError) -> int:
 def give_up(stream: TextIO) -> None:
     """Send what is still to be written to `stream` nowhere: else it would fail again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[object]], width: int | None = None) -> str:
-    """Return rows in aligned columns: the first to the left, numbers to the right.
-
-    What is wider than `width` has its heads and texts in several lines; columns for which there is
-    still no room stand below, behind the first one again.
-    """
-    head, body = list(header), [[str(cell) for cell in row] for row in rows]
-    right = [
-        column > 0 and all(row[column][:1].isdigit() or row[column] == "-" for row in body)
-        for column in range(len(head))
-    ]
-    widths = [max(map(len, cells)) for cells in zip(head, *body, strict=True)]
-    parts = [[*range(len(head))]]
-    if width is not None and sum(widths) + len(GAP) * (len(widths) - 1) > width:
-        # What is more than a number and its unit can go on in the next line.
-        right = [
-            is_right and all(len(row[column].split()) <= WORDS_OF_NUMBER for row in body)
-            for column, is_right in enumerate(right)
-        ]
-        widths = _widths(head, body, right, width)
-        parts = _folded(widths, width)
-    return "\n\n".join(
-        "\n".join(
-            line
-            for place, row in enumerate((head, *body))
-            for line in _lines(row, part, widths, right, is_head=place == 0)
-        )
-        for part in parts
-    )
-
-
-def _widths(
-    head: Sequence[str], body: Sequence[Sequence[str]], right: Sequence[bool], width: int
-) -> list[int]:
-    """Return the columns of a table in characters: narrower where it would be too wide."""
-    columns = range(len(head))
-    cells = [max([len(row[column]) for row in body], default=0) for column in columns]
-    widths = [max(len(head[column]), cells[column]) for column in columns]
-    words = [max(map(len, head[column].split()), default=0) for column in columns]
-    _narrow(widths, [max(words[column], cells[column]) for column in columns], width)
-    texts = [column for column in columns if not right[column]]
-    for cut in CUTS:
-        floors = [
-            longest_piece([row[column] for row in (head, *body)], cut)
-            if column in texts
-            else widths[column]
-            for column in columns
-        ]
-        _narrow(widths, floors, width)
-    return widths
-
-
-def _narrow(widths: list[int], floors: Sequence[int], width: int) -> None:
-    """Take from the columns with most to spare until a table fits, if it can."""
-    over = sum(widths) + len(GAP) * (len(widths) - 1) - width
-    while over > 0:
-        column = max(range(len(widths)), key=lambda one: widths[one] - floors[one])
-        if widths[column] <= floors[column]:
-            return
-        widths[column] -= 1
-        over -= 1
-
-
-def _folded(widths: Sequence[int], width: int) -> list[list[int]]:
-    """Return the columns of each part of a table, the first column in all of them."""
-    parts, taken = [[0]], widths[0] if widths else 0
-    for column in range(1, len(widths)):
-        if taken + len(GAP) + widths[column] > width and len(parts[-1]) > 1:
-            parts.append([0])
-            taken = widths[0]
-        parts[-1].append(column)
-        taken += len(GAP) + widths[column]
-    return parts
-
-
-def _lines(
-    row: Sequence[str],
-    columns: Sequence[int],
-    widths: Sequence[int],
-    right: Sequence[bool],
-    *,
-    is_head: bool,
-) -> Iterator[str]:
-    """Yield the lines of one row; a head of fewer lines stands at their end."""
-    cells = [cell_lines(row[column], widths[column]) for column in columns]
-    height = max(map(len, cells))
-    for line in range(height):
-        shown: list[str] = []
-        for column, cell in zip(columns, cells, strict=True):
-            place = line - (height - len(cell)) if is_head else line
-            text = cell[place] if 0 <= place < len(cell) else ""
-            pad = text.rjust if right[column] else text.ljust
-            shown.append(pad(widths[column]))
-        yield GAP.join(shown).rstrip()
-
-
-CUTS = (r"\S+", r"[^\s.]+\.?|\.", r"[^\s._/=-]+[._/=-]*|[._/=-]+")
-"""What is kept whole, most first: words, parts of dotted keys, parts of names."""
-
-
-def longest_piece(cells: Sequence[str], cut: str) -> int:
-    """Return the characters of the longest piece of some cells that `cut` keeps whole."""
-    return max((len(piece) for cell in cells for piece in re.findall(cut, cell)), default=0)
-
-
-def cell_lines(text: str, width: int) -> list[str]:
-    """Return a text in lines of `width` characters; a single line where it fits."""
-    if len(text) <= width:
-        return [text]
-    lines = [""]
-    for word in text.split():
-        gap = " " if lines[-1] else ""
-        for piece in _cut(word, max(1, width)):
-            if len(lines[-1]) + len(gap) + len(piece) <= width:
-                lines[-1] += gap + piece
-            else:
-                lines.append(piece)
-            gap = ""
-    return lines if lines[0] else lines[1:]
-
-
-def _cut(word: str, width: int) -> list[str]:
-    """Return a word in pieces that fit, cut where it hurts least."""
-    for cut in CUTS:
-        pieces: list[str] = re.findall(cut, word)
-        if max(map(len, pieces)) <= width:
-            return pieces
-    return [word[start : start + width] for start in range(0, len(word), width)]
-
-
-WIDTH = 80  # columns of text
-
-
-def wrap_text(text: str, first: str, rest: str) -> list[str]:
-    """Return `text` in lines; `first` stands before the first of them, `rest` before others."""
-    return wrap(
-        text,
-        WIDTH,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
-
-
-def fit_page(text: str) -> str:
-    """Return a page with lines that are too long in several, those after the first further in.
-
-    ``zero     stage 3, ...`` goes on under its third word, a sentence at the margin.
-    """
-    return "\n".join(_fit_line(line) for line in text.split("\n"))
-
-
-def _fit_line(line: str) -> str:
-    if len(line) <= WIDTH:
-        return line
-    head = re.match(r" *(?:\S+ {2,})?", line)
-    indent = " " * len(head[0]) if head is not None and len(head[0]) < WIDTH // 2 else ""
-    return fill(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False)

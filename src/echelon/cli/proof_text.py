@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from echelon.cli.output import table
+from echelon.planner.view.text_layout import table
 
 if TYPE_CHECKING:
     from echelon.proof.bisect.verdict import Bisection

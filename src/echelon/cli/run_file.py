@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json, Settings, bad_argument, require_suffix
-from echelon.cli.output import note, print_json, print_result, table
+from echelon.cli.output import WIDEST, note, page_columns, print_json, print_result
 from echelon.config.cluster.file import cluster_toml
 from echelon.config.cluster.settings import read_typed_cluster, typed_cluster
 from echelon.config.files.new_file import write_new
@@ -26,6 +26,7 @@ from echelon.config.files.show import (
 from echelon.config.load import load_job
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import toml_text
+from echelon.planner.view.text_layout import table
 
 SHOWN = {
     "cluster": ("preset",),
@@ -43,25 +44,24 @@ SHOWN = {
 
 
 def init(
-    file: Annotated[Path, Parameter(help="The file to write.")] = Path("run.toml"),
-    /,
     *,
-    preset: Annotated[str, Parameter(help="The preset to build on: echelon config presets.")] = (
-        "nano"
-    ),
+    extends: Annotated[
+        str, Parameter(help="The preset to build on: echelon config presets.")
+    ] = "nano",
+    out: Annotated[Path, Parameter(help="The file to write; it must be new.")] = Path("run.toml"),
     json: Json = False,
 ) -> int:
     """Write a run.toml that builds on a preset; a file that exists is left as it is."""
-    if not file.is_dir():
-        require_suffix("FILE", file, (".toml",))
-    job = load_job(preset)
+    if not out.is_dir():
+        require_suffix("--out", out, (".toml",))
+    job = load_job(extends)
     values = {row.key: (row.value, row.source) for row in job.sources}
-    write_new(file, "\n".join(_lines(file, preset, values)) + "\n")
+    write_new(out, "\n".join(_lines(out, extends, values)) + "\n", key="--out")
     if json:
-        print_json("init", {"file": str(file), "preset": preset})
+        print_json("init", {"file": str(out), "extends": extends})
     else:
-        print(file)
-        note(f"next: echelon plan {file}")
+        print(out)
+        note(f"next: echelon plan {out}")
     return 0
 
 
@@ -131,7 +131,7 @@ def show(
         print(resolved_toml(job), end="")
     else:
         rows = [(row.key, row.value, row.source) for row in job.sources]
-        print(table(("setting", "value", "set by"), rows))
+        print(table(("setting", "value", "set by"), rows, page_columns(WIDEST)))
     return 0
 
 
@@ -144,7 +144,7 @@ def _show_cluster(cluster: str, source: str, *, toml: bool, json: bool) -> int:
         print(cluster_toml(found, about), end="")
     else:
         rows = [(key, value) for key, value in cluster_rows(found)]
-        print(table(("setting", "value"), rows))
+        print(table(("setting", "value"), rows, page_columns(WIDEST)))
     return 0
 
 
@@ -152,5 +152,10 @@ def presets(*, json: Json = False) -> int:
     """List the presets: whole runs, models, and clusters."""
     rows, head = preset_rows(), ("kind", "name", "about")
     listed = {"presets": [dict(zip(head, row, strict=True)) for row in rows]}
-    print_result("config presets", lambda: listed, lambda: table(head, rows) + "\n", as_json=json)
+    print_result(
+        "config presets",
+        lambda: listed,
+        lambda: table(head, rows, page_columns(WIDEST)) + "\n",
+        as_json=json,
+    )
     return 0

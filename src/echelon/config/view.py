@@ -100,13 +100,17 @@ class View:
         return self.entry(key).path()
 
     def set_by(self, *keys: str) -> str:
-        """Return where these settings were set, those that somebody set; else "default"."""
+        """Return where these settings were set, those that somebody set; else "default".
+
+        Of what was chosen, and not written anywhere, there is nothing to say.
+        """
         found = {key: self.entries[key].source for key in keys if key in self.entries}
         sources = [
             source if len(keys) == 1 or key in source else f"{source} ({key})"
             for key, source in found.items()
+            if source
         ]
-        return ", ".join(sources) or DEFAULT
+        return ", ".join(sources) if found else DEFAULT
 
     @property
     def model_name(self) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from decimal import Decimal
+from math import isinf
 from typing import Literal
 
 Dimension = Literal["bytes", "bytes/s", "FLOP/s", "seconds"]
@@ -52,4 +54,10 @@ def read_quantity(text: str, dimension: Dimension) -> float | None:
     if match is None:
         return None
     factor = _UNITS[dimension].get(match[2]) if match[2] else 1.0
-    return None if factor is None else float(match[1].rstrip("_")) * factor
+    if factor is None:
+        return None
+    number = float(match[1].rstrip("_"))
+    if isinf(number):
+        return number
+    # 5 us are 5e-06 and not 4.9999999999999996e-06, as the product of two floats would be.
+    return float(Decimal(repr(number)) * Decimal(repr(factor)))

@@ -191,7 +191,7 @@ def _sentences(plan: Plan, tool: Tool, notes: Iterable[ExportNote]) -> Iterator[
     split = f" ({', '.join(degrees)})" if degrees else ""
     ranks = f"ranks: {mesh.world_size}{split}"
     yield f"Written by echelon export for {tool.title}: {plan.name}, {ranks}."
-    yield f"echelon import FILE --kind {tool.name} reads it back as the same plan."
+    yield f"echelon import FILE --from {tool.name} reads it back as the same plan."
     yield from tool.writer.advice(plan)
     by_reason: dict[str, list[str]] = {}
     for note in notes:

@@ -96,9 +96,9 @@ def detect_tool(path: Path, text: str) -> ToolName:
     raise ConfigError(
         IMPORT_KIND.problem(
             f"{path} is neither {signs}",
-            key="--kind",
+            key="--from",
             set_by=str(path),
-            suggestions=[f"--kind {name}" for name in TOOLS],
+            suggestions=[f"--from {name}" for name in TOOLS],
         )
     )
 

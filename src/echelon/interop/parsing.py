@@ -27,7 +27,7 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise ConfigError(syntax_problem(path, f"is not UTF-8 text: {error.reason}")) from error
     except (OSError, ValueError) as error:
-        raise ConfigError(missing_file(path, error, "the command line")) from error
+        raise ConfigError(missing_file(path, error, str(path))) from error
 
 
 def parse_json(path: Path, text: str) -> Mapping[str, object]:

@@ -81,7 +81,7 @@ def needed_settings(plan: Plan, job: Job | None = None) -> RunSettings:
 def resolve_settings(settings: Mapping[str, object], folder: Path, name: str = "run") -> Job:
     """Return the run that these settings give, with files in `folder`; ConfigError as a file's."""
     gathered = SettingLayers()
-    gathered.add({k: Entry(value=v, source="the plan", folder=folder) for k, v in settings.items()})
+    gathered.add({k: Entry(value=v, source="", folder=folder) for k, v in settings.items()})
     return resolve(gathered, name, None)
 
 
@@ -151,7 +151,7 @@ def _settings_around_plan(job: Job | None) -> dict[str, object]:
 def _cluster(plan: Plan, job: Job | None) -> tuple[dict[str, object], dict[str, str]]:
     """Return the setting that names the cluster, and the file that it names where it is one."""
     name = plan.cluster.name
-    if named_cluster(name, "the plan") == plan.cluster:
+    if named_cluster(name, "") == plan.cluster:
         return ({} if name == DEFAULT_CLUSTER else {"cluster.preset": name}), {}
     row = next((one for one in job.sources if one.key == CLUSTER_KEY), None) if job else None
     text = cluster_toml(plan.cluster) if row is None else text_of_file(row)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from echelon.interop.tool_writer import ToolWriter
 
 ToolName = Literal["megatron", "deepspeed", "torchtitan", "accelerate"]
-"""What `--kind` takes; a test holds it to the entries of TOOLS."""
+"""What `--from` takes; a test holds it to the entries of TOOLS."""
 TargetName = Literal["run.toml", ToolName]
 """What `--to` takes."""
 

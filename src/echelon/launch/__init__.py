@@ -8,4 +8,5 @@ handshake.py        what ranks agree on before the first step
 root_cause.py       which of several faults came first
 local/              ranks that we start
 launched_rank.py    a rank that torchrun started; watchdog.py watches it
+launched_jobs.py    many short jobs on such ranks
 """

@@ -15,6 +15,7 @@ LOCAL_HOST = "127.0.0.1"
 """Where local ranks meet."""
 RANK = "RANK"
 LOCAL_RANK = "LOCAL_RANK"
+LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
 WORLD_SIZE = "WORLD_SIZE"
 MASTER_ADDR = "MASTER_ADDR"
 MASTER_PORT = "MASTER_PORT"
@@ -33,6 +34,7 @@ ACCELERATE_ZERO_STAGE = "ACCELERATE_DEEPSPEED_ZERO_STAGE"
 VARIABLES: Mapping[str, str] = {
     RANK: "read: which rank this process is, set by torchrun; written for local ranks",
     LOCAL_RANK: "read: which device of its host; written for local ranks",
+    LOCAL_WORLD_SIZE: "read: how many ranks this node has, where nodes are measured",
     WORLD_SIZE: "read: how many ranks there are; written for local ranks",
     MASTER_ADDR: "read: the host of the first rank; written for local ranks",
     MASTER_PORT: "read: the port where ranks meet, also for local ranks; written for them",
@@ -125,6 +127,25 @@ def read_launched_rank(environment: Mapping[str, str] = os.environ) -> LaunchedR
         attempt=attempt,
         store_is_hosted=environment.get(AGENT_STORE, "") == str(True),
     )
+
+
+def read_node_size(environment: Mapping[str, str] = os.environ) -> int:
+    """Return how many ranks the launcher started on this node; EnvironmentProblem without it."""
+    if not environment.get(LOCAL_WORLD_SIZE):
+        raise EnvironmentProblem(
+            RANK_ENVIRONMENT.problem(
+                f"{LOCAL_WORLD_SIZE} is not set, so nobody knows which ranks share a node",
+                suggestions=(
+                    "torchrun --nnodes N --nproc-per-node M -m echelon ...",
+                    f"{LOCAL_WORLD_SIZE}=M, for M ranks on each node",
+                ),
+            )
+        )
+    problems: list[Problem] = []
+    size = _read_integer(environment, LOCAL_WORLD_SIZE, 1, None, problems)
+    if problems:
+        raise EnvironmentProblem(problems)
+    return size
 
 
 def wanted_port(environment: Mapping[str, str] = os.environ) -> int:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
+import torch
+
 from echelon.launch.context import RankProgress
-from echelon.launch.environment import check_world_size, read_launched_rank
+from echelon.launch.environment import LaunchedRank, check_world_size, read_launched_rank
 from echelon.launch.handshake import check_same_start
 from echelon.launch.host import keep_freed_memory
-from echelon.launch.local.messages import TargetFunction, find_target, name_target
+from echelon.launch.local.messages import Limits, TargetFunction, find_target, name_target
 from echelon.launch.local.output import copy_to_log, log_name
 from echelon.launch.local.rank import call_target, fault_from_error
 from echelon.launch.local.supervisor import (
@@ -35,6 +37,25 @@ _VERDICT_S = 8.0
 _READ_S = 2.5 * WATCHDOG_INTERVAL_S
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedLaunch:
+    """Hold what this process knows of a launch whose ranks have all come: the watchdog watches."""
+
+    place: LaunchedRank
+    store: Store
+    device: torch.device
+    labels: tuple[str, ...]
+    progress: RankProgress
+    watchdog: Watchdog
+    limits: Limits
+
+    def leave(self) -> None:
+        """Wait for the end of the other ranks: one of them may host the store."""
+        self.progress.enter("the end of the other ranks")
+        self.watchdog.finish()
+        wait_for_ranks(self.store, self.place.world_size, self.limits.collective_s)
+
+
 def run_launched_rank(
     target: str | TargetFunction,
     argument: object,
@@ -50,13 +71,41 @@ def run_launched_rank(
     """
     place = read_launched_rank()
     check_world_size(place, len(labels))
-    keep_freed_memory()
-    names = tuple(labels)
     if log_dir is not None:
         log_dir.mkdir(parents=True, exist_ok=True)
         copy_to_log(log_dir / log_name(place.rank))
-    limits = options.limits
     function = find_target(name_target(target))
+
+    def work(joined: JoinedLaunch) -> object:
+        group = joined_ranks(
+            joined.store,
+            joined.device,
+            rank=place.rank,
+            labels=joined.labels,
+            progress=joined.progress,
+            timeout_s=joined.limits.collective_s,
+        )
+        with group as context:
+            result = call_target(function, context, argument)
+            joined.leave()
+            return result
+
+    return run_joined(work, argument, labels=labels, options=options)
+
+
+def run_joined(
+    work: Callable[[JoinedLaunch], object],
+    argument: object,
+    *,
+    labels: Sequence[str],
+    options: LaunchOptions,
+) -> RunOutcome:
+    """Join the launch that the environment tells of and do `work` in it; all have one `argument`.
+
+    No process group is open yet. What `work` raises ends all ranks.
+    """
+    place, names, limits = read_launched_rank(), tuple(labels), options.limits
+    keep_freed_memory()
     progress = RankProgress()
     # A rank that hosts the store talks to it over a second connection: the first may block. After
     # a restart torchrun keeps its store, and Gloo would connect to the addresses of the dead.
@@ -72,19 +121,17 @@ def run_launched_rank(
                 stores[0], rank=place.rank, labels=names, argument=argument, timeout_s=limits.join_s
             )
             watchdog.start()
-            group = joined_ranks(
-                stores[0],
-                device_of(options.backend, place.local_rank),
-                rank=place.rank,
-                labels=names,
-                progress=progress,
-                timeout_s=limits.collective_s,
+            result = work(
+                JoinedLaunch(
+                    place=place,
+                    store=stores[0],
+                    device=device_of(options.backend, place.local_rank),
+                    labels=names,
+                    progress=progress,
+                    watchdog=watchdog,
+                    limits=limits,
+                )
             )
-            with group as context:
-                result = call_target(function, context, argument)
-                progress.enter("the end of the other ranks")
-                watchdog.finish()
-                _wait_for_all(stores[0], place.world_size, limits.collective_s)
         except BaseException as error:
             fault = _publish_fault(watchdog, fault_from_error(error, place.rank))
             failure = RankFailure(fault, names[fault.rank])
@@ -106,7 +153,8 @@ def _publish_fault(watchdog: Watchdog, fault: RankFault) -> RankFault:
     return first
 
 
-def _wait_for_all(store: Store, world_size: int, timeout_s: float) -> None:
+def wait_for_ranks(store: Store, world_size: int, timeout_s: float) -> None:
+    """Wait until so many ranks have come here."""
     if store.add("done", 1) == world_size:
         store.set("all-done", "1")
     store.wait(["all-done"], timedelta(seconds=timeout_s))

@@ -4,6 +4,7 @@ search/     a request becomes an answer: every legal plan is walked, the best be
 predict/    what a plan takes: seconds of a step and bytes of its fullest rank, by term
 explain/    why an answer is what it is, what would change it, what would make a plan fit
 recommend/  which plan of an answer to run: simple, sure to fit
+answer/     what was found, as a value: its page, its JSON, its table of plans
 lint/       what is legal, and seldom wanted
 view/       pictures of memory, seconds and the mesh
 """

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from echelon.api.calibrating.machine import MachineCalibration, calibrate_machine
 from echelon.api.calibrating.trainer import QUICK
-from echelon.cli.calibrate import machine_json, machine_report
+from echelon.cli.calibrate.text import machine_json, machine_report
+from echelon.config.cluster.calibration import read_calibration
+from echelon.config.files.measurements import unfinished_file
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
 from echelon.launch.local.pool import RankPool
@@ -25,7 +30,12 @@ def measured(rank_pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> M
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.cuda.is_available", lambda: False)
         patch.setattr("echelon.launch.local.pool.RankPool", lambda *_, **__: nullcontext(rank_pool))
-        return calibrate_machine(out=out, ranks=2, workload=TINY, steps=QUICK)
+        work = replace(
+            TINY,
+            held_out=frozenset(TINY.matmuls[2:3]),
+            held_out_sizes=frozenset(TINY.sizes[1:]),
+        )
+        return calibrate_machine(out=out, ranks=2, workload=work, steps=QUICK)
 
 
 def test_a_run_reads_what_was_measured(measured: MachineCalibration) -> None:
@@ -67,6 +77,74 @@ def test_nothing_is_overwritten_and_nothing_measured_before(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="never-overwrite"):
         calibrate_machine(out=out)
     assert out.read_text() == "mine"
+
+
+def test_the_file_says_how_it_was_measured_and_how_far_off_it_is(
+    measured: MachineCalibration,
+) -> None:
+    record = read_calibration(measured.out)
+    assert record is not None
+    assert (record.nodes, record.ranks_per_node, record.torch) == (1, 2, torch.__version__)
+    assert record.date.startswith("20")
+    assert {name for name, _ in record.held_out} == {"products", "collectives", "steps"}
+    assert measured.trainer is not None
+    assert dict(record.held_out)["steps"] == pytest.approx(
+        abs(measured.trainer.errors[-1]), abs=1e-4
+    )
+    told = machine_json(measured)
+    assert isinstance(told["steps"], list)
+    assert [one["fitted"] for one in told["steps"]] == [True, True, False]
+    assert not unfinished_file(measured.out).exists()
+
+
+@pytest.fixture
+def on_this_pool(rank_pool: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(
+        "echelon.launch.local.pool.RankPool", lambda *_, **__: nullcontext(rank_pool)
+    )
+
+
+@pytest.mark.usefixtures("on_this_pool")
+def test_what_was_interrupted_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, said = tmp_path / "cluster.toml", list[str]()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("echelon.api.calibrating.machine.measure_trainer", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            calibrate_machine(out=out, ranks=2, workload=TINY, steps=QUICK, say=said.append)
+    kept = len(TINY.kernels) + 10
+    assert said[-1] == (
+        f"{kept} measurements are kept in cluster.toml.unfinished: the same command goes on there"
+    )
+    assert not out.exists()
+    said.clear()
+    found = calibrate_machine(out=out, ranks=2, workload=TINY, steps=QUICK, say=said.append)
+    assert said == [
+        f"cluster.toml.unfinished: going on after {kept} measurements",
+        "fitting",
+        "measuring steps of 3 plans on 1 to 2 ranks",
+    ]
+    assert len(found.device.timed) == len(TINY.kernels)
+    assert [path.name for path in tmp_path.iterdir()] == ["cluster.toml"]
+
+
+@pytest.mark.usefixtures("on_this_pool")
+def test_what_is_unfinished_of_another_machine_is_refused_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
+    out, said = tmp_path / "cluster.toml", list[str]()
+    there = {"schema": 1, "machine": {"hosts": ["another"]}}
+    unfinished_file(out).write_text(f"{json.dumps(there)}\n")
+    with pytest.raises(ConfigError, match=r"hosts \['another'\] there") as caught:
+        calibrate_machine(out=out, ranks=2, workload=TINY, say=said.append)
+    assert caught.value.rules == ("calibration-continued",)
+    assert said == []
 
 
 @pytest.mark.parametrize("ranks", [0, -1, 1000])

@@ -222,7 +222,11 @@ def test_a_device_that_nobody_knows_is_taken_to_be_what_was_usual() -> None:
         ("Gaudi2", 432, 96),
         ("GH200-96GB", 989, 96),
         ("RTX 3090", 71, 24),
-        ("A10G", 125, 24),
+        ("RTX 4090", 165, 24),
+        ("NVIDIA GeForce RTX 5090", 209.5, 32),
+        ("RTX 6000 Ada", 364.2, 48),
+        ("A10", 125, 24),
+        ("A10G", 70, 24),
         ("H100-96GB-HBM2e", 989, 96),
         ("A100-40GB PCIe", 312, 40),
         ("MI300X", 1300, 192),
@@ -234,6 +238,16 @@ def test_devices_of_many_kinds(gpu: str, teraflops: float, gib: float) -> None:
     machine = machine_of(row(gpu=gpu, n_gpus="8", precision="bf16"))
     assert machine.peak_flops == pytest.approx(teraflops * 1e12)
     assert machine.memory_bytes == pytest.approx(gib * 2**30, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "teraflops"),
+    [("RTX 4090", 330), ("RTX 5090", 419), ("L4", 242.5), ("L40S", 733), ("RTX PRO 6000", 1007.6)],
+)
+def test_cards_have_a_dense_peak_of_fp8(gpu: str, teraflops: float) -> None:
+    one = row(gpu=gpu, n_gpus="8", precision="fp8")
+    assert machine_of(one).peak_flops == pytest.approx(teraflops * 1e12)
+    assert not [note for note in one.assumed if note.field in ("gpu", "precision")]
 
 
 def test_a_limit_of_power_slows_what_computes() -> None:

@@ -33,7 +33,7 @@ def test_each_tree_shows_its_questions_numbers_and_end(capsys: pytest.CaptureFix
     ):
         assert line in text
     assert re.search(r"\n     dp 64, ZeRO 3: \d+\.\d GB of \d+ GB, does not fit\n", text)
-    assert max(map(len, text.splitlines())) <= 80
+    assert max(map(len, text.splitlines())) <= 120
     assert all(practice.id in text for practice in PRACTICES)
 
 

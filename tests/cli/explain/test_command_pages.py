@@ -18,7 +18,7 @@ def test_what_a_page_takes_is_accepted_and_all_else_refused(name: str) -> None:
         run="nano",
         settings=["mesh.tp=2"],
         cluster="8xh100",
-        degree=4,
+        dp=4,
         parameters=7e9,
         memory_bytes=8e10,
         precision="fp32",
@@ -34,9 +34,9 @@ def test_what_a_page_takes_is_accepted_and_all_else_refused(name: str) -> None:
 
 def test_flags_of_the_same_pages_are_one_problem_that_says_what_works() -> None:
     with pytest.raises(ConfigError) as caught:
-        refuse_without_effect("units", dict(run="nano", pp=2, microbatches=8, degree=4))
+        refuse_without_effect("units", dict(run="nano", pp=2, microbatches=8, dp=4))
     first, second = caught.value.problems
-    assert first.message.startswith("--degree has an effect on `echelon explain zero`, `memory`")
+    assert first.message.startswith("--dp has an effect on `echelon explain zero`, `memory`")
     assert second.message == "--pp --microbatches has an effect on `echelon explain pipeline` only"
     assert second.suggestions == ("echelon explain pipeline --pp 4",)
     refuse_without_effect("pipeline", dict(pp=2, microbatches=8))

@@ -12,6 +12,8 @@ from echelon.cli.explain.context import KINDS
 from echelon.cli.main import main
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
 
+pytestmark = pytest.mark.usefixtures("wide")
+
 
 def page(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
     """Return what the command prints."""
@@ -33,7 +35,7 @@ def test_without_a_run_every_kind_is_told_with_its_source(
     for kind, record in CONTEXT_KINDS.items():
         way = record.facts
         assert f"{kind}: {way.when}\n  splits   {way.splits}\n" in text
-    assert max(map(len, text.splitlines())) <= 120
+    assert max(map(len, text.splitlines())) <= 160
     assert "80 blocks, 64 heads of 128            4.29 GB = 4 GiB  343.60 GB = 320 GiB" in text
     assert re.search(
         r"^8    40 GiB  0.5 GiB of each of 80     40 GiB  4 GiB of each of 10", text, re.M

@@ -36,7 +36,7 @@ def test_without_a_run_every_choice_is_told_with_its_source(
         for one in choices:
             assert f"  {one['setting']}\n" in text
             assert f"{one['means']}. Source: {one['source']}" in words
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= 120
     assert not any(line.endswith(" ") for line in text.splitlines())
     facts = values(capsys)["facts"]
     assert facts["elements"] == 2 * 4096 * 8 * 7168 == 469762048

@@ -92,8 +92,8 @@ def test_a_run_on_one_rank_has_no_rows_that_travel(capsys: pytest.CaptureFixture
         (["experts", "--set", "mesh.ep=2"], "where a run is named"),
         (["no-effect", "nano"], "RUN has an effect on `echelon explain context`, `experts`"),
         (
-            ["experts", "--degree", "4"],
-            "--degree has an effect on `echelon explain zero`, `memory` only",
+            ["experts", "--dp", "4"],
+            "--dp has an effect on `echelon explain zero`, `memory` only",
         ),
     ],
 )

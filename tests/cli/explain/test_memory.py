@@ -28,12 +28,12 @@ def page(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(["explain", *words]) == 0
     output = capsys.readouterr()
     assert output.err == ""
-    assert "--json" in words or max(map(len, output.out.splitlines())) <= 80
+    assert "--json" in words or max(map(len, output.out.splitlines())) <= 120
     return output.out
 
 
 def test_a_model_is_derived_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
-    text = page(capsys, "memory", *SEVEN, "--degree", "4")
+    text = page(capsys, "memory", *SEVEN, "--dp", "4")
     for line in (
         "  an MLP: 3 x 4,096 x 11,008 = 135,266,304 weights, 270.5 MB = 258.0 MiB",
         "  together      16 x 6,738,415,616 = 107.81 GB = 100.41 GiB",
@@ -47,7 +47,7 @@ def test_a_model_is_derived_line_by_line(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_the_largest_model_and_grouped_keys(capsys: pytest.CaptureFixture[str]) -> None:
     long = ("--set", "batch.sequence_length=131072", "--set", "model.max_positions=131072")
-    words = ("memory", "llama3-70b", *long, *BF16, "--degree", "8", "--memory-bytes", "32e9")
+    words = ("memory", "llama3-70b", *long, *BF16, "--dp", "8", "--memory-bytes", "32e9")
     found = json.loads(page(capsys, *words, "--json"))["memory"]
     assert found["kv_bytes"] == 40 * 2**30
     assert [stage["largest_model"] for stage in found["stages"]] == [
@@ -94,9 +94,9 @@ def test_without_n_or_a_run_there_is_no_figure(capsys: pytest.CaptureFixture[str
     for words, rule in (
         (["memory"], "bad-argument"),
         (["memory", "nano"], "zero-needs-degree"),
-        (["memory", "nano", "--degree", "0"], "prediction-in-range"),
-        (["memory", "nano", "--degree", "4", "--memory-bytes", "0"], "prediction-in-range"),
-        (["memory", "nano", "--degree", "4", "--pp", "2"], "bad-argument"),
+        (["memory", "nano", "--dp", "0"], "prediction-in-range"),
+        (["memory", "nano", "--dp", "4", "--memory-bytes", "0"], "out-of-range"),
+        (["memory", "nano", "--dp", "4", "--pp", "2"], "bad-argument"),
         (["units"], "bad-argument"),
     ):
         assert main(["explain", *words]) == 2

@@ -94,7 +94,7 @@ def test_json_has_the_rows_and_the_run(config: Path, capsys: pytest.CaptureFixtu
 def test_an_error_in_json_has_every_problem(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["import", str(config), "--kind", "accelerate", "--json"]) == 2
+    assert main(["import", str(config), "--from", "accelerate", "--json"]) == 2
     result = json.loads(capsys.readouterr().out)
     assert result["command"] == "import"
     assert [problem["rule"] for problem in result["problems"]] == ["import-kind"]

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-import echelon as ec
 from echelon.cli.explain.command import search_schema
 from echelon.cli.main import main
 from echelon.config.load import load_job
-from echelon.core.errors import InfeasiblePlan
 from echelon.core.plan import Plan
 from echelon.planner.search import search as searching
 from echelon.planner.search.sweep import SearchSweep
@@ -192,16 +190,3 @@ def test_a_search_needs_no_torch() -> None:
         [sys.executable, "-c", code, *FAST], capture_output=True, text=True, check=True
     )
     assert done.stdout.endswith("False\n")
-
-
-def test_a_model_on_a_cluster_is_the_best_plan() -> None:
-    plan = ec.plan("llama3-8b", cluster="8xh200")
-    assert plan.mesh.world_size == 8
-    assert ec.plan("llama3-8b", cluster="8xh200", pins=["tp=4"]).mesh.tp == 4
-    assert ec.plan("nano", cluster="8xh100").mesh.world_size == 1
-    # So small a model takes the shortest step on one device: the others stay idle.
-    assert ec.plan("nano", cluster="8xh100", objective="time").mesh.world_size == 1
-    assert ec.plan("nano", cluster="8xh100", pins=["devices=8"]).mesh.world_size == 8
-    with pytest.raises(InfeasiblePlan) as caught:
-        ec.plan("llama3-8b", cluster="8xh200", pins=["pp=64"])
-    assert caught.value.rules == ("pin-excludes-everything",)

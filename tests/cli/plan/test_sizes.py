@@ -67,7 +67,7 @@ def test_a_device_that_nobody_knows_is_told_of(
 
 
 @pytest.mark.parametrize(
-    "flags", [["--why"], ["--objective", "front"], ["--out", "a.toml"], ["--svg", "a"]]
+    "flags", [["--why"], ["--objective", "front"], ["--out", "a.toml"], ["--figures", "a"]]
 )
 def test_what_is_about_one_plan_needs_a_cluster(
     flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -46,7 +46,7 @@ def test_a_folder_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         draw(PLAN, SECONDS, HELD, folder)
     assert caught.value.rules == ("never-overwrite",)
-    assert caught.value.problems[0].suggestions == (f"--svg {tmp_path / 'figures-3'}",)
+    assert caught.value.problems[0].suggestions == (f"--figures {tmp_path / 'figures-3'}",)
     assert list(folder.iterdir()) == []
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from echelon.cli.plan.search_json import explanation_json
 from echelon.cli.plan.why import explanation_text, fixes_text
+from echelon.planner.answer.search_json import explanation_json
 from echelon.planner.explain.fixes import cheapest_pin_fixes
 from echelon.planner.explain.why import explain_result
 from echelon.planner.search.search import search

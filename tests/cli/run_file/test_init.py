@@ -14,7 +14,7 @@ from echelon.config.load import load_job
 @pytest.fixture
 def written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     path = tmp_path / "run.toml"
-    assert main(["init", str(path)]) == 0
+    assert main(["init", "--out", str(path)]) == 0
     assert capsys.readouterr().out == f"{path}\n"
     return path
 
@@ -41,7 +41,7 @@ def test_a_file_that_exists_is_left_as_it_is(
     written: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written.write_text("mine")
-    assert main(["init", str(written)]) == 2
+    assert main(["init", "--out", str(written)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error[never-overwrite]")
     assert f"works here: {written.with_stem('run-2')}" in error
@@ -52,14 +52,14 @@ def test_a_folder_is_no_file_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["init", "."]) == 2
+    assert main(["init", "--out", "."]) == 2
     assert "works here: run.toml " in capsys.readouterr().err
 
 
 def test_a_folder_that_is_missing_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["init", str(tmp_path / "absent" / "run.toml")]) == 2
+    assert main(["init", "--out", str(tmp_path / "absent" / "run.toml")]) == 2
     assert capsys.readouterr().err.startswith("error[cannot-write]")
 
 
@@ -67,7 +67,7 @@ def test_a_folder_that_is_missing_is_named(
 def test_a_run_file_is_named_as_one(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["init", str(tmp_path / name)]) == 2
+    assert main(["init", "--out", str(tmp_path / name)]) == 2
     assert str(tmp_path / "run.toml") in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -76,7 +76,7 @@ def test_an_unknown_preset_is_refused_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.toml"
-    assert main(["init", str(path), "--preset", "nanno"]) == 2
+    assert main(["init", "--out", str(path), "--extends", "nanno"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error[unknown-preset]")
     assert "nano" in error
@@ -85,7 +85,7 @@ def test_an_unknown_preset_is_refused_before_anything_is_written(
 
 def test_json_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "other.toml"
-    assert main(["init", str(path), "--preset", "gpt2", "--json"]) == 0
+    assert main(["init", "--out", str(path), "--extends", "gpt2", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert (result["file"], result["preset"]) == (str(path), "gpt2")
+    assert (result["file"], result["extends"]) == (str(path), "gpt2")
     assert load_job(path).plan.model.name == "gpt2"

@@ -50,7 +50,7 @@ def test_a_schedule_with_millions_of_empty_slots_is_written_without_them(folder:
 
 @pytest.mark.parametrize("times", ["1e-9,0,0", "0.5,0.25,0.25", "1e9,1e-9,0", "0,0,1e-3,1e9"])
 def test_odd_times_are_drawn(times: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schedule", "show", "1f1b", "-p", "2", "-m", "2", "--times", times]) == 0
+    assert main(["schedule", "show", "1f1b", "-p", "2", "-m", "2", "--slots", times]) == 0
     output = capsys.readouterr()
     assert output.err == ""
     assert "rank 1  " in output.out

@@ -39,9 +39,9 @@ def test_show_draws_a_schedule_with_its_facts(capsys: pytest.CaptureFixture[str]
 
 def test_times_are_those_that_were_given(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["schedule", "show", "gpipe", "-p", "4", "-m", "4", "--json"]
-    assert main([*command, "--times", "1,0.5,0.5"]) == 0
+    assert main([*command, "--slots", "1,0.5,0.5"]) == 0
     assert json.loads(capsys.readouterr().out)["makespan"] == 14
-    assert main([*command, "--times", "1,0.5,0.5,0.25"]) == 0
+    assert main([*command, "--slots", "1,0.5,0.5,0.25"]) == 0
     assert json.loads(capsys.readouterr().out)["makespan"] == 14 + 6 * 0.25
 
 
@@ -107,9 +107,9 @@ def test_a_file_that_exists_is_left_as_it_is(
         (["1f1b", "-p", "4", "-m", "2"], "schedule-needs-microbatches", "-m 4"),
         (["1f1b", "-p", "2", "-m", "2", "-v", "2"], "schedule-stages-per-rank", "-v 1"),
         (["1f1b", "-p", "0", "-m", "2"], "schedule-stages-per-rank", "-p 1"),
-        (["1f1b", "-p", "2", "-m", "2", "--times", "1,1"], "bad-argument", "1,1,1,0"),
-        (["1f1b", "-p", "2", "-m", "2", "--times", "1,1,nan,0"], "bad-argument", "1,1,1,0"),
-        (["1f1b", "-p", "2", "-m", "2", "--times", "0,0,0,1"], "bad-argument", "1,1,1,0"),
+        (["1f1b", "-p", "2", "-m", "2", "--slots", "1,1"], "bad-argument", "1,1,1,0"),
+        (["1f1b", "-p", "2", "-m", "2", "--slots", "1,1,nan,0"], "bad-argument", "1,1,1,0"),
+        (["1f1b", "-p", "2", "-m", "2", "--slots", "0,0,0,1"], "bad-argument", "1,1,1,0"),
         (["absent.csv"], "no-such-file", ""),
         (["FILE", "-p", "2"], "bad-argument", "echelon schedule show"),
         (["STUCK"], "schedule-cannot-deadlock", ""),

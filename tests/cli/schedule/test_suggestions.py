@@ -48,12 +48,12 @@ def retyped(typed: str, works: str) -> list[str]:
         ("1f1b -p 100000 -m 100000", "prediction-in-range"),
         ("zb-v -p 1000000000000 -m -2", "prediction-in-range"),
         ("dualpipe -p 900 -m 7000", "prediction-in-range"),
-        ("auto -p 100000 -m 100000 --times 1,1,1,0", "prediction-in-range"),
+        ("auto -p 100000 -m 100000 --slots 1,1,1,0", "prediction-in-range"),
         ("auto -p 2 -m -3", "prediction-in-range"),
         ("auto -p 2 -m 4 -v 2 --most-in-flight 1", "schedule-search-has-memory"),
         ("gpipe -p 2 -m 4 --most-in-flight 3,4", "schedule-within-memory"),
-        ("1f1b -p 2 -m 2 --times 1e-310,0,0", "bad-argument"),
-        ("1f1b -p 2 -m 2 --times 1,1,inf", "bad-argument"),
+        ("1f1b -p 2 -m 2 --slots 1e-310,0,0", "bad-argument"),
+        ("1f1b -p 2 -m 2 --slots 1,1,inf", "bad-argument"),
     ],
 )
 def test_what_is_proposed_works_when_it_is_typed(

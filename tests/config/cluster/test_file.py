@@ -74,7 +74,7 @@ def test_the_example_of_the_guide_is_a_cluster(tmp_path: Path) -> None:
     path.write_text(example)
     cluster = load_job("nano", [f"cluster.file={path}"]).plan.cluster
     assert cluster.num_devices == 32
-    assert cluster.device.memory_bytes == 24_000_000_000
+    assert cluster.device.memory_bytes == round(23.64 * 2**30)
     assert cluster.device.flops("bf16") == 165e12
     assert [link.bandwidth for link in cluster.links] == [31.508e9, 12.5e9]
     assert cluster.device.efficiency.launch_s == pytest.approx(5e-6)

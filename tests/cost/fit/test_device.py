@@ -131,3 +131,12 @@ def test_how_many_cores_ranks_share(alone: float, beside: float, cores: float) -
     ]
     assert shared_cores(timed) == cores
     assert shared_cores(timed[:1]) == 0.0
+
+
+def test_what_is_held_out_is_not_fitted_and_its_error_is_told() -> None:
+    timed = _times(CORE, CPU, TINY.kernels, 2)
+    wrong = [replace(one, seconds=one.seconds / 50, fitted=False) for one in timed[::3]]
+    found = fit_device(CPU, [*timed, *wrong])
+    assert found.device == fit_device(CPU, timed).device
+    assert len(found.errors) == len(timed) + len(wrong)
+    assert min(found.errors[len(timed) :]) > 9.0

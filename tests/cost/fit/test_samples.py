@@ -19,6 +19,7 @@ from echelon.cost.fit.samples import (
     Workload,
     cpu_workload,
     gpu_workload,
+    held_out_of,
 )
 
 
@@ -42,6 +43,7 @@ def test_flops_by_hand() -> None:
         (OptimizerKernel(elements=4096, num_bytes=1), "AdamW of 4,096"),
         (Collective(kind="send", degree=2, num_bytes=4 * KIB), "send 2 ranks 4 KiB"),
         (Collective(kind="all_reduce", degree=4, num_bytes=2**21), "all_reduce 4 ranks 2 MiB"),
+        (Collective(kind="send", degree=2, num_bytes=KIB, stride=8), "send 2 ranks, 8 apart 1 KiB"),
     ],
     ids=str,
 )
@@ -69,3 +71,33 @@ def test_graphics_processors_get_more_work() -> None:
     small, large = (max(one.flops for one in w(0.1).matmuls) for w in (cpu_workload, gpu_workload))
     assert small < 0.3e9
     assert 1e12 < large < 4e12
+
+
+def test_neither_end_of_a_curve_is_held_out() -> None:
+    assert [*held_out_of(range(9))] == [1, 4, 7]
+    assert [*held_out_of(range(3))] == [1]
+    assert [*held_out_of(range(2))] == []
+
+
+@pytest.mark.parametrize("workload", [cpu_workload, gpu_workload])
+def test_sizes_of_every_curve_are_held_out_and_most_are_fitted(
+    workload: Callable[[float], Workload],
+) -> None:
+    work = workload(0.25)
+    assert work.held_out <= set(work.kernels)
+    assert {type(one) for one in work.held_out} == {type(one) for one in work.kernels} - {
+        LaunchKernel
+    }
+    assert {one.name for one in work.held_out if isinstance(one, MemoryKernel)} == set(
+        MEMORY_OPERATORS
+    )
+    products = [one for one in work.held_out if isinstance(one, MatmulKernel)]
+    assert len(work.matmuls) / 6 < len(products) < len(work.matmuls) / 3
+    largest = max(work.matmuls, key=lambda one: one.flops)
+    assert largest not in products
+    assert work.held_out_sizes < set(work.sizes)
+    assert not work.held_out_sizes & {work.sizes[0], work.sizes[-1]}
+
+
+def test_groups_beside_one_another_are_the_first_ranks() -> None:
+    assert Collective(kind="send", degree=3, num_bytes=1, stride=4).num_ranks == 12

@@ -73,3 +73,16 @@ def test_cores_that_wait_are_used_by_other_ranks(cluster: Cluster) -> None:
     whole = ("matmul", "attention", "memory", "host", "head", "bubble")
     spent = sum(ours[name] for name in whole)
     assert sum(theirs[name] for name in whole) <= spent <= 2.0 * sum(theirs[n] for n in whole)
+
+
+def test_what_is_held_out_is_not_fitted_and_its_error_is_told(cluster: Cluster) -> None:
+    software = our_constants(replace(cluster, trainer=()))
+    plans = [plan_of_split(split, cluster) for split in (SPLITS[0], SPLITS[2])]
+    blank = [TimedStep(plan=plan, seconds=1.0) for plan in plans]
+    seconds = predicted_steps(cluster, software, blank)
+    timed = [TimedStep(plan=p, seconds=float(s)) for p, s in zip(plans, seconds, strict=True)]
+    wrong = replace(timed[0], seconds=100.0 * timed[0].seconds, fitted=False)
+    found, without = (fit_trainer(cluster, software, some) for some in ([*timed, wrong], timed))
+    assert found.cluster == without.cluster
+    assert found.errors[:2] == without.errors
+    assert found.errors[2] < -0.9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -112,6 +113,16 @@ def test_a_price_and_a_trainer_are_needed_where_they_are_asked_for() -> None:
         make_request("nano", cluster="8xh100", aim=SearchAim(trainer="megatron-cor"))
     assert caught.value.rules == ("unknown-trainer",)
     assert "megatron-core" in caught.value.problems[0].suggestions
+
+
+def test_all_that_is_wrong_with_an_aim_is_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_request(
+            "nano",
+            cluster="8xh100",
+            aim=SearchAim(objective=cast("Any", "speed"), price=float("inf"), trainer="megatorn"),
+        )
+    assert caught.value.rules == ("unknown-trainer", "bad-argument", "bad-argument")
 
 
 def test_only_gpus_have_a_context() -> None:

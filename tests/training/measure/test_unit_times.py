@@ -82,7 +82,7 @@ def test_calibrate_writes_a_file_that_a_plan_reads_and_never_writes_over_it(
     out = tmp_path / "times.json"
     flags = [word for setting in (*SETS, "mesh.pp=3") for word in ("--set", setting)]
     before = torch.get_num_threads()
-    assert main(["calibrate", "--model", "nano", "--out", str(out), *flags, "--json"]) == 0
+    assert main(["calibrate", "nano", "--out", str(out), *flags, "--json"]) == 0
     assert torch.get_num_threads() == before
     result = json.loads(capsys.readouterr().out)
     found = read_times(out)
@@ -90,7 +90,7 @@ def test_calibrate_writes_a_file_that_a_plan_reads_and_never_writes_over_it(
     job = load_job("nano", [*SETS, "mesh.pp=3", f"pipeline.times={out}"])
     assert "balanced by measured times" in job.source_of("pipeline.stages")
     text = out.read_text()
-    assert main(["calibrate", "--model", "nano", "--out", str(out), *flags]) == 2
+    assert main(["calibrate", "nano", "--out", str(out), *flags]) == 2
     error = capsys.readouterr().err
     assert "error[unit-times-written-once]" in error
     assert f"--out {tmp_path / 'times-2.json'}" in error
@@ -102,7 +102,7 @@ def test_calibrate_shows_a_row_for_each_unit(
 ) -> None:
     out = tmp_path / "times.json"
     flags = [word for setting in SETS for word in ("--set", setting)]
-    assert main(["calibrate", "--model", "nano", "--out", str(out), *flags]) == 0
+    assert main(["calibrate", "nano", "--out", str(out), *flags]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if line.startswith(UNITS)] == list(UNITS)
     assert lines[-1].endswith(f'--set pipeline.times="{out}"')
@@ -113,7 +113,7 @@ def test_a_model_that_is_not_trained_yet_is_not_measured(
 ) -> None:
     out = tmp_path / "times.json"
     flags = ["--set", "model.activation=gelu"]
-    assert main(["calibrate", "--model", "nano", "--out", str(out), *flags]) == 2
+    assert main(["calibrate", "nano", "--out", str(out), *flags]) == 2
     assert "error[not-built-yet]" in capsys.readouterr().err
     assert not out.exists()
 

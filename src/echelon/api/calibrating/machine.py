@@ -1,60 +1,95 @@
-"""`ec.calibrate_machine`: what the machine at hand does, measured, as a cluster file."""
+"""`ec.calibrate_machine`: what the machine at hand does, measured, as a cluster file.
+
+Ranks are started here, or are those of all nodes that torchrun started. Each measurement is written
+at once, so that a calibration that was interrupted goes on where it stopped.
+"""
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from echelon.api.calibrating.measuring import Measuring
+from echelon.api.calibrating.place import (
+    JobRanks,
+    MeasuredPlace,
+    place_here,
+    place_of_launch,
+    require_ranks_of_launch,
+)
 from echelon.api.calibrating.trainer import StepMeasurement, measure_trainer
-from echelon.config.cluster.devices import device_preset_from_name, device_table
+from echelon.config.cluster.calibration import CalibrationRecord
 from echelon.config.cluster.file import cluster_toml
+from echelon.config.files.measurements import (
+    num_measurements,
+    unfinished_file,
+    unfinished_measurements,
+)
 from echelon.config.files.new_file import require_writable, write_new
-from echelon.core.cluster import Backend, Cluster, Link
-from echelon.core.errors import ConfigError
+from echelon.core.cluster import Cluster, Link
 from echelon.core.optional import optional_package
-from echelon.core.plan import DType
-from echelon.core.rulebook.cluster import RANKS_TO_CALIBRATE
-from echelon.cost.fit.device import DeviceFit, UnfittedDevice, fit_device
-from echelon.cost.fit.links import LinkFit, fit_link
+from echelon.core.version import __version__
+from echelon.cost.fit.device import DeviceFit, fit_device
+from echelon.cost.fit.links import LinkFit, fit_last_tier, fit_link
 from echelon.cost.fit.samples import (
-    COLLECTIVES,
-    Collective,
+    FusedAttentionKernel,
     MatmulKernel,
-    MeasuredKernel,
+    MemoryKernel,
+    OptimizerKernel,
     TimedCollective,
-    TimedKernel,
     Workload,
     cpu_workload,
     gpu_workload,
 )
 from echelon.cost.fit.trainer import TrainerFit
-from echelon.launch.host import first_words, num_usable_cores, total_memory_bytes
 
 if TYPE_CHECKING:
-    from echelon.launch.local.pool import RankPool
+    from echelon.launch.launched_jobs import LaunchedPool
 
 EVERY_STEP = StepMeasurement()
 WINDOW_S = 0.25
 """Seconds in which a kernel or collective is run again and again: under three minutes in all."""
-JOB_TIMEOUT_S = 1800.0
-MOST_RANKS = 64  # ranks
-LEAST_ALONE_FLOPS = 1e6
-"""FLOPs of a product from which on running it alone tells how many cores ranks share."""
+QUIET_S = 600.0
+"""Seconds for which a rank may be quiet: one fits the constants while the others wait."""
+KERNELS = {
+    "products": MatmulKernel,
+    "attention": FusedAttentionKernel,
+    "memory": MemoryKernel,
+    "optimizer": OptimizerKernel,
+}
+"""Kernels of which sizes are held out, by their names in the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineCalibration:
-    """Hold a cluster as it was measured, and how far the fitted constants are from each time."""
+    """Hold a cluster as it was measured, and how far the fitted constants are from each time.
+
+    `rank` is 0 but under torchrun, where every process has its own.
+    """
 
     cluster: Cluster
     device: DeviceFit
     links: LinkFit | None
+    network: LinkFit | None
     trainer: TrainerFit | None
+    record: CalibrationRecord
     out: Path
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """Say what is to be measured, into which file, and who is told of it."""
+
+    out: Path
+    window_s: float
+    workload: Workload | None
+    steps: StepMeasurement | None
+    say: Callable[[str], None]
 
 
 def calibrate_machine(
@@ -68,187 +103,171 @@ def calibrate_machine(
 ) -> MachineCalibration:
     """Measure kernels and collectives on this machine, fit a cluster to them, write it to `out`.
 
-    `ranks` run at the same time, by default one on each GPU, or on each core. On processors,
-    `steps` of small plans are measured too (None: they are not). Raises ConfigError,
-    before anything is measured, where `out` is there already or there cannot be so many ranks.
+    `ranks` run at the same time, by default one on each GPU, or on each core; under torchrun all
+    that it started, and links between nodes are measured too. On processors, `steps` of small plans
+    are measured (None: they are not). What an interrupted call with this `out` has measured is
+    taken. Raises ConfigError, before anything is measured, where `out` is there already, there
+    cannot be so many ranks, or what is unfinished is of another machine.
     """
-    path = Path(out)
-    require_writable(path, key="--out")
+    wanted = _Wanted(out=Path(out), window_s=window_s, workload=workload, steps=steps, say=say)
     optional_package("torch", extra="train", purpose="measuring a machine")
+    from echelon.launch.environment import is_launched
     from echelon.launch.local.pool import RankPool
 
-    place = _here(ranks)
-    if workload is None:
-        workload = (cpu_workload if place.backend == "gloo" else gpu_workload)(window_s)
+    if is_launched():
+        return _calibrate_joined(wanted, ranks)
+    require_writable(wanted.out, key="--out")
+    place = place_here(ranks)
+    # What is unfinished is looked at before a process starts: ranks start with the first job.
     with RankPool(place.ranks, backend=place.backend) as pool:
-        timed = _measure_kernels(pool, place, workload, say)
-        collectives = _measure_collectives(pool, place, workload, say)
-        say("fitting")
-        cluster, device, links = _fitted(place, timed, collectives)
-        trainer: TrainerFit | None = None
-        if place.backend == "gloo" and steps is not None:
-            trainer = measure_trainer(pool, cluster, steps, say)
-            cluster = trainer.cluster
-    write_new(path, cluster_toml(cluster, _about(device, links, trainer)), key="--out")
+        return _calibrate(pool, place, wanted)
+
+
+def _calibrate_joined(wanted: _Wanted, ranks: int | None) -> MachineCalibration:
+    """Measure with the ranks of a launch, of which this process is one."""
+    import torch
+
+    from echelon.launch.environment import read_launched_rank, read_node_size
+    from echelon.launch.launched_jobs import run_launched_jobs, tell_place
+    from echelon.launch.local.messages import Limits
+    from echelon.launch.local.supervisor import LaunchOptions
+
+    world = read_launched_rank().world_size
+    require_ranks_of_launch(ranks, read_node_size())
+
+    def drive(pool: LaunchedPool) -> MachineCalibration:
+        require_writable(wanted.out, key="--out")
+        return _calibrate(pool, place_of_launch(pool.run(tell_place, None, world)), wanted)
+
+    outcome = run_launched_jobs(
+        drive,
+        {"calibrate": str(wanted.out), "window_s": wanted.window_s},
+        labels=[""] * world,
+        options=LaunchOptions(
+            backend="nccl" if torch.cuda.is_available() else "gloo",
+            limits=Limits(step_s=QUIET_S),
+        ),
+    )
+    return replace(outcome.require()[0], rank=outcome.rank)
+
+
+def _calibrate(ranks: JobRanks, place: MeasuredPlace, wanted: _Wanted) -> MachineCalibration:
+    workload = wanted.workload
+    if workload is None:
+        workload = (cpu_workload if place.backend == "gloo" else gpu_workload)(wanted.window_s)
+    with unfinished_measurements(wanted.out, place.facts(workload.window_s)) as done:
+        if done.found:
+            wanted.say(f"{done.journal.path.name}: going on after {len(done.found)} measurements")
+        measuring = Measuring(
+            ranks=ranks, place=place, workload=workload, done=done, say=wanted.say
+        )
+        try:
+            found = _measured(measuring, wanted)
+        except BaseException:
+            _tell_kept(wanted)
+            raise
+        write_new(wanted.out, cluster_toml(found.cluster, ABOUT, found.record), key="--out")
+        done.finish()
+    return found
+
+
+def _tell_kept(wanted: _Wanted) -> None:
+    path = unfinished_file(wanted.out)
+    if kept := num_measurements(path):
+        wanted.say(f"{kept} measurements are kept in {path.name}: the same command goes on there")
+
+
+def _measured(measuring: Measuring, wanted: _Wanted) -> MachineCalibration:
+    """Return what all measurements tell."""
+    place, say = measuring.place, wanted.say
+    timed = measuring.kernels()
+    inside, between = measuring.collectives()
+    say("fitting")
+    device = fit_device(place.machine, timed)
+    cluster, links, network = _joined(place, device, inside, between)
+    trainer: TrainerFit | None = None
+    if place.backend == "gloo" and wanted.steps is not None:
+        trainer = measure_trainer(measuring.ranks, cluster, wanted.steps, measuring.done, say)
+        cluster = trainer.cluster
+    fits = {"collectives": links, "network": network, "steps": trainer}
+    held_out = [*_kernel_errors(device), *_held_out_errors(fits)]
     return MachineCalibration(
-        cluster=cluster, device=device, links=links, trainer=trainer, out=path
+        cluster=cluster,
+        device=device,
+        links=links,
+        network=network,
+        trainer=trainer,
+        record=_record(place, held_out),
+        out=wanted.out,
     )
 
 
-def _fitted(
-    place: _MeasuredMachine, timed: list[TimedKernel], collectives: list[TimedCollective]
-) -> tuple[Cluster, DeviceFit, LinkFit | None]:
-    """Return the cluster that kernels and collectives tell of, and how far off it is."""
-    device = fit_device(place.machine, timed)
+def _joined(
+    place: MeasuredPlace,
+    device: DeviceFit,
+    inside: list[TimedCollective],
+    between: list[TimedCollective],
+) -> tuple[Cluster, LinkFit | None, LinkFit | None]:
+    """Return the cluster of a device and the links that collectives tell of, and their fits."""
+    gloo, total = place.backend == "gloo", place.ranks * place.nodes
     links: LinkFit | None = None
-    if collectives:
-        name = "Gloo on one host" if place.backend == "gloo" else "NCCL inside of a node"
+    network: LinkFit | None = None
+    if inside:
+        name = "Gloo on one host" if gloo else "NCCL inside of a node"
         start = Link(name=name, degree=place.ranks, bandwidth=1.0, latency_s=0.0)
-        links = fit_link(start, collectives, cores=device.device.cores)
+        links = fit_link(start, inside, cores=device.device.cores)
     cluster = Cluster(
-        name=f"{place.ranks}x {device.device.name}",
+        name=f"{total}x {device.device.name}",
         device=device.device,
         devices_per_node=place.ranks,
-        nodes=1,
+        nodes=place.nodes,
         links=(links.link,) if links else (),
         backend=place.backend,
     )
-    return cluster, device, links
+    if between:
+        name = "Gloo between hosts" if gloo else "NCCL between nodes"
+        start = Link(name=name, degree=total, bandwidth=1.0, latency_s=0.0)
+        network = fit_last_tier(replace(cluster, links=(*cluster.links, start)), between)
+        cluster = replace(cluster, links=(*cluster.links, network.link))
+    return cluster, links, network
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _MeasuredMachine:
-    """Say what is measured here: how many ranks of what, with how many threads each."""
-
-    machine: UnfittedDevice
-    ranks: int
-    threads: int
-    backend: Backend
-    dtype: DType
+def _kernel_errors(device: DeviceFit) -> Iterator[tuple[str, float]]:
+    timed = list(zip(device.timed, device.errors, strict=True))
+    for name, kind in KERNELS.items():
+        held = [abs(off) for one, off in timed if not one.fitted and isinstance(one.kernel, kind)]
+        if held:
+            yield name, mean(held)
 
 
-def _here(ranks: int | None) -> _MeasuredMachine:
+def _held_out_errors(
+    fits: dict[str, LinkFit | TrainerFit | None],
+) -> Iterator[tuple[str, float]]:
+    for name, found in fits.items():
+        if found is None:
+            continue
+        held = [
+            abs(off) for one, off in zip(found.timed, found.errors, strict=True) if not one.fitted
+        ]
+        if held:
+            yield name, mean(held)
+
+
+def _record(place: MeasuredPlace, held_out: Iterable[tuple[str, float]]) -> CalibrationRecord:
     import torch
 
-    if torch.cuda.is_available():
-        return _gpus(ranks, torch.cuda.device_count(), torch.cuda.get_device_properties(0))
-    cores = num_usable_cores()
-    wanted = max(1, round(cores)) if ranks is None else _checked(ranks, MOST_RANKS, "ranks")
-    threads = max(1, int(cores) // wanted)
-    machine = UnfittedDevice(
-        name=_cpu_name(),
-        memory_bytes=total_memory_bytes() // wanted,
-        dtype="fp32",
-        asynchronous=False,
-        cores=(cores if cores < wanted else 0.0) if threads == 1 else None,
-    )
-    return _MeasuredMachine(
-        machine=machine, ranks=wanted, threads=threads, backend="gloo", dtype="fp32"
+    return CalibrationRecord(
+        date=datetime.now(UTC).date().isoformat(),
+        torch=str(torch.__version__),
+        echelon=__version__,
+        nodes=place.nodes,
+        ranks_per_node=place.ranks,
+        held_out=tuple(held_out),
     )
 
 
-def _gpus(ranks: int | None, there: int, properties: Any) -> _MeasuredMachine:
-    dtype: DType = "bf16" if properties.major >= 8 else "fp16"
-    preset = device_preset_from_name(properties.name, properties.total_memory)
-    device = device_table(preset) if preset else {}
-    machine = UnfittedDevice(
-        name=properties.name,
-        memory_bytes=properties.total_memory,
-        dtype=dtype,
-        asynchronous=True,
-        units=properties.multi_processor_count,
-        peak_flops=device.get("peak_flops", {}).get(dtype),
-        memory_bandwidth=device.get("memory_bandwidth"),
-    )
-    wanted = there if ranks is None else _checked(ranks, there, "GPUs")
-    return _MeasuredMachine(machine=machine, ranks=wanted, threads=1, backend="nccl", dtype=dtype)
-
-
-def _checked(ranks: int, most: int, what: str) -> int:
-    if 1 <= ranks <= most:
-        return ranks
-    raise ConfigError(
-        RANKS_TO_CALIBRATE.problem(
-            f"--ranks {ranks}: this machine is measured with 1 to {most} {what}",
-            key="--ranks",
-            set_by=f"--ranks {ranks}",
-            suggestions=sorted({1, most}),
-        )
-    )
-
-
-def _measure_kernels(
-    pool: RankPool, place: _MeasuredMachine, workload: Workload, say: Callable[[str], None]
-) -> list[TimedKernel]:
-    from echelon.training.measure.kernels import KernelJob, measure_kernels
-
-    def share(ranks: int) -> float:
-        # A rank's own seconds are those that it would take with a core of its own.
-        return min(1.0, place.machine.cores / ranks) if place.machine.cores else 1.0
-
-    def run(kernels: Sequence[MeasuredKernel], ranks: int) -> list[TimedKernel]:
-        job = KernelJob(
-            kernels=kernels, dtype=place.dtype, window_s=workload.window_s, threads=place.threads
-        )
-        found = pool.run(measure_kernels, job, ranks, timeout_s=JOB_TIMEOUT_S)
-        means = [sum(each) / ranks / share(ranks) for each in zip(*found, strict=True)]
-        return [
-            TimedKernel(kernel=kernel, seconds=seconds, running=ranks)
-            for kernel, seconds in zip(kernels, means, strict=True)
-        ]
-
-    alone: list[TimedKernel] = []
-    if place.ranks > 1 and place.backend == "gloo" and place.machine.cores is None:
-        large = [one for one in workload.matmuls if one.flops >= LEAST_ALONE_FLOPS]
-        few: list[MatmulKernel] = (large or list(workload.matmuls))[::3]
-        say(f"measuring {len(few)} products on one rank")
-        alone = run(few, 1)
-    say(f"measuring {len(workload.kernels)} kernels on {place.ranks} ranks at once")
-    return alone + run(workload.kernels, place.ranks)
-
-
-def _measure_collectives(
-    pool: RankPool, place: _MeasuredMachine, workload: Workload, say: Callable[[str], None]
-) -> list[TimedCollective]:
-    from echelon.training.measure.collectives import CollectiveJob, measure_collectives
-
-    degrees = sorted({n for n in (2, 4, 8, 16, 32, place.ranks) if 2 <= n <= place.ranks})
-    wanted = [
-        Collective(kind=kind, degree=degree, num_bytes=size)
-        for degree in degrees
-        for kind in COLLECTIVES
-        for size in workload.sizes
-    ]
-    if not wanted:
-        return []
-    say(f"measuring {len(wanted)} collectives of {', '.join(map(str, degrees))} ranks")
-    job = CollectiveJob(collectives=wanted, window_s=workload.window_s, threads=place.threads)
-    found = pool.run(measure_collectives, job, place.ranks, timeout_s=JOB_TIMEOUT_S)[0]
-    return [
-        TimedCollective(collective=one, seconds=seconds)
-        for one, seconds in zip(wanted, found, strict=True)
-    ]
-
-
-def _about(device: DeviceFit, links: LinkFit | None, trainer: TrainerFit | None) -> list[str]:
-    """Return the comment above a measured cluster."""
-
-    def off(fit: DeviceFit | LinkFit | TrainerFit) -> str:
-        return f"{mean(map(abs, fit.errors)):.0%} of {len(fit.errors)}"
-
-    return [
-        "Measured by `echelon calibrate`. Peaks are a vendor's where the device is known, else the",
-        "best that was reached; shares are fitted, inside of their bounds. Mean error of the fit:",
-        f"kernels {off(device)}," + (f" collectives {off(links)}," if links else ""),
-        *([f"steps of plans {off(trainer)}."] if trainer else []),
-    ]
-
-
-def _cpu_name() -> str:
-    words = first_words(Path("/proc/cpuinfo"))
-    if "name" in words:
-        named = words[words.index("name") + 2 :]
-        end = next((i for i, word in enumerate(named) if word in ("stepping", "cpu")), 0)
-        if 0 < end < 12:
-            return " ".join(named[:end])
-    return platform.processor() or "CPU core"
+ABOUT = (
+    "Measured by `echelon calibrate`. Peaks are a vendor's where the device is known, else the",
+    "best that was reached; shares are fitted, inside of their bounds. [calibration.held_out] has",
+    "the mean error at sizes that were measured and not fitted.",
+)

@@ -95,7 +95,7 @@ def calibrate_run(run: str | Path, *, out: str | Path) -> RunCalibration:
         ),
         out=path,
     )
-    about = (f"Refined by `echelon calibrate --from` from {calibration.steps} steps of a run.",)
+    about = (f"Refined by `echelon calibrate RUN` from {calibration.steps} steps of a run.",)
     write_new(path, cluster_toml(found.cluster, about), key="--out")
     return calibration
 

@@ -1,7 +1,8 @@
 """Steps of small plans on this machine -> what only steps tell of our trainer and its links.
 
 Two models, a narrow and a wide one, each split in every way that the ranks allow: what kernels and
-collectives take by themselves is known by then, what they take in a step is not.
+collectives take by themselves is known by then, what they take in a step is not. Steps of a model
+between the two are held out: they tell how far off the constants are.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from statistics import median
-from typing import TYPE_CHECKING
 
+from echelon.api.calibrating.place import JobRanks
+from echelon.config.files.measurements import UnfinishedMeasurements, measurement_name
 from echelon.core.cluster import Cluster
 from echelon.core.plan import Plan
-from echelon.cost.fit.trainer import TimedStep, TrainerFit, first_devices, fit_trainer
+from echelon.cost.fit.trainer import (
+    TimedStep,
+    TrainerFit,
+    first_devices,
+    fit_trainer,
+    plan_label,
+)
 from echelon.cost.seconds.trainer_generations import our_constants
 from echelon.planner.search.request import make_request
-
-if TYPE_CHECKING:
-    from echelon.launch.local.pool import RankPool
 
 NARROW: Mapping[str, object] = {
     "model.layers": 4,
@@ -41,6 +46,14 @@ WIDE: Mapping[str, object] = {
     "model.vocab": 4096,
     "batch.global_sequences": 4,
 }
+MIDDLE: Mapping[str, object] = {
+    **NARROW,
+    "model.hidden": 256,
+    "model.ffn": 704,
+    "model.vocab": 2048,
+    "batch.global_sequences": 4,
+}
+"""A model of which nothing is fitted."""
 SMALL: Mapping[str, object] = {
     **NARROW,
     "model.hidden": 32,
@@ -87,20 +100,47 @@ SPLITS: tuple[TrainerSplit, ...] = (
         {PP: 2, REPLICATE: 2, SCHEDULE: "interleaved-1f1b", BATCH: 1, "pipeline.virtual_stages": 2},
     ),
 )
+HELD_OUT_SPLITS: tuple[TrainerSplit, ...] = (
+    (MIDDLE, {BATCH: 2}),
+    (MIDDLE, {TP: 2, SP: True, BATCH: 2}),
+    (MIDDLE, {DP: 2, ZERO: 3, BATCH: 1}),
+    (MIDDLE, {PP: 2, SCHEDULE: "1f1b", BATCH: 1}),
+    (MIDDLE, {REPLICATE: 2, TP: 2, BATCH: 1}),
+)
+"""Plans that are measured and not fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMeasurement:
-    """Say which plans take steps, how many each in a round, and how many rounds."""
+    """Say which plans take steps, how many each in a round, and how many rounds.
+
+    Steps of `held_out` plans are measured and not fitted.
+    """
 
     splits: Sequence[TrainerSplit] = SPLITS
+    held_out: Sequence[TrainerSplit] = HELD_OUT_SPLITS
     warmup: int = 1
     steps: int = 3
     rounds: int = 3
 
 
-QUICK = StepMeasurement(splits=((SMALL, {}), (SMALL, {REPLICATE: 2})), steps=1, rounds=1)
+QUICK = StepMeasurement(
+    splits=((SMALL, {}), (SMALL, {REPLICATE: 2})),
+    held_out=(({**SMALL, "model.ffn": 128}, {}),),
+    steps=1,
+    rounds=1,
+)
 """The least that anything can be fitted to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StepsOfRound:
+    """Name the steps of a plan in a round."""
+
+    plan: str
+    hidden: int
+    ffn: int
+    round: int
 
 
 def plan_of_split(split: TrainerSplit, cluster: Cluster) -> Plan:
@@ -114,29 +154,51 @@ def plan_of_split(split: TrainerSplit, cluster: Cluster) -> Plan:
 
 
 def measure_trainer(
-    pool: RankPool,
+    ranks: JobRanks,
     cluster: Cluster,
     wanted: StepMeasurement,
+    done: UnfinishedMeasurements,
     say: Callable[[str], None] = lambda _: None,
 ) -> TrainerFit:
-    """Return `cluster` with what the steps of the plans that fit it told."""
-    plans = [plan_of_split(split, cluster) for split in wanted.splits]
-    plans = [plan for plan in plans if plan.mesh.world_size <= cluster.devices_per_node]
-    say(f"measuring steps of {len(plans)} plans on 1 to {cluster.devices_per_node} ranks")
-    rounds = [
-        [step_s(pool, plan, warmup=wanted.warmup, steps=wanted.steps) for plan in plans]
-        for _ in range(wanted.rounds)
+    """Return `cluster` with what the steps of the plans that fit a node of it told.
+
+    What is `done` is not measured again.
+    """
+    node = cluster.devices_per_node
+    plans = [
+        (plan, is_fitted)
+        for splits, is_fitted in ((wanted.splits, True), (wanted.held_out, False))
+        for plan in (plan_of_split(split, cluster) for split in splits)
+        if plan.mesh.world_size <= node
     ]
+    names = [[_name(plan, number) for plan, _ in plans] for number in range(wanted.rounds)]
+    missing = {name for row in names for name in row if name not in done.found}
+    if missing:
+        part = "" if len(missing) == len(plans) * wanted.rounds else " that are still missing"
+        say(f"measuring steps of {len(plans)} plans on 1 to {node} ranks{part}")
+    seconds = dict(done.found)
+    for row in names:
+        for name, (plan, _) in zip(row, plans, strict=True):
+            if name in missing:
+                seconds[name] = step_s(ranks, plan, warmup=wanted.warmup, steps=wanted.steps)
+                done.journal.append(name, seconds[name])
     timed = [
-        TimedStep(plan=plan, seconds=median(seconds))
-        for plan, seconds in zip(plans, zip(*rounds, strict=True), strict=True)
+        TimedStep(plan=plan, seconds=median(seconds[row[place]] for row in names), fitted=is_fitted)
+        for place, (plan, is_fitted) in enumerate(plans)
     ]
     return fit_trainer(cluster, our_constants(cluster), timed)
 
 
-def step_s(pool: RankPool, plan: Plan, *, warmup: int, steps: int) -> float:
-    """Return the seconds of a step of `plan` on ranks of `pool`: the slowest rank's median."""
+def step_s(ranks: JobRanks, plan: Plan, *, warmup: int, steps: int) -> float:
+    """Return the seconds of a step of `plan` on the first ranks: the slowest one's median."""
     from echelon.training.measure.steps import StepsJob, take_steps
 
     job = StepsJob(plan=plan, warmup=warmup, steps=steps)
-    return max(pool.run(take_steps, job, plan.mesh.world_size))
+    return max(ranks.run(take_steps, job, plan.mesh.world_size))
+
+
+def _name(plan: Plan, number: int) -> str:
+    model = plan.model
+    return measurement_name(
+        _StepsOfRound(plan=plan_label(plan), hidden=model.hidden, ffn=model.ffn, round=number)
+    )

@@ -14,7 +14,6 @@ from typing import Any
 from echelon.cli.explain.context import shown_s
 from echelon.cli.explain.entries import guide_rows
 from echelon.cli.flags import bad_argument
-from echelon.cli.output import table, wrap_text
 from echelon.config.load import resolve
 from echelon.config.setting_layers import SettingLayers, gather_layers, parse_set_flags
 from echelon.core.plan import Plan
@@ -37,6 +36,7 @@ from echelon.planner.search.request import (
     make_request,
 )
 from echelon.planner.search.search import search
+from echelon.planner.view.text_layout import WIDTH, table, wrap_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,31 +191,47 @@ def _advice_json(advice: Advice) -> dict[str, Any]:
     }
 
 
-def choose_text(question: ChooseQuestion) -> str:
+def choose_text(question: ChooseQuestion, *, columns: int = WIDTH) -> str:
     """Return the page that a person reads."""
-    return "\n\n".join("\n".join(part) for part in _parts(question)) + "\n"
+    return "\n\n".join("\n".join(part) for part in _parts(question, columns=columns)) + "\n"
 
 
-def _parts(question: ChooseQuestion) -> Iterator[list[str]]:
+def _parts(question: ChooseQuestion, *, columns: int) -> Iterator[list[str]]:
     advised = question.advised
-    yield list(_head(advised.situation, question.defaults_taken))
+    yield list(_head(advised.situation, question.defaults_taken, columns=columns))
     for advice in advised.advice:
-        yield list(_advice(advice, advised.situation, question.seconds(advice)))
+        yield list(_advice(advice, advised.situation, question.seconds(advice), columns=columns))
     rows = compare_strategies(advised.situation, question.software)
     head = "Strategies side by side, on all devices (2 psi: cost/bytes/model_states.py)"
-    yield [head, "", *(line for row in rows for line in _strategy(row, advised.situation))]
-    yield ["Reasons to raise a degree (llm-training, section 8)", "", *_preferences(advised)]
-    yield ["Where guides differ", "", *_conflicts(advised)]
+    yield [
+        head,
+        "",
+        *(line for row in rows for line in _strategy(row, advised.situation, columns=columns)),
+    ]
+    yield [
+        "Reasons to raise a degree (llm-training, section 8)",
+        "",
+        *_preferences(advised, columns=columns),
+    ]
+    yield ["Where guides differ", "", *_conflicts(advised, columns=columns)]
     for name, plan in question.compared:
         seconds = question.step_s if plan is question.best else None
         much = "" if seconds is None else f", {shown_s(seconds)} a step"
-        yield [f"Beside {name} ({_degrees(plan)}{much})", "", *_against(advised, plan)]
-    yield ["Layouts that guides name: model states of a rank", "", _layouts()]
-    yield ["Best practices and pitfalls, and the lints that look for them", "", *_practices()]
-    yield ["Guides", "", *guide_rows(SOURCES.values())]
+        yield [
+            f"Beside {name} ({_degrees(plan)}{much})",
+            "",
+            *_against(advised, plan, columns=columns),
+        ]
+    yield ["Layouts that guides name: model states of a rank", "", _layouts(columns=columns)]
+    yield [
+        "Best practices and pitfalls, and the lints that look for them",
+        "",
+        *_practices(columns=columns),
+    ]
+    yield ["Guides", "", *guide_rows(SOURCES.values(), columns=columns)]
 
 
-def _head(situation: Situation, defaults_taken: tuple[str, ...]) -> Iterator[str]:
+def _head(situation: Situation, defaults_taken: tuple[str, ...], *, columns: int) -> Iterator[str]:
     cluster, sizes = situation.cluster, situation.precision
     text = (
         f"{situation.model.name} ({short_count(situation.num_parameters)} parameters) on "
@@ -228,24 +244,33 @@ def _head(situation: Situation, defaults_taken: tuple[str, ...]) -> Iterator[str
     )
     if defaults_taken:
         text += f" Taken where nothing is said: {'; '.join(defaults_taken)}."
-    yield from wrap_text(text, "", "")
+    yield from wrap_text(text, "", "", columns=columns)
 
 
-def _advice(advice: Advice, situation: Situation, seconds: float | None) -> Iterator[str]:
+def _advice(
+    advice: Advice, situation: Situation, seconds: float | None, *, columns: int
+) -> Iterator[str]:
     title = advice.tree.title if advice.tree else advice.strategy.name
-    yield from wrap_text(f"{advice.id} ({advice.source}): {title}", "", "  ")
+    yield from wrap_text(f"{advice.id} ({advice.source}): {title}", "", "  ", columns=columns)
     for node, answer in advice.steps:
         yield from wrap_text(
-            f"{'yes' if answer.yes else 'no ':<3}  {node.question.text}", "  ", "       "
+            f"{'yes' if answer.yes else 'no ':<3}  {node.question.text}",
+            "  ",
+            "       ",
+            columns=columns,
         )
-        yield from wrap_text(answer.why, "       ", "       ")
-    yield from wrap_text(f"-> {advice.strategy.name}: {advice.strategy.says()}", "  ", "     ")
+        yield from wrap_text(answer.why, "       ", "       ", columns=columns)
+    yield from wrap_text(
+        f"-> {advice.strategy.name}: {advice.strategy.says()}", "  ", "     ", columns=columns
+    )
     much = "" if seconds is None else f", {shown_s(seconds)} a step"
-    yield from wrap_text(_outcome(advice.outcome, situation) + much, "     ", "     ")
+    yield from wrap_text(
+        _outcome(advice.outcome, situation) + much, "     ", "     ", columns=columns
+    )
     if advice.note:
-        yield from wrap_text(f"known corner: {advice.note}", "     ", "     ")
+        yield from wrap_text(f"known corner: {advice.note}", "     ", "     ", columns=columns)
     if advice.tree:
-        yield from wrap_text(f"(ours: {advice.tree.ours})", "     ", "     ")
+        yield from wrap_text(f"(ours: {advice.tree.ours})", "     ", "     ", columns=columns)
 
 
 def _outcome(found: StrategyOutcome | None, situation: Situation) -> str:
@@ -262,27 +287,32 @@ def _shown(split: GuideSplit) -> str:
     return " x ".join(parts or ["one device"]) + (f", ZeRO {zero}" if zero else "")
 
 
-def _strategy(row: StrategyRow, situation: Situation) -> Iterator[str]:
+def _strategy(row: StrategyRow, situation: Situation, *, columns: int) -> Iterator[str]:
     kind = row.kind
     claims = f" [{', '.join(kind.claims)}]" if kind.claims else ""
     yield from wrap_text(
-        f"{kind.strategy.name}: cuts {kind.cuts}; {kind.sends}{claims}", "  ", "      "
+        f"{kind.strategy.name}: cuts {kind.cuts}; {kind.sends}{claims}",
+        "  ",
+        "      ",
+        columns=columns,
     )
     text = _outcome(row.outcome, situation)
     text += "" if row.step_s is None else f", {shown_s(row.step_s)} a step"
     text += f"; {', '.join(row.across_nodes)} over nodes" if row.across_nodes else ""
-    yield from wrap_text(text, "      ", "      ")
+    yield from wrap_text(text, "      ", "      ", columns=columns)
 
 
-def _preferences(advised: SituationAdvice) -> Iterator[str]:
+def _preferences(advised: SituationAdvice, *, columns: int) -> Iterator[str]:
     for preference, answer in advised.preferences:
         head = f"{preference.axis}  {preference.factor:<6}  {'yes' if answer.yes else 'no ':<3}  "
-        yield from wrap_text(head + f"{preference.question.text} {answer.why}", "  ", " " * 19)
+        yield from wrap_text(
+            head + f"{preference.question.text} {answer.why}", "  ", " " * 19, columns=columns
+        )
 
 
-def _conflicts(advised: SituationAdvice) -> Iterator[str]:
+def _conflicts(advised: SituationAdvice, *, columns: int) -> Iterator[str]:
     for one, other, where in advised.conflicts:
-        yield from wrap_text(f"{one}, {other}: {'; '.join(where)}", "  ", "      ")
+        yield from wrap_text(f"{one}, {other}: {'; '.join(where)}", "  ", "      ", columns=columns)
     if not advised.conflicts:
         yield "  nowhere: one plan can follow all of them"
     cheapest = next(advice for advice in advised.advice if advice.id == "cheapest")
@@ -292,12 +322,15 @@ def _conflicts(advised: SituationAdvice) -> Iterator[str]:
         "distributed and scaling start with data parallelism where it fits (between-02).",
         "  ",
         "  ",
+        columns=columns,
     )
 
 
-def _against(advised: SituationAdvice, plan: Plan) -> Iterator[str]:
+def _against(advised: SituationAdvice, plan: Plan, *, columns: int) -> Iterator[str]:
     for advice, differs in advised.against(plan):
-        yield from wrap_text(f"{advice.id}: {'; '.join(differs) or 'agrees'}", "  ", "      ")
+        yield from wrap_text(
+            f"{advice.id}: {'; '.join(differs) or 'agrees'}", "  ", "      ", columns=columns
+        )
 
 
 def _degrees(plan: Plan) -> str:
@@ -307,7 +340,7 @@ def _degrees(plan: Plan) -> str:
     return f"{shown or 'one rank'}, ZeRO {plan.layout.zero.stage}"
 
 
-def _layouts() -> str:
+def _layouts(*, columns: int) -> str:
     rows = [
         (
             f"  {one.name}",
@@ -317,10 +350,12 @@ def _layouts() -> str:
         )
         for one in NAMED
     ]
-    return table(("", "states", "", "source"), rows)
+    return table(("", "states", "", "source"), rows, columns=columns)
 
 
-def _practices() -> Iterator[str]:
+def _practices(*, columns: int) -> Iterator[str]:
     for practice in PRACTICES:
         lints = ", ".join(practice.lints) or practice.instead
-        yield from wrap_text(f"{practice.id}: {practice.says} [{lints}]", "  ", "      ")
+        yield from wrap_text(
+            f"{practice.id}: {practice.says} [{lints}]", "  ", "      ", columns=columns
+        )

@@ -33,13 +33,15 @@ from echelon.cli.explain.pipeline import ask_pipeline, pipeline_json, pipeline_t
 from echelon.cli.explain.units import ask_units, units_json, units_text
 from echelon.cli.explain.zero import ask_zero, zero_json, zero_text
 from echelon.cli.flags import Json, Settings, argument_problem
-from echelon.cli.output import print_result
+from echelon.cli.output import page_columns, print_result
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook import areas
 from echelon.core.rulebook.command_line import UNKNOWN_RULE
 from echelon.core.rules import did_you_mean
+from echelon.planner.view.text_layout import WIDTH, fit_page, wrap_text
 
-LIST_WIDTH = 120  # columns of text
+PIPED = 120  # columns of a page that no terminal shows
+LEAST_TEXT = 36  # columns of text beside the ids of rules
 
 
 def explain(
@@ -67,12 +69,13 @@ def explain(
     cluster: Annotated[
         str | None, Parameter(help="With choose: COUNTxDEVICE such as 8xh100, or a file.")
     ] = None,
-    degree: Annotated[int | None, Parameter(help="With zero, memory: N, the data ranks.")] = None,
+    dp: Annotated[int | None, Parameter(help="With zero, memory: N, the data ranks.")] = None,
     parameters: Annotated[
         float | None, Parameter(help="With zero: the parameters of a rank's part, such as 7e9.")
     ] = None,
     memory_bytes: Annotated[
-        float | None, Parameter(help="With zero: the memory of a rank, such as 80e9.")
+        str | None,
+        Parameter(help='With zero, memory: the memory of a rank, such as "80 GB" or 80e9.'),
     ] = None,
     precision: Annotated[
         Literal["mixed", "fp32"] | None, Parameter(help="With zero: mixed unless said.")
@@ -86,29 +89,35 @@ def explain(
     json: Json = False,
 ) -> int:
     """Explain a rule; without one, list all of them by area."""
-    flags = (cluster, degree, parameters, memory_bytes, precision, pp, microbatches)
+    columns = page_columns(PIPED)
+    flags = (cluster, dp, parameters, memory_bytes, precision, pp, microbatches)
     typed = zip(FLAGS, (run, settings, *flags), strict=True)
     given = {name: value for name, value in typed if value not in (None, ())}
     refuse_without_effect(rule, given)
     if rule is None:
-        print_result("explain", _ids, _list, as_json=json)
+        print_result("explain", _ids, lambda: _list(columns), as_json=json)
     elif rule in PAGES:
         page = PAGES[rule]
         question = page.ask(**given)
         print_result(
             "explain",
             lambda: {rule: page.to_json(question)},
-            lambda: page.to_text(question),
+            lambda: _fitted(rule, page.to_text(question, columns=columns), columns),
             as_json=json,
         )
     else:
-        _explain_id(rule, as_json=json)
+        _explain_id(rule, as_json=json, columns=columns)
     return 0
 
 
-def _explain_id(name: str, *, as_json: bool) -> None:
+def _fitted(name: str, text: str, columns: int) -> str:
+    """Return a page with its long lines in several; JSON stays as it is."""
+    return text if name == "json" else fit_page(text, columns=columns)
+
+
+def _explain_id(name: str, *, as_json: bool, columns: int) -> None:
     """Print what has this id: a rule, a lint or a claim."""
-    found = find_entry(name)
+    found = find_entry(name, columns=WIDTH if as_json else columns)
     if found is None:
         near = did_you_mean(name, [*known_ids(), *PAGES])
         raise ConfigError(UNKNOWN_RULE.problem(f"there is no rule {name!r}", suggestions=near))
@@ -120,7 +129,7 @@ def _ids() -> dict[str, object]:
     return {"areas": {area: [rule.id for rule in rules] for area, rules in areas().items()}}
 
 
-def _list() -> str:
+def _list(columns: int) -> str:
     """Return every rule by area, each with the sentence of why it is there."""
     by_area = areas()
     width = max(len(rule.id) for rules in by_area.values() for rule in rules)
@@ -128,9 +137,13 @@ def _list() -> str:
     for area, rules in by_area.items():
         lines.append(area.replace("_", " "))
         for rule in rules:
-            line = f"  {rule.id:<{width}}  {_first_sentence(rule.why)}"
-            cut = line[: LIST_WIDTH - 4].rstrip(" ,:") + " ..."
-            lines.append(line if len(line) <= LIST_WIDTH else cut)
+            text = _first_sentence(rule.why)
+            if columns < width + LEAST_TEXT:
+                lines.append(f"  {rule.id}")
+                lines.extend(wrap_text(text, "    ", "    ", columns=columns))
+            else:
+                rest = " " * (width + 4)
+                lines.extend(wrap_text(text, f"  {rule.id:<{width}}  ", rest, columns=columns))
         lines.append("")
     return "\n".join(lines) + "\n"
 
@@ -145,7 +158,7 @@ FLAGS: Mapping[str, str] = {"run": "RUN", "settings": "--set"} | {
     name: f"--{name.replace('_', '-')}"
     for name in (
         "cluster",
-        "degree",
+        "dp",
         "parameters",
         "memory_bytes",
         "precision",
@@ -162,8 +175,9 @@ def search_schema() -> dict[str, Any]:
     return json.loads(text)
 
 
-def schema_text(schema: dict[str, Any]) -> str:
-    """Return the schema as a file that validators read."""
+def schema_text(schema: dict[str, Any], *, columns: int) -> str:
+    """Return the schema as a file that validators read, whatever `columns` there are."""
+    del columns
     return json.dumps(schema, indent=2) + "\n"
 
 
@@ -178,7 +192,7 @@ class ExplainPage:
     example: str
     ask: Callable[..., Any]
     to_json: Callable[[Any], Mapping[str, object]]
-    to_text: Callable[[Any], str]
+    to_text: Callable[..., str]
 
     @property
     def takes(self) -> tuple[str, ...]:
@@ -190,14 +204,14 @@ PAGES: Mapping[str, ExplainPage] = MappingProxyType(
     {
         name: ExplainPage(example=example, ask=ask, to_json=to_json, to_text=to_text)
         for name, example, ask, to_json, to_text in (
-            ("zero", "--degree 4", ask_zero, zero_json, zero_text),
+            ("zero", "--dp 4", ask_zero, zero_json, zero_text),
             ("pipeline", "--pp 4", ask_pipeline, pipeline_json, pipeline_text),
             ("context", "nano --set mesh.cp=2", ask_context, context_json, context_text),
             ("experts", "mixtral-8x7b", ask_experts, experts_page_json, experts_page_text),
             ("choose", "llama3-8b --cluster 8xh100", ask_choose, choose_json, choose_text),
             ("lints", "nano", ask_lints, lints_json, lints_text),
             ("errata", "wrong", ask_errata, errata_json, errata_text),
-            ("memory", "llama2-7b --degree 4", ask_memory, memory_json, memory_text),
+            ("memory", "llama2-7b --dp 4", ask_memory, memory_json, memory_text),
             ("units", "llama3-8b --set cluster.preset=16xh100", ask_units, units_json, units_text),
             ("json", "", search_schema, dict[str, Any], schema_text),
         )

@@ -13,7 +13,6 @@ from typing import Any
 
 from echelon.cli.explain.context_kinds import context_kinds_json, context_kinds_text
 from echelon.cli.flags import bad_argument, plan_if_named
-from echelon.cli.output import table
 from echelon.config.load import load_job
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
 from echelon.core.errors import ConfigError
@@ -25,6 +24,7 @@ from echelon.cost.bytes.model_sizes import kv_bytes
 from echelon.cost.seconds.exposed import ExposedSeconds, context_seconds
 from echelon.layout.context_resident import gathered_chunks, resident_chunks
 from echelon.layout.context_work import ChunkPair, attention_imbalance, chunk_pairs, chunk_runs
+from echelon.planner.view.text_layout import WIDTH, table
 
 KINDS: tuple[ContextKind, ...] = tuple(CONTEXT_KINDS)
 ALIKE = 0.01
@@ -178,12 +178,16 @@ def context_json(question: ContextQuestion | None) -> dict[str, Any]:
     }
 
 
-def context_text(question: ContextQuestion | None) -> str:
+def context_text(question: ContextQuestion | None, *, columns: int = WIDTH) -> str:
     """Return the page that a person reads."""
-    return context_kinds_text() if question is None else "\n\n".join(_parts(question)) + "\n"
+    return (
+        context_kinds_text(columns=columns)
+        if question is None
+        else "\n\n".join(_parts(question, columns=columns)) + "\n"
+    )
 
 
-def _parts(question: ContextQuestion) -> Iterator[str]:
+def _parts(question: ContextQuestion, *, columns: int) -> Iterator[str]:
     plan, model = question.asked, question.asked.model
     mask = "causal" if model.causal else "full"
     mask += f", window {model.window}" if model.window is not None else ""
@@ -192,13 +196,13 @@ def _parts(question: ContextQuestion) -> Iterator[str]:
     mask += ", documents apart" * separate
     yield (
         f"{model.name} over cp = {plan.mesh.cp} ranks: {plan.layout.microbatch_sequences} x "
-        f"{plan.mathematics.sequence_length} positions a microbatch, {mask},\n"
+        f"{plan.mathematics.sequence_length} positions a microbatch, {mask}, "
         f"{model.heads // plan.mesh.tp} heads ({model.kv_heads // plan.mesh.tp} key/value) on a "
         "tensor rank. For one block and microbatch, on the rank that has most:"
         + "\n(Sequences of several documents are less work, less evenly.)"
         * separate
     )
-    yield _fits(question)
+    yield _fits(question, columns=columns)
     if model.latent is not None:
         yield "Latent attention: keys and values are counted as full heads, as they meet queries."
     if question.refused:
@@ -217,7 +221,7 @@ def _parts(question: ContextQuestion) -> Iterator[str]:
     yield "Keys and values of this shape, one sequence\n\n" + "\n".join(_kv_lines(plan))
 
 
-def _fits(question: ContextQuestion) -> str:
+def _fits(question: ContextQuestion, *, columns: int) -> str:
     rows = [
         (
             fit.kind + (" (this run)" if fit.plan == question.asked else ""),
@@ -233,7 +237,7 @@ def _fits(question: ContextQuestion) -> str:
         for fit in question.costs
     ]
     head = ("kind", "u", "sent forward", "backward", "chunks", "kept", "at most", "uneven")
-    return table((*head, "compute", "transfer", "exposed"), rows)
+    return table((*head, "compute", "transfer", "exposed"), rows, columns=columns)
 
 
 def _times(fit: ContextKindCost) -> dict[str, float | None]:

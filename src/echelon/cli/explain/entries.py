@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from inspect import cleandoc
 from typing import Any
 
 from echelon.cli.flags import bad_argument, plan_if_named
-from echelon.cli.output import wrap_text
 from echelon.core.plan import Plan
 from echelon.core.rulebook import all_rules
-from echelon.core.rules import did_you_mean
+from echelon.core.rules import Rule, did_you_mean
 from echelon.core.serialize import to_json
 from echelon.handbook.errata.claims import (
     GUIDES,
@@ -28,20 +28,28 @@ from echelon.handbook.errata.compute_claims import agrees_to_given_digits, compu
 from echelon.handbook.sources import SOURCES, GuideSource, sources_named_in
 from echelon.planner.lint.checks import LINTS, lint, lint_rows
 from echelon.planner.lint.finding import Lint
+from echelon.planner.view.text_layout import WIDTH, fit_page, flow_paragraphs, wrap_text
 
 
-def find_entry(name: str) -> tuple[dict[str, Any], str] | None:
+def find_entry(name: str, *, columns: int = WIDTH) -> tuple[dict[str, Any], str] | None:
     """Return what has this id as JSON values and as its page; None where nothing has."""
     for rule in all_rules():
         if rule.id == name:
-            return {"rule": to_json(rule)}, rule.page()
+            return {"rule": to_json(rule)}, _rule_page(rule, columns=columns)
     for each in LINTS:
         if each.id == name:
-            return {"lint": _lint_json(each)}, _lint_page(each)
+            return {"lint": _lint_json(each)}, _lint_page(each, columns=columns)
     for claim in all_claims():
         if claim.id == name:
-            return {"claim": _claim_json(claim)}, _claim_page(claim)
+            return {"claim": _claim_json(claim)}, _claim_page(claim, columns=columns)
     return None
+
+
+def _rule_page(rule: Rule, *, columns: int) -> str:
+    """Return the page of a rule, its sentences as long as there is room for."""
+    why = cleandoc(rule.why)
+    page = rule.page().replace(why, flow_paragraphs(why, columns=columns))
+    return fit_page(page, columns=columns)
 
 
 def known_ids() -> list[str]:
@@ -62,13 +70,16 @@ def lints_json(plan: Plan | None) -> dict[str, Any]:
     return found | {"findings": [asdict(finding) for finding in lint(plan)]}
 
 
-def lints_text(plan: Plan | None) -> str:
+def lints_text(plan: Plan | None, *, columns: int = WIDTH) -> str:
     """Return the page that a person reads."""
     if plan is None:
-        each = (wrap_text(f"{one.id} ({one.severity}): {one.why}", "", "    ") for one in LINTS)
+        each = (
+            wrap_text(f"{one.id} ({one.severity}): {one.why}", "", "    ", columns=columns)
+            for one in LINTS
+        )
         lines = [line for rows in each for line in rows]
     else:
-        lines = lint_rows(plan) or [f"{len(LINTS)} lints found nothing."]
+        lines = lint_rows(plan, columns) or [f"{len(LINTS)} lints found nothing."]
     return "\n".join(lines) + "\n"
 
 
@@ -77,12 +88,12 @@ def _lint_json(each: Lint) -> dict[str, str]:
     return {"id": each.id, "severity": each.severity, "why": each.why, "source": each.source}
 
 
-def _lint_page(each: Lint) -> str:
+def _lint_page(each: Lint, *, columns: int) -> str:
     """Return the page of one lint."""
     parts = (each.why, f"At stake: {each.severity}. Source: {each.source}.")
-    paragraphs = [wrap_text(part, "", "") for part in parts]
+    paragraphs = [wrap_text(part, "", "", columns=columns) for part in parts]
     if named := sources_named_in(each.source):
-        paragraphs.append([*guide_rows(named)])
+        paragraphs.append([*guide_rows(named, columns=columns)])
     text = "\n\n".join("\n".join(lines) for lines in paragraphs)
     return f"{each.id}\n\n{text}\n\nA lint refuses nothing: echelon explain lints RUN\n"
 
@@ -117,27 +128,27 @@ def errata_json(claims: Sequence[PublishedClaim]) -> dict[str, Any]:
     }
 
 
-def errata_text(claims: Sequence[PublishedClaim]) -> str:
+def errata_text(claims: Sequence[PublishedClaim], *, columns: int = WIDTH) -> str:
     """Return the page that a person reads."""
     if len(claims) == 1:
-        return _claim_page(claims[0])
+        return _claim_page(claims[0], columns=columns)
     counts = Counter(claim.verdict for claim in claims)
     summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
     lines = [
-        *wrap_text(" ".join(HEAD.split()), "", ""),
+        *wrap_text(" ".join(HEAD.split()), "", "", columns=columns),
         "",
-        *guide_rows(SOURCES.values()),
+        *guide_rows(SOURCES.values(), columns=columns),
         "",
         f"{len(claims)}: {summary}",
         "",
     ]
     for claim in claims:
-        lines.extend(_rows(claim))
+        lines.extend(_rows(claim, columns=columns))
     words = ", ".join((*VERDICTS, *topics(), *GUIDES))
     more = (
         f"(=) is computed by our formulas. echelon explain errata takes one of: {words}, or an id."
     )
-    return "\n".join([*lines, "", *wrap_text(more, "", "")]) + "\n"
+    return "\n".join([*lines, "", *wrap_text(more, "", "", columns=columns)]) + "\n"
 
 
 def _claim_json(claim: PublishedClaim) -> dict[str, Any]:
@@ -149,9 +160,9 @@ def _claim_json(claim: PublishedClaim) -> dict[str, Any]:
     return found
 
 
-def _claim_page(claim: PublishedClaim) -> str:
+def _claim_page(claim: PublishedClaim, *, columns: int) -> str:
     """Return the page of one claim."""
-    return "\n".join(_page(claim)) + "\n"
+    return "\n".join(_page(claim, columns=columns)) + "\n"
 
 
 def shown(value: Any) -> str:
@@ -174,18 +185,20 @@ def shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and value > LONG else str(value)
 
 
-def _rows(claim: PublishedClaim) -> Iterator[str]:
-    yield from wrap_text(f"{claim.id:<16} {claim.verdict:<9}  {claim.claim}", "", " " * 28)
+def _rows(claim: PublishedClaim, *, columns: int) -> Iterator[str]:
+    yield from wrap_text(
+        f"{claim.id:<16} {claim.verdict:<9}  {claim.claim}", "", " " * 28, columns=columns
+    )
     ours = computed_value(claim)
     holds = shown(claim.holds) + (" (=)" if ours is not None else "")
     said = "" if claim.said is None or claim.verdict == "ok" else f"said {shown(claim.said)}; "
-    yield from wrap_text(f"{said}holds {holds}", " " * 28, " " * 28)
+    yield from wrap_text(f"{said}holds {holds}", " " * 28, " " * 28, columns=columns)
 
 
-def _page(claim: PublishedClaim) -> Iterator[str]:
+def _page(claim: PublishedClaim, *, columns: int) -> Iterator[str]:
     yield f"{claim.id}: {claim.verdict}"
     yield ""
-    yield from wrap_text(f"{claim.claim} ({claim.guide}, {claim.where})", "", "")
+    yield from wrap_text(f"{claim.claim} ({claim.guide}, {claim.where})", "", "", columns=columns)
     yield ""
     rows = {
         "said": "no value" if claim.said is None else shown(claim.said),
@@ -197,16 +210,16 @@ def _page(claim: PublishedClaim) -> Iterator[str]:
         rows["computed"] = shown([*ours] if isinstance(ours, tuple) else ours)
     for name, text in rows.items():
         if text:
-            yield from wrap_text(f"{name:<8}  {text}", "  ", " " * 12)
+            yield from wrap_text(f"{name:<8}  {text}", "  ", " " * 12, columns=columns)
     if claim.why:
         yield ""
-        yield from wrap_text(claim.why, "", "")
+        yield from wrap_text(claim.why, "", "", columns=columns)
     if named := sources_named_in(f"{claim.id} {claim.why}"):
         yield ""
-        yield from guide_rows(named)
+        yield from guide_rows(named, columns=columns)
 
 
-def guide_rows(guides: Iterable[GuideSource]) -> Iterator[str]:
+def guide_rows(guides: Iterable[GuideSource], *, columns: int = WIDTH) -> Iterator[str]:
     """Yield guides for people: key, author, title, year, and where each is to be found."""
     for guide in guides:
-        yield from wrap_text(str(guide), "  ", "      ")
+        yield from wrap_text(str(guide), "  ", "      ", columns=columns)

@@ -11,12 +11,10 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
-from textwrap import wrap
 from typing import Any
 
 from echelon.cli.explain.context import shown_s
 from echelon.cli.flags import bad_argument, plan_if_named
-from echelon.cli.output import table
 from echelon.cli.plan.experts import expert_lines, experts_json
 from echelon.config.load import load_job
 from echelon.config.rules.experts.dispatch import two_hop_obstacle
@@ -39,6 +37,7 @@ from echelon.layout.expert_load import (
     num_nodes,
 )
 from echelon.layout.stage import RankPart, StagePart
+from echelon.planner.view.text_layout import WIDTH, flow_text, table, wrap_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +110,16 @@ def experts_page_json(question: ExpertQuestion | None) -> dict[str, Any]:
     }
 
 
-def experts_page_text(question: ExpertQuestion | None) -> str:
+def experts_page_text(question: ExpertQuestion | None, *, columns: int = WIDTH) -> str:
     """Return the page that a person reads."""
-    return expert_settings_text() if question is None else "\n\n".join(_parts(question)) + "\n"
+    return (
+        expert_settings_text(columns=columns)
+        if question is None
+        else "\n\n".join(_parts(question, columns=columns)) + "\n"
+    )
 
 
-def _parts(question: ExpertQuestion) -> Iterator[str]:
+def _parts(question: ExpertQuestion, *, columns: int) -> Iterator[str]:
     plan = question.plan
     yield f"{plan.model.name}\n" + "\n".join(expert_lines(plan))
     rows = _rows(plan)
@@ -125,7 +128,7 @@ def _parts(question: ExpertQuestion) -> Iterator[str]:
         f"  {name:<{width}}  {count:>12,}" for name, count in rows
     )
     if question.dispatch_costs:
-        yield "Kinds of dispatch, for the same rows\n\n" + _table(question)
+        yield "Kinds of dispatch, for the same rows\n\n" + _table(question, columns=columns)
         yield "transfer: at the rates that links reach; exposed: what no work of the block hides"
     else:
         yield "No row is sent: mesh.ep = 1, and every rank has all experts."
@@ -136,6 +139,7 @@ def _parts(question: ExpertQuestion) -> Iterator[str]:
     yield "For one block and microbatch a rank holds\n\n" + table(
         ("", "formula", "bytes"),
         [(name, formula, binary_bytes(held)) for name, formula, held in _memory(plan)],
+        columns=columns,
     )
     active, every = _flops_per_token(plan)
     yield f"A token costs {active:.3g} FLOPs; did it meet all experts, {every:.3g}"
@@ -213,7 +217,7 @@ def _dispatch_cost(plan: Plan, name: str, layout: ExpertLayout) -> DispatchKindC
     )
 
 
-def _table(question: ExpertQuestion) -> str:
+def _table(question: ExpertQuestion, *, columns: int) -> str:
     rows = [
         (
             way.name + (" (this run)" if way.asked else ""),
@@ -225,7 +229,11 @@ def _table(question: ExpertQuestion) -> str:
         )
         for way in question.dispatch_costs
     ]
-    return table(("dispatch", "sent forward", "backward", "transfer", "exposed", "held"), rows)
+    return table(
+        ("dispatch", "sent forward", "backward", "transfer", "exposed", "held"),
+        rows,
+        columns=columns,
+    )
 
 
 def _why(question: ExpertQuestion, taken: DispatchKindCost) -> str:
@@ -288,24 +296,27 @@ def expert_settings_json() -> dict[str, Any]:
     }
 
 
-def expert_settings_text() -> str:
+def expert_settings_text(*, columns: int) -> str:
     """Return the page without a run."""
     parts = [
-        "Mixtures of experts: a router gives each token k of E experts. Expert parallelism shares\n"
-        "out the experts of a block among ep ranks, and tokens travel to them: no ranks are\n"
+        "Mixtures of experts: a router gives each token k of E experts. Expert parallelism shares "
+        "out the experts of a block among ep ranks, and tokens travel to them: no ranks are "
         "added, for ep is folded over ranks that there are.",
-        *(f"{title}\n\n" + "\n".join(_lines(rows)) for title, rows in expert_settings().items()),
-        "Some numbers\n\n" + "\n".join(_facts()),
+        *(
+            f"{title}\n\n" + "\n".join(_lines(rows, columns=columns))
+            for title, rows in expert_settings().items()
+        ),
+        "Some numbers\n\n" + flow_text(_facts(), indent="  ", columns=columns),
         "For your own run: echelon explain experts RUN --set mesh.ep=4",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _lines(choices: Sequence[Mapping[str, str]]) -> Iterator[str]:
+def _lines(choices: Sequence[Mapping[str, str]], *, columns: int) -> Iterator[str]:
     for one in choices:
         yield f"  {one['setting']}"
         text = f"{one['means']}. Source: {one['source']}"
-        yield from (f"      {line}" for line in wrap(text, 92, break_on_hyphens=False))
+        yield from wrap_text(text, "      ", "      ", columns=columns)
 
 
 def _facts() -> Iterator[str]:

@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from echelon.cli.explain.zero import PRECISIONS, StatePrecisionName, out_of_range
-from echelon.cli.flags import bad_argument
-from echelon.cli.output import table, wrap_text
+from echelon.cli.flags import bad_argument, read_bytes
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import DTYPE_BYTES, Plan, ZeroStage
@@ -29,6 +28,7 @@ from echelon.cost.bytes.model_states import (
     weights_by_part,
 )
 from echelon.planner.predict.split_memory import block_activations, state_precision
+from echelon.planner.view.text_layout import WIDTH, table, wrap_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,37 +45,39 @@ def ask_memory(
     run: str | None = None,
     settings: Sequence[str] = (),
     *,
-    degree: int | None = None,
-    memory_bytes: float | None = None,
+    dp: int | None = None,
+    memory_bytes: str | None = None,
     precision: StatePrecisionName | None = None,
 ) -> MemoryQuestion:
     """Return the question; ConfigError without a run, without N, or with numbers out of range."""
     if run is None:
-        example = "echelon explain memory llama2-7b --degree 4"
+        example = "echelon explain memory llama2-7b --dp 4"
         raise bad_argument("the bytes of which model? Name a run, or a preset", example)
     plan = load_job(run, settings).plan
     shared = plan.mesh.dp_shard * plan.mesh.cp
     problems: list[Problem] = []
-    if degree is None and shared == 1:
+    if dp is None and shared == 1:
         problems.append(
             ZERO_NEEDS_DEGREE.problem(
                 f"what a rank holds of {plan.model.name} depends on N, the number of data ranks; "
                 "this run shares nothing out",
-                set_by="the command line",
-                suggestions=("--degree 8", "--set mesh.dp_shard=8 --set zero.stage=1"),
+                suggestions=("--dp 8", "--set mesh.dp_shard=8 --set zero.stage=1"),
             )
         )
-    if degree is not None and degree < 1:
-        problems.append(out_of_range(f"--degree {degree}", "--degree 1"))
-    if memory_bytes is not None and not 1 <= memory_bytes < float("inf"):
-        problems.append(out_of_range(f"--memory-bytes {memory_bytes:g}", "--memory-bytes 80e9"))
-    if problems:
+    if dp is not None and dp < 1:
+        problems.append(out_of_range(f"--dp {dp}", "--dp 1"))
+    memory: int | Problem = plan.cluster.device.memory_bytes
+    if memory_bytes is not None:
+        memory = read_bytes("--memory-bytes", memory_bytes)
+    if isinstance(memory, Problem):
+        problems.append(memory)
+    if problems or isinstance(memory, Problem):
         raise ConfigError(problems)
     return MemoryQuestion(
         plan=plan,
-        degree=degree or shared,
+        degree=dp or shared,
         precision=PRECISIONS[precision] if precision else state_precision(plan),
-        memory_bytes=int(memory_bytes or plan.cluster.device.memory_bytes),
+        memory_bytes=memory,
     )
 
 
@@ -109,12 +111,12 @@ def memory_json(question: MemoryQuestion) -> dict[str, Any]:
     }
 
 
-def memory_text(question: MemoryQuestion) -> str:
+def memory_text(question: MemoryQuestion, *, columns: int = WIDTH) -> str:
     """Return the page that a person reads."""
-    return "\n\n".join("\n".join(part) for part in _parts(question)) + "\n"
+    return "\n\n".join("\n".join(part) for part in _parts(question, columns=columns)) + "\n"
 
 
-def _parts(question: MemoryQuestion) -> Iterator[list[str]]:
+def _parts(question: MemoryQuestion, *, columns: int) -> Iterator[list[str]]:
     model, parts = question.plan.model, weights_by_part(question.plan.model)
     size = question.precision.parameters
     total = sum(parts.values())
@@ -123,15 +125,15 @@ def _parts(question: MemoryQuestion) -> Iterator[list[str]]:
         for name, count in (*parts.items(), ("together", total))
     ]
     head = f"{model.name}: weights, and their {size} bytes each"
-    yield [head, table(("", "", ""), rows), "", *_mlp(question)]
+    yield [head, table(("", "", ""), rows, columns=columns), "", *_mlp(question, columns=columns)]
     yield ["Model states without ZeRO, the whole model", "", *_derivation(question, total)]
-    yield list(_stages(question))
-    yield list(_largest_models(question))
+    yield list(_stages(question, columns=columns))
+    yield list(_largest_models(question, columns=columns))
     yield list(_keys(question.plan))
     yield list(_block(question.plan))
 
 
-def _mlp(question: MemoryQuestion) -> Iterator[str]:
+def _mlp(question: MemoryQuestion, *, columns: int) -> Iterator[str]:
     model, size = question.plan.model, question.precision.parameters
     matrices, ffn = (3 if model.gated else 2), model.ffn
     what = "an MLP"
@@ -143,6 +145,7 @@ def _mlp(question: MemoryQuestion) -> Iterator[str]:
         f"{size * count / 1e6:,.1f} MB = {size * count / 2**20:,.1f} MiB",
         "  ",
         "    ",
+        columns=columns,
     )
 
 
@@ -159,7 +162,7 @@ def _derivation(question: MemoryQuestion, psi: int) -> Iterator[str]:
             yield f"  {name:<12}  {size:>2} x {psi:,} = {_both(size * psi)}"
 
 
-def _stages(question: MemoryQuestion) -> Iterator[str]:
+def _stages(question: MemoryQuestion, *, columns: int) -> Iterator[str]:
     mesh, memory = question.plan.mesh, question.memory_bytes
     yield (
         f"A rank holds of the model, N = {question.degree} data ranks "
@@ -178,10 +181,10 @@ def _stages(question: MemoryQuestion) -> Iterator[str]:
         for stage in STAGES
         for states in (_states(question, stage),)
     ]
-    yield table(("stage", "a weight", "held", "", "of a device", ""), rows)
+    yield table(("stage", "a weight", "held", "", "of a device", ""), rows, columns=columns)
 
 
-def _largest_models(question: MemoryQuestion) -> Iterator[str]:
+def _largest_models(question: MemoryQuestion, *, columns: int) -> Iterator[str]:
     yield (
         f"Largest dense model whose states fit {question.memory_bytes / GB:,.0f} GB at "
         f"N = {question.degree}, uncut otherwise"
@@ -191,7 +194,7 @@ def _largest_models(question: MemoryQuestion) -> Iterator[str]:
         (stage, *(short_count(_largest(question, stage, offload=off)) for off in (False, True)))
         for stage in STAGES
     ]
-    yield table(("stage", "all on the device", "optimizer state offloaded"), rows)
+    yield table(("stage", "all on the device", "optimizer state offloaded"), rows, columns=columns)
     yield ""
     yield "Activations come on top of all of these."
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from inspect import cleandoc
 from typing import Any
 
-from echelon.cli.output import table
 from echelon.cli.schedule.suggestions import require_size
+from echelon.planner.view.text_layout import WIDTH, table, wrap_text
 from echelon.schedule.build import SCHEDULES, schedule_problems
 from echelon.schedule.builder import ActionTimes, Builder
 from echelon.schedule.gpipe import GPipe
@@ -79,14 +79,14 @@ def pipeline_json(question: PipelineQuestion) -> dict[str, Any]:
     }
 
 
-def pipeline_text(question: PipelineQuestion) -> str:
+def pipeline_text(question: PipelineQuestion, *, columns: int = WIDTH) -> str:
     """Return the page that a person reads."""
     p, m = question.num_ranks, question.num_microbatches
     parts = [
         f"A pipeline of p = {p} ranks, m = {m} microbatches a step. F is a forward pass, B the "
-        "gradient of its\ninput, W that of its weights, BW both. Closed forms for F = B = W, equal "
+        "gradient of its input, W that of its weights, BW both. Closed forms for F = B = W, equal "
         "stages and free transfers:",
-        _facts(question),
+        _facts(question, columns=columns),
     ]
     if question.refused:
         lines = [f"{name}: {message} [{rule}]" for name, rule, message in question.refused]
@@ -94,8 +94,8 @@ def pipeline_text(question: PipelineQuestion) -> str:
     parts += [
         LEGEND,
         "Which to take\n\n" + "\n".join(_choice(question)),
-        "Where the numbers come from\n\n" + "\n".join(_formulas()),
-        "Without a flush: PipeDream\n\n" + "\n".join(_stale(question)),
+        "Where the numbers come from\n\n" + "\n".join(_formulas(columns)),
+        "Without a flush: PipeDream\n\n" + "\n".join(_stale(question, columns=columns)),
         "For your own model, with its own times and links: echelon plan RUN --set "
         "pipeline.schedule=NAME\nDrawn: echelon schedule show NAME "
         f'-p {p} -m {m}      searched: pipeline.schedule = "auto"',
@@ -116,7 +116,7 @@ def _held(builder: Builder) -> float:
     return peak * builder.num_ranks / builder.num_stages
 
 
-def _facts(question: PipelineQuestion) -> str:
+def _facts(question: PipelineQuestion, *, columns: int) -> str:
     rows = [
         (
             one.name,
@@ -131,7 +131,7 @@ def _facts(question: PipelineQuestion) -> str:
         for one in question.builders
     ]
     head = ("schedule", "v", "rank idle", "overhead", "fraction", "holds", "copies", "messages")
-    return table(head, rows)
+    return table(head, rows, columns=columns)
 
 
 LEGEND = """\
@@ -184,23 +184,25 @@ def _least(builders: Sequence[Builder]) -> str:
     return f"{', '.join(names)} ({100 * smallest:.1f} % of the step)"
 
 
-def _formulas() -> Iterator[str]:
+def _formulas(columns: int) -> Iterator[str]:
     for name, kind in SCHEDULES.items():
         yield f"  {name}: {kind.paper}"
         own = "peak_in_flight_of_rank" in vars(kind)
         peak = kind.peak_in_flight_of_rank if own else kind.peak_in_flight
-        yield from _said("idle", kind.idle_s.__doc__)
-        yield from _said("holds", peak.__doc__)
+        yield from _said("idle", kind.idle_s.__doc__, columns)
+        yield from _said("holds", peak.__doc__, columns)
         paper = getattr(kind, "paper_bubble_s", None)
         if paper is not None:
-            yield from _said("paper", paper.__doc__)
+            yield from _said("paper", paper.__doc__, columns)
 
 
-def _said(title: str, docstring: str | None) -> Iterator[str]:
+def _said(title: str, docstring: str | None, columns: int) -> Iterator[str]:
     text = cleandoc(docstring or "").removeprefix("Return ")
-    lines = text.replace("`idle_s`", "idle").replace("`paper_bubble_s`", "paper").splitlines()
-    for number, line in enumerate(line for line in lines if line):
-        yield f"    {title if number == 0 else '':<7}{line}"
+    text = text.replace("`idle_s`", "idle").replace("`paper_bubble_s`", "paper")
+    head = f"    {title:<7}"
+    for part in text.split("\n\n"):
+        yield from wrap_text(" ".join(part.split()), head, " " * 11, columns=columns)
+        head = " " * 11
 
 
 def _staleness_json(question: PipelineQuestion) -> list[dict[str, Any]]:
@@ -225,7 +227,7 @@ def _counted(question: PipelineQuestion) -> tuple[int, int]:
     return p, min(max(question.num_microbatches, p), 2 * SMALL_TABLE)
 
 
-def _stale(question: PipelineQuestion) -> Iterator[str]:
+def _stale(question: PipelineQuestion, *, columns: int) -> Iterator[str]:
     """Yield the table of old weights, and what follows for a run."""
     p, m = _counted(question)
     rows: list[tuple[object, ...]] = []
@@ -239,11 +241,14 @@ def _stale(question: PipelineQuestion) -> Iterator[str]:
     yield f"  Weights could change while microbatches are in flight. On p = {p} stages, counted:"
     yield ""
     head = ("", "weights change", "updates late", "versions kept", "gradient", "source")
-    yield from (f"  {line}" for line in table(head, rows).splitlines())
+    yield from (f"  {line}".rstrip() for line in table(head, rows, columns - 2).splitlines())
     yield ""
-    yield "  a..b: from the first stage to the last. Every schedule of the table above has a flush:"
-    yield "  only with one is the gradient that of one device, so nothing else can be planned,"
-    yield "  proven or trained here."
+    last = (
+        "a..b: from the first stage to the last. Every schedule of the table above has a flush: "
+        "only with one is the gradient that of one device, so nothing else can be planned, "
+        "proven or trained here."
+    )
+    yield from wrap_text(last, "  ", "  ", columns=columns)
 
 
 def _span(values: list[int]) -> str:

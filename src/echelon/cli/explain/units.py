@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from echelon.cli.flags import bad_argument
-from echelon.cli.output import table, wrap_text
 from echelon.config.load import load_job
 from echelon.core.parameters import num_parameters
 from echelon.core.plan import DTYPE_BYTES, Plan
@@ -18,6 +17,7 @@ from echelon.core.units import binary_bytes, decimal_bytes, duration, short_coun
 from echelon.cost.bytes.model_sizes import achieved_flops
 from echelon.cost.bytes.terms import all_reduce_bytes
 from echelon.cost.seconds.flops import model_flops_per_token
+from echelon.planner.view.text_layout import WIDTH, table, wrap_text
 
 UTILIZATIONS = (0.3, 0.4, 0.5)  # of the peak
 BITS = 8  # of a byte
@@ -58,9 +58,9 @@ def units_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def units_text(plan: Plan) -> str:
+def units_text(plan: Plan, *, columns: int = WIDTH) -> str:
     """Return the page that a person reads."""
-    parts = (_device(plan), _links(plan), _flops(plan))
+    parts = (_device(plan), _links(plan, columns=columns), _flops(plan, columns=columns))
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
 
@@ -96,7 +96,7 @@ def _device(plan: Plan) -> Iterator[str]:
         yield f"  {dtype:<6}  {peak / 1e12:,.1f} TFLOP/s, together {whole / 1e15:,.2f} PFLOP/s"
 
 
-def _links(plan: Plan) -> Iterator[str]:
+def _links(plan: Plan, *, columns: int) -> Iterator[str]:
     yield "Links of a device; a collective sees one way"
     rows = [
         (
@@ -108,12 +108,12 @@ def _links(plan: Plan) -> Iterator[str]:
         )
         for link in plan.cluster.links
     ]
-    yield table(("", "one way", "in bits", "both ways", "all gradients"), rows)
+    yield table(("", "one way", "in bits", "both ways", "all gradients"), rows, columns=columns)
     whole = decimal_bytes(_gradient_bytes(plan))
     yield f"  all gradients: {whole}, added up over two ranks at that rate."
 
 
-def _flops(plan: Plan) -> Iterator[str]:
+def _flops(plan: Plan, *, columns: int) -> Iterator[str]:
     each = _flops_per_token(plan)
     step = each * plan.tokens_per_step
     yield f"{plan.model.name}: model FLOPs, forward and backward (cost/seconds/flops.py)"
@@ -131,6 +131,8 @@ def _flops(plan: Plan) -> Iterator[str]:
         for mfu, rate in _rates(plan)
     ]
     if rows:
-        yield table(("", "", "", "", ""), rows)
+        yield table(("", "", "", "", ""), rows, columns=columns)
     else:
-        yield from wrap_text("The peak of this device is not known in this dtype.", "  ", "  ")
+        yield from wrap_text(
+            "The peak of this device is not known in this dtype.", "  ", "  ", columns=columns
+        )

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any, Literal
 
-from echelon.cli.output import table
+from echelon.cli.flags import read_bytes
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import ZeroStage
 from echelon.core.rulebook.cost import PREDICTION_IN_RANGE, ZERO_NEEDS_DEGREE
@@ -29,6 +29,7 @@ from echelon.cost.bytes.model_states import (
     model_states,
     states_formula,
 )
+from echelon.planner.view.text_layout import WIDTH, table
 
 StatePrecisionName = Literal["mixed", "fp32"]
 PRECISIONS: dict[StatePrecisionName, StatePrecision] = {
@@ -71,33 +72,33 @@ class ZeroQuestion:
 
 def ask_zero(
     *,
-    degree: int | None = None,
+    dp: int | None = None,
     parameters: float | None = None,
-    memory_bytes: float | None = None,
+    memory_bytes: str | None = None,
     precision: StatePrecisionName | None = None,
 ) -> ZeroQuestion:
     """Return the question; ConfigError without a degree, or with a number out of range."""
     problems: list[Problem] = []
-    if degree is None:
+    if dp is None:
         problems.append(
             ZERO_NEEDS_DEGREE.problem(
                 "what a rank holds depends on N, the number of data ranks",
-                set_by="the command line",
-                suggestions=("--degree 4",),
+                suggestions=("--dp 4",),
             )
         )
-    elif degree < 1:
-        problems.append(out_of_range(f"--degree {degree:g}", "--degree 1"))
+    elif dp < 1:
+        problems.append(out_of_range(f"--dp {dp:g}", "--dp 1"))
     if parameters is not None and not (1 <= parameters < inf and parameters == int(parameters)):
         problems.append(out_of_range(f"--parameters {parameters:g}", "--parameters 7e+09"))
-    if memory_bytes is not None and not 1 <= memory_bytes < inf:
-        problems.append(out_of_range(f"--memory-bytes {memory_bytes:g}", "--memory-bytes 7e+09"))
-    if problems or degree is None:
+    memory = None if memory_bytes is None else read_bytes("--memory-bytes", memory_bytes)
+    if isinstance(memory, Problem):
+        problems.append(memory)
+    if problems or dp is None or isinstance(memory, Problem):
         raise ConfigError(problems)
     return ZeroQuestion(
-        degree=degree,
+        degree=dp,
         num_parameters=None if parameters is None else int(parameters),
-        memory_bytes=None if memory_bytes is None else int(memory_bytes),
+        memory_bytes=memory,
         precision=precision or "mixed",
     )
 
@@ -131,15 +132,16 @@ def zero_json(question: ZeroQuestion) -> dict[str, Any]:
     return found
 
 
-def zero_text(question: ZeroQuestion) -> str:
+def zero_text(question: ZeroQuestion, *, columns: int = WIDTH) -> str:
     """Return the page that a person reads."""
-    parts = [_title(question), "A weight takes\n\n" + _weight(question.sizes)]
+    parts = [_title(question), "A weight takes\n\n" + _weight(question.sizes, columns=columns)]
     if question.num_parameters is not None:
         parts.append("\n".join(_derivation(question, question.num_parameters)))
     size = question.sizes.parameters
     parts += [
-        f"Each of the {question.degree} ranks holds\n\n{_held(question)}",
-        f"and sends in a step of one microbatch (s = {size} bytes)\n\n{_sent(question)}",
+        f"Each of the {question.degree} ranks holds\n\n{_held(question, columns=columns)}",
+        f"and sends in a step of one microbatch (s = {size} bytes)\n\n"
+        + _sent(question, columns=columns),
         "\n".join(_notes(question)),
     ]
     return "\n\n".join(parts) + "\n"
@@ -148,7 +150,7 @@ def zero_text(question: ZeroQuestion) -> str:
 def out_of_range(typed: str, suggestion: str) -> Problem:
     """Return the problem of a flag whose number counts nothing."""
     return PREDICTION_IN_RANGE.problem(
-        f"{typed} counts nothing", set_by="the command line", suggestions=(suggestion,)
+        f"{typed} counts nothing", set_by=typed, suggestions=(suggestion,)
     )
 
 
@@ -159,7 +161,7 @@ def _title(question: ZeroQuestion) -> str:
     return f"Adam in {kind}: {size}, N = {question.degree} data ranks"
 
 
-def _weight(sizes: StatePrecision) -> str:
+def _weight(sizes: StatePrecision, *, columns: int) -> str:
     dtype = "bf16 or fp16" if sizes.master else "fp32"
     rows = [
         ("parameter", dtype, sizes.parameters),
@@ -169,7 +171,7 @@ def _weight(sizes: StatePrecision) -> str:
         ("second moment", "fp32", sizes.moments // 2),
         ("together", "", sizes.total),
     ]
-    return table(("", "", "bytes"), rows)
+    return table(("", "", "bytes"), rows, columns=columns)
 
 
 def _derivation(question: ZeroQuestion, psi: int) -> Iterator[str]:
@@ -196,7 +198,7 @@ def _derivation(question: ZeroQuestion, psi: int) -> Iterator[str]:
     )
 
 
-def _held(question: ZeroQuestion) -> str:
+def _held(question: ZeroQuestion, *, columns: int) -> str:
     rows = [
         (
             stage,
@@ -211,10 +213,10 @@ def _held(question: ZeroQuestion) -> str:
     ]
     binary = ["in GiB"] if question.num_parameters else []
     head = ("stage", "cut", "formula", "parameters", "gradients", "optimizer", "together")
-    return table((*head, *binary, "saving"), rows)
+    return table((*head, *binary, "saving"), rows, columns=columns)
 
 
-def _sent(question: ZeroQuestion) -> str:
+def _sent(question: ZeroQuestion, *, columns: int) -> str:
     rows = [
         (
             stage,
@@ -224,7 +226,7 @@ def _sent(question: ZeroQuestion) -> str:
         )
         for stage in STAGES
     ]
-    return table(("stage", "formula", "bytes", "how"), rows)
+    return table(("stage", "formula", "bytes", "how"), rows, columns=columns)
 
 
 def _notes(question: ZeroQuestion) -> Iterator[str]:

@@ -5,10 +5,8 @@ report.py           the page of a run, as text and as JSON; its parts are
 memory.py           what rests where, what a step adds, ZeRO's choices
 experts.py          where experts are, how tokens travel
 pipeline.py         stages and schedule in time
-estimate.py         a step, memory and rates with their bands: also of an answer
 view.py             pictures, in the terminal or as SVG
-search.py           run a search; write its best plan
-search_text.py      the answer as text
-search_json.py      the answer, and why, as JSON: search.schema.json
+search.py           run a search, print its answer (`planner/answer/`); write its best plan
+search.schema.json  the JSON of an answer
 why.py              why this plan, and what would change it, as text
 """

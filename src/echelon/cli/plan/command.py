@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json, Settings, bad_argument
-from echelon.cli.output import print_json
+from echelon.cli.output import print_json, spinner
 from echelon.interop.tools import trainer_names
 
 OURS = "echelon"
@@ -51,7 +51,7 @@ Why = Annotated[
 Detail = Annotated[
     bool, Parameter(help="Show also the ten best plans, and every term of the first.")
 ]
-Svg = Annotated[
+Figures = Annotated[
     Path | None, Parameter(help="Draw memory, step and mesh of the best into this new folder.")
 ]
 Trainer = Annotated[
@@ -62,7 +62,8 @@ Trainer = Annotated[
     ),
 ]
 Out = Annotated[
-    Path | None, Parameter(help="Write the best plan here: a run file, or a plan as FILE.json.")
+    Path | None,
+    Parameter(help="The file to write the best plan to: a run file, or a plan as FILE.json."),
 ]
 AsJson = Annotated[
     Json,
@@ -86,7 +87,7 @@ def plan(
     out: Out = None,
     why: Why = False,
     detail: Detail = False,
-    svg: Svg = None,
+    figures: Figures = None,
     settings: Settings = (),
     json: AsJson = False,
 ) -> int:
@@ -95,8 +96,10 @@ def plan(
     A model without a cluster is planned on the GPUs of this machine, else on four sizes of common
     ones. Exit 1 where nothing fits into the memory of the devices.
     """
+    from echelon.cli.output import page_columns
     from echelon.cli.plan.sizes import asks_what_exists, cluster_of_this_machine, show_sizes
 
+    columns = page_columns()
     anywhere = cluster is None and not search and asks_what_exists(run, settings)
     if cluster is None and not search and not anywhere:
         asked: dict[str, object] = {
@@ -105,8 +108,8 @@ def plan(
         }
         asked |= {"--pin": pin, "--price": price, "--out": out, "--detail": detail}
         _require_search(asked)
-        fits = _show(run, settings, json=json)
-        _explain(run, settings, why=why, svg=svg)
+        fits = _show(run, settings, json=json, columns=columns)
+        _explain(run, settings, why=why, figures=figures, columns=columns)
         return 0 if fits else 1
     from echelon.cli.plan.search import SearchOutputOptions, run_search
     from echelon.planner.search.request import SearchAim
@@ -117,34 +120,39 @@ def plan(
         trainer=trainer,
     )
     shown = SearchOutputOptions(
-        front=objective == "front", detail=detail, output=out, why=why, svg=svg, json=json
+        front=objective == "front", detail=detail, output=out, why=why, figures=figures, json=json
     )
     if anywhere:
         cluster = cluster_of_this_machine()
         if cluster is None:
-            return show_sizes(run, wanted, shown, settings=settings, pins=pin)
-    return run_search(run, wanted, shown, cluster=cluster, settings=settings, pins=pin)
+            return show_sizes(run, wanted, shown, settings=settings, pins=pin, columns=columns)
+    return run_search(
+        run, wanted, shown, cluster=cluster, settings=settings, pins=pin, columns=columns
+    )
 
 
-def _show(run: str, settings: tuple[str, ...], *, json: bool) -> bool:
+def _show(run: str, settings: tuple[str, ...], *, json: bool, columns: int) -> bool:
     """Print what a run holds and sends, and return whether it fits."""
     from echelon.cli.plan.report import plan_fits, plan_json, plan_text
     from echelon.config.files.times_file import unit_times_from_job
     from echelon.config.load import load_job
     from echelon.config.stage_placement import search_note_of_job
 
-    job = load_job(run, settings)
-    times = unit_times_from_job(job)
+    with spinner("planning", shown=not json):
+        job = load_job(run, settings)
+        times = unit_times_from_job(job)
+        text = "" if json else plan_text(job.plan, times, search_note_of_job(job), columns=columns)
     if json:
         print_json("plan", plan_json(job.plan, times))
-    else:
-        print(plan_text(job.plan, times, search_note_of_job(job)), end="")
+    print(text, end="")
     return plan_fits(job.plan)
 
 
-def _explain(run: str, settings: tuple[str, ...], *, why: bool, svg: Path | None) -> None:
+def _explain(
+    run: str, settings: tuple[str, ...], *, why: bool, figures: Path | None, columns: int
+) -> None:
     """Say what makes a run fit, where it does not, and draw it: on stderr, beside its page."""
-    if not why and svg is None:
+    if not why and figures is None:
         return
     from echelon.cli.output import note
     from echelon.cli.plan.view import draw
@@ -158,9 +166,13 @@ def _explain(run: str, settings: tuple[str, ...], *, why: bool, svg: Path | None
     estimated = estimate_plan(plan)
     if why:
         fixes = find_fixes(make_request(run, settings=settings), candidate_from_plan(plan))
-        note(fixes_text(fixes) if fixes else draw(plan, estimated.seconds, estimated.bytes))
-    if svg is not None:
-        note(draw(plan, estimated.seconds, estimated.bytes, svg).rstrip("\n"))
+        note(
+            fixes_text(fixes, columns=columns)
+            if fixes
+            else draw(plan, estimated.seconds, estimated.bytes, columns=columns)
+        )
+    if figures is not None:
+        note(draw(plan, estimated.seconds, estimated.bytes, figures).rstrip("\n"))
 
 
 def _require_search(flags: dict[str, object]) -> None:

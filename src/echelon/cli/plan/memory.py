@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from echelon.cli.output import WIDTH, table
 from echelon.core.plan import Plan
 from echelon.core.units import binary_bytes, decimal_bytes
 from echelon.cost.bytes.held import ZeroChoice
@@ -17,13 +16,18 @@ from echelon.planner.predict.stage_rows import (
     place_head,
     pool_bytes,
 )
+from echelon.planner.view.text_layout import WIDTH, table
 
 POOLS: tuple[Pool, ...] = ("device", "host", "nvme")
 MOST_SHOWN = 8  # runs of ranks
 
 
 def memory_parts(
-    plan: Plan, rows: Sequence[StageRow], runs: Sequence[Sequence[StageRow]]
+    plan: Plan,
+    rows: Sequence[StageRow],
+    runs: Sequence[Sequence[StageRow]],
+    *,
+    columns: int = WIDTH,
 ) -> Iterator[str]:
     """Yield what is held between steps, what a step adds, and what ZeRO's choices cost."""
     device, place = plan.cluster.device, place_head(rows)
@@ -34,12 +38,16 @@ def memory_parts(
         room += ": this fits, but maybe not what a step adds"
     else:
         room += ", activations come on top"
-    yield f"Each rank holds between steps ({room}):\n\n{_held(place, runs)}"
+    yield f"Each rank holds between steps ({room}):\n\n{_held(place, runs, columns=columns)}"
     if any(run[0].step for run in runs):
-        found = _step_table(place, [(run_places(run), run[0].step) for run in runs])
+        found = _step_table(
+            place, [(run_places(run), run[0].step) for run in runs], columns=columns
+        )
         yield f"While a step runs each rank also holds, at most, beside activations:\n\n{found}"
     if any(run[0].choices for run in runs):
-        found = _choices_table(place, [(run_places(run), run[0].choices) for run in runs])
+        found = _choices_table(
+            place, [(run_places(run), run[0].choices) for run in runs], columns=columns
+        )
         yield (
             "What a rank sends over its data axes per step and holds on its device, with the "
             f"other choice too (* this plan):\n\n{found}"
@@ -51,7 +59,7 @@ def run_places(run: Sequence[StageRow]) -> str:
     return ranges([row.pp_rank for row in run])
 
 
-def _held(place: str, runs: Sequence[Sequence[StageRow]]) -> str:
+def _held(place: str, runs: Sequence[Sequence[StageRow]], *, columns: int) -> str:
     """Return what rests where.
 
     Each kind has a column, then each pool together, then the padding among all of it, where there
@@ -78,20 +86,22 @@ def _held(place: str, runs: Sequence[Sequence[StageRow]]) -> str:
             )
         )
     head = (place, "ranks", "blocks", "which", *names, *totals, *(["padding"] if padded else []))
-    return table(head, cells, WIDTH)
+    return table(head, cells, columns)
 
 
-def _step_table(place: str, rows: Sequence[tuple[str, Sequence[HeldTerm]]]) -> str:
+def _step_table(place: str, rows: Sequence[tuple[str, Sequence[HeldTerm]]], *, columns: int) -> str:
     """Return what a step adds at most, for each place by its name."""
     cells = [
         (stage, term.name, term.pool, binary_bytes(term.bytes), term.formula)
         for stage, terms in rows
         for term in terms
     ]
-    return table((place, "what", "where", "at most", "elements x bytes"), cells, WIDTH)
+    return table((place, "what", "where", "at most", "elements x bytes"), cells, columns)
 
 
-def _choices_table(place: str, rows: Sequence[tuple[str, Sequence[ZeroChoice]]]) -> str:
+def _choices_table(
+    place: str, rows: Sequence[tuple[str, Sequence[ZeroChoice]]], *, columns: int
+) -> str:
     """Return what each value of a setting costs, for each place by its name."""
     cells = [
         (
@@ -106,7 +116,7 @@ def _choices_table(place: str, rows: Sequence[tuple[str, Sequence[ZeroChoice]]])
         for choice in choices
     ]
     head = (place, "setting", "value", "sent", "held", "in a step, at most")
-    return table(head, cells, WIDTH)
+    return table(head, cells, columns)
 
 
 def ranges(numbers: Sequence[int]) -> str:

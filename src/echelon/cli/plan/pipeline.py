@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from echelon.cli.output import WIDTH
 from echelon.core.plan import Plan
 from echelon.core.units import decimal_bytes
 from echelon.cost.seconds.balance import imbalance, split_layers
 from echelon.cost.seconds.unit_times import UnitTimes, stage_durations
+from echelon.planner.view.text_layout import WIDTH
 from echelon.schedule.action import Schedule
 from echelon.schedule.check import peak_in_flight_per_rank
 from echelon.schedule.draw import draw_timeline
@@ -41,7 +41,9 @@ class _Timing:
     num_messages: int
 
 
-def pipeline_parts(plan: Plan, times: UnitTimes, found: str = "") -> Iterator[str]:
+def pipeline_parts(
+    plan: Plan, times: UnitTimes, found: str = "", *, columns: int = WIDTH
+) -> Iterator[str]:
     """Yield the paragraphs about a pipeline of several stages; `found` tells of a search."""
     yield stages_text(plan, times)
     timing = _timing(plan, times)
@@ -54,7 +56,7 @@ def pipeline_parts(plan: Plan, times: UnitTimes, found: str = "") -> Iterator[st
     if not small or plan.num_microbatches > MOST_DRAWN_MICROBATCHES:
         yield head
         return
-    lines = draw_timeline(timing.plain.events, WIDTH - 1).splitlines()
+    lines = draw_timeline(timing.plain.events, columns - 1).splitlines()
     one_each = all(held == (rank,) for rank, held in enumerate(_held(plan)))
     word = "stage" if one_each else "pp"
     drawn = [line.replace("rank", word, 1) for line in lines]

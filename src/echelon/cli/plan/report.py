@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from echelon.cli.output import WIDTH, fit_page, table
-from echelon.cli.plan.estimate import estimate_json, rate_lines, terms_beside
 from echelon.cli.plan.experts import (
     active_text,
     expert_groups,
@@ -31,6 +29,7 @@ from echelon.cost.bytes.terms import Pool
 from echelon.cost.seconds.unit_times import UnitTimes, unit_times_from_formulas
 from echelon.layout.context_work import attention_imbalance, scores_by_rank
 from echelon.layout.muon import STAGE_AXES
+from echelon.planner.answer.estimate import estimate_json, rate_lines, terms_beside
 from echelon.planner.lint.checks import lint, lint_rows
 from echelon.planner.lint.memory import DOES_NOT_FIT
 from echelon.planner.predict.estimate import estimate_plan
@@ -45,6 +44,7 @@ from echelon.planner.predict.stage_rows import (
     sent_by_axis,
     stage_rows,
 )
+from echelon.planner.view.text_layout import WIDTH, fit_page, table
 
 MOST_MEMBERS = (8, 4, 2)  # ranks of a group
 MOST_NOTES = 4  # notes
@@ -131,7 +131,9 @@ def _row_json(row: StageRow) -> dict[str, Any]:
     }
 
 
-def plan_text(plan: Plan, times: UnitTimes | None = None, found: str = "") -> str:
+def plan_text(
+    plan: Plan, times: UnitTimes | None = None, found: str = "", *, columns: int = WIDTH
+) -> str:
     """Return the plan as the page that a person reads.
 
     Stages last as `times` say, modelled where there are none; `found` tells of a search.
@@ -140,23 +142,27 @@ def plan_text(plan: Plan, times: UnitTimes | None = None, found: str = "") -> st
     place = place_head(rows)
     runs = group_equal_rows(rows)
     takes = estimate_plan(plan, times)
-    head = "\n".join((*_head(plan), *rate_lines(takes, label=9)))
-    parts = [head, *memory_parts(plan, rows, runs)]
+    head = "\n".join((*_head(plan), *rate_lines(takes, label=9, columns=columns)))
+    parts = [head, *memory_parts(plan, rows, runs, columns=columns)]
     if plan.mesh.world_size > 1:
-        parts.append("Ranks that talk to one another:\n\n" + "\n".join(_group_lines(plan)))
-        parts.append(f"{SENT_HEAD}{sent_letters(plan)}\n\n{_sent(place, runs)}")
-        parts.append(f"That is, by axis:\n\n{_sent_by_axis(place, runs)}")
+        parts.append(
+            "Ranks that talk to one another:\n\n" + "\n".join(_group_lines(plan, columns=columns))
+        )
+        parts.append(f"{SENT_HEAD}{sent_letters(plan)}\n\n{_sent(place, runs, columns=columns)}")
+        parts.append(f"That is, by axis:\n\n{_sent_by_axis(place, runs, columns=columns)}")
         if differ := context_ranks_differ(plan):
             parts.append(differ)
     if plan.num_stages > 1:
-        parts.extend(pipeline_parts(plan, times or unit_times_from_formulas(plan), found))
+        parts.extend(
+            pipeline_parts(plan, times or unit_times_from_formulas(plan), found, columns=columns)
+        )
     parts.append(
         "A step takes, and its fullest rank holds, activations included:\n\n"
-        f"{terms_beside(takes, plan.cluster.device.memory_bytes)}"
+        f"{terms_beside(takes, plan.cluster.device.memory_bytes, columns=columns)}"
     )
-    if notes := lint_rows(plan, most=MOST_NOTES):
+    if notes := lint_rows(plan, columns, most=MOST_NOTES):
         parts.append("Notes (`echelon explain ID` says more):\n\n" + "\n".join(notes))
-    return fit_page("\n\n".join(parts)) + "\n"
+    return fit_page("\n\n".join(parts), columns=columns) + "\n"
 
 
 def _head(plan: Plan) -> Iterator[str]:
@@ -222,31 +228,31 @@ def _context(plan: Plan) -> str:
     return f"{uneven} (more in sequences of several documents)" if apart else uneven
 
 
-def _sent(place: str, runs: Sequence[Sequence[StageRow]]) -> str:
+def _sent(place: str, runs: Sequence[Sequence[StageRow]], *, columns: int) -> str:
     cells = [
         (run_places(run), term.axis, term.name, term.count, decimal_bytes(term.bytes), term.formula)
         for run in runs
         for term in run[0].sent
     ]
-    return table((place, "axis", "what", "times", "bytes", "each time"), cells, WIDTH)
+    return table((place, "axis", "what", "times", "bytes", "each time"), cells, columns)
 
 
-def _sent_by_axis(place: str, runs: Sequence[Sequence[StageRow]]) -> str:
+def _sent_by_axis(place: str, runs: Sequence[Sequence[StageRow]], *, columns: int) -> str:
     axes = [*dict.fromkeys(axis for run in runs for axis in sent_by_axis(run[0]))]
     cells = [
         (run_places(run), *(decimal_bytes(sent_by_axis(run[0]).get(axis, 0)) for axis in axes))
         for run in runs
     ]
-    return table((place, *axes), cells, WIDTH)
+    return table((place, *axes), cells, columns)
 
 
-def _group_lines(plan: Plan) -> Iterator[str]:
+def _group_lines(plan: Plan, *, columns: int) -> Iterator[str]:
     domain = fast_domain(plan.cluster)
     between = "nodes" if domain == plan.cluster.devices_per_node else "racks"
     for axis, found in groups(plan).items():
         across = sum(len({rank // domain for rank in group}) > 1 for group in found)
         links = f"  ({across} of {len(found)} between {between})" if across else ""
-        room = WIDTH - len(axis) - len(links)
+        room = columns - len(axis) - len(links)
         texts = [_fitting([_members(one, most) for one in found], room) for most in MOST_MEMBERS]
         yield f"{axis}{next((text for text in texts if len(text) <= room), texts[-1])}{links}"
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from echelon.cli.flags import argument_problem, require_new_files, require_suffix
-from echelon.cli.output import note, print_json
-from echelon.core.errors import ConfigError, Problem
+from echelon.cli.flags import require_new_files, require_suffix
+from echelon.cli.output import note, print_json, spinner
 
 if TYPE_CHECKING:
+    from echelon.core.errors import ConfigError
     from echelon.core.plan import Plan
     from echelon.planner.search.request import SearchAim
     from echelon.planner.search.search import SearchResult
@@ -29,7 +28,7 @@ class SearchOutputOptions:
     detail: bool
     output: Path | None
     why: bool
-    svg: Path | None
+    figures: Path | None
     json: bool
 
 
@@ -41,50 +40,48 @@ def run_search(
     cluster: str | None,
     settings: Sequence[str],
     pins: Sequence[str],
+    columns: int,
 ) -> int:
     """Search, print the answer, write the best plan; return the exit code."""
-    from echelon.cli.plan.recommend_text import recommendation_text
-    from echelon.cli.plan.search_json import answer_json, explanation_json, recommendation_json
-    from echelon.cli.plan.search_text import answer_text
-    from echelon.cli.plan.why import explanation_text, fixes_text
+    from echelon.cli.plan.why import explanation_text
+    from echelon.planner.answer.recommend_text import recommendation_text
+    from echelon.planner.answer.search_json import explanation_json, found_json
+    from echelon.planner.answer.search_text import answer_text
     from echelon.planner.explain.why import explain_result
     from echelon.planner.recommend.recommend import Recommendation, recommend
-    from echelon.planner.search.no_plan import explain_no_plan
     from echelon.planner.search.request import make_request
     from echelon.planner.search.search import pareto_front
 
-    _require_sensible(wanted)
     require_suffix("--out", shown.output, (".toml", ".json"))
     require_new_files({"--out": shown.output})
-    if shown.svg is not None:
+    if shown.figures is not None:
         from echelon.cli.plan.view import require_new_folder
 
-        require_new_folder(shown.svg)
+        require_new_folder(shown.figures)
     request = make_request(model, cluster=cluster, settings=settings, pins=pins, aim=wanted)
-    found = recommend(request)
-    answer = found.answer if isinstance(found, Recommendation) else found
+    with spinner("searching for plans", shown=not shown.json):
+        found = recommend(request)
+        answer = found.answer if isinstance(found, Recommendation) else found
+        kept = pareto_front(request) if shown.front and not answer.interrupted else ()
     if answer.best is None and not answer.interrupted:
-        if shown.why:
-            from echelon.planner.explain.fixes import cheapest_pin_fixes
-
-            note(fixes_text(cheapest_pin_fixes(request)))
-        raise explain_no_plan(answer)
-    kept = pareto_front(request) if shown.front and not answer.interrupted else ()
+        raise _no_plan(answer, shown, columns=columns)
+    reasons = None
+    if shown.why and answer.best is not None:
+        with spinner("looking at other plans", shown=not shown.json):
+            reasons = explain_result(answer)
     if shown.json:
-        told = {"search": answer_json(answer, kept)}
-        if isinstance(found, Recommendation):
-            told["recommended"] = recommendation_json(found)
-        if shown.why and answer.best is not None:
-            told["why"] = explanation_json(explain_result(answer))
+        told = found_json(found, kept)
+        if reasons is not None:
+            told["why"] = explanation_json(reasons)
         print_json("plan", told)
     elif answer.best is not None:
         if isinstance(found, Recommendation):
             asked = _command(model, cluster, settings, pins, request)
-            print(recommendation_text(found, asked), end="")
+            print(recommendation_text(found, asked, columns=columns), end="")
         if shown.detail or kept or not isinstance(found, Recommendation):
-            print("\n" + answer_text(answer, kept), end="")
-        if shown.why:
-            print("\n" + explanation_text(explain_result(answer)), end="")
+            print("\n" + answer_text(answer, kept, columns=columns), end="")
+        if reasons is not None:
+            print("\n" + explanation_text(reasons, columns=columns), end="")
     if answer.best is not None:
         _write_outputs(answer, shown)
     if answer.interrupted:
@@ -94,6 +91,20 @@ def run_search(
         )
         return EXIT_INTERRUPTED
     return 0
+
+
+def _no_plan(answer: SearchResult, shown: SearchOutputOptions, *, columns: int) -> ConfigError:
+    """Return the error of a search without a plan; with --why say what pins would give one."""
+    from echelon.cli.plan.why import fixes_text
+    from echelon.planner.explain.fixes import cheapest_pin_fixes
+    from echelon.planner.search.no_plan import explain_no_plan
+
+    with spinner("looking for what would fit", shown=not shown.json):
+        fixes = cheapest_pin_fixes(answer.request) if shown.why else None
+        error = explain_no_plan(answer)
+    if fixes is not None:
+        note(fixes_text(fixes, columns=columns))
+    return error
 
 
 def _command(
@@ -119,26 +130,16 @@ def _command(
     return shlex.join(words)
 
 
-def _require_sensible(wanted: SearchAim) -> None:
-    problems: list[Problem] = []
-    price = wanted.price
-    if price is not None and not 0 < price < math.inf:
-        message = f"--price {price} is no price of a device for an hour"
-        problems.append(argument_problem(message, "--price 2.5"))
-    if problems:
-        raise ConfigError(problems)
-
-
 def _write_outputs(answer: SearchResult, shown: SearchOutputOptions) -> None:
     """Write what was asked for of the best plan."""
     plan, estimate = answer.first.plan, answer.first.estimate
     assert plan is not None, "what is the best of an answer has become a Plan"
     if shown.output is not None:
         _write(plan, shown.output)
-    if shown.svg is not None:
+    if shown.figures is not None:
         from echelon.cli.plan.view import draw
 
-        note(draw(plan, estimate.seconds, estimate.bytes, shown.svg).rstrip("\n"))
+        note(draw(plan, estimate.seconds, estimate.bytes, shown.figures).rstrip("\n"))
 
 
 def _write(plan: Plan, out: Path) -> None:

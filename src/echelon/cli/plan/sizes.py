@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from textwrap import fill
 from typing import TYPE_CHECKING, Any, cast
 
 from echelon.cli.flags import bad_argument
-from echelon.cli.output import WIDTH, note, print_json, table
+from echelon.cli.output import note, print_json, spinner
 from echelon.core.errors import ConfigError
+from echelon.planner.view.text_layout import WIDTH, fill_text, table
 
 if TYPE_CHECKING:
     from echelon.cli.plan.search import SearchOutputOptions
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 NUM_SIZES = 4  # clusters
 _LAYOUT_OR_CLUSTER = ("cluster.", "mesh.", "zero.", "pipeline.", "recompute.", "context.")
 _HEADER = ("cluster", "mesh", "zero", "mb", "rec", "step s", "tok/s", "MFU", "GB")
-_LEGEND = (
+_COLUMNS = (
     "tok/s: of a device. GB: of the fullest rank. mb: sequences of a microbatch. rec: blocks that "
-    "run forward again. zero +h: optimizer state rests on the host, because nothing fits else."
+    "run forward again."
 )
 
 
@@ -72,16 +72,18 @@ def show_sizes(
     *,
     settings: Sequence[str],
     pins: Sequence[str],
+    columns: int,
 ) -> int:
     """Print the best plan on each of four clusters; return the exit code, 1 without any plan."""
     _require_no_plan_flags(shown)
-    answers = four_sizes(model, wanted, settings=settings, pins=pins)
+    with spinner("searching on four sizes", shown=not shown.json):
+        answers = four_sizes(model, wanted, settings=settings, pins=pins)
     if shown.json:
-        from echelon.cli.plan.search_json import answer_json
+        from echelon.planner.answer.search_json import answer_json
 
         print_json("plan", {"sizes": [answer_json(one) for one in answers]})
     elif answers:
-        print(sizes_text(answers), end="")
+        print(sizes_text(answers, columns=columns), end="")
     if not answers:
         note("no cluster of common devices has a plan: try shorter sequences, or fewer pins")
     return 0 if answers else 1
@@ -113,15 +115,16 @@ def four_sizes(
     return [one for one in answers if one.best is not None]
 
 
-def sizes_text(answers: Sequence[SearchResult]) -> str:
-    """Return the best plans on clusters as a page; every line has 80 columns at most."""
-    from echelon.cli.plan.search_text import mesh_text, recompute_text
+def sizes_text(answers: Sequence[SearchResult], *, columns: int = WIDTH) -> str:
+    """Return the best plans on clusters as a page; no line has more columns than there are."""
     from echelon.core.parameters import num_parameters
     from echelon.core.units import short_count
+    from echelon.planner.answer.legend import mesh_text, recompute_text, sign_texts
 
     rows: list[tuple[str, ...]] = []
-    for answer in answers:
-        choice, estimate = answer.first.candidate, answer.first.estimate
+    choices = [answer.first.candidate for answer in answers]
+    for answer, choice in zip(answers, choices, strict=True):
+        estimate = answer.first.estimate
         rows.append(
             (
                 answer.request.cluster.name,
@@ -148,10 +151,10 @@ def sizes_text(answers: Sequence[SearchResult]) -> str:
         "cluster file will do."
     )
     parts = [
-        "\n".join(fill(line, WIDTH) for line in head),
-        table(_HEADER, rows, WIDTH),
-        fill(_LEGEND, WIDTH),
-        fill(last, WIDTH),
+        "\n".join(fill_text(line, columns=columns) for line in head),
+        table(_HEADER, rows, columns),
+        fill_text(" ".join([_COLUMNS, *sign_texts(choices)]), columns=columns),
+        fill_text(last, columns=columns),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -160,7 +163,7 @@ def _require_no_plan_flags(shown: SearchOutputOptions) -> None:
     """Refuse what is about one plan, where there are four."""
     flags = {
         "--out": shown.output is not None,
-        "--svg": shown.svg is not None,
+        "--figures": shown.figures is not None,
         "--why": shown.why,
         "--objective front": shown.front,
     }

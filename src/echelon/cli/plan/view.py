@@ -1,7 +1,7 @@
 """The pictures of a plan: memory bars, the waterfall of a step, and the mesh map.
 
 In a terminal they are lines of 80 columns, in color where the terminal has it and `NO_COLOR` is not
-set; with `--svg FOLDER` they are three figures in a new folder.
+set; with `--figures FOLDER` they are three figures in a new folder.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from echelon.planner.view.lines import TextLine
 from echelon.planner.view.memory import MemoryBars, memory_bars, memory_rows_from_plan
 from echelon.planner.view.mesh_map import MeshMap, mesh_map
 from echelon.planner.view.mesh_svg import mesh_svg
+from echelon.planner.view.text_layout import WIDTH
 from echelon.planner.view.waterfall import Waterfall, waterfall
 
-FLAG = "--svg"
+FLAG = "--figures"
 PLANNED = "fullest, planned"
 """The row of what the planner says that the fullest rank holds, above those of the ranks."""
 
@@ -37,12 +38,12 @@ class PlanFigures:
     step: Waterfall
     mesh: MeshMap
 
-    def text(self) -> str:
+    def text(self, *, columns: int = WIDTH) -> str:
         """Return all of them as lines for the terminal, in color where stdout shows it."""
         parts = [
-            ("What ranks hold at their peak, at most", self.memory.lines()),
-            ("Seconds of a step", self.step.lines()),
-            ("Where ranks are", self.mesh.lines()),
+            ("What ranks hold at their peak, at most", self.memory.lines(columns=columns)),
+            ("Seconds of a step", self.step.lines(columns=columns)),
+            ("Where ranks are", self.mesh.lines(columns=columns)),
         ]
         return "\n".join(f"{title}:\n\n{painted(lines)}" for title, lines in parts)
 
@@ -56,18 +57,23 @@ class PlanFigures:
 
 
 def draw(
-    plan: Plan, seconds: Mapping[str, float], held: Mapping[str, float], svg: Path | None = None
+    plan: Plan,
+    seconds: Mapping[str, float],
+    held: Mapping[str, float],
+    folder: Path | None = None,
+    *,
+    columns: int = WIDTH,
 ) -> str:
     """Return what to print of a plan whose step takes `seconds`, its fullest rank holding `held`.
 
-    With `svg`, write the figures to that new folder, and return a line for each of them.
+    With `folder`, write the figures into it, which must be new, and return a line for each of them.
     """
-    if svg is not None:
-        require_new_folder(svg)
+    if folder is not None:
+        require_new_folder(folder)
     pictures = plan_figures(plan, seconds, held)
-    if svg is None:
-        return pictures.text()
-    return "".join(f"written: {path}\n" for path in write_figures(pictures, svg))
+    if folder is None:
+        return pictures.text(columns=columns)
+    return "".join(f"written: {path}\n" for path in write_figures(pictures, folder))
 
 
 def plan_figures(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from textwrap import fill
 
-from echelon.cli.output import WIDTH, table
 from echelon.planner.explain.bands import BandedValue
 from echelon.planner.explain.fixes import PlanFix
 from echelon.planner.explain.neighbours import Neighbour, NeighbourOutcome
@@ -13,6 +11,7 @@ from echelon.planner.explain.plan_changes import CandidateDifference, candidate_
 from echelon.planner.explain.sensitivity import SensitivityResult
 from echelon.planner.explain.why import BestPlanReasons, BindingConstraint, Explanation
 from echelon.planner.search.candidate import CandidatePlan
+from echelon.planner.view.text_layout import WIDTH, fill_text, fit_page, table
 
 NAME_WIDTH = 22  # columns of text
 MOST_TERMS = 3  # terms
@@ -26,25 +25,31 @@ SOURCE = (
 )
 
 
-def explanation_text(explanation: Explanation) -> str:
-    """Return an explanation as the page that a person reads, in lines of 80 columns at most."""
-    parts = ["\n".join(_why_lines(explanation.why)), _exposed(explanation.why)]
+def explanation_text(explanation: Explanation, *, columns: int = WIDTH) -> str:
+    """Return an explanation as the page that a person reads."""
+    parts = [
+        "\n".join(_why_lines(explanation.why, columns=columns)),
+        _exposed(explanation.why, columns=columns),
+    ]
     parts.append(
         "Why not another plan: each change at its best, all else free, and alone.\n\n"
-        + "\n".join(_neighbours(explanation))
+        + "\n".join(_neighbours(explanation, columns=columns))
     )
-    parts.append("What would change the plan:\n\n" + "\n".join(_changes(explanation.changes)))
-    parts.append(fill(SOURCE, WIDTH))
+    parts.append(
+        "What would change the plan:\n\n"
+        + "\n".join(_changes(explanation.changes, columns=columns))
+    )
+    parts.append(fill_text(SOURCE, columns=columns))
     if explanation.why.near:
         text = (
             "The space is large: searches again walked what is near the plan (degrees and "
             "microbatches up to twice and down to half; every schedule, ZeRO stage and recompute)."
         )
-        parts.append(fill(text, WIDTH))
-    return "\n\n".join(parts) + "\n"
+        parts.append(fill_text(text, columns=columns))
+    return fit_page("\n\n".join(parts), columns=columns) + "\n"
 
 
-def fixes_text(fixes: Sequence[PlanFix]) -> str:
+def fixes_text(fixes: Sequence[PlanFix], *, columns: int = WIDTH) -> str:
     """Return what makes a plan fit, the cheapest first, as a table and the settings of the first.
 
     Seconds lost are those of closed forms.
@@ -57,24 +62,26 @@ def fixes_text(fixes: Sequence[PlanFix]) -> str:
         lost = "not timed: over the host's link" if fix.untimed else _seconds(fix.lost_s, sign=True)
         devices = f"{fix.devices:,} device{'s' * (fix.devices > 1)}"
         text = f"{_gb(fix.saved_bytes)} GB less, {lost}, {devices}"
-        lines.extend(_entry(" + ".join(fix.changes), [text]))
+        lines.extend(_entry(" + ".join(fix.changes), [text], columns=columns))
     settings = " ".join(f"--set {key}={_value(value)}" for key, value in first.settings.items())
-    lines += ["", fill(f"the first: {settings}", WIDTH, break_on_hyphens=False)]
+    lines += ["", fill_text(f"the first: {settings}", columns=columns)]
     return "\n".join(lines) + "\n"
 
 
-def _why_lines(reasons: BestPlanReasons) -> Iterator[str]:
+def _why_lines(reasons: BestPlanReasons, *, columns: int) -> Iterator[str]:
     yield "Why this plan:"
     yield ""
     share = f"{100 * reasons.memory_share:.0f} % of {_gb(reasons.memory_bytes)} GB"
     low, high = reasons.held.low, reasons.held.high
     held = f"{_gb(reasons.held.value)} GB ({_gb(low)} to {_gb(high)}), {share}"
-    yield from _entry("fullest", [f"{reasons.fullest}: {held}"])
+    yield from _entry("fullest", [f"{reasons.fullest}: {held}"], columns=columns)
     if not reasons.binding:
-        yield from _entry("binds", ["nothing: more memory or a larger batch gives under 0.2 %"])
+        yield from _entry(
+            "binds", ["nothing: more memory or a larger batch gives under 0.2 %"], columns=columns
+        )
     for one in reasons.binding:
-        yield from _entry("binds", [_binding(one)])
-    yield from _entry("step", [_seconds(reasons.step)])
+        yield from _entry("binds", [_binding(one)], columns=columns)
+    yield from _entry("step", [_seconds(reasons.step)], columns=columns)
     mfu = reasons.mfu
     yield from _entry(
         "MFU",
@@ -83,6 +90,7 @@ def _why_lines(reasons: BestPlanReasons) -> Iterator[str]:
             f"{reasons.ideal_s:.4g} s at the peak of all devices, {reasons.work_s:.4g} s of the "
             f"model's own computing, {reasons.step.value - reasons.work_s:.4g} s exposed beside it"
         ],
+        columns=columns,
     )
 
 
@@ -95,7 +103,7 @@ def _binding(one: BindingConstraint) -> str:
     return text + (f" ({_differences(one.differences)})" if one.differences else "")
 
 
-def _exposed(reasons: BestPlanReasons) -> str:
+def _exposed(reasons: BestPlanReasons, *, columns: int) -> str:
     step = reasons.step.value
     rows = [
         (
@@ -108,10 +116,10 @@ def _exposed(reasons: BestPlanReasons) -> str:
         if max(one.value, one.high) > SMALL * step
     ]
     head = "Exposed in a step, beside the model's own compute:"
-    return f"{head}\n\n{table(('term', 'seconds', 'band', 'of the step'), rows)}"
+    return f"{head}\n\n{table(('term', 'seconds', 'band', 'of the step'), rows, columns=columns)}"
 
 
-def _neighbours(explanation: Explanation) -> Iterator[str]:
+def _neighbours(explanation: Explanation, *, columns: int) -> Iterator[str]:
     """Yield what is said of each neighbour; a plan that is the best of several is told once."""
     seen: dict[CandidatePlan, str] = {}
     for one in explanation.neighbours:
@@ -119,10 +127,12 @@ def _neighbours(explanation: Explanation) -> Iterator[str]:
         before = None if plan is None else seen.get(plan.candidate)
         if plan is not None:
             seen.setdefault(plan.candidate, one.change)
-        yield from _neighbour(one, explanation.why.best.candidate, before)
+        yield from _neighbour(one, explanation.why.best.candidate, before, columns=columns)
 
 
-def _neighbour(one: Neighbour, best: CandidatePlan, before: str | None) -> Iterator[str]:
+def _neighbour(
+    one: Neighbour, best: CandidatePlan, before: str | None, *, columns: int
+) -> Iterator[str]:
     free, exact = one.at_best, one.by_itself
     lines = [_outcome(free) if before is None else f"the plan of {before}: {_percent(free.share)}"]
     if exact is None:
@@ -135,7 +145,7 @@ def _neighbour(one: Neighbour, best: CandidatePlan, before: str | None) -> Itera
         if free.plan is not None and before is None:
             lines.append(f"with {_differences(candidate_differences(best, free.plan.candidate))}")
         lines.append(f"alone: {_outcome(exact)}")
-    yield from _entry(one.change, lines)
+    yield from _entry(one.change, lines, columns=columns)
 
 
 def _outcome(one: NeighbourOutcome) -> str:
@@ -156,34 +166,34 @@ def _outcome(one: NeighbourOutcome) -> str:
     return f"{_percent(one.share)}, {_seconds(one.slower_s, sign=True)}{unsure}: {moved}"
 
 
-def _changes(changes: Sequence[SensitivityResult]) -> Iterator[str]:
+def _changes(changes: Sequence[SensitivityResult], *, columns: int) -> Iterator[str]:
     for one in changes:
         if one.best is None:
-            yield from _entry(one.name, ["nothing fits"], wide=True)
+            yield from _entry(one.name, ["nothing fits"], wide=True, columns=columns)
             continue
         same = "" if one.gain_same is None else f" (this plan: {_percent(one.gain_same)})"
         if one.differences:
             text = f"{_differences(one.differences)}: {_percent(one.gain)}{same}"
         else:
             text = f"the same plan: {_percent(one.gain)}"
-        yield from _entry(one.name, [text], wide=True)
+        yield from _entry(one.name, [text], wide=True, columns=columns)
 
 
 def _differences(parts: Sequence[CandidateDifference]) -> str:
     return ", ".join(f"{name} {old} -> {new}" for name, old, new in parts)
 
 
-def _entry(name: str, texts: Sequence[str], *, wide: bool = False) -> Iterator[str]:
+def _entry(name: str, texts: Sequence[str], *, wide: bool = False, columns: int) -> Iterator[str]:
     """Yield texts beside a name, or below it where that is long."""
     indent = NAME_WIDTH + 6 * wide
     margin = " " * (indent + 2)
     head = f"  {name}"
     for text in texts:
-        wrapped = fill(text, WIDTH, initial_indent=margin, subsequent_indent=margin)
+        wrapped = fill_text(text, first=margin, rest=margin, columns=columns)
         if head and len(head) < indent + 1:
             wrapped = head.ljust(indent + 2) + wrapped.lstrip()
         elif head:
-            yield from fill(head, WIDTH, subsequent_indent="    ").splitlines()
+            yield from fill_text(head, rest="    ", columns=columns).splitlines()
         head = ""
         yield from wrapped.splitlines()
 

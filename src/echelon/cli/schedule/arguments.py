@@ -31,8 +31,8 @@ from echelon.schedule.simulate import Durations
 
 SUFFIXES = (".csv", ".json")
 SEARCH = "auto"
-_SHORTEST = 1e-9  # in the unit of --times
-_LONGEST = 1e9  # in the unit of --times
+_SHORTEST = 1e-9  # in the unit of --slots
+_LONGEST = 1e9  # in the unit of --slots
 """Times further apart than this are none that one drawing shows, or that add up."""
 
 MostInFlight = Annotated[
@@ -56,7 +56,7 @@ class SlotTimes:
 
     @classmethod
     def parse(cls, text: str) -> SlotTimes:
-        """Return what `--times` says; ConfigError where it is not four times."""
+        """Return what `--slots` says; ConfigError where it is not four times."""
         try:
             values = [float(word) for word in text.split(",")]
         except ValueError:
@@ -64,10 +64,10 @@ class SlotTimes:
         good = all(value == 0 or _SHORTEST <= value <= _LONGEST for value in values)
         if len(values) not in (3, 4) or not good or sum(values[:3]) <= 0:
             raise bad_argument(
-                f"--times {text!a} is not F,B,W,transfer: times that are 0 or {_SHORTEST:g} to "
+                f"--slots {text!a} is not F,B,W,transfer: times that are 0 or {_SHORTEST:g} to "
                 f"{_LONGEST:g}, not all 0",
-                "--times 1,1,1,0",
-                "--times 1,1,1,0.2",
+                "--slots 1,1,1,0",
+                "--slots 1,1,1,0.2",
             )
         names = (field.name for field in fields(cls))
         return cls(**dict(zip(names, (*values, 0.0)[:4], strict=True)))

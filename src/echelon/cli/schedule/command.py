@@ -12,7 +12,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json, require_new_files
-from echelon.cli.output import note, print_error, print_json, table
+from echelon.cli.output import note, print_error, print_json
 from echelon.cli.schedule.arguments import (
     MostInFlight,
     ScheduleArguments,
@@ -24,6 +24,7 @@ from echelon.cli.schedule.arguments import (
 from echelon.config.files.new_file import write_new
 from echelon.core.errors import InfeasiblePlan
 from echelon.core.rulebook.schedule import SCHEDULE_CANNOT_DEADLOCK, SCHEDULE_KEEPS_ORDER
+from echelon.planner.view.text_layout import table
 from echelon.schedule.action import Schedule
 from echelon.schedule.build import SCHEDULES
 from echelon.schedule.check import ScheduleReport
@@ -158,13 +159,14 @@ def show(
     *,
     pp: Annotated[int | None, Parameter(name=("--pp", "-p"), help="Pipeline ranks.")] = None,
     microbatches: Annotated[
-        int | None, Parameter(name=("--microbatches", "-m"), help="Microbatches of a step")
+        int | None, Parameter(name=("--microbatches", "-m"), help="Microbatches of a step.")
     ] = None,
     virtual_stages: Annotated[
         int | None, Parameter(name=("--virtual-stages", "-v"), help="Stages per rank.")
     ] = None,
-    times: Annotated[
-        str, Parameter(help="How long F, B, W and a transfer take: F,B,W,transfer. BW is B + W.")
+    slots: Annotated[
+        str,
+        Parameter(help="The slots that F, B, W and a transfer take: F,B,W,transfer. BW is B + W."),
     ] = "1,1,1,0",
     most_in_flight: MostInFlight = None,
     svg: Annotated[Path | None, Parameter(help="Write the figure to this new file.")] = None,
@@ -178,7 +180,7 @@ def show(
         microbatches=microbatches,
         virtual_stages=virtual_stages,
         most_in_flight=most_in_flight,
-        times=SlotTimes.parse(times),
+        times=SlotTimes.parse(slots),
     )
     require_new_files({"--svg": svg, "--csv": csv})
     chosen = choose_schedule(wanted)

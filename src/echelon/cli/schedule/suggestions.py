@@ -42,7 +42,7 @@ def require_size(
     problems = [
         PREDICTION_IN_RANGE.problem(
             f"--{flag} {value} is not in 1 to {_MOST[flag]}",
-            set_by="the command line",
+            set_by=f"--{flag} {value}",
             suggestions=fewer or [f"--{flag} {near[flag]}"],
         )
         for flag, value in asked.items()
@@ -54,7 +54,7 @@ def require_size(
             PREDICTION_IN_RANGE.problem(
                 f"{stages} stages x {microbatches} microbatches are {passes} forward passes; more "
                 f"than {most_passes} are not gone through action by action",
-                set_by="the command line",
+                set_by=" ".join(f"--{flag} {value}" for flag, value in asked.items()),
                 suggestions=_one_fewer(asked, most_passes or 1) or fewer,
             )
         )

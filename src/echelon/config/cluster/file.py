@@ -10,6 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import cast
 
+from echelon.config.cluster.calibration import (
+    CALIBRATION_SETTINGS,
+    CalibrationRecord,
+    calibration_lines,
+)
 from echelon.config.cluster.devices import suspect_device_numbers
 from echelon.config.cluster.link_checks import (
     ALL,
@@ -26,13 +31,14 @@ from echelon.config.settings.value_types import (
     DTYPES,
     FLOP_PER_S,
     FROM_ZERO,
+    MEMORY_BYTES,
     POSITIVE,
+    SECONDS,
     SECONDS_OR_ZERO,
     SIZE_OR_ZERO,
     Choice,
     Flag,
     Integer,
-    Quantity,
     Real,
     Setting,
     Text,
@@ -74,7 +80,7 @@ CLUSTER_SETTINGS = _settings(
         "devices_per_node": (COUNT, None),
         "backend": (Choice(options=("gloo", "nccl")), "nccl"),
         "device.name": (Text(), None),
-        "device.memory_bytes": (Quantity(dimension="bytes", number=Integer(maximum=2**60)), None),
+        "device.memory_bytes": (MEMORY_BYTES, None),
         "device.memory_bandwidth": (BYTES_PER_S, None),
         "device.cores": (Real(), 0.0),
         "device.sure": (Flag(), False),
@@ -86,7 +92,11 @@ CLUSTER_SETTINGS = _settings(
             )
             for item in fields(Efficiency)
         },
-        **{f"trainer.{name}": (POSITIVE, "unknown") for name in TRAINER_CONSTANTS},
+        **{
+            f"trainer.{name}": (SECONDS if name.endswith("_s") else POSITIVE, "unknown")
+            for name in TRAINER_CONSTANTS
+        },
+        **CALIBRATION_SETTINGS,
     }
 )
 LINK_SETTINGS = _settings(
@@ -225,16 +235,24 @@ def _known_numbers(view: View, table: str, names: Iterable[str]) -> tuple[tuple[
     return tuple((name, view.number(key)) for name, key in keys if not view.is_default(key))
 
 
-def cluster_toml(cluster: Cluster, about: Sequence[str] = ()) -> str:
-    """Return the file of a cluster under a comment: devices, then tiers of links, fastest first."""
-    return "\n".join((*(f"# {line}".rstrip() for line in about), *_lines(cluster))) + "\n"
+def cluster_toml(
+    cluster: Cluster, about: Sequence[str] = (), calibrated: CalibrationRecord | None = None
+) -> str:
+    """Return the file of a cluster under a comment: devices, then tiers of links, fastest first.
+
+    What `calibrated` it is told after the devices.
+    """
+    lines = (*(f"# {line}".rstrip() for line in about), *_lines(cluster, calibrated))
+    return "\n".join(lines) + "\n"
 
 
-def _lines(cluster: Cluster) -> Iterator[str]:
+def _lines(cluster: Cluster, calibrated: CalibrationRecord | None) -> Iterator[str]:
     pairs = {"device.peak_flops": dict(cluster.device.peak_flops), "trainer": dict(cluster.trainer)}
     tables: dict[str, list[str]] = {}
     for key, setting in CLUSTER_SETTINGS.items():
         table, _, name = key.rpartition(".")
+        if key in CALIBRATION_SETTINGS:
+            continue  # It is none of the cluster's.
         value = pairs[table].get(name) if table in pairs else _value(cluster, key)
         # An efficiency is written whatever it is: a default may change, what was measured not.
         if value is not None and (value != setting.default or table == "device.efficiency"):
@@ -244,6 +262,8 @@ def _lines(cluster: Cluster) -> Iterator[str]:
     for table, lines in tables.items():
         yield from (["", f"[{table}]"] if table else [])
         yield from lines
+    if calibrated is not None:
+        yield from ("", *calibration_lines(calibrated))
     for link in cluster.links:
         yield from ("", "[[links]]")
         written = {item.name: getattr(link, item.name) for item in fields(Link)}

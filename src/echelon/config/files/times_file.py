@@ -1,4 +1,4 @@
-"""Measured times of a model's units: the file that `echelon calibrate --model` writes.
+"""Measured times of a model's units: the file that `echelon calibrate RUN` writes.
 
 Blocks are alike, so the file has one of them, and a run may have any number. B is that of a block
 that is not recomputed: a plan that recomputes adds the forward pass. Whole sequences are measured:
@@ -120,7 +120,7 @@ def _unreadable(path: Path, why: str, set_by: str) -> Problem:
         f"{path} is not a file of measured times: {why}",
         key=TIMES_KEY,
         set_by=set_by,
-        suggestions=("echelon calibrate --model RUN --out times.json",),
+        suggestions=("echelon calibrate RUN --out times.json",),
     )
 
 

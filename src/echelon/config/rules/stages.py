@@ -29,7 +29,7 @@ from echelon.core.rulebook.pipeline import (
 from echelon.schedule.plan_problems import coverage_problem
 
 MOST_LISTED = 16  # blocks in a message
-INSTEAD = (f'{TIMES_KEY} = "none"', "echelon calibrate --model of this run")
+INSTEAD = (f'{TIMES_KEY} = "none"', "echelon calibrate RUN")
 LEFT_TO_US: Way = [{STAGES_KEY: "auto"}]
 
 

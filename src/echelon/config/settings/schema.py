@@ -91,7 +91,7 @@ _LAYOUT = (
         "the blocks of each stage; auto: balanced by time, even: by number",
     ),
     setting("pipeline.file", Text(), "none", "with schedule = file: CSV or JSON", path=True),
-    setting("pipeline.times", Text(), "none", "of units: echelon calibrate --model", path=True),
+    setting("pipeline.times", Text(), "none", "of units: echelon calibrate RUN", path=True),
     setting(
         "pipeline.most_in_flight",
         Integer(words=("auto",)),

@@ -94,8 +94,54 @@ RANKS_TO_CALIBRATE = Rule(
     why="""
     `echelon calibrate` measures with as many ranks as a run will have on a machine, all at work at
     once: on GPUs one rank on each, so no more than there are; on CPU cores up to 64, which then
-    share the cores.
+    share the cores. Under torchrun its ranks are measured, as many on each node.
     """,
     bad="echelon calibrate --ranks 0",
     fixed="echelon calibrate --ranks 4",
+)
+
+CALIBRATION_SAME_DEVICE = Rule(
+    id="calibration-same-device",
+    why="""
+    A cluster file describes one kind of device. Ranks on other devices, or calibrations of other
+    devices, of another backend or of another dtype, would give it constants of none of them. Each
+    kind has a file of its own.
+    """,
+    bad="echelon calibrate merge a100.toml h100.toml --out cluster.toml",
+    fixed="echelon calibrate merge h100.toml h100-network.toml --out cluster.toml",
+)
+
+CALIBRATION_SAME_NODE = Rule(
+    id="calibration-same-node",
+    why="""
+    Links were measured with all ranks of a node sending at once, so they are those of nodes of this
+    size: calibrations that are merged have as many devices on a node. One of a single device has no
+    links, and goes with all others.
+    """,
+    bad="echelon calibrate merge node-of-4.toml node-of-8.toml --out cluster.toml",
+    fixed="echelon calibrate merge one-device.toml node-of-8.toml --out cluster.toml",
+)
+
+CALIBRATIONS_TO_MERGE = Rule(
+    id="calibrations-to-merge",
+    why="""
+    `echelon calibrate merge` joins two or more files that `echelon calibrate` wrote, each named
+    once: what they say of the same constant becomes its median. A file that was written by hand,
+    or printed from a preset, measured nothing and would outvote what was measured.
+    """,
+    bad="echelon calibrate merge node.toml node.toml --out cluster.toml",
+    fixed="echelon calibrate merge node-1.toml node-2.toml --out cluster.toml",
+)
+
+CALIBRATION_CONTINUED = Rule(
+    id="calibration-continued",
+    why="""
+    A calibration writes each measurement at once, into OUT.unfinished beside the file that it is to
+    write, and the same command after an interruption goes on from there. Times of two machines, of
+    two versions of torch or of other numbers of ranks are not those of one machine: measurements
+    that were begun so are not gone on with, and none are made, until another --out is named or
+    the unfinished ones are removed. Nor do two calibrations write the same file at once.
+    """,
+    bad="echelon calibrate --ranks 4 --out node.toml     # node.toml.unfinished is of 2 ranks",
+    fixed="echelon calibrate --ranks 4 --out node-of-4.toml",
 )

@@ -49,8 +49,8 @@ NEVER_OVERWRITE = Rule(
     No command writes over a file that exists, because it may hold the only copy of your settings.
     Name another file, or remove this one yourself.
     """,
-    bad="echelon init run.toml     # run.toml exists",
-    fixed="echelon init run-2.toml",
+    bad="echelon init --out run.toml     # run.toml exists",
+    fixed="echelon init --out run-2.toml",
 )
 
 CANNOT_WRITE = Rule(
@@ -59,8 +59,8 @@ CANNOT_WRITE = Rule(
     The file cannot be written where it was asked for: its folder does not exist, may not be written
     to, or the disk is full.
     """,
-    bad="echelon init missing-folder/run.toml",
-    fixed="mkdir missing-folder\nechelon init missing-folder/run.toml",
+    bad="echelon init --out missing-folder/run.toml",
+    fixed="mkdir missing-folder\nechelon init --out missing-folder/run.toml",
 )
 
 OUTPUT_WRITABLE = Rule(

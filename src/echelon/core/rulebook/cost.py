@@ -11,7 +11,7 @@ ZERO_NEEDS_DEGREE = Rule(
     figure to give.
     """,
     bad="echelon explain zero --parameters 7e9",
-    fixed="echelon explain zero --parameters 7e9 --degree 4",
+    fixed="echelon explain zero --parameters 7e9 --dp 4",
 )
 
 PREDICTION_IN_RANGE = Rule(
@@ -20,6 +20,6 @@ PREDICTION_IN_RANGE = Rule(
     A number of parameters, of ranks or of bytes that a prediction is asked for must be at least 1,
     and finite; a number of ranks or parameters is whole.
     """,
-    bad="echelon explain zero --degree 0",
-    fixed="echelon explain zero --degree 1",
+    bad="echelon explain zero --dp 0",
+    fixed="echelon explain zero --dp 1",
 )

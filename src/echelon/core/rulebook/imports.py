@@ -6,11 +6,11 @@ IMPORT_KIND = Rule(
     id="import-kind",
     why="""
     `echelon import --help` lists the tools whose files are imported. Whose a file is follows from
-    its form (JSON, YAML, TOML or a command) and its keys; where it does not, --kind says it. What
+    its form (JSON, YAML, TOML or a command) and its keys; where it does not, --from says it. What
     belongs to another tool, or to another way of training in the same tool, is refused as a whole.
     """,
     bad="echelon import trainer.py",
-    fixed="echelon import ds_config.json --kind deepspeed",
+    fixed="echelon import ds_config.json --from deepspeed",
 )
 
 IMPORT_SYNTAX = Rule(
@@ -75,6 +75,6 @@ IMPORT_RANKS = Rule(
     that their launcher starts, divided by the degrees of all other axes. The number must be known
     (from the file, or from --ranks) and be divisible by them.
     """,
-    bad="echelon import train.sh --kind megatron --ranks 48     # tp 8 x pp 4 = 32",
-    fixed="echelon import train.sh --kind megatron --ranks 64     # data parallel: 64 / 32 = 2",
+    bad="echelon import train.sh --from megatron --ranks 48     # tp 8 x pp 4 = 32",
+    fixed="echelon import train.sh --from megatron --ranks 64     # data parallel: 64 / 32 = 2",
 )

@@ -116,7 +116,7 @@ TIED_ENDS_MIRRORED = Rule(
 UNIT_TIMES_READABLE = Rule(
     id="unit-times-readable",
     why="""
-    Measured times of blocks, embedding and head are a JSON file that `echelon calibrate --model`
+    Measured times of blocks, embedding and head are a JSON file that `echelon calibrate RUN`
     writes. Each has seconds of F, B, W and BW, all of them at least zero.
     """,
     example="""
@@ -124,7 +124,7 @@ UNIT_TIMES_READABLE = Rule(
     %s
     """,
     bad='times = "notes.txt"',
-    fixed='times = "times.json"        # echelon calibrate --model run.toml --out times.json',
+    fixed='times = "times.json"        # echelon calibrate run.toml --out times.json',
 )
 
 UNIT_TIMES_FIT_RUN = Rule(
@@ -149,6 +149,6 @@ UNIT_TIMES_FIT_RUN = Rule(
 UNIT_TIMES_WRITTEN_ONCE = Rule(
     id="unit-times-written-once",
     why="A file of measured times is never overwritten: plans may have been made by it.",
-    bad="echelon calibrate --model run.toml --out times.json     # times.json is there",
-    fixed="echelon calibrate --model run.toml --out again.json",
+    bad="echelon calibrate run.toml --out times.json     # times.json is there",
+    fixed="echelon calibrate run.toml --out again.json",
 )

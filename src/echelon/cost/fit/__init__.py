@@ -4,6 +4,7 @@ samples   what is measured of a machine, and the shapes that are
 solver    least squares on logarithms, with bounds and spreads
 device    rates of a device, from kernels
 links     bandwidth and latency of links, from collectives
+merge     several measured clusters as one
 trainer   constants of our trainer, from steps
 run       what a run tells of its cluster
 """

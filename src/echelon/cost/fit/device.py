@@ -24,7 +24,14 @@ from echelon.cost.fit.samples import (
     OptimizerKernel,
     TimedKernel,
 )
-from echelon.cost.fit.solver import Array, Constant, ConstantValues, Fit, fit
+from echelon.cost.fit.solver import (
+    Array,
+    Constant,
+    ConstantValues,
+    Fit,
+    fit,
+    relative_errors,
+)
 from echelon.cost.seconds.from_plan import machine_numbers_from_cluster
 from echelon.cost.seconds.matmul import matmul_seconds, memory_seconds
 
@@ -55,7 +62,10 @@ class UnfittedDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFit:
-    """Hold a device as it was measured, and predicted / measured - 1 of every kernel."""
+    """Hold a device as it was measured, and predicted / measured - 1 of every kernel.
+
+    Errors of kernels that are not `fitted` say how far off it is where nothing was measured.
+    """
 
     device: Device
     timed: tuple[TimedKernel, ...]
@@ -64,7 +74,8 @@ class DeviceFit:
 
 
 def fit_device(machine: UnfittedDevice, timed: Sequence[TimedKernel]) -> DeviceFit:
-    """Return the device that the times are nearest to, by every size of tiles that is tried."""
+    """Return the device that the fitted times are nearest to, by every size of tiles."""
+    everything, timed = timed, [one for one in timed if one.fitted]
     cores = shared_cores(timed) if machine.cores is None else machine.cores
     start = _start(machine, timed, cores)
     found: list[tuple[float, Device, Fit]] = []
@@ -72,11 +83,15 @@ def fit_device(machine: UnfittedDevice, timed: Sequence[TimedKernel]) -> DeviceF
         tried = replace(start, efficiency=replace(start.efficiency, tile=tile))
         one = _fit(machine, tried, timed)
         found.append((float(np.sum(np.log1p(np.abs(one.errors)))), tried, one))
-    _, device, best = min(found, key=lambda triple: triple[0])
+    _, tried, best = min(found, key=lambda triple: triple[0])
+    device = _with(tried, best.values)
+    predicted = kernel_seconds(
+        device, shapes_of(everything), dtype=machine.dtype, asynchronous=machine.asynchronous
+    )
     return DeviceFit(
-        device=_with(device, best.values),
-        timed=tuple(timed),
-        errors=best.errors,
+        device=device,
+        timed=tuple(everything),
+        errors=relative_errors(predicted, [one.seconds for one in everything]),
         at_bound=best.at_bound,
     )
 

@@ -1,4 +1,4 @@
-"""Measured collectives -> latency, bandwidth and half-size message of the link of a node.
+"""Measured collectives -> latency, bandwidth and half-size message of a tier of links.
 
 Predicted seconds are those of `cost/seconds/collectives.py`, so what is fitted is what a plan is
 timed with. Where ranks share cores, the constants are those of ranks that have one each:
@@ -15,7 +15,7 @@ import numpy as np
 
 from echelon.core.cluster import Cluster, Device, Link, cluster_under_load
 from echelon.cost.fit.samples import Collective, TimedCollective
-from echelon.cost.fit.solver import Array, Constant, ConstantValues, fit
+from echelon.cost.fit.solver import Array, Constant, ConstantValues, fit, relative_errors
 from echelon.cost.seconds.collectives import (
     all_gather_seconds,
     all_reduce_seconds,
@@ -50,27 +50,46 @@ def bus_bytes(collective: Collective) -> float:
 def fit_link(
     link: Link, timed: Sequence[TimedCollective], *, rated: bool = False, cores: float = 0.0
 ) -> LinkFit:
-    """Return `link` with the constants that the times are nearest to.
+    """Return `link` with the constants that the times inside of a node are nearest to.
 
     Its bandwidth is kept where it is `rated`, by a vendor; else it is the best that was measured.
     The ranks of a collective share `cores` (0: each has its own).
     """
+    return fit_last_tier(_node_of(link, cores), timed, rated=rated)
+
+
+def fit_last_tier(
+    cluster: Cluster, timed: Sequence[TimedCollective], *, rated: bool = False
+) -> LinkFit:
+    """Return the last link of `cluster` with the constants that the fitted times are nearest to.
+
+    Tiers inside of it stay as they are. An unrated bandwidth is the best that was measured, between
+    nodes that of groups with one rank in each, all of which send at once.
+    """
+    link, fitted = cluster.links[-1], [one for one in timed if one.fitted]
     if not rated:
-        device = replace(_DEVICE, cores=cores)
+        node = 1 if cluster.nodes == 1 else cluster.devices_per_node
         best = max(
-            bus_bytes(one.collective) / one.seconds / device.share(one.collective.degree)
-            for one in timed
+            bus_bytes(one.collective)
+            / one.seconds
+            / cluster.device.share(_computing(cluster, one.collective))
+            for one in fitted
+            if one.collective.stride >= node
         )
         link = replace(link, bandwidth=best)
 
-    def predict(values: ConstantValues) -> Array:
-        return collective_seconds(_with(link, values), timed, cores=cores)
+    def here(values: ConstantValues) -> Cluster:
+        return replace(cluster, links=(*cluster.links[:-1], _with(link, values)))
 
-    found = fit(_constants(timed), predict, [one.seconds for one in timed])
+    def predict(values: ConstantValues) -> Array:
+        return seconds_on_cluster(here(values), fitted)
+
+    found = fit(_constants(fitted), predict, [one.seconds for one in fitted])
+    predicted = seconds_on_cluster(here(found.values), timed)
     return LinkFit(
         link=_with(link, found.values),
         timed=tuple(timed),
-        errors=found.errors,
+        errors=relative_errors(predicted, [one.seconds for one in timed]),
         at_bound=found.at_bound,
     )
 
@@ -79,21 +98,38 @@ def collective_seconds(
     link: Link, timed: Sequence[TimedCollective], *, cores: float = 0.0
 ) -> Array:
     """Return the predicted seconds of collectives over one link, whose ranks share `cores`."""
-    alone = Cluster(
+    return seconds_on_cluster(_node_of(link, cores), timed)
+
+
+def seconds_on_cluster(cluster: Cluster, timed: Sequence[TimedCollective]) -> Array:
+    """Return the predicted seconds of collectives of the first ranks of `cluster`."""
+    numbers = {
+        computing: machine_numbers_from_cluster(cluster_under_load(cluster, computing))
+        for computing in {_computing(cluster, one.collective) for one in timed}
+    }
+    return np.asarray(
+        [
+            seconds_of_collective(
+                numbers[_computing(cluster, one.collective)], one.collective, one.collective.stride
+            )
+            for one in timed
+        ]
+    )
+
+
+def _node_of(link: Link, cores: float) -> Cluster:
+    return Cluster(
         name="one",
         device=replace(_DEVICE, cores=cores),
         devices_per_node=link.degree,
         nodes=1,
         links=(link,),
     )
-    degrees = {one.collective.degree for one in timed}
-    numbers = {
-        degree: machine_numbers_from_cluster(cluster_under_load(alone, degree))
-        for degree in degrees
-    }
-    return np.asarray(
-        [seconds_of_collective(numbers[one.collective.degree], one.collective) for one in timed]
-    )
+
+
+def _computing(cluster: Cluster, one: Collective) -> int:
+    """Return how many ranks of a node are at work at once in a collective and those beside it."""
+    return min(one.num_ranks, cluster.devices_per_node)
 
 
 def seconds_of_collective(numbers: MachineNumbers, one: Collective, stride: int = 1) -> float:

@@ -102,6 +102,11 @@ def fit(
     )
 
 
+def relative_errors(predicted: Array, measured_s: Sequence[float]) -> tuple[float, ...]:
+    """Return predicted / measured - 1 of each sample."""
+    return tuple(map(float, predicted / np.asarray(measured_s, dtype=np.float64) - 1.0))
+
+
 class _Problem:
     """Hold one problem in logarithms of its constants."""
 

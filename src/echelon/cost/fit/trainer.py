@@ -16,7 +16,7 @@ import numpy as np
 
 from echelon.core.cluster import TRAINER_CONSTANTS, Cluster
 from echelon.core.plan import Plan
-from echelon.cost.fit.solver import Array, Constant, ConstantValues, fit
+from echelon.cost.fit.solver import Array, Constant, ConstantValues, fit, relative_errors
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
 from echelon.cost.seconds.inputs import TrainerConstants
 from echelon.cost.seconds.numbers import first_number
@@ -28,10 +28,11 @@ STEP_WEIGHT = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedStep:
-    """Give the seconds of a step of a plan."""
+    """Give the seconds of a step of a plan; it is `fitted`, or held out."""
 
     plan: Plan
     seconds: float
+    fitted: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +50,20 @@ def fit_trainer(
 ) -> TrainerFit:
     """Return `cluster` with the constants of a trainer that the measured steps are nearest to."""
 
-    def predict(values: ConstantValues) -> Array:
-        return predicted_steps(_with(cluster, values), software, timed)
+    fitted = [one for one in timed if one.fitted]
 
-    seconds = [one.seconds for one in timed]
+    def predict(values: ConstantValues) -> Array:
+        return predicted_steps(_with(cluster, values), software, fitted)
+
+    seconds = [one.seconds for one in fitted]
     weights = [STEP_WEIGHT] * len(seconds)
     found = fit(_constants(cluster, software), predict, seconds, weights=weights)
+    measured = _with(cluster, found.values)
+    predicted = predicted_steps(measured, software, timed)
     return TrainerFit(
-        cluster=_with(cluster, found.values),
+        cluster=measured,
         timed=tuple(timed),
-        errors=found.errors,
+        errors=relative_errors(predicted, [one.seconds for one in timed]),
         at_bound=found.at_bound,
     )
 

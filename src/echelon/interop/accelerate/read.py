@@ -27,7 +27,7 @@ PLAIN_TYPES = {
     "NO": "zero.stage = 0: one process",
 }
 OTHER_TYPES = {
-    "MEGATRON_LM": "import the command of Megatron-LM, with --kind megatron",
+    "MEGATRON_LM": "import the command of Megatron-LM, with --from megatron",
     "XLA": "there is no TPU",
     "TP": "set mesh.tp: every matrix is cut over it",
 }
@@ -212,7 +212,7 @@ FILE = f"{_PLUGIN}.deepspeed_config_file"
 def read_stage(reader: KeyReader) -> int:
     """Map the stage of ZeRO, and return it; a file of DeepSpeed's own is to be imported itself."""
     if reader.has(FILE) and reader.given[FILE] not in ("none", ""):
-        why = "import that file, with --kind deepspeed: it says all that this one does not"
+        why = "import that file, with --from deepspeed: it says all that this one does not"
         reader.refuse(FILE, why)
     key = f"{_PLUGIN}.zero_stage"
     stage = reader.integer(key, ZERO_STAGE, setting="zero.stage")

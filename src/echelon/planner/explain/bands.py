@@ -44,7 +44,7 @@ STEP_CONSTANTS = ("host_s", "width_bytes", "inner_bytes", "step_s")
 """Constants that only measured steps change."""
 
 MEASURED_HERE: Factors = (0.75, 1.5)
-"""On a machine that `echelon calibrate` measured; its file does not keep what the fit was off."""
+"""On a machine that `echelon calibrate` measured; the few steps that it holds out tell no band."""
 _DOUBLED: Factors = (0.98, 1.04)
 """For each doubling of devices beyond those of any run."""
 _OFFLOADED: Factors = (0.95, 1.5)

@@ -117,7 +117,7 @@ def _problem_of_pins(request: SearchRequest, names: Sequence[str]) -> Problem:
     return PIN_EXCLUDES_EVERYTHING.problem(
         f"with {' and '.join(texts)} no plan of {request.model.name} on {request.cluster.name} is "
         f"legal and fits; without {without} there is one",
-        set_by=" ".join(f"--pin {text}" for text in texts),
+        set_by=" ".join(request.pins.typed[name] for name in names),
         suggestions=(
             " ".join(f"--pin {name}={scored.candidate().pin_value(name)}" for name in names),
             *(_others(request, names[0], scored) if len(names) == 1 else ()),

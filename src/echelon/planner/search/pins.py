@@ -90,13 +90,15 @@ EXAMPLES = {
 class Pins:
     """Hold what each pinned name lets through; every other name lets everything through.
 
-    `limits` are what a trainer can run, whatever is pinned.
+    `typed` is what a user wrote of it, `--pin tp=8` or `--set mesh.tp=8`; `limits` are what a
+    trainer can run, whatever is pinned.
     """
 
     values: Mapping[str, tuple[int | str, ...]] = field(
         default_factory=dict[str, tuple[int | str, ...]]
     )
     texts: Mapping[str, str] = field(default_factory=dict[str, str])
+    typed: Mapping[str, str] = field(default_factory=dict[str, str])
     limits: Mapping[str, tuple[int | str, ...]] = field(
         default_factory=dict[str, tuple[int | str, ...]]
     )
@@ -118,6 +120,7 @@ class Pins:
         return Pins(
             values={key: value for key, value in self.values.items() if key not in names},
             texts={key: text for key, text in self.texts.items() if key not in names},
+            typed={key: text for key, text in self.typed.items() if key not in names},
             limits=self.limits,
         )
 
@@ -125,7 +128,8 @@ class Pins:
         """Return these pins with one more, or in the place of the one of this name."""
         text = f"{name}={','.join(map(str, values))}"
         values_of, texts = {**self.values, name: values}, {**self.texts, name: text}
-        return Pins(values=values_of, texts=texts, limits=self.limits)
+        typed = {**self.typed, name: f"--pin {text}"}
+        return Pins(values=values_of, texts=texts, typed=typed, limits=self.limits)
 
 
 def limits_of_tool(abilities: ToolAbilities, *, experts: bool) -> dict[str, tuple[int | str, ...]]:
@@ -151,55 +155,64 @@ def pin_word(name: str, value: int | str) -> str:
     return _WORDS[name][int(value)] if name in _WORDS else str(value)
 
 
-def read_pins(texts: Iterable[str]) -> Pins:
+def pin_of_setting(key: str) -> str:
+    """Return the name of the pin that a setting such as ``mesh.tp`` is."""
+    word = key.strip().rpartition(".")[2].replace("-", "_")
+    return SETTINGS.get(word, word)
+
+
+def read_pins(texts: Iterable[str], settings: Iterable[str] = ()) -> Pins:
     """Return the pins that words such as ``tp=8`` or ``schedule=1f1b,zb-h1`` say.
 
-    The name of a setting is taken too (``mesh.tp=8``). ConfigError names each that is none.
+    The name of a setting is taken too (``mesh.tp=8``); `settings` were typed after --set.
+    ConfigError names each that is none.
     """
     values: dict[str, tuple[int | str, ...]] = {}
     pinned: dict[str, str] = {}
+    flags: dict[str, str] = {}
     problems: list[Problem] = []
-    for text in texts:
+    words = [*(("--set", text) for text in settings), *(("--pin", text) for text in texts)]
+    for flag, text in words:
+        typed = f"{flag} {text}"
         key, _, listed = text.partition("=")
-        word = key.strip().rpartition(".")[2].replace("-", "_")
-        name = SETTINGS.get(word, word)
+        name = pin_of_setting(key)
         if name not in PINS:
             near = did_you_mean(name, PINS)
             problems.append(
                 UNKNOWN_PIN.problem(
-                    f"--pin {text}: there is nothing called {name!r} to pin",
-                    set_by=f"--pin {text}",
+                    f"{typed}: there is nothing called {name!r} to pin",
+                    set_by=typed,
                     suggestions=near or tuple(PINS),
                 )
             )
             continue
         found = [PINS[name](word.strip()) for word in listed.split(",")]
         if None in found:
-            problems.append(_wrong_value(text, name))
+            problems.append(_wrong_value(typed, name))
             continue
         if name in pinned:
-            problems.append(_pinned_twice(pinned[name], text, name))
+            problems.append(_pinned_twice(flags[name], typed, name))
             continue
         values[name] = tuple(value for value in found if value is not None)
-        pinned[name] = text
+        pinned[name], flags[name] = text, typed
     if problems:
         raise ConfigError(problems)
-    return Pins(values=values, texts=pinned)
+    return Pins(values=values, texts=pinned, typed=flags)
 
 
 def _pinned_twice(first: str, second: str, name: str) -> Problem:
     both = f"{first.partition('=')[2]},{second.partition('=')[2]}"
     return BAD_ARGUMENT.problem(
-        f"--pin {first} and --pin {second} pin the same; values that may be are one list",
-        set_by=f"--pin {second}",
+        f"{first} and {second} pin the same; values that may be are one list",
+        set_by=second,
         suggestions=(f"--pin {name}={both}",),
     )
 
 
-def _wrong_value(text: str, name: str) -> Problem:
+def _wrong_value(typed: str, name: str) -> Problem:
     words = {"schedule": tuple(SCHEDULES), "context": tuple(CONTEXT_KINDS)}.get(name)
     return UNKNOWN_PIN.problem(
-        f"--pin {text}: that is no value of {name}",
-        set_by=f"--pin {text}",
+        f"{typed}: that is no value of {name}",
+        set_by=typed,
         suggestions=words or (EXAMPLES.get(name, f"{name}=8"),),
     )

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from pathlib import Path
 from shlex import quote
-from typing import Literal
+from typing import Literal, get_args
 
 from echelon.config.cluster.settings import read_cluster, typed_cluster
-from echelon.config.entries import Entry
+from echelon.config.entries import DEFAULT, Entry
 from echelon.config.job import Job
 from echelon.config.load import resolve, run_name_of
 from echelon.config.model.settings import derive_model, expand_model
@@ -29,6 +30,7 @@ from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Mathematics, Plan
+from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.rulebook.config import UNKNOWN_PRESET
 from echelon.core.rulebook.planner import OBJECTIVE_NEEDS_PRICE, TRAINER_RUNS_PIN, UNKNOWN_TRAINER
 from echelon.core.rules import did_you_mean
@@ -36,7 +38,7 @@ from echelon.cost.seconds.from_plan import constants_for_precision
 from echelon.cost.seconds.inputs import TrainerConstants
 from echelon.cost.seconds.trainer_generations import FRAMEWORKS, OURS, constants_on_devices
 from echelon.interop.tools import ALSO_CALLED, tool_of_trainer
-from echelon.planner.search.pins import Pins, limits_of_tool, pin_word, read_pins
+from echelon.planner.search.pins import Pins, limits_of_tool, pin_of_setting, pin_word, read_pins
 
 Objective = Literal["time", "throughput", "cost", "devices", "expected"]
 """A short step on all devices; many tokens a second and device, or for a price; few devices; a
@@ -53,8 +55,6 @@ LAYOUT_KEYS = (
     *("experts.dispatch", "experts.chunks", "experts.padded"),
 )
 """Settings that a search decides."""
-
-DEFAULT = "default of the search"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,12 @@ class SearchRequest(SearchAim):
     def job(self, settings: Mapping[str, object]) -> Job:
         """Return the run with this layout, checked by every rule; ConfigError where one breaks."""
         gathered = SettingLayers(layers=[*self.layers])
-        gathered.add({key: Entry(value=v, source="the search") for key, v in settings.items()})
+        gathered.add(
+            {
+                key: Entry(value=value, source=self.pins.typed.get(pin_of_setting(key), ""))
+                for key, value in settings.items()
+            }
+        )
         return resolve(gathered, self.one_rank_run.name, None)
 
 
@@ -134,32 +139,17 @@ def make_request(
     `cluster` is COUNTxDEVICE or a file; `settings` are "table.key=value", those of a layout pins.
     """
     layout = [text for text in settings if _is_layout(text.partition("=")[0].strip())]
-    wanted = read_pins([*layout, *pins])
+    wanted = read_pins(pins, settings=layout)
     aim = aim or SearchAim()
+    typed = aim.trainer
     aim = replace(aim, trainer=ALSO_CALLED.get(aim.trainer, aim.trainer))
-    if aim.trainer not in FRAMEWORKS:
-        names = tuple(sorted({*FRAMEWORKS, *ALSO_CALLED}))
-        typed = f"--trainer {aim.trainer}"
-        raise ConfigError(
-            UNKNOWN_TRAINER.problem(
-                f"{typed}: there are no figures of that trainer",
-                set_by=typed,
-                suggestions=did_you_mean(aim.trainer, names) or names,
-            )
-        )
-    if aim.objective == "cost" and aim.price is None:
-        raise ConfigError(
-            OBJECTIVE_NEEDS_PRICE.problem(
-                "--objective cost needs the price of a device for an hour",
-                set_by="--objective cost",
-                suggestions=("--price 2.5", "--objective throughput"),
-            )
-        )
+    if problems := [*_wrong_aims(aim)]:
+        raise ConfigError(problems)
     rest = [text for text in settings if text not in layout]
     gathered = _gathered(model, cluster, rest)
     defaults_taken = tuple(_complete(gathered, str(model), aim.trainer))
     alone = resolve(gathered, run_name_of(model), None).plan
-    wanted = _pins_for_trainer(wanted, aim.trainer, experts=alone.model.experts is not None)
+    wanted = _pins_for_trainer(wanted, aim.trainer, typed, experts=alone.model.experts is not None)
     return SearchRequest(
         one_rank_run=alone,
         layers=tuple(gathered.layers),
@@ -169,6 +159,38 @@ def make_request(
         defaults_taken=defaults_taken,
         **asdict(aim),
     )
+
+
+def _wrong_aims(aim: SearchAim) -> Iterator[Problem]:
+    """Yield what is wrong with what is wanted of plans: Python hands on whatever was typed."""
+    typed, names = f"--trainer {aim.trainer}", tuple(sorted({*FRAMEWORKS, *ALSO_CALLED}))
+    if aim.trainer not in FRAMEWORKS:
+        yield UNKNOWN_TRAINER.problem(
+            f"{typed}: there are no figures of that trainer",
+            set_by=typed,
+            suggestions=did_you_mean(aim.trainer, names) or names,
+        )
+    objectives: tuple[str, ...] = get_args(Objective)
+    if aim.objective not in objectives:
+        typed = f"--objective {aim.objective}"
+        yield BAD_ARGUMENT.problem(
+            f"{typed} is none of {', '.join(objectives)}",
+            set_by=typed,
+            suggestions=[f"--objective {one}" for one in objectives],
+        )
+    if aim.objective == "cost" and aim.price is None:
+        yield OBJECTIVE_NEEDS_PRICE.problem(
+            "--objective cost needs the price of a device for an hour",
+            set_by="--objective cost",
+            suggestions=("--price 2.5", "--objective throughput"),
+        )
+    if aim.price is not None and not 0 < aim.price < inf:
+        typed = f"--price {aim.price:g}"
+        yield BAD_ARGUMENT.problem(
+            f"{typed} is no price of a device for an hour",
+            set_by=typed,
+            suggestions=("--price 2.5",),
+        )
 
 
 def _trainer_software(trainer: str, run: Plan) -> TrainerConstants:
@@ -185,7 +207,7 @@ def _trainer_software(trainer: str, run: Plan) -> TrainerConstants:
 
 def request_on_cluster(request: SearchRequest, cluster: Cluster) -> SearchRequest:
     """Return the same request on other devices."""
-    layer = {"cluster.preset": Entry(value=cluster.name, source="the search")}
+    layer = {"cluster.preset": Entry(value=cluster.name, source=f"--cluster {cluster.name}")}
     kept = tuple(_without(one, CLUSTER_SOURCES) for one in request.layers)
     alone = replace(request.one_rank_run, cluster=cluster)
     software = _trainer_software(request.trainer, alone)
@@ -204,29 +226,32 @@ def request_with_settings(request: SearchRequest, settings: Mapping[str, object]
     asked = [one[count] for one in request.layers if count in one]
     if isinstance(length, int) and asked and asked[-1].source == DEFAULT:
         added[count] = max(1, _TOKENS_OF_A_BATCH // length)
-    layer = {key: Entry(value=value, source="the search") for key, value in added.items()}
+    layer = {key: Entry(value=value, source="") for key, value in added.items()}
     changed = replace(request, layers=(*request.layers, layer))
     alone = replace(changed.job({}).plan, cluster=request.cluster)
     return replace(changed, one_rank_run=alone, software=_trainer_software(request.trainer, alone))
 
 
-def _pins_for_trainer(pins: Pins, trainer: str, *, experts: bool) -> Pins:
-    """Return pins within what a trainer can run; ConfigError where it can run none of them."""
+def _pins_for_trainer(pins: Pins, trainer: str, typed: str, *, experts: bool) -> Pins:
+    """Return pins within what a trainer can run; ConfigError where it can run none of them.
+
+    `typed` is what the user called the trainer.
+    """
     tool = tool_of_trainer(trainer)
     if tool is None:
         return pins
     found = replace(pins, limits=limits_of_tool(tool.abilities, experts=experts))
     wrong = [name for name in pins.values if not found.values_of(name)]
     if wrong:
-        raise ConfigError([_pin_not_supported(found, trainer, name) for name in wrong])
+        raise ConfigError([_pin_not_supported(found, typed, name) for name in wrong])
     return found
 
 
 def _pin_not_supported(pins: Pins, trainer: str, name: str) -> Problem:
-    text = pins.texts[name]
+    typed = pins.typed[name]
     return TRAINER_RUNS_PIN.problem(
-        f"--pin {text}: {trainer} cannot run that",
-        set_by=f"--pin {text}",
+        f"{typed}: {trainer} cannot run that",
+        set_by=f"{typed}, --trainer {trainer}",
         suggestions=[f"--pin {name}={pin_word(name, one)}" for one in pins.limits[name]],
     )
 

@@ -6,6 +6,7 @@ Each picture is made of plain values, and is lines of text for a terminal or one
     waterfall.py    seconds of a step by term, as bars
     mesh_map.py     ranks on devices, and which links the groups of an axis use
     terms.py        numbers that add up as they are shown; letters, hues and tones of terms
+    text_layout.py  tables and sentences in 80 columns
     lines.py        text with colors for a terminal
     bars_svg.py, mesh_svg.py    the same as SVG; scale.py: places on the page of a figure
 """

@@ -93,11 +93,11 @@ class MemoryBars:
             return ">100 %"
         return f"{shown} %"
 
-    def lines(self) -> list[TextLine]:
+    def lines(self, *, columns: int = WIDTH) -> list[TextLine]:
         """Return the bars, and the kinds of the fullest row, as lines of 80 columns at most."""
         if not self.rows:
             return [(Span("(no ranks)"),)]
-        return [*_bars(self), (), *_legend_lines(self)]
+        return [*_bars(self, columns=columns), (), *_legend_lines(self)]
 
     def says(self, row: MemoryRow) -> str:
         """Return what a row holds of what the device has, in words."""
@@ -139,14 +139,14 @@ def _merged(terms: Mapping[str, float], names: Sequence[str]) -> dict[str, float
     return found
 
 
-def _bars(bars: MemoryBars) -> Iterator[TextLine]:
+def _bars(bars: MemoryBars, *, columns: int) -> Iterator[TextLine]:
     labels = [truncate_text(row.label, _LONGEST_LABEL) for row in bars.rows]
     margin = max(map(cell_len, labels))
     totals = [binary_bytes(row.total) for row in bars.rows]
     shares = [bars.share(row) for row in bars.rows]
     right = [max(map(len, totals)), max(map(len, shares))]
     # One column is the line, two stand before the bar, two before each number.
-    room = max(WIDTH - margin - sum(right) - 7, _NARROWEST)
+    room = max(columns - margin - sum(right) - 7, _NARROWEST)
     for row, label, total, share in zip(bars.rows, labels, totals, shares, strict=True):
         yield (
             Span(pad_text(label, margin) + "  "),

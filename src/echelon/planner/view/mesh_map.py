@@ -181,9 +181,9 @@ class MeshMap:
             if link in links and 0 < link.interfaces < per_node
         )
 
-    def lines(self) -> list[TextLine]:
+    def lines(self, *, columns: int = WIDTH) -> list[TextLine]:
         """Return the map as lines of 80 columns at most."""
-        return [*_lines(self)]
+        return [*_lines(self, columns=columns)]
 
     def _device(self, rank: int) -> MapDevice:
         mesh = self.mesh
@@ -222,34 +222,34 @@ def _row(fact: AxisFact) -> tuple[str, ...]:
     )
 
 
-def _lines(found: MeshMap) -> Iterator[TextLine]:
+def _lines(found: MeshMap, *, columns: int) -> Iterator[TextLine]:
     cluster, mesh = found.head()
-    yield (Span(truncate_text(f"cluster  {cluster}", WIDTH)),)
-    yield (Span(truncate_text(f"mesh     {mesh}", WIDTH)),)
+    yield (Span(truncate_text(f"cluster  {cluster}", columns)),)
+    yield (Span(truncate_text(f"mesh     {mesh}", columns)),)
     if found.facts:
         yield ()
         rows = found.rows()
         used = sum(max(cell_len(row[place]) for row in rows) + 2 for place in range(6))
         right = (False, True, True, False, True, True, False)
-        fitted = [(*row[:6], truncate_text(row[6], WIDTH - used)) for row in rows]
+        fitted = [(*row[:6], truncate_text(row[6], columns - used)) for row in rows]
         yield from table_lines(fitted, right=right)
         for words in found.shared_ways():
-            yield (Span(truncate_text(words, WIDTH)),)
+            yield (Span(truncate_text(words, columns)),)
     yield ()
     for node in found.shown_nodes:
-        yield (Span(truncate_text(found.node_title(node), WIDTH)),)
-        yield from _boxes(found.devices(node))
+        yield (Span(truncate_text(found.node_title(node), columns)),)
+        yield from _boxes(found.devices(node), columns=columns)
     yield (Span("A box is a device: its rank, then its coordinates."),)
     if parts := found.parts():
         yield ()
         yield (Span(f"The {found.num_nodes:,} nodes hold the ranks of the pipeline so:"),)
-        yield from ((Span(truncate_text(part, WIDTH)),) for part in parts)
+        yield from ((Span(truncate_text(part, columns)),) for part in parts)
 
 
-def _boxes(devices: Sequence[MapDevice]) -> Iterator[TextLine]:
+def _boxes(devices: Sequence[MapDevice], *, columns: int) -> Iterator[TextLine]:
     cells = [(str(device.rank), *device.coordinates) for device in devices]
     width = max(len(words) for cell in cells for words in cell)
-    most = max((WIDTH - 1) // (width + 3), 1)
+    most = max((columns - 1) // (width + 3), 1)
     in_row = -(-len(cells) // -(-len(cells) // most))
     edge: TextLine = ()
     for first in range(0, len(cells), in_row):

@@ -76,11 +76,11 @@ class Waterfall:
         """Return the terms of a tone."""
         return tuple(_terms_of_tone(self.terms, tone))
 
-    def lines(self) -> list[TextLine]:
+    def lines(self, *, columns: int = WIDTH) -> list[TextLine]:
         """Return the bars, and the tones, as lines of 80 columns at most."""
         if not self.bars:
             return [(Span("(a step takes no time)"),)]
-        return [*_lines(self)]
+        return [*_lines(self, columns=columns)]
 
 
 def waterfall(terms: Mapping[str, float]) -> Waterfall:
@@ -107,12 +107,12 @@ def _terms_of_tone(terms: Mapping[str, float], tone: Tone) -> dict[str, float]:
     return {name: seconds for name, seconds in terms.items() if tone_of(name) == tone}
 
 
-def _lines(fall: Waterfall) -> Iterator[TextLine]:
+def _lines(fall: Waterfall, *, columns: int) -> Iterator[TextLine]:
     shown = fall.shown
     labels = [truncate_text(bar.label, _LONGEST_LABEL) for bar in fall.bars]
     margin = max(len("total"), *map(cell_len, labels))
     width = len(shown.value())
-    room = max(WIDTH - margin - width - 13, 1)
+    room = max(columns - margin - width - 13, 1)
     for bar, label in zip(fall.bars, labels, strict=True):
         yield (
             Span(pad_text(label, margin) + "  "),
@@ -130,7 +130,7 @@ def _lines(fall: Waterfall) -> Iterator[TextLine]:
                 *_numbers(shown, terms, width),
             )
     if fall.bars[-1].label == OTHER:
-        yield (Span(truncate_text(f"other: {', '.join(fall.bars[-1].terms)}", WIDTH)),)
+        yield (Span(truncate_text(f"other: {', '.join(fall.bars[-1].terms)}", columns)),)
 
 
 def _marks(bar: WaterfallBar, total: float, room: int) -> Iterator[Span]:

@@ -1,4 +1,8 @@
-"""Measure collectives of 2 to all ranks of a pool, by the same calls as a run makes."""
+"""Measure collectives of 2 to all ranks, by the same calls as a run makes.
+
+Groups of neighbours are measured one at a time, those of ranks that are apart together with the
+groups beside them, as a run has them: all ranks of a node then send to other nodes at once.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
+from echelon.config.files.measurements import Journal, measurement_name
 from echelon.core.event import NoEvents
 from echelon.cost.fit.samples import Collective
 from echelon.launch.context import RankContext
@@ -23,11 +28,15 @@ NAME = "measured"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveJob:
-    """Say what ranks measure: collectives of the first `degree` of them, each for `window_s`."""
+    """Say what ranks measure: collectives of the first ranks, each for `window_s`.
+
+    The first rank writes each into `journal`.
+    """
 
     collectives: Sequence[Collective]
     window_s: float
     threads: int = 1
+    journal: Journal | None = None
 
 
 def measure_collectives(context: RankContext, job: CollectiveJob) -> list[float]:
@@ -37,27 +46,32 @@ def measure_collectives(context: RankContext, job: CollectiveJob) -> list[float]
     """
     torch.set_num_threads(job.threads)
     recorder = Recorder(context.rank, NoEvents(), context.progress)
-    degrees = sorted({one.degree for one in job.collectives})
-    groups = {degree: _group(context, degree, recorder) for degree in degrees}
+    shapes = sorted({(one.degree, one.stride) for one in job.collectives})
+    groups = {shape: _group(context, *shape, recorder) for shape in shapes}
     found: list[float] = []
     for one in job.collectives:
         context.progress.mark(f"measuring {one}")
-        group = groups[one.degree]
+        group = groups[one.degree, one.stride]
         seconds = 0.0 if group is None else _measured(group, one, context, job.window_s)
         slowest = torch.tensor([seconds], dtype=torch.float64, device=context.device)
         with context.progress.waits_for("the other ranks"):
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         found.append(float(slowest))
+        if job.journal is not None and context.rank == 0:
+            job.journal.append(measurement_name(one), found[-1])
     return found
 
 
-def _group(context: RankContext, degree: int, recorder: Recorder) -> Group | None:
-    ranks = list(range(degree))
-    made = dist.new_group(ranks)
-    if context.rank >= degree:
-        return None
-    assert isinstance(made, dist.ProcessGroup), "this rank is a member"
-    return Group("tp", ranks, context.rank, made, recorder)
+def _group(context: RankContext, degree: int, stride: int, recorder: Recorder) -> Group | None:
+    """Return this rank's group of `degree` ranks `stride` apart, None where it is in none."""
+    own: Group | None = None
+    for first in range(stride):
+        ranks = [first + stride * place for place in range(degree)]
+        made = dist.new_group(ranks)  # All ranks make all groups.
+        if context.rank in ranks:
+            assert isinstance(made, dist.ProcessGroup), "this rank is a member"
+            own = Group("tp", ranks, context.rank, made, recorder)
+    return own
 
 
 def _measured(group: Group, one: Collective, context: RankContext, window_s: float) -> float:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as fn
 
+from echelon.config.files.measurements import Journal, measurement_name
 from echelon.core.plan import DType, Optimizer
 from echelon.cost.fit.samples import (
     FusedAttentionKernel,
@@ -38,16 +39,21 @@ _FEW = 16  # elements
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelJob:
-    """Say what ranks measure: kernels in `dtype`, each for `window_s`."""
+    """Say what ranks measure: kernels in `dtype`, each for `window_s`.
+
+    `running` ranks of a node are at work at once. The first rank writes each into `journal`.
+    """
 
     kernels: Sequence[MeasuredKernel]
     dtype: DType
     window_s: float
     threads: int = 1
+    running: int = 1
+    journal: Journal | None = None
 
 
 def measure_kernels(context: RankContext, job: KernelJob) -> list[float]:
-    """Return the seconds of each kernel on this rank, while all ranks of the job run it."""
+    """Return the mean seconds of each kernel on all ranks of the job, which run it at once."""
     torch.set_num_threads(job.threads)
     dtype = TORCH_DTYPES[job.dtype]
     found: list[float] = []
@@ -58,7 +64,9 @@ def measure_kernels(context: RankContext, job: KernelJob) -> list[float]:
             run()
         _settle(context.device)
         _wait_for_all(context)
-        found.append(seconds_of(run, context.device, job.window_s))
+        found.append(_mean(seconds_of(run, context.device, job.window_s), context))
+        if job.journal is not None and context.rank == 0:
+            job.journal.append(measurement_name(kernel, running=job.running), found[-1])
     return found
 
 
@@ -179,6 +187,16 @@ def _drawn(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 def _settle(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _mean(seconds: float, context: RankContext) -> float:
+    """Return the mean of all ranks' seconds."""
+    if context.world_size == 1:
+        return seconds
+    total = torch.tensor([seconds], dtype=torch.float64, device=context.device)
+    with context.progress.waits_for("the other ranks"):
+        dist.all_reduce(total)
+    return float(total) / context.world_size
 
 
 def _wait_for_all(context: RankContext) -> None:

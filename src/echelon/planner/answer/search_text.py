@@ -3,106 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from textwrap import fill
 
-from echelon.cli.output import WIDTH, fit_page, table
-from echelon.cli.plan.estimate import bytes_table, rate_lines, seconds_table
-from echelon.cli.plan.expected_text import expected_lines
 from echelon.core.axis import MESH_AXES
-from echelon.core.choices.context_kinds import CONTEXT_KINDS
 from echelon.core.parameters import num_parameters
 from echelon.core.units import short_count
+from echelon.planner.answer.estimate import bytes_table, rate_lines, seconds_table
+from echelon.planner.answer.expected_text import expected_lines
+from echelon.planner.answer.legend import mesh_text, recompute_text, schedule_text, sign_texts
 from echelon.planner.explain.bands import held_bytes_band, price_band, step_band, tokens_per_s_band
-from echelon.planner.search.candidate import CandidatePlan
 from echelon.planner.search.ranked import RankedPlan, expected_of_request
 from echelon.planner.search.search import SearchResult
-from echelon.schedule.build import SCHEDULES
+from echelon.planner.view.text_layout import WIDTH, fill_text, fit_page, table
 
 HEADER = ("mesh", "zero", "schedule", "mb", "rec", "step s", "tok/s", "MFU", "GB")
-LEGEND = (
+_COLUMNS = (
     "mb: sequences of a microbatch. rec: blocks that run forward again. tok/s: of a device. "
-    "GB: of the fullest rank. 1f1b x4: interleaved, four stages on a rank. tp8s: with sequence "
-    "parallelism. cp4u2: two of four context ranks exchange heads. ~: a closed form, no events."
+    "GB: of the fullest rank."
 )
+_CLOSED_FORM = "~"
+"""What stands before seconds that are no events."""
 
 
-def answer_text(answer: SearchResult, front: Sequence[RankedPlan] = ()) -> str:
-    """Return an answer as the page that a person reads; every line has 80 columns at most."""
+def answer_text(
+    answer: SearchResult, front: Sequence[RankedPlan] = (), *, columns: int = WIDTH
+) -> str:
+    """Return an answer as the page that a person reads; no line has more columns than there are."""
     parts = [
-        "\n".join(_head(answer)),
-        plans_table(answer.ranked),
-        fill(f"{LEGEND}{hybrid_legend(answer.ranked)} {_widest(answer.ranked)}", WIDTH),
+        "\n".join(_head(answer, columns=columns)),
+        plans_table(answer.ranked, columns=columns),
+        fill_text(f"{_legend(answer.ranked)} {_widest(answer.ranked)}", columns=columns),
     ]
-    parts.append("\n".join(_best(answer, answer.first)))
+    parts.append("\n".join(_best(answer, answer.first, columns=columns)))
     parts.append(
-        "A step of the first takes, in seconds:\n\n" + seconds_table(answer.first.estimate)
+        "A step of the first takes, in seconds:\n\n"
+        + seconds_table(answer.first.estimate, columns=columns)
     )
     parts.append(
         "Its fullest rank holds, in GB:\n\n"
-        + bytes_table(answer.first.estimate, answer.request.memory_bytes)
+        + bytes_table(answer.first.estimate, answer.request.memory_bytes, columns=columns)
     )
     if answer.request.objective == "expected":
         expected = expected_of_request(answer.request, answer.first.estimate)
-        parts.append("\n".join(expected_lines(expected)))
+        parts.append("\n".join(expected_lines(expected, columns)))
     if front:
         text = "No other plan has less of step time, memory and devices than one of these:"
-        parts.append(f"{text}\n\n{plans_table(front, devices=True)}")
+        parts.append(f"{text}\n\n{plans_table(front, devices=True, columns=columns)}")
     parts.append("\n".join(_seen(answer)))
-    return fit_page("\n\n".join(parts)) + "\n"
+    return fit_page("\n\n".join(parts), columns=columns) + "\n"
 
 
-def plans_table(plans: Sequence[RankedPlan], *, devices: bool = False) -> str:
+def plans_table(plans: Sequence[RankedPlan], *, devices: bool = False, columns: int = WIDTH) -> str:
     """Return plans as a table, one a line."""
     rows = [_row(one, devices=devices) for one in plans]
     header = ("devices", *HEADER[:1], *HEADER[2:]) if devices else HEADER
-    return table(header, rows, WIDTH)
+    return table(header, rows, columns)
 
 
-def mesh_text(choice: CandidatePlan) -> str:
-    """Return the degrees of a mesh that are not 1, such as ``pp16 dp2x32 tp8s``."""
-    mesh = choice.mesh
-    record = CONTEXT_KINDS[choice.context]
-    context = record.symbol + str(choice.ulysses) * (record.exchange == "inner")
-    words = [f"pp{mesh.pp}"] if mesh.pp > 1 else []
-    words += [f"dp{mesh.dp_text}"] if mesh.dp > 1 else []
-    if mesh.cp > 1:
-        words.append(f"cp{mesh.cp}{context}")
-    if mesh.tp > 1:
-        words.append(f"tp{mesh.tp}{'s' * choice.sequence_parallel}")
-    if mesh.ep > 1:
-        words.append(f"ep{mesh.ep}{'t' * (choice.expert_tp > 1)}")
-    return " ".join(words) or "one rank"
+def _legend(plans: Sequence[RankedPlan]) -> str:
+    """Return what the heads and signs of a table of plans mean."""
+    texts = [_COLUMNS, *sign_texts([one.candidate for one in plans])]
+    if any(_is_closed_form(one) for one in plans):
+        texts.append(f"{_CLOSED_FORM}: a closed form, no events.")
+    return " ".join(texts)
 
 
-def hybrid_legend(plans: Sequence[RankedPlan]) -> str:
-    """Return what a mesh such as ``dp2x4`` says, where one of the plans has it."""
-    meshes = (one.candidate.mesh for one in plans)
-    hybrid = next((mesh for mesh in meshes if len(mesh.data_degrees) > 1), None)
-    if hybrid is None:
-        return ""
-    replicas, shards = hybrid.data_degrees.values()
-    return f" dp{hybrid.dp_text}: {replicas} replicas of {shards} shards."
-
-
-def schedule_text(choice: CandidatePlan) -> str:
-    """Return the schedule of a plan in ten columns; "-" without a pipeline."""
-    if choice.mesh.pp == 1:
-        return "-"
-    short = SCHEDULES[choice.schedule].short_name
-    return f"{short} x{choice.virtual}" if short else choice.schedule
-
-
-def recompute_text(choice: CandidatePlan) -> str:
-    """Return which blocks run forward again: "-", "all" or one of so many."""
-    if choice.recompute == 0:
-        return "-"
-    return "all" if choice.recompute == 1 else f"1/{choice.recompute}"
+def _is_closed_form(one: RankedPlan) -> bool:
+    return one.candidate.mesh.pp > 1 and not one.simulated
 
 
 def _row(one: RankedPlan, *, devices: bool) -> tuple[str, ...]:
     choice, estimate = one.candidate, one.estimate
     zero = str(choice.zero) + ("+h" if choice.offload else "")
-    step = "~" * (choice.mesh.pp > 1 and not one.simulated) + f"{estimate.step_s:.4g}"
+    step = _CLOSED_FORM * _is_closed_form(one) + f"{estimate.step_s:.4g}"
     cells = (
         schedule_text(choice),
         str(choice.microbatch),
@@ -117,7 +89,7 @@ def _row(one: RankedPlan, *, devices: bool) -> tuple[str, ...]:
     return mesh_text(choice), zero, *cells
 
 
-def _head(answer: SearchResult) -> Iterator[str]:
+def _head(answer: SearchResult, *, columns: int) -> Iterator[str]:
     request = answer.request
     model, numbers, cluster = request.model, request.mathematics, request.cluster
     count = short_count(num_parameters(model))
@@ -128,16 +100,16 @@ def _head(answer: SearchResult) -> Iterator[str]:
         f"parameters in {numbers.precision.parameters}"
     )
     if request.defaults_taken:
-        yield fill(
-            f"assumed   {'; '.join(request.defaults_taken)}", WIDTH, subsequent_indent=" " * 10
+        yield fill_text(
+            f"assumed   {'; '.join(request.defaults_taken)}", rest=" " * 10, columns=columns
         )
     if request.pins.texts:
         text = "pinned    " + ", ".join(request.pins.texts.values())
-        yield fill(text, WIDTH, subsequent_indent=" " * 10)
+        yield fill_text(text, rest=" " * 10, columns=columns)
     yield f"trainer   {request.trainer}"
 
 
-def _best(answer: SearchResult, best: RankedPlan) -> Iterator[str]:
+def _best(answer: SearchResult, best: RankedPlan, *, columns: int) -> Iterator[str]:
     choice, estimate = best.candidate, best.estimate
     mesh = choice.mesh
     degrees = [f"{axis.value} {mesh.degree(axis)}" for axis in MESH_AXES if mesh.degree(axis) > 1]
@@ -146,7 +118,7 @@ def _best(answer: SearchResult, best: RankedPlan) -> Iterator[str]:
         f"          {choice.microbatches} microbatches of {choice.microbatch} on each data rank"
         + (", timed event by event" if best.simulated else ", by closed forms")
     )
-    yield from rate_lines(estimate)
+    yield from rate_lines(estimate, columns=columns)
     if answer.request.price is not None:
         price = price_band(estimate, answer.request.price)
         yield (

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.cli.plan.estimate import (
+from echelon.config.load import load_job
+from echelon.planner.answer.estimate import (
     bytes_table,
     estimate_json,
     rate_lines,
     seconds_table,
     terms_beside,
 )
-from echelon.config.load import load_job
 from echelon.planner.predict.estimate import Estimate, estimate_plan
 
 MEMORY = 80e9

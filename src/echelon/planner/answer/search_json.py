@@ -10,17 +10,32 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from echelon.cli.plan.estimate import band_json, estimate_json
-from echelon.cli.plan.expected_text import expected_json
+from echelon.planner.answer.estimate import band_json, estimate_json
+from echelon.planner.answer.expected_text import expected_json
 from echelon.planner.explain.bands import BandedTerms, price_band
 from echelon.planner.explain.neighbours import Neighbour, NeighbourOutcome
 from echelon.planner.explain.sensitivity import SensitivityResult
 from echelon.planner.explain.why import Explanation
+from echelon.planner.predict.estimate import Estimate
 from echelon.planner.recommend.recommend import Recommendation, noise
 from echelon.planner.search.ranked import RankedPlan, expected_of_request
+from echelon.planner.search.request import SearchRequest
 from echelon.planner.search.search import SearchResult
 
 SEARCH_SCHEMA = 1  # of the written JSON
+
+
+def found_json(
+    found: Recommendation | SearchResult, front: Sequence[RankedPlan] = ()
+) -> dict[str, Any]:
+    """Return all that was found as one object, as `echelon plan --json` prints it."""
+    recommended = isinstance(found, Recommendation)
+    answer = found.answer if recommended else found
+    told: dict[str, Any] = {"schema": SEARCH_SCHEMA, "command": "plan"}
+    told["search"] = answer_json(answer, front)
+    if recommended:
+        told["recommended"] = recommendation_json(found)
+    return told
 
 
 def answer_json(answer: SearchResult, front: Sequence[RankedPlan] = ()) -> dict[str, Any]:
@@ -44,14 +59,25 @@ def answer_json(answer: SearchResult, front: Sequence[RankedPlan] = ()) -> dict[
         "seen": answer.num_legal,
         "computed": answer.num_computed,
         "refused": dict(answer.refused),
-        "plans": [_ranked_json(answer, one) for one in answer.ranked],
-        "front": [_ranked_json(answer, one) for one in front],
+        "plans": [ranked_json(request, one) for one in answer.ranked],
+        "front": [ranked_json(request, one) for one in front],
     }
 
 
-def _ranked_json(answer: SearchResult, one: RankedPlan) -> dict[str, Any]:
-    choice, estimate = one.candidate, one.estimate
-    price = answer.request.price
+def ranked_json(request: SearchRequest, one: RankedPlan) -> dict[str, Any]:
+    """Return a plan of an answer as JSON values: its choices, what it takes, and the Plan."""
+    return {
+        **choices_json(one),
+        **estimate_json(one.estimate),
+        **price_json(request, one.estimate),
+        "stages": [list(stage) for stage in one.stages],
+        "plan": None if one.plan is None else json.loads(one.plan.to_json()),
+    }
+
+
+def choices_json(one: RankedPlan) -> dict[str, Any]:
+    """Return every choice of a plan as JSON values."""
+    choice = one.candidate
     return {
         "devices": choice.devices,
         "mesh": asdict(choice.mesh),
@@ -67,16 +93,20 @@ def _ranked_json(answer: SearchResult, one: RankedPlan) -> dict[str, Any]:
         "microbatches": choice.microbatches,
         "recompute_every": choice.recompute or None,
         "timed": "events" if one.simulated else "closed form",
-        **estimate_json(estimate),
-        "price_of_a_million_tokens": None if price is None else estimate.token_price(price),
-        "price_band": None if price is None else band_json(price_band(estimate, price)),
-        "stages": [list(stage) for stage in one.stages],
-        "plan": None if one.plan is None else json.loads(one.plan.to_json()),
     }
+
+
+def price_json(request: SearchRequest, estimate: Estimate) -> dict[str, Any]:
+    """Return what a million tokens cost as JSON values: nothing where there is no price."""
+    if request.price is None:
+        return {"price_of_a_million_tokens": None, "price_band": None}
+    price = price_band(estimate, request.price)
+    return {"price_of_a_million_tokens": price.value, "price_band": band_json(price)}
 
 
 def recommendation_json(found: Recommendation) -> dict[str, Any]:
     """Return which plan to run and which others somebody may prefer, as JSON values."""
+    request = found.answer.request
     return {
         "fits": found.first.fits,
         "sure": found.sure,
@@ -87,7 +117,7 @@ def recommendation_json(found: Recommendation) -> dict[str, Any]:
             {
                 "preferred_for": list(one.preferred_for),
                 "fits": one.fits,
-                "choice": _ranked_json(found.answer, one.ranked),
+                "choice": ranked_json(request, one.ranked),
             }
             for one in found.others
         ],

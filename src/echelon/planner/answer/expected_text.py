@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from textwrap import fill
 from typing import Any
 
-from echelon.cli.output import WIDTH
 from echelon.cost.interruptions import (
     INTERRUPTED_DAYS,
     INTERRUPTED_DEVICES,
@@ -16,6 +14,7 @@ from echelon.cost.interruptions import (
     TOKENS_PER_PARAMETER,
 )
 from echelon.planner.explain.expected import ExpectedStep
+from echelon.planner.view.text_layout import WIDTH, fill_text
 
 _LABEL = 13  # columns
 _UNITS = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"), (0.0, "s"))
@@ -37,13 +36,13 @@ def expected_line(one: ExpectedStep) -> str:
     )
 
 
-def expected_lines(one: ExpectedStep) -> Iterator[str]:
-    """Yield the arithmetic of an expected step, in lines of 80 columns at most."""
+def expected_lines(one: ExpectedStep, columns: int = WIDTH) -> Iterator[str]:
+    """Yield the arithmetic of an expected step, in lines of so many columns at most."""
     yield "A step of a long run is expected to take longer than one alone:"
     yield ""
     for label, text in _parts(one):
         margin = " " * (_LABEL + 2)
-        yield fill(f"  {label:<{_LABEL}}{text}", WIDTH, subsequent_indent=margin)
+        yield fill_text(text, columns=columns, first=f"  {label:<{_LABEL}}", rest=margin)
 
 
 def _parts(one: ExpectedStep) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from echelon.cli.main import main
-from echelon.cli.plan.search_text import answer_text
+from echelon.planner.answer.search_text import answer_text
 from echelon.planner.search.search import SearchResult, search
 from tests.planner.requests import small
 

@@ -1,19 +1,17 @@
 """What `echelon plan --cluster` prints first: the plan to run, why, what else there is, what next.
 
-It is a page of about twenty lines; `--detail` adds the plans of the search, and every term of the
-first (`search_text.py`).
+It is a page of about twenty lines, and what `print` shows of the answer in Python; `--detail` adds
+the plans of the search, and every term of the first (`search_text.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from textwrap import fill
 
-from echelon.cli.output import WIDTH, fit_page, table
-from echelon.cli.plan.expected_text import expected_line
-from echelon.cli.plan.search_text import mesh_text, recompute_text, schedule_text
 from echelon.core.parameters import num_parameters
 from echelon.core.units import short_count
+from echelon.interop.tools import tool_of_trainer
+from echelon.planner.answer.legend import mesh_text, recompute_text, schedule_text, sign_texts
 from echelon.planner.explain.bands import held_bytes_band, price_band, step_band
 from echelon.planner.predict.estimate import Estimate
 from echelon.planner.recommend.device_counts import may_idle
@@ -21,18 +19,24 @@ from echelon.planner.recommend.recommend import SURE, PreferredPlan, Recommendat
 from echelon.planner.recommend.simplicity import splitting_axes
 from echelon.planner.search.candidate import CandidatePlan
 from echelon.planner.search.ranked import expected_of_request
+from echelon.planner.view.text_layout import WIDTH, fill_text, fit_page, table
 
 _LABEL = 10  # columns
 _TOLD_TERMS = 3  # terms
 _LEAST_TOLD = 0.05  # of a step
 
 
-def recommendation_text(found: Recommendation, command: str) -> str:
-    """Return the page of a recommendation; `command` is what the user asked for it with."""
-    lines = [*_head(found), "", *_answer(found), ""]
+def recommendation_text(found: Recommendation, command: str | None, *, columns: int = WIDTH) -> str:
+    """Return the page of a recommendation; `command` is what asked for it, None in Python."""
+    lines = [_line(*fact, columns=columns) for fact in run_facts(found)]
+    lines += ["", *(_line(*fact, columns=columns) for fact in answer_facts(found)), ""]
     if found.others:
-        lines += [_others_table(found), ""]
-    return fit_page("\n".join([*lines, *_next(found, command)])) + "\n"
+        lines += [table(OTHERS_HEADER, other_rows(found), columns), ""]
+    shown = [one.ranked.candidate for one in (found.first, *found.others)]
+    if signs := " ".join(sign_texts(shown)):
+        lines.append(_line("signs", signs, columns=columns))
+    lines += [_line(*fact, columns=columns) for fact in _next(found, command)]
+    return fit_page("\n".join(lines), columns=columns) + "\n"
 
 
 def plan_words(choice: CandidatePlan) -> str:
@@ -54,61 +58,64 @@ def percent_of_fit(fits: float) -> str:
     return ">99 %" if fits > 0.99 else "<1 %" if fits < 0.01 else f"{100 * fits:.0f} %"
 
 
-def _head(found: Recommendation) -> Iterator[str]:
+def run_facts(found: Recommendation) -> Iterator[tuple[str, str]]:
+    """Yield what was asked for: a word, and what is to be said of it."""
     request = found.answer.request
     model, numbers, cluster = request.model, request.mathematics, request.cluster
-    yield _line(
+    yield (
         "model",
         f"{model.name}, {short_count(num_parameters(model))} parameters, on {cluster.num_devices:,}"
         f" x {cluster.device.name}, by {request.trainer}",
     )
-    yield _line(
+    yield (
         "batch",
         f"{numbers.global_sequences:,} sequences x {numbers.sequence_length:,} tokens, parameters "
         f"in {numbers.precision.parameters}",
     )
     if request.defaults_taken:
-        yield _line("assumed", "; ".join(request.defaults_taken))
+        yield ("assumed", "; ".join(request.defaults_taken))
     if request.pins.texts:
-        yield _line("pinned", ", ".join(request.pins.texts.values()))
+        yield ("pinned", ", ".join(request.pins.texts.values()))
 
 
-def _answer(found: Recommendation) -> Iterator[str]:
+def answer_facts(found: Recommendation) -> Iterator[tuple[str, str]]:
+    """Yield what is recommended, and why: a word, and what is to be said of it."""
     request, first = found.answer.request, found.first
     choice, estimate = first.ranked.candidate, first.ranked.estimate
     step, held = step_band(estimate), held_bytes_band(estimate)
-    yield _line("run", plan_words(choice))
+    yield ("run", plan_words(choice))
     idle = request.cluster.num_devices - choice.devices
     if idle > 0 and may_idle(request):
         told = f"{idle:,} of {request.cluster.num_devices:,} devices"
         reason = "no plan on all of them is faster and as sure to fit"
         if request.objective == "expected":
             reason = "no long run on all of them is done earlier; they are spare"
-        yield _line("idle", f"{told}: {reason}")
-    yield _line(
+        yield ("idle", f"{told}: {reason}")
+    yield (
         "step",
         f"{step.value:.4g} s ({step.low:.4g} to {step.high:.4g}), "
         f"{estimate.tokens_per_s_per_device:.0f} tokens/s of a device, "
         f"MFU {100 * estimate.mfu:.1f}",
     )
-    yield _line(
+    yield (
         "memory",
         f"{held.value / 1e9:.1f} of {request.memory_bytes / 1e9:.1f} GB ({held.low / 1e9:.1f} to "
         f"{held.high / 1e9:.1f}); fits: {percent_of_fit(first.fits)}",
     )
     if request.objective == "expected":
-        yield _line("expected", expected_line(expected_of_request(request, estimate)))
+        yield ("expected", expected_line(expected_of_request(request, estimate)))
     if request.price is not None:
         price = price_band(estimate, request.price)
-        yield _line(
+        yield (
             "price",
             f"{price.value:.4g} ({price.low:.4g} to {price.high:.4g}) for a million tokens",
         )
-    yield _line("why", " ".join(_reasons(found)))
-    yield _line("binds", _binds(estimate))
+    yield ("why", " ".join(reasons(found)))
+    yield ("binds", _binds(estimate))
 
 
-def _reasons(found: Recommendation) -> Iterator[str]:
+def reasons(found: Recommendation) -> Iterator[str]:
+    """Yield the sentences that say why the plan is recommended."""
     axes = splitting_axes(found.first.ranked.candidate)
     split = f"it splits the model over {' and '.join(axes)}" if axes else "no axis splits the model"
     yield (
@@ -132,10 +139,13 @@ def _binds(estimate: Estimate) -> str:
     return "of a step " + ", ".join(f"{name} {100 * share:.0f} %" for name, share in told)
 
 
-def _others_table(found: Recommendation) -> str:
+OTHERS_HEADER = ("preferred", "plan", "step", "GB", "fits", "tokens/s")
+
+
+def other_rows(found: Recommendation) -> list[tuple[str, ...]]:
+    """Return the plans that somebody may prefer, each as a row under `OTHERS_HEADER`."""
     first = found.first.ranked.estimate
-    rows = [_other_row(one, first) for one in found.others]
-    return table(("preferred", "plan", "step", "GB", "fits", "tokens/s"), rows, WIDTH)
+    return [_other_row(one, first) for one in found.others]
 
 
 def _other_row(one: PreferredPlan, first: Estimate) -> tuple[str, ...]:
@@ -153,14 +163,18 @@ def _other_row(one: PreferredPlan, first: Estimate) -> tuple[str, ...]:
     )
 
 
-def _next(found: Recommendation, command: str) -> Iterator[str]:
-    yield _line("next", f"{command} --out run.toml, then echelon prove run.toml")
-    count = len(found.answer.ranked)
-    yield _line("more", f"--detail: {count} plans and every term; --why: what else was looked at")
-    yield _line(
-        "searched", f"{found.answer.num_legal:,} legal plans in {found.answer.seconds:.1f} s"
-    )
+def _next(found: Recommendation, command: str | None) -> Iterator[tuple[str, str]]:
+    if command is None:
+        tool = tool_of_trainer(found.answer.request.trainer)
+        run = "ec.train(answer)" if tool is None else f'ec.export(answer, "{tool.name}")'
+        yield "next", f"ec.prove(answer).require(), then {run}"
+        yield "more", "answer.to_frame(): every plan; answer.seconds and .bytes: every term"
+    else:
+        count = len(found.answer.ranked)
+        yield "next", f"{command} --out run.toml, then echelon prove run.toml"
+        yield "more", f"--detail: {count} plans and every term; --why: what else was looked at"
+    yield "searched", f"{found.answer.num_legal:,} legal plans in {found.answer.seconds:.1f} s"
 
 
-def _line(label: str, text: str) -> str:
-    return fill(f"{label:<{_LABEL}}{text}", WIDTH, subsequent_indent=" " * _LABEL)
+def _line(label: str, text: str, *, columns: int) -> str:
+    return fill_text(f"{label:<{_LABEL}}{text}", rest=" " * _LABEL, columns=columns)

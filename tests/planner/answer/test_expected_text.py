@@ -9,10 +9,10 @@ import pytest
 
 import echelon as ec
 from echelon.cli.main import main
-from echelon.cli.plan.expected_text import duration, expected_lines
+from echelon.planner.answer.expected_text import duration, expected_lines
 from echelon.planner.search.ranked import expected_of_request
 from echelon.planner.search.search import search
-from tests.cli.plan.test_search_json import check
+from tests.planner.answer.test_search_json import check
 from tests.planner.requests import small
 
 ASKED = ["plan", "llama3-8b", "--cluster", "8xh100", "--pin", "cp=1", "--objective", "expected"]

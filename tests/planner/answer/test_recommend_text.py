@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from echelon.cli.main import main
-from echelon.cli.plan.recommend_text import percent_of_fit, plan_words, recommendation_text
+from echelon.planner.answer.recommend_text import percent_of_fit, plan_words, recommendation_text
 from echelon.planner.recommend.recommend import Recommendation, recommend
 from tests.planner.requests import small
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
-from textwrap import fill
 from typing import Any
 
-from echelon.cli.output import WIDTH, table
 from echelon.planner.explain.bands import (
     BandedValue,
     band_evidence,
@@ -19,11 +17,12 @@ from echelon.planner.explain.bands import (
     tokens_per_s_band,
 )
 from echelon.planner.predict.estimate import Estimate
+from echelon.planner.view.text_layout import WIDTH, fill_text, table
 
 SMALLEST_SHARE = 0.0005  # of the whole
 
 
-def rate_lines(estimate: Estimate, *, label: int = 10) -> Iterator[str]:
+def rate_lines(estimate: Estimate, *, label: int = 10, columns: int = WIDTH) -> Iterator[str]:
     """Yield the seconds of a step, the rate of a device, and its memory, with their bands.
 
     Each line begins with a name in `label` columns; the last ones say what the bands rest on.
@@ -44,29 +43,34 @@ def rate_lines(estimate: Estimate, *, label: int = 10) -> Iterator[str]:
     exact = "Bytes of parameters, gradients and optimizer are counted: they have no band"
     if estimate.by_lists:
         exact = "All bytes are counted, but what an allocator and the device's context take"
-    yield fill(f"{'bands':<{label}}{told}. {exact}.", WIDTH, subsequent_indent=" " * label)
+    yield fill_text(f"{'bands':<{label}}{told}. {exact}.", rest=" " * label, columns=columns)
 
 
-def seconds_table(estimate: Estimate) -> str:
+def seconds_table(estimate: Estimate, *, columns: int = WIDTH) -> str:
     """Return the terms of a step as a table; "-" is the band of what is counted."""
-    rows = [(name, _value(one), _band_text(one), part) for name, one, part in _seconds(estimate)]
-    return table(("term", "seconds", "band", "of the step"), rows, WIDTH)
+    rows = [
+        (name, value_text(one), band_text(one), part)
+        for name, one, part in seconds_shares(estimate)
+    ]
+    return table(("term", "seconds", "band", "of the step"), rows, columns)
 
 
-def bytes_table(estimate: Estimate, memory_bytes: float) -> str:
+def bytes_table(estimate: Estimate, memory_bytes: float, *, columns: int = WIDTH) -> str:
     """Return the terms of what the fullest rank holds as a table."""
-    shares = _held(estimate, memory_bytes)
-    rows = [(name, _value(one), _band_text(one), part) for name, one, part in shares]
-    return table(("term", "GB", "band", "of the memory"), rows, WIDTH)
+    shares = bytes_shares(estimate, memory_bytes)
+    rows = [(name, value_text(one), band_text(one), part) for name, one, part in shares]
+    return table(("term", "GB", "band", "of the memory"), rows, columns)
 
 
-def terms_beside(estimate: Estimate, memory_bytes: float) -> str:
+def terms_beside(estimate: Estimate, memory_bytes: float, *, columns: int = WIDTH) -> str:
     """Return the terms of a step and those of what the fullest rank holds, side by side."""
     left, right = (
-        table(header, [(name, _value(one), part) for name, one, part in shares], WIDTH).splitlines()
+        table(
+            header, [(name, value_text(one), part) for name, one, part in shares], columns
+        ).splitlines()
         for header, shares in (
-            (("term", "seconds", "of the step"), _seconds(estimate)),
-            (("term", "GB", "of the memory"), _held(estimate, memory_bytes)),
+            (("term", "seconds", "of the step"), seconds_shares(estimate)),
+            (("term", "GB", "of the memory"), bytes_shares(estimate, memory_bytes)),
         )
     )
     width = max(map(len, left))
@@ -107,11 +111,13 @@ def _in_gb(amount: BandedValue) -> BandedValue:
     return BandedValue(value=amount.value / 1e9, low=amount.low / 1e9, high=amount.high / 1e9)
 
 
-def _seconds(estimate: Estimate) -> list[tuple[str, BandedValue, str]]:
+def seconds_shares(estimate: Estimate) -> list[tuple[str, BandedValue, str]]:
+    """Return the terms of a step in seconds, each with its share; small ones together; the sum."""
     return _shares(step_term_bands(estimate), step_band(estimate), estimate.step_s, "step")
 
 
-def _held(estimate: Estimate, memory_bytes: float) -> list[tuple[str, BandedValue, str]]:
+def bytes_shares(estimate: Estimate, memory_bytes: float) -> list[tuple[str, BandedValue, str]]:
+    """Return what the fullest rank holds in GB, each term with its share of the memory; the sum."""
     terms = {name: _in_gb(amount) for name, amount in byte_term_bands(estimate).items()}
     return _shares(terms, _in_gb(held_bytes_band(estimate)), memory_bytes / 1e9, "memory")
 
@@ -133,9 +139,11 @@ def _shares(
     return [(key, one, f"{100 * one.value / whole:.1f} %") for key, one in shown]
 
 
-def _value(amount: BandedValue) -> str:
+def value_text(amount: BandedValue) -> str:
+    """Return a number as tables have it."""
     return f"{amount.value:.4g}"
 
 
-def _band_text(amount: BandedValue) -> str:
+def band_text(amount: BandedValue) -> str:
+    """Return the ends of a band as tables have them; "-" for what is counted."""
     return "-" if amount.low == amount.high else f"{amount.low:.4g} to {amount.high:.4g}"

@@ -1,0 +1,31 @@
+"""What is taken for a plan: a Plan, or what holds one, such as the answer of `ec.plan`."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeAlias
+
+from echelon.core.plan import Plan
+
+
+class PlanHolder(Protocol):
+    """Name what has a plan: an answer of `ec.plan`, one of its alternatives, an imported run."""
+
+    @property
+    def plan(self) -> Plan:
+        """Return the plan."""
+        ...
+
+
+GivenPlan: TypeAlias = Plan | PlanHolder
+"""A plan, or what has one: then that is meant."""
+
+
+def plan_from_given(given: GivenPlan) -> Plan:
+    """Return the plan that is meant; TypeError where there is none."""
+    found = given if isinstance(given, Plan) else getattr(given, "plan", None)
+    if not isinstance(found, Plan):
+        raise TypeError(
+            f"{type(given).__name__} {given!r} is no plan, and has none: "
+            "ec.plan returns what this takes"
+        )
+    return found

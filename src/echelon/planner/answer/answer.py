@@ -1,0 +1,176 @@
+"""What `ec.plan` returns of a model on a cluster: the plan to run, and all that is known of it.
+
+Everything is read from one record, the `Recommendation` that a search ends with: the page, the JSON
+of `echelon plan --json`, the HTML of a notebook and the table are views of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from echelon.core.optional import optional_package
+from echelon.core.plan import Plan
+from echelon.planner.answer.estimated import EstimatedPlan
+from echelon.planner.answer.html import answer_html
+from echelon.planner.answer.recommend_text import reasons, recommendation_text
+from echelon.planner.answer.rows import plan_row
+from echelon.planner.answer.search_json import found_json
+from echelon.planner.explain.bands import BandedTerms, BandedValue, fit_probability
+from echelon.planner.recommend.recommend import Recommendation
+from echelon.planner.search.ranked import RankedPlan
+
+if TYPE_CHECKING:
+    from pandas import DataFrame  # pyright: ignore # an optional package
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class PlanAnswer:
+    """Hold the plan to run of a model on a cluster, what it takes, and what else there is.
+
+    `print` shows it as a page, a notebook as a table with bars. It can be given wherever a plan is
+    taken: then its `plan` is. Numbers with a band have `value`, `low` and `high`: four of five
+    measured runs lie inside.
+    """
+
+    found: Recommendation
+    """What the search ended with."""
+    command: str | None = None
+    """The command line that asks for it; None where Python did."""
+
+    @property
+    def recommended(self) -> EstimatedPlan:
+        """Return the plan to run, with what it takes."""
+        first = self.found.first
+        return self._estimated(first.ranked, ("recommended",), first.fits)
+
+    @property
+    def alternatives(self) -> tuple[EstimatedPlan, ...]:
+        """Return the plans that are better at something: fastest, leanest, safest, cheapest."""
+        return tuple(
+            self._estimated(one.ranked, one.preferred_for, one.fits) for one in self.found.others
+        )
+
+    @property
+    def plans(self) -> tuple[EstimatedPlan, ...]:
+        """Return every plan found, once: the recommended, the alternatives, then the next best."""
+        return tuple(self._all())
+
+    @property
+    def plan(self) -> Plan:
+        """Return the recommended Plan."""
+        return self.recommended.plan
+
+    @property
+    def step_s(self) -> BandedValue:
+        """Return the seconds of a step of the recommended plan."""
+        return self.recommended.step_s
+
+    @property
+    def seconds(self) -> BandedTerms:
+        """Return the seconds of a step by term; their values add up to `step_s.value`."""
+        return self.recommended.seconds
+
+    @property
+    def held_bytes(self) -> BandedValue:
+        """Return the bytes that the fullest rank of the recommended plan holds at its peak."""
+        return self.recommended.held_bytes
+
+    @property
+    def bytes(self) -> BandedTerms:
+        """Return the bytes of the fullest rank by term; their values add up to `held_bytes.value`.
+
+        What is counted, and not estimated, has a band without width.
+        """
+        return self.recommended.bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the memory of a device."""
+        return self.recommended.memory_bytes
+
+    @property
+    def tokens_per_s_per_device(self) -> BandedValue:
+        """Return the tokens of a device in a second."""
+        return self.recommended.tokens_per_s_per_device
+
+    @property
+    def mfu(self) -> BandedValue:
+        """Return the share of the devices' peak that the model's own FLOPs are, 0 to 1."""
+        return self.recommended.mfu
+
+    @property
+    def price_of_a_million_tokens(self) -> BandedValue | None:
+        """Return what a million tokens cost, in the currency of `price`; None without a price."""
+        return self.recommended.price_of_a_million_tokens
+
+    @property
+    def fits(self) -> float:
+        """Return the probability that the recommended plan fits into memory, 0 to 1."""
+        return self.found.first.fits
+
+    @property
+    def sure(self) -> bool:
+        """Return whether it fits with the probability that is wanted of a recommended plan."""
+        return self.found.sure
+
+    @property
+    def idle_devices(self) -> int:
+        """Return how many devices of the cluster the recommended plan leaves idle."""
+        return self.recommended.idle_devices
+
+    @property
+    def why(self) -> str:
+        """Return why this plan is recommended, in sentences."""
+        return " ".join(reasons(self.found))
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """Return what was taken where nobody said: the batch, dtypes."""
+        return self.found.answer.request.defaults_taken
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `echelon plan --json` prints, of the schema of `explain json`."""
+        return found_json(self.found)
+
+    def to_frame(self) -> DataFrame:  # pyright: ignore # unknown where pandas is not installed
+        """Return a pandas DataFrame with one row for each of `plans`, in this order.
+
+        The columns are the same for every answer, and what has a unit ends with it. First the
+        choices of a plan, then its numbers, as `step_s`, `step_s_low` and `step_s_high` where they
+        have a band; last every term, `TERM_s` of the step and `TERM_bytes` of the fullest rank.
+        Raises EnvironmentProblem where pandas is not installed.
+        """
+        pandas = cast("Any", optional_package("pandas", extra="frames", purpose="a data frame"))
+        return pandas.DataFrame([plan_row(one) for one in self.plans])
+
+    def __str__(self) -> str:
+        """Return the page that `echelon plan` prints."""
+        return recommendation_text(self.found, self.command).rstrip("\n")
+
+    def __repr__(self) -> str:
+        """Return the answer in one line."""
+        request = self.found.answer.request
+        told = repr(self.recommended).partition("recommended: ")[2]
+        return f"<{type(self).__name__} {request.model.name} on {request.cluster.name}: {told}"
+
+    def _repr_html_(self) -> str:
+        """Return the answer as a notebook shows it."""
+        return answer_html(self.found)
+
+    def _all(self) -> Iterator[EstimatedPlan]:
+        known = [self.recommended, *self.alternatives]
+        yield from known
+        met = {one.ranked.candidate for one in known}
+        request = self.found.answer.request
+        for one in self.found.answer.ranked:
+            if one.candidate not in met:
+                met.add(one.candidate)
+                yield self._estimated(one, (), fit_probability(one.estimate, request.memory_bytes))
+
+    def _estimated(
+        self, ranked: RankedPlan, preferred_for: tuple[str, ...], fits: float
+    ) -> EstimatedPlan:
+        request = self.found.answer.request
+        return EstimatedPlan(request=request, ranked=ranked, preferred_for=preferred_for, fits=fits)

@@ -1,0 +1,90 @@
+"""A flag that several commands have takes the same in all of them, and each is told here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cyclopts import Argument
+
+from echelon.cli.app import COMMANDS, build_app
+
+TAKES = {
+    "--set": "table.key=value",
+    "--pin": "key=value",
+    "--cluster": "COUNTxDEVICE",
+    "--extends": "preset",
+    "--out": "write",
+    "--svg": "file",
+    "--csv": "file",
+    "--figures": "folder",
+    "--from": "FILE",
+    "--to": "read it",
+    "--ranks": "anks",
+    "--dp": "data ranks",
+    "--pp": "ranks",
+    "--microbatches": "step",
+    "--virtual-stages": "Stages",
+    "--most-in-flight": "pairs",
+    "--slots": "slots",
+    "--max-bytes": "2 GB",
+    "--memory-bytes": "80 GB",
+    "--parameters": "7e9",
+    "--price": "hour",
+    "--precision": "mixed",
+    "--objective": "tokens",
+    "--trainer": "seconds",
+    "--subject": "program",
+    "--resume": "go on",
+    "--step": "step",
+    "--tokenizer": "tokenizer",
+    "--format": "read",
+    "--field": "field",
+    "--split": "part",
+}
+"""What each flag with a value takes: a word that its help has in every command."""
+
+RUN = {"run.toml", "preset", "run"}
+"""What a RUN may be: its help names one of these."""
+
+
+def flags_of(name: str) -> Iterator[tuple[str, Argument]]:
+    """Yield the flags of a command as `--help` shows them, and its other arguments."""
+    app = build_app()
+    for word in name.split():
+        app = app[word]
+    for argument in app.assemble_argument_collection():
+        for flag in argument.names:
+            if not flag.startswith(("--no-", "--empty-")):
+                yield flag, argument
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_flag_takes_in_each_command_what_it_takes_in_others(name: str) -> None:
+    found = dict(flags_of(name))
+    for flag, argument in found.items():
+        help_text = argument.parameter.help or ""
+        if flag.startswith("--") and argument.hint is not bool:
+            assert TAKES[flag] in help_text, f"{name} {flag}: {help_text}"
+        if flag == "RUN":
+            assert any(word in help_text for word in RUN), f"{name}: {help_text}"
+
+
+def test_flags_of_one_name_have_one_type_and_one_short_form() -> None:
+    types: dict[str, set[str]] = {}
+    for name in COMMANDS:
+        for flag, argument in flags_of(name):
+            if flag.startswith("-"):
+                hint = str(argument.hint).replace("<class '", "").replace("'>", "")
+                types.setdefault(flag, set()).add(hint.replace(" | None", ""))
+    assert {flag: kinds for flag, kinds in types.items() if len(kinds) > 1} == {}
+
+
+def test_a_setting_that_is_a_flag_too_is_called_the_same() -> None:
+    settings = {"mesh.pp": "--pp", "pipeline.virtual_stages": "--virtual-stages"}
+    settings |= {"pipeline.most_in_flight": "--most-in-flight", "extends": "--extends"}
+    shown = {flag for name in COMMANDS for flag, _ in flags_of(name)}
+    for key, flag in settings.items():
+        assert flag in shown
+        assert flag == "--" + key.rpartition(".")[2].replace("_", "-")
+    assert "--times" not in shown, "pipeline.times is a file of measured times"
