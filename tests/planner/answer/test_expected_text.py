@@ -58,7 +58,7 @@ def test_it_stands_in_the_json_where_it_was_asked_for(capsys: pytest.CaptureFixt
 
 def test_from_python_it_is_an_objective_as_others_are() -> None:
     found = ec.plan("llama3-8b", cluster="8xh100", pins=["cp=1", "tp=1"], objective="expected")
-    assert found.mesh.world_size == 8
+    assert found.plan.mesh.world_size == 8
 
 
 @pytest.mark.parametrize(

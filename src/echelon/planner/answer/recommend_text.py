@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from echelon.core.parameters import num_parameters
 from echelon.core.units import short_count
 from echelon.interop.tools import tool_of_trainer
+from echelon.planner.answer.expected_text import expected_line
 from echelon.planner.answer.legend import mesh_text, recompute_text, schedule_text, sign_texts
 from echelon.planner.explain.bands import held_bytes_band, price_band, step_band
 from echelon.planner.predict.estimate import Estimate
