@@ -5,7 +5,7 @@ second. It then starts anew from its last checkpoint: half of the interval betwe
 the seconds of a restart. Rare checkpoints lose much, frequent ones take long to write: the least is
 lost at an interval of sqrt(2 w M), with w seconds for a checkpoint (Young, "A first order
 approximation to the optimum checkpoint interval", 1974; Daly, "A higher order estimate of the
-optimum checkpoint interval for restart dumps", 2006, equation 14). A second of work then takes
+optimum checkpoint interval for restart dumps", 2006). A second of work then takes
 
     (1 + w / interval) / (1 - (interval / 2 + restart) / M)
 
@@ -34,9 +34,9 @@ sustained beside 16,384 devices."""
 RESTART_S = 660.0
 """Seconds from an interruption to the next step: automatic restarts of 504 B200 followed each other
 after a median of 11 minutes ("From Detection to Recovery", arXiv:2605.09370, 2026); MegaScale took
-less than 10 to detect a failure and find its cause (Jiang et al., 2024, section 4)."""
+less than 10 to detect a failure and find its cause (Jiang et al., 2024)."""
 TOKENS_PER_PARAMETER = 20.0
-"""Tokens of a run for each parameter that a token meets (Hoffmann et al., 2022, section 3.4)."""
+"""Tokens of a run for each parameter that a token meets (Hoffmann et al., 2022)."""
 RETRIED_SLOWER = 4.0 / 3.0
 """Times the seconds of a plan that the one takes which replaces it where it does not fit: all
 blocks run forward again, which is a third of forward and backward (Chen et al., 2016)."""
