@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check compiled-tests format docs readme prove-matrix walk-plans walk-clusters clean
+.PHONY: help setup demo test test-all check compiled-tests format docs readme prove-matrix walk-plans walk-clusters walk-devices clean
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-22s %s\n", $$1, $$2 }'
@@ -71,6 +71,9 @@ walk-plans: $(VENV)/installed-dev ## search for 500 plans at random, and look wh
 
 walk-clusters: $(VENV)/installed-dev ## compare the smallest cluster that fits with an exhaustive search, in 40 cases (a minute)
 	$(BIN)/python -m tests.planner.search.smallest_walk 40
+
+walk-devices: $(VENV)/installed-dev ## plan 100 random runs on fewer and on more devices: more are never slower (minutes)
+	$(BIN)/python -m tests.planner.recommend.monotone_walk 100
 
 clean: ## remove .venv, the site and caches (runs/ is yours and stays)
 	rm -rf $(VENV) build/docs build/site .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

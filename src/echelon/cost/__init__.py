@@ -3,5 +3,6 @@
 bytes         what ranks hold and send: equal to what a run holds and sends
 activations   what forward passes keep for backward, and the peak of a step
 seconds       the one model of seconds, for one plan or arrays of millions
+interruptions what a long run loses to interruptions, and to a plan that does not fit
 fit           its constants, fitted to what was measured of devices, links and runs
 """

@@ -8,8 +8,9 @@ import pytest
 
 from echelon.planner.explain.fixes import candidate_from_plan, cheapest_pin_fixes, find_fixes
 from echelon.planner.search.ranked import RankedPlan, estimate_candidate, settings_from_ranked
-from echelon.planner.search.request import SearchRequest
+from echelon.planner.search.request import SearchRequest, make_request
 from echelon.planner.search.search import search
+from echelon.planner.search.smallest import smallest_that_fits
 from tests.planner.requests import small
 
 
@@ -58,6 +59,29 @@ def test_changes_come_in_pairs_only_where_one_is_not_enough() -> None:
     assert all(fix.estimate.bytes_held <= request.memory_bytes for fix in fixes)
     topics = [[change.split()[0] for change in fix.changes] for fix in fixes]
     assert all(len(set(one)) == len(one) for one in topics)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "smallest"),
+    [("llama3-8b", "1xa100-40gb", "2xa100-40gb"), ("llama2-13b", "2xrtx4090", "6xrtx4090")],
+)
+def test_the_smallest_cluster_is_told_and_no_larger_one(
+    model: str, cluster: str, smallest: str
+) -> None:
+    """Where no change helps on the devices that there are, they are not doubled for nothing."""
+    request = make_request(model, cluster=cluster)
+    large = make_request(model, cluster=f"8x{cluster.partition('x')[2]}", pins=["zero=0", "tp=1"])
+    roomy = search(replace(large.with_memory(1e12), top=1)).first.candidate
+    mesh = replace(roomy.mesh, dp_shard=1, dp_replicate=request.cluster.num_devices, pp=1, cp=1)
+    total = request.mathematics.global_sequences // request.cluster.num_devices
+    choice = replace(roomy, mesh=mesh, microbatch=1, microbatches=total, schedule="1f1b", virtual=1)
+    fixes = find_fixes(request, choice)
+    found = smallest_that_fits(request)
+    assert found is not None
+    assert found.name == smallest
+    assert {fix.devices for fix in fixes} == {found.num_devices}
+    assert any(fix.changes[0].startswith("another split on") for fix in fixes)
+    assert all(fix.estimate.bytes_held <= request.memory_bytes for fix in fixes)
 
 
 def test_a_plan_that_fits_needs_nothing() -> None:

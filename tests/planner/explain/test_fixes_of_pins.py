@@ -10,8 +10,9 @@ from echelon.core.units import binary_bytes
 from echelon.planner.explain.fixes import cheapest_pin_fixes
 from echelon.planner.search.no_plan import best_fitting_plan
 from echelon.planner.search.ranked import RankedPlan
-from echelon.planner.search.request import SearchRequest
+from echelon.planner.search.request import SearchRequest, make_request
 from echelon.planner.search.search import search
+from echelon.planner.search.smallest import smallest_that_fits
 from tests.planner.requests import small
 
 
@@ -61,3 +62,12 @@ def test_more_devices_and_the_host_are_told_too() -> None:
     assert larger[0].choice.zero == 1
     assert all(fix.estimate.bytes_held <= request.memory_bytes for fix in fixes)
     assert [fix.devices for fix in fixes] == sorted(fix.devices for fix in fixes)
+
+
+def test_more_devices_under_pins_are_as_few_as_do() -> None:
+    """Not the next doubling: llama3-8b without hosts takes six of these, and two were tried."""
+    request = make_request("llama3-8b", cluster="2xa100-40gb", pins=["offload=none"])
+    fixes = {fix.changes: fix for fix in cheapest_pin_fixes(request)}
+    found = smallest_that_fits(request)
+    assert found is not None
+    assert fixes[("2 -> 6 devices",)].devices == found.num_devices == 6

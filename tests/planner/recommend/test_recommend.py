@@ -11,7 +11,6 @@ from echelon.planner.explain.bands import fit_probability
 from echelon.planner.recommend.recommend import (
     SURE,
     Recommendation,
-    even_counts,
     noise,
     recommend,
 )
@@ -41,18 +40,6 @@ def test_eight_billion_on_a_node_needs_no_context_ranks() -> None:
     assert one.answer.first is one.first.ranked
     fastest = next(other for other in one.others if "fastest" in other.preferred_for)
     assert fastest.ranked.estimate.step_s < one.first.ranked.estimate.step_s
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "cluster", "axes"),
-    [
-        ("gpt3-175b", "1024xa100-80gb", ("tp", "pp")),
-        ("llama3-70b", "64xh100", ("tp", "pp")),
-    ],
-)
-def test_short_sequences_are_not_cut(model: str, cluster: str, axes: tuple[str, ...]) -> None:
-    assert splitting_axes(of(model, cluster, "megatron").first.ranked.candidate) == axes
 
 
 def test_what_is_recommended_surely_fits() -> None:
@@ -99,18 +86,12 @@ def test_more_devices_are_never_slower() -> None:
     steps = [
         found(small(devices=count)).first.ranked.estimate.step_s for count in (1, 2, 4, 7, 8, 16)
     ]
-    assert all(later <= earlier * (1.0 + noise()) for earlier, later in pairwise(steps))
+    assert all(later <= earlier for earlier, later in pairwise(steps))
 
 
 def test_a_tiny_model_leaves_devices_idle() -> None:
     one = of("nano", "8xh100")
     assert one.first.ranked.candidate.devices < 8
-
-
-def test_counts_are_of_one_node_or_of_whole_nodes() -> None:
-    assert even_counts(small(devices=8).cluster) == (1, 2, 3, 4, 5, 6, 7, 8)
-    counts = even_counts(small(devices=104).cluster)
-    assert counts[7:] == (8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96)
 
 
 def test_pins_stay_and_pinned_devices_are_all_used() -> None:

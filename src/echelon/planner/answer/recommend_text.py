@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from echelon.core.parameters import num_parameters
 from echelon.core.units import short_count
 from echelon.interop.tools import tool_of_trainer
+from echelon.planner.answer.expected_text import expected_line
 from echelon.planner.answer.legend import mesh_text, recompute_text, schedule_text, sign_texts
 from echelon.planner.explain.bands import held_bytes_band, price_band, step_band
 from echelon.planner.predict.estimate import Estimate
+from echelon.planner.recommend.device_counts import may_idle
 from echelon.planner.recommend.recommend import SURE, PreferredPlan, Recommendation, noise
 from echelon.planner.recommend.simplicity import splitting_axes
 from echelon.planner.search.candidate import CandidatePlan
+from echelon.planner.search.ranked import expected_of_request
 from echelon.planner.view.text_layout import WIDTH, fill_text, fit_page, table
 
 _LABEL = 10  # columns
@@ -83,9 +86,12 @@ def answer_facts(found: Recommendation) -> Iterator[tuple[str, str]]:
     step, held = step_band(estimate), held_bytes_band(estimate)
     yield ("run", plan_words(choice))
     idle = request.cluster.num_devices - choice.devices
-    if idle > 0 and request.objective == "time":
+    if idle > 0 and may_idle(request):
         told = f"{idle:,} of {request.cluster.num_devices:,} devices"
-        yield ("idle", f"{told}: a plan on all of them takes longer")
+        reason = "no plan on all of them is faster and as sure to fit"
+        if request.objective == "expected":
+            reason = "no long run on all of them is done earlier; they are spare"
+        yield ("idle", f"{told}: {reason}")
     yield (
         "step",
         f"{step.value:.4g} s ({step.low:.4g} to {step.high:.4g}), "
@@ -97,6 +103,8 @@ def answer_facts(found: Recommendation) -> Iterator[tuple[str, str]]:
         f"{held.value / 1e9:.1f} of {request.memory_bytes / 1e9:.1f} GB ({held.low / 1e9:.1f} to "
         f"{held.high / 1e9:.1f}); fits: {percent_of_fit(first.fits)}",
     )
+    if request.objective == "expected":
+        yield ("expected", expected_line(expected_of_request(request, estimate)))
     if request.price is not None:
         price = price_band(estimate, request.price)
         yield (
@@ -116,7 +124,10 @@ def reasons(found: Recommendation) -> Iterator[str]:
         f"tell apart: {split}."
     )
     if found.answer.offload:
-        yield "Optimizer state rests on the host: nothing fits else; over PCIe 4.0, assumed."
+        yield (
+            "Optimizer state rests on the host: without, nothing fits, or what fits is slower than "
+            "fewer devices are; over PCIe 4.0, assumed."
+        )
     if not found.sure:
         yield f"No plan fits with a probability of {100 * SURE:.0f} %: try a short run first."
 

@@ -11,13 +11,14 @@ from dataclasses import asdict
 from typing import Any
 
 from echelon.planner.answer.estimate import band_json, estimate_json
+from echelon.planner.answer.expected_text import expected_json
 from echelon.planner.explain.bands import BandedTerms, price_band
 from echelon.planner.explain.neighbours import Neighbour, NeighbourOutcome
 from echelon.planner.explain.sensitivity import SensitivityResult
 from echelon.planner.explain.why import Explanation
 from echelon.planner.predict.estimate import Estimate
 from echelon.planner.recommend.recommend import Recommendation, noise
-from echelon.planner.search.ranked import RankedPlan
+from echelon.planner.search.ranked import RankedPlan, expected_of_request
 from echelon.planner.search.request import SearchRequest
 from echelon.planner.search.search import SearchResult
 
@@ -111,6 +112,7 @@ def recommendation_json(found: Recommendation) -> dict[str, Any]:
         "sure": found.sure,
         "faster_share": found.faster_share,
         "noise": noise(),
+        **_expected(found),
         "others": [
             {
                 "preferred_for": list(one.preferred_for),
@@ -120,6 +122,14 @@ def recommendation_json(found: Recommendation) -> dict[str, Any]:
             for one in found.others
         ],
     }
+
+
+def _expected(found: Recommendation) -> dict[str, Any]:
+    """Return what a step of a long run takes, where that was asked for."""
+    request = found.answer.request
+    if request.objective != "expected":
+        return {}
+    return {"expected": expected_json(expected_of_request(request, found.first.ranked.estimate))}
 
 
 WHY_SCHEMA = 1  # of the written JSON

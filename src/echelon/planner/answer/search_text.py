@@ -8,9 +8,10 @@ from echelon.core.axis import MESH_AXES
 from echelon.core.parameters import num_parameters
 from echelon.core.units import short_count
 from echelon.planner.answer.estimate import bytes_table, rate_lines, seconds_table
+from echelon.planner.answer.expected_text import expected_lines
 from echelon.planner.answer.legend import mesh_text, recompute_text, schedule_text, sign_texts
 from echelon.planner.explain.bands import held_bytes_band, price_band, step_band, tokens_per_s_band
-from echelon.planner.search.ranked import RankedPlan
+from echelon.planner.search.ranked import RankedPlan, expected_of_request
 from echelon.planner.search.search import SearchResult
 from echelon.planner.view.text_layout import WIDTH, fill_text, fit_page, table
 
@@ -41,6 +42,9 @@ def answer_text(
         "Its fullest rank holds, in GB:\n\n"
         + bytes_table(answer.first.estimate, answer.request.memory_bytes, columns=columns)
     )
+    if answer.request.objective == "expected":
+        expected = expected_of_request(answer.request, answer.first.estimate)
+        parts.append("\n".join(expected_lines(expected, columns)))
     if front:
         text = "No other plan has less of step time, memory and devices than one of these:"
         parts.append(f"{text}\n\n{plans_table(front, devices=True, columns=columns)}")
@@ -125,7 +129,7 @@ def _best(answer: SearchResult, best: RankedPlan, *, columns: int) -> Iterator[s
     if answer.request.objective == "devices" and held.high > answer.request.memory_bytes:
         yield "warning   near the limit: at the end of the band of its memory it does not fit"
     if answer.offload:
-        yield "host      optimizer state rests there: nothing fits else; over PCIe 4.0, assumed"
+        yield "host      optimizer state rests there: nothing fits else, or slower; PCIe 4.0 taken"
 
 
 def _widest(plans: Sequence[RankedPlan]) -> str:

@@ -1,18 +1,20 @@
 """The cheapest changes with which a plan fits that does not, such as the layout of a run file.
 
 Single changes come first, by the seconds of a step, then those whose seconds are not known (nobody
-says how fast hosts are), then more devices; where no single change is enough, pairs, then threes.
-A few with one change more follow where they cost less. What may make a plan hold less is what an
-engineer tries.
+says how fast hosts are), then more devices, as few as do; where no single change is enough, pairs,
+then threes. A few with one change more follow where they cost less. What may make a plan hold less
+is what an engineer tries. Where none of it helps on the devices that there are, the smallest
+cluster on which the run has any plan is told (`planner/search/smallest.py`).
 
 Where nothing fits under the pins of a request, a pin is freed, everything else that is pinned
 stays, and the best plan then says what the pin would have to be; pairs of pins where no single one
-is enough. Beside that optimizer state goes to the host, or the same pins go over more devices.
+is enough. Beside that optimizer state goes to the host, or the same pins go over the smallest
+cluster that has a plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, islice
@@ -34,6 +36,7 @@ from echelon.planner.search.options import MOST_RECOMPUTE_INTERVAL, MOST_STAGE
 from echelon.planner.search.pins import NO_RECOMPUTE
 from echelon.planner.search.ranked import RankedPlan, estimate_candidate, settings_from_ranked
 from echelon.planner.search.request import SearchRequest
+from echelon.planner.search.smallest import smallest_that_fits, without_host
 from echelon.planner.search.sweep import SearchSweep
 from echelon.schedule.build import PLAIN_SCHEDULE
 
@@ -98,7 +101,7 @@ def _with_streams(choice: CandidatePlan, tp: int) -> CandidatePlan:
 
 
 _MOST_MENDED = 3  # fixes
-MORE = (2, 4, 8)
+MORE = range(2, 9)
 """Times the devices of a plan on which it is tried."""
 _MOST_FURTHER = 3
 """Fixes of one change more that are told where they cost less than the fewest changes."""
@@ -155,6 +158,17 @@ def find_fixes(request: SearchRequest, choice: CandidatePlan) -> tuple[PlanFix, 
         return ()
     base, before = start.estimate, choice.settings(has_experts=True)
     price = partial(price_fix, lean=base, fast=base, offloaded=choice.offload, before=before)
+    found = _fewest_changes(start, price)
+    if not found or found[0].devices > choice.devices:
+        # Another split of the model may do on fewer devices than this one that goes on growing.
+        anew = [price(one) for one in _split_anew(request)]
+        found = sorted((*anew, *found[:1]), key=fix_cost) + found[1:]
+    fewest = min((fix.devices for fix in found if fix.devices > choice.devices), default=0)
+    return tuple(fix for fix in found if fix.devices <= choice.devices or fix.devices == fewest)
+
+
+def _fewest_changes(start: TriedChanges, price: Callable[[TriedChanges], PlanFix]) -> list[PlanFix]:
+    """Return the fewest changes with which a plan fits, and a few with one more that cost less."""
     level: Sequence[TriedChanges] = [start]
     found: list[PlanFix] = []
     for _ in range(_MOST_MENDED):
@@ -163,11 +177,20 @@ def find_fixes(request: SearchRequest, choice: CandidatePlan) -> tuple[PlanFix, 
         legal = (one for one in sorted(fitting, key=lambda one: one.estimate.step_s) if _legal(one))
         new = [price(one) for one in islice(legal, _MOST_FURTHER if found else None)]
         if found:
-            return (*found, *sorted(new, key=fix_cost))
+            return [*found, *sorted(new, key=fix_cost)]
         found = sorted(new, key=fix_cost)
         close = [one for one in tried if not _fits(one)]
         level = sorted(close, key=lambda one: one.estimate.bytes_held)[:WIDEST]
-    return tuple(found)
+    return found
+
+
+def _split_anew(request: SearchRequest) -> Iterator[TriedChanges]:
+    """Yield the plan of the smallest cluster of the same devices that has one."""
+    found = smallest_that_fits(request)
+    if found is not None:
+        count, host = found.num_devices, ", optimizer state on the host" * found.offload
+        changes = (f"another split on {count:,} device{'s' * (count > 1)}{host}",)
+        yield tried_changes(changes, found.request, found.plan.candidate)
 
 
 def _better(one: TriedChanges, found: Sequence[PlanFix]) -> bool:
@@ -281,7 +304,6 @@ def fix_cost(fix: PlanFix) -> tuple[int, int, float]:
 _ENDLESS = 1e18  # bytes
 _NEARLY = (1.0, 1.05, 1.25, 2.0, 4.0)
 """Times the bound of the leanest plan under which the leanest is looked for."""
-MOST_DOUBLINGS = 6  # doublings
 _MOST_FREED = 2  # settings
 
 
@@ -297,7 +319,7 @@ def cheapest_pin_fixes(request: SearchRequest) -> tuple[PlanFix, ...]:
     if lean is None or fast is None:
         return ()
     before, quickest = estimate_candidate(request, lean), estimate_candidate(request, fast)
-    tried = (*_freed(request), *_offloaded(request), *_larger(request))
+    tried = (*_freed(request), *_offloaded(request), *_other_count(request))
     found = [price_fix(one, lean=before, fast=quickest, offloaded=lean.offload) for one in tried]
     return tuple(sorted(found, key=fix_cost))
 
@@ -326,19 +348,13 @@ def _offloaded(request: SearchRequest) -> Iterator[TriedChanges]:
             yield tried_changes(("optimizer state to the host",), request, choice)
 
 
-def _larger(request: SearchRequest) -> Iterator[TriedChanges]:
-    """Yield the plan of the smallest doubling of the cluster on which something fits."""
-    count = request.cluster.num_devices
-    for _ in range(MOST_DOUBLINGS):
-        count *= 2
-        larger = with_devices(request.without_pins("devices"), count)
-        if larger is None:
-            return
-        choice = _best(larger)
-        if choice is not None:
-            changes = (f"{request.cluster.num_devices:,} -> {count:,} devices",)
-            yield tried_changes(changes, larger, choice)
-            return
+def _other_count(request: SearchRequest) -> Iterator[TriedChanges]:
+    """Yield the plan of the smallest cluster of the same devices that has one without hosts."""
+    alone = request.pins.values_of("offload") is None
+    found = smallest_that_fits(without_host(request) if alone else request)
+    if found is not None:
+        changes = (f"{request.cluster.num_devices:,} -> {found.num_devices:,} devices",)
+        yield tried_changes(changes, found.request, found.plan.candidate)
 
 
 def _leanest(request: SearchRequest) -> CandidatePlan | None:

@@ -18,34 +18,33 @@ from math import exp
 from statistics import NormalDist
 from typing import Literal
 
-from echelon.core.cluster import Cluster
 from echelon.planner.explain.bands import fit_probability, held_factor
 from echelon.planner.predict.residuals import PAIRS
+from echelon.planner.recommend.device_counts import (
+    KEPT,
+    best_count,
+    may_idle,
+    on_fewer_that_fit,
+    picked,
+)
 from echelon.planner.recommend.simplicity import (
     SPLITTING_AXES,
     Complexity,
     complexity,
     splitting_axes,
 )
-from echelon.planner.search.ranked import (
-    RankedPlan,
-    objective_value,
-    pick_finalists,
-)
+from echelon.planner.search.ranked import RankedPlan, objective_value
 from echelon.planner.search.request import SearchRequest
 from echelon.planner.search.search import SearchResult, search, world_sizes
-from echelon.planner.search.sweep import SearchSweep
 
 SURE = 0.95
 """The probability with which a recommended plan fits."""
 CONVINCED = 0.6
 """The probability of being faster from which on a plan is preferred though it is less simple."""
-_KEPT = 8  # plans
+_SUREST = 0.995
+"""The probability of fitting from which on a surer plan is worth nothing."""
 _LEAN_SHARES = (0.25, 0.5, 0.75)
 """Shares of a device's memory within which leaner plans are looked for."""
-_BEST_MFU = 0.8
-"""No step of a model is known that reaches more of its devices' peak."""
-_MOST_COUNTS = 12  # counts of devices
 _MOST_SLOWER = 1.5
 """How many times the seconds of the recommended plan a leaner one may take."""
 
@@ -88,14 +87,12 @@ def recommend(request: SearchRequest) -> Recommendation | SearchResult:
 
     It was stopped then, or no plan fits.
     """
-    answer = search(_surely(request))
-    if answer.num_legal == 0 and (fewer := _on_fewer_devices(answer.request)) is not None:
-        answer = fewer
+    answer = best_on_devices(surely_fitting(request))
     if answer.interrupted:
         return answer
     sure = answer.best is not None
     if not sure:
-        answer = search(request)
+        answer = best_on_devices(request)
         if answer.best is None or answer.interrupted:
             return answer
     try:
@@ -104,35 +101,37 @@ def recommend(request: SearchRequest) -> Recommendation | SearchResult:
         return replace(answer, interrupted=True)
 
 
-def _surely(request: SearchRequest) -> SearchRequest:
+def surely_fitting(request: SearchRequest, probability: float = SURE) -> SearchRequest:
     """Return the request whose plans fit with the probability that is wanted."""
-    return replace(request, uncounted_factor=max(1.0, held_factor(request.software, SURE)))
+    return replace(request, uncounted_factor=max(1.0, held_factor(request.software, probability)))
 
 
-def _on_fewer_devices(request: SearchRequest) -> SearchResult | None:
-    """Return the answer on the most devices for which a mesh is legal and a plan fits, if any."""
-    if not _may_idle(request):
-        return None
-    for count in reversed(even_counts(request.cluster)):
-        answer = search(replace(request, pins=request.pins.having("devices", count)))
-        if answer.best is not None or answer.interrupted:
-            return replace(answer, request=request)
-    return None
+def best_on_devices(request: SearchRequest) -> SearchResult:
+    """Return the answer of a search on all devices, or on fewer where nothing fits on all.
 
-
-def _may_idle(request: SearchRequest) -> bool:
-    return request.objective == "time" and request.pins.values_of("devices") is None
+    However few plans are asked for, enough are found to choose from.
+    """
+    answer = search(replace(request, top=max(KEPT, request.top)))
+    if answer.best is not None or answer.interrupted:
+        return answer
+    return on_fewer_that_fit(answer.request) or answer
 
 
 def recommend_from(
     answer: SearchResult, request: SearchRequest, *, sure: bool = True
 ) -> Recommendation:
-    """Return what to run of an answer that has a plan; `request` takes plans that may not fit."""
-    wanted, offload = answer.request, answer.offload
-    base = _with_idle_devices(wanted, answer.first, offload=offload) or answer.first
-    limit = objective_value(request, base.estimate) * (1.0 + noise())
+    """Return what to run of an answer that has a plan; `request` takes plans that may not fit.
+
+    Where the best plan on fewer devices is within the noise, what is simpler is no slower than it:
+    so a cluster is never slower than a smaller one of the same devices.
+    """
+    best = best_count(answer, noise())
+    answer, wanted, offload = best.answer, answer.request, best.answer.offload
+    surer = _surer(request, answer.first, offload=offload)
+    base = min((answer.first, *surer), key=lambda one: objective_value(request, one.estimate))
+    limit = min((1.0 + noise()) * objective_value(request, base.estimate), best.fewer)
     simpler = _simpler(wanted, base, limit, offload=offload)
-    known = (base, *answer.ranked, *simpler)
+    known = (base, *answer.ranked, *surer, *simpler)
     near = [one for one in known if objective_value(request, one.estimate) <= limit]
     first = min(near, key=lambda one: _order(request, one))
     fastest = _fastest(request, base, offload=offload)
@@ -148,44 +147,21 @@ def recommend_from(
     )
 
 
+def _surer(request: SearchRequest, best: RankedPlan, *, offload: bool) -> list[RankedPlan]:
+    """Return plans that fit almost certainly, where the risk that one does not is counted."""
+    if request.objective != "expected":
+        return []
+    below = objective_value(request, best.estimate) * (1.0 + noise())
+    surest = surely_fitting(request, _SUREST)
+    return picked(surest, offload=offload, below=below, worlds=[best.candidate.devices])
+
+
 def _fastest(request: SearchRequest, base: RankedPlan, *, offload: bool) -> RankedPlan:
     """Return the fastest plan that fits by what is expected: `base`, or one that may not."""
     value, worlds = objective_value(request, base.estimate), [base.candidate.devices]
     # Events may say less than the closed form by which plans are walked.
-    some = _picked(request, offload=offload, below=value * (1.0 + noise()), worlds=worlds)
+    some = picked(request, offload=offload, below=value * (1.0 + noise()), worlds=worlds)
     return min((base, *some), key=lambda one: objective_value(request, one.estimate))
-
-
-def _with_idle_devices(
-    request: SearchRequest, base: RankedPlan, *, offload: bool
-) -> RankedPlan | None:
-    """Return the best plan on fewer devices that takes a shorter step; None where there is none."""
-    if not _may_idle(request):
-        return None
-    estimate = base.estimate
-    least = estimate.model_flops / (_BEST_MFU * estimate.peak_flops * estimate.step_s)
-    worlds = [count for count in even_counts(request.cluster) if least < count < estimate.devices]
-    some = _picked(
-        request, offload=offload, below=estimate.step_s, worlds=worlds[-_MOST_COUNTS:][::-1]
-    )
-    return next((one for one in some if one.estimate.step_s < estimate.step_s), None)
-
-
-def even_counts(cluster: Cluster) -> tuple[int, ...]:
-    """Return how many devices a plan may take, fewest first: of one node, or of whole nodes.
-
-    Their prime factors are at most 7: what cannot be cut evenly is of no use.
-    """
-    node = cluster.devices_per_node
-    counts = {*range(1, node + 1), *(node * nodes for nodes in range(1, cluster.nodes + 1))}
-    return tuple(sorted(count for count in counts if _is_smooth(count)))
-
-
-def _is_smooth(count: int) -> bool:
-    for prime in (2, 3, 5, 7):
-        while count % prime == 0:
-            count //= prime
-    return count == 1
 
 
 def _order(request: SearchRequest, one: RankedPlan) -> tuple[Complexity, float, float]:
@@ -196,16 +172,6 @@ def _order(request: SearchRequest, one: RankedPlan) -> tuple[Complexity, float, 
 
 def _fits(request: SearchRequest, one: RankedPlan) -> float:
     return fit_probability(one.estimate, request.memory_bytes)
-
-
-def _picked(
-    request: SearchRequest, *, offload: bool, below: float, worlds: Sequence[int]
-) -> list[RankedPlan]:
-    """Return the first plans of a request that are worth less than `below`, as Plans."""
-    sweep = SearchSweep(request, offload=offload, keep=_KEPT, below=below)
-    for world in worlds:
-        sweep.walk(world)
-    return pick_finalists(request, sweep.best.ranked(), top=_KEPT).ranked
 
 
 def _simpler(
@@ -228,7 +194,7 @@ def _simpler(
                 if axis not in kept and axis not in pinned:
                     pins = pins.having(axis, 1)
             some = replace(request, pins=pins)
-            found += _picked(some, offload=offload, below=limit, worlds=[base.candidate.devices])
+            found += picked(some, offload=offload, below=limit, worlds=[base.candidate.devices])
         if found:
             yield from found
             return
@@ -285,7 +251,7 @@ def _leaner(request: SearchRequest, first: RankedPlan, *, offload: bool) -> list
         if memory >= first.estimate.bytes_held:
             break
         less = request.with_memory(memory)
-        some = _picked(less, offload=offload, below=limit, worlds=[first.candidate.devices])
+        some = picked(less, offload=offload, below=limit, worlds=[first.candidate.devices])
         if some:
             found.append(min(some, key=lambda one: _order(request, one)))
             break
@@ -294,11 +260,11 @@ def _leaner(request: SearchRequest, first: RankedPlan, *, offload: bool) -> list
 
 def _cheaper(request: SearchRequest, first: RankedPlan, *, offload: bool) -> RankedPlan | None:
     """Return the plan on fewer devices that takes the fewest device seconds of a step."""
-    if not _may_idle(request):
+    if not may_idle(request):
         return None
     priced = replace(request, objective="throughput")
     now = objective_value(priced, first.estimate)
     worlds = [count for count in world_sizes(priced) if count < first.candidate.devices]
     below = now * (1.0 - noise())
-    some = _picked(_surely(priced), offload=offload, below=below, worlds=worlds)
+    some = picked(surely_fitting(priced), offload=offload, below=below, worlds=worlds)
     return some[0] if some else None

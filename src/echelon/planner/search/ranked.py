@@ -21,7 +21,9 @@ from echelon.cost.seconds.events import PipelineOrder, balanced_stages
 from echelon.cost.seconds.from_plan import machine_numbers_from_cluster, model_numbers_from_shape
 from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.step import block_kind_seconds
+from echelon.cost.seconds.trainer_generations import OURS
 from echelon.cost.seconds.unit_times import Again, UnitTimes, unit_times_from_blocks
+from echelon.planner.explain.expected import ExpectedStep, expected_step
 from echelon.planner.predict.estimate import (
     Estimate,
     estimate_from_inputs,
@@ -115,8 +117,19 @@ def ranking_key(request: SearchRequest, one: RankedPlan) -> tuple[float, ...]:
 
 def objective_value(request: SearchRequest, estimate: Estimate) -> float:
     """Return what a plan is worth under the objective of a request; less is better."""
+    if request.objective == "expected":
+        return expected_of_request(request, estimate).total_s
     weighted = request.objective in ("throughput", "cost")
     return estimate.step_s * (estimate.devices if weighted else 1)
+
+
+def expected_of_request(request: SearchRequest, estimate: Estimate) -> ExpectedStep:
+    """Return what a step of a plan is expected to take in a long run.
+
+    Of our own trainer closed forms count what the lists of a plan hold to the byte.
+    """
+    known = replace(estimate, by_lists=estimate.by_lists or request.trainer == OURS)
+    return expected_step(known, request.model, request.memory_bytes)
 
 
 def settings_from_ranked(request: SearchRequest, ranked: RankedPlan) -> dict[str, object]:

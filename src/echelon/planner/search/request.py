@@ -45,8 +45,9 @@ from echelon.cost.seconds.trainer_generations import (
 from echelon.interop.tools import ALSO_CALLED, tool_of_trainer
 from echelon.planner.search.pins import Pins, limits_of_tool, pin_of_setting, pin_word, read_pins
 
-Objective = Literal["time", "throughput", "cost", "devices"]
-"""A short step on all devices; many tokens a second and device, or for a price; few devices."""
+Objective = Literal["time", "throughput", "cost", "devices", "expected"]
+"""A short step on all devices; many tokens a second and device, or for a price; few devices; a
+short step of a long run, with its interruptions, restarts and the risk that a plan does not fit."""
 
 _TOKENS_OF_A_BATCH = 4 * 2**20
 """Tokens of a global batch where nobody says."""

@@ -69,16 +69,20 @@ class _FirstCandidates(BestCandidates):
 
 
 def anything_fits(request: SearchRequest) -> bool:
-    """Return whether a plan over all devices of a request fits, by closed forms.
+    """Return whether a plan over all devices of a request fits, by closed forms."""
+    return something_fits(on_all_devices(request), request.cluster.num_devices)
+
+
+def something_fits(request: SearchRequest, count: int) -> bool:
+    """Return whether a plan over so many devices of a request fits, by closed forms.
 
     Where a search would let optimizer state rest on the host, such plans count too.
     """
-    request = on_all_devices(request)
     pinned = request.pins.values_of("offload") is not None
     for offload in (False,) if pinned else (False, True):
         sweep = SearchSweep(request, offload=offload)
         sweep.best = _FirstCandidates()
-        sweep.walk(request.cluster.num_devices)
+        sweep.walk(count)
         if sweep.best.found:
             return True
     return False

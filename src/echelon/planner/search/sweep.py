@@ -26,6 +26,7 @@ import numpy as np
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
 from echelon.cost.seconds.numbers import Array, Num
 from echelon.cost.seconds.trainer_generations import OURS
+from echelon.planner.explain.expected import interruptions_of_run
 from echelon.planner.predict.estimate import counted_terms
 from echelon.planner.predict.formulas import (
     OptionTable,
@@ -67,6 +68,15 @@ class SearchCounts:
     refused: Counter[str] = field(default_factory=Counter[str])
 
 
+def _weight(request: SearchRequest, world: int) -> float:
+    """Return what a second of a step on so many devices is worth; of risks nothing counts yet."""
+    if request.objective in ("time", "devices"):
+        return 1.0
+    if request.objective == "expected":
+        return interruptions_of_run(request.model, request.software, world).slowdown
+    return float(world)
+
+
 class SearchSweep:
     """Look for the best plans of a request, one world size after another."""
 
@@ -84,13 +94,14 @@ class SearchSweep:
         self.least_bytes = float("inf")
         self.request = request
         self.offload = offload
+        self._bounded = below < inf
         self._legal = Legality(request.one_rank_run)
         self._options = OptionTables(request, offload=offload)
 
     def walk(self, world: int) -> None:
         """Walk every plan of `world` ranks; what is found so far stands also when interrupted."""
         request = self.request
-        weight = 1.0 if request.objective in ("time", "devices") else float(world)
+        weight = _weight(request, world)
         rows = legal_meshes(request, world, self._legal)
         self.counts.refused.update(rows.refused)
         if not len(rows):
@@ -100,16 +111,21 @@ class SearchSweep:
         plans = options.num_plans()
         self.counts.seen += int(plans.sum())
         formulas = VectorizedFormulas(request, rows)
-        everything = np.arange(len(rows), dtype=np.int64)
-        least = self._least(formulas, everything)
+        some = np.arange(len(rows), dtype=np.int64)
+        if self._bounded:
+            # A few rows are fast enough: what the others hold need not be known.
+            formulas.prepare(some)
+            some = some[weight * self._steady(formulas, some) < self.best.threshold]
+        least = self._least(formulas, some)
+        plans = plans[some]
         self.least_bytes = min(self.least_bytes, float(least[plans > 0].min(initial=np.inf)))
         fits = (least <= request.memory_bytes) & (plans > 0)
         self._too_large(int(plans[~fits].sum()))
-        index = everything[fits]
+        index = some[fits]
         if not len(index):
             return
         formulas.prepare(index)
-        steady = weight * self._terms(formulas, index, _ROW_TERMS, recompute=0.0)
+        steady = weight * self._steady(formulas, index)
         order = np.argsort(steady, kind="stable")
         start, size = 0, FIRST_ROWS
         while start < len(order) and steady[order[start]] < self.best.threshold:
@@ -241,6 +257,9 @@ class SearchSweep:
             counted = sum(found.terms[name] for name in counted_terms(found.terms, by_lists=ours))
             total = counted + factor * (total - counted)
         return broadcast_to_array(total, len(index))
+
+    def _steady(self, formulas: VectorizedFormulas, index: RowIndex) -> Array:
+        return self._terms(formulas, index, _ROW_TERMS, recompute=0.0)
 
     def _terms(
         self, formulas: VectorizedFormulas, index: RowIndex, names: tuple[str, ...], **numbers: Num
