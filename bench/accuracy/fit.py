@@ -49,12 +49,12 @@ DEVICE: Mapping[str, tuple[float, float, float]] = {
     "launch_s": (4e-7, 4e-6, 0.7),
 }
 TRAINER: Mapping[str, tuple[float, float, float]] = {
-    "compute_factor": (0.7, 2.0, 0.15),
+    "pace": (0.7, 2.0, 0.15),
     "fused_share": (0.3, 1.8, 0.2),
     "score_bytes": (6.0, 40.0, 0.3),
     "width_bytes": (15.0, 160.0, 0.4),
     "inner_bytes": (4.0, 30.0, 0.4),
-    "host_s": (1e-6, 6e-5, 0.5),
+    "host_s": (1e-6, 4e-5, 0.5),
     "hook_s": (1e-5, 2e-2, 1.0),
     "cast_bytes": (2.0, 40.0, 0.5),
     "mixture_s": (1e-5, 4e-3, 0.7),
@@ -75,13 +75,25 @@ NOBODY = "generic"
 OF_FAMILY, OF_TRAINER = float(os.environ.get("WF","1.0")), float(os.environ.get("WC","0.6"))
 """Deviations of a family of trainers from all of them, and of a trainer from its family, over that
 of a constant of TRAINER."""
-FAMILY = {
-    "megatron": "megatron", "megatron-core": "megatron", "megatron-core-2025": "megatron",
-    "megatron-core-2026": "megatron",
-    "megatron-deepspeed": "torch", "deepspeed": "torch", "deepspeed-2022": "torch", "fsdp": "torch",
-    "fsdp-compiled": "torch", "fsdp2": "torch", "fsdp2-compiled": "torch", "internevo": "torch",
-    "generic": "torch", "echelon": "torch", "jax": "jax",
+PARENTS: Mapping[str, str] = {
+    "megatron": "family megatron",
+    "megatron-core": "trainer megatron",
+    "megatron-core-2025": "trainer megatron-core",
+    "megatron-core-2026": "trainer megatron-core-2025",
+    "fsdp": "family torch",
+    "fsdp-compiled": "trainer fsdp",
+    "fsdp2": "trainer fsdp",
+    "fsdp2-compiled": "trainer fsdp2",
+    "megatron-deepspeed": "family torch",
+    "deepspeed": "family torch",
+    "deepspeed-2022": "trainer deepspeed",
+    "internevo": "family torch",
+    "jax": "family jax",
 }
+"""What each generation of trainers comes of: an earlier one, or a family of them."""
+FAMILIES = ("jax", "megatron", "torch")
+OWN: Mapping[str, float] = {"pace": 0.3}
+"""Deviations of constants that differ more between trainers than they are unknown of all."""
 NOBODYS = "torch"
 """The family of a trainer that is not known."""
 GRAPHS = frozenset({"GB200", "GB300"})
@@ -114,18 +126,19 @@ class Fitting:
                 found.append(_constant(f"device {key} {name}", value, limits))
         known = priors()
         for name, (low, high, width) in TRAINER.items():
-            top = f"family all {name}"
-            found.append(_constant(top, float(getattr(known[NOBODY], name)), (low, high, width)))
-            for family in sorted(set(FAMILY.values())):
-                value = float(getattr(known[NOBODY], name))
+            value, top = float(getattr(known[NOBODY], name)), f"family all {name}"
+            found.append(_constant(top, value, (low, high, width)))
+            for family in FAMILIES:
                 one = _constant(f"family {family} {name}", value, (low, high, OF_FAMILY * width))
                 found.append(replace(one, parent=top))
-        for key in sorted(set(self.trainers) - {NOBODY}):
+        for key in PARENTS:
             for name, (low, high, width) in TRAINER.items():
-                if name not in NEVER.get(key, frozenset()):
-                    value = float(getattr(known[key], name))
-                    one = _constant(f"trainer {key} {name}", value, (low, high, OF_TRAINER * width))
-                    found.append(replace(one, parent=f"family {FAMILY[key]} {name}"))
+                value = float(getattr(known[key], name))
+                if name in NEVER.get(key, frozenset()):
+                    low = high = value
+                width = OWN.get(name, OF_TRAINER * width)
+                one = _constant(f"trainer {key} {name}", value, (low, high, width))
+                found.append(replace(one, parent=f"{PARENTS[key]} {name}"))
         return found
 
     def together(self) -> dict[str, tuple[str, Any]]:
@@ -187,7 +200,7 @@ def _without_far_candidates(case: Case) -> Case:
 def refit(cases: Sequence[Case], start: ConstantValues | None = None) -> ConstantValues:
     """Return the constants that are nearest to the measured times of `cases`."""
     problem = Fitting(cases)
-    names = [publisher_of(case.row) for case in cases]
+    names = [(publisher_of(case.row), case.program.generation) for case in cases]
     order = list(dict.fromkeys(names))
     groups = Groups(numbers=np.array([order.index(name) for name in names]), ratio=SHARED / ALONE)
     weights = np.full(len(cases), (BEND / ALONE) ** 2)

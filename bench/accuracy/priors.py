@@ -65,7 +65,7 @@ DEVICES: Mapping[str, Efficiency] = {
 """By generation of device; one that is not here has its catalogue's values."""
 
 EAGER = {
-    "compute_factor": 1.1,
+    "pace": 1.1,
     "fused_share": 0.8,
     "score_bytes": 16.0,
     "width_bytes": 50.0,
@@ -89,12 +89,12 @@ EAGER = {
 """The constants of a trainer of which nothing is known."""
 KNOWN: Mapping[str, Mapping[str, float]] = {
     # Nothing is sent behind compute; CPU threads start each kernel of a block.
-    "megatron": {"compute_factor": 1.0, "reduce_overlap": 0.05, "tensor_overlap": 0.01},
+    "megatron": {"pace": 1.0, "reduce_overlap": 0.05, "tensor_overlap": 0.01},
     "megatron-deepspeed": {"reduce_overlap": 0.05, "tensor_overlap": 0.01},
     # Gradients, parameters, exchanges of tensor parallelism and messages are overlapped.
-    "megatron-core": {"compute_factor": 1.0, "fused_share": 1.0, "tensor_overlap": 0.3, "pipeline_overlap": 0.5},
-    "megatron-core-2025": {"compute_factor": 1.0, "fused_share": 1.3, "tensor_overlap": 0.3, "pipeline_overlap": 0.5},
-    "megatron-core-2026": {"compute_factor": 1.0, "fused_share": 1.3, "tensor_overlap": 0.3, "pipeline_overlap": 0.5},
+    "megatron-core": {"pace": 1.0, "fused_share": 1.0, "tensor_overlap": 0.3, "pipeline_overlap": 0.5},
+    "megatron-core-2025": {"pace": 1.0, "fused_share": 1.3, "tensor_overlap": 0.3, "pipeline_overlap": 0.5},
+    "megatron-core-2026": {"pace": 1.0, "fused_share": 1.3, "tensor_overlap": 0.3, "pipeline_overlap": 0.5},
     # Gathers of 2021 went parameter by parameter.
     "deepspeed": {"hook_s": 4e-3, "gather_share": 0.15, "gather_overlap": 0.98, "interference": 0.02},
     "deepspeed-2022": {"hook_s": 4e-3, "gather_share": 0.6, "gather_overlap": 0.75, "interference": 0.3},

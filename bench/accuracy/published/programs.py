@@ -35,7 +35,7 @@ NAME_PATTERNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("megatron-deepspeed", ("megatron-deepspeed", "megatron deepspeed", "neox", "megatron-ds")),
     ("fsdp2", ("automodel",)),
     ("fsdp2-compiled", ("llm.c", "llm.q", "llmq")),
-    ("jax", ("maxtext", "jax", "levanter", "paxml", "praxis", "easylm", "t5x", "xla")),
+    ("jax", ("maxtext", "jax", "levanter", "paxml", "praxis", "easylm", "t5x", "xla", "oneflow")),
     ("megatron-core", ("nemo", "bridge", "megatron-core", "mcore", "megatron core", "primus")),
     ("megatron-core", ("mindspeed", "transformer engine", "transformerengine")),
     ("megatron", ("megatron",)),

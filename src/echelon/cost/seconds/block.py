@@ -15,7 +15,7 @@ What a block sends, and what of that shows, is told in `exchanges.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -63,6 +63,12 @@ class PassSeconds:
     room: Num
     """Seconds for which the device is at work beyond those in which its host starts the kernels."""
 
+    def at_pace(self, pace: Num) -> PassSeconds:
+        """Return a pass that takes `pace` times as long."""
+        return PassSeconds(
+            **{item.name: pace * getattr(self, item.name) for item in fields(self)}
+        )
+
     @property
     def total(self) -> Num:
         """Return the sum."""
@@ -97,12 +103,11 @@ def block_seconds(work: CostInputs, *, mixture: bool) -> BlockSeconds:
     forward, inputs, weights = _attention_matmuls(work)
     routed = routed_matmuls(work) if mixture else (0.0, 0.0, 0.0)
     inner = _sum(routed, _matmuls_of_all_tokens(work, mixture=mixture))
-    slower = work.software.compute_factor
     forward, inputs, weights = (
-        slower * (a + b) for a, b in zip((forward, inputs, weights), inner, strict=True)
+        a + b for a, b in zip((forward, inputs, weights), inner, strict=True)
     )
-    attention, attention_back = (slower * one for one in attention_seconds(work))
-    moves = slower * _memory_bound_seconds(work, mixture=mixture)
+    attention, attention_back = attention_seconds(work)
+    moves = _memory_bound_seconds(work, mixture=mixture)
     tensor, tensor_back = tensor_exchange(work)
     context = context_exchange(work, attention, attention_back)
     expert = expert_exchange(work, routed) if mixture else NOTHING
@@ -136,7 +141,11 @@ def block_seconds(work: CostInputs, *, mixture: bool) -> BlockSeconds:
         expert=expert.shown_backward,
         room=np.maximum(0.0, device - later),
     )
-    return BlockSeconds(forward=first, input_gradients=second, weight_gradients=weights)
+    return BlockSeconds(
+        forward=first.at_pace(software.pace),
+        input_gradients=second.at_pace(software.pace),
+        weight_gradients=software.pace * weights,
+    )
 
 
 def _linear(work: CostInputs, rows: Num, depth: Num, columns: Num) -> tuple[Num, Num, Num]:
@@ -279,17 +288,17 @@ def end_seconds(work: CostInputs) -> EndSeconds:
     # Where products are done in fp8, those of the head are not.
     machine = replace(work.machine, peak_flops=work.machine.attention_flops)
     tokens, columns = work.tokens, model.vocab / layout.tp
-    slower = software.compute_factor
-    forward = slower * matmul_seconds(machine, tokens, model.hidden, columns, work.element)
-    inputs = slower * matmul_seconds(machine, tokens, columns, model.hidden, work.element)
-    weights = slower * matmul_seconds(machine, model.hidden, tokens, columns, work.element)
-    logits = slower * memory_seconds(machine, 0.5 * software.logit_bytes * tokens * columns)
+    forward = matmul_seconds(machine, tokens, model.hidden, columns, work.element)
+    inputs = matmul_seconds(machine, tokens, columns, model.hidden, work.element)
+    weights = matmul_seconds(machine, model.hidden, tokens, columns, work.element)
+    logits = memory_seconds(machine, 0.5 * software.logit_bytes * tokens * columns)
     rows = work.element * tokens * model.hidden
     way = library_group_links(work, layout.tp, 1.0)
     joined = all_reduce_seconds(way, rows)
     small = 3.0 * all_reduce_seconds(way, 4.0 * tokens)
+    pace = software.pace
     return EndSeconds(
-        embedding=memory_seconds(machine, 7.0 * rows) + joined,
-        head_forward=forward + logits + small,
-        head_backward=inputs + weights + logits + joined,
+        embedding=pace * (memory_seconds(machine, 7.0 * rows) + joined),
+        head_forward=pace * (forward + logits + small),
+        head_backward=pace * (inputs + weights + logits + joined),
     )

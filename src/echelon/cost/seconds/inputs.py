@@ -24,9 +24,9 @@ class TrainerConstants:
 
     element_bytes: Num = 2.0
     """Bytes of an element of parameters and activations; other bytes are told for elements of 2."""
-    compute_factor: Num = 1.0
-    """What its products, its attention and its passes over memory take, over the same kernels one
-    by one on a device that does nothing else."""
+    pace: Num = 1.0
+    """What a step takes over the sum of its parts, each as fast as it is by itself: gaps between
+    kernels, clocks under load, what else runs."""
     fused_attention: Num = 1.0
     """Flag: one kernel that never writes the scores, which skips what a causal mask hides."""
     fused_share: Num = 1.0

@@ -78,7 +78,8 @@ def step_seconds(work: CostInputs, blocks: BlockKindSeconds | None = None) -> Te
     held = fullest_rank_weights(work, plain, mixtures)
     gather, scatter = _stage_three(work, blocks, plain, mixtures)
     messages = _messages(work)
-    reduce, regather = step_collective_seconds(work, held)
+    pace = software.pace
+    reduce, regather = (pace * one for one in step_collective_seconds(work, held))
     cut_whole = np.asarray(layout.zero) >= 3.0
     # At stage 2 gradients are scattered after every microbatch, at 0 and 1 once.
     times = np.where(np.asarray(layout.zero) == 2.0, m, 1.0)
@@ -94,13 +95,13 @@ def step_seconds(work: CostInputs, blocks: BlockKindSeconds | None = None) -> Te
         "tensor": m * part.tensor,
         "context": m * part.context,
         "expert": m * part.expert,
-        "messages": messages,
+        "messages": pace * messages,
         "bubble": idle,
         "gather": np.where(cut_whole, gather, (1.0 - software.reduce_overlap) * regather),
         "gradients": np.where(cut_whole, scatter, shown),
-        "adding": m * accumulation_seconds(work, held),
-        "optimizer": update_seconds(work, held),
-        "fixed": software.step_s + 0.0 * m,
+        "adding": pace * m * accumulation_seconds(work, held),
+        "optimizer": pace * update_seconds(work, held),
+        "fixed": pace * software.step_s + 0.0 * m,
     }
     busy = ("matmul", "attention", "memory", "host", "head", "recompute")
     ranks = np.maximum(layout.dp * layout.cp, 1.0)
@@ -193,7 +194,7 @@ def _stage_three(
         (mixtures, blocks.experts, True),
     ):
         weights = block_weights(work.model, layout, mixture=mixture)
-        gather, scatter = unit_gather_seconds(work, *weights)
+        gather, scatter = (software.pace * one for one in unit_gather_seconds(work, *weights))
         forward = seconds.forward.total
         backward = (
             seconds.input_gradients.total + seconds.weight_gradients + layout.recompute * forward
@@ -206,15 +207,16 @@ def _stage_three(
         waits = waits + count * (once + back + slowed + _hooks(work, seconds))
         last = np.maximum(last, np.where(np.asarray(count) > 0, gather + scatter, 0.0))
     ends = embedding_and_head_weights(work.model, layout)
-    gather, scatter = unit_gather_seconds(work, ends, 0.0)
+    gather, scatter = (software.pace * one for one in unit_gather_seconds(work, ends, 0.0))
     return m * (waits + 0.5 * (gather + last)), m * 0.5 * scatter
 
 
 def _hooks(work: CostInputs, seconds: BlockSeconds) -> Num:
     """Return what a block waits for a host that gathers and frees its parameters, in all passes."""
     first, second = seconds.forward, seconds.input_gradients
-    shown = np.maximum(0.0, work.software.hook_s - first.room)
-    back = np.maximum(0.0, work.software.hook_s - second.room)
+    hook = work.software.pace * work.software.hook_s
+    shown = np.maximum(0.0, hook - first.room)
+    back = np.maximum(0.0, hook - second.room)
     return (1.0 + work.layout.recompute) * shown + back
 
 

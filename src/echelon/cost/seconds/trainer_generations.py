@@ -134,7 +134,7 @@ def constants_on_devices(
         software = replace(
             software, context_bytes=0.0, host_adds=1.0, interference=0.0, by_pairs=1.0
         )
-        software = replace(software, compute_factor=1.0, hook_s=0.0)
+        software = replace(software, pace=1.0, hook_s=0.0)
         software = replace(software, adding_bytes=8.0, pair_hops=0.25)
         software = replace(software, **dict.fromkeys(OVERLAPS, 0.0), **dict.fromkeys(_WHOLE, 1.0))
     return replace(software, **dict(cluster.trainer)) if trainer == OURS else software
