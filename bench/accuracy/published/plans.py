@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import cast
 
+from bench.accuracy.published.memory_settings import offloaded
 from bench.accuracy.published.programs import Program
 from bench.accuracy.published.recomputes import (
     FULL,
@@ -223,7 +224,9 @@ def _layout(
         zero=zero,
         recompute=policy.share,
         selective=policy.selective,
-        offload=float("offload" in row.word("framework").lower()),
+        per_op=policy.per_op,
+        offload=float(offloaded(row, "optimizer_offload")),
+        parameter_offload=float(offloaded(row, "parameter_offload")),
     )
 
 

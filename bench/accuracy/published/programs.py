@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from bench.accuracy.published.memory_settings import FP8_COPIES, is_compiled
 from bench.accuracy.published.rows import Row
 from bench.accuracy.published.trainer_defaults import with_named_settings
 from echelon.cost.seconds.inputs import TrainerConstants
 from echelon.cost.seconds.trainer_generations import FRAMEWORKS
+from echelon.cost.seconds.trainer_memory import COMPILED
 
 FLASH_SINCE = 2023
 """The year from which runs use fused attention, where nothing is said (FlashAttention: 2022)."""
@@ -88,7 +90,9 @@ def program_of(row: Row) -> Program:
     if zero is None:
         zero = row.assume("zero_stage", _usual_stage(name, int(year)), "the framework's default")
     notes = row.word("compile_fusion_notes").lower()
-    compiled = re.search(r"(?<!no )(?<!without )torch[. _]compile|\bcompiled", notes) is not None
+    compiled = row.flag("compiled")
+    if compiled is None:
+        compiled = re.search(r"(?<!no )(?<!without )torch[. _]compile|\bcompiled", notes) is not None
     fused = row.flag("flash_attn")
     if fused is None:
         fused = year >= FLASH_SINCE
@@ -120,7 +124,17 @@ def framework_from_name(name: str, *, year: int, zero: float, compiled: bool = F
 
 def software_of(row: Row, program: Program) -> TrainerConstants:
     """Return the facts of a row's program in its precision, and with the settings it names."""
-    return with_named_settings(row, _software_in_precision(row, program))
+    software = _software_in_precision(row, program)
+    return with_named_settings(row, _as_compiled(row, program, software), program.generation)
+
+
+def _as_compiled(row: Row, program: Program, software: TrainerConstants) -> TrainerConstants:
+    """Return the constants with what a compiler changes of memory, and fp8 copies of weights."""
+    if program.is_core and re.search(r"fp8|float8", row.word("precision").lower()):
+        return replace(software, cast_bytes=FP8_COPIES)
+    if program.generation == "generic" and is_compiled(row):
+        return replace(software, **COMPILED)
+    return software
 
 
 def _software_in_precision(row: Row, program: Program) -> TrainerConstants:

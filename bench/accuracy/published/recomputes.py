@@ -13,6 +13,8 @@ class Recompute:
     name: str
     share: float
     selective: float
+    per_op: float = 0.0
+    """Flag: blocks keep attention and every second product (torchtitan)."""
 
 
 NO_RECOMPUTE = Recompute(name="none", share=0.0, selective=0.0)
@@ -37,7 +39,7 @@ def recomputes_of(text: str, on_rank: float, *, cuts_parameters: bool) -> list[R
         return [Recompute(name=lower, share=min(1.0, max(0.0, share)), selective=0.0)]
     if lower.startswith("selective"):
         if "other" in lower or "per-op" in lower:
-            return [Recompute(name=lower, share=0.5, selective=0.0)]
+            return [Recompute(name=lower, share=0.5, selective=0.0, per_op=1.0)]
         return [QUARTER, HALF, MOST] if cuts_parameters else [SELECTIVE]
     return [SELECTIVE] if "attn" in lower or "attention" in lower else [FULL]
 

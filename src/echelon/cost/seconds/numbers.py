@@ -185,8 +185,12 @@ class LayoutNumbers:
     """Share of blocks that run forward again."""
     selective: Num = 0.0
     """Flag: only the attention of those runs again."""
+    per_op: Num = 0.0
+    """Flag: blocks keep their attention and every second product, and run the rest again."""
     offload: Num = 0.0
     """Flag: optimizer state is in the memory of the host."""
+    parameter_offload: Num = 0.0
+    """Flag: parameters are in the memory of the host, and come a unit at a time."""
 
     @property
     def dp(self) -> Num:

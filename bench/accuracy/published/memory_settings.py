@@ -1,0 +1,262 @@
+"""What a row says of its device's memory: states and dtypes, offload, and how it was read.
+
+Columns first (`bench/data/README.md` describes them), else words of the columns that every file
+has: `framework`, `precision`, `compile_fusion_notes`, `zero_stage`. A cell with a word that is not
+known refuses its row; a note that says nothing of memory is no error.
+
+An optimizer keeps so many values of each weight: Adam two moments, SGD, Lion and Muon one,
+Adafactor a row and a column. In 8 bits they come with a scale in fp32 for each 256 values
+(bitsandbytes functional.py, torchao optim/subclass_8bit.py), in 4 bits for each 128.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from bench.accuracy.published.refusals import Refused
+from bench.accuracy.published.rows import Row
+from echelon.core.rulebook.config import OUT_OF_RANGE
+from echelon.cost.seconds.inputs import TrainerConstants
+
+MEMORY_KINDS = ("allocated", "reserved", "driver")
+"""What a number of memory can be: torch's two peaks, or all that a device has in use."""
+VALUE_BYTES: Mapping[str, float] = {
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "int8": 1.0 + 4.0 / 256.0,
+    "fp8": 1.0 + 4.0 / 256.0,
+    "int4": 0.5 + 4.0 / 128.0,
+}
+"""Bytes of a value of optimizer state, with its share of a scale."""
+MOMENTS: tuple[tuple[str, float], ...] = (
+    ("adafactor", 0.01),
+    ("came", 0.01),
+    ("adam", 2.0),
+    ("lamb", 2.0),
+    ("muon", 1.0),
+    ("lion", 1.0),
+    ("momentum", 1.0),
+    ("sgd", 1.0),
+)
+"""Values that an optimizer keeps of a weight, by what is in its name, the most telling first."""
+USUAL_KIND: tuple[tuple[str, str], ...] = (
+    ("torchtitan", "reserved"),
+    ("swift", "reserved"),
+    ("foundry", "reserved"),
+    ("megatron-deepspeed", "driver"),
+    ("internevo", "driver"),
+    ("oneflow", "driver"),
+    ("torchtune", "allocated"),
+    ("bridge", "allocated"),
+    ("nemo", "allocated"),
+    ("nanotron", "allocated"),
+    ("paddlenlp", "allocated"),
+    ("litgpt", "allocated"),
+    ("thunder", "allocated"),
+)
+"""What a trainer prints as its memory: `torch.cuda.max_memory_reserved` of torchtitan's metrics and
+of ms-swift, `max_memory_allocated` of the others; users of older trainers read the driver's."""
+KIND_WORDS: tuple[tuple[str, str], ...] = (
+    (r"max[_ -]?reserved|max_memory_reserved|\breserved\b", "reserved"),
+    (r"max_memory_allocated|mem-max-allocated|peak[_ -]allocated|\ballocated\b|peak of active", ""),
+    (r"nvidia-smi|rocm-smi|\bdriver\b|memory in use|memory of the device", "driver"),
+)
+"""Words of a note that say how memory was read; "" is allocated."""
+LOGITS_HELD: Mapping[str, float] = {"in-place": 4.0, "fused": 0.25}
+"""Bytes that a loss holds for each logit: gradients in the place of logits; a kernel of the head
+and the loss together, which has a piece of a sixteenth of the logits or less, in fp32 (Liger,
+cut-cross-entropy)."""
+CHUNKED_LOGITS = 4.0
+"""Bytes of a logit and of its gradient in 16 bits, which stay whole while fp32 copies come in
+chunks (torchtune modules/loss, torchtitan)."""
+WIDE_LOGITS = 12.0
+"""Bytes of a logit in a chunk: log-softmax in fp32, and two gradients of it."""
+FP8_COPIES = 2.0
+"""Bytes of both fp8 copies of a weight, by rows and by columns, that Transformer Engine keeps
+beside it in 16 bits (pytorch/module/base.py, get_weight_workspace)."""
+
+
+def memory_kind(row: Row) -> str:
+    """Return whether a row's memory is allocated, reserved or the driver's."""
+    word = row.word("mem_kind").lower()
+    if word:
+        if word not in MEMORY_KINDS:
+            raise Refused(OUT_OF_RANGE, f"mem_kind = {word} is none of {', '.join(MEMORY_KINDS)}")
+        return word
+    notes = f"{row.word('compile_fusion_notes')} {row.word('notes')}".lower()
+    for words, kind in KIND_WORDS:
+        if re.search(words, notes):
+            return kind or "allocated"
+    name = row.word("framework").lower()
+    usual = next((kind for key, kind in USUAL_KIND if key in name), "reserved")
+    if row.positive("mem_per_gpu_gb"):
+        row.say("mem_kind", usual, "what its trainer prints, else what an allocator reserves")
+    return usual
+
+
+def words_of(row: Row) -> str:
+    """Return all that a row says in words about how it ran."""
+    columns = ("framework", "precision", "zero_stage", "compile_fusion_notes", "notes")
+    return " ".join(row.word(column) for column in columns).lower()
+
+
+def offloaded(row: Row, column: str) -> bool:
+    """Return whether the host's memory holds the optimizer's state, or parameters."""
+    cell = row.word(column).lower()
+    if cell:
+        if cell in ("none", "no", "false", "0"):
+            return False
+        if re.match(r"host|cpu|nvme|yes|true|all|\d", cell):
+            return True
+        raise Refused(OUT_OF_RANGE, f"{column} = {cell} is neither none nor host")
+    text = words_of(row)
+    if column == "parameter_offload":
+        return re.search(r"parameters?[^,;.]{0,30} offload|offload[^,;.]{0,20} param", text) is not None
+    state = re.search(r"optimi[sz]er[^,;.]{0,20} offload|offload[^,;.]{0,20} optimi[sz]er", text)
+    general = re.search(r"(?:cpu|host)[- ]offload|\bpaged\b|zero-?offload", text)
+    return (state or general or "offload" in row.word("framework").lower()) is not None and bool(
+        state or general or "offload" in row.word("framework").lower()
+    )
+
+
+def is_compiled(row: Row) -> bool | None:
+    """Return whether a compiler made a row's kernels; None where the row does not say."""
+    cell = row.flag("compiled")
+    if cell is not None:
+        return cell
+    notes = row.word("compile_fusion_notes").lower()
+    if re.search(r"\bno (?:torch[. _])?compile|without (?:torch[. _])?compile|\beager\b", notes):
+        return False
+    return True if re.search(r"torch[. _]compile|\bcompiled", notes) else None
+
+
+def with_states(row: Row, software: TrainerConstants, usual_logits: float) -> TrainerConstants:
+    """Return the constants of a row's trainer with the memory that its dtypes take."""
+    software = _with_parameters(row, software)
+    software = _with_optimizer(row, software)
+    return replace(software, logit_held=_logits_held(row, usual_logits))
+
+
+def _with_parameters(row: Row, software: TrainerConstants) -> TrainerConstants:
+    """Return the constants with what parameters and gradients rest in."""
+    precision = row.word("precision").lower()
+    if re.search(r"autocast|\bamp\b", precision) and float(software.element_bytes) < 4.0:
+        if "pure" not in precision:
+            # Casts of weights are kept for backward until autocast ends.
+            software = replace(
+                software,
+                parameter_bytes=4.0,
+                gradient_bytes=4.0,
+                state_bytes=8.0,
+                cast_bytes=float(software.element_bytes),
+            )
+    elif is_pure(row):
+        half = float(software.element_bytes)
+        software = replace(
+            software, parameter_bytes=half, gradient_bytes=half, state_bytes=2.0 * half
+        )
+        software = replace(software, reduced_bytes=half)
+    return software
+
+
+def is_pure(row: Row) -> bool:
+    """Return whether parameters, gradients and states are all in 16 bits."""
+    text = row.word("precision").lower()
+    if re.search(r"\bpure[ -](?:bf16|fp16|half)|(?:bf16|fp16)[ -(]*pure|all[ -]bf16", text):
+        return True
+    master = row.word("master_dtype").lower()
+    states = row.word("state_dtype").lower()
+    return master in ("none", "bf16") and states in ("bf16", "fp16", "int8", "int4")
+
+
+def _with_optimizer(row: Row, software: TrainerConstants) -> TrainerConstants:
+    text = words_of(row)
+    name = (row.word("optimizer") or "").lower()
+    said = row.word("state_dtype").lower()
+    if not said:
+        said = _dtype_in_words(name) or _dtype_in_words(text)
+    master = row.word("master_dtype").lower()
+    if not (name or said or master):
+        return software
+    moments = _moments(row, name)
+    copy = _master_bytes(row, master, software)
+    if said and said not in VALUE_BYTES:
+        raise Refused(OUT_OF_RANGE, f"state_dtype = {said} is none of {', '.join(VALUE_BYTES)}")
+    each = VALUE_BYTES[said] if said else _usual_moment(software, copy)
+    extra = max(0.0, float(software.state_bytes) - 12.0) if copy else 0.0
+    rests_wide = float(software.parameter_bytes) >= 4.0
+    state = moments * each + (0.0 if rests_wide else copy) + extra
+    software = replace(software, state_bytes=state)
+    if re.search(r"fused into (?:the )?backward|(?:optimi[sz]er|step) in (?:the )?backward", text):
+        software = replace(software, gradient_bytes=0.0, late_gradients=0.0)
+    return software
+
+
+def _usual_moment(software: TrainerConstants, copy: float) -> float:
+    whole = float(software.state_bytes)
+    return 4.0 if whole >= 8.0 or copy else whole / 2.0
+
+
+def _dtype_in_words(text: str) -> str:
+    if re.search(r"(?:8[- ]?bit|int8)[ -]*(?:paged[ -]*)?(?:adam|optim|lion|state)", text):
+        return "int8"
+    if re.search(r"adamw?[ -]?8[- ]?bit|optim\w*[ -]8[- ]?bit", text):
+        return "int8"
+    if re.search(r"4[- ]?bit[ -]*(?:adam|optim)|adamw?[ -]?4[- ]?bit", text):
+        return "int4"
+    found = re.search(r"(bf16|fp32|fp16) (?:optimi[sz]er )?(?:states|moments)", text)
+    return found[1] if found else ""
+
+
+def _moments(row: Row, name: str) -> float:
+    if not name:
+        name = "adam"
+    if "sgd" in name and "no momentum" in name:
+        return 0.0
+    for word, count in MOMENTS:
+        if word in name:
+            return count
+    raise Refused(OUT_OF_RANGE, f"optimizer = {name}: how many values it keeps is not known")
+
+
+def _master_bytes(row: Row, word: str, software: TrainerConstants) -> float:
+    """Return the bytes of the copy of a weight that the optimizer updates."""
+    if not word:
+        return 4.0 if float(software.state_bytes) >= 12.0 else 0.0
+    if word in ("none", "no"):
+        return 0.0
+    if word not in ("fp32", "bf16", "fp16"):
+        raise Refused(OUT_OF_RANGE, f"master_dtype = {word} is none of fp32, bf16, fp16, none")
+    return VALUE_BYTES[word]
+
+
+def _logits_held(row: Row, usual: float) -> float:
+    """Return the bytes that the loss holds for each logit."""
+    word = row.word("loss").lower()
+    if not word:
+        word = _loss_in_words(row)
+    if not word or word == "whole":
+        return usual
+    chunks = re.fullmatch(r"chunked\s+([1-9]\d{0,6})", word)
+    if chunks:
+        return min(usual, CHUNKED_LOGITS + WIDE_LOGITS / float(chunks[1]))
+    if word in LOGITS_HELD:
+        return LOGITS_HELD[word]
+    raise Refused(
+        OUT_OF_RANGE, f"loss = {word} is none of whole, in-place, fused, compiled, chunked N"
+    )
+
+
+def _loss_in_words(row: Row) -> str:
+    notes = words_of(row)
+    if re.search(r"fused linear cross[- ]?entropy|liger|cut[- ]cross[- ]?entropy|\bflce\b", notes):
+        return "fused"
+    chunks = re.search(r"(?:loss|cross[- ]?entropy|\bce\b)[^;,]{0,20}\b(\d+) chunks", notes)
+    if chunks:
+        return f"chunked {chunks[1]}"
+    if re.search(r"chunked (?:loss|cross[- ]?entropy|ce\b)|loss in chunks", notes):
+        return "chunked 8"
+    return ""

@@ -1,0 +1,86 @@
+"""What trainers hold on a device beside weights and activations, by generation, from their code.
+
+Every number counts tensors of a project's own files; none was fitted. In bytes a logit (V), or for
+each token and width of `hidden` (h), of queries and keys, or of `ffn` (f):
+
+    Megatron-Core     The loss keeps 2 V of logits while their fp32 copy becomes probabilities, then
+                      gradients, in place: 2 + 4 (megatron/core/tensor_parallel/cross_entropy.py).
+                      Transformer Engine keeps a norm's input and output, fc1's output and what the
+                      activation makes of it (transformer_engine/pytorch/module/layernorm_linear.py,
+                      linear.py): that is `closed_forms.py`. Rotary positions make new queries and
+                      keys while values are a view that holds all three. Backward of an MLP has the
+                      gradients of 3 f beside.
+    Megatron, to 2022 `output.float()`, and `exp()` out of place: 2 + 4 + 4 (megatron/mpu).
+    eager PyTorch     Logits, log-softmax in fp32, and two gradients of it: 2 + 4 + 4 + 4
+                      (aten LossNLL, SoftMax). An RMSNorm keeps its input in fp32 and the normed
+                      value beside what a linear layer keeps, 4 h more for each norm; silu(gate) is
+                      kept beside gate, up and their product, 2 f; keys and values are repeated.
+    compiled PyTorch  Kernels are fused, so that a block keeps what products need. Loss in one graph
+                      with the head: logits, their gradient in fp32 and in 16 bits, 2 + 4 + 2.
+    FSDP2             Parameters rest in fp32 as what the optimizer updates; gathered in 16 bits:
+                      the block at work, the next, gradients, and their fp32 copy that is sent,
+                      2 + 2 + 2 + 4 (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+                      `zero_grad` frees gradients, so that backward makes them anew.
+    DeepSpeed         Offloaded states take gradients with them (runtime/zero/stage_1_and_2.py,
+                      stage3.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Facts = Mapping[str, float]
+
+CORE: Facts = {
+    "logit_held": 6.0,
+    "loss_apart": 1.0,
+    "working_width": 4.0,
+    "working_inner": 6.0,
+    "saved_heads": 2.0,
+}
+"""Megatron-Core with Transformer Engine."""
+EAGER: Facts = {
+    "logit_held": 14.0,
+    "loss_apart": 1.0,
+    "late_gradients": 1.0,
+    "working_width": 8.0,
+    "working_inner": 8.0,
+    "saved_width": 8.0,
+    "saved_inner": 2.0,
+    "saved_heads": 1.0,
+}
+"""PyTorch without a compiler: its loop, and libraries that run a model as it is written."""
+COMPILED: Facts = {
+    "logit_held": 8.0,
+    "loss_apart": 1.0,
+    "late_gradients": 1.0,
+    "working_width": 4.0,
+    "working_inner": 6.0,
+    "saved_width": 0.0,
+    "saved_inner": 0.0,
+    "saved_heads": 0.0,
+}
+"""PyTorch with blocks, or a whole step, compiled."""
+SHARDED: Facts = {
+    "parameter_bytes": 4.0,
+    "state_bytes": 8.0,
+    "gradient_bytes": 4.0,
+    "gathered_bytes": 10.0,
+    "slack": 0.1,
+}
+"""FSDP2 with mixed precision."""
+
+MEMORY: Mapping[str, Facts] = {
+    "megatron": {"loss_apart": 1.0, "logit_held": 10.0},
+    "megatron-core": CORE,
+    "megatron-core-2025": CORE,
+    "megatron-core-2026": CORE,
+    "generic": EAGER,
+    "deepspeed": {"offloads_gradients": 1.0},
+    "deepspeed-2022": {"offloads_gradients": 1.0},
+    "fsdp": {"offloads_gradients": 1.0},
+    "fsdp-compiled": {**COMPILED, "offloads_gradients": 1.0},
+    "fsdp2": {**EAGER, **SHARDED, "offloads_gradients": 1.0},
+    "fsdp2-compiled": {**COMPILED, **SHARDED, "logit_held": 14.0, "offloads_gradients": 1.0},
+}
+"""By generation, facts over those of `trainer_generations.py`."""
