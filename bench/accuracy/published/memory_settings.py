@@ -97,6 +97,19 @@ def memory_kind(row: Row) -> str:
     return usual
 
 
+def drops_out(row: Row) -> bool:
+    """Return whether a row of Megatron-Core keeps masks of dropout.
+
+    `--hidden-dropout` is 0.1 where nobody says (megatron/training/arguments.py), which models like
+    GPT leave and others do not.
+    """
+    found = re.search(r"dropout (?:of )?(\d*\.?\d+)|(no|without) dropout", words_of(row))
+    if found:
+        return bool(found[1]) and float(found[1]) > 0.0
+    plain = "megatron-lm" in row.word("framework").lower()
+    return plain and row.word("model").lower().startswith("gpt") and row.flag("gated_mlp") is False
+
+
 def words_of(row: Row) -> str:
     """Return all that a row says in words about how it ran."""
     columns = ("framework", "precision", "zero_stage", "compile_fusion_notes", "notes")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from bench.accuracy.published.memory_settings import FP8_COPIES, is_compiled
+from bench.accuracy.published.memory_settings import FP8_COPIES, drops_out, is_compiled
 from bench.accuracy.published.rows import Row
 from bench.accuracy.published.trainer_defaults import with_named_settings
 from echelon.cost.seconds.inputs import TrainerConstants
@@ -130,8 +130,12 @@ def software_of(row: Row, program: Program) -> TrainerConstants:
 
 def _as_compiled(row: Row, program: Program, software: TrainerConstants) -> TrainerConstants:
     """Return the constants with what a compiler changes of memory, and fp8 copies of weights."""
+    if program.is_core:
+        software = replace(software, dropout=float(drops_out(row)))
     if program.is_core and re.search(r"fp8|float8", row.word("precision").lower()):
-        return replace(software, cast_bytes=FP8_COPIES)
+        # NVIDIA's recipes of fp8 keep no copy of a weight in 16 bits.
+        primary = "bridge" in row.word("framework").lower()
+        return replace(software, cast_bytes=0.0 if primary else FP8_COPIES)
     if program.generation == "generic" and is_compiled(row):
         return replace(software, **COMPILED)
     return software

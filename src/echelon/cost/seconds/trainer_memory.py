@@ -7,9 +7,9 @@ each token and width of `hidden` (h), of queries and keys, or of `ffn` (f):
                       gradients, in place: 2 + 4 (megatron/core/tensor_parallel/cross_entropy.py).
                       Transformer Engine keeps a norm's input and output, fc1's output and what the
                       activation makes of it (transformer_engine/pytorch/module/layernorm_linear.py,
-                      linear.py): that is `closed_forms.py`. Rotary positions make new queries and
-                      keys while values are a view that holds all three. Backward of an MLP has the
-                      gradients of 3 f beside.
+                      linear.py): that is `closed_forms.py`; its attention makes queries, keys and
+                      values contiguous, so that their common projection goes. Backward of an MLP
+                      has the gradients of 3 f beside.
     Megatron, to 2022 `output.float()`, and `exp()` out of place: 2 + 4 + 4 (megatron/mpu).
     eager PyTorch     Logits, log-softmax in fp32, and two gradients of it: 2 + 4 + 4 + 4
                       (aten LossNLL, SoftMax). An RMSNorm keeps its input in fp32 and the normed
@@ -36,7 +36,8 @@ CORE: Facts = {
     "loss_apart": 1.0,
     "working_width": 4.0,
     "working_inner": 6.0,
-    "saved_heads": 2.0,
+    "slack": 0.06,
+    "context_bytes": 3.0e9,
 }
 """Megatron-Core with Transformer Engine."""
 EAGER: Facts = {
