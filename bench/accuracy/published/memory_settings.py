@@ -74,6 +74,10 @@ CHUNKED_LOGITS = 4.0
 chunks (torchtune modules/loss, torchtitan)."""
 WIDE_LOGITS = 12.0
 """Bytes of a logit in a chunk: log-softmax in fp32, and two gradients of it."""
+COMPILED_PURE = 4.0
+"""Bytes of a logit and its gradient in 16 bits, all that a compiled loss holds of them."""
+LOSS_COMPILED_SINCE = 2025
+"""The year from which torchtitan compiles the loss with the model (`compile.components`)."""
 FP8_COPIES = 2.0
 """Bytes of both fp8 copies of a weight, by rows and by columns, that Transformer Engine keeps
 beside it in 16 bits (pytorch/module/base.py, get_weight_workspace)."""
@@ -108,6 +112,12 @@ def drops_out(row: Row) -> bool:
         return bool(found[1]) and float(found[1]) > 0.0
     plain = "megatron-lm" in row.word("framework").lower()
     return plain and row.word("model").lower().startswith("gpt") and row.flag("gated_mlp") is False
+
+
+def compiles_loss(row: Row) -> bool:
+    """Return whether the loss of a compiled model is compiled, too."""
+    name, year = row.word("framework").lower(), row.number("year") or 0.0
+    return "titan" in name and year >= LOSS_COMPILED_SINCE
 
 
 def words_of(row: Row) -> str:
@@ -202,10 +212,13 @@ def _with_optimizer(row: Row, software: TrainerConstants) -> TrainerConstants:
     extra = max(0.0, float(software.state_bytes) - 12.0) if copy else 0.0
     rests_wide = float(software.parameter_bytes) >= 4.0
     state = moments * each + (0.0 if rests_wide else copy) + extra
-    software = replace(software, state_bytes=state)
-    if re.search(r"fused into (?:the )?backward|(?:optimi[sz]er|step) in (?:the )?backward", text):
-        software = replace(software, gradient_bytes=0.0, late_gradients=0.0)
-    return software
+    return replace(software, state_bytes=state)
+
+
+def frees_gradients(row: Row) -> bool:
+    """Return whether each gradient is gone before the next is made."""
+    words = r"fused into (?:the )?backward|(?:optimi[sz]er|step) in (?:the )?backward"
+    return re.search(words + r"|as they are made and fr", words_of(row)) is not None
 
 
 def _usual_moment(software: TrainerConstants, copy: float) -> float:
@@ -256,6 +269,9 @@ def _logits_held(row: Row, usual: float) -> float:
     chunks = re.fullmatch(r"chunked\s+([1-9]\d{0,6})", word)
     if chunks:
         return min(usual, CHUNKED_LOGITS + WIDE_LOGITS / float(chunks[1]))
+    if word == "compiled" or (word == "fused" and "titan" in row.word("framework").lower()):
+        # torchtitan has no kernel of the head and the loss together: its loss is compiled.
+        return min(usual, COMPILED_PURE)
     if word in LOGITS_HELD:
         return LOGITS_HELD[word]
     raise Refused(

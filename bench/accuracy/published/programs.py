@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from bench.accuracy.published.memory_settings import FP8_COPIES, drops_out, is_compiled
+from bench.accuracy.published.memory_settings import (
+    COMPILED_PURE,
+    FP8_COPIES,
+    compiles_loss,
+    drops_out,
+    is_compiled,
+    is_pure,
+)
 from bench.accuracy.published.rows import Row
 from bench.accuracy.published.trainer_defaults import with_named_settings
 from echelon.cost.seconds.inputs import TrainerConstants
@@ -43,8 +50,9 @@ NAME_PATTERNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("echelon", ("echelon",)),
     ("internevo", ("internevo",)),
     ("fsdp2", ("titan", "fsdp2", "fsdp v2", "olmo-core", "olmo core", "vescale", "torchtune")),
+    ("deepspeed", ("deepspeed", "colossal")),
     ("fsdp", ("fsdp", "composer", "foundry", "accelerate", "lightning", "axolotl", "fairscale")),
-    ("deepspeed", ("deepspeed", "colossal", "zero-")),
+    ("deepspeed", ("zero-",)),
 )
 """What the names of trainers have in them, the most telling first."""
 SECOND_SINCE = 2024
@@ -137,7 +145,10 @@ def _as_compiled(row: Row, program: Program, software: TrainerConstants) -> Trai
         primary = "bridge" in row.word("framework").lower()
         return replace(software, cast_bytes=0.0 if primary else FP8_COPIES)
     if program.generation == "generic" and is_compiled(row):
-        return replace(software, **COMPILED)
+        software = replace(software, **COMPILED)
+        return replace(software, logit_held=COMPILED_PURE) if is_pure(row) else software
+    if program.generation == "fsdp2-compiled" and compiles_loss(row):
+        return replace(software, logit_held=COMPILED_PURE)
     return software
 
 

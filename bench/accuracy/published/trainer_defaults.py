@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
-from bench.accuracy.published.memory_settings import is_pure, with_states
+from bench.accuracy.published.memory_settings import frees_gradients, is_pure, with_states
 from bench.accuracy.published.refusals import Refused
 from bench.accuracy.published.rows import Row
 from echelon.core.rulebook.config import OUT_OF_RANGE
@@ -27,8 +27,9 @@ from echelon.cost.seconds.inputs import TrainerConstants
 
 DTYPE_BYTES: Mapping[str, float] = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 """Bytes of an element."""
-FUSED_LOSS = 2.0
-"""Bytes of a logit whose gradient takes its place in 16 bits (Transformer Engine's loss)."""
+OWN_LOSS: Mapping[str, float] = {"fused": 2.0, "in-place": 4.0}
+"""Bytes that a trainer's own loss holds for each logit: the gradient takes the logit's place, in 16
+bits (Transformer Engine), or in fp32 beside it for a while (flash-attention's)."""
 FULL = re.compile(r"fp32|tf32|float32")
 """Precisions in which a default of 16 bits says nothing."""
 DTYPE_COLUMNS: Mapping[str, str] = {
@@ -85,10 +86,11 @@ def with_named_settings(
         if word:
             named[constant] = DTYPE_BYTES[word]
     logits = float(software.logit_held)
-    if usual and usual.loss == "fused" and not row.word("loss"):
-        logits = FUSED_LOSS
+    if usual and usual.loss in OWN_LOSS and not row.word("loss"):
+        logits = OWN_LOSS[usual.loss]
     software = with_states(row, software, logits)
-    return replace(software, **named)
+    software = replace(software, **named)
+    return replace(software, gradient_bytes=0.0) if frees_gradients(row) else software
 
 
 def default_of(row: Row, generation: str) -> TrainerDefaults | None:

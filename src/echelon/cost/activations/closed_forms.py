@@ -41,11 +41,11 @@ def _beside(work: CostInputs, mixture: bool) -> Num:
     """Return what the trainer of `work` keeps beside, by the widths of a block."""
     model, software, tp = work.model, work.software, work.layout.tp
     stream = np.where(np.asarray(work.layout.sequence_parallel) > 0, tp, 1.0)
-    heads = (model.query_dim + model.kv_dim) / tp
+    repeats = np.maximum(0.0, model.query_dim - model.kv_dim) / tp
     inner = model.ffn
     if mixture:
         inner = (model.top_k + model.shared_experts) * model.expert_ffn
-    widths = software.saved_width * model.hidden / stream + software.saved_heads * heads
+    widths = software.saved_width * model.hidden / stream + software.saved_repeats * repeats
     return work.tokens * (widths + software.saved_inner * inner / tp)
 
 

@@ -128,10 +128,17 @@ class HeldOfRank:
     mixtures: Num
     shared: Num
     routed: Num
-    unit: Num
-    """Weights of the largest block, or of the ends."""
+    block: Num
+    """Weights of the largest block."""
+    ends: Num
+    """Weights of the embedding and the head that are here."""
     both: Num
     """Flag: both ends of the model are here."""
+
+    @property
+    def unit(self) -> Num:
+        """Return the weights of the largest block, or of the ends."""
+        return np.maximum(self.block, self.ends)
 
     @property
     def layers(self) -> Num:
@@ -167,7 +174,8 @@ def _held_weights(work: CostInputs, *, last: bool) -> HeldOfRank:
         mixtures=mixtures,
         shared=copies * (plain * dense + mixtures * mixed) + ends,
         routed=copies * mixtures * experts,
-        unit=np.maximum(np.maximum(dense, mixed), ends),
+        block=np.maximum(dense, mixed),
+        ends=ends,
         both=both,
     )
 
@@ -179,8 +187,9 @@ def _weight_terms(work: CostInputs, held: HeldOfRank) -> dict[str, Num]:
     near = np.asarray(layout.parameter_offload) == 0
     rest = np.asarray(software.parameter_bytes)
     rest = np.where(near, np.where(rest > 0, rest, work.element), 0.0)
-    unit = np.asarray(software.gathered_bytes)
-    unit = held.unit * np.where(unit > 0, unit, 2.0 * work.element + software.gradient_bytes)
+    of_block = np.asarray(software.gathered_bytes)
+    unit = held.unit * (2.0 * work.element + software.gradient_bytes)
+    unit = np.where(of_block > 0, held.block * of_block + held.ends * work.element, unit)
     # Parameters in the host's memory come in units, too.
     gathered = np.where((zero >= 3) | ~near, unit, 0.0)
     stays = (zero >= 3) & (np.asarray(layout.reshard) == 0)

@@ -100,15 +100,16 @@ class TrainerConstants:
     cast_bytes: Num = 0.0
     """Bytes of copies of a weight in the dtype of a product, beside it while a microbatch runs."""
     gathered_bytes: Num = 0.0
-    """Bytes of a weight of the largest unit that ZeRO 3 gathers; 0: two units, and gradients."""
+    """Bytes of a weight of the largest block that ZeRO 3 gathers, beside both ends; 0: of two of
+    the largest units, and gradients."""
     late_gradients: Num = 0.0
     """Flag: gradients are made during backward and freed by the update."""
     offloads_gradients: Num = 0.0
     """Flag: where the optimizer is in the host's memory, gradients go there as they are made."""
     saved_width: Num = 0.0
     """Bytes that a block keeps beside `closed_forms.py`, for each token and width of `hidden`."""
-    saved_heads: Num = 0.0
-    """The same for each token and width of queries and keys."""
+    saved_repeats: Num = 0.0
+    """The same for each token and width by which queries are wider than keys."""
     saved_inner: Num = 0.0
     """The same for each token and width of `ffn`, of experts for each row."""
     dropout: Num = 0.0

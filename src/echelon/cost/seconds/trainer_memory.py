@@ -19,7 +19,7 @@ each token and width of `hidden` (h), of queries and keys, or of `ffn` (f):
                       with the head: logits, their gradient in fp32 and in 16 bits, 2 + 4 + 2.
     FSDP2             Parameters rest in fp32 as what the optimizer updates; gathered in 16 bits:
                       the block at work, the next, gradients, and their fp32 copy that is sent,
-                      2 + 2 + 2 + 4 (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+                      2 + 2 + 2 + 4, and both ends (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
                       `zero_grad` frees gradients, so that backward makes them anew.
     DeepSpeed         Offloaded states take gradients with them (runtime/zero/stage_1_and_2.py,
                       stage3.py).
@@ -48,7 +48,7 @@ EAGER: Facts = {
     "working_inner": 8.0,
     "saved_width": 8.0,
     "saved_inner": 2.0,
-    "saved_heads": 1.0,
+    "saved_repeats": 4.0,
 }
 """PyTorch without a compiler: its loop, and libraries that run a model as it is written."""
 COMPILED: Facts = {
@@ -59,7 +59,7 @@ COMPILED: Facts = {
     "working_inner": 6.0,
     "saved_width": 0.0,
     "saved_inner": 0.0,
-    "saved_heads": 0.0,
+    "saved_repeats": 0.0,
 }
 """PyTorch with blocks, or a whole step, compiled."""
 SHARDED: Facts = {
@@ -67,7 +67,7 @@ SHARDED: Facts = {
     "state_bytes": 8.0,
     "gradient_bytes": 4.0,
     "gathered_bytes": 10.0,
-    "slack": 0.1,
+    "slack": 0.15,
 }
 """FSDP2 with mixed precision."""
 
@@ -79,7 +79,7 @@ MEMORY: Mapping[str, Facts] = {
     "generic": EAGER,
     "deepspeed": {"offloads_gradients": 1.0},
     "deepspeed-2022": {"offloads_gradients": 1.0},
-    "fsdp": {"offloads_gradients": 1.0},
+    "fsdp": {**EAGER, "offloads_gradients": 1.0},
     "fsdp-compiled": {**COMPILED, "offloads_gradients": 1.0},
     "fsdp2": {**EAGER, **SHARDED, "offloads_gradients": 1.0},
     "fsdp2-compiled": {**COMPILED, **SHARDED, "logit_held": 14.0, "offloads_gradients": 1.0},
