@@ -15,6 +15,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from bench.accuracy.published.refusals import Refused
 from bench.accuracy.published.rows import Row
 from echelon.core.rulebook.config import OUT_OF_RANGE
@@ -22,6 +24,8 @@ from echelon.cost.seconds.inputs import TrainerConstants
 
 MEMORY_KINDS = ("allocated", "reserved", "driver")
 """What a number of memory can be: torch's two peaks, or all that a device has in use."""
+FULL_BYTES = 4.0
+"""Bytes of a value in fp32."""
 VALUE_BYTES: Mapping[str, float] = {
     "fp32": 4.0,
     "bf16": 2.0,
@@ -117,6 +121,8 @@ def drops_out(row: Row) -> bool:
 def compiles_loss(row: Row) -> bool:
     """Return whether the loss of a compiled model is compiled, too."""
     name, year = row.word("framework").lower(), row.number("year") or 0.0
+    if row.word("loss"):
+        return "of the loss" in words_of(row)
     return "titan" in name and year >= LOSS_COMPILED_SINCE
 
 
@@ -165,29 +171,30 @@ def with_states(row: Row, software: TrainerConstants, usual_logits: float) -> Tr
 
 def _with_parameters(row: Row, software: TrainerConstants) -> TrainerConstants:
     """Return the constants with what parameters and gradients rest in."""
+    half = float(software.element_bytes)
+    if is_pure(row):
+        states = replace(software, parameter_bytes=half, gradient_bytes=half, reduced_bytes=half)
+        # FSDP sends gradients in the dtype in which they are.
+        gathered = np.where(np.asarray(software.gathered_bytes) > 0, 4.0 * half, 0.0)
+        return replace(states, state_bytes=2.0 * half, gathered_bytes=float(gathered))
     precision = row.word("precision").lower()
-    if re.search(r"autocast|\bamp\b", precision) and float(software.element_bytes) < 4.0:
-        if "pure" not in precision:
-            # Casts of weights are kept for backward until autocast ends.
-            software = replace(
-                software,
-                parameter_bytes=4.0,
-                gradient_bytes=4.0,
-                state_bytes=8.0,
-                cast_bytes=float(software.element_bytes),
-            )
-    elif is_pure(row):
-        half = float(software.element_bytes)
-        software = replace(
-            software, parameter_bytes=half, gradient_bytes=half, state_bytes=2.0 * half
+    if half < FULL_BYTES and re.search(r"autocast|\bamp\b(?!_)", precision):
+        # Casts of weights are kept for backward until autocast ends.
+        return replace(
+            software,
+            parameter_bytes=FULL_BYTES,
+            gradient_bytes=FULL_BYTES,
+            state_bytes=2.0 * FULL_BYTES,
+            cast_bytes=half,
         )
-        software = replace(software, reduced_bytes=half)
     return software
 
 
 def is_pure(row: Row) -> bool:
     """Return whether parameters, gradients and states are all in 16 bits."""
     text = row.word("precision").lower()
+    if "bf16_master_weights" in text:
+        return True
     if re.search(r"\bpure[ -](?:bf16|fp16|half)|(?:bf16|fp16)[ -(]*pure|all[ -]bf16", text):
         return True
     master = row.word("master_dtype").lower()
@@ -209,9 +216,8 @@ def _with_optimizer(row: Row, software: TrainerConstants) -> TrainerConstants:
     if said and said not in VALUE_BYTES:
         raise Refused(OUT_OF_RANGE, f"state_dtype = {said} is none of {', '.join(VALUE_BYTES)}")
     each = VALUE_BYTES[said] if said else _usual_moment(software, copy)
-    extra = max(0.0, float(software.state_bytes) - 12.0) if copy else 0.0
     rests_wide = float(software.parameter_bytes) >= 4.0
-    state = moments * each + (0.0 if rests_wide else copy) + extra
+    state = moments * each + (0.0 if rests_wide else copy)
     return replace(software, state_bytes=state)
 
 

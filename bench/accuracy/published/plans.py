@@ -20,6 +20,7 @@ from bench.accuracy.published.recomputes import (
     FULL,
     HALF,
     NO_RECOMPUTE,
+    PER_OP,
     QUARTER,
     Recompute,
     recomputes_of,
@@ -185,6 +186,9 @@ def _policies(row: Row, program: Program, on_rank: float) -> list[Recompute]:
     if text:
         cuts = program.generation.startswith("fsdp")
         return recomputes_of(text, on_rank, cuts_parameters=cuts)
+    if "titan" in row.word("framework").lower():
+        # Its configurations say so (torchtitan/models/llama3/train_configs).
+        return [PER_OP, FULL]
     # Programs compiled as a whole keep inputs of layers only, unless told otherwise.
     free = program.fused and program.generation != "jax"
     return [NO_RECOMPUTE, QUARTER, HALF, FULL] if free else [FULL]

@@ -23,6 +23,7 @@ QUARTER = Recompute(name="full, every 4", share=0.25, selective=0.0)
 HALF = Recompute(name="full, every 2", share=0.5, selective=0.0)
 MOST = Recompute(name="full, 3 of 4", share=0.75, selective=0.0)
 FULL = Recompute(name="full", share=1.0, selective=0.0)
+PER_OP = Recompute(name="selective (per-op)", share=0.5, selective=0.0, per_op=1.0)
 NONE_WORDS = ("none", "no", "false", "off", "0", "n", "disabled", "without")
 
 

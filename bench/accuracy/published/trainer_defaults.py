@@ -88,6 +88,9 @@ def with_named_settings(
     logits = float(software.logit_held)
     if usual and usual.loss in OWN_LOSS and not row.word("loss"):
         logits = OWN_LOSS[usual.loss]
+    if float(software.update_bytes) > 0.0:
+        # Gradients in fp32 that an update makes are its own.
+        named.pop("gradient_bytes", None)
     software = with_states(row, software, logits)
     software = replace(software, **named)
     return replace(software, gradient_bytes=0.0) if frees_gradients(row) else software

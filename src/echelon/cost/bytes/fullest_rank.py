@@ -245,8 +245,8 @@ def _kept_per_op(work: CostInputs, held: HeldOfRank) -> Num:
     """Return what all blocks of a rank keep where every second product runs again.
 
     Of the products q, k, v, o, gate, up, down the first, third, fifth and seventh are kept, and
-    attention's output; a mixture keeps rows that came from other ranks, and went back to them
-    (torchtitan, distributed/activation_checkpoint.py).
+    attention's output; rows of experts are dispatched again (torchtitan,
+    distributed/activation_checkpoint.py).
     """
     model, layout = work.model, work.layout
     tp = layout.tp
@@ -254,9 +254,8 @@ def _kept_per_op(work: CostInputs, held: HeldOfRank) -> Num:
     values = np.where(np.asarray(model.kv_rank) > 0, model.value_dim, model.kv_dim)
     both = stream + (2.0 * model.query_dim + values) / tp
     inner = model.ffn / tp + np.where(np.asarray(model.up) > 1.0, stream, 0.0)
-    rows = np.where(np.asarray(layout.ep) > 1.0, 2.0 * _routed(work), 0.0)
     shared = model.shared_experts * model.expert_ffn / tp
-    elements = held.plain * (both + inner) + held.mixtures * (both + rows + shared)
+    elements = held.plain * (both + inner) + held.mixtures * (both + shared)
     return work.element * work.tokens * elements
 
 

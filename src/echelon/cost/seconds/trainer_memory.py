@@ -67,9 +67,20 @@ SHARDED: Facts = {
     "state_bytes": 8.0,
     "gradient_bytes": 4.0,
     "gathered_bytes": 10.0,
-    "slack": 0.15,
+    "slack": 0.08,
 }
 """FSDP2 with mixed precision."""
+
+ZERO: Facts = {
+    **EAGER,
+    "late_gradients": 0.0,
+    "state_bytes": 12.0,
+    "update_bytes": 4.0,
+    "context_bytes": 3.0e9,
+    "gathered_bytes": 8.0,
+    "offloads_gradients": 1.0,
+}
+"""DeepSpeed's ZeRO."""
 
 MEMORY: Mapping[str, Facts] = {
     "megatron": {"loss_apart": 1.0, "logit_held": 10.0},
@@ -78,7 +89,7 @@ MEMORY: Mapping[str, Facts] = {
     "megatron-core-2026": CORE,
     "generic": EAGER,
     "deepspeed": {"offloads_gradients": 1.0},
-    "deepspeed-2022": {"offloads_gradients": 1.0},
+    "deepspeed-2022": ZERO,
     "fsdp": {**EAGER, "offloads_gradients": 1.0},
     "fsdp-compiled": {**COMPILED, "offloads_gradients": 1.0},
     "fsdp2": {**EAGER, **SHARDED, "offloads_gradients": 1.0},
