@@ -153,10 +153,12 @@ def offloaded(row: Row, column: str) -> bool:
 
 def is_compiled(row: Row) -> bool | None:
     """Return whether a compiler made a row's kernels; None where the row does not say."""
-    cell = row.flag("compiled")
+    cell, notes = row.flag("compiled"), row.word("compile_fusion_notes").lower()
+    if "thunder" in row.word("framework").lower() and "torch.compile" not in notes:
+        # Thunder keeps what a model as it is written keeps.
+        return False
     if cell is not None:
         return cell
-    notes = row.word("compile_fusion_notes").lower()
     if re.search(r"\bno (?:torch[. _])?compile|without (?:torch[. _])?compile|\beager\b", notes):
         return False
     return True if re.search(r"torch[. _]compile|\bcompiled", notes) else None
@@ -219,6 +221,16 @@ def _with_optimizer(row: Row, software: TrainerConstants) -> TrainerConstants:
     rests_wide = float(software.parameter_bytes) >= 4.0
     state = moments * each + (0.0 if rests_wide else copy)
     return replace(software, state_bytes=state)
+
+
+def updates_in_lists(row: Row) -> bool:
+    """Return whether an update makes a copy of a moment of all weights at once.
+
+    Adam does so where it is not fused (torch/optim/adam.py, _multi_tensor_adam), and its states are
+    not in 8 bits.
+    """
+    name = f"{row.word('optimizer')} {row.word('state_dtype')}".lower()
+    return "fused" not in words_of(row) and "8" not in name and "sgd" not in name
 
 
 def frees_gradients(row: Row) -> bool:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from bench.accuracy.published.memory_settings import (
     COMPILED_PURE,
     FP8_COPIES,
+    VALUE_BYTES,
     compiles_loss,
     drops_out,
     is_compiled,
     is_pure,
+    updates_in_lists,
 )
 from bench.accuracy.published.rows import Row
 from bench.accuracy.published.trainer_defaults import with_named_settings
@@ -98,7 +100,7 @@ def program_of(row: Row) -> Program:
     if zero is None:
         zero = row.assume("zero_stage", _usual_stage(name, int(year)), "the framework's default")
     notes = row.word("compile_fusion_notes").lower()
-    compiled = row.flag("compiled")
+    compiled = is_compiled(row)
     if compiled is None:
         compiled = re.search(r"(?<!no )(?<!without )torch[. _]compile|\bcompiled", notes) is not None
     fused = row.flag("flash_attn")
@@ -147,6 +149,8 @@ def _as_compiled(row: Row, program: Program, software: TrainerConstants) -> Trai
     if program.generation == "generic" and is_compiled(row):
         software = replace(software, **COMPILED)
         return replace(software, logit_held=COMPILED_PURE) if is_pure(row) else software
+    if program.generation == "generic" and updates_in_lists(row):
+        return replace(software, update_bytes=VALUE_BYTES["bf16" if is_pure(row) else "fp32"])
     if program.generation == "fsdp2-compiled" and compiles_loss(row):
         return replace(software, logit_held=COMPILED_PURE)
     return software

@@ -195,8 +195,9 @@ def _weight_terms(work: CostInputs, held: HeldOfRank) -> dict[str, Num]:
     stays = (zero >= 3) & (np.asarray(layout.reshard) == 0)
     gathered = gathered + np.where(stays, work.element * (held.shared + held.routed), 0.0)
     gone = np.where(away, software.offloads_gradients, 0.0)
+    casts = software.cast_bytes * (1.0 - layout.recompute * np.asarray(software.late_gradients))
     return {
-        "parameters": (rest + software.cast_bytes) * held.sliced(layout, 3.0),
+        "parameters": (rest + casts) * held.sliced(layout, 3.0),
         "gradients": (1.0 - gone) * software.gradient_bytes * held.sliced(layout, 2.0),
         "optimizer": np.where(away, 0.0, software.state_bytes) * held.sliced(layout, 1.0),
         "gathered": gathered,
@@ -236,7 +237,8 @@ def _activation_terms(work: CostInputs, held: HeldOfRank, *, last: bool) -> dict
         "activations": kept,
         "working": np.where(apart, np.maximum(0.0, running - logits), running),
         "logits": logits,
-        "buffers": 2.0 * inputs * np.where(alone, 1.0, 2.0),
+        "buffers": 2.0 * inputs * np.where(alone, 1.0, 2.0)
+        + work.element * np.minimum(software.bucket_weights, held.shared + held.routed),
         "running": running,
     }
 
@@ -275,7 +277,8 @@ def _with_step(
     grown = np.maximum(0.0, whole + last_block - kept - terms["working"] - terms["logits"])
     gradients = np.where(once > 0, grown, whole)
     # The optimizer's buffers are there when those of backward are gone.
-    update = software.update_bytes * held.sliced(layout, 1.0) + (whole - gradients)
+    here = np.where(np.asarray(layout.offload) > 0, 0.0, software.update_bytes)
+    update = here * held.sliced(layout, 1.0) + (whole - gradients)
     return {
         **terms,
         "gradients": gradients,

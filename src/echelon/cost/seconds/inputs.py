@@ -98,10 +98,13 @@ class TrainerConstants:
     parameter_bytes: Num = 0.0
     """Bytes of an element of the parameters that rest between uses; 0: those of `element_bytes`."""
     cast_bytes: Num = 0.0
-    """Bytes of copies of a weight in the dtype of a product, beside it while a microbatch runs."""
+    """Bytes of copies of a weight in the dtype of a product, beside it while a microbatch runs;
+    those that backward needs (`late_gradients`) are gone where blocks run again."""
     gathered_bytes: Num = 0.0
     """Bytes of a weight of the largest block that ZeRO 3 gathers, beside both ends; 0: of two of
     the largest units, and gradients."""
+    bucket_weights: Num = 0.0
+    """Gradients that wait in a buffer, in the dtype of elements, until they are sent."""
     late_gradients: Num = 0.0
     """Flag: gradients are made during backward and freed by the update."""
     offloads_gradients: Num = 0.0

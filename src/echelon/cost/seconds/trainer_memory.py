@@ -21,8 +21,9 @@ each token and width of `hidden` (h), of queries and keys, or of `ffn` (f):
                       the block at work, the next, gradients, and their fp32 copy that is sent,
                       2 + 2 + 2 + 4, and both ends (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
                       `zero_grad` frees gradients, so that backward makes them anew.
-    DeepSpeed         Offloaded states take gradients with them (runtime/zero/stage_1_and_2.py,
-                      stage3.py).
+    DeepSpeed         Gradients wait in a bucket of 5e8 (runtime/zero/config.py), and an update
+                      makes copies of them in fp32, 4 of each weight that it updates; offloaded
+                      states take gradients with them (runtime/zero/stage3.py).
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ ZERO: Facts = {
     "update_bytes": 4.0,
     "context_bytes": 3.0e9,
     "gathered_bytes": 8.0,
+    "bucket_weights": 5e8,
     "offloads_gradients": 1.0,
 }
 """DeepSpeed's ZeRO."""
