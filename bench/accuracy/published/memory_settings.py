@@ -80,6 +80,8 @@ WIDE_LOGITS = 12.0
 """Bytes of a logit in a chunk: log-softmax in fp32, and two gradients of it."""
 COMPILED_PURE = 4.0
 """Bytes of a logit and its gradient in 16 bits, all that a compiled loss holds of them."""
+LISTS_SINCE = 2023
+"""The year of PyTorch 2.0, whose optimizers update all weights of a device at once."""
 LOSS_COMPILED_SINCE = 2025
 """The year from which torchtitan compiles the loss with the model (`compile.components`)."""
 FP8_COPIES = 2.0
@@ -197,6 +199,8 @@ def is_pure(row: Row) -> bool:
     text = row.word("precision").lower()
     if "bf16_master_weights" in text:
         return True
+    if re.search(r"autocast|\bamp\b", text):
+        return False
     if re.search(r"\bpure[ -](?:bf16|fp16|half)|(?:bf16|fp16)[ -(]*pure|all[ -]bf16", text):
         return True
     master = row.word("master_dtype").lower()
@@ -230,7 +234,14 @@ def updates_in_lists(row: Row) -> bool:
     not in 8 bits.
     """
     name = f"{row.word('optimizer')} {row.word('state_dtype')}".lower()
-    return "fused" not in words_of(row) and "8" not in name and "sgd" not in name
+    adam = "adam" in (row.word("optimizer").lower() or "adam") and not re.search(r"8|4|page", name)
+    late = (row.number("year") or 0.0) >= LISTS_SINCE
+    return adam and late and "fused" not in words_of(row)
+
+
+def reduces_copies(row: Row) -> bool:
+    """Return whether PyTorch's DDP holds gradients once more, in the buckets that it sends."""
+    return re.search(r"\bddp\b", row.word("framework").lower()) is not None
 
 
 def frees_gradients(row: Row) -> bool:

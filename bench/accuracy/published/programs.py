@@ -13,6 +13,7 @@ from bench.accuracy.published.memory_settings import (
     drops_out,
     is_compiled,
     is_pure,
+    reduces_copies,
     updates_in_lists,
 )
 from bench.accuracy.published.rows import Row
@@ -24,6 +25,11 @@ from echelon.cost.seconds.trainer_memory import COMPILED
 FLASH_SINCE = 2023
 """The year from which runs use fused attention, where nothing is said (FlashAttention: 2022)."""
 FULL_PRECISION = re.compile(r"fp32|tf32|float32")
+
+EVERY_WEIGHT = 1e15
+"""More weights than a model has."""
+ALONE_BYTES = 0.8e9
+"""Bytes of the context of a device that talks to none: no buffers of collectives."""
 
 STAGES: tuple[tuple[float, tuple[str, ...]], ...] = (
     (2.0, ("shard grad",)),
@@ -134,8 +140,13 @@ def framework_from_name(name: str, *, year: int, zero: float, compiled: bool = F
 
 def software_of(row: Row, program: Program) -> TrainerConstants:
     """Return the facts of a row's program in its precision, and with the settings it names."""
-    software = _software_in_precision(row, program)
-    return with_named_settings(row, _as_compiled(row, program, software), program.generation)
+    software = _as_compiled(row, program, _software_in_precision(row, program))
+    software = with_named_settings(row, software, program.generation)
+    if reduces_copies(row):
+        software = replace(software, bucket_weights=EVERY_WEIGHT)
+    if row.count("n_gpus") == 1:
+        software = replace(software, context_bytes=ALONE_BYTES)
+    return software
 
 
 def _as_compiled(row: Row, program: Program, software: TrainerConstants) -> TrainerConstants:

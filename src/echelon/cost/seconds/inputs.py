@@ -104,7 +104,7 @@ class TrainerConstants:
     """Bytes of a weight of the largest block that ZeRO 3 gathers, beside both ends; 0: of two of
     the largest units, and gradients."""
     bucket_weights: Num = 0.0
-    """Gradients that wait in a buffer, in the dtype of elements, until they are sent."""
+    """Gradients that are once more in a buffer from which they are sent, in that dtype."""
     late_gradients: Num = 0.0
     """Flag: gradients are made during backward and freed by the update."""
     offloads_gradients: Num = 0.0
