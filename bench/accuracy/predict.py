@@ -63,6 +63,8 @@ class Prediction:
     """Peak of what tensors have."""
     driver_gb: float | None = None
     """All that a device has in use: the allocator's memory, context and buffers of collectives."""
+    memory_band_gb: tuple[float, float] | None = None
+    """Of `memory_gb`: over all splits that the row can mean and that fit, four of five inside."""
     fits: bool | None = None
     case: Case | None = None
     chosen: Candidate | None = None

@@ -15,6 +15,7 @@ from bench.accuracy.published.memory_settings import (
     is_pure,
     reduces_copies,
     updates_in_lists,
+    words_of,
 )
 from bench.accuracy.published.rows import Row
 from bench.accuracy.published.trainer_defaults import with_named_settings
@@ -155,7 +156,7 @@ def _as_compiled(row: Row, program: Program, software: TrainerConstants) -> Trai
         software = replace(software, dropout=float(drops_out(row)))
     if program.is_core and re.search(r"fp8|float8", row.word("precision").lower()):
         # NVIDIA's recipes of fp8 keep no copy of a weight in 16 bits.
-        primary = "bridge" in row.word("framework").lower()
+        primary = re.search(r"nemo|bridge|fp8[ -]param", words_of(row))
         return replace(software, cast_bytes=0.0 if primary else FP8_COPIES)
     if program.generation == "generic" and is_compiled(row):
         software = replace(software, **COMPILED)
