@@ -213,6 +213,12 @@ def _activation_terms(work: CostInputs, held: HeldOfRank, *, last: bool) -> dict
     if last:
         # The last rank of a straight pipeline has one microbatch at a time in it.
         one = np.minimum(in_flight, np.maximum(1.0, in_flight - layout.pp + 1.0))
+        # Of interleaved chunks it begins all but the last before it runs any backward
+        # (Megatron-Core, pipeline_parallel/schedules.py).
+        chunks = np.asarray(layout.virtual)
+        interleaved = (np.asarray(software.loss_apart) > 0) & (chunks > 2.0)
+        begun = np.minimum(in_flight, layout.pp - (layout.pp - 1.0) / chunks)
+        one = np.where(interleaved, begun, one)
         in_flight = np.where(alone, np.minimum(1.0, in_flight), one)
     plain, mixtures = held.plain, held.mixtures
     whole = saved_bytes_of_block(work, mixture=False)
