@@ -54,7 +54,8 @@ def with_memory_bands(predictions: Sequence[Prediction]) -> list[Prediction]:
 
 
 def _band(one: Prediction, terms: Mapping[str, Array]) -> tuple[float, float]:
-    assert one.case is not None and one.memory_gb is not None
+    assert one.case is not None
+    assert one.memory_gb is not None
     total = np.asarray(sum(terms.values()))
     capacity = BELIEVED * float(np.asarray(one.case.machine.memory_bytes))
     fits = np.isfinite(total) & (total <= capacity)

@@ -69,21 +69,8 @@ KIND_WORDS: tuple[tuple[str, str], ...] = (
     (r"nvidia-smi|rocm-smi|\bdriver\b|memory in use|memory of the device", "driver"),
 )
 """Words of a note that say how memory was read; "" is allocated."""
-LOGITS_HELD: Mapping[str, float] = {"in-place": 4.0, "fused": 0.25}
-"""Bytes that a loss holds for each logit: gradients in the place of logits; a kernel of the head
-and the loss together, which has a piece of a sixteenth of the logits or less, in fp32 (Liger,
-cut-cross-entropy)."""
-CHUNKED_LOGITS = 4.0
-"""Bytes of a logit and of its gradient in 16 bits, which stay whole while fp32 copies come in
-chunks (torchtune modules/loss, torchtitan)."""
-WIDE_LOGITS = 12.0
-"""Bytes of a logit in a chunk: log-softmax in fp32, and two gradients of it."""
-COMPILED_PURE = 4.0
-"""Bytes of a logit and its gradient in 16 bits, all that a compiled loss holds of them."""
 LISTS_SINCE = 2023
 """The year of PyTorch 2.0, whose optimizers update all weights of a device at once."""
-LOSS_COMPILED_SINCE = 2025
-"""The year from which torchtitan compiles the loss with the model (`compile.components`)."""
 FP8_COPIES = 2.0
 """Bytes of both fp8 copies of a weight, by rows and by columns, that Transformer Engine keeps
 beside it in 16 bits (pytorch/module/base.py, get_weight_workspace)."""
@@ -120,14 +107,6 @@ def drops_out(row: Row) -> bool:
     return plain and row.word("model").lower().startswith("gpt") and row.flag("gated_mlp") is False
 
 
-def compiles_loss(row: Row) -> bool:
-    """Return whether the loss of a compiled model is compiled, too."""
-    name, year = row.word("framework").lower(), row.number("year") or 0.0
-    if row.word("loss"):
-        return "of the loss" in words_of(row)
-    return "titan" in name and year >= LOSS_COMPILED_SINCE
-
-
 def words_of(row: Row) -> str:
     """Return all that a row says in words about how it ran."""
     columns = ("framework", "precision", "zero_stage", "compile_fusion_notes", "notes")
@@ -144,13 +123,14 @@ def offloaded(row: Row, column: str) -> bool:
             return True
         raise Refused(OUT_OF_RANGE, f"{column} = {cell} is neither none nor host")
     text = words_of(row)
+    both = re.search(r"(?<!no )(?<!without )(?:cpu|host)[- ]offload|zero-?offload", text)
     if column == "parameter_offload":
-        return re.search(r"parameters?[^,;.]{0,30} offload|offload[^,;.]{0,20} param", text) is not None
+        # FSDP's offload to the host is of all that it cuts.
+        said = re.search(r"param\w*[^,;.]{0,30} offload|offload[^,;.]{0,20} param", text)
+        return said is not None or (both is not None and "fsdp" in text)
     state = re.search(r"optimi[sz]er[^,;.]{0,20} offload|offload[^,;.]{0,20} optimi[sz]er", text)
-    general = re.search(r"(?:cpu|host)[- ]offload|\bpaged\b|zero-?offload", text)
-    return (state or general or "offload" in row.word("framework").lower()) is not None and bool(
-        state or general or "offload" in row.word("framework").lower()
-    )
+    paged = re.search(r"\bpaged\b", text)
+    return "offload" in row.word("framework").lower() or any((both, state, paged))
 
 
 def is_compiled(row: Row) -> bool | None:
@@ -166,11 +146,9 @@ def is_compiled(row: Row) -> bool | None:
     return True if re.search(r"torch[. _]compile|\bcompiled", notes) else None
 
 
-def with_states(row: Row, software: TrainerConstants, usual_logits: float) -> TrainerConstants:
+def with_states(row: Row, software: TrainerConstants) -> TrainerConstants:
     """Return the constants of a row's trainer with the memory that its dtypes take."""
-    software = _with_parameters(row, software)
-    software = _with_optimizer(row, software)
-    return replace(software, logit_held=_logits_held(row, usual_logits))
+    return _with_optimizer(row, _with_parameters(row, software))
 
 
 def _with_parameters(row: Row, software: TrainerConstants) -> TrainerConstants:
@@ -222,7 +200,8 @@ def _with_optimizer(row: Row, software: TrainerConstants) -> TrainerConstants:
     if said and said not in VALUE_BYTES:
         raise Refused(OUT_OF_RANGE, f"state_dtype = {said} is none of {', '.join(VALUE_BYTES)}")
     each = VALUE_BYTES[said] if said else _usual_moment(software, copy)
-    rests_wide = float(software.parameter_bytes) >= 4.0
+    widest = max(float(software.parameter_bytes), float(software.element_bytes))
+    rests_wide = widest >= FULL_BYTES
     state = moments * each + (0.0 if rests_wide else copy)
     return replace(software, state_bytes=state)
 
@@ -286,35 +265,3 @@ def _master_bytes(row: Row, word: str, software: TrainerConstants) -> float:
     if word not in ("fp32", "bf16", "fp16"):
         raise Refused(OUT_OF_RANGE, f"master_dtype = {word} is none of fp32, bf16, fp16, none")
     return VALUE_BYTES[word]
-
-
-def _logits_held(row: Row, usual: float) -> float:
-    """Return the bytes that the loss holds for each logit."""
-    word = row.word("loss").lower()
-    if not word:
-        word = _loss_in_words(row)
-    if not word or word == "whole":
-        return usual
-    chunks = re.fullmatch(r"chunked\s+([1-9]\d{0,6})", word)
-    if chunks:
-        return min(usual, CHUNKED_LOGITS + WIDE_LOGITS / float(chunks[1]))
-    if word == "compiled" or (word == "fused" and "titan" in row.word("framework").lower()):
-        # torchtitan has no kernel of the head and the loss together: its loss is compiled.
-        return min(usual, COMPILED_PURE)
-    if word in LOGITS_HELD:
-        return LOGITS_HELD[word]
-    raise Refused(
-        OUT_OF_RANGE, f"loss = {word} is none of whole, in-place, fused, compiled, chunked N"
-    )
-
-
-def _loss_in_words(row: Row) -> str:
-    notes = words_of(row)
-    if re.search(r"fused linear cross[- ]?entropy|liger|cut[- ]cross[- ]?entropy|\bflce\b", notes):
-        return "fused"
-    chunks = re.search(r"(?:loss|cross[- ]?entropy|\bce\b)[^;,]{0,20}\b(\d+) chunks", notes)
-    if chunks:
-        return f"chunked {chunks[1]}"
-    if re.search(r"chunked (?:loss|cross[- ]?entropy|ce\b)|loss in chunks", notes):
-        return "chunked 8"
-    return ""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from bench.accuracy.published.loss_settings import COMPILED_PURE, compiles_loss
 from bench.accuracy.published.memory_settings import (
-    COMPILED_PURE,
     FP8_COPIES,
     VALUE_BYTES,
-    compiles_loss,
     drops_out,
     is_compiled,
     is_pure,
@@ -109,7 +108,9 @@ def program_of(row: Row) -> Program:
     notes = row.word("compile_fusion_notes").lower()
     compiled = is_compiled(row)
     if compiled is None:
-        compiled = re.search(r"(?<!no )(?<!without )torch[. _]compile|\bcompiled", notes) is not None
+        compiled = (
+            re.search(r"(?<!no )(?<!without )torch[. _]compile|\bcompiled", notes) is not None
+        )
     fused = row.flag("flash_attn")
     if fused is None:
         fused = year >= FLASH_SINCE
@@ -156,7 +157,7 @@ def _as_compiled(row: Row, program: Program, software: TrainerConstants) -> Trai
         software = replace(software, dropout=float(drops_out(row)))
     if program.is_core and re.search(r"fp8|float8", row.word("precision").lower()):
         # NVIDIA's recipes of fp8 keep no copy of a weight in 16 bits.
-        primary = re.search(r"nemo|bridge|fp8[ -]param", words_of(row))
+        primary = re.search(r"nemo|bridge|fp8[-_]param", words_of(row))
         return replace(software, cast_bytes=0.0 if primary else FP8_COPIES)
     if program.generation == "generic" and is_compiled(row):
         software = replace(software, **COMPILED)

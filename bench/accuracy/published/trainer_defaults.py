@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
+from bench.accuracy.published.loss_settings import logits_held
 from bench.accuracy.published.memory_settings import frees_gradients, is_pure, with_states
 from bench.accuracy.published.refusals import Refused
 from bench.accuracy.published.rows import Row
@@ -62,14 +63,14 @@ def trainer_defaults() -> Mapping[str, TrainerDefaults]:
     text = files("bench.accuracy.published") / "trainer_defaults.toml"
     tables = tomllib.loads(text.read_text(encoding="utf-8"))
     return {
-        name: TrainerDefaults(**{**table, **{key: tuple(table.get(key, ())) for key in ("trainers", "names")}})
+        name: TrainerDefaults(
+            **{**table, **{key: tuple(table.get(key, ())) for key in ("trainers", "names")}}
+        )
         for name, table in tables.items()
     }
 
 
-def with_named_settings(
-    row: Row, software: TrainerConstants, generation: str
-) -> TrainerConstants:
+def with_named_settings(row: Row, software: TrainerConstants, generation: str) -> TrainerConstants:
     """Return the constants of a row's trainer with what the row names; Refused for a wrong word.
 
     What the row does not name, its trainer's defaults tell.
@@ -91,7 +92,7 @@ def with_named_settings(
     if float(software.update_bytes) > 0.0:
         # Gradients in fp32 that an update makes are its own.
         named.pop("gradient_bytes", None)
-    software = with_states(row, software, logits)
+    software = replace(with_states(row, software), logit_held=logits_held(row, logits))
     software = replace(software, **named)
     return replace(software, gradient_bytes=0.0) if frees_gradients(row) else software
 
@@ -99,7 +100,7 @@ def with_named_settings(
 def default_of(row: Row, generation: str) -> TrainerDefaults | None:
     """Return the entry of the table for a row's trainer, None where none is for it."""
     name, precision = row.word("framework").lower(), row.word("precision").lower()
-    for key, one in trainer_defaults().items():
+    for one in trainer_defaults().values():
         if generation not in one.trainers or not one.names:
             continue
         if "fp16" in precision or FULL.match(precision):

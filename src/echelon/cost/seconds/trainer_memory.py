@@ -19,7 +19,7 @@ each token and width of `hidden` (h), of queries and keys, or of `ffn` (f):
                       with the head: logits, their gradient in fp32 and in 16 bits, 2 + 4 + 2.
     FSDP2             Parameters rest in fp32 as what the optimizer updates; gathered in 16 bits:
                       the block at work, the next, gradients, and their fp32 copy that is sent,
-                      2 + 2 + 2 + 4, and both ends (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+                      2 + 2 + 2 + 4, and both ends (torch/distributed/fsdp/_fully_shard).
                       `zero_grad` frees gradients, so that backward makes them anew.
     DeepSpeed         Gradients wait in a bucket of 5e8 (runtime/zero/config.py), and an update
                       makes copies of them in fp32, 4 of each weight that it updates; offloaded
