@@ -4,7 +4,9 @@ Optional columns of a file of runs override the constants of a row's generation 
 
     gradient_dtype    in which gradients add up: fp32, bf16, fp16
     reduction_dtype   in which they travel
-    loss              how logits are held: in-place (gradients in the place of logits), chunked N
+
+What a loss holds `loss_settings.py` tells, and what parameters and states rest in
+`memory_settings.py`.
 
 Of what a row leaves blank, `trainer_defaults.toml` tells what the code of its trainer does, each
 fact with its file; where that has nothing, the constants are those of the generation.

@@ -28,9 +28,9 @@ def row(**cells: str) -> Row:
     return Row(id="r", cells=cells)
 
 
-def software(generation: str = "fsdp2", zero: float = 3.0, **cells: str) -> TrainerConstants:
+def software(generation: str = "fsdp2", /, **cells: str) -> TrainerConstants:
     """Return the constants of a row of a trainer with these cells."""
-    program = Program(generation=generation, zero=zero, fused=True)
+    program = Program(generation=generation, zero=3.0, fused=True)
     return software_of(row(**{"precision": "bf16", "year": "2025", **cells}), program)
 
 
@@ -62,7 +62,8 @@ def test_which_memory_a_row_means(cells: dict[str, str], kind: str) -> None:
 )
 def test_a_word_that_is_not_known_refuses_its_row(column: str, word: str) -> None:
     with pytest.raises(Refused, match=column):
-        memory_kind(row(**{column: word})) and software(**{column: word})
+        memory_kind(row(**{column: word}))
+        software(**{column: word})
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_megatron_keeps_a_master_copy_beside_16_bits() -> None:
 
 
 def test_autocast_keeps_parameters_in_fp32_and_casts_beside_them() -> None:
-    found = software("generic", 0.0, precision="bf16 autocast (parameters in fp32)")
+    found = software("generic", precision="bf16 autocast (parameters in fp32)")
     assert (found.parameter_bytes, found.gradient_bytes, found.state_bytes) == (4.0, 4.0, 8.0)
     assert found.cast_bytes == 2.0
     assert not is_pure(row(precision="bf16 autocast", state_dtype="int8", master_dtype="none"))
