@@ -62,8 +62,12 @@ def test_which_memory_a_row_means(cells: dict[str, str], kind: str) -> None:
 )
 def test_a_word_that_is_not_known_refuses_its_row(column: str, word: str) -> None:
     with pytest.raises(Refused, match=column):
-        memory_kind(row(**{column: word}))
-        software(**{column: word})
+        _read(**{column: word})
+
+
+def _read(**cells: str) -> None:
+    memory_kind(row(**cells))
+    software(**cells)
 
 
 @pytest.mark.parametrize(

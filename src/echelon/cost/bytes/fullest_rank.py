@@ -214,7 +214,7 @@ def _activation_terms(work: CostInputs, held: HeldOfRank, *, last: bool) -> dict
         # The last rank of a straight pipeline has one microbatch at a time in it.
         one = np.minimum(in_flight, np.maximum(1.0, in_flight - layout.pp + 1.0))
         # Of interleaved chunks it begins all but the last before it runs any backward
-        # (Megatron-Core, pipeline_parallel/schedules.py).
+        # (module `pipeline_parallel.schedules` of Megatron-Core).
         chunks = np.asarray(layout.virtual)
         interleaved = (np.asarray(software.loss_apart) > 0) & (chunks > 2.0)
         begun = np.minimum(in_flight, layout.pp - (layout.pp - 1.0) / chunks)
@@ -253,8 +253,8 @@ def _kept_per_op(work: CostInputs, held: HeldOfRank) -> Num:
     """Return what all blocks of a rank keep where every second product runs again.
 
     Of the products q, k, v, o, gate, up, down the first, third, fifth and seventh are kept, and
-    attention's output; rows of experts are dispatched again (torchtitan,
-    distributed/activation_checkpoint.py).
+    attention's output; rows of experts are dispatched again (module
+    `distributed.activation_checkpoint` of torchtitan).
     """
     model, layout = work.model, work.layout
     tp = layout.tp

@@ -1,29 +1,30 @@
 """What trainers hold on a device beside weights and activations, by generation, from their code.
 
-Every number counts tensors of a project's own files; none was fitted. In bytes a logit (V), or for
-each token and width of `hidden` (h), of queries and keys, or of `ffn` (f):
+Every number counts tensors of a project's own modules; none was fitted. In bytes a logit (V), or
+for each token and width of `hidden` (h), of queries and keys, or of `ffn` (f):
 
     Megatron-Core     The loss keeps 2 V of logits while their fp32 copy becomes probabilities, then
-                      gradients, in place: 2 + 4 (megatron/core/tensor_parallel/cross_entropy.py).
+                      gradients, in place: 2 + 4 (megatron.core.tensor_parallel.cross_entropy).
                       Transformer Engine keeps a norm's input and output, fc1's output and what the
-                      activation makes of it (transformer_engine/pytorch/module/layernorm_linear.py,
-                      linear.py): that is `closed_forms.py`; its attention makes queries, keys and
+                      activation makes of it (transformer_engine.pytorch.module.layernorm_linear and
+                      linear): that is `closed_forms.py`; its attention makes queries, keys and
                       values contiguous, so that their common projection goes. Backward of an MLP
                       has the gradients of 3 f beside.
-    Megatron, to 2022 `output.float()`, and `exp()` out of place: 2 + 4 + 4 (megatron/mpu).
+    Megatron, to 2022 `output.float()`, and `exp()` out of place: 2 + 4 + 4 (megatron.mpu).
     eager PyTorch     Logits, log-softmax in fp32, and two gradients of it: 2 + 4 + 4 + 4
-                      (aten LossNLL, SoftMax). An RMSNorm keeps its input in fp32 and the normed
-                      value beside what a linear layer keeps, 4 h more for each norm; silu(gate) is
-                      kept beside gate, up and their product, 2 f; keys and values are repeated.
+                      (torch.nn.functional.cross_entropy). An RMSNorm keeps its input in fp32 and
+                      the normed value beside what a linear layer keeps, 4 h more for each norm;
+                      silu(gate) is kept beside gate, up and their product, 2 f; keys and values
+                      are repeated, 2 bytes of each.
     compiled PyTorch  Kernels are fused, so that a block keeps what products need. Loss in one graph
                       with the head: logits, their gradient in fp32 and in 16 bits, 2 + 4 + 2.
     FSDP2             Parameters rest in fp32 as what the optimizer updates; gathered in 16 bits:
                       the block at work, the next, gradients, and their fp32 copy that is sent,
-                      2 + 2 + 2 + 4, and both ends (torch/distributed/fsdp/_fully_shard).
+                      2 + 2 + 2 + 4, and both ends (torch.distributed.fsdp.fully_shard).
                       `zero_grad` frees gradients, so that backward makes them anew.
-    DeepSpeed         Gradients wait in a bucket of 5e8 (runtime/zero/config.py), and an update
-                      makes copies of them in fp32, 4 of each weight that it updates; offloaded
-                      states take gradients with them (runtime/zero/stage3.py).
+    DeepSpeed         Gradients wait in a bucket of 5e8 (deepspeed.runtime.zero.config), and an
+                      update makes copies of them in fp32, 4 of each weight that it updates;
+                      offloaded states take gradients with them (deepspeed.runtime.zero.stage3).
 """
 
 from __future__ import annotations
