@@ -1,8 +1,9 @@
 """Between which numbers the memory of a row can be: all that it can mean, and what is estimated.
 
-A row that does not say whether blocks run again, or whether attention keeps its scores, can mean
-either: the band covers every choice that fits its device, while the number stays that of the
-fastest. What is not counted (activations, buffers) is off by `HELD` beside (four of five runs).
+A row that does not say whether blocks run again, whether attention keeps its scores, which loss or
+which dtypes a recipe has, can mean any: the band covers every choice that fits its device, while
+the number stays that of the fastest. What is not counted (activations, buffers) is off by `HELD`
+beside (four of five runs), and what is counted by padding and by what few rows say of states.
 """
 
 from __future__ import annotations
@@ -20,6 +21,19 @@ from echelon.planner.predict.residuals import HELD
 
 COUNTED = ("parameters", "optimizer")
 """Terms that follow from weights and dtypes alone."""
+PADDED = (0.95, 1.05)
+"""How far off what is counted can be."""
+LOSSES: Mapping[str, tuple[float, float]] = {
+    "megatron-core": (2.0, 6.0),
+    "fsdp": (4.0, 14.0),
+    "generic": (4.0, 14.0),
+    "deepspeed": (4.0, 14.0),
+}
+"""The least and the most that a loss holds of each logit, by generations: fused or compiled, and as
+it is written."""
+RECIPES = ((2.0, 8.0), (4.0, 12.0))
+"""Bytes of gradients and of states of a weight in NVIDIA's recipes: both moments in bf16 with
+gradients in bf16, or all in fp32."""
 MOST_VARIANTS = 48
 """Splits of a row of which a band is made; of more it takes some, evenly."""
 
@@ -67,7 +81,7 @@ def _band(one: Prediction, terms: Mapping[str, Array]) -> tuple[float, float]:
     if one.case.measured.memory_kind == "allocated":
         left_out = left_out + terms["slack"]
     rest = total - counted - left_out
-    low, high = (counted + factor * rest for factor in HELD)
+    low, high = (sure * counted + factor * rest for sure, factor in zip(PADDED, HELD, strict=True))
     return (
         min(one.memory_gb, float(low[fits].min()) / GB),
         max(one.memory_gb, float(high[fits].max()) / GB),
@@ -83,9 +97,24 @@ def _variants(case: Case) -> Iterator[tuple[LayoutNumbers, TrainerConstants]]:
         layouts += [
             replace(first, recompute=share, per_op=0.0, selective=0.0) for share in (0.0, 1.0)
         ]
-    said = case.row.flag("flash_attn") is not None
-    own = case.software
-    kinds = [own] if said else [replace(own, fused_attention=kind) for kind in (0.0, 1.0)]
     for layout in layouts:
-        for software in kinds:
+        for software in _trainers(case):
             yield layout, software
+
+
+def _trainers(case: Case) -> list[TrainerConstants]:
+    """Return what a trainer can do of what a row does not name: attention, loss, dtypes."""
+    row, own, generation = case.row, case.software, case.program.generation
+    found = [own]
+    if row.flag("flash_attn") is None:
+        found = [replace(own, fused_attention=kind) for kind in (0.0, 1.0)]
+    ends = next((ends for key, ends in LOSSES.items() if generation.startswith(key)), None)
+    if ends and not row.word("loss"):
+        found += [replace(one, logit_held=held) for one in found for held in ends]
+    if case.program.is_core and not (row.word("gradient_dtype") or row.word("state_dtype")):
+        found += [
+            replace(one, gradient_bytes=gradient, state_bytes=states)
+            for one in found
+            for gradient, states in RECIPES
+        ]
+    return found

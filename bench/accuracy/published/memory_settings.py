@@ -56,6 +56,7 @@ USUAL_KIND: tuple[tuple[str, str], ...] = (
     ("torchtune", "allocated"),
     ("bridge", "allocated"),
     ("nemo", "allocated"),
+    ("megatron-lm", "allocated"),
     ("nanotron", "allocated"),
     ("paddlenlp", "allocated"),
     ("litgpt", "allocated"),
@@ -65,10 +66,12 @@ USUAL_KIND: tuple[tuple[str, str], ...] = (
 of ms-swift, `max_memory_allocated` of the others; users of older trainers read the driver's."""
 KIND_WORDS: tuple[tuple[str, str], ...] = (
     (r"max[_ -]?reserved|max_memory_reserved|\breserved\b", "reserved"),
-    (r"max_memory_allocated|mem-max-allocated|peak[_ -]allocated|\ballocated\b|peak of active", ""),
-    (r"nvidia-smi|rocm-smi|\bdriver\b|memory in use|memory of the device", "driver"),
+    (r"max_memory_allocated|mem-max-allocated|peak[_ -]allocated", "allocated"),
+    (r"\ballocated\b|peak of active", "allocated"),
+    (r"nvidia-smi|rocm-smi|monitor-gpu|\bdriver\b(?! \d)", "driver"),
+    (r"memory in use|memory of the device|cuda context", "driver"),
 )
-"""Words of a note that say how memory was read; "" is allocated."""
+"""Words of a note that say how memory was read."""
 LISTS_SINCE = 2023
 """The year of PyTorch 2.0, whose optimizers update all weights of a device at once."""
 FP8_COPIES = 2.0
@@ -86,7 +89,7 @@ def memory_kind(row: Row) -> str:
     notes = f"{row.word('compile_fusion_notes')} {row.word('notes')}".lower()
     for words, kind in KIND_WORDS:
         if re.search(words, notes):
-            return kind or "allocated"
+            return kind
     name = row.word("framework").lower()
     usual = next((kind for key, kind in USUAL_KIND if key in name), "reserved")
     if row.positive("mem_per_gpu_gb"):
@@ -110,7 +113,7 @@ def drops_out(row: Row) -> bool:
 def words_of(row: Row) -> str:
     """Return all that a row says in words about how it ran."""
     columns = ("framework", "precision", "zero_stage", "compile_fusion_notes", "notes")
-    return " ".join(row.word(column) for column in columns).lower()
+    return "; ".join(row.word(column) for column in columns).lower()
 
 
 def offloaded(row: Row, column: str) -> bool:
@@ -125,12 +128,16 @@ def offloaded(row: Row, column: str) -> bool:
     text = words_of(row)
     both = re.search(r"(?<!no )(?<!without )(?:cpu|host)[- ]offload|zero-?offload", text)
     if column == "parameter_offload":
-        # FSDP's offload to the host is of all that it cuts.
+        # FSDP's offload to the host is of all that it cuts, and so is that of ZeRO 3.
         said = re.search(r"param\w*[^,;.]{0,30} offload|offload[^,;.]{0,20} param", text)
-        return said is not None or (both is not None and "fsdp" in text)
+        return said is not None or (both is not None and _cuts_parameters(row, text))
     state = re.search(r"optimi[sz]er[^,;.]{0,20} offload|offload[^,;.]{0,20} optimi[sz]er", text)
     paged = re.search(r"\bpaged\b", text)
     return "offload" in row.word("framework").lower() or any((both, state, paged))
+
+
+def _cuts_parameters(row: Row, text: str) -> bool:
+    return "fsdp" in text or "zero-3" in text or row.word("zero_stage").startswith("3")
 
 
 def is_compiled(row: Row) -> bool | None:
@@ -191,7 +198,9 @@ def _with_optimizer(row: Row, software: TrainerConstants) -> TrainerConstants:
     name = (row.word("optimizer") or "").lower()
     said = row.word("state_dtype").lower()
     if not said:
-        said = _dtype_in_words(name) or _dtype_in_words(text)
+        precision = row.word("precision").lower()
+        named = re.search(r"(bf16|fp32|fp16) (?:optimi[sz]er )?(?:states|moments)", precision)
+        said = _narrow_in_words(name) or _narrow_in_words(text) or (named[1] if named else "")
     master = row.word("master_dtype").lower()
     if not (name or said or master):
         return software
@@ -234,15 +243,12 @@ def _usual_moment(software: TrainerConstants, copy: float) -> float:
     return 4.0 if whole >= 8.0 or copy else whole / 2.0
 
 
-def _dtype_in_words(text: str) -> str:
-    if re.search(r"(?:8[- ]?bit|int8)[ -]*(?:paged[ -]*)?(?:adam|optim|lion|state)", text):
+def _narrow_in_words(text: str) -> str:
+    """Return the dtype of states of less than 16 bits that a text tells."""
+    eight = r"(?:8[- ]?bit|int8)[ -]*(?:paged[ -]*)?(?:adam|optim|lion|state)"
+    if re.search(eight + r"|(?:adamw?|optim\w*)[ -]?8[- ]?bit|\+ 8-?bit", text):
         return "int8"
-    if re.search(r"adamw?[ -]?8[- ]?bit|optim\w*[ -]8[- ]?bit", text):
-        return "int8"
-    if re.search(r"4[- ]?bit[ -]*(?:adam|optim)|adamw?[ -]?4[- ]?bit", text):
-        return "int4"
-    found = re.search(r"(bf16|fp32|fp16) (?:optimi[sz]er )?(?:states|moments)", text)
-    return found[1] if found else ""
+    return "int4" if re.search(r"4[- ]?bit[ -]*(?:adam|optim)|adamw?[ -]?4[- ]?bit", text) else ""
 
 
 def _moments(row: Row, name: str) -> float:

@@ -45,6 +45,15 @@ def test_unknown_attention_covers_scores_that_are_kept() -> None:
     assert low < number < unfused[1] <= high
 
 
+def test_what_a_recipe_does_not_say_is_in_its_band() -> None:
+    recipe = {"framework": "NeMo", "recompute": "none", "flash_attn": "true", "year": "2025"}
+    named = {"gradient_dtype": "fp32", "loss": "whole"}
+    low, _, high = band(**recipe)
+    assert low < band(**recipe, **named)[1] <= high
+    lean = {"gradient_dtype": "bf16", "state_dtype": "bf16", "master_dtype": "fp32"}
+    assert low <= band(**recipe, **lean)[1]
+
+
 def test_a_row_that_was_refused_has_no_band() -> None:
     (one,) = with_memory_bands(predict([Row(id="r", cells={"model": "?"})]))
     assert one.memory_band_gb is None
