@@ -6,7 +6,9 @@
 FILE.csv has any of the columns of published tables of runs (model sizes, device, links, degrees,
 batch, what was measured); a blank cell is unknown, and takes the framework's default or the best of
 the usual values. PRED.csv has `id, step_time_s, tokens_per_s_per_gpu, mem_per_gpu_gb, fits, status`
-of every row; status is "ok", or the id of the rule that refused it. A summary goes to stdout.
+of every row; status is "ok", or the id of the rule that refused it. After these it has how memory
+is meant (`mem_kind`: allocated, reserved, driver), the allocator's and the driver's number, and the
+band of the former. A summary goes to stdout.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ if not __package__:
 
 from bench.accuracy.groups import is_complete
 from bench.accuracy.left_out import LEAVE_OUT, predict_left_out
+from bench.accuracy.memory_bands import with_memory_bands
 from bench.accuracy.predict import Case, Predict, Prediction, predict
 from bench.accuracy.published.rows import read_rows
 from bench.accuracy.report import summary_text, to_json, write_predictions
@@ -48,7 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
-    predictions = predict(rows, _left_out(options.leave_out) if options.leave_out else None)
+    how = _left_out(options.leave_out) if options.leave_out else None
+    predictions = with_memory_bands(predict(rows, how))
     write_predictions(options.out, predictions)
     if options.json:
         print(json.dumps(to_json(predictions), indent=1))

@@ -58,6 +58,13 @@ class Prediction:
     step_s: float | None = None
     tokens_per_s: float | None = None
     memory_gb: float | None = None
+    """Memory of the kind that the row gives."""
+    allocated_gb: float | None = None
+    """Peak of what tensors have."""
+    driver_gb: float | None = None
+    """All that a device has in use: the allocator's memory, context and buffers of collectives."""
+    memory_band_gb: tuple[float, float] | None = None
+    """Of `memory_gb`: over all splits that the row can mean and that fit, four of five inside."""
     fits: bool | None = None
     case: Case | None = None
     chosen: Candidate | None = None
@@ -156,7 +163,10 @@ def predict_cases(cases: Sequence[Case]) -> list[Prediction]:
     work = work_of(cases)
     with np.errstate(all="ignore"):
         seconds = np.asarray(step_seconds(work).total)
-        held = np.asarray(fullest_rank_bytes(work).total)
+        memory = fullest_rank_bytes(work)
+        held = np.asarray(memory.total)
+        reserved = held - memory.terms["context"]
+        allocated = reserved - memory.terms["slack"]
     capacity = np.asarray(work.machine.memory_bytes)
     found: list[Prediction] = []
     start = 0
@@ -174,6 +184,17 @@ def predict_cases(cases: Sequence[Case]) -> list[Prediction]:
             best = int(np.argmin(np.where(known, held[part], np.inf)))
         if known[best]:
             one = _prediction(case, best, (seconds[part][best], held[part][best]))
+            kinds = {
+                "allocated": float(allocated[part][best]) / GB,
+                "reserved": float(reserved[part][best]) / GB,
+                "driver": float(held[part][best]) / GB,
+            }
+            one = replace(
+                one,
+                memory_gb=kinds[case.measured.memory_kind],
+                allocated_gb=kinds["allocated"],
+                driver_gb=kinds["driver"],
+            )
             # A row that leaves much blank fits where any split that it can mean does.
             found.append(replace(one, fits=bool((held[part] <= KEPT * capacity[part]).any())))
         else:

@@ -29,7 +29,20 @@ from bench.accuracy.predict import OK, Prediction
 from bench.accuracy.published.neighbours import OTHER_ROWS
 
 VERSION = 1
-COLUMNS = ("id", "step_time_s", "tokens_per_s_per_gpu", "mem_per_gpu_gb", "fits", "status")
+COLUMNS = (
+    "id",
+    "step_time_s",
+    "tokens_per_s_per_gpu",
+    "mem_per_gpu_gb",
+    "fits",
+    "status",
+    "mem_kind",
+    "mem_allocated_gb",
+    "mem_driver_gb",
+    "mem_low_gb",
+    "mem_high_gb",
+)
+"""Columns of a file of predictions: `mem_per_gpu_gb` is of the kind that the row gives."""
 LABEL = 38
 MOST_OVERRULED = 12
 HEAD = f"{'':{LABEL}}{'rows':>5}{'mean':>7}{'median':>7}{'p90':>7}{'bias':>8}{'order':>8}"
@@ -44,7 +57,10 @@ def write_predictions(path: Path, predictions: Iterable[Prediction]) -> None:
             numbers = (one.step_s, one.tokens_per_s, one.memory_gb)
             fits = "" if one.fits is None else str(one.fits).lower()
             cells = ["" if number is None else f"{number:.6g}" for number in numbers]
-            writer.writerow((one.row.id, *cells, fits, one.status))
+            memory = (one.allocated_gb, one.driver_gb, *(one.memory_band_gb or (None, None)))
+            more = ["" if number is None else f"{number:.6g}" for number in memory]
+            kind = one.case.measured.memory_kind if one.case else ""
+            writer.writerow((one.row.id, *cells, fits, one.status, kind, *more))
 
 
 def summary_text(predictions: Sequence[Prediction], *, brief: bool = False) -> str:
@@ -184,6 +200,10 @@ def _row_json(one: Prediction) -> dict[str, object]:
         "step_time_s": one.step_s,
         "tokens_per_s_per_gpu": one.tokens_per_s,
         "mem_per_gpu_gb": one.memory_gb,
+        "mem_kind": measured.memory_kind if measured else "",
+        "mem_allocated_gb": one.allocated_gb,
+        "mem_driver_gb": one.driver_gb,
+        "mem_band_gb": one.memory_band_gb,
         "fits": one.fits,
         "measured_step_time_s": measured.step_s if measured else None,
         "measured_from": measured.how if measured else "",

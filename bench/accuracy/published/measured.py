@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from bench.accuracy.published.memory_settings import memory_kind
 from bench.accuracy.published.plans import sequences_of
 from bench.accuracy.published.rows import Row
 from echelon.cost.seconds.numbers import ModelNumbers
@@ -43,6 +44,8 @@ class Measured:
     out_of_memory: bool
     silent: bool
     how: str
+    memory_kind: str = "reserved"
+    """Whether `memory_gb` is allocated, reserved or the driver's."""
 
 
 def measured(row: Row, model: ModelNumbers, devices: float, peak: float) -> Measured:
@@ -57,6 +60,7 @@ def measured(row: Row, model: ModelNumbers, devices: float, peak: float) -> Meas
         out_of_memory=_out_of_memory(row),
         silent=not any(row.positive(column) for column in RESULTS),
         how=how,
+        memory_kind=memory_kind(row),
     )
 
 

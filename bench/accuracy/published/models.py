@@ -64,7 +64,7 @@ def model_of(row: Row) -> ModelNumbers:
         ffn=ffn,
         up=2.0 if gated else 1.0,
         vocab=vocab,
-        tied=float(bool(inner.get("tied", not gated))),
+        tied=float(_tied(row, bool(inner.get("tied", not gated)))),
         positions=length * plain,
         length=length,
         keys_per_query=_reach(length, window),
@@ -75,6 +75,15 @@ def model_of(row: Row) -> ModelNumbers:
         **latent,
         **experts,
     )
+
+
+def _tied(row: Row, usual: bool) -> bool:
+    """Return whether the head is the embedding: the row's, in a column or in words, else usual."""
+    said = row.flag("tied")
+    if said is not None:
+        return said
+    words = re.search(r"\b(un)?tied\b", row.word("compile_fusion_notes").lower())
+    return not words[1] if words else usual
 
 
 def _gated(row: Row, known: Sizes) -> bool:

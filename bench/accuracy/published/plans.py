@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import cast
 
+from bench.accuracy.published.memory_settings import offloaded
 from bench.accuracy.published.programs import Program
 from bench.accuracy.published.recomputes import (
     FULL,
     HALF,
     NO_RECOMPUTE,
+    PER_OP,
     QUARTER,
     Recompute,
     recomputes_of,
@@ -184,6 +186,9 @@ def _policies(row: Row, program: Program, on_rank: float) -> list[Recompute]:
     if text:
         cuts = program.generation.startswith("fsdp")
         return recomputes_of(text, on_rank, cuts_parameters=cuts)
+    if "titan" in row.word("framework").lower():
+        # Its configurations say so (torchtitan/models/llama3/train_configs).
+        return [PER_OP, FULL]
     # Programs compiled as a whole keep inputs of layers only, unless told otherwise.
     free = program.fused and program.generation != "jax"
     return [NO_RECOMPUTE, QUARTER, HALF, FULL] if free else [FULL]
@@ -223,7 +228,9 @@ def _layout(
         zero=zero,
         recompute=policy.share,
         selective=policy.selective,
-        offload=float("offload" in row.word("framework").lower()),
+        per_op=policy.per_op,
+        offload=float(offloaded(row, "optimizer_offload")),
+        parameter_offload=float(offloaded(row, "parameter_offload")),
     )
 
 

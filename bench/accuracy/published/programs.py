@@ -5,14 +5,31 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from bench.accuracy.published.loss_settings import COMPILED_PURE, compiles_loss
+from bench.accuracy.published.memory_settings import (
+    FP8_COPIES,
+    VALUE_BYTES,
+    drops_out,
+    is_compiled,
+    is_pure,
+    reduces_copies,
+    updates_in_lists,
+    words_of,
+)
 from bench.accuracy.published.rows import Row
 from bench.accuracy.published.trainer_defaults import with_named_settings
 from echelon.cost.seconds.inputs import TrainerConstants
 from echelon.cost.seconds.trainer_generations import FRAMEWORKS
+from echelon.cost.seconds.trainer_memory import COMPILED
 
 FLASH_SINCE = 2023
 """The year from which runs use fused attention, where nothing is said (FlashAttention: 2022)."""
 FULL_PRECISION = re.compile(r"fp32|tf32|float32")
+
+EVERY_WEIGHT = 1e15
+"""More weights than a model has."""
+ALONE_BYTES = 0.8e9
+"""Bytes of the context of a device that talks to none: no buffers of collectives."""
 
 STAGES: tuple[tuple[float, tuple[str, ...]], ...] = (
     (2.0, ("shard grad",)),
@@ -131,7 +148,31 @@ def framework_from_name(name: str, *, year: int, zero: float, compiled: bool = F
 
 def software_of(row: Row, program: Program) -> TrainerConstants:
     """Return the facts of a row's program in its precision, and with the settings it names."""
-    return with_named_settings(row, _software_in_precision(row, program))
+    software = _as_compiled(row, program, _software_in_precision(row, program))
+    software = with_named_settings(row, software, program.generation)
+    if reduces_copies(row):
+        software = replace(software, bucket_weights=EVERY_WEIGHT)
+    if row.count("n_gpus") == 1:
+        software = replace(software, context_bytes=ALONE_BYTES)
+    return software
+
+
+def _as_compiled(row: Row, program: Program, software: TrainerConstants) -> TrainerConstants:
+    """Return the constants with what a compiler changes of memory, and fp8 copies of weights."""
+    if program.is_core:
+        software = replace(software, dropout=float(drops_out(row)))
+    if program.is_core and re.search(r"fp8|float8", row.word("precision").lower()):
+        # NVIDIA's recipes of fp8 keep no copy of a weight in 16 bits.
+        primary = re.search(r"nemo|bridge|fp8[-_]param", words_of(row))
+        return replace(software, cast_bytes=0.0 if primary else FP8_COPIES)
+    if program.generation == "generic" and is_compiled(row):
+        software = replace(software, **COMPILED)
+        return replace(software, logit_held=COMPILED_PURE) if is_pure(row) else software
+    if program.generation == "generic" and updates_in_lists(row):
+        return replace(software, update_bytes=VALUE_BYTES["bf16" if is_pure(row) else "fp32"])
+    if program.generation == "fsdp2-compiled" and compiles_loss(row):
+        return replace(software, logit_held=COMPILED_PURE)
+    return software
 
 
 def _software_in_precision(row: Row, program: Program) -> TrainerConstants:

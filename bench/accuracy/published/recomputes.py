@@ -13,6 +13,8 @@ class Recompute:
     name: str
     share: float
     selective: float
+    per_op: float = 0.0
+    """Flag: blocks keep attention and every second product (torchtitan)."""
 
 
 NO_RECOMPUTE = Recompute(name="none", share=0.0, selective=0.0)
@@ -21,6 +23,7 @@ QUARTER = Recompute(name="full, every 4", share=0.25, selective=0.0)
 HALF = Recompute(name="full, every 2", share=0.5, selective=0.0)
 MOST = Recompute(name="full, 3 of 4", share=0.75, selective=0.0)
 FULL = Recompute(name="full", share=1.0, selective=0.0)
+PER_OP = Recompute(name="selective (per-op)", share=0.5, selective=0.0, per_op=1.0)
 NONE_WORDS = ("none", "no", "false", "off", "0", "n", "disabled", "without")
 
 
@@ -37,7 +40,7 @@ def recomputes_of(text: str, on_rank: float, *, cuts_parameters: bool) -> list[R
         return [Recompute(name=lower, share=min(1.0, max(0.0, share)), selective=0.0)]
     if lower.startswith("selective"):
         if "other" in lower or "per-op" in lower:
-            return [Recompute(name=lower, share=0.5, selective=0.0)]
+            return [Recompute(name=lower, share=0.5, selective=0.0, per_op=1.0)]
         return [QUARTER, HALF, MOST] if cuts_parameters else [SELECTIVE]
     return [SELECTIVE] if "attn" in lower or "attention" in lower else [FULL]
 

@@ -282,6 +282,11 @@ def test_command_writes_predictions_and_a_table(
         "mem_per_gpu_gb",
         "fits",
         "status",
+        "mem_kind",
+        "mem_allocated_gb",
+        "mem_driver_gb",
+        "mem_low_gb",
+        "mem_high_gb",
     ]
     assert [line["id"] for line in table] == ["a", "b", "c", "d"]
     assert [line["status"] for line in table] == ["ok", "ok", "missing-setting", "ok"]
@@ -289,6 +294,10 @@ def test_command_writes_predictions_and_a_table(
     rate = 512 * 2048 / 32 / float(a["step_time_s"])
     assert float(a["tokens_per_s_per_gpu"]) == pytest.approx(rate, rel=1e-4)
     assert a["fits"] in ("true", "false")
+    low, middle, high = (float(a[f"mem_{name}_gb"]) for name in ("low", "per_gpu", "high"))
+    assert low < middle < high
+    assert float(a["mem_allocated_gb"]) == middle < float(a["mem_driver_gb"])
+    assert a["mem_kind"] == "allocated"
     assert (table[2]["step_time_s"], table[2]["fits"]) == ("", "")
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80

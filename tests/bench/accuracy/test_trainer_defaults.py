@@ -26,10 +26,18 @@ def test_a_row_that_names_nothing_has_its_generations_constants() -> None:
 
 
 def test_a_row_overrides_its_trainer() -> None:
-    named = software(gradient_dtype="fp32", reduction_dtype="bf16", loss="chunked 5")
+    named = software(gradient_dtype="fp32", reduction_dtype="bf16", loss="in-place")
     assert (named.gradient_bytes, named.reduced_bytes) == (4.0, 2.0)
-    assert named.logit_held == pytest.approx(float(software().logit_held) / 5.0)
-    assert software(loss="in-place").logit_held == FRAMEWORKS["fsdp"].logit_held
+    assert named.logit_held == 4.0
+
+
+def test_what_a_row_leaves_blank_its_trainer_tells() -> None:
+    plain = software(framework="Megatron-LM", precision="bf16")
+    assert (plain.gradient_bytes, plain.reduced_bytes, plain.logit_held) == (4.0, 4.0, 6.0)
+    recipe = software(framework="NeMo / Megatron-Bridge", precision="bf16")
+    assert (recipe.gradient_bytes, recipe.reduced_bytes, recipe.logit_held) == (2.0, 2.0, 2.0)
+    half = software(framework="Megatron-LM", precision="fp16")
+    assert (half.gradient_bytes, half.reduced_bytes) == (2.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -48,4 +56,4 @@ def test_every_default_is_of_a_known_trainer_and_has_a_source() -> None:
     for one in table.values():
         assert set(one.trainers) <= set(FRAMEWORKS)
         assert ".py" in one.source
-        assert {one.gradient_dtype, one.reduction_dtype} <= {"parameters", *DTYPE_BYTES}
+        assert {one.gradient_dtype, one.reduction_dtype} <= {"", "parameters", *DTYPE_BYTES}

@@ -34,7 +34,19 @@ def saved_bytes_of_block(work: CostInputs, *, mixture: bool) -> Num:
     inner = mixture_saved(x, _expert_numbers(work)) if mixture else mlp_saved(x)
     # After attention and after the MLP.
     masks = 2.0 * dropout_saved(x, ATTENTION_DROPOUT).bytes
-    return total_saved_bytes((*attention_saved(x), *inner)) + masks
+    return total_saved_bytes((*attention_saved(x), *inner)) + masks + _beside(work, mixture)
+
+
+def _beside(work: CostInputs, mixture: bool) -> Num:
+    """Return what the trainer of `work` keeps beside, by the widths of a block."""
+    model, software, tp = work.model, work.software, work.layout.tp
+    stream = np.where(np.asarray(work.layout.sequence_parallel) > 0, tp, 1.0)
+    repeats = np.maximum(0.0, model.query_dim - model.kv_dim) / tp
+    inner = model.ffn
+    if mixture:
+        inner = (model.top_k + model.shared_experts) * model.expert_ffn
+    widths = software.saved_width * model.hidden / stream + software.saved_repeats * repeats
+    return work.tokens * (widths + software.saved_inner * inner / tp)
 
 
 def gpt_block_bytes(

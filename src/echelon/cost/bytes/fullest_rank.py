@@ -26,6 +26,9 @@ How many microbatches wait, of all layers of the last rank, each schedule says:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import numpy as np
 
 from echelon.cost.activations.closed_forms import saved_bytes_of_block
@@ -105,7 +108,51 @@ def _row_gradients(work: CostInputs) -> Num:
 
 
 def _terms(work: CostInputs, *, last: bool) -> dict[str, Num]:
-    model, layout, software = work.model, work.layout, work.software
+    """Return what the first or the last rank of a pipeline holds at its peak."""
+    software = work.software
+    held = _held_weights(work, last=last)
+    terms = _weight_terms(work, held) | _activation_terms(work, held, last=last)
+    running = terms.pop("running")
+    terms = _with_step(work, held, terms, running)
+    used = sum(terms.values(), 0.0)
+    terms["slack"] = software.slack * used
+    terms["context"] = software.context_bytes + 0.0 * used
+    return terms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOfRank:
+    """Give the blocks of a rank, and the weights that it has; those of routed experts apart."""
+
+    plain: Num
+    mixtures: Num
+    shared: Num
+    routed: Num
+    block: Num
+    """Weights of the largest block."""
+    ends: Num
+    """Weights of the embedding and the head that are here."""
+    both: Num
+    """Flag: both ends of the model are here."""
+
+    @property
+    def unit(self) -> Num:
+        """Return the weights of the largest block, or of the ends."""
+        return np.maximum(self.block, self.ends)
+
+    @property
+    def layers(self) -> Num:
+        """Return the number of blocks."""
+        return self.plain + self.mixtures
+
+    def sliced(self, layout: LayoutNumbers, stage: float) -> Num:
+        """Return how many weights are held of what ZeRO cuts from `stage` on."""
+        cut = self.shared / layout.shard + self.routed / layout.expert_shard
+        return np.where(np.asarray(layout.zero) >= stage, cut, self.shared + self.routed)
+
+
+def _held_weights(work: CostInputs, *, last: bool) -> HeldOfRank:
+    model, layout = work.model, work.layout
     alone = np.asarray(layout.pp) == 1.0
     layers = ceil_div(model.layers, layout.pp)
     mixtures = np.minimum(model.mixture_layers, layers)
@@ -122,54 +169,127 @@ def _terms(work: CostInputs, *, last: bool) -> dict[str, Num]:
         both & ~(bent & last & ~alone), embedding_and_head_weights(model, layout), last_end
     )
     copies = np.where(two, 2.0, 1.0)
-    shared = copies * (plain * dense + mixtures * mixed) + ends
-    routed = copies * mixtures * experts
-    zero, cut = np.asarray(layout.zero), layout.expert_shard
+    return HeldOfRank(
+        plain=plain,
+        mixtures=mixtures,
+        shared=copies * (plain * dense + mixtures * mixed) + ends,
+        routed=copies * mixtures * experts,
+        block=np.maximum(dense, mixed),
+        ends=ends,
+        both=both,
+    )
 
-    def sliced(stage: float) -> Num:
-        return np.where(zero >= stage, shared / layout.shard + routed / cut, shared + routed)
 
-    unit = np.maximum(np.maximum(dense, mixed), ends)
-    gathered = np.where(zero >= 3, unit * (2.0 * work.element + software.gradient_bytes), 0.0)
+def _weight_terms(work: CostInputs, held: HeldOfRank) -> dict[str, Num]:
+    """Return what is held of weights whatever a microbatch is."""
+    layout, software = work.layout, work.software
+    zero, away = np.asarray(layout.zero), np.asarray(layout.offload) > 0
+    near = np.asarray(layout.parameter_offload) == 0
+    rest = np.asarray(software.parameter_bytes)
+    rest = np.where(near, np.where(rest > 0, rest, work.element), 0.0)
+    of_block = np.asarray(software.gathered_bytes)
+    unit = held.unit * (2.0 * work.element + software.gradient_bytes)
+    unit = np.where(of_block > 0, held.block * of_block + held.ends * work.element, unit)
+    # Parameters in the host's memory come in units, too.
+    gathered = np.where((zero >= 3) | ~near, unit, 0.0)
     stays = (zero >= 3) & (np.asarray(layout.reshard) == 0)
-    gathered = gathered + np.where(stays, work.element * (shared + routed), 0.0)
+    gathered = gathered + np.where(stays, work.element * (held.shared + held.routed), 0.0)
+    gone = np.where(away, software.offloads_gradients, 0.0)
+    casts = software.cast_bytes * (1.0 - layout.recompute * np.asarray(software.late_gradients))
+    return {
+        "parameters": (rest + casts) * held.sliced(layout, 3.0),
+        "gradients": (1.0 - gone) * software.gradient_bytes * held.sliced(layout, 2.0),
+        "optimizer": np.where(away, 0.0, software.state_bytes) * held.sliced(layout, 1.0),
+        "gathered": gathered,
+    }
+
+
+def _activation_terms(work: CostInputs, held: HeldOfRank, *, last: bool) -> dict[str, Num]:
+    """Return what microbatches in flight keep, and what a block and the loss work with."""
+    model, layout, software = work.model, work.layout, work.software
+    alone = np.asarray(layout.pp) == 1.0
     stream = np.where(np.asarray(layout.sequence_parallel) > 0, layout.tp, 1.0)
     in_flight = microbatches_in_flight(layout)
     if last:
         # The last rank of a straight pipeline has one microbatch at a time in it.
         one = np.minimum(in_flight, np.maximum(1.0, in_flight - layout.pp + 1.0))
+        # Of interleaved chunks it begins all but the last before it runs any backward
+        # (module `pipeline_parallel.schedules` of Megatron-Core).
+        chunks = np.asarray(layout.virtual)
+        interleaved = (np.asarray(software.loss_apart) > 0) & (chunks > 2.0)
+        begun = np.minimum(in_flight, layout.pp - (layout.pp - 1.0) / chunks)
+        one = np.where(interleaved, begun, one)
         in_flight = np.where(alone, np.minimum(1.0, in_flight), one)
+    plain, mixtures = held.plain, held.mixtures
     whole = saved_bytes_of_block(work, mixture=False)
     with_experts = saved_bytes_of_block(work, mixture=True)
     inputs = work.element * work.tokens * model.hidden / stream
-    again = np.asarray(layout.recompute)
+    again, by_op = np.asarray(layout.recompute), np.asarray(layout.per_op) > 0
     every = plain * whole + mixtures * with_experts
     working = np.where(np.asarray(mixtures) > 0, np.maximum(whole, with_experts), whole)
-    kept = in_flight * ((1.0 - again) * every + again * layers * inputs)
+    kept = in_flight * ((1.0 - again) * every + again * held.layers * inputs)
+    if np.any(by_op):
+        kept = np.where(by_op, in_flight * _kept_per_op(work, held), kept)
     if last:
         kept = np.maximum(kept, deferred_weight_gradient_bytes(work, plain, mixtures))
-    running = np.where(again > 0, working, 0.0)
+    running = np.where((again > 0) | by_op, working, 0.0)
     running = running + software.working_width * work.tokens * model.hidden
+    running = running + software.working_inner * work.tokens * model.ffn / layout.tp
     running = running + np.where(np.asarray(mixtures) > 0, _row_gradients(work), 0.0)
     logits = work.tokens * model.vocab / layout.tp * software.logit_held
-    terms: dict[str, Num] = {
-        "parameters": work.element * sliced(3.0),
-        "gradients": software.gradient_bytes * sliced(2.0),
-        "optimizer": np.where(np.asarray(layout.offload) > 0, 0.0, software.state_bytes)
-        * sliced(1.0),
-        "gathered": gathered,
+    logits = np.where((np.asarray(held.both) > 0) | last, logits, 0.0)
+    apart = np.asarray(software.loss_apart) > 0
+    return {
         "activations": kept,
-        "working": running,
-        "logits": np.where(both | bool(last), logits, 0.0),
-        "buffers": 2.0 * inputs * np.where(alone, 1.0, 2.0),
+        "working": np.where(apart, np.maximum(0.0, running - logits), running),
+        "logits": logits,
+        "buffers": 2.0 * inputs * np.where(alone, 1.0, 2.0)
+        + software.reduced_bytes * np.minimum(software.bucket_weights, held.shared + held.routed),
+        "running": running,
     }
+
+
+def _kept_per_op(work: CostInputs, held: HeldOfRank) -> Num:
+    """Return what all blocks of a rank keep where every second product runs again.
+
+    Of the products q, k, v, o, gate, up, down the first, third, fifth and seventh are kept, and
+    attention's output; rows of experts are dispatched again (module
+    `distributed.activation_checkpoint` of torchtitan).
+    """
+    model, layout = work.model, work.layout
+    tp = layout.tp
+    stream = model.hidden / np.where(np.asarray(layout.sequence_parallel) > 0, tp, 1.0)
+    values = np.where(np.asarray(model.kv_rank) > 0, model.value_dim, model.kv_dim)
+    both = stream + (2.0 * model.query_dim + values) / tp
+    inner = model.ffn / tp + np.where(np.asarray(model.up) > 1.0, stream, 0.0)
+    shared = model.shared_experts * model.expert_ffn / tp
+    elements = held.plain * (both + inner) + held.mixtures * (both + shared)
+    return work.element * work.tokens * elements
+
+
+def _with_step(
+    work: CostInputs, held: HeldOfRank, terms: Mapping[str, Num], running: Num
+) -> dict[str, Num]:
+    """Return the terms with what is there after the backward pass, where that is more.
+
+    Gradients that are made in the backward pass of the only microbatch take the place of what its
+    blocks kept, and the optimizer's buffers that of all of it.
+    """
+    layout, software = work.layout, work.software
+    kept, whole = terms["activations"], terms["gradients"]
+    passing = kept + terms["working"] + terms["logits"] + terms["gathered"] + terms["buffers"]
+    once = np.asarray(software.late_gradients) * (np.asarray(layout.microbatches) <= 1.0)
+    last_block = running + kept / held.layers
+    grown = np.maximum(0.0, whole + last_block - kept - terms["working"] - terms["logits"])
+    gradients = np.where(once > 0, grown, whole)
     # The optimizer's buffers are there when those of backward are gone.
-    passing = kept + running + terms["logits"] + terms["gathered"] + terms["buffers"]
-    terms["update"] = np.maximum(0.0, software.update_bytes * sliced(1.0) - passing)
-    used = sum(terms.values(), 0.0)
-    terms["slack"] = software.slack * used
-    terms["context"] = software.context_bytes + 0.0 * used
-    return terms
+    here = np.where(np.asarray(layout.offload) > 0, 0.0, software.update_bytes)
+    update = here * held.sliced(layout, 1.0) + (whole - gradients)
+    return {
+        **terms,
+        "gradients": gradients,
+        "update": np.maximum(0.0, update - passing),
+    }
 
 
 def deferred_weight_gradient_bytes(work: CostInputs, plain: Num, mixtures: Num) -> Num:

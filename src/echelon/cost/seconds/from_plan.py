@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
+
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.cluster import Cluster, Efficiency, Link, cluster_under_load, shared_bandwidth
 from echelon.core.model_shape import ModelShape
@@ -138,12 +140,16 @@ def constants_for_precision(
     """Return `software` with the bytes that the dtypes and the optimizer of a run take."""
     master = DTYPE_BYTES[precision.master]
     states = len(OPTIMIZERS[optimizer].state) * master
+    # Where the parameters that rest are what the optimizer updates, there is no other copy.
+    rests = np.asarray(software.parameter_bytes) > 0.0
+    beside = master * precision.has_master * (1.0 - rests)
     return replace(
         software,
         element_bytes=float(DTYPE_BYTES[precision.parameters]),
         gradient_bytes=float(DTYPE_BYTES[precision.gradients]),
         reduced_bytes=float(DTYPE_BYTES[precision.reduction]),
-        state_bytes=float(states + master * precision.has_master),
+        state_bytes=float(states + beside),
+        parameter_bytes=float(master * rests),
     )
 
 

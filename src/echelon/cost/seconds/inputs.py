@@ -102,13 +102,37 @@ class TrainerConstants:
     update_bytes: Num = 0.0
     """Bytes that an update needs for a weight beside those, for a while (gradients in fp32,
     products)."""
+    parameter_bytes: Num = 0.0
+    """Bytes of an element of the parameters that rest between uses; 0: those of `element_bytes`."""
+    cast_bytes: Num = 0.0
+    """Bytes of copies of a weight in the dtype of a product, beside it while a microbatch runs;
+    those that backward needs (`late_gradients`) are gone where blocks run again."""
+    gathered_bytes: Num = 0.0
+    """Bytes of a weight of the largest block that ZeRO 3 gathers, beside both ends; 0: of two of
+    the largest units, and gradients."""
+    bucket_weights: Num = 0.0
+    """Gradients that are once more in a buffer from which they are sent, in that dtype."""
+    late_gradients: Num = 0.0
+    """Flag: gradients are made during backward and freed by the update."""
+    offloads_gradients: Num = 0.0
+    """Flag: where the optimizer is in the host's memory, gradients go there as they are made."""
+    saved_width: Num = 0.0
+    """Bytes that a block keeps beside `closed_forms.py`, for each token and width of `hidden`."""
+    saved_repeats: Num = 0.0
+    """The same for each token and width by which queries are wider than keys."""
+    saved_inner: Num = 0.0
+    """The same for each token and width of `ffn`, of experts for each row."""
     dropout: Num = 0.0
     """Flag: masks of dropout are kept."""
     working_width: Num = 16.0
     """Bytes that a block that runs has beside what it keeps, for each token and width of
     `hidden`."""
+    working_inner: Num = 0.0
+    """The same for each token and width of `ffn`."""
     logit_held: Num = 10.0
     """Bytes that the loss holds for each logit."""
+    loss_apart: Num = 0.0
+    """Flag: the loss has let go of its logits when the last block runs backward."""
     context_bytes: Num = 2.0e9
     """Bytes taken before the first tensor: the device's context, buffers of collectives."""
     slack: Num = 0.04

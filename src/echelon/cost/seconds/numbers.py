@@ -187,6 +187,8 @@ class LayoutNumbers:
     """Share of blocks that run forward again."""
     selective: Num = 0.0
     """Flag: only the attention of those runs again."""
+    per_op: Num = 0.0
+    """Flag: blocks keep their attention and every second product, and run the rest again."""
     offload: Num = 0.0
     """Share of the optimizer state that is in the memory of the host."""
     parameter_offload: Num = 0.0

@@ -15,6 +15,7 @@ from importlib.resources import files
 
 from echelon.core.cluster import Cluster
 from echelon.cost.seconds.inputs import TrainerConstants
+from echelon.cost.seconds.trainer_memory import MEMORY
 
 OURS = "echelon"
 """The trainer whose facts are those of our own engine."""
@@ -102,7 +103,10 @@ FITTED: Mapping[str, Mapping[str, float]] = tomllib.loads(
 """By generation, the constants that published runs tell."""
 
 FRAMEWORKS: Mapping[str, TrainerConstants] = {
-    key: replace(facts, host_updates=float(key != "echelon"), **FITTED.get(key, {})) for key, facts in UNFITTED_FRAMEWORKS.items()
+    key: replace(
+        facts, host_updates=float(key != OURS), **MEMORY.get(key, {}), **FITTED.get(key, {})
+    )
+    for key, facts in UNFITTED_FRAMEWORKS.items()
 }
 """Each generation of trainers, with the constants that published runs tell."""
 

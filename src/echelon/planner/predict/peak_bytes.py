@@ -209,9 +209,11 @@ def state_byte_ratios(plan: Plan, work: CostInputs) -> Mapping[str, float]:
     precision = plan.mathematics.precision
     master = DTYPE_BYTES[precision.master]
     states = len(OPTIMIZERS[plan.mathematics.optimizer.kind].state) + precision.has_master
+    rest = plain_number(work.software.parameter_bytes)
+    wider = rest - plain_number(work.element) if rest else 0.0
     return {
         "gradients": plain_number(work.software.gradient_bytes) / DTYPE_BYTES[precision.gradients],
-        "optimizer": plain_number(work.software.state_bytes) / (master * states),
+        "optimizer": (plain_number(work.software.state_bytes) + wider) / (master * states),
     }
 
 
