@@ -56,7 +56,7 @@ TRAINER: Mapping[str, tuple[float, float, float]] = {
     "inner_bytes": (4.0, 30.0, 0.4),
     "host_s": (1e-6, 4e-5, 0.5),
     "hook_s": (1e-5, 2e-2, 1.0),
-    "cast_bytes": (2.0, 40.0, 0.5),
+    "fp8_bytes": (2.0, 40.0, 0.5),
     "mixture_s": (1e-5, 4e-3, 0.7),
     "logit_bytes": (8.0, 80.0, 0.4),
     "reduce_overlap": (0.01, 0.99, 0.5),

@@ -72,7 +72,7 @@ EAGER = {
     "inner_bytes": 10.0,
     "host_s": 1.2e-5,
     "hook_s": 5e-4,
-    "cast_bytes": 6.0,
+    "fp8_bytes": 6.0,
     "mixture_s": 1e-3,
     "logit_bytes": 24.0,
     "reduce_overlap": 0.5,

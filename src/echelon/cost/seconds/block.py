@@ -276,7 +276,7 @@ def _memory_bound_seconds(work: CostInputs, *, mixture: bool) -> Num:
     bytes_each = bytes_each + software.inner_bytes * 0.5 * (1.0 + model.up) * ffn
     # Products in fp8 read what was cast before.
     narrow = np.asarray(work.machine.peak_flops) > work.machine.attention_flops
-    low_precision = np.where(narrow, software.cast_bytes, 0.0)
+    low_precision = np.where(narrow, software.fp8_bytes, 0.0)
     bytes_each = bytes_each + low_precision * (3.0 * model.hidden / shared_out + ffn)
     # The bytes of a trainer are those of 2-byte elements.
     return memory_seconds(work.machine, 0.5 * work.element * bytes_each * work.tokens)

@@ -55,7 +55,7 @@ class TrainerConstants:
     """Latency of a hop of a collective of the library's own, over that of one of those messages."""
     pair_hops: Num = 1.0
     """Latency of one more rank that is spoken to at the same time, over that of the first."""
-    cast_bytes: Num = 4.0
+    fp8_bytes: Num = 4.0
     """Bytes of traffic to cast an element that a product in fp8 takes, with its scale."""
     host_updates: Num = 0.0
     """Flag: processors of the host update what is offloaded."""

@@ -54,9 +54,6 @@ COMPILED: Mapping[str, float] = {
 }
 """What a compiler of whole programs is known for: before any fit, and where no run tells more."""
 
-_EAGER_CASTS = 12.0
-"""Bytes of traffic to cast an element to fp8 by kernels for its largest value, scale and cast."""
-
 UNFITTED_FRAMEWORKS: Mapping[str, TrainerConstants] = {
     # Of those that nobody tuned for a table, blocks are more kernels.
     "generic": replace(GENERIC, width_bytes=70.0, inner_bytes=13.0, kernels=60.0),
