@@ -72,7 +72,7 @@ TRAINER: Mapping[str, tuple[float, float, float]] = {
 }
 NOBODY = "generic"
 """What is no generation, but any trainer that is not known: nothing is fitted to its runs."""
-OF_FAMILY, OF_TRAINER = float(os.environ.get("WF","1.0")), float(os.environ.get("WC","0.6"))
+OF_FAMILY, OF_TRAINER = float(os.environ.get("WF", "1.0")), float(os.environ.get("WC", "0.6"))
 """Deviations of a family of trainers from all of them, and of a trainer from its family, over that
 of a constant of TRAINER."""
 PARENTS: Mapping[str, str] = {
@@ -100,7 +100,7 @@ GRAPHS = frozenset({"GB200", "GB300"})
 """Devices whose hosts are slow, so that trainers start kernels from graphs: a start is fitted."""
 FAR = 1.5
 """How many times as slow as the fastest split of a row one is that is not looked at in a fit."""
-ALONE, SHARED = 0.07, float(os.environ.get("SH","0.035"))
+ALONE, SHARED = 0.07, float(os.environ.get("SH", "0.035"))
 """Deviations of logarithms of seconds: of a row by itself, and what a publisher's rows share."""
 
 
@@ -168,7 +168,11 @@ def put(work: CostInputs, devices: Any, trainers: Any, values: ConstantValues) -
         where, changed, record = (
             (devices == key, machine, work.machine)
             if kind == "device"
-            else (trainers == (_stands_for(key) if kind == "family" else key), software, work.software)
+            else (
+                trainers == (_stands_for(key) if kind == "family" else key),
+                software,
+                work.software,
+            )
         )
         before = changed.get(field, getattr(record, field))
         changed[field] = np.where(where, value, before)

@@ -16,17 +16,33 @@ from echelon.cost.seconds.trainer_generations import COMPILED, UNFITTED_FRAMEWOR
 
 DEVICES: Mapping[str, Efficiency] = {
     "A100": Efficiency(
-        half_reach=250.0, matmul=0.82, half_depth=150.0, memory=0.82, attention=0.6, attention_backward=0.5
+        half_reach=250.0,
+        matmul=0.82,
+        half_depth=150.0,
+        memory=0.82,
+        attention=0.6,
+        attention_backward=0.5,
     ),
     "H100": Efficiency(
-        half_reach=500.0, matmul=0.75, half_depth=200.0, memory=0.82, attention=0.5, attention_backward=0.4
+        half_reach=500.0,
+        matmul=0.75,
+        half_depth=200.0,
+        memory=0.82,
+        attention=0.5,
+        attention_backward=0.4,
     ),
     # As of the H100: 0.88 of the largest product measured, and the same depth and bandwidth.
     "B200": Efficiency(
-        half_reach=700.0, matmul=0.68, half_depth=600.0, memory=0.73, attention=0.42, attention_backward=0.26
+        half_reach=700.0,
+        matmul=0.68,
+        half_depth=600.0,
+        memory=0.73,
+        attention=0.42,
+        attention_backward=0.26,
     ),
     "GB200": Efficiency(
-        half_reach=700.0, matmul=0.64,
+        half_reach=700.0,
+        matmul=0.64,
         half_depth=600.0,
         memory=0.73,
         attention=0.42,
@@ -35,10 +51,16 @@ DEVICES: Mapping[str, Efficiency] = {
     ),
     # Softmax is twice as fast.
     "B300": Efficiency(
-        half_reach=700.0, matmul=0.68, half_depth=600.0, memory=0.73, attention=0.47, attention_backward=0.29
+        half_reach=700.0,
+        matmul=0.68,
+        half_depth=600.0,
+        memory=0.73,
+        attention=0.47,
+        attention_backward=0.29,
     ),
     "GB300": Efficiency(
-        half_reach=700.0, matmul=0.68,
+        half_reach=700.0,
+        matmul=0.68,
         half_depth=600.0,
         memory=0.73,
         attention=0.47,
@@ -59,7 +81,12 @@ DEVICES: Mapping[str, Efficiency] = {
     "RTXPRO6000": Efficiency(half_reach=250.0, matmul=0.75, half_depth=64.0, memory=0.85),
     "L40S": Efficiency(half_reach=250.0, matmul=0.65, half_depth=64.0, memory=0.85),
     "V100": Efficiency(
-        half_reach=200.0, matmul=0.8, half_depth=64.0, memory=0.8, attention=0.4, attention_backward=0.3
+        half_reach=200.0,
+        matmul=0.8,
+        half_depth=64.0,
+        memory=0.8,
+        attention=0.4,
+        attention_backward=0.3,
     ),
 }
 """By generation of device; one that is not here has its catalogue's values."""
@@ -92,12 +119,37 @@ KNOWN: Mapping[str, Mapping[str, float]] = {
     "megatron": {"pace": 1.0, "reduce_overlap": 0.05, "tensor_overlap": 0.01},
     "megatron-deepspeed": {"reduce_overlap": 0.05, "tensor_overlap": 0.01},
     # Gradients, parameters, exchanges of tensor parallelism and messages are overlapped.
-    "megatron-core": {"pace": 1.0, "fused_share": 1.0, "tensor_overlap": 0.3, "pipeline_overlap": 0.5},
-    "megatron-core-2025": {"pace": 1.0, "fused_share": 1.3, "tensor_overlap": 0.3, "pipeline_overlap": 0.5},
-    "megatron-core-2026": {"pace": 1.0, "fused_share": 1.3, "tensor_overlap": 0.3, "pipeline_overlap": 0.5},
+    "megatron-core": {
+        "pace": 1.0,
+        "fused_share": 1.0,
+        "tensor_overlap": 0.3,
+        "pipeline_overlap": 0.5,
+    },
+    "megatron-core-2025": {
+        "pace": 1.0,
+        "fused_share": 1.3,
+        "tensor_overlap": 0.3,
+        "pipeline_overlap": 0.5,
+    },
+    "megatron-core-2026": {
+        "pace": 1.0,
+        "fused_share": 1.3,
+        "tensor_overlap": 0.3,
+        "pipeline_overlap": 0.5,
+    },
     # Gathers of 2021 went parameter by parameter.
-    "deepspeed": {"hook_s": 4e-3, "gather_share": 0.15, "gather_overlap": 0.98, "interference": 0.02},
-    "deepspeed-2022": {"hook_s": 4e-3, "gather_share": 0.6, "gather_overlap": 0.75, "interference": 0.3},
+    "deepspeed": {
+        "hook_s": 4e-3,
+        "gather_share": 0.15,
+        "gather_overlap": 0.98,
+        "interference": 0.02,
+    },
+    "deepspeed-2022": {
+        "hook_s": 4e-3,
+        "gather_share": 0.6,
+        "gather_overlap": 0.75,
+        "interference": 0.3,
+    },
     "jax": COMPILED,
 }
 NEVER: Mapping[str, frozenset[str]] = {

@@ -87,7 +87,9 @@ def module_text(rows: Sequence[LeftOut]) -> str:
     lines.append("}\n")
     lines.append("LEFT_OUT: Mapping[str, Mapping[str, float]] = {\n")
     for name in ("trainer", "device"):
-        off = {kind: _deviation([_off(row, name) for row in group]) for kind, group in kinds.items()}
+        off = {
+            kind: _deviation([_off(row, name) for row in group]) for kind, group in kinds.items()
+        }
         lines.append(f'    "{name}": {_text(off)},\n')
     lines.append("}\n")
     rest = [(row, (row.measured_gb - row.counted_gb) / row.estimated_gb) for row in held]

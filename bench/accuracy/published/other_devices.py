@@ -61,9 +61,7 @@ def _tpu(spelt: str, peak: float, memory: tuple[float, float], pod: tuple[int, f
 
 def _card(spelt: str, peak: float, gib: float, gb_per_s: float, *, fp8: float = 0.0) -> Chip:
     """Return a card on PCIe 4, whose nodes share a slower network."""
-    return Chip(
-        spelt=spelt, bf16=peak, gib=gib, gb_per_s=gb_per_s, network="ethernet-100", fp8=fp8
-    )
+    return Chip(spelt=spelt, bf16=peak, gib=gib, gb_per_s=gb_per_s, network="ethernet-100", fp8=fp8)
 
 
 CHIPS: Mapping[str, Chip] = {

@@ -122,7 +122,9 @@ def _is_compiled(row: Row, notes: str) -> bool:
     if said is not None:
         return said
     text = f"{notes} {row.word('framework').lower()}"
-    return re.search(r"(?<!no )(?<!without )torch[. _]compile|\bcompiled|\bthunder", text) is not None
+    return (
+        re.search(r"(?<!no )(?<!without )torch[. _]compile|\bcompiled|\bthunder", text) is not None
+    )
 
 
 def framework_from_name(name: str, *, year: int, zero: float, compiled: bool = False) -> str:

@@ -56,9 +56,7 @@ def test_what_no_run_tells_makes_a_band_wider() -> None:
     assert far.untested == ("offload", f"more than {MOST_DEVICES:,} devices")
     assert far.step[1] > narrow.step[1]
     mixture = _best("16xa100-80gb", "megatron", MIXTURE)
-    assert band_evidence(mixture.inputs).untested == (
-        "its trainer on such devices with experts",
-    )
+    assert band_evidence(mixture.inputs).untested == ("its trainer on such devices with experts",)
     other = _best("16xmi300x", "megatron")
     assert band_evidence(other.inputs).untested == ("its device",)
     dense, experts = (step_deviation("megatron", "A100", experts=some) for some in (False, True))

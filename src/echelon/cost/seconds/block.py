@@ -65,9 +65,7 @@ class PassSeconds:
 
     def at_pace(self, pace: Num) -> PassSeconds:
         """Return a pass that takes `pace` times as long."""
-        return PassSeconds(
-            **{item.name: pace * getattr(self, item.name) for item in fields(self)}
-        )
+        return PassSeconds(**{item.name: pace * getattr(self, item.name) for item in fields(self)})
 
     @property
     def total(self) -> Num:
@@ -112,7 +110,9 @@ def block_seconds(work: CostInputs, *, mixture: bool) -> BlockSeconds:
     context = context_exchange(work, attention, attention_back)
     expert = expert_exchange(work, routed) if mixture else NOTHING
     software = work.software
-    rings = np.where(np.asarray(work.layout.gathered) > 0, 1.0, work.layout.cp / work.layout.ulysses)
+    rings = np.where(
+        np.asarray(work.layout.gathered) > 0, 1.0, work.layout.cp / work.layout.ulysses
+    )
     started = software.kernels + RING_KERNELS * (rings - 1.0)
     start = started * software.host_s
     reading = _host_of_experts(work) if mixture else 0.0
