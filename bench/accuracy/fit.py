@@ -3,8 +3,10 @@
 A constant belongs to a family of devices (their multiprocessors), or to a generation of trainers:
 never to a source, a row or a model. Links are not fitted here: theirs are measured collectives. The
 sum of squares has a prior for each constant, so that what few rows tell stays near to what is known
-(`cost/fit/solver.py`). A source with many rows counts as much as its number's root, so that a long
-sweep of one cluster does not drown a table of a paper.
+(`cost/fit/solver.py`). Constants of a trainer have kin: what is known of an earlier generation, or
+of trainers of its family, is what is expected of it, so that one of which nothing was published has
+the mean of its kin. Runs of one publisher by one trainer share an error, so that a long sweep of
+one cluster does not drown a table of a paper.
 
     python -m bench.accuracy.fit FILE.csv ... [--leave-out source]  prints constants, and errors
     python -m bench.accuracy.fit FILE.csv ... --write               writes them into the package
@@ -13,10 +15,8 @@ sweep of one cluster does not drown a table of a paper.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,11 @@ from bench.accuracy.priors import DEVICES, NEVER, priors
 from bench.accuracy.published.rows import read_rows
 from bench.accuracy.report import summary_text
 from bench.accuracy.written import write_constants
-from echelon.cost.fit.solver import BEND, Constant, ConstantValues, Groups, fit
+from echelon.cost.fit.solver import Constant, ConstantValues, Groups, fit
 from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.seconds.step import step_seconds
 from echelon.planner.explain.bands import device_family
 from echelon.planner.predict.residuals import UNKNOWN
-from echelon.cost.seconds.step import step_seconds
 
 # Names of fields, how low and how high they can be, and how sure a value of the catalogue is (the
 # standard deviation of its logarithm).
@@ -72,7 +72,7 @@ TRAINER: Mapping[str, tuple[float, float, float]] = {
 }
 NOBODY = "generic"
 """What is no generation, but any trainer that is not known: nothing is fitted to its runs."""
-OF_FAMILY, OF_TRAINER = float(os.environ.get("WF", "1.0")), float(os.environ.get("WC", "0.6"))
+OF_FAMILY, OF_TRAINER = 1.0, 0.8
 """Deviations of a family of trainers from all of them, and of a trainer from its family, over that
 of a constant of TRAINER."""
 PARENTS: Mapping[str, str] = {
@@ -92,16 +92,17 @@ PARENTS: Mapping[str, str] = {
 }
 """What each generation of trainers comes of: an earlier one, or a family of them."""
 FAMILIES = ("jax", "megatron", "torch")
-OWN: Mapping[str, float] = {"pace": 0.3}
-"""Deviations of constants that differ more between trainers than they are unknown of all."""
+OWN: Mapping[str, float] = {"pace": 0.05}
+"""Deviations from kin of constants that differ less between trainers than others do."""
 NOBODYS = "torch"
 """The family of a trainer that is not known."""
 GRAPHS = frozenset({"GB200", "GB300"})
 """Devices whose hosts are slow, so that trainers start kernels from graphs: a start is fitted."""
 FAR = 1.5
 """How many times as slow as the fastest split of a row one is that is not looked at in a fit."""
-ALONE, SHARED = 0.07, float(os.environ.get("SH", "0.035"))
-"""Deviations of logarithms of seconds: of a row by itself, and what a publisher's rows share."""
+ALONE, SHARED = 0.07, 0.1
+"""Deviations of logarithms of seconds: of a row by itself, and what rows of a publisher by one
+trainer share."""
 
 
 class Fitting:
@@ -124,21 +125,8 @@ class Fitting:
                     continue
                 value = float(getattr(DEVICES[key], name))
                 found.append(_constant(f"device {key} {name}", value, limits))
-        known = priors()
-        for name, (low, high, width) in TRAINER.items():
-            value, top = float(getattr(known[NOBODY], name)), f"family all {name}"
-            found.append(_constant(top, value, (low, high, width)))
-            for family in FAMILIES:
-                one = _constant(f"family {family} {name}", value, (low, high, OF_FAMILY * width))
-                found.append(replace(one, parent=top))
-        for key in PARENTS:
-            for name, (low, high, width) in TRAINER.items():
-                value = float(getattr(known[key], name))
-                if name in NEVER.get(key, frozenset()):
-                    low = high = value
-                width = OWN.get(name, OF_TRAINER * width)
-                one = _constant(f"trainer {key} {name}", value, (low, high, width))
-                found.append(replace(one, parent=f"{PARENTS[key]} {name}"))
+        for name, limits in TRAINER.items():
+            found.extend(_constants_of_trainers(name, limits))
         return found
 
     def together(self) -> dict[str, tuple[str, Any]]:
@@ -206,8 +194,7 @@ def refit(cases: Sequence[Case], start: ConstantValues | None = None) -> Constan
     problem = Fitting(cases)
     names = [(publisher_of(case.row), case.program.generation) for case in cases]
     order = list(dict.fromkeys(names))
-    groups = Groups(numbers=np.array([order.index(name) for name in names]), ratio=SHARED / ALONE)
-    weights = np.full(len(cases), (BEND / ALONE) ** 2)
+    numbers = np.array([order.index(name) for name in names])
     measured = [case.measured.step_s or 0.0 for case in cases]
     begin = {one.name: one.prior for one in problem.constants}
     begin |= {name: value for name, value in (start or {}).items() if name in begin}
@@ -215,10 +202,9 @@ def refit(cases: Sequence[Case], start: ConstantValues | None = None) -> Constan
         problem.constants,
         problem.seconds,
         measured,
-        weights=list(weights),
+        weights=Groups(numbers=numbers, alone=ALONE, shared=SHARED),
         start=begin,
         together=problem.together(),
-        groups=groups,
     )
     return found.values
 
@@ -242,6 +228,22 @@ def _changed(case: Case, values: ConstantValues) -> Case:
         machine=replace(case.machine, **machine),
         software=replace(case.software, **software),
     )
+
+
+def _constants_of_trainers(name: str, limits: tuple[float, float, float]) -> Iterator[Constant]:
+    """Yield one constant of all trainers together, of each family of them, and of each of them."""
+    known, (low, high, sure) = priors(), limits
+    value = float(getattr(known[NOBODY], name))
+    yield _constant(f"family all {name}", value, limits)
+    for family in FAMILIES:
+        one = _constant(f"family {family} {name}", value, (low, high, OF_FAMILY * sure))
+        yield replace(one, parent=f"family all {name}")
+    for key, parent in PARENTS.items():
+        value = float(getattr(known[key], name))
+        never = name in NEVER.get(key, frozenset())
+        ends = (value, value) if never else (low, high)
+        one = _constant(f"trainer {key} {name}", value, (*ends, OWN.get(name, OF_TRAINER * sure)))
+        yield replace(one, parent=f"{parent} {name}")
 
 
 def _constant(name: str, value: float, limits: tuple[float, float, float]) -> Constant:

@@ -32,9 +32,16 @@ from echelon.planner.explain.nearest_run import num_parameters
 from echelon.planner.predict.estimate import EXACT
 from echelon.planner.predict.residuals import UNKNOWN
 
+
+def trainer_of(case: Case) -> str:
+    """Return the generation of trainers of a case, or that it is none that is known."""
+    generation = case.program.generation
+    return UNKNOWN if generation == NOBODY else generation
+
+
 KINDS: Mapping[str, Callable[[Case], str]] = {
     "publisher": lambda case: publisher_of(case.row),
-    "trainer": lambda case: trainer_of(case),
+    "trainer": trainer_of,
     "device": device_of,
 }
 """What is left out, one at a time."""
@@ -47,7 +54,8 @@ class LeftOut:
     """Hold one run: what was measured, and what is predicted without its publisher, and so on.
 
     `sweep` names the runs of one table with one model on as many devices; `tokens` are those of a
-    microbatch on a context rank. What a run does not say is 0. `counted_gb` are parameters, gradients and optimizer state, `estimated_gb` the rest.
+    microbatch on a context rank. What a run does not say is 0. `counted_gb` are parameters,
+    gradients and optimizer state, `estimated_gb` the rest.
     """
 
     id: str
@@ -68,17 +76,14 @@ class LeftOut:
     estimated_gb: float
 
 
-def trainer_of(case: Case) -> str:
-    """Return the generation of trainers of a case, or that it is none that is known."""
-    generation = case.program.generation
-    return UNKNOWN if generation == NOBODY else generation
-
-
 def left_out(cases: Sequence[Case]) -> Iterator[LeftOut]:
     """Yield every run with what constants that were fitted without it make of it."""
     bare = [unfitted(case) for case in cases]
     fits: dict[frozenset[int], ConstantValues] = {}
-    seconds = {kind: _seconds(bare, [*map(name, bare)], fits) for kind, name in KINDS.items()}
+    start = refit([one for one in bare if _told(one)])
+    seconds = {
+        kind: _seconds(bare, [*map(name, bare)], fits, start) for kind, name in KINDS.items()
+    }
     sweeps: dict[tuple[str, ...], str] = {}
     for index, (case, held) in enumerate(zip(cases, _held(cases), strict=True)):
         table = tuple(map(case.row.word, SWEEP))
@@ -121,16 +126,22 @@ def unfitted(case: Case) -> Case:
 
 
 def _seconds(
-    cases: Sequence[Case], names: Sequence[str], fits: dict[frozenset[int], ConstantValues]
+    cases: Sequence[Case],
+    names: Sequence[str],
+    fits: dict[frozenset[int], ConstantValues],
+    start: ConstantValues,
 ) -> list[float]:
-    """Return the seconds of each case by constants fitted to the cases of other names."""
+    """Return the seconds of each case by constants fitted to the cases of other names.
+
+    A search for constants begins at those of all cases, and forgets what no case tells.
+    """
     found: dict[int, float] = {}
     for name in dict.fromkeys(names):
         inside = frozenset(index for index, other in enumerate(names) if other == name)
         if inside not in fits:
             print(f"fitting without {name}: {len(inside)} runs", file=sys.stderr, flush=True)
             outside = [case for index, case in enumerate(cases) if index not in inside]
-            fits[inside] = refit([one for one in outside if _told(one)])
+            fits[inside] = refit([one for one in outside if _told(one)], start)
         order = sorted(inside)
         predicted = predict_cases(adjust(fits[inside])([cases[index] for index in order]))
         found |= {index: one.step_s or 0.0 for index, one in zip(order, predicted, strict=True)}

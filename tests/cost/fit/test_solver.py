@@ -99,14 +99,14 @@ def test_a_group_with_many_samples_does_not_speak_for_all() -> None:
         (only,),
         lambda values: values["level"] * np.ones(92),
         true.tolist(),
-        groups=Groups(numbers=numbers, ratio=100.0),
+        weights=Groups(numbers=numbers, alone=0.15, shared=15.0),
     )
     assert alone.values["level"] == pytest.approx(2.0, rel=0.05)
     assert together.values["level"] < 1.7
 
 
 def test_what_a_group_shares_is_made_smaller_and_differences_stay() -> None:
-    groups = Groups(numbers=np.array([0, 0, 1]), ratio=2.0)
+    groups = Groups(numbers=np.array([0, 0, 1]), alone=0.1, shared=0.2)
     settled = groups.settled(np.array([1.0, 3.0, 4.0]))
     assert settled[1] - settled[0] == pytest.approx(2.0)
     assert settled[:2].mean() == pytest.approx(2.0 / 3.0)

@@ -58,20 +58,22 @@ class Constant:
 class Groups:
     """State which samples share an error, such as those of one publisher, and how large it is.
 
-    `numbers` give the group of each sample, from 0 up; `ratio` is the deviation of what a group
-    shares over that of each sample by itself. So n samples of a group tell of its level as much as
-    one sample does whose deviation is their shared one, and of differences inside of it as much as
-    n (the random intercept of a mixed model; Gelman and Hill, 2006, chapter 12).
+    `numbers` give the group of each sample, from 0 up; `alone` is the deviation of the logarithm of
+    each sample by itself, `shared` that of what a group shares. So n samples of a group tell of its
+    level as much as one sample does whose deviation is their shared one, and of differences inside
+    of it as much as n (the random intercept of a mixed model; Gelman and Hill, 2006, chapter 12).
     """
 
     numbers: NDArray[np.int64]
-    ratio: float
+    alone: float
+    shared: float
 
     def settled(self, values: Array) -> Array:
         """Return values [samples] or [samples, n], what groups share of them made smaller."""
         count = np.bincount(self.numbers).astype(np.float64)
         member = (np.arange(count.size)[:, None] == self.numbers[None, :]).astype(np.float64)
-        share = (1.0 - 1.0 / np.sqrt(1.0 + count * self.ratio**2)) / count
+        ratio = self.shared / self.alone
+        share = (1.0 - 1.0 / np.sqrt(1.0 + count * ratio**2)) / count
         off = (member * share[:, None]) @ values
         return values - off[self.numbers]
 
@@ -90,23 +92,23 @@ def fit(
     predict: Predict,
     measured_s: Sequence[float],
     *,
-    weights: Sequence[float] | None = None,
+    weights: Sequence[float] | Groups | None = None,
     start: ConstantValues | None = None,
     together: Together | None = None,
-    groups: Groups | None = None,
 ) -> Fit:
     """Return the constants with which `predict` is nearest to the measured seconds.
 
     `predict` gives the seconds of all samples, in their order, for values of the constants. A
-    sample counts as much as its weight (1 where none are given). The search begins at `start`, or
-    at the priors and at points on either side of them. Constants that `together` gives one key are
-    moved at once to see their slopes: no sample depends on two of them. Raises ValueError where a
-    measured time is not positive.
+    sample counts as much as its weight (1 where none are given), or as its group says. The search
+    begins at `start`, or at the priors and at points on either side of them. Constants that
+    `together` gives one key are moved at once to see their slopes: no sample depends on two of
+    them. Raises ValueError where a measured time is not positive.
     """
     measured = np.asarray(measured_s, dtype=np.float64)
     if not measured.size or not np.all(np.isfinite(measured) & (measured > 0.0)):
         raise ValueError("times to fit must be positive")
-    each = np.ones_like(measured) if weights is None else np.asarray(weights, dtype=np.float64)
+    groups = weights if isinstance(weights, Groups) else None
+    each = np.ones_like(measured) * (1.0 if weights is None else _each(weights))
     problem = _Problem(constants, predict, np.log(measured), each)
     problem.groups = groups
     if together is not None:
@@ -134,6 +136,13 @@ def fit(
 def relative_errors(predicted: Array, measured_s: Sequence[float]) -> tuple[float, ...]:
     """Return predicted / measured - 1 of each sample."""
     return tuple(map(float, predicted / np.asarray(measured_s, dtype=np.float64) - 1.0))
+
+
+def _each(weights: Sequence[float] | Groups) -> Array:
+    """Return how much samples count: one number for all where groups say how far off they are."""
+    if isinstance(weights, Groups):
+        return np.asarray((BEND / weights.alone) ** 2)
+    return np.asarray(weights, dtype=np.float64)
 
 
 class _Problem:
