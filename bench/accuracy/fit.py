@@ -100,7 +100,7 @@ GRAPHS = frozenset({"GB200", "GB300"})
 """Devices whose hosts are slow, so that trainers start kernels from graphs: a start is fitted."""
 FAR = 1.5
 """How many times as slow as the fastest split of a row one is that is not looked at in a fit."""
-ALONE, SHARED = 0.07, 0.1
+ALONE, SHARED = 0.07, 0.06
 """Deviations of logarithms of seconds: of a row by itself, and what rows of a publisher by one
 trainer share."""
 

@@ -65,15 +65,15 @@ class Groups:
     """
 
     numbers: NDArray[np.int64]
-    alone: float
+    alone: float | Array
     shared: float
 
     def settled(self, values: Array) -> Array:
         """Return values [samples] or [samples, n], what groups share of them made smaller."""
-        count = np.bincount(self.numbers).astype(np.float64)
-        member = (np.arange(count.size)[:, None] == self.numbers[None, :]).astype(np.float64)
-        ratio = self.shared / self.alone
-        share = (1.0 - 1.0 / np.sqrt(1.0 + count * ratio**2)) / count
+        each = np.broadcast_to(np.asarray(self.alone), self.numbers.shape) ** -2.0
+        sure = np.bincount(self.numbers, weights=each)
+        member = (np.arange(sure.size)[:, None] == self.numbers[None, :]) * each[None, :]
+        share = (1.0 - 1.0 / np.sqrt(1.0 + sure * self.shared**2)) / sure
         off = (member * share[:, None]) @ values
         return values - off[self.numbers]
 
