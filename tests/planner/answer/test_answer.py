@@ -95,7 +95,7 @@ def test_a_frame_has_a_row_for_each_plan(answer: PlanAnswer) -> None:
     pytest.importorskip("pandas")
     frame = answer.to_frame()
     assert len(frame) == len(answer.plans)
-    assert frame["preferred_for"][0] == "recommended"
+    assert frame["preferred_for"].tolist()[0] == "recommended"
     assert list(frame["step_s"]) == [one.step_s.value for one in answer.plans]
     assert frame.dtypes["price_of_a_million_tokens"] == frame.dtypes["step_s"]
 
