@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from multiprocessing import Pool
 from pathlib import Path
 
 import numpy as np
@@ -76,14 +79,13 @@ class LeftOut:
     estimated_gb: float
 
 
-def left_out(cases: Sequence[Case]) -> Iterator[LeftOut]:
+def left_out(cases: Sequence[Case], *, workers: int = 1) -> Iterator[LeftOut]:
     """Yield every run with what constants that were fitted without it make of it."""
     bare = [unfitted(case) for case in cases]
-    fits: dict[frozenset[int], ConstantValues] = {}
-    start = refit([one for one in bare if _told(one)])
-    seconds = {
-        kind: _seconds(bare, [*map(name, bare)], fits, start) for kind, name in KINDS.items()
-    }
+    groups = {kind: _groups([*map(name, bare)]) for kind, name in KINDS.items()}
+    each = [group for named in groups.values() for group in named.values()]
+    fits = _fits_without(bare, [*dict.fromkeys(each)], workers)
+    seconds = {kind: _seconds(bare, named.values(), fits) for kind, named in groups.items()}
     sweeps: dict[tuple[str, ...], str] = {}
     for index, (case, held) in enumerate(zip(cases, _held(cases), strict=True)):
         table = tuple(map(case.row.word, SWEEP))
@@ -125,23 +127,45 @@ def unfitted(case: Case) -> Case:
     )
 
 
-def _seconds(
-    cases: Sequence[Case],
-    names: Sequence[str],
-    fits: dict[frozenset[int], ConstantValues],
-    start: ConstantValues,
-) -> list[float]:
-    """Return the seconds of each case by constants fitted to the cases of other names.
+def _fits_without(
+    cases: Sequence[Case], groups: Sequence[frozenset[int]], workers: int
+) -> dict[frozenset[int], ConstantValues]:
+    """Return the constants that are fitted without each group of cases, `workers` at a time.
 
     A search for constants begins at those of all cases, and forgets what no case tells.
     """
+    start = refit([case for case in cases if _told(case)])
+    outside = [
+        [case for index, case in enumerate(cases) if index not in group and _told(case)]
+        for group in groups
+    ]
+    without = partial(refit, start=start)
+    if workers == 1:
+        return dict(zip(groups, map(without, outside), strict=True))
+    fits: dict[frozenset[int], ConstantValues] = {}
+    with Pool(workers) as pool:
+        for group, values in zip(groups, pool.imap(without, outside), strict=True):
+            fits[group] = values
+            print(f"{len(fits)} of {len(groups)} fits", file=sys.stderr, flush=True)
+    return fits
+
+
+def _groups(names: Sequence[str]) -> dict[str, frozenset[int]]:
+    """Return which cases have each name."""
+    return {
+        name: frozenset(index for index, other in enumerate(names) if other == name)
+        for name in dict.fromkeys(names)
+    }
+
+
+def _seconds(
+    cases: Sequence[Case],
+    groups: Iterable[frozenset[int]],
+    fits: Mapping[frozenset[int], ConstantValues],
+) -> list[float]:
+    """Return the seconds of each case by constants fitted to the cases of other groups."""
     found: dict[int, float] = {}
-    for name in dict.fromkeys(names):
-        inside = frozenset(index for index, other in enumerate(names) if other == name)
-        if inside not in fits:
-            print(f"fitting without {name}: {len(inside)} runs", file=sys.stderr, flush=True)
-            outside = [case for index, case in enumerate(cases) if index not in inside]
-            fits[inside] = refit([one for one in outside if _told(one)], start)
+    for inside in groups:
         order = sorted(inside)
         predicted = predict_cases(adjust(fits[inside])([cases[index] for index in order]))
         found |= {index: one.step_s or 0.0 for index, one in zip(order, predicted, strict=True)}
@@ -165,7 +189,8 @@ def _held(cases: Sequence[Case]) -> Iterator[tuple[float, float]]:
         terms = fullest_rank_bytes(work).terms
         held = {name: float(np.asarray(value).reshape(-1)[0]) for name, value in terms.items()}
         counted = sum(held[name] for name in EXACT)
-        yield counted, sum(held.values()) - counted
+        # What a row means is the allocator's number, or the driver's.
+        yield counted, GB * (one.memory_gb or 0.0) - counted
 
 
 def write_left_out(path: Path, rows: Sequence[LeftOut]) -> None:
@@ -199,7 +224,8 @@ def main(arguments: list[str] | None = None) -> int:
     *sources, left = options.files
     if sources:
         cases, _ = cases_of([row for file in sources for row in read_rows(file)])
-        write_left_out(left, [*left_out([one for one in cases if is_complete(one.row)])])
+        complete = [one for one in cases if is_complete(one.row)]
+        write_left_out(left, [*left_out(complete, workers=os.cpu_count() or 1)])
     if options.write:
         write_module(read_left_out(left))
     return 0

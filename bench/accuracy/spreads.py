@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import combinations
-from math import log
+from math import ceil, log
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 
 import echelon
 from bench.accuracy.residuals import LeftOut
-from echelon.planner.explain.bands import NEAR
+from echelon.planner.explain.bands import ALLOCATORS, NEAR
 from echelon.planner.explain.nearest_run import FILE, MeasuredRun, power_of_two
 
 PREDICT = Path(echelon.__file__).parent / "planner" / "predict"
@@ -46,7 +46,7 @@ UNKNOWN = "other"
 """What a trainer or a device is called that is none of those of which runs were published."""
 
 '''
-FEW = 10
+FEW = 5
 """Runs below which those of a trainer on a device are judged together with others of the trainer,
 or of all, that are as few."""
 
@@ -74,7 +74,7 @@ def measured_text(rows: Sequence[LeftOut]) -> str:
 def module_text(rows: Sequence[LeftOut]) -> str:
     """Return the module as text."""
     told = [row for row in rows if row.measured_s]
-    held = [row for row in rows if row.measured_gb]
+    held = [row for row in rows if row.measured_gb and row.trainer in ALLOCATORS]
     kinds = {
         "dense": [row for row in told if not row.experts],
         "experts": [row for row in told if row.experts],
@@ -125,8 +125,9 @@ def _off(row: LeftOut, kind: str) -> float:
 
 
 def _deviation(found: Sequence[float]) -> float:
-    """Return what four of five numbers are not above."""
-    return round(float(np.quantile(found, SHARE)), 3)
+    """Return what four of five numbers are not above, as nearly as so many of them can tell."""
+    inside = max(1, round(SHARE * len(found)))
+    return ceil(1e3 * sorted(found)[inside - 1]) / 1e3
 
 
 def factors(found: Sequence[tuple[LeftOut, float]]) -> tuple[float, float]:

@@ -56,9 +56,9 @@ def test_few_runs_of_a_trainer_on_a_device_are_judged_with_others() -> None:
     runs += [replace(_run(f"b{n}", "b", 1.5), trainer="b", device=f"d{n % 2}") for n in range(12)]
     runs += [replace(_run(f"c{n}", "c", 1.3), trainer=f"c{n}") for n in range(3)]
     found = spreads.deviations(runs)
-    assert found["a"]["d"] == pytest.approx(0.095, abs=1e-3)
-    assert found["b"] == {"d0": found["b"]["d1"], "d1": pytest.approx(0.405, abs=1e-3)}
-    assert found["c0"]["d"] == found["c2"]["d"] == pytest.approx(0.262, abs=1e-3)
+    assert found["a"]["d"] == pytest.approx(0.095, abs=2e-3)
+    assert found["b"] == {"d0": found["b"]["d1"], "d1": pytest.approx(0.405, abs=2e-3)}
+    assert found["c0"]["d"] == found["c2"]["d"] == pytest.approx(0.262, abs=2e-3)
 
 
 def test_runs_of_one_size_are_one_line_of_the_measured_runs() -> None:
@@ -78,7 +78,7 @@ def test_pairs_are_of_one_sweep() -> None:
             *(replace(_run("c1", "c", 2.0), publisher_s=2.0), _run("c2", "c", 1.0)),
         ]
     )
-    assert found["near"] == pytest.approx(0.095, abs=1e-3)
+    assert found["near"] == pytest.approx(0.095, abs=2e-3)
     assert found["far"] == 0.0
 
 
@@ -92,7 +92,10 @@ def test_what_is_left_out_leaves_nothing_in_a_constant(
         assert case.software.reduce_overlap == before.reduce_overlap
     seen: list[set[str]] = []
 
-    def refit(some: list[Case]) -> ConstantValues:
+    def refit(some: list[Case], start: ConstantValues | None = None) -> ConstantValues:
+        if start is None:
+            return {"begin": 1.0}
+        assert start == {"begin": 1.0}
         seen.append({case.row.id for case in some})
         return {}
 

@@ -57,8 +57,10 @@ def test_what_no_run_tells_makes_a_band_wider() -> None:
     assert far.step[1] > narrow.step[1]
     mixture = _best("16xa100-80gb", "megatron", MIXTURE)
     assert band_evidence(mixture.inputs).untested == ("its trainer on such devices with experts",)
-    other = _best("16xmi300x", "megatron")
+    other = _best("16xmi250x", "megatron")
     assert band_evidence(other.inputs).untested == ("its device",)
+    pair = _best("16xmi300x", "megatron")
+    assert band_evidence(pair.inputs).untested == ("its trainer on such devices",)
     dense, experts = (step_deviation("megatron", "A100", experts=some) for some in (False, True))
     assert experts == max(each["experts"] for each in LEFT_OUT.values()) != dense
 

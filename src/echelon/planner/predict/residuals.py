@@ -19,27 +19,33 @@ UNKNOWN = "other"
 
 STEP: Mapping[str, Mapping[str, Mapping[str, float]]] = {
     "dense": {
-        "deepspeed": {"A100": 0.168},
-        "fsdp": {"A100": 0.133, "H100": 0.295},
-        "fsdp-compiled": {"A100": 0.168, "H100": 0.168},
-        "fsdp2": {"A100": 0.168},
-        "internevo": {"A100": 0.191},
-        "megatron": {"A100": 0.288},
-        "megatron-core": {"H100": 0.168},
-        "megatron-core-2025": {"H100": 0.168},
-        "megatron-core-2026": {"H100": 0.168},
-        "megatron-deepspeed": {"A100": 0.226},
+        "deepspeed": {"A100": 0.316},
+        "deepspeed-2022": {"H100": 0.338},
+        "fsdp": {"A100": 0.114, "H100": 0.175},
+        "fsdp-compiled": {"A100": 0.435, "H100": 0.435},
+        "fsdp2": {"A100": 0.037, "H100": 0.338},
+        "fsdp2-compiled": {"H100": 0.163},
+        "internevo": {"A100": 0.177},
+        "jax": {"A100": 0.416, "H100": 0.458, "V100": 0.313},
+        "megatron": {"A100": 0.155, "V100": 0.232, "other": 0.338},
+        "megatron-core": {"A100": 0.338, "H100": 0.152, "other": 0.338},
+        "megatron-core-2025": {"B200": 0.06, "GB200": 0.09, "GB300": 0.338, "H100": 0.082},
+        "megatron-core-2026": {"GB200": 0.171, "GB300": 0.181, "H100": 0.143, "MI300X": 0.338},
+        "megatron-deepspeed": {"A100": 0.106},
+        "other": {"A100": 0.362, "H100": 0.6},
     },
     "experts": {
-        "megatron-core-2025": {"H100": 0.339},
-        "megatron-core-2026": {"H100": 0.339},
+        "fsdp2": {"H100": 0.504},
+        "megatron-core": {"H100": 0.101},
+        "megatron-core-2025": {"B200": 0.576, "GB200": 0.197, "GB300": 0.278, "H100": 0.267},
+        "megatron-core-2026": {"B200": 0.309, "B300": 0.284, "GB200": 0.325, "GB300": 0.486, "H100": 0.28},
     },
 }
 LEFT_OUT: Mapping[str, Mapping[str, float]] = {
-    "trainer": {"dense": 0.215, "experts": 0.295},
-    "device": {"dense": 0.217, "experts": 0.374},
+    "trainer": {"dense": 0.196, "experts": 0.298},
+    "device": {"dense": 0.207, "experts": 0.305},
 }
-HELD: Factors = (0.864, 1.198)
-PAIRS: Mapping[str, float] = {"near": 0.156, "far": 0.244}
-RUNS: Mapping[str, int] = {"dense": 729, "experts": 10, "held": 109}
-MOST_DEVICES = 6144  # devices
+HELD: Factors = (0.658, 1.185)
+PAIRS: Mapping[str, float] = {"near": 0.161, "far": 0.207}
+RUNS: Mapping[str, int] = {"dense": 1023, "experts": 126, "held": 110}
+MOST_DEVICES = 10752  # devices
