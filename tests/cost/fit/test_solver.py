@@ -82,7 +82,7 @@ def test_a_constant_without_samples_follows_its_parent() -> None:
         Constant(name=name, low=0.01, high=100.0, prior=prior, width=0.2, parent="family")
         for name, prior in (("known", 1.0), ("unknown", 2.0))
     )
-    found = fit((parent, known, unknown), lambda values: values["known"] * SIZES, 5.0 * SIZES)
+    found = fit((parent, known, unknown), lambda values: values["known"] * SIZES, [*(5.0 * SIZES)])
     assert found.values["known"] == pytest.approx(5.0, rel=0.02)
     assert found.values["family"] == pytest.approx(5.0, rel=0.1)
     assert found.values["unknown"] / found.values["family"] == pytest.approx(2.0, rel=0.01)

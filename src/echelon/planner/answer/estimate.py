@@ -40,6 +40,8 @@ def rate_lines(estimate: Estimate, *, label: int = 10, columns: int = WIDTH) -> 
     told = f"four of five measured runs lie inside: {rests.similar_runs}"
     if rests.untested:
         told += f"; wider for what no run tells: {', '.join(rests.untested)}"
+    if rests.differences:
+        told += f". The nearest measured run is far: {', '.join(rests.differences)}"
     exact = "Bytes of parameters, gradients and optimizer are counted: they have no band"
     if estimate.by_lists:
         exact = "All bytes are counted, but what an allocator and the device's context take"

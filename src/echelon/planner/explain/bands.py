@@ -26,6 +26,7 @@ from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
 from echelon.cost.seconds.numbers import MachineNumbers
 from echelon.cost.seconds.step import step_seconds
 from echelon.cost.seconds.trainer_generations import FITTED, OURS, OVERLAPS, UNFITTED_FRAMEWORKS
+from echelon.planner.explain.nearest_run import nearest_run
 from echelon.planner.predict.estimate import Estimate, counted_terms
 from echelon.planner.predict.peak_bytes import plain_number
 from echelon.planner.predict.residuals import (
@@ -87,6 +88,8 @@ class BandEvidence:
     held: Factors
     similar_runs: str
     untested: tuple[str, ...]
+    differences: tuple[str, ...] = ()
+    """In what the measured run that is nearest to the plan differs from it by much."""
 
 
 def band_evidence(work: CostInputs) -> BandEvidence:
@@ -108,6 +111,7 @@ def band_evidence(work: CostInputs) -> BandEvidence:
         held=held,
         similar_runs=f"{like}, mixtures of experts" if experts else like,
         untested=(*untested, *more),
+        differences=nearest_run(work, trainer, family).differences,
     )
 
 
@@ -118,7 +122,7 @@ def step_deviation(trainer: str | None, family: str | None, *, experts: bool) ->
     devices, that no fit saw, whichever is not known; of both where neither is.
     """
     kind = "experts" if experts else "dense"
-    found = STEP[kind].get(trainer or UNKNOWN, {}).get(family or UNKNOWN)
+    found = STEP[kind].get(trainer or "", {}).get(family or "")
     if found is not None:
         return found
     missing = [LEFT_OUT[name][kind] for name in _unknown_parts(trainer, family)]

@@ -23,8 +23,12 @@ from echelon.planner.predict.peak_bytes import plain_number
 from echelon.planner.predict.residuals import UNKNOWN
 
 FILE = "measured_runs.csv"
-OTHER_TRAINER, OTHER_DEVICE, OTHER_KIND = 3.0, 2.0, 3.0
-"""How many doublings of a size another trainer, device or kind of model counts as much as."""
+OTHER_TRAINER = 3.0
+"""Doublings of a size that another trainer counts as much as."""
+OTHER_DEVICE = 2.0
+"""Doublings of a size that another device counts as much as."""
+OTHER_KIND = 3.0
+"""Doublings of a size that a mixture beside a dense model counts as much as."""
 FAR = 2.0
 """Doublings of one size from which on a run is far."""
 
