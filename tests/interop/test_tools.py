@@ -117,12 +117,13 @@ def lists_of_tools(tree: ast.AST) -> Iterator[int]:
 
 
 def test_tools_are_listed_in_one_place() -> None:
-    # The seconds of trainers are fitted by generation, below this floor.
+    # The seconds of trainers are fitted by generation, below this floor, and so is how far off.
     fitted = SOURCE / "cost" / "seconds"
+    bands = SOURCE / "planner" / "predict" / "residuals.py"
     found = [
         f"{path.relative_to(SOURCE)}:{line}"
         for path in sorted(SOURCE.rglob("*.py"))
-        if not path.is_relative_to(fitted)
+        if not path.is_relative_to(fitted) and path != bands
         for line in lists_of_tools(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert [place.partition(":")[0] for place in found] == ["interop/tools.py"]

@@ -51,8 +51,9 @@ def test_a_run_gets_the_numbers_of_every_kind(capsys: pytest.CaptureFixture[str]
         assert one["imbalance"] == attention_imbalance(plan)
         assert one["exposed_s"] <= one["transfer_s"]
     by_kind = {one["kind"]: one for one in found["kinds"]}
-    # At 128k each step of the ring works much longer than its keys travel.
-    assert by_kind["ring"]["exposed_s"] == 0.0
+    # At 128k each step of the ring works much longer than its keys travel: what shows is only by
+    # how much messages slow the work beside them.
+    assert 0.0 < by_kind["ring"]["exposed_s"] < by_kind["ring"]["transfer_s"]
     assert by_kind["ulysses"]["exposed_s"] == by_kind["ulysses"]["transfer_s"] > 0
     assert by_kind["gathered"]["resident_chunks"] == 8
     # What Ulysses exposes is less than a hundredth of attention, and it holds less.
