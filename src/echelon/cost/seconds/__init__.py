@@ -6,6 +6,7 @@ plan, a search of millions of plans of one model, and a table of runs of differe
     numbers, inputs     what formulas read (model, machine, layout; trainer) and come out with
     from_plan           a Plan and its Cluster as these numbers
     trainer_generations constants of trainers by generation (fitted_trainers.toml)
+    trainer_memory      what trainers hold, by facts of their code
     matmul, collectives one product, one collective
     block, exchanges    a block and the ends of a model; what a block sends, and what of it shows
     data, pipeline      gradients, gathers and updates; waiting in a pipeline, by closed forms
