@@ -106,25 +106,14 @@ def program_of(row: Row) -> Program:
     zero = _stage(row)
     if zero is None:
         zero = row.assume("zero_stage", _usual_stage(name, int(year)), "the framework's default")
-    notes = row.word("compile_fusion_notes").lower()
-    compiled = _is_compiled(row, notes)
+    # Thunder compiles a program too, though it keeps what a model as it is written keeps.
+    compiled = "thunder" in name.lower() or bool(is_compiled(row))
     fused = row.flag("flash_attn")
     if fused is None:
         fused = year >= FLASH_SINCE
         row.say("flash_attn", fused, "usual in its year")
     generation = framework_from_name(name, year=int(year), zero=zero, compiled=compiled)
     return Program(generation=generation, zero=zero, fused=fused)
-
-
-def _is_compiled(row: Row, notes: str) -> bool:
-    """Return whether a compiler of programs made the kernels of a row."""
-    said = row.flag("compiled")
-    if said is not None:
-        return said
-    text = f"{notes} {row.word('framework').lower()}"
-    return (
-        re.search(r"(?<!no )(?<!without )torch[. _]compile|\bcompiled|\bthunder", text) is not None
-    )
 
 
 def framework_from_name(name: str, *, year: int, zero: float, compiled: bool = False) -> str:

@@ -39,8 +39,6 @@ from echelon.planner.predict.residuals import (
     Factors,
 )
 
-NODE = 8
-"""Devices of a run up to which it counts as one on one node."""
 NEAR = 0.1
 """How far apart the logarithms of two plans' seconds are that are near to each other."""
 FAMILIES: Mapping[tuple[int, int], str] = {
