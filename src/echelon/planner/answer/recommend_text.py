@@ -88,7 +88,7 @@ def answer_facts(found: Recommendation) -> Iterator[tuple[str, str]]:
     idle = request.cluster.num_devices - choice.devices
     if idle > 0 and may_idle(request):
         told = f"{idle:,} of {request.cluster.num_devices:,} devices"
-        reason = "no plan on all of them is faster and as sure to fit"
+        reason = "no plan on all of them is as simple, as fast and as sure to fit"
         if request.objective == "expected":
             reason = "no long run on all of them is done earlier; they are spare"
         yield ("idle", f"{told}: {reason}")

@@ -2,15 +2,14 @@
 
 Devices may stay idle where that takes a shorter step. So that a cluster is never slower than a
 smaller one of the same devices, the best plan is looked for on every count of which an even cut can
-be made, and beside it stands what the best plan on still fewer devices is worth: what is preferred
-for being simpler must not be slower than that (`planner/recommend/recommend.py`).
+be made, and beside it stand those on still fewer devices that are nearly as good: what is preferred
+for being simpler must not be slower than what is preferred there (`recommend.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 
 from echelon.core.cluster import Cluster
 from echelon.core.parameters import num_parameters
@@ -33,14 +32,27 @@ _MOST_COUNTS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BestCount:
-    """Hold the answer on the count of devices with the best plan, and the worth of fewer.
+class PlansOnCount:
+    """Hold the first plans on a count of devices, best first, and what the best of them is worth.
 
-    `fewer` is what the best plan on still fewer devices is worth; infinite where that is far off.
+    `offload` says whether their optimizer state is with the host.
+    """
+
+    devices: int
+    plans: tuple[RankedPlan, ...]
+    worth: float
+    offload: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestCount:
+    """Hold the answer on the count of devices with the best plan, and nearly as good ones on fewer.
+
+    `fewer` are in the order of their devices, the fewest first.
     """
 
     answer: SearchResult
-    fewer: float
+    fewer: tuple[PlansOnCount, ...] = ()
 
 
 def may_idle(request: SearchRequest) -> bool:
@@ -106,7 +118,7 @@ def best_count(answer: SearchResult, noise: float) -> BestCount:
     """
     request = answer.request
     if not may_idle(request):
-        return BestCount(answer=answer, fewer=inf)
+        return BestCount(answer=answer)
     limit = (1.0 + noise) * _worth(answer)
     if not answer.offload and _needs_host(answer, limit):
         at_host = _at_host(request)
@@ -116,16 +128,16 @@ def best_count(answer: SearchResult, noise: float) -> BestCount:
         elsewhere = (False, True)
     else:
         elsewhere = (False, True) if answer.offload else (False,)
-    found = dict(_best_by_count(answer, limit, elsewhere))
-    count = min(found, key=lambda one: found[one][0], default=0)
-    if found and found[count][0] < _worth(answer):
-        here = on_count(request, count)
-        fewer = _at_host(here) if found[count][1] else search(here)
+    found = [*_best_by_count(answer, limit, elsewhere)]
+    best = min(found, key=lambda one: one.worth, default=None)
+    if best is not None and best.worth < _worth(answer):
+        here = on_count(request, best.devices)
+        fewer = _at_host(here) if best.offload else search(here)
         if fewer is not None and fewer.best is not None:
             answer = replace(answer, ranked=fewer.ranked, offload=fewer.offload)
     devices = answer.first.candidate.devices
-    below = [worth for count, (worth, _) in found.items() if count < devices]
-    return BestCount(answer=answer, fewer=min(below, default=inf))
+    below = sorted(found, key=lambda one: one.devices)
+    return BestCount(answer=answer, fewer=tuple(one for one in below if one.devices < devices))
 
 
 def _worth(answer: SearchResult) -> float:
@@ -165,24 +177,27 @@ def _counts_between(answer: SearchResult, limit: float) -> Iterator[int]:
 
 def _best_by_count(
     answer: SearchResult, limit: float, at_host: Sequence[bool]
-) -> Iterator[tuple[int, tuple[float, bool]]]:
-    """Yield counts of fewer devices than those of an answer with what their best plan is worth.
+) -> Iterator[PlansOnCount]:
+    """Yield the first plans on counts of fewer devices than those of an answer.
 
-    Beside that stands whether its optimizer state is with the host. Plans that are worth no less
-    than `limit` are left out, and what is below counts on which no plan can be.
+    Plans that are worth no less than `limit` are left out, and what is below counts on which no
+    plan can be.
     """
     request, slow = answer.request, 0
     for count in _counts_between(answer, limit):
-        worth, fast_enough, legal = (limit, False), False, False
+        best, fast_enough, legal = None, False, False
         for offload in at_host:
             sweep = SearchSweep(request, offload=offload, keep=KEPT, below=limit)
             sweep.walk(count)
             legal |= sweep.counts.seen > 0
             fast_enough |= sweep.counts.computed > 0
-            for one in pick_finalists(request, sweep.best.ranked(), top=1).ranked:
-                worth = min(worth, (objective_value(request, one.estimate), offload))
-        if worth[0] < limit:
-            yield count, worth
+            plans = tuple(pick_finalists(request, sweep.best.ranked(), top=KEPT).ranked)
+            if plans:
+                worth = objective_value(request, plans[0].estimate)
+                one = PlansOnCount(devices=count, plans=plans, worth=worth, offload=offload)
+                best = one if best is None or worth < best.worth else best
+        if best is not None and best.worth < limit:
+            yield best
         slow = 0 if fast_enough else slow + legal
         if slow == _SLOW_COUNTS:
             return

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from math import exp
+from math import exp, inf
 from statistics import NormalDist
 from typing import Literal
 
@@ -22,6 +22,7 @@ from echelon.planner.explain.bands import fit_probability, held_factor
 from echelon.planner.predict.residuals import PAIRS
 from echelon.planner.recommend.device_counts import (
     KEPT,
+    PlansOnCount,
     best_count,
     may_idle,
     on_fewer_that_fit,
@@ -122,20 +123,16 @@ def recommend_from(
 ) -> Recommendation:
     """Return what to run of an answer that has a plan; `request` takes plans that may not fit.
 
-    Where the best plan on fewer devices is within the noise, what is simpler is no slower than it:
-    so a cluster is never slower than a smaller one of the same devices.
+    What is simpler is no slower than what is recommended on fewer devices: so a cluster is never
+    slower than a smaller one of the same devices.
     """
     best = best_count(answer, noise())
     answer, wanted, offload = best.answer, answer.request, best.answer.offload
-    surer = _surer(request, answer.first, offload=offload)
-    base = min((answer.first, *surer), key=lambda one: objective_value(request, one.estimate))
-    limit = min((1.0 + noise()) * objective_value(request, base.estimate), best.fewer)
-    simpler = _simpler(wanted, base, limit, offload=offload)
-    known = (base, *answer.ranked, *surer, *simpler)
-    near = [one for one in known if objective_value(request, one.estimate) <= limit]
-    first = min(near, key=lambda one: _order(request, one))
-    fastest = _fastest(request, base, offload=offload)
-    others = _others(request, first, fastest, near, offload=offload)
+    near = _near(request, wanted, answer.ranked, offload=offload)
+    base = min(near, key=lambda one: objective_value(request, one.estimate))
+    first = _simplest(request, wanted, near, best.fewer)
+    fastest = _fastest(request, base, offload=base.candidate.offload)
+    others = _others(request, first, fastest, near, offload=first.candidate.offload)
     rest = [one for one in _merged(answer.ranked) if one.candidate != first.candidate]
     faster = first.estimate.step_s / fastest.estimate.step_s - 1.0
     return Recommendation(
@@ -145,6 +142,49 @@ def recommend_from(
         faster_share=max(0.0, faster),
         sure=sure,
     )
+
+
+def _near(
+    request: SearchRequest, wanted: SearchRequest, plans: Sequence[RankedPlan], *, offload: bool
+) -> list[RankedPlan]:
+    """Return the best of `plans` on a count of devices, and all that is within the noise of it.
+
+    `wanted` takes plans that fit as surely as they must, `request` others too.
+    """
+    surer = _surer(request, plans[0], offload=offload)
+    base = min((plans[0], *surer), key=lambda one: objective_value(request, one.estimate))
+    limit = (1.0 + noise()) * objective_value(request, base.estimate)
+    known = (base, *plans, *surer, *_simpler(wanted, base, limit, offload=offload))
+    return [one for one in known if objective_value(request, one.estimate) <= limit]
+
+
+def _simplest(
+    request: SearchRequest,
+    wanted: SearchRequest,
+    near: Sequence[RankedPlan],
+    fewer: Sequence[PlansOnCount],
+) -> RankedPlan:
+    """Return the simplest plan that is no slower than what is recommended on fewer devices.
+
+    One that is as fast as the best there is no slower; of the others that is asked. What is
+    recommended there may be it, with devices left idle.
+    """
+    least, limit = min((one.worth for one in fewer), default=inf), inf
+    first = min(near, key=lambda one: _order(request, one))
+    if objective_value(request, first.estimate) <= least:
+        return first
+    there: list[RankedPlan] = []
+    for one in fewer:
+        plans = _near(request, wanted, one.plans, offload=one.offload)
+        there.append(_simplest_below(request, (*plans, *there), limit))
+        limit = objective_value(request, there[-1].estimate)
+    return _simplest_below(request, (*near, *there), limit)
+
+
+def _simplest_below(request: SearchRequest, near: Sequence[RankedPlan], limit: float) -> RankedPlan:
+    """Return the simplest plan that is worth no more than `limit`."""
+    allowed = [one for one in near if objective_value(request, one.estimate) <= limit]
+    return min(allowed, key=lambda one: _order(request, one))
 
 
 def _surer(request: SearchRequest, best: RankedPlan, *, offload: bool) -> list[RankedPlan]:
