@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from echelon.core.axis import LOSS_AXES, SHARD_AXES
@@ -123,6 +124,7 @@ def accumulates_slices(plan: Plan, *, expert: bool = False) -> bool:
     return stage > 0 and zero.accumulate == "slices"
 
 
+@lru_cache(maxsize=64)
 def plan_buckets(plan: Plan, part: RankPart) -> tuple[BucketPlan, ...]:
     """Return the buckets of a rank, in the order in which backward completes them.
 

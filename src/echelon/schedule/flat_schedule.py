@@ -18,7 +18,7 @@ from echelon.schedule.action import ActionKind, Schedule
 from echelon.schedule.build import build_schedule
 from echelon.schedule.simulate import KINDS, Durations
 
-KEPT = 64
+KEPT = 128
 """Orders of one search that are kept: finalists share few of them."""
 
 

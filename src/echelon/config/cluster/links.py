@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any, cast
 
@@ -145,5 +145,6 @@ def _number_faults(where: str, number: Mapping[str, Any], units: tuple[str, ...]
         yield f"{where}: {value} has no source"
 
 
+@lru_cache(maxsize=1024)
 def _squeeze(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())

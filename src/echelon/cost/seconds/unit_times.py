@@ -49,7 +49,9 @@ class UnitTimes:
 
     def total_s(self, unit: str) -> float:
         """Return the seconds of a unit: forward and backward."""
-        return self.forward_s[unit] + self.whole_backward_s[unit]
+        if self.backward_s is not None:
+            return self.forward_s[unit] + self.backward_s[unit]
+        return self.forward_s[unit] + (self.input_gradient_s[unit] + self.weight_gradient_s[unit])
 
     @property
     def whole_backward_s(self) -> Mapping[str, float]:

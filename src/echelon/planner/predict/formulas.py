@@ -126,6 +126,15 @@ class OptionTable(Generic[OptionT]):
     numbers: dict[str, Array]
     fits: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
 
+    def kept(self, wanted: NDArray[np.bool_]) -> OptionTable[OptionT]:
+        """Return the choices where `wanted` is true, in their order."""
+        return OptionTable(
+            row=self.row[wanted],
+            options=self.options,
+            option_index=self.option_index[wanted],
+            numbers={name: column[wanted] for name, column in self.numbers.items()},
+        )
+
     def option_at(self, place: int) -> OptionT:
         """Return the choice that stands at a place."""
         return self.options[int(self.option_index[place])]

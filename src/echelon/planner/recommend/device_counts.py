@@ -14,7 +14,13 @@ from dataclasses import dataclass, replace
 from echelon.core.cluster import Cluster
 from echelon.core.parameters import num_parameters
 from echelon.planner.predict.peak_bytes import plain_number
-from echelon.planner.search.ranked import RankedPlan, objective_value, pick_finalists
+from echelon.planner.search.ranked import (
+    PlanKey,
+    RankedPlan,
+    objective_value,
+    pick_finalists,
+    ranking_key,
+)
 from echelon.planner.search.request import SearchRequest
 from echelon.planner.search.search import SearchResult, search
 from echelon.planner.search.smallest import something_fits, without_host
@@ -83,12 +89,18 @@ def picked(
     offload: bool,
     below: float,
     worlds: Sequence[int],
+    top: int = KEPT,
+    key: PlanKey = ranking_key,
 ) -> list[RankedPlan]:
-    """Return the first plans of a request that are worth less than `below`, as Plans."""
-    sweep = SearchSweep(request, offload=offload, keep=KEPT, below=below)
+    """Return the first plans of a request that are worth less than `below`, as Plans.
+
+    They are `top` of the best of them, in the order of `key`; what is not asked for is not made.
+    """
+    kept = KEPT if key is not ranking_key else min(KEPT, 2 * top)
+    sweep = SearchSweep(request, offload=offload, keep=kept, below=below)
     for world in worlds:
         sweep.walk(world)
-    return pick_finalists(request, sweep.best.ranked(), top=KEPT).ranked
+    return pick_finalists(request, sweep.best.ranked(), top=top, key=key).ranked
 
 
 def on_count(request: SearchRequest, count: int) -> SearchRequest:

@@ -46,6 +46,8 @@ _SUREST = 0.995
 """The probability of fitting from which on a surer plan is worth nothing."""
 _LEAN_SHARES = (0.25, 0.5, 0.75)
 """Shares of a device's memory within which leaner plans are looked for."""
+_CHEAP_SHARE = 0.125
+"""The least share of the devices on which a cheaper plan is looked for: others take too long."""
 _MOST_SLOWER = 1.5
 """How many times the seconds of the recommended plan a leaner one may take."""
 
@@ -200,7 +202,7 @@ def _fastest(request: SearchRequest, base: RankedPlan, *, offload: bool) -> Rank
     """Return the fastest plan that fits by what is expected: `base`, or one that may not."""
     value, worlds = objective_value(request, base.estimate), [base.candidate.devices]
     # Events may say less than the closed form by which plans are walked.
-    some = picked(request, offload=offload, below=value * (1.0 + noise()), worlds=worlds)
+    some = picked(request, offload=offload, below=value * (1.0 + noise()), worlds=worlds, top=1)
     return min((base, *some), key=lambda one: objective_value(request, one.estimate))
 
 
@@ -224,6 +226,11 @@ def _simpler(
     used = splitting_axes(base.candidate)
     pinned = request.pins.values
     free = [axis for axis in used if axis not in pinned]
+
+    def simplest(wanted: SearchRequest, one: RankedPlan) -> tuple[object, ...]:
+        # By events a plan may take longer than by the closed form by which it was walked.
+        return objective_value(wanted, one.estimate) > limit, *_order(wanted, one)
+
     for count in range(len(used) - len(free), len(used)):
         found: list[RankedPlan] = []
         for kept in combinations(SPLITTING_AXES, count):
@@ -234,7 +241,8 @@ def _simpler(
                 if axis not in kept and axis not in pinned:
                     pins = pins.having(axis, 1)
             some = replace(request, pins=pins)
-            found += picked(some, offload=offload, below=limit, worlds=[base.candidate.devices])
+            worlds = [base.candidate.devices]
+            found += picked(some, offload=offload, below=limit, worlds=worlds, top=1, key=simplest)
         if found:
             yield from found
             return
@@ -291,9 +299,9 @@ def _leaner(request: SearchRequest, first: RankedPlan, *, offload: bool) -> list
         if memory >= first.estimate.bytes_held:
             break
         less = request.with_memory(memory)
-        some = picked(less, offload=offload, below=limit, worlds=[first.candidate.devices])
-        if some:
-            found.append(min(some, key=lambda one: _order(request, one)))
+        worlds = [first.candidate.devices]
+        found = picked(less, offload=offload, below=limit, worlds=worlds, top=1, key=_order)
+        if found:
             break
     return found
 
@@ -304,7 +312,9 @@ def _cheaper(request: SearchRequest, first: RankedPlan, *, offload: bool) -> Ran
         return None
     priced = replace(request, objective="throughput")
     now = objective_value(priced, first.estimate)
-    worlds = [count for count in world_sizes(priced) if count < first.candidate.devices]
+    # On few devices a step takes few device seconds: that sets the bar for others.
+    least, all_of_them = _CHEAP_SHARE * first.candidate.devices, first.candidate.devices
+    worlds = sorted(count for count in world_sizes(priced) if least <= count < all_of_them)
     below = now * (1.0 - noise())
-    some = picked(surely_fitting(priced), offload=offload, below=below, worlds=worlds)
+    some = picked(surely_fitting(priced), offload=offload, below=below, worlds=worlds, top=1)
     return some[0] if some else None

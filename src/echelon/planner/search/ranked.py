@@ -9,9 +9,10 @@ place, timed anew.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
+from typing import Any, TypeAlias
 
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
@@ -156,6 +157,8 @@ def with_checked_plan(request: SearchRequest, one: RankedPlan) -> RankedPlan:
     return replace(one, plan=plan, estimate=estimate)
 
 
+PlanKey: TypeAlias = Callable[[SearchRequest, RankedPlan], tuple[Any, ...]]
+"""What says where a plan belongs among others: the least comes first."""
 MOST_TOO_LARGE = 20
 """Plans in a row that may hold too much before others are looked for."""
 
@@ -184,11 +187,15 @@ def pick_finalists(
     top: int,
     events: bool = True,
     most: int = MOST_TOO_LARGE,
+    key: PlanKey = ranking_key,
 ) -> PickedPlans:
-    """Return the best `top` of the plans that fit, as Plans; `most` others may hold too much."""
+    """Return the first `top` of the plans that fit, as Plans; `most` others may hold too much.
+
+    The best plan is the first one, where `key` says nothing else.
+    """
     picked = PickedPlans()
     timed = [_timed(request, one.candidate(), events=events) for one in scored]
-    line = [(ranking_key(request, one), number, one) for number, one in enumerate(timed)]
+    line = [(key(request, one), number, one) for number, one in enumerate(timed)]
     heapify(line)
     while line and len(picked.ranked) < top and picked.too_large < most:
         _, number, one = heappop(line)
@@ -204,7 +211,7 @@ def pick_finalists(
         leaner = _with_more_recompute(request, one.candidate)
         if leaner is not None:
             again = _timed(request, leaner, events=events)
-            heappush(line, (ranking_key(request, again), number, again))
+            heappush(line, (key(request, again), number, again))
     picked.rest = [one for _, _, one in sorted(line, key=lambda item: item[:2])]
     return picked
 

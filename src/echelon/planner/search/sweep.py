@@ -141,15 +141,25 @@ class SearchSweep:
         options, memory = self._options, self.request.memory_bytes
         shares, orders = options.zero_options(rows), options.schedule_options(rows)
         lean, most = options.recompute_ends
+        ends, room = (lean, most), (self.best.threshold - steady) / weight
+        index, numbers = rows[orders.row], orders.numbers
+        wait = self._terms(formulas, index, _SCHEDULE_TERMS, **numbers, recompute=lean)
+        room_of_shares = room - _least_of_rows(wait, orders.row, len(rows))
+        if self._bounded:
+            # Most choices are too slow for what is looked for, whatever goes with them.
+            shares = shares.kept((room_of_shares > 0.0)[shares.row])
         index, numbers = rows[shares.row], shares.numbers
-        ends = (lean, most)
-        held = np.minimum(*(self._held(formulas, index, **numbers, recompute=r) for r in ends))
         data = np.minimum(
             *(self._terms(formulas, index, _ZERO_TERMS, **numbers, recompute=r) for r in ends)
         )
-        index, numbers = rows[orders.row], orders.numbers
-        wait = self._terms(formulas, index, _SCHEDULE_TERMS, **numbers, recompute=lean)
-        in_flight = self._least(formulas, index, **numbers)
+        if self._bounded:
+            fast = data < room_of_shares[shares.row]
+            shares, data = shares.kept(fast), data[fast]
+            fast = wait < (room - _least_of_rows(data, shares.row, len(rows)))[orders.row]
+            orders, wait = orders.kept(fast), wait[fast]
+        index, numbers = rows[shares.row], shares.numbers
+        held = np.minimum(*(self._held(formulas, index, **numbers, recompute=r) for r in ends))
+        in_flight = self._least(formulas, rows[orders.row], **orders.numbers)
         for part, fits in ((shares, held <= memory), (orders, in_flight <= memory)):
             part.fits = fits
         share, order = options.pairs(len(rows), shares, orders)
@@ -273,3 +283,10 @@ class SearchSweep:
     def _too_large(self, count: int) -> None:
         if count:
             self.counts.refused[PLAN_FITS_MEMORY.id] += count
+
+
+def _least_of_rows(values: Array, row: RowIndex, num_rows: int) -> Array:
+    """Return the least value of each row, infinite where it has none."""
+    found = np.full(num_rows, np.inf)
+    np.minimum.at(found, row, values)
+    return found
