@@ -90,7 +90,7 @@ def test_what_is_wrong_exits_2_with_what_works(
 ) -> None:
     assert main(["plan", *arguments]) == 2
     output = capsys.readouterr()
-    assert output.out == ""
+    assert "\nrun " not in output.out
     assert output.err.startswith(f"error[{rule}]: ")
     assert works in output.err
 
@@ -126,6 +126,21 @@ def test_an_error_names_what_was_typed(
     assert (problem["rule"], problem["set_by"]) == (rule, set_by)
 
 
+def test_what_was_asked_for_is_printed_before_anything_is_searched(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+
+    def looked(*_: object) -> None:
+        told.append(capsys.readouterr().out)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(searching, "walk_worlds", looked)
+    assert main(FAST) == 130
+    assert told[0].startswith("model     nano")
+    assert "batch     16 sequences" in told[0]
+
+
 def test_an_interrupt_prints_the_best_so_far(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,7 +165,9 @@ def test_an_interrupt_prints_the_best_so_far(
         searching, "walk_worlds", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     assert main(FAST) == 130
-    assert capsys.readouterr().out == ""
+    heading = capsys.readouterr().out
+    assert heading.startswith("model     nano")
+    assert "\nrun " not in heading
 
 
 INTERRUPTED = """

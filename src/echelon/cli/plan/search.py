@@ -44,7 +44,7 @@ def run_search(
 ) -> int:
     """Search, print the answer, write the best plan; return the exit code."""
     from echelon.cli.plan.why import explanation_text
-    from echelon.planner.answer.recommend_text import recommendation_text
+    from echelon.planner.answer.recommend_text import advice_text, heading_text
     from echelon.planner.answer.search_json import explanation_json, found_json
     from echelon.planner.answer.search_text import answer_text
     from echelon.planner.explain.why import explain_result
@@ -59,6 +59,8 @@ def run_search(
 
         require_new_folder(shown.figures)
     request = make_request(model, cluster=cluster, settings=settings, pins=pins, aim=wanted)
+    if not shown.json:
+        print(heading_text(request, columns=columns), flush=True)
     with spinner("searching for plans", shown=not shown.json):
         found = recommend(request)
         answer = found.answer if isinstance(found, Recommendation) else found
@@ -77,7 +79,7 @@ def run_search(
     elif answer.best is not None:
         if isinstance(found, Recommendation):
             asked = _command(model, cluster, settings, pins, request)
-            print(recommendation_text(found, asked, columns=columns), end="")
+            print(advice_text(found, asked, columns=columns), end="")
         if shown.detail or kept or not isinstance(found, Recommendation):
             print("\n" + answer_text(answer, kept, columns=columns), end="")
         if reasons is not None:

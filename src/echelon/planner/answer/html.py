@@ -42,7 +42,7 @@ def answer_html(found: Recommendation) -> str:
     first, request = found.first.ranked.estimate, found.answer.request
     title = escape(f"{request.model.name} on {request.cluster.name}")
     parts = [f"<p><strong>{title}</strong></p>"]
-    parts.append(_table((), [*run_facts(found), *answer_facts(found)]))
+    parts.append(_table((), [*run_facts(found.answer.request), *answer_facts(found)]))
     if found.others:
         parts.append("<p>What somebody may prefer, and what that costs:</p>")
         parts.append(_table(OTHERS_HEADER, other_rows(found)))

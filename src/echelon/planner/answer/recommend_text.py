@@ -20,6 +20,7 @@ from echelon.planner.recommend.recommend import SURE, PreferredPlan, Recommendat
 from echelon.planner.recommend.simplicity import splitting_axes
 from echelon.planner.search.candidate import CandidatePlan
 from echelon.planner.search.ranked import expected_of_request
+from echelon.planner.search.request import SearchRequest
 from echelon.planner.view.text_layout import WIDTH, fill_text, fit_page, table
 
 _LABEL = 10  # columns
@@ -29,8 +30,19 @@ _LEAST_TOLD = 0.05  # of a step
 
 def recommendation_text(found: Recommendation, command: str | None, *, columns: int = WIDTH) -> str:
     """Return the page of a recommendation; `command` is what asked for it, None in Python."""
-    lines = [_line(*fact, columns=columns) for fact in run_facts(found)]
-    lines += ["", *(_line(*fact, columns=columns) for fact in answer_facts(found)), ""]
+    heading = heading_text(found.answer.request, columns=columns)
+    return f"{heading}\n{advice_text(found, command, columns=columns)}"
+
+
+def heading_text(request: SearchRequest, *, columns: int = WIDTH) -> str:
+    """Return the first lines of a page: what was asked for, known before anything is searched."""
+    lines = [_line(*fact, columns=columns) for fact in run_facts(request)]
+    return fit_page("\n".join(lines), columns=columns) + "\n"
+
+
+def advice_text(found: Recommendation, command: str | None, *, columns: int = WIDTH) -> str:
+    """Return the rest of a page: what to run, and why."""
+    lines = [*(_line(*fact, columns=columns) for fact in answer_facts(found)), ""]
     if found.others:
         lines += [table(OTHERS_HEADER, other_rows(found), columns), ""]
     shown = [one.ranked.candidate for one in (found.first, *found.others)]
@@ -59,9 +71,8 @@ def percent_of_fit(fits: float) -> str:
     return ">99 %" if fits > 0.99 else "<1 %" if fits < 0.01 else f"{100 * fits:.0f} %"
 
 
-def run_facts(found: Recommendation) -> Iterator[tuple[str, str]]:
+def run_facts(request: SearchRequest) -> Iterator[tuple[str, str]]:
     """Yield what was asked for: a word, and what is to be said of it."""
-    request = found.answer.request
     model, numbers, cluster = request.model, request.mathematics, request.cluster
     yield (
         "model",
