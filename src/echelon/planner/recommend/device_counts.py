@@ -96,8 +96,7 @@ def picked(
 
     They are `top` of the best of them, in the order of `key`; what is not asked for is not made.
     """
-    kept = KEPT if key is not ranking_key else min(KEPT, 2 * top)
-    sweep = SearchSweep(request, offload=offload, keep=kept, below=below)
+    sweep = SearchSweep(request, offload=offload, keep=KEPT, below=below)
     for world in worlds:
         sweep.walk(world)
     return pick_finalists(request, sweep.best.ranked(), top=top, key=key).ranked
