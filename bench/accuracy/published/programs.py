@@ -20,7 +20,7 @@ from bench.accuracy.published.rows import Row
 from bench.accuracy.published.trainer_defaults import with_named_settings
 from echelon.cost.seconds.inputs import TrainerConstants
 from echelon.cost.seconds.trainer_generations import FRAMEWORKS
-from echelon.cost.seconds.trainer_memory import COMPILED
+from echelon.cost.seconds.trainer_memory import BY_NAME, COMPILED
 
 FLASH_SINCE = 2023
 """The year from which runs use fused attention, where nothing is said (FlashAttention: 2022)."""
@@ -168,6 +168,8 @@ def _as_compiled(row: Row, program: Program, software: TrainerConstants) -> Trai
 
 def _software_in_precision(row: Row, program: Program) -> TrainerConstants:
     software = replace(FRAMEWORKS[program.generation], fused_attention=float(program.fused))
+    name = row.word("framework").lower()
+    software = replace(software, **next((one for key, one in BY_NAME.items() if key in name), {}))
     precision = row.word("precision").lower()
     if FULL_PRECISION.match(precision):
         return replace(

@@ -154,7 +154,7 @@ class HeldOfRank:
 def _held_weights(work: CostInputs, *, last: bool) -> HeldOfRank:
     model, layout = work.model, work.layout
     alone = np.asarray(layout.pp) == 1.0
-    layers = ceil_div(model.layers, layout.pp)
+    layers = _blocks_of_rank(work, last=last)
     mixtures = np.minimum(model.mixture_layers, layers)
     plain = layers - mixtures
     dense, _ = block_weights(model, layout, mixture=False)
@@ -178,6 +178,24 @@ def _held_weights(work: CostInputs, *, last: bool) -> HeldOfRank:
         ends=ends,
         both=both,
     )
+
+
+def _blocks_of_rank(work: CostInputs, *, last: bool) -> Num:
+    """Return the blocks of the first or the last rank.
+
+    Where stages share out work, a stage ends with the block that takes it past its part, counted
+    from the first on (module `models.base` of nanotron, build_model).
+    """
+    model, layout = work.model, work.layout
+    alike = ceil_div(model.layers, layout.pp)
+    if not np.any(np.asarray(work.software.balances_head) > 0):
+        return alike
+    block = model.hidden * (4.0 * model.query_dim + 3.0 * model.ffn)
+    part = (model.layers + model.vocab * model.hidden / block) / layout.pp
+    before = np.floor(part * (layout.pp - 1.0)) + 1.0
+    here = np.maximum(0.0, model.layers - before) if last else np.floor(part) + 1.0
+    shares = (np.asarray(work.software.balances_head) > 0) & (np.asarray(layout.pp) > 1.0)
+    return np.where(shares, np.minimum(here, model.layers), alike)
 
 
 def _weight_terms(work: CostInputs, held: HeldOfRank) -> dict[str, Num]:
@@ -279,7 +297,7 @@ def _with_step(
     kept, whole = terms["activations"], terms["gradients"]
     passing = kept + terms["working"] + terms["logits"] + terms["gathered"] + terms["buffers"]
     once = np.asarray(software.late_gradients) * (np.asarray(layout.microbatches) <= 1.0)
-    last_block = running + kept / held.layers
+    last_block = running + kept / np.maximum(1.0, held.layers)
     grown = np.maximum(0.0, whole + last_block - kept - terms["working"] - terms["logits"])
     gradients = np.where(once > 0, grown, whole)
     # The optimizer's buffers are there when those of backward are gone.

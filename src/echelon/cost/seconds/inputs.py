@@ -122,6 +122,17 @@ class TrainerConstants:
     """The same for each token and width by which queries are wider than keys."""
     saved_inner: Num = 0.0
     """The same for each token and width of `ffn`, of experts for each row."""
+    saved_joint: Num = 0.0
+    """The same for each token and width of keys, where there are as many as queries: their common
+    projection stays while keys and values are copied out of it."""
+    saved_turned: Num = 0.0
+    """The same for each token and width of queries, where a microbatch has several sequences:
+    attention's output in the order in which the next product reads it."""
+    saved_whole: Num = 0.0
+    """Flag: what sequence parallelism gathers for a product waits whole for backward."""
+    balances_head: Num = 0.0
+    """Flag: stages share out blocks and the head by their work, so that the first has more
+    blocks."""
     dropout: Num = 0.0
     """Flag: masks of dropout are kept."""
     working_width: Num = 16.0

@@ -25,6 +25,12 @@ for each token and width of `hidden` (h), of queries and keys, or of `ffn` (f):
     DeepSpeed         Gradients wait in a bucket of 5e8 (deepspeed.runtime.zero.config), and an
                       update makes copies of them in fp32, 4 of each weight that it updates;
                       offloaded states take gradients with them (deepspeed.runtime.zero.stage3).
+    nanotron          Logits in fp32 and their softmax, 4 + 4 (nanotron.parallel.tensor_parallel
+                      .functional). silu(gate) is kept beside what it is multiplied with; rows of
+                      attention are turned from [length, batch] to [batch, length] and back, keys
+                      and values put together (nanotron.models.llama), by their norm in one kernel.
+                      Gathered inputs wait whole, as its linear layers are PyTorch's. Gradients add
+                      up in fp32 (nanotron.optim.gradient_accumulator).
 """
 
 from __future__ import annotations
@@ -85,6 +91,21 @@ ZERO: Facts = {
 }
 """DeepSpeed's ZeRO."""
 
+NANOTRON: Facts = {
+    "logit_held": 8.0,
+    "loss_apart": 1.0,
+    "working_width": 4.0,
+    "working_inner": 6.0,
+    "saved_inner": 2.0,
+    "saved_joint": 4.0,
+    "saved_turned": 2.0,
+    "saved_whole": 1.0,
+    "balances_head": 1.0,
+    "gradient_bytes": 4.0,
+    "state_bytes": 12.0,
+}
+"""nanotron, of huggingface/nanotron @6ad5994 (July 2024)."""
+
 MEMORY: Mapping[str, Facts] = {
     "megatron": {"loss_apart": 1.0, "logit_held": 10.0},
     "megatron-core": CORE,
@@ -99,3 +120,6 @@ MEMORY: Mapping[str, Facts] = {
     "fsdp2-compiled": {**COMPILED, **SHARDED, "logit_held": 14.0, "offloads_gradients": 1.0},
 }
 """By generation, facts over those of `trainer_generations.py`."""
+
+BY_NAME: Mapping[str, Facts] = {"nanotron": {**EAGER, "saved_width": 0.0, **NANOTRON}}
+"""Facts of trainers whose memory is not that of their generation, by what is in their name."""
