@@ -1,7 +1,7 @@
 """What a loss holds for each logit, as a row names it, in a column or in words.
 
 whole       what is usual for its trainer
-in-place    the gradient of a logit takes its place
+in-place    the gradient of a logit takes its place; in 16 bits in Transformer Engine's kernel
 chunked N   logits stay whole in 16 bits, their fp32 copies come in N pieces
 compiled    one graph: a logit and its gradient in 16 bits
 fused       a kernel of the head and the loss together, which has a few logits at a time; of
@@ -21,6 +21,9 @@ from echelon.core.rulebook.config import OUT_OF_RANGE
 LOGITS_HELD: Mapping[str, float] = {"in-place": 4.0, "fused": 0.25}
 """Bytes that a loss holds for each logit: gradients in the place of logits; a sixteenth of them or
 less at a time, in fp32 (Liger, cut-cross-entropy)."""
+CORE_IN_PLACE = 2.0
+"""The same of Transformer Engine, up to its pull request 3193 of July 2026, since which the
+gradient is another tensor in fp32 (transformer_engine/pytorch/triton/cross_entropy.py)."""
 CHUNKED_LOGITS = 4.0
 """Bytes of a logit and of its gradient in 16 bits, which stay whole while fp32 copies come in
 chunks (torchtune modules/loss, torchtitan)."""
@@ -50,6 +53,8 @@ def logits_held(row: Row, usual: float) -> float:
         return usual
     if word == "compiled" or (word == "fused" and "titan" in name):
         return min(usual, COMPILED_PURE)
+    if word == "in-place" and re.search(r"megatron|nemo|bridge", name):
+        return CORE_IN_PLACE
     if word in LOGITS_HELD:
         return LOGITS_HELD[word]
     known = "whole, in-place, fused, compiled, chunked N"

@@ -113,6 +113,7 @@ def _numbers(work: CostInputs) -> ActivationNumbers:
         matmul_size=np.where(narrow, 1.0, work.element),
         low_precision=1,
         rope=0,
+        qk_norm=np.where(np.asarray(model.head_norms) > 0, software.saved_normed, 0.0),
         dropout=software.dropout,
         scores=scores * (2.0 * work.element + software.dropout),
     )

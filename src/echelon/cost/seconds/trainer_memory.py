@@ -7,7 +7,8 @@ for each token and width of `hidden` (h), of queries and keys, or of `ffn` (f):
                       gradients, in place: 2 + 4 (megatron.core.tensor_parallel.cross_entropy).
                       Transformer Engine keeps a norm's input and output, fc1's output and what the
                       activation makes of it (transformer_engine.pytorch.module.layernorm_linear and
-                      linear): that is `closed_forms.py`; its attention makes queries, keys and
+                      linear): that is `closed_forms.py`; a norm of heads keeps its input; its
+                      attention makes queries, keys and
                       values contiguous, so that their common projection goes. Backward of an MLP
                       has the gradients of 3 f beside.
     Megatron, to 2022 `output.float()`, and `exp()` out of place: 2 + 4 + 4 (megatron.mpu).
@@ -44,6 +45,7 @@ CORE: Facts = {
     "loss_apart": 1.0,
     "working_width": 4.0,
     "working_inner": 6.0,
+    "saved_normed": 1.0,
     "slack": 0.06,
     "context_bytes": 3.0e9,
 }
@@ -57,6 +59,7 @@ EAGER: Facts = {
     "saved_width": 8.0,
     "saved_inner": 2.0,
     "saved_repeats": 4.0,
+    "saved_normed": 1.0,
 }
 """PyTorch without a compiler: its loop, and libraries that run a model as it is written."""
 COMPILED: Facts = {
@@ -68,6 +71,7 @@ COMPILED: Facts = {
     "saved_width": 0.0,
     "saved_inner": 0.0,
     "saved_repeats": 0.0,
+    "saved_normed": 1.0,
 }
 """PyTorch with blocks, or a whole step, compiled."""
 SHARDED: Facts = {
