@@ -2,7 +2,8 @@
 
 whole       what is usual for its trainer
 in-place    the gradient of a logit takes its place; in 16 bits in Transformer Engine's kernel
-chunked N   logits stay whole in 16 bits, their fp32 copies come in N pieces
+chunked N   logits stay whole in 16 bits, their fp32 copies come in N pieces; of TRL and LLM.Q
+            the logits themselves do
 compiled    one graph: a logit and its gradient in 16 bits
 fused       a kernel of the head and the loss together, which has a few logits at a time; of
             Megatron-LM kernels over logits that are whole, of torchtitan a compiled loss
@@ -35,6 +36,9 @@ COMPILED_PURE = 4.0
 """Bytes of a logit and its gradient in 16 bits, all that a compiled loss holds of them."""
 LOSS_COMPILED_SINCE = 2025
 """The year from which torchtitan compiles the loss with the model (`compile.components`)."""
+WHOLE_HEADS = ("trl", "llm.q", "llmq")
+"""Trainers whose chunks have the product of the head in them, so that no logit is whole
+(trl/trainer, its chunked loss; llmq, --lmhead-chunks)."""
 USUAL_CHUNKS = 8.0
 """Pieces of a loss in chunks where nobody says (torchtune, `num_output_chunks`)."""
 
@@ -46,6 +50,8 @@ def logits_held(row: Row, usual: float) -> float:
         return usual
     name = row.word("framework").lower()
     chunks = re.fullmatch(r"chunked\s+([1-9]\d{0,6})", word)
+    if chunks and any(one in name for one in WHOLE_HEADS):
+        return usual / float(chunks[1])
     if chunks:
         wide = COMPILED_WIDE_LOGITS if is_compiled(row) else WIDE_LOGITS
         return min(usual, CHUNKED_LOGITS + wide / float(chunks[1]))

@@ -250,6 +250,7 @@ def _activation_terms(work: CostInputs, held: HeldOfRank, *, last: bool) -> dict
         kept = np.where(by_op, in_flight * _kept_per_op(work, held), kept)
     if last:
         kept = np.maximum(kept, deferred_weight_gradient_bytes(work, plain, mixtures))
+    kept = kept * (1.0 - np.asarray(software.saved_away))
     running = np.where((again > 0) | by_op, working, 0.0)
     running = running + software.working_width * work.tokens * model.hidden
     running = running + software.working_inner * work.tokens * model.ffn / layout.tp

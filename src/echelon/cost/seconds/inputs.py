@@ -130,6 +130,8 @@ class TrainerConstants:
     attention's output in the order in which the next product reads it."""
     saved_whole: Num = 0.0
     """Flag: what sequence parallelism gathers for a product waits whole for backward."""
+    saved_away: Num = 0.0
+    """Flag: what blocks keep for backward waits in the host's memory."""
     saved_normed: Num = 0.0
     """Flag: a norm of heads keeps queries and keys beside what attention keeps of them."""
     balances_head: Num = 0.0
