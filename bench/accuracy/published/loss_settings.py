@@ -2,6 +2,7 @@
 
 whole       what is usual for its trainer
 in-place    the gradient of a logit takes its place; in 16 bits in Transformer Engine's kernel
+narrow      as it is written, but log-softmax and its gradients are in 16 bits, as logits are
 chunked N   logits stay whole in 16 bits, their fp32 copies come in N pieces; of TRL and LLM.Q
             the logits themselves do
 compiled    one graph: a logit and its gradient in 16 bits
@@ -19,9 +20,10 @@ from bench.accuracy.published.refusals import Refused
 from bench.accuracy.published.rows import Row
 from echelon.core.rulebook.config import OUT_OF_RANGE
 
-LOGITS_HELD: Mapping[str, float] = {"in-place": 4.0, "fused": 0.25}
+LOGITS_HELD: Mapping[str, float] = {"in-place": 4.0, "fused": 0.25, "narrow": 8.0}
 """Bytes that a loss holds for each logit: gradients in the place of logits; a sixteenth of them or
-less at a time, in fp32 (Liger, cut-cross-entropy)."""
+less at a time, in fp32 (Liger, cut-cross-entropy); logits, log-softmax and two gradients in 16 bits
+(torch.nn.functional.cross_entropy of logits that nobody widens)."""
 CORE_IN_PLACE = 2.0
 """The same of Transformer Engine, up to its pull request 3193 of July 2026, since which the
 gradient is another tensor in fp32 (transformer_engine/pytorch/triton/cross_entropy.py)."""
@@ -63,7 +65,7 @@ def logits_held(row: Row, usual: float) -> float:
         return CORE_IN_PLACE
     if word in LOGITS_HELD:
         return LOGITS_HELD[word]
-    known = "whole, in-place, fused, compiled, chunked N"
+    known = "whole, narrow, in-place, fused, compiled, chunked N"
     raise Refused(OUT_OF_RANGE, f"loss = {word} is none of {known}")
 
 

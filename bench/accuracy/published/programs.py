@@ -175,7 +175,7 @@ def _as_compiled(row: Row, program: Program, software: TrainerConstants) -> Trai
         return replace(software, update_bytes=VALUE_BYTES["bf16" if is_pure(row) else "fp32"])
     if program.generation == "fsdp2-compiled" and compiles_loss(row):
         return replace(software, logit_held=COMPILED_PURE)
-    if program.generation == "fsdp2-compiled" and program.zero < 1.0 and not _is_named(row):
+    if is_compiled(row) and program.zero < 1.0 and not _is_named(row):
         # A script of one's own compiles its model with its loss.
         whole = COMPILED_PURE if is_pure(row) else COMPILED["logit_held"]
         return replace(software, logit_held=whole)

@@ -125,5 +125,12 @@ MEMORY: Mapping[str, Facts] = {
 }
 """By generation, facts over those of `trainer_generations.py`."""
 
-BY_NAME: Mapping[str, Facts] = {"nanotron": {**EAGER, "saved_width": 0.0, **NANOTRON}}
+GEMINI: Facts = {"gradient_bytes": 0.0, "update_bytes": 0.0}
+"""Colossal-AI's Gemini: gradients take the place of parameters, chunk by chunk, and its Adam reads
+them there (colossalai.zero.gemini.gemini_ddp, reuse_fp16_chunk @0110902)."""
+
+BY_NAME: Mapping[str, Facts] = {
+    "nanotron": {**EAGER, "saved_width": 0.0, **NANOTRON},
+    "gemini": GEMINI,
+}
 """Facts of trainers whose memory is not that of their generation, by what is in their name."""
