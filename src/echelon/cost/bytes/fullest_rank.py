@@ -263,7 +263,8 @@ def _activation_terms(work: CostInputs, held: HeldOfRank, *, last: bool) -> dict
         "working": np.where(apart, np.maximum(0.0, running - logits), running),
         "logits": logits,
         "buffers": 2.0 * inputs * np.where(alone, 1.0, 2.0)
-        + software.reduced_bytes * np.minimum(software.bucket_weights, held.shared + held.routed),
+        + software.reduced_bytes * np.minimum(software.bucket_weights, held.shared + held.routed)
+        + software.workspace_bytes,
         "running": running,
     }
 

@@ -148,6 +148,8 @@ class TrainerConstants:
     """Bytes that the loss holds for each logit."""
     loss_apart: Num = 0.0
     """Flag: the loss has let go of its logits when the last block runs backward."""
+    workspace_bytes: Num = 0.0
+    """Bytes that an allocator gives to libraries of products, whatever is trained."""
     context_bytes: Num = 2.0e9
     """Bytes taken before the first tensor: the device's context, buffers of collectives."""
     slack: Num = 0.04
