@@ -27,6 +27,9 @@ less at a time, in fp32 (Liger, cut-cross-entropy); logits, log-softmax and two 
 CORE_IN_PLACE = 2.0
 """The same of Transformer Engine, up to its pull request 3193 of July 2026, since which the
 gradient is another tensor in fp32 (transformer_engine/pytorch/triton/cross_entropy.py)."""
+CORE_FUSED = 10.0
+"""Of Megatron-Core's own fused loss: logits, their fp32 copy, and probabilities, which a compiler
+writes elsewhere (megatron/core/fusions/fused_cross_entropy.py)."""
 CHUNKED_LOGITS = 4.0
 """Bytes of a logit and of its gradient in 16 bits, which stay whole while fp32 copies come in
 chunks (torchtune modules/loss, torchtitan)."""
@@ -58,7 +61,7 @@ def logits_held(row: Row, usual: float) -> float:
         wide = COMPILED_WIDE_LOGITS if is_compiled(row) else WIDE_LOGITS
         return min(usual, CHUNKED_LOGITS + wide / float(chunks[1]))
     if word == "fused" and "megatron" in name and "liger" not in words_of(row):
-        return usual
+        return CORE_FUSED
     if word == "compiled" or (word == "fused" and "titan" in name):
         return min(usual, COMPILED_PURE)
     if word == "in-place" and re.search(r"megatron|nemo|bridge", name):

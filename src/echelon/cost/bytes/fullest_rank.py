@@ -94,6 +94,11 @@ def fullest_rank_bytes(work: CostInputs) -> Terms:
     return Terms(terms={name: np.where(fuller, last[name], first[name]) for name in first})
 
 
+def rank_bytes(work: CostInputs, *, last: bool) -> Terms:
+    """Return what the first or the last rank of a pipeline holds at its peak."""
+    return Terms(terms=_terms(work, last=last))
+
+
 def _routed(work: CostInputs) -> Num:
     """Return the elements of a token's rows on a tensor rank: pieces of experts need every row."""
     model, layout = work.model, work.layout
