@@ -86,3 +86,10 @@ def test_facts_of_a_name_are_constants_of_a_trainer() -> None:
     for facts in BY_NAME.values():
         replace(TrainerConstants(), **facts)
     assert BY_NAME["gemini"]["gradient_bytes"] == 0.0
+
+
+def test_workspaces_are_there_whatever_is_trained() -> None:
+    work = small_work()
+    plain = fullest_rank_bytes(with_trainer(work, **BARE)).terms["buffers"]
+    more = fullest_rank_bytes(with_trainer(work, **BARE, workspace_bytes=100.0)).terms["buffers"]
+    assert float(np.asarray(more - plain)) == pytest.approx(100.0)
