@@ -65,6 +65,8 @@ NAME_PATTERNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deepspeed", ("zero-",)),
 )
 """What the names of trainers have in them, the most telling first."""
+OTHER_NAMES = ("litgpt", "thunder")
+"""What names of projects have in them that run by generic facts."""
 SECOND_SINCE = 2024
 """The year from which PyTorch's own sharding is that of FSDP2."""
 
@@ -141,7 +143,8 @@ def framework_from_name(name: str, *, year: int, zero: float, compiled: bool = F
 def _is_named(row: Row) -> bool:
     """Return whether a row's trainer is a project that is known."""
     lower = row.word("framework").lower().replace("_", "-")
-    return any(word in lower for _, words in NAME_PATTERNS for word in words)
+    known = any(word in lower for _, words in NAME_PATTERNS for word in words)
+    return known or any(word in lower for word in OTHER_NAMES)
 
 
 def software_of(row: Row, program: Program) -> TrainerConstants:
