@@ -13,7 +13,7 @@ from echelon.cost.bytes.fullest_rank import fullest_rank_bytes
 from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
 from echelon.cost.seconds.pipeline import schedule_index
 from echelon.cost.seconds.trainer_memory import BY_NAME, NANOTRON
-from tests.cost.seconds.small_work import MODEL, small_work, with_trainer
+from tests.cost.seconds.small_work import MIXTURE, MODEL, small_work, with_trainer
 
 ALIKE = replace(MODEL, kv_dim=MODEL.query_dim)
 BARE = {"working_width": 0.0, "slack": 0.0, "context_bytes": 0.0}
@@ -93,3 +93,9 @@ def test_workspaces_are_there_whatever_is_trained() -> None:
     plain = fullest_rank_bytes(with_trainer(work, **BARE)).terms["buffers"]
     more = fullest_rank_bytes(with_trainer(work, **BARE, workspace_bytes=100.0)).terms["buffers"]
     assert float(np.asarray(more - plain)) == pytest.approx(100.0)
+    facts = {**BARE, "grouped_workspace_bytes": 50.0}
+    assert fullest_rank_bytes(with_trainer(work, **facts)).terms["buffers"] == plain
+    mixture = small_work(model=MIXTURE)
+    without = fullest_rank_bytes(with_trainer(mixture, **BARE)).terms["buffers"]
+    grouped = fullest_rank_bytes(with_trainer(mixture, **facts)).terms["buffers"]
+    assert float(np.asarray(grouped - without)) == pytest.approx(50.0)

@@ -269,7 +269,8 @@ def _activation_terms(work: CostInputs, held: HeldOfRank, *, last: bool) -> dict
         "logits": logits,
         "buffers": 2.0 * inputs * np.where(alone, 1.0, 2.0)
         + software.reduced_bytes * np.minimum(software.bucket_weights, held.shared + held.routed)
-        + software.workspace_bytes,
+        + software.workspace_bytes
+        + np.where(np.asarray(mixtures) > 0, software.grouped_workspace_bytes, 0.0),
         "running": running,
     }
 

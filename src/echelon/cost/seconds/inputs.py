@@ -150,6 +150,8 @@ class TrainerConstants:
     """Flag: the loss has let go of its logits when the last block runs backward."""
     workspace_bytes: Num = 0.0
     """Bytes that an allocator gives to libraries of products, whatever is trained."""
+    grouped_workspace_bytes: Num = 0.0
+    """The same for products of experts that run beside each other, where there are experts."""
     context_bytes: Num = 2.0e9
     """Bytes taken before the first tensor: the device's context, buffers of collectives."""
     slack: Num = 0.04

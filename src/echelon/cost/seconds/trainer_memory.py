@@ -12,7 +12,8 @@ for each token and width of `hidden` (h), of queries and keys, or of `ffn` (f):
                       values contiguous, so that their common projection goes. Backward of an MLP
                       has the gradients of 3 f beside. Workspaces of products are 32 MiB each: its
                       own (transformer_engine.pytorch.cpp_extensions.gemm), and cuBLAS's of the
-                      threads that run forward and backward (torch: ATen CUDABlas, from Hopper on).
+                      threads that run forward and backward (torch: ATen CUDABlas, from Hopper on);
+                      experts have one for each of four streams.
     Megatron, to 2022 `output.float()`, and `exp()` out of place: 2 + 4 + 4 (megatron.mpu).
     eager PyTorch     Logits, log-softmax in fp32, and two gradients of it: 2 + 4 + 4 + 4
                       (torch.nn.functional.cross_entropy). An RMSNorm keeps its input in fp32 and
@@ -49,6 +50,7 @@ CORE: Facts = {
     "working_inner": 6.0,
     "saved_normed": 1.0,
     "workspace_bytes": 3.0 * 2.0**25,
+    "grouped_workspace_bytes": 4.0 * 2.0**25,
     "slack": 0.06,
     "context_bytes": 3.0e9,
 }
