@@ -35,12 +35,11 @@ def rate_lines(estimate: Estimate, *, label: int = 10, columns: int = WIDTH) -> 
         f"({tokens.low:.0f} to {tokens.high:.0f}), "
         f"MFU {100 * mfu.value:.1f} ({100 * mfu.low:.1f} to {100 * mfu.high:.1f})"
     )
-    yield f"{'memory':<{label}}{_gb(held.value)} GB ({_gb(held.low)} to {_gb(held.high)})"
+    memory = f"{'memory':<{label}}{_gb(held.value)} GB ({_gb(held.low)} to {_gb(held.high)})"
     if has_driver(estimate):
-        yield (
-            f"{'tensors':<{label}}{_gb(estimate.allocated_bytes)} GB of it; their allocator "
-            f"reserves {_gb(estimate.reserved_bytes)}, the rest is the driver's"
-        )
+        allocated, reserved = _gb(estimate.allocated_bytes), _gb(estimate.reserved_bytes)
+        memory += f"; of it {allocated} allocated, {reserved} reserved"
+    yield memory
     rests = band_evidence(estimate.inputs)
     told = f"four of five measured runs lie inside: {rests.similar_runs}"
     if rests.untested:
