@@ -18,7 +18,7 @@ from bench.accuracy.published.programs import Program, program_of, software_of
 from bench.accuracy.published.refusals import Refused
 from bench.accuracy.published.rows import Row
 from echelon.core.rulebook.config import OUT_OF_RANGE
-from echelon.cost.bytes.fullest_rank import fullest_rank_bytes
+from echelon.cost.bytes.fullest_rank import fullest_rank_bytes, rank_bytes
 from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
 from echelon.cost.seconds.numbers import LayoutNumbers, MachineNumbers, ModelNumbers
 from echelon.cost.seconds.step import step_seconds
@@ -184,10 +184,9 @@ def predict_cases(cases: Sequence[Case]) -> list[Prediction]:
             best = int(np.argmin(np.where(known, held[part], np.inf)))
         if known[best]:
             one = _prediction(case, best, (seconds[part][best], held[part][best]))
-            kinds = {
-                "allocated": float(allocated[part][best]) / GB,
-                "reserved": float(reserved[part][best]) / GB,
-                "driver": float(held[part][best]) / GB,
+            fullest = {"driver": held, "reserved": reserved, "allocated": allocated}
+            kinds = _of_rank(case, best) or {
+                name: float(values[part][best]) / GB for name, values in fullest.items()
             }
             one = replace(
                 one,
@@ -200,6 +199,20 @@ def predict_cases(cases: Sequence[Case]) -> list[Prediction]:
         else:
             found.append(_unreadable(case.row, "its numbers make no time that is one"))
     return found
+
+
+def _of_rank(case: Case, best: int) -> dict[str, float]:
+    """Return the GB of the stage that a row's memory is of, by kind; {} for the fullest rank."""
+    layout = case.candidates[best].layout
+    stage = case.row.word("mem_rank").lower()
+    if stage not in ("first stage", "last stage") or float(np.asarray(layout.pp)) == 1.0:
+        return {}
+    work = CostInputs(model=case.model, machine=case.machine, software=case.software, layout=layout)
+    memory = rank_bytes(work, last=stage == "last stage")
+    driver = float(np.asarray(memory.total))
+    reserved = driver - float(np.asarray(memory.terms["context"]))
+    allocated = reserved - float(np.asarray(memory.terms["slack"]))
+    return {"driver": driver / GB, "reserved": reserved / GB, "allocated": allocated / GB}
 
 
 def _prediction(case: Case, best: int, numbers: tuple[float, float]) -> Prediction:

@@ -25,6 +25,7 @@ from bench.accuracy.groups import (
     source_of,
     within,
 )
+from bench.accuracy.known_settings import known_rows
 from bench.accuracy.predict import OK, Prediction
 from bench.accuracy.published.neighbours import OTHER_ROWS
 
@@ -45,6 +46,8 @@ COLUMNS = (
 """Columns of a file of predictions: `mem_per_gpu_gb` is of the kind that the row gives."""
 LABEL = 38
 MOST_OVERRULED = 12
+UNDER = 0.05
+"""Share by which no memory of a row of which all is known may be too little."""
 HEAD = f"{'':{LABEL}}{'rows':>5}{'mean':>7}{'median':>7}{'p90':>7}{'bias':>8}{'order':>8}"
 
 
@@ -84,6 +87,7 @@ def lines(predictions: Sequence[Prediction], *, brief: bool = False) -> Iterator
             yield from _line(device, errors(members, of, order_by))
         yield from _source_lines(whole, (of, order_by), brief=brief)
         yield ""
+    yield from _known_lines(predictions)
     yield from _fitting_lines(whole)
     yield from _refused_lines(predictions)
     yield from _overruled_lines(predictions)
@@ -98,6 +102,7 @@ def to_json(predictions: Sequence[Prediction]) -> dict[str, object]:
         "version": VERSION,
         "summary": _summary(whole),
         "other_rows": _summary(rest),
+        "known_memory": _known(predictions),
         "by_device": {k: _summary(v) for k, v in grouped(whole, device_of).items()},
         "by_publisher": {k: _summary(v) for k, v in grouped(whole, publisher_of).items()},
         "by_source": {k: _summary(v) for k, v in grouped(whole, source_of).items()},
@@ -135,6 +140,34 @@ def _source_lines(
             if frameworks[source] > 1:
                 label = f"{short(label, LABEL - 20)} {short(framework, 16)}"
             yield from _line(f"  {short(label, LABEL - 2)}", errors(members, *quantities))
+
+
+def _known_lines(predictions: Sequence[Prediction]) -> Iterator[str]:
+    """Yield how near memory is where all settings are known, and whether others are in bands."""
+    known = known_rows(predictions)
+    found = errors(known, memory_pair)
+    if found is not None:
+        yield from _line("memory with all settings known", found)
+        far = sum(1 for said, real in _pairs(known) if said / real - 1.0 < -UNDER)
+        yield f"{far} of them under by more than {100 * UNDER:.0f} %"
+    inside = _inside(known, predictions)
+    if inside:
+        yield f"{sum(inside)} of {len(inside)} other rows have their memory inside of its band"
+
+
+def _pairs(predictions: Iterable[Prediction]) -> list[tuple[float, float]]:
+    return [pair for pair in map(memory_pair, predictions) if pair is not None]
+
+
+def _inside(known: Sequence[Prediction], predictions: Sequence[Prediction]) -> list[bool]:
+    """Return of each row that is not known whether its memory is in its band."""
+    taken = set(map(id, known))
+    found: list[bool] = []
+    for one in predictions:
+        pair, band = memory_pair(one), one.memory_band_gb
+        if pair is not None and band is not None and id(one) not in taken:
+            found.append(band[0] <= pair[1] <= band[1])
+    return found
 
 
 def _fitting_lines(predictions: Sequence[Prediction]) -> Iterator[str]:
@@ -188,6 +221,16 @@ def _summary(predictions: Sequence[Prediction]) -> Mapping[str, object]:
         "step_time": step.to_json() if step else None,
         "memory": memory.to_json() if memory else None,
         "fits": fitting(predictions).to_json(),
+    }
+
+
+def _known(predictions: Sequence[Prediction]) -> Mapping[str, object]:
+    known = known_rows(predictions)
+    found, inside = errors(known, memory_pair), _inside(known, predictions)
+    return {
+        "errors": found.to_json() if found else None,
+        "others": len(inside),
+        "others_inside_band": sum(inside),
     }
 
 

@@ -72,6 +72,8 @@ KIND_WORDS: tuple[tuple[str, str], ...] = (
     (r"memory in use|memory of the device|cuda context", "driver"),
 )
 """Words of a note that say how memory was read."""
+KEEPS_COPY = r"deepspeed|zero|colossal|llm\.?q"
+"""Trainers that keep a copy of weights for the update though it is as narrow as they are."""
 LISTS_SINCE = 2023
 """The year of PyTorch 2.0, whose optimizers update all weights of a device at once."""
 FP8_COPIES = 2.0
@@ -232,6 +234,13 @@ def reduces_copies(row: Row) -> bool:
     return re.search(r"\bddp\b", row.word("framework").lower()) is not None
 
 
+def keeps_on_host(row: Row) -> bool:
+    """Return whether what blocks keep for backward waits in the host's memory."""
+    words = r"activations? offload(?:ed)?\b|activations? (?:\w+ )?(?:in|on|to) (?:the )?host"
+    layers = r"inputs of the checkpointed layers in (?:pinned )?host"
+    return re.search(f"{words}|{layers}", words_of(row)) is not None
+
+
 def frees_gradients(row: Row) -> bool:
     """Return whether each gradient is gone before the next is made."""
     words = r"fused into (?:the )?backward|(?:optimi[sz]er|step) in (?:the )?backward"
@@ -267,6 +276,9 @@ def _master_bytes(row: Row, word: str, software: TrainerConstants) -> float:
     if not word:
         return 4.0 if float(software.state_bytes) >= 12.0 else 0.0
     if word in ("none", "no"):
+        return 0.0
+    if word == "bf16" and is_pure(row) and not re.search(KEEPS_COPY, words_of(row)):
+        # What is updated are the parameters.
         return 0.0
     if word not in ("fp32", "bf16", "fp16"):
         raise Refused(OUT_OF_RANGE, f"master_dtype = {word} is none of fp32, bf16, fp16, none")

@@ -72,6 +72,7 @@ def model_of(row: Row) -> ModelNumbers:
         qkv_bias=plain,
         output_bias=plain,
         mlp_bias=plain,
+        head_norms=2.0 * head_dim * float(_norms_heads(row, known)),
         **latent,
         **experts,
     )
@@ -84,6 +85,12 @@ def _tied(row: Row, usual: bool) -> bool:
         return said
     words = re.search(r"\b(un)?tied\b", row.word("compile_fusion_notes").lower())
     return not words[1] if words else usual
+
+
+def _norms_heads(row: Row, known: Sizes) -> bool:
+    """Return whether queries and keys are normed: a note's words, else as in the known model."""
+    said = re.search(r"\b(no )?qk[ -](?:layer)?norm", row.word("compile_fusion_notes").lower())
+    return not said[1] if said else bool(known.get("qk_norm", False))
 
 
 def _gated(row: Row, known: Sizes) -> bool:

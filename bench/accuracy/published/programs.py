@@ -12,6 +12,7 @@ from bench.accuracy.published.memory_settings import (
     drops_out,
     is_compiled,
     is_pure,
+    keeps_on_host,
     reduces_copies,
     updates_in_lists,
     words_of,
@@ -20,7 +21,7 @@ from bench.accuracy.published.rows import Row
 from bench.accuracy.published.trainer_defaults import with_named_settings
 from echelon.cost.seconds.inputs import TrainerConstants
 from echelon.cost.seconds.trainer_generations import FRAMEWORKS
-from echelon.cost.seconds.trainer_memory import COMPILED
+from echelon.cost.seconds.trainer_memory import BY_NAME, COMPILED
 
 FLASH_SINCE = 2023
 """The year from which runs use fused attention, where nothing is said (FlashAttention: 2022)."""
@@ -64,6 +65,8 @@ NAME_PATTERNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deepspeed", ("zero-",)),
 )
 """What the names of trainers have in them, the most telling first."""
+OTHER_NAMES = ("litgpt", "thunder")
+"""What names of projects have in them that run by generic facts."""
 SECOND_SINCE = 2024
 """The year from which PyTorch's own sharding is that of FSDP2."""
 
@@ -137,10 +140,22 @@ def framework_from_name(name: str, *, year: int, zero: float, compiled: bool = F
     return f"{found}-compiled" if found in ("fsdp", "fsdp2") and compiled else found
 
 
+def _is_named(row: Row) -> bool:
+    """Return whether a row's trainer is a project that is known."""
+    lower = row.word("framework").lower().replace("_", "-")
+    known = any(word in lower for _, words in NAME_PATTERNS for word in words)
+    return known or any(word in lower for word in OTHER_NAMES)
+
+
 def software_of(row: Row, program: Program) -> TrainerConstants:
     """Return the facts of a row's program in its precision, and with the settings it names."""
     software = _as_compiled(row, program, _software_in_precision(row, program))
     software = with_named_settings(row, software, program.generation)
+    if not _is_named(row):
+        # An optimizer of the host, without more, leaves gradients where they are.
+        software = replace(software, offloads_gradients=0.0)
+    if keeps_on_host(row):
+        software = replace(software, saved_away=1.0)
     if reduces_copies(row):
         software = replace(software, bucket_weights=EVERY_WEIGHT)
     if row.count("n_gpus") == 1:
@@ -163,11 +178,17 @@ def _as_compiled(row: Row, program: Program, software: TrainerConstants) -> Trai
         return replace(software, update_bytes=VALUE_BYTES["bf16" if is_pure(row) else "fp32"])
     if program.generation == "fsdp2-compiled" and compiles_loss(row):
         return replace(software, logit_held=COMPILED_PURE)
+    if is_compiled(row) and program.zero < 1.0 and not _is_named(row):
+        # A script of one's own compiles its model with its loss.
+        whole = COMPILED_PURE if is_pure(row) else COMPILED["logit_held"]
+        return replace(software, logit_held=whole)
     return software
 
 
 def _software_in_precision(row: Row, program: Program) -> TrainerConstants:
     software = replace(FRAMEWORKS[program.generation], fused_attention=float(program.fused))
+    name = row.word("framework").lower()
+    software = replace(software, **next((one for key, one in BY_NAME.items() if key in name), {}))
     precision = row.word("precision").lower()
     if FULL_PRECISION.match(precision):
         return replace(

@@ -94,6 +94,9 @@ def with_named_settings(row: Row, software: TrainerConstants, generation: str) -
     if float(software.update_bytes) > 0.0:
         # Gradients in fp32 that an update makes are its own.
         named.pop("gradient_bytes", None)
+    if float(software.gradient_bytes) == 0.0:
+        # They take the place of parameters.
+        named.pop("gradient_bytes", None)
     software = replace(with_states(row, software), logit_held=logits_held(row, logits))
     software = replace(software, **named)
     return replace(software, gradient_bytes=0.0) if frees_gradients(row) else software

@@ -153,7 +153,7 @@ def test_an_unknown_place_of_states_refuses_its_row() -> None:
         ({"compile_fusion_notes": "chunked loss"}, 4.0 + 12.0 / 8.0),
         ({"compile_fusion_notes": "cross entropy in 16 chunks"}, 4.0 + 12.0 / 16.0),
         ({"loss": "fused", "framework": "torchtitan"}, 4.0),
-        ({"loss": "fused", "framework": "Megatron-LM"}, 14.0),
+        ({"loss": "fused", "framework": "Megatron-LM"}, 10.0),
     ],
 )
 def test_bytes_of_a_logit_by_the_loss(cells: dict[str, str], held: float) -> None:
@@ -187,3 +187,64 @@ def test_tied_weights_by_column_or_words() -> None:
     assert model_of(row(**gpt)).tied == 1.0
     assert model_of(row(**gpt, compile_fusion_notes="untied embeddings")).tied == 0.0
     assert model_of(row(**gpt, tied="false")).tied == 0.0
+
+
+@pytest.mark.parametrize(
+    ("cells", "held"),
+    [
+        ({"framework": "Megatron-LM", "loss": "in-place"}, 2.0),
+        ({"framework": "Composer", "loss": "in-place"}, 4.0),
+        ({"framework": "DeepSpeed", "loss": "narrow"}, 8.0),
+        ({"framework": "TRL (Accelerate)", "loss": "chunked 512"}, 14.0 / 512.0),
+        ({"framework": "torchtune", "loss": "chunked 8", "compiled": "true"}, 4.0 + 6.0 / 8.0),
+    ],
+)
+def test_what_a_loss_holds_by_its_trainer(cells: dict[str, str], held: float) -> None:
+    assert logits_held(row(**cells), 14.0) == pytest.approx(held)
+
+
+def test_a_compiled_script_has_its_loss_in_its_graph() -> None:
+    program = Program(generation="fsdp2-compiled", zero=0.0, fused=True)
+    cells = {"framework": "PyTorch", "year": "2025", "compiled": "true", "precision": "bf16"}
+    assert software_of(row(**cells), program).logit_held == 8.0
+    assert software_of(row(**{**cells, "precision": PURE}), program).logit_held == 4.0
+    for name in ("torchtune", "litgpt (Thunder)"):
+        assert software_of(row(**{**cells, "framework": name}), program).logit_held == 14.0
+
+
+def test_activations_and_gradients_of_a_script_and_the_host() -> None:
+    away = software(compile_fusion_notes="activations offloaded to the host")
+    assert (away.saved_away, software().saved_away) == (1.0, 0.0)
+    layers = "inputs of the checkpointed layers in pinned host memory"
+    assert software(compile_fusion_notes=layers).saved_away == 1.0
+    on_device = "inputs of the checkpointed layers on the device"
+    assert software(compile_fusion_notes=on_device).saved_away == 0.0
+    assert software(framework="PyTorch (timm)").offloads_gradients == 0.0
+    assert software(framework="torchtitan").offloads_gradients == 1.0
+
+
+def test_weights_that_are_updated_in_16_bits_have_no_copy() -> None:
+    cells = {"precision": PURE, "master_dtype": "bf16", "state_dtype": "bf16", "optimizer": "adamw"}
+    assert software(framework="TRL (FSDP2)", **cells).state_bytes == 4.0
+    assert software("deepspeed-2022", framework="DeepSpeed ZeRO-3", **cells).state_bytes == 6.0
+
+
+def test_names_of_trainers_have_facts_of_their_own() -> None:
+    assert software("generic", framework="nanotron").saved_whole == 1.0
+    gemini = software("deepspeed-2022", framework="Colossal-AI Gemini", gradient_dtype="fp16")
+    assert gemini.gradient_bytes == 0.0
+
+
+@pytest.mark.parametrize(
+    ("cells", "norms"),
+    [
+        ({"model": "Qwen3-8B"}, 256.0),
+        ({"model": "Llama-3 8B"}, 0.0),
+        ({"model": "Llama-3 8B", "compile_fusion_notes": "--qk-layernorm"}, 256.0),
+        ({"model": "Qwen3-8B", "compile_fusion_notes": "no qk norm"}, 0.0),
+    ],
+)
+def test_norms_of_heads_are_those_of_the_model_or_of_a_note(
+    cells: dict[str, str], norms: float
+) -> None:
+    assert model_of(row(**cells)).head_norms == norms

@@ -64,3 +64,21 @@ def test_lines_begin_with_names_of_one_width_and_fit(estimate: Estimate) -> None
     beside = terms_beside(estimate, MEMORY)
     assert max(map(len, [*lines, *beside.splitlines()])) <= 80
     assert beside.count("sum (step)") == beside.count("sum (memory)") == 1
+
+
+def test_the_allocators_numbers_stand_beside_the_drivers(estimate: Estimate) -> None:
+    found = estimate_json(estimate)
+    held = found["bytes"]
+    assert found["allocated_bytes"] == pytest.approx(
+        sum(size for name, size in held.items() if name not in ("slack", "context"))
+    )
+    assert found["reserved_bytes"] == pytest.approx(found["allocated_bytes"] + held["slack"])
+    assert found["held_bytes"] == pytest.approx(found["reserved_bytes"] + held["context"])
+    line = list(rate_lines(estimate))[2]
+    assert f"; of it {found['allocated_bytes'] / 1e9:.1f} allocated, " in line
+    assert line.endswith(f" {found['reserved_bytes'] / 1e9:.1f} reserved")
+
+
+def test_a_processor_has_no_memory_of_a_driver() -> None:
+    plan = load_job("nano", ("cluster.preset=4xcpu",)).plan
+    assert "allocated" not in list(rate_lines(estimate_plan(plan)))[2]

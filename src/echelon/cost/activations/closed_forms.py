@@ -46,6 +46,13 @@ def _beside(work: CostInputs, mixture: bool) -> Num:
     if mixture:
         inner = (model.top_k + model.shared_experts) * model.expert_ffn
     widths = software.saved_width * model.hidden / stream + software.saved_repeats * repeats
+    alike = np.asarray(model.kv_dim) >= model.query_dim
+    heads = software.saved_joint * np.where(alike, model.kv_dim, 0.0)
+    several = np.asarray(work.layout.microbatch) > 1.0
+    heads = heads + software.saved_turned * np.where(several, model.query_dim, 0.0)
+    # Inputs of attention and, of an MLP that tensor ranks share, of its first product.
+    inputs = work.element * model.hidden * (1.0 - 1.0 / stream) * (1.0 if mixture else 2.0)
+    widths = widths + heads / tp + software.saved_whole * inputs
     return work.tokens * (widths + software.saved_inner * inner / tp)
 
 
@@ -106,6 +113,7 @@ def _numbers(work: CostInputs) -> ActivationNumbers:
         matmul_size=np.where(narrow, 1.0, work.element),
         low_precision=1,
         rope=0,
+        qk_norm=np.where(np.asarray(model.head_norms) > 0, software.saved_normed, 0.0),
         dropout=software.dropout,
         scores=scores * (2.0 * work.element + software.dropout),
     )

@@ -94,6 +94,11 @@ def fullest_rank_bytes(work: CostInputs) -> Terms:
     return Terms(terms={name: np.where(fuller, last[name], first[name]) for name in first})
 
 
+def rank_bytes(work: CostInputs, *, last: bool) -> Terms:
+    """Return what the first or the last rank of a pipeline holds at its peak."""
+    return Terms(terms=_terms(work, last=last))
+
+
 def _routed(work: CostInputs) -> Num:
     """Return the elements of a token's rows on a tensor rank: pieces of experts need every row."""
     model, layout = work.model, work.layout
@@ -154,7 +159,7 @@ class HeldOfRank:
 def _held_weights(work: CostInputs, *, last: bool) -> HeldOfRank:
     model, layout = work.model, work.layout
     alone = np.asarray(layout.pp) == 1.0
-    layers = ceil_div(model.layers, layout.pp)
+    layers = _blocks_of_rank(work, last=last)
     mixtures = np.minimum(model.mixture_layers, layers)
     plain = layers - mixtures
     dense, _ = block_weights(model, layout, mixture=False)
@@ -178,6 +183,24 @@ def _held_weights(work: CostInputs, *, last: bool) -> HeldOfRank:
         ends=ends,
         both=both,
     )
+
+
+def _blocks_of_rank(work: CostInputs, *, last: bool) -> Num:
+    """Return the blocks of the first or the last rank.
+
+    Where stages share out work, a stage ends with the block that takes it past its part, counted
+    from the first on (module `models.base` of nanotron, build_model).
+    """
+    model, layout = work.model, work.layout
+    alike = ceil_div(model.layers, layout.pp)
+    if not np.any(np.asarray(work.software.balances_head) > 0):
+        return alike
+    block = model.hidden * (4.0 * model.query_dim + 3.0 * model.ffn)
+    part = (model.layers + model.vocab * model.hidden / block) / layout.pp
+    before = np.floor(part * (layout.pp - 1.0)) + 1.0
+    here = np.maximum(0.0, model.layers - before) if last else np.floor(part) + 1.0
+    shares = (np.asarray(work.software.balances_head) > 0) & (np.asarray(layout.pp) > 1.0)
+    return np.where(shares, np.minimum(here, model.layers), alike)
 
 
 def _weight_terms(work: CostInputs, held: HeldOfRank) -> dict[str, Num]:
@@ -232,6 +255,7 @@ def _activation_terms(work: CostInputs, held: HeldOfRank, *, last: bool) -> dict
         kept = np.where(by_op, in_flight * _kept_per_op(work, held), kept)
     if last:
         kept = np.maximum(kept, deferred_weight_gradient_bytes(work, plain, mixtures))
+    kept = kept * (1.0 - np.asarray(software.saved_away))
     running = np.where((again > 0) | by_op, working, 0.0)
     running = running + software.working_width * work.tokens * model.hidden
     running = running + software.working_inner * work.tokens * model.ffn / layout.tp
@@ -244,7 +268,9 @@ def _activation_terms(work: CostInputs, held: HeldOfRank, *, last: bool) -> dict
         "working": np.where(apart, np.maximum(0.0, running - logits), running),
         "logits": logits,
         "buffers": 2.0 * inputs * np.where(alone, 1.0, 2.0)
-        + software.reduced_bytes * np.minimum(software.bucket_weights, held.shared + held.routed),
+        + software.reduced_bytes * np.minimum(software.bucket_weights, held.shared + held.routed)
+        + software.workspace_bytes
+        + np.where(np.asarray(mixtures) > 0, software.grouped_workspace_bytes, 0.0),
         "running": running,
     }
 
@@ -279,7 +305,7 @@ def _with_step(
     kept, whole = terms["activations"], terms["gradients"]
     passing = kept + terms["working"] + terms["logits"] + terms["gathered"] + terms["buffers"]
     once = np.asarray(software.late_gradients) * (np.asarray(layout.microbatches) <= 1.0)
-    last_block = running + kept / held.layers
+    last_block = running + kept / np.maximum(1.0, held.layers)
     grown = np.maximum(0.0, whole + last_block - kept - terms["working"] - terms["logits"])
     gradients = np.where(once > 0, grown, whole)
     # The optimizer's buffers are there when those of backward are gone.

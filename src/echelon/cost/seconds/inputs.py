@@ -122,6 +122,21 @@ class TrainerConstants:
     """The same for each token and width by which queries are wider than keys."""
     saved_inner: Num = 0.0
     """The same for each token and width of `ffn`, of experts for each row."""
+    saved_joint: Num = 0.0
+    """The same for each token and width of keys, where there are as many as queries: their common
+    projection stays while keys and values are copied out of it."""
+    saved_turned: Num = 0.0
+    """The same for each token and width of queries, where a microbatch has several sequences:
+    attention's output in the order in which the next product reads it."""
+    saved_whole: Num = 0.0
+    """Flag: what sequence parallelism gathers for a product waits whole for backward."""
+    saved_away: Num = 0.0
+    """Flag: what blocks keep for backward waits in the host's memory."""
+    saved_normed: Num = 0.0
+    """Flag: a norm of heads keeps queries and keys beside what attention keeps of them."""
+    balances_head: Num = 0.0
+    """Flag: stages share out blocks and the head by their work, so that the first has more
+    blocks."""
     dropout: Num = 0.0
     """Flag: masks of dropout are kept."""
     working_width: Num = 16.0
@@ -133,6 +148,10 @@ class TrainerConstants:
     """Bytes that the loss holds for each logit."""
     loss_apart: Num = 0.0
     """Flag: the loss has let go of its logits when the last block runs backward."""
+    workspace_bytes: Num = 0.0
+    """Bytes that an allocator gives to libraries of products, whatever is trained."""
+    grouped_workspace_bytes: Num = 0.0
+    """The same for products of experts that run beside each other, where there are experts."""
     context_bytes: Num = 2.0e9
     """Bytes taken before the first tensor: the device's context, buffers of collectives."""
     slack: Num = 0.04

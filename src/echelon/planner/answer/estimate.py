@@ -35,7 +35,11 @@ def rate_lines(estimate: Estimate, *, label: int = 10, columns: int = WIDTH) -> 
         f"({tokens.low:.0f} to {tokens.high:.0f}), "
         f"MFU {100 * mfu.value:.1f} ({100 * mfu.low:.1f} to {100 * mfu.high:.1f})"
     )
-    yield f"{'memory':<{label}}{_gb(held.value)} GB ({_gb(held.low)} to {_gb(held.high)})"
+    memory = f"{'memory':<{label}}{_gb(held.value)} GB ({_gb(held.low)} to {_gb(held.high)})"
+    if has_driver(estimate):
+        allocated, reserved = _gb(estimate.allocated_bytes), _gb(estimate.reserved_bytes)
+        memory += f"; of it {allocated} allocated, {reserved} reserved"
+    yield memory
     rests = band_evidence(estimate.inputs)
     told = f"four of five measured runs lie inside: {rests.similar_runs}"
     if rests.untested:
@@ -46,6 +50,11 @@ def rate_lines(estimate: Estimate, *, label: int = 10, columns: int = WIDTH) -> 
     if estimate.by_lists:
         exact = "All bytes are counted, but what an allocator and the device's context take"
     yield fill_text(f"{'bands':<{label}}{told}. {exact}.", rest=" " * label, columns=columns)
+
+
+def has_driver(estimate: Estimate) -> bool:
+    """Return whether a device's driver has memory of its own beside an allocator's."""
+    return estimate.bytes["context"] > 0.0
 
 
 def seconds_table(estimate: Estimate, *, columns: int = WIDTH) -> str:
@@ -90,6 +99,8 @@ def estimate_json(estimate: Estimate) -> dict[str, Any]:
         "seconds_bands": {name: band_json(one) for name, one in step_term_bands(estimate).items()},
         "held_bytes": estimate.bytes_held,
         "held_band_bytes": band_json(held_bytes_band(estimate)),
+        "allocated_bytes": estimate.allocated_bytes,
+        "reserved_bytes": estimate.reserved_bytes,
         "bytes": dict(estimate.bytes),
         "bytes_bands": {name: band_json(one) for name, one in byte_term_bands(estimate).items()},
         "bands_rest_on": {"like": rests.similar_runs, "beyond": list(rests.untested)},

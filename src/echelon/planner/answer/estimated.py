@@ -64,8 +64,18 @@ class EstimatedPlan:
 
     @property
     def held_bytes(self) -> BandedValue:
-        """Return the bytes that the fullest rank holds at its peak."""
+        """Return the bytes that the fullest rank holds at its peak, as its driver shows them."""
         return held_bytes_band(self.ranked.estimate)
+
+    @property
+    def allocated_bytes(self) -> float:
+        """Return what tensors have of them (`torch.cuda.max_memory_allocated`)."""
+        return self.ranked.estimate.allocated_bytes
+
+    @property
+    def reserved_bytes(self) -> float:
+        """Return what an allocator has reserved of them (`torch.cuda.max_memory_reserved`)."""
+        return self.ranked.estimate.reserved_bytes
 
     @property
     def bytes(self) -> BandedTerms:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from echelon.core.parameters import num_parameters
 from echelon.core.units import short_count
 from echelon.interop.tools import tool_of_trainer
+from echelon.planner.answer.estimate import has_driver
 from echelon.planner.answer.expected_text import expected_line
 from echelon.planner.answer.legend import mesh_text, recompute_text, schedule_text, sign_texts
 from echelon.planner.explain.bands import held_bytes_band, price_band, step_band
@@ -109,10 +110,11 @@ def answer_facts(found: Recommendation) -> Iterator[tuple[str, str]]:
         f"{estimate.tokens_per_s_per_device:.0f} tokens/s of a device, "
         f"MFU {100 * estimate.mfu:.1f}",
     )
+    told = f" allocator's {estimate.allocated_bytes / 1e9:.1f};" if has_driver(estimate) else ""
     yield (
         "memory",
         f"{held.value / 1e9:.1f} of {request.memory_bytes / 1e9:.1f} GB ({held.low / 1e9:.1f} to "
-        f"{held.high / 1e9:.1f}); fits: {percent_of_fit(first.fits)}",
+        f"{held.high / 1e9:.1f});{told} fits: {percent_of_fit(first.fits)}",
     )
     if request.objective == "expected":
         yield ("expected", expected_line(expected_of_request(request, estimate)))

@@ -40,6 +40,8 @@ def plan_row(one: EstimatedPlan) -> dict[str, RowValue]:
         **_banded("mfu", one.mfu),
         **_banded("price_of_a_million_tokens", one.price_of_a_million_tokens),
         **_banded("held_bytes", one.held_bytes),
+        "allocated_bytes": one.ranked.estimate.allocated_bytes,
+        "reserved_bytes": one.ranked.estimate.reserved_bytes,
         "device_memory_bytes": one.memory_bytes,
         "fit_probability": one.fits,
         **{f"{name}_s": seconds for name, seconds in one.ranked.estimate.seconds.items()},

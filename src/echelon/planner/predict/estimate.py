@@ -85,6 +85,19 @@ class Estimate:
         return sum(self.bytes.values())
 
     @property
+    def reserved_bytes(self) -> float:
+        """Return what an allocator has reserved of it at most (`torch.cuda.max_memory_reserved`).
+
+        `bytes_held` is what the driver shows: the context and the buffers of collectives, too.
+        """
+        return self.bytes_held - self.bytes["context"]
+
+    @property
+    def allocated_bytes(self) -> float:
+        """Return what tensors have of it at most (`torch.cuda.max_memory_allocated`)."""
+        return self.reserved_bytes - self.bytes["slack"]
+
+    @property
     def bytes_counted(self) -> float:
         """Return those of the bytes that are counted, not estimated."""
         return sum(self.bytes[name] for name in counted_terms(self.bytes, by_lists=self.by_lists))
