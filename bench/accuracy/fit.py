@@ -71,7 +71,11 @@ TRAINER: Mapping[str, tuple[float, float, float]] = {
     "spread": (0.001, 0.02, 0.5),
 }
 NOBODY = "generic"
-"""What is no generation, but any trainer that is not known: nothing is fitted to its runs."""
+"""What is no generation, but any trainer that is not known: it has the constants of its kin."""
+OF_NOBODY = ("pace",)
+"""But for these: a trainer that nobody tuned for a table is slower than those that were."""
+UNTUNED = 0.15
+"""Deviation of a constant of OF_NOBODY from that of its kin."""
 OF_FAMILY, OF_TRAINER = 1.0, 0.8
 """Deviations of a family of trainers from all of them, and of a trainer from its family, over that
 of a constant of TRAINER."""
@@ -136,7 +140,8 @@ class Fitting:
         for one in self.constants:
             kind, key, field = one.name.split(" ")
             if kind == "family":
-                found[one.name] = (f"trainer {field}", of_case["trainer"] == _stands_for(key))
+                direct = of_case["trainer"] == _stands_for(key, field)
+                found[one.name] = (f"trainer {field}", direct)
                 continue
             found[one.name] = (f"{kind} {field}", of_case[kind] == key)
         return found
@@ -157,7 +162,7 @@ def put(work: CostInputs, devices: Any, trainers: Any, values: ConstantValues) -
             (devices == key, machine, work.machine)
             if kind == "device"
             else (
-                trainers == (_stands_for(key) if kind == "family" else key),
+                trainers == (_stands_for(key, field) if kind == "family" else key),
                 software,
                 work.software,
             )
@@ -169,9 +174,9 @@ def put(work: CostInputs, devices: Any, trainers: Any, values: ConstantValues) -
     )
 
 
-def _stands_for(family: str) -> str:
-    """Return the trainer that has the constants of a family; none but the one that is not known."""
-    return NOBODY if family == NOBODYS else ""
+def _stands_for(family: str, field: str) -> str:
+    """Return the trainer that has a constant of a family: the one that is not known, or none."""
+    return NOBODY if family == NOBODYS and field not in OF_NOBODY else ""
 
 
 def device_of(case: Case) -> str:
@@ -221,8 +226,9 @@ def adjust(values: ConstantValues) -> Adjust:
 def _changed(case: Case, values: ConstantValues) -> Case:
     device, trainer = device_of(case), case.program.generation
     machine = {n: values[k] for n in DEVICE if (k := f"device {device} {n}") in values}
-    kind = f"family {NOBODYS}" if trainer == NOBODY else f"trainer {trainer}"
-    software = {n: values[k] for n in TRAINER if (k := f"{kind} {n}") in values}
+    kin = {n: values[k] for n in TRAINER if (k := f"family {NOBODYS} {n}") in values}
+    own = {n: values[k] for n in TRAINER if (k := f"trainer {trainer} {n}") in values}
+    software = kin | own if trainer == NOBODY else own
     return replace(
         case,
         machine=replace(case.machine, **machine),
@@ -244,6 +250,11 @@ def _constants_of_trainers(name: str, limits: tuple[float, float, float]) -> Ite
         ends = (value, value) if never else (low, high)
         one = _constant(f"trainer {key} {name}", value, (*ends, OWN.get(name, OF_TRAINER * sure)))
         yield replace(one, parent=f"{parent} {name}")
+    if name in OF_NOBODY:
+        one = _constant(
+            f"trainer {NOBODY} {name}", float(getattr(known[NOBODY], name)), (low, high, UNTUNED)
+        )
+        yield replace(one, parent=f"family {NOBODYS} {name}")
 
 
 def _constant(name: str, value: float, limits: tuple[float, float, float]) -> Constant:

@@ -27,8 +27,12 @@ FILES: Mapping[str, tuple[str, ...]] = {
     "L40S": ("l40s",),
 }
 """The presets whose devices are of a generation that is fitted."""
-UNKNOWN: Mapping[str, tuple[str, ...]] = {"torch": ("generic", "echelon")}
-"""By family, the trainers of which nobody published a run: they have the mean of their kin."""
+UNKNOWN: Mapping[str, tuple[str, ...]] = {
+    "family torch": ("generic", "echelon"),
+    "trainer generic": ("generic", "echelon"),
+}
+"""Trainers of which nobody published a run: they have the mean of their kin, and what is known of
+trainers that have no name."""
 HEAD = """# Constants of generations of trainers, fitted to published runs.
 #
 # Written by `python -m bench.accuracy.fit FILE.csv --write`; what each is, `TrainerConstants` in
@@ -43,7 +47,7 @@ def write_constants(values: ConstantValues) -> None:
     devices: dict[str, dict[str, float]] = {}
     for name, value in values.items():
         kind, key, field = name.split(" ")
-        for each in UNKNOWN.get(key, ()) if kind == "family" else (key,):
+        for each in UNKNOWN.get(f"{kind} {key}", () if kind == "family" else (key,)):
             into = devices if kind == "device" else trainers
             into.setdefault(each, {})[field] = float(f"{value:.3g}")
     if trainers:
