@@ -25,6 +25,7 @@ from echelon.core.optional import install_command
 from echelon.core.rulebook import machine as rules
 from echelon.core.units import binary_bytes
 from echelon.core.version import __version__
+from echelon.launch.gpus import find_driver_gpus
 from echelon.launch.host import available_memory_bytes, num_usable_cores
 
 
@@ -109,22 +110,11 @@ def python() -> MachineCheck:
 
 def find_gpus() -> MachineCheck:
     """Find NVIDIA GPUs by the driver, which needs no torch."""
-    import pynvml
-
-    devices: list[dict[str, object]] = []
-    driver = None
-    try:
-        pynvml.nvmlInit()
-        driver = str(pynvml.nvmlSystemGetDriverVersion())
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-            devices.append({"name": str(pynvml.nvmlDeviceGetName(handle)), "memory_bytes": total})
-    except pynvml.NVMLError:
-        pass  # No driver, or no permission to ask it: ranks then run on the CPU.
-    names = ", ".join(sorted({f"{gpu['name']}" for gpu in devices}))
+    found = find_driver_gpus()
+    devices = [{"name": name, "memory_bytes": memory} for name, memory in found.gpus]
+    names = ", ".join(sorted({name for name, _ in found.gpus}))
     text = f"{len(devices)} x {names}" if devices else "none; ranks use the CPU"
-    return MachineCheck(name="gpus", text=text, facts={"driver": driver, "devices": devices})
+    return MachineCheck(name="gpus", text=text, facts={"driver": found.driver, "devices": devices})
 
 
 def torch_and_backends(*, needs_nccl: bool) -> Iterator[MachineCheck]:
