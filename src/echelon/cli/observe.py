@@ -78,14 +78,17 @@ def observe(
     print_result(
         "observe",
         lambda: report_json(report),
-        lambda: report_text(report, width=page_columns(_PIPED)),
+        lambda: report_text(report, width=page_columns(_PIPED), columns=page_columns(WIDEST)),
         as_json=json,
     )
     return 0
 
 
-def report_text(report: TimelineReport, *, width: int = 100) -> str:
-    """Return both timelines, one above the other, and the bubble of each by cause."""
+def report_text(report: TimelineReport, *, width: int = _PIPED, columns: int = WIDEST) -> str:
+    """Return both timelines, one above the other, and the bubble of each by cause.
+
+    Drawings have `width` columns, what is written has `columns` at most.
+    """
     plan, pipe = report.plan, report.planned[0].pipeline
     drawn = "" if len(report.planned) == 1 else f"; drawn: ranks {_list(pipe.ranks)}"
     lines = [
@@ -97,10 +100,10 @@ def report_text(report: TimelineReport, *, width: int = 100) -> str:
         lines += [f"{title}: {about}", draw_timeline(timeline.events, width)]
     for title, _, _, bubble in _panels(report):
         share = f"{100 * bubble.total_fraction:.1f} %"
-        table_text = bubble_table(bubble, num_shown=len(pipe.ranks), columns=width)
+        table_text = bubble_table(bubble, num_shown=len(pipe.ranks), columns=columns)
         lines += [f"bubble {title}: {share} of the time of all ranks", table_text, ""]
     lines += _closing(report)
-    return fit_page("\n".join(lines), columns=width) + "\n"
+    return fit_page("\n".join(lines), columns=columns) + "\n"
 
 
 def bubble_table(bubble: Bubble, *, num_shown: int, columns: int = WIDEST) -> str:

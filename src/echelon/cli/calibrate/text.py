@@ -36,11 +36,9 @@ def times_report(times: TimesFile, out: Path, *, columns: int = WIDEST) -> str:
         for unit, found in times.seconds.items()
     ]
     head = ("unit", "F ms", "B ms", "W ms", "BW ms", "spread of F")
-    return fit_page(
-        f"{times.model} on {times.device}, {times.threads} threads, one microbatch:\n\n"
-        f'{table(head, rows, columns)}\n\nwritten to {out}; use it: --set pipeline.times="{out}"',
-        columns=columns,
-    )
+    title = f"{times.model} on {times.device}, {times.threads} threads, one microbatch:"
+    page = fit_page(f"{title}\n\n{table(head, rows, columns)}", columns=columns)
+    return f'{page}\n\nwritten to {out}; use it: --set pipeline.times="{out}"'
 
 
 def machine_report(found: MachineCalibration, *, columns: int = WIDEST) -> str:
@@ -67,7 +65,7 @@ def machine_report(found: MachineCalibration, *, columns: int = WIDEST) -> str:
         "nobody measured):\n",
         table(head, _summary(found), columns),
     ]
-    return fit_page("\n".join([*parts, *together, _written(found.out)]), columns=columns)
+    return fit_page("\n".join([*parts, *together]), columns=columns) + f"\n{_written(found.out)}"
 
 
 def machine_json(found: MachineCalibration) -> dict[str, object]:
@@ -114,7 +112,7 @@ def merged_report(found: MergedCalibration, *, columns: int = WIDTH) -> str:
     if errors:
         parts += ["\nThe largest errors at sizes that were held out:\n"]
         parts += [table(("kind", "mean |off|"), errors, columns)]
-    return fit_page("\n".join([*parts, _written(found.out)]), columns=columns)
+    return fit_page("\n".join(parts), columns=columns) + f"\n{_written(found.out)}"
 
 
 def merged_json(found: MergedCalibration) -> dict[str, object]:
@@ -155,6 +153,7 @@ def _numbers(one: Any, error: float) -> dict[str, object]:
 
 
 def _written(out: Path) -> str:
+    """Return how a file is used: to be copied, so that no width cuts it."""
     return f'\nwritten to {out}; use it:\n  --cluster {out}, or --set cluster.file="{out}"'
 
 
@@ -184,10 +183,9 @@ def run_report(found: RunCalibration, *, columns: int = WIDEST) -> str:
             table(("constant", "before", "after", "change"), changes, columns),
             "\nWhat ranks did, the median of each, and how far the constants were and are off:\n",
             table(("what", "times", "measured", "before", "after"), times, columns),
-            _written(found.out),
         )
     )
-    return fit_page(page, columns=columns)
+    return fit_page(page, columns=columns) + f"\n{_written(found.out)}"
 
 
 def run_json(found: RunCalibration) -> dict[str, object]:
