@@ -53,6 +53,14 @@ def test_a_run_far_away_says_in_what(eight_billion: CostInputs) -> None:
     )
 
 
+def test_a_trainer_that_nobody_knows_is_not_that_of_another_unknown_run(
+    eight_billion: CostInputs,
+) -> None:
+    found = nearest_run(eight_billion, None, "H100")
+    assert found.run.device == "H100"
+    assert found.differences == (f"by {found.run.trainer}",)
+
+
 def test_a_plan_is_compared_by_its_own_sizes(eight_billion: CostInputs) -> None:
     one = run_of(eight_billion, "t", "d")
     assert (one.trainer, one.device, one.experts) == ("t", "d", False)
