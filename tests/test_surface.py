@@ -20,8 +20,8 @@ ERRORS = (
     *("InfeasiblePlan", "ProofFailed", "RunFailed"),
 )
 RECORDS = (
-    *("Fused", "Logical", "OnRank", "OneDevice", "Plan", "PlanAnswer", "TrainResult"),
-    "VerifyCase",
+    *("Fused", "Logical", "OnRank", "OneDevice", "Plan", "PlanAnswer"),
+    *("SizesAnswer", "TrainResult", "VerifyCase"),
 )
 VERBS = (
     *("bisect", "calibrate_machine", "calibrate_model", "calibrate_run", "compare", "export"),
@@ -66,6 +66,10 @@ assert_type(answer.alternatives, tuple[EstimatedPlan, ...])
 assert_type(answer.plans[0].plan, ec.Plan)
 assert_type(ec.plan("nano", search=True, batch={"global_sequences": 8}), ec.PlanAnswer)
 assert_type(ec.plan("nano", batch=8), ec.Plan)
+alone = ec.plan("llama3-8b", trainer="torchtitan")
+assert_type(alone, ec.PlanAnswer | ec.SizesAnswer)
+if isinstance(alone, ec.SizesAnswer):
+    assert_type(alone["8xh100"], ec.PlanAnswer)
 assert_type(ec.prove(answer), Proof)
 assert_type(ec.prove(answer.alternatives[0]), Proof)
 assert_type(ec.compare(answer, plan), PlanComparison)
@@ -124,6 +128,7 @@ ec.plan(3)
 ec.plan("nano").mesh.world_sise
 ec.plan("nano", pins=["tp=2"])
 ec.plan("nano", "8xh100").mesh
+ec.plan("llama3-8b").mesh
 ec.plan("nano", "8xh100", objective="speed")
 ec.prove("nano")
 ec.verify(plan)

@@ -41,6 +41,7 @@ __all__ = [
     "PlanAnswer",
     "ProofFailed",
     "RunFailed",
+    "SizesAnswer",
     "TrainResult",
     "VerifyCase",
     "__version__",
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from echelon.core.plan import Plan
     from echelon.core.version import __version__
     from echelon.planner.answer.answer import PlanAnswer
+    from echelon.planner.answer.sizes import SizesAnswer
     from echelon.proof.verify.case import Fused, Logical, OneDevice, OnRank, VerifyCase
 else:
     # A type checker reads the imports above; with this function it would take any name for right.
@@ -108,6 +110,7 @@ else:
         "PlanAnswer": "echelon.planner.answer.answer",
         "ProofFailed": _ERRORS,
         "RunFailed": _ERRORS,
+        "SizesAnswer": "echelon.planner.answer.sizes",
         "TrainResult": "echelon.api.training",
         "VerifyCase": _CASE,
         "__version__": "echelon.core.version",

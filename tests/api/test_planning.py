@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import pytest
 
 import echelon as ec
+from echelon.api.planning import ModelName
 from echelon.config.load import load_job
+from echelon.config.presets import preset_names
 from echelon.core.errors import ConfigError
+from echelon.launch import gpus
+from echelon.launch.gpus import DriverGpus
 from echelon.launch.local.rank_processes import RankProcesses
+from echelon.planner.recommend import sizes as sizes_of_models
 from echelon.planner.search import search as searching
 
 
@@ -38,6 +44,56 @@ def test_a_model_on_a_cluster_is_the_answer_of_a_search() -> None:
     small = ec.plan("nano", cluster="8xh100")
     assert (small.plan.mesh.world_size, small.idle_devices) == (1, 7)
     assert ec.plan("nano", "8xh100", pins=["devices=8"]).plan.mesh.world_size == 8
+
+
+@pytest.fixture(name="small_model")
+def _small_model(tmp_path: Path) -> Path:
+    """Return the config.json of a model that is searched quickly."""
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 2, "intermediate_size": 4096}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 32000}
+    kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    more = {"hidden_act": "silu", "max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**kind, **sizes, **heads, **more}))
+    return file
+
+
+def test_a_model_alone_is_planned_on_what_exists_here(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = DriverGpus(driver="1", gpus=(("NVIDIA H100 80GB HBM3", 80 * 10**9),) * 2)
+    monkeypatch.setattr(gpus, "find_driver_gpus", lambda: two)
+    # A type checker knows no other models than those of presets.
+    model = cast("Any", small_model)
+    answer = ec.plan(model, trainer="Megatron-LM")
+    assert isinstance(answer, ec.PlanAnswer)
+    assert answer.found.answer.request.cluster.name == "2xh100"
+    assert answer.found.answer.request.trainer == "megatron-core-2025"
+    monkeypatch.setattr(gpus, "find_driver_gpus", DriverGpus)
+    sizes = ec.plan(model, batch=16)
+    assert isinstance(sizes, ec.SizesAnswer)
+    assert [*sizes] == ["1xh100", "2xh100", "4xh100", "8xh100"]
+    assert sizes["2xh100"].plan.mathematics.global_sequences == 16
+
+
+def test_what_a_model_runs_on_or_how_it_is_split_makes_it_a_run() -> None:
+    assert isinstance(ec.plan("llama3-8b", settings=["mesh.tp=2"]), ec.Plan)
+    run = ec.plan("llama3-8b", settings=["cluster.preset=8xh100"])
+    assert isinstance(run, ec.Plan)
+    assert run.mesh.world_size == 1
+    assert isinstance(ec.plan("nano"), ec.Plan)
+
+
+def test_a_model_that_no_size_can_run_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "find_driver_gpus", DriverGpus)
+    monkeypatch.setattr(sizes_of_models, "smallest_that_fits", lambda request: None)
+    with pytest.raises(ec.InfeasiblePlan, match="no cluster of common devices has a plan"):
+        ec.plan("llama3-8b", pins=["tp=1"])
+
+
+def test_models_that_a_type_checker_knows_are_those_that_there_are() -> None:
+    models = {*preset_names("models")} - {*preset_names("runs")}
+    assert {*get_args(ModelName)} == models
 
 
 def test_a_run_is_searched_on_its_own_cluster(tmp_path: Path) -> None:

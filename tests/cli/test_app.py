@@ -113,3 +113,21 @@ def test_a_bug_shows_its_traceback_and_has_a_code_of_its_own(
     assert "Traceback" in error
     assert "KeyError: 'inside'" in error
     assert "a bug in Echelon" in error
+
+
+@pytest.mark.parametrize(
+    ("typed", "works"),
+    [
+        ("plan", "echelon plan llama3-8b --cluster 8xh100, echelon plan --help"),
+        ("calibrate merge", "echelon calibrate merge A.toml B.toml --out C.toml"),
+        ("plan nano --tp 2", "--set mesh.tp=..."),
+        ("plan nano --sequence-length 2", "--set batch.sequence_length=..."),
+        ("plan nano --batch 2", "--set batch."),
+        ("plan nano --clutser 8xh100", "--cluster"),
+    ],
+)
+def test_what_is_missing_or_no_flag_is_shown_as_it_would_work(
+    typed: str, works: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(typed.split()) == 2
+    assert f"works here: {works}" in capsys.readouterr().err

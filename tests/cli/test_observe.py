@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from echelon.cli import observe as observe_command
 from echelon.cli.main import main
 from echelon.telemetry.bubble import IdleCause
 from echelon.telemetry.events import events_path
+from echelon.telemetry.summary import RunSummary
 from echelon.telemetry.trace import MEASURED, PLANNED, trace_path
 from tests.telemetry.recorded_runs import plan_of, stage_times, write_run
 from tests.telemetry.runs import names_by_track, read_trace
@@ -204,3 +207,32 @@ def test_a_run_of_ranks_leaves_both_traces(
         assert min(rank["idle_s"].values()) >= -1e-9
     assert main(["observe", str(folder)]) == 0
     assert "steps       4 of 4\n" in capsys.readouterr().out
+
+
+def test_pages_are_as_wide_as_the_terminal(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for columns in (60, 80, 120, 160):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert main(["observe", str(run), "--schedule"]) == 0
+        longest = max(capsys.readouterr().out.splitlines(), key=len)
+        # The path of the traces is one word, as long as it is.
+        assert len(longest) <= columns or str(run) in longest, longest
+        assert len(longest) > columns - 20
+
+
+def test_what_a_run_did_stays_within_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {item.name: None for item in fields(RunSummary)}
+    counts = {"starts": 1, "steps": 400, "total_steps": 400, "tokens": 1, "num_validations": 0}
+    saved = tuple(range(10, 401, 10))
+    values |= {**counts, "name": "a-run", "plan_hash": "0123", "checkpoints": saved}
+    summary = RunSummary(**values)  # type: ignore[arg-type]
+    monkeypatch.setattr(observe_command, "observe_run", lambda run: summary)
+    for columns in (60, 80, 120, 160):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert main(["observe", "a-run"]) == 0
+        text = capsys.readouterr().out
+        assert columns - 12 < max(map(len, text.splitlines())) <= columns
+        assert ", ".join(map(str, saved)) in " ".join(text.split())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from echelon.cli.proof_text import bisection_text, proof_text, subject_text
 from echelon.core.rulebook.prove import PROVE_LOSS, PROVE_PARAMETERS
 from echelon.core.rules import Rule
@@ -68,3 +70,24 @@ def test_a_bisection_tells_what_is_needed_and_the_numbers_of_a_program() -> None
     assert lines[0] == "the smallest that breaks prove-loss (5 proofs): ranks 2, steps 1"
     assert "it does not need: WIDTH = 8" in lines
     assert lines[-2:] == ["MESH['dp'] = 2", "NUM_STEPS = 1"]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 160])
+def test_no_line_is_wider_than_the_page(columns: int) -> None:
+    beside = ProofPass(precision="fp64", claims=(HOLDS,), diagnosis=None, note="not " * 60)
+    found = Bisection(
+        rule="prove-loss",
+        needed=(NeededPart(name="MESH['dp'] = 2", without="proven " * 40),),
+        left_out=("WIDTH = 8",) * 20,
+        sizes={"ranks": 2, "steps": 1},
+        files={},
+        diagnosis=None,
+        summary="first wrong: loss, by the factor of two that is wanted " * 5,
+        num_proofs=5,
+    )
+    for text in (
+        proof_text(replace(proof(HOLDS), independent=beside), columns=columns),
+        bisection_text(found, columns=columns),
+    ):
+        longest = max(map(len, text.splitlines()))
+        assert columns - 25 < longest <= columns

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from echelon.cli import doctor
 from echelon.cli.main import main
 from echelon.cli.output import page_columns
 
@@ -33,6 +34,8 @@ PAGES = (
     "config show nano",
     "config show --cluster 16xh100",
     "config presets",
+    "compare nano toy-experts",
+    "compare nano llama3-8b-zero3",
 )
 CHANGES = re.compile(r"searched|legal plans in|^(stage|pp|rank) ?\d|#|\|", re.MULTILINE)
 """Lines that no two runs of a command share, and drawings, which are as wide as there is room."""
@@ -76,3 +79,30 @@ def test_columns_are_those_of_the_terminal_within_bounds(monkeypatch: pytest.Mon
     monkeypatch.delenv("COLUMNS")
     assert page_columns() == 80, "what is piped has no columns"
     assert page_columns(160) == 160
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_what_doctor_finds_stays_within_the_terminal(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = "/a/long/folder/that/somebody/has/mounted " * 4
+    found = doctor.MachineCheck(name="disk", text=f"{folder}has 3.5 GiB free")
+    monkeypatch.setattr(doctor, "examine_machine", lambda _: iter([found]))
+    text = page("doctor", columns, monkeypatch, capsys)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert " ".join(text.split()) == f"ok disk {folder.strip()} has 3.5 GiB free"
+    assert all(line.startswith(" " * 20) for line in lines[1:])
+    assert (len(lines) > 4) == (columns == 60)
+
+
+def test_wide_terminals_show_longer_values_of_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "a-model-with-a-name-of-forty-characters-x"
+    run = tmp_path / "run.toml"
+    run.write_text(f'extends = "nano"\n[model]\nname = "{name}"\n')
+    shown = {n: page(f"compare nano {run}", n, monkeypatch, capsys) for n in (80, 160)}
+    assert f"{name[:19]}..." in shown[80]
+    assert name not in shown[80]
+    assert name in shown[160]

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from echelon.core.quantities import EXAMPLES, Dimension, read_quantity
+from echelon.core.quantities import EXAMPLES, Dimension, near_quantity, read_quantity
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,11 @@ from echelon.core.quantities import EXAMPLES, Dimension, read_quantity
         ("989TFLOPS", "FLOP/s", 989e12),
         ("8 us", "seconds", 8e-6),
         ("10 min", "seconds", 600),
+        ("7B", "numbers", 7e9),
+        ("8.03b", "numbers", 8.03e9),
+        ("671 B", "numbers", 671e9),
+        ("125M", "numbers", 125e6),
+        ("300", "numbers", 300),
     ],
 )
 def test_a_quantity_is_read(text: str, dimension: Dimension, value: float) -> None:
@@ -41,6 +46,7 @@ def test_a_quantity_is_read(text: str, dimension: Dimension, value: float) -> No
     ("text", "dimension"),
     [
         ("24 gb", "bytes"),
+        ("7 GB", "numbers"),
         ("24 Gb", "bytes"),
         ("24 GB/s", "bytes"),
         ("-24 GB", "bytes"),
@@ -60,3 +66,23 @@ def test_what_is_in_no_unit_is_not_guessed(text: str, dimension: Dimension) -> N
 @pytest.mark.parametrize("dimension", EXAMPLES)
 def test_the_examples_can_be_read(dimension: Dimension) -> None:
     assert all(read_quantity(one, dimension) for one in EXAMPLES[dimension])
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension", "near"),
+    [
+        ("80 gb", "bytes", "80 GB"),
+        ("80GIB", "bytes", "80 GiB"),
+        ("989 tflop/s", "FLOP/s", "989 TFLOP/s"),
+        ("8 US", "seconds", "8 us"),
+        # Bytes or bits: that is not guessed.
+        ("400 gb/s", "bytes/s", None),
+        ("80 apples", "bytes", None),
+        ("gb", "bytes", None),
+        ("", "bytes", None),
+    ],
+)
+def test_a_unit_in_the_wrong_case_is_offered_in_the_right_one(
+    text: str, dimension: Dimension, near: str | None
+) -> None:
+    assert near_quantity(text, dimension) == near

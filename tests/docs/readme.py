@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import shlex
 import subprocess
@@ -55,6 +56,8 @@ def printed(command: str) -> str:
         ended = subprocess.run(
             [sys.executable, "-W", "error", *module, *words],
             cwd=ROOT,
+            # What is piped has no columns, whatever those of the tests are.
+            env={name: value for name, value in os.environ.items() if name != "COLUMNS"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

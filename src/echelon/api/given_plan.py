@@ -22,10 +22,12 @@ GivenPlan: TypeAlias = Plan | PlanHolder
 
 def plan_from_given(given: GivenPlan) -> Plan:
     """Return the plan that is meant; TypeError where there is none."""
+    from echelon.planner.answer.sizes import SizesAnswer
+
     found = given if isinstance(given, Plan) else getattr(given, "plan", None)
     if not isinstance(found, Plan):
-        raise TypeError(
-            f"{type(given).__name__} {given!r} is no plan, and has none: "
-            "ec.plan returns what this takes"
-        )
+        returned = "ec.plan returns what this takes"
+        if isinstance(given, SizesAnswer):
+            returned = f"take one of its answers, such as sizes[{[*given][-1]!r}]"
+        raise TypeError(f"{type(given).__name__} {given!r} is no plan, and has none: {returned}")
     return found

@@ -22,11 +22,13 @@ from echelon.core.errors import ConfigError
 from echelon.core.optional import optional_package
 from echelon.core.plan import Plan
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
+from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
 from echelon.cost.seconds.trainer_generations import OURS
-from echelon.planner.search.request import SearchAim, make_request
+from echelon.planner.search.request import SearchAim, asks_what_exists, make_request
 
 if TYPE_CHECKING:
     from echelon.planner.answer.answer import PlanAnswer
+    from echelon.planner.answer.sizes import SizesAnswer
     from echelon.planner.explain.compare import PlanComparison
     from echelon.planner.search.request import Objective
     from echelon.proof.bisect.verdict import Bisection
@@ -42,8 +44,48 @@ _MODULES_OF_PROOFS = (
 """What the ranks of a proof import: once, before they are forked."""
 
 
+ModelName = Literal[
+    "deepseek-v3",
+    "gpt2",
+    "gpt2-large",
+    "gpt2-medium",
+    "gpt2-xl",
+    "gpt3-175b",
+    "llama2-13b",
+    "llama2-70b",
+    "llama2-7b",
+    "llama3-70b",
+    "llama3-8b",
+    "llama3.1-405b",
+    "mistral-7b",
+    "mixtral-8x7b",
+    "qwen3-0.6b",
+    "qwen3-1.7b",
+    "qwen3-14b",
+    "qwen3-235b-a22b",
+    "qwen3-30b-a3b",
+    "qwen3-32b",
+    "qwen3-4b",
+    "qwen3-8b",
+]
+"""The presets of models, so that a type checker knows that one alone is searched for."""
 Batch: TypeAlias = int | Mapping[str, int]
 """Sequences of the global batch, or settings of the table `[batch]` by their names."""
+
+
+# A model by its own name is no run: what is returned of it is no Plan.
+@overload
+def plan(  # pyright: ignore[reportOverlappingOverload]
+    run: ModelName,
+    cluster: None = None,
+    *,
+    search: Literal[False] = False,
+    trainer: str = OURS,
+    batch: Batch | None = None,
+    pins: Sequence[str] = (),
+    objective: Objective = "time",
+    price: float | None = None,
+) -> PlanAnswer | SizesAnswer: ...
 
 
 @overload
@@ -97,7 +139,7 @@ def plan(  # noqa: PLR0913 - each is one choice of the caller, by its name
     objective: Objective = "time",
     price: float | None = None,
     settings: Sequence[str] = (),
-) -> Plan | PlanAnswer:
+) -> Plan | PlanAnswer | SizesAnswer:
     """Return the best plan of a model on a cluster, with all that is known of it, or that of a run.
 
         answer = ec.plan("llama3-8b", "8xh100", trainer="megatron-core", batch=512)
@@ -105,7 +147,9 @@ def plan(  # noqa: PLR0913 - each is one choice of the caller, by its name
     `run` is a preset, a run.toml or a config.json. With a `cluster` (COUNTxDEVICE such as "8xh100",
     or a file), or with `search` on the cluster of the run, it is what `echelon plan --cluster`
     recommends: a PlanAnswer, which is taken wherever a plan is. Without, it is the Plan that the
-    run itself says, checked by every rule.
+    run itself says, checked by every rule; of a model (a preset or a config.json), of which nothing
+    says where it runs or how it is split, it is the PlanAnswer on the GPUs of this machine, or a
+    SizesAnswer on four clusters where it has none.
 
     `trainer` is whose seconds and abilities count, `pins` such as "tp=8" are choices to keep,
     `objective` is "time", "throughput", "cost" (with the `price` of a device for an hour),
@@ -120,10 +164,32 @@ def plan(  # noqa: PLR0913 - each is one choice of the caller, by its name
     given = {one: f"settings={json.dumps([one])}" for one in settings}
     with errors_in_keywords({**given, **of_batch}):
         sets = [*of_batch, *settings]
+        if cluster is None and not search and asks_what_exists(run, sets):
+            return _on_what_exists(run, sets, pins, aim)
         if cluster is None and not search:
             _require_search(aim, pins)
             return load_job(run, sets).plan
         return _searched(run, None if cluster is None else _cluster_text(cluster), sets, pins, aim)
+
+
+def _on_what_exists(
+    run: str | Path, settings: Sequence[str], pins: Sequence[str], aim: SearchAim
+) -> PlanAnswer | SizesAnswer:
+    """Return what to run on the GPUs of this machine, or on four clusters where it has none."""
+    from echelon.launch.gpus import own_cluster
+    from echelon.planner.answer.sizes import SizesAnswer
+    from echelon.planner.recommend.sizes import NO_SIZE, four_sizes
+    from echelon.planner.search.no_plan import NothingFits
+
+    own = own_cluster()
+    if own.name is not None:
+        return _searched(run, own.name, settings, pins, aim)
+    found = four_sizes(
+        lambda name: make_request(run, cluster=name, settings=settings, pins=pins, aim=aim)
+    )
+    if not found:
+        raise NothingFits(PLAN_FITS_MEMORY.problem(NO_SIZE))
+    return SizesAnswer(found=tuple(found), unknown_gpus=own.unknown)
 
 
 def _searched(

@@ -158,6 +158,15 @@ def _report_bug() -> int:
     return EXIT_BUG
 
 
+_EXAMPLES = {
+    "echelon plan": "echelon plan llama3-8b --cluster 8xh100",
+    "echelon calibrate merge": "echelon calibrate merge A.toml B.toml --out C.toml",
+    "echelon compare": "echelon compare nano run.toml",
+    "echelon observe": "echelon observe runs/nano",
+}
+"""What to type where a command lacks what it needs."""
+
+
 def _usage_problem(error: CycloptsError) -> Problem:
     error.verbose = False
     if isinstance(error, UnknownCommandError):
@@ -172,14 +181,32 @@ def _usage_problem(error: CycloptsError) -> Problem:
     message = " ".join(str(error).split())
     if isinstance(error, UnusedCliTokensError):
         message = f"more arguments than the command takes: {' '.join(error.unused_tokens or ())}"
-    return command_line.BAD_ARGUMENT.problem(message)
+    command = " ".join(["echelon", *(error.command_chain or ())])
+    example = _EXAMPLES.get(command)
+    more = (example, f"{command} --help") if example else (f"{command} --help",)
+    return command_line.BAD_ARGUMENT.problem(message, suggestions=more)
 
 
 def _unknown_flag(error: UnknownOptionError) -> Problem:
     flag = (error.token.keyword or error.token.value or "").split("=")[0]
     known = [name for argument in error.argument_collection for name in argument.names]
     flags = [name for name in known if name.startswith("--")]
+    settings = _settings_called(flag) if "--set" in flags else ()
     return command_line.UNKNOWN_FLAG.problem(
         f"{' '.join(['echelon', *(error.command_chain or ())])} has no flag {flag}",
-        suggestions=did_you_mean(flag, flags) or [*flags, "--help"],
+        suggestions=settings or did_you_mean(flag, flags) or [*flags, "--help"],
     )
+
+
+def _settings_called(flag: str) -> tuple[str, ...]:
+    """Return how settings are typed that have the name of a flag: ``--tp`` is ``--set mesh.tp=``.
+
+    A table that has its name stands for its first settings.
+    """
+    from echelon.config.settings.schema import SETTINGS
+
+    word = flag.lstrip("-").replace("-", "_")
+    parts = {key: key.split(".") for key in SETTINGS}
+    found = [key for key, names in parts.items() if names[-1] == word]
+    found = found or [key for key, names in parts.items() if names[0] == word]
+    return tuple(f"--set {key}=..." for key in found[:3])

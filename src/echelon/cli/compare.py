@@ -10,24 +10,24 @@ from collections.abc import Callable, Iterator, Mapping
 from echelon.api.planning import compare as compare_runs
 from echelon.cli.flags import Json
 from echelon.cli.other_tools import AnyRun
-from echelon.cli.output import print_result
+from echelon.cli.output import page_columns, print_result
 from echelon.config.settings.value_types import toml_text
 from echelon.core.units import binary_bytes, decimal_bytes, duration, short_count
 from echelon.planner.explain.compare import PlanComparison, SettingDifference
-from echelon.planner.view.text_layout import WIDTH, table
+from echelon.planner.view.text_layout import WIDTH, fit_page, table
 
-WIDEST = 22  # columns of text
+WIDEST_VALUE = 22  # columns of a value on a page of 80
 LARGE = 1000  # a ratio
 
 
 def compare(a: AnyRun, b: AnyRun, /, *, json: Json = False) -> int:
     """Compare two plans: settings that differ, whether the mathematics do, bytes held and sent."""
     found = compare_runs(a, b)
-    parts = _parts(found, a, b)
+    columns = page_columns()
     print_result(
         "compare",
         lambda: comparison_json(found, a, b),
-        lambda: "\n\n".join(parts) + "\n",
+        lambda: comparison_text(found, a, b, columns=columns),
         as_json=json,
     )
     return 0
@@ -56,7 +56,12 @@ def comparison_json(found: PlanComparison, a: str, b: str) -> dict[str, object]:
     }
 
 
-def _parts(found: PlanComparison, a: str, b: str) -> Iterator[str]:
+def comparison_text(found: PlanComparison, a: str, b: str, *, columns: int = WIDTH) -> str:
+    """Return a comparison as a page; no line has more columns than there are."""
+    return fit_page("\n\n".join(_parts(found, a, b, columns)), columns=columns) + "\n"
+
+
+def _parts(found: PlanComparison, a: str, b: str, columns: int) -> Iterator[str]:
     sides = {"A": (a, found.a), "B": (b, found.b)}
     yield "\n".join(
         f"{name}: {run}, {count} rank{'s' * (count > 1)}"
@@ -65,10 +70,12 @@ def _parts(found: PlanComparison, a: str, b: str) -> Iterator[str]:
     )
     yield _verdict(found)
     if found.differences:
+        widest = WIDEST_VALUE + max(0, columns - WIDTH) // 2
         rows = [
-            (one.setting, *map(_short, (one.a, one.b)), _changes(one)) for one in found.differences
+            (one.setting, _short(one.a, widest), _short(one.b, widest), _changes(one))
+            for one in found.differences
         ]
-        yield table(("setting", "A", "B", "changes"), rows, WIDTH)
+        yield table(("setting", "A", "B", "changes"), rows, columns)
     titles: Mapping[str, tuple[str, Callable[[float], str]]] = {
         "held": ("Between steps the fullest rank holds:", binary_bytes),
         "step": ("While a step runs it holds too, at most, beside activations:", binary_bytes),
@@ -79,7 +86,7 @@ def _parts(found: PlanComparison, a: str, b: str) -> Iterator[str]:
     for part, ours in found.a.parts().items():
         title, text = titles[part]
         if any((*ours.values(), *theirs[part].values())):
-            yield f"{title}\n\n{_terms(ours, theirs[part], text)}"
+            yield f"{title}\n\n{_terms(ours, theirs[part], text, columns)}"
 
 
 def _verdict(found: PlanComparison) -> str:
@@ -98,7 +105,7 @@ def _changes(one: SettingDifference) -> str:
     return "numbers" if one.changes_numbers else "layout"
 
 
-def _short(value: object) -> str:
+def _short(value: object, widest: int) -> str:
     """Return a value in a narrow column; of stages, how many blocks each has."""
     if value is None:
         return "none"
@@ -106,7 +113,7 @@ def _short(value: object) -> str:
         text = " ".join(str(len(stage)) for stage in value)
     else:
         text = value if isinstance(value, str) else toml_text(value)
-    return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."
+    return text if len(text) <= widest else f"{text[: widest - 3]}..."
 
 
 def _time(seconds: float) -> str:
@@ -120,10 +127,12 @@ def _ratio(ours: float, theirs: float) -> str:
     return f"{ratio:.2f}" if ratio < LARGE else short_count(ratio)
 
 
-def _terms(a: Mapping[str, float], b: Mapping[str, float], text: Callable[[float], str]) -> str:
+def _terms(
+    a: Mapping[str, float], b: Mapping[str, float], text: Callable[[float], str], columns: int
+) -> str:
     """Return terms side by side, and their sums, each with B as a part of A; none that is 0."""
     names = [name for name in dict.fromkeys((*a, *b)) if a.get(name) or b.get(name)]
     rows = [(name, a.get(name, 0), b.get(name, 0)) for name in names]
     rows.append(("together", sum(a.values()), sum(b.values())))
     cells = [(name, text(ours), text(theirs), _ratio(ours, theirs)) for name, ours, theirs in rows]
-    return table(("", "A", "B", "B / A"), cells, WIDTH)
+    return table(("", "A", "B", "B / A"), cells, columns)

@@ -19,13 +19,15 @@ from pathlib import Path
 import psutil
 
 from echelon.cli.flags import Json
-from echelon.cli.output import print_error, print_json
+from echelon.cli.output import WIDEST, page_columns, print_error, print_json
 from echelon.core.errors import EnvironmentProblem, Problem
 from echelon.core.optional import install_command
 from echelon.core.rulebook import machine as rules
 from echelon.core.units import binary_bytes
 from echelon.core.version import __version__
+from echelon.launch.gpus import find_driver_gpus
 from echelon.launch.host import available_memory_bytes, num_usable_cores
+from echelon.planner.view.text_layout import fill_text
 
 
 def doctor(*, json: Json = False) -> int:
@@ -41,12 +43,15 @@ def doctor(*, json: Json = False) -> int:
     else:
         for finding in findings:
             mark = "ok" if finding.problem is None else "NO" if finding.needed else "hm"
-            print(f"{mark}  {finding.name:<16}{finding.text}")
+            line = f"{mark}  {finding.name:<{_NAME}}{finding.text}"
+            rest = " " * (len(mark) + 2 + _NAME)
+            print(fill_text(line, rest=rest, columns=page_columns(WIDEST)))
         if problems:
             print_error(EnvironmentProblem(problems))
     return EnvironmentProblem.exit_code if lacking else 0
 
 
+_NAME = 16  # columns
 MIN_PYTHON = (3, 11)  # version
 MIN_TORCH = (2, 11)  # version
 MIN_MEMORY_BYTES = 2 * 2**30
@@ -109,22 +114,11 @@ def python() -> MachineCheck:
 
 def find_gpus() -> MachineCheck:
     """Find NVIDIA GPUs by the driver, which needs no torch."""
-    import pynvml
-
-    devices: list[dict[str, object]] = []
-    driver = None
-    try:
-        pynvml.nvmlInit()
-        driver = str(pynvml.nvmlSystemGetDriverVersion())
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-            devices.append({"name": str(pynvml.nvmlDeviceGetName(handle)), "memory_bytes": total})
-    except pynvml.NVMLError:
-        pass  # No driver, or no permission to ask it: ranks then run on the CPU.
-    names = ", ".join(sorted({f"{gpu['name']}" for gpu in devices}))
+    found = find_driver_gpus()
+    devices = [{"name": name, "memory_bytes": memory} for name, memory in found.gpus]
+    names = ", ".join(sorted({name for name, _ in found.gpus}))
     text = f"{len(devices)} x {names}" if devices else "none; ranks use the CPU"
-    return MachineCheck(name="gpus", text=text, facts={"driver": driver, "devices": devices})
+    return MachineCheck(name="gpus", text=text, facts={"driver": found.driver, "devices": devices})
 
 
 def torch_and_backends(*, needs_nccl: bool) -> Iterator[MachineCheck]:

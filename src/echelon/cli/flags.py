@@ -16,10 +16,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from echelon.config.files.new_file import require_writable
-from echelon.config.settings.value_types import MEMORY_BYTES
+from echelon.config.settings.value_types import MEMORY_BYTES, NUMBERS, Quantity
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import Plan
-from echelon.core.quantities import EXAMPLES
+from echelon.core.quantities import EXAMPLES, near_quantity
 from echelon.core.rulebook.command_line import BAD_ARGUMENT, NEVER_OVERWRITE
 
 RunFile = Annotated[str, Parameter(help="A run.toml, or the name of a preset such as nano.")]
@@ -103,15 +103,25 @@ def read_bytes(flag: str, text: str) -> int | Problem:
 
     It is read as `memory_bytes` of a cluster file is.
     """
-    found, invalid = MEMORY_BYTES.read(text), MEMORY_BYTES.check(text)
+    return _read_size(flag, text, MEMORY_BYTES)
+
+
+def read_number(flag: str, text: str) -> int | Problem:
+    """Return the number that a flag says, as ``7B`` or 7e9; a problem where it says none."""
+    return _read_size(flag, text, NUMBERS)
+
+
+def _read_size(flag: str, text: str, kind: Quantity) -> int | Problem:
+    found, invalid = kind.read(text), kind.check(text)
     if invalid is None:
-        assert isinstance(found, int), "bytes are whole"
+        assert isinstance(found, int), "bytes and parameters are whole"
         return found
     typed = f"{flag} {quote(text)}"
+    near = [found for found in (near_quantity(text, kind.dimension),) if found is not None]
     return invalid.rule.problem(
         f"{typed} {invalid.message}",
         set_by=typed,
-        suggestions=[f"{flag} {quote(one)}" for one in EXAMPLES["bytes"]],
+        suggestions=[f"{flag} {quote(one)}" for one in near or EXAMPLES[kind.dimension]],
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -16,11 +15,11 @@ from cyclopts import Parameter
 from echelon.api.observing import observe as observe_run
 from echelon.api.observing import observe_experts, observe_schedule
 from echelon.cli.flags import Json, argument_problem
-from echelon.cli.output import note, print_result
+from echelon.cli.output import WIDEST, note, page_columns, print_result
 from echelon.config.files.new_file import write_new
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.units import binary_bytes, short_count
-from echelon.planner.view.text_layout import table
+from echelon.planner.view.text_layout import fit_page, table
 from echelon.schedule.draw import draw_timeline
 from echelon.schedule.svg import panels_svg
 from echelon.telemetry.bubble import Bubble, IdleCause
@@ -30,7 +29,7 @@ from echelon.telemetry.summary import RunSummary
 from echelon.telemetry.timeline import Timeline
 from echelon.telemetry.trace import MEASURED, PLANNED, trace_path
 
-_NARROWEST = 60  # columns of text
+_PIPED = 100  # columns of a drawing that no terminal shows
 
 
 def observe(
@@ -64,7 +63,10 @@ def observe(
     if not schedule:
         summary = observe_run(run)
         print_result(
-            "observe", lambda: asdict(summary), lambda: summary_text(summary), as_json=json
+            "observe",
+            lambda: asdict(summary),
+            lambda: fit_page(summary_text(summary), columns=page_columns(WIDEST)),
+            as_json=json,
         )
         return 0
     report = observe_schedule(run, step=step, say=note)
@@ -73,18 +75,20 @@ def observe(
             (f"{title}: {about}", timeline.events) for title, about, timeline, _ in _panels(report)
         ]
         write_new(svg, panels_svg(panels), key="--svg")
-    width = max(_NARROWEST, min(160, get_terminal_size((100, 24)).columns))
     print_result(
         "observe",
         lambda: report_json(report),
-        lambda: report_text(report, width=width),
+        lambda: report_text(report, width=page_columns(_PIPED), columns=page_columns(WIDEST)),
         as_json=json,
     )
     return 0
 
 
-def report_text(report: TimelineReport, *, width: int = 100) -> str:
-    """Return both timelines, one above the other, and the bubble of each by cause."""
+def report_text(report: TimelineReport, *, width: int = _PIPED, columns: int = WIDEST) -> str:
+    """Return both timelines, one above the other, and the bubble of each by cause.
+
+    Drawings have `width` columns, what is written has `columns` at most.
+    """
     plan, pipe = report.plan, report.planned[0].pipeline
     drawn = "" if len(report.planned) == 1 else f"; drawn: ranks {_list(pipe.ranks)}"
     lines = [
@@ -96,13 +100,13 @@ def report_text(report: TimelineReport, *, width: int = 100) -> str:
         lines += [f"{title}: {about}", draw_timeline(timeline.events, width)]
     for title, _, _, bubble in _panels(report):
         share = f"{100 * bubble.total_fraction:.1f} %"
-        table_text = bubble_table(bubble, num_shown=len(pipe.ranks))
+        table_text = bubble_table(bubble, num_shown=len(pipe.ranks), columns=columns)
         lines += [f"bubble {title}: {share} of the time of all ranks", table_text, ""]
     lines += _closing(report)
-    return "\n".join(lines) + "\n"
+    return fit_page("\n".join(lines), columns=columns) + "\n"
 
 
-def bubble_table(bubble: Bubble, *, num_shown: int) -> str:
+def bubble_table(bubble: Bubble, *, num_shown: int, columns: int = WIDEST) -> str:
     """Return milliseconds by cause of the first ranks, and the share of each in all ranks' time."""
     rows: list[tuple[str, ...]] = [
         (f"rank {rank.rank}", _ms(rank.busy_s), *(_ms(rank.idle_s[cause]) for cause in IdleCause))
@@ -111,7 +115,7 @@ def bubble_table(bubble: Bubble, *, num_shown: int) -> str:
     busy = bubble.busy_s / bubble.rank_s if bubble.rank_s else 0.0
     shares = (busy, *(bubble.fraction(cause) for cause in IdleCause))
     rows.append((f"all {len(bubble.ranks)}, %", *(f"{100 * share:.1f}" for share in shares)))
-    return table(("ms", "busy", *(cause.value for cause in IdleCause)), rows)
+    return table(("ms", "busy", *(cause.value for cause in IdleCause)), rows, columns)
 
 
 def report_json(report: TimelineReport) -> dict[str, object]:
@@ -233,24 +237,27 @@ def show_experts(run: Path, step: int | None, json: bool) -> int:
     """Print where the tokens of a step of a run went."""
     spots = observe_experts(run, step=step)
     print_result(
-        "observe", lambda: hotspots_json(spots), lambda: hotspots_text(spots), as_json=json
+        "observe",
+        lambda: hotspots_json(spots),
+        lambda: hotspots_text(spots, columns=page_columns(WIDEST)),
+        as_json=json,
     )
     return 0
 
 
-def hotspots_text(spots: ExpertHotspots) -> str:
+def hotspots_text(spots: ExpertHotspots, *, columns: int = WIDEST) -> str:
     """Return the tokens of each expert by layer, then what stands out."""
     experts = spots.plan.model.experts
     assert experts is not None, "a run without experts is refused before"
     each = experts.num_experts <= _SHOWN
-    columns = range(experts.num_experts) if each else ("most", "fewest")
-    header = ("layer", "imbalance", "busiest", *(str(one) for one in columns), "dropped")
+    loads = range(experts.num_experts) if each else ("most", "fewest")
+    header = ("layer", "imbalance", "busiest", *(str(one) for one in loads), "dropped")
     worst, mean = spots.worst, spots.layers[0].mean
     lines = [
         f"step {spots.step} of {spots.run.name}: tokens that chose each expert "
         f"({mean:.0f} where all have as many)",
         "",
-        table(header, [_row(load, each=each) for load in spots.layers]),
+        table(header, [_row(load, each=each) for load in spots.layers], columns),
         "",
         f"hottest     expert {worst.busiest} of layer {worst.layer}: {max(worst.counts)} tokens, "
         f"{worst.imbalance:.2f} times the mean",
@@ -267,7 +274,7 @@ def hotspots_text(spots: ExpertHotspots) -> str:
     share = 100 * spots.dropped / max(1, spots.assignments)
     lines.append(f"dropped     {spots.dropped} of {spots.assignments} assignments, {share:.1f} %")
     lines.append(f"received    {_received(spots)}")
-    return "\n".join(lines) + "\n"
+    return fit_page("\n".join(lines), columns=columns) + "\n"
 
 
 def hotspots_json(spots: ExpertHotspots) -> dict[str, object]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from textwrap import fill
 from typing import TYPE_CHECKING
 
-from echelon.planner.view.text_layout import table
+from echelon.cli.output import WIDEST
+from echelon.planner.view.text_layout import fill_text, fit_page, table
 
 if TYPE_CHECKING:
     from echelon.proof.bisect.verdict import Bisection
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from echelon.proof.verify.verdict import SubjectProof
 
 
-def proof_text(proof: Proof) -> str:
+def proof_text(proof: Proof, *, columns: int = WIDEST) -> str:
     """Return the claims as a table, one column of errors for each precision.
 
     A claim that one precision has no use for (a master copy where nothing is rounded) has no entry
@@ -27,10 +27,12 @@ def proof_text(proof: Proof) -> str:
         f"seed {proof.seed}; {model.layers} blocks x {model.hidden} wide stand for the model"
     )
     answer = "proven" if proof.proven else "NOT PROVEN"
-    return f"{head}\n\n{_claims_table(proof.passes)}\n\n{''.join(_beside_text(proof))}{answer}\n"
+    beside = "".join(_beside_text(proof, columns))
+    page = f"{head}\n\n{_claims_table(proof.passes, columns)}\n\n{beside}{answer}"
+    return fit_page(page, columns=columns) + "\n"
 
 
-def subject_text(proof: SubjectProof) -> str:
+def subject_text(proof: SubjectProof, *, columns: int = WIDEST) -> str:
     """Return the claims about a program that is not ours as a table."""
     head = (
         f"{proof.file}: {proof.mesh} beside one device, {proof.num_steps} steps, seed {proof.seed};"
@@ -38,10 +40,11 @@ def subject_text(proof: SubjectProof) -> str:
         f"{proof.framework}"
     )
     answer = "proven" if proof.proven else "NOT PROVEN"
-    return f"{head}\n\n{_claims_table(proof.passes)}\n\n{answer}\n"
+    page = f"{head}\n\n{_claims_table(proof.passes, columns)}\n\n{answer}"
+    return fit_page(page, columns=columns) + "\n"
 
 
-def _claims_table(passes: Sequence[ProofPass]) -> str:
+def _claims_table(passes: Sequence[ProofPass], columns: int) -> str:
     by_pass = [{claim.statement: claim for claim in one.claims} for one in passes]
     longest_first = sorted(by_pass, key=len, reverse=True)
     every = dict.fromkeys(statement for claims in longest_first for statement in claims)
@@ -53,10 +56,10 @@ def _claims_table(passes: Sequence[ProofPass]) -> str:
         )
         for statement in every
     ]
-    return table(("claim", "compared", *(one.precision for one in passes)), rows)
+    return table(("claim", "compared", *(one.precision for one in passes)), rows, columns)
 
 
-def _beside_text(proof: Proof) -> Iterator[str]:
+def _beside_text(proof: Proof, columns: int) -> Iterator[str]:
     """Yield how what is not the ranks' own step fares, as far as there was any."""
     for head, one in (
         ("the one process beside an independent implementation", proof.independent),
@@ -64,23 +67,26 @@ def _beside_text(proof: Proof) -> Iterator[str]:
     ):
         if one is not None:
             note = f"{one.note}\n\n" if one.note else ""
-            yield f"{head}\n\n{_claims_table([one])}\n\n{note}"
+            yield f"{head}\n\n{_claims_table([one], columns)}\n\n{note}"
 
 
-def bisection_text(found: Bisection) -> str:
+def bisection_text(found: Bisection, *, columns: int = WIDEST) -> str:
     """Return what a failure needs, what happens without each part of it, and the smallest run."""
     sizes = ", ".join(f"{name} {count}" for name, count in found.sizes.items())
     needed = [(one.name, one.without) for one in found.needed]
-    spared = fill(
+    spared = fill_text(
         f"it does not need: {', '.join(found.left_out) or 'nothing could be left out'}",
-        width=100,
-        subsequent_indent="  ",
+        rest="  ",
+        columns=columns,
+    )
+    head = (
+        f"the smallest that breaks {found.rule} ({found.num_proofs} proofs): {sizes}\n"
+        f"{found.summary}"
     )
     return "\n\n".join(
         (
-            f"the smallest that breaks {found.rule} ({found.num_proofs} proofs): {sizes}\n"
-            f"{found.summary}",
-            table(("it needs", "without it"), needed) if needed else "it needs no setting",
+            fit_page(head, columns=columns),
+            table(("it needs", "without it"), needed, columns) if needed else "it needs no setting",
             spared,
             *(f"# {name}\n{_numbers_or_all(name, text)}" for name, text in found.files.items()),
         )

@@ -11,7 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json, Settings, bad_argument
-from echelon.cli.output import note, print_result
+from echelon.cli.output import WIDEST, note, page_columns, print_result
 from echelon.cli.proof_text import bisection_text, proof_text, subject_text
 
 PROOF_FILE = "proof.json"
@@ -97,12 +97,13 @@ def _prove_run(
     if is_run and not settings and subject is None:
         proof.write(folder.path / PROOF_FILE)
     values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
-    text = proof_text(proof)
+    columns = page_columns(WIDEST)
+    text = proof_text(proof, columns=columns)
     if extras.bisect and not proof.proven:
         note("looking for the smallest run that fails so ...")
         found = bisect_plan(plan, subject=subject, late=extras.late)
         values["bisection"] = found and found.to_json()
-        text += f"\n{bisection_text(found)}" if found else ""
+        text += f"\n{bisection_text(found, columns=columns)}" if found else ""
     print_result("prove", lambda: values, lambda: text, as_json=as_json)
     if not as_json:
         proof.require()
@@ -117,12 +118,13 @@ def _prove_file(subject: str, ranks: int | None, *, bisect: bool, as_json: bool)
     proof = verify(subject, ranks=ranks)
     if os.environ.get(RANK, "0") == "0":
         values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
-        text = subject_text(proof)
+        columns = page_columns(WIDEST)
+        text = subject_text(proof, columns=columns)
         if bisect and not proof.proven:
             note("looking for the smallest program that fails so ...")
             found = bisect_program(subject, ranks=ranks)
             values["bisection"] = found and found.to_json()
-            text += f"\n{bisection_text(found)}" if found else ""
+            text += f"\n{bisection_text(found, columns=columns)}" if found else ""
         print_result("prove", lambda: values, lambda: text, as_json=as_json)
         if not as_json:
             proof.require()

@@ -29,6 +29,8 @@ TRAINER_CONSTANTS = (
     "adding_bytes",
 )
 """Fields of `cost.seconds.trainer.Software` that `echelon calibrate` finds by steps of plans."""
+STEP_ERROR = "step_error"
+"""The field of how far off these were: the mean error of steps that were measured, not fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,7 @@ class Cluster:
     """Describe a cluster: `nodes` x `devices_per_node` devices, and the links, fastest first.
 
     `trainer` are constants of our trainer as they were measured there, by their names in
-    TRAINER_CONSTANTS; those that are not there are the usual ones.
+    TRAINER_CONSTANTS, and STEP_ERROR; those that are not there are the usual ones.
     """
 
     name: str

@@ -1,7 +1,8 @@
-"""Quantities as people write them: ``24 GB``, ``80 GiB``, ``400 Gb/s``, ``989 TFLOP/s``, ``8 us``.
+"""Quantities as people write them: ``24 GB``, ``80 GiB``, ``400 Gb/s``, ``8 us``, ``7B``.
 
 One reader for every setting that has a unit; `core/units.py` writes them. GB is 10^9 and GiB 2^30
 bytes, a small b is a bit, and case counts: a wrong unit is refused, not guessed.
+A number of parameters is ``7B`` or ``7b``, which is 7 x 10^9.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import re
 from collections.abc import Mapping
 from decimal import Decimal
 from math import isinf
+from string import ascii_letters
 from typing import Literal
 
-Dimension = Literal["bytes", "bytes/s", "FLOP/s", "seconds"]
+Dimension = Literal["bytes", "bytes/s", "FLOP/s", "seconds", "numbers"]
 """What a quantity is, and the unit in which it is kept."""
 
+_LETTERS = f"{ascii_letters}/"
 _BITS_OF_A_BYTE = 8  # bits
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
@@ -32,6 +35,7 @@ _UNITS: Mapping[Dimension, Mapping[str, float]] = {
         for prefix, factor in _DECIMAL.items()
         for word in ("FLOP/s", "FLOPS", "FLOPs")
     },
+    "numbers": {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "b": 1e9, "T": 1e12},
     "seconds": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0},
 }
 """How much of the unit of its dimension each unit is."""
@@ -40,13 +44,25 @@ EXAMPLES: Mapping[Dimension, tuple[str, ...]] = {
     "bytes": ("24 GB", "80 GiB", "24e9"),
     "bytes/s": ("50 GB/s", "400 Gb/s", "50e9"),
     "FLOP/s": ("989 TFLOP/s", "989e12"),
+    "numbers": ("7B", "8.03B", "7e9"),
     "seconds": ("8 us", "10 min", "8e-6"),
 }
 """How one may write a quantity."""
 
 
+def near_quantity(text: str, dimension: Dimension) -> str | None:
+    """Return a quantity whose unit differs in case only from one of its dimension, as that one.
+
+    ``80 gb`` are ``80 GB``; None where that is not the only one, or nothing is near.
+    """
+    number, unit = text.rstrip(_LETTERS).strip(), text[len(text.rstrip(_LETTERS)) :]
+    found = {one for one in _UNITS[dimension] if one.lower() == unit.lower()}
+    near = f"{number} {found.pop()}" if len(found) == 1 else ""
+    return near if near and read_quantity(near, dimension) is not None else None
+
+
 def read_quantity(text: str, dimension: Dimension) -> float | None:
-    """Return a quantity in bytes, bytes/s, FLOP/s or seconds; None where it cannot be read.
+    """Return a quantity in the unit of its dimension; None where it cannot be read.
 
     A number without a unit is in that unit already.
     """

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from echelon.api.calibrating.machine import MachineCalibration
-from echelon.cli.calibrate.text import machine_json, machine_report
+from echelon.api.calibrating.merge import MergedCalibration
+from echelon.cli.calibrate.text import machine_json, machine_report, merged_report
 from echelon.config.cluster.calibration import CalibrationRecord
 from echelon.core.cluster import Cluster, Device, Link
 from echelon.cost.fit.device import DeviceFit
@@ -88,3 +91,24 @@ def test_json_has_every_time_and_how_it_was_measured() -> None:
     assert [one["stride"] for one in told["collectives"]] == [1, 1, 1, 2, 2, 2]
     assert isinstance(told["kernels"], list)
     assert [one["fitted"] for one in told["kernels"]] == [True, False, True]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 160])
+def test_no_line_is_wider_than_the_page(columns: int) -> None:
+    long = _calibration()
+    pages = [machine_report(long, columns=columns)]
+    merged = MergedCalibration(
+        cluster=long.cluster,
+        record=long.record,
+        clusters=((Path("a.toml"), long.cluster),),
+        out=long.out,
+    )
+    pages.append(merged_report(merged, columns=columns))
+    for page in pages:
+        *lines, copied = page.splitlines()
+        # What is to be copied is whole, as long as the path is.
+        assert copied == '  --cluster cluster.toml, or --set cluster.file="cluster.toml"'
+        assert max(map(len, lines)) <= columns
+        assert "1e+11" not in page
+        assert "100 GFLOP/s" in page
+    assert "64x64x64" in pages[0]

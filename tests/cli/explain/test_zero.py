@@ -85,16 +85,23 @@ def test_json_holds_what_the_formulas_give(capsys: pytest.CaptureFixture[str]) -
     assert found["largest_models"] == [625_000_000, 1_111_111_111, 1_818_181_818, 5_000_000_000]
 
 
+@pytest.mark.parametrize("count", ["7B", "7b", "7e9", "7_000_000_000", "7000 M"])
+def test_parameters_are_typed_as_people_write_them(
+    capsys: pytest.CaptureFixture[str], count: str
+) -> None:
+    assert "psi = 7,000,000,000 parameters" in page(capsys, "--dp", "4", "--parameters", count)
+
+
 @pytest.mark.parametrize(
     ("flags", "rules"),
     [
         (["zero", "--parameters", "7e9"], ["zero-needs-degree"]),
         (["zero"], ["zero-needs-degree"]),
         (["zero", "--dp", "0"], ["prediction-in-range"]),
-        (["zero", "--dp", "4", "--parameters", "1.5"], ["prediction-in-range"]),
+        (["zero", "--dp", "4", "--parameters", "1.5"], ["unreadable-quantity"]),
         (
             ["zero", "--parameters", "inf", "--memory-bytes", "-1"],
-            ["zero-needs-degree", "prediction-in-range", "unreadable-quantity"],
+            ["zero-needs-degree", "unreadable-quantity", "unreadable-quantity"],
         ),
         (["tp-divides-heads", "--dp", "4"], ["bad-argument"]),
         (["--parameters", "7e9"], ["bad-argument"]),

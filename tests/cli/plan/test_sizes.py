@@ -7,19 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from echelon.cli import doctor
-from echelon.cli.doctor import MachineCheck
 from echelon.cli.main import main
-from echelon.cli.plan.sizes import asks_what_exists, cluster_of_this_machine
+from echelon.launch import gpus
+from echelon.launch.gpus import DriverGpus, own_cluster
+from echelon.planner.search.request import asks_what_exists
 
 GB = 10**9
 
 
 def _machine(monkeypatch: pytest.MonkeyPatch, *names: str, memory_bytes: int = 80 * GB) -> None:
-    devices = [{"name": name, "memory_bytes": memory_bytes} for name in names]
-    facts = {"driver": "1", "devices": devices}
-    check = MachineCheck(name="gpus", text="", facts=facts)
-    monkeypatch.setattr(doctor, "find_gpus", lambda: check)
+    found = DriverGpus(driver="1", gpus=tuple((name, memory_bytes) for name in names))
+    monkeypatch.setattr(gpus, "find_driver_gpus", lambda: found)
 
 
 def test_without_gpus_four_sizes_are_shown(
@@ -35,6 +33,7 @@ def test_without_gpus_four_sizes_are_shown(
     sizes = json.loads(capsys.readouterr().out)["sizes"]
     assert [one["devices"] for one in sizes] == [1, 2, 4, 8]
     assert {one["plans"][0]["mesh"]["tp"] for one in sizes} == {1}
+    assert all(one["recommended"]["fits"] > 0.9 for one in sizes)
 
 
 def test_with_gpus_their_cluster_is_planned_for(
@@ -52,22 +51,26 @@ def test_with_gpus_their_cluster_is_planned_for(
 
 def test_most_devices_of_a_kind_are_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     _machine(monkeypatch, "NVIDIA L40S", *["NVIDIA GeForce RTX 4090"] * 2)
-    assert cluster_of_this_machine() == "2xrtx4090"
+    assert own_cluster().name == "2xrtx4090"
     # Eight are a node, and ten no whole number of nodes.
     _machine(monkeypatch, *["NVIDIA GeForce RTX 4090"] * 10)
-    assert cluster_of_this_machine() == "8xrtx4090"
+    assert own_cluster().name == "8xrtx4090"
 
 
 def test_a_device_that_nobody_knows_is_told_of(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _machine(monkeypatch, "NVIDIA Unheard Of")
-    assert cluster_of_this_machine() is None
-    assert "1 x NVIDIA Unheard Of of this machine" in capsys.readouterr().err
+    assert own_cluster().name is None
+    small = ["--set", "model.layers=4", "--set", "batch.global_sequences=16"]
+    assert main(["plan", "llama3-8b", *small]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert "1 x NVIDIA Unheard Of of this machine is not in the catalogue" in page
 
 
 @pytest.mark.parametrize(
-    "flags", [["--why"], ["--objective", "front"], ["--out", "a.toml"], ["--figures", "a"]]
+    "flags",
+    [["--why"], ["--detail"], ["--objective", "front"], ["--out", "a.toml"], ["--figures", "a"]],
 )
 def test_what_is_about_one_plan_needs_a_cluster(
     flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -1,4 +1,4 @@
-"""The [calibration] table is written into a cluster file and read again; no formula reads it."""
+"""The [calibration] table is written into a cluster file and read again; bands read it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from echelon.config.cluster.calibration import CalibrationRecord, read_calibration
 from echelon.config.cluster.file import cluster_toml
 from echelon.config.cluster.settings import named_cluster, read_cluster_file
-from echelon.core.cluster import Cluster
+from echelon.core.cluster import STEP_ERROR, Cluster
 
 RECORD = CalibrationRecord(
     date="2026-11-23",
@@ -52,3 +52,16 @@ def test_a_mistake_in_the_table_is_told(tmp_path: Path) -> None:
     found = read_cluster_file(path, "a")
     assert isinstance(found, list)
     assert {problem.key for problem in found} == {"calibration.merged", "calibration.touch"}
+
+
+def test_the_error_of_steps_is_the_clusters_and_stays_where_it_is_written_again(
+    tmp_path: Path,
+) -> None:
+    off = replace(RECORD, held_out=(("products", 0.0625), ("steps", 0.0833)))
+    first, again = tmp_path / "first.toml", tmp_path / "again.toml"
+    first.write_text(cluster_toml(_cluster(), (), off))
+    read = read_cluster_file(first, "a")
+    assert isinstance(read, Cluster)
+    assert dict(read.trainer)[STEP_ERROR] == 0.0833
+    again.write_text(cluster_toml(read))
+    assert read_cluster_file(again, "b") == read

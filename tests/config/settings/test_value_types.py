@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from echelon.config.settings.value_types import COUNT, NUMBERS_OR_ZERO
 from tests.config.problems import SMALL, problems_of, write
 
 
@@ -63,3 +64,18 @@ def test_a_value_must_fit_its_setting(setting: str, rule: str) -> None:
     assert found[rule].key == setting.partition("=")[0]
     assert found[rule].set_by == f"--set {setting}"
     assert "conflicting-settings" not in found
+
+
+def test_elements_and_parameters_are_typed_as_people_write_them() -> None:
+    assert NUMBERS_OR_ZERO.check("1M") is None
+    assert NUMBERS_OR_ZERO.read("1M") == 10**6
+    half = NUMBERS_OR_ZERO.check("1.5")
+    assert half is not None
+    assert half.rule.id == "unreadable-quantity"
+    assert "in numbers" not in half.message
+
+
+def test_thousands_of_tokens_could_be_either_and_both_are_offered() -> None:
+    found = COUNT.check("8k")
+    assert found is not None
+    assert found.suggestions == ("8192", "8000")

@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from echelon.cli.main import main
+from echelon.planner.answer.answer import PlanAnswer
 from echelon.planner.answer.recommend_text import percent_of_fit, plan_words, recommendation_text
 from echelon.planner.recommend.recommend import Recommendation, recommend
+from echelon.planner.search.request import SearchAim, make_request
 from tests.planner.requests import small
 
 LLAMA = ["plan", "llama3-8b", "--cluster", "8xh100"]
@@ -19,7 +21,7 @@ def test_the_page_is_short_and_says_what_to_run(capsys: pytest.CaptureFixture[st
     assert main([*LLAMA, "--pin", "cp=1,2"]) == 0
     page = capsys.readouterr().out
     lines = page.splitlines()
-    assert len(lines) <= 24
+    assert len(lines) <= 22
     assert max(map(len, lines)) <= 80
     labels = [line.split()[0] for line in lines if line[:1].strip()]
     wanted = ["model", "batch", "assumed", "pinned", "run", "step", "memory", "why", "binds"]
@@ -56,6 +58,36 @@ def test_idle_devices_and_what_is_not_sure_are_told() -> None:
     assert "probability" not in page
     unsure = replace(found, sure=False)
     assert "try a short run first" in " ".join(recommendation_text(unsure, "").split())
+
+
+def test_a_run_that_is_far_from_every_measured_one_is_told() -> None:
+    pages: dict[str, Recommendation] = {}
+    for trainer, cluster in (("megatron-core", "8xh100"), ("torchtitan", "8xrtx3090")):
+        aim = SearchAim(trainer=trainer)
+        found = recommend(
+            make_request("llama3-8b", cluster=cluster, pins=["tp=2,8", "cp=1"], aim=aim)
+        )
+        assert isinstance(found, Recommendation)
+        pages[trainer] = found
+    answer = PlanAnswer(found=pages["megatron-core"])
+    assert answer.nearest_run_was == ()
+    assert "measured  " not in str(answer)
+    far = PlanAnswer(found=pages["torchtitan"])
+    assert any(one.startswith("on ") for one in far.nearest_run_was)
+    told = " ".join(str(far).split())
+    assert f"measured nothing near it: the nearest run was {', '.join(far.nearest_run_was)}" in told
+    json = far.to_json()["search"]["plans"][0]
+    assert json["bands_rest_on"]["nearest_run_was"] == [*far.nearest_run_was]
+
+
+def test_ordinary_pages_have_twenty_lines() -> None:
+    for trainer in ("echelon", "megatron-core"):
+        found = recommend(
+            make_request("llama3-8b", cluster="8xh100", aim=SearchAim(trainer=trainer))
+        )
+        assert isinstance(found, Recommendation)
+        page = recommendation_text(found, "echelon plan llama3-8b --cluster 8xh100")
+        assert page.count("\n") <= 20
 
 
 def test_every_choice_that_is_not_plain_is_said() -> None:

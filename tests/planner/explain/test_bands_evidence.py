@@ -6,16 +6,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import hypot, log
+from pathlib import Path
 
 import pytest
 
+from echelon.config.cluster.file import cluster_toml
+from echelon.config.cluster.settings import named_cluster
+from echelon.core.cluster import Cluster
 from echelon.cost.seconds.trainer_generations import UNFITTED_FRAMEWORKS
 from echelon.planner.explain.bands import (
     FAMILIES,
+    LEAST_HELD_OUT,
     MEASURED_HERE,
     STEP_CONSTANTS,
     band_evidence,
     device_family,
+    measured_factors,
+    step_band,
     step_deviation,
     trainer_from_constants,
 )
@@ -81,3 +88,26 @@ def test_on_a_calibrated_machine_the_band_is_its_own() -> None:
     measured = replace(machine.inputs, software=replace(machine.inputs.software, **constants))
     assert band_evidence(measured).step == MEASURED_HERE
     assert band_evidence(measured).untested == ()
+
+
+def test_a_calibration_that_is_farther_off_has_wider_bands(tmp_path: Path) -> None:
+    cluster = named_cluster("4xcpu", "")
+    assert isinstance(cluster, Cluster)
+    plain = cluster_toml(cluster)
+    bands: list[float] = []
+    for error in (0.001, 0.05, 0.2):
+        file = tmp_path / f"{error}.toml"
+        file.write_text(f"{plain}\n[calibration.held_out]\nsteps = {error}\n")
+        best = _best(str(file), "echelon")
+        assert best.inputs.software.step_error == error
+        band = step_band(best)
+        bands.append(band.high / band.low)
+        assert band.low < band.value < band.high
+    assert bands[0] < bands[1] < bands[2]
+    low, high = measured_factors(0.2)
+    assert bands[2] == pytest.approx(high / low, rel=1e-6)
+    # Four of five normal errors, whose mean is known of five steps.
+    assert log(high) == pytest.approx(1.85 * log(1.2), rel=1e-3)
+    assert measured_factors(0.001) == measured_factors(LEAST_HELD_OUT)
+    told = band_evidence(best.inputs).similar_runs
+    assert told == "this machine, calibrated, 20 % off at steps that it held out"

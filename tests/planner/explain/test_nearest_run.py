@@ -44,13 +44,21 @@ def test_a_run_far_away_says_in_what(eight_billion: CostInputs) -> None:
     layout = replace(eight_billion.layout, dp_shard=65536.0, dp_replicate=1.0)
     far = nearest_run(replace(eight_billion, layout=layout), "megatron-core", "H100")
     (only,) = far.differences
-    assert only.startswith("it had 1/")
+    assert only.startswith("with 1/")
     assert only.endswith(" of the devices")
     strange = nearest_run(eight_billion, "no such trainer", "no such device")
     assert strange.differences[:2] == (
-        f"it was by {strange.run.trainer}",
-        f"it was on {strange.run.device}",
+        f"by {strange.run.trainer}",
+        f"on {strange.run.device}",
     )
+
+
+def test_a_trainer_that_nobody_knows_is_not_that_of_another_unknown_run(
+    eight_billion: CostInputs,
+) -> None:
+    found = nearest_run(eight_billion, None, "H100")
+    assert found.run.device == "H100"
+    assert found.differences == (f"by {found.run.trainer}",)
 
 
 def test_a_plan_is_compared_by_its_own_sizes(eight_billion: CostInputs) -> None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from echelon.core.errors import ConfigError
-from echelon.planner.search.request import SearchAim, make_request, request_with_settings
+from echelon.cost.seconds.trainer_generations import FRAMEWORKS
+from echelon.interop.tools import ALSO_CALLED
+from echelon.planner.search.request import (
+    SearchAim,
+    make_request,
+    request_with_settings,
+    trainer_meant,
+)
 
 LLAMA_CONFIG = {
     "model_type": "llama",
@@ -164,3 +172,34 @@ def test_a_batch_that_nobody_asked_for_follows_the_length_of_sequences(tmp_path:
     asked = make_request(tmp_path, cluster="8xh100", settings=["batch.global_sequences=7"])
     shorter = request_with_settings(asked, {"batch.sequence_length": 512})
     assert shorter.mathematics.global_sequences == 7
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("Megatron-LM", "megatron-core-2025"),
+        ("megatron_core", "megatron-core"),
+        ("MegatronCore 2026", "megatron-core-2026"),
+        ("TorchTitan", "fsdp2"),
+        ("torch titan", "fsdp2"),
+        ("FSDP-2", "fsdp2"),
+        ("DeepSpeed", "deepspeed-2022"),
+        ("DeepSpeed 2021", "deepspeed"),
+        ("Echelon", "echelon"),
+    ],
+)
+def test_a_trainer_is_known_in_any_case_and_with_any_sign_between(typed: str, meant: str) -> None:
+    assert trainer_meant(typed) == meant
+    request = make_request("nano", cluster="8xh100", aim=SearchAim(trainer=typed))
+    assert request.trainer == meant
+
+
+def test_no_two_trainers_are_spelled_alike() -> None:
+    names = {*FRAMEWORKS, *ALSO_CALLED}
+    assert len({re.sub(r"\W|_", "", name) for name in names}) == len(names)
+
+
+def test_trainers_near_to_a_wrong_name_are_offered() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_request("nano", cluster="8xh100", aim=SearchAim(trainer="Torch-Titen"))
+    assert caught.value.problems[0].suggestions[0] == "torchtitan"

@@ -23,7 +23,7 @@ from echelon.cli.calibrate.text import (
     times_report,
 )
 from echelon.cli.flags import Json, Settings
-from echelon.cli.output import note, print_result
+from echelon.cli.output import WIDEST, note, page_columns, print_result
 from echelon.config.files.reading import is_folder
 from echelon.config.setting_layers import preset_meant
 from echelon.core.errors import ConfigError
@@ -61,20 +61,24 @@ def calibrate(
 
     The same command after an interruption goes on where it stopped.
     """
+    columns = page_columns(WIDEST)
     folder = None if run is None else _run_folder(run)
     _require_one(run=run, folder=folder, ranks=ranks, settings=settings)
     if folder is not None:
         refined = calibrate_run(folder, out=out or CLUSTER)
-        values, text = run_json(refined), run_report(refined)
+        values, text = run_json(refined), run_report(refined, columns=columns)
     elif run is not None:
         note(f"measuring {run} ...")
         times = calibrate_model(run, settings=settings, out=out or TIMES)
-        values, text = times_json(times, out or TIMES), times_report(times, out or TIMES)
+        values, text = (
+            times_json(times, out or TIMES),
+            times_report(times, out or TIMES, columns=columns),
+        )
     else:
         found = calibrate_machine(out=out or CLUSTER, ranks=ranks, say=note)
         if found.rank > 0:
             return 0  # The first rank prints what all have found.
-        values, text = machine_json(found), machine_report(found)
+        values, text = machine_json(found), machine_report(found, columns=columns)
     print_result("calibrate", lambda: values, lambda: text + "\n", as_json=json)
     return 0
 
@@ -91,7 +95,7 @@ def merge(
     print_result(
         "calibrate merge",
         lambda: merged_json(merged),
-        lambda: merged_report(merged) + "\n",
+        lambda: merged_report(merged, columns=page_columns()) + "\n",
         as_json=json,
     )
     return 0

@@ -11,13 +11,14 @@ from typing import Any
 from echelon.api.calibrating.machine import MachineCalibration
 from echelon.api.calibrating.merge import MergedCalibration
 from echelon.api.calibrating.run import RunCalibration
+from echelon.cli.output import WIDEST
 from echelon.config.files.times_file import TimesFile
 from echelon.core.cluster import Cluster, Device, Efficiency, Link
 from echelon.cost.fit.device import DeviceFit
 from echelon.cost.fit.links import LinkFit
 from echelon.cost.fit.merge import is_inside
 from echelon.cost.fit.trainer import TimedStep, TrainerFit, plan_label
-from echelon.planner.view.text_layout import WIDTH, table
+from echelon.planner.view.text_layout import WIDTH, fit_page, table
 
 Fits = DeviceFit | LinkFit | TrainerFit
 HELD_OUT_SIGN = "*"
@@ -28,44 +29,43 @@ def times_json(times: TimesFile, out: Path) -> dict[str, object]:
     return {"out": str(out), "seconds": times.seconds, "spread": times.spread}
 
 
-def times_report(times: TimesFile, out: Path) -> str:
+def times_report(times: TimesFile, out: Path, *, columns: int = WIDEST) -> str:
     """Return the seconds of the units of a model."""
     rows = [
         (unit, *(f"{1e3 * seconds:.3f}" for seconds in found.values()), f"{times.spread[unit]:.0%}")
         for unit, found in times.seconds.items()
     ]
     head = ("unit", "F ms", "B ms", "W ms", "BW ms", "spread of F")
-    return (
-        f"{times.model} on {times.device}, {times.threads} threads, one microbatch:\n\n"
-        f'{table(head, rows)}\n\nwritten to {out}; use it: --set pipeline.times="{out}"'
-    )
+    title = f"{times.model} on {times.device}, {times.threads} threads, one microbatch:"
+    page = fit_page(f"{title}\n\n{table(head, rows, columns)}", columns=columns)
+    return f'{page}\n\nwritten to {out}; use it: --set pipeline.times="{out}"'
 
 
-def machine_report(found: MachineCalibration) -> str:
+def machine_report(found: MachineCalibration, *, columns: int = WIDEST) -> str:
     """Return the constants of a machine, then each time with what they make of it."""
     off = ("measured", "predicted", "off")
     kernels = _rows(found.device, lambda one: (one.kernel, one.running))
     parts = [
         f"{found.cluster.name}, by {found.cluster.backend}, torch {found.record.torch}\n",
-        _constants(found.cluster, (*found.device.at_bound, *_link_bounds(found))),
+        _constants(found.cluster, (*found.device.at_bound, *_link_bounds(found)), columns),
         "\nKernels, all ranks at work at once, and what the constants make of them:\n",
-        table(("kernel", "ranks", *off), kernels),
+        table(("kernel", "ranks", *off), kernels, columns),
     ]
     for where, links in (("inside of a node", found.links), ("between nodes", found.network)):
         if links:
             rows = _rows(links, lambda one: (one.collective,))
-            parts += [f"\nCollectives {where}:\n", table(("collective", *off), rows)]
+            parts += [f"\nCollectives {where}:\n", table(("collective", *off), rows, columns)]
     if found.trainer:
         rows = _rows(found.trainer, _step_name)
         head = "\nSteps of plans, with what they told of the trainer and the link:\n"
-        parts += [head, table(("plan", *off), rows)]
+        parts += [head, table(("plan", *off), rows, columns)]
     head = ("kind", "fitted", "mean |off|", "median", "held out", "mean |off|", "median")
     together = [
         f"\nTogether ({HELD_OUT_SIGN} is held out: measured, not fitted; so far off are sizes that",
         "nobody measured):\n",
-        table(head, _summary(found)),
+        table(head, _summary(found), columns),
     ]
-    return "\n".join([*parts, *together, _written(found.out)])
+    return fit_page("\n".join([*parts, *together]), columns=columns) + f"\n{_written(found.out)}"
 
 
 def machine_json(found: MachineCalibration) -> dict[str, object]:
@@ -96,7 +96,7 @@ def machine_json(found: MachineCalibration) -> dict[str, object]:
     }
 
 
-def merged_report(found: MergedCalibration) -> str:
+def merged_report(found: MergedCalibration, *, columns: int = WIDTH) -> str:
     """Return the constants of merged calibrations, and how far apart they were."""
     values = [dict(_plain_values(cluster)) for _, cluster in found.clusters]
     rows = [
@@ -107,12 +107,12 @@ def merged_report(found: MergedCalibration) -> str:
     errors = [(name, f"{error:.0%}") for name, error in found.record.held_out]
     parts = [
         f"{found.cluster.name}: {len(found.clusters)} files, {found.record.merged} calibrations\n",
-        table(("constant", "median", "lowest", "highest"), rows, WIDTH),
+        table(("constant", "median", "lowest", "highest"), rows, columns),
     ]
     if errors:
         parts += ["\nThe largest errors at sizes that were held out:\n"]
-        parts += [table(("kind", "mean |off|"), errors)]
-    return "\n".join([*parts, _written(found.out)])
+        parts += [table(("kind", "mean |off|"), errors, columns)]
+    return fit_page("\n".join(parts), columns=columns) + f"\n{_written(found.out)}"
 
 
 def merged_json(found: MergedCalibration) -> dict[str, object]:
@@ -153,6 +153,7 @@ def _numbers(one: Any, error: float) -> dict[str, object]:
 
 
 def _written(out: Path) -> str:
+    """Return how a file is used: to be copied, so that no width cuts it."""
     return f'\nwritten to {out}; use it:\n  --cluster {out}, or --set cluster.file="{out}"'
 
 
@@ -161,7 +162,7 @@ def _timed(found: Fits | None) -> list[tuple[Any, float]]:
     return list(zip(found.timed, found.errors, strict=True)) if found else []
 
 
-def run_report(found: RunCalibration) -> str:
+def run_report(found: RunCalibration, *, columns: int = WIDEST) -> str:
     """Return which constants a run changed by how much, and its times before and after."""
     changes = [
         (
@@ -176,15 +177,15 @@ def run_report(found: RunCalibration) -> str:
         (one.name, one.count, _time(one.seconds), _off(one.before), _off(one.after))
         for one in found.times
     ]
-    return "\n".join(
+    page = "\n".join(
         (
             f"{found.run}: {found.steps} steps on {found.cluster.name}\n",
-            table(("constant", "before", "after", "change"), changes),
+            table(("constant", "before", "after", "change"), changes, columns),
             "\nWhat ranks did, the median of each, and how far the constants were and are off:\n",
-            table(("what", "times", "measured", "before", "after"), times),
-            _written(found.out),
+            table(("what", "times", "measured", "before", "after"), times, columns),
         )
     )
+    return fit_page(page, columns=columns) + f"\n{_written(found.out)}"
 
 
 def run_json(found: RunCalibration) -> dict[str, object]:
@@ -199,7 +200,7 @@ def run_json(found: RunCalibration) -> dict[str, object]:
     }
 
 
-def _constants(cluster: Cluster, at_bound: Sequence[str]) -> str:
+def _constants(cluster: Cluster, at_bound: Sequence[str], columns: int) -> str:
     values = [
         *_device_values(cluster.device),
         *(one for link in cluster.links for one in _link_values(link, _tier(cluster, link))),
@@ -207,7 +208,7 @@ def _constants(cluster: Cluster, at_bound: Sequence[str]) -> str:
     ]
     bound = "at the bound of what is plausible"
     rows = [(name, value, bound if name in at_bound else "") for name, value in values]
-    return table(("constant", "value", ""), rows)
+    return table(("constant", "value", ""), rows, columns)
 
 
 def _device_values(device: Device) -> Iterable[tuple[str, str]]:

@@ -71,7 +71,7 @@ def explain(
     ] = None,
     dp: Annotated[int | None, Parameter(help="With zero, memory: N, the data ranks.")] = None,
     parameters: Annotated[
-        float | None, Parameter(help="With zero: the parameters of a rank's part, such as 7e9.")
+        str | None, Parameter(help="With zero: the parameters of a rank's part, such as 7B or 7e9.")
     ] = None,
     memory_bytes: Annotated[
         str | None,

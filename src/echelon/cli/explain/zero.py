@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from math import inf
 from typing import Any, Literal
 
-from echelon.cli.flags import read_bytes
+from echelon.cli.flags import read_bytes, read_number
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import ZeroStage
 from echelon.core.rulebook.cost import PREDICTION_IN_RANGE, ZERO_NEEDS_DEGREE
@@ -73,7 +72,7 @@ class ZeroQuestion:
 def ask_zero(
     *,
     dp: int | None = None,
-    parameters: float | None = None,
+    parameters: str | None = None,
     memory_bytes: str | None = None,
     precision: StatePrecisionName | None = None,
 ) -> ZeroQuestion:
@@ -88,16 +87,17 @@ def ask_zero(
         )
     elif dp < 1:
         problems.append(out_of_range(f"--dp {dp:g}", "--dp 1"))
-    if parameters is not None and not (1 <= parameters < inf and parameters == int(parameters)):
-        problems.append(out_of_range(f"--parameters {parameters:g}", "--parameters 7e+09"))
+    count = None if parameters is None else read_number("--parameters", parameters)
+    if isinstance(count, Problem):
+        problems.append(count)
     memory = None if memory_bytes is None else read_bytes("--memory-bytes", memory_bytes)
     if isinstance(memory, Problem):
         problems.append(memory)
-    if problems or dp is None or isinstance(memory, Problem):
+    if problems or dp is None or isinstance(count, Problem) or isinstance(memory, Problem):
         raise ConfigError(problems)
     return ZeroQuestion(
         degree=dp,
-        num_parameters=None if parameters is None else int(parameters),
+        num_parameters=count,
         memory_bytes=memory,
         precision=precision or "mixed",
     )

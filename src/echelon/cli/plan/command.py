@@ -1,7 +1,7 @@
 """`echelon plan`: check a run by every rule, or search for the best way to split one.
 
 A model without a cluster is searched for on the GPUs of this machine; where it has none, four sizes
-of a common device are shown (`sizes.py`).
+of a common device are shown (`planner/recommend/sizes.py`).
 
 Exit codes: 0 the run fits, or a plan was found; 1 the run does not fit, or none of the plans of a
 search does; 2 wrong input, or a search in which no plan is legal; 130 interrupted, with the best
@@ -97,7 +97,7 @@ def plan(
     ones. Exit 1 where nothing fits into the memory of the devices.
     """
     from echelon.cli.output import page_columns
-    from echelon.cli.plan.sizes import asks_what_exists, cluster_of_this_machine, show_sizes
+    from echelon.planner.search.request import asks_what_exists
 
     columns = page_columns()
     anywhere = cluster is None and not search and asks_what_exists(run, settings)
@@ -123,9 +123,9 @@ def plan(
         front=objective == "front", detail=detail, output=out, why=why, figures=figures, json=json
     )
     if anywhere:
-        cluster = cluster_of_this_machine()
-        if cluster is None:
-            return show_sizes(run, wanted, shown, settings=settings, pins=pin, columns=columns)
+        from echelon.cli.plan.sizes import plan_on_what_exists
+
+        return plan_on_what_exists(run, wanted, shown, settings=settings, pins=pin, columns=columns)
     return run_search(
         run, wanted, shown, cluster=cluster, settings=settings, pins=pin, columns=columns
     )

@@ -1,6 +1,7 @@
 """The [calibration] table of a cluster file: when and with what it was measured, how far off it is.
 
-No formula reads it. It tells whoever is given the file, and `echelon calibrate merge`, what it is.
+It tells whoever is given the file, and `echelon calibrate merge`, what it is. No formula reads it;
+the band of a step is as wide as the error of steps that were measured and not fitted.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ HELD_OUT = (
     "steps",
 )
 """What sizes are held out of: kernels, collectives in a node and between nodes, steps of plans."""
+HELD_OUT_STEPS = f"{TABLE}.held_out.steps"
+"""The error that bands rest on."""
 CALIBRATION_SETTINGS: Mapping[str, tuple[ValueType, object]] = {
     f"{TABLE}.date": (Text(), "unknown"),
     f"{TABLE}.torch": (Text(), "unknown"),

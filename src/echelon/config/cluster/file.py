@@ -12,6 +12,7 @@ from typing import cast
 
 from echelon.config.cluster.calibration import (
     CALIBRATION_SETTINGS,
+    HELD_OUT_STEPS,
     CalibrationRecord,
     calibration_lines,
 )
@@ -46,7 +47,15 @@ from echelon.config.settings.value_types import (
     toml_text,
 )
 from echelon.config.view import View, record
-from echelon.core.cluster import TRAINER_CONSTANTS, Backend, Cluster, Device, Efficiency, Link
+from echelon.core.cluster import (
+    STEP_ERROR,
+    TRAINER_CONSTANTS,
+    Backend,
+    Cluster,
+    Device,
+    Efficiency,
+    Link,
+)
 from echelon.core.errors import Problem
 from echelon.core.rulebook.config import MISSING_SETTING, UNKNOWN_PRESET, WRONG_TYPE
 from echelon.core.rules import did_you_mean
@@ -203,7 +212,7 @@ def _cluster(view: View, links: list[View], where: str) -> Cluster | list[Proble
             if degree is not None
         ),
         backend=backend,
-        trainer=_known_numbers(view, "trainer", TRAINER_CONSTANTS),
+        trainer=(*_known_numbers(view, "trainer", TRAINER_CONSTANTS), *_step_error(view)),
     )
 
 
@@ -236,6 +245,11 @@ def _known_numbers(view: View, table: str, names: Iterable[str]) -> tuple[tuple[
     return tuple((name, view.number(key)) for name, key in keys if not view.is_default(key))
 
 
+def _step_error(view: View) -> Iterator[tuple[str, float]]:
+    if not view.is_default(HELD_OUT_STEPS):
+        yield STEP_ERROR, view.number(HELD_OUT_STEPS)
+
+
 def cluster_toml(
     cluster: Cluster, about: Sequence[str] = (), calibrated: CalibrationRecord | None = None
 ) -> str:
@@ -265,6 +279,9 @@ def _lines(cluster: Cluster, calibrated: CalibrationRecord | None) -> Iterator[s
         yield from lines
     if calibrated is not None:
         yield from ("", *calibration_lines(calibrated))
+    elif STEP_ERROR in (known := dict(cluster.trainer)):
+        table, _, name = HELD_OUT_STEPS.rpartition(".")
+        yield from ("", f"[{table}]", f"{name} = {_text(known[STEP_ERROR])}")
     for link in cluster.links:
         yield from ("", "[[links]]")
         written = {item.name: getattr(link, item.name) for item in fields(Link)}

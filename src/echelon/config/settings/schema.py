@@ -20,6 +20,7 @@ from echelon.config.settings.value_types import (
     FRACTION,
     FROM_ZERO,
     LOSS_SCALE,
+    NUMBERS_OR_ZERO,
     OFFLOAD,
     OPTIONAL_REAL,
     POSITIVE,
@@ -74,7 +75,9 @@ _ZERO = (
     ),
     setting("zero.prefetch", Integer(minimum=0, maximum=10_000), 1, "units gathered ahead"),
     setting("zero.unit_blocks", Integer(maximum=10_000), 1, "blocks gathered together"),
-    setting("zero.keep_whole_below", FROM_ZERO, 0, "elements: smaller parameters are not cut"),
+    setting(
+        "zero.keep_whole_below", NUMBERS_OR_ZERO, 0, "elements: smaller parameters are not cut"
+    ),
     setting("zero.optimizer_offload", OFFLOAD, "none", "where optimizer state rests"),
     setting("zero.parameter_offload", OFFLOAD, "none", "where slices of parameters rest"),
     setting("zero.offload_dir", Text(), "none", "folder of the files of nvme", path=True),

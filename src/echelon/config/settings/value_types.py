@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from math import isinf
 from typing import Protocol, cast
 
-from echelon.core.quantities import EXAMPLES, Dimension, read_quantity
+from echelon.core.quantities import EXAMPLES, Dimension, near_quantity, read_quantity
 from echelon.core.rulebook.config import (
     OUT_OF_RANGE,
     UNKNOWN_CHOICE,
@@ -89,6 +90,9 @@ class Integer:
             digits = re.fullmatch(r"\s*\+?(\d+)\s*", value)
             if digits and int(digits[1]) >= self.minimum:
                 return (digits[1],)
+            if thousands := re.fullmatch(r"\s*(\d+)\s*[kK]\s*", value):
+                # 8k are 8192 tokens to one, and 8000 samples to another: both are offered.
+                return str(1024 * int(thousands[1])), str(1000 * int(thousands[1]))
             return _quoted(did_you_mean(value, self.words) or self.words)
         if isinstance(value, float) and abs(value) < 1e15:
             near = {int(value // 1), int(-(-value // 1))}
@@ -153,7 +157,7 @@ class Quantity:
             return InvalidValue(
                 rule=UNREADABLE_QUANTITY,
                 message=f"cannot be read; it takes {self.describe()}",
-                suggestions=self._examples(),
+                suggestions=self._near(value) or self._examples(),
             )
         return self.number.check(read)
 
@@ -161,14 +165,22 @@ class Quantity:
         """Return a value that fits as a number; a text that cannot be read as it is."""
         if not isinstance(value, str) or (read := read_quantity(value, self.dimension)) is None:
             return value
-        return round(read) if isinstance(self.number, Integer) else read
+        if not isinstance(self.number, Integer) or isinf(read):
+            return read
+        # Bytes may be any part of a GB; half a parameter is a slip.
+        return value if self.dimension == "numbers" and read != round(read) else round(read)
 
     def describe(self) -> str:
         """Return what fits."""
-        return f"{self.number.describe()}, in {self.dimension}, or {' or '.join(self._examples())}"
+        unit = "" if self.dimension == "numbers" else f" in {self.dimension},"
+        return f"{self.number.describe()},{unit} or {' or '.join(self._examples())}"
+
+    def _near(self, text: str) -> tuple[str, ...]:
+        near = near_quantity(text, self.dimension)
+        return () if near is None else _quoted((near,))
 
     def _examples(self) -> tuple[str, ...]:
-        return _quoted(tuple(one for one in EXAMPLES[self.dimension] if " " in one))
+        return _quoted(tuple(one for one in EXAMPLES[self.dimension] if not one[-1].isdigit()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,6 +338,8 @@ EVERY = Integer(words=("never",))
 OPTIONAL_COUNT = Integer(words=("none",))
 OPTIONAL_REAL = Real(above=True, words=("none",))
 BYTES = Quantity(dimension="bytes", number=COUNT)
+NUMBERS = Quantity(dimension="numbers", number=Integer(maximum=2**60))
+NUMBERS_OR_ZERO = Quantity(dimension="numbers", number=FROM_ZERO)
 MEMORY_BYTES = Quantity(dimension="bytes", number=Integer(maximum=2**60))
 SIZE_OR_ZERO = Quantity(dimension="bytes", number=Real())
 BYTES_PER_S = Quantity(dimension="bytes/s", number=POSITIVE)

@@ -24,6 +24,8 @@ class TrainerConstants:
 
     element_bytes: Num = 2.0
     """Bytes of an element of parameters and activations; other bytes are told for elements of 2."""
+    step_error: Num = 0.0
+    """Mean |predicted / measured - 1| of steps on the machine that were not fitted; 0: unknown."""
     pace: Num = 1.0
     """What a step takes over the sum of its parts, each as fast as it is by itself: gaps between
     kernels, clocks under load, what else runs."""

@@ -116,6 +116,14 @@ class PlanAnswer:
         return self.found.sure
 
     @property
+    def nearest_run_was(self) -> tuple[str, ...]:
+        """Return what the nearest measured run was, where it is far: `on A100`; else nothing.
+
+        Seconds were fitted to measured runs, and are as good as the runs near to a plan.
+        """
+        return self.recommended.nearest_run_was
+
+    @property
     def idle_devices(self) -> int:
         """Return how many devices of the cluster the recommended plan leaves idle."""
         return self.recommended.idle_devices

@@ -45,7 +45,7 @@ def rate_lines(estimate: Estimate, *, label: int = 10, columns: int = WIDTH) -> 
     if rests.untested:
         told += f"; wider for what no run tells: {', '.join(rests.untested)}"
     if rests.differences:
-        told += f". The nearest measured run is far: {', '.join(rests.differences)}"
+        told += f". The nearest measured run is far: it was {', '.join(rests.differences)}"
     exact = "Bytes of parameters, gradients and optimizer are counted: they have no band"
     if estimate.by_lists:
         exact = "All bytes are counted, but what an allocator and the device's context take"
@@ -103,7 +103,11 @@ def estimate_json(estimate: Estimate) -> dict[str, Any]:
         "reserved_bytes": estimate.reserved_bytes,
         "bytes": dict(estimate.bytes),
         "bytes_bands": {name: band_json(one) for name, one in byte_term_bands(estimate).items()},
-        "bands_rest_on": {"like": rests.similar_runs, "beyond": list(rests.untested)},
+        "bands_rest_on": {
+            "like": rests.similar_runs,
+            "beyond": list(rests.untested),
+            "nearest_run_was": list(rests.differences),
+        },
         "tokens_per_s_per_device": estimate.tokens_per_s_per_device,
         "tokens_band": band_json(tokens_per_s_band(estimate)),
         "mfu": estimate.mfu,

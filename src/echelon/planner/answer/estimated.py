@@ -9,6 +9,7 @@ from echelon.planner.answer.recommend_text import percent_of_fit, plan_words
 from echelon.planner.explain.bands import (
     BandedTerms,
     BandedValue,
+    band_evidence,
     byte_term_bands,
     held_bytes_band,
     mfu_band,
@@ -105,6 +106,11 @@ class EstimatedPlan:
         """Return what a million tokens cost, in the currency of `price`; None without a price."""
         price = self.request.price
         return None if price is None else price_band(self.ranked.estimate, price)
+
+    @property
+    def nearest_run_was(self) -> tuple[str, ...]:
+        """Return what the nearest measured run was, where it is far: `on A100`; else nothing."""
+        return band_evidence(self.ranked.estimate.inputs).differences
 
     def __str__(self) -> str:
         """Return how the plan is split, as ``pp4 dp2 tp8s, ZeRO 1, 1f1b, microbatches of 1``."""

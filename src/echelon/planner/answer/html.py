@@ -42,10 +42,10 @@ def answer_html(found: Recommendation) -> str:
     first, request = found.first.ranked.estimate, found.answer.request
     title = escape(f"{request.model.name} on {request.cluster.name}")
     parts = [f"<p><strong>{title}</strong></p>"]
-    parts.append(_table((), [*run_facts(found.answer.request), *answer_facts(found)]))
+    parts.append(table_html((), [*run_facts(request), *answer_facts(found)]))
     if found.others:
         parts.append("<p>What somebody may prefer, and what that costs:</p>")
-        parts.append(_table(OTHERS_HEADER, other_rows(found)))
+        parts.append(table_html(OTHERS_HEADER, other_rows(found)))
     step = _terms(("a step", "s"), seconds_shares(first), _tone_colors(first.seconds))
     held = _terms(
         ("the fullest rank", "GB"),
@@ -58,7 +58,7 @@ def answer_html(found: Recommendation) -> str:
     return '<div style="overflow-x: auto">\n{}\n</div>\n'.format("\n".join(parts))
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table_html(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of texts; the first cell of a row is its head."""
     told = [[escape(cell) for cell in row] for row in rows]
     return _rows_html(list(map(escape, header)), told)

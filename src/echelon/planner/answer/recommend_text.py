@@ -14,7 +14,12 @@ from echelon.interop.tools import tool_of_trainer
 from echelon.planner.answer.estimate import has_driver
 from echelon.planner.answer.expected_text import expected_line
 from echelon.planner.answer.legend import mesh_text, recompute_text, schedule_text, sign_texts
-from echelon.planner.explain.bands import held_bytes_band, price_band, step_band
+from echelon.planner.explain.bands import (
+    band_evidence,
+    held_bytes_band,
+    price_band,
+    step_band,
+)
 from echelon.planner.predict.estimate import Estimate
 from echelon.planner.recommend.device_counts import may_idle
 from echelon.planner.recommend.recommend import SURE, PreferredPlan, Recommendation, noise
@@ -45,10 +50,11 @@ def advice_text(found: Recommendation, command: str | None, *, columns: int = WI
     """Return the rest of a page: what to run, and why."""
     lines = [*(_line(*fact, columns=columns) for fact in answer_facts(found)), ""]
     if found.others:
-        lines += [table(OTHERS_HEADER, other_rows(found), columns), ""]
+        lines.append(table(OTHERS_HEADER, other_rows(found), columns))
     shown = [one.ranked.candidate for one in (found.first, *found.others)]
-    if signs := " ".join(sign_texts(shown)):
-        lines.append(_line("signs", signs, columns=columns))
+    signs = " ".join(sign_texts(shown))
+    # Signs stand below the table that has them.
+    lines += [_line("signs", signs, columns=columns)] if signs else [""] * bool(found.others)
     lines += [_line(*fact, columns=columns) for fact in _next(found, command)]
     return fit_page("\n".join(lines), columns=columns) + "\n"
 
@@ -116,6 +122,8 @@ def answer_facts(found: Recommendation) -> Iterator[tuple[str, str]]:
         f"{held.value / 1e9:.1f} of {request.memory_bytes / 1e9:.1f} GB ({held.low / 1e9:.1f} to "
         f"{held.high / 1e9:.1f});{told} fits: {percent_of_fit(first.fits)}",
     )
+    if far := band_evidence(estimate.inputs).differences:
+        yield ("measured", f"nothing near it: the nearest run was {', '.join(far)}")
     if request.objective == "expected":
         yield ("expected", expected_line(expected_of_request(request, estimate)))
     if request.price is not None:
@@ -185,8 +193,9 @@ def _next(found: Recommendation, command: str | None) -> Iterator[tuple[str, str
         yield "more", "answer.to_frame(): every plan; answer.seconds and .bytes: every term"
     else:
         count = len(found.answer.ranked)
+        plans = f"{count} plan{'s' * (count > 1)}"
         yield "next", f"{command} --out run.toml, then echelon prove run.toml"
-        yield "more", f"--detail: {count} plans and every term; --why: what else was looked at"
+        yield "more", f"--detail: {plans} and every term; --why: what else was looked at"
     yield "searched", f"{found.answer.num_legal:,} legal plans in {found.answer.seconds:.1f} s"
 
 

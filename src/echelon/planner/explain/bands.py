@@ -65,7 +65,12 @@ STEP_CONSTANTS = ("host_s", "width_bytes", "inner_bytes", "step_s")
 """Constants that only measured steps change."""
 
 MEASURED_HERE: Factors = (0.75, 1.5)
-"""On a machine that `echelon calibrate` measured; the few steps that it holds out tell no band."""
+"""On a machine that `echelon calibrate` measured, where its file has no error of held-out steps."""
+HELD_OUT_SPREAD = 1.476 * 1.2533
+"""Half a band of four in five by the mean error of five held-out steps: Student's t for five (its
+0.9 quantile), times the deviation of a normal error over its mean, sqrt(pi / 2)."""
+LEAST_HELD_OUT = 0.02
+"""The error below which held-out steps are not believed; assumed: their own noise."""
 _DOUBLED: Factors = (0.98, 1.04)
 """For each doubling of devices beyond those of any run."""
 _OFFLOADED: Factors = (0.95, 1.5)
@@ -95,8 +100,13 @@ def band_evidence(work: CostInputs) -> BandEvidence:
     trainer, family = trainer_from_constants(work.software), device_family(work.machine)
     held = _held_factors(work.software)
     if _measured_here(work.software):
+        error = plain_number(work.software.step_error)
+        like = f", {100 * error:.0f} % off at steps that it held out" if error > 0.0 else ""
         return BandEvidence(
-            step=MEASURED_HERE, held=held, similar_runs="this machine, calibrated", untested=()
+            step=measured_factors(error),
+            held=held,
+            similar_runs=f"this machine, calibrated{like}",
+            untested=(),
         )
     devices = plain_number(work.layout.devices)
     experts = plain_number(work.model.experts) > 0
@@ -111,6 +121,14 @@ def band_evidence(work: CostInputs) -> BandEvidence:
         untested=(*untested, *more),
         differences=nearest_run(work, trainer, family).differences,
     )
+
+
+def measured_factors(error: float) -> Factors:
+    """Return how far off a step can be on a machine whose held-out steps were off by `error`."""
+    if error <= 0.0:
+        return MEASURED_HERE
+    off = HELD_OUT_SPREAD * log(1.0 + max(error, LEAST_HELD_OUT))
+    return exp(-off), exp(off)
 
 
 def step_deviation(trainer: str | None, family: str | None, *, experts: bool) -> float:
@@ -188,7 +206,9 @@ def _factors_beyond_runs(work: CostInputs, devices: float) -> Iterator[tuple[str
 
 
 def _measured_here(software: TrainerConstants) -> bool:
-    """Return whether constants are those of steps that were measured on processors at hand."""
+    """Return whether constants are those of steps that were measured on devices at hand."""
+    if plain_number(software.step_error) > 0.0:
+        return True
     usual = UNFITTED_FRAMEWORKS[OURS]
     other = any(
         plain_number(getattr(software, name)) != getattr(usual, name) for name in STEP_CONSTANTS

@@ -107,11 +107,16 @@ def power_of_two(value: float) -> float:
 
 def _distance(plan: MeasuredRun, run: MeasuredRun) -> float:
     return (
-        OTHER_TRAINER * (plan.trainer != run.trainer)
-        + OTHER_DEVICE * (plan.device != run.device)
+        OTHER_TRAINER * _other(plan.trainer, run.trainer)
+        + OTHER_DEVICE * _other(plan.device, run.device)
         + OTHER_KIND * (plan.experts != run.experts)
         + sum(abs(log2(mine / theirs)) for mine, theirs in _sizes(plan, run).values())
     )
+
+
+def _other(mine: str, theirs: str) -> bool:
+    """Return whether two names differ: what is not known of both is not the same."""
+    return mine != theirs or mine == UNKNOWN
 
 
 def _sizes(plan: MeasuredRun, run: MeasuredRun) -> dict[str, tuple[float, float]]:
@@ -123,15 +128,15 @@ def _sizes(plan: MeasuredRun, run: MeasuredRun) -> dict[str, tuple[float, float]
 
 
 def _differences(plan: MeasuredRun, run: MeasuredRun) -> Iterator[str]:
-    """Yield in what a plan is far from a run."""
-    if plan.trainer != run.trainer:
-        yield f"it was by {run.trainer}"
-    if plan.device != run.device:
-        yield f"it was on {run.device}"
+    """Yield what a run is that is far from a plan: `on A100`, `with 4 times the devices`."""
+    if _other(plan.trainer, run.trainer):
+        yield f"by {run.trainer}"
+    if _other(plan.device, run.device):
+        yield f"on {run.device}"
     if plan.experts != run.experts:
-        yield "its model was a mixture of experts" if run.experts else "its model was dense"
+        yield "of a mixture of experts" if run.experts else "of a dense model"
     for name, (mine, theirs) in _sizes(plan, run).items():
         if abs(log2(mine / theirs)) >= FAR:
             times = max(mine, theirs) / min(mine, theirs)
             share = f"{times:g} times" if theirs > mine else f"1/{times:g} of"
-            yield f"it had {share} the {name}"
+            yield f"with {share} the {name}"

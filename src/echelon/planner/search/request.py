@@ -29,6 +29,7 @@ from echelon.config.view import View
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.model_shape import ModelShape
+from echelon.core.names import name_parts
 from echelon.core.plan import Mathematics, Plan
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.rulebook.config import UNKNOWN_PRESET
@@ -147,7 +148,7 @@ def make_request(
     wanted = read_pins(pins, settings=layout)
     aim = aim or SearchAim()
     typed = aim.trainer
-    aim = replace(aim, trainer=ALSO_CALLED.get(aim.trainer, aim.trainer))
+    aim = replace(aim, trainer=trainer_meant(aim.trainer) or aim.trainer)
     if problems := [*_wrong_aims(aim)]:
         raise ConfigError(problems)
     rest = [text for text in settings if text not in layout]
@@ -164,6 +165,16 @@ def make_request(
         defaults_taken=defaults_taken,
         **asdict(aim),
     )
+
+
+def trainer_meant(typed: str) -> str | None:
+    """Return the generation of trainers that a name means, None where there is none.
+
+    Case does not count, and neither does what stands between the parts: `Megatron_LM`.
+    """
+    names = {**{name: name for name in FRAMEWORKS}, **ALSO_CALLED}
+    alike = {"".join(name_parts(name)): meant for name, meant in names.items()}
+    return names.get(typed) or alike.get("".join(name_parts(typed)))
 
 
 def _wrong_aims(aim: SearchAim) -> Iterator[Problem]:
@@ -305,6 +316,14 @@ def names_a_model(run: str | Path) -> bool:
     """Return whether what a user names is a model, of a preset or a config.json, and no run."""
     preset = preset_meant(str(run), Path(run))
     return (preset is not None and preset.kind == "models") or is_hf_config(run)
+
+
+def asks_what_exists(run: str | Path, settings: Sequence[str]) -> bool:
+    """Return whether a model is named, and nothing of its devices or its layout."""
+    keys = [text.strip() for text in settings]
+    return names_a_model(run) and not any(
+        key.startswith(("cluster.", *LAYOUT_TABLES)) for key in keys
+    )
 
 
 def is_hf_config(model: str | Path) -> bool:

@@ -1,0 +1,172 @@
+"""What `ec.plan` returns of a model alone, on a machine without a GPU that is known: four sizes.
+
+Each is a whole `PlanAnswer`; the page is what `echelon plan MODEL` prints, and is read from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any, cast
+
+from echelon.core.optional import optional_package
+from echelon.core.parameters import num_parameters
+from echelon.core.units import short_count
+from echelon.planner.answer.answer import PlanAnswer
+from echelon.planner.answer.html import table_html
+from echelon.planner.answer.legend import mesh_text, recompute_text, sign_texts
+from echelon.planner.answer.recommend_text import percent_of_fit
+from echelon.planner.answer.rows import plan_row
+from echelon.planner.answer.search_json import answer_json, recommendation_json
+from echelon.planner.recommend.recommend import Recommendation
+from echelon.planner.view.text_layout import WIDTH, fill_text, table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame  # pyright: ignore # an optional package
+
+_HEADER = ("cluster", "mesh", "zero", "mb", "rec", "step s", "tok/s", "MFU", "GB", "fits")
+_COLUMNS = (
+    "tok/s: of a device. GB: of the fullest rank. mb: sequences of a microbatch. rec: blocks that "
+    "run forward again."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class SizesAnswer:
+    """Hold what to run of a model on each of four clusters, where nobody named one.
+
+    `sizes["8xh100"]` is the PlanAnswer of one; `print` and a notebook show all of them as a table.
+    It stands for no plan: which of them is meant is for you to say.
+    """
+
+    found: tuple[Recommendation, ...]
+    """What the searches ended with, the smallest cluster first."""
+    unknown_gpus: str = ""
+    """GPUs of this machine that the catalogue does not have, as ``2 x NVIDIA ...``."""
+
+    @property
+    def answers(self) -> Mapping[str, PlanAnswer]:
+        """Return the answer of each cluster by its name, the smallest first."""
+        return {one.answer.request.cluster.name: PlanAnswer(found=one) for one in self.found}
+
+    def __getitem__(self, cluster: str) -> PlanAnswer:
+        """Return the answer of a cluster; KeyError where it is none of these."""
+        answers = self.answers
+        if cluster not in answers:
+            raise KeyError(f"{cluster!r} is none of {', '.join(answers)}")
+        return answers[cluster]
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of the clusters, the smallest first."""
+        yield from self.answers
+
+    def __len__(self) -> int:
+        """Return how many clusters there are."""
+        return len(self.found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `echelon plan MODEL --json` prints of them."""
+        return sizes_json(self.found)
+
+    def to_frame(self) -> DataFrame:  # pyright: ignore # unknown where pandas is not installed
+        """Return a pandas DataFrame with the recommended plan of each cluster, one a row.
+
+        Its first column is `cluster`; the others are those of `PlanAnswer.to_frame`.
+        """
+        pandas = cast("Any", optional_package("pandas", extra="frames", purpose="a data frame"))
+        rows = [
+            {"cluster": name, **plan_row(answer.recommended)}
+            for name, answer in self.answers.items()
+        ]
+        return pandas.DataFrame(rows)
+
+    def __str__(self) -> str:
+        """Return the page that `echelon plan MODEL` prints."""
+        hint = "cluster={name!r}; any COUNTxDEVICE or a cluster file will do."
+        return sizes_text(self.found, self.unknown_gpus, hint).rstrip("\n")
+
+    def __repr__(self) -> str:
+        """Return the clusters in one line."""
+        model = self.found[0].answer.request.model.name
+        return f"<{type(self).__name__} {model} on {', '.join(self)}>"
+
+    def _repr_html_(self) -> str:
+        """Return the table as a notebook shows it."""
+        head = "".join(
+            f"<p>{escape(line)}</p>\n" for line in _head(self.found[0], self.unknown_gpus)
+        )
+        table_of_sizes = table_html(_HEADER, _rows(self.found))
+        legend = f"<p>{escape(_legend(self.found))}</p>"
+        return f'<div style="overflow-x: auto">\n{head}{table_of_sizes}\n{legend}\n</div>\n'
+
+
+def sizes_json(found: Sequence[Recommendation]) -> dict[str, Any]:
+    """Return what was found on each cluster as JSON values."""
+    return {
+        "sizes": [
+            {**answer_json(one.answer), "recommended": recommendation_json(one)} for one in found
+        ]
+    }
+
+
+def sizes_text(
+    found: Sequence[Recommendation], unknown_gpus: str, hint: str, *, columns: int = WIDTH
+) -> str:
+    """Return what to run on each cluster as a page; no line has more columns than there are.
+
+    `hint` says how one asks for the whole answer of the cluster `{name}`.
+    """
+    last = found[-1].answer.request.cluster.name
+    parts = [
+        "\n".join(fill_text(line, columns=columns) for line in _head(found[0], unknown_gpus)),
+        table(_HEADER, _rows(found), columns),
+        fill_text(_legend(found), columns=columns),
+        fill_text(f"The whole answer: {hint.format(name=last)}", columns=columns),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _head(first: Recommendation, unknown_gpus: str) -> Iterator[str]:
+    request = first.answer.request
+    numbers = request.mathematics
+    here = (
+        f"{unknown_gpus} of this machine is not in the catalogue (`echelon calibrate` writes a "
+        "file of it)"
+        if unknown_gpus
+        else "this machine has no GPU"
+    )
+    yield (
+        f"{request.model.name}: {short_count(num_parameters(request.model))} parameters, "
+        f"{numbers.global_sequences:,} sequences x {numbers.sequence_length:,} tokens a step, "
+        f"by {request.trainer}."
+    )
+    yield (
+        f"No cluster is named, and {here}: these are the smallest cluster of "
+        f"{request.cluster.device.name} with a plan, and larger ones."
+    )
+
+
+def _rows(found: Sequence[Recommendation]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for one in found:
+        choice, estimate = one.first.ranked.candidate, one.first.ranked.estimate
+        rows.append(
+            (
+                one.answer.request.cluster.name,
+                mesh_text(choice),
+                str(choice.zero) + "+h" * choice.offload,
+                str(choice.microbatch),
+                recompute_text(choice),
+                f"{estimate.step_s:.4g}",
+                f"{estimate.tokens_per_s_per_device:.0f}",
+                f"{100 * estimate.mfu:.1f}",
+                f"{estimate.bytes_held / 1e9:.1f}",
+                percent_of_fit(one.first.fits),
+            )
+        )
+    return rows
+
+
+def _legend(found: Sequence[Recommendation]) -> str:
+    return " ".join([_COLUMNS, *sign_texts([one.first.ranked.candidate for one in found])])
