@@ -2,9 +2,10 @@
 
 Columns: the model is a preset with `settings` over it; the cluster `devices` x a preset; a blank
 cell of a layout is something that the source does not say, and that the planner may choose.
-`limits` are pins of both plans, for what the trainer of the run has no choice of. Both
-plans of a row have the conditions of its run: products in fp8 where it has them, and dtypes of
-states, gradients and the loss where `checked` names a row of the data that says them.
+`limits` are pins of both plans, for what the trainer of the run had no choice of.
+
+Both plans of a row have the conditions of its run: products in fp8, attention that keeps scores,
+and dtypes of states, gradients and the loss where `checked` names a row of the data that says them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ RUNS = ("measured_runs.csv", "further_runs.csv", "consumer_runs.csv")
 """Files of measured runs that `checked` may name a row of."""
 OPENED = ("opened",)
 """What `checked` says where the source itself was read."""
+PLAIN = "plain"
+"""What `attention` says where scores are kept, as before FlashAttention (May 2022)."""
 PINNED = (
     "tp",
     "cp",
@@ -95,6 +98,8 @@ class Answer:
         run, software = self.measured_run, found.software
         if run is not None:
             software = with_named_settings(run, software, found.trainer)
+        if cells["attention"] == PLAIN:
+            software = replace(software, fused_attention=0.0)
         narrow = "fp8" if cells["precision"] == "fp8" else None
         return replace(found, software=software, matmul_dtype=narrow)
 

@@ -117,9 +117,7 @@ class SearchRequest(SearchAim):
         """Return the numbers of the devices with so many ranks, in the dtypes of the run."""
         half = self.mathematics.precision.parameters
         dtype = self.matmul_dtype or half
-        return machine_numbers_from_cluster(
-            self.cluster, dtype, attention_dtype=half, ranks=ranks
-        )
+        return machine_numbers_from_cluster(self.cluster, dtype, attention_dtype=half, ranks=ranks)
 
     def with_memory(self, memory_bytes: float) -> SearchRequest:
         """Return the request on devices with so much memory."""
