@@ -3,8 +3,8 @@
 `python -m bench.known_answers` runs the planner for each row of `bench/data/known_answers.csv`,
 pinned to the published layout and free. Printed are predicted seconds of both, whether the
 published choice fits, the measured rate as seconds of a step, and the regret: how much slower the
-published choice is predicted to be. Exit 1 where the median is above 5 %, or a row above 20 % has
-no named reason; 2 where `--only` names no row.
+published choice is predicted to be than the plan that we recommend. Exit 1 where the median is
+above 5 %, or a row above 20 % has no named reason; 2 where `--only` names no row.
 """
 
 from __future__ import annotations

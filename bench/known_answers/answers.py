@@ -1,20 +1,33 @@
 """A file of published production choices -> requests of the planner, pinned to them and free.
 
 Columns: the model is a preset with `settings` over it; the cluster `devices` x a preset; a blank
-cell of a layout is something that the source does not say, and that the planner may choose. A run
-in fp8 is planned in bf16: its layout can be judged, its measured rate cannot be compared.
+cell of a layout is something that the source does not say, and that the planner may choose.
+`limits` are pins of both plans, for what the trainer of the run had no choice of.
+
+Both plans of a row have the conditions of its run: products in fp8, attention that keeps scores,
+and dtypes of states, gradients and the loss where `checked` names a row of the data that says them.
 """
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
+from bench.accuracy.published.rows import Row, read_rows
+from bench.accuracy.published.trainer_defaults import with_named_settings
 from echelon.planner.search.request import SearchAim, SearchRequest, make_request
 
-FILE = Path(__file__).parents[1] / "data" / "known_answers.csv"
+DATA = Path(__file__).parents[1] / "data"
+FILE = DATA / "known_answers.csv"
+RUNS = ("measured_runs.csv", "further_runs.csv", "consumer_runs.csv")
+"""Files of measured runs that `checked` may name a row of."""
+OPENED = ("opened",)
+"""What `checked` says where the source itself was read."""
+PLAIN = "plain"
+"""What `attention` says where scores are kept, as before FlashAttention (May 2022)."""
 PINNED = (
     "tp",
     "cp",
@@ -27,6 +40,8 @@ PINNED = (
     "schedule",
     "context",
     "dp_replicate",
+    "reshard",
+    "offload",
 )
 """Columns of a layout, called as the pins that they become."""
 UNITS = ("step_s", "tokens_s", "tflops", "hw_tflops", "causal_tflops")
@@ -51,15 +66,15 @@ class Answer:
         return self.cells["reason"]
 
     @property
-    def comparable(self) -> bool:
-        """Return whether its rate was measured in the precision that is planned."""
-        return self.cells["precision"] != "fp8"
+    def pins(self) -> tuple[str, ...]:
+        """Return its layout as pins; state stays on the device where nobody says more."""
+        found = [f"{name}={self.cells[name]}" for name in PINNED if self.cells[name]]
+        return (*found,) if self.cells["offload"] else (*found, "offload=none")
 
     @property
-    def pins(self) -> tuple[str, ...]:
-        """Return its layout as pins; state stays on the device."""
-        found = [f"{name}={self.cells[name]}" for name in PINNED if self.cells[name]]
-        return (*found, "offload=none")
+    def measured_run(self) -> Row | None:
+        """Return the row of the data that says more of the run; None where the source was read."""
+        return None if self.cells["checked"] in OPENED else measured_runs()[self.cells["checked"]]
 
     def request(self, *pins: str) -> SearchRequest:
         """Return what to search for; ConfigError where the row is wrong."""
@@ -68,15 +83,25 @@ class Answer:
         settings.append(f"batch.sequence_length={cells['sequence_length']}")
         settings.append(f"batch.global_sequences={cells['global_batch']}")
         length = int(cells["sequence_length"])
+        pinned = {one.partition("=")[0] for one in pins}
+        limits = [one for one in cells["limits"].split(";") if one]
+        limits = [one for one in limits if one.partition("=")[0] not in pinned]
         if cells["model"].startswith("gpt") and length > GPT_POSITIONS:
             settings.append(f"model.max_positions={length}")
-        return make_request(
+        found = make_request(
             cells["model"],
             cluster=f"{cells['devices']}x{cells['cluster']}",
             settings=settings,
-            pins=pins,
+            pins=(*pins, *limits),
             aim=SearchAim(top=1, trainer=cells["trainer"]),
         )
+        run, software = self.measured_run, found.software
+        if run is not None:
+            software = with_named_settings(run, software, found.trainer)
+        if cells["attention"] == PLAIN:
+            software = replace(software, fused_attention=0.0)
+        narrow = "fp8" if cells["precision"] == "fp8" else None
+        return replace(found, software=software, matmul_dtype=narrow)
 
     def measured_s(
         self, tokens: float, model_flops: float, attention_flops: float = 0.0
@@ -97,6 +122,12 @@ class Answer:
             model_flops -= attention_flops / 2.0
         passes = HARDWARE_PASSES if unit == "hw_tflops" else 1.0
         return passes * model_flops / (devices * value * 1e12)
+
+
+@cache
+def measured_runs() -> Mapping[str, Row]:
+    """Return the rows of the data by their ids."""
+    return {row.id: row for name in RUNS for row in read_rows(DATA / name)}
 
 
 def read_answers(path: Path = FILE) -> list[Answer]:

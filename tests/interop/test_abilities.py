@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from echelon.interop.tools import TOOLS
+import pytest
+
+from echelon.interop.tools import TOOLS, abilities_of_trainer
 from echelon.planner.search.pins import limits_of_tool
 
 
@@ -28,3 +30,28 @@ def test_limits_are_those_of_pins() -> None:
         limits_of_tool(TOOLS["megatron"].abilities, experts=experts) for experts in (False, True)
     )
     assert mixture.keys() - dense.keys() == {"tensor_sequence_parallel"}
+
+
+@pytest.mark.parametrize("generation", ["megatron", "megatron-core"])
+def test_megatron_before_2025_shares_out_optimizer_state_alone(generation: str) -> None:
+    older = TOOLS["megatron"].abilities_of(generation)
+    assert limits_of_tool(older, experts=False)["zero"] == (0, 1)
+    assert "zero" not in limits_of_tool(TOOLS["megatron"].abilities, experts=False)
+    # 80 blocks on 4 ranks; 126 with embedding and head on 16, as Llama 3 405B has them.
+    assert older.allows_stages(layers=80, stages=20)
+    assert older.allows_stages(layers=126, stages=64)
+    assert not older.allows_stages(layers=80, stages=12)
+    assert TOOLS["megatron"].abilities.allows_stages(layers=80, stages=12)
+
+
+def test_trainers_without_files_have_abilities_too() -> None:
+    assert abilities_of_trainer("fsdp2-compiled") == TOOLS["torchtitan"].abilities_of(
+        "fsdp2-compiled"
+    )
+    assert abilities_of_trainer("echelon") is None
+    jax = abilities_of_trainer("jax")
+    assert jax is not None
+    assert jax.schedules == ("gpipe", "breadth-first")
+    assert jax.allows_schedule("gpipe", pp=4, microbatches=8)
+    assert not jax.allows_schedule("gpipe", pp=4, microbatches=6)
+    assert not jax.allows_stages(layers=80, stages=12)

@@ -18,9 +18,11 @@ _ZeroRule: TypeAlias = Callable[..., bool]
 """Whether a tool runs a ZeRO stage: (stage, *, dp_replicate, dp_shard, pp, cp, tp)."""
 _ScheduleRule: TypeAlias = Callable[..., bool]
 """Whether a tool runs a schedule on pp ranks: (name, *, pp, microbatches)."""
+_StageRule: TypeAlias = Callable[..., bool]
+"""Whether a tool cuts blocks into so many stages: (*, layers, stages)."""
 
 
-def _allow_all(_: object, **__: int) -> bool:
+def _allow_all(*_: object, **__: int) -> bool:
     return True
 
 
@@ -50,10 +52,33 @@ class ToolAbilities:
     """Which stages go with which meshes."""
     allows_schedule: _ScheduleRule = _allow_all
     """Which schedules go with which numbers of microbatches."""
+    allows_stages: _StageRule = _allow_all
+    """Into how many stages, of all ranks, so many blocks can be cut."""
     settings: Mapping[str, object] = field(default_factory=dict[str, object])
     """Settings that it has no choice of, where nobody says any."""
     reduces_in_parameter_dtype: bool = False
     """Whether gradients are summed over ranks in the dtype of parameters."""
+
+
+def _allows_whole_rounds(_: str, *, pp: int, microbatches: int) -> bool:
+    return microbatches % pp == 0
+
+
+def _allows_equal_stages(*, layers: int, stages: int) -> bool:
+    return layers % stages == 0
+
+
+WITHOUT_FILES: Mapping[str, ToolAbilities] = {
+    "jax": ToolAbilities(
+        schedules=("gpipe", "breadth-first"),
+        allows_schedule=_allows_whole_rounds,
+        allows_stages=_allows_equal_stages,
+    )
+}
+"""What trainers can run with which no files are exchanged.
+
+MaxText loops over microbatches forward, and what XLA derives of that is the whole backward; a rank
+may have several equal stages (MaxText/layers/pipeline.py @00ab5ea)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,10 @@ class Tool:
         """Return what it can run."""
         return self._part("abilities").ABILITIES
 
+    def abilities_of(self, generation: str) -> ToolAbilities:
+        """Return what one of its generations can run."""
+        return self._part("abilities").OF_GENERATION.get(generation, self.abilities)
+
     def _part(self, module: str) -> Any:
         return import_module(f"{__package__}.{self.name}.{module}")
 
@@ -165,3 +169,12 @@ def trainer_names() -> list[str]:
 def tool_of_trainer(trainer: str) -> Tool | None:
     """Return the tool that a generation of trainers belongs to; None for one of no tool here."""
     return next((tool for tool in TOOLS.values() if trainer in tool.generations), None)
+
+
+def abilities_of_trainer(trainer: str) -> ToolAbilities | None:
+    """Return what a generation of trainers can run; None where nothing is known to be missing."""
+    tool = tool_of_trainer(trainer)
+    if tool is not None:
+        return tool.abilities_of(trainer)
+    known: Mapping[str, ToolAbilities] = import_module("echelon.interop.abilities").WITHOUT_FILES
+    return known.get(trainer)

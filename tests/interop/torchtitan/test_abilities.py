@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from echelon.interop.torchtitan.abilities import ABILITIES
+from echelon.interop.tools import TOOLS
+from echelon.interop.torchtitan.abilities import ABILITIES, SPLIT_BACKWARD
 
 
 def zero_stages(**degrees: int) -> list[int]:
@@ -14,3 +15,20 @@ def zero_stages(**degrees: int) -> list[int]:
 def test_stages_of_zero() -> None:
     assert zero_stages() == zero_stages(dp_shard=1, cp=2) == [3]
     assert zero_stages(dp_shard=1) == [0]
+
+
+def test_copies_that_share_nothing_out_stand_alone() -> None:
+    assert zero_stages(dp_shard=1, dp_replicate=8) == [0]
+    for axis in ("tp", "pp"):
+        assert zero_stages(dp_shard=1, dp_replicate=2, **{axis: 4}) == []
+        assert zero_stages(dp_shard=1, **{axis: 4}) == [0]
+        assert zero_stages(dp_shard=2, dp_replicate=2, **{axis: 4}) == [3]
+
+
+def test_compiled_blocks_have_one_backward() -> None:
+    tool = TOOLS["torchtitan"]
+    eager, compiled = (tool.abilities_of(name).schedules for name in tool.generations)
+    assert eager is not None
+    assert compiled is not None
+    assert set(SPLIT_BACKWARD) <= set(eager)
+    assert set(eager) - set(compiled) == set(SPLIT_BACKWARD)

@@ -46,6 +46,12 @@ def test_one_rank_has_one_order_and_two_have_several() -> None:
     assert all(one.virtual * 2 <= 8 for one in several)
 
 
+def test_one_rank_needs_no_schedule_that_a_trainer_has() -> None:
+    (alone,) = schedule_options(Pins(limits={"schedule": ("gpipe",)}), 1, 8)
+    assert alone.name == "1f1b"
+    assert schedule_options(Pins().having("schedule", "gpipe"), 1, 8) == ()
+
+
 def test_recompute_comes_with_the_least_work_first() -> None:
     found = recompute_options(Pins(), 4)
     assert sorted(found) == [(0, 0.0), (1, 1.0), (2, 0.5), (3, 0.5), (4, 0.25)]

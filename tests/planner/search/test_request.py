@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from echelon.planner.search.request import (
     request_with_settings,
     trainer_meant,
 )
+from echelon.planner.search.search import search
 
 LLAMA_CONFIG = {
     "model_type": "llama",
@@ -39,6 +41,22 @@ def test_what_nobody_says_is_assumed_and_told() -> None:
     own = make_request("nano", cluster="8xh100", settings=["precision.parameters=bf16"])
     assert own.defaults_taken == ()
     assert (own.mathematics.global_sequences, own.mathematics.sequence_length) == (16, 128)
+
+
+def test_products_may_be_computed_in_another_dtype_than_parameters() -> None:
+    """Recipes of other trainers in fp8: products at its peak, attention at that of bf16."""
+    aim = SearchAim(trainer="megatron-core-2025", top=1)
+    pins = ["dp=4", "cp=2", "zero=1", "microbatch=1", "recompute=none", "offload=none"]
+    half = make_request("llama3-8b", cluster="8xh100", pins=pins, aim=aim)
+    eight = replace(half, matmul_dtype="fp8")
+    device = half.cluster.device
+    assert half.machine_numbers(8).peak_flops == device.flops("bf16")
+    assert eight.machine_numbers(8).peak_flops == device.flops("fp8")
+    assert eight.machine_numbers(8).attention_flops == device.flops("bf16")
+    slow, fast = (search(one).first.estimate for one in (half, eight))
+    assert fast.seconds["matmul"] < 0.6 * slow.seconds["matmul"]
+    assert fast.seconds["attention"] == pytest.approx(slow.seconds["attention"])
+    assert fast.bytes["activations"] < slow.bytes["activations"]
 
 
 def test_a_config_json_is_a_model(tmp_path: Path) -> None:

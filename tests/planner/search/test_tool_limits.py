@@ -11,7 +11,7 @@ from echelon.core.rulebook.planner import TRAINER_RUNS_PIN
 from echelon.cost.seconds.trainer_generations import FRAMEWORKS
 from echelon.interop.export_attempt import attempt_export
 from echelon.interop.plan_settings import needed_settings
-from echelon.interop.tools import ALSO_CALLED, TOOLS, tool_of_trainer
+from echelon.interop.tools import ALSO_CALLED, TOOLS, abilities_of_trainer, tool_of_trainer
 from echelon.planner.search.pins import PINS, pin_word
 from echelon.planner.search.request import SearchAim, SearchRequest, make_request
 from echelon.planner.search.search import search
@@ -78,6 +78,37 @@ def test_every_generation_of_a_tool_keeps_to_what_the_tool_can_run() -> None:
     assert len(generations) == len(set(generations))
     assert {name for name in FRAMEWORKS if name.startswith(tools)} == set(generations)
     assert set(ALSO_CALLED.values()) <= set(generations)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "pins"),
+    [
+        ("fsdp2-compiled", ["pp=2"]),
+        ("fsdp2", ["tp=2", "dp_replicate=4"]),
+        ("megatron-core", ["pp=2"]),
+        ("jax", ["pp=2"]),
+        ("jax", ["pp=1"]),
+    ],
+)
+def test_a_search_keeps_to_what_a_generation_can_run(trainer: str, pins: list[str]) -> None:
+    request = for_trainer(trainer, pins)
+    able = abilities_of_trainer(trainer)
+    assert able is not None
+    ranked = search(request).ranked
+    for one in ranked:
+        choice = one.candidate
+        mesh = choice.mesh
+        if mesh.pp > 1:
+            assert able.schedules is not None
+            assert choice.schedule in able.schedules
+        assert able.allows_stages(layers=6, stages=mesh.pp * choice.virtual)
+        assert able.allows_zero(
+            choice.zero,
+            **{a: getattr(mesh, a) for a in ("dp_replicate", "dp_shard", "pp", "cp", "tp")},
+        )
+        assert able.zero_stages is None or choice.zero in able.zero_stages
+    # Copies of tensor ranks that share nothing out: torchtitan has none.
+    assert bool(ranked) == ("dp_replicate=4" not in pins)
 
 
 def test_limits_stay_with_pins() -> None:

@@ -6,6 +6,8 @@ DeepSpeed's plugin add up in other dtypes is left aside.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from echelon.interop.abilities import ToolAbilities, ToolNames
 from echelon.interop.tool_tables import tool_tables
 
@@ -21,3 +23,6 @@ ABILITIES = ToolAbilities(
     sequence_parallel_with_experts=False,
     reduces_in_parameter_dtype=True,
 )
+
+OF_GENERATION: Mapping[str, ToolAbilities] = {}
+"""What generations can run that is not what it can run today: no difference is known."""

@@ -5,6 +5,8 @@ docs/pipeline: 1f1b, with ZeRO 0 and 1. AutoTP: ZeRO 0 to 2. ALST: Ulysses.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from echelon.interop.abilities import ToolAbilities, ToolNames, by_word
 from echelon.interop.tool_tables import tool_tables
 
@@ -31,3 +33,6 @@ ABILITIES = ToolAbilities(
     sequence_parallel_with_experts=False,
     allows_zero=allows_zero,
 )
+
+OF_GENERATION: Mapping[str, ToolAbilities] = {}
+"""What generations can run that is not what it can run today: no difference is known."""

@@ -2,9 +2,15 @@
 
 pipeline_parallel/schedules.py: 1f1b, and interleaved with a multiple of pp microbatches.
 training/arguments.py: recompute; experts over tensor ranks need sequence parallelism.
+
+Older ones, by the same file of their releases: gradients and parameters are shared out since 0.12
+(--use-custom-fsdp, May 2025), and stages have equal numbers of blocks until 0.13
+(--pipeline-model-parallel-layout).
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from echelon.interop.abilities import ToolAbilities, ToolNames
 from echelon.interop.tool_tables import tool_tables
@@ -32,3 +38,16 @@ ABILITIES = ToolAbilities(
     sequence_parallel_with_experts=True,
     allows_schedule=allows_schedule,
 )
+
+
+def allows_equal_stages(*, layers: int, stages: int) -> bool:
+    """Return whether stages have as many blocks each, or with embedding and head as one each.
+
+    --account-for-embedding-in-pipeline-split counts them so.
+    """
+    return layers % stages == 0 or (layers + 2) % stages == 0
+
+
+_BEFORE_2025 = replace(ABILITIES, zero_stages=(0, 1), allows_stages=allows_equal_stages)
+OF_GENERATION = {"megatron": _BEFORE_2025, "megatron-core": _BEFORE_2025}
+"""What generations before 2025 can run."""

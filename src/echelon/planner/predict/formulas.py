@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
-from echelon.cost.seconds.from_plan import machine_numbers_from_cluster, model_numbers_from_shape
+from echelon.cost.seconds.from_plan import model_numbers_from_shape
 from echelon.cost.seconds.inputs import CostInputs, Terms
 from echelon.cost.seconds.numbers import Array, LayoutNumbers, Num
 from echelon.cost.seconds.step import BlockKindSeconds, block_kind_seconds, step_seconds
-from echelon.interop.tools import tool_of_trainer
+from echelon.interop.tools import abilities_of_trainer
 from echelon.planner.predict.estimate import closed_form_bytes
 from echelon.planner.search.legal_meshes import Columns, LegalMeshes, expert_fold_degrees
 from echelon.planner.search.options import (
@@ -50,9 +50,7 @@ class VectorizedFormulas:
         at_once = [i for i, one in enumerate(CONTEXT_KINDS.values()) if one.gathers_keys]
         gathered = np.isin(found["kind"], at_once)
         self.columns["gathered"] = gathered.astype(float)
-        self._machine = machine_numbers_from_cluster(
-            request.cluster, request.mathematics.precision.parameters, ranks=rows.world
-        )
+        self._machine = request.machine_numbers(rows.world)
         # Rows of one split with one microbatch have the same blocks.
         most = int(found["microbatch"].max(initial=0)) + 1
         self._shard: RowIndex = found["split"] * most + found["microbatch"]
@@ -169,8 +167,7 @@ class OptionTables:
         inner = expert_fold_degrees(columns, np.ones(len(rows), dtype=np.int64))
         keys = [columns["dp"], columns["cp"], columns["ep"], inner]
         pins, layers = self._request.pins, self._request.model.layers
-        tool = tool_of_trainer(self._request.trainer)
-        able = None if tool is None else tool.abilities
+        able = abilities_of_trainer(self._request.trainer)
         if able is not None:
             keys += [columns["pp"], columns["tp"]]
 
@@ -190,10 +187,13 @@ class OptionTables:
         def orders(key: tuple[int, ...]) -> list[ScheduleOption]:
             pp, microbatches = key
             found = [one for one in schedule_options(pins, pp, layers) if one.allows(microbatches)]
+            if able is None:
+                return found
             return [
                 one
                 for one in found
-                if able is None or able.allows_schedule(one.name, pp=pp, microbatches=microbatches)
+                if able.allows_schedule(one.name, pp=pp, microbatches=microbatches)
+                and able.allows_stages(layers=layers, stages=one.virtual * pp)
             ]
 
         self._shares: _SharedLists[ZeroOption] = _SharedLists(keys, shares, _ZERO_OPTION_NUMBERS)

@@ -107,10 +107,11 @@ def pinned_zero_options(
 def schedule_options(pins: Pins, pp: int, layers: int) -> tuple[ScheduleOption, ...]:
     """Return the schedules for so many pipeline ranks, with every number of stages on a rank.
 
-    On one rank there is nothing to order: 1f1b stands for all.
+    On one rank there is nothing to order: 1f1b stands for all, also where a trainer lacks it.
     """
     if pp == 1:
-        plain = pins.allows("schedule", PLAIN_SCHEDULE) and pins.allows("virtual", 1)
+        pinned = pins.values.get("schedule", (PLAIN_SCHEDULE,))
+        plain = PLAIN_SCHEDULE in pinned and pins.allows("virtual", 1)
         return (ScheduleOption(PLAIN_SCHEDULE, 1, 1, 1),) if plain else ()
     wanted = pins.values_of("schedule")
     found: list[ScheduleOption] = []

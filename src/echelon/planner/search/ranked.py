@@ -19,7 +19,7 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
 from echelon.cost.seconds.balance import Stages, split_layers
 from echelon.cost.seconds.events import PipelineOrder, balanced_stages
-from echelon.cost.seconds.from_plan import machine_numbers_from_cluster, model_numbers_from_shape
+from echelon.cost.seconds.from_plan import model_numbers_from_shape
 from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.step import block_kind_seconds
 from echelon.cost.seconds.trainer_generations import OURS
@@ -57,9 +57,7 @@ def cost_inputs_from_candidate(request: SearchRequest, choice: CandidatePlan) ->
     length = request.mathematics.sequence_length
     return CostInputs(
         model=model_numbers_from_shape(request.model, length, tp=float(choice.mesh.tp)),
-        machine=machine_numbers_from_cluster(
-            request.cluster, request.mathematics.precision.parameters, ranks=choice.devices
-        ),
+        machine=request.machine_numbers(choice.devices),
         software=request.software,
         layout=choice.numbers(),
     )

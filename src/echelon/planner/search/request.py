@@ -35,15 +35,16 @@ from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.rulebook.config import UNKNOWN_PRESET
 from echelon.core.rulebook.planner import OBJECTIVE_NEEDS_PRICE, TRAINER_RUNS_PIN, UNKNOWN_TRAINER
 from echelon.core.rules import did_you_mean
-from echelon.cost.seconds.from_plan import constants_for_precision
+from echelon.cost.seconds.from_plan import constants_for_precision, machine_numbers_from_cluster
 from echelon.cost.seconds.inputs import TrainerConstants
+from echelon.cost.seconds.numbers import MachineNumbers
 from echelon.cost.seconds.trainer_generations import (
     FRAMEWORKS,
     OURS,
     constants_of_trainer,
     constants_on_devices,
 )
-from echelon.interop.tools import ALSO_CALLED, tool_of_trainer
+from echelon.interop.tools import ALSO_CALLED, abilities_of_trainer
 from echelon.planner.search.pins import Pins, limits_of_tool, pin_of_setting, pin_word, read_pins
 
 Objective = Literal["time", "throughput", "cost", "devices", "expected"]
@@ -91,6 +92,8 @@ class SearchRequest(SearchAim):
     """Choices that are not searched."""
     software: TrainerConstants = field(default_factory=lambda: FRAMEWORKS[OURS])
     """The constants of the trainer."""
+    matmul_dtype: str | None = None
+    """The dtype in which matrix products are computed, such as "fp8"; None: that of parameters."""
     uncounted_factor: float = 1.0
     """What bytes that are not counted are multiplied by before a plan is said to fit."""
     defaults_taken: tuple[str, ...] = ()
@@ -110,6 +113,12 @@ class SearchRequest(SearchAim):
     def memory_bytes(self) -> float:
         """Return the memory of a device."""
         return float(self.cluster.device.memory_bytes)
+
+    def machine_numbers(self, ranks: int) -> MachineNumbers:
+        """Return the numbers of the devices with so many ranks, in the dtypes of the run."""
+        half = self.mathematics.precision.parameters
+        dtype = self.matmul_dtype or half
+        return machine_numbers_from_cluster(self.cluster, dtype, attention_dtype=half, ranks=ranks)
 
     def with_memory(self, memory_bytes: float) -> SearchRequest:
         """Return the request on devices with so much memory."""
@@ -253,10 +262,10 @@ def _pins_for_trainer(pins: Pins, trainer: str, typed: str, *, experts: bool) ->
 
     `typed` is what the user called the trainer.
     """
-    tool = tool_of_trainer(trainer)
-    if tool is None:
+    able = abilities_of_trainer(trainer)
+    if able is None:
         return pins
-    found = replace(pins, limits=limits_of_tool(tool.abilities, experts=experts))
+    found = replace(pins, limits=limits_of_tool(able, experts=experts))
     wrong = [name for name in pins.values if not found.values_of(name)]
     if wrong:
         raise ConfigError([_pin_not_supported(found, typed, name) for name in wrong])
@@ -359,8 +368,7 @@ def _complete(gathered: SettingLayers, model: str, trainer: str) -> Iterator[str
         precision, text = _precision(view)
         found |= precision
         yield text
-    tool = tool_of_trainer(trainer)
-    able = None if tool is None else tool.abilities
+    able = abilities_of_trainer(trainer)
     fixed = {} if able is None else dict(able.settings)
     if able is not None and able.reduces_in_parameter_dtype and "precision.parameters" in found:
         fixed["precision.reduction"] = found["precision.parameters"]
