@@ -7,12 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from echelon.config.load import load_job
 from echelon.core.axis import Axis
+from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.cost.activations.timeline import RankActivations
 from echelon.cost.bytes.held import bytes_held_by_pool
 from echelon.cost.bytes.terms import HeldTerm
 from echelon.cost.bytes.transient import transient_terms
+from echelon.cost.seconds.events import PipelineOrder
 from echelon.planner.predict.peak_bytes import IN_ACTIVATIONS, peak_bytes_by_place
 from echelon.planner.search.ranked import (
     RankedPlan,
@@ -24,6 +27,7 @@ from echelon.planner.search.request import make_request
 from echelon.planner.search.search import search
 from echelon.planner.search.sweep import SearchSweep
 from echelon.planner.view.memory import memory_rows_from_plan
+from echelon.schedule.build import SCHEDULES
 from tests.planner.requests import MIXTURE, SMALL, small
 
 CASES = (
@@ -120,3 +124,40 @@ def test_closed_forms_know_the_state_that_travels_from_the_host(model: str) -> N
     # Two buckets of the state of a block, or of its experts, are several GB.
     assert passing(closed) > 3e9
     assert passing(closed) == pytest.approx(passing(with_checked_plan(request, closed)), rel=0.1)
+
+
+@pytest.mark.parametrize("extra", [0, 1, 3])
+@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_few_rounds_of_a_pipeline_have_the_peak_of_many(
+    schedule: str, pp: int, extra: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = SCHEDULES[schedule]
+    virtual = next((one for one in (1, 2) if builder.fits_stages(one * pp, pp)), None)
+    microbatches = 12 * pp + extra * builder.microbatch_multiple
+    if virtual is None or not _may_run(schedule, pp, microbatches):
+        pytest.skip("the schedule has no step of so many microbatches")
+    settings = [
+        f"mesh.pp={pp}",
+        "model.layers=8",
+        f"pipeline.schedule={schedule}",
+        f"pipeline.virtual_stages={virtual}",
+        f"batch.global_sequences={microbatches}",
+        "batch.microbatch_sequences=1",
+    ]
+    try:
+        plan = load_job("nano", settings).plan
+    except ConfigError:
+        pytest.skip("the schedule has no step of so many microbatches")
+    assert PipelineOrder.from_plan(plan).lengths
+    few = peak_bytes_by_place(plan)
+    monkeypatch.setattr(PipelineOrder, "lengths", ())
+    assert few == peak_bytes_by_place(plan)
+
+
+def _may_run(schedule: str, pp: int, microbatches: int) -> bool:
+    builder = SCHEDULES[schedule]
+    return (
+        microbatches % builder.microbatch_multiple == 0
+        and microbatches >= builder.minimum_microbatches(pp)
+    )

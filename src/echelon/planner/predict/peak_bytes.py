@@ -30,17 +30,12 @@ from echelon.cost.bytes.fullest_rank import fullest_rank_bytes
 from echelon.cost.bytes.held import bytes_held
 from echelon.cost.bytes.terms import HeldTerm
 from echelon.cost.bytes.transient import transient_terms
+from echelon.cost.seconds.events import PipelineOrder
 from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.numbers import Num
 from echelon.layout.stage import RankPart, StagePart, rank_part
 from echelon.schedule.action import Action, ActionKind
-from echelon.schedule.flat_schedule import (
-    KINDS,
-    FlatSchedule,
-    build_flat_schedule,
-    flatten_schedule,
-)
-from echelon.schedule.from_plan import schedule_from_plan
+from echelon.schedule.flat_schedule import KINDS, FlatSchedule
 
 STATE = {
     "parameters": "parameters",
@@ -72,7 +67,7 @@ StageSizes = Callable[[StagePart], StageBytes]
 
 def peak_bytes_by_place(plan: Plan, sizes: StageSizes | None = None) -> list[dict[str, float]]:
     """Return the bytes of the first rank at each place of the pipeline, by term."""
-    flat = _action_lists(plan)
+    order, lists = PipelineOrder.from_plan(plan), dict[int, FlatSchedule]()
     state: dict[object, dict[str, float]] = {}
     stages: dict[object, StageBytes] = {}
     found: list[dict[str, float]] = []
@@ -89,18 +84,9 @@ def peak_bytes_by_place(plan: Plan, sizes: StageSizes | None = None) -> list[dic
             for stage, kind in zip(part.stages, kinds, strict=True):
                 if kind not in stages:
                     stages[kind] = sizes(stage) if sizes else _of_stage(plan, pp, stage.stage)
-            peak = _peak_activations(part, flat, [stages[kind] for kind in kinds])
+            peak = _peak_of_step(part, order, lists, [stages[kind] for kind in kinds])
         found.append({**state[alike], "activations": peak})
     return found
-
-
-def _action_lists(plan: Plan) -> FlatSchedule:
-    pipeline = plan.layout.pipeline
-    if pipeline.rows:
-        return flatten_schedule(schedule_from_plan(plan))
-    return build_flat_schedule(
-        pipeline.schedule, plan.num_stages, plan.mesh.pp, plan.num_microbatches
-    )
 
 
 def _kind(plan: Plan, stage: StagePart) -> tuple[object, ...]:
@@ -127,6 +113,33 @@ def _on_device(plan: Plan, terms: tuple[HeldTerm, ...]) -> Iterator[HeldTerm]:
     """Yield what rests in the memory of a device; a CPU's is the memory of its host."""
     pools = {"device", "host"} if plan.cluster.backend == "gloo" else {"device"}
     return (term for term in terms if term.pool in pools)
+
+
+def _peak_of_step(
+    part: RankPart,
+    order: PipelineOrder,
+    lists: dict[int, FlatSchedule],
+    sizes: Sequence[StageBytes],
+) -> float:
+    """Return the most that the activations of a place take; `lists` are those known so far.
+
+    Rounds of a pipeline are alike, so a few tell of all: where steps that are a few rounds longer
+    each have a peak that is higher by no more than the losses of these microbatches, which stay
+    until the step ends, so has every longer one.
+    """
+
+    def peak(count: int) -> float:
+        if count not in lists:
+            lists[count] = order.lanes(count)
+        return _peak_activations(part, lists[count], sizes)
+
+    if len(order.lengths) > 2:
+        few = order.lengths[-3:]
+        peaks = [peak(count) for count in few]
+        first, last = ((peaks[i + 1] - peaks[i]) / (few[i + 1] - few[i]) for i in (0, 1))
+        if first == last <= sum(size.loss for size in sizes):
+            return peaks[-1] + last * (order.num_microbatches - few[-1])
+    return peak(order.num_microbatches)
 
 
 def _peak_activations(part: RankPart, flat: FlatSchedule, sizes: Sequence[StageBytes]) -> float:
