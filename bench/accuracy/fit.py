@@ -18,7 +18,9 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import exp, log
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -71,11 +73,11 @@ TRAINER: Mapping[str, tuple[float, float, float]] = {
     "spread": (0.001, 0.02, 0.5),
 }
 NOBODY = "generic"
-"""What is no generation, but any trainer that is not known: it has the constants of its kin."""
-OF_NOBODY = ("pace",)
-"""But for these: a trainer that nobody tuned for a table is slower than those that were."""
-UNTUNED = 0.15
-"""Deviation of a constant of OF_NOBODY from that of its kin."""
+"""What is no generation, but any trainer that is not known: nothing is fitted to its runs but how
+much slower than its kin it is, as trainers are that nobody tuned for a table."""
+UNTUNED, OF_PUBLISHER = 0.15, 0.12
+"""Deviations of logarithms of seconds: of a trainer that is not known from its kin, and of the runs
+of one publisher from those of its trainer."""
 OF_FAMILY, OF_TRAINER = 1.0, 0.8
 """Deviations of a family of trainers from all of them, and of a trainer from its family, over that
 of a constant of TRAINER."""
@@ -140,8 +142,8 @@ class Fitting:
         for one in self.constants:
             kind, key, field = one.name.split(" ")
             if kind == "family":
-                direct = of_case["trainer"] == _stands_for(key, field)
-                found[one.name] = (f"trainer {field}", direct)
+                # No run is of a family as such: what is known of one comes from its trainers.
+                found[one.name] = (f"trainer {field}", of_case["trainer"] == "")
                 continue
             found[one.name] = (f"{kind} {field}", of_case[kind] == key)
         return found
@@ -158,25 +160,18 @@ def put(work: CostInputs, devices: Any, trainers: Any, values: ConstantValues) -
     software: dict[str, Any] = {}
     for name, value in values.items():
         kind, key, field = name.split(" ")
+        if kind == "family":
+            continue
         where, changed, record = (
             (devices == key, machine, work.machine)
             if kind == "device"
-            else (
-                trainers == (_stands_for(key, field) if kind == "family" else key),
-                software,
-                work.software,
-            )
+            else (trainers == key, software, work.software)
         )
         before = changed.get(field, getattr(record, field))
         changed[field] = np.where(where, value, before)
     return replace(
         work, machine=replace(work.machine, **machine), software=replace(work.software, **software)
     )
-
-
-def _stands_for(family: str, field: str) -> str:
-    """Return the trainer that has a constant of a family: the one that is not known, or none."""
-    return NOBODY if family == NOBODYS and field not in OF_NOBODY else ""
 
 
 def device_of(case: Case) -> str:
@@ -196,6 +191,32 @@ def _without_far_candidates(case: Case) -> Case:
 
 def refit(cases: Sequence[Case], start: ConstantValues | None = None) -> ConstantValues:
     """Return the constants that are nearest to the measured times of `cases`."""
+    known = [case for case in cases if case.program.generation != NOBODY]
+    values = dict(_refit(known, start))
+    values[f"trainer {NOBODY} pace"] = values[f"family {NOBODYS} pace"]
+    values[f"trainer {NOBODY} pace"] *= exp(slower_than_kin(cases, values))
+    return values
+
+
+def slower_than_kin(cases: Sequence[Case], values: ConstantValues) -> float:
+    """Return the logarithm by which trainers that are not known are slower than their kin.
+
+    Each publisher counts once, by the middle of its runs, and few of them tell little.
+    """
+    unknown = [case for case in cases if case.program.generation == NOBODY]
+    if not unknown:
+        return 0.0
+    off: dict[str, list[float]] = {}
+    predicted = predict_cases(adjust(values)(unknown))
+    for case, one in zip(unknown, predicted, strict=True):
+        if case.measured.step_s and one.step_s:
+            of_publisher = off.setdefault(publisher_of(case.row), [])
+            of_publisher.append(log(case.measured.step_s / one.step_s))
+    told = len(off) / OF_PUBLISHER**2
+    return told * mean(map(median, off.values())) / (told + UNTUNED**-2)
+
+
+def _refit(cases: Sequence[Case], start: ConstantValues | None) -> ConstantValues:
     problem = Fitting(cases)
     names = [(publisher_of(case.row), case.program.generation) for case in cases]
     order = list(dict.fromkeys(names))
@@ -250,11 +271,6 @@ def _constants_of_trainers(name: str, limits: tuple[float, float, float]) -> Ite
         ends = (value, value) if never else (low, high)
         one = _constant(f"trainer {key} {name}", value, (*ends, OWN.get(name, OF_TRAINER * sure)))
         yield replace(one, parent=f"{parent} {name}")
-    if name in OF_NOBODY:
-        one = _constant(
-            f"trainer {NOBODY} {name}", float(getattr(known[NOBODY], name)), (low, high, UNTUNED)
-        )
-        yield replace(one, parent=f"family {NOBODYS} {name}")
 
 
 def _constant(name: str, value: float, limits: tuple[float, float, float]) -> Constant:
