@@ -34,7 +34,8 @@ _SLOW_COUNTS = 3
 _SCARCE = 0.5
 """Share of the memory of devices that model states take, above which fewer may need hosts."""
 _MOST_COUNTS = 12
-"""Counts of devices on which something that fits is looked for, where nothing does on all."""
+"""Counts of devices on which something that fits is looked for, where plans of all of them do not:
+on far fewer they fit less. Where rules allow none of all, few devices may do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +108,13 @@ def on_count(request: SearchRequest, count: int) -> SearchRequest:
     return replace(request, pins=request.pins.having("devices", count))
 
 
-def on_fewer_that_fit(request: SearchRequest) -> SearchResult | None:
-    """Return the answer on the most devices on which a plan fits, where none does on all."""
+def on_fewer_that_fit(nothing: SearchResult) -> SearchResult | None:
+    """Return the answer on the most devices on which a plan fits, where `nothing` does on all."""
+    request = nothing.request
     if not may_idle(request):
         return None
-    for count in even_counts(request.cluster)[-_MOST_COUNTS - 1 :][::-1]:
+    counts = even_counts(request.cluster)[::-1]
+    for count in counts[: _MOST_COUNTS + 1] if nothing.num_legal else counts:
         fewer = count < request.cluster.num_devices
         if fewer and something_fits(on_count(request, count), count):
             answer = search(on_count(request, count))
