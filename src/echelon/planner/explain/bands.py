@@ -94,15 +94,18 @@ def band_evidence(work: CostInputs) -> BandEvidence:
     """Return what the band of one plan rests on."""
     trainer, family = trainer_from_constants(work.software), device_family(work.machine)
     held = _held_factors(work.software)
+    devices = plain_number(work.layout.devices)
+    more = dict(_factors_beyond_runs(work, devices))
     if _measured_here(work.software):
         return BandEvidence(
-            step=MEASURED_HERE, held=held, similar_runs="this machine, calibrated", untested=()
+            step=combine_factors(MEASURED_HERE, *more.values()) if more else MEASURED_HERE,
+            held=held,
+            similar_runs="this machine, calibrated",
+            untested=tuple(more),
         )
-    devices = plain_number(work.layout.devices)
     experts = plain_number(work.model.experts) > 0
     untested = tuple(step_untested(trainer, family, experts=experts))
     off = step_deviation(trainer, family, experts=experts)
-    more = dict(_factors_beyond_runs(work, devices))
     like = f"{trainer or 'other trainers'} on {family or 'other devices'}"
     return BandEvidence(
         step=combine_factors((exp(-off), exp(off)), *more.values()),
