@@ -146,7 +146,7 @@ def best_count(answer: SearchResult, noise: float) -> BestCount:
     best = min(found, key=lambda one: one.worth, default=None)
     if best is not None and best.worth < _worth(answer):
         here = on_count(request, best.devices)
-        fewer = _at_host(here) if best.offload else search(here)
+        fewer = _at_host(here) if best.offload else _searched(here)
         if fewer is not None and fewer.best is not None:
             answer = replace(answer, ranked=fewer.ranked, offload=fewer.offload)
     devices = answer.first.candidate.devices
@@ -158,9 +158,17 @@ def _worth(answer: SearchResult) -> float:
     return objective_value(answer.request, answer.first.estimate)
 
 
+def _searched(request: SearchRequest) -> SearchResult:
+    """Return the answer of a search; KeyboardInterrupt where it was stopped, as the rest is."""
+    found = search(request)
+    if found.interrupted:
+        raise KeyboardInterrupt
+    return found
+
+
 def _at_host(request: SearchRequest) -> SearchResult | None:
     """Return the answer with optimizer state on the host; None where that has no plan."""
-    found = search(replace(request, pins=request.pins.having("offload", 1)))
+    found = _searched(replace(request, pins=request.pins.having("offload", 1)))
     return None if found.best is None else replace(found, request=request, offload=True)
 
 
