@@ -88,6 +88,11 @@ def test_on_a_calibrated_machine_the_band_is_its_own() -> None:
     measured = replace(machine.inputs, software=replace(machine.inputs.software, **constants))
     assert band_evidence(measured).step == MEASURED_HERE
     assert band_evidence(measured).untested == ()
+    # No step that is measured leaves optimizer state to a host.
+    offloaded = band_evidence(replace(measured, layout=replace(measured.layout, offload=1.0)))
+    assert offloaded.untested == ("offload",)
+    assert offloaded.step[0] < MEASURED_HERE[0]
+    assert offloaded.step[1] > MEASURED_HERE[1]
 
 
 def test_a_calibration_that_is_farther_off_has_wider_bands(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
+import pytest
+
 from echelon.planner.recommend.device_counts import (
     best_count,
     even_counts,
@@ -12,10 +14,10 @@ from echelon.planner.recommend.device_counts import (
     on_fewer_that_fit,
     picked,
 )
-from echelon.planner.recommend.recommend import noise
+from echelon.planner.recommend.recommend import Recommendation, noise, recommend
 from echelon.planner.search.ranked import objective_value
-from echelon.planner.search.request import make_request
-from echelon.planner.search.search import search
+from echelon.planner.search.request import SearchRequest, make_request
+from echelon.planner.search.search import SearchResult, search
 from tests.planner.requests import small
 
 
@@ -69,8 +71,37 @@ def test_plans_that_are_worth_too_little_are_not_picked() -> None:
 def test_where_nothing_fits_on_all_devices_the_most_that_do_answer() -> None:
     request = make_request("llama3-8b", cluster="3xa100-40gb")
     assert search(request).best is None
-    fewer = on_fewer_that_fit(request)
+    fewer = on_fewer_that_fit(search(request))
     assert fewer is not None
     assert fewer.first.candidate.devices == 2
     assert fewer.request == request
-    assert on_fewer_that_fit(make_request("llama3-8b", cluster="3xrtx4090")) is None
+    assert on_fewer_that_fit(search(make_request("llama3-8b", cluster="3xrtx4090"))) is None
+
+
+def test_where_rules_allow_no_plan_of_all_devices_far_fewer_do() -> None:
+    """One short sequence is work for one device, of however many."""
+    settings = ["batch.global_sequences=1", "batch.sequence_length=7"]
+    request = make_request("gpt2", cluster="512xh100", settings=settings)
+    nothing = search(request)
+    assert nothing.num_legal == 0
+    fewer = on_fewer_that_fit(nothing)
+    assert fewer is not None
+    assert fewer.first.candidate.devices == 144  # 12 blocks x 12 heads
+
+
+def test_a_search_of_fewer_devices_that_was_stopped_stops_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request = make_request("nano", cluster="8xh100")
+    answer = search(request)
+
+    def stopped(wanted: SearchRequest) -> SearchResult:
+        return replace(search(wanted), interrupted=True)
+
+    monkeypatch.setattr("echelon.planner.recommend.device_counts.search", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        best_count(answer, noise())
+    found = recommend(request)
+    assert not isinstance(found, Recommendation)
+    assert found.interrupted
+    assert found.first.candidate == answer.first.candidate

@@ -73,3 +73,10 @@ def test_where_nothing_fits_on_all_devices_some_stay_idle() -> None:
     found = recommend(make_request("llama3-8b", cluster="3xa100-40gb"))
     assert isinstance(found, Recommendation)
     assert found.first.ranked.candidate.devices == 2
+
+
+def test_one_short_sequence_is_work_for_one_device_of_however_many() -> None:
+    settings = ["batch.global_sequences=1", "batch.sequence_length=7"]
+    found = recommend(make_request("gpt2", cluster="512xh100", settings=settings))
+    assert isinstance(found, Recommendation)
+    assert found.first.ranked.candidate.devices == 1

@@ -43,8 +43,8 @@ def test_words_become_values(text: str, values: tuple[object, ...]) -> None:
 
 def test_every_pin_that_is_none_is_told_with_what_would_be() -> None:
     with pytest.raises(ConfigError) as caught:
-        read_pins(["tq=8", "schedule=1f2b", "tp=0", "recompute=half", "zero=4", "tp"])
-    assert caught.value.rules == ("unknown-pin",) * 6
+        read_pins(["tq=8", "schedule=1f2b", "tp=0", "recompute=half", "zero=4", "tp", "pp=\u00b2"])
+    assert caught.value.rules == ("unknown-pin",) * 7
     works = [problem.suggestions for problem in caught.value.problems]
     assert "tp" in works[0]
     assert "zb-v" in works[1]

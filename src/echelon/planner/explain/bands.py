@@ -99,20 +99,21 @@ def band_evidence(work: CostInputs) -> BandEvidence:
     """Return what the band of one plan rests on."""
     trainer, family = trainer_from_constants(work.software), device_family(work.machine)
     held = _held_factors(work.software)
+    devices = plain_number(work.layout.devices)
+    more = dict(_factors_beyond_runs(work, devices))
     if _measured_here(work.software):
         error = plain_number(work.software.step_error)
+        here = measured_factors(error)
         like = f", {100 * error:.0f} % off at steps that it held out" if error > 0.0 else ""
         return BandEvidence(
-            step=measured_factors(error),
+            step=combine_factors(here, *more.values()) if more else here,
             held=held,
             similar_runs=f"this machine, calibrated{like}",
-            untested=(),
+            untested=tuple(more),
         )
-    devices = plain_number(work.layout.devices)
     experts = plain_number(work.model.experts) > 0
     untested = tuple(step_untested(trainer, family, experts=experts))
     off = step_deviation(trainer, family, experts=experts)
-    more = dict(_factors_beyond_runs(work, devices))
     like = f"{trainer or 'other trainers'} on {family or 'other devices'}"
     return BandEvidence(
         step=combine_factors((exp(-off), exp(off)), *more.values()),

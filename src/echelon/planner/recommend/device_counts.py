@@ -34,7 +34,8 @@ _SLOW_COUNTS = 3
 _SCARCE = 0.5
 """Share of the memory of devices that model states take, above which fewer may need hosts."""
 _MOST_COUNTS = 12
-"""Counts of devices on which something that fits is looked for, where nothing does on all."""
+"""Counts of devices on which something that fits is looked for, where plans of all of them do not:
+on far fewer they fit less. Where rules allow none of all, few devices may do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +108,13 @@ def on_count(request: SearchRequest, count: int) -> SearchRequest:
     return replace(request, pins=request.pins.having("devices", count))
 
 
-def on_fewer_that_fit(request: SearchRequest) -> SearchResult | None:
-    """Return the answer on the most devices on which a plan fits, where none does on all."""
+def on_fewer_that_fit(nothing: SearchResult) -> SearchResult | None:
+    """Return the answer on the most devices on which a plan fits, where `nothing` does on all."""
+    request = nothing.request
     if not may_idle(request):
         return None
-    for count in even_counts(request.cluster)[-_MOST_COUNTS - 1 :][::-1]:
+    counts = even_counts(request.cluster)[::-1]
+    for count in counts[: _MOST_COUNTS + 1] if nothing.num_legal else counts:
         fewer = count < request.cluster.num_devices
         if fewer and something_fits(on_count(request, count), count):
             answer = search(on_count(request, count))
@@ -143,7 +146,7 @@ def best_count(answer: SearchResult, noise: float) -> BestCount:
     best = min(found, key=lambda one: one.worth, default=None)
     if best is not None and best.worth < _worth(answer):
         here = on_count(request, best.devices)
-        fewer = _at_host(here) if best.offload else search(here)
+        fewer = _at_host(here) if best.offload else _searched(here)
         if fewer is not None and fewer.best is not None:
             answer = replace(answer, ranked=fewer.ranked, offload=fewer.offload)
     devices = answer.first.candidate.devices
@@ -155,9 +158,17 @@ def _worth(answer: SearchResult) -> float:
     return objective_value(answer.request, answer.first.estimate)
 
 
+def _searched(request: SearchRequest) -> SearchResult:
+    """Return the answer of a search; KeyboardInterrupt where it was stopped, as the rest is."""
+    found = search(request)
+    if found.interrupted:
+        raise KeyboardInterrupt
+    return found
+
+
 def _at_host(request: SearchRequest) -> SearchResult | None:
     """Return the answer with optimizer state on the host; None where that has no plan."""
-    found = search(replace(request, pins=request.pins.having("offload", 1)))
+    found = _searched(replace(request, pins=request.pins.having("offload", 1)))
     return None if found.best is None else replace(found, request=request, offload=True)
 
 

@@ -117,7 +117,7 @@ def best_on_devices(request: SearchRequest) -> SearchResult:
     answer = search(replace(request, top=max(KEPT, request.top)))
     if answer.best is not None or answer.interrupted:
         return answer
-    return on_fewer_that_fit(answer.request) or answer
+    return on_fewer_that_fit(answer) or answer
 
 
 def recommend_from(

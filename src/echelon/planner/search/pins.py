@@ -32,7 +32,7 @@ _WORDS: Mapping[str, tuple[str, str]] = {
 
 
 def _count(word: str) -> int | None:
-    return int(word) if word.isdigit() and 0 < int(word) < 10**7 else None
+    return int(word) if word.isdecimal() and 0 < int(word) < 10**7 else None
 
 
 def _recompute(word: str) -> int | None:
