@@ -343,6 +343,7 @@ def test_the_command_leaves_groups_out_of_where_a_fit_begins_and_of_what_it_keep
     cases, _ = cases_of(rows)
     before = predict_cases([*map(fit.unfitted, cases)])[0].step_s
     package = predict_cases(cases)[0].step_s
-    assert before and package
+    assert before
+    assert package
     assert found == pytest.approx(before, rel=1e-3)
     assert found != pytest.approx(package, rel=1e-3)
