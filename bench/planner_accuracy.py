@@ -23,8 +23,7 @@ if not __package__:
     # Run as a file: modules are found from the repository's root, not from this folder.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from bench.accuracy.groups import is_complete
-from bench.accuracy.left_out import LEAVE_OUT, predict_left_out
+from bench.accuracy.left_out import LEAVE_OUT
 from bench.accuracy.memory_bands import with_memory_bands
 from bench.accuracy.predict import Case, Predict, Prediction, predict
 from bench.accuracy.published.rows import read_rows
@@ -62,13 +61,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _left_out(by: str) -> Predict:
-    from bench.accuracy.fit import adjust, refit
+    from bench.accuracy.fit import predict_strictly
 
     def predicted(cases: Sequence[Case]) -> Sequence[Prediction]:
-        told = [case for case in cases if is_complete(case.row) and case.measured.step_s]
-        # Each fit begins where that to all rows ended: sooner done, by the same sum of squares.
-        whole = refit(told)
-        return predict_left_out(cases, lambda some: adjust(refit(some, whole)), LEAVE_OUT[by])
+        return predict_strictly(cases, LEAVE_OUT[by])
 
     return predicted
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import exp, log
 from pathlib import Path
@@ -27,9 +27,9 @@ import numpy as np
 
 from bench.accuracy.groups import is_complete, publisher_of
 from bench.accuracy.left_out import LEAVE_OUT, predict_left_out
-from bench.accuracy.predict import Adjust, Case, cases_of, predict_cases, work_of
+from bench.accuracy.predict import Adjust, Case, Prediction, cases_of, predict_cases, work_of
 from bench.accuracy.priors import DEVICES, NEVER, priors
-from bench.accuracy.published.rows import read_rows
+from bench.accuracy.published.rows import Row, read_rows
 from bench.accuracy.report import summary_text
 from bench.accuracy.written import write_constants
 from echelon.cost.fit.solver import Constant, ConstantValues, Groups, fit
@@ -235,6 +235,28 @@ def _refit(cases: Sequence[Case], start: ConstantValues | None) -> ConstantValue
     return found.values
 
 
+def predict_strictly(cases: Sequence[Case], by: Callable[[Row], str]) -> list[Prediction]:
+    """Return a prediction for each case by constants that no case of its group had a part in.
+
+    Neither where a search begins nor what stays unfitted comes of the package's constants: these
+    are fitted to all cases.
+    """
+    bare = [unfitted(case) for case in cases]
+    return predict_left_out(bare, lambda some: adjust(refit(some)), by)
+
+
+def unfitted(case: Case) -> Case:
+    """Return a case with the constants that were known before any fit."""
+    before, device = priors()[case.program.generation], DEVICES.get(device_of(case))
+    software = {name: getattr(before, name) for name in TRAINER}
+    machine = {} if device is None else {name: getattr(device, name) for name in DEVICE}
+    return replace(
+        case,
+        software=replace(case.software, **software),
+        machine=replace(case.machine, **machine),
+    )
+
+
 def adjust(values: ConstantValues) -> Adjust:
     """Return what puts fitted constants in the place of the catalogue's."""
 
@@ -293,8 +315,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.write:
         write_constants(values)
     if options.leave_out:
-        by = LEAVE_OUT[options.leave_out]
-        found = predict_left_out(cases, lambda some: adjust(refit(some, values)), by)
+        found = predict_strictly(cases, LEAVE_OUT[options.leave_out])
     else:
         found = predict_cases(adjust(values)(cases))
     print(summary_text(found))

@@ -16,17 +16,16 @@ import csv
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from multiprocessing import Pool
 from pathlib import Path
 
 import numpy as np
 
-from bench.accuracy.fit import DEVICE, NOBODY, TRAINER, adjust, device_of, refit
+from bench.accuracy.fit import NOBODY, adjust, device_of, refit, unfitted
 from bench.accuracy.groups import is_complete, publisher_of
 from bench.accuracy.predict import GB, Case, cases_of, predict_cases
-from bench.accuracy.priors import DEVICES, priors
 from bench.accuracy.published.rows import read_rows
 from echelon.cost.bytes.fullest_rank import fullest_rank_bytes
 from echelon.cost.fit.solver import ConstantValues
@@ -113,18 +112,6 @@ def tokens_of(case: Case) -> float:
     """Return the tokens of a microbatch of a case on a context rank."""
     layout = case.candidates[0].layout
     return float(np.asarray(layout.microbatch * case.model.length / layout.cp))
-
-
-def unfitted(case: Case) -> Case:
-    """Return a case with the constants that were known before any fit."""
-    before, device = priors()[case.program.generation], DEVICES.get(device_of(case))
-    software = {name: getattr(before, name) for name in TRAINER}
-    machine = {} if device is None else {name: getattr(device, name) for name in DEVICE}
-    return replace(
-        case,
-        software=replace(case.software, **software),
-        machine=replace(case.machine, **machine),
-    )
 
 
 def _fits_without(

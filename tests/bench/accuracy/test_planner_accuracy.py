@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from bench import planner_accuracy
+from bench.accuracy import fit
 from bench.accuracy.errors import errors, fitting, rate_pair, step_pair
 from bench.accuracy.groups import publisher_of, short, within
 from bench.accuracy.left_out import LEAVE_OUT, predict_left_out
-from bench.accuracy.predict import Adjust, Case, Prediction, cases_of, predict
+from bench.accuracy.predict import Adjust, Case, Prediction, cases_of, predict, predict_cases
 from bench.accuracy.published.measured import measured
 from bench.accuracy.published.models import model_of
 from bench.accuracy.published.plans import candidates_of, sequences_of
@@ -322,3 +323,27 @@ def test_command_without_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     missing = str(tmp_path / "none.csv")
     assert planner_accuracy.main([missing, "--out", str(tmp_path / "p.csv")]) == 2
     assert "No such file" in capsys.readouterr().err
+
+
+def test_the_command_leaves_groups_out_of_where_a_fit_begins_and_of_what_it_keeps(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = [row(str(n), source=f"S{n} Table {n}", step_time_s="5") for n in range(2)]
+    begun: list[object] = []
+
+    def nothing_learned(some: list[Case], start: object = None) -> dict[str, float]:
+        begun.append(start)
+        return {}
+
+    monkeypatch.setattr(fit, "refit", nothing_learned)
+    out, text = tmp_path / "pred.csv", str(write(tmp_path / "f.csv", rows))
+    assert planner_accuracy.main([text, "--out", str(out), "--leave-out", "publisher"]) == 0
+    assert begun == [None, None]
+    found = float(next(csv.DictReader(out.read_text(encoding="utf-8").splitlines()))["step_time_s"])
+    cases, _ = cases_of(rows)
+    before = predict_cases([*map(fit.unfitted, cases)])[0].step_s
+    package = predict_cases(cases)[0].step_s
+    assert before
+    assert package
+    assert found == pytest.approx(before, rel=1e-3)
+    assert found != pytest.approx(package, rel=1e-3)

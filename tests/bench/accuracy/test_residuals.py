@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from bench.accuracy import residuals, spreads
+from bench.accuracy.fit import unfitted
 from bench.accuracy.predict import Case, cases_of
 from bench.accuracy.priors import priors
 from bench.accuracy.published.rows import read_rows
-from bench.accuracy.residuals import LeftOut, left_out, read_left_out, unfitted, write_left_out
+from bench.accuracy.residuals import LeftOut, left_out, read_left_out, write_left_out
 from echelon.cost.fit.solver import ConstantValues
 
 DATA = Path(__file__).parents[3] / "bench" / "data"
