@@ -33,6 +33,8 @@ _SLOW_COUNTS = 3
 """Counts of devices in a row on which no plan is fast enough, below which there is none either."""
 _SCARCE = 0.5
 """Share of the memory of devices that model states take, above which fewer may need hosts."""
+_BY_EVENTS = 1.03
+"""How many times as long a pipeline may take by its closed form as by its events."""
 _MOST_COUNTS = 12
 """Counts of devices on which something that fits is looked for, where plans of all of them do not:
 on far fewer they fit less. Where rules allow none of all, few devices may do."""
@@ -209,7 +211,7 @@ def _best_by_count(
     for count in _counts_between(answer, limit):
         best, fast_enough, legal = None, False, False
         for offload in at_host:
-            sweep = SearchSweep(request, offload=offload, keep=KEPT, below=limit)
+            sweep = SearchSweep(request, offload=offload, keep=KEPT, below=_BY_EVENTS * limit)
             sweep.walk(count)
             legal |= sweep.counts.seen > 0
             fast_enough |= sweep.counts.computed > 0
