@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from math import inf
+import random
+from math import inf, sqrt
+from statistics import mean, stdev
 
 import pytest
 
@@ -43,12 +45,32 @@ def test_more_devices_are_interrupted_more_often_and_write_faster() -> None:
     assert 1.0 < few.slowdown < many.slowdown
     # Half an interval and a restart, by hand.
     assert many.lost_s == many.interval_s / 2.0 + RESTART_S
-    by_hand = (1.0 + many.write_s / many.interval_s) / (1.0 - many.lost_s / many.between_s)
-    assert many.slowdown == by_hand
+    # To first order, where interruptions are rare: what is left out are squares of small shares.
+    first = (1.0 + many.write_s / many.interval_s) / (1.0 - many.lost_s / many.between_s)
+    assert many.slowdown == pytest.approx(first, rel=(first - 1.0) ** 2)
+    assert many.slowdown != first
 
 
-def test_a_run_that_is_interrupted_before_it_has_started_never_gets_on() -> None:
-    assert Interruptions(between_s=RESTART_S, write_s=1.0).slowdown == inf
+@pytest.mark.parametrize("between_s", [2_000.0, 20_000.0])
+def test_a_run_that_is_interrupted_at_random_takes_as_long(between_s: float) -> None:
+    """Restarts and the writing of checkpoints are interrupted, too."""
+    one, draw = Interruptions(between_s=between_s, write_s=30.0), random.Random(7)
+    work = one.interval_s + one.write_s
+    taken: list[float] = []
+    for _ in range(20_000):
+        seconds, left = 0.0, work
+        while (until := draw.expovariate(1.0 / between_s)) < left:
+            seconds, left = seconds + until, one.restart_s
+            while (until := draw.expovariate(1.0 / between_s)) < left:
+                seconds += until
+            seconds, left = seconds + left, work
+        taken.append((seconds + left) / one.interval_s)
+    error = stdev(taken) / sqrt(len(taken))
+    assert abs(mean(taken) - one.slowdown) < 4.0 * error
+
+
+def test_a_run_that_is_always_interrupted_never_gets_on() -> None:
+    assert Interruptions(between_s=RESTART_S / 200.0, write_s=1.0).slowdown == inf
 
 
 def test_a_risk_costs_the_plan_that_follows_and_a_restart() -> None:

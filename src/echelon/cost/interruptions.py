@@ -5,12 +5,13 @@ second. It then starts anew from its last checkpoint: half of the interval betwe
 the seconds of a restart. Rare checkpoints lose much, frequent ones take long to write: the least is
 lost at an interval of sqrt(2 w M), with w seconds for a checkpoint (Young, "A first order
 approximation to the optimum checkpoint interval", 1974; Daly, "A higher order estimate of the
-optimum checkpoint interval for restart dumps", 2006). A second of work then takes
+optimum checkpoint interval for restart dumps", 2006). Where interruptions come at random, at a
+rate of 1 / M, also in restarts and while a checkpoint is written, a second of work then takes
 
-    (1 + w / interval) / (1 - (interval / 2 + restart) / M)
+    exp(restart / M) x M / interval x (exp((interval + w) / M) - 1)
 
-seconds. For Llama 3 405B on 16,384 devices that is 1.09: 92 % of the time is effective, where the
-paper says more than 90 %.
+seconds (Daly, 2006, section 2). For Llama 3 405B on 16,384 devices that is 1.09: 92 % of the time
+is effective, where the paper says more than 90 %.
 
 Devices that stay idle interrupt nothing, and are spare: one of them takes the place of what failed
 within a restart. How long a run without any waits for a repair, nobody publishes: it is not
@@ -20,7 +21,7 @@ counted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import exp, expm1, inf, sqrt
 
 INTERRUPTIONS = 419
 """Unexpected interruptions of the run of Llama 3 405B (Llama Team, "The Llama 3 Herd of Models",
@@ -35,6 +36,8 @@ RESTART_S = 660.0
 """Seconds from an interruption to the next step: automatic restarts of 504 B200 followed each other
 after a median of 11 minutes ("From Detection to Recovery", arXiv:2605.09370, 2026); MegaScale took
 less than 10 to detect a failure and find its cause (Jiang et al., 2024)."""
+_ENDLESS = 100.0
+"""Restarts, or intervals, in the time between two interruptions above which nothing gets done."""
 TOKENS_PER_PARAMETER = 20.0
 """Tokens of a run for each parameter that a token meets (Hoffmann et al., 2022)."""
 RETRIED_SLOWER = 4.0 / 3.0
@@ -60,15 +63,20 @@ class Interruptions:
 
     @property
     def lost_s(self) -> float:
-        """Return the seconds that an interruption costs: half an interval, and a restart."""
+        """Return the seconds that an interruption costs on average, where it is a rare one.
+
+        They are those of half an interval, and of a restart.
+        """
         return self.interval_s / 2.0 + self.restart_s
 
     @property
     def slowdown(self) -> float:
         """Return the seconds of a second of work; infinite where a run never gets on."""
-        if self.lost_s >= self.between_s:
+        mean = self.between_s
+        exponents = (self.restart_s / mean, (self.interval_s + self.write_s) / mean)
+        if max(exponents) > _ENDLESS:
             return inf
-        return (1.0 + self.write_s / self.interval_s) / (1.0 - self.lost_s / self.between_s)
+        return exp(exponents[0]) * mean / self.interval_s * expm1(exponents[1])
 
 
 def interruptions(devices: int, checkpoint_bytes: float) -> Interruptions:

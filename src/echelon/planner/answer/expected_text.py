@@ -65,13 +65,14 @@ def _parts(one: ExpectedStep) -> Iterator[tuple[str, str]]:
     )
     yield (
         "lost",
-        f"each time half of that and a restart of {duration(found.restart_s)} = "
+        f"each time about half of that and a restart of {duration(found.restart_s)} = "
         f"{duration(found.lost_s)}",
     )
     yield (
         "slower",
-        f"(1 + {found.write_s:.4g} / {found.interval_s:.4g}) / (1 - {found.lost_s:.4g} / "
-        f"{found.between_s:.4g}) = {one.slowdown:.4f}",
+        f"exp({found.restart_s:.4g} / {found.between_s:.4g}) x {found.between_s:.4g} / "
+        f"{found.interval_s:.4g} x (exp(({found.interval_s:.4g} + {found.write_s:.4g}) / "
+        f"{found.between_s:.4g}) - 1) = {one.slowdown:.4f} (Daly, 2006)",
     )
     yield (
         "risk",
