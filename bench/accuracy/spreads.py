@@ -128,9 +128,16 @@ def _off(row: LeftOut, kind: str) -> float:
 
 
 def _deviation(found: Sequence[float]) -> float:
-    """Return what four of five numbers are not above, as nearly as so many of them can tell."""
-    inside = max(1, round(SHARE * len(found)))
-    return ceil(1e3 * sorted(found)[inside - 1]) / 1e3
+    """Return what four of five numbers are not above, as nearly as so many of them can tell.
+
+    Numbers that are equal are above together, or none of them is.
+    """
+    ends = sorted({ceil(1e3 * one) / 1e3 for one in found}, reverse=True)
+
+    def missed(end: float) -> float:
+        return abs(sum(one <= end for one in found) / len(found) - SHARE)
+
+    return min(ends, key=missed)
 
 
 def factors(found: Sequence[tuple[LeftOut, float]]) -> tuple[float, float]:

@@ -86,7 +86,7 @@ STEP: Mapping[str, Mapping[str, Mapping[str, float]]] = {
             "H100": 0.101,
         },
         "megatron-core-2025": {
-            "B200": 0.627,
+            "B200": 0.274,
             "GB200": 0.198,
             "GB300": 0.277,
             "H100": 0.271,
