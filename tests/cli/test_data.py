@@ -44,7 +44,7 @@ def test_text_names_the_next_command_beside_the_result(
     limited = ["data", "prepare", str(source), "--out", str(output), "--max-bytes"]
     assert main([*limited, "0.1 kib"]) == 2
     error = capsys.readouterr().err
-    assert "set by: --max-bytes '0.1 kib'      works here: --max-bytes '24 GB'" in error
+    assert "set by: --max-bytes '0.1 kib'      works here: --max-bytes '0.1 KiB'" in error
     assert main([*limited, "0.1 kB"]) == 0
     printed = capsys.readouterr()
     assert "read        1 files, 100 B of text" in printed.out

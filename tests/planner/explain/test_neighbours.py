@@ -55,9 +55,14 @@ def test_what_is_too_large_is() -> None:
         assert one.plan is not None
         held = estimate_candidate(answer.request, one.plan.candidate)
         assert held.bytes_held - answer.request.memory_bytes == pytest.approx(one.over_bytes)
-        name, more = one.grown[0]
         best = estimate_candidate(answer.request, answer.best.candidate)
         grown = {key: held.bytes[key] - best.bytes[key] for key in held.bytes}
+        if not one.grown:
+            # Closed forms say a little more than lists do, by which the best plan fits.
+            assert best.bytes_held > answer.request.memory_bytes
+            assert max(grown.values()) <= 0
+            continue
+        name, more = one.grown[0]
         assert more == grown[name] == max(grown.values())
 
 

@@ -20,6 +20,7 @@ from echelon.planner.search.ranked import (
     objective_value,
     pipeline_order,
     time_by_events,
+    with_checked_plan,
 )
 from echelon.planner.search.request import SearchRequest
 from echelon.planner.search.search import SearchResult, walk_worlds
@@ -108,6 +109,23 @@ class RepeatSearch:
     def fits(self, choice: CandidatePlan) -> bool:
         """Return whether the fullest rank of a plan has enough memory."""
         return self.estimate_closed_form(choice).estimate.bytes_held <= self.request.memory_bytes
+
+    def by_lists(self, one: RankedPlan) -> RankedPlan | None:
+        """Return a plan with the bytes of its lists; None where a rule refuses it.
+
+        Closed forms may say a little more than a plan holds.
+        """
+        try:
+            return with_checked_plan(self.request, one)
+        except ConfigError:
+            return None
+
+    def fits_by_lists(self, choice: CandidatePlan) -> bool:
+        """Return whether a plan fits, by its lists where closed forms say that it does not."""
+        if self.fits(choice):
+            return True
+        found = self.by_lists(self.estimate_closed_form(choice))
+        return found is not None and found.estimate.bytes_held <= self.request.memory_bytes
 
     def problems(self, choice: CandidatePlan) -> tuple[Problem, ...]:
         """Return what the rules of a run say against a plan; nothing where it is legal."""

@@ -74,7 +74,7 @@ def _change(
         return SensitivityResult(name=question.name, best=None, near=found.near)
     gain = _gain(now, answer.first.candidate, again, best)
     changed, gain_same = candidate_differences(current, best.candidate), None
-    if among and again.fits(current):
+    if among and again.fits_by_lists(current):
         gain_same = _gain(now, answer.first.candidate, again, again.time_by_events(current))
         changed = () if gain - gain_same < _TIE_SHARE else changed
     return SensitivityResult(
