@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from echelon.core.plan import OffloadTarget
 from echelon.models.piece_sizes import TRAINING_PIECES
@@ -19,6 +18,7 @@ from echelon.parallel.offload import OffloadStore, make_offload_store
 from echelon.parallel.offload.copy_streams import CopyStreams, make_copy_streams
 from echelon.parallel.tensor_memory import BufferPool
 from echelon.parallel.transport.collectives import Group
+from echelon.parallel.transport.communicator import Communicator
 from echelon.parallel.transport.recorder import Recorder
 
 
@@ -34,11 +34,11 @@ class Completion:
         self,
         axis: str,
         ranks: Sequence[int],
-        process_group: dist.ProcessGroup | None,
+        communicator: Communicator | None,
         recorder: Recorder,
     ) -> Group:
         """Return the group of `ranks` that the recorder's rank belongs to."""
-        return Group(axis, ranks, recorder.rank, process_group, recorder)
+        return Group(axis, ranks, recorder.rank, communicator, recorder)
 
     def buffer_pool(self, device: torch.device) -> BufferPool | None:
         """Return what lends memory to buckets that are not always whole, where they need one."""

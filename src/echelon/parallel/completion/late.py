@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from echelon.core.plan import OffloadTarget
 from echelon.models.piece_sizes import TRAINING_PIECES
@@ -29,6 +28,7 @@ from echelon.parallel.offload.copying_store import CopyingOffloadStore
 from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.tensor_memory import BufferPool
 from echelon.parallel.transport.collectives import Group
+from echelon.parallel.transport.communicator import Communicator
 from echelon.parallel.transport.recorder import Recorder
 
 
@@ -50,11 +50,11 @@ class LateCompletion(Completion):
         self,
         axis: str,
         ranks: Sequence[int],
-        process_group: dist.ProcessGroup | None,
+        communicator: Communicator | None,
         recorder: Recorder,
     ) -> Group:
         """Return a group whose collectives and messages complete late."""
-        return LateGroup(axis, ranks, process_group, recorder, self._flight)
+        return LateGroup(axis, ranks, communicator, recorder, self._flight)
 
     def buffer_pool(self, device: torch.device) -> BufferPool | None:
         """Return a pool whose free memory is poisoned."""

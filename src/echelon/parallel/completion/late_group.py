@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 
 from echelon.parallel.completion.in_flight import (
     ALL_GATHER,
@@ -20,6 +19,7 @@ from echelon.parallel.completion.in_flight import (
 from echelon.parallel.completion.late_memory import LateBufferPool
 from echelon.parallel.completion.memory import private_copy, without
 from echelon.parallel.transport.collectives import Group, Pending, require_contiguous
+from echelon.parallel.transport.communicator import Communicator
 from echelon.parallel.transport.recorder import Recorder
 
 
@@ -49,12 +49,12 @@ class LateGroup(Group):
         self,
         axis: str,
         ranks: Sequence[int],
-        process_group: dist.ProcessGroup | None,
+        communicator: Communicator | None,
         recorder: Recorder,
         flight: InFlight,
     ) -> None:
         """Hold the group of `ranks` that the recorder's rank belongs to."""
-        super().__init__(axis, ranks, recorder.rank, process_group, recorder)
+        super().__init__(axis, ranks, recorder.rank, communicator, recorder)
         self._flight = flight
         self._buffer_pool = LateBufferPool(torch.device("cpu"), flight)
 

@@ -1,6 +1,7 @@
 """What ranks send one another: the only room that calls `torch.distributed`.
 
 device_mesh   the groups of a rank, made from its mesh
+communicator  processes that torch has joined, opened before the first call
 collectives   `Group`: every collective and message, recorded and checked
 messages      those that are messages between pairs (all of Gloo's but all-reduce)
 rows          rows gathered, scattered and summed, with the gradient sent back

@@ -11,7 +11,7 @@ formula, no idle link, and the same result bit for bit on every run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from echelon.cost.bytes.terms import (
     reduce_scatter_bytes,
 )
 from echelon.parallel.tensor_memory import BufferPool
+from echelon.parallel.transport.communicator import Communicator
 from echelon.parallel.transport.messages import (
     GlooPeers,
     PendingWorks,
@@ -83,22 +84,23 @@ class Group:
         axis: str,
         ranks: Sequence[int],
         rank: int,
-        process_group: dist.ProcessGroup | None,
+        communicator: Communicator | None,
         recorder: Recorder,
     ) -> None:
-        """Hold the group of `ranks` (global, in order) that `rank` belongs to."""
+        """Hold the group of `ranks` (global, in order) that `rank` belongs to.
+
+        One that is alone has no communicator.
+        """
         self.axis, self.ranks, self.recorder = axis, tuple(ranks), recorder
         self.size, self.index = len(self.ranks), self.ranks.index(rank)
-        self._group = process_group
-        gloo = process_group is not None and dist.get_backend(process_group) == "gloo"
-        self._gloo_group = process_group if gloo else None
-        self._exchanges = 0
+        self.communicator = communicator
+        self._group = None if communicator is None else communicator.process_group
         self._buffer_pool = BufferPool(torch.device("cpu"))
 
     @property
     def receives_to_sum(self) -> bool:
         """Return whether a reduce-scatter holds the others' parts in memory until `wait`."""
-        return self._gloo_group is not None
+        return self.communicator is not None and self.communicator.is_gloo
 
     def all_reduce(self, tensor: torch.Tensor, *, name: str, async_op: bool = False) -> Pending:
         """Sum `tensor` over the group, in place."""
@@ -205,32 +207,6 @@ class Group:
             dist.all_gather_object(values, value, group=self._group)
         return values
 
-    def open_communicator(self) -> None:
-        """Make the communicator of NCCL, for which every member must come; all call it together.
-
-        NCCL does so in the first call, and the first exchange may be one that not all take part in.
-        """
-        if self.size > 1 and self._gloo_group is None:
-            token = torch.zeros(1, device=f"cuda:{torch.cuda.current_device()}")
-            with self.recorder.waiting(f"the other ranks of {self.axis}"):
-                dist.all_reduce(token, group=self._group)
-
-    def open_links(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Open the links between pairs of members, in this order; all members call it together.
-
-        NCCL opens a link inside of the first call that uses it, where either end waits for the
-        other. In a pipeline the first call of one rank may be on another link than that of its
-        peer, and both would wait for ever; so links are opened here, one after the other.
-        """
-        device = "cpu" if self._gloo_group is not None else f"cuda:{torch.cuda.current_device()}"
-        token = torch.zeros(1, device=device)
-        with self.recorder.waiting("the other ranks of the pipeline"):
-            for first, second in pairs:
-                if self.index == first:
-                    dist.send(token, self.ranks[second], group=self._group)
-                elif self.index == second:
-                    dist.recv(token, self.ranks[first], group=self._group)
-
     def send(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
         """Send `tensor` to member `index` of the group; it must live until `wait`."""
         require_contiguous(name, tensor)
@@ -247,10 +223,11 @@ class Group:
 
     def _peers(self) -> GlooPeers | None:
         """Return the members of this group for the next direct exchange; None where not Gloo."""
-        if self._gloo_group is None:
+        communicator = self.communicator
+        if communicator is None or not communicator.is_gloo:
             return None
-        self._exchanges += 1
-        return GlooPeers(self._gloo_group, self.ranks, self.index, self._exchanges)
+        number = communicator.next_exchange()
+        return GlooPeers(communicator.process_group, self.ranks, self.index, number)
 
     def _event(
         self, kind: str, name: str, sent: int, start: float, microbatch: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol, cast
+from typing import cast
 
 import torch.distributed as dist
 
@@ -17,6 +17,7 @@ from echelon.cost.bytes.data import EXPERT_DATA_AXIS, EXPERT_SHARD_AXIS
 from echelon.layout.muon import STAGE_AXES
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.transport.collectives import Group
+from echelon.parallel.transport.communicator import Communicator
 from echelon.parallel.transport.recorder import Recorder
 from echelon.schedule.from_plan import stage_placement_from_plan
 
@@ -100,16 +101,8 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
     mesh, rank = plan.mesh, recorder.rank
     completion = completion or Completion()
 
-    def over(axis: str, groups: _Ranks, *, needed: bool = True) -> Group:
-        mine: tuple[int, ...] = (rank,)
-        handle: dist.ProcessGroup | None = None
-        for ranks in groups if needed else ():
-            # Every rank takes part in making every group, its own or not: torch asks for it.
-            made = dist.new_group(list(ranks)) if len(ranks) > 1 else None
-            if rank in ranks:
-                mine, handle = ranks, cast("dist.ProcessGroup | None", made)
-        return completion.group(axis, mine, handle, recorder)
-
+    maker = _GroupMaker(recorder, completion)
+    over = maker.over
     experts, has_experts = plan.layout.experts, plan.model.experts is not None
     u, contexts = plan.layout.context.ulysses_degree, mesh.groups(Axis.CP)
     neighbours = [ranks[i : i + u] for ranks in contexts for i in range(0, len(ranks), u)]
@@ -130,24 +123,74 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
         tensor=tensor,
         ring=over(Axis.CP.value, [ranks[place::u] for ranks in contexts for place in range(u)]),
         ulysses=over(Axis.CP.value, neighbours),
-        **_pipeline_groups(plan, over),
-        **_expert_groups(plan, over),
+        **_pipeline_groups(plan, maker),
+        **_expert_groups(plan, maker),
         expert_tensor=tensor if experts.expert_tp > 1 else over(Axis.TP.value, ()),
         sequence=over("sequence", mesh.groups(Axis.CP, Axis.TP), needed=by_sequence),
     )
-    # In the first message of these groups not all members take part.
-    for group in (groups.expert, groups.expert_across, groups.expert_within, groups.ring):
-        group.open_communicator()
-    for group in (groups.pipe_forward, groups.pipe_backward) if mesh.pp > 1 else ():
-        group.open_links(_pipeline_links(plan))
+    maker.open_all()
+    for group in (groups.pipe_forward, groups.pipe_backward):
+        if group.communicator is not None:
+            group.communicator.open_links(_pipeline_links(plan), recorder)
     return groups
 
 
-class _MakeGroup(Protocol):
-    def __call__(self, axis: str, groups: _Ranks, *, needed: bool = True) -> Group: ...
+class _GroupMaker:
+    """Make the groups of one rank over communicators that are made and opened in one order.
+
+    Every rank goes through all groups in the same order, so that none waits in the first call of
+    one for a member that waits in that of another. Groups of the same ranks share a communicator
+    where these ranks run the same calls in the same order, which stages of a pipeline do not.
+    """
+
+    def __init__(self, recorder: Recorder, completion: Completion) -> None:
+        self._recorder, self._completion = recorder, completion
+        self._shared: dict[tuple[int, ...], Communicator | None] = {}
+        self._own: list[tuple[str, Communicator]] = []
+
+    def over(self, axis: str, groups: _Ranks, *, needed: bool = True) -> Group:
+        """Return the group of this rank; one of its own where it is in none, or none is needed."""
+        mine: tuple[int, ...] = (self._recorder.rank,)
+        found: Communicator | None = None
+        for ranks in groups if needed else ():
+            if len(ranks) > 1 and ranks not in self._shared:
+                self._shared[ranks] = self._made(axis, ranks)
+            if self._recorder.rank in ranks:
+                mine, found = ranks, self._shared.get(ranks)
+        return self._completion.group(axis, mine, found, self._recorder)
+
+    def between_stages(
+        self, groups: _Ranks, *, needed: bool = True, messages: bool = False
+    ) -> Group:
+        """Return the group of this rank, which shares its communicator with no other group.
+
+        Of one that carries messages only the links between pairs are used.
+        """
+        mine: tuple[int, ...] = (self._recorder.rank,)
+        found: Communicator | None = None
+        for ranks in groups if needed else ():
+            made = self._made("" if messages else Axis.PP.value, ranks) if len(ranks) > 1 else None
+            if self._recorder.rank in ranks:
+                mine, found = ranks, made
+        return self._completion.group(Axis.PP.value, mine, found, self._recorder)
+
+    def open_all(self) -> None:
+        """Open every communicator that runs collectives, in the order in which they were made."""
+        for axis, communicator in self._own:
+            communicator.open(self._recorder, axis)
+
+    def _made(self, axis: str, ranks: tuple[int, ...]) -> Communicator | None:
+        # Every rank takes part in making every group, its own or not: torch asks for it.
+        made = dist.new_group(list(ranks))
+        if self._recorder.rank not in ranks:
+            return None
+        communicator = Communicator(ranks, cast("dist.ProcessGroup", made))
+        if axis:
+            self._own.append((axis, communicator))
+        return communicator
 
 
-def _pipeline_groups(plan: Plan, over: _MakeGroup) -> dict[str, Group]:
+def _pipeline_groups(plan: Plan, maker: _GroupMaker) -> dict[str, Group]:
     """Return the groups of pipeline ranks, by the names of their fields."""
     mesh, placement = plan.mesh, stage_placement_from_plan(plan)
     pipes, mirrored = mesh.groups(Axis.PP), bool(placement.mirrored)
@@ -156,14 +199,13 @@ def _pipeline_groups(plan: Plan, over: _MakeGroup) -> dict[str, Group]:
     mirrors = [(ranks[place], ranks[-1 - place]) for ranks in pipes for place in half]
     one_each = first != last and not mirrored
     return {
-        "pipe_forward": over(Axis.PP.value, pipes),
-        "pipe_backward": over(Axis.PP.value, pipes),
-        "tied": over(
-            Axis.PP.value,
+        "pipe_forward": maker.between_stages(pipes, messages=True),
+        "pipe_backward": maker.between_stages(pipes, messages=True),
+        "tied": maker.between_stages(
             [(ranks[first], ranks[last]) for ranks in pipes],
             needed=plan.model.tied and one_each,
         ),
-        "mirror": over(Axis.PP.value, mirrors, needed=mirrored),
+        "mirror": maker.between_stages(mirrors, needed=mirrored),
     }
 
 
@@ -178,7 +220,7 @@ def _pipeline_links(plan: Plan) -> list[tuple[int, int]]:
     return sorted((a, b) for a, b in between if a != b)
 
 
-def _expert_groups(plan: Plan, over: _MakeGroup) -> dict[str, Group]:
+def _expert_groups(plan: Plan, maker: _GroupMaker) -> dict[str, Group]:
     """Return the groups of routed experts, by the names of their fields."""
     mesh, layout = plan.mesh, plan.layout.experts
     folds: _Ranks = ()
@@ -197,11 +239,11 @@ def _expert_groups(plan: Plan, over: _MakeGroup) -> dict[str, Group]:
                 for fold in folds
             ]
     return {
-        "expert": over(Axis.EP.value, folds),
-        "expert_across": over(
+        "expert": maker.over(Axis.EP.value, folds),
+        "expert_across": maker.over(
             "ep_across", [ranks for one in nodes for ranks in zip(*one, strict=True)]
         ),
-        "expert_within": over("ep_within", [ranks for one in nodes for ranks in one]),
-        "expert_data": over(EXPERT_DATA_AXIS, copies),
-        "expert_shard": over(EXPERT_SHARD_AXIS, slices),
+        "expert_within": maker.over("ep_within", [ranks for one in nodes for ranks in one]),
+        "expert_data": maker.over(EXPERT_DATA_AXIS, copies),
+        "expert_shard": maker.over(EXPERT_SHARD_AXIS, slices),
     }

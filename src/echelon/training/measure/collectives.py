@@ -19,6 +19,7 @@ from echelon.core.event import NoEvents
 from echelon.cost.fit.samples import Collective
 from echelon.launch.context import RankContext
 from echelon.parallel.transport.collectives import Group
+from echelon.parallel.transport.communicator import Communicator
 from echelon.parallel.transport.recorder import Recorder
 
 LEAST_RUNS = 3  # runs
@@ -70,7 +71,7 @@ def _group(context: RankContext, degree: int, stride: int, recorder: Recorder) -
         made = dist.new_group(ranks)  # All ranks make all groups.
         if context.rank in ranks:
             assert isinstance(made, dist.ProcessGroup), "this rank is a member"
-            own = Group("tp", ranks, context.rank, made, recorder)
+            own = Group("tp", ranks, context.rank, Communicator(ranks, made), recorder)
     return own
 
 
