@@ -61,8 +61,8 @@ class VocabularyEmbedding(torch.autograd.Function):
             dx_ND, gathered = gather_rows(dx_ND, split.group, name="embedding.backward")
             gathered.wait()
         if split.group.size > 1:
-            here_N = ~elsewhere_N
-            local_N, dx_ND = local_N[here_N], dx_ND[here_N]
+            # Not left out: how many are here only the device knows, and the host would wait.
+            dx_ND = dx_ND.masked_fill(elsewhere_N.unsqueeze(1), 0.0)
         split.store.add_rows(ctx.weight, local_N, dx_ND)
         return None, None, None
 

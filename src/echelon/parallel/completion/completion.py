@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import cast
 
 import torch
+import torch.distributed as dist
 
 from echelon.core.plan import OffloadTarget
 from echelon.models.piece_sizes import TRAINING_PIECES
@@ -29,6 +31,13 @@ class Completion:
     def num_operations(self) -> int:
         """Return how many operations were watched."""
         return 0
+
+    def communicator(self, name: str, ranks: tuple[int, ...], rank: int) -> Communicator | None:
+        """Join `ranks`, called `name`; None to a rank that is no member, but must call this too."""
+        # Every rank takes part in making every group, its own or not: torch asks for it.
+        made = dist.new_group(list(ranks))
+        del name
+        return Communicator(ranks, cast("dist.ProcessGroup", made)) if rank in ranks else None
 
     def group(
         self,

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import cast
-
-import torch.distributed as dist
 
 from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
@@ -146,21 +143,23 @@ class _GroupMaker:
     def __init__(self, recorder: Recorder, completion: Completion) -> None:
         self._recorder, self._completion = recorder, completion
         self._shared: dict[tuple[int, ...], Communicator | None] = {}
-        self._own: list[tuple[str, Communicator]] = []
+        self._collective: list[tuple[str, Communicator]] = []
+        self._count = 0
 
     def over(self, axis: str, groups: _Ranks, *, needed: bool = True) -> Group:
         """Return the group of this rank; one of its own where it is in none, or none is needed."""
+        self._count += 1
         mine: tuple[int, ...] = (self._recorder.rank,)
         found: Communicator | None = None
         for ranks in groups if needed else ():
             if len(ranks) > 1 and ranks not in self._shared:
-                self._shared[ranks] = self._made(axis, ranks)
+                self._shared[ranks] = self._made(f"{axis}.{self._count}", ranks)
             if self._recorder.rank in ranks:
                 mine, found = ranks, self._shared.get(ranks)
         return self._completion.group(axis, mine, found, self._recorder)
 
     def between_stages(
-        self, groups: _Ranks, *, needed: bool = True, messages: bool = False
+        self, name: str, groups: _Ranks, *, needed: bool = True, messages: bool = False
     ) -> Group:
         """Return the group of this rank, which shares its communicator with no other group.
 
@@ -169,25 +168,23 @@ class _GroupMaker:
         mine: tuple[int, ...] = (self._recorder.rank,)
         found: Communicator | None = None
         for ranks in groups if needed else ():
-            made = self._made("" if messages else Axis.PP.value, ranks) if len(ranks) > 1 else None
+            made = self._made(name, ranks, opens=not messages) if len(ranks) > 1 else None
             if self._recorder.rank in ranks:
                 mine, found = ranks, made
         return self._completion.group(Axis.PP.value, mine, found, self._recorder)
 
     def open_all(self) -> None:
         """Open every communicator that runs collectives, in the order in which they were made."""
-        for axis, communicator in self._own:
-            communicator.open(self._recorder, axis)
+        for name, communicator in self._collective:
+            communicator.open(self._recorder, name)
 
-    def _made(self, axis: str, ranks: tuple[int, ...]) -> Communicator | None:
-        # Every rank takes part in making every group, its own or not: torch asks for it.
-        made = dist.new_group(list(ranks))
-        if self._recorder.rank not in ranks:
-            return None
-        communicator = Communicator(ranks, cast("dist.ProcessGroup", made))
-        if axis:
-            self._own.append((axis, communicator))
-        return communicator
+    def _made(
+        self, name: str, ranks: tuple[int, ...], *, opens: bool = True
+    ) -> Communicator | None:
+        made = self._completion.communicator(name, ranks, self._recorder.rank)
+        if made is not None and opens:
+            self._collective.append((name, made))
+        return made
 
 
 def _pipeline_groups(plan: Plan, maker: _GroupMaker) -> dict[str, Group]:
@@ -199,13 +196,14 @@ def _pipeline_groups(plan: Plan, maker: _GroupMaker) -> dict[str, Group]:
     mirrors = [(ranks[place], ranks[-1 - place]) for ranks in pipes for place in half]
     one_each = first != last and not mirrored
     return {
-        "pipe_forward": maker.between_stages(pipes, messages=True),
-        "pipe_backward": maker.between_stages(pipes, messages=True),
+        "pipe_forward": maker.between_stages("pipe_forward", pipes, messages=True),
+        "pipe_backward": maker.between_stages("pipe_backward", pipes, messages=True),
         "tied": maker.between_stages(
+            "tied",
             [(ranks[first], ranks[last]) for ranks in pipes],
             needed=plan.model.tied and one_each,
         ),
-        "mirror": maker.between_stages(mirrors, needed=mirrored),
+        "mirror": maker.between_stages("mirror", mirrors, needed=mirrored),
     }
 
 

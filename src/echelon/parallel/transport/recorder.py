@@ -84,6 +84,11 @@ class Recorder:
         """
         self._task, self._turn = task, turn
 
+    @property
+    def task(self) -> str:
+        """Return what this rank runs or is about to run; "" between steps."""
+        return self._task
+
     @contextmanager
     def waiting(self, collective: str) -> Iterator[None]:
         """Mark what happens inside as a wait for other ranks, and add up how long it took.

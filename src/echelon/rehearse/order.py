@@ -1,0 +1,205 @@
+"""The proof that the ranks' logs fit together: equal operations, in an order that can run.
+
+An operation waits for the one before it on its communicator, and for the streams of all members to
+come to where they issued it; a stream waits where its rank said so; a host waits in a first call,
+and where it reads. A circle of such waits is a deadlock, and without one there is none: NCCL knows
+no tags, and holds nothing back. Members must call the same kinds with as many bytes of one dtype.
+
+Ranks that differ in nothing but their place have equal logs, so one of each class is looked at. Two
+operations are taken for one where the classes of their members are the same: a circle of ranks is
+then a circle of classes, and where there is none of these there is none of those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from echelon.rehearse.log import RECEIVE, SEND, Entry, HostRead, Issue, Wait
+
+RankClass: TypeAlias = tuple[int, ...]
+"""What tells ranks with unequal logs apart."""
+Communication: TypeAlias = tuple[str, tuple[RankClass, ...]]
+"""The name of a communicator, and the classes of its members."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderFault:
+    """Hold what is wrong with the logs of the ranks: which rule it breaks, and where."""
+
+    rule: str
+    """`mismatch`, `missing` or `deadlock`."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderProof:
+    """Hold the outcome: faults, none where all is well, and how much was looked at."""
+
+    faults: tuple[OrderFault, ...]
+    num_operations: int
+    num_classes: int
+
+
+def prove_order(
+    logs: Mapping[RankClass, Sequence[Entry]], class_of: Callable[[int], RankClass]
+) -> OrderProof:
+    """Return whether ranks with these logs, by class, match and can never wait in a circle."""
+    graph = _WaitGraph(class_of)
+    for one, entries in logs.items():
+        graph.add(one, entries)
+    faults = [*graph.unequal()]
+    if not faults:
+        faults += graph.circle()
+    return OrderProof(
+        faults=tuple(faults),
+        num_operations=sum(map(len, graph.calls.values())),
+        num_classes=len(logs),
+    )
+
+
+@dataclass(slots=True)
+class _Call:
+    """One operation of one class."""
+
+    by: RankClass
+    issue: Issue
+    entry: int
+
+
+@dataclass(slots=True)
+class _WaitGraph:
+    """Nodes that must come to pass, each after those that it waits for."""
+
+    class_of: Callable[[int], RankClass]
+    waits_for: list[list[int]] = field(default_factory=list[list[int]])
+    meaning: dict[int, _Call] = field(default_factory=dict[int, _Call])
+    """Of nodes that are where a rank stands, what it has just called or waits for."""
+    calls: dict[tuple[Communication, RankClass], list[_Call]] = field(
+        default_factory=dict[tuple[Communication, RankClass], list[_Call]]
+    )
+    operations: dict[tuple[Communication, int], int] = field(
+        default_factory=dict[tuple[Communication, int], int]
+    )
+    openings: dict[Communication, int] = field(default_factory=dict[Communication, int])
+
+    def _node(self, *waits_for: int) -> int:
+        self.waits_for.append([one for one in waits_for if one >= 0])
+        return len(self.waits_for) - 1
+
+    def add(self, by: RankClass, entries: Sequence[Entry]) -> None:
+        """Add what the ranks of a class do."""
+        host = stream = self._node()
+        issued: dict[int, int] = {}
+        for place, entry in enumerate(entries):
+            if isinstance(entry, Issue):
+                call = _Call(by, entry, place)
+                host, operation = self._issue(call, host, stream)
+                issued[place] = operation
+            elif isinstance(entry, Wait):
+                stream = self._node(stream, host, issued[entry.issue])
+                issue = entries[entry.issue]
+                assert isinstance(issue, Issue)
+                self.meaning[stream] = _Call(by, issue, place)
+            else:
+                assert isinstance(entry, HostRead)
+                host = self._node(host, stream)
+
+    def _issue(self, call: _Call, host: int, stream: int) -> tuple[int, int]:
+        """Add an operation; return where the host stands after it, and the operation's node."""
+        issue = call.issue
+        among = (issue.communicator, tuple(sorted({self.class_of(m) for m in issue.members})))
+        known = self.calls.setdefault((among, call.by), [])
+        key = (among, len(known))
+        known.append(call)
+        if issue.opens:
+            if among not in self.openings:
+                self.openings[among] = self._node()
+            arrived = self._node(host)
+            self.waits_for[self.openings[among]].append(arrived)
+            host = self._node(arrived, self.openings[among])
+            self.meaning[host] = call
+        if key not in self.operations:
+            before = self.operations.get((among, key[1] - 1), -1)
+            self.operations[key] = self._node(before)
+        operation = self.operations[key]
+        began = self._node(host, stream)
+        self.meaning[began] = call
+        self.waits_for[operation].append(began)
+        return host, operation
+
+    def unequal(self) -> Iterator[OrderFault]:
+        """Yield where members of a communicator do not call the same."""
+        by_communication: dict[Communication, dict[RankClass, list[_Call]]] = {}
+        for (among, by), calls in self.calls.items():
+            by_communication.setdefault(among, {})[by] = calls
+        for (name, classes), found in by_communication.items():
+            first = max(found.values(), key=len)
+            for one in classes:
+                calls = found.get(one, [])
+                fault = _difference(name, first, calls, one)
+                if fault is not None:
+                    yield fault
+                    break
+
+    def circle(self) -> Iterator[OrderFault]:
+        """Yield a circle of waits, where there is one."""
+        left = [len(before) for before in self.waits_for]
+        after: list[list[int]] = [[] for _ in self.waits_for]
+        for node, before in enumerate(self.waits_for):
+            for one in before:
+                after[one].append(node)
+        ready = [node for node, count in enumerate(left) if count == 0]
+        while ready:
+            for one in after[ready.pop()]:
+                left[one] -= 1
+                if left[one] == 0:
+                    ready.append(one)
+        stuck = next((node for node, count in enumerate(left) if count > 0), None)
+        if stuck is None:
+            return
+        path: list[int] = []
+        place: dict[int, int] = {}
+        while stuck not in place:
+            place[stuck] = len(path)
+            path.append(stuck)
+            stuck = next(one for one in self.waits_for[stuck] if left[one] > 0)
+        told = [self.meaning[one] for one in path[place[stuck] :] if one in self.meaning]
+        yield OrderFault(rule="deadlock", text="; ".join(_standing(one) for one in told))
+
+
+def _standing(call: _Call) -> str:
+    issue = call.issue
+    at = f" at {issue.task}" if issue.task else ""
+    return f"ranks like {call.by} stand at {issue.kind} {issue.name} of {issue.communicator}{at}"
+
+
+def _difference(
+    name: str, first: Sequence[_Call], calls: Sequence[_Call], by: RankClass
+) -> OrderFault | None:
+    """Return where the calls of a class differ from those of another member."""
+    for number, (one, other) in enumerate(zip(first, calls, strict=False)):
+        a, b = one.issue, other.issue
+        kinds = {a.kind, b.kind}
+        fits = kinds == {SEND, RECEIVE} if kinds & {SEND, RECEIVE} else a.kind == b.kind
+        if one is other:
+            continue
+        if not fits or (a.num_bytes, a.dtype) != (b.num_bytes, b.dtype):
+            return OrderFault(
+                rule="mismatch",
+                text=f"call {number} on {name}: {_words(a)} by ranks like {one.by}, {_words(b)} by "
+                f"ranks like {other.by}",
+            )
+    if len(calls) < len(first):
+        a = first[len(calls)]
+        return OrderFault(
+            rule="missing",
+            text=f"call {len(calls)} on {name}: {_words(a.issue)} by ranks like {a.by}, and nothing"
+            f" by ranks like {by}",
+        )
+    return None
+
+
+def _words(issue: Issue) -> str:
+    return f"{issue.kind} {issue.name} of {issue.num_bytes:,} bytes of {issue.dtype}"
