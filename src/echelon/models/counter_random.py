@@ -9,11 +9,15 @@ every layout, with no seed checkpoint and no generator state to save.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from math import prod
 
 import torch
 
 _CHUNK = 1 << 16  # elements
+"""What is made at a time on a CPU: it stays in cache."""
+_GPU_CHUNK = 1 << 24  # elements
+"""The same on a GPU: enough to keep it busy, in half a gigabyte beside the weights."""
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -38,24 +42,55 @@ def normal(key: int, index: torch.Tensor) -> torch.Tensor:
     return torch.special.ndtri(uniform(key, index))
 
 
+def normal_pieces(
+    into: torch.Tensor,
+    key: int,
+    shape: tuple[int, ...],
+    offset: tuple[int, ...],
+    device: torch.device | None = None,
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield parts of `into` and standard normal values for each, float64 on `device` (its own).
+
+    The parts are all of `into`, the rectangle at `offset` of a tensor of `shape`. All of it costs
+    about as much as it would from a sequential generator, and nothing for what lies outside of it.
+    """
+    device = device or into.device
+    limit = _CHUNK if device.type == "cpu" else _GPU_CHUNK
+    for part, place in _pieces(into, offset, limit):
+        index = torch.zeros(1, dtype=torch.int64, device=device)
+        for dim, size in enumerate(part.shape):
+            start = place[dim]
+            steps = torch.arange(start, start + size, dtype=torch.int64, device=device)
+            index = (index.unsqueeze(-1) + steps * prod(shape[dim + 1 :])).reshape(-1)
+        yield part, normal(key, index).view(part.shape)
+
+
 def normal_rectangle(
     key: int, shape: tuple[int, ...], offset: tuple[int, ...], size: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return the rectangle at `offset` of `size` of a standard normal tensor of `shape`, float64.
+    """Return the rectangle at `offset` of `size` of a standard normal tensor of `shape`, float64."""
+    whole = torch.empty(size, dtype=torch.float64)
+    for part, values in normal_pieces(whole, key, shape, offset):
+        part.copy_(values)
+    return whole
 
-    Made in pieces that stay in cache; costs about as much as it would to fill the rectangle from
-    a sequential generator, and nothing for what lies outside of it.
-    """
-    strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
-    index = torch.zeros(1, dtype=torch.int64)
-    for dim, stride in enumerate(strides):
-        steps = torch.arange(offset[dim], offset[dim] + size[dim], dtype=torch.int64) * stride
-        index = (index.unsqueeze(-1) + steps).reshape(-1)
-    values = torch.empty(index.numel(), dtype=torch.float64)
-    for start in range(0, index.numel(), _CHUNK):
-        piece = slice(start, start + _CHUNK)
-        values[piece] = normal(key, index[piece])
-    return values.reshape(size)
+
+def _pieces(
+    into: torch.Tensor, offset: tuple[int, ...], limit: int
+) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
+    """Yield views of at most `limit` elements that are all of a tensor, and where each begins."""
+    if into.numel() <= limit or not into.dim():
+        if into.numel():
+            yield into, offset
+        return
+    rows = max(1, limit // prod(into.shape[1:]))
+    for start in range(0, len(into), rows):
+        part, place = into[start : start + rows], (offset[0] + start, *offset[1:])
+        if part.numel() <= limit:
+            yield part, place
+        else:
+            for inner, there in _pieces(part[0], place[1:], limit):
+                yield inner.unsqueeze(0), (place[0], *there)
 
 
 def _shift_right(bits: torch.Tensor, by: int) -> torch.Tensor:

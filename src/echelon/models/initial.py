@@ -11,7 +11,7 @@ import torch
 
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import ParameterSpec
-from echelon.models.counter_random import make_key, normal_rectangle
+from echelon.models.counter_random import make_key, normal_pieces
 
 
 def initial_values(
@@ -21,16 +21,22 @@ def initial_values(
     *,
     offset: tuple[int, ...] | None = None,
     size: tuple[int, ...] | None = None,
+    into: torch.Tensor | None = None,
+    device: torch.device | None = None,
 ) -> torch.Tensor:
-    """Return the float32 rectangle of a parameter that starts at `offset` (default: all of it)."""
+    """Return the rectangle of a parameter that starts at `offset` (default: all of it).
+
+    It is written into `into` where that is given, which is of `size` and may be a view; it is made
+    on `device`, or on that of `into`, piece by piece. Else it is new, in float32.
+    """
     offset = offset or (0,) * len(spec.shape)
-    size = size or spec.shape
-    if spec.initial == "ones":
-        return torch.ones(size)
-    if spec.initial == "zeros":
-        return torch.zeros(size)
+    values = torch.empty(size or spec.shape) if into is None else into
+    if spec.initial in ("ones", "zeros"):
+        return values.fill_(float(spec.initial == "ones"))
     std = shape.initial_std
     if spec.initial == "residual":
         std /= (2 * shape.layers) ** 0.5
     key = make_key("parameter", seed, spec.name)
-    return (normal_rectangle(key, spec.shape, offset, size) * std).float()
+    for part, normal in normal_pieces(values, key, spec.shape, offset, device):
+        part.copy_((normal * std).float())
+    return values

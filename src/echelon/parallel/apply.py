@@ -30,7 +30,10 @@ from echelon.parallel.zero import ParameterGathering, make_parameter_store
 def apply_plan(
     plan: Plan, groups: RankGroups, device: torch.device, *, pieces: PieceSizes = TRAINING_PIECES
 ) -> RankModel:
-    """Build this rank's part of the plan's model, with its initial weights."""
+    """Build this rank's part of the plan's model, with its initial weights.
+
+    Where the optimizer keeps master copies the weights are zero: they are copies of those.
+    """
     layout, part = plan.layout, part_of(plan, groups.rank)
     specs = held_parameters(plan, part)
     reduction = GradientReduction(plan, groups)
@@ -50,7 +53,8 @@ def apply_plan(
     like = torch.empty(0, dtype=TORCH_DTYPES[plan.mathematics.precision.parameters], device=device)
     buckets = make_buckets(named_parameters(stages), specs, rule, like)
     install(stages.values(), buckets)
-    fill_initial(buckets, [stored_values(bucket) for bucket in buckets], plan, groups)
+    if not plan.mathematics.precision.has_master:
+        fill_initial(buckets, [stored_values(one) for one in buckets], plan, groups, device)
     store.hold(buckets)
     units = [stage_units(one) for one in part.stages]
     operations.gatherer = ParameterGathering(

@@ -94,17 +94,29 @@ def stored_values(bucket: Bucket) -> torch.Tensor:
 
 @torch.no_grad()
 def fill_initial(
-    buckets: Sequence[Bucket], flats: Sequence[torch.Tensor], plan: Plan, groups: RankGroups
+    buckets: Sequence[Bucket],
+    flats: Sequence[torch.Tensor],
+    plan: Plan,
+    groups: RankGroups,
+    device: torch.device,
 ) -> None:
-    """Write initial values into `flats`, one per bucket: whole, or its own slice.
+    """Write initial values, made on `device`, into `flats`: one per bucket, whole or its own slice.
 
     Padding is left as it is.
     """
     for bucket, flat in zip(buckets, flats, strict=True):
         for slot in bucket.slots:
+            groups.recorder.mark(f"initial values of {slot.spec.name}")
             for offset, part in slot_rectangles(slot, flat, groups.tensor_group_for(slot.spec)):
-                size, seed = tuple(part.shape), plan.mathematics.seed
-                part.copy_(initial_values(plan.model, slot.spec, seed, offset=offset, size=size))
+                initial_values(
+                    plan.model,
+                    slot.spec,
+                    plan.mathematics.seed,
+                    offset=offset,
+                    size=tuple(part.shape),
+                    into=part,
+                    device=device,
+                )
 
 
 def slot_rectangles(

@@ -7,6 +7,9 @@ device. Small objects come back as if every rank had given the same.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,12 +20,20 @@ from echelon.cost.bytes.terms import (
     all_to_all_bytes,
     reduce_scatter_bytes,
 )
+from echelon.core.plan import OffloadTarget
+from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.completion.completion import Completion
+from echelon.parallel.offload import OffloadStore
+from echelon.parallel.offload.copy_streams import CopyStreams
+from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.tensor_memory import BufferPool
 from echelon.parallel.transport.collectives import Group, Pending, require_contiguous
 from echelon.parallel.transport.communicator import Communicator
 from echelon.parallel.transport.recorder import Recorder
 from echelon.rehearse.log import RECEIVE, SEND, Issue, RankLog
+from echelon.rehearse.memory import MeteredPool
+from echelon.rehearse.offload import RehearsedCopyStreams, RehearsedOffloadStore
+from echelon.rehearse.shapes import ShapesOnly
 
 NOT_COUNTED = ""
 """The dtype of an exchange of tensors of any sizes."""
@@ -74,11 +85,11 @@ class RehearsedCommunicator(Communicator):
 class _Logged(Pending):
     """An operation that was written down; so is the wait for it."""
 
-    __slots__ = ("_issue", "_log")
+    __slots__ = ("_issue", "_shapes")
 
-    def __init__(self, log: RankLog, issue: int) -> None:
+    def __init__(self, shapes: ShapesOnly, issue: int) -> None:
         super().__init__()
-        self._log, self._issue = log, issue
+        self._shapes, self._issue = shapes, issue
 
     def done(self) -> bool:
         """Return False: on a GPU nobody knows before the wait."""
@@ -87,8 +98,18 @@ class _Logged(Pending):
     def wait(self) -> None:
         """Write the wait down; a second one is none."""
         if self._issue >= 0:
-            self._log.wait(self._issue)
+            self._shapes.log.wait(self._issue)
+            self._shapes.flight.end(self._issue)
         self._issue = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """What an operation reads and writes; members compare the bytes and the dtype of `whole`."""
+
+    reads: tuple[torch.Tensor, ...]
+    writes: tuple[torch.Tensor, ...]
+    whole: torch.Tensor | None
 
 
 class RehearsedGroup(Group):
@@ -100,17 +121,20 @@ class RehearsedGroup(Group):
         ranks: Sequence[int],
         communicator: RehearsedCommunicator | None,
         recorder: Recorder,
+        shapes: ShapesOnly,
     ) -> None:
         """Hold the group of `ranks` that the recorder's rank belongs to."""
         super().__init__(axis, ranks, recorder.rank, None, recorder)
         self.communicator = self._logged = communicator
+        self._shapes = shapes
 
     def all_reduce(self, tensor: torch.Tensor, *, name: str, async_op: bool = False) -> Pending:
         """Write down a sum of `tensor`."""
         if self._logged is None:
             return super().all_reduce(tensor, name=name, async_op=async_op)
         sent = all_reduce_bytes(tensor.nbytes, self.size)
-        return self._issue("all_reduce", name, tensor, sent, async_op, tensor)
+        used = _Use((), (tensor,), tensor)
+        return self._issue("all_reduce", name, used, sent, async_op=async_op)
 
     def all_gather(
         self, whole: torch.Tensor, shard: torch.Tensor, *, name: str, async_op: bool = False
@@ -119,7 +143,8 @@ class RehearsedGroup(Group):
         if self._logged is None:
             return super().all_gather(whole, shard, name=name, async_op=async_op)
         sent = all_gather_bytes(shard.nbytes, self.size)
-        return self._issue("all_gather", name, whole, sent, async_op, whole, shard)
+        used = _Use((shard,), (whole,), whole)
+        return self._issue("all_gather", name, used, sent, async_op=async_op)
 
     def reduce_scatter(
         self, shard: torch.Tensor, whole: torch.Tensor, *, name: str, async_op: bool = False
@@ -128,7 +153,8 @@ class RehearsedGroup(Group):
         if self._logged is None:
             return super().reduce_scatter(shard, whole, name=name, async_op=async_op)
         sent = reduce_scatter_bytes(shard.nbytes, self.size)
-        return self._issue("reduce_scatter", name, whole, sent, async_op, whole, shard)
+        used = _Use((whole,), (shard,), whole)
+        return self._issue("reduce_scatter", name, used, sent, async_op=async_op)
 
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, *, name: str, async_op: bool = False
@@ -137,7 +163,8 @@ class RehearsedGroup(Group):
         if self._logged is None:
             return super().all_to_all(received, sent, name=name, async_op=async_op)
         num_bytes = all_to_all_bytes(sent.nbytes, self.size)
-        return self._issue("all_to_all", name, sent, num_bytes, async_op, received, sent)
+        used = _Use((sent,), (received,), sent)
+        return self._issue("all_to_all", name, used, num_bytes, async_op=async_op)
 
     def exchange(
         self, sends: Mapping[int, torch.Tensor], receives: Mapping[int, torch.Tensor], *, name: str
@@ -145,9 +172,9 @@ class RehearsedGroup(Group):
         """Write down an exchange of tensors of any sizes."""
         if self._logged is None:
             return super().exchange(sends, receives, name=name)
-        tensors = (*sends.values(), *receives.values())
         num_bytes = sum(tensor.nbytes for tensor in sends.values())
-        return self._issue("exchange", name, None, num_bytes, True, *tensors)
+        used = _Use(tuple(sends.values()), tuple(receives.values()), None)
+        return self._issue("exchange", name, used, num_bytes, async_op=True)
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Return what this rank gave, once for every member."""
@@ -195,21 +222,15 @@ class RehearsedGroup(Group):
                 task=self.recorder.task,
             )
         )
-        return _Logged(log, number)
+        reads, writes = ([tensor], []) if kind == SEND else ([], [tensor])
+        self._shapes.flight.begin(number, name, reads, writes)
+        return _Logged(self._shapes, number)
 
-    def _issue(
-        self,
-        kind: str,
-        name: str,
-        whole: torch.Tensor | None,
-        sent: int,
-        async_op: bool,
-        *tensors: torch.Tensor,
-    ) -> Pending:
-        """Write down an operation; members compare the bytes and the dtype of `whole`."""
+    def _issue(self, kind: str, name: str, used: _Use, sent: int, *, async_op: bool) -> Pending:
+        """Write down an operation on what it uses."""
         assert self._logged is not None, "there is another member"
-        require_contiguous(name, *tensors)
-        log = self._logged.log
+        require_contiguous(name, *used.reads, *used.writes)
+        log, whole = self._logged.log, used.whole
         number = log.issue(
             Issue(
                 communicator=self._logged.name,
@@ -222,7 +243,8 @@ class RehearsedGroup(Group):
             )
         )
         self._event("all_to_all" if kind == "exchange" else kind, name, sent, self.recorder.now())()
-        pending = _Logged(log, number)
+        self._shapes.flight.begin(number, name, used.reads, used.writes)
+        pending = _Logged(self._shapes, number)
         if not async_op:
             pending.wait()
         return pending
@@ -235,13 +257,13 @@ def _dtype(tensor: torch.Tensor) -> str:
 class RehearsedCompletion(Completion):
     """Make groups that write down what they are asked for."""
 
-    def __init__(self, log: RankLog) -> None:
-        """Write into `log`."""
-        self.log = log
+    def __init__(self, shapes: ShapesOnly) -> None:
+        """Write into the log of `shapes`."""
+        self._shapes = shapes
 
     def communicator(self, name: str, ranks: tuple[int, ...], rank: int) -> Communicator | None:
         """Return what stands for the ranks; None to a rank that is no member."""
-        return RehearsedCommunicator(name, ranks, self.log) if rank in ranks else None
+        return RehearsedCommunicator(name, ranks, self._shapes.log) if rank in ranks else None
 
     def group(
         self,
@@ -252,8 +274,35 @@ class RehearsedCompletion(Completion):
     ) -> Group:
         """Return a group that sends nothing."""
         assert communicator is None or isinstance(communicator, RehearsedCommunicator)
-        return RehearsedGroup(axis, ranks, communicator, recorder)
+        return RehearsedGroup(axis, ranks, communicator, recorder, self._shapes)
 
     def buffer_pool(self, device: torch.device) -> BufferPool | None:
-        """Return None: the allocator of a GPU keeps such memory itself."""
-        return None
+        """Return what tells when memory is lent, as the allocator of a GPU lends it."""
+        return MeteredPool(device, self._shapes.memory, self._shapes.flight.released)
+
+    def offload_store(
+        self,
+        home: OffloadTarget,
+        device: torch.device,
+        *,
+        folder: Path,
+        rank: int,
+        num_buffers: int,
+        chunk_bytes: int = TRAINING_PIECES.file_bytes,
+    ) -> OffloadStore:
+        """Return a place that holds shapes only; what is on the host or in files has none here.
+
+        A set that is fetched takes its buffer on the device, as where there is one.
+        """
+        del folder, rank, chunk_bytes
+        if home == "none":
+            return MemoryOffloadStore("device", partial(_shape, device))
+        return RehearsedOffloadStore(device, self._shapes.memory, num_buffers=num_buffers)
+
+    def copy_streams(self, device: torch.device) -> CopyStreams:
+        """Return what copies at once."""
+        return RehearsedCopyStreams()
+
+
+def _shape(device: torch.device, num_bytes: int) -> torch.Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8, device=device)

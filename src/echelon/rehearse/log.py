@@ -52,6 +52,8 @@ class HostRead:
     """What asked for it."""
     where: str
     """The place in the code."""
+    task: str = ""
+    """What the rank was at."""
 
 
 Entry: TypeAlias = Issue | Wait | HostRead
@@ -77,6 +79,6 @@ class RankLog:
         """Write down a wait for the operation at a place."""
         self.entries.append(Wait(issue=issue))
 
-    def host_read(self, operation: str, where: str) -> None:
+    def host_read(self, operation: str, where: str, task: str = "") -> None:
         """Write down that the host reads from the device."""
-        self.entries.append(HostRead(operation=operation, where=where))
+        self.entries.append(HostRead(operation=operation, where=where, task=task))

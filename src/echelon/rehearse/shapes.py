@@ -1,13 +1,12 @@
-"""Operations on tensors that have no elements: what the host reads is written down, and made up.
+"""Operations on tensors that have no elements: what a device would run, with nothing computed.
 
-A number that the host reads from the device is one; a copy to the host holds ones. Where elements
-decide a shape there is nothing to make up: an error names the operation.
+What the host reads from the device is written down, and made up: a number is one, a copy holds
+ones. Where elements decide a shape there is nothing to make up: an error names the operation.
 """
 
 from __future__ import annotations
 
-import traceback
-from collections import Counter
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,22 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from echelon.rehearse.in_flight import InFlight
 from echelon.rehearse.log import RankLog
+from echelon.rehearse.memory import MemoryMeter
+from echelon.rehearse.work import WorkCounter, tensors_in
 
-_PACKAGE = Path(__file__).parents[1]
-_READS = frozenset({"_local_scalar_dense", "item"})
+META = torch.device("meta")
+_PACKAGE = str(Path(__file__).parents[1])
+_HERE = str(Path(__file__).parent)
+_READS = frozenset({"_local_scalar_dense", "item", "is_nonzero"})
 _COPIES = frozenset({"_to_copy", "copy_"})
+_NOTHING_TO_RUN = frozenset({"_fused_sgd_"})
+"""Operations in place that PyTorch cannot run on shapes."""
 
 
 class ShapesOnly(TorchDispatchMode):
-    """Run what a rank runs on the meta device; count operations and write down host reads."""
+    """Run what a rank runs on the meta device, and write down what it asks of its device."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -31,10 +37,12 @@ class ShapesOnly(TorchDispatchMode):
         return False
 
     def __init__(self, log: RankLog) -> None:
-        """Write into `log`."""
+        """Write host reads into `log`."""
         super().__init__()
         self.log = log
-        self.counts: Counter[str] = Counter()
+        self.memory, self.work, self.flight = MemoryMeter(), WorkCounter(), InFlight()
+        self.task = ""
+        self._writes: dict[Any, tuple[tuple[int, ...], tuple[str, ...]]] = {}
 
     def __torch_dispatch__(
         self,
@@ -45,34 +53,70 @@ class ShapesOnly(TorchDispatchMode):
     ) -> Any:
         """Run an operation, or make up what the host reads of it."""
         kwargs = kwargs or {}
+        if func.is_view:
+            return func(*args, **kwargs)
         name = func._schema.name.rpartition("::")[2]
-        if name in _READS and _is_shape(args[0]):
-            self._read(name)
-            return torch.ones((), dtype=args[0].dtype).item()
+        given = [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
+        if name in _READS and given[0].device.type == "meta":
+            self._read(name, given[0])
+            return torch.ones((), dtype=given[0].dtype).item()
         if name in _COPIES:
             source = args[1] if name == "copy_" else args[0]
-            target = args[0].device if name == "copy_" else kwargs.get("device", source.device)
-            if _is_shape(source) and torch.device(target).type == "cpu":
-                self._read(name)
+            target = args[0].device if name == "copy_" else kwargs.get("device") or source.device
+            if source.device.type == "meta" and torch.device(target).type == "cpu":
+                self._read(name, source)
                 if name == "copy_":
                     return args[0].fill_(1)
                 return torch.ones(source.shape, dtype=kwargs.get("dtype") or source.dtype)
-        if not func.is_view:
-            self.counts[name] += 1
-        return func(*args, **kwargs)
+        self._check(func, name, args, kwargs, given)
+        out = None if name in _NOTHING_TO_RUN else func(*args, **kwargs)
+        on_device = False
+        for tensor in tensors_in(out):
+            if tensor.device.type == "meta":
+                self.memory.made(tensor)
+                on_device = True
+        if on_device or any(one.device.type == "meta" for one in given):
+            self.work.ran(self.task, func, name, given, (args, kwargs), out)
+        return out
 
-    def _read(self, operation: str) -> None:
-        self.log.host_read(operation, _caller())
+    def _check(
+        self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], given: list[Any]
+    ) -> None:
+        """Look whether an operation touches what is in flight."""
+        if not self.flight.anything():
+            return
+        if func not in self._writes:
+            written = [
+                (place, one.name, one.kwarg_only)
+                for place, one in enumerate(func._schema.arguments)
+                if one.alias_info is not None and one.alias_info.is_write
+            ]
+            self._writes[func] = (
+                tuple(place for place, _, only in written if not only),
+                tuple(named for _, named, _ in written),
+            )
+        places, names = self._writes[func]
+        writes = [args[place] for place in places if place < len(args)]
+        writes += [kwargs[named] for named in names if named in kwargs]
+        targets = {id(one) for one in tensors_in(writes)}
+        for tensor in given:
+            if self.flight.holds(tensor):
+                write = id(tensor) in targets
+                self.flight.touched(tensor, write=write, by=name, where=where_in_package())
+
+    def _read(self, operation: str, tensor: torch.Tensor) -> None:
+        where = where_in_package()
+        if self.flight.holds(tensor):
+            self.flight.touched(tensor, write=False, by=operation, where=where)
+        self.log.host_read(operation, where, self.task)
 
 
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.device.type == "meta"
-
-
-def _caller() -> str:
+def where_in_package() -> str:
     """Return the innermost place in this package that is not the rehearsal itself."""
-    here = str(Path(__file__).parent)
-    for frame in reversed(traceback.extract_stack()):
-        if frame.filename.startswith(str(_PACKAGE)) and not frame.filename.startswith(here):
-            return f"{Path(frame.filename).relative_to(_PACKAGE)}:{frame.lineno}"
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_PACKAGE) and not name.startswith(_HERE):
+            return f"{Path(name).relative_to(_PACKAGE)}:{frame.f_lineno}"
+        frame = frame.f_back
     return ""

@@ -86,7 +86,9 @@ class TrainEngine:
         if plan.mathematics.precision.has_master:
             masters = self._masters()
             flats = [masters[bucket.name] for bucket in self.model.buckets]
-            fill_initial(self.model.buckets, flats, plan, self.groups)
+            fill_initial(self.model.buckets, flats, plan, self.groups, device)
+            self.refresh()
+            self.model.gathering.settle()
         self.loss_scale = LossScale(plan.mathematics.precision)
         self.num_updates = 0
         self.schedule = schedule_from_plan(plan)

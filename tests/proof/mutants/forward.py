@@ -67,10 +67,12 @@ def initial_slice_of_the_next_rank(patch: pytest.MonkeyPatch, plan: Plan) -> Non
     """Fill the key projection of each tensor rank with the heads of the next one."""
     initial_values = weights.initial_values
 
-    def rolled(shape: Any, spec: Any, seed: int, *, offset: Any, size: Any) -> torch.Tensor:
+    def rolled(
+        shape: Any, spec: Any, seed: int, *, offset: Any, size: Any, **rest: Any
+    ) -> torch.Tensor:
         if spec.name.endswith("attention.k.weight"):
             offset = ((offset[0] + size[0]) % spec.shape[0], *offset[1:])
-        return initial_values(shape, spec, seed, offset=offset, size=size)
+        return initial_values(shape, spec, seed, offset=offset, size=size, **rest)
 
     patch.setattr(weights, "initial_values", rolled)
 

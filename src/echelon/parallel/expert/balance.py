@@ -145,7 +145,7 @@ class Balancer:
         """Move the biases against the loads of the last step, and take over its shares."""
         for layer, load in self._loads.items():
             counts_E = torch.tensor(load.counts, dtype=torch.float64, device=self._device)
-            total = counts_E.sum()
+            total = sum(load.counts)
             if total:
                 self.shares[layer].copy_(counts_E / total)
             if self.balance.has_bias:

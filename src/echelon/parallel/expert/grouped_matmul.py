@@ -29,7 +29,8 @@ _ALIGNED_BYTES = 16
 
 def has_grouped_kernel(x: torch.Tensor) -> bool:
     """Return whether grouped products of tensors like x are one launch, and the faster way."""
-    return _GROUPED_MM is not None and x.is_cuda and x.dtype == torch.bfloat16
+    on_gpu = x.is_cuda or x.is_meta  # or is rehearsed
+    return _GROUPED_MM is not None and on_gpu and x.dtype == torch.bfloat16
 
 
 def stacked_view(matrices: Sequence[torch.Tensor]) -> torch.Tensor | None:

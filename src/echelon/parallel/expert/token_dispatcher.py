@@ -26,6 +26,7 @@ from functools import partial
 import torch
 from torch.nn import functional as fn
 
+from echelon.models.routing import counts_of
 from echelon.parallel.expert.router import TokenRouting
 from echelon.parallel.transport.collectives import Group, Pending
 
@@ -58,22 +59,32 @@ def start_both(
 
 
 class SortedAssignments:
-    """The assignments of tokens in the order of their experts: `slot_S` is token x K + place."""
+    """The assignments of tokens in the order of their experts: `slot_S` is token x K + place.
+
+    How many of them are kept only the device knows; until the host does (`keep`), there are none.
+    """
 
     def __init__(self, routed: TokenRouting, num_experts: int) -> None:
-        """Sort what of `routed` is kept, and find the rows of each token once."""
+        """Sort the assignments, what is dropped last, and count the rows of each expert."""
         self.num_tokens, self.top_k = routed.chosen_nK.shape
         experts_S = routed.chosen_nK.reshape(-1)
-        if routed.kept_nK is None:
-            self.slot_S = experts_S.argsort(stable=True)
-        else:
-            slots = routed.kept_nK.reshape(-1).nonzero()[:, 0]
-            self.slot_S = slots[experts_S[slots].argsort(stable=True)]
-        self.counts_E = torch.bincount(experts_S[self.slot_S], minlength=num_experts)
+        if routed.kept_nK is not None:
+            experts_S = experts_S.masked_fill(~routed.kept_nK.reshape(-1), num_experts)
+        self._slots = experts_S.argsort(stable=True)
+        self.counts_E = counts_of(experts_S, num_experts + 1)[:num_experts]
+        self._kept_nK = routed.kept_nK
+
+    def keep(self, count: int) -> None:
+        """Learn that `count` assignments are kept, and find the rows of each token once."""
+        self.slot_S = self._slots[:count]
         self.token_S = self.slot_S // self.top_k
         self._order_S = self.slot_S.argsort()
-        counts_n = torch.bincount(self.token_S, minlength=self.num_tokens)
-        self._starts_n = counts_n.cumsum(0) - counts_n
+        if self._kept_nK is None:
+            ends_n = torch.arange(1, self.num_tokens + 1, device=self.slot_S.device) * self.top_k
+            self._starts_n = ends_n - self.top_k
+        else:
+            counts_n = self._kept_nK.sum(1)
+            self._starts_n = counts_n.cumsum(0) - counts_n
 
     def add_up(self, rows_SD: torch.Tensor) -> torch.Tensor:
         """Return x_nD, the sums of the rows of each token; one without rows gets zeros.
@@ -88,18 +99,30 @@ class SortedAssignments:
 class FlatTokenDispatcher:
     """Send each assignment straight to the rank of its expert."""
 
-    def __init__(self, routed: TokenRouting, num_experts: int, group: Group) -> None:
-        """Tell the others how many rows they get; every rank of the group does so together."""
+    def __init__(
+        self, routed: TokenRouting, num_experts: int, group: Group, even_rows: int | None = None
+    ) -> None:
+        """Tell the others how many rows they get; every rank of the group does so together.
+
+        `even_rows` are what this rank would keep in all, where the routing has no elements: by
+        default all assignments.
+        """
         self._group = group
         self._sorted = SortedAssignments(routed, num_experts)
         leaving = self._sorted.counts_E.view(group.size, -1)
         arriving = torch.empty_like(leaving)
         group.all_to_all(arriving, leaving, name="experts.counts").wait()
-        # The sizes of what follows: on a GPU the host waits for them here.
-        both = torch.stack([leaving, arriving]).cpu()
+        both = torch.stack([leaving, arriving])
+        if both.is_meta:
+            rows = routed.chosen_nK.numel() if even_rows is None else even_rows
+            both = _even_counts(rows, num_experts, group)
+        else:
+            # The sizes of what follows: on a GPU the host waits for them here, and nowhere else.
+            both = both.cpu()
         self._num_sent: list[int] = both[0].sum(1).tolist()
         self._num_received: list[list[int]] = both[1].tolist()
         self.rows_by_expert: Sequence[int] = both[1].sum(0).tolist()
+        self._sorted.keep(sum(self._num_sent))
 
     def dispatch(
         self, x_nD: torch.Tensor, gates_nK: torch.Tensor | None, *, name: str
@@ -169,3 +192,12 @@ class FlatTokenDispatcher:
         ranks, experts = range(len(self._num_received)), range(len(self.rows_by_expert))
         pieces = rows.split([self._num_received[r][e] for e in experts for r in ranks])
         return torch.cat([pieces[e * len(ranks) + r] for r in ranks for e in experts])
+
+
+def _even_counts(num_rows: int, num_experts: int, group: Group) -> torch.Tensor:
+    """Return what leaves and what arrives, [2, ranks, experts of one], if all get as many rows."""
+    each, more = divmod(num_rows, num_experts)
+    leaving = torch.full((num_experts,), each, device="cpu")
+    leaving[:more] += 1
+    leaving = leaving.view(group.size, -1)
+    return torch.stack([leaving, leaving[group.index].expand_as(leaving)])

@@ -62,12 +62,16 @@ class TwoHopTokenDispatcher:
         nodes_M = torch.arange(across.size, device=choices_nK.device)
         reached_nM = (choices_nK[..., None].floor_divide(here) == nodes_M).any(1)
         every_nM = nodes_M.expand(len(choices_nK), -1)
-        self._across = FlatTokenDispatcher(_routing(every_nM, reached_nM), across.size, across)
+        # At most: each choice of a token on a node of its own.
+        num_pairs = len(choices_nK) * min(choices_nK.shape[1], across.size)
+        self._across = FlatTokenDispatcher(
+            _routing(every_nM, reached_nM), across.size, across, num_pairs
+        )
         choices_QK, _ = self._across.dispatch(choices_nK, None, name="experts.choices")()
         experts_QK = choices_QK.long() - across.index * here
         mine_QK = (experts_QK >= 0) & (experts_QK < here)
         chosen = _routing(experts_QK.clamp(0, here - 1), mine_QK)
-        self._within = FlatTokenDispatcher(chosen, here, within)
+        self._within = FlatTokenDispatcher(chosen, here, within, routed.chosen_nK.numel())
         self.rows_by_expert: Sequence[int] = self._within.rows_by_expert
 
     def dispatch(

@@ -89,6 +89,11 @@ class Recorder:
         """Return what this rank runs or is about to run; "" between steps."""
         return self._task
 
+    def mark(self, doing: str) -> None:
+        """Tell who watches this rank that it has begun something new."""
+        if self._waits is not None:
+            self._waits.mark(doing)
+
     @contextmanager
     def waiting(self, collective: str) -> Iterator[None]:
         """Mark what happens inside as a wait for other ranks, and add up how long it took.

@@ -1,0 +1,54 @@
+"""Which ranks of a plan do the same, so that one of each class is rehearsed.
+
+What a rank gives its communicators follows from its stages, from its place among context ranks (its
+positions may need other blocks of keys), and, where matrices have owners (Muon), from what it owns.
+Ranks that differ in their other coordinates only do the same with other samples, other columns or
+other slices of as many elements. `checked` names some of those, whose logs are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from echelon.core.axis import Axis
+from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.core.plan import Plan
+from echelon.rehearse.order import RankClass
+
+EVERY_RANK = 16
+"""Up to so many ranks each is a class of its own."""
+
+CHECKED_RANKS = 4
+"""Ranks that are rehearsed beside their class, to compare."""
+
+
+class RankClasses:
+    """Know the class of each rank of a plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Look at what tells the ranks of `plan` apart."""
+        self._mesh = plan.mesh
+        owners = OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices
+        self._each = owners or plan.mesh.world_size <= EVERY_RANK
+
+    def of(self, rank: int) -> RankClass:
+        """Return the class of a rank."""
+        if self._each:
+            return (rank,)
+        place = self._mesh.coordinates(rank)
+        return (place[Axis.PP], place[Axis.CP])
+
+    def first_ranks(self) -> list[int]:
+        """Return the first rank of each class, in order."""
+        found: dict[RankClass, int] = {}
+        for rank in range(self._mesh.world_size):
+            found.setdefault(self.of(rank), rank)
+        return list(found.values())
+
+    def checked(self, seed: int = 0) -> Sequence[int]:
+        """Return ranks that are not the first of their class: the last one, and some at random."""
+        others = sorted(set(range(self._mesh.world_size)) - set(self.first_ranks()))
+        if len(others) <= CHECKED_RANKS:
+            return others
+        return sorted({others[-1], *Random(seed).sample(others, CHECKED_RANKS - 1)})

@@ -1,0 +1,204 @@
+"""One rank of a plan, built and stepped by the engine that trains, on tensors without elements.
+
+A run takes two steps: the first one makes what stays, the second is what every later one does.
+Memory, work and bytes are those of the second; the order of operations is that of both, with the
+start before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from echelon.core.event import Event, EventList
+from echelon.core.plan import Plan
+from echelon.models.batch import TokenBatch
+from echelon.parallel.offload.store import MemoryOffloadStore
+from echelon.parallel.pipeline import StepState
+from echelon.parallel.transport.recorder import Recorder
+from echelon.rehearse.groups import RehearsedCompletion
+from echelon.rehearse.in_flight import Misuse
+from echelon.rehearse.log import Entry, RankLog
+from echelon.rehearse.memory import (
+    ACTIVATIONS,
+    BUFFERS,
+    GATHERED,
+    GRADIENTS,
+    MESSAGES,
+    OPTIMIZER,
+    OTHER,
+    PARAMETERS,
+    MemoryMeter,
+    MemoryPoint,
+)
+from echelon.rehearse.shapes import META, ShapesOnly
+from echelon.rehearse.work import Work
+from echelon.schedule.action import Action
+from echelon.training.engine import TrainEngine
+
+NUM_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRehearsal:
+    """Hold what one rank did."""
+
+    rank: int
+    """The rank."""
+    entries: tuple[Entry, ...]
+    """What it gave its communicators, and its waits, from the start to the end of the run."""
+    misuses: tuple[Misuse, ...]
+    """Where it touched memory in flight."""
+    held: Mapping[str, int]
+    """Bytes that live between steps, by term."""
+    peak_bytes: int
+    """The most that lived at one time in a step."""
+    at_peak: Mapping[str, int]
+    """What lived then, by term."""
+    most: Mapping[str, int]
+    """The most of each term in a step, each at its own time."""
+    points: tuple[MemoryPoint, ...]
+    """What each action left."""
+    work: Mapping[str, Work]
+    """Kernels, bytes and FLOPs by the kind of action; "" is what is outside of all."""
+    sent: Mapping[str, int]
+    """Bytes sent in a step, by axis."""
+    events: tuple[Event, ...]
+    """What a step recorded."""
+
+
+def rehearse_rank(plan: Plan, rank: int) -> RankRehearsal:
+    """Return what a rank of `plan` does on GPUs under NCCL."""
+    log, events = RankLog(rank), EventList()
+    shapes = ShapesOnly(log)
+    memory = shapes.memory
+    with shapes:
+        engine = TrainEngine(
+            plan, _TaskRecorder(rank, events, shapes), META, RehearsedCompletion(shapes)
+        )
+        _name_state(memory, engine)
+        with _terms(shapes, engine):
+            for step in range(NUM_STEPS):
+                memory.forget_peak()
+                held = memory.now()
+                shapes.work.by_task.clear()
+                events.events.clear()
+                engine.step(_batches(plan, engine, step), step)
+                shapes.flight.step_ended()
+        found = RankRehearsal(
+            rank=rank,
+            entries=tuple(log.entries),
+            misuses=tuple(shapes.flight.misuses),
+            held=held,
+            peak_bytes=memory.peak_bytes,
+            at_peak=dict(memory.at_peak),
+            most=dict(memory.most),
+            points=tuple(memory.points),
+            work=dict(shapes.work.by_task),
+            sent=events.bytes_by_axis(),
+            events=tuple(events.events),
+        )
+        engine.close()
+    return found
+
+
+class _TaskRecorder(Recorder):
+    """A recorder that tells the rehearsal what the rank is at."""
+
+    def __init__(self, rank: int, sink: EventList, shapes: ShapesOnly) -> None:
+        super().__init__(rank, sink)
+        self._shapes = shapes
+
+    def at(self, task: str, turn: int | None) -> None:
+        super().at(task, turn)
+        self._shapes.task = task.rstrip("0123456789.")
+
+
+def _batches(plan: Plan, engine: TrainEngine, step: int) -> list[TokenBatch]:
+    """Return the microbatches of a step, whole sequences of one document each."""
+    mathematics = plan.mathematics
+    length, rows = mathematics.sequence_length, plan.layout.microbatch_sequences
+    runs = engine.runs_for(length)
+    batches: list[TokenBatch] = []
+    for _ in range(plan.num_microbatches):
+        tokens_BT = torch.zeros((rows, length), dtype=torch.int64)
+        whole = TokenBatch.from_rows(
+            tokens_BT, tokens_BT, torch.arange(rows), step=step, seed=mathematics.seed
+        )
+        batches.append(whole.cut(runs).to(META))
+    return batches
+
+
+def _name_state(memory: MemoryMeter, engine: TrainEngine) -> None:
+    """Say what the storages are for that live between steps."""
+    buckets = engine.model.buckets
+    memory.is_for(PARAMETERS, [one.values for one in buckets])
+    memory.is_for(GRADIENTS, [one.gradients for one in buckets])
+    memory.is_for(PARAMETERS, [one.value_slice for one in buckets])
+    memory.is_for(GRADIENTS, [one.gradient_slice for one in buckets])
+    store = engine.optimizer.store
+    if type(store) is MemoryOffloadStore:
+        state = engine.optimizer.state().values()
+        memory.is_for(OPTIMIZER, [tensor for flats in state for tensor in flats.values()])
+
+
+@contextmanager
+def _terms(shapes: ShapesOnly, engine: TrainEngine) -> Iterator[None]:
+    """Count what is made in a step as what it is for."""
+    memory, model = shapes.memory, engine.model
+    names: list[tuple[Any, tuple[str, ...], str]] = [
+        (model.reduction, ("before_write", "bucket_is_full", "finish"), BUFFERS),
+        (model.gathering, ("enter", "enter_backward", "updated"), GATHERED),
+        (model.executor, ("run",), ACTIVATIONS),
+        (model.executor, ("_post_receive",), MESSAGES),
+        (engine.optimizer, ("update",), BUFFERS),
+    ]
+    for owner, methods, term in names:
+        for name in methods:
+            setattr(owner, name, _within(memory, term, getattr(owner, name)))
+    model.executor.observer = _Observer(memory)
+    try:
+        yield
+    finally:
+        model.executor.observer = None
+        for owner, methods, _ in names:
+            for name in methods:
+                delattr(owner, name)
+
+
+def _within(memory: MemoryMeter, term: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **named: Any) -> Any:
+        with memory.within(term):
+            return method(*args, **named)
+
+    return run
+
+
+class _Observer:
+    """Whoever writes down what each action leaves."""
+
+    def __init__(self, memory: MemoryMeter) -> None:
+        self._memory = memory
+
+    def action_began(self, action: Action, state: StepState) -> None:
+        """Count what came as a message as the input that it is now."""
+        del action
+        self._memory.is_for(ACTIVATIONS, _tensors(state.inputs.values()))
+
+    def action_ended(self, action: Action, state: StepState) -> None:
+        """Count what leaves as a message, and write down what is left."""
+        leaving = [tensor for sent in state.leaving.values() for tensor, _ in sent]
+        self._memory.is_for(MESSAGES, [*leaving, *state.handed_over.values()])
+        self._memory.is_for(ACTIVATIONS, _tensors(state.inputs.values()))
+        self._memory.action_ended(str(action))
+
+
+def _tensors(values: Any) -> Sequence[torch.Tensor]:
+    return [one for one in values if isinstance(one, torch.Tensor)]
+
+
+__all__ = ["NUM_STEPS", "OTHER", "RankRehearsal", "rehearse_rank"]

@@ -1,0 +1,96 @@
+"""What a rank gives its device to do: kernels, the bytes that they read and write, and FLOPs.
+
+A kernel is an operation of PyTorch that is no view and makes no memory only. Its bytes are those of
+what it is given and of what it makes, each once: what a kernel of its own would move.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+_NO_KERNEL = frozenset(
+    {
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "detach",
+        "detach_",
+        "alias",
+        "set_",
+        "resize_",
+        "lift_fresh",
+        "_unsafe_view",
+        "_reshape_alias",
+    }
+)
+
+
+@dataclass(slots=True)
+class Work:
+    """Add up what one kind of task launches: kernels, bytes, FLOPs; kernels by name."""
+
+    kernels: int = 0
+    bytes: int = 0
+    flops: int = 0
+    by_name: Counter[str] = field(default_factory=Counter[str])
+    bytes_by_name: Counter[str] = field(default_factory=Counter[str])
+
+    def add(self, name: str, num_bytes: int, flops: int) -> None:
+        """Add a kernel."""
+        self.kernels += 1
+        self.bytes += num_bytes
+        self.flops += flops
+        self.by_name[name] += 1
+        self.bytes_by_name[name] += num_bytes
+
+    def minus(self, other: Work) -> Work:
+        """Return what this does beyond another."""
+        names = Counter(self.by_name)
+        names.subtract(other.by_name)
+        sizes = Counter(self.bytes_by_name)
+        sizes.subtract(other.bytes_by_name)
+        return Work(
+            self.kernels - other.kernels,
+            self.bytes - other.bytes,
+            self.flops - other.flops,
+            Counter({name: count for name, count in names.items() if count}),
+            Counter({name: count for name, count in sizes.items() if count}),
+        )
+
+
+class WorkCounter:
+    """Count kernels by the kind of the task in which they are launched."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.by_task: dict[str, Work] = {}
+
+    def ran(
+        self, task: str, func: Any, name: str, given: Iterable[torch.Tensor], args: Any, out: Any
+    ) -> None:
+        """Count an operation that was run on `given` and made `out`."""
+        if name in _NO_KERNEL:
+            return
+        made = list(tensors_in(out))
+        num_bytes = sum(one.nbytes for one in {id(one): one for one in (*given, *made)}.values())
+        formula = flop_registry.get(func._overloadpacket)
+        positional, named = args
+        flops = 0 if formula is None else int(formula(*positional, **named, out_val=out))
+        self.by_task.setdefault(task, Work()).add(name, num_bytes, flops)
+
+
+def tensors_in(tree: Any) -> Iterable[torch.Tensor]:
+    """Yield the tensors of arguments or results, which may be in lists."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for one in tree:
+            yield from tensors_in(one)
