@@ -15,9 +15,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from echelon.rehearse.in_flight import InFlight
+from echelon.rehearse.known_results import KnownResults
 from echelon.rehearse.log import RankLog
 from echelon.rehearse.memory import MemoryMeter
-from echelon.rehearse.work import WorkCounter, tensors_in
+from echelon.rehearse.work import WorkCounter, kernel_work, tensors_in
 
 META = torch.device("meta")
 _PACKAGE = str(Path(__file__).parents[1])
@@ -42,6 +43,7 @@ class ShapesOnly(TorchDispatchMode):
         self.log = log
         self.memory, self.work, self.flight = MemoryMeter(), WorkCounter(), InFlight()
         self.task = ""
+        self._known = KnownResults()
         self._writes: dict[Any, tuple[tuple[int, ...], tuple[str, ...]]] = {}
 
     def __torch_dispatch__(
@@ -69,14 +71,17 @@ class ShapesOnly(TorchDispatchMode):
                     return args[0].fill_(1)
                 return torch.ones(source.shape, dtype=kwargs.get("dtype") or source.dtype)
         self._check(func, name, args, kwargs, given)
-        out = None if name in _NOTHING_TO_RUN else func(*args, **kwargs)
+        if name in _NOTHING_TO_RUN:
+            self.work.ran(self.task, kernel_work(func, given, (args, kwargs), None))
+            return None
+        out, kernel = self._known.run(func, args, kwargs, given)
         on_device = False
         for tensor in tensors_in(out):
             if tensor.device.type == "meta":
                 self.memory.made(tensor)
                 on_device = True
         if on_device or any(one.device.type == "meta" for one in given):
-            self.work.ran(self.task, func, name, given, (args, kwargs), out)
+            self.work.ran(self.task, kernel)
         return out
 
     def _check(

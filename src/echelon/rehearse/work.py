@@ -1,13 +1,13 @@
 """What a rank gives its device to do: kernels, the bytes that they read and write, and FLOPs.
 
 A kernel is an operation of PyTorch that is no view and makes no memory only. Its bytes are those of
-what it is given and of what it makes, each once: what a kernel of its own would move.
+all that it is given and of all that it makes: what a kernel of its own moves.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +66,27 @@ class Work:
         )
 
 
+KernelWork = tuple[str, int, int]
+"""The name of a kernel, the bytes that it reads and writes, and its FLOPs."""
+
+
+def kernel_work(func: Any, given: Sequence[torch.Tensor], args: Any, out: Any) -> KernelWork | None:
+    """Return what an operation costs a device; None where there is nothing to run.
+
+    What it changes in place it reads and writes.
+    """
+    name = func._schema.name.rpartition("::")[2]
+    if name in _NO_KERNEL:
+        return None
+    positional, named = args
+    only_written = {id(one) for one in tensors_in(named.get("out"))}
+    num_bytes = sum(one.nbytes for one in given if id(one) not in only_written)
+    num_bytes += sum(one.nbytes for one in tensors_in(out))
+    formula = flop_registry.get(func._overloadpacket)
+    flops = 0 if formula is None else int(formula(*positional, **named, out_val=out))
+    return name, num_bytes, flops
+
+
 class WorkCounter:
     """Count kernels by the kind of the task in which they are launched."""
 
@@ -73,18 +94,10 @@ class WorkCounter:
         """Begin with none."""
         self.by_task: dict[str, Work] = {}
 
-    def ran(
-        self, task: str, func: Any, name: str, given: Iterable[torch.Tensor], args: Any, out: Any
-    ) -> None:
-        """Count an operation that was run on `given` and made `out`."""
-        if name in _NO_KERNEL:
-            return
-        made = list(tensors_in(out))
-        num_bytes = sum(one.nbytes for one in {id(one): one for one in (*given, *made)}.values())
-        formula = flop_registry.get(func._overloadpacket)
-        positional, named = args
-        flops = 0 if formula is None else int(formula(*positional, **named, out_val=out))
-        self.by_task.setdefault(task, Work()).add(name, num_bytes, flops)
+    def ran(self, task: str, kernel: KernelWork | None) -> None:
+        """Count a kernel."""
+        if kernel is not None:
+            self.by_task.setdefault(task, Work()).add(*kernel)
 
 
 def tensors_in(tree: Any) -> Iterable[torch.Tensor]:
