@@ -60,6 +60,7 @@ __all__ = [
     "parallelize",
     "plan",
     "prove",
+    "rehearse",
     "train",
     "verify",
 ]
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from echelon.api.observing import observe, observe_experts, observe_schedule
     from echelon.api.parallelizing import parallelize
     from echelon.api.planning import bisect, compare, plan, prove
+    from echelon.api.rehearsing import rehearse
     from echelon.api.training import TrainResult, generate, train
     from echelon.api.verifying import verify
     from echelon.core.errors import (
@@ -129,6 +131,7 @@ else:
         "plan": "echelon.api.planning",
         "prove": "echelon.api.planning",
         "bisect": "echelon.api.planning",
+        "rehearse": "echelon.api.rehearsing",
         "train": "echelon.api.training",
         "verify": "echelon.api.verifying",
     }

@@ -42,6 +42,10 @@ COMMANDS = {
     "compare": ("echelon.cli.compare:compare", "Show what differs between two plans."),
     "plan": ("echelon.cli.plan.command:plan", "Check a run; show what its ranks hold and send."),
     "prove": ("echelon.cli.prove:prove", "Prove that a plan computes what one device computes."),
+    "rehearse": (
+        "echelon.cli.rehearse:rehearse",
+        "Find out what ranks would do on GPUs, without one.",
+    ),
     "train": ("echelon.cli.train:train", "Train a run; --resume goes on with one."),
     "observe": ("echelon.cli.observe:observe", "Say what a run did; draw its pipeline."),
     "calibrate": (

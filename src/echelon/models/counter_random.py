@@ -43,18 +43,14 @@ def normal(key: int, index: torch.Tensor) -> torch.Tensor:
 
 
 def normal_pieces(
-    into: torch.Tensor,
-    key: int,
-    shape: tuple[int, ...],
-    offset: tuple[int, ...],
-    device: torch.device | None = None,
+    into: torch.Tensor, key: int, shape: tuple[int, ...], offset: tuple[int, ...]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield parts of `into` and standard normal values for each, float64 on `device` (its own).
+    """Yield parts of `into` and standard normal values for each, float64 where `into` is.
 
     The parts are all of `into`, the rectangle at `offset` of a tensor of `shape`. All of it costs
     about as much as it would from a sequential generator, and nothing for what lies outside of it.
     """
-    device = device or into.device
+    device = into.device
     limit = _CHUNK if device.type == "cpu" else _GPU_CHUNK
     for part, place in _pieces(into, offset, limit):
         index = torch.zeros(1, dtype=torch.int64, device=device)
@@ -68,7 +64,7 @@ def normal_pieces(
 def normal_rectangle(
     key: int, shape: tuple[int, ...], offset: tuple[int, ...], size: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return the rectangle at `offset` of `size` of a standard normal tensor of `shape`, float64."""
+    """Return the rectangle at `offset` of a standard normal tensor of `shape`, float64."""
     whole = torch.empty(size, dtype=torch.float64)
     for part, values in normal_pieces(whole, key, shape, offset):
         part.copy_(values)

@@ -22,12 +22,11 @@ def initial_values(
     offset: tuple[int, ...] | None = None,
     size: tuple[int, ...] | None = None,
     into: torch.Tensor | None = None,
-    device: torch.device | None = None,
 ) -> torch.Tensor:
     """Return the rectangle of a parameter that starts at `offset` (default: all of it).
 
     It is written into `into` where that is given, which is of `size` and may be a view; it is made
-    on `device`, or on that of `into`, piece by piece. Else it is new, in float32.
+    on the device of that, piece by piece. Else it is new, in float32.
     """
     offset = offset or (0,) * len(spec.shape)
     values = torch.empty(size or spec.shape) if into is None else into
@@ -37,6 +36,6 @@ def initial_values(
     if spec.initial == "residual":
         std /= (2 * shape.layers) ** 0.5
     key = make_key("parameter", seed, spec.name)
-    for part, normal in normal_pieces(values, key, spec.shape, offset, device):
+    for part, normal in normal_pieces(values, key, spec.shape, offset):
         part.copy_((normal * std).float())
     return values

@@ -20,7 +20,7 @@ from torch.nn import functional as fn
 
 from echelon.core.model_shape import ModelShape
 from echelon.models.attention.reference import attention_reference, visible
-from echelon.models.batch import IGNORED_LABEL, TokenBatch
+from echelon.models.batch import IGNORED_LABEL, TokenBatch, positions_of
 from echelon.models.counter_random import make_key, uniform
 from echelon.models.mixture_reference import RoutingNotes, mixture_reference
 from echelon.models.moe import MixtureOfExperts
@@ -101,8 +101,8 @@ class Operations:
         self, shape: ModelShape, batch: TokenBatch, like: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos_TE and sin_TE for the positions of `batch`, where `like` is."""
-        positions_T = batch.positions_T.to(like.device)
-        return rotary_tables(shape, positions_T, at_least_fp32(like.dtype))
+        positions_T = positions_of(batch.runs, torch.device("cpu"))
+        return rotary_tables(shape, positions_T, at_least_fp32(like.dtype), like.device)
 
     def rotate(self, x: torch.Tensor, cos_TE: torch.Tensor, sin_TE: torch.Tensor) -> torch.Tensor:
         """Return x [T, B, heads, head_dim] with each half-pair turned by its position."""

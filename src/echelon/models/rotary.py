@@ -13,16 +13,22 @@ from echelon.core.model_shape import ModelShape, RopeScaling
 
 
 def rotary_tables(
-    shape: ModelShape, positions_T: torch.Tensor, dtype: torch.dtype
+    shape: ModelShape,
+    positions_T: torch.Tensor,
+    dtype: torch.dtype,
+    device: torch.device | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cos_TE and sin_TE for the given positions, computed in float64, as `dtype`."""
+    """Return cos_TE and sin_TE for positions on the host, computed in float64 there, as `dtype`.
+
+    They are on `device`, or where the positions are.
+    """
     width = shape.head_dim if shape.latent is None else shape.latent.rope_dim
     exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
     frequencies_E = shape.rope_theta**-exponents
     if shape.rope_scaling is not None:
         frequencies_E = scale_frequencies(frequencies_E, shape.rope_scaling)
-    angles_TE = torch.outer(positions_T.double().cpu(), frequencies_E)
-    place = {"device": positions_T.device, "dtype": dtype}
+    angles_TE = torch.outer(positions_T.double(), frequencies_E)
+    place = {"device": device or positions_T.device, "dtype": dtype}
     return angles_TE.cos().to(**place), angles_TE.sin().to(**place)
 
 

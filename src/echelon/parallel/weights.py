@@ -108,15 +108,13 @@ def fill_initial(
         for slot in bucket.slots:
             groups.recorder.mark(f"initial values of {slot.spec.name}")
             for offset, part in slot_rectangles(slot, flat, groups.tensor_group_for(slot.spec)):
-                initial_values(
-                    plan.model,
-                    slot.spec,
-                    plan.mathematics.seed,
-                    offset=offset,
-                    size=tuple(part.shape),
-                    into=part,
-                    device=device,
-                )
+                # What rests on the host is made where the run computes, too.
+                here = part.device == device
+                made = part if here else torch.empty_like(part, device=device)
+                size, seed = tuple(part.shape), plan.mathematics.seed
+                initial_values(plan.model, slot.spec, seed, offset=offset, size=size, into=made)
+                if not here:
+                    part.copy_(made)
 
 
 def slot_rectangles(

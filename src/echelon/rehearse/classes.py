@@ -1,9 +1,10 @@
 """Which ranks of a plan do the same, so that one of each class is rehearsed.
 
-What a rank gives its communicators follows from its stages, from its place among context ranks (its
-positions may need other blocks of keys), and, where matrices have owners (Muon), from what it owns.
-Ranks that differ in their other coordinates only do the same with other samples, other columns or
-other slices of as many elements. `checked` names some of those, whose logs are compared.
+What a rank gives its communicators follows from its stages, from its place among context ranks
+where its positions need other blocks of keys than theirs, and, where matrices have owners (Muon),
+from what it owns. Ranks that differ in their other coordinates only do the same with other samples,
+other columns or other slices of as many elements. `checked` names some of those, whose logs are
+compared.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ CHECKED_RANKS = 4
 class RankClasses:
     """Know the class of each rank of a plan."""
 
-    def __init__(self, plan: Plan) -> None:
-        """Look at what tells the ranks of `plan` apart."""
-        self._mesh = plan.mesh
+    def __init__(self, plan: Plan, *, by_context: bool = True) -> None:
+        """Look at what tells the ranks of `plan` apart; `by_context`: context ranks, too."""
+        self._mesh, self._by_context = plan.mesh, by_context
         owners = OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices
         self._each = owners or plan.mesh.world_size <= EVERY_RANK
 
@@ -37,7 +38,7 @@ class RankClasses:
         if self._each:
             return (rank,)
         place = self._mesh.coordinates(rank)
-        return (place[Axis.PP], place[Axis.CP])
+        return (place[Axis.PP], place[Axis.CP]) if self._by_context else (place[Axis.PP],)
 
     def first_ranks(self) -> list[int]:
         """Return the first rank of each class, in order."""
@@ -45,6 +46,12 @@ class RankClasses:
         for rank in range(self._mesh.world_size):
             found.setdefault(self.of(rank), rank)
         return list(found.values())
+
+    def context_ranks(self) -> list[int]:
+        """Return the ranks that differ from rank 0 in the context only; none in small worlds."""
+        if self._each or self._mesh.cp == 1:
+            return []
+        return [self._mesh.rank({Axis.CP: place}) for place in range(self._mesh.cp)]
 
     def checked(self, seed: int = 0) -> Sequence[int]:
         """Return ranks that are not the first of their class: the last one, and some at random."""

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
+from echelon.core.plan import OffloadTarget
 from echelon.cost.bytes.terms import (
     all_gather_bytes,
     all_reduce_bytes,
     all_to_all_bytes,
     reduce_scatter_bytes,
 )
-from echelon.core.plan import OffloadTarget
 from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.offload import OffloadStore

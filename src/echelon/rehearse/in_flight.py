@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+MISSING_WAIT, RELEASED_IN_FLIGHT = "missing-wait", "released-in-flight"
+NEVER_AWAITED = "never-awaited"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Region:
@@ -30,7 +33,7 @@ class Misuse:
     """Say that memory in flight was touched: the rule, by what, and where in the code."""
 
     rule: str
-    """`missing-wait`, `released-in-flight` or `never-awaited`."""
+    """MISSING_WAIT, RELEASED_IN_FLIGHT or NEVER_AWAITED."""
     text: str
 
 
@@ -87,19 +90,19 @@ class InFlight:
         for region in regions:
             if (region.written or write) and begin < region.end and region.begin < end:
                 does = "writes" if write else "reads"
-                self._tell("missing-wait", f"{by} at {where} {does} {region.name} before its wait")
+                self._tell(MISSING_WAIT, f"{by} at {where} {does} {region.name} before its wait")
 
     def released(self, key: int) -> None:
         """Learn that the memory of a storage is given back while its tensors live."""
         for region in self._regions.get(key, ()):
-            self._tell("released-in-flight", f"the memory of {region.name} is released in flight")
+            self._tell(RELEASED_IN_FLIGHT, f"the memory of {region.name} is released in flight")
 
     def step_ended(self) -> None:
         """Tell of what nobody has awaited: only parameters that are gathered may be under way."""
         for regions in self._regions.values():
             for region in regions:
                 if not region.name.startswith("parameters."):
-                    self._tell("never-awaited", f"nobody has awaited {region.name}")
+                    self._tell(NEVER_AWAITED, f"nobody has awaited {region.name}")
 
     def _tell(self, rule: str, text: str) -> None:
         if text not in self._told:
@@ -112,7 +115,7 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     if not tensor.numel():
         return 0, 0
     size = tensor.element_size()
-    begin = tensor.storage_offset()
+    begin = int(tensor.storage_offset())
     last = begin + sum(
         (length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )

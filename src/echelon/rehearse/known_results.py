@@ -1,8 +1,8 @@
 """What operations make of shapes, remembered: most are asked for thousands of times in a step.
 
 On the meta device the result of an operation follows from the shapes, strides and dtypes of its
-tensors and from its other arguments. The first time PyTorch works it out; after that it is made from
-what is known.
+tensors and from its other arguments. The first time PyTorch works it out; after that it is made
+from what is known.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from echelon.rehearse.work import KernelWork, kernel_work, tensors_in
+from echelon.rehearse.work import KernelWork, kernel_work
 
 Key = tuple[Any, ...]
 
@@ -44,8 +44,8 @@ class KnownResults:
         kwargs: Mapping[str, Any],
         given: Sequence[torch.Tensor],
     ) -> tuple[Any, KernelWork | None]:
-        """Return what an operation makes of tensors without elements, and what it costs a device."""
-        key = (func, _key(args), _key(tuple(kwargs.items())))
+        """Return what an operation makes of `given`, its tensors, and what it costs a device."""
+        key = (func, _key(args), *kwargs, _key(tuple(kwargs.values())))
         known = self._results.get(key)
         if known is not None:
             made = [
@@ -63,9 +63,7 @@ class KnownResults:
         return out, work
 
 
-def _result(
-    out: Any, given: Sequence[torch.Tensor], work: KernelWork | None
-) -> Result | None:
+def _result(out: Any, given: Sequence[torch.Tensor], work: KernelWork | None) -> Result | None:
     """Return what can be made again of a result; None where it is not tensors of its own."""
     is_tuple = isinstance(out, tuple)
     parts: list[_Made | int] = []
@@ -86,12 +84,14 @@ def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
-def _key(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return (value.shape, value.stride(), value.dtype, value.device.type)
-    if isinstance(value, (list, tuple)):
-        return tuple(_key(one) for one in value)
-    return (type(value), value)
-
-
-__all__ = ["KnownResults", "Result", "tensors_in"]
+def _key(values: Sequence[Any]) -> Key:
+    """Return what decides the results of these arguments; 1, 1.0 and True are three things."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found += (value.shape, value.stride(), value.dtype, value.is_meta)
+        elif isinstance(value, (list, tuple)):
+            found.append(_key(value))
+        else:
+            found += (value.__class__, value)
+    return tuple(found)

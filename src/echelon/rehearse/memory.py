@@ -113,8 +113,7 @@ class MemoryMeter:
         self._bytes += num_bytes
         if self._by_term[term] > self.most.get(term, 0):
             self.most[term] = self._by_term[term]
-        if self._bytes > self._action_peak:
-            self._action_peak = self._bytes
+        self._action_peak = max(self._action_peak, self._bytes)
         if self._bytes > self._peak:
             self._peak = self._bytes
             self.at_peak = dict(self._by_term)

@@ -18,6 +18,8 @@ from typing import TypeAlias
 
 from echelon.rehearse.log import RECEIVE, SEND, Entry, HostRead, Issue, Wait
 
+MISMATCH, MISSING, DEADLOCK = "mismatch", "missing", "deadlock"
+
 RankClass: TypeAlias = tuple[int, ...]
 """What tells ranks with unequal logs apart."""
 Communication: TypeAlias = tuple[str, tuple[RankClass, ...]]
@@ -29,7 +31,7 @@ class OrderFault:
     """Hold what is wrong with the logs of the ranks: which rule it breaks, and where."""
 
     rule: str
-    """`mismatch`, `missing` or `deadlock`."""
+    """MISMATCH, MISSING or DEADLOCK."""
     text: str
 
 
@@ -166,7 +168,7 @@ class _WaitGraph:
             path.append(stuck)
             stuck = next(one for one in self.waits_for[stuck] if left[one] > 0)
         told = [self.meaning[one] for one in path[place[stuck] :] if one in self.meaning]
-        yield OrderFault(rule="deadlock", text="; ".join(_standing(one) for one in told))
+        yield OrderFault(rule=DEADLOCK, text="; ".join(_standing(one) for one in told))
 
 
 def _standing(call: _Call) -> str:
@@ -187,14 +189,14 @@ def _difference(
             continue
         if not fits or (a.num_bytes, a.dtype) != (b.num_bytes, b.dtype):
             return OrderFault(
-                rule="mismatch",
+                rule=MISMATCH,
                 text=f"call {number} on {name}: {_words(a)} by ranks like {one.by}, {_words(b)} by "
                 f"ranks like {other.by}",
             )
     if len(calls) < len(first):
         a = first[len(calls)]
         return OrderFault(
-            rule="missing",
+            rule=MISSING,
             text=f"call {len(calls)} on {name}: {_words(a.issue)} by ranks like {a.by}, and nothing"
             f" by ranks like {by}",
         )

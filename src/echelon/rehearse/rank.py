@@ -30,7 +30,6 @@ from echelon.rehearse.memory import (
     GRADIENTS,
     MESSAGES,
     OPTIMIZER,
-    OTHER,
     PARAMETERS,
     MemoryMeter,
     MemoryPoint,
@@ -199,6 +198,3 @@ class _Observer:
 
 def _tensors(values: Any) -> Sequence[torch.Tensor]:
     return [one for one in values if isinstance(one, torch.Tensor)]
-
-
-__all__ = ["NUM_STEPS", "OTHER", "RankRehearsal", "rehearse_rank"]

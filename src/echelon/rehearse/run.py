@@ -1,6 +1,6 @@
 """A whole plan, rehearsed: one rank of each class, the order of all, and what the plan said.
 
-The ranks are rehearsed in processes of this machine, a few at a time; none of them talks to another.
+The ranks are rehearsed in processes of this machine, a few at a time; none talks to another.
 """
 
 from __future__ import annotations
@@ -8,64 +8,40 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import chain
 
 import torch
 
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
+from echelon.core.rulebook import rehearse as rules
+from echelon.core.rules import Rule
+from echelon.cost.bytes.sent import bytes_sent_by_axis
 from echelon.planner.predict.peak_bytes import peak_bytes_by_place
 from echelon.rehearse.classes import RankClasses
-from echelon.rehearse.in_flight import Misuse
-from echelon.rehearse.log import Entry, HostRead
-from echelon.rehearse.order import OrderFault, OrderProof, RankClass, prove_order
+from echelon.rehearse.in_flight import MISSING_WAIT, NEVER_AWAITED, RELEASED_IN_FLIGHT
+from echelon.rehearse.log import Entry, HostRead, Issue
+from echelon.rehearse.order import DEADLOCK, MISMATCH, MISSING, RankClass, prove_order
 from echelon.rehearse.rank import RankRehearsal, rehearse_rank
+from echelon.rehearse.result import Rehearsal, RehearsalFault
 
-ALLOWED_READS = frozenset({"", "routing sizes"})
-"""The tasks in which a host may read from the device: none of a schedule."""
+ROUNDS = 2
+"""Rounds of a pipeline that are rehearsed."""
 
-MEMORY_TOLERANCE = 0.02
-"""How far the peak of a rank may be from what its plan says."""
+_RULES: Mapping[str, Rule] = {
+    DEADLOCK: rules.REHEARSE_DEADLOCK,
+    MISMATCH: rules.REHEARSE_MISMATCH,
+    MISSING: rules.REHEARSE_MISSING,
+    MISSING_WAIT: rules.REHEARSE_MISSING_WAIT,
+    RELEASED_IN_FLIGHT: rules.REHEARSE_RELEASED_IN_FLIGHT,
+    NEVER_AWAITED: rules.REHEARSE_NEVER_AWAITED,
+}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RehearsalFault:
-    """Say what is wrong: the rule that it breaks, where, and of which rank."""
-
-    rule: str
-    rank: int | None
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsal:
-    """Hold what the ranks of a plan do on GPUs, and what is wrong with it."""
-
-    plan: Plan
-    """What was rehearsed, on NCCL."""
-    ranks: tuple[RankRehearsal, ...]
-    """One rank of each class; its log is not kept."""
-    checked: tuple[int, ...]
-    """Ranks whose logs were compared with those of their class."""
-    faults: tuple[RehearsalFault, ...]
-    """All that is wrong."""
-    num_operations: int
-    """Operations in the order that was proven."""
-    planned: Mapping[int, Mapping[str, float]]
-    """Bytes that the plan says each of the ranks holds at its peak, by term."""
-    seconds: float
-    """How long the rehearsal took."""
-
-    @property
-    def holds(self) -> bool:
-        """Return whether nothing is wrong."""
-        return not self.faults
-
-    def memory_error(self, rank: RankRehearsal) -> float:
-        """Return by how much the plan's peak is above that of a rank, as a share of it."""
-        return sum(self.planned[rank.rank].values()) / rank.peak_bytes - 1.0
+_Found = tuple[Rule, str]
+"""A rule that is broken, and how."""
 
 
 def on_nccl(plan: Plan) -> Plan:
@@ -73,80 +49,108 @@ def on_nccl(plan: Plan) -> Plan:
     return replace(plan, cluster=replace(plan.cluster, backend="nccl"))
 
 
-def rehearse(plan: Plan, *, workers: int | None = None) -> Rehearsal:
-    """Rehearse every distinct rank of `plan`, in `workers` processes (default: one per core)."""
+def with_few_microbatches(plan: Plan) -> Plan:
+    """Return a plan whose steps have two rounds of its pipeline, where they have more.
+
+    Rounds are alike: each microbatch meets the same actions in the same order. A step has at least
+    twice as many as there are pipeline ranks then, so that all of them are as full as they get.
+    """
+    pp, whole = plan.mesh.pp, plan.num_microbatches
+    period = pp if pp % 2 == 0 else 2 * pp
+    few = whole % period + ROUNDS * period
+    if plan.layout.pipeline.rows or few >= whole:
+        return plan
+    sequences = plan.mathematics.global_sequences // whole * few
+    return replace(plan, mathematics=replace(plan.mathematics, global_sequences=sequences))
+
+
+def rehearse(plan: Plan, *, workers: int | None = None, whole: bool = False) -> Rehearsal:
+    """Rehearse every distinct rank of `plan`, in `workers` processes (default: one per core).
+
+    Steps have few microbatches (`with_few_microbatches`), or with `whole` all of them.
+    """
     started = time.perf_counter()
-    plan, classes = on_nccl(plan), RankClasses(on_nccl(plan))
-    first, checked = classes.first_ranks(), classes.checked()
+    num_microbatches = plan.num_microbatches
+    plan = on_nccl(plan) if whole else with_few_microbatches(on_nccl(plan))
     logs: dict[RankClass, Sequence[Entry]] = {}
     ranks: list[RankRehearsal] = []
-    faults: list[RehearsalFault] = []
-    for one in _rehearsed(plan, [*first, *checked], workers or os.cpu_count() or 1):
-        known = logs.get(classes.of(one.rank))
-        if known is None:
-            logs[classes.of(one.rank)] = one.entries
+    found: dict[_Found, list[int]] = {}
+    classes, checked, rehearsed = _in_classes(plan, workers or os.cpu_count() or 1)
+    for one in rehearsed:
+        log = logs.setdefault(classes.of(one.rank), one.entries)
+        if one.rank not in checked:
             ranks.append(replace(one, entries=()))
-            faults += _faults_of(one)
-        elif not _alike(known, one.entries):
-            text = f"rank {one.rank} does other things than its class {classes.of(one.rank)}"
-            faults.append(RehearsalFault(rule="rehearse-class", rank=one.rank, text=text))
+            for fault in _faults_of(one):
+                found.setdefault(fault, []).append(one.rank)
+        if not _alike(log, one.entries):
+            text = f"this rank does other things than its class {classes.of(one.rank)}"
+            found.setdefault((rules.REHEARSE_CLASS, text), []).append(one.rank)
     proof = prove_order(logs, classes.of)
-    faults += [_of_order(fault) for fault in proof.faults]
+    found |= {(_RULES[fault.rule], fault.text): [] for fault in proof.faults}
     places = peak_bytes_by_place(plan)
-    pp = {rank: plan.mesh.coordinates(rank)[Axis.PP] for rank in first}
     return Rehearsal(
         plan=plan,
+        num_microbatches=num_microbatches,
         ranks=tuple(ranks),
         checked=tuple(checked),
-        faults=tuple(faults),
+        faults=tuple(
+            RehearsalFault(rule=rule, ranks=tuple(where), text=text)
+            for (rule, text), where in found.items()
+        ),
         num_operations=proof.num_operations,
-        planned={rank: places[place] for rank, place in pp.items()},
+        planned={one.rank: places[plan.mesh.coordinates(one.rank)[Axis.PP]] for one in ranks},
+        sent={one.rank: bytes_sent_by_axis(plan, one.rank) for one in ranks},
         seconds=time.perf_counter() - started,
+    )
+
+
+def _in_classes(
+    plan: Plan, workers: int
+) -> tuple[RankClasses, Sequence[int], Iterable[RankRehearsal]]:
+    """Return the classes, the ranks that are compared with theirs, and all that are rehearsed.
+
+    Context ranks are classes of their own where those of the first stage differ.
+    """
+    contexts = list(_rehearsed(plan, RankClasses(plan).context_ranks(), workers))
+    apart = any(not _alike(contexts[0].entries, one.entries) for one in contexts)
+    classes = RankClasses(plan, by_context=apart)
+    checked, known = classes.checked(), {one.rank for one in contexts}
+    rest = [one for one in (*classes.first_ranks(), *checked) if one not in known]
+    return (
+        classes,
+        [one for one in checked if one not in known],
+        chain(contexts, _rehearsed(plan, rest, workers)),
     )
 
 
 def _rehearsed(plan: Plan, ranks: Sequence[int], workers: int) -> Iterator[RankRehearsal]:
     """Yield what each rank did, in their order."""
-    if len(ranks) == 1 or workers == 1:
+    if len(ranks) < 2 or workers == 1:
         yield from (rehearse_rank(plan, rank) for rank in ranks)
         return
     fork = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(workers, fork, initializer=torch.set_num_threads, initargs=(1,)) as all_:
-        yield from all_.map(rehearse_rank, [plan] * len(ranks), ranks)
+    one_thread = {"initializer": torch.set_num_threads, "initargs": (1,)}
+    with ProcessPoolExecutor(min(workers, len(ranks)), fork, **one_thread) as processes:
+        yield from processes.map(rehearse_rank, [plan] * len(ranks), ranks)
 
 
-def _faults_of(rank: RankRehearsal) -> Iterator[RehearsalFault]:
-    for misuse in rank.misuses:
-        yield _of_memory(rank.rank, misuse)
-    told: set[str] = set()
-    for entry in rank.entries:
-        if isinstance(entry, HostRead) and entry.task not in ALLOWED_READS:
-            text = f"the host waits for {entry.operation} at {entry.where} in {entry.task}"
-            if text not in told:
-                told.add(text)
-                yield RehearsalFault(rule="rehearse-host-read", rank=rank.rank, text=text)
-
-
-def _of_memory(rank: int, misuse: Misuse) -> RehearsalFault:
-    return RehearsalFault(rule=f"rehearse-{misuse.rule}", rank=rank, text=misuse.text)
-
-
-def _of_order(fault: OrderFault) -> RehearsalFault:
-    return RehearsalFault(rule=f"rehearse-{fault.rule}", rank=None, text=fault.text)
+def _faults_of(rank: RankRehearsal) -> Iterator[_Found]:
+    """Yield what is wrong with one rank, each thing once."""
+    yield from ((_RULES[one.rule], one.text) for one in rank.misuses)
+    reads = (one for one in rank.entries if isinstance(one, HostRead) and one.task)
+    told = dict.fromkeys(
+        f"the host waits for {one.operation} at {one.where}, in an action {one.task}"
+        for one in reads
+    )
+    yield from ((rules.REHEARSE_HOST_READ, text) for text in told)
 
 
 def _alike(one: Sequence[Entry], other: Sequence[Entry]) -> bool:
     """Return whether two ranks of a class do the same, each with members of its own."""
-    from echelon.rehearse.log import Issue
-
-    def bare(entry: Entry) -> object:
-        if isinstance(entry, Issue):
-            return replace(entry, members=(len(entry.members),))
-        return entry
-
     return len(one) == len(other) and all(
-        bare(a) == bare(b) for a, b in zip(one, other, strict=True)
+        _without_members(a) == _without_members(b) for a, b in zip(one, other, strict=True)
     )
 
 
-__all__ = ["OrderProof", "Rehearsal", "RehearsalFault", "on_nccl", "rehearse"]
+def _without_members(entry: Entry) -> Entry:
+    return replace(entry, members=(len(entry.members),)) if isinstance(entry, Issue) else entry

@@ -134,7 +134,7 @@ def test_scatter_and_collect_are_transposes() -> None:
 
 
 def test_shapes_follow_from_the_plan_alone() -> None:
-    """On the meta device there is no routing to look at: whoever needs it fails."""
+    """On the meta device there is no routing to look at."""
     one = routed("meta")
     carrier = PaddedTokenDispatcher(one, 4, alone(), 4)
     x_nD = torch.empty(5, 3, dtype=torch.float64, device="meta")
@@ -144,5 +144,9 @@ def test_shapes_follow_from_the_plan_alone() -> None:
     y_nD, dgates_nK = carrier.combine(rows, gates, name="back")()
     assert dgates_nK is not None
     assert (tuple(y_nD.shape), tuple(dgates_nK.shape)) == ((5, 3), (5, 2))
-    with pytest.raises(NotImplementedError, match="data-independent"):
-        FlatTokenDispatcher(one, 4, alone())
+    assert list(carrier.rows_by_expert) == [4, 4, 4, 4]
+
+
+def test_a_rehearsal_spreads_rows_evenly_where_sizes_follow_from_the_routing() -> None:
+    carrier = FlatTokenDispatcher(routed("meta"), 4, alone())
+    assert list(carrier.rows_by_expert) == [3, 3, 2, 2]

@@ -1,0 +1,36 @@
+"""`ec.rehearse`: what the ranks of a plan would do on GPUs, found out without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from echelon.api.given_plan import GivenPlan, plan_from_given
+from echelon.core.optional import optional_package
+
+if TYPE_CHECKING:
+    from echelon.rehearse.result import Rehearsal
+
+
+def rehearse(
+    plan: str | Path | GivenPlan, *, whole: bool = False, workers: int | None = None
+) -> Rehearsal:
+    """Return what every distinct rank of `plan` does in a step on GPUs under NCCL.
+
+        found = ec.rehearse(ec.plan("llama3-70b", "64xh100"))
+
+    The engine that trains is built and stepped on tensors without elements, so no GPU and no
+    weights are needed, whatever the size. `found.faults` are calls that would hang, mix up or race,
+    and reads that hold the host; `found.ranks` have the memory, the kernels and the bytes of one
+    rank of each class; `found.require()` raises ProofFailed where anything is wrong.
+
+    `plan` may also be a run.toml or preset, a plan.json or the folder of a run. A step has two
+    rounds of its pipeline, or with `whole` all of its microbatches. `workers` are the processes
+    that are used, one for each core by default.
+    """
+    optional_package("torch", extra="train", purpose="rehearsing a plan")
+    from echelon.api.converting import read_plan
+    from echelon.rehearse.run import rehearse as rehearse_plan
+
+    found = read_plan(plan)[0] if isinstance(plan, str | Path) else plan_from_given(plan)
+    return rehearse_plan(found, workers=workers, whole=whole)
