@@ -58,4 +58,4 @@ class RankClasses:
         others = sorted(set(range(self._mesh.world_size)) - set(self.first_ranks()))
         if len(others) <= CHECKED_RANKS:
             return others
-        return sorted({others[-1], *Random(seed).sample(others, CHECKED_RANKS - 1)})
+        return sorted([others[-1], *Random(seed).sample(others[:-1], CHECKED_RANKS - 1)])

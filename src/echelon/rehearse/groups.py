@@ -6,7 +6,7 @@ device. Small objects come back as if every rank had given the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,13 +83,15 @@ class RehearsedCommunicator(Communicator):
 
 
 class _Logged(Pending):
-    """An operation that was written down; so is the wait for it."""
+    """An operation that was written down; so is the wait for it, and then its event."""
 
-    __slots__ = ("_issue", "_shapes")
+    __slots__ = ("_issue", "_record", "_shapes")
 
-    def __init__(self, shapes: ShapesOnly, issue: int) -> None:
+    def __init__(
+        self, shapes: ShapesOnly, issue: int, record: Callable[[], None] | None = None
+    ) -> None:
         super().__init__()
-        self._shapes, self._issue = shapes, issue
+        self._shapes, self._issue, self._record = shapes, issue, record
 
     def done(self) -> bool:
         """Return False: on a GPU nobody knows before the wait."""
@@ -100,6 +102,8 @@ class _Logged(Pending):
         if self._issue >= 0:
             self._shapes.log.wait(self._issue)
             self._shapes.flight.end(self._issue)
+            if self._record is not None:
+                self._record()
         self._issue = -1
 
 
@@ -197,16 +201,22 @@ class RehearsedGroup(Group):
 
     def send(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
         """Write down a message to member `index`."""
-        pending = self._message(SEND, tensor, index, name)
-        self._event(SEND, name, tensor.nbytes, self.recorder.now(), microbatch=tag)()
-        return pending
+        record = self._event(SEND, name, tensor.nbytes, self.recorder.now(), microbatch=tag)
+        return self._message(SEND, tensor, index, name, record)
 
     def receive(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
         """Write down a message from member `index`."""
         del tag
         return self._message(RECEIVE, tensor, index, name)
 
-    def _message(self, kind: str, tensor: torch.Tensor, index: int, name: str) -> Pending:
+    def _message(
+        self,
+        kind: str,
+        tensor: torch.Tensor,
+        index: int,
+        name: str,
+        record: Callable[[], None] | None = None,
+    ) -> Pending:
         require_contiguous(name, tensor)
         assert self._logged is not None, "there is another member"
         ends = sorted((self.ranks[index], self.ranks[self.index]))
@@ -224,7 +234,7 @@ class RehearsedGroup(Group):
         )
         reads, writes = ([tensor], []) if kind == SEND else ([], [tensor])
         self._shapes.flight.begin(number, name, reads, writes)
-        return _Logged(self._shapes, number)
+        return _Logged(self._shapes, number, record)
 
     def _issue(self, kind: str, name: str, used: _Use, sent: int, *, async_op: bool) -> Pending:
         """Write down an operation on what it uses."""
@@ -242,9 +252,10 @@ class RehearsedGroup(Group):
                 task=self.recorder.task,
             )
         )
-        self._event("all_to_all" if kind == "exchange" else kind, name, sent, self.recorder.now())()
+        told = "all_to_all" if kind == "exchange" else kind
+        record = self._event(told, name, sent, self.recorder.now())
         self._shapes.flight.begin(number, name, used.reads, used.writes)
-        pending = _Logged(self._shapes, number)
+        pending = _Logged(self._shapes, number, record)
         if not async_op:
             pending.wait()
         return pending

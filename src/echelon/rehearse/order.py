@@ -2,8 +2,10 @@
 
 An operation waits for the one before it on its communicator, and for the streams of all members to
 come to where they issued it; a stream waits where its rank said so; a host waits in a first call,
-and where it reads. A circle of such waits is a deadlock, and without one there is none: NCCL knows
-no tags, and holds nothing back. Members must call the same kinds with as many bytes of one dtype.
+and where it reads. It also waits with its stream: how far it may run ahead is the depth of a queue
+of launches, and memory that has to be found for it. A circle of such waits is a deadlock, and
+without one there is none: NCCL knows no tags, and holds nothing back. Members must call the same
+kinds with as many bytes of one dtype.
 
 Ranks that differ in nothing but their place have equal logs, so one of each class is looked at. Two
 operations are taken for one where the classes of their members are the same: a circle of ranks is
@@ -100,7 +102,7 @@ class _WaitGraph:
                 host, operation = self._issue(call, host, stream)
                 issued[place] = operation
             elif isinstance(entry, Wait):
-                stream = self._node(stream, host, issued[entry.issue])
+                host = stream = self._node(stream, host, issued[entry.issue])
                 issue = entries[entry.issue]
                 assert isinstance(issue, Issue)
                 self.meaning[stream] = _Call(by, issue, place)

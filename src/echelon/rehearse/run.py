@@ -23,7 +23,7 @@ from echelon.cost.bytes.sent import bytes_sent_by_axis
 from echelon.planner.predict.peak_bytes import peak_bytes_by_place
 from echelon.rehearse.classes import RankClasses
 from echelon.rehearse.in_flight import MISSING_WAIT, NEVER_AWAITED, RELEASED_IN_FLIGHT
-from echelon.rehearse.log import Entry, HostRead, Issue
+from echelon.rehearse.log import RECEIVE, Entry, HostRead, Issue
 from echelon.rehearse.order import DEADLOCK, MISMATCH, MISSING, RankClass, prove_order
 from echelon.rehearse.rank import RankRehearsal, rehearse_rank
 from echelon.rehearse.result import Rehearsal, RehearsalFault
@@ -153,4 +153,8 @@ def _alike(one: Sequence[Entry], other: Sequence[Entry]) -> bool:
 
 
 def _without_members(entry: Entry) -> Entry:
-    return replace(entry, members=(len(entry.members),)) if isinstance(entry, Issue) else entry
+    """Return an entry as it is for all ranks of a class: messages name their other end."""
+    if not isinstance(entry, Issue):
+        return entry
+    name = "" if entry.kind == RECEIVE else entry.name
+    return replace(entry, members=(len(entry.members),), name=name)

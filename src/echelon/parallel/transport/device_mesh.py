@@ -98,7 +98,7 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
     mesh, rank = plan.mesh, recorder.rank
     completion = completion or Completion()
 
-    maker = _GroupMaker(recorder, completion)
+    maker = GroupMaker(recorder, completion)
     over = maker.over
     experts, has_experts = plan.layout.experts, plan.model.experts is not None
     u, contexts = plan.layout.context.ulysses_degree, mesh.groups(Axis.CP)
@@ -132,7 +132,7 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
     return groups
 
 
-class _GroupMaker:
+class GroupMaker:
     """Make the groups of one rank over communicators that are made and opened in one order.
 
     Every rank goes through all groups in the same order, so that none waits in the first call of
@@ -187,7 +187,7 @@ class _GroupMaker:
         return made
 
 
-def _pipeline_groups(plan: Plan, maker: _GroupMaker) -> dict[str, Group]:
+def _pipeline_groups(plan: Plan, maker: GroupMaker) -> dict[str, Group]:
     """Return the groups of pipeline ranks, by the names of their fields."""
     mesh, placement = plan.mesh, stage_placement_from_plan(plan)
     pipes, mirrored = mesh.groups(Axis.PP), bool(placement.mirrored)
@@ -218,7 +218,7 @@ def _pipeline_links(plan: Plan) -> list[tuple[int, int]]:
     return sorted((a, b) for a, b in between if a != b)
 
 
-def _expert_groups(plan: Plan, maker: _GroupMaker) -> dict[str, Group]:
+def _expert_groups(plan: Plan, maker: GroupMaker) -> dict[str, Group]:
     """Return the groups of routed experts, by the names of their fields."""
     mesh, layout = plan.mesh, plan.layout.experts
     folds: _Ranks = ()

@@ -1,0 +1,142 @@
+"""Mistakes planted into the engine that trains: a rehearsal tells each by its rule and place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from echelon.config.load import load_job
+from echelon.core.errors import ProofFailed
+from echelon.parallel.data import GradientReduction
+from echelon.parallel.pipeline import PipelineExecutor
+from echelon.parallel.transport.device_mesh import GroupMaker
+from echelon.parallel.zero import ParameterGathering
+from echelon.rehearse.result import Rehearsal
+from echelon.rehearse.run import rehearse
+
+ZERO_3 = ("mesh.dp_shard=2", "zero.stage=3")
+TIED = ("mesh.pp=2", "mesh.dp_replicate=2", "model.layers=4", "zero.bucket_bytes=65536")
+
+
+def rehearsed(*flags: str) -> Rehearsal:
+    return rehearse(load_job("nano", flags).plan, workers=1)
+
+
+def rules_of(found: Rehearsal) -> set[str]:
+    return {fault.rule.id for fault in found.faults}
+
+
+@pytest.mark.parametrize("flags", [ZERO_3, TIED])
+def test_without_a_mistake_both_runs_hold(flags: Sequence[str]) -> None:
+    found = rehearsed(*flags)
+    found.require()
+    assert found.holds
+
+
+def test_a_missing_wait_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ParameterGathering, "_await", lambda self, bucket: None)
+    found = rehearsed(*ZERO_3)
+    assert "rehearse-missing-wait" in rules_of(found)
+    texts = [fault.text for fault in found.faults]
+    assert any("reads parameters.bucket" in text for text in texts), texts
+    with pytest.raises(ProofFailed, match="before its wait"):
+        found.require()
+
+
+def test_a_release_in_flight_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def free(self: ParameterGathering, bucket: Any) -> None:
+        bucket.values_memory.release()
+        self._await(bucket)
+
+    make_whole = ParameterGathering._make_whole
+
+    def gather_and_free(self: ParameterGathering, unit: str, *rest: Any) -> None:
+        make_whole(self, unit, *rest)
+        for bucket in self.sliced:
+            if bucket.name in self._gathers:
+                free(self, bucket)
+
+    monkeypatch.setattr(ParameterGathering, "_make_whole", gather_and_free)
+    assert "rehearse-released-in-flight" in rules_of(rehearsed(*ZERO_3))
+
+
+def test_a_sum_that_nobody_awaits_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GradientReduction, "finish", lambda self: self._pending.clear())
+    assert "rehearse-never-awaited" in rules_of(rehearsed("mesh.dp_replicate=2"))
+
+
+def test_communicators_that_open_late_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last stage comes to the sum of the tied embedding in the middle of its backward."""
+    monkeypatch.setattr(GroupMaker, "open_all", lambda self: None)
+    found = rehearsed(*TIED)
+    assert rules_of(found) == {"rehearse-deadlock"}
+    (fault,) = found.faults
+    assert "of tied" in fault.text
+
+
+def test_calls_in_another_order_on_one_rank_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = GradientReduction.bucket_is_full
+    kept: list[Any] = []
+
+    def swapped(self: Any, bucket: Any, *, last: bool) -> None:
+        data = self._groups[False].data
+        if data.index == 1 and last and bucket.index == 0:
+            kept.append(bucket)
+            return
+        start(self, bucket, last=last)
+        while kept and data.index == 1:
+            start(self, kept.pop(), last=last)
+
+    monkeypatch.setattr(GradientReduction, "bucket_is_full", swapped)
+    found = rehearsed("mesh.dp_replicate=2", "zero.bucket_bytes=65536")
+    assert rules_of(found) == {"rehearse-mismatch"}
+    assert "gradients.bucket0" in found.faults[0].text
+
+
+def test_a_call_that_one_rank_leaves_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = GradientReduction.bucket_is_full
+
+    def left_out(self: Any, bucket: Any, *, last: bool) -> None:
+        if self._groups[False].data.index != 1 or bucket.index:
+            start(self, bucket, last=last)
+
+    monkeypatch.setattr(GradientReduction, "bucket_is_full", left_out)
+    found = rehearsed("mesh.dp_replicate=2")
+    assert rules_of(found) & {"rehearse-mismatch", "rehearse-missing"}
+
+
+def test_a_read_of_the_host_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = PipelineExecutor._forward
+
+    def reads(self: Any, *args: Any) -> torch.Tensor | None:
+        out = forward(self, *args)
+        if out is not None:
+            float(out.sum())
+        return out
+
+    monkeypatch.setattr(PipelineExecutor, "_forward", reads)
+    found = rehearsed("mesh.pp=2", "model.layers=4")
+    (fault,) = found.faults
+    assert fault.rule.id == "rehearse-host-read"
+    assert fault.ranks == (0,)
+    assert "in an action F" in fault.text
+
+
+def test_a_rank_that_is_unlike_its_class_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 32 ranks one is rehearsed for all, and the last is always compared with it."""
+    start = GradientReduction.bucket_is_full
+
+    def twice(self: Any, bucket: Any, *, last: bool) -> None:
+        start(self, bucket, last=last)
+        data = self._groups[False].data
+        if data.index == data.size - 1 and last:
+            data.all_reduce(bucket.gradients, name="again").wait()
+
+    monkeypatch.setattr(GradientReduction, "bucket_is_full", twice)
+    found = rehearsed("mesh.dp_replicate=32", "cluster.preset=32xcpu", "batch.global_sequences=64")
+    assert len(found.ranks) == 1
+    assert rules_of(found) == {"rehearse-class"}
+    assert found.faults[0].ranks == (31,)

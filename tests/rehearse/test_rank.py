@@ -1,0 +1,102 @@
+"""One rank, rehearsed: it holds what the formulas say, and calls what the engine calls on Gloo."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from echelon.config.load import load_job
+from echelon.core.axis import Axis
+from echelon.core.plan import Plan
+from echelon.cost.bytes.sent import bytes_sent_by_axis
+from echelon.launch.local.pool import RankPool
+from echelon.planner.predict.peak_bytes import peak_bytes_by_place
+from echelon.rehearse.memory import GATHERED, GRADIENTS, OPTIMIZER, PARAMETERS
+from echelon.rehearse.rank import RankRehearsal, rehearse_rank
+from echelon.rehearse.run import on_nccl
+from tests.rehearse.engine_targets import call_of, recorded_calls
+
+BF16 = ("precision.parameters=bf16", "precision.master=fp32")
+
+DENSE = {
+    "tp with sequences": ("mesh.tp=2", "mesh.sequence_parallel=true"),
+    "pp, tied": ("mesh.pp=2", "mesh.dp_replicate=2", "model.layers=4"),
+    "zero 1": ("mesh.dp_shard=2", "zero.stage=1", *BF16),
+    "zero 2": ("mesh.dp_shard=2", "zero.stage=2", *BF16),
+    "zero 3": ("mesh.dp_shard=2", "mesh.dp_replicate=2", "zero.stage=3", *BF16),
+    "ring": ("mesh.cp=2", "context.kind=ring"),
+    "ulysses": ("mesh.cp=2", "context.kind=ulysses"),
+    "zero bubble": ("mesh.pp=2", "pipeline.schedule=zb-h1", "model.layers=4"),
+    "offload": ("mesh.dp_shard=2", "zero.stage=1", "zero.optimizer_offload=host", *BF16),
+}
+
+
+def plan_of(*flags: str) -> Plan:
+    return load_job("nano", flags).plan
+
+
+def rehearsed(plan: Plan, rank: int = 0) -> RankRehearsal:
+    return rehearse_rank(on_nccl(plan), rank)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_a_rank_holds_and_sends_what_the_formulas_say(name: str) -> None:
+    plan = on_nccl(plan_of(*DENSE[name]))
+    for rank in (0, plan.mesh.world_size - 1):
+        found = rehearse_rank(plan, rank)
+        planned = peak_bytes_by_place(plan)[plan.mesh.coordinates(rank)[Axis.PP]]
+        for term in (PARAMETERS, GRADIENTS, OPTIMIZER):
+            assert found.held.get(term, 0) == planned[term], term
+        assert found.most.get(GATHERED, 0) == planned["gathered"]
+        assert dict(found.sent) == bytes_sent_by_axis(plan, rank)
+        assert not found.misuses
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("mesh.pp=2", "mesh.dp_shard=2", "zero.stage=1", "model.layers=4"),
+        ("mesh.tp=2", "mesh.cp=2", "mesh.sequence_parallel=true"),
+        ("mesh.dp_shard=4", "zero.stage=3"),
+    ],
+)
+def test_a_rank_calls_what_the_engine_calls(flags: tuple[str, ...], rank_pool: RankPool) -> None:
+    plan = plan_of(*flags)
+    argument = {"plan": plan.to_json()}
+    on_gloo = rank_pool.run(recorded_calls, argument, plan.mesh.world_size)
+    for rank, calls in enumerate(on_gloo):
+        ours = [call_of(event) for event in rehearsed(plan, rank).events]
+        assert Counter(ours) == Counter(tuple(one) for one in calls), rank
+
+
+def test_a_step_in_bf16_peaks_where_its_plan_says() -> None:
+    plan = on_nccl(plan_of("mesh.tp=2", *BF16))
+    found = rehearse_rank(plan, 0)
+    planned = sum(peak_bytes_by_place(plan)[0].values())
+    assert planned == pytest.approx(found.peak_bytes, rel=0.02)
+    assert sum(found.at_peak.values()) == found.peak_bytes
+    assert max(one.peak_bytes for one in found.points) <= found.peak_bytes
+
+
+def test_each_action_leaves_a_point() -> None:
+    plan = plan_of("mesh.pp=2", "model.layers=4")
+    found = rehearsed(plan)
+    assert len(found.points) == 2 * plan.num_microbatches
+    assert [one.action for one in found.points[:2]] == ["F0.0", "F0.1"]
+    assert found.points[-1].kept.keys() >= {PARAMETERS, GRADIENTS, OPTIMIZER}
+
+
+def test_more_rows_are_more_bytes_and_no_more_kernels() -> None:
+    plan = plan_of("mesh.tp=2")
+    longer = replace(
+        plan,
+        mathematics=replace(
+            plan.mathematics, sequence_length=plan.mathematics.sequence_length // 2
+        ),
+    )
+    (few, many) = (rehearsed(one).work["F"] for one in (longer, plan))
+    assert few.kernels == many.kernels
+    assert few.bytes < many.bytes
+    assert few.flops < many.flops

@@ -1,0 +1,118 @@
+"""A whole plan, rehearsed: which ranks, how many microbatches, and what is said of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from echelon.config.load import load_job
+from echelon.core.axis import Axis
+from echelon.core.plan import Plan
+from echelon.cost.bytes.sent import bytes_sent_by_axis
+from echelon.rehearse.classes import CHECKED_RANKS, RankClasses
+from echelon.rehearse.run import on_nccl, rehearse, with_few_microbatches
+
+RUNS = (
+    "nano-zero3",
+    "toy-experts",
+    "toy-finetuning",
+    "toy-limited",
+    "toy-pretraining",
+    "toy-production",
+    "toy-serving",
+)
+
+LARGE = (
+    "mesh.pp=2",
+    "mesh.cp=2",
+    "mesh.dp_replicate=8",
+    "model.layers=4",
+    "batch.microbatch_sequences=1",
+    "batch.global_sequences=32",
+    "cluster.preset=32xcpu",
+)
+"""32 ranks."""
+
+
+def plan_of(*flags: str, run: str = "nano") -> Plan:
+    return load_job(run, flags).plan
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_runs_of_the_presets_hold(run: str) -> None:
+    found = rehearse(plan_of(run=run), workers=1)
+    found.require()
+    assert len(found.ranks) == found.plan.mesh.world_size
+    if found.plan.model.experts is None:
+        for rank in found.ranks:
+            assert dict(rank.sent) == dict(found.sent[rank.rank])
+
+
+def test_processes_find_what_one_finds() -> None:
+    plan = plan_of("mesh.pp=2", "model.layers=4")
+    one, two = (rehearse(plan, workers=workers) for workers in (1, 2))
+    assert [each.rank for each in two.ranks] == [0, 1]
+    for first, second in zip(one.ranks, two.ranks, strict=True):
+        assert first.peak_bytes == second.peak_bytes
+        assert first.work == second.work
+    assert one.num_operations == two.num_operations
+
+
+def test_two_rounds_stand_for_many() -> None:
+    plan = plan_of("mesh.pp=2", "model.layers=4", "batch.global_sequences=46")
+    few = with_few_microbatches(plan)
+    assert (plan.num_microbatches % 2, few.num_microbatches) == (
+        few.num_microbatches % 2,
+        4 + plan.num_microbatches % 2,
+    )
+    assert few.layout == plan.layout
+    short, whole = rehearse(plan, workers=1), rehearse(plan, workers=1, whole=True)
+    assert short.num_microbatches == whole.plan.num_microbatches == plan.num_microbatches
+    assert short.holds
+    assert whole.holds
+    for found in (short, whole):
+        assert dict(found.ranks[0].sent) == bytes_sent_by_axis(found.plan, 0)
+    # A loss is kept until its step ends; but for that, the peaks are the same.
+    extra = whole.ranks[0].peak_bytes - short.ranks[0].peak_bytes
+    assert 0 <= extra <= 16 * 1024 * (plan.num_microbatches - few.num_microbatches)
+
+
+def test_short_steps_are_rehearsed_whole() -> None:
+    plan = plan_of("mesh.pp=2", "model.layers=4", "batch.global_sequences=8")
+    assert with_few_microbatches(plan) == plan
+
+
+def test_small_worlds_are_rehearsed_rank_by_rank_and_large_ones_by_class() -> None:
+    small = RankClasses(plan_of("mesh.dp_replicate=4"))
+    assert (small.first_ranks(), list(small.checked())) == ([0, 1, 2, 3], [])
+    assert small.context_ranks() == []
+    plan = plan_of(*LARGE)
+    large = RankClasses(plan)
+    first = large.first_ranks()
+    places = [plan.mesh.coordinates(rank) for rank in first]
+    assert [(place[Axis.PP], place[Axis.CP]) for place in places] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+    checked = large.checked()
+    assert len(checked) == CHECKED_RANKS
+    assert plan.mesh.world_size - 1 in checked
+    assert not set(checked) & set(first)
+    assert large.context_ranks() == first[:2]
+    assert len(RankClasses(plan, by_context=False).first_ranks()) == 2
+
+
+def test_a_large_world_is_rehearsed_by_its_classes() -> None:
+    plan = plan_of(*LARGE)
+    found = rehearse(plan, workers=1)
+    found.require()
+    assert len(found.ranks) == 3  # both context ranks of the first stage, one of the last
+    for rank in found.ranks:
+        assert dict(rank.sent) == bytes_sent_by_axis(found.plan, rank.rank)
+
+
+def test_a_plan_for_a_cpu_is_rehearsed_as_on_gpus() -> None:
+    plan = plan_of()
+    assert (plan.cluster.backend, on_nccl(plan).cluster.backend) == ("gloo", "nccl")
+    assert on_nccl(on_nccl(plan)) == on_nccl(plan)
