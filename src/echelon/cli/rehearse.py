@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from echelon.cli.flags import Json, Settings, require_new_files
+from echelon.cli.flags import Json, Settings, bad_argument, require_new_files
 from echelon.cli.other_tools import AnyRun
 from echelon.cli.output import note, page_columns, print_result
 
@@ -44,6 +44,8 @@ def rehearse(
     from echelon.api.rehearsing import rehearse as rehearse_plan
     from echelon.cli.rehearsal_text import rehearsal_text
 
+    if workers is not None and workers < 1:
+        raise bad_argument(f"--workers {workers} is no number of processes", "--workers 1")
     require_new_files({"--out": out})
     if cluster is None:
         plan = read_plan(run, settings=settings)[0]

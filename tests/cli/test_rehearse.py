@@ -1,0 +1,80 @@
+"""`echelon rehearse`: its page, its JSON and file, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from echelon.cli.main import main
+from echelon.parallel.zero import ParameterGathering
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_run_is_rehearsed_and_a_page_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rehearse", "nano", "--set", "mesh.tp=2", "--workers", "1"]) == 0
+    page = capsys.readouterr().out
+    assert "nano: 2 ranks under NCCL, without a GPU" in page
+    assert "2 distinct ranks rehearsed" in page
+    assert "planned peak" in page
+    assert "bytes sent by axis: tp" in page
+    assert "holds: " in page
+    assert max(map(len, page.splitlines())) <= 80
+
+
+def test_everything_is_in_the_json_and_in_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--set", "mesh.pp=2", "--workers", "1", "--json", "--out", "found.json"]
+    assert main(["rehearse", "nano", *flags]) == 0
+    found = json.loads(capsys.readouterr().out)["rehearsal"]
+    assert json.loads(Path("found.json").read_text(encoding="utf-8")) == found
+    assert found["holds"]
+    assert found["faults"] == []
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
+    for rank in found["ranks"]:
+        assert rank["sent_bytes"] == rank["planned_sent_bytes"]
+        assert rank["work"]["F"]["kernels"] > 0
+        assert len(rank["curve"]) == 2 * found["microbatches"]["rehearsed"]
+
+
+def test_a_fault_is_an_error_with_its_rule_and_exit_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ParameterGathering, "_await", lambda self, bucket: None)
+    flags = ["--set", "mesh.dp_shard=2", "--set", "zero.stage=3", "--workers", "1"]
+    assert main(["rehearse", "nano", *flags]) == 1
+    said = capsys.readouterr()
+    assert "DOES NOT HOLD" in said.out
+    assert "error[rehearse-missing-wait]" in said.err
+    assert "parameters.bucket" in said.err
+
+
+def test_what_is_recommended_for_a_model_is_rehearsed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--cluster", "2xh100", "--set", "batch.global_sequences=2", "--workers", "1"]
+    assert main(["rehearse", "gpt2", *flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["rehearsal"]
+    assert found["world_size"] == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "rule"),
+    [
+        (["nosuch"], "unknown-preset"),
+        (["nano", "--set", "mesh.tp=3"], "tp-divides"),
+        (["nano", "--workers", "0"], "bad-argument"),
+        (["nano", "--out", "there.json"], "never-overwrite"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_anything_runs(
+    flags: list[str], rule: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("there.json").write_text("mine", encoding="utf-8")
+    assert main(["rehearse", *flags]) == 2
+    assert f"error[{rule}" in capsys.readouterr().err
+    assert Path("there.json").read_text(encoding="utf-8") == "mine"
