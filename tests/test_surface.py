@@ -26,7 +26,8 @@ RECORDS = (
 VERBS = (
     *("bisect", "calibrate_machine", "calibrate_model", "calibrate_run", "compare", "export"),
     *("generate", "import_run", "merge_calibrations", "observe", "observe_experts"),
-    *("observe_schedule", "parallelize", "plan", "prove", "train", "verify"),
+    *("observe_schedule", "parallelize", "plan", "prove", "rehearse", "train"),
+    "verify",
 )
 
 # A user's file: every public name, and the type that a checker must see.

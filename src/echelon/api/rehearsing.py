@@ -9,7 +9,7 @@ from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.core.optional import optional_package
 
 if TYPE_CHECKING:
-    from echelon.rehearse.result import Rehearsal
+    from echelon.rehearsal.result import Rehearsal
 
 
 def rehearse(
@@ -30,7 +30,7 @@ def rehearse(
     """
     optional_package("torch", extra="train", purpose="rehearsing a plan")
     from echelon.api.converting import read_plan
-    from echelon.rehearse.run import rehearse as rehearse_plan
+    from echelon.rehearsal.run import rehearse as rehearse_plan
 
     found = read_plan(plan)[0] if isinstance(plan, str | Path) else plan_from_given(plan)
     return rehearse_plan(found, workers=workers, whole=whole)

@@ -10,8 +10,8 @@ from echelon.core.units import binary_bytes, decimal_bytes, short_count
 from echelon.planner.view.text_layout import fit_page, table
 
 if TYPE_CHECKING:
-    from echelon.rehearse.rank import RankRehearsal
-    from echelon.rehearse.result import Rehearsal
+    from echelon.rehearsal.rank import RankRehearsal
+    from echelon.rehearsal.result import Rehearsal
 
 MOST_RANKS = 8
 """Ranks whose memory is a row of the page: those with the highest peaks."""

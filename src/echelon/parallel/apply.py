@@ -30,10 +30,7 @@ from echelon.parallel.zero import ParameterGathering, make_parameter_store
 def apply_plan(
     plan: Plan, groups: RankGroups, device: torch.device, *, pieces: PieceSizes = TRAINING_PIECES
 ) -> RankModel:
-    """Build this rank's part of the plan's model, with its initial weights.
-
-    Where the optimizer keeps master copies the weights are zero: they are copies of those.
-    """
+    """Build this rank's part of the plan's model; weights with master copies are filled by those."""
     layout, part = plan.layout, part_of(plan, groups.rank)
     specs = held_parameters(plan, part)
     reduction = GradientReduction(plan, groups)
@@ -45,10 +42,9 @@ def apply_plan(
     experts = expert_parallel(plan, part, groups, split, device)
     operations = RankOperations(split, plan.model.vocab, context, experts=experts)
     stages = empty_stages(plan, part, operations, groups.completion)
-    num_buffers = parameter_buffers(plan, part.pp_rank)
-    offload_store = make_parameter_store(
-        layout.zero, groups, device, num_buffers=num_buffers, pieces=pieces
-    )
+    count = parameter_buffers(plan, part.pp_rank)
+    zero = layout.zero
+    offload_store = make_parameter_store(zero, groups, device, num_buffers=count, pieces=pieces)
     rule = bucket_rule(plan, part, specs, groups, offload_store, device)
     like = torch.empty(0, dtype=TORCH_DTYPES[plan.mathematics.precision.parameters], device=device)
     buckets = make_buckets(named_parameters(stages), specs, rule, like)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from echelon.core.errors import Problem, ProofFailed
 from echelon.core.plan import Plan
 from echelon.core.rules import Rule
-from echelon.rehearse.memory import MESSAGES, OTHER
-from echelon.rehearse.rank import RankRehearsal
+from echelon.rehearsal.memory import MESSAGES, OTHER
+from echelon.rehearsal.rank import RankRehearsal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

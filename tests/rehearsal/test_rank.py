@@ -13,10 +13,10 @@ from echelon.core.plan import Plan
 from echelon.cost.bytes.sent import bytes_sent_by_axis
 from echelon.launch.local.pool import RankPool
 from echelon.planner.predict.peak_bytes import peak_bytes_by_place
-from echelon.rehearse.memory import GATHERED, GRADIENTS, OPTIMIZER, PARAMETERS
-from echelon.rehearse.rank import RankRehearsal, rehearse_rank
-from echelon.rehearse.run import on_nccl
-from tests.rehearse.engine_targets import call_of, recorded_calls
+from echelon.rehearsal.memory import GATHERED, GRADIENTS, OPTIMIZER, PARAMETERS
+from echelon.rehearsal.rank import RankRehearsal, rehearse_rank
+from echelon.rehearsal.run import on_nccl
+from tests.rehearsal.engine_targets import call_of, recorded_calls
 
 BF16 = ("precision.parameters=bf16", "precision.master=fp32")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from echelon.rehearse.log import RECEIVE, SEND, Entry, HostRead, Issue, RankLog
-from echelon.rehearse.order import DEADLOCK, MISMATCH, MISSING, OrderProof, prove_order
+from echelon.rehearsal.log import RECEIVE, SEND, Entry, HostRead, Issue, RankLog
+from echelon.rehearsal.order import DEADLOCK, MISMATCH, MISSING, OrderProof, prove_order
 
 Calls = list[str]
 """What a rank does: `a` issues on communicator a of both, `a!` waits for the last one there,

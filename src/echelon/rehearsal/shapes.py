@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from echelon.rehearse.in_flight import InFlight
-from echelon.rehearse.known_results import KnownResults
-from echelon.rehearse.log import RankLog
-from echelon.rehearse.memory import MemoryMeter
-from echelon.rehearse.work import WorkCounter, kernel_work, tensors_in
+from echelon.rehearsal.in_flight import MemoryInFlight
+from echelon.rehearsal.known_results import KnownResults
+from echelon.rehearsal.log import RankLog
+from echelon.rehearsal.memory import MemoryMeter
+from echelon.rehearsal.work import WorkCounter, kernel_work, tensors_in
 
 META = torch.device("meta")
 _PACKAGE = str(Path(__file__).parents[1])
@@ -41,7 +41,7 @@ class ShapesOnly(TorchDispatchMode):
         """Write host reads into `log`."""
         super().__init__()
         self.log = log
-        self.memory, self.work, self.flight = MemoryMeter(), WorkCounter(), InFlight()
+        self.memory, self.work, self.flight = MemoryMeter(), WorkCounter(), MemoryInFlight()
         self.task = ""
         self._known = KnownResults()
         self._writes: dict[Any, tuple[tuple[int, ...], tuple[str, ...]]] = {}

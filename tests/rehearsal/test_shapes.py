@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from echelon.rehearse.log import HostRead, RankLog
-from echelon.rehearse.shapes import META, ShapesOnly
+from echelon.rehearsal.log import HostRead, RankLog
+from echelon.rehearsal.shapes import META, ShapesOnly
 
 
 def x(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

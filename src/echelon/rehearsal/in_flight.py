@@ -37,7 +37,7 @@ class Misuse:
     text: str
 
 
-class InFlight:
+class MemoryInFlight:
     """Know what is under way on one rank."""
 
     def __init__(self) -> None:

@@ -30,10 +30,10 @@ from echelon.parallel.tensor_memory import BufferPool
 from echelon.parallel.transport.collectives import Group, Pending, require_contiguous
 from echelon.parallel.transport.communicator import Communicator
 from echelon.parallel.transport.recorder import Recorder
-from echelon.rehearse.log import RECEIVE, SEND, Issue, RankLog
-from echelon.rehearse.memory import MeteredPool
-from echelon.rehearse.offload import RehearsedCopyStreams, RehearsedOffloadStore
-from echelon.rehearse.shapes import ShapesOnly
+from echelon.rehearsal.log import RECEIVE, SEND, Issue, RankLog
+from echelon.rehearsal.memory import MeteredPool
+from echelon.rehearsal.offload import RehearsedCopyStreams, RehearsedOffloadStore
+from echelon.rehearsal.shapes import ShapesOnly
 
 NOT_COUNTED = ""
 """The dtype of an exchange of tensors of any sizes."""

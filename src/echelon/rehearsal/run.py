@@ -21,12 +21,12 @@ from echelon.core.rulebook import rehearse as rules
 from echelon.core.rules import Rule
 from echelon.cost.bytes.sent import bytes_sent_by_axis
 from echelon.planner.predict.peak_bytes import peak_bytes_by_place
-from echelon.rehearse.classes import RankClasses
-from echelon.rehearse.in_flight import MISSING_WAIT, NEVER_AWAITED, RELEASED_IN_FLIGHT
-from echelon.rehearse.log import RECEIVE, Entry, HostRead, Issue
-from echelon.rehearse.order import DEADLOCK, MISMATCH, MISSING, RankClass, prove_order
-from echelon.rehearse.rank import RankRehearsal, rehearse_rank
-from echelon.rehearse.result import Rehearsal, RehearsalFault
+from echelon.rehearsal.classes import RankClasses
+from echelon.rehearsal.in_flight import MISSING_WAIT, NEVER_AWAITED, RELEASED_IN_FLIGHT
+from echelon.rehearsal.log import RECEIVE, Entry, HostRead, Issue
+from echelon.rehearsal.order import DEADLOCK, MISMATCH, MISSING, RankClass, prove_order
+from echelon.rehearsal.rank import RankRehearsal, rehearse_rank
+from echelon.rehearsal.result import Rehearsal, RehearsalFault
 
 ROUNDS = 2
 """Rounds of a pipeline that are rehearsed."""

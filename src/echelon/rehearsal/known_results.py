@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from echelon.rehearse.work import KernelWork, kernel_work
+from echelon.rehearsal.work import KernelWork, kernel_work
 
 Key = tuple[Any, ...]
 

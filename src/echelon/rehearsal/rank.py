@@ -20,10 +20,10 @@ from echelon.models.batch import TokenBatch
 from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.pipeline import StepState
 from echelon.parallel.transport.recorder import Recorder
-from echelon.rehearse.groups import RehearsedCompletion
-from echelon.rehearse.in_flight import Misuse
-from echelon.rehearse.log import Entry, RankLog
-from echelon.rehearse.memory import (
+from echelon.rehearsal.groups import RehearsedCompletion
+from echelon.rehearsal.in_flight import Misuse
+from echelon.rehearsal.log import Entry, RankLog
+from echelon.rehearsal.memory import (
     ACTIVATIONS,
     BUFFERS,
     GATHERED,
@@ -34,8 +34,8 @@ from echelon.rehearse.memory import (
     MemoryMeter,
     MemoryPoint,
 )
-from echelon.rehearse.shapes import META, ShapesOnly
-from echelon.rehearse.work import Work
+from echelon.rehearsal.shapes import META, ShapesOnly
+from echelon.rehearsal.work import Work
 from echelon.schedule.action import Action
 from echelon.training.engine import TrainEngine
 

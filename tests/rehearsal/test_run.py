@@ -8,8 +8,8 @@ from echelon.config.load import load_job
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.bytes.sent import bytes_sent_by_axis
-from echelon.rehearse.classes import CHECKED_RANKS, RankClasses
-from echelon.rehearse.run import on_nccl, rehearse, with_few_microbatches
+from echelon.rehearsal.classes import CHECKED_RANKS, RankClasses
+from echelon.rehearsal.run import on_nccl, rehearse, with_few_microbatches
 
 RUNS = (
     "nano-zero3",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from echelon.rehearse.in_flight import (
+from echelon.rehearsal.in_flight import (
     MISSING_WAIT,
     NEVER_AWAITED,
     RELEASED_IN_FLIGHT,
-    InFlight,
+    MemoryInFlight,
 )
 
 
@@ -26,7 +26,7 @@ def shape(*size: int) -> torch.Tensor:
 def test_a_result_is_left_alone_and_what_is_read_may_be_read(
     of_result: bool, write: bool, wrong: bool
 ) -> None:
-    flight, reads, writes = InFlight(), shape(4), shape(4)
+    flight, reads, writes = MemoryInFlight(), shape(4), shape(4)
     flight.begin(0, "gradients.bucket0", [reads], [writes])
     flight.touched(writes if of_result else reads, write=write, by="mul", where="x.py:1")
     assert [one.rule for one in flight.misuses] == ([MISSING_WAIT] if wrong else [])
@@ -36,7 +36,7 @@ def test_a_result_is_left_alone_and_what_is_read_may_be_read(
 
 
 def test_only_the_part_that_was_given_is_taken() -> None:
-    flight, whole = InFlight(), shape(8)
+    flight, whole = MemoryInFlight(), shape(8)
     flight.begin(0, "gradients.bucket0", [], [whole[:4]])
     flight.touched(whole[4:], write=True, by="add_", where="x.py:1")
     assert not flight.misuses
@@ -46,7 +46,7 @@ def test_only_the_part_that_was_given_is_taken() -> None:
 
 
 def test_one_of_two_that_are_under_way_is_still_told() -> None:
-    flight, x = InFlight(), shape(4)
+    flight, x = MemoryInFlight(), shape(4)
     flight.begin(0, "first", [x], [])
     flight.begin(1, "second", [x], [])
     flight.end(0)
@@ -55,7 +55,7 @@ def test_one_of_two_that_are_under_way_is_still_told() -> None:
 
 
 def test_released_and_forgotten_memory_is_told_once() -> None:
-    flight, x = InFlight(), shape(4)
+    flight, x = MemoryInFlight(), shape(4)
     flight.begin(0, "gradients.bucket0", [], [x])
     for _ in range(2):
         flight.released(x.untyped_storage()._cdata)
@@ -64,7 +64,7 @@ def test_released_and_forgotten_memory_is_told_once() -> None:
 
 
 def test_parameters_may_be_under_way_when_a_step_ends() -> None:
-    flight = InFlight()
+    flight = MemoryInFlight()
     flight.begin(0, "parameters.bucket0", [], [shape(4)])
     flight.step_ended()
     assert not flight.misuses

@@ -19,7 +19,7 @@ from echelon.parallel.offload.copy_streams import (
     TensorCopy,
 )
 from echelon.parallel.offload.store import ImmediateFetch, MemoryOffloadStore
-from echelon.rehearse.memory import BUFFERS, HOST, MemoryMeter
+from echelon.rehearsal.memory import BUFFERS, HOST, MemoryMeter
 
 
 class RehearsedFetch(ImmediateFetch):

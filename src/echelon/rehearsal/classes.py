@@ -15,7 +15,7 @@ from random import Random
 from echelon.core.axis import Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.plan import Plan
-from echelon.rehearse.order import RankClass
+from echelon.rehearsal.order import RankClass
 
 EVERY_RANK = 16
 """Up to so many ranks each is a class of its own."""

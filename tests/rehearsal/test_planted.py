@@ -14,8 +14,8 @@ from echelon.parallel.data import GradientReduction
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.transport.device_mesh import GroupMaker
 from echelon.parallel.zero import ParameterGathering
-from echelon.rehearse.result import Rehearsal
-from echelon.rehearse.run import rehearse
+from echelon.rehearsal.result import Rehearsal
+from echelon.rehearsal.run import rehearse
 
 ZERO_3 = ("mesh.dp_shard=2", "zero.stage=3")
 TIED = ("mesh.pp=2", "mesh.dp_replicate=2", "model.layers=4", "zero.bucket_bytes=65536")

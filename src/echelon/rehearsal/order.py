@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from echelon.rehearse.log import RECEIVE, SEND, Entry, HostRead, Issue, Wait
+from echelon.rehearsal.log import RECEIVE, SEND, Entry, HostRead, Issue, Wait
 
 MISMATCH, MISSING, DEADLOCK = "mismatch", "missing", "deadlock"
 
