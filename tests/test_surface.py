@@ -50,6 +50,7 @@ from echelon.planner.explain.compare import PlanComparison
 from echelon.proof.bisect.verdict import Bisection
 from echelon.proof.claims.proof import Proof
 from echelon.proof.verify.verdict import SubjectProof
+from echelon.rehearsal.result import Rehearsal
 from echelon.telemetry.routing import ExpertHotspots
 from echelon.telemetry.schedule_report import TimelineReport
 from echelon.telemetry.summary import RunSummary
@@ -82,6 +83,8 @@ proof = ec.prove(plan)
 assert_type(proof, Proof)
 assert_type(proof.proven, bool)
 assert_type(ec.bisect(plan), Bisection | None)
+assert_type(ec.rehearse(answer), Rehearsal)
+assert_type(ec.rehearse("nano", whole=True).holds, bool)
 assert_type(ec.verify("verify_ddp.py"), SubjectProof)
 
 def one_device(case: ec.VerifyCase) -> ec.OneDevice:

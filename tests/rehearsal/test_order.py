@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echelon.rehearsal.log import RECEIVE, SEND, Entry, HostRead, Issue, RankLog
+from echelon.rehearsal.log import RECEIVE, SEND, Entry, Issue, RankLog
 from echelon.rehearsal.order import DEADLOCK, MISMATCH, MISSING, OrderProof, prove_order
 
 Calls = list[str]
@@ -135,9 +135,3 @@ def test_one_log_stands_for_all_ranks_of_its_class() -> None:
     proof = prove_order(logs, lambda rank: (rank % 2,))
     assert not proof.faults
     assert proof.num_classes == 2
-
-
-def test_a_read_of_the_host_is_an_entry_with_its_place() -> None:
-    log = RankLog(3)
-    log.host_read("item", "models/batch.py:1", "F")
-    assert log.entries == [HostRead(operation="item", where="models/batch.py:1", task="F")]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from echelon.config.load import load_job
-from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.bytes.sent import bytes_sent_by_axis
-from echelon.rehearsal.classes import CHECKED_RANKS, RankClasses
 from echelon.rehearsal.run import on_nccl, rehearse, with_few_microbatches
 
 RUNS = (
@@ -79,28 +77,6 @@ def test_two_rounds_stand_for_many() -> None:
 def test_short_steps_are_rehearsed_whole() -> None:
     plan = plan_of("mesh.pp=2", "model.layers=4", "batch.global_sequences=8")
     assert with_few_microbatches(plan) == plan
-
-
-def test_small_worlds_are_rehearsed_rank_by_rank_and_large_ones_by_class() -> None:
-    small = RankClasses(plan_of("mesh.dp_replicate=4"))
-    assert (small.first_ranks(), list(small.checked())) == ([0, 1, 2, 3], [])
-    assert small.context_ranks() == []
-    plan = plan_of(*LARGE)
-    large = RankClasses(plan)
-    first = large.first_ranks()
-    places = [plan.mesh.coordinates(rank) for rank in first]
-    assert [(place[Axis.PP], place[Axis.CP]) for place in places] == [
-        (0, 0),
-        (0, 1),
-        (1, 0),
-        (1, 1),
-    ]
-    checked = large.checked()
-    assert len(checked) == CHECKED_RANKS
-    assert plan.mesh.world_size - 1 in checked
-    assert not set(checked) & set(first)
-    assert large.context_ranks() == first[:2]
-    assert len(RankClasses(plan, by_context=False).first_ranks()) == 2
 
 
 def test_a_large_world_is_rehearsed_by_its_classes() -> None:

@@ -33,7 +33,7 @@ def _parts(found: Rehearsal, columns: int) -> Iterator[str]:
     yield (
         f"{plan.name}: {plan.mesh.world_size:,} ranks under NCCL, without a GPU\n"
         f"{ranks} rehearsed, {len(found.checked)} beside to compare; two steps of "
-        f"{plan.num_microbatches:,}{few} microbatches; {found.seconds:.0f} s"
+        f"{plan.num_microbatches:,}{few} microbatches"
     )
     yield _memory(found, columns)
     yield f"The fullest rank, {found.fullest.rank}, in a step:\n\n{_work(found.fullest, columns)}"
@@ -44,7 +44,8 @@ def _parts(found: Rehearsal, columns: int) -> Iterator[str]:
             "and awaited before use; no host waits inside of a schedule"
         )
     else:
-        yield f"DOES NOT HOLD: {len(found.faults)} faults"
+        count = len(found.faults)
+        yield f"DOES NOT HOLD: {count} fault{'s' * (count > 1)}"
 
 
 def _memory(found: Rehearsal, columns: int) -> str:

@@ -30,7 +30,7 @@ from echelon.parallel.zero import ParameterGathering, make_parameter_store
 def apply_plan(
     plan: Plan, groups: RankGroups, device: torch.device, *, pieces: PieceSizes = TRAINING_PIECES
 ) -> RankModel:
-    """Build this rank's part of the plan's model; weights with master copies are filled by those."""
+    """Build this rank's part of the plan's model; weights with master copies are still zero."""
     layout, part = plan.layout, part_of(plan, groups.rank)
     specs = held_parameters(plan, part)
     reduction = GradientReduction(plan, groups)
