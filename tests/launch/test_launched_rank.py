@@ -43,6 +43,13 @@ def test_a_stopped_rank_is_named_and_ended(tmp_path: Path) -> None:
     assert "error[rank-stopped]: rank 0 (dp0): is stopped (SIGSTOP)" in done.stderr
 
 
+def test_a_rank_that_raises_with_a_collective_in_flight_is_heard_at_once(tmp_path: Path) -> None:
+    done = torchrun({"target": "raise_in_flight", "step_s": 3.0}, tmp_path)
+    assert done.returncode == 1
+    assert "error[rank-raised]: rank 1 (dp1): ValueError: the loss of my life" in done.stderr
+    assert "rank 0 (dp0) stops for rank 1 (dp1): ValueError" in done.stderr
+
+
 def test_where_all_ranks_wait_the_one_whose_turn_it_is_is_named(tmp_path: Path) -> None:
     done = torchrun({"target": "wait_in_turn", "step_s": 3.0}, tmp_path)
     assert done.returncode == 1

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 
-from echelon.launch.context import RankProgress
+from echelon.launch.context import RankContext, RankProgress
 from echelon.launch.environment import LaunchedRank, check_world_size, read_launched_rank
 from echelon.launch.handshake import check_same_start
 from echelon.launch.host import keep_freed_memory
@@ -37,6 +38,28 @@ _VERDICT_S = 8.0
 _READ_S = 2.5 * WATCHDOG_INTERVAL_S
 
 
+class FaultReport:
+    """Tell all ranks what this one raised, once, as soon as it is known."""
+
+    def __init__(self, watchdog: Watchdog, rank: int) -> None:
+        """Tell by `watchdog`."""
+        self._watchdog, self._rank = watchdog, rank
+        self._first: RankFault | None = None
+
+    def tell(self, error: BaseException) -> RankFault:
+        """Return the fault that counts, and leave the others time to read it.
+
+        That is not always this one; an echo of another first waits for its cause to be found.
+        """
+        if self._first is None:
+            fault = fault_from_error(error, self._rank)
+            if fault.kind is FaultKind.CONNECTION:
+                time.sleep(_VERDICT_S)
+            self._first = self._watchdog.publish_fault(fault)
+            time.sleep(_READ_S)
+        return self._first
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedLaunch:
     """Hold what this process knows of a launch whose ranks have all come: the watchdog watches."""
@@ -47,7 +70,32 @@ class JoinedLaunch:
     labels: tuple[str, ...]
     progress: RankProgress
     watchdog: Watchdog
+    faults: FaultReport
     limits: Limits
+
+    @contextmanager
+    def ranks(
+        self, store: Store, world_size: int, *, timeout_s: float = 0.0
+    ) -> Iterator[RankContext]:
+        """Hold a process group of the first ranks open; what is raised inside is told in it.
+
+        To leave the group first could wait for collectives whose peers never come. A collective may
+        take `timeout_s`, or as long as the limits say if that is more.
+        """
+        group = joined_ranks(
+            store,
+            self.device,
+            rank=self.place.rank,
+            labels=self.labels[:world_size],
+            progress=self.progress,
+            timeout_s=max(timeout_s, self.limits.collective_s),
+        )
+        with group as context:
+            try:
+                yield context
+            except BaseException as error:
+                self.faults.tell(error)
+                raise
 
     def leave(self) -> None:
         """Wait for the end of the other ranks: one of them may host the store."""
@@ -77,15 +125,7 @@ def run_launched_rank(
     function = find_target(name_target(target))
 
     def work(joined: JoinedLaunch) -> object:
-        group = joined_ranks(
-            joined.store,
-            joined.device,
-            rank=place.rank,
-            labels=joined.labels,
-            progress=joined.progress,
-            timeout_s=joined.limits.collective_s,
-        )
-        with group as context:
+        with joined.ranks(joined.store, place.world_size) as context:
             result = call_target(function, context, argument)
             joined.leave()
             return result
@@ -114,6 +154,7 @@ def run_joined(
         for one in (place, replace(place, store_is_hosted=True))
     ]
     watchdog = Watchdog(stores[1], rank=place.rank, labels=names, progress=progress, limits=limits)
+    faults = FaultReport(watchdog, place.rank)
     # A launcher sends several signals for one Ctrl-C, and kills those that take too long itself.
     with handle_stop_signals(lambda *_: progress.request_stop()):
         try:
@@ -129,11 +170,12 @@ def run_joined(
                     labels=names,
                     progress=progress,
                     watchdog=watchdog,
+                    faults=faults,
                     limits=limits,
                 )
             )
         except BaseException as error:
-            fault = _publish_fault(watchdog, fault_from_error(error, place.rank))
+            fault = faults.tell(error)
             failure = RankFailure(fault, names[fault.rank])
             return RunOutcome(
                 results=(),
@@ -142,15 +184,6 @@ def run_joined(
                 rank=place.rank,
             )
     return RunOutcome(results=(result,), stop_requested=progress.stop_requested(), rank=place.rank)
-
-
-def _publish_fault(watchdog: Watchdog, fault: RankFault) -> RankFault:
-    """Tell all ranks what this one raised; an echo first waits for its cause to be found."""
-    if fault.kind is FaultKind.CONNECTION:
-        time.sleep(_VERDICT_S)
-    first = watchdog.publish_fault(fault)
-    time.sleep(_READ_S)
-    return first
 
 
 def wait_for_ranks(store: Store, world_size: int, timeout_s: float) -> None:
