@@ -129,14 +129,17 @@ class TrainEngine:
         loads = {} if model.balancer is None else model.balancer.finish()
         if self.on_gradients is not None:
             self.on_gradients()
-        mine = float(torch.stack(list(losses.values())).sum()) / loss_scale if losses else 0.0
+        with self.groups.recorder.reading("the loss"):
+            mine = float(torch.stack(list(losses.values())).sum()) / loss_scale if losses else 0.0
         # What several ranks hold counts on the first of them.
-        norm_squared = local_norm_squared(
-            model.buckets,
-            lambda one: is_first_copy(one, one.gradient_slice, self.groups),
-            run_elements=self._pieces.norm_elements,
-        )
+        with self.groups.recorder.reading("the norm of the gradient"):
+            norm_squared = local_norm_squared(
+                model.buckets,
+                lambda one: is_first_copy(one, one.gradient_slice, self.groups),
+                run_elements=self._pieces.norm_elements,
+            )
         rows = self._agree(mine, norm_squared, stop_requested, used_bytes=used_bytes, loads=loads)
+        self.groups.recorder.settle()
         loss, total_squared, stop_requests = rows.sum(0)[:3].unbind()
         # Every rank has the same norm, so all of them see an overflow that one of them had.
         norm = float(total_squared.sqrt()) / loss_scale
@@ -163,7 +166,6 @@ class TrainEngine:
             if not report.skipped:
                 self._update(report)
             self.loss_scale.after(overflowed=report.skipped)
-        self.groups.recorder.settle()
         return report
 
     def _update(self, report: StepResult) -> None:
@@ -192,7 +194,8 @@ class TrainEngine:
         schedule = self._evaluations[len(batches)]
         losses = self.model.executor.run(schedule, batches, 1.0 / max(1, tokens))
         self.model.gathering.end_pass()
-        mine = float(torch.stack(list(losses.values())).sum()) if losses else 0.0
+        with self.groups.recorder.reading("the loss"):
+            mine = float(torch.stack(list(losses.values())).sum()) if losses else 0.0
         loss = float(self._agree(mine, 0.0, stop_requested=False).sum(0)[0])
         self.groups.recorder.settle()
         return loss
@@ -201,7 +204,9 @@ class TrainEngine:
         """Return the counted tokens of the global batch."""
         mine = torch.tensor([sum(batch.num_valid() for batch in batches)])
         mine = mine.to(self.device)
-        return int(self.groups.data.gather_rows(mine, name="tokens").sum())
+        counts = self.groups.data.gather_rows(mine, name="tokens")
+        with self.groups.recorder.reading("the number of tokens"):
+            return int(counts.sum())
 
     def parameters(self) -> dict[str, list[Shard]]:
         """Return the parameters that the next forward reads, as this rank keeps them, as views."""
@@ -303,4 +308,6 @@ class TrainEngine:
             dtype=torch.float64,
             device=self.device,
         )
-        return groups.world.gather_rows(row, name="step").cpu()
+        rows = groups.world.gather_rows(row, name="step")
+        with groups.recorder.reading("the sums of all ranks"):
+            return rows.cpu()
