@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,8 +12,15 @@ from pathlib import Path
 
 import torch
 
+from echelon.core.cluster import Backend
 from echelon.launch.context import RankContext, RankProgress
-from echelon.launch.environment import LaunchedRank, check_world_size, read_launched_rank
+from echelon.launch.environment import (
+    LaunchedRank,
+    check_world_size,
+    dump_environment,
+    gpu_environment,
+    read_launched_rank,
+)
 from echelon.launch.handshake import check_same_start
 from echelon.launch.host import keep_freed_memory
 from echelon.launch.local.messages import Limits, TargetFunction, find_target, name_target
@@ -120,8 +128,7 @@ def run_launched_rank(
     place = read_launched_rank()
     check_world_size(place, len(labels))
     if log_dir is not None:
-        log_dir.mkdir(parents=True, exist_ok=True)
-        copy_to_log(log_dir / log_name(place.rank))
+        keep_log(log_dir, place.rank, options.backend)
     function = find_target(name_target(target))
 
     def work(joined: JoinedLaunch) -> object:
@@ -131,6 +138,13 @@ def run_launched_rank(
             return result
 
     return run_joined(work, argument, labels=labels, options=options)
+
+
+def keep_log(folder: Path, rank: int, backend: Backend) -> None:
+    """Write what this rank prints into `folder` as well, and what NCCL dumps at a timeout."""
+    folder.mkdir(parents=True, exist_ok=True)
+    copy_to_log(folder / log_name(rank))
+    os.environ.update(dump_environment(folder, backend))
 
 
 def run_joined(
@@ -145,6 +159,9 @@ def run_joined(
     No process group is open yet. What `work` raises ends all ranks.
     """
     place, names, limits = read_launched_rank(), tuple(labels), options.limits
+    if options.backend == "nccl":
+        # Before the driver starts and the first group is made: they read it then.
+        os.environ.update(gpu_environment())
     keep_freed_memory()
     progress = RankProgress()
     # A rank that hosts the store talks to it over a second connection: the first may block. After
