@@ -129,6 +129,10 @@ def joined_ranks(
     NCCL has in flight, so an error must be told to others inside. `timeout_s` bounds every
     collective: without it a lost rank costs half an hour.
     """
+    # Without `device_id`: with it torch makes the communicator of all ranks here, and every later
+    # group as a split of it at once (docs of init_process_group), in which all ranks take part,
+    # members or not. Ours are opened one by one, in one order, where a wait for others is marked;
+    # and the world's would take memory, though groups of the same ranks have one of their own.
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=PrefixStore("group", store),

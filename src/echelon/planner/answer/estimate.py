@@ -48,7 +48,7 @@ def rate_lines(estimate: Estimate, *, label: int = 10, columns: int = WIDTH) -> 
         told += f". The nearest measured run is far: it was {', '.join(rests.differences)}"
     exact = "Bytes of parameters, gradients and optimizer are counted: they have no band"
     if estimate.by_lists:
-        exact = "All bytes are counted, but what an allocator and the device's context take"
+        exact = "All bytes are counted, but what an allocator, the context and NCCL take"
     yield fill_text(f"{'bands':<{label}}{told}. {exact}.", rest=" " * label, columns=columns)
 
 
