@@ -153,3 +153,13 @@ def test_a_container_quota_lowers_the_cores(
 ) -> None:
     monkeypatch.setattr(host, "first_words", lambda path: ["50000", "100000"])
     assert host.num_usable_cores() == 0.5
+
+
+def test_what_ranks_on_gpus_get_is_shown_with_what_was_set_here() -> None:
+    mine = {"PYTORCH_CUDA_ALLOC_CONF": "backend:native", "HOME": "/x"}
+    found = machine.gpu_variables(mine, used=True)
+    assert found.facts["set"] == {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}
+    assert "PYTORCH_CUDA_ALLOC_CONF=backend:native (set here)" in found.text
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=32" in found.text
+    assert "PYTORCH_ALLOC_CONF=" not in found.text.replace("PYTORCH_CUDA_ALLOC_CONF=", "")
+    assert machine.gpu_variables({}, used=False).text == "6 for ranks on GPUs; there are none here"

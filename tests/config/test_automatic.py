@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from echelon.config.automatic import MOST_LINES
+from echelon.config.automatic import (
+    BUCKET_LATENCY_SHARE,
+    MIB,
+    MODULE_BUCKET_BYTES,
+    MOST_LINES,
+)
 from echelon.config.load import load_job
 from echelon.core.plan import Plan
 from echelon.layout.buckets import plan_buckets
@@ -117,3 +122,50 @@ def held_with_whole_parameters(plan: Plan, stage: int) -> int:
     elements = sum(bucket.num_elements for bucket in buckets)
     assert all(bucket.sliced for bucket in buckets)
     return 2 * elements + (2 + 4 + 4 + 4 + 4) * elements // 2
+
+
+GPUS = "cluster.preset=64xh100"
+
+
+def _bucket_bytes(*settings: str, model: str = "llama3-8b") -> tuple[int, str]:
+    """Return the bytes of a bucket of a model on GPUs, and where they are from."""
+    sizes = ["batch.global_sequences=4096", "batch.sequence_length=128"]
+    job = load_job("nano", [f"model.preset={model}", GPUS, *sizes, *settings])
+    return job.plan.layout.zero.bucket_bytes, job.source_of("zero.bucket_bytes")
+
+
+def test_buckets_grow_with_the_ranks_over_which_they_are_summed() -> None:
+    sizes = [_bucket_bytes(f"mesh.dp_replicate={ranks}")[0] for ranks in (16, 64)]
+    assert MODULE_BUCKET_BYTES < sizes[0] < sizes[1]
+    # 12 waits of a tree for 64 ranks, of 4 us each, are a tenth of what a bucket takes.
+    link = load_job("nano", [GPUS]).plan.cluster.links[-1]
+    seconds = sizes[1] * 63 / 64 / link.bandwidth
+    assert 12 * link.latency_s <= BUCKET_LATENCY_SHARE * seconds
+    assert 12 * link.latency_s > BUCKET_LATENCY_SHARE * (seconds - MIB / link.bandwidth)
+    assert "over 64 data ranks" in _bucket_bytes("mesh.dp_replicate=64")[1]
+
+
+def test_what_was_asked_for_is_the_size_of_a_bucket() -> None:
+    asked = _bucket_bytes("mesh.dp_replicate=64", "zero.bucket_bytes=7 MiB")
+    assert asked == (7 * MIB, "--set zero.bucket_bytes=7 MiB")
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("llama3-8b", ()),
+        ("llama3-8b", ("mesh.dp_shard=64", "zero.stage=3")),
+        ("nano", ("mesh.dp_replicate=64",)),
+    ],
+)
+def test_a_bucket_is_the_usual_one_where_nothing_asks_for_more(
+    model: str, settings: tuple[str, ...]
+) -> None:
+    """Alone, at stage 3 (a bucket is a unit), and where it would be much of all gradients."""
+    assert _bucket_bytes(*settings, model=model)[0] == MODULE_BUCKET_BYTES
+
+
+def test_buckets_of_processors_are_the_usual_ones(small: Path) -> None:
+    job = load_job(small, ["mesh.dp_replicate=2"])
+    assert job.plan.layout.zero.bucket_bytes == MODULE_BUCKET_BYTES
+    assert job.source_of("zero.bucket_bytes").startswith("derived: 25.00 MiB")

@@ -54,6 +54,11 @@ def fail(how: str) -> None:
             raise ValueError("the loss of my life")
         case "user-error":
             raise DataError(BROKEN_FILE.problem("shard 3 is 12 bytes short"))
+        case "raise-with-a-full-log":
+            full = os.open("/dev/full", os.O_WRONLY)
+            for stream in (1, 2):
+                os.dup2(full, stream)
+            raise ValueError("the loss of my life")
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "stop":
@@ -70,6 +75,16 @@ def fail(how: str) -> None:
             time.sleep(1000)
         case _:
             raise AssertionError(how)
+
+
+def raise_in_flight(context: RankContext, argument: Any) -> None:
+    """Raise on the last rank while it is in a collective for which the others do not come."""
+    if context.rank == context.world_size - 1:
+        dist.all_reduce(torch.ones(1), async_op=True)
+        raise ValueError("the loss of my life")
+    for step in range(200):
+        context.progress.mark(f"step {step}")
+        time.sleep(0.1)
 
 
 def slow(context: RankContext, seconds: float) -> int:

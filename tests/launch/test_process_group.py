@@ -72,6 +72,33 @@ def test_more_ranks_than_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     require_devices("gloo", 64)
 
 
+def test_after_an_error_the_communicators_of_nccl_are_aborted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[str] = []
+    shut_down = dist.destroy_process_group
+    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: closed.append("shut down"))
+    monkeypatch.setattr(
+        "torch.distributed.distributed_c10d._abort_process_group", lambda: closed.append("aborted")
+    )
+
+    def run(error: Exception | None) -> None:
+        group = joined_ranks(
+            HashStore(), CPU, rank=0, labels=[""], progress=RankProgress(), timeout_s=10.0
+        )
+        with group:
+            if error is not None:
+                raise error
+
+    with pytest.raises(KeyError):
+        run(KeyError("a bug"))
+    shut_down()
+    run(None)
+    shut_down()
+    assert closed == ["aborted", "shut down"]
+
+
 def test_a_rank_knows_its_place_and_its_group_ends_with_it() -> None:
     store, progress = HashStore(), RankProgress()
 

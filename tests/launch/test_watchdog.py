@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import subprocess
@@ -107,6 +108,19 @@ def test_where_all_wait_the_first_in_the_order_of_work_is_named(
     progress.enter("recv", turn=3)
     said = end_of(watch(store, progress, step_s=0.01).run, capsys)
     assert "and neither has any other rank: it waits in recv" in said
+
+
+def test_a_full_disk_keeps_no_rank_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FullDisk(io.StringIO):
+        def write(self, text: str, /) -> int:
+            raise OSError("No space left on device")
+
+    store = HashStore()
+    watch(store).publish_fault(fault(1))
+    monkeypatch.setattr(sys, "stderr", FullDisk())
+    with pytest.raises(SystemExit) as caught:
+        watch(store).run()
+    assert caught.value.code == 4
 
 
 def test_a_lost_store_ends_the_rank_unless_it_is_done(capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,3 +52,13 @@ def test_positions_of_runs_come_in_their_order() -> None:
     runs = (PositionRun(1, 3, 2), PositionRun(0, 1, 1), PositionRun(9, 1, 0))
     assert positions_of(runs, device).tolist() == [1, 4, 0]
     assert positions_of(runs[:1], device).dtype == torch.int64
+
+
+def test_what_counts_is_counted_before_a_batch_leaves_the_host() -> None:
+    part = whole().cut((PositionRun(1, 2, 2),))
+    away = part.to(torch.device("meta"))
+    assert away.num_valid() == part.num_valid() == 2
+    assert whole().to(torch.device("meta")).num_valid() == 6
+    there = whole().moved([one.clone() for one in whole().tensors()])
+    assert there.cut((PositionRun(0, 1, 1),)).num_valid() == 2, "a part has a count of its own"
+    assert whole().to(torch.device("cpu")).counted is None

@@ -175,8 +175,11 @@ def test_what_killed_writers_left_is_removed_by_who_holds_the_run(tmp_path: Path
 
 
 def test_the_environment_leaves_out_what_may_be_a_secret() -> None:
-    found = describe_environment({"NCCL_DEBUG": "INFO", "API_TOKEN": "secret", "HOME": "/x"})
+    found = describe_environment(
+        {"NCCL_DEBUG": "INFO", "API_TOKEN": "secret", "HOME": "/x"}, {"TORCH_B": "2", "CUDA_A": "1"}
+    )
     assert found["variables"] == {"NCCL_DEBUG": "INFO"}
+    assert list(found["defaults"].items()) == [("CUDA_A", "1"), ("TORCH_B", "2")]  # type: ignore[attr-defined]
     assert isinstance(found["packages"], dict)
     assert found["packages"]["numpy"]
     assert json.loads(json.dumps(found)) == found

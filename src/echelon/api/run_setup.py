@@ -12,6 +12,7 @@ from echelon.core.disk import disk_errors, flush_folder, write_durably
 from echelon.core.errors import CheckpointError, DataError, Problem
 from echelon.core.rulebook.data import DATA_FILLS_BATCH
 from echelon.core.rulebook.train import RESUME_WITHIN_STEPS
+from echelon.launch.environment import gpu_environment
 from echelon.telemetry.run_directory import RunDirectory, create_run, describe_environment, open_run
 from echelon.training.checkpoint.folder import StoredCheckpoint, find_checkpoint, list_checkpoints
 from echelon.training.checkpoint.identity import RunIdentity, data_problems, identity_problems
@@ -149,7 +150,9 @@ def _run_of(job: Job, checkpoint: StoredCheckpoint | None) -> RunDirectory:
         name_was_given=name_was_given,
         plan=job.plan,
         run_toml=run_toml,
-        environment=describe_environment(os.environ),
+        environment=describe_environment(
+            os.environ, gpu_environment() if job.plan.cluster.backend == "nccl" else {}
+        ),
     )
     with disk_errors(f"to write into {run.path}"):
         for name, text in beside.items():

@@ -204,13 +204,12 @@ def _hear_task(context: RankContext, job: Job) -> RankTask:
 
 def _train_rank(context: RankContext, task: RankTask) -> TrainResult:
     from echelon.core.serialize import to_json
-    from echelon.launch.local.output import copy_to_log, log_name
+    from echelon.launch.launched_rank import keep_log
     from echelon.telemetry.run_directory import RunDirectory
     from echelon.training.loop import train_rank
 
     run = RunDirectory(Path(task.run_dir))
-    run.logs.mkdir(parents=True, exist_ok=True)
-    copy_to_log(run.logs / log_name(context.rank))
+    keep_log(run.logs, context.rank, "nccl" if context.device.type == "cuda" else "gloo")
     summary = train_rank(context, to_json(task))
     return TrainResult(run=run.path, data=Path(task.data), summary=summary, rank=context.rank)
 

@@ -25,6 +25,7 @@ from echelon.core.optional import install_command
 from echelon.core.rulebook import machine as rules
 from echelon.core.units import binary_bytes
 from echelon.core.version import __version__
+from echelon.launch.environment import GPU_DEFAULTS, gpu_environment
 from echelon.launch.gpus import find_driver_gpus
 from echelon.launch.host import available_memory_bytes, num_usable_cores
 from echelon.planner.view.text_layout import fill_text
@@ -87,6 +88,7 @@ def examine_machine(folder: Path) -> Iterator[MachineCheck]:
     yield shared_memory(needed_by_nccl=has_gpus)
     yield ports()
     yield gloo_interface()
+    yield gpu_variables(os.environ, used=has_gpus)
     yield disk(folder)
 
 
@@ -270,6 +272,20 @@ def gloo_interface(resolve: Callable[[str], str] = socket.gethostbyname) -> Mach
         name="gloo interface",
         text=f"{name} ({address})",
         facts={**facts, "address": address, "interface": name},
+    )
+
+
+def gpu_variables(environment: Mapping[str, str], *, used: bool) -> MachineCheck:
+    """Find what ranks on GPUs get from the environment: what the user set, and our defaults."""
+    defaults = gpu_environment(environment)
+    known = {name for one in GPU_DEFAULTS for name in (one.name, *one.other_names)}
+    set_here = {name: environment[name] for name in sorted(known) if environment.get(name)}
+    told = [f"{name}={value} (set here)" for name, value in set_here.items()]
+    told += [f"{name}={value}" for name, value in defaults.items()]
+    return MachineCheck(
+        name="gpu variables",
+        text=", ".join(told) if used else f"{len(told)} for ranks on GPUs; there are none here",
+        facts={"set": set_here, "defaults": defaults},
     )
 
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from itertools import count
+from math import ceil, log2
+from typing import cast
 
-from echelon.config.view import View, record
-from echelon.core.axis import Axis
-from echelon.core.plan import DTYPE_BYTES, Accumulation, Plan, Zero
+from echelon.config.model.settings import build_model
+from echelon.config.view import View, mesh_of, record
+from echelon.core.axis import LOSS_AXES, Axis
+from echelon.core.cluster import Cluster, fast_domain
+from echelon.core.mesh import Mesh
+from echelon.core.parameters import num_parameters
+from echelon.core.plan import DTYPE_BYTES, Accumulation, DType, Plan, Zero
 from echelon.core.units import binary_bytes
 from echelon.cost.bytes.held import bytes_held_by_pool
 from echelon.layout.buckets import plan_buckets
@@ -14,6 +20,13 @@ from echelon.layout.stage import rank_part
 
 NO_FOLDER = "none"
 
+MIB = 2**20  # bytes
+MODULE_BUCKET_BYTES = 25 * MIB
+"""Bytes of a bucket of PyTorch's DistributedDataParallel (`bucket_cap_mb`)."""
+BUCKET_LATENCY_SHARE = 0.1
+"""Share of a bucket's seconds on its link that may be latency."""
+FEWEST_BUCKETS = 16
+"""Buckets at least, so that at most so small a part of all gradients is summed after backward."""
 MOST_LINES = 200
 """Step lines of a run, where nobody says how many: a log that is still read."""
 
@@ -40,13 +53,44 @@ def default_accumulation(stage: int) -> tuple[Accumulation, str]:
     return "slices", f"derived: stage {stage} holds slices of gradients, sent per microbatch"
 
 
-def read_zero(view: View) -> tuple[Zero, dict[str, tuple[object, str]]]:
+def default_bucket_bytes(
+    mesh: Mesh, cluster: Cluster, *, stage: int, gradient_bytes: int
+) -> tuple[int, str]:
+    """Return the bytes of gradients that are reduced together, and why.
+
+    A sum over n ranks costs 2 (n - 1) latencies and moves 2 (n - 1) / n of its bytes in a ring
+    (Patarasuk and Yuan, 2009); a tree waits for 2 log2 n instead of n - 1. So what a bucket must
+    hold for its latency to be a small share of its seconds grows with n: Megatron-Core has
+    max(4e7, 1e6 x n) elements for it (its DistributedDataParallel). But the sum of the last bucket
+    hides behind no backward, so that a bucket is never more than a small share of all gradients.
+    """
+    usual, ranks = MODULE_BUCKET_BYTES, mesh.degree(*LOSS_AXES)
+    span = ranks * mesh.tp
+    if ranks == 1 or stage == 3 or cluster.backend == "gloo" or not cluster.links:
+        return usual, f"derived: {binary_bytes(usual)}, as PyTorch's data parallelism has"
+    link = cluster.links[0 if span <= fast_domain(cluster) else -1]
+    waited = min(ranks - 1, 2 * ceil(log2(ranks))) * link.latency_s
+    enough = ceil(waited / BUCKET_LATENCY_SHARE * ranks / (ranks - 1) * link.bandwidth / MIB) * MIB
+    most = gradient_bytes // (mesh.tp * mesh.pp * FEWEST_BUCKETS) // MIB * MIB
+    found = max(usual, min(enough, most))
+    return found, f"derived: over {ranks} data ranks of {link.name}, so that latency is a tenth"
+
+
+def read_zero(view: View, cluster: Cluster) -> tuple[Zero, dict[str, tuple[object, str]]]:
     """Return ZeRO's settings, and value and source of those that were left to us.
 
     `reshard_after_forward` of "auto" is provisionally true: see `default_resharding`.
     """
     stage, folder = view.integer("zero.stage"), view.word("zero.offload_dir")
     accumulate, derived = view.word("zero.accumulate"), dict[str, tuple[object, str]]()
+    bucket_bytes = view.value("zero.bucket_bytes")
+    if bucket_bytes == "auto":
+        weights = num_parameters(build_model(view))
+        size = DTYPE_BYTES[cast(DType, view.word("precision.gradients"))]
+        bucket_bytes, source = default_bucket_bytes(
+            mesh_of(view), cluster, stage=stage, gradient_bytes=weights * size
+        )
+        derived["zero.bucket_bytes"] = bucket_bytes, source
     if accumulate == "auto":
         accumulate, source = default_accumulation(stage)
         derived["zero.accumulate"] = accumulate, source
@@ -55,6 +99,7 @@ def read_zero(view: View) -> tuple[Zero, dict[str, tuple[object, str]]]:
         Zero,
         "zero",
         accumulate=accumulate,
+        bucket_bytes=bucket_bytes,
         reshard_after_forward=view.word("zero.reshard_after_forward") != "never",
         offload_dir="" if folder == NO_FOLDER else folder,
     )

@@ -120,7 +120,7 @@ def _missing(view: View) -> Iterator[Problem]:
 def _build_job(view: View, cluster: Cluster) -> Job:
     model = build_model(view)
     steps = view.integer("train.steps")
-    zero, derived = read_zero(view)
+    zero, derived = read_zero(view, cluster)
     context, degree = read_context(view)
     derived.update(degree)
     experts, stage = read_expert_layout(view)

@@ -33,6 +33,7 @@ from echelon.schedule.files import schedule_csv
 from echelon.schedule.from_plan import schedule_from_plan
 
 LEFT_TO_US = (
+    "zero.bucket_bytes",
     "zero.accumulate",
     "zero.reshard_after_forward",
     "pipeline.virtual_stages",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,14 +13,20 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 
+UnfinishedWait = tuple[str, int | None]
+"""An operation with other ranks that has not ended, and its turn in an order of all work."""
+
+
 class RankProgress:
     """Say how far the main thread of a rank is; read by a thread, so every write is one store.
 
     `mark` at each step (and at anything long: a checkpoint, a validation), `enter` and `leave`
     around each wait for other ranks: a rank that does not move and does not wait is stuck.
+    A GPU waits for other ranks while the host runs on, so `read` marks where the host reads a value
+    of the device: that is a wait for whatever operation the device has not come past.
     """
 
-    __slots__ = ("_stop", "count", "doing", "turn", "waiting")
+    __slots__ = ("_stop", "_wait", "count", "doing")
 
     def __init__(self) -> None:
         """Start at nothing done."""
@@ -31,9 +37,19 @@ class RankProgress:
         """Forget everything: a new job begins."""
         self.count = 0
         self.doing = ""
-        self.waiting = ""
-        self.turn: int | None = None
+        self._wait: tuple[str, int | None, Callable[[], UnfinishedWait | None] | None]
+        self._wait = ("", None, None)
         self._stop.clear()
+
+    @property
+    def waiting(self) -> str:
+        """Return what this rank waits for; "" where it does not, or only for its own device."""
+        return self._told()[0]
+
+    @property
+    def turn(self) -> int | None:
+        """Return the place of what it waits for in an order in which all work can be done."""
+        return self._told()[1]
 
     def mark(self, doing: str) -> None:
         """Say that something new was begun."""
@@ -45,14 +61,31 @@ class RankProgress:
 
         `turn` is the place of what it waits to do in an order in which all ranks' work can be done.
         """
-        self.turn = turn
-        self.waiting = collective
+        self._wait = (collective, turn, None)
+        self.count += 1
+
+    def read(self, what: str, unfinished: Callable[[], UnfinishedWait | None]) -> None:
+        """Say that the host now waits for the device, to read `what`.
+
+        `unfinished` tells, to the thread that asks, for which operation with other ranks the device
+        waits; None where it has come past all of them.
+        """
+        self._wait = (what, None, unfinished)
         self.count += 1
 
     def leave(self) -> None:
         """Say that the wait is over."""
-        self.waiting = ""
-        self.turn = None
+        self._wait = ("", None, None)
+
+    def _told(self) -> tuple[str, int | None]:
+        what, turn, unfinished = self._wait
+        if unfinished is None:
+            return what, turn
+        found = unfinished()
+        if found is None:
+            return "", None
+        operation, turn = found
+        return f"{operation} (the host reads {what})", turn
 
     @contextmanager
     def waits_for(self, collective: str) -> Iterator[None]:

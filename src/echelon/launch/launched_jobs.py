@@ -29,7 +29,7 @@ from echelon.launch.local.messages import (
 from echelon.launch.local.pool import JOB_TIMEOUT_S
 from echelon.launch.local.rank import call_target
 from echelon.launch.local.supervisor import LaunchOptions, RunOutcome
-from echelon.launch.process_group import PrefixStore, joined_ranks
+from echelon.launch.process_group import PrefixStore
 
 POLL_S = 20.0
 """Seconds for which a rank waits for the next job before it asks again."""
@@ -169,15 +169,7 @@ def _take_part(joined: JoinedLaunch, number: int, job: _LaunchedJob) -> object:
     """Run this rank's part of a job in a process group of the ranks that it has."""
     assert job.target is not None, "it is not the last one"
     store = PrefixStore(f"{_key(number)}/ranks", joined.store)
-    group = joined_ranks(
-        store,
-        joined.device,
-        rank=joined.place.rank,
-        labels=joined.labels[: job.world_size],
-        progress=joined.progress,
-        timeout_s=max(job.timeout_s, joined.limits.collective_s),
-    )
-    with group as context:
+    with joined.ranks(store, job.world_size, timeout_s=job.timeout_s) as context:
         result = call_target(find_target(job.target), context, job.argument)
         # One that leaves its group early would end the last collective of the others.
         with joined.progress.waits_for("the end of the job"):

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 
-from echelon.launch.context import RankProgress
-from echelon.launch.environment import LaunchedRank, check_world_size, read_launched_rank
+from echelon.core.cluster import Backend
+from echelon.launch.context import RankContext, RankProgress
+from echelon.launch.environment import (
+    LaunchedRank,
+    check_world_size,
+    dump_environment,
+    gpu_environment,
+    read_launched_rank,
+)
 from echelon.launch.handshake import check_same_start
 from echelon.launch.host import keep_freed_memory
 from echelon.launch.local.messages import Limits, TargetFunction, find_target, name_target
@@ -37,6 +46,28 @@ _VERDICT_S = 8.0
 _READ_S = 2.5 * WATCHDOG_INTERVAL_S
 
 
+class FaultReport:
+    """Tell all ranks what this one raised, once, as soon as it is known."""
+
+    def __init__(self, watchdog: Watchdog, rank: int) -> None:
+        """Tell by `watchdog`."""
+        self._watchdog, self._rank = watchdog, rank
+        self._first: RankFault | None = None
+
+    def tell(self, error: BaseException) -> RankFault:
+        """Return the fault that counts, and leave the others time to read it.
+
+        That is not always this one; an echo of another first waits for its cause to be found.
+        """
+        if self._first is None:
+            fault = fault_from_error(error, self._rank)
+            if fault.kind is FaultKind.CONNECTION:
+                time.sleep(_VERDICT_S)
+            self._first = self._watchdog.publish_fault(fault)
+            time.sleep(_READ_S)
+        return self._first
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedLaunch:
     """Hold what this process knows of a launch whose ranks have all come: the watchdog watches."""
@@ -47,7 +78,32 @@ class JoinedLaunch:
     labels: tuple[str, ...]
     progress: RankProgress
     watchdog: Watchdog
+    faults: FaultReport
     limits: Limits
+
+    @contextmanager
+    def ranks(
+        self, store: Store, world_size: int, *, timeout_s: float = 0.0
+    ) -> Iterator[RankContext]:
+        """Hold a process group of the first ranks open; what is raised inside is told in it.
+
+        To leave the group first could wait for collectives whose peers never come. A collective may
+        take `timeout_s`, or as long as the limits say if that is more.
+        """
+        group = joined_ranks(
+            store,
+            self.device,
+            rank=self.place.rank,
+            labels=self.labels[:world_size],
+            progress=self.progress,
+            timeout_s=max(timeout_s, self.limits.collective_s),
+        )
+        with group as context:
+            try:
+                yield context
+            except BaseException as error:
+                self.faults.tell(error)
+                raise
 
     def leave(self) -> None:
         """Wait for the end of the other ranks: one of them may host the store."""
@@ -72,25 +128,23 @@ def run_launched_rank(
     place = read_launched_rank()
     check_world_size(place, len(labels))
     if log_dir is not None:
-        log_dir.mkdir(parents=True, exist_ok=True)
-        copy_to_log(log_dir / log_name(place.rank))
+        keep_log(log_dir, place.rank, options.backend)
     function = find_target(name_target(target))
 
     def work(joined: JoinedLaunch) -> object:
-        group = joined_ranks(
-            joined.store,
-            joined.device,
-            rank=place.rank,
-            labels=joined.labels,
-            progress=joined.progress,
-            timeout_s=joined.limits.collective_s,
-        )
-        with group as context:
+        with joined.ranks(joined.store, place.world_size) as context:
             result = call_target(function, context, argument)
             joined.leave()
             return result
 
     return run_joined(work, argument, labels=labels, options=options)
+
+
+def keep_log(folder: Path, rank: int, backend: Backend) -> None:
+    """Write what this rank prints into `folder` as well, and what NCCL dumps at a timeout."""
+    folder.mkdir(parents=True, exist_ok=True)
+    copy_to_log(folder / log_name(rank))
+    os.environ.update(dump_environment(folder, backend))
 
 
 def run_joined(
@@ -105,6 +159,9 @@ def run_joined(
     No process group is open yet. What `work` raises ends all ranks.
     """
     place, names, limits = read_launched_rank(), tuple(labels), options.limits
+    if options.backend == "nccl":
+        # Before the driver starts and the first group is made: they read it then.
+        os.environ.update(gpu_environment())
     keep_freed_memory()
     progress = RankProgress()
     # A rank that hosts the store talks to it over a second connection: the first may block. After
@@ -114,6 +171,7 @@ def run_joined(
         for one in (place, replace(place, store_is_hosted=True))
     ]
     watchdog = Watchdog(stores[1], rank=place.rank, labels=names, progress=progress, limits=limits)
+    faults = FaultReport(watchdog, place.rank)
     # A launcher sends several signals for one Ctrl-C, and kills those that take too long itself.
     with handle_stop_signals(lambda *_: progress.request_stop()):
         try:
@@ -129,11 +187,12 @@ def run_joined(
                     labels=names,
                     progress=progress,
                     watchdog=watchdog,
+                    faults=faults,
                     limits=limits,
                 )
             )
         except BaseException as error:
-            fault = _publish_fault(watchdog, fault_from_error(error, place.rank))
+            fault = faults.tell(error)
             failure = RankFailure(fault, names[fault.rank])
             return RunOutcome(
                 results=(),
@@ -142,15 +201,6 @@ def run_joined(
                 rank=place.rank,
             )
     return RunOutcome(results=(result,), stop_requested=progress.stop_requested(), rank=place.rank)
-
-
-def _publish_fault(watchdog: Watchdog, fault: RankFault) -> RankFault:
-    """Tell all ranks what this one raised; an echo first waits for its cause to be found."""
-    if fault.kind is FaultKind.CONNECTION:
-        time.sleep(_VERDICT_S)
-    first = watchdog.publish_fault(fault)
-    time.sleep(_READ_S)
-    return first
 
 
 def wait_for_ranks(store: Store, world_size: int, timeout_s: float) -> None:

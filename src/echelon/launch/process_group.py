@@ -11,7 +11,10 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import (
+    TCPStore,  # pyright: ignore[reportPrivateImportUsage]
+    distributed_c10d,
+)
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from echelon.core.cluster import Backend
@@ -122,9 +125,14 @@ def joined_ranks(
 ) -> Iterator[RankContext]:
     """Hold the process group of all ranks open, and yield what a target knows of its place.
 
-    It is destroyed whatever happens inside. `timeout_s` bounds every collective: without it a lost
-    rank costs half an hour.
+    It is destroyed whatever happens inside; what is raised there ends it without waiting for what
+    NCCL has in flight, so an error must be told to others inside. `timeout_s` bounds every
+    collective: without it a lost rank costs half an hour.
     """
+    # Without `device_id`: with it torch makes the communicator of all ranks here, and every later
+    # group as a split of it at once (docs of init_process_group), in which all ranks take part,
+    # members or not. Ours are opened one by one, in one order, where a wait for others is marked;
+    # and the world's would take memory, though groups of the same ranks have one of their own.
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=PrefixStore("group", store),
@@ -141,5 +149,20 @@ def joined_ranks(
             progress=progress,
             label=labels[rank],
         )
-    finally:
+    except BaseException:
+        _close_after_error()
+        raise
+    dist.destroy_process_group()
+
+
+def _close_after_error() -> None:
+    """Close the process groups of this rank, whose collectives may never end.
+
+    A shutdown of NCCL waits for its kernels, and those for ranks that may wait for this one: so its
+    communicators are aborted. Gloo has no abort that does more than its shutdown, which ends when
+    the others have closed their ends, or at the timeout of the collective in flight.
+    """
+    if dist.get_backend() == "nccl":
+        distributed_c10d._abort_process_group()  # pyright: ignore[reportPrivateUsage]
+    else:
         dist.destroy_process_group()

@@ -25,6 +25,7 @@ import psutil
 from echelon.core.errors import RunFailed
 from echelon.launch.context import RankProgress
 from echelon.launch.local.messages import Limits
+from echelon.launch.local.output import say_if_possible
 from echelon.launch.local.stacks import stacks_of_process
 from echelon.launch.process_group import Store
 from echelon.launch.root_cause import FaultKind, RankFailure, RankFault, rank_name
@@ -223,7 +224,7 @@ class Watchdog(threading.Thread):
         return StoreHeartbeat(**json.loads(self._store.get(key)))
 
     def _exit(self, message: str) -> None:
-        print(message, file=sys.stderr, flush=True)
+        say_if_possible(message, sys.stderr)
         os._exit(RunFailed.exit_code)
 
 

@@ -41,6 +41,9 @@ class TokenBatch:
     """The seed of the run."""
     train: bool = True
     """Whether dropout is on."""
+    counted: int | None = None
+    """The tokens here that take part in the loss, counted before the batch left the host; None on
+    the host, which counts when it is asked. A device would have to be waited for."""
 
     @property
     def num_sequences(self) -> int:
@@ -59,6 +62,8 @@ class TokenBatch:
 
     def num_valid(self) -> int:
         """Return the number of tokens here that take part in the loss."""
+        if self.counted is not None:
+            return self.counted
         return int((self.labels_N != IGNORED_LABEL).sum())
 
     @classmethod
@@ -106,16 +111,39 @@ class TokenBatch:
             labels_N=labels_TB.reshape(-1),
             runs=held,
             documents=documents,
+            counted=None,
+        )
+
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the tensors of the batch: tokens, labels, sample ids."""
+        return self.tokens_N, self.labels_N, self.sample_ids_B
+
+    def moved(self, tensors: Sequence[torch.Tensor]) -> TokenBatch:
+        """Return the batch with its tensors elsewhere, in the order of `tensors`."""
+        tokens_N, labels_N, sample_ids_B = tensors
+        return replace(
+            self,
+            tokens_N=tokens_N,
+            labels_N=labels_N,
+            sample_ids_B=sample_ids_B,
+            counted=self.num_valid(),
         )
 
     def to(self, device: torch.device) -> TokenBatch:
-        """Return the batch with its tensors on `device`."""
-        return replace(
-            self,
-            tokens_N=self.tokens_N.to(device),
-            labels_N=self.labels_N.to(device),
-            sample_ids_B=self.sample_ids_B.to(device),
-        )
+        """Return the batch with its tensors on `device`; the host does not wait for a GPU."""
+        if self.tokens_N.device == device:
+            return self
+        return self.moved([start_copy(one, device) for one in self.tensors()])
+
+
+def start_copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a small tensor of the host on `device`.
+
+    From pageable memory torch waits for the copy, and so for all that the GPU was given before.
+    """
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def positions_of(runs: Sequence[PositionRun], device: torch.device) -> torch.Tensor:

@@ -254,10 +254,13 @@ _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pyarrow", "cyclopts
 _RECORDED_PREFIXES = ("NCCL_", "GLOO_", "OMP_", "MKL_", "CUDA_", "TORCH_", "PYTORCH_", "ECHELON_")
 
 
-def describe_environment(variables: Mapping[str, str]) -> dict[str, object]:
+def describe_environment(
+    variables: Mapping[str, str], defaults: Mapping[str, str]
+) -> dict[str, object]:
     """Return the machine, the versions, and of the environment what changes how ranks run.
 
     `variables` is the environment; what is not about the run (and may be a secret) is left out.
+    `defaults` is what ranks get beside it.
     """
     return {
         "schema": 1,
@@ -275,6 +278,7 @@ def describe_environment(variables: Mapping[str, str]) -> dict[str, object]:
             for name, value in sorted(variables.items())
             if name.startswith(_RECORDED_PREFIXES)
         },
+        "defaults": dict(sorted(defaults.items())),
     }
 
 

@@ -17,7 +17,7 @@ import torch
 from echelon.core.attention_mask import PositionRun
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
-from echelon.models.batch import TokenBatch
+from echelon.models.batch import TokenBatch, start_copy
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.apply import apply_plan
 from echelon.parallel.completion.completion import Completion
@@ -39,7 +39,7 @@ from echelon.training.expert_state import ExpertState, expert_state, reports_rou
 from echelon.training.learning_rate import learning_rate
 from echelon.training.loss_scale import LossScale
 from echelon.training.observer import StepFacts
-from echelon.training.optimizer import MASTER, SliceOptimizer, local_norm_squared
+from echelon.training.optimizer import MASTER, SliceOptimizer, sum_of_squares
 from echelon.training.routing import RoutingSummary, routing_row
 
 
@@ -94,6 +94,7 @@ class TrainEngine:
         self.schedule = schedule_from_plan(plan)
         self._evaluations: dict[int, Schedule] = {}
         self.on_gradients: Callable[[], None] | None = None
+        self.on_launched: Callable[[], None] | None = None
 
     @property
     def data_rank(self) -> int:
@@ -117,6 +118,11 @@ class TrainEngine:
 
         The parameters are left alone when the loss or the norm is not finite; the caller looks at
         `finite` and ends the run.
+
+        On a GPU the host waits twice: for the number of tokens, by which losses are divided as they
+        are made, and for what all ranks agree on, by which it decides whether to update. A model
+        with experts waits for their loads before that, and in each layer for the counts of rows.
+        `on_launched` is called when the device has been given all work up to the second.
         """
         self.groups.recorder.waited_s = 0.0
         model, tokens, loss_scale = self.model, self.count_tokens(batches), self.loss_scale.value
@@ -128,17 +134,22 @@ class TrainEngine:
         losses = model.executor.run(self.schedule, batches, scale)
         model.reduction.finish()
         model.gathering.end_pass()
+        if self.on_launched is not None:
+            self.on_launched()
         loads = {} if model.balancer is None else model.balancer.finish()
         if self.on_gradients is not None:
             self.on_gradients()
-        mine = float(torch.stack(list(losses.values())).sum()) / loss_scale if losses else 0.0
+        mine = _sum_of(losses) / loss_scale if losses else 0.0
         # What several ranks hold counts on the first of them.
-        norm_squared = local_norm_squared(
+        norm_squared = sum_of_squares(
             model.buckets,
             lambda one: is_first_copy(one, one.gradient_slice, self.groups),
             run_elements=self._pieces.norm_elements,
         )
         rows = self._agree(mine, norm_squared, stop_requested, used_bytes=used_bytes, loads=loads)
+        self.groups.recorder.settle()
+        # The device has nothing left to do, so this is read at once.
+        values = torch.stack(list(losses.values())).tolist() if losses else []
         loss, total_squared, stop_requests = rows.sum(0)[:3].unbind()
         # Every rank has the same norm, so all of them see an overflow that one of them had.
         norm = float(total_squared.sqrt()) / loss_scale
@@ -157,15 +168,14 @@ class TrainEngine:
             routing=None if model.balancer is None else RoutingSummary.from_rows(rows[:, 5:]),
             loads=loads,
             microbatch_losses={
-                (self.data_rank, index): (float(value) / scale, batches[index].num_valid())
-                for index, value in losses.items()
+                (self.data_rank, index): (value / scale, batches[index].num_valid())
+                for index, value in zip(losses, values, strict=True)
             },
         )
         if report.finite:
             if not report.skipped:
                 self._update(report)
             self.loss_scale.after(overflowed=report.skipped)
-        self.groups.recorder.settle()
         return report
 
     def _update(self, report: StepResult) -> None:
@@ -194,16 +204,17 @@ class TrainEngine:
         schedule = self._evaluations[len(batches)]
         losses = self.model.executor.run(schedule, batches, 1.0 / max(1, tokens))
         self.model.gathering.end_pass()
-        mine = float(torch.stack(list(losses.values())).sum()) if losses else 0.0
+        mine = _sum_of(losses) if losses else 0.0
         loss = float(self._agree(mine, 0.0, stop_requested=False).sum(0)[0])
         self.groups.recorder.settle()
         return loss
 
     def count_tokens(self, batches: Sequence[TokenBatch]) -> int:
         """Return the counted tokens of the global batch."""
-        mine = torch.tensor([sum(batch.num_valid() for batch in batches)])
-        mine = mine.to(self.device)
-        return int(self.groups.data.gather_rows(mine, name="tokens").sum())
+        mine = torch.full((1,), sum(batch.num_valid() for batch in batches), device=self.device)
+        counts = self.groups.data.gather_rows(mine, name="tokens")
+        with self.groups.recorder.reading("the number of tokens"):
+            return int(counts.sum())
 
     def parameters(self) -> dict[str, list[Shard]]:
         """Return the parameters that the next forward reads, as this rank keeps them, as views."""
@@ -274,8 +285,8 @@ class TrainEngine:
 
     def _agree(
         self,
-        loss: float,
-        norm_squared: float,
+        loss: torch.Tensor | float,
+        norm_squared: torch.Tensor | float,
         stop_requested: bool,
         *,
         used_bytes: int = 0,
@@ -293,16 +304,27 @@ class TrainEngine:
         routing: list[float] = []
         if self.model.balancer is not None:
             routing = routing_row(loads or {}, reports=reports_routing(self.groups))
-        row = torch.tensor(
-            [
-                loss if here[Axis.TP] == 0 else 0.0,
-                norm_squared,
-                float(stop_requested),
-                groups.recorder.waited_s,
-                float(used_bytes),
-                *routing,
-            ],
+        known = torch.tensor(
+            [float(stop_requested), groups.recorder.waited_s, float(used_bytes), *routing],
             dtype=torch.float64,
-            device=self.device,
         )
-        return groups.world.gather_rows(row, name="step").cpu()
+        sums = [
+            _float64(one, self.device)
+            for one in (loss if here[Axis.TP] == 0 else 0.0, norm_squared)
+        ]
+        row = torch.cat([torch.stack(sums), start_copy(known, self.device)])
+        rows = groups.world.gather_rows(row, name="step")
+        with groups.recorder.reading("the sums of all ranks"):
+            return rows.cpu()
+
+
+def _sum_of(losses: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """Return the sum of the losses of microbatches as a float64 number on the device."""
+    return torch.stack(list(losses.values())).sum().double()
+
+
+def _float64(value: torch.Tensor | float, device: torch.device) -> torch.Tensor:
+    """Return a number on the device without waiting for it."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(device, torch.float64)
+    return torch.full((), value, dtype=torch.float64, device=device)

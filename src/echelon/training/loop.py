@@ -11,6 +11,7 @@ import importlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from echelon.core.serialize import from_json
 from echelon.launch.context import RankContext
 from echelon.launch.handshake import check_same_state
 from echelon.models.batch import TokenBatch
+from echelon.parallel.offload.copy_streams import make_copy_streams
 from echelon.parallel.transport.recorder import Recorder, clock_of
 from echelon.parallel.weights import Shard
 from echelon.training.checkpoint.communicator import run_on_all_ranks
@@ -38,6 +40,7 @@ from echelon.training.data.batches import (
     validation_batch,
 )
 from echelon.training.data.dataset import TokenDataset
+from echelon.training.data.feed import BatchFeed
 from echelon.training.diagnosis import explain_not_finite
 from echelon.training.engine import TrainEngine
 from echelon.training.expert_state import ROUTER_BIAS, reports_routing
@@ -92,6 +95,12 @@ class TrainLoop:
         recorder = Recorder(context.rank, observer.sink, context.progress, clock)
         self.engine = TrainEngine(plan, recorder, context.device)
         self.exchange = self.engine.groups.world
+        self.feed = BatchFeed(
+            self._load,
+            context.device,
+            make_copy_streams(context.device),
+            num_steps=job.train.steps,
+        )
         self.saved: Path | None = None
 
     def run(self) -> TrainSummary:
@@ -103,7 +112,8 @@ class TrainLoop:
         while step < job.train.steps and not stopped:
             began = time.perf_counter()
             self.context.progress.mark(f"step {step + 1}")
-            batches = self._load(step)
+            batches = self.feed.take(step)
+            self.engine.on_launched = partial(self.feed.prepare, step + 1)
             asked = self.context.stop_requested()
             used = self.observer.used_bytes()
             result = self.engine.step(batches, step, stop_requested=asked, used_bytes=used)
@@ -184,7 +194,7 @@ class TrainLoop:
         return batches
 
     def _batches(self, batch: GlobalBatch, *, step: int, train: bool = True) -> list[TokenBatch]:
-        device = self.context.device
+        """Return this rank's part of a global batch, in the memory of the host."""
         made: list[TokenBatch] = []
         for index in range(self.layout.num_microbatches):
             rows = batch.microbatch(dp_rank=self.engine.data_rank, microbatch=index)
@@ -197,7 +207,7 @@ class TrainLoop:
                 train=train,
             )
             runs = self.engine.runs_for(whole.whole_length)
-            made.append(whole.cut(runs, rows.documents).to(device))
+            made.append(whole.cut(runs, rows.documents))
         return made
 
     def _validate(self, step: int) -> float:
@@ -207,7 +217,8 @@ class TrainLoop:
         total = tokens = 0.0
         for index in range(min(wanted, num_validation_batches(self.validation, self.layout))):
             batch = validation_batch(self.validation, self.layout, batch=index)
-            loss = self.engine.evaluate(self._batches(batch, step=step, train=False))
+            batches = self._batches(batch, step=step, train=False)
+            loss = self.engine.evaluate([one.to(self.context.device) for one in batches])
             total, tokens = total + loss * batch.num_valid, tokens + batch.num_valid
         self.observer.validated(step, total / max(1.0, tokens))
         return total / max(1.0, tokens)

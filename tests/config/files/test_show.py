@@ -62,7 +62,7 @@ def test_presets_are_listed_with_what_they_are() -> None:
 RECORDS: dict[str, tuple[Any, set[str]]] = {
     "precision": (Precision(), set()),
     "optimizer": (Optimizer(), {"total_steps"}),
-    "zero": (Zero(), {"accumulate", "reshard_after_forward", "offload_dir"}),
+    "zero": (Zero(), {"accumulate", "bucket_bytes", "reshard_after_forward", "offload_dir"}),
     "recompute": (Recompute(), set()),
     "data": (DataSettings(), set()),
 }

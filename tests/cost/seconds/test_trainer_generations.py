@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from echelon.cost.bytes.nccl import nccl_facts
 from echelon.cost.seconds.trainer_generations import (
     FRAMEWORKS,
     OVERLAPS,
@@ -28,7 +29,7 @@ def test_what_runs_tell_changes_no_dtype() -> None:
 
 def test_on_processors_nothing_hides_and_no_context_is_taken() -> None:
     there, here = our_constants(GPUS), our_constants(LAPTOP)
-    assert there == FRAMEWORKS["echelon"]
+    assert there == replace(FRAMEWORKS["echelon"], **nccl_facts(GPUS))
     assert there.context_bytes > 0.0
     assert [getattr(here, name) for name in OVERLAPS] == [0.0] * 4
     assert (here.context_bytes, here.host_adds, here.by_pairs) == (0.0, 1.0, 1.0)

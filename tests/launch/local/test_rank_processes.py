@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from echelon.core.cluster import Backend
 from echelon.core.errors import EnvironmentProblem, RunFailed
+from echelon.launch.environment import GPU_DEFAULTS
 from echelon.launch.local import rank_processes
 from echelon.launch.local.channel import Channel, channel_pair
 from echelon.launch.local.messages import ForkServerReady, ProcessExited, RankSlot, RankStarted
@@ -28,6 +30,7 @@ class MadeUpServer:
         self.control = Channel(socket.socket(fileno=os.dup(descriptor)))
         self.problem, self.most = problem, most
         self.slots: list[RankSlot] = []
+        self.environment: Mapping[str, str] = {}
         self.thread = threading.Thread(target=self.serve)
         self.thread.start()
 
@@ -84,6 +87,7 @@ def serve(
         assert preloaded in ((), ("json",))
         assert environment["OMP_NUM_THREADS"]
         started.append(MadeUpServer(descriptor, problem=problem, most=most))
+        started[-1].environment = environment
         return started[-1]
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -115,6 +119,25 @@ def test_ranks_stay_and_more_are_added(servers: list[MadeUpServer], tmp_path: Pa
         assert server.slots[2].log_path == str(tmp_path / "rank-0002.log")
     assert processes.ranks == []
     assert server.poll() == 0
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_ranks_on_gpus_get_the_environment_for_them(
+    servers: list[MadeUpServer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: Backend,
+) -> None:
+    for one in GPU_DEFAULTS:
+        monkeypatch.delenv(one.name, raising=False)
+    with RankProcesses(1, tmp_path, backend=backend) as processes:
+        processes.ensure(1)
+        (server,) = servers
+    on_gpus = backend == "nccl"
+    given = [one.name in server.environment for one in GPU_DEFAULTS]
+    assert given == [on_gpus] * len(GPU_DEFAULTS)
+    dumps = server.slots[0].environment.get("TORCH_FR_DUMP_TEMP_FILE")
+    assert dumps == (f"{tmp_path}/nccl-rank-" if on_gpus else None)
 
 
 def test_the_fork_server_may_begin_before_the_ranks(

@@ -69,6 +69,27 @@ def test_a_user_error_is_raised_as_it_was() -> None:
     assert caught.value is error
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_rank_whose_log_is_full_says_what_it_raised(tmp_path: Path) -> None:
+    outcome = run({"rank": 1, "how": "raise-with-a-full-log"}, tmp_path)
+    assert outcome.failure is not None
+    assert outcome.failure.rules == ("rank-raised",)
+    assert outcome.failure.fault.summary == "ValueError: the loss of my life"
+
+
+def test_a_rank_that_raises_with_a_collective_in_flight_is_heard_at_once(tmp_path: Path) -> None:
+    outcome = run_ranks(
+        targets.raise_in_flight,
+        {},
+        world_size=2,
+        labels=LABELS,
+        log_dir=tmp_path,
+        options=LaunchOptions(limits=Limits(step_s=2.0)),
+    )
+    assert outcome.failure is not None
+    assert (outcome.failure.rank, outcome.failure.rules) == (1, ("rank-raised",))
+
+
 def test_a_rank_that_holds_its_interpreter_is_found(tmp_path: Path) -> None:
     outcome = run({"rank": 1, "how": "hold-interpreter"}, tmp_path, silent_s=1.5)
     assert outcome.failure is not None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import cast
 
+import numpy as np
+import pytest
 import torch
 
 from echelon.core.event import EventList
@@ -17,11 +19,16 @@ class LateDevice:
     def __init__(self) -> None:
         """Start now."""
         self.zero, self.marks, self.asked = time.perf_counter(), 0, list[object]()
+        self.restarts = 0
 
     def mark(self) -> int:
         """Queue a mark."""
         self.marks += 1
         return self.marks
+
+    def restart(self) -> None:
+        """Set the clock anew, which must not change what the host's clock says."""
+        self.restarts += 1
 
     def at(self, mark: object) -> float:
         """Return when it was passed."""
@@ -39,6 +46,7 @@ def test_actions_of_a_late_device_are_written_with_its_times_when_the_step_has_e
     assert [event.name for event in events.events] == ["inside", "inside"]
     assert device.asked == []
     recorder.settle()
+    assert device.restarts == 1
     recorder.settle()
     first, second = events.events[2:]
     assert (first.kind, first.name, first.stage, first.microbatch) == ("F", "F1.0", 1, 0)
@@ -58,6 +66,59 @@ def test_an_action_that_fails_is_written_too() -> None:
         recorder.settle()
     assert [event.name for event in events.events] == ["F0.0"]
     assert (recorder.stage, recorder.microbatch) == (None, None)
+
+
+class LongRunningDevice:
+    """A GPU that has run for a day: its events tell distances in float32 milliseconds."""
+
+    def __init__(self, now_s: float) -> None:
+        """Stand at this time."""
+        self.now_s = now_s
+
+    def event(self, *, enable_timing: bool) -> LongRunningDevice.Mark:
+        """Make an event."""
+        assert enable_timing
+        return LongRunningDevice.Mark(self)
+
+    class Mark:
+        """One event."""
+
+        def __init__(self, device: LongRunningDevice) -> None:
+            self.device, self.at_s = device, 0.0
+
+        def record(self, stream: object) -> None:
+            """Pass at once: the stream has nothing to do."""
+            self.at_s = self.device.now_s
+
+        def synchronize(self) -> None:
+            """Return at once."""
+
+        def elapsed_time(self, end: LongRunningDevice.Mark) -> float:
+            """Return what `cudaEventElapsedTime` gives."""
+            return float(np.float32(1000.0 * (end.at_s - self.at_s)))
+
+
+def test_after_a_day_the_times_of_a_device_are_as_fine_as_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    day_s = 86_400.0
+    device = LongRunningDevice(0.0)
+    monkeypatch.setattr("torch.cuda.Event", device.event)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda device: None)
+    monkeypatch.setattr("time.perf_counter", lambda: device.now_s)
+    events = EventList()
+    clock = clock_of(torch.device("cuda", 0))
+    recorder = Recorder(0, events, clock=clock)
+    for start_s in (day_s, day_s + 10.0):
+        device.now_s = start_s
+        with recorder.action("F", 0, 0):
+            device.now_s += 0.0013
+        recorder.settle()
+    first, second = events.events
+    assert abs(first.end - first.start - 0.0013) > 1e-3, "the first is told from a day before"
+    assert abs(second.end - second.start - 0.0013) < 2e-6
+    assert abs(second.start - (day_s + 10.0)) < 2e-6
 
 
 def test_a_cpu_is_on_the_clock_of_the_host() -> None:

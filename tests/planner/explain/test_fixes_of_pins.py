@@ -46,7 +46,7 @@ def test_a_freed_pin_is_the_best_that_fits() -> None:
 
 
 def test_more_devices_and_the_host_are_told_too() -> None:
-    request = small(pins=["tp=1", "zero=1"], memory_gb=4.0)
+    request = small(devices=4, pins=["tp=1", "zero=1"], memory_gb=4.0)
     while best_fitting_plan(request) is not None:
         memory = int(0.97 * request.memory_bytes)
         device = replace(request.cluster.device, memory_bytes=memory)
@@ -56,9 +56,9 @@ def test_more_devices_and_the_host_are_told_too() -> None:
     host = said[("optimizer state to the host",)]
     assert host.untimed
     assert host.choice.offload
-    larger = [fix for fix in fixes if fix.devices > 8]
+    larger = [fix for fix in fixes if fix.devices > 4]
     assert len(larger) == 1
-    assert larger[0].changes == (f"8 -> {larger[0].devices} devices",)
+    assert larger[0].changes == (f"4 -> {larger[0].devices} devices",)
     assert larger[0].choice.zero == 1
     assert all(fix.estimate.bytes_held <= request.memory_bytes for fix in fixes)
     assert [fix.devices for fix in fixes] == sorted(fix.devices for fix in fixes)

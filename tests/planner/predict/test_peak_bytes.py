@@ -13,6 +13,7 @@ from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.cost.activations.timeline import RankActivations
 from echelon.cost.bytes.held import bytes_held_by_pool
+from echelon.cost.bytes.nccl import nccl_bytes
 from echelon.cost.bytes.terms import HeldTerm
 from echelon.cost.bytes.transient import transient_terms
 from echelon.cost.seconds.events import PipelineOrder
@@ -73,7 +74,9 @@ def _require_the_lists(one: RankedPlan, plan: Plan) -> None:
     assert max(drawn) == max(lists)
     software = one.estimate.inputs.software
     assert one.estimate.bytes_held == pytest.approx(
-        max(drawn) * (1.0 + float(software.slack)) + float(software.context_bytes)
+        max(drawn) * (1.0 + float(software.slack))
+        + float(software.context_bytes)
+        + float(nccl_bytes(one.estimate.inputs))
     )
     assert [sum(terms.values()) for terms in peak_bytes_by_place(plan)] == lists
 

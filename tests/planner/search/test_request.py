@@ -152,8 +152,10 @@ def test_all_that_is_wrong_with_an_aim_is_told_at_once() -> None:
 
 
 def test_only_gpus_have_a_context() -> None:
-    assert make_request("nano", cluster="4xcpu").software.context_bytes == 0.0
-    assert make_request("nano", cluster="4xh100").software.context_bytes > 1e9
+    on_processors = make_request("nano", cluster="4xcpu").software
+    assert on_processors.context_bytes == on_processors.connection_bytes == 0.0
+    on_gpus = make_request("nano", cluster="4xh100").software
+    assert (on_gpus.context_bytes, on_gpus.connection_bytes) == (0.5e9, 32 * 14 * 2**20)
 
 
 def test_other_trainers_keep_the_sums_that_they_have() -> None:

@@ -56,7 +56,7 @@ def test_every_plan_is_counted_and_those_that_hold_too_much() -> None:
 
 
 def test_nothing_is_found_where_nothing_fits_and_the_least_is_known() -> None:
-    request = small(memory_gb=2.01)
+    request = small(memory_gb=0.51)
     sweep = SearchSweep(request)
     sweep.walk(8)
     assert sweep.best.ranked() == []

@@ -18,8 +18,8 @@ from echelon.parallel.gradients import GradientStore
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.tensor import RowLinear
 from echelon.parallel.transport.collectives import Group, Pending
-from echelon.training import engine
 from echelon.training.engine import StepResult, TrainEngine
+from echelon.training.optimizer import local_norm_squared
 from tests.proof.mutants.context_layouts import split
 from tests.proof.mutants.planting import LAST, Told, change_hops, change_routes, mutant
 
@@ -282,7 +282,7 @@ def clip_by_local_norm(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     update = TrainEngine._update
 
     def local(self: TrainEngine, report: StepResult) -> None:
-        norm = engine.local_norm_squared(self.model.buckets) ** 0.5
+        norm = local_norm_squared(self.model.buckets) ** 0.5
         update(self, replace(report, grad_norm=norm))
 
     patch.setattr(TrainEngine, "_update", local)

@@ -98,7 +98,7 @@ def plan_figures(
 
 def _beside(terms: Mapping[str, float], held: Mapping[str, float]) -> dict[str, float]:
     """Return what an allocator and a process hold back on a rank, as they do where `held` is."""
-    found = {name: held[name] for name in ("slack", "context") if name in held}
+    found = {name: held[name] for name in ("slack", "context", "nccl") if name in held}
     used = fsum(held.values()) - fsum(found.values())
     if "slack" in found:
         found["slack"] *= fsum(terms.values()) / used if used > 0 else 0.0

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd
 
+from echelon.config.automatic import MODULE_BUCKET_BYTES
 from echelon.config.rules.violations import RuleViolation, setting_without_effect
 from echelon.config.settings.context import (
     CP_KEY,
@@ -187,6 +188,7 @@ def mesh_settings_without_effect(view: View) -> Iterator[RuleViolation]:
             "zero.bucket_bytes",
             "gradients are reduced over data and context ranks, and there is one",
             "mesh.dp_replicate = 2",
+            allowed=(MODULE_BUCKET_BYTES,),
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from echelon.config.automatic import MODULE_BUCKET_BYTES
 from echelon.config.model.settings import build_model
 from echelon.config.rules.mesh import MESH_FINDERS
 from echelon.config.rules.pipeline import PIPELINE_FINDERS
@@ -170,6 +171,7 @@ def stage_3_effects(view: View) -> Iterator[RuleViolation]:
         view,
         "zero.bucket_bytes",
         "at stage 3 a bucket is a unit of zero.unit_blocks blocks, gathered and reduced as one",
+        allowed=(MODULE_BUCKET_BYTES,),
     )
 
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from echelon.config.model.keys import EXPERTS, MODEL_TABLES
 from echelon.config.settings.value_types import (
     AT_LEAST_TWO,
-    BYTES,
+    AUTO_BYTES,
     COUNT,
     DEGREE,
     DTYPE,
@@ -60,7 +60,12 @@ _ZERO = (
     setting(
         "zero.stage", Integer(minimum=0, maximum=3), 0, "what data ranks share out: nothing at 0"
     ),
-    setting("zero.bucket_bytes", BYTES, 25 * 2**20, "gradients that are reduced together"),
+    setting(
+        "zero.bucket_bytes",
+        AUTO_BYTES,
+        "auto",
+        "gradients that are reduced together; auto: more over more data ranks of GPUs",
+    ),
     setting(
         "zero.accumulate",
         Choice(options=("auto", "whole", "slices")),

@@ -150,7 +150,8 @@ class Quantity:
 
     def check(self, value: object) -> InvalidValue | None:
         """Return why `value` does not fit."""
-        if not isinstance(value, str):
+        words = self.number.words
+        if not isinstance(value, str) or value in words:
             return self.number.check(value)
         read = self.read(value)
         if isinstance(read, str):
@@ -338,6 +339,7 @@ EVERY = Integer(words=("never",))
 OPTIONAL_COUNT = Integer(words=("none",))
 OPTIONAL_REAL = Real(above=True, words=("none",))
 BYTES = Quantity(dimension="bytes", number=COUNT)
+AUTO_BYTES = Quantity(dimension="bytes", number=Integer(words=("auto",)))
 NUMBERS = Quantity(dimension="numbers", number=Integer(maximum=2**60))
 NUMBERS_OR_ZERO = Quantity(dimension="numbers", number=FROM_ZERO)
 MEMORY_BYTES = Quantity(dimension="bytes", number=Integer(maximum=2**60))

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from echelon.cost.activations.closed_forms import saved_bytes_of_block
+from echelon.cost.bytes.nccl import nccl_bytes
 from echelon.cost.seconds.inputs import CostInputs, Terms
 from echelon.cost.seconds.numbers import LayoutNumbers, ModelNumbers, Num, ceil_div
 from echelon.cost.seconds.pipeline import (
@@ -122,6 +123,8 @@ def _terms(work: CostInputs, *, last: bool) -> dict[str, Num]:
     used = sum(terms.values(), 0.0)
     terms["slack"] = software.slack * used
     terms["context"] = software.context_bytes + 0.0 * used
+    if np.any(np.asarray(software.connection_bytes) > 0.0):
+        terms["nccl"] = nccl_bytes(work) + 0.0 * used
     return terms
 
 

@@ -155,7 +155,12 @@ class TrainerConstants:
     grouped_workspace_bytes: Num = 0.0
     """The same for products of experts that run beside each other, where there are experts."""
     context_bytes: Num = 2.0e9
-    """Bytes taken before the first tensor: the device's context, buffers of collectives."""
+    """Bytes taken before the first tensor: the device's context, and buffers of collectives where
+    `connection_bytes` does not say them."""
+    connection_bytes: Num = 0.0
+    """Bytes that NCCL takes for two ranks that send each other, on each; 0: not told apart."""
+    pool_bytes: Num = 0.0
+    """Bytes from which NCCL sends messages of one communicator to other nodes."""
     slack: Num = 0.04
     """Share that an allocator holds more than is in use."""
 

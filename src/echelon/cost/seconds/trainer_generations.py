@@ -14,6 +14,7 @@ from dataclasses import replace
 from importlib.resources import files
 
 from echelon.core.cluster import Cluster
+from echelon.cost.bytes.nccl import nccl_facts
 from echelon.cost.seconds.inputs import TrainerConstants
 from echelon.cost.seconds.trainer_memory import MEMORY
 
@@ -138,4 +139,6 @@ def constants_on_devices(
         software = replace(software, pace=1.0, hook_s=0.0)
         software = replace(software, adding_bytes=8.0, pair_hops=0.25)
         software = replace(software, **dict.fromkeys(OVERLAPS, 0.0), **dict.fromkeys(_WHOLE, 1.0))
+    elif trainer == OURS:
+        software = replace(software, **nccl_facts(cluster))
     return replace(software, **dict(cluster.trainer)) if trainer == OURS else software

@@ -12,10 +12,12 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from typing import NoReturn
 
 from echelon.launch.context import RankProgress
 from echelon.launch.local.channel import Channel
 from echelon.launch.local.messages import ExitRequest, Heartbeat, Notice, RankJob
+from echelon.launch.local.output import say_if_possible
 from echelon.launch.local.stacks import stacks_of_process
 
 HEARTBEAT_INTERVAL_S = 0.5
@@ -67,7 +69,7 @@ class HeartbeatThread(threading.Thread):
                 raise AssertionError(f"no rank knows the message {message!r}")
 
 
-def end_process(reason: str) -> None:
+def end_process(reason: str) -> NoReturn:
     """Write `reason` to the log and leave without waiting for anything."""
-    print(f"{time.strftime('%H:%M:%S')} ends: {reason}", file=sys.__stderr__, flush=True)
+    say_if_possible(f"{time.strftime('%H:%M:%S')} ends: {reason}", sys.__stderr__)
     os._exit(EXIT_ENDED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -10,13 +11,16 @@ from typing import TextIO
 
 
 class TerminalAndLog(io.TextIOBase):
-    """Write to the terminal and to the log; be the terminal to whoever asks."""
+    """Write to the terminal and to the log; be the terminal to whoever asks.
+
+    Where the log cannot be written (its disk is full), the terminal says so once and goes on alone.
+    """
 
     def __init__(self, terminal: TextIO, log: TextIO) -> None:
         """Write to both from now on."""
         super().__init__()
         self._terminal = terminal
-        self._log = log
+        self._log: TextIO | None = log
 
     @property
     def encoding(self) -> str:
@@ -25,13 +29,30 @@ class TerminalAndLog(io.TextIOBase):
 
     def write(self, text: str, /) -> int:
         """Write `text` to both."""
-        self._log.write(text)
-        return self._terminal.write(text)
+        length = self._terminal.write(text)
+        if self._log is not None:
+            try:
+                self._log.write(text)
+            except OSError as error:
+                self._give_up_log(error)
+        return length
 
     def flush(self) -> None:
         """Flush both."""
-        self._log.flush()
         self._terminal.flush()
+        if self._log is not None:
+            try:
+                self._log.flush()
+            except OSError as error:
+                self._give_up_log(error)
+
+    def _give_up_log(self, error: OSError) -> None:
+        log, self._log = self._log, None
+        self._terminal.write(f"the log of this rank cannot be written any more: {error}\n")
+        if log is not None:
+            # What it still holds is lost; to close it now keeps the interpreter from trying again.
+            with contextlib.suppress(OSError):
+                log.close()
 
     def isatty(self) -> bool:
         """Return whether the terminal is one."""
@@ -40,6 +61,15 @@ class TerminalAndLog(io.TextIOBase):
     def fileno(self) -> int:
         """Return the descriptor of the terminal."""
         return self._terminal.fileno()
+
+
+def say_if_possible(text: str, stream: TextIO | None) -> None:
+    """Write a line at once, unless it cannot be written: then what is said next counts more.
+
+    A rank that ends must end, and must have told others why, whatever has become of its log.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=stream, flush=True)
 
 
 def log_name(rank: int) -> str:

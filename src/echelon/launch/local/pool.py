@@ -37,7 +37,7 @@ class RankPool(AbstractContextManager["RankPool"]):
         """
         self._directory = tempfile.TemporaryDirectory(prefix="echelon-pool-")
         self._processes = RankProcesses(
-            max_world, Path(self._directory.name), preloaded=tuple(preloaded)
+            max_world, Path(self._directory.name), backend=backend, preloaded=tuple(preloaded)
         )
         self._backend: Backend = backend
         self._max_world = max_world

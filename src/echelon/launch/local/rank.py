@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,7 @@ from echelon.launch.local.messages import (
     TargetFunction,
     find_target,
 )
+from echelon.launch.local.output import say_if_possible
 from echelon.launch.process_group import (
     PrefixStore,
     Store,
@@ -148,21 +149,33 @@ def _work(
             timeout_s=job.limits.collective_s,
         )
         with group as context:
-            progress.leave()
-            channel.send(Notice.GROUP_JOINED)
-            channel.send(JobResult(call_target(target, context, job.argument)))
-            progress.enter("the end of the other ranks")
-            heartbeat.inbox.get()
+            try:
+                progress.leave()
+                channel.send(Notice.GROUP_JOINED)
+                channel.send(JobResult(call_target(target, context, job.argument)))
+                progress.enter("the end of the other ranks")
+                heartbeat.inbox.get()
+            except BaseException as error:
+                # To leave the group first could wait for collectives whose peers never come.
+                _report_and_end(error, slot.rank, channel)
     except BaseException as error:
-        report = fault_from_error(error, slot.rank)
-        print(report.detail, file=sys.__stderr__, flush=True)
-        with contextlib.suppress(OSError):
-            channel.send(report)
-        # The verdict arrives as an ExitRequest, which the heartbeat obeys: until then our sockets
-        # stay open, so that the others see one cause and not its echo.
-        threading.Event().wait(_VERDICT_S)
-        end_process(f"its own error: {report.summary}")
+        _report_and_end(error, slot.rank, channel)
     gc.collect()
+
+
+def _report_and_end(error: BaseException, rank: int, channel: Channel) -> NoReturn:
+    """Tell the supervisor what this rank raised, write it to the log if it can be, and end.
+
+    The verdict arrives as an ExitRequest, which the heartbeat obeys: until then our sockets stay
+    open, so that the others see one cause and not its echo. The process ends with its communicators
+    as they are: neither a collective in flight nor a full disk keeps it.
+    """
+    report = fault_from_error(error, rank)
+    with contextlib.suppress(OSError):
+        channel.send(report)
+    say_if_possible(report.detail, sys.__stderr__)
+    threading.Event().wait(_VERDICT_S)
+    end_process(f"its own error: {report.summary}")
 
 
 def call_target(target: TargetFunction, context: RankContext, argument: object) -> Any:

@@ -19,9 +19,15 @@ from typing import TypeVar
 
 import psutil
 
+from echelon.core.cluster import Backend
 from echelon.core.errors import EnvironmentProblem, RunFailed
 from echelon.core.rulebook.launch import LAUNCHER_LOST, PORT_IN_USE
-from echelon.launch.environment import LOCAL_HOST, local_environment, rank_environment
+from echelon.launch.environment import (
+    LOCAL_HOST,
+    dump_environment,
+    local_environment,
+    rank_environment,
+)
 from echelon.launch.local.channel import Channel, channel_pair
 from echelon.launch.local.messages import (
     ForkServerReady,
@@ -131,6 +137,8 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
     """Port to listen on for the store; 0: any that is free."""
     shown_rank: int | None = None
     """The rank whose output is shown too, if any."""
+    backend: Backend = "gloo"
+    """What ranks talk over; those on GPUs get an environment for them."""
     preloaded: tuple[str, ...] = ()
     """Modules that every rank will need: imported once, before the ranks are forked."""
     ranks: list[RankProcess] = field(default_factory=list[RankProcess])
@@ -154,7 +162,7 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
             return
         self.close()
         control, theirs = channel_pair(send_timeout_s=_SEND_TIMEOUT_S)
-        environment = local_environment(self.world_size)
+        environment = local_environment(self.world_size, backend=self.backend)
         self._fork_server = start_fork_server(theirs.fileno(), environment, self.preloaded)
         theirs.close()
         self._control, self._ready = control, None
@@ -266,7 +274,8 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
             shown=rank == self.shown_rank,
             environment=rank_environment(
                 rank=rank, world_size=self.world_size, port=self.store_port
-            ),
+            )
+            | dump_environment(self.log_dir, self.backend),
             path=tuple(sys.path),
         )
         control.send_with_descriptors(slot, descriptors)

@@ -149,6 +149,7 @@ def run_ranks(
             logs,
             port=port,
             shown_rank=options.shown_rank,
+            backend=options.backend,
             preloaded=_own_module(named),
         )
         try:

@@ -121,9 +121,9 @@ class Balancer:
             rows[self.layers.index(layer)] += noted.row()
         for group in (self._groups.stage, self._groups.mirror):
             group.all_reduce(rows, name="routing").wait()
-        self._loads = {
-            layer: self._load(row) for layer, row in zip(self.layers, rows.cpu(), strict=True)
-        }
+        with self._groups.recorder.reading("the loads of experts"):
+            rows = rows.cpu()
+        self._loads = {layer: self._load(row) for layer, row in zip(self.layers, rows, strict=True)}
         return self._loads
 
     def _load(self, row: torch.Tensor) -> LayerLoad:

@@ -5,5 +5,6 @@ communicator  processes that torch has joined, opened before the first call
 collectives   `Group`: every collective and message, recorded and checked
 messages      those that are messages between pairs (all of Gloo's but all-reduce)
 rows          rows gathered, scattered and summed, with the gradient sent back
+unfinished    operations that the device has not come past, where the host does not wait in them
 recorder      the events that a rank writes, on the clock of its device
 """

@@ -44,7 +44,7 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.redu
 class Pending:
     """A collective under way; `wait` ends it, finishes its result, and records its event."""
 
-    __slots__ = ("_finish", "_name", "_recorder", "_work")
+    __slots__ = ("_finish", "_issued", "_name", "_recorder", "_work")
 
     def __init__(
         self,
@@ -56,6 +56,9 @@ class Pending:
     ) -> None:
         """Hold the handle of torch and what is left to do when it is done."""
         self._work, self._finish, self._name, self._recorder = work, finish, name, recorder
+        self._issued = None
+        if work is not None and recorder is not None:
+            self._issued = recorder.issued(name, work)
 
     def done(self) -> bool:
         """Return whether `wait` is known to return at once.
@@ -72,6 +75,7 @@ class Pending:
         if work is not None and self._recorder is not None:
             with self._recorder.waiting(self._name):
                 work.wait()
+            self._recorder.awaited(self._issued)
         if finish is not None:
             finish()
 

@@ -11,13 +11,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 import torch
 
 from echelon.core.event import Event, EventSink
-from echelon.launch.context import RankProgress
+from echelon.launch.context import RankProgress, UnfinishedWait
+from echelon.parallel.transport.unfinished import (
+    Finishing,
+    IssuedOperation,
+    UnfinishedOperations,
+)
 
 
 class CudaClock:
@@ -27,9 +32,22 @@ class CudaClock:
         """Set the clock: the device must have nothing to do, so that both clocks meet."""
         self._device = device
         torch.cuda.synchronize(device)
+        self.restart()
+
+    def restart(self) -> None:
+        """Set the clock anew; of marks from before, nothing must be asked any more.
+
+        It is cheap where the stream has nothing to do: the host waits for its end. A distance is
+        told in milliseconds as float32, 24 bits (`cudaEventElapsedTime`): after a day that is 8 ms
+        and nothing finer, and the two clocks have drifted apart.
+        """
         self._first = self.mark()
         self._first.synchronize()
         self._zero = time.perf_counter()
+
+    def on_device(self) -> AbstractContextManager[None]:
+        """Let a thread that has chosen no GPU ask for what this one has done."""
+        return torch.cuda.device(self._device)
 
     def mark(self) -> torch.cuda.Event:
         """Put an event into the current stream."""
@@ -66,6 +84,9 @@ class Recorder:
         self._clock = clock
         self._marked: list[tuple[Event, torch.cuda.Event, torch.cuda.Event]] = []
         self._waits = waits
+        self._unfinished: UnfinishedOperations | None = None
+        if clock is not None and waits is not None:
+            self._unfinished = UnfinishedOperations(clock.mark, clock.on_device)
         self.waited_s = 0.0
         self.stage: int | None = None
         self.microbatch: int | None = None
@@ -102,14 +123,47 @@ class Recorder:
         """
         start = self.now()
         if self._waits is not None:
-            where = f"{collective} at {self._task}" if self._task else collective
-            self._waits.enter(where, self._turn)
+            self._waits.enter(self._where(collective), self._turn)
         try:
             yield
         finally:
             if self._waits is not None:
                 self._waits.leave()
             self.waited_s += self.now() - start
+
+    def issued(self, name: str, work: Finishing) -> IssuedOperation | None:
+        """Note an operation that begins; None where the host waits in it and so knows its end."""
+        if self._unfinished is None:
+            return None
+        return self._unfinished.issued(self._where(name), self._turn, work)
+
+    def awaited(self, operation: IssuedOperation | None) -> None:
+        """Note that what the device is given from now on comes after `operation`."""
+        if self._unfinished is not None and operation is not None:
+            self._unfinished.awaited(operation)
+
+    @contextmanager
+    def reading(self, what: str) -> Iterator[None]:
+        """Mark what happens inside as a read by the host of what the device has computed.
+
+        The host waits there for all that the device was given, and so for its operations with
+        others. Where nothing is behind the host, a read takes no time and is not marked.
+        """
+        if self._unfinished is None or self._waits is None:
+            yield
+            return
+        self._waits.read(what, self._oldest_wait)
+        try:
+            yield
+        finally:
+            self._waits.leave()
+
+    def _oldest_wait(self) -> UnfinishedWait | None:
+        found = None if self._unfinished is None else self._unfinished.oldest()
+        return None if found is None else (found.name, found.turn)
+
+    def _where(self, name: str) -> str:
+        return f"{name} at {self._task}" if self._task else name
 
     def record(
         self,
@@ -162,9 +216,16 @@ class Recorder:
                 self._marked.append((event, begin, clock.mark()))
 
     def settle(self) -> None:
-        """Write down the actions whose times only the device knows; waits until it has run them."""
+        """Write down the actions whose times only the device knows, and set its clock anew.
+
+        It waits until the device has run all that it was given: so its place is behind a read that
+        has waited for that anyway.
+        """
         marked, self._marked = self._marked, []
-        for event, begin, end in marked:
-            assert self._clock is not None
-            start = self._clock.at(begin) - self._zero
-            self.sink.record(replace(event, start=start, end=self._clock.at(end) - self._zero))
+        if self._clock is None:
+            return
+        with self.reading("the times of actions"):
+            for event, begin, end in marked:
+                start = self._clock.at(begin) - self._zero
+                self.sink.record(replace(event, start=start, end=self._clock.at(end) - self._zero))
+            self._clock.restart()

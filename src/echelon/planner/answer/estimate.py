@@ -48,7 +48,10 @@ def rate_lines(estimate: Estimate, *, label: int = 10, columns: int = WIDTH) -> 
         told += f". The nearest measured run is far: it was {', '.join(rests.differences)}"
     exact = "Bytes of parameters, gradients and optimizer are counted: they have no band"
     if estimate.by_lists:
-        exact = "All bytes are counted, but what an allocator and the device's context take"
+        others = (
+            ", the context and NCCL" if "nccl" in estimate.bytes else " and the device's context"
+        )
+        exact = f"All bytes are counted, but what an allocator{others} take"
     yield fill_text(f"{'bands':<{label}}{told}. {exact}.", rest=" " * label, columns=columns)
 
 

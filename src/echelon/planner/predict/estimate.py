@@ -47,7 +47,7 @@ from echelon.planner.predict.peak_bytes import (
 
 EXACT = ("parameters", "gradients", "optimizer")
 """Terms of what is held that are counted of every trainer."""
-ESTIMATED = ("slack", "context")
+ESTIMATED = ("slack", "context", "nccl")
 """Terms that are estimated even where a run holds what the lists of its plan say."""
 
 
@@ -90,7 +90,7 @@ class Estimate:
 
         `bytes_held` is what the driver shows: the context and the buffers of collectives, too.
         """
-        return self.bytes_held - self.bytes["context"]
+        return self.bytes_held - self.bytes["context"] - self.bytes.get("nccl", 0.0)
 
     @property
     def allocated_bytes(self) -> float:
@@ -204,6 +204,7 @@ def _with_bytes_by_place(estimate: Estimate, places: Sequence[Mapping[str, float
     fullest = max(places, key=lambda terms: sum(terms.values()))
     software, used = estimate.inputs.software, sum(fullest.values())
     beside = {"slack": software.slack * used, "context": software.context_bytes}
+    beside |= {name: size for name, size in estimate.bytes.items() if name == "nccl"}
     return replace(estimate, bytes={**fullest, **_single(beside)})
 
 

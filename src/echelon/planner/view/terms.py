@@ -114,6 +114,7 @@ _LOOKS: Mapping[str, tuple[str, int]] = MappingProxyType(
         "buffers": ("B", 55),
         "slack": ("S", 310),
         "context": ("C", 85),
+        "nccl": ("N", 245),
         "other": ("X", 0),
     }
 )

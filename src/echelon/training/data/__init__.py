@@ -9,4 +9,5 @@ index.py       index.json: every file with its size and hash
 corpus.py      the data of a run, prepared once and found by its content
 dataset.py     samples through a memory map
 batches.py     the samples of a step, and each rank's share
+feed.py        the batches of each step on the device, copied while the one before computes
 """

@@ -30,7 +30,9 @@ def agree_on_step(
         dtype=torch.float64,
         device=module.device,
     )
-    rows = groups.world.gather_rows(row, name="step").cpu()
+    rows = groups.world.gather_rows(row, name="step")
+    with groups.recorder.reading("what all ranks say of the step"):
+        rows = rows.cpu()
     total = rows.sum(0)
     if total[2]:
         raise RunFailed(

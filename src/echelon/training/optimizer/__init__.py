@@ -9,6 +9,11 @@ muon.py             the update of whole matrices; muon_messages.py says who send
 State rests wherever `parallel/offload` keeps it.
 """
 
-from echelon.training.optimizer.step import MASTER, SliceOptimizer, local_norm_squared
+from echelon.training.optimizer.step import (
+    MASTER,
+    SliceOptimizer,
+    local_norm_squared,
+    sum_of_squares,
+)
 
-__all__ = ["MASTER", "SliceOptimizer", "local_norm_squared"]
+__all__ = ["MASTER", "SliceOptimizer", "local_norm_squared", "sum_of_squares"]

@@ -221,15 +221,28 @@ def local_norm_squared(
 
     `counts` says of a bucket whether this rank counts for all that hold the same.
     Runs of `run_elements` (on a CPU) are added in the gradient's own precision (at least float32),
-    the runs in float64; what is not finite stays so.
+    the runs in float64; what is not finite stays so. The host waits for the device.
     """
+    return float(sum_of_squares(buckets, counts, run_elements=run_elements))
+
+
+def sum_of_squares(
+    buckets: Sequence[Bucket],
+    counts: Callable[[Bucket], bool],
+    *,
+    run_elements: int,
+) -> torch.Tensor:
+    """Return what `local_norm_squared` does as a float64 number on the device."""
     sums: list[torch.Tensor] = []
     for bucket in buckets:
         counted = bucket.counted_ranges() if counts(bucket) else []
         sums.extend(torch.dot(run, run) for run in _runs(bucket, counted, run_elements))
         others = ranges_between(counted, bucket.slots[-1].end)
         sums.extend(torch.dot(run, run) * 0.0 for run in _runs(bucket, others, run_elements))
-    return float(torch.stack(sums).double().sum()) if sums else 0.0
+    if not sums:
+        device = buckets[0].gradient_slice.device if buckets else None
+        return torch.zeros((), dtype=torch.float64, device=device)
+    return torch.stack(sums).double().sum()
 
 
 def ranges_between(ranges: Sequence[slice], end: int) -> list[slice]:
