@@ -9,6 +9,7 @@ import torch
 
 from echelon.rehearsal.log import RankLog
 from echelon.rehearsal.shapes import META, ShapesOnly
+from echelon.rehearsal.work import tensors_in
 
 
 def x(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -33,11 +34,9 @@ OPERATIONS: list[Callable[[], object]] = [
 def test_what_is_remembered_is_what_pytorch_makes(operation: Callable[[], object]) -> None:
     with ShapesOnly(RankLog(0)) as shapes:
         made = [operation() for _ in range(2)]
-    plain = operation()
+    plain = list(tensors_in(operation()))
     for one in made:
-        both = (one, plain) if isinstance(plain, torch.Tensor) else zip(one, plain, strict=True)  # pyright: ignore[reportArgumentType]
-        pairs = [both] if isinstance(plain, torch.Tensor) else both
-        for ours, theirs in pairs:  # pyright: ignore[reportGeneralTypeIssues]
+        for ours, theirs in zip(tensors_in(one), plain, strict=True):
             assert (ours.shape, ours.stride(), ours.dtype, ours.device) == (
                 theirs.shape,
                 theirs.stride(),

@@ -46,7 +46,7 @@ def test_what_is_in_flight_is_watched() -> None:
     with ShapesOnly(RankLog(0)) as shapes:
         a, b = x(4), x(4)
         shapes.flight.begin(0, "gradients", [a], [b])
-        a + 1
+        _ = a + 1
         assert not shapes.flight.misuses
         torch.add(a, 1, out=b)
         a.mul_(2)

@@ -17,7 +17,7 @@ def test_kernels_bytes_and_flops_are_counted_by_task() -> None:
     with ShapesOnly(RankLog(0)) as shapes:
         a, b = x(3, 4), x(4, 5)
         shapes.task = "F"
-        a @ b
+        _ = a @ b
         a.view(12)
         a.mul_(2)
         torch.mm(a, b, out=x(3, 5))
