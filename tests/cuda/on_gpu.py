@@ -66,8 +66,8 @@ def copy_through_host(groups: RankGroups) -> None:
     """
     for field in dataclasses.fields(groups):
         group = getattr(groups, field.name)
-        if isinstance(group, Group):
-            group._gloo_group = None
+        if isinstance(group, Group) and group.communicator is not None:
+            group.communicator.is_gloo = False
 
 
 def build(place: RankContext, plan: Plan) -> GpuSubject:
