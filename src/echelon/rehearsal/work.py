@@ -82,9 +82,21 @@ def kernel_work(func: Any, given: Sequence[torch.Tensor], args: Any, out: Any) -
     only_written = {id(one) for one in tensors_in(named.get("out"))}
     num_bytes = sum(one.nbytes for one in given if id(one) not in only_written)
     num_bytes += sum(one.nbytes for one in tensors_in(out))
+    if name == "_grouped_mm":
+        return name, num_bytes, _grouped_flops(positional[0], positional[1], out)
     formula = flop_registry.get(func._overloadpacket)
     flops = 0 if formula is None else int(formula(*positional, **named, out_val=out))
     return name, num_bytes, flops
+
+
+def _grouped_flops(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> int:
+    """Return the FLOPs of products of groups: of rows, or (out has three dims) of what is summed.
+
+    PyTorch's table of formulas does not have them.
+    """
+    if out.dim() == 2:
+        return 2 * out.numel() * a.shape[-1]
+    return 2 * a.numel() * b.shape[-1]
 
 
 class WorkCounter:
