@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from echelon.core.errors import RunFailed
+from echelon.core.event import NoEvents
 from echelon.parallel.module.module import RankModule
+from echelon.parallel.transport.recorder import Recorder
 from echelon.training.module.agreement import agree_on_step, refuse_unused
 
 
@@ -36,6 +38,7 @@ def make(*said: Any, stage: int = 0, data: int = 0, replicate: int = 0) -> RankM
     model = nn.Linear(2, 2)
     model.bias.requires_grad_(False)
     groups = SimpleNamespace(
+        recorder=Recorder(0, NoEvents()),
         world=Others(list(said)),
         data=SimpleNamespace(index=data),
         replicate=SimpleNamespace(index=replicate),
