@@ -118,7 +118,8 @@ class FlatTokenDispatcher:
             both = _even_counts(rows, num_experts, group)
         else:
             # The sizes of what follows: on a GPU the host waits for them here, and nowhere else.
-            both = both.cpu()
+            with group.recorder.reading("the rows of experts"):
+                both = both.cpu()
         self._num_sent: list[int] = both[0].sum(1).tolist()
         self._num_received: list[list[int]] = both[1].tolist()
         self.rows_by_expert: Sequence[int] = both[1].sum(0).tolist()
