@@ -33,6 +33,7 @@ from echelon.launch.context import RankContext
 from echelon.launch.local.pool import RankPool
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
 from echelon.parallel.transport.collectives import Group
+from echelon.parallel.transport.communicator import Communicator
 from echelon.parallel.transport.recorder import Recorder
 
 TARGET = "column_then_row:one_rank"
@@ -109,7 +110,9 @@ def one_rank(context: RankContext, argument: None) -> list[Computed]:
     """Compute both orders on this rank's half of the weights."""
     events = EventList()
     recorder = Recorder(context.rank, events)
-    group = Group("tp", range(context.world_size), context.rank, dist.group.WORLD, recorder)
+    ranks = range(context.world_size)
+    communicator = Communicator(ranks, dist.group.WORLD)
+    group = Group("tp", ranks, context.rank, communicator, recorder)
     return [compute(order, group, events) for order in ORDERS]
 
 

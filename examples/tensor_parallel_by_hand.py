@@ -29,6 +29,7 @@ from echelon.parallel.buckets import BucketRule, make_buckets
 from echelon.parallel.gradients import GradientStore, Reduction
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
 from echelon.parallel.transport.collectives import Group
+from echelon.parallel.transport.communicator import Communicator
 from echelon.parallel.transport.recorder import Recorder
 
 TARGET = "tensor_parallel_by_hand:one_rank"
@@ -68,7 +69,9 @@ def one_rank(context: RankContext, argument: None) -> Steps:
     """Compute the same with this rank's half of the weights."""
     events = EventList()
     recorder = Recorder(context.rank, events)
-    group = Group("tp", range(context.world_size), context.rank, dist.group.WORLD, recorder)
+    ranks = range(context.world_size)
+    communicator = Communicator(ranks, dist.group.WORLD)
+    group = Group("tp", ranks, context.rank, communicator, recorder)
     half_a = nn.Parameter(A.chunk(RANKS, dim=0)[group.index].clone())
     half_b = nn.Parameter(B.chunk(RANKS, dim=1)[group.index].clone())
     column = nn.Linear(WIDTH, INNER // RANKS, bias=False)

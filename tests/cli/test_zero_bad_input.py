@@ -86,7 +86,7 @@ def words(settings: Sequence[str]) -> list[str]:
         (
             (*SHARD2, "zero.bucket_bytes=1048576"),
             "no-effect",
-            ("at stage 3 a bucket is a unit", "zero.bucket_bytes = 26214400"),
+            ("at stage 3 a bucket is a unit", 'zero.bucket_bytes = "auto"'),
         ),
         (
             ("mesh.dp_shard=2", "zero.stage=1", "zero.bucket_bytes=0"),

@@ -32,7 +32,7 @@ def rehearse(
     *,
     cluster: Annotated[
         str | None,
-        Parameter(help="Rehearse what is recommended for a model here: 64xh100, or a file."),
+        Parameter(help="Rehearse what is best on COUNTxDEVICE such as 64xh100, or on a file's."),
     ] = None,
     settings: Settings = (),
     whole: Annotated[

@@ -28,9 +28,14 @@ from echelon.parallel.zero import ParameterGathering, make_parameter_store
 
 
 def apply_plan(
-    plan: Plan, groups: RankGroups, device: torch.device, *, pieces: PieceSizes = TRAINING_PIECES
+    plan: Plan,
+    groups: RankGroups,
+    device: torch.device,
+    *,
+    pieces: PieceSizes = TRAINING_PIECES,
+    initial: bool = True,
 ) -> RankModel:
-    """Build this rank's part of the plan's model; weights with master copies are still zero."""
+    """Build this rank's part of the plan's model, with `initial` weights or with zeros."""
     layout, part = plan.layout, part_of(plan, groups.rank)
     specs = held_parameters(plan, part)
     reduction = GradientReduction(plan, groups)
@@ -49,7 +54,7 @@ def apply_plan(
     like = torch.empty(0, dtype=TORCH_DTYPES[plan.mathematics.precision.parameters], device=device)
     buckets = make_buckets(named_parameters(stages), specs, rule, like)
     install(stages.values(), buckets)
-    if not plan.mathematics.precision.has_master:
+    if initial:
         fill_initial(buckets, [stored_values(one) for one in buckets], plan, groups, device)
     store.hold(buckets)
     units = [stage_units(one) for one in part.stages]
@@ -61,12 +66,7 @@ def apply_plan(
         pp_rank=part.pp_rank,
         groups=groups,
         store=store,
-        stream=StreamShape(
-            hidden=plan.model.hidden,
-            divisor=plan.mesh.tp if split.scattered else 1,
-            dtype=like.dtype,
-            device=device,
-        ),
+        stream=StreamShape.from_plan(plan, like, scattered=split.scattered),
     )
     return RankModel(
         stages=stages,

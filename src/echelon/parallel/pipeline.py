@@ -24,6 +24,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.parallel.gradients import DeferredWeightGradient, GradientStore
@@ -52,6 +53,13 @@ class StreamShape:
     divisor: int
     dtype: torch.dtype
     device: torch.device
+
+    @classmethod
+    def from_plan(cls, plan: Plan, like: torch.Tensor, *, scattered: bool) -> StreamShape:
+        """Return the stream of a plan, as `like`; `scattered` over its tensor ranks or whole."""
+        divisor = plan.mesh.tp if scattered else 1
+        hidden = plan.model.hidden
+        return cls(hidden=hidden, divisor=divisor, dtype=like.dtype, device=like.device)
 
     def buffer(self, batch: TokenBatch) -> torch.Tensor:
         """Return memory for the activation of a microbatch, or for its gradient."""

@@ -79,11 +79,15 @@ class TrainEngine:
         self._pieces = pieces
         self.plan, self.device = plan, device
         self.groups: RankGroups = rank_groups(plan, recorder, completion)
-        self.model: RankModel = apply_plan(plan, self.groups, device, pieces=pieces)
+        has_master = plan.mathematics.precision.has_master
+        self.model: RankModel = apply_plan(
+            plan, self.groups, device, pieces=pieces, initial=not has_master
+        )
         self.optimizer = SliceOptimizer(
             self.model.buckets, plan, groups=self.groups, device=device, pieces=pieces
         )
-        if plan.mathematics.precision.has_master:
+        if has_master:
+            # Weights are copies of the masters, each rank's own slice of them; the rest is gathered.
             masters = self._masters()
             flats = [masters[bucket.name] for bucket in self.model.buckets]
             fill_initial(self.model.buckets, flats, plan, self.groups, device)

@@ -55,7 +55,14 @@ def test_a_gpu_has_fused_kernels_for_what_they_take(
 
 
 def test_other_devices_compute_by_the_formulas() -> None:
-    assert isinstance(kernel_for(torch.device("meta"), torch.float32, 64, None), PlainKernel)
+    assert isinstance(kernel_for(torch.device("xla"), torch.float32, 64, None), PlainKernel)
+
+
+def test_a_rehearsal_takes_the_kernels_of_a_gpu() -> None:
+    meta = torch.device("meta")
+    assert isinstance(kernel_for(meta, torch.bfloat16, 64, None), FusedGpuKernel)
+    assert isinstance(kernel_for(meta, torch.bfloat16, 64, 30.0), PlainKernel)
+    assert isinstance(kernel_for(meta, torch.float64, 64, None), PlainKernel)
 
 
 @pytest.mark.parametrize(

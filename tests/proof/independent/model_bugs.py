@@ -36,7 +36,7 @@ def rotary_positions_are_doubled(patch: Patch) -> None:
     patch.setattr(
         operations,
         "rotary_tables",
-        lambda shape, positions_T, dtype: right(shape, positions_T * 2, dtype),
+        lambda shape, positions_T, *rest: right(shape, positions_T * 2, *rest),
     )
 
 

@@ -68,15 +68,18 @@ class SortedAssignments:
         """Sort the assignments, what is dropped last, and count the rows of each expert."""
         self.num_tokens, self.top_k = routed.chosen_nK.shape
         experts_S = routed.chosen_nK.reshape(-1)
-        if routed.kept_nK is not None:
-            experts_S = experts_S.masked_fill(~routed.kept_nK.reshape(-1), num_experts)
-        self._slots = experts_S.argsort(stable=True)
-        self.counts_E = counts_of(experts_S, num_experts + 1)[:num_experts]
         self._kept_nK = routed.kept_nK
+        if self._kept_nK is None:
+            self.counts_E = counts_of(experts_S, num_experts)
+        else:
+            experts_S = experts_S.masked_fill(~self._kept_nK.reshape(-1), num_experts)
+            self.counts_E = counts_of(experts_S, num_experts + 1)[:num_experts].clone()
+        self.slot_S = experts_S.argsort(stable=True)
 
     def keep(self, count: int) -> None:
         """Learn that `count` assignments are kept, and find the rows of each token once."""
-        self.slot_S = self._slots[:count]
+        if count < len(self.slot_S):
+            self.slot_S = self.slot_S[:count].clone()  # not a part of what else would be kept
         self.token_S = self.slot_S // self.top_k
         self._order_S = self.slot_S.argsort()
         if self._kept_nK is None:
@@ -85,6 +88,7 @@ class SortedAssignments:
         else:
             counts_n = self._kept_nK.sum(1)
             self._starts_n = counts_n.cumsum(0) - counts_n
+        self._kept_nK = None
 
     def add_up(self, rows_SD: torch.Tensor) -> torch.Tensor:
         """Return x_nD, the sums of the rows of each token; one without rows gets zeros.
