@@ -12,6 +12,7 @@ from echelon.cli.app import COMMANDS, build_app
 TAKES = {
     "--set": "table.key=value",
     "--pin": "key=value",
+    "--workers": "Processes",
     "--cluster": "COUNTxDEVICE",
     "--extends": "preset",
     "--out": "write",

@@ -87,7 +87,7 @@ class TrainEngine:
             self.model.buckets, plan, groups=self.groups, device=device, pieces=pieces
         )
         if has_master:
-            # Weights are copies of the masters, each rank's own slice of them; the rest is gathered.
+            # Weights are copies of the masters: a rank's own slice, and the rest is gathered.
             masters = self._masters()
             flats = [masters[bucket.name] for bucket in self.model.buckets]
             fill_initial(self.model.buckets, flats, plan, self.groups, device)
