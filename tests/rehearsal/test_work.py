@@ -50,7 +50,7 @@ def test_products_of_groups_have_their_flops() -> None:
     ends = torch.empty(3, dtype=torch.int32, device=META)
     rows, matrices = x(12, 8, dtype=torch.bfloat16), x(3, 8, 16, dtype=torch.bfloat16)
     with ShapesOnly(RankLog(0)) as shapes:
-        out = torch._grouped_mm(rows, matrices, offs=ends)
+        out = torch.ops.aten._grouped_mm(rows, matrices, offs=ends)
         assert shapes.work.by_task[""].flops == 2 * 12 * 8 * 16
-        torch._grouped_mm(out.t(), rows, offs=ends)
+        torch.ops.aten._grouped_mm(out.t(), rows, offs=ends)
     assert shapes.work.by_task[""].flops == 2 * 2 * 12 * 8 * 16

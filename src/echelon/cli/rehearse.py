@@ -43,7 +43,8 @@ def rehearse(
         int | None, Parameter(help="Processes to use; by default one for each core.")
     ] = None,
     out: Annotated[
-        Path | None, Parameter(help="A file for all of it, with the memory curves (JSON).")
+        Path | None,
+        Parameter(help="The file to write all of it to, with the memory curves (JSON)."),
     ] = None,
     json: Json = False,
 ) -> int:
