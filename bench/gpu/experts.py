@@ -65,9 +65,11 @@ def cases(size: Size, variant: Variant, device: torch.device) -> Iterator[tuple[
     """Yield the step of each case by its name; all have the same weights and tokens."""
     plan = moe_plan(moe_case(variant).settings(size))
     plan = replace(plan, mathematics=replace(plan.mathematics, precision=BF16))
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(device).manual_seed(1)
     shape = (size.sequence * size.global_sequences, size.hidden)
-    x, dy = (torch.randn(shape, generator=generator).to(device, torch.bfloat16) for _ in range(2))
+    x, dy = (
+        torch.randn(shape, generator=generator, device=device).to(torch.bfloat16) for _ in range(2)
+    )
     ours = _echelon(plan, x, dy)
     if grouped_matmul.has_grouped_kernel(x):
         yield "Echelon, grouped products", ours
@@ -133,12 +135,16 @@ def _transformers(plan: Plan, way: str, x_ND: torch.Tensor, dy_ND: torch.Tensor)
         "num_experts_per_tok": experts.top_k,
         "experts_implementation": way,
     }
-    block: Any = MixtralSparseMoeBlock(MixtralConfig(**sizes)).train()
+    with x_ND.device:
+        block: Any = MixtralSparseMoeBlock(MixtralConfig(**sizes)).train()
     with torch.no_grad():
         for spec in parameters(plan.model):
             if not spec.name.startswith(BLOCK):
                 continue
-            values = initial_values(plan.model, spec, plan.mathematics.seed)
+            made = torch.empty(spec.shape, device=x_ND.device)
+            values = initial_values(
+                plan.model, spec, plan.mathematics.seed, size=spec.shape, into=made
+            )
             part = spec.name.split(".")[-2]
             if spec.expert is None:
                 block.gate.weight.copy_(values)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._dynamo.utils import counters as dynamo_counters
 from torch.profiler import ProfilerActivity, profile
 
 from bench.gpu.loads import Settings
@@ -41,6 +42,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     """Return the seconds per step, peak memory, launches and the longest kernels of a case."""
     step, close = build(settings)
     try:
+        dynamo_counters.clear()
         first = float(step())
         for _ in range(settings.warmup - 1):
             step()
@@ -59,6 +61,8 @@ def measure(settings: Settings) -> dict[str, Any]:
         "last_loss": last,
         "launches": launches,
         "kernels": kernels,
+        "graphs": dynamo_counters["stats"]["unique_graphs"],
+        "graph_breaks": sum(dynamo_counters["graph_break"].values()),
         "torch": torch.__version__,
     }
 

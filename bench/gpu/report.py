@@ -11,7 +11,7 @@ from echelon.cost.seconds.flops import model_flops_per_token
 
 _HEAD = (
     *("model", "case", "ms/step", "spread", "tokens/s", "MFU"),
-    *("peak GB", "launches", "loss"),
+    *("peak GB", "launches", "loss", "predicted ms", "predicted GB", "graphs (breaks)"),
 )
 
 
@@ -34,7 +34,8 @@ class Machine:
             f"# One GPU, {self.date}\n\n"
             f"{self.device}; peak {peak}; torch {self.torch}; driver {self.driver}.\n"
             "`bench/gpu/run.sh`: bf16 parameters, activations and gradients, fp32 master copy and\n"
-            "AdamW; nothing recomputed. MFU: PaLM, appendix B. Peak: what tensors took.\n"
+            "AdamW; nothing recomputed. MFU: PaLM, appendix B. Peak: what tensors took. Predicted: by the\n"
+            "planner for Echelon's own steps; in brackets, how far the prediction is off.\n"
         )
 
 
@@ -47,6 +48,8 @@ class Outcome:
     case: Case
     figures: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
+    predicted_s: float | None = None
+    predicted_bytes: float | None = None
 
     def row(self, peak_flops: float | None) -> str:
         """Return the outcome as one row of a table."""
@@ -62,6 +65,9 @@ class Outcome:
             *(f"{rate:,.0f}", _share(self.utilization(peak_flops))),
             *(f"{one['peak_bytes'] / 1e9:.2f}", "-" if launches is None else str(launches)),
             f"{one['first_loss']:.3f} -> {one['last_loss']:.3f}",
+            _beside(self.predicted_s, one["step_s"], 1e3, 1),
+            _beside(self.predicted_bytes, one["peak_bytes"], 1e-9, 2),
+            f"{one['graphs']} ({one['graph_breaks']})" if self.case.compiled else "-",
         )
         return f"| {' | '.join(cells)} |"
 
@@ -93,26 +99,35 @@ class Outcome:
 
 
 def table(outcomes: Iterable[Outcome], peak_flops: float | None) -> str:
-    """Return outcomes as one Markdown table."""
+    """Return outcomes as one Markdown table, model by model."""
+    order = list(LOADS)
+    outcomes = sorted(outcomes, key=lambda outcome: order.index(outcome.load))
     lines = [f"| {' | '.join(_HEAD)} |", "|" + "---|" * len(_HEAD)]
     return "\n".join([*lines, *(outcome.row(peak_flops) for outcome in outcomes)])
 
 
-def page(
-    machine: Machine,
-    *,
-    tests: str,
-    training: Sequence[Outcome],
-    offload: Sequence[Outcome],
-) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """Hold what the parts of a run have come to so far; text is Markdown."""
+
+    tests: str = ""
+    training: Sequence[Outcome] = ()
+    offload: Sequence[Outcome] = ()
+    kernels: str = ""
+    experts: str = ""
+
+
+def page(machine: Machine, found: Findings) -> str:
     """Return the whole page of results."""
-    kernels = [outcome.kernels() for outcome in (*training, *offload)]
+    longest = [outcome.kernels() for outcome in (*found.training, *found.offload)]
     parts = [
         machine.heading(),
-        f"## Tests\n\n`tests/cuda`: {tests or 'not run'}\n",
-        f"## Training steps, side by side\n\n{_or_not_run(training, machine)}\n",
-        f"## Offload\n\n{_or_not_run(offload, machine)}\n",
-        f"## The ten longest kernels of a step\n{_newlines(kernels)}\n",
+        f"## Tests\n\n`tests/cuda`: {found.tests or 'not run'}\n",
+        f"## Training steps, side by side\n\n{_or_not_run(found.training, machine)}\n",
+        f"## Kernels\n\n{found.kernels or 'Not run.'}\n",
+        f"## Offload\n\n{_or_not_run(found.offload, machine)}\n",
+        f"## One block of experts\n\n{found.experts or 'Not run.'}\n",
+        f"## The ten longest kernels of a step\n{_newlines(longest)}\n",
     ]
     return "\n".join(parts)
 
@@ -121,8 +136,8 @@ def not_run(date: str, reason: str) -> str:
     """Return the page that stands where no GPU was at hand."""
     return (
         f"# One GPU, {date}\n\nNot run: {reason}.\n\n"
-        "`bench/gpu/run.sh` on a machine with one CUDA GPU writes the tests of `tests/cuda`, the\n"
-        "training steps and the offload table here.\n"
+        "`bench/gpu/run.sh` on a machine with one CUDA GPU writes the tests of `tests/cuda`, and the\n"
+        "tables of training steps, kernels, offload and experts here.\n"
     )
 
 
@@ -136,3 +151,10 @@ def _newlines(texts: Iterable[str]) -> str:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
+
+
+def _beside(predicted: float | None, measured: float, scale: float, digits: int) -> str:
+    """Return a prediction with its relative error."""
+    if predicted is None:
+        return "-"
+    return f"{predicted * scale:.{digits}f} ({predicted / measured - 1:+.0%})"
