@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ LEAST_S = 20.0
 
 
 class Budget:
-    """Share the seconds of a run among its parts; what a part leaves over goes to those after it."""
+    """Share the seconds of a run among its parts; what one leaves over goes to the next ones."""
 
     def __init__(
         self,
@@ -83,8 +84,6 @@ def run_limited(
 
 def _end_session(process: subprocess.Popen[bytes]) -> None:
     """Kill what is left of the group that the command leads, whether or not it ended itself."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()

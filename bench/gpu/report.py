@@ -34,8 +34,8 @@ class Machine:
             f"# One GPU, {self.date}\n\n"
             f"{self.device}; peak {peak}; torch {self.torch}; driver {self.driver}.\n"
             "`bench/gpu/run.sh`: bf16 parameters, activations and gradients, fp32 master copy and\n"
-            "AdamW; nothing recomputed. MFU: PaLM, appendix B. Peak: what tensors took. Predicted: by the\n"
-            "planner for Echelon's own steps; in brackets, how far the prediction is off.\n"
+            "AdamW; nothing recomputed. MFU: PaLM, appendix B. Peak: what tensors took.\n"
+            "Predicted: by the planner for Echelon's own steps, in brackets how far it is off.\n"
         )
 
 
@@ -136,8 +136,8 @@ def not_run(date: str, reason: str) -> str:
     """Return the page that stands where no GPU was at hand."""
     return (
         f"# One GPU, {date}\n\nNot run: {reason}.\n\n"
-        "`bench/gpu/run.sh` on a machine with one CUDA GPU writes the tests of `tests/cuda`, and the\n"
-        "tables of training steps, kernels, offload and experts here.\n"
+        "`bench/gpu/run.sh` on a machine with one CUDA GPU writes the tests of `tests/cuda`, and\n"
+        "the tables of training steps, kernels, offload and experts here.\n"
     )
 
 

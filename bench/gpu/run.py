@@ -44,6 +44,7 @@ from bench.gpu.measure import RESULT
 from bench.gpu.report import Findings, Machine, Outcome, not_run, page
 from bench.gpu.subjects import gpu_plan
 from echelon.core.parameters import num_parameters
+from echelon.core.plan import OffloadTarget
 from echelon.planner.predict.estimate import estimate_plan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -316,7 +317,10 @@ def _no_room(session: Session, load: Load, case: Case) -> str:
     count = num_parameters(load.shape)
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     disk = shutil.disk_usage(session.options.offload_dir or tempfile.gettempdir()).free
-    rooms = (("host", host, " in host memory"), ("nvme", disk, " on disk"))
+    rooms: tuple[tuple[OffloadTarget, int, str], ...] = (
+        ("host", host, " in host memory"),
+        ("nvme", disk, " on disk"),
+    )
     for home, size, where in rooms:
         if case.bytes_at(home) * count > USABLE * size:
             return _too_large(case.bytes_at(home) * count, int(USABLE * size), where)

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bench.gpu.loads import LOADS, OFFLOAD, TRAINING, Case, Settings, peak_flops
-from bench.gpu.report import Machine, Outcome, not_run, page
-from bench.gpu.run import ROOT, main
-from bench.gpu.subjects import gpu_plan
+from bench.gpu.budget import Budget, run_limited
+from bench.gpu.loads import (
+    LOADS,
+    OFFLOAD,
+    TRAINING,
+    Case,
+    Settings,
+    known_device,
+    memory_bandwidth,
+    peak_flops,
+)
+from bench.gpu.measure import measure
+from bench.gpu.report import Findings, Machine, Outcome, not_run, page
+from bench.gpu.run import PARTS, ROOT, main, predicted
+from bench.gpu.subjects import build, gpu_plan
 from echelon.config.presets import read_preset
 from echelon.core.parameters import num_parameters
 from echelon.cost.bytes.held import bytes_held
@@ -29,6 +43,8 @@ FIGURES = {
     "first_loss": 10.4,
     "last_loss": 9.8,
     "launches": 1234,
+    "graphs": 1,
+    "graph_breaks": 0,
     "kernels": [["gemm|kernel", 40, 0.05]],
 }
 
@@ -45,7 +61,9 @@ def _outcome(**changed: object) -> Outcome:
     )
 
 
-@pytest.mark.parametrize(("name", "billions"), [("0.4b", 0.37), ("1b", 1.1), ("3b", 3.0)])
+@pytest.mark.parametrize(
+    ("name", "billions"), [("0.4b", 0.37), ("1b", 1.1), ("3b", 3.0), ("8b", 8.03)]
+)
 def test_models_have_the_size_of_their_name(name: str, billions: float) -> None:
     assert num_parameters(LOADS[name].shape) / 1e9 == pytest.approx(billions, rel=0.02)
 
@@ -107,7 +125,10 @@ def test_rates_follow_from_the_seconds_of_a_step() -> None:
 
 def test_the_page_has_date_device_figures_reasons_and_kernels() -> None:
     skipped = _outcome(case=Case(framework="transformers"), reason="transformers is not installed")
-    text = page(MACHINE, tests="41 passed", training=[_outcome(), skipped], offload=[])
+    text = page(
+        MACHINE,
+        Findings(tests="41 passed", training=[_outcome(), skipped], kernels="a table"),
+    )
     assert "# One GPU, 2026-01-02" in text
     assert "NVIDIA X; peak 100 TFLOP/s" in text
     assert "`tests/cuda`: 41 passed" in text
@@ -117,6 +138,7 @@ def test_the_page_has_date_device_figures_reasons_and_kernels() -> None:
     assert "transformers Llama, eager | not run: transformers is not installed |" in text
     assert "| 50.00 | 20% | 40 | `gemm/kernel` |" in text
     assert "## Offload\n\nNot run." in text
+    assert "## Kernels\n\na table" in text
     rows = [line for line in text.splitlines() if line.startswith("| 1b")]
     assert len({line.count("|") for line in rows}) == 1
 
@@ -144,19 +166,125 @@ def test_without_a_gpu_the_note_says_not_run(tmp_path: Path) -> None:
     assert str(note) in ran.stderr
 
 
-def test_a_rehearsal_on_the_cpu_writes_every_part(tmp_path: Path) -> None:
+def test_predictions_stand_beside_with_their_error() -> None:
+    settings = Settings(load="1b", sequences=8, case=Case(framework="echelon"))
+    seconds, peak = predicted(settings, "NVIDIA H200")
+    assert seconds is not None
+    assert peak is not None
+    # No faster than the peak, and no less than the state that rests there.
+    assert seconds > 8 * 2048 * 6 * 1e9 / 989e12
+    assert peak > 16 * 1.1e9
+    assert predicted(settings, "NVIDIA L4") == (None, None)
+    plain = replace(settings, case=Case(framework="plain"))
+    assert predicted(plain, "NVIDIA H200") == (None, None)
+    row = _outcome(predicted_s=0.2, predicted_bytes=3e9).row(None)
+    assert row.endswith("| 200.0 (-20%) | 3.00 (+20%) | - |")
+
+
+def test_the_planner_knows_the_device_by_the_name_of_its_driver() -> None:
+    known = known_device("NVIDIA H200")
+    assert known is not None
+    assert known.memory_bandwidth == memory_bandwidth("NVIDIA H200") == 4800e9
+    assert known.flops("bf16") == peak_flops("NVIDIA H200")
+    assert known_device("NVIDIA H100 PCIe") is None
+
+
+def test_the_part_that_runs_has_its_share_and_what_others_left() -> None:
+    now = [0.0]
+    budget = Budget(100, {"a": 1, "b": 1, "c": 2}, clock=lambda: now[0])
+    budget.begin("a")
+    assert budget.left_s == 25
+    now[0] = 4
+    budget.begin("b")
+    assert budget.left_s == 32
+    now[0] = 60
+    assert budget.left_s < 0
+    budget.begin("c")
+    assert budget.left_s == 40
+    now[0] = 200
+    assert budget.left_s < 0
+
+
+def test_a_command_that_is_over_its_time_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    # The child would hold a pipe open for a minute, and write its file after two seconds.
+    late = tmp_path / "late"
+    script = f"echo begun; (sleep 2; touch {late}; sleep 60) & sleep 60"
+    ended = run_limited(["sh", "-c", script], limit_s=0.5, cwd=tmp_path)
+    assert (ended.code, ended.stdout) == (None, "begun\n")
+    time.sleep(2)
+    assert not late.exists()
+    quick = run_limited(["sh", "-c", "echo said >&2; exit 4"], limit_s=30, cwd=tmp_path)
+    assert (quick.code, quick.stderr) == (4, "said\n")
+
+
+@pytest.mark.parametrize("missing", ["hypothesis", "pytest_timeout"])
+def test_tests_are_left_out_by_name_where_a_package_is_missing(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == missing else found(name)
+    )
+    arguments = ["--device", "cpu", "--models", "tiny", "--parts", "tests"]
+    assert main([*arguments, "--results", str(tmp_path)]) == 0
+    (written,) = tmp_path.iterdir()
+    assert f"`tests/cuda`: not run: {missing} not installed" in written.read_text("utf-8")
+
+
+def test_what_has_no_time_or_room_left_is_named(tmp_path: Path) -> None:
+    arguments = ["--device", "cpu", "--models", "tiny", "--parts", "training,kernels,experts"]
+    assert main([*arguments, "--budget", "1", "--results", str(tmp_path)]) == 0
+    (written,) = tmp_path.iterdir()
+    text = written.read_text("utf-8")
+    assert text.count("not run: no time is left") == len(TRAINING) + 2
+    assert LOADS["8b"].fitting_sequences(135 * 10**9) == 0
+    in_host = Case(framework="echelon", zero_stage=3, optimizer_home="host")
+    assert LOADS["8b"].fitting_sequences(135 * 10**9, in_host.state_bytes) == 4
+    assert (in_host.bytes_at("host"), in_host.bytes_at("nvme")) == (12, 0)
+
+
+def test_plain_pytorch_compiles_to_one_graph_or_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(framework="plain", compiled=True)
+    settings = Settings(load="tiny", sequences=1, case=case, device="cpu", compile_backend="eager")
+    figures = measure(replace(settings, steps=1, repeats=1, warmup=1))
+    assert (figures["graphs"], figures["graph_breaks"]) == (1, 0)
+
+    def breaks(logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return logits_BTV.mean() + labels_BT.sum() * 0
+
+    monkeypatch.setattr("bench.gpu.plain.mean_loss", breaks)
+    torch.compiler.reset()
+    step, _ = build(settings)
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        step()
+
+
+def test_a_rehearsal_on_the_cpu_runs_every_part_and_names_what_failed(tmp_path: Path) -> None:
     results, files = tmp_path / "results", tmp_path / "files"
     files.mkdir()
-    chosen = "^(plain PyTorch, eager|Echelon ZeRO-3, .*in files, eager)$"
-    arguments = ["--device", "cpu", "--models", "tiny", "--parts", "training,offload"]
+    chosen = "^(plain PyTorch, (eager|compiled)|Echelon ZeRO-3, .*in files, eager)$"
+    arguments = ["--device", "cpu", "--models", "tiny", "--compile-backend", "no-such-backend"]
     arguments += ["--cases", chosen, "--steps", "1", "--repeats", "1"]
     ended = main([*arguments, "--results", str(results), "--offload-dir", str(files)])
     (written,) = results.iterdir()
     text = written.read_text(encoding="utf-8")
-    assert ended == 0, text
+    assert ended == 1, text
     assert "a rehearsal, no GPU" in text
+    for part in ("Tests", "Training", "Kernels", "Offload", "One block of experts"):
+        section = text.partition(f"## {part}")[2].partition("\n## ")[0]
+        assert "skipped in" in section or "| tiny" in section or "|---|" in section, part
     rows = [line for line in text.splitlines() if line.startswith("| tiny")]
-    assert len(rows) == 3
-    assert not any("not run" in row for row in rows)
+    assert len(rows) == 4
+    (failed,) = [row for row in rows if "not run" in row]
+    assert "plain PyTorch, compiled" in failed
+    assert "ended with 1" in failed
     assert "aten::mm" in text
+    assert "SDPA flash" in text
     assert list(files.iterdir()) == []
+
+
+def test_help_names_every_part(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert ", ".join(PARTS) in " ".join(capsys.readouterr().out.split())
