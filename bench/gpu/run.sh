@@ -1,7 +1,8 @@
 #!/bin/sh
 # All that needs one CUDA GPU, without network: bench/gpu/run.sh [--help]
 # Python is $PYTHON, else Echelon's own environment where there is one, else python3. It needs
-# torch >= 2.11, numpy, psutil, safetensors; what is missing of pytest and transformers is skipped.
+# torch >= 2.11, numpy, psutil, safetensors; what is missing of pytest, pytest-timeout, hypothesis and
+# transformers is named and skipped.
 set -eu
 
 root=$(cd "$(dirname "$0")/../.." && pwd)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as fn
 
 from bench.gpu.loads import LOADS, Load, Settings
 from bench.gpu.plain import HuggingFaceLoss, PlainLlama
@@ -219,8 +220,23 @@ def _echelon(settings: Settings, load: Load, batches: Batches) -> tuple[Step, Ca
 
 
 def compile_kernels(backend: str) -> None:
-    """Put what torch.compile makes of Echelon's pointwise kernels in their place."""
+    """Put what torch.compile makes of Echelon's pointwise kernels in their place, each whole."""
     for module, names in COMPILED_KERNELS:
         for name in names:
-            compiled = torch.compile(getattr(module, name), backend=backend, dynamic=False)
+            form = COMPILED_FORMS.get(name, getattr(module, name))
+            compiled = torch.compile(form, backend=backend, dynamic=False, fullgraph=True)
             setattr(module, name, compiled)
+
+
+def swiglu_backward(dy: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+    """Return what Echelon's kernel of this name does, without writing to halves of a tensor.
+
+    Dynamo refuses `out=` that is not contiguous (graph break gb0242), and leaves all of it eager.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    dgate = torch.ops.aten.silu_backward(dy, gate) * up
+    return torch.cat((dgate, dy * fn.silu(gate)), dim=-1)
+
+
+COMPILED_FORMS: dict[str, Callable[..., torch.Tensor]] = {"swiglu_backward": swiglu_backward}
+"""What is compiled instead of a kernel that cannot be compiled as it stands."""

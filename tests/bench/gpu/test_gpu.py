@@ -28,10 +28,11 @@ from bench.gpu.loads import (
 from bench.gpu.measure import measure
 from bench.gpu.report import Findings, Machine, Outcome, not_run, page
 from bench.gpu.run import PARTS, ROOT, main, predicted
-from bench.gpu.subjects import build, gpu_plan
+from bench.gpu.subjects import COMPILED_KERNELS, build, gpu_plan, swiglu_backward
 from echelon.config.presets import read_preset
 from echelon.core.parameters import num_parameters
 from echelon.cost.bytes.held import bytes_held
+from echelon.parallel.kernels import low_precision
 
 MACHINE = Machine(
     date="2026-01-02", device="NVIDIA X", torch="2.11.0", driver="580", peak_flops=100e12
@@ -258,6 +259,26 @@ def test_plain_pytorch_compiles_to_one_graph_or_fails(monkeypatch: pytest.Monkey
     step, _ = build(settings)
     with pytest.raises(torch._dynamo.exc.Unsupported):
         step()
+
+
+def test_the_compiled_form_of_swiglu_is_that_of_the_kernel() -> None:
+    generator = torch.Generator().manual_seed(3)
+    dy, gate_up = (
+        torch.randn(7, width, generator=generator).to(torch.bfloat16) for width in (5, 10)
+    )
+    assert torch.equal(swiglu_backward(dy, gate_up), low_precision.swiglu_backward(dy, gate_up))
+
+
+def test_every_kernel_of_echelon_compiles_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, names in COMPILED_KERNELS:
+        for name in names:
+            monkeypatch.setattr(module, name, getattr(module, name))
+    case = Case(framework="echelon", compiled=True)
+    settings = Settings(load="tiny", sequences=1, case=case, device="cpu", compile_backend="eager")
+    torch.compiler.reset()
+    figures = measure(replace(settings, steps=1, repeats=1, warmup=1))
+    assert figures["graphs"] >= len([name for _, names in COMPILED_KERNELS for name in names])
+    assert figures["graph_breaks"] == 0
 
 
 def test_a_rehearsal_on_the_cpu_runs_every_part_and_names_what_failed(tmp_path: Path) -> None:
