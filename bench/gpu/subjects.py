@@ -17,6 +17,7 @@ from echelon.core.event import NoEvents
 from echelon.core.mesh import Mesh
 from echelon.core.plan import Layout, Mathematics, Optimizer, Pipeline, Plan, Precision, Zero
 from echelon.models.batch import TokenBatch
+from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel import vocabulary
 from echelon.parallel.kernels import fused, low_precision
 from echelon.parallel.transport.recorder import Recorder
@@ -85,7 +86,7 @@ def _hugging_face(load: Load) -> nn.Module:
         max_position_embeddings=load.length,
         tie_word_embeddings=False,
         use_cache=False,
-        attn_implementation="sdpa",
+        attn_implementation="sdpa",  # pyright: ignore
         rms_norm_eps=shape.norm_eps,
     )
     return HuggingFaceLoss(LlamaForCausalLM(config).train())
@@ -238,5 +239,25 @@ def swiglu_backward(dy: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
     return torch.cat((dgate, dy * fn.silu(gate)), dim=-1)
 
 
-COMPILED_FORMS: dict[str, Callable[..., torch.Tensor]] = {"swiglu_backward": swiglu_backward}
+def rotate_half_pairs(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    pieces: PieceSizes = TRAINING_PIECES,
+    *,
+    direction: int,
+) -> torch.Tensor:
+    """Return what Echelon's kernel of this name does, in one piece and without such writes."""
+    first, second = x.chunk(2, dim=-1)
+    turned = (
+        torch.addcmul(first * cos, second, sin, value=-direction),
+        torch.addcmul(second * cos, first, sin, value=direction),
+    )
+    return torch.cat(turned, dim=-1).to(x.dtype)
+
+
+COMPILED_FORMS: dict[str, Callable[..., torch.Tensor]] = {
+    "swiglu_backward": swiglu_backward,
+    "rotate_half_pairs": rotate_half_pairs,
+}
 """What is compiled instead of a kernel that cannot be compiled as it stands."""

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.exc import Unsupported
 
+from bench.gpu import subjects
 from bench.gpu.budget import Budget, run_limited
 from bench.gpu.loads import (
     LOADS,
@@ -32,7 +34,7 @@ from bench.gpu.subjects import COMPILED_KERNELS, build, gpu_plan, swiglu_backwar
 from echelon.config.presets import read_preset
 from echelon.core.parameters import num_parameters
 from echelon.cost.bytes.held import bytes_held
-from echelon.parallel.kernels import low_precision
+from echelon.parallel.kernels import fused, low_precision
 
 MACHINE = Machine(
     date="2026-01-02", device="NVIDIA X", torch="2.11.0", driver="580", peak_flops=100e12
@@ -257,7 +259,7 @@ def test_plain_pytorch_compiles_to_one_graph_or_fails(monkeypatch: pytest.Monkey
     monkeypatch.setattr("bench.gpu.plain.mean_loss", breaks)
     torch.compiler.reset()
     step, _ = build(settings)
-    with pytest.raises(torch._dynamo.exc.Unsupported):
+    with pytest.raises(Unsupported):
         step()
 
 
@@ -269,6 +271,20 @@ def test_the_compiled_form_of_swiglu_is_that_of_the_kernel() -> None:
     assert torch.equal(swiglu_backward(dy, gate_up), low_precision.swiglu_backward(dy, gate_up))
 
 
+@pytest.mark.parametrize("direction", [1, -1])
+def test_the_compiled_form_of_the_rotation_is_that_of_the_kernel(direction: int) -> None:
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(6, 2, 3, 8, generator=generator).to(torch.bfloat16)
+    angle = torch.rand(6, 1, 1, 4, generator=generator)
+    tables = angle.cos(), angle.sin()
+    ours = fused.rotate_half_pairs(x, *tables, direction=direction)
+    form = subjects.rotate_half_pairs(x, *tables, direction=direction)
+    assert form.dtype == ours.dtype
+    torch.testing.assert_close(form, ours, rtol=2**-8, atol=0.0)
+
+
+# Dynamo looks at the gradient of what an autograd.Function was given, of which it warns.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_every_kernel_of_echelon_compiles_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, names in COMPILED_KERNELS:
         for name in names:
