@@ -19,6 +19,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -352,4 +353,6 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
+    # `timeout` sends this: the case that runs is in a session of its own, and must end, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch._dynamo.exc import Unsupported
@@ -319,6 +320,25 @@ def test_a_rehearsal_on_the_cpu_runs_every_part_and_names_what_failed(tmp_path: 
     assert "aten::mm" in text
     assert "SDPA flash" in text
     assert list(files.iterdir()) == []
+
+
+def test_a_run_that_is_terminated_ends_its_case(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench.gpu.run", "--device", "cpu", "--models", "tiny"]
+    command += ["--parts", "training", "--steps", "1000000", "--results", str(tmp_path)]
+    run = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        assert run.stderr is not None
+        assert "training: tiny" in run.stderr.readline()
+        deadline = time.monotonic() + 30
+        while not (children := psutil.Process(run.pid).children()):
+            assert time.monotonic() < deadline
+        time.sleep(1)  # A child is there before the call that starts it has returned.
+        run.terminate()
+        assert run.wait(30) == 143
+        assert not any(child.is_running() for child in children)
+    finally:
+        run.kill()
+        run.communicate()
 
 
 def test_help_names_every_part(capsys: pytest.CaptureFixture[str]) -> None:
