@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from echelon.core.event import Event, EventList
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Block
+from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.apply import apply_plan
 from echelon.parallel.rank_model import RankModel
 from echelon.parallel.transport.collectives import Group
@@ -67,11 +69,11 @@ def tensor_group(context: RankContext) -> tuple[Group, EventList]:
     return rank_groups(plan, Recorder(context.rank, events)).tensor, events
 
 
-def build(context: RankContext, plan: Plan) -> Built:
+def build(context: RankContext, plan: Plan, pieces: PieceSizes = TRAINING_PIECES) -> Built:
     """Return this rank's part of `plan` with random values in place of the first ones."""
     events = EventList()
     groups = rank_groups(plan, Recorder(context.rank, events))
-    model = apply_plan(plan, groups, context.device)
+    model = apply_plan(plan, groups, context.device, pieces=pieces)
     values = random_values(plan)
     held = bucket_shards(model.buckets, [bucket.values for bucket in model.buckets], groups)
     for name, shards in held.items():
@@ -213,8 +215,43 @@ def embed(context: RankContext, argument: tuple[Plan, Any, TokenBatch]) -> Pass:
 
 def head(context: RankContext, argument: tuple[Plan, Any, TokenBatch]) -> Pass:
     """Compute the scaled loss of a stream, and its gradients."""
+    return _head(context, argument, TRAINING_PIECES)
+
+
+def head_in_chunks(context: RankContext, argument: tuple[Plan, Any, TokenBatch]) -> Pass:
+    """Do the same for three tokens at a time; say of what sizes its tensors were in `saved`."""
+    with Made() as made:
+        found = _head(context, argument, PieceSizes(loss_rows=3))
+    return replace(found, saved=made.shapes)
+
+
+def loss_alone(context: RankContext, argument: tuple[Plan, Any, TokenBatch]) -> torch.Tensor:
+    """Return the loss that the head of a rank gives where no gradient is asked for."""
     plan, x_ND, batch = argument
-    built = build(context, plan)
+    built = build(context, plan, PieceSizes(loss_rows=3))
+    stage = next(iter(built.model.stages.values()))
+    with torch.no_grad():
+        x_ND = own_rows(plan, built.groups, x_ND)
+        return stage.operations.head_loss(x_ND, stage.head_weight, batch.labels_N, 0.25)
+
+
+class Made(TorchDispatchMode):
+    """Note the shape of every product that is made in memory of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and func is torch.ops.aten.mm.default:
+            self.shapes.append(tuple(result.shape))
+        return result
+
+
+def _head(context: RankContext, argument: tuple[Plan, Any, TokenBatch], pieces: PieceSizes) -> Pass:
+    plan, x_ND, batch = argument
+    built = build(context, plan, pieces)
     x_ND = own_rows(plan, built.groups, x_ND).requires_grad_()
     stage = next(iter(built.model.stages.values()))
 

@@ -19,6 +19,9 @@ class PieceSizes:
     two passes over them."""
     gpu_row_elements: int = 1 << 24
     """The same on a GPU, 64 MiB of float32: enough to keep it busy, little beside the whole."""
+    loss_rows: int = 1024
+    """Tokens whose logits are there at a time. Fewer would have their part of the weight's gradient
+    bound by memory: it reads and writes all of that in float32, 8 bytes against 2 FLOPs a token."""
     tile_rows: int = 192
     """Rows of a tile of attention with a window, at the least. PyTorch's kernel on CPU takes 64
     rows at a time from here on, 32 below."""
@@ -44,6 +47,7 @@ TRAINING_PIECES = PieceSizes()
 PROOF_PIECES = PieceSizes(
     row_elements=100,
     gpu_row_elements=100,
+    loss_rows=3,
     tile_rows=2,
     norm_elements=100,
     update_elements=100,

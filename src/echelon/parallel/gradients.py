@@ -24,6 +24,7 @@ from itertools import pairwise
 
 import torch
 
+from echelon.models.precision import LOW_PRECISION
 from echelon.parallel.buckets import Bucket, Slot
 
 ComputeGradient = Callable[[], None]
@@ -151,19 +152,35 @@ class GradientStore:
             self._values[key] = bucket.values_memory.rows(bucket.values[part], parameters[0])
         return self._values[key]
 
+    def takes_parts(self, parameter: torch.Tensor) -> bool:
+        """Return whether a product for a gradient may be given now, some tokens at a time.
+
+        In bf16 or fp16 each part would be rounded where it is added.
+        """
+        slot = self._slots[id(parameter)]
+        return self._collected is None and slot.gradient.dtype not in LOW_PRECISION
+
     def add_matmul(
-        self, parameters: Sequence[torch.Tensor], dy_NO: torch.Tensor, x_NI: torch.Tensor
+        self,
+        parameters: Sequence[torch.Tensor],
+        dy_NO: torch.Tensor,
+        x_NI: torch.Tensor,
+        *,
+        more: bool = False,
     ) -> None:
-        """Add dy^T x to the gradient of `parameters`, whose rows dy's columns are in order."""
+        """Add dy^T x to the gradient of `parameters`, whose rows dy's columns are in order.
+
+        `more`: it is a part of that product, and the last one comes after it.
+        """
         if self._collected is not None:
-            self.defer(partial(self.add_matmul, parameters, dy_NO, x_NI))
+            self.defer(partial(self.add_matmul, parameters, dy_NO, x_NI, more=more))
             return
         key = tuple(id(parameter) for parameter in parameters)
         run = self._run(key)
         if run is None:
             parts = dy_NO.split([len(parameter) for parameter in parameters], dim=1)
             for parameter, part in zip(parameters, parts, strict=True):
-                self.add_matmul([parameter], part, x_NI)
+                self.add_matmul([parameter], part, x_NI, more=more)
             return
         slots = [self._slots[one] for one in key]
         self._open(slots[0])
@@ -174,7 +191,10 @@ class GradientStore:
             )
         _accumulate_matmul(self._gradients[key], dy_NO, x_NI, fresh=slots[0].fresh)
         for slot in slots:
-            self._gradient_is_there(slot)
+            if more:
+                slot.fresh = False
+            else:
+                self._gradient_is_there(slot)
 
     def add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """Add a gradient that was computed elsewhere."""
