@@ -82,6 +82,13 @@ def kernel_work(func: Any, given: Sequence[torch.Tensor], args: Any, out: Any) -
     only_written = {id(one) for one in tensors_in(named.get("out"))}
     num_bytes = sum(one.nbytes for one in given if id(one) not in only_written)
     num_bytes += sum(one.nbytes for one in tensors_in(out))
+    if not func._schema.returns:
+        written = [one.alias_info is not None for one in func._schema.arguments]
+        num_bytes += sum(
+            one.nbytes
+            for arg, is_written in zip(positional, written, strict=False)
+            for one in tensors_in(arg if is_written else None)
+        )
     if name == "_grouped_mm":
         return name, num_bytes, _grouped_flops(positional[0], positional[1], out)
     formula = flop_registry.get(func._overloadpacket)
