@@ -27,9 +27,7 @@ _WARPS = 8
 
 
 @triton.jit
-def _statistics_kernel(
-    logits_CV: Any, local_C: Any, out_3C: Any, num_rows: Any, width: Any
-) -> None:
+def _statistics_kernel(logits_CV, local_C, out_3C, num_rows, width) -> None:
     row = tl.program_id(0).to(tl.int64)
     start = logits_CV + row * width
     # A rank that holds only padding has no maximum; any finite number does, its sum is 0.
@@ -49,9 +47,7 @@ def _statistics_kernel(
 
 
 @triton.jit
-def _gradient_kernel(
-    logits_CV: Any, numbers_2C: Any, label_C: Any, num_rows: Any, width: Any
-) -> None:
+def _gradient_kernel(logits_CV, numbers_2C, label_C, num_rows, width) -> None:
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * _BLOCK + tl.arange(0, _BLOCK)
     places = logits_CV + row * width + columns

@@ -20,6 +20,7 @@ from tests.parallel.layouts import GPT2, NANO, plan_of
 from tests.parallel.one_device import assemble, decoder, gradient, random_values
 from tests.parallel.targets import Pass
 from tests.parallel.tensor.test_tensor import close, stream, whole
+from tests.parallel.vocabulary import head_targets
 
 FOUR = replace(NANO, heads=4, kv_heads=4)
 CASES = [
@@ -60,7 +61,7 @@ def check_head(
     plan: Plan,
     batch: TokenBatch,
     x_ND: torch.Tensor,
-    head: Callable[[RankContext, tuple[Plan, Any, TokenBatch]], Pass] = targets.head,
+    head: Callable[[RankContext, tuple[Plan, Any, TokenBatch]], Pass] = head_targets.head,
 ) -> Pass:
     """Compare loss and gradients of the head with one device; return what rank 0 did."""
     ranks = rank_pool.run(head, (plan, x_ND, batch), world_size=plan.mesh.tp)
@@ -107,12 +108,12 @@ def test_a_loss_in_chunks_is_the_same(
     rank_pool: RankPool, tp: int, vocab: int, scattered: bool
 ) -> None:
     plan = vocabulary_plan(tp, vocab, scattered=scattered)
-    check_head(rank_pool, plan, tokens(plan), stream(plan, 1), targets.head_in_chunks)
+    check_head(rank_pool, plan, tokens(plan), stream(plan, 1), head_targets.head_in_chunks)
 
 
 def test_no_rank_holds_full_logits_of_any_dim(rank_pool: RankPool) -> None:
     plan = vocabulary_plan(4, 400, scattered=False)
-    rank = check_head(rank_pool, plan, tokens(plan), stream(plan, 1), targets.head_in_chunks)
+    rank = check_head(rank_pool, plan, tokens(plan), stream(plan, 1), head_targets.head_in_chunks)
     # Sixteen tokens, three at a time.
     assert [shape for shape in rank.saved if 100 in shape] == [(3, 100)] * 5 + [(1, 100)]
     rank = check_head(rank_pool, plan, tokens(plan), stream(plan, 1))
@@ -122,7 +123,7 @@ def test_no_rank_holds_full_logits_of_any_dim(rank_pool: RankPool) -> None:
 def test_a_loss_without_gradients_is_there_at_once(rank_pool: RankPool) -> None:
     plan = vocabulary_plan(2, 37, scattered=True)
     batch, x_ND = tokens(plan), stream(plan, 1)
-    losses = rank_pool.run(targets.loss_alone, (plan, x_ND, batch), world_size=2)
+    losses = rank_pool.run(head_targets.loss_alone, (plan, x_ND, batch), world_size=2)
     model = decoder(plan, random_values(plan))
     expected = model.operations.head_loss(x_ND, model.head_weight, batch.labels_N, 0.25).detach()
     for loss in losses:
@@ -131,7 +132,7 @@ def test_a_loss_without_gradients_is_there_at_once(rank_pool: RankPool) -> None:
 
 def test_in_chunks_the_head_sends_as_much(rank_pool: RankPool) -> None:
     plan = vocabulary_plan(4, 37, scattered=False)
-    rank = check_head(rank_pool, plan, tokens(plan), stream(plan, 1), targets.head_in_chunks)
+    rank = check_head(rank_pool, plan, tokens(plan), stream(plan, 1), head_targets.head_in_chunks)
     sent = Counter[str]()
     for event in rank.events:
         sent[event.name] += event.bytes
