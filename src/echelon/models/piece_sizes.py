@@ -22,6 +22,8 @@ class PieceSizes:
     loss_rows: int = 1024
     """Tokens whose logits are there at a time. Fewer would have their part of the weight's gradient
     bound by memory: it reads and writes all of that in float32, 8 bytes against 2 FLOPs a token."""
+    product_rows: int = 256
+    """Rows that are widened at a time for a product which adds up in a wider dtype, on a CPU."""
     tile_rows: int = 192
     """Rows of a tile of attention with a window, at the least. PyTorch's kernel on CPU takes 64
     rows at a time from here on, 32 below."""
@@ -48,6 +50,7 @@ PROOF_PIECES = PieceSizes(
     row_elements=100,
     gpu_row_elements=100,
     loss_rows=3,
+    product_rows=3,
     tile_rows=2,
     norm_elements=100,
     update_elements=100,

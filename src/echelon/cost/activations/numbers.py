@@ -33,6 +33,9 @@ CACHE_ELEMENTS = 1 << 18
 LOSS_ROWS = 1024
 """Tokens whose logits are there at a time (`loss_rows` in `models/piece_sizes.py`)."""
 
+PRODUCT_ROWS = 256
+"""Rows that are widened at a time for a product (`product_rows` in the same file)."""
+
 STATISTICS_BYTES = 4
 """Statistics are in at least float32."""
 
@@ -197,6 +200,14 @@ class ActivationNumbers:
     def chunk_rows(self, rows: Num, width: Num) -> Num:
         """Return how many of `rows` rows are widened at a time."""
         return -elementwise_max(-rows, -(CACHE_ELEMENTS // elementwise_max(width, 1)))
+
+    def widened_bytes(self, width: Num, rows: Num) -> Num:
+        """Return what a weight gradient has that adds up in a wider dtype, on a CPU.
+
+        It widens a few of the rows of both matrices at a time, of `width` elements together.
+        """
+        piece = -elementwise_max(-rows, -PRODUCT_ROWS)
+        return self.mixed * piece * width * STATISTICS_BYTES
 
     @property
     def scattered(self) -> Num:

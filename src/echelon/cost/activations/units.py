@@ -111,7 +111,7 @@ def _loss_backward(x: ActivationNumbers, rows: Num, chunks: Num, *, split: bool)
     logits, stream = rows * x.vocab * x.size, rows * x.hidden * x.size
     piece = x.low_precision * x.chunk_rows(rows, x.vocab) * x.vocab * STATISTICS_BYTES
     gathered = x.scattered * x.whole
-    product = (1 - split) * x.mixed * x.vocab * x.hidden * x.size
+    product = (1 - split) * x.widened_bytes(x.vocab + x.hidden, rows)
     # The input times what is left to multiply lives as long as the logits of its chunk.
     two = chunks * logits + (chunks - 1) * wide * stream + elementwise_max(piece, product)
     # A piece of the gradient, and its product with a factor before that is rounded.
