@@ -30,6 +30,7 @@ NEAR = {
     "ring": plan_of(cp=2, model=GPT2, microbatch_sequences=2),
     "experts": plan_of(model=DEEPSEEK, dp_shard=2, ep=2, microbatch_sequences=2),
     "sequence parallel": plan_of(tp=2, sequence_parallel=True, dtype="fp32"),
+    "split backward on tensor ranks": plan_of(tp=2, schedule="zb-h1", microbatches=2),
 }
 
 LONG = replace(NANO, layers=1, vocab=700, max_positions=2500)

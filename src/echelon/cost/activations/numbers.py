@@ -151,9 +151,6 @@ class ActivationNumbers:
     transposed: Num = 0
     """Flag: attention's output comes in another order than the next product reads, so it is
     copied."""
-    found: Num = 0
-    """Tokens whose row of the embedding is on this rank: data where tp > 1 (then N / tp is as good
-    a guess as any)."""
     mixed: Num = 0
     """Flag: gradients add up in another dtype than they are made in."""
     attend_forward: Num = 0
@@ -251,7 +248,6 @@ class ActivationNumbers:
             exchanged=int(degree > 1),
             copies=kv_copies(heads, kv_heads, degree),
             transposed=int(model.soft_cap is not None),
-            found=-(-tokens // tp),
             attend_forward=forward,
             attend_first=first,
             attend_run=run,

@@ -47,8 +47,8 @@ def embedding_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
     """Return the operators of the embedding; the stream that it makes is the first block's."""
     name, ids = "embedding", x.tokens * (INDEX_BYTES + BOOL_BYTES)
     gradient = (1 + x.dropout) * x.stream
-    rows = x.found * (INDEX_BYTES + x.hidden * x.size)
-    # Where the vocabulary is split each rank has the gradients of the rows that it looked up.
+    rows = x.tokens * (INDEX_BYTES + x.hidden * x.size)
+    # Where the vocabulary is split each rank has a copy, in which rows of others are zero.
     work = gradient + x.scattered * x.whole + x.shared * rows
     places = ("positions", x.learned * x.rows * INDEX_BYTES, "n 8")
     waiting = ("gradients", x.learned * x.shared * x.stream, "n D s")
@@ -57,10 +57,10 @@ def embedding_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
             name=name,
             saved=saved_tensors(name, ("ids", ids, "N (8 + 1)")),
             kept_for_weight_gradient=saved_tensors(
-                name, ("ids and gradients", rows, "N' (8 + D s)")
+                name, ("ids and gradients", rows, "N (8 + D s)")
             ),
             forward=ids + x.whole + x.scattered * x.stream,
-            backward=work + x.mixed * x.found * x.hidden * STATISTICS_BYTES,
+            backward=work + x.mixed * x.tokens * x.hidden * STATISTICS_BYTES,
             backward_split=work,
         ),
         OperatorMemory(
