@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from echelon.parallel.buckets import Bucket, Slot
-from echelon.parallel.gradients import GradientStore
-from tests.parallel.buckets import Noted, by_hand, matrix, store_of
+from echelon.parallel.gradients import GradientStore, add_rows
+from tests.parallel.buckets import Called, Noted, by_hand, matrix, store_of
 
 
 def make_store() -> tuple[GradientStore, list[str], list[Bucket]]:
@@ -143,3 +143,12 @@ def test_deferred_work_runs_once_in_order() -> None:
     store.run_deferred()
     store.run_deferred()
     assert done == [0, 1, 2]
+
+
+def test_rows_are_added_in_one_order_on_a_gpu() -> None:
+    """`index_add_` adds in any order there: the sum of what goes to one row would differ."""
+    total, added = (torch.empty((rows, 2), device="meta") for rows in (6, 3))
+    rows = torch.empty(3, dtype=torch.long, device="meta")
+    with Called() as called:
+        add_rows(total, rows, added)
+    assert called.names == ["aten::index_put_"]

@@ -223,7 +223,7 @@ class GradientStore:
         self._open(slot)
         if slot.fresh:
             slot.gradient.zero_()
-        _add_rows(slot.gradient, rows_N, gradient_ND.to(slot.gradient.dtype))
+        add_rows(slot.gradient, rows_N, gradient_ND.to(slot.gradient.dtype))
         self._gradient_is_there(slot)
 
     def _open(self, slot: Slot) -> None:
@@ -258,7 +258,7 @@ def _side_by_side(slots: Sequence[Slot]) -> tuple[Bucket, slice] | None:
     return bucket, slice(slots[0].start, slots[-1].end)
 
 
-def _add_rows(sum_VD: torch.Tensor, rows_N: torch.Tensor, added_ND: torch.Tensor) -> None:
+def add_rows(sum_VD: torch.Tensor, rows_N: torch.Tensor, added_ND: torch.Tensor) -> None:
     """Add row n to row `rows_N[n]` of a sum, always in one order.
 
     On a GPU `index_add_` adds in any order, and `index_put_` sorts the rows first
