@@ -154,6 +154,10 @@ class GradientStore:
             self._values[key] = bucket.values_memory.rows(bucket.values[part], parameters[0])
         return self._values[key]
 
+    def widens(self, parameter: torch.Tensor, made: torch.dtype) -> bool:
+        """Return whether a gradient adds up in another dtype than its products would be made in."""
+        return self._slots[id(parameter)].gradient.dtype != made
+
     def takes_parts(self, parameter: torch.Tensor) -> bool:
         """Return whether a product for a gradient may be given now, some tokens at a time.
 

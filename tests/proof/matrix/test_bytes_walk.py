@@ -42,6 +42,7 @@ CHUNKED = {
         precision=precision,
         sequence_length=2500,
         microbatches=1,
+        microbatch_sequences=2,
     )
     for tp, scattered, precision in (
         (1, False, PRECISIONS[1]),

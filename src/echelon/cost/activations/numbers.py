@@ -30,7 +30,7 @@ INDEX_BYTES = 8
 CACHE_ELEMENTS = 1 << 18
 """Elements of a tensor that are widened at a time (`kernels/low_precision.py`, on a CPU)."""
 
-LOSS_ROWS = 1024
+LOSS_ROWS = 2048
 """Tokens whose logits are there at a time (`loss_rows` in `models/piece_sizes.py`)."""
 
 PRODUCT_ROWS = 256
