@@ -82,14 +82,19 @@ def row_statistics(
     wide = at_least_fp32(logits_CV.dtype)
     statistics = logits_CV.new_empty((3, logits_CV.shape[0]), dtype=wide)
     for rows in row_chunks(logits_CV, pieces):
-        piece = logits_CV[rows].to(wide)
-        statistics[2, rows] = piece.gather(1, local_C[rows, None]).squeeze(1)
-        # A rank that holds only padding has no maximum; any finite number does, its sum is 0.
-        maximum = piece.amax(1).clamp_(min=torch.finfo(wide).min)
-        statistics[0, rows] = maximum
-        piece.sub_(maximum.unsqueeze(1)).exp_()
-        torch.sum(piece, dim=1, out=statistics[1, rows])
+        _piece_statistics(logits_CV[rows].to(wide), local_C[rows, None], statistics[:, rows])
     return statistics
+
+
+def _piece_statistics(
+    piece_CV: torch.Tensor, local_C1: torch.Tensor, statistics_3C: torch.Tensor
+) -> None:
+    statistics_3C[2] = piece_CV.gather(1, local_C1).squeeze(1)
+    # A rank that holds only padding has no maximum; any finite number does, its sum is 0.
+    maximum_C = piece_CV.amax(1).clamp_(min=torch.finfo(piece_CV.dtype).min)
+    statistics_3C[0] = maximum_C
+    piece_CV.sub_(maximum_C.unsqueeze(1)).exp_()
+    torch.sum(piece_CV, dim=1, out=statistics_3C[1])
 
 
 def overwrite_with_gradient(
