@@ -22,7 +22,6 @@ from echelon.cost.seconds.from_plan import (
     cost_inputs_from_plan,
 )
 from echelon.layout.stage import held_parameters, pieces_of, rank_part
-from echelon.models.piece_sizes import TRAINING_PIECES
 from tests.cost.layouts import MIXED, WIDE, zero_plan
 from tests.parallel.layouts import GPT2, NANO, cut, plan_of
 
@@ -114,13 +113,3 @@ def test_tied_ends_of_a_pipeline_both_hold_the_embedding() -> None:
     for rank in (0, 1):
         listed, held = _both(plan, rank)
         assert held == listed
-
-
-def test_logits_are_those_of_as_many_tokens_as_the_loss_takes() -> None:
-    work = cost_inputs_from_plan(plan_of(microbatch_sequences=2))
-    tokens, vocab = 16, NANO.vocab
-    for at_once, there in ((4.0, 4), (1e12, tokens)):
-        software = replace(work.software, loss_tokens=at_once, logit_held=4.0)
-        found = fullest_rank_bytes(replace(work, software=software)).terms["logits"]
-        assert float(found) == 4.0 * there * vocab
-    assert work.software.loss_tokens == TRAINING_PIECES.loss_rows

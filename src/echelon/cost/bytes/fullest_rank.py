@@ -263,8 +263,7 @@ def _activation_terms(work: CostInputs, held: HeldOfRank, *, last: bool) -> dict
     running = running + software.working_width * work.tokens * model.hidden
     running = running + software.working_inner * work.tokens * model.ffn / layout.tp
     running = running + np.where(np.asarray(mixtures) > 0, _row_gradients(work), 0.0)
-    at_once = np.minimum(work.tokens, software.loss_tokens)
-    logits = at_once * model.vocab / layout.tp * software.logit_held
+    logits = work.tokens * model.vocab / layout.tp * software.logit_held
     logits = np.where((np.asarray(held.both) > 0) | last, logits, 0.0)
     apart = np.asarray(software.loss_apart) > 0
     return {

@@ -147,9 +147,7 @@ class TrainerConstants:
     working_inner: Num = 0.0
     """The same for each token and width of `ffn`."""
     logit_held: Num = 10.0
-    """Bytes that the loss holds for each logit that is there."""
-    loss_tokens: Num = 1e12
-    """Tokens whose logits are there at a time: more than a microbatch has means all."""
+    """Bytes that the loss holds for each logit."""
     loss_backward: Num = 0.0
     """Flag: the loss is computed in backward, beside its gradients."""
     loss_apart: Num = 0.0
