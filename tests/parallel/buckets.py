@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from echelon.core.event import NoEvents
 from echelon.core.parameters import ParameterSpec
@@ -85,3 +87,16 @@ def matrix(*shape: int, seed: int = 0) -> nn.Parameter:
     """Return a random float64 parameter."""
     generator = torch.Generator().manual_seed(seed)
     return nn.Parameter(torch.randn(*shape, dtype=torch.float64, generator=generator))
+
+
+class Called(TorchDispatchMode):
+    """Note what is called, but for views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view:
+            self.names.append(func.name())
+        return func(*args, **(kwargs or {}))

@@ -13,6 +13,7 @@ from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Block
+from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.apply import apply_plan
 from echelon.parallel.rank_model import RankModel
 from echelon.parallel.transport.collectives import Group
@@ -67,11 +68,11 @@ def tensor_group(context: RankContext) -> tuple[Group, EventList]:
     return rank_groups(plan, Recorder(context.rank, events)).tensor, events
 
 
-def build(context: RankContext, plan: Plan) -> Built:
+def build(context: RankContext, plan: Plan, pieces: PieceSizes = TRAINING_PIECES) -> Built:
     """Return this rank's part of `plan` with random values in place of the first ones."""
     events = EventList()
     groups = rank_groups(plan, Recorder(context.rank, events))
-    model = apply_plan(plan, groups, context.device)
+    model = apply_plan(plan, groups, context.device, pieces=pieces)
     values = random_values(plan)
     held = bucket_shards(model.buckets, [bucket.values for bucket in model.buckets], groups)
     for name, shards in held.items():
@@ -209,20 +210,6 @@ def embed(context: RankContext, argument: tuple[Plan, Any, TokenBatch]) -> Pass:
         return out + anchor, anchor
 
     return run_and_record(built, compute, own_rows(plan, built.groups, dy_ND))
-
-
-def head(context: RankContext, argument: tuple[Plan, Any, TokenBatch]) -> Pass:
-    """Compute the scaled loss of a stream, and its gradients."""
-    plan, x_ND, batch = argument
-    built = build(context, plan)
-    x_ND = own_rows(plan, built.groups, x_ND).requires_grad_()
-    stage = next(iter(built.model.stages.values()))
-
-    def compute() -> tuple[torch.Tensor, torch.Tensor]:
-        loss = stage.operations.head_loss(x_ND, stage.head_weight, batch.labels_N, 0.25)
-        return loss, x_ND
-
-    return run_and_record(built, compute, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

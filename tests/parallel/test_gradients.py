@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from echelon.parallel.buckets import Bucket, Slot
-from echelon.parallel.gradients import GradientStore
-from tests.parallel.buckets import Noted, by_hand, matrix, store_of
+from echelon.parallel.gradients import GradientStore, add_rows
+from tests.parallel.buckets import Called, Noted, by_hand, matrix, store_of
 
 
 def make_store() -> tuple[GradientStore, list[str], list[Bucket]]:
@@ -108,6 +108,32 @@ def test_a_parameter_that_is_used_twice_is_full_after_both_uses() -> None:
         torch.testing.assert_close(buckets[0].slots[0].gradient, expected)
 
 
+def test_a_product_in_parts_is_one_contribution() -> None:
+    store, full, buckets = make_store()
+    o = sorted_slots(buckets)[2].parameter
+    buckets[1].gradients.fill_(99)
+    dy, x = matrix(5, 3).detach(), matrix(5, 4, seed=7).detach()
+    for microbatch in range(2):
+        store.start_backward(last=microbatch == 1)
+        assert store.takes_parts(o)
+        store.add_matmul([o], dy[:2], x[:2], more=True)
+        store.add_matmul([o], dy[2:3], x[2:3], more=True)
+        assert full == []
+        store.add_matmul([o], dy[3:], x[3:])
+    assert full == ["bucket1"]
+    torch.testing.assert_close(sorted_slots(buckets)[2].gradient, 2 * dy.t() @ x)
+
+
+def test_parts_are_not_for_what_waits_or_would_be_rounded_each_time() -> None:
+    store, _, buckets = make_store()
+    o = sorted_slots(buckets)[2]
+    with store.collects():
+        assert not store.takes_parts(o.parameter)
+    assert store.takes_parts(o.parameter)
+    o.gradient = o.gradient.bfloat16()
+    assert not store.takes_parts(o.parameter)
+
+
 def test_deferred_work_runs_once_in_order() -> None:
     store, _, _ = make_store()
     done: list[int] = []
@@ -117,3 +143,12 @@ def test_deferred_work_runs_once_in_order() -> None:
     store.run_deferred()
     store.run_deferred()
     assert done == [0, 1, 2]
+
+
+def test_rows_are_added_in_one_order_on_a_gpu() -> None:
+    """`index_add_` adds in any order there: the sum of what goes to one row would differ."""
+    total, added = (torch.empty((rows, 2), device="meta") for rows in (6, 3))
+    rows = torch.empty(3, dtype=torch.long, device="meta")
+    with Called() as called:
+        add_rows(total, rows, added)
+    assert called.names == ["aten::index_put_"]

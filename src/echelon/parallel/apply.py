@@ -39,7 +39,7 @@ def apply_plan(
     layout, part = plan.layout, part_of(plan, groups.rank)
     specs = held_parameters(plan, part)
     reduction = GradientReduction(plan, groups)
-    store = GradientStore(reduction)
+    store = GradientStore(reduction, pieces)
     split = TensorSplit(
         group=groups.tensor, sequence_parallel=layout.sequence_parallel, store=store, pieces=pieces
     )

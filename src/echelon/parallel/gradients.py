@@ -24,7 +24,10 @@ from itertools import pairwise
 
 import torch
 
+from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
+from echelon.models.precision import LOW_PRECISION
 from echelon.parallel.buckets import Bucket, Slot
+from echelon.parallel.kernels.matmul import add_product
 
 ComputeGradient = Callable[[], None]
 
@@ -53,10 +56,10 @@ class Reduction:
 class GradientStore:
     """Take the gradients of one rank's parameters, microbatch by microbatch."""
 
-    def __init__(self, reduction: Reduction) -> None:
+    def __init__(self, reduction: Reduction, pieces: PieceSizes = TRAINING_PIECES) -> None:
         """Tell `reduction` of full buckets: after every microbatch, or after the last one."""
         self.buckets: Sequence[Bucket] = ()
-        self._reduction = reduction
+        self._reduction, self._pieces = reduction, pieces
         self._slots: dict[int, Slot] = {}
         self._runs: dict[tuple[int, ...], tuple[Bucket, slice] | None] = {}
         self._values: dict[tuple[int, ...], torch.Tensor] = {}
@@ -151,19 +154,39 @@ class GradientStore:
             self._values[key] = bucket.values_memory.rows(bucket.values[part], parameters[0])
         return self._values[key]
 
+    def widens(self, parameter: torch.Tensor, made: torch.dtype) -> bool:
+        """Return whether a gradient adds up in another dtype than its products would be made in."""
+        return self._slots[id(parameter)].gradient.dtype != made
+
+    def takes_parts(self, parameter: torch.Tensor) -> bool:
+        """Return whether a product for a gradient may be given now, some tokens at a time.
+
+        In bf16 or fp16 each part would be rounded where it is added.
+        """
+        slot = self._slots[id(parameter)]
+        return self._collected is None and slot.gradient.dtype not in LOW_PRECISION
+
     def add_matmul(
-        self, parameters: Sequence[torch.Tensor], dy_NO: torch.Tensor, x_NI: torch.Tensor
+        self,
+        parameters: Sequence[torch.Tensor],
+        dy_NO: torch.Tensor,
+        x_NI: torch.Tensor,
+        *,
+        more: bool = False,
     ) -> None:
-        """Add dy^T x to the gradient of `parameters`, whose rows dy's columns are in order."""
+        """Add dy^T x to the gradient of `parameters`, whose rows dy's columns are in order.
+
+        `more`: it is a part of that product, and the last one comes after it.
+        """
         if self._collected is not None:
-            self.defer(partial(self.add_matmul, parameters, dy_NO, x_NI))
+            self.defer(partial(self.add_matmul, parameters, dy_NO, x_NI, more=more))
             return
         key = tuple(id(parameter) for parameter in parameters)
         run = self._run(key)
         if run is None:
             parts = dy_NO.split([len(parameter) for parameter in parameters], dim=1)
             for parameter, part in zip(parameters, parts, strict=True):
-                self.add_matmul([parameter], part, x_NI)
+                self.add_matmul([parameter], part, x_NI, more=more)
             return
         slots = [self._slots[one] for one in key]
         self._open(slots[0])
@@ -172,9 +195,13 @@ class GradientStore:
             self._gradients[key] = bucket.gradients_memory.rows(
                 bucket.gradients[part], parameters[0]
             )
-        _accumulate_matmul(self._gradients[key], dy_NO, x_NI, fresh=slots[0].fresh)
+        rows = self._pieces.product_rows
+        add_product(self._gradients[key], dy_NO, x_NI, fresh=slots[0].fresh, num_rows=rows)
         for slot in slots:
-            self._gradient_is_there(slot)
+            if more:
+                slot.fresh = False
+            else:
+                self._gradient_is_there(slot)
 
     def add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """Add a gradient that was computed elsewhere."""
@@ -200,7 +227,7 @@ class GradientStore:
         self._open(slot)
         if slot.fresh:
             slot.gradient.zero_()
-        slot.gradient.index_add_(0, rows_N, gradient_ND.to(slot.gradient.dtype))
+        add_rows(slot.gradient, rows_N, gradient_ND.to(slot.gradient.dtype))
         self._gradient_is_there(slot)
 
     def _open(self, slot: Slot) -> None:
@@ -235,17 +262,14 @@ def _side_by_side(slots: Sequence[Slot]) -> tuple[Bucket, slice] | None:
     return bucket, slice(slots[0].start, slots[-1].end)
 
 
-def _accumulate_matmul(
-    gradient_OI: torch.Tensor, dy_NO: torch.Tensor, x_NI: torch.Tensor, *, fresh: bool
-) -> None:
-    """Write or add dy^T x; in two steps where it accumulates in another dtype than it is made."""
-    if gradient_OI.dtype != x_NI.dtype:
-        product_OI = dy_NO.t() @ x_NI
-        if fresh:
-            gradient_OI.copy_(product_OI)
-        else:
-            gradient_OI.add_(product_OI)
-    elif fresh:
-        torch.mm(dy_NO.t(), x_NI, out=gradient_OI)
+def add_rows(sum_VD: torch.Tensor, rows_N: torch.Tensor, added_ND: torch.Tensor) -> None:
+    """Add row n to row `rows_N[n]` of a sum, always in one order.
+
+    On a GPU `index_add_` adds in any order, and `index_put_` sorts the rows first
+    (`index_put_with_sort` in PyTorch's `native/cuda/Indexing.cu`). PyTorch's own gradient of an
+    embedding sorts, too, but makes a second table of all rows.
+    """
+    if sum_VD.device.type == "cpu":
+        sum_VD.index_add_(0, rows_N, added_ND)
     else:
-        gradient_OI.addmm_(dy_NO.t(), x_NI)
+        sum_VD.index_put_((rows_N,), added_ND, accumulate=True)

@@ -24,8 +24,9 @@ from echelon.parallel.transport.rows import GATHER_ROWS, SUM_GRADIENT, MoveRows
 from echelon.parallel.vocabulary import (
     PositionEmbedding,
     VocabularyEmbedding,
-    VocabularyLoss,
+    VocabularyHead,
     stream_rows,
+    vocabulary_loss,
 )
 from echelon.parallel.zero import ParameterGathering
 
@@ -152,5 +153,11 @@ class RankOperations(Operations):
     def head_loss(
         self, x_ND: torch.Tensor, weight_VD: nn.Parameter, labels_N: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        """Return scale x the sum of token losses; no rank holds the logits of all ids."""
-        return VocabularyLoss.apply(x_ND, weight_VD, labels_N, (scale, self.vocab), self.split)
+        """Return scale x the sum of token losses: a number once backward has been here.
+
+        No rank holds the logits of all ids, nor those of all tokens.
+        """
+        head = VocabularyHead(
+            weight_VD=weight_VD, labels_N=labels_N, scale=scale, vocab=self.vocab, split=self.split
+        )
+        return vocabulary_loss(x_ND, head)

@@ -12,7 +12,8 @@ soon as its data exists, a receive ahead of need; shapes are known, so nothing i
 each microbatch may have a length of its own. What an action leaves is kept until the one that uses
 it, by the list: the input of a stage and the graph of its forward pass from F to B (of its output
 only the edge in the graph), the weight gradients that B leaves until W. What a list uses before it
-is made, or twice, is an error. Shape suffixes: N tokens of a microbatch on this rank, D hidden.
+is made, or twice, is an error. In training a loss is a number once its backward has run
+(`parallel/vocabulary.py`). Shape suffixes: N tokens of a microbatch on this rank, D hidden.
 """
 
 from __future__ import annotations

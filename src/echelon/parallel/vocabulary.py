@@ -2,27 +2,35 @@
 
 Split: rows of the embedding and of the head, [ceil(V/tp), D]; the last rows may be padding.
 Sent:  embedding: one all-reduce (or reduce-scatter) of [N, D] forward; loss: an all-gather of
-       three numbers per token forward, one all-reduce (or reduce-scatter) of [N, D] backward.
+       three numbers per token, one all-reduce (or reduce-scatter) of [N, D], both backward.
 Bytes: `tensor_bytes` in `cost/bytes/sent.py`.
 Must divide: nothing; padded rows are masked out of the loss and get no gradient.
-Source: Shoeybi et al., "Megatron-LM", 2019, section 3; the loss never holds more than [N, V/tp].
+Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Hsu et al., "Liger Kernel", 2024, section
+       3.2, for a loss in chunks of tokens.
 
-bf16 and fp16 logits are kept as they are and turned to float32 by pieces, forward and backward; all
-numbers per token, sent ones included, are float32.
-Shape suffixes: N tokens, D hidden, V local vocabulary with padding, C rows of a piece.
+The loss holds the logits of one chunk of tokens, [C, V/tp], and over tensor ranks those of the one
+before. Where the weight's gradient waits for W, or adds up in few digits, the chunk is all tokens.
+Shape suffixes: N tokens, D hidden, V local vocabulary with padding, C tokens of a chunk.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
-from echelon.models.piece_sizes import PieceSizes
-from echelon.models.precision import LOW_PRECISION, at_least_fp32
-from echelon.parallel.kernels.low_precision import row_chunks
+from echelon.models.precision import at_least_fp32
+from echelon.parallel.kernels.cross_entropy import (
+    LabelRows,
+    RowStatistics,
+    overwrite_with_gradient,
+    row_statistics,
+)
 from echelon.parallel.kernels.matmul import matmul
 from echelon.parallel.tensor import TensorSplit
 from echelon.parallel.transport.collectives import Group
@@ -91,70 +99,169 @@ class PositionEmbedding(torch.autograd.Function):
         return dx_ND, None, None, None
 
 
-class VocabularyLoss(torch.autograd.Function):
-    """Cross-entropy of logits that no rank holds whole."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VocabularyHead:
+    """Compute the loss of a microbatch from its stream, over a few tokens at a time.
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x_ND: torch.Tensor,
-        weight_VD: nn.Parameter,
-        labels_N: torch.Tensor,
-        scale_and_vocab: tuple[float, int],
-        split: TensorSplit,
-    ) -> torch.Tensor:
-        """Return scale x the sum over counted tokens of log(sum exp(logits)) - logit[label].
+    There are `vocab` real ids; the rows of the weight beyond them are padding.
+    """
 
-        There are `vocab` real ids; the rows of the weight beyond them are padding.
-        """
-        group, (scale, vocab) = split.group, scale_and_vocab
-        if split.scattered:
-            x_ND, gathered = gather_rows(x_ND, group, name="head.forward")
-            gathered.wait()
-        real = max(0, min(weight_VD.shape[0], vocab - group.index * weight_VD.shape[0]))
-        counted_N = labels_N != IGNORED_LABEL
-        local_N, elsewhere_N = local_ids(labels_N.clamp(min=0), weight_VD.shape[0], group)
-        logits_NV = matmul(x_ND, weight_VD)
-        logits_NV[:, real:] = float("-inf")
-        local = _local_statistics(logits_NV, local_N, split.pieces)
-        local[2].masked_fill_(elsewhere_N, 0.0)
-        maximum_N, total_N, target_N = _merge(local, group)
-        whole_N = maximum_N + total_N.log()
-        mine_N = counted_N & ~elsewhere_N
-        if logits_NV.dtype in LOW_PRECISION:
-            factor_N = counted_N * scale
-        else:
-            # These logits hold exp(logit - local maximum): they become total x gradient of the
-            # loss, and what is left to multiply is smaller than they are (`backward`).
-            if group.size > 1:
-                logits_NV.mul_((local[0] - maximum_N).exp_().unsqueeze(1))
-            own_N = torch.where(mine_N, -total_N, 0.0)
-            logits_NV.scatter_add_(1, local_N.unsqueeze(1), own_N.unsqueeze(1))
-            factor_N = torch.where(counted_N, scale / total_N, 0.0)
-        ctx.save_for_backward(x_ND, logits_NV, factor_N, whole_N, local_N, mine_N)
-        ctx.weight, ctx.split = weight_VD, split
-        return torch.where(counted_N, whole_N - target_N, 0.0).sum() * scale
+    weight_VD: nn.Parameter
+    labels_N: torch.Tensor
+    scale: float
+    vocab: int
+    split: TensorSplit
 
-    @staticmethod
-    def backward(ctx: Any, dloss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return dx, summed over the tensor ranks; the head's gradient runs meanwhile."""
-        x_ND, logits_NV, factor_N, whole_N, local_N, mine_N = ctx.saved_tensors
-        split: TensorSplit = ctx.split
-        weight: nn.Parameter = ctx.weight
-        factor_N = factor_N * dloss
-        if logits_NV.dtype in LOW_PRECISION:
-            _overwrite_with_gradient(logits_NV, factor_N, whole_N, local_N, mine_N, split.pieces)
-            dx_ND = matmul(logits_NV, weight.t())
-        else:
-            dx_ND = matmul(logits_NV, weight.t()).mul_(factor_N.unsqueeze(1))
-            x_ND = x_ND * factor_N.unsqueeze(1)
+    def loss(self, x_ND: torch.Tensor) -> torch.Tensor:
+        """Return the loss alone."""
+        x_ND, labels = self._gathered(x_ND), self._labels()
+        losses = [
+            self._logits(x_ND[rows], labels.rows(rows))[1]
+            for rows in self._chunks(self.split.pieces.loss_rows)
+        ]
+        return self._sum(losses, labels)
+
+    def loss_and_gradient(
+        self, x_ND: torch.Tensor, dloss: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss, and dx summed over the tensor ranks; the weight's goes to the store."""
+        split, labels, x_ND = self.split, self._labels(), self._gathered(x_ND)
+        factor = self.scale * dloss
+        dx_ND = torch.empty_like(x_ND)
+        # A product that waits for W, or adds up in few digits, is one for all tokens.
+        parts = split.store.takes_parts(self.weight_VD)
+        chunks = list(self._chunks(split.pieces.loss_rows if parts else len(x_ND)))
+        losses = [
+            self._chunk(
+                (x_ND[rows], dx_ND[rows]), labels.rows(rows), factor, more=rows is not chunks[-1]
+            )
+            for rows in chunks
+        ]
+        del x_ND
         if split.scattered:
             dx_ND, pending = scatter_sum(dx_ND, split.group, name="head.backward")
         else:
             pending = split.group.all_reduce(dx_ND, name="head.backward", async_op=True)
-        split.store.add_matmul([weight], logits_NV, x_ND.detach())
+        split.store.run_deferred()
         pending.wait()
-        return dx_ND, None, None, None, None
+        return self._sum(losses, labels), dx_ND
+
+    def _chunk(
+        self,
+        streams: tuple[torch.Tensor, torch.Tensor],
+        labels: LabelRows,
+        factor: torch.Tensor,
+        *,
+        more: bool,
+    ) -> RowStatistics:
+        """Write dx of a few tokens, and leave their part of the weight's gradient to the store.
+
+        That part is computed while something is in flight: the numbers of the next chunk, or dx.
+        """
+        (x_CD, dx_CD), split = streams, self.split
+        logits_CV, statistics = self._logits(x_CD, labels)
+        factor_C = labels.counted_C * factor
+        left_C = overwrite_with_gradient(logits_CV, statistics, labels, factor_C, split.pieces)
+        if left_C is None:
+            matmul(logits_CV, self.weight_VD.t(), out=dx_CD)
+        else:
+            left_C = left_C.unsqueeze(1)
+            torch.mul(matmul(logits_CV, self.weight_VD.t()), left_C, out=dx_CD)
+            x_CD = x_CD * left_C
+        add = split.store.add_matmul
+        split.store.defer(partial(add, [self.weight_VD], logits_CV, x_CD, more=more))
+        if split.group.size == 1:
+            split.store.run_deferred()
+        return statistics
+
+    def _logits(self, x_CD: torch.Tensor, labels: LabelRows) -> tuple[torch.Tensor, RowStatistics]:
+        """Return the logits of some tokens, and their numbers over the whole vocabulary."""
+        group, num_local = self.split.group, self.weight_VD.shape[0]
+        logits_CV = matmul(x_CD, self.weight_VD)
+        real = max(0, min(num_local, self.vocab - group.index * num_local))
+        if real < num_local:
+            logits_CV[:, real:] = float("-inf")
+        local = row_statistics(logits_CV, labels.local_C, self.split.pieces)
+        if group.size == 1:
+            maximum_C, total_C, target_C = local
+            return logits_CV, RowStatistics(
+                maximum_C=maximum_C,
+                total_C=total_C,
+                target_C=target_C,
+                local_maximum_C=maximum_C,
+            )
+        local[2].masked_fill_(~labels.mine_C, 0.0)
+        every = local.new_empty((group.size, *local.shape))
+        whole = every.view(-1, local.shape[-1])
+        gathered = group.all_gather(whole, local, name="head.statistics", async_op=True)
+        self.split.store.run_deferred()
+        gathered.wait()
+        maximum_C = every[:, 0].amax(0)
+        total_C = (every[:, 1] * (every[:, 0] - maximum_C).exp()).sum(0)
+        return logits_CV, RowStatistics(
+            maximum_C=maximum_C,
+            total_C=total_C,
+            target_C=every[:, 2].sum(0),
+            local_maximum_C=local[0],
+        )
+
+    def _labels(self) -> LabelRows:
+        counted_N = self.labels_N != IGNORED_LABEL
+        ids_N = self.labels_N.clamp(min=0)
+        local_N, elsewhere_N = local_ids(ids_N, self.weight_VD.shape[0], self.split.group)
+        return LabelRows(local_C=local_N, mine_C=counted_N & ~elsewhere_N, counted_C=counted_N)
+
+    def _gathered(self, x_ND: torch.Tensor) -> torch.Tensor:
+        if not self.split.scattered:
+            return x_ND
+        x_ND, gathered = gather_rows(x_ND, self.split.group, name="head.forward")
+        gathered.wait()
+        return x_ND
+
+    def _chunks(self, num_rows: int) -> Iterator[slice]:
+        for start in range(0, len(self.labels_N), num_rows):
+            yield slice(start, start + num_rows)
+
+    def _sum(self, chunks: Sequence[RowStatistics], labels: LabelRows) -> torch.Tensor:
+        losses_N = torch.cat([one.log_sum_C - one.target_C for one in chunks])
+        return torch.where(labels.counted_C, losses_N, 0.0).sum() * self.scale
+
+
+class VocabularyLoss(torch.autograd.Function):
+    """Cross-entropy of logits that no rank holds whole, neither all columns nor all rows.
+
+    Loss and gradients come from the same logits, so all is computed in backward: a forward pass
+    that computed the loss would keep the logits, or make them twice.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_ND: torch.Tensor, weight_VD: nn.Parameter, head: VocabularyHead
+    ) -> torch.Tensor:
+        """Return where backward will write scale x the sum over counted tokens of their loss.
+
+        That of a token is log(sum exp(logits)) - logit[label]. Until then it is not a number.
+        """
+        loss = x_ND.new_full((), float("nan"), dtype=at_least_fp32(x_ND.dtype))
+        ctx.save_for_backward(x_ND)
+        ctx.head, ctx.loss = head, loss.detach()
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, dloss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Write the loss; return dx, summed over the tensor ranks."""
+        head: VocabularyHead = ctx.head
+        loss, dx_ND = head.loss_and_gradient(ctx.saved_tensors[0].detach(), dloss)
+        ctx.loss.copy_(loss)
+        return dx_ND, None, None
+
+
+def vocabulary_loss(x_ND: torch.Tensor, head: VocabularyHead) -> torch.Tensor:
+    """Return scale x the sum of token losses: at once, or where there is a backward, after it."""
+    if torch.is_grad_enabled() and (x_ND.requires_grad or head.weight_VD.requires_grad):
+        loss: torch.Tensor = VocabularyLoss.apply(x_ND, head.weight_VD, head)
+        return loss
+    return head.loss(x_ND.detach())
 
 
 def local_ids(
@@ -170,52 +277,3 @@ def stream_rows(num_rows: int, split: TensorSplit, device: torch.device) -> torc
     """Return the global rows of the residual stream that this rank holds."""
     rows = torch.arange(num_rows, device=device)
     return rows[own_rows(num_rows, split.group)] if split.scattered else rows
-
-
-def _local_statistics(
-    logits_NV: torch.Tensor, local_N: torch.Tensor, pieces: PieceSizes
-) -> torch.Tensor:
-    """Return maximum, sum of exp(logit - maximum) and target of each row [3, N].
-
-    Logits of at least float32 become exp(logit - maximum) in place; narrower ones are left alone.
-    """
-    wide = at_least_fp32(logits_NV.dtype)
-    statistics = logits_NV.new_empty((3, logits_NV.shape[0]), dtype=wide)
-    for rows in row_chunks(logits_NV, pieces):
-        logits_CV = logits_NV[rows].to(wide)
-        statistics[2, rows] = logits_CV.gather(1, local_N[rows, None]).squeeze(1)
-        # A rank that holds only padding has no maximum; any finite number does, its sum is 0.
-        maximum_C = logits_CV.amax(1).clamp_(min=torch.finfo(wide).min)
-        statistics[0, rows] = maximum_C
-        logits_CV.sub_(maximum_C.unsqueeze(1)).exp_()
-        torch.sum(logits_CV, dim=1, out=statistics[1, rows])
-    return statistics
-
-
-def _overwrite_with_gradient(
-    logits_NV: torch.Tensor,
-    factor_N: torch.Tensor,
-    whole_N: torch.Tensor,
-    local_N: torch.Tensor,
-    mine_N: torch.Tensor,
-    pieces: PieceSizes,
-) -> None:
-    """Turn bf16 or fp16 logits into factor (softmax - one-hot) in place, each rounded once.
-
-    `whole_N` is the logarithm of the sum of exponentials over the whole vocabulary.
-    """
-    for rows in row_chunks(logits_NV, pieces):
-        gradient_CV = logits_NV[rows].float().sub_(whole_N[rows, None]).exp_()
-        gradient_CV.scatter_add_(1, local_N[rows, None], -mine_N[rows, None].float())
-        torch.mul(gradient_CV, factor_N[rows, None], out=logits_NV[rows])
-
-
-def _merge(local: torch.Tensor, group: Group) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return maximum, sum of exponentials and target logit over the whole vocabulary."""
-    if group.size == 1:
-        return local[0], local[1], local[2]
-    every = local.new_empty((group.size, *local.shape))
-    group.all_gather(every.view(-1, local.shape[-1]), local, name="head.statistics").wait()
-    maximum_N = every[:, 0].amax(0)
-    total_N = (every[:, 1] * (every[:, 0] - maximum_N).exp()).sum(0)
-    return maximum_N, total_N, every[:, 2].sum(0)

@@ -79,13 +79,22 @@ def kernel_work(func: Any, given: Sequence[torch.Tensor], args: Any, out: Any) -
     if name in _NO_KERNEL:
         return None
     positional, named = args
-    only_written = {id(one) for one in tensors_in(named.get("out"))}
-    num_bytes = sum(one.nbytes for one in given if id(one) not in only_written)
+    num_bytes = sum(one.nbytes for one in given)
+    num_bytes -= sum(one.nbytes for one in tensors_in(named.get("out")))
     num_bytes += sum(one.nbytes for one in tensors_in(out))
+    if not func._schema.returns:
+        written = [one.alias_info is not None for one in func._schema.arguments]
+        num_bytes += sum(
+            one.nbytes
+            for arg, is_written in zip(positional, written, strict=False)
+            for one in tensors_in(arg if is_written else None)
+        )
     if name == "_grouped_mm":
         return name, num_bytes, _grouped_flops(positional[0], positional[1], out)
     formula = flop_registry.get(func._overloadpacket)
-    flops = 0 if formula is None else int(formula(*positional, **named, out_val=out))
+    # Where the dtype of a product is asked for, the formula would take it for a shape.
+    shaped = [one for one in positional if not isinstance(one, torch.dtype)]
+    flops = 0 if formula is None else int(formula(*shaped, **named, out_val=out))
     return name, num_bytes, flops
 
 

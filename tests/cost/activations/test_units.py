@@ -30,11 +30,11 @@ def test_ends_by_hand() -> None:
     ids, positions, dropped = (one.saved_bytes for one in embedding_operators(x))
     assert (ids, positions, dropped) == (8 * (8 + 1), 8 * 8, 0)
     (loss,) = (one for one in head_operators(x) if one.name == "loss")
-    # Of a vocabulary of 37 each of two ranks has 19; statistics are in four bytes.
-    assert {one.name: one.bytes for one in loss.saved} == {
-        "input": 8 * 16 * 2,
-        "logits": 8 * 19 * 2,
-        "numbers of tokens": 8 * (4 + 4 + 8 + 1),
+    assert {one.name: one.bytes for one in loss.saved} == {"input": 8 * 16 * 2}
+    # Of a vocabulary of 37 each of two ranks has 19.
+    assert {one.name: one.bytes for one in loss.kept_for_weight_gradient} == {
+        "gradients of logits": 8 * 19 * 2,
+        "input, weighted": 8 * 16 * 2,
     }
 
 

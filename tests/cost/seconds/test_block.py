@@ -79,3 +79,12 @@ def test_the_head_is_one_product_forward_and_two_backward() -> None:
     assert ends.head_backward > 2 * product
     assert alone.embedding == pytest.approx(7 * 2 * 128 * 64 / 1e14)
     assert MODEL.tied == 0.0
+
+
+def test_where_the_loss_is_computed_in_backward_its_seconds_go_there() -> None:
+    usual = end_seconds(small_work(tp=2.0))
+    late = end_seconds(with_trainer(small_work(tp=2.0), loss_backward=1.0))
+    assert late.head_forward == 0.0
+    assert late.head_weight_gradient == usual.head_weight_gradient
+    moved = late.head_input_gradient - usual.head_input_gradient
+    assert moved == pytest.approx(usual.head_forward)

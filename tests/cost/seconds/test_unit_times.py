@@ -54,6 +54,13 @@ def test_tensor_ranks_share_a_unit() -> None:
         assert one.total_s(unit) / 2 < two.total_s(unit) < one.total_s(unit)
 
 
+def test_the_head_runs_in_backward_alone() -> None:
+    times = unit_times_from_formulas(on_gpus(run="llama3-8b"))
+    assert times.forward_s["head"] == 0.0
+    # Logits and the gradient of the input; the weight's is one product.
+    assert times.input_gradient_s["head"] > 2 * times.weight_gradient_s["head"] > 0.0
+
+
 def test_recomputed_blocks_run_forward_in_b_too() -> None:
     plain = unit_times_from_formulas(plan_of())
     twice = unit_times_from_formulas(plan_of("recompute.policy=full", "recompute.every=2"))

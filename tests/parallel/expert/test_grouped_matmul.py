@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from echelon.core.event import NoEvents
+from echelon.core.plan import Precision
 from echelon.models.moe import MixtureOfExperts
 from echelon.parallel.apply import apply_plan
 from echelon.parallel.expert import grouped_matmul
@@ -24,7 +25,13 @@ Results = dict[str, torch.Tensor]
 def computed(dtype: torch.dtype) -> Results:
     """Return outputs and gradients of the experts of a block, those without rows included."""
     names = {torch.float32: "fp32", torch.float64: "fp64"}
-    plan = plan_of(model=MIXTRAL, dtype=names.get(dtype, "fp32"), bucket_bytes=1 << 20)
+    precision = Precision(parameters="bf16") if dtype == torch.bfloat16 else None
+    plan = plan_of(
+        model=MIXTRAL,
+        dtype=names.get(dtype, "fp32"),
+        precision=precision,
+        bucket_bytes=1 << 20,
+    )
     groups = rank_groups(plan, Recorder(0, NoEvents()))
     model = apply_plan(plan, groups, torch.device("cpu"))
     mixture = cast(MixtureOfExperts, model.stages[0].layers["0"].mlp)
@@ -67,6 +74,17 @@ def test_one_launch_gives_what_one_after_the_other_gives(monkeypatch: pytest.Mon
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
     assert not found["1.gate.weight"].any()
     assert found["0.gate.weight"].any()
+
+
+def test_gradients_in_fp32_are_not_rounded_to_bf16_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = computed(torch.bfloat16)
+    monkeypatch.setattr(grouped_matmul, "has_grouped_kernel", lambda _: True)
+    found = computed(torch.bfloat16)
+    for name in ("0.down.weight", "0.gate.weight", "7.up.weight"):
+        assert found[name].dtype == torch.float32
+        assert not torch.equal(found[name], found[name].bfloat16().float())
+        torch.testing.assert_close(found[name], expected[name], rtol=2e-2, atol=2e-2, msg=name)
+    assert not found["1.gate.weight"].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -19,6 +19,7 @@ from tests.parallel.layouts import GPT2, NANO, QWEN, plan_of
 from tests.parallel.one_device import assemble, gradient, make_rows, random_values
 from tests.parallel.targets import Pass
 from tests.parallel.tensor.test_tensor import stream, whole
+from tests.parallel.vocabulary import head_targets
 
 LAYOUTS = [(1, False), (2, False), (2, True)]
 IDS = ["alone", "tp2", "tp2 scattered"]
@@ -133,7 +134,7 @@ def test_the_loss_is_as_exact_as_on_one_device(
     plan = narrow_plan(NANO, tp, parameters, scattered=scattered)
     dtype, batch = TORCH_DTYPES[parameters], make_rows(plan, 0).batch(0)
     x_ND = stream(plan, 1).to(dtype)
-    ranks = rank_pool.run(targets.head, (plan, x_ND, batch), world_size=tp)
+    ranks = rank_pool.run(head_targets.head, (plan, x_ND, batch), world_size=tp)
     assert {rank.out.dtype for rank in ranks} == {torch.float32}
     assert {rank.dx.dtype for rank in ranks} == {dtype}
 

@@ -1,4 +1,4 @@
-"""What of a step is data: tokens of each rank, loads of experts, pieces of attention."""
+"""What of a step is data: loads of experts, pieces of attention."""
 
 from __future__ import annotations
 
@@ -18,18 +18,6 @@ from echelon.proof.subject import ReportedRoute, ReportedRouting, ReportedRoutin
 from tests.parallel.layouts import MIXTRAL, NANO, plan_of
 
 NONE = ReportedRoutingSummary(assignments=0, dropped=0, aux_loss=0.0, z_loss=0.0, imbalance=1.0)
-
-
-def test_each_token_is_found_on_the_one_tensor_rank_that_has_its_row() -> None:
-    plan = plan_of(tp=2, microbatches=2, microbatch_sequences=2)
-    length, (first, second) = (
-        plan.mathematics.sequence_length,
-        (step_data(plan, rank, ()) for rank in range(2)),
-    )
-    assert first.load is None
-    assert list(first.found) == list(range(plan.num_microbatches))
-    for microbatch in first.found:
-        assert first.found[microbatch] + second.found[microbatch] == 2 * length
 
 
 def test_the_output_of_the_plain_kernel_alone_is_copied() -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from echelon.core.plan import Plan
+from echelon.cost.activations.numbers import LOSS_ROWS
 from echelon.launch.local.pool import RankPool
+from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.proof.matrix.bytes_recorded import record_rank
 from echelon.proof.matrix.bytes_walk import (
     ALLOWED,
@@ -20,7 +22,7 @@ from echelon.proof.matrix.bytes_walk import (
     sample,
     summary,
 )
-from tests.parallel.layouts import DEEPSEEK, GPT2, plan_of
+from tests.parallel.layouts import DEEPSEEK, GPT2, NANO, plan_of
 from tests.parallel.pipeline.pipelines import pipeline_plan
 
 NEAR = {
@@ -28,7 +30,27 @@ NEAR = {
     "ring": plan_of(cp=2, model=GPT2, microbatch_sequences=2),
     "experts": plan_of(model=DEEPSEEK, dp_shard=2, ep=2, microbatch_sequences=2),
     "sequence parallel": plan_of(tp=2, sequence_parallel=True, dtype="fp32"),
+    "split backward on tensor ranks": plan_of(tp=2, schedule="zb-h1", microbatches=2),
 }
+
+LONG = replace(NANO, layers=1, vocab=700, max_positions=2500)
+CHUNKED = {
+    (tp, scattered, precision.parameters): plan_of(
+        model=LONG,
+        tp=tp,
+        sequence_parallel=scattered,
+        precision=precision,
+        sequence_length=2500,
+        microbatches=1,
+        microbatch_sequences=2,
+    )
+    for tp, scattered, precision in (
+        (1, False, PRECISIONS[1]),
+        (2, False, PRECISIONS[0]),
+        (2, True, PRECISIONS[1]),
+    )
+}
+"""More tokens than the loss takes at a time, and logits that are most of what is held."""
 
 DRAWN = 4
 """Plans that are drawn at random."""
@@ -39,6 +61,14 @@ def test_bytes_are_those_of_the_formulas(rank_pool: RankPool, plan: Plan) -> Non
     walked = compare_plan(plan, rank_pool.run)
     assert walked.problems == ()
     assert min(walked.sent, walked.held, walked.kept) > 0
+    assert abs(walked.peak_error) <= ALLOWED
+
+
+@pytest.mark.parametrize("plan", list(CHUNKED.values()), ids=map(str, CHUNKED))
+def test_of_logits_a_chunk_is_held(rank_pool: RankPool, plan: Plan) -> None:
+    assert plan.local_tokens > 2 * LOSS_ROWS == 2 * TRAINING_PIECES.loss_rows
+    walked = compare_plan(plan, rank_pool.run)
+    assert walked.problems == ()
     assert abs(walked.peak_error) <= ALLOWED
 
 

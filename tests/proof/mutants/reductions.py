@@ -26,18 +26,22 @@ from tests.proof.mutants.planting import LAST, Told, change_hops, change_routes,
 
 def scale_microbatches(patch: pytest.MonkeyPatch, factor: Any) -> None:
     """Multiply the loss of each microbatch before backward; what is reported stays right."""
-    forward = PipelineExecutor._forward
+    forward, run = PipelineExecutor._forward, PipelineExecutor.run
 
     def scaled(
         self: Any, state: Any, action: Any, x: Any, batch: TokenBatch, scale: float
     ) -> torch.Tensor | None:
         times = factor(action.microbatch, batch, scale)
-        out = forward(self, state, action, x, batch, scale * times)
-        if action.microbatch in state.losses:
-            state.losses[action.microbatch] = state.losses[action.microbatch] / times
-        return out
+        return forward(self, state, action, x, batch, scale * times)
+
+    def divided(
+        self: Any, schedule: Any, batches: Sequence[TokenBatch], scale: float
+    ) -> dict[int, torch.Tensor]:
+        losses = run(self, schedule, batches, scale)
+        return {m: loss / factor(m, batches[m], scale) for m, loss in losses.items()}
 
     patch.setattr(PipelineExecutor, "_forward", scaled)
+    patch.setattr(PipelineExecutor, "run", divided)
 
 
 @mutant(

@@ -147,7 +147,7 @@ def attention_core_operator(
     last = (1 - x.exchanged) * (total_saved_bytes(table) - table[0].bytes - table[1].bytes)
     # Where attention sends something, the weight gradient of the output layer is made meanwhile.
     sent = elementwise_max(x.ring, x.exchanged)
-    product = x.mixed * x.heads * x.head_dim * x.hidden * x.size
+    product = x.widened_bytes(x.heads * x.head_dim + x.hidden, x.tokens)
     # Until then it keeps its gradient, and its input where that is in memory of its own.
     deferred = elementwise_max(x.scattered, x.dropout) * x.whole + own
     alone = (1 - x.exchanged) * x.transposed * x.queries

@@ -10,7 +10,7 @@ import numpy as np
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.activations.dispatch import DispatchChunk, HopRows, RowBytes
 from echelon.cost.activations.experts import ExpertNumbers
-from echelon.cost.activations.numbers import INDEX_BYTES, STATISTICS_BYTES
+from echelon.cost.activations.numbers import INDEX_BYTES, PRODUCT_ROWS, STATISTICS_BYTES
 from echelon.layout.expert_load import (
     BlockPass,
     ExpertLoad,
@@ -57,7 +57,8 @@ def expert_numbers(
     deferred = ep > 1 or tp > 1
     precision = plan.mathematics.precision
     mixed = precision.gradients != precision.parameters
-    matrix = 2 * inner * plan.model.hidden * DTYPE_BYTES[precision.parameters]
+    rows = min(PRODUCT_ROWS, max((max(one.by_expert, default=0) for one in parts), default=0))
+    widened = rows * (2 * inner + plan.model.hidden) * STATISTICS_BYTES
     return ExpertNumbers(
         routed=plan.local_tokens // tp,
         experts=experts.num_experts,
@@ -75,7 +76,7 @@ def expert_numbers(
         limiting=_limiting(plan),
         chunks=tuple(_chunk(plan, one, deferred=deferred) for one in parts),
         deferred=int(deferred),
-        product=int(mixed) * matrix,
+        product=int(mixed) * widened,
         row_chunks=int(layout.expert_tp > 1),
     )
 

@@ -86,7 +86,7 @@ class ExpertNumbers:
     deferred: int = 0
     """Bytes that weight gradients of experts keep which are put off until rows are waited for."""
     product: int = 0
-    """Bytes of those gradients while they add up in another dtype."""
+    """Bytes of rows that those gradients widen, where they add up in another dtype."""
     row_chunks: Num = 0
     """Flag: experts are cut, so that every tensor rank needs every row."""
     up: Num = 2
@@ -140,7 +140,7 @@ class _MixtureState:
 def _dispatch(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> OperatorMemory:
     shared = _any_shared(e)
     # Those of column layers, which gather their input, wait until here.
-    made = x.mixed * 2 * e.shared_inner * x.hidden * x.size
+    made = x.widened_bytes(2 * e.shared_inner + x.hidden, x.tokens)
     late = shared * x.scattered * (2 * x.tokens * e.shared_inner * x.size + x.whole + made)
     back = replace(flow.back, deferred=0) if shared else flow.back
     landing = arrival_bytes(e.chunks, back, e.product)
@@ -248,13 +248,14 @@ def _shared(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> Oper
     deferred = flow.back.deferred
     # They run when something is in flight: the gradient, or rows, or, of whole rows, the input's.
     late = x.shared * (1 - x.scattered) * deferred
-    own = x.mixed * 2 * e.shared_inner * x.hidden * x.size
+    own = x.widened_bytes(2 * e.shared_inner + x.hidden, x.tokens)
+    row = x.widened_bytes(e.shared_inner + x.hidden, x.tokens)
     first = deferred + elementwise_max(gather, (1 - x.scattered) * inner) + e.product
     # By the time of the input's all is gone that is kept here, but what row layers put off.
     column = x.whole + own - (1 - x.shared) * inner
     if_whole = (1 - x.scattered) * (late + column - flow.held)
     # Of split rows, the gradient of all outputs waits beside the inputs that come.
-    if_split = x.scattered * (3 * x.whole + x.stream + own // 2 - flow.held)
+    if_split = x.scattered * (3 * x.whole + x.stream + row - flow.held)
     whole = elementwise_max(first, gather + inner, late + work, if_whole, if_split)
     split = elementwise_max(gather + inner, work)
     return OperatorMemory(

@@ -95,7 +95,7 @@ def latent_operators(x: ActivationNumbers, latent: LatentAttention) -> tuple[Ope
 
 
 def _down(x: ActivationNumbers, sizes: _Widths, branch: ResidualBranch) -> OperatorMemory:
-    product = x.mixed * sizes.down // elementwise_max(x.rows, 1) * x.hidden
+    product = x.widened_bytes(sizes.down // elementwise_max(x.rows * x.size, 1) + x.hidden, x.rows)
     both = x.stream + sizes.down
     waiting = ("attention input and gradients of latent vectors", both, "n (D + r_q + r_kv + p) s")
     return branch.around(
@@ -146,7 +146,7 @@ def _up(
     """Return a projection up, from a vector of `widths[0]` to `widths[1]` bytes."""
     rank, out = widths
     whole, own = x.tokens * rank * x.size, x.rows * rank * x.size
-    product = x.mixed * (out // elementwise_max(x.tokens, 1)) * rank
+    product = x.widened_bytes(out // elementwise_max(x.tokens * x.size, 1) + rank, x.tokens)
     gathered = x.scattered * whole
     kept = saved_tensors(name, ("latent vector", own, "n r s"), ("its gradient", out, "N O s"))
     return branch.around(

@@ -157,9 +157,9 @@ def column_parallel_operator(
     width = out * (1 - x.scattered) + x.scattered * (
         branch.inner // elementwise_max(x.tokens * x.size, 1)
     )
-    product = x.mixed * width * x.hidden * x.size
+    product = x.widened_bytes(width + x.hidden, x.tokens)
     # The rows of its input that are here go when all of them have come.
-    peak = elementwise_max(0, x.mixed * out * x.hidden * x.size - x.stream)
+    peak = elementwise_max(0, x.widened_bytes(out + x.hidden, x.tokens) - x.stream)
     operator = OperatorMemory(
         name=name,
         saved=(saved,),
@@ -179,7 +179,7 @@ def row_parallel_operator(
 ) -> OperatorMemory:
     """Return a row-parallel layer; what kept its input is told where it was made."""
     work = x.stream + x.dropout * x.stream + x.scattered * x.whole + inputs
-    width = inputs // elementwise_max(x.tokens, 1)
+    width = inputs // elementwise_max(x.tokens * x.size, 1)
     return OperatorMemory(
         name=name,
         kept_for_weight_gradient=(
@@ -189,7 +189,7 @@ def row_parallel_operator(
             vector_gradient_bytes(name, bias * x.hidden * x.statistics_bytes, "D w"),
         ),
         forward=local + x.whole + x.scattered * x.stream,
-        backward=work + x.mixed * width * x.hidden * (1 - x.shared),
+        backward=work + x.widened_bytes(width + x.hidden, x.tokens) * (1 - x.shared),
         backward_split=work,
         early=work - inputs,
     )

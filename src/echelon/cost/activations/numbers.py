@@ -30,6 +30,12 @@ INDEX_BYTES = 8
 CACHE_ELEMENTS = 1 << 18
 """Elements of a tensor that are widened at a time (`kernels/low_precision.py`, on a CPU)."""
 
+LOSS_ROWS = 2048
+"""Tokens whose logits are there at a time (`loss_rows` in `models/piece_sizes.py`)."""
+
+PRODUCT_ROWS = 256
+"""Rows that are widened at a time for a product (`product_rows` in the same file)."""
+
 STATISTICS_BYTES = 4
 """Statistics are in at least float32."""
 
@@ -145,9 +151,6 @@ class ActivationNumbers:
     transposed: Num = 0
     """Flag: attention's output comes in another order than the next product reads, so it is
     copied."""
-    found: Num = 0
-    """Tokens whose row of the embedding is on this rank: data where tp > 1 (then N / tp is as good
-    a guess as any)."""
     mixed: Num = 0
     """Flag: gradients add up in another dtype than they are made in."""
     attend_forward: Num = 0
@@ -195,6 +198,14 @@ class ActivationNumbers:
         """Return how many of `rows` rows are widened at a time."""
         return -elementwise_max(-rows, -(CACHE_ELEMENTS // elementwise_max(width, 1)))
 
+    def widened_bytes(self, width: Num, rows: Num) -> Num:
+        """Return what a weight gradient has that adds up in a wider dtype, on a CPU.
+
+        It widens a few of the rows of both matrices at a time, of `width` elements together.
+        """
+        piece = -elementwise_max(-rows, -PRODUCT_ROWS)
+        return self.mixed * piece * width * STATISTICS_BYTES
+
     @property
     def scattered(self) -> Num:
         """Return whether the residual stream is split over the tensor ranks."""
@@ -237,7 +248,6 @@ class ActivationNumbers:
             exchanged=int(degree > 1),
             copies=kv_copies(heads, kv_heads, degree),
             transposed=int(model.soft_cap is not None),
-            found=-(-tokens // tp),
             attend_forward=forward,
             attend_first=first,
             attend_run=run,

@@ -44,15 +44,13 @@ StageMicrobatch = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepData:
-    """Record what of a step is data: how tokens were routed, and two numbers of each microbatch.
+    """Record what of a step is data: how tokens were routed, and attention of each microbatch.
 
-    `found` are the tokens of a microbatch whose row of the embedding is on this rank, `transposed`
-    whether attention gave its output in another order (`cost/activations/numbers.py`), `row_chunks`
-    what its kernels were called for.
+    `transposed` is whether attention gave its output in another order
+    (`cost/activations/numbers.py`), `row_chunks` what its kernels were called for.
     """
 
     load: ExpertLoad | None = None
-    found: Mapping[int, int] = field(default_factory=dict[int, int])
     transposed: Mapping[int, int] = field(default_factory=dict[int, int])
     row_chunks: Mapping[int, AttentionRowChunks] = field(
         default_factory=dict[int, AttentionRowChunks]
@@ -61,16 +59,12 @@ class StepData:
     @property
     def any(self) -> bool:
         """Return whether microbatches may differ."""
-        return self.load is not None or bool(self.found or self.transposed or self.row_chunks)
+        return self.load is not None or bool(self.transposed or self.row_chunks)
 
     def numbers(self, plan: Plan, cp_rank: int, microbatch: int) -> ActivationNumbers:
         """Return the numbers of a microbatch."""
         x = ActivationNumbers.from_plan(plan, cp_rank, self.row_chunks.get(microbatch))
-        return replace(
-            x,
-            found=self.found.get(microbatch, x.found),
-            transposed=self.transposed.get(microbatch, x.transposed),
-        )
+        return replace(x, transposed=self.transposed.get(microbatch, x.transposed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,7 @@
 """The units of a stage (embedding, blocks, head) as the operators that they consist of.
 
 In the letters of `cost/activations/numbers.py`. What both ends keep: the lookup of tokens, the last
-norm, logits and loss. The logits of a rank, [N, V], wait for backward in the dtype of the
-parameters; of the softmax only numbers for each token are kept beside them
-(`parallel/vocabulary.py`).
+norm and the input of the loss, which makes its logits in backward (`parallel/vocabulary.py`).
 
 Source: Korthikanti et al., 2022, section 4.3 (input and output layers), for a loss that is split
 over the vocabulary (Shoeybi et al., 2019, section 3).
@@ -27,11 +25,14 @@ from echelon.cost.activations.linear import (
 )
 from echelon.cost.activations.numbers import (
     INDEX_BYTES,
+    LOSS_ROWS,
     STATISTICS_BYTES,
     ActivationNumbers,
+    Num,
     OperatorMemory,
     SavedTensor,
     elementwise_max,
+    is_positive,
     saved_tensors,
     total_saved_bytes,
 )
@@ -46,8 +47,8 @@ def embedding_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
     """Return the operators of the embedding; the stream that it makes is the first block's."""
     name, ids = "embedding", x.tokens * (INDEX_BYTES + BOOL_BYTES)
     gradient = (1 + x.dropout) * x.stream
-    rows = x.found * (INDEX_BYTES + x.hidden * x.size)
-    # Where the vocabulary is split each rank has the gradients of the rows that it looked up.
+    rows = x.tokens * (INDEX_BYTES + x.hidden * x.size)
+    # Where the vocabulary is split each rank has a copy, in which rows of others are zero.
     work = gradient + x.scattered * x.whole + x.shared * rows
     places = ("positions", x.learned * x.rows * INDEX_BYTES, "n 8")
     waiting = ("gradients", x.learned * x.shared * x.stream, "n D s")
@@ -56,10 +57,10 @@ def embedding_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
             name=name,
             saved=saved_tensors(name, ("ids", ids, "N (8 + 1)")),
             kept_for_weight_gradient=saved_tensors(
-                name, ("ids and gradients", rows, "N' (8 + D s)")
+                name, ("ids and gradients", rows, "N (8 + D s)")
             ),
             forward=ids + x.whole + x.scattered * x.stream,
-            backward=work + x.mixed * x.found * x.hidden * STATISTICS_BYTES,
+            backward=work + x.mixed * x.tokens * x.hidden * STATISTICS_BYTES,
             backward_split=work,
         ),
         OperatorMemory(
@@ -75,32 +76,50 @@ def embedding_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
 
 
 def head_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
-    """Return the operators of the last norm and of the loss."""
-    numbers = x.tokens * (2 * x.statistics_bytes + INDEX_BYTES + BOOL_BYTES)
-    logits = ("logits", x.tokens * x.vocab * x.size, "N V s")
-    saved = saved_tensors(
+    """Return the operators of the last norm and of the loss, which keeps its input alone.
+
+    All else it makes in backward: logits of a chunk of tokens; over tensor ranks those of the chunk
+    before wait for the collective of the next one. Where weight gradients wait for W, or add up in
+    few digits, the chunk is all tokens.
+    """
+    narrow = x.low_precision * (1 - x.mixed)
+    chunk = narrow * x.tokens + (1 - narrow) * -elementwise_max(-x.tokens, -LOSS_ROWS)
+    chunks = 1 + x.shared * is_positive(x.tokens - chunk)
+    saved = saved_tensors("loss", ("input", x.stream, "n D s"))
+    waiting = saved_tensors(
         "loss",
-        ("input", x.whole, "N D s"),
-        logits,
-        ("numbers of tokens", numbers, "N (2 w + 8 + 1)"),
+        ("gradients of logits", x.tokens * x.vocab * x.size, "N V s"),
+        ("input, weighted", x.whole, "N D s"),
     )
-    widened = x.low_precision * x.chunk_rows(x.tokens, x.vocab) * x.vocab * STATISTICS_BYTES
-    statistics = (6 + 3 * x.shared * x.tp) * x.tokens * x.statistics_bytes
-    work = (2 - x.low_precision) * x.whole + x.scattered * x.stream + x.tokens * x.statistics_bytes
-    product = x.mixed * x.vocab * x.hidden * x.size
     return (
         norm_operator(x, "last norm"),
         OperatorMemory(
             name="loss",
             saved=saved,
-            kept_for_weight_gradient=saved_tensors(
-                "loss", logits, ("input, weighted", x.whole, "N D s")
-            ),
-            forward=total_saved_bytes(saved) + statistics + x.scattered * x.stream + widened,
-            backward=elementwise_max(work + product, widened),
-            backward_split=elementwise_max(work, widened),
+            kept_for_weight_gradient=waiting,
+            forward=total_saved_bytes(saved) + x.statistics_bytes,
+            backward=_loss_backward(x, chunk, chunks, split=False),
+            backward_split=_loss_backward(x, x.tokens, 1, split=True),
         ),
     )
+
+
+def _loss_backward(x: ActivationNumbers, rows: Num, chunks: Num, *, split: bool) -> Num:
+    """Return the most that the loss has in backward beside its input, `rows` tokens at a time."""
+    wide = 1 - x.low_precision
+    numbers = x.tokens * (INDEX_BYTES + 2 * BOOL_BYTES + (3 + 3 * x.shared) * x.statistics_bytes)
+    logits, stream = rows * x.vocab * x.size, rows * x.hidden * x.size
+    piece = x.low_precision * x.chunk_rows(rows, x.vocab) * x.vocab * STATISTICS_BYTES
+    gathered = x.scattered * x.whole
+    product = (1 - split) * x.widened_bytes(x.vocab + x.hidden, rows)
+    # The input times what is left to multiply lives as long as the logits of its chunk.
+    two = chunks * logits + (chunks - 1) * wide * stream + elementwise_max(piece, product)
+    # A piece of the gradient, and its product with a factor before that is rounded.
+    one = logits + elementwise_max(2 * piece, wide * stream)
+    # The last chunk's product comes while dx is on its way; without a copy it has the whole input.
+    last = logits + elementwise_max(wide * stream, x.low_precision * gathered) + product
+    running = elementwise_max(gathered + elementwise_max(one, two), x.scattered * x.stream + last)
+    return numbers + x.whole + running
 
 
 RankMicrobatch = tuple[int, int, ExpertLoad | None]

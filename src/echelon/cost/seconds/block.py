@@ -7,8 +7,8 @@ fused kernel is two batched products of depth head_dim and scores that go throug
 one is 4 N reach A FLOPs forward, 10 backward (Dao, FlashAttention-2, 2023). A pass takes no less
 than its kernels take to start.
 
-The head is a product of [N, h] by [h, V / t], and twice that backward; logits are widened, and read
-and written several times for a maximum, a sum of exponentials and their gradient.
+The head is a product of [N, h] by [h, V / t], and twice that backward; logits are read and written
+for a maximum, a sum of exponentials and their gradient. Our trainer does all of it in backward.
 
 What a block sends, and what of that shows, is told in `exchanges.py`.
 """
@@ -89,11 +89,17 @@ class BlockSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndSeconds:
-    """Give the seconds of forward and backward of the embedding and of the head."""
+    """Give the seconds of the embedding, and of the head: forward, and of each gradient."""
 
     embedding: Num
     head_forward: Num
-    head_backward: Num
+    head_input_gradient: Num
+    head_weight_gradient: Num
+
+    @property
+    def head_backward(self) -> Num:
+        """Return the seconds of both gradients of the head."""
+        return self.head_input_gradient + self.head_weight_gradient
 
 
 def block_seconds(work: CostInputs, *, mixture: bool) -> BlockSeconds:
@@ -296,9 +302,10 @@ def end_seconds(work: CostInputs) -> EndSeconds:
     way = library_group_links(work, layout.tp, 1.0)
     joined = all_reduce_seconds(way, rows)
     small = 3.0 * all_reduce_seconds(way, 4.0 * tokens)
-    pace = software.pace
+    pace, late = software.pace, software.loss_backward
     return EndSeconds(
         embedding=pace * (memory_seconds(machine, 7.0 * rows) + joined),
-        head_forward=pace * (forward + logits + small),
-        head_backward=pace * (inputs + weights + logits + joined),
+        head_forward=pace * (1.0 - late) * (forward + logits + small),
+        head_input_gradient=pace * (late * (forward + logits + small) + inputs + logits + joined),
+        head_weight_gradient=pace * weights,
     )

@@ -148,6 +148,8 @@ class TrainerConstants:
     """The same for each token and width of `ffn`."""
     logit_held: Num = 10.0
     """Bytes that the loss holds for each logit."""
+    loss_backward: Num = 0.0
+    """Flag: the loss is computed in backward, beside its gradients."""
     loss_apart: Num = 0.0
     """Flag: the loss has let go of its logits when the last block runs backward."""
     workspace_bytes: Num = 0.0

@@ -7,7 +7,7 @@ same type (`config/files/times_file.py`), which have what ranks send to one anot
 
 A block that is recomputed has its forward pass once more in B, with selective recompute its
 attention alone. Of the embedding a half is its lookup, the other half the gradient of its rows, in
-W; of the backward pass of the head each gradient is a half.
+W.
 """
 
 from __future__ import annotations
@@ -95,11 +95,12 @@ def unit_times_from_blocks(
         unit = f"layers.{layer}"
         forward[unit], inputs[unit], weights[unit] = known[kind]
     ends = blocks.ends
-    looked_up, backward = first_number(ends.embedding), first_number(ends.head_backward)
+    looked_up = first_number(ends.embedding)
     forward[UNIT_EMBEDDING] = weights[UNIT_EMBEDDING] = looked_up / 2
     inputs[UNIT_EMBEDDING] = 0.0
     forward[UNIT_HEAD] = first_number(ends.head_forward)
-    inputs[UNIT_HEAD] = weights[UNIT_HEAD] = backward / 2
+    inputs[UNIT_HEAD] = first_number(ends.head_input_gradient)
+    weights[UNIT_HEAD] = first_number(ends.head_weight_gradient)
     return UnitTimes(
         source="modelled", forward_s=forward, input_gradient_s=inputs, weight_gradient_s=weights
     )

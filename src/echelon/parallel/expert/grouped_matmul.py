@@ -137,6 +137,9 @@ class GroupedExperts:
         down: tuple[torch.Tensor, torch.Tensor],
         gate_up: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
+        if store.widens(self.experts[0].down.weight, down[0].dtype):
+            self._add_weights_one_by_one(store, down, gate_up)
+            return
         down_EOI = weight_gradients(*down, self.ends_E, self.counts)
         gate_up_EOI = weight_gradients(*gate_up, self.ends_E, self.counts)
         for expert, d_down, d_gate_up in zip(self.experts, down_EOI, gate_up_EOI, strict=True):
@@ -144,3 +147,15 @@ class GroupedExperts:
             store.add(expert.down.weight, d_down)
             store.add(expert.gate.weight, d_gate)
             store.add(expert.up.weight, d_up)
+
+    def _add_weights_one_by_one(
+        self,
+        store: GradientStore,
+        down: tuple[torch.Tensor, torch.Tensor],
+        gate_up: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        """Add each expert's product where it adds up: the grouped kernel gives bf16 alone."""
+        parts = (one.split(list(self.counts)) for one in (*down, *gate_up))
+        for expert, dy, inner, dgate_up, x in zip(self.experts, *parts, strict=True):
+            store.add_matmul([expert.down.weight], dy, inner)
+            store.add_matmul([expert.gate.weight, expert.up.weight], dgate_up, x)

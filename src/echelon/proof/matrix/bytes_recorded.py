@@ -129,7 +129,7 @@ def record_rank(context: RankContext, argument: Mapping[str, Any]) -> RankBytes:
 
 
 def step_data(plan: Plan, rank: int, recorded: Sequence[RankBytes]) -> StepData:
-    """Return what of the measured step is data: the routing of the ranks, tokens, documents."""
+    """Return what of the measured step is data: the routing of the ranks, documents."""
     batch = global_batch(plan, MEASURED_STEP)
     load = None
     if plan.model.experts is not None:
@@ -138,7 +138,6 @@ def step_data(plan: Plan, rank: int, recorded: Sequence[RankBytes]) -> StepData:
     cp_rank = plan.mesh.coordinates(rank)[Axis.CP]
     return StepData(
         load=load,
-        found={one: _num_found_tokens(plan, rank, batch, one) for one in microbatches},
         transposed={one: _transposed(plan, rank, batch, one) for one in microbatches},
         row_chunks={
             one: attention_tiles(plan, cp_rank, _microbatch(plan, rank, batch, one).documents)
@@ -169,15 +168,6 @@ def _chosen(
 
 def _microbatch(plan: Plan, rank: int, batch: ProofBatch, microbatch: int) -> ProofBatch:
     return batch.microbatch(plan, dp_rank_of(plan, rank), microbatch)
-
-
-def _num_found_tokens(plan: Plan, rank: int, batch: ProofBatch, microbatch: int) -> int:
-    """Return how many tokens of a microbatch have their row of the embedding on this rank."""
-    here = plan.mesh.coordinates(rank)
-    rows_BT = _microbatch(plan, rank, batch, microbatch).inputs_BT
-    ids = rows_BT[:, plan.placement.positions(here[Axis.CP])]
-    share = -(-plan.model.vocab // plan.mesh.tp)
-    return int((ids // share == here[Axis.TP]).sum())
 
 
 def _transposed(plan: Plan, rank: int, batch: ProofBatch, microbatch: int) -> int:

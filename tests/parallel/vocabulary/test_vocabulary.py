@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan
+from echelon.launch.context import RankContext
 from echelon.launch.local.pool import RankPool
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from tests.parallel import targets
@@ -16,6 +20,7 @@ from tests.parallel.layouts import GPT2, NANO, plan_of
 from tests.parallel.one_device import assemble, decoder, gradient, random_values
 from tests.parallel.targets import Pass
 from tests.parallel.tensor.test_tensor import close, stream, whole
+from tests.parallel.vocabulary import head_targets
 
 FOUR = replace(NANO, heads=4, kv_heads=4)
 CASES = [
@@ -51,9 +56,15 @@ def tokens(plan: Plan, *, ignored: float = 0.3) -> TokenBatch:
     return TokenBatch.from_rows(ids[:, :-1], labels, torch.arange(2))
 
 
-def check_head(rank_pool: RankPool, plan: Plan, batch: TokenBatch, x_ND: torch.Tensor) -> Pass:
+def check_head(
+    rank_pool: RankPool,
+    plan: Plan,
+    batch: TokenBatch,
+    x_ND: torch.Tensor,
+    head: Callable[[RankContext, tuple[Plan, Any, TokenBatch]], Pass] = head_targets.head,
+) -> Pass:
     """Compare loss and gradients of the head with one device; return what rank 0 did."""
-    ranks = rank_pool.run(targets.head, (plan, x_ND, batch), world_size=plan.mesh.tp)
+    ranks = rank_pool.run(head, (plan, x_ND, batch), world_size=plan.mesh.tp)
     model = decoder(plan, random_values(plan))
     x_ND = x_ND.clone().requires_grad_()
     loss = model.operations.head_loss(x_ND, model.head_weight, batch.labels_N, 0.25)
@@ -91,11 +102,41 @@ def test_a_batch_without_a_counted_label_has_no_loss_and_no_gradient(rank_pool: 
     assert not rank.dx.any()
 
 
-def test_no_rank_keeps_full_logits(rank_pool: RankPool) -> None:
+@pytest.mark.parametrize("scattered", [False, True], ids=["whole", "scattered"])
+@pytest.mark.parametrize(("tp", "vocab"), [(1, 37), (2, 37), (4, 5)])
+def test_a_loss_in_chunks_is_the_same(
+    rank_pool: RankPool, tp: int, vocab: int, scattered: bool
+) -> None:
+    plan = vocabulary_plan(tp, vocab, scattered=scattered)
+    check_head(rank_pool, plan, tokens(plan), stream(plan, 1), head_targets.head_in_chunks)
+
+
+def test_no_rank_holds_full_logits_of_any_dim(rank_pool: RankPool) -> None:
     plan = vocabulary_plan(4, 400, scattered=False)
+    rank = check_head(rank_pool, plan, tokens(plan), stream(plan, 1), head_targets.head_in_chunks)
+    # Sixteen tokens, three at a time.
+    assert [shape for shape in rank.saved if 100 in shape] == [(3, 100)] * 5 + [(1, 100)]
     rank = check_head(rank_pool, plan, tokens(plan), stream(plan, 1))
-    assert max(max(shape) for shape in rank.saved) == 100
-    assert rank.saved.count((16, 100)) == 1
+    assert {shape for shape in rank.saved if len(shape) > 1} == {(16, 16)}
+
+
+def test_a_loss_without_gradients_is_there_at_once(rank_pool: RankPool) -> None:
+    plan = vocabulary_plan(2, 37, scattered=True)
+    batch, x_ND = tokens(plan), stream(plan, 1)
+    losses = rank_pool.run(head_targets.loss_alone, (plan, x_ND, batch), world_size=2)
+    model = decoder(plan, random_values(plan))
+    expected = model.operations.head_loss(x_ND, model.head_weight, batch.labels_N, 0.25).detach()
+    for loss in losses:
+        close(loss, expected, "loss")
+
+
+def test_in_chunks_the_head_sends_as_much(rank_pool: RankPool) -> None:
+    plan = vocabulary_plan(4, 37, scattered=False)
+    rank = check_head(rank_pool, plan, tokens(plan), stream(plan, 1), head_targets.head_in_chunks)
+    sent = Counter[str]()
+    for event in rank.events:
+        sent[event.name] += event.bytes
+    assert sent == {"head.statistics": 3 * 3 * 16 * 8, "head.backward": 2 * 3 * 16 * 16 * 8 // 4}
 
 
 def test_the_head_sends_three_numbers_per_token_and_one_stream(rank_pool: RankPool) -> None:
