@@ -194,6 +194,10 @@ class Recompute:
         """Return whether block `layer` is recomputed in full."""
         return self.policy == "full" and layer % self.every == 0
 
+    def redoes(self, operator: RecomputedOperator, layer: int) -> bool:
+        """Return whether an operator of block `layer` runs twice, alone or with the whole block."""
+        return self.recomputes(layer) or operator in self.operators
+
     def operators_of(self, layer: int) -> frozenset[RecomputedOperator]:
         """Return the operators of block `layer` that are made again, the rest being kept."""
         return frozenset() if self.recomputes(layer) else frozenset(self.operators)

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 from torch.utils.weak import WeakIdKeyDictionary
 
 from echelon.core.plan import Recompute
@@ -69,28 +69,28 @@ _Make = Callable[[torch.Tensor], torch.Tensor]
 
 
 class _OperatorOutput:
-    """Make the output of an operator again, once, and keep what its backward needs till then."""
+    """Make the output of an operator again, and keep what its backward needs till that runs."""
 
     def __init__(self, make: _Make, x: torch.Tensor | _OperatorOutput) -> None:
         """Take the input, or what makes that."""
         self._make, self._x = make, x
-        self._again: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._again: tuple[torch.Tensor, GradientEdge] | None = None
 
     def make(self) -> torch.Tensor:
         """Return the output."""
-        if self._again is None:
-            x = self._x.make() if isinstance(self._x, _OperatorOutput) else self._x
-            x = x.detach().requires_grad_()
-            with torch.enable_grad():
-                self._again = x, self._make(x)
-        return self._again[1].detach()
+        x = self._x.make() if isinstance(self._x, _OperatorOutput) else self._x
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            y = self._make(x)
+        # Of the output the place in the graph is enough: its memory goes when its reader is done.
+        self._again = x, get_gradient_edge(y)
+        return y.detach()
 
     def backward(self, dy: torch.Tensor) -> torch.Tensor | None:
         """Return the gradient of the input; let go of all."""
-        self.make()
-        assert self._again is not None, "it was just made"
-        (x, y), self._again = self._again, None
-        torch.autograd.backward(y, dy)
+        assert self._again is not None, "backward of the layer that reads it comes first"
+        (x, edge), self._again = self._again, None
+        torch.autograd.backward((edge,), (dy,))
         return x.grad
 
 
