@@ -73,12 +73,14 @@ class _OperatorOutput:
 
     def __init__(self, make: _Make, x: torch.Tensor | _OperatorOutput) -> None:
         """Take the input, or what makes that."""
-        self._make, self._x = make, x
+        self._make = make
+        self._x: torch.Tensor | _OperatorOutput | None = x
         self._again: tuple[torch.Tensor, GradientEdge] | None = None
 
     def make(self) -> torch.Tensor:
         """Return the output."""
         x = self._x.make() if isinstance(self._x, _OperatorOutput) else self._x
+        assert x is not None, "the layer that reads it runs backward once"
         x = x.detach().requires_grad_()
         with torch.enable_grad():
             y = self._make(x)
@@ -89,7 +91,8 @@ class _OperatorOutput:
     def backward(self, dy: torch.Tensor) -> torch.Tensor | None:
         """Return the gradient of the input; let go of all."""
         assert self._again is not None, "backward of the layer that reads it comes first"
-        (x, edge), self._again = self._again, None
+        # The graph may live on for long, and this with it.
+        (x, edge), self._again, self._x = self._again, None, None
         torch.autograd.backward((edge,), (dy,))
         return x.grad
 
