@@ -67,7 +67,9 @@ def _projections_kept(x: ActivationNumbers) -> Num:
     """Return whether the memory of queries, keys and values side by side is kept."""
     local = 1 - elementwise_max(x.ring, x.exchanged)
     # Attention sees the queries themselves only where no heads are exchanged.
-    return elementwise_max(x.projected, local, x.qk_norm, (1 - x.exchanged) * (1 - queries_are_copied(x)))
+    return elementwise_max(
+        x.projected, local, x.qk_norm, (1 - x.exchanged) * (1 - queries_are_copied(x))
+    )
 
 
 def attention_saved(x: ActivationNumbers) -> tuple[SavedTensor, ...]:

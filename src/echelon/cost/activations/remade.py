@@ -4,7 +4,7 @@ Such an operator keeps its input. Its output, and what its backward needs, are t
 backward of the linear layer that reads the output (`parallel/recompute.py`) to its own:
 
     norm         drops its output and statistics       n D s + n w   made by the first layer
-    activation   drops its output                      N F s         made by the last layer of the MLP
+    activation   drops its output                      N F s         made by the last layer
     mlp          drops gate and up, and the same       N (up + 1) F s
     attention    drops turned queries and keys, the output and its log-sum-exp, and over context
                  ranks all keys; keeps the projections side by side, N (H + 2 K) h s
