@@ -85,6 +85,8 @@ class BlockSeconds:
     forward: PassSeconds
     input_gradients: PassSeconds
     weight_gradients: Num
+    again: Num = 0.0
+    """What of forward runs once more where the block is not recomputed whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +147,35 @@ def block_seconds(work: CostInputs, *, mixture: bool) -> BlockSeconds:
         forward=first.at_pace(software.pace),
         input_gradients=second.at_pace(software.pace),
         weight_gradients=software.pace * weights,
+        again=software.pace * _operators_again(work, attention + context.shown_forward, tensor)
+        if not mixture
+        else software.pace * _attention_again(work, attention + context.shown_forward, norms=1.0),
     )
+
+
+def _operators_again(work: CostInputs, attention: Num, tensor: Num) -> Num:
+    """Return the seconds of the operators of a dense block that run once more.
+
+    An MLP gathers its input again where the stream is split: one of four motions of a forward pass.
+    """
+    model, layout = work.model, work.layout
+    inner = work.tokens * model.ffn / layout.tp
+    moved = work.element * (1.0 + model.up) * inner
+    gathers = np.where(np.asarray(layout.sequence_parallel) > 0, tensor / 4.0, 0.0)
+    product = _linear(work, work.tokens, model.hidden, model.up * model.ffn / layout.tp)[0]
+    mlp = layout.redone_mlp * (product + gathers)
+    activation = np.maximum(layout.redone_mlp, layout.redone_activation)
+    activation = activation * memory_seconds(work.machine, moved)
+    return mlp + activation + _attention_again(work, attention, norms=2.0)
+
+
+def _attention_again(work: CostInputs, attention: Num, *, norms: float) -> Num:
+    """Return the seconds of attention, and of so many norms, where these run once more."""
+    layout = work.layout
+    cut = np.where(np.asarray(layout.sequence_parallel) > 0, layout.tp, 1.0)
+    stream = work.element * work.tokens * work.model.hidden / cut
+    norm = memory_seconds(work.machine, 2.0 * norms * stream)
+    return layout.selective * attention + layout.redone_norm * norm
 
 
 def _linear(work: CostInputs, rows: Num, depth: Num, columns: Num) -> tuple[Num, Num, Num]:

@@ -5,9 +5,9 @@ norm, the logits and the loss). Stages are cut, schedules searched and drawn, an
 by event by these seconds: those of `block.py` for a plan, or measured ones of the
 same type (`config/files/times_file.py`), which have what ranks send to one another from here.
 
-A block that is recomputed has its forward pass once more in B, with selective recompute its
-attention alone. Of the embedding a half is its lookup, the other half the gradient of its rows, in
-W; of the backward pass of the head each gradient is a half.
+A block that is recomputed has its forward pass once more in B, with selective recompute the
+operators that are chosen. Of the embedding a half is its lookup, the other half the gradient of its
+rows, in W; of the backward pass of the head each gradient is a half.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from echelon.cost.seconds.step import BlockKindSeconds, block_kind_seconds, mess
 from echelon.layout.buckets import UNIT_EMBEDDING, UNIT_HEAD
 from echelon.schedule.simulate import Durations
 
-Again = Literal["nothing", "attention", "everything"]
+Again = Literal["nothing", "operators", "everything"]
 """What of a block's forward pass runs once more in B."""
 
 
@@ -73,7 +73,7 @@ def unit_times_from_formulas(plan: Plan) -> UnitTimes:
 def block_kinds(plan: Plan) -> tuple[tuple[bool, Again], ...]:
     """Return of each block whether it has experts, and what of it runs again."""
     recompute = plan.layout.recompute
-    other: Again = "attention" if recompute.policy == "selective" else "nothing"
+    other: Again = "operators" if recompute.operators else "nothing"
     return tuple(
         (
             plan.model.layer_has_experts(layer),
@@ -107,7 +107,7 @@ def unit_times_from_blocks(
 
 def _passes(block: BlockSeconds, again: Again) -> tuple[float, float, float]:
     first, back = first_number(block.forward.total), first_number(block.input_gradients.total)
-    more = {"nothing": 0.0, "attention": first_number(block.forward.attention), "everything": first}
+    more = {"nothing": 0.0, "operators": first_number(block.again), "everything": first}
     return first, back + more[again], first_number(block.weight_gradients)
 
 
