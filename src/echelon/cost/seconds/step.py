@@ -168,7 +168,8 @@ class _MicrobatchSums:
         self.attention, self.moves, self.host = map(both, ("attention", "memory_bound", "host"))
         self.tensor, self.context, self.expert = map(both, ("tensor", "context", "expert"))
         self.again = layout.recompute * forward("total")
-        operators = plain * dense.again + mixtures * experts.again
+        operators = plain * dense.again.of_layout(layout)
+        operators = operators + mixtures * experts.again.of_layout(layout)
         self.again = self.again + (1.0 - layout.recompute) * operators
         self.forward = forward("total")
         self.inputs = inputs("total") + self.again
