@@ -59,8 +59,8 @@ def test_recompute_comes_with_the_least_work_first() -> None:
         (0, 0.0, ()),
         (0, 0.0, cheap),
         (4, 0.25, cheap),
-        (3, 0.5, cheap),
         (0, 0.0, most),
+        (3, 0.5, most),
         (2, 0.5, most),
         (1, 1.0, ()),
     )

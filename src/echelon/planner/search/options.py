@@ -31,6 +31,8 @@ from echelon.schedule.build import PLAIN_SCHEDULE, SCHEDULES
 
 MOST_VIRTUAL = 12  # stages of a rank
 MOST_STAGE = 3  # of ZeRO
+MLP_SHARE = 0.3
+"""Share of blocks that are as much work as a gated MLP of every block up to its last layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +171,11 @@ def recompute_options(pins: Pins, shape: ModelShape) -> tuple[RecomputeOption, .
         return RecomputeOption(every, share, operators if every != 1 else ())
 
     if wanted is None:
-        few = [one for one in range(MOST_RECOMPUTE_INTERVAL, 2, -1) if one <= layers]
+        every = [option(one) for one in range(min(MOST_RECOMPUTE_INTERVAL, layers), 0, -1)]
+        few = [one.every for one in every if one.share < MLP_SHARE]
         found = [option(0), option(0, cheap), *(option(one, cheap) for one in few)]
         found += [] if most == cheap else [option(0, most)]
-        found += [option(one, most) for one in (2, 1) if one <= layers]
+        found += [option(one.every, most) for one in every[len(few) :]]
         return tuple(found)
     plain = {option(int(one)) for one in wanted if one != SELECTIVE and int(one) <= layers}
     chosen = [option(0, one) for one in dict.fromkeys((cheap, most)) if SELECTIVE in wanted]
