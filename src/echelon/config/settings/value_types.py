@@ -271,17 +271,15 @@ class ChoiceList:
         if value in self.words:
             return None
         if not isinstance(value, list | tuple):
-            example = toml_text(self.options[:2])
-            return _wrong_type(value, self.describe(), (*_quoted(self.words), example))
+            return _wrong_type(value, self.describe(), (toml_text(self.options[:2]),))
         found = cast("list[object]", value)
         wrong = [one for one in found if one not in self.options]
         known = [one for one in self.options if one in found]
         if not wrong and len(known) == len(found):
             return None
         what = f"has {toml_text(wrong[0])}, which is not known" if wrong else "has a word twice"
-        return InvalidValue(
-            rule=UNKNOWN_CHOICE, message=what, suggestions=(toml_text(known or self.options),)
-        )
+        ways = (toml_text(known or self.options),)
+        return InvalidValue(rule=UNKNOWN_CHOICE, message=what, suggestions=ways)
 
     def describe(self) -> str:
         """Return what fits."""
