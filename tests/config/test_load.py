@@ -73,7 +73,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
         [optimizer]
         schedule = "cosin"
         [recompute]
-        policy = "selective"
+        every = 2
         [mash]
         x = 1
         """.replace("\n        ", "\n"),
@@ -85,7 +85,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
         "degree-at-least-one",
         "unknown-key",
         "unknown-choice",
-        "not-built-yet",
+        "no-effect",
         "batch-divides",
         "zero-shares-out",
     }

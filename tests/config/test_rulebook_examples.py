@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from echelon.config.load import load_job
+from echelon.config.rules.plan import plan_problems
 from echelon.core.errors import ConfigError, InfeasiblePlan
 from echelon.core.rulebook import all_rules, areas
 from echelon.core.rulebook.schedule_search import SCHEDULE_SEARCH_HAS_MEMORY
@@ -40,7 +41,9 @@ SCHEDULE_FILES = {
 }
 """Rules whose examples are files with a schedule."""
 PARTS_OF_FILES = {"schedule-places-stages"}
-NOT_RUN_FILES |= SCHEDULE_FILES | PARTS_OF_FILES
+PLANNED_ONLY = {"not-built-yet"}
+"""Rules of what can be planned, but not run: a run file loads."""
+NOT_RUN_FILES |= SCHEDULE_FILES | PARTS_OF_FILES | PLANNED_ONLY
 NOTHING_ELSE = (
     "pipeline",
     "schedule",
@@ -83,6 +86,15 @@ def test_the_rule_of_a_search_is_broken_where_every_check_has_passed(tmp_path: P
     with pytest.raises(InfeasiblePlan) as caught:
         load_job(run)
     assert caught.value.rules == ("schedule-search-has-memory",)
+
+
+@pytest.mark.parametrize("rule", sorted(PLANNED_ONLY))
+def test_examples_of_what_can_only_be_planned(rule: str, tmp_path: Path) -> None:
+    example = next(one for one in all_rules() if one.id == rule)
+    run = tmp_path / "run.toml"
+    for text, found in ((example.bad, [rule]), (example.fixed, [])):
+        run.write_text('extends = "nano"\n' + text + "\n")
+        assert [problem.rule for problem in plan_problems(load_job(run).plan)] == found
 
 
 @pytest.mark.parametrize("rule", sorted(SCHEDULE_FILES))

@@ -13,6 +13,7 @@ from echelon.planner.predict.formulas import VectorizedFormulas, broadcast_to_ar
 from echelon.planner.search.legal_meshes import Legality, expert_fold_degrees, legal_meshes
 from echelon.planner.search.options import (
     MOST_VIRTUAL,
+    RecomputeOption,
     ScheduleOption,
     ZeroOption,
     recompute_options,
@@ -82,7 +83,8 @@ def exhaustive(request: SearchRequest, world: int) -> Exhaustive:
     }
     numbers["schedule"] = np.array([schedule_index(one.name) for one in orders])
     numbers["virtual"] = np.array([one.virtual for one in orders], dtype=float)
-    numbers["recompute"] = np.array(again)
+    for name in again[0].numbers:
+        numbers[name] = np.array([one.numbers[name] for one in again])
     held = broadcast_to_array(formulas.bytes(index, **numbers).total, len(index))
     seconds = broadcast_to_array(formulas.seconds(index, **numbers).total, len(index))
     fits = held <= request.memory_bytes
@@ -95,7 +97,7 @@ def exhaustive(request: SearchRequest, world: int) -> Exhaustive:
 
 def _plans_of(
     request: SearchRequest, columns: dict[str, np.ndarray], row: int
-) -> Iterator[tuple[int, ZeroOption, ScheduleOption, float]]:
+) -> Iterator[tuple[int, ZeroOption, ScheduleOption, RecomputeOption]]:
     one = {name: int(column[row]) for name, column in columns.items()}
     here = {name: column[row : row + 1] for name, column in columns.items()}
     inner = int(expert_fold_degrees(here, np.ones(1, dtype=np.int64))[0])
@@ -115,5 +117,5 @@ def _plans_of(
         and (one["pp"] > 1 or name == "1f1b")
     ]
     for share, order in product(shares, orders):
-        for _, again in recompute_options(request.pins, layers):
+        for again in recompute_options(request.pins, request.model):
             yield row, share, order, again

@@ -1,7 +1,8 @@
-"""What "auto" means, for ZeRO and step lines: a value, and the reason that stands as its source."""
+"""What "auto" means, for ZeRO, recompute, step lines: a value, and the reason, its source."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 from math import ceil, log2
 from typing import cast
@@ -12,7 +13,15 @@ from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.cluster import Cluster, fast_domain
 from echelon.core.mesh import Mesh
 from echelon.core.parameters import num_parameters
-from echelon.core.plan import DTYPE_BYTES, Accumulation, DType, Plan, Zero
+from echelon.core.plan import (
+    DTYPE_BYTES,
+    Accumulation,
+    DType,
+    Plan,
+    Recompute,
+    RecomputedOperator,
+    Zero,
+)
 from echelon.core.units import binary_bytes
 from echelon.cost.bytes.held import bytes_held_by_pool
 from echelon.layout.buckets import plan_buckets
@@ -74,6 +83,27 @@ def default_bucket_bytes(
     most = gradient_bytes // (mesh.tp * mesh.pp * FEWEST_BUCKETS) // MIB * MIB
     found = max(usual, min(enough, most))
     return found, f"derived: over {ranks} data ranks of {link.name}, so that latency is a tenth"
+
+
+def read_recompute(view: View) -> tuple[Recompute, dict[str, tuple[object, str]]]:
+    """Return what is recomputed, and where operators come from that nobody has set."""
+    operators, derived = view.value("recompute.operators"), dict[str, tuple[object, str]]()
+    if operators == "auto":
+        selective = view.word("recompute.policy") == "selective"
+        operators = cheap_operators(view) if selective else ()
+        derived["recompute.operators"] = list(operators), "derived: what takes next to no time"
+    found = record(
+        view,
+        Recompute,
+        "recompute",
+        operators=tuple(cast("Sequence[RecomputedOperator]", operators)),
+    )
+    return found, derived
+
+
+def cheap_operators(view: View) -> tuple[RecomputedOperator, ...]:
+    """Return the operators that take next to no time, of a model with or without a dense MLP."""
+    return ("norm", "activation") if build_model(view).has_dense_blocks else ("norm",)
 
 
 def read_zero(view: View, cluster: Cluster) -> tuple[Zero, dict[str, tuple[object, str]]]:

@@ -11,7 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from echelon.config.automatic import default_log_every, default_resharding, read_zero
+from echelon.config.automatic import (
+    default_log_every,
+    default_resharding,
+    read_recompute,
+    read_zero,
+)
 from echelon.config.cluster.settings import DEFAULT_CLUSTER, read_cluster
 from echelon.config.entries import DEFAULT, Entry
 from echelon.config.job import (
@@ -42,7 +47,7 @@ from echelon.config.view import View, mesh_of, record
 from echelon.core.choices.registry import load_installed_plugins
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
-from echelon.core.plan import Documents, Layout, Mathematics, Optimizer, Plan, Precision, Recompute
+from echelon.core.plan import Documents, Layout, Mathematics, Optimizer, Plan, Precision
 from echelon.core.rulebook.config import MISSING_SETTING
 
 PARTS_OF_MODEL = tuple(f"model.{part}" for part in PARTS)
@@ -121,6 +126,8 @@ def _build_job(view: View, cluster: Cluster) -> Job:
     model = build_model(view)
     steps = view.integer("train.steps")
     zero, derived = read_zero(view, cluster)
+    recompute, operators = read_recompute(view)
+    derived.update(operators)
     context, degree = read_context(view)
     derived.update(degree)
     experts, stage = read_expert_layout(view)
@@ -148,7 +155,7 @@ def _build_job(view: View, cluster: Cluster) -> Job:
         pipeline=provisional_pipeline(view),
         sequence_parallel=view.flag("mesh.sequence_parallel"),
         zero=zero,
-        recompute=record(view, Recompute, "recompute"),
+        recompute=recompute,
         context=context,
         experts=experts,
     )

@@ -144,6 +144,11 @@ class ModelShape:
         """Return the width of all key heads together (the same for values)."""
         return self.kv_heads * self.head_dim
 
+    @property
+    def has_dense_blocks(self) -> bool:
+        """Return whether any block has an MLP in place of experts."""
+        return self.experts is None or self.experts.first_dense_layers > 0
+
     def layer_has_experts(self, layer: int) -> bool:
         """Return whether block `layer` is a mixture of experts."""
         return self.experts is not None and layer >= self.experts.first_dense_layers

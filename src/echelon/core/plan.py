@@ -33,6 +33,7 @@ ZeroStage = Literal[0, 1, 2, 3]
 Accumulation = Literal["whole", "slices"]
 OffloadTarget = Literal["none", "host", "nvme"]
 RecomputePolicy = Literal["none", "selective", "full"]
+RecomputedOperator = Literal["norm", "activation", "mlp", "attention"]
 ContextKind = Annotated[str, CONTEXT_KINDS]
 Documents = Literal["joined", "separate"]
 
@@ -176,19 +177,30 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """Say which blocks store only their input and run forward again in backward.
+    """Say which blocks, and which operators of the others, run forward again in backward.
 
-    "full" recomputes every block whose index is divisible by `every`. `offload` says where the
-    stored inputs wait for backward: on the device, or in the memory of the host.
+    "full" recomputes every block whose index is divisible by `every`: it stores only its input.
+    `offload` says where the stored inputs wait for backward: on the device, or in the memory of the
+    host. Of the other blocks, all of them with "selective", `operators` are made again; with
+    experts, those of attention.
     """
 
     policy: RecomputePolicy = "none"
     every: int = 1
     offload: Literal["none", "host"] = "none"
+    operators: tuple[RecomputedOperator, ...] = ()
 
     def recomputes(self, layer: int) -> bool:
         """Return whether block `layer` is recomputed in full."""
         return self.policy == "full" and layer % self.every == 0
+
+    def redoes(self, operator: RecomputedOperator, layer: int) -> bool:
+        """Return whether an operator of block `layer` runs twice, alone or with the whole block."""
+        return self.recomputes(layer) or operator in self.operators
+
+    def operators_of(self, layer: int) -> frozenset[RecomputedOperator]:
+        """Return the operators of block `layer` that are made again, the rest being kept."""
+        return frozenset() if self.recomputes(layer) else frozenset(self.operators)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ Shape suffixes: see `models/operations.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -29,24 +30,34 @@ BlockRunner = Callable[["Block", torch.Tensor, TokenBatch], torch.Tensor]
 class Norm(Weight):
     """Normalise over the last dim: RMSNorm, or LayerNorm where the shape says so."""
 
-    def __init__(self, shape: ModelShape, operations: Operations) -> None:
-        """Make the norm of the residual width."""
+    def __init__(self, shape: ModelShape, operations: Operations, *, again: bool = False) -> None:
+        """Make the norm of the residual width; `again`: backward may make its output again."""
         super().__init__(shape.hidden, bias=shape.norm == "layernorm")
-        self.operations = operations
+        self.operations, self.again = operations, again
         self.eps = shape.norm_eps
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         """Return x normalised."""
+        return (
+            self.operations.operator("norm", self._make, x_ND) if self.again else self._make(x_ND)
+        )
+
+    def _make(self, x_ND: torch.Tensor) -> torch.Tensor:
         return self.operations.norm(x_ND, self.weight, self.bias, self.eps)
 
 
 class MLP(nn.Module):
     """The feed-forward part: SwiGLU where the shape is gated, else one activation."""
 
-    def __init__(self, shape: ModelShape, operations: Operations, ffn: int) -> None:
-        """Make the projections for `ffn` inner columns: all, or those of one tensor rank."""
+    def __init__(
+        self, shape: ModelShape, operations: Operations, ffn: int, *, again: bool = False
+    ) -> None:
+        """Make the projections for `ffn` inner columns: all, or those of one tensor rank.
+
+        `again`: backward may make what is between them again.
+        """
         super().__init__()
-        self.shape, self.operations = shape, operations
+        self.shape, self.operations, self.again = shape, operations, again
         if shape.gated:
             self.gate = EmptyLinear(shape.hidden, ffn, shape.mlp_bias)
         self.up = EmptyLinear(shape.hidden, ffn, shape.mlp_bias)
@@ -55,11 +66,22 @@ class MLP(nn.Module):
     def forward(self, x_ND: torch.Tensor, batch: TokenBatch | None = None) -> torch.Tensor:
         """Return the output of the MLP, [N, D]; which tokens these are does not matter."""
         ops = self.operations
-        if self.shape.gated:
-            inner_NF = ops.gate(ops.project_in(x_ND, (self.gate, self.up)))
-        else:
-            inner_NF = ops.activate(ops.project_in(x_ND, (self.up,)), self.shape.activation)
+        inner_NF = ops.operator("mlp", self._inner, x_ND) if self.again else self._inner(x_ND)
         return ops.project_out(inner_NF, self.down)
+
+    def _inner(self, x_ND: torch.Tensor) -> torch.Tensor:
+        """Return what the last layer reads, [N, F]."""
+        ops = self.operations
+        linears = (self.gate, self.up) if self.shape.gated else (self.up,)
+        columns = ops.project_in(x_ND, linears)
+        if self.again:
+            return ops.operator("activation", self._activate, columns)
+        return self._activate(columns)
+
+    def _activate(self, columns: torch.Tensor) -> torch.Tensor:
+        if self.shape.gated:
+            return self.operations.gate(columns)
+        return self.operations.activate(columns, self.shape.activation)
 
 
 class GroupedQueryAttention(nn.Module):
@@ -79,8 +101,14 @@ class GroupedQueryAttention(nn.Module):
 
     def forward(self, x_ND: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
         """Return the attention output, [N, D]."""
-        ops, shape = self.operations, self.shape
+        ops = self.operations
         qkv = ops.project_in(x_ND, (self.q, self.k, self.v))
+        attended = ops.operator("attention", partial(self._attend, batch=batch), qkv)
+        return ops.project_attended(attended, self.o)
+
+    def _attend(self, qkv: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+        """Return what queries, keys and values side by side give, [N, H * hd]."""
+        ops, shape = self.operations, self.shape
         head_dim = shape.head_dim
         qkv = qkv.view(batch.num_positions, batch.num_sequences, -1, head_dim)
         heads, kv_heads = self.q.out_features // head_dim, self.k.out_features // head_dim
@@ -89,9 +117,9 @@ class GroupedQueryAttention(nn.Module):
             q = ops.head_norm(q, self.q_norm.weight, shape.norm_eps)
             k = ops.head_norm(k, self.k_norm.weight, shape.norm_eps)
         if shape.positions == "rope":
-            cos_TE, sin_TE = ops.rotary_tables(shape, batch, x_ND)
+            cos_TE, sin_TE = ops.rotary_tables(shape, batch, qkv)
             q, k = ops.rotate(q, cos_TE, sin_TE), ops.rotate(k, cos_TE, sin_TE)
-        return ops.project_attended(ops.attend(q, k, v, shape, batch), self.o)
+        return ops.attend(q, k, v, shape, batch)
 
 
 class Block(nn.Module):
@@ -104,16 +132,17 @@ class Block(nn.Module):
         super().__init__()
         self.index, self.dropout, self.operations = index, shape.dropout, operations
         tp = share.tp
-        self.attention_norm = Norm(shape, operations)
+        self.attention_norm = Norm(shape, operations, again=True)
         if shape.latent is None:
             self.attention = GroupedQueryAttention(shape, operations, tp)
         else:
             self.attention = MultiHeadLatentAttention(shape, shape.latent, operations, tp)
-        self.mlp_norm = Norm(shape, operations)
-        if shape.layer_has_experts(index):
+        experts = shape.layer_has_experts(index)
+        self.mlp_norm = Norm(shape, operations, again=not experts)
+        if experts:
             self.mlp = mixture_of_experts(shape, operations, index, share)
         else:
-            self.mlp = MLP(shape, operations, shape.ffn // tp)
+            self.mlp = MLP(shape, operations, shape.ffn // tp, again=True)
 
     def forward(self, x_ND: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
         """Return the residual stream after this block, [N, D]."""

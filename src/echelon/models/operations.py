@@ -11,7 +11,7 @@ heads, K key/value heads, E = head_dim / 2, F inner width of the MLP, V vocabula
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
@@ -47,6 +47,15 @@ class Operations:
     def leave(self, unit: str, y: torch.Tensor) -> torch.Tensor:
         """Return y, the output of a unit, where a forward pass ends to use its weights."""
         return y
+
+    def operator(
+        self, name: str, make: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
+    ) -> torch.Tensor:
+        """Return make(x), an operator of a block; whoever recomputes keeps x and makes it again.
+
+        The only reader of what it returns is the linear layer that is called next.
+        """
+        return make(x)
 
     def embed(
         self, weight_VD: nn.Parameter, positions: nn.Parameter | None, batch: TokenBatch

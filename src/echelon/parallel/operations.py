@@ -6,7 +6,7 @@ single device, so data and pipeline parallel runs use it too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,6 +19,7 @@ from echelon.models.operations import Operations, apply_dropout
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.expert import ExpertParallel
 from echelon.parallel.kernels.fused import LayerNorm, RMSNorm, Rotate, SwiGLU
+from echelon.parallel.recompute import OperatorRecompute
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit, WholeLinear
 from echelon.parallel.transport.rows import GATHER_ROWS, SUM_GRADIENT, MoveRows
 from echelon.parallel.vocabulary import (
@@ -50,6 +51,7 @@ class RankOperations(Operations):
         self.split, self.vocab, self.context = split, vocab, context
         self.experts = experts
         self.gatherer: ParameterGathering | Operations = Operations()
+        self.recompute = OperatorRecompute()
         self._tables: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def enter(self, unit: str, x: torch.Tensor | None) -> torch.Tensor | None:
@@ -59,6 +61,12 @@ class RankOperations(Operations):
     def leave(self, unit: str, y: torch.Tensor) -> torch.Tensor:
         """Return y, the output of `unit`."""
         return self.gatherer.leave(unit, y)
+
+    def operator(
+        self, name: str, make: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
+    ) -> torch.Tensor:
+        """Return make(x), kept or to be made again as the policy of the block says."""
+        return self.recompute.operator(name, make, x)
 
     def embed(
         self, weight_VD: nn.Parameter, positions: nn.Parameter | None, batch: TokenBatch
@@ -81,13 +89,15 @@ class RankOperations(Operations):
 
     def project_in(self, x_ND: torch.Tensor, linears: Sequence[nn.Linear]) -> torch.Tensor:
         """Return the outputs of column-parallel layers side by side."""
-        return ColumnLinear.apply(x_ND, linears, self.split)
+        with self.recompute.reads(x_ND):
+            return ColumnLinear.apply(x_ND, linears, self.split)
 
     def project_alike(
         self, x_ND: torch.Tensor, linears: Sequence[nn.Linear]
     ) -> tuple[torch.Tensor, ...]:
         """Return the outputs of layers that every tensor rank has whole, for the rows it holds."""
-        return WholeLinear.apply(x_ND, linears, self.split)
+        with self.recompute.reads(x_ND):
+            return WholeLinear.apply(x_ND, linears, self.split)
 
     def share_among_heads(self, x: torch.Tensor) -> torch.Tensor:
         """Return all rows of x; the gradients of the heads of all tensor ranks are summed."""
@@ -96,7 +106,8 @@ class RankOperations(Operations):
 
     def project_out(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
         """Return the output of a row-parallel layer."""
-        return RowLinear.apply(x, linear, self.split)
+        with self.recompute.reads(x):
+            return RowLinear.apply(x, linear, self.split)
 
     def project_attended(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
         """Return the output of attention through a row-parallel layer.
@@ -104,7 +115,8 @@ class RankOperations(Operations):
         Where attention sends something in its backward, the weight gradient waits for that time.
         """
         split = replace(self.split, exchanges=self.context.exchanges)
-        return RowLinear.apply(x, linear, split)
+        with self.recompute.reads(x):
+            return RowLinear.apply(x, linear, split)
 
     def rotary_tables(
         self, shape: ModelShape, batch: TokenBatch, like: torch.Tensor

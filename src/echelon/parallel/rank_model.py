@@ -56,7 +56,9 @@ def empty_stages(
                 last=one.last,
                 share=share,
             )
-        stages[one.stage].run_block = RecomputingRunner(plan.layout.recompute, completion)
+        stages[one.stage].run_block = RecomputingRunner(
+            plan.layout.recompute, operations.recompute, completion
+        )
     return stages
 
 

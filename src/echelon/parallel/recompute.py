@@ -1,21 +1,32 @@
-"""Recompute: keep only the input of a block, and run its forward again in backward.
+"""Recompute: keep only the input of a block or an operator; run forward again in backward.
 
 Split: nothing; it trades compute for memory.
-Sent:  the forward collectives of each recomputed block a second time.
-Bytes: `tensor_bytes` in `cost/bytes/sent.py` counts the forward of a recomputed block twice.
+Sent:  the forward collectives of each recomputed block or operator a second time.
+Bytes: `tensor_bytes` in `cost/bytes/sent.py` and `context_bytes` in `cost/bytes/context/sent.py`
+       count the forward of what is recomputed twice.
 Must divide: nothing.
-Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
+Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; Korthikanti et al.,
+       "Reducing Activation Recomputation in Large Transformer Models", 2022, section 5 (operators).
 
 The policy says which blocks: none, all ("full"), or every k-th. Dropout masks are functions of the
 token, so the second forward drops what the first did and no generator state is kept. The inputs
 that are kept wait for backward on the device, or on the host (`offload/activations.py`).
+
+Of a block that is not recomputed whole, chosen operators are: the norms, the activation of the MLP,
+the MLP up to its last layer, attention from the projections to its output. An operator keeps its
+input; what it makes is read by a linear layer, which in place of that tensor keeps how to make it.
+Backward of that layer makes it, and with it all that backward of the operator needs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+from torch.utils.weak import WeakIdKeyDictionary
 
 from echelon.core.plan import Recompute
 from echelon.models.batch import TokenBatch
@@ -54,12 +65,109 @@ class _RecomputedBlock(torch.autograd.Function):
         return x_ND.grad, None, None, None
 
 
+_Make = Callable[[torch.Tensor], torch.Tensor]
+
+
+class _OperatorOutput:
+    """Make the output of an operator again, and keep what its backward needs till that runs."""
+
+    def __init__(self, make: _Make, x: torch.Tensor | _OperatorOutput) -> None:
+        """Take the input, or what makes that."""
+        self._make = make
+        self._x: torch.Tensor | _OperatorOutput | None = x
+        self._again: tuple[torch.Tensor, GradientEdge] | None = None
+
+    def make(self) -> torch.Tensor:
+        """Return the output."""
+        x = self._x.make() if isinstance(self._x, _OperatorOutput) else self._x
+        assert x is not None, "the layer that reads it runs backward once"
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            y = self._make(x)
+        # Of the output the place in the graph is enough: its memory goes when its reader is done.
+        self._again = x, get_gradient_edge(y)
+        return y.detach()
+
+    def backward(self, dy: torch.Tensor) -> torch.Tensor | None:
+        """Return the gradient of the input; let go of all."""
+        assert self._again is not None, "backward of the layer that reads it comes first"
+        # The graph may live on for long, and this with it.
+        (x, edge), self._again, self._x = self._again, None, None
+        torch.autograd.backward((edge,), (dy,))
+        return x.grad
+
+
+class _RecomputedOperator(torch.autograd.Function):
+    """Run an operator without keeping what its backward needs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, make: _Make, output: _OperatorOutput) -> torch.Tensor:
+        """Return what the operator makes of x, which `output` keeps."""
+        ctx.output = output
+        return make(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Run the backward of what was made again."""
+        return ctx.output.backward(dy), None, None
+
+
+class OperatorRecompute:
+    """Run operators of the block at work, those that are to be made again without keeping much."""
+
+    def __init__(self) -> None:
+        """Recompute nothing until a block says what."""
+        self._operators: Set[str] = frozenset()
+        self._outputs = WeakIdKeyDictionary()
+
+    @contextmanager
+    def of(self, operators: Set[str]) -> Iterator[None]:
+        """Recompute these operators inside."""
+        before, self._operators = self._operators, operators
+        try:
+            yield
+        finally:
+            self._operators = before
+
+    def operator(self, name: str, make: _Make, x: torch.Tensor) -> torch.Tensor:
+        """Return make(x)."""
+        if name not in self._operators or not torch.is_grad_enabled():
+            return make(x)
+        output = _OperatorOutput(make, self._outputs.pop(x, x.detach()))
+        y = _RecomputedOperator.apply(x, make, output)
+        self._outputs[y] = output
+        return y
+
+    @contextmanager
+    def reads(self, x: torch.Tensor) -> Iterator[None]:
+        """Let the layer inside, which reads x, keep how x is made in its place."""
+        output: _OperatorOutput | None = self._outputs.pop(x, None)
+        if output is None:
+            yield
+            return
+        storage = x.untyped_storage()._cdata
+
+        def pack(kept: torch.Tensor) -> torch.Tensor | _OperatorOutput:
+            return output if kept.untyped_storage()._cdata == storage else kept
+
+        def unpack(kept: torch.Tensor | _OperatorOutput) -> torch.Tensor:
+            return kept.make() if isinstance(kept, _OperatorOutput) else kept
+
+        with saved_tensors_hooks(pack, unpack):
+            yield
+
+
 class RecomputingRunner:
     """Run the blocks of a decoder under a policy; `host` is where inputs wait off the device."""
 
-    def __init__(self, policy: Recompute, completion: Completion | None = None) -> None:
+    def __init__(
+        self,
+        policy: Recompute,
+        operators: OperatorRecompute,
+        completion: Completion | None = None,
+    ) -> None:
         """Store nothing yet; `completion` says when copies complete."""
-        self.policy = policy
+        self.policy, self.operators = policy, operators
         streams = (completion or Completion()).copy_streams
         self.host = HostActivations(streams) if policy.offload == "host" else None
 
@@ -67,4 +175,5 @@ class RecomputingRunner:
         """Return the output of a block, keeping what the policy says."""
         if self.policy.recomputes(block.index) and torch.is_grad_enabled():
             return _RecomputedBlock.apply(x_ND, block, batch, self.host)
-        return run_block(block, x_ND, batch)
+        with self.operators.of(self.policy.operators_of(block.index)):
+            return run_block(block, x_ND, batch)

@@ -63,7 +63,7 @@ RECORDS: dict[str, tuple[Any, set[str]]] = {
     "precision": (Precision(), set()),
     "optimizer": (Optimizer(), {"total_steps"}),
     "zero": (Zero(), {"accumulate", "bucket_bytes", "reshard_after_forward", "offload_dir"}),
-    "recompute": (Recompute(), set()),
+    "recompute": (Recompute(), {"operators"}),
     "data": (DataSettings(), set()),
 }
 """Records of a plan and a job, and their fields whose default a run file gives in another way."""
@@ -109,6 +109,7 @@ REACHED = [
     "recompute.policy=full",
     "recompute.every=2",
     "recompute.offload=host",
+    'recompute.operators=["norm"]',
 ]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from echelon.config.load import load_job
-from echelon.core.plan import Optimizer
+from echelon.core.plan import Optimizer, Recompute
 from tests.config.problems import SMALL, problems_of, write
 
 
@@ -22,17 +22,47 @@ def test_rotary_scaling_of_learned_positions_has_no_effect() -> None:
     assert "[model.rope_scaling] changes nothing" in found["no-effect"].message
 
 
+def test_selective_recompute_is_of_operators(small: Path) -> None:
+    recompute = load_job(small, ["recompute.policy=selective"]).plan.layout.recompute
+    assert recompute.operators == ("norm", "activation")
+    sets = ["recompute.policy=full", "recompute.every=2", 'recompute.operators=["norm", "mlp"]']
+    recompute = load_job(small, sets).plan.layout.recompute
+    assert recompute.operators_of(1) == {"norm", "mlp"}
+    assert recompute.operators_of(2) == frozenset()
+    assert recompute.redoes("attention", 2)
+    assert not recompute.redoes("attention", 1)
+    assert load_job(small, []).plan.layout.recompute.operators == ()
+    assert load_job("mixtral-8x7b", ["recompute.policy=selective"]).plan.layout.recompute == (
+        Recompute(policy="selective", operators=("norm",))
+    )
+
+
 @pytest.mark.parametrize(
-    "setting",
+    ("source", "policy", "operators", "mended"),
     [
-        "recompute.policy=selective",
+        ("", "none", '["norm"]', 'recompute.policy = "selective"'),
+        ("", "full", '["norm"]', "recompute.every = 2"),
+        ("", "selective", "[]", 'recompute.operators = "auto"'),
+        ("", "selective", '["activation", "mlp"]', 'recompute.operators = ["mlp"]'),
+        ("mixtral-8x7b", "selective", '["mlp", "norm"]', 'recompute.operators = ["norm"]'),
+        ("deepseek-v3", "selective", '["attention"]', 'recompute.operators = "auto"'),
     ],
 )
-def test_what_is_not_built_yet_is_refused(small: Path, setting: str) -> None:
-    found = problems_of(small, [setting])
-    assert list(found) == ["not-built-yet"]
-    assert found["not-built-yet"].key == setting.partition("=")[0]
-    assert found["not-built-yet"].suggestions != ()
+def test_operators_that_change_nothing_are_refused(
+    small: Path, source: str, policy: str, operators: str, mended: str
+) -> None:
+    sets = [f"recompute.policy={policy}", f"recompute.operators={operators}"]
+    found = problems_of(source or small, sets)
+    assert list(found) == ["no-effect"]
+    assert found["no-effect"].key == "recompute.operators"
+    assert mended in found["no-effect"].suggestions
+
+
+def test_an_operator_that_is_none_is_refused(small: Path) -> None:
+    sets = ["recompute.policy=selective", 'recompute.operators=["norm", "softmax"]']
+    found = problems_of(small, sets)["unknown-choice"]
+    assert '"softmax"' in found.message
+    assert found.suggestions == ('["norm"]',)
 
 
 def test_each_optimizer_takes_what_it_uses(small: Path) -> None:

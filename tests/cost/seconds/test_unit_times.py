@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from echelon.config.load import load_job
-from echelon.core.plan import Plan, Recompute, RecomputePolicy
+from echelon.core.plan import Plan, Recompute, RecomputedOperator, RecomputePolicy
 from echelon.cost.seconds.events import COMPUTED
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
-from echelon.cost.seconds.step import step_seconds
+from echelon.cost.seconds.step import block_kind_seconds, step_seconds
 from echelon.cost.seconds.unit_times import (
     UnitTimes,
     stage_durations,
@@ -29,8 +30,10 @@ def on_gpus(*settings: str, run: str = "nano") -> Plan:
 
 
 def again(plan: Plan, policy: RecomputePolicy) -> Plan:
-    """Return a plan with another policy of recompute, which no run file may have yet."""
-    return replace(plan, layout=replace(plan.layout, recompute=Recompute(policy=policy)))
+    """Return a plan with another policy of recompute; of operators it is attention's."""
+    operators: tuple[RecomputedOperator, ...] = ("attention",) if policy == "selective" else ()
+    recompute = Recompute(policy=policy, operators=operators)
+    return replace(plan, layout=replace(plan.layout, recompute=recompute))
 
 
 @pytest.mark.parametrize("run", ["nano", "gpt2", "llama3-8b", "mixtral-8x7b", "deepseek-v3"])
@@ -83,6 +86,26 @@ def test_selective_recompute_is_attention_once_more() -> None:
     unit = "layers.3"
     assert plain.total_s(unit) < some.total_s(unit) < every.total_s(unit)
     assert plain.forward_s == some.forward_s
+
+
+def test_operators_cost_what_they_do_again() -> None:
+    plain = unit_times_from_formulas(on_gpus(run="llama3-8b"))
+
+    def share(*operators: str) -> float:
+        sets = ["recompute.policy=selective", f"recompute.operators={list(operators)}"]
+        times = unit_times_from_formulas(on_gpus(*sets, run="llama3-8b"))
+        assert times.forward_s == plain.forward_s
+        more = times.input_gradient_s["layers.3"] - plain.input_gradient_s["layers.3"]
+        return more / plain.forward_s["layers.3"]
+
+    norm, activation, mlp = share("norm"), share("activation"), share("mlp")
+    assert 0.0 < norm < activation < 0.05
+    # Gate and up are these of the weights of a block, and larger products are faster.
+    weights = 2 * 14336 / (2 * 4096 + 2 * 1024 + 3 * 14336)
+    forward = block_kind_seconds(cost_inputs_from_plan(on_gpus(run="llama3-8b"))).dense.forward
+    products = float(np.max(forward.matmul / forward.total))
+    assert mlp - activation == pytest.approx(weights * products, rel=0.1)
+    assert share("norm", "mlp") == pytest.approx(norm + mlp)
 
 
 def test_stages_last_as_long_as_their_units() -> None:

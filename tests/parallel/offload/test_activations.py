@@ -14,7 +14,7 @@ from echelon.core.plan import Recompute
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.parallel.offload.activations import HostActivations
-from echelon.parallel.recompute import RecomputingRunner
+from echelon.parallel.recompute import OperatorRecompute, RecomputingRunner
 from tests.parallel.layouts import NANO
 from tests.parallel.offload.lazy_copy_streams import LazyCopyStreams, LazyEvent
 
@@ -25,7 +25,7 @@ def make_decoder(recompute: Recompute) -> tuple[Decoder, HostActivations | None]
     decoder = Decoder(NANO)
     for parameter in decoder.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
-    runner = RecomputingRunner(recompute)
+    runner = RecomputingRunner(recompute, OperatorRecompute())
     decoder.run_block = runner
     return decoder, runner.host
 

@@ -13,7 +13,12 @@ from echelon.planner.recommend.recommend import Recommendation, recommend
 from echelon.planner.search.request import SearchAim, make_request
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "plan.md"
-NAMES = frozenset({"preferred_for", "plan", "context", "optimizer_offload", "schedule", "timed"})
+NAMES = frozenset(
+    {
+        *("preferred_for", "plan", "context", "optimizer_offload", "schedule", "timed"),
+        "recompute_operators",
+    }
+)
 
 
 def rows_of(

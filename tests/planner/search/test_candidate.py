@@ -14,7 +14,7 @@ from echelon.planner.search.candidate import (
     ScoredCandidate,
     best_of_groups,
 )
-from echelon.planner.search.options import ScheduleOption, ZeroOption
+from echelon.planner.search.options import RecomputeOption, ScheduleOption, ZeroOption
 
 CHOICE = CandidatePlan(
     mesh=Mesh(dp_shard=4, tp=2),
@@ -64,7 +64,7 @@ def _scored(value: float) -> ScoredCandidate:
         row=0,
         zero_option=ZeroOption(0, 1, 1),
         schedule_option=ScheduleOption("1f1b", 1, 1, 1),
-        recompute=(0, 0.0),
+        recompute=RecomputeOption(0, 0.0),
     )
 
 

@@ -53,7 +53,7 @@ def test_what_is_searched_is_legal_and_the_same_numbers(data: st.DataObject) -> 
         row=row,
         zero_option=data.draw(st.sampled_from(shares)),
         schedule_option=data.draw(st.sampled_from(orders)),
-        recompute=data.draw(st.sampled_from(recompute_options(request.pins, layers))),
+        recompute=data.draw(st.sampled_from(recompute_options(request.pins, request.model))),
     ).candidate()
     plan = request.job(choice.settings(has_experts=request.model.experts is not None)).plan
     assert layout_numbers_from_plan(plan) == choice.numbers()

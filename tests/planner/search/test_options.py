@@ -10,6 +10,7 @@ from echelon.planner.search.options import (
     zero_options,
 )
 from echelon.planner.search.pins import Pins
+from tests.parallel.layouts import MIXTRAL, NANO
 
 
 def test_two_data_ranks_are_replicas_or_share_out() -> None:
@@ -53,7 +54,18 @@ def test_one_rank_needs_no_schedule_that_a_trainer_has() -> None:
 
 
 def test_recompute_comes_with_the_least_work_first() -> None:
-    found = recompute_options(Pins(), 4)
-    assert sorted(found) == [(0, 0.0), (1, 1.0), (2, 0.5), (3, 0.5), (4, 0.25)]
-    assert [share for _, share in found] == [0.0, 0.25, 0.5, 0.5, 1.0]
-    assert recompute_options(Pins().having("recompute", 2), 4) == ((2, 0.5),)
+    cheap, most = ("norm", "activation"), ("norm", "mlp")
+    assert recompute_options(Pins(), NANO) == (
+        (0, 0.0, ()),
+        (0, 0.0, cheap),
+        (4, 0.25, cheap),
+        (0, 0.0, most),
+        (3, 0.5, most),
+        (2, 0.5, most),
+        (1, 1.0, ()),
+    )
+    assert recompute_options(Pins().having("recompute", 2), NANO) == ((2, 0.5, ()),)
+    pinned = Pins().having("recompute", "selective", 0)
+    assert recompute_options(pinned, NANO) == ((0, 0.0, ()), (0, 0.0, cheap), (0, 0.0, most))
+    without = [one.operators for one in recompute_options(Pins(), MIXTRAL)]
+    assert without == [(), ("norm",), ("norm",), ()]

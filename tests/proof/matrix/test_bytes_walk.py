@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.core.plan import Plan
+from echelon.core.plan import Plan, Recompute, RecomputedOperator, RecomputePolicy
 from echelon.cost.activations.numbers import LOSS_ROWS
 from echelon.launch.local.pool import RankPool
 from echelon.models.piece_sizes import TRAINING_PIECES
@@ -51,6 +51,29 @@ CHUNKED = {
     )
 }
 """More tokens than the loss takes at a time, and logits that are most of what is held."""
+
+
+REDONE: tuple[tuple[RecomputedOperator, ...], ...] = (
+    ("norm", "activation"),
+    ("attention",),
+    ("norm", "mlp", "attention"),
+)
+"""Operators that are made again, beside every third block or alone."""
+
+
+@pytest.mark.parametrize("operators", REDONE, ids="+".join)
+@pytest.mark.parametrize("plan", list(NEAR.values()), ids=list(NEAR))
+def test_bytes_of_operators_made_again_are_those_of_the_formulas(
+    rank_pool: RankPool, plan: Plan, operators: tuple[RecomputedOperator, ...]
+) -> None:
+    policy: RecomputePolicy = "full" if "activation" in operators else "selective"
+    recompute = Recompute(policy=policy, every=3, operators=operators)
+    redone = replace(plan, layout=replace(plan.layout, recompute=recompute))
+    kept, walked = (compare_plan(one, rank_pool.run) for one in (plan, redone))
+    assert walked.problems == ()
+    assert abs(walked.peak_error) <= ALLOWED
+    assert walked.kept_bytes < kept.kept_bytes
+
 
 DRAWN = 4
 """Plans that are drawn at random."""

@@ -24,7 +24,7 @@ from echelon.config.rules.training import (
     OPTIMIZER_FINDERS,
     RECOMPUTE_FINDERS,
     RUN_FINDERS,
-    unsupported_settings,
+    recomputed_operators,
 )
 from echelon.config.rules.violations import ViolationFinder
 from echelon.config.rules.world_size import mesh_fits_cluster
@@ -48,7 +48,6 @@ FINDERS: tuple[ViolationFinder, ...] = (
     *RUN_FINDERS,
     *EXPERT_FINDERS,
     *BALANCE_EFFECT_FINDERS,
-    unsupported_settings,
     mesh_fits_cluster,
 )
 """Every rule between the settings of a run."""
@@ -56,6 +55,7 @@ FINDERS: tuple[ViolationFinder, ...] = (
 PLAN_FINDERS: tuple[ViolationFinder, ...] = (
     gate_is_built,
     experts_enough,
+    recomputed_operators,
     *TENSOR_FINDERS,
     *EXPERT_FINDERS,
     expert_settings_of_dense_model,

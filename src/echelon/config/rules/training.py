@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import cast
 
+from echelon.config.model.settings import build_model
 from echelon.config.rules.violations import RuleViolation, setting_without_effect
 from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.rulebook.batch import LEARNING_RATE_FITS_STEPS
-from echelon.core.rulebook.config import CONFLICTING_SETTINGS, NO_EFFECT, NOT_BUILT_YET
+from echelon.core.rulebook.config import CONFLICTING_SETTINGS, NO_EFFECT
 
 
 def recompute_settings_without_effect(view: View) -> Iterator[RuleViolation]:
@@ -20,6 +22,52 @@ def recompute_settings_without_effect(view: View) -> Iterator[RuleViolation]:
         yield from setting_without_effect(view, "recompute.every", why, full)
         why = "only the stored inputs of recomputed blocks are offloaded"
         yield from setting_without_effect(view, "recompute.offload", why, full)
+
+
+def recomputed_operators(view: View) -> Iterator[RuleViolation]:
+    """Yield operators that are redone whatever they say, or that no block has, or none at all."""
+    key, value = "recompute.operators", view.value("recompute.operators")
+    policy, every = view.word("recompute.policy"), view.integer("recompute.every")
+    auto = f'{key} = "auto"'
+    if policy == "none":
+        because = "nothing is redone"
+        yield from setting_without_effect(
+            view, key, because, 'recompute.policy = "selective"', allowed=([], ())
+        )
+        return
+    if policy == "full" and every == 1:
+        because = "every block is redone whole"
+        yield from setting_without_effect(
+            view, key, because, "recompute.every = 2", allowed=([], ())
+        )
+        return
+    if value == "auto":
+        return
+    operators = cast("Sequence[str]", value)
+    if policy == "selective" and not operators:
+        message = f'recompute.policy = "selective" changes nothing: {key} = [] names no operator'
+        yield RuleViolation(rule=NO_EFFECT, key=key, message=message, suggestions=(auto,))
+    model = build_model(view)
+    lost = {
+        "activation": "no block has an MLP that every token meets alone",
+        "mlp": "no block has an MLP that every token meets alone",
+        "attention": "latent attention is not redone by itself",
+    }
+    if model.has_dense_blocks:
+        lost = {"activation": "it is a part of mlp"} if "mlp" in operators else {}
+        if model.latent is not None:
+            lost["attention"] = "latent attention is not redone by itself"
+    elif model.latent is None:
+        del lost["attention"]
+    for operator in operators:
+        if operator in lost:
+            rest = [one for one in operators if one not in lost]
+            yield RuleViolation(
+                rule=NO_EFFECT,
+                key=key,
+                message=f"{key} has {toml_text(operator)}, which changes nothing: {lost[operator]}",
+                suggestions=(*([f"{key} = {toml_text(rest)}"] if rest else []), auto),
+            )
 
 
 def position_settings_without_effect(view: View) -> Iterator[RuleViolation]:
@@ -119,19 +167,11 @@ def checkpoint_settings_without_effect(view: View) -> Iterator[RuleViolation]:
         yield from setting_without_effect(view, "checkpoint.keep", why, "checkpoint.every = 100")
 
 
-def unsupported_settings(view: View) -> Iterator[RuleViolation]:
-    """Yield every setting of the design that this version cannot honour."""
-    key = "recompute.policy"
-    if view.word(key) == "selective":
-        yield RuleViolation(
-            rule=NOT_BUILT_YET,
-            key=key,
-            message=f"{key} = {toml_text(view.word(key))} is designed but not built yet",
-            suggestions=('"none"', '"full"'),
-        )
-
-
-RECOMPUTE_FINDERS = (recompute_settings_without_effect, position_settings_without_effect)
+RECOMPUTE_FINDERS = (
+    recompute_settings_without_effect,
+    recomputed_operators,
+    position_settings_without_effect,
+)
 OPTIMIZER_FINDERS = (
     optimizer_settings_without_effect,
     learning_rate_settings_without_effect,

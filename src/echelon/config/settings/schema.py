@@ -26,6 +26,7 @@ from echelon.config.settings.value_types import (
     POSITIVE,
     SECONDS,
     Choice,
+    ChoiceList,
     Flag,
     Integer,
     Real,
@@ -107,7 +108,16 @@ _LAYOUT = (
         "with schedule = auto or file: stages x microbatches held by a rank",
     ),
     setting(
-        "recompute.policy", Choice(options=("none", "selective", "full")), "none", "what is redone"
+        "recompute.policy",
+        Choice(options=("none", "selective", "full")),
+        "none",
+        "what is redone: nothing, operators of blocks, or blocks",
+    ),
+    setting(
+        "recompute.operators",
+        ChoiceList(options=("norm", "activation", "mlp", "attention")),
+        "auto",
+        "redone in blocks not redone whole; auto: norm and activation with selective",
     ),
     setting("recompute.every", COUNT, 1, "with full: every how many blocks"),
     setting(

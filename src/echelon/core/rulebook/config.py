@@ -198,11 +198,11 @@ NOT_BUILT_YET = Rule(
     is refused, not ignored, and the message says what works today.
     """,
     bad="""
-    [recompute]
-    policy = "selective"
+    [model]
+    activation = "gelu"         # of a model with a gate
     """,
     fixed="""
-    [recompute]
-    policy = "full"             # today's way to store less
+    [model]
+    activation = "silu"
     """,
 )

@@ -41,10 +41,7 @@ def attention_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
     # Variables of the forward pass, which live on whether they are kept or not.
     turned = queries_are_copied(x) * (x.queries + x.keys)
     lost = (1 - _projections_kept(x)) * (x.queries + 2 * x.keys) + turned
-    inner = x.queries * (1 - elementwise_max(x.ring, x.exchanged))
-    branch = ResidualBranch(
-        inner=inner, column=x.tokens * made * x.size, flushed=elementwise_max(x.ring, x.exchanged)
-    )
+    branch = attention_branch(x)
     return (
         norm_operator(x, "attention norm", branch),
         column_parallel_operator(x, "q, k, v", "attention input", made, branch),
@@ -52,6 +49,13 @@ def attention_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
         attention_core_operator(x, branch, lost),
         _output(x, branch, lost),
     )
+
+
+def attention_branch(x: ActivationNumbers) -> ResidualBranch:
+    """Return what is there beside the operators of grouped-query attention."""
+    sent = elementwise_max(x.ring, x.exchanged)
+    column = x.tokens * ((x.heads + 2 * x.kv_heads) * x.head_dim) * x.size
+    return ResidualBranch(inner=x.queries * (1 - sent), column=column, flushed=sent)
 
 
 def queries_are_copied(x: ActivationNumbers) -> Num:
@@ -63,7 +67,9 @@ def _projections_kept(x: ActivationNumbers) -> Num:
     """Return whether the memory of queries, keys and values side by side is kept."""
     local = 1 - elementwise_max(x.ring, x.exchanged)
     # Attention sees the queries themselves only where no heads are exchanged.
-    return elementwise_max(local, x.qk_norm, (1 - x.exchanged) * (1 - queries_are_copied(x)))
+    return elementwise_max(
+        x.projected, local, x.qk_norm, (1 - x.exchanged) * (1 - queries_are_copied(x))
+    )
 
 
 def attention_saved(x: ActivationNumbers) -> tuple[SavedTensor, ...]:

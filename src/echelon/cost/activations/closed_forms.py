@@ -37,6 +37,17 @@ def saved_bytes_of_block(work: CostInputs, *, mixture: bool) -> Num:
     return total_saved_bytes((*attention_saved(x), *inner)) + masks + _beside(work, mixture)
 
 
+def redone_bytes_of_block(work: CostInputs, *, mixture: bool) -> Num:
+    """Return what of that operators that run again leave out (`remade.py`), attention's aside."""
+    layout, x = work.layout, _numbers(work)
+    if mixture:
+        return layout.redone_norm * x.matmul_stream
+    columns = x.up * x.tokens * x.inner * x.size
+    inner = np.maximum(layout.redone_activation, layout.redone_mlp)
+    inner = inner * x.tokens * x.inner * x.matmul_size
+    return 2.0 * layout.redone_norm * x.matmul_stream + inner + layout.redone_mlp * columns
+
+
 def _beside(work: CostInputs, mixture: bool) -> Num:
     """Return what the trainer of `work` keeps beside, by the widths of a block."""
     model, software, tp = work.model, work.software, work.layout.tp

@@ -212,10 +212,16 @@ def dropout_operator(x: ActivationNumbers, name: str, *, adds: int = 1) -> Opera
     )
 
 
+def mlp_branch(x: ActivationNumbers) -> ResidualBranch:
+    """Return what is there beside the operators of a dense MLP."""
+    inner = x.tokens * x.inner * x.size
+    return ResidualBranch(local=x.stream, inner=inner, column=x.up * inner)
+
+
 def mlp_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
     """Return the operators of a dense MLP, from the norm before to the output."""
     inner = x.tokens * x.inner * x.size
-    branch = ResidualBranch(local=x.stream, inner=inner, column=x.up * inner)
+    branch = mlp_branch(x)
     gated = x.up - 1
     piece = x.chunk_rows(x.tokens, x.up * x.inner) * x.inner * x.size
     work = (

@@ -69,6 +69,13 @@ class OperatorMemory:
     """The most while it runs backward, beside what it and operators before it keep."""
     backward_split: Num = 0
     """The same in B, beside what of later operators waits for W, too."""
+    remade: tuple[SavedTensor, ...] = ()
+    """What is not kept: `reader` makes it again, from when on it waits for this operator's
+    backward."""
+    reader: str = ""
+    """The later operator whose backward makes `remade`."""
+    again: Num = 0
+    """The most while this operator, in its backward, makes again what it reads."""
     deferred: Num = 0
     """What weight gradients keep that are put off until the next gather."""
     deferred_peak: Num = 0
@@ -84,6 +91,11 @@ class OperatorMemory:
     def saved_bytes(self) -> Num:
         """Return the bytes that wait for backward."""
         return total_saved_bytes(self.saved)
+
+    @property
+    def remade_bytes(self) -> Num:
+        """Return the bytes that are made again."""
+        return total_saved_bytes(self.remade)
 
     @property
     def weight_gradient_bytes(self) -> Num:
@@ -161,6 +173,8 @@ class ActivationNumbers:
     """What is there while those weight gradients run."""
     attend_rest: Num = 0
     """The most after that, backward."""
+    projected: Num = 0
+    """Flag: queries, keys and values side by side are kept, for attention to be made again."""
     scores: Num = 0
     """Bytes that attention keeps of its scores: none, but for trainers without a fused kernel."""
 

@@ -156,6 +156,10 @@ def _backward(
     for operator in reversed(operators):
         if operator.name == ATTENTION_DROPOUT:
             beside = given
+        base = kept + waiting + beside + carried[0]
+        peak = elementwise_max(peak, base + operator.again)
+        made = (one.remade_bytes for one in operators if one.reader == operator.name)
+        kept = kept + sum(made, 0)
         base = kept + waiting + beside
         if split:
             peak = elementwise_max(peak, base + operator.backward_split)
@@ -168,5 +172,5 @@ def _backward(
             carried = _NOTHING
         if not split:
             carried = carried[0] + operator.deferred, carried[1] + operator.deferred_peak
-        kept = kept - operator.saved_bytes * (operator.name != DISPATCH)
+        kept = kept - operator.saved_bytes * (operator.name != DISPATCH) - operator.remade_bytes
     return peak, carried

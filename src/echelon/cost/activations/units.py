@@ -9,7 +9,7 @@ over the vocabulary (Shoeybi et al., 2019, section 3).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from echelon.core.plan import Plan
 from echelon.cost.activations.attention import attention_operators
@@ -36,6 +36,7 @@ from echelon.cost.activations.numbers import (
     saved_tensors,
     total_saved_bytes,
 )
+from echelon.cost.activations.remade import remade_operators
 from echelon.layout.buckets import UNIT_EMBEDDING, UNIT_HEAD
 from echelon.layout.expert_load import ExpertLoad
 from echelon.layout.stage import StagePart
@@ -181,7 +182,8 @@ def block_operators(
     plan: Plan, x: ActivationNumbers, layer: int, place: RankMicrobatch
 ) -> tuple[OperatorMemory, ...]:
     """Return the operators of a block."""
-    latent = plan.model.latent
+    latent, operators = plan.model.latent, plan.layout.recompute.operators_of(layer)
+    x = replace(x, projected=int("attention" in operators))
     attention = attention_operators(x) if latent is None else latent_operators(x, latent)
     if plan.model.layer_has_experts(layer):
         rank, microbatch, load = place
@@ -189,7 +191,8 @@ def block_operators(
     else:
         mlp = mlp_operators(x)
     dropped = dropout_operator(x, ATTENTION_DROPOUT)
-    return (*attention, dropped, *mlp, dropout_operator(x, MLP_DROPOUT))
+    found = (*attention, dropped, *mlp, dropout_operator(x, MLP_DROPOUT))
+    return remade_operators(x, found, operators)
 
 
 def _input_alone(plan: Plan, stage: StagePart) -> bool:

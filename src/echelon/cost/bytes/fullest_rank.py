@@ -31,7 +31,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echelon.cost.activations.closed_forms import saved_bytes_of_block
+from echelon.cost.activations.closed_forms import (
+    redone_bytes_of_block,
+    saved_bytes_of_block,
+)
 from echelon.cost.bytes.nccl import nccl_bytes
 from echelon.cost.seconds.inputs import CostInputs, Terms
 from echelon.cost.seconds.numbers import LayoutNumbers, ModelNumbers, Num, ceil_div
@@ -251,7 +254,9 @@ def _activation_terms(work: CostInputs, held: HeldOfRank, *, last: bool) -> dict
     with_experts = saved_bytes_of_block(work, mixture=True)
     inputs = work.element * work.tokens * model.hidden / stream
     again, by_op = np.asarray(layout.recompute), np.asarray(layout.per_op) > 0
-    every = plain * whole + mixtures * with_experts
+    redone = redone_bytes_of_block(work, mixture=False)
+    redone_of_mixture = redone_bytes_of_block(work, mixture=True)
+    every = plain * (whole - redone) + mixtures * (with_experts - redone_of_mixture)
     working = np.where(np.asarray(mixtures) > 0, np.maximum(whole, with_experts), whole)
     kept = in_flight * ((1.0 - again) * every + again * held.layers * inputs)
     if np.any(by_op):
@@ -259,7 +264,9 @@ def _activation_terms(work: CostInputs, held: HeldOfRank, *, last: bool) -> dict
     if last:
         kept = np.maximum(kept, deferred_weight_gradient_bytes(work, plain, mixtures))
     kept = kept * (1.0 - np.asarray(software.saved_away))
-    running = np.where((again > 0) | by_op, working, 0.0)
+    # What one block makes again is there while it runs backward.
+    remade = np.where(np.asarray(mixtures) > 0, np.maximum(redone, redone_of_mixture), redone)
+    running = np.where((again > 0) | by_op, working, remade)
     running = running + software.working_width * work.tokens * model.hidden
     running = running + software.working_inner * work.tokens * model.ffn / layout.tp
     running = running + np.where(np.asarray(mixtures) > 0, _row_gradients(work), 0.0)

@@ -20,7 +20,7 @@ What stays at width D is one sum after the heads, and the two of a dense MLP.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from echelon.core.axis import Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
@@ -116,6 +116,7 @@ def tensor_bytes(
     dense = [(one.microbatches, _with_mlp(plan, one.blocks)) for one in part.stages]
     mlps = sum(count * len(found) for count, found in dense)
     mlps_again = sum(count * sum(map(recomputes, found)) for count, found in dense)
+    gathered_again = sum(count * _gathers_again(plan, found) for count, found in dense)
     embedded = sum(one.microbatches for one in part.stages if one.first)
     headed = sum(one.microbatches for one in part.stages if one.last)
     if plan.layout.sequence_parallel:
@@ -139,7 +140,11 @@ def tensor_bytes(
 
     return (
         term("blocks forward", attention_forward * blocks + forward[1] * mlps, each),
-        term("blocks forward again", attention_forward * again + forward[1] * mlps_again, each),
+        term(
+            "blocks forward again",
+            attention_forward * again + forward[1] * mlps_again + gathered_again,
+            each,
+        ),
         term("blocks backward", attention_backward * blocks + backward[1] * mlps, each),
         *latent_bytes(plan, blocks, again),
         term("embedding", ends * embedded, each),
@@ -152,6 +157,14 @@ def tensor_bytes(
         ),
         partial_bytes(plan, buckets),
     )
+
+
+def _gathers_again(plan: Plan, blocks: Sequence[int]) -> int:
+    """Return how many MLPs gather their input again, the last layer left out: those made again."""
+    if not plan.layout.sequence_parallel:
+        return 0
+    dense = [block for block in blocks if not plan.model.layer_has_experts(block)]
+    return sum("mlp" in plan.layout.recompute.operators_of(block) for block in dense)
 
 
 def _with_mlp(plan: Plan, blocks: tuple[int, ...]) -> list[int]:

@@ -15,6 +15,7 @@ What a block sends, and what of that shows, is told in `exchanges.py`.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -29,7 +30,7 @@ from echelon.cost.seconds.exchanges import (
 )
 from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.matmul import alignment_efficiency, matmul_seconds, memory_seconds
-from echelon.cost.seconds.numbers import Num
+from echelon.cost.seconds.numbers import LayoutNumbers, Num, first_number
 
 BACKWARD_KERNELS = 1.5  # times those of forward
 BACKWARD_MEMORY_PASSES = 1.5  # times those of forward
@@ -79,12 +80,34 @@ class PassSeconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSeconds:
+    """Give the seconds of operators that may run once more; that of the MLP has its activation."""
+
+    norm: Num
+    activation: Num
+    mlp: Num
+    attention: Num
+
+    def of_layout(self, layout: LayoutNumbers) -> Num:
+        """Return the seconds of those that run again under a layout."""
+        activation = np.maximum(0.0, layout.redone_activation - layout.redone_mlp)
+        inner = activation * self.activation + layout.redone_mlp * self.mlp
+        return layout.selective * self.attention + layout.redone_norm * self.norm + inner
+
+    def of_operators(self, names: Set[str]) -> float:
+        """Return the seconds of some of them."""
+        told = names - {"activation"} if "mlp" in names else names
+        return sum(first_number(getattr(self, name)) for name in told)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSeconds:
     """Give the passes of a block: forward, gradients of inputs, gradients of weights."""
 
     forward: PassSeconds
     input_gradients: PassSeconds
     weight_gradients: Num
+    again: OperatorSeconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +174,33 @@ def block_seconds(work: CostInputs, *, mixture: bool) -> BlockSeconds:
         forward=first.at_pace(software.pace),
         input_gradients=second.at_pace(software.pace),
         weight_gradients=software.pace * weights,
+        again=_operator_seconds(
+            work, software.pace * (attention + context.shown_forward), tensor, mixture=mixture
+        ),
+    )
+
+
+def _operator_seconds(
+    work: CostInputs, attention: Num, tensor: Num, *, mixture: bool
+) -> OperatorSeconds:
+    """Return the seconds of operators of a block by themselves; of a mixture only some can be.
+
+    An MLP gathers its input again where the stream is split: one of four motions of a forward pass.
+    """
+    model, layout, pace = work.model, work.layout, work.software.pace
+    split = np.asarray(layout.sequence_parallel) > 0
+    stream = work.element * work.tokens * model.hidden / np.where(split, layout.tp, 1.0)
+    norm = memory_seconds(work.machine, (2.0 if mixture else 4.0) * stream)
+    if mixture:
+        return OperatorSeconds(norm=pace * norm, activation=0.0, mlp=0.0, attention=attention)
+    inner = work.tokens * model.ffn / layout.tp
+    activation = memory_seconds(work.machine, work.element * (1.0 + model.up) * inner)
+    product = _linear(work, work.tokens, model.hidden, model.up * model.ffn / layout.tp)[0]
+    return OperatorSeconds(
+        norm=pace * norm,
+        activation=pace * activation,
+        mlp=pace * (activation + product + np.where(split, tensor / 4.0, 0.0)),
+        attention=attention,
     )
 
 

@@ -120,7 +120,11 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
         zero=float(zero.stage),
         reshard=float(zero.reshard_after_forward),
         recompute=again / layers,
-        selective=float(layout.recompute.policy == "selective"),
+        selective=float("attention" in layout.recompute.operators),
+        **{
+            f"redone_{name}": float(name in layout.recompute.operators)
+            for name in ("norm", "activation", "mlp")
+        },
         offload=float(zero.optimizer_offload != "none"),
         parameter_offload=float(zero.parameter_offload != "none"),
     )

@@ -186,7 +186,13 @@ class LayoutNumbers:
     recompute: Num = 0.0
     """Share of blocks that run forward again."""
     selective: Num = 0.0
-    """Flag: only the attention of those runs again."""
+    """Flag: of the other blocks attention runs again."""
+    redone_norm: Num = 0.0
+    """Flag: of those, norms run again, but for that before experts."""
+    redone_activation: Num = 0.0
+    """Flag: of those, activations of dense MLPs run again."""
+    redone_mlp: Num = 0.0
+    """Flag: of those, dense MLPs run again up to their last layer."""
     per_op: Num = 0.0
     """Flag: blocks keep their attention and every second product, and run the rest again."""
     offload: Num = 0.0

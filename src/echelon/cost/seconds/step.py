@@ -168,8 +168,9 @@ class _MicrobatchSums:
         self.attention, self.moves, self.host = map(both, ("attention", "memory_bound", "host"))
         self.tensor, self.context, self.expert = map(both, ("tensor", "context", "expert"))
         self.again = layout.recompute * forward("total")
-        core = layout.selective * (1.0 - layout.recompute) * forward("attention")
-        self.again = self.again + core
+        operators = plain * dense.again.of_layout(layout)
+        operators = operators + mixtures * experts.again.of_layout(layout)
+        self.again = self.again + (1.0 - layout.recompute) * operators
         self.forward = forward("total")
         self.inputs = inputs("total") + self.again
 

@@ -5,18 +5,18 @@ norm, the logits and the loss). Stages are cut, schedules searched and drawn, an
 by event by these seconds: those of `block.py` for a plan, or measured ones of the
 same type (`config/files/times_file.py`), which have what ranks send to one another from here.
 
-A block that is recomputed has its forward pass once more in B, with selective recompute its
-attention alone. Of the embedding a half is its lookup, the other half the gradient of its rows, in
-W.
+A block that is recomputed has its forward pass once more in B, with selective recompute the
+operators that are chosen. Of the embedding a half is its lookup, the other half the gradient of its
+rows, in W.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.core.plan import DTYPE_BYTES, Plan, RecomputedOperator
 from echelon.cost.seconds.block import BlockSeconds
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
 from echelon.cost.seconds.inputs import CostInputs
@@ -25,7 +25,7 @@ from echelon.cost.seconds.step import BlockKindSeconds, block_kind_seconds, mess
 from echelon.layout.buckets import UNIT_EMBEDDING, UNIT_HEAD
 from echelon.schedule.simulate import Durations
 
-Again = Literal["nothing", "attention", "everything"]
+Again: TypeAlias = 'Literal["everything"] | frozenset[RecomputedOperator]'
 """What of a block's forward pass runs once more in B."""
 
 
@@ -73,11 +73,10 @@ def unit_times_from_formulas(plan: Plan) -> UnitTimes:
 def block_kinds(plan: Plan) -> tuple[tuple[bool, Again], ...]:
     """Return of each block whether it has experts, and what of it runs again."""
     recompute = plan.layout.recompute
-    other: Again = "attention" if recompute.policy == "selective" else "nothing"
     return tuple(
         (
             plan.model.layer_has_experts(layer),
-            "everything" if recompute.recomputes(layer) else other,
+            "everything" if recompute.recomputes(layer) else recompute.operators_of(layer),
         )
         for layer in range(plan.model.layers)
     )
@@ -108,8 +107,8 @@ def unit_times_from_blocks(
 
 def _passes(block: BlockSeconds, again: Again) -> tuple[float, float, float]:
     first, back = first_number(block.forward.total), first_number(block.input_gradients.total)
-    more = {"nothing": 0.0, "attention": first_number(block.forward.attention), "everything": first}
-    return first, back + more[again], first_number(block.weight_gradients)
+    more = first if again == "everything" else block.again.of_operators(again)
+    return first, back + more, first_number(block.weight_gradients)
 
 
 def with_transfer(plan: Plan, times: UnitTimes, work: CostInputs | None = None) -> UnitTimes:

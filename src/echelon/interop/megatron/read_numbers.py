@@ -215,7 +215,10 @@ def read_recompute(reader: KeyReader, layers: int | None, context: ImportContext
     setting = "recompute.policy"
     if reader.flag(short, setting=setting):
         reader.set(short, setting, "selective", "attention is redone")
+        reader.set(short, "recompute.operators", ["attention"], "attention is redone")
     policy = reader.take(key, setting, Choice(options=("full", "selective")), "what is redone")
+    if policy == "selective":
+        reader.set(key, "recompute.operators", ["attention"], "selective is the attention")
     modules = (["core_attn"], "core_attn")
     reader.only("--recompute-modules", modules, "selective is the attention", setting=setting)
     method = reader.word(method_key, ("uniform", "block"), setting="recompute.every")

@@ -31,9 +31,12 @@ def schedule_text(choice: CandidatePlan) -> str:
 
 
 def recompute_text(choice: CandidatePlan) -> str:
-    """Return which blocks run forward again: "-", "all" or one of so many."""
+    """Return what runs forward again: "-", operators' first letters, "all" or one of so many."""
+    signs = "".join(one[:2] for one in choice.operators)
     if choice.recompute == 0:
-        return "-"
+        return signs or "-"
+    if signs:
+        return f"1/{choice.recompute}+{signs}"
     return "all" if choice.recompute == 1 else f"1/{choice.recompute}"
 
 

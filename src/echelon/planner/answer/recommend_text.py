@@ -66,8 +66,11 @@ def plan_words(choice: CandidatePlan) -> str:
         words.append(schedule_text(choice))
     words.append(f"microbatches of {choice.microbatch}")
     if choice.recompute:
-        again = recompute_text(choice)
-        words.append("all blocks recomputed" if again == "all" else f"{again} of blocks recomputed")
+        share = "all" if choice.recompute == 1 else f"1/{choice.recompute} of"
+        words.append(f"{share} blocks recomputed")
+    if choice.operators:
+        rest = " of the rest" if choice.recompute else ""
+        words.append(f"{' and '.join(choice.operators)}{rest} recomputed")
     if choice.offload:
         words.append("optimizer state on the host")
     return ", ".join(words)
@@ -174,7 +177,8 @@ def _other_row(one: PreferredPlan, first: Estimate) -> tuple[str, ...]:
     choice, estimate = one.ranked.candidate, one.ranked.estimate
     devices = "" if choice.devices == first.devices else f"{choice.devices:,}: "
     zero = f"zero{choice.zero}" + "+h" * choice.offload
-    again = "" if not choice.recompute else f" rec {recompute_text(choice)}"
+    redone = choice.recompute or choice.operators
+    again = f" rec {recompute_text(choice)}" if redone else ""
     return (
         ", ".join(one.preferred_for),
         f"{devices}{mesh_text(choice)} {zero}{again}",

@@ -35,6 +35,7 @@ def plan_row(one: EstimatedPlan) -> dict[str, RowValue]:
         **choices,
         "context": choices["context"] or "none",
         "recompute_every": one.ranked.candidate.recompute,
+        "recompute_operators": " ".join(one.ranked.candidate.operators),
         **_banded("step_s", one.step_s),
         **_banded("tokens_per_s_per_device", one.tokens_per_s_per_device),
         **_banded("mfu", one.mfu),

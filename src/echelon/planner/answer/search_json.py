@@ -92,6 +92,7 @@ def choices_json(one: RankedPlan) -> dict[str, Any]:
         "microbatch_sequences": choice.microbatch,
         "microbatches": choice.microbatches,
         "recompute_every": choice.recompute or None,
+        "recompute_operators": list(choice.operators),
         "timed": "events" if one.simulated else "closed form",
     }
 

@@ -32,8 +32,8 @@ from echelon.planner.explain.repeat_search import candidate_problems
 from echelon.planner.explain.what_if import with_devices
 from echelon.planner.predict.estimate import Estimate
 from echelon.planner.search.candidate import CandidatePlan
-from echelon.planner.search.options import MOST_RECOMPUTE_INTERVAL, MOST_STAGE
-from echelon.planner.search.pins import NO_RECOMPUTE
+from echelon.planner.search.options import MOST_STAGE
+from echelon.planner.search.pins import MOST_RECOMPUTE_INTERVAL, NO_RECOMPUTE
 from echelon.planner.search.ranked import RankedPlan, estimate_candidate, settings_from_ranked
 from echelon.planner.search.request import SearchRequest
 from echelon.planner.search.smallest import smallest_that_fits, without_host
@@ -207,7 +207,7 @@ def _better(one: TriedChanges, found: Sequence[PlanFix]) -> bool:
 
 
 def candidate_from_plan(plan: Plan) -> CandidatePlan:
-    """Return the choices of a plan as a search has them; selective recompute counts as none."""
+    """Return the choices of a plan as a search has them."""
     layout, layers = plan.layout, plan.model.layers
     again = layout.recompute.every if layout.recompute.policy == "full" else NO_RECOMPUTE
     share = sum(map(layout.recompute.recomputes, range(layers))) / layers
@@ -226,6 +226,7 @@ def candidate_from_plan(plan: Plan) -> CandidatePlan:
         virtual=layout.pipeline.virtual_stages,
         recompute=again,
         recomputed_share=share if again else 0.0,
+        operators=layout.recompute.operators,
     )
 
 

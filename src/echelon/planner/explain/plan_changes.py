@@ -78,7 +78,7 @@ def with_recompute(request: SearchRequest, choice: CandidatePlan, every: int) ->
     """Return the plan whose every so-many-th block runs forward again; 0 for none."""
     layers = request.model.layers
     share = ceil(layers / every) / layers if every else 0.0
-    return replace(choice, recompute=every, recomputed_share=share)
+    return replace(choice, recompute=every, recomputed_share=share, operators=())
 
 
 def with_stage(choice: CandidatePlan, stage: int) -> CandidatePlan:
@@ -107,7 +107,7 @@ def _all_changes(request: SearchRequest, choice: CandidatePlan) -> Iterator[Plan
         name = f"microbatch {choice.microbatch} -> {size}"
         yield PlanChange(name=name, pins={"microbatch": size}, candidate=exact)
     for every, word in ((NO_RECOMPUTE, "none"), (1, "full")):
-        if choice.recompute != every:
+        if choice.recompute != every or choice.operators:
             exact = with_recompute(request, choice, every)
             yield PlanChange(name=f"recompute {word}", pins={"recompute": every}, candidate=exact)
     if mesh.tp > 1:
@@ -188,6 +188,8 @@ def _settings_as_words(choice: CandidatePlan) -> dict[str, str]:
     """Return the choices of a plan as words; those that follow from others are left out."""
     mesh = choice.mesh
     again = {0: "none", 1: "full"}.get(choice.recompute, f"every {choice.recompute}")
+    if choice.operators:
+        again = " and ".join([*([] if again == "none" else [again]), *choice.operators])
     words = {
         "devices": choice.devices,
         "tp": mesh.tp,

@@ -146,7 +146,7 @@ class OptionTables:
         pins = request.pins
         self._request = request
         self._offload = offload or pins.values_of("offload") == (1,)
-        self.recomputes = recompute_options(pins, request.model.layers)
+        self.recomputes = recompute_options(pins, request.model)
         self.columns: Columns = {}
         self.world = 0
 
@@ -156,9 +156,9 @@ class OptionTables:
         return float(self._offload)
 
     @property
-    def recompute_ends(self) -> tuple[float, float]:
-        """Return the least and the largest share of blocks that run forward again."""
-        return self.recomputes[0][1], self.recomputes[-1][1]
+    def recompute_ends(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the least and the most that runs forward again, as fields of LayoutNumbers."""
+        return self.recomputes[0].numbers, self.recomputes[-1].numbers
 
     def set_meshes(self, rows: LegalMeshes) -> None:
         """Make the lists of these rows, each once for all rows that share it."""

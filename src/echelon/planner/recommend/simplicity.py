@@ -34,7 +34,7 @@ def machinery(choice: CandidatePlan) -> tuple[str, ...]:
         "several stages on a rank": choice.virtual > 1,
         "replicas of shards": mesh.dp_replicate > 1 and mesh.dp_shard > 1,
         "pieces of experts": choice.expert_tp > 1,
-        "recompute": choice.recompute > 0,
+        "recompute": choice.recompute > 0 or bool(choice.operators),
         "offload": choice.offload,
     }
     return tuple(name for name, there in found.items() if there)

@@ -13,11 +13,18 @@ from numpy.typing import NDArray
 
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
 from echelon.core.mesh import Mesh
+from echelon.core.plan import RecomputedOperator
 from echelon.cost.seconds.from_plan import schedule_index
 from echelon.cost.seconds.numbers import Array, LayoutNumbers
 from echelon.planner.search.legal_meshes import Columns
-from echelon.planner.search.options import MOST_STAGE, ScheduleOption, ZeroOption
-from echelon.planner.search.pins import NO_RECOMPUTE, pin_word
+from echelon.planner.search.options import (
+    MOST_STAGE,
+    RecomputeOption,
+    ScheduleOption,
+    ZeroOption,
+    redone_numbers,
+)
+from echelon.planner.search.pins import NO_RECOMPUTE, SELECTIVE, pin_word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +59,8 @@ class CandidatePlan:
     """Every how many blocks one runs forward again; 0 for none."""
     recomputed_share: float
     """The share of blocks that do."""
+    operators: tuple[RecomputedOperator, ...] = ()
+    """Operators of the other blocks that do."""
 
     @property
     def devices(self) -> int:
@@ -79,6 +88,10 @@ class CandidatePlan:
             found["zero.optimizer_offload"] = "host"
         if self.recompute != NO_RECOMPUTE:
             found |= {"recompute.policy": "full", "recompute.every": self.recompute}
+        elif self.operators:
+            found["recompute.policy"] = "selective"
+        if self.operators:
+            found["recompute.operators"] = list(self.operators)
         if mesh.cp > 1:
             found["context.kind"] = self.context
             if CONTEXT_KINDS[self.context].exchange == "inner":
@@ -89,6 +102,8 @@ class CandidatePlan:
 
     def pin_value(self, name: str) -> str:
         """Return what it has of something that can be pinned, as a pin says it."""
+        if name == "recompute" and self.operators and self.recompute == NO_RECOMPUTE:
+            return SELECTIVE
         return pin_word(name, getattr(self.mesh if hasattr(self.mesh, name) else self, name))
 
     def numbers(self) -> LayoutNumbers:
@@ -99,6 +114,7 @@ class CandidatePlan:
             gathered=float(CONTEXT_KINDS[self.context].gathers_keys),
             schedule=schedule_index(self.schedule),
             recompute=self.recomputed_share,
+            **redone_numbers(self.operators),
         )
 
 
@@ -124,12 +140,12 @@ class ScoredCandidate:
     row: int
     zero_option: ZeroOption
     schedule_option: ScheduleOption
-    recompute: tuple[int, float]
+    recompute: RecomputeOption
 
     def candidate(self) -> CandidatePlan:
         """Return the plan as whole numbers."""
         row = {name: int(column[self.row]) for name, column in self.columns.items()}
-        shares, (every, share) = self.zero_option, self.recompute
+        shares, again = self.zero_option, self.recompute
         return CandidatePlan(
             mesh=Mesh(
                 **{axis: row[axis] for axis in ("pp", "cp", "tp", "ep")},
@@ -144,8 +160,9 @@ class ScoredCandidate:
             offload=bool(shares.offload),
             schedule=self.schedule_option.name,
             virtual=self.schedule_option.virtual,
-            recompute=every,
-            recomputed_share=share,
+            recompute=again.every,
+            recomputed_share=again.share,
+            operators=again.operators,
         )
 
 

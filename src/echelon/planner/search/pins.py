@@ -20,6 +20,11 @@ from echelon.schedule.build import SCHEDULES, schedules_of_tool
 NO_RECOMPUTE = 0
 """What stands for `recompute=none`; else every how many blocks one is recomputed."""
 
+MOST_RECOMPUTE_INTERVAL = 8  # blocks
+
+SELECTIVE = "selective"
+"""What stands for `recompute=selective`: operators of blocks."""
+
 TENSOR_SEQUENCE_PARALLEL = "tensor_sequence_parallel"
 """What stands in limits for sequence parallelism where there are tensor ranks."""
 
@@ -35,7 +40,9 @@ def _count(word: str) -> int | None:
     return int(word) if word.isdecimal() and 0 < int(word) < 10**7 else None
 
 
-def _recompute(word: str) -> int | None:
+def _recompute(word: str) -> int | str | None:
+    if word == SELECTIVE:
+        return word
     kind, slash, every = word.partition("/")
     if kind == "none":
         return None if slash else NO_RECOMPUTE
@@ -140,7 +147,8 @@ def limits_of_tool(abilities: ToolAbilities, *, experts: bool) -> dict[str, tupl
         "schedule": abilities.schedules,
         "virtual": abilities.virtual_stages,
         "context": abilities.context_kinds,
-        "recompute": abilities.recompute_every,
+        # Operators by name are ours.
+        "recompute": abilities.recompute_every or tuple(range(MOST_RECOMPUTE_INTERVAL + 1)),
         "zero": abilities.zero_stages,
         "offload": None if abilities.offload else (0,),
         TENSOR_SEQUENCE_PARALLEL: None if cut is None else (int(cut),),
@@ -151,6 +159,8 @@ def limits_of_tool(abilities: ToolAbilities, *, experts: bool) -> dict[str, tupl
 def pin_word(name: str, value: int | str) -> str:
     """Return how a value of a pin is written."""
     if name == "recompute":
+        if value == SELECTIVE:
+            return SELECTIVE
         return "none" if value == NO_RECOMPUTE else "full" if value == 1 else f"full/{value}"
     return _WORDS[name][int(value)] if name in _WORDS else str(value)
 

@@ -32,7 +32,7 @@ from echelon.planner.predict.estimate import (
     with_simulated_terms,
 )
 from echelon.planner.search.candidate import CandidatePlan, ScoredCandidate
-from echelon.planner.search.options import recompute_options
+from echelon.planner.search.options import RecomputeOption, recompute_options
 from echelon.planner.search.pins import NO_RECOMPUTE
 from echelon.planner.search.request import SearchRequest
 
@@ -90,7 +90,7 @@ def candidate_unit_times(
 ) -> UnitTimes:
     """Return the seconds of each unit of the model under a plan of a search."""
     model, every = request.model, choice.recompute
-    again: tuple[Again, Again] = "nothing", "everything"
+    again: tuple[Again, Again] = frozenset(choice.operators), "everything"
     kinds: list[tuple[bool, Again]] = [
         (model.layer_has_experts(layer), again[every != NO_RECOMPUTE and layer % every == 0])
         for layer in range(model.layers)
@@ -226,9 +226,10 @@ def _timed(request: SearchRequest, choice: CandidatePlan, *, events: bool) -> Ra
 
 
 def _with_more_recompute(request: SearchRequest, choice: CandidatePlan) -> CandidatePlan | None:
-    """Return the same plan with the next more of its blocks recomputed; None where all are."""
-    levels = recompute_options(request.pins, request.model.layers)
-    for every, share in levels:
-        if share > choice.recomputed_share:
-            return replace(choice, recompute=every, recomputed_share=share)
-    return None
+    """Return the same plan with the next more of it recomputed; None where all is."""
+    levels = recompute_options(request.pins, request.model)
+    now = RecomputeOption(choice.recompute, choice.recomputed_share, choice.operators)
+    if now not in levels or now == levels[-1]:
+        return None
+    every, share, operators = levels[levels.index(now) + 1]
+    return replace(choice, recompute=every, recomputed_share=share, operators=operators)

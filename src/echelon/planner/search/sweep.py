@@ -143,14 +143,14 @@ class SearchSweep:
         lean, most = options.recompute_ends
         ends, room = (lean, most), (self.best.threshold - steady) / weight
         index, numbers = rows[orders.row], orders.numbers
-        wait = self._terms(formulas, index, _SCHEDULE_TERMS, **numbers, recompute=lean)
+        wait = self._terms(formulas, index, _SCHEDULE_TERMS, **numbers, **lean)
         room_of_shares = room - _least_of_rows(wait, orders.row, len(rows))
         if self._bounded:
             # Most choices are too slow for what is looked for, whatever goes with them.
             shares = shares.kept((room_of_shares > 0.0)[shares.row])
         index, numbers = rows[shares.row], shares.numbers
         data = np.minimum(
-            *(self._terms(formulas, index, _ZERO_TERMS, **numbers, recompute=r) for r in ends)
+            *(self._terms(formulas, index, _ZERO_TERMS, **numbers, **r) for r in ends)
         )
         if self._bounded:
             fast = data < room_of_shares[shares.row]
@@ -158,7 +158,7 @@ class SearchSweep:
             fast = wait < (room - _least_of_rows(data, shares.row, len(rows)))[orders.row]
             orders, wait = orders.kept(fast), wait[fast]
         index, numbers = rows[shares.row], shares.numbers
-        held = np.minimum(*(self._held(formulas, index, **numbers, recompute=r) for r in ends))
+        held = np.minimum(*(self._held(formulas, index, **numbers, **r) for r in ends))
         in_flight = self._least(formulas, rows[orders.row], **orders.numbers)
         for part, fits in ((shares, held <= memory), (orders, in_flight <= memory)):
             part.fits = fits
@@ -196,8 +196,9 @@ class SearchSweep:
             return
         share, order, index, level = share[fits], order[fits], index[fits], level[fits]
         numbers = {name: column[fits] for name, column in numbers.items()}
-        again = np.array([part for _, part in self._options.recomputes])[level]
-        total = formulas.seconds(index, **numbers, recompute=again).total
+        levels = [one.numbers for one in self._options.recomputes]
+        again = {name: np.array([one[name] for one in levels])[level] for name in levels[0]}
+        total = formulas.seconds(index, **numbers, **again).total
         value = weight * broadcast_to_array(total, len(index))
         good = np.flatnonzero(value < self.best.threshold)
         # How evenly stages are cut, closed forms do not know: each number of them is kept.
@@ -226,9 +227,9 @@ class SearchSweep:
         left = np.arange(len(index), dtype=np.int64)
         levels = self._options.recomputes
         last = len(levels) - 1
-        for level, (_, share) in enumerate(levels):
+        for level, option in enumerate(levels):
             part = {name: column[left] for name, column in numbers.items()}
-            held = self._held(formulas, index[left], **part, recompute=share)
+            held = self._held(formulas, index[left], **part, **option.numbers)
             fits = held <= memory
             found[left[fits]] = level
             left = left[~fits]
@@ -236,7 +237,7 @@ class SearchSweep:
             if level == 0 and last > 1 and len(left):
                 # What does not fit with most recompute fits with none in between.
                 part = {name: column[left] for name, column in numbers.items()}
-                held = self._held(formulas, index[left], **part, recompute=levels[last][1])
+                held = self._held(formulas, index[left], **part, **levels[last].numbers)
                 self._too_large(int((held > memory).sum()) * last)
                 left = left[held <= memory]
             if not len(left):
@@ -254,8 +255,8 @@ class SearchSweep:
         }
         found = np.full(len(index), np.inf)
         for stage in (2.0, 3.0):
-            for share in self._options.recompute_ends:
-                held = self._held(formulas, index, **leanest, zero=stage, recompute=share)
+            for again in self._options.recompute_ends:
+                held = self._held(formulas, index, **leanest, zero=stage, **again)
                 found = np.minimum(found, held)
         return found
 

@@ -19,6 +19,7 @@ mask hides is not handed on (`layout/ring_transfers.py`), so the places of a rin
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
@@ -72,9 +73,9 @@ def context_bytes(plan: Plan, part: RankPart, cp_rank: int) -> Iterator[SentTerm
     """Yield the terms of the axis "cp" for a context rank of these stages."""
     if plan.mesh.cp == 1:
         return
-    recomputes = plan.layout.recompute.recomputes
+    redoes = partial(plan.layout.recompute.redoes, "attention")
     blocks = sum(one.microbatches * len(one.blocks) for one in part.stages)
-    again = sum(one.microbatches * sum(map(recomputes, one.blocks)) for one in part.stages)
+    again = sum(one.microbatches * sum(map(redoes, one.blocks)) for one in part.stages)
     yield from _ulysses(plan, blocks, again)
     if plan.placement.ring_degree > 1:
         yield from _ring(plan, blocks, again, plan.placement.ring_place(cp_rank))
