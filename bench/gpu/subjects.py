@@ -18,7 +18,6 @@ from echelon.core.mesh import Mesh
 from echelon.core.plan import Layout, Mathematics, Optimizer, Pipeline, Plan, Precision, Zero
 from echelon.models.batch import TokenBatch
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
-from echelon.parallel import vocabulary
 from echelon.parallel.kernels import fused, low_precision
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.engine import TrainEngine
@@ -33,9 +32,11 @@ _torch: Any = torch  # its stubs hide the foreach functions
 COMPILED_KERNELS: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (low_precision, ("rms_norm", "rms_norm_backward", "swiglu_backward")),
     (fused, ("rotate_half_pairs",)),
-    (vocabulary, ("_local_statistics", "_overwrite_with_gradient")),
 )
-"""Echelon's kernels that touch memory more than they compute; matrix products are left alone."""
+"""Echelon's kernels that touch memory more than they compute; matrix products are left alone.
+
+Those of the loss are Triton kernels of their own on a GPU (`kernels/cross_entropy_triton.py`).
+"""
 
 
 class MissingPackage(Exception):

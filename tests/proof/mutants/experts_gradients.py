@@ -217,13 +217,13 @@ def gates_of_one_piece(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 )
 def idle_experts_keep_gradients(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Write nothing where an expert has no tokens, not even zeros."""
-    product = gradients._accumulate_matmul
+    product = gradients.add_product
 
-    def skipped(gradient: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, *, fresh: bool) -> None:
+    def skipped(gradient: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, **rest: Any) -> None:
         if len(x):
-            product(gradient, dy, x, fresh=fresh)
+            product(gradient, dy, x, **rest)
 
-    patch.setattr(gradients, "_accumulate_matmul", skipped)
+    patch.setattr(gradients, "add_product", skipped)
 
 
 def _count(patch: pytest.MonkeyPatch, counts: Any) -> None:

@@ -102,13 +102,13 @@ def padding_meets_a_narrow_softmax(patch: pytest.MonkeyPatch, plan: Plan) -> Non
 )
 def sum_rounded_before_it_is_wide(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Round what is added up so far, for each microbatch, to the dtype of its products."""
-    accumulate = gradients._accumulate_matmul
+    accumulate = gradients.add_product
 
-    def rounded(gradient_OI: torch.Tensor, dy: Any, x: torch.Tensor, *, fresh: bool) -> None:
-        accumulate(gradient_OI, dy, x, fresh=fresh)
+    def rounded(gradient_OI: torch.Tensor, dy: Any, x: torch.Tensor, **rest: Any) -> None:
+        accumulate(gradient_OI, dy, x, **rest)
         gradient_OI.copy_(gradient_OI.to(x.dtype))
 
-    patch.setattr(gradients, "_accumulate_matmul", rounded)
+    patch.setattr(gradients, "add_product", rounded)
 
 
 @mutant(
@@ -117,7 +117,7 @@ def sum_rounded_before_it_is_wide(patch: pytest.MonkeyPatch, plan: Plan) -> None
 )
 def softmax_without_its_maximum(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Take exp of the logits as they are, where they are narrow."""
-    statistics = vocabulary._local_statistics
+    statistics = vocabulary.row_statistics
 
     def unshifted(
         logits_NV: torch.Tensor, local_N: torch.Tensor, pieces: PieceSizes
@@ -128,7 +128,7 @@ def softmax_without_its_maximum(patch: pytest.MonkeyPatch, plan: Plan) -> None:
             found[0], found[1] = 0.0, wide
         return found
 
-    patch.setattr(vocabulary, "_local_statistics", unshifted)
+    patch.setattr(vocabulary, "row_statistics", unshifted)
 
 
 @mutant(
