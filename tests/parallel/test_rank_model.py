@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 from echelon.core.plan import Recompute
@@ -12,7 +13,7 @@ from echelon.parallel.rank_model import empty_stages, named_parameters
 from echelon.parallel.recompute import RecomputingRunner
 from tests.parallel.layouts import NANO, plan_of
 
-NOBODY = cast(RankOperations, cast(Any, object()))
+NOBODY = cast(RankOperations, cast(Any, SimpleNamespace(recompute=None)))
 FOUR = replace(NANO, layers=4, tied=True)
 
 

@@ -88,10 +88,11 @@ def default_bucket_bytes(
 def read_recompute(view: View) -> tuple[Recompute, dict[str, tuple[object, str]]]:
     """Return what is recomputed, and where operators come from that nobody has set."""
     operators, derived = view.value("recompute.operators"), dict[str, tuple[object, str]]()
-    if operators == "auto":
-        selective = view.word("recompute.policy") == "selective"
-        operators = cheap_operators(view) if selective else ()
+    if operators == "auto" and view.word("recompute.policy") == "selective":
+        operators = cheap_operators(view)
         derived["recompute.operators"] = list(operators), "derived: what takes next to no time"
+    elif operators == "auto":
+        operators = ()
     found = record(
         view,
         Recompute,

@@ -14,6 +14,7 @@ from random import Random
 
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
 from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.proof.matrix.cases import MAX_WORLD
 from echelon.schedule.build import SCHEDULES
 
 PRESET = "nano"
@@ -28,17 +29,25 @@ _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 _LARGE_MODELS = ("llama3-8b", "mistral-7b", "qwen3-4b", "mixtral-8x7b", "deepseek-v3", "gpt2")
 _LARGE_SHARE = 0.1  # of all plans
 _EXPERT_SHARE = 0.4  # of all plans
+_OPERATORS = ('["norm"]', '["attention"]', '["norm", "activation"]', '["norm", "mlp", "attention"]')
 
 
-def draw_settings(random: Random, offload_dir: str) -> Settings:
-    """Return the settings of one plan; files of offload go to `offload_dir`."""
+def draw_settings(
+    random: Random, offload_dir: str, world_sizes: Sequence[int] = WORLD_SIZES
+) -> Settings:
+    """Return the settings of one plan; files of offload go to `offload_dir`.
+
+    More ranks than a plan is proven with here are GPUs of a cluster.
+    """
     chosen: Settings = {"train.seed": random.randrange(100)}
-    mesh = _mesh(random)
+    mesh = _mesh(random, world_sizes)
     large = random.random() < _LARGE_SHARE
     experts = not large and random.random() < _EXPERT_SHARE
     model = _large_model(random) if large else _model(random, mesh, experts=experts)
     chosen |= {f"mesh.{axis}": degree for axis, degree in mesh.items() if degree > 1}
     chosen |= model
+    if prod(mesh.values()) > MAX_WORLD:
+        chosen["cluster.preset"] = f"{prod(mesh.values())}xh100"
     if mesh["tp"] > 1 and random.random() < 0.5:
         chosen["mesh.sequence_parallel"] = True
     chosen |= _pipeline(random, mesh) | _batch(random, mesh, chosen) | _zero(random, mesh)
@@ -48,10 +57,10 @@ def draw_settings(random: Random, offload_dir: str) -> Settings:
     return chosen | (_experts(random, mesh) if experts else {})
 
 
-def _mesh(random: Random) -> dict[str, int]:
+def _mesh(random: Random, world_sizes: Sequence[int]) -> dict[str, int]:
     mesh: dict[str, int] = dict.fromkeys(_AXES, 1)
-    left = random.choice(WORLD_SIZES)
-    for factor in (2, 2, 2, 3):
+    left = random.choice(world_sizes)
+    for factor in (*[2] * max(world_sizes).bit_length(), 3):
         if left % factor == 0:
             left //= factor
             mesh[random.choice(_AXES)] *= factor
@@ -181,11 +190,13 @@ def _context(random: Random, mesh: dict[str, int]) -> Settings:
 
 
 def _recompute(random: Random) -> Settings:
-    policy = random.choice(("none", "none", "full"))
+    policy = random.choice(("none", "none", "full", "selective"))
     if policy == "none":
         return {}
     found: Settings = {"recompute.policy": policy}
-    if policy == "full":
+    if policy == "selective":
+        found |= _some(random, {"recompute.operators": _OPERATORS}, 0.7)
+    else:
         found |= _some(random, {"recompute.every": (2, 3), "recompute.offload": ("host",)}, 0.3)
     return found
 
