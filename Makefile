@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check compiled-tests format docs readme prove-matrix walk-plans walk-clusters walk-devices clean
+.PHONY: help setup demo test test-all check compiled-tests format docs readme prove-matrix walk-plans walk-clusters walk-devices walk-rehearsals clean
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-22s %s\n", $$1, $$2 }'
@@ -74,6 +74,10 @@ walk-clusters: $(VENV)/installed-dev ## compare the smallest cluster that fits w
 
 walk-devices: $(VENV)/installed-dev ## plan 100 random runs on fewer and on more devices: more are never slower (minutes)
 	$(BIN)/python -m tests.planner.recommend.monotone_walk 100
+
+walk-rehearsals: $(VENV)/installed-dev ## rehearse 300 random plans of up to 16 ranks, and 200 of up to 1,024, under NCCL's rules (hours)
+	$(BIN)/python -m echelon.rehearsal.random_walk --plans 300 --ranks 16 --results runs/rehearsals.jsonl
+	$(BIN)/python -m echelon.rehearsal.random_walk --plans 200 --ranks 1024 --results runs/rehearsals.jsonl
 
 clean: ## remove .venv, the site and caches (runs/ is yours and stays)
 	rm -rf $(VENV) build/docs build/site .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

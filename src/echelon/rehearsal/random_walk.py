@@ -168,6 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the draws (1)")
     parser.add_argument("--results", type=Path, help="JSON lines; what is there is not done again")
     options = parser.parse_args(arguments)
+    if options.results is not None:
+        options.results.parent.mkdir(parents=True, exist_ok=True)
     walked: list[RandomRehearsal] = []
     for one in walk_rehearsals(options.seed, options.plans, options.ranks, options.results):
         walked.append(one)
