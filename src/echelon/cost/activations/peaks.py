@@ -1,13 +1,17 @@
-"""The most that a stage holds of one microbatch while it runs forward or backward.
+"""What a stage holds of one microbatch while it runs forward or backward: operator by operator.
 
 Operators run one after the other. Forward, what they keep adds up; backward, it goes again, and in
 B what waits for W comes in its place. A recomputed block keeps its input alone; before its backward
 it runs forward again, and beside its gradients its output and what it was given live on.
+
+Each operator is a `Moment`: the most that is there while it runs. What else a rank holds then,
+`cost/peak/` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from echelon.cost.activations.experts import DISPATCH, EXPERTS, ROUTER, SHARED
@@ -31,26 +35,68 @@ _PutOff: TypeAlias = "tuple[Num, Num]"
 
 _NOTHING: _PutOff = (0, 0)
 
+_Found: TypeAlias = "tuple[str, Num]"
+"""An operator, and the most that is there while it runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Say what there is of a microbatch while an operator of a unit runs.
+
+    `backward` is whether it is the backward pass of the operator; forward passes come again in a
+    backward pass. No operator: the unit has begun, or all of it is over.
+    """
+
+    unit: str
+    operator: str
+    bytes: Num
+    backward: bool = False
+
 
 def forward_peak(units: Sequence[UnitOperators], x: ActivationNumbers) -> Num:
     """Return the most that is there in a forward pass."""
-    peak: Num = 0
-    kept: Num = 0
-    for unit in units:
-        if unit.stored is None:
-            peak = elementwise_max(peak, kept + _forward(unit.operators, _NOTHING)[0])
-        elif unit.operators:
-            peak = elementwise_max(peak, kept + x.stream + _without_graph(unit.operators, x))
-        kept = kept + total_saved_bytes(unit.saved)
-    return elementwise_max(peak, kept)
+    return _most(forward_moments(units, x))
 
 
 def backward_peak(units: Sequence[UnitOperators], x: ActivationNumbers, *, split: bool) -> Num:
-    """Return the most that is there in a backward pass; `split`: weight gradients wait for W.
+    """Return the most that is there in a backward pass; `split`: weight gradients wait for W."""
+    return _most(backward_moments(units, x, split=split))
+
+
+def _most(moments: Iterable[Moment]) -> Num:
+    peak: Num = 0
+    for one in moments:
+        peak = elementwise_max(peak, one.bytes)
+    return peak
+
+
+def forward_moments(units: Sequence[UnitOperators], x: ActivationNumbers) -> Iterator[Moment]:
+    """Yield what is there while each operator runs forward."""
+    kept: Num = 0
+    for unit in units:
+        if unit.stored is None:
+            found, _ = _forward(unit.operators, _NOTHING)
+            yield from _moments(unit, found, kept)
+        elif unit.operators:
+            yield from _moments(unit, _without_graph(unit.operators, x), kept + x.stream)
+        kept = kept + total_saved_bytes(unit.saved)
+        yield Moment(unit=unit.name, operator="", bytes=kept)
+
+
+def _moments(
+    unit: UnitOperators, found: Iterable[_Found], beside: Num, *, backward: bool = False
+) -> Iterator[Moment]:
+    for name, size in found:
+        yield Moment(unit=unit.name, operator=name, bytes=beside + size, backward=backward)
+
+
+def backward_moments(
+    units: Sequence[UnitOperators], x: ActivationNumbers, *, split: bool
+) -> Iterator[Moment]:
+    """Yield what is there while each operator runs backward; `split`: weight gradients wait for W.
 
     The gradient that came from the next stage lives as long as the pass.
     """
-    peak: Num = 0
     kept = sum((total_saved_bytes(unit.saved) for unit in units), 0)
     waiting: Num = 0
     carried = _NOTHING
@@ -67,7 +113,8 @@ def backward_peak(units: Sequence[UnitOperators], x: ActivationNumbers, *, split
         again, apart = unit.stored is not None, _output_gradient(unit, x, split=split)
         if not unit.operators:
             # What came goes on, in memory of its own.
-            peak = elementwise_max(peak, kept + total_saved_bytes(unit.saved) + 2 * x.stream)
+            passed = kept + total_saved_bytes(unit.saved) + 2 * x.stream
+            yield Moment(unit=unit.name, operator="", bytes=passed, backward=True)
         own = apart * again if again else 0 * x.stream
         forward, found = _forward(unit.operators, carried if again else _NOTHING)
         beside = elementwise_max(own, given * first)
@@ -75,17 +122,27 @@ def backward_peak(units: Sequence[UnitOperators], x: ActivationNumbers, *, split
         if not again:
             # Objects of the graph live as long as it does.
             came = came + sum(one.saved_bytes for one in unit.operators if one.name == DISPATCH)
-            peak = elementwise_max(peak, base + back)
+            yield from _moments(unit, back, base, backward=True)
         elif unit.operators:
             # The input of the block is there already; its output and what it was given stay.
             base = base - unit.operators[0].saved[0].bytes + x.stream
-            peak = elementwise_max(peak, base + apart + forward, base + x.stream + back)
+            yield from _moments(unit, forward, base + apart)
+            yield from _moments(unit, back, base + x.stream, backward=True)
         waiting = waiting + split * total_saved_bytes(unit.kept_for_weight_gradient)
         carried = later
         if unit.name != UNIT_HEAD:
             came = came + (given if first else 0)
             first = False
-    return elementwise_max(peak, waiting + carried[0] + carried[1])
+    yield Moment(unit="", operator="", bytes=waiting + carried[0] + carried[1], backward=True)
+
+
+def weight_gradient_moments(units: Sequence[UnitOperators]) -> Iterator[Moment]:
+    """Yield what waits for W while the weight gradients of each operator run."""
+    kept = sum((total_saved_bytes(unit.kept_for_weight_gradient) for unit in units), 0)
+    for unit in reversed(units):
+        for operator in reversed(unit.operators):
+            yield Moment(unit=unit.name, operator=operator.name, bytes=kept, backward=True)
+            kept = kept - operator.weight_gradient_bytes
 
 
 def _output_gradient(unit: UnitOperators, x: ActivationNumbers, *, split: bool) -> Num:
@@ -99,25 +156,26 @@ def _output_gradient(unit: UnitOperators, x: ActivationNumbers, *, split: bool) 
     return x.stream * (elementwise_max(x.scattered, x.dropout) if split and waits else 1)
 
 
-def _forward(operators: Sequence[OperatorMemory], carried: _PutOff) -> tuple[Num, _PutOff]:
-    """Return the most that is there, and what of weight gradients that were put off is left."""
-    peak: Num = 0
+def _forward(
+    operators: Sequence[OperatorMemory], carried: _PutOff
+) -> tuple[list[_Found], _PutOff]:
+    """Return the most of each operator, and what of weight gradients that were put off is left."""
+    found: list[_Found] = []
     kept: Num = 0
     for operator in operators:
         if operator.rerun is not None:
-            peak = elementwise_max(peak, kept + operator.rerun + carried[0] + carried[1])
+            found.append((operator.name, kept + operator.rerun + carried[0] + carried[1]))
             carried = _NOTHING
-        peak = elementwise_max(peak, kept + operator.forward + carried[0])
+        found.append((operator.name, kept + operator.forward + carried[0]))
         kept = kept + operator.saved_bytes
-    return peak, carried
+    return found, carried
 
 
-def _without_graph(operators: Sequence[OperatorMemory], x: ActivationNumbers) -> Num:
-    """Return the most that a block has, its input left out, where it keeps nothing for backward.
+def _without_graph(operators: Sequence[OperatorMemory], x: ActivationNumbers) -> Iterator[_Found]:
+    """Yield the most that a block has, its input left out, where it keeps nothing for backward.
 
     Variables live as long as the function that they are of.
     """
-    peak: Num = 0
     kept: Num = -x.stream
     before: tuple[SavedTensor, ...] = ()
     routed: Num = 0
@@ -133,23 +191,22 @@ def _without_graph(operators: Sequence[OperatorMemory], x: ActivationNumbers) ->
             kept = kept - routed
         bare = operator.forward_without_graph
         bare = operator.forward if bare is None else bare
-        peak = elementwise_max(peak, kept + bare)
+        yield operator.name, kept + bare
         left = sum(one.bytes for one in operator.saved if one.name not in _OF_THE_GRAPH)
         kept, routed = kept + left, routed + left * (operator.name in (ROUTER, SHARED))
         if operator.name == ROUTER:
             routed = routed - x.stream
         before = operator.saved
-    return peak
 
 
 def _backward(
     operators: Sequence[OperatorMemory], carried: _PutOff, given: Num, *, split: bool
-) -> tuple[Num, _PutOff]:
-    """Return the most that is there, and the weight gradients that are put off after it.
+) -> tuple[list[_Found], _PutOff]:
+    """Return the most of each operator, and the weight gradients that are put off after it.
 
     `given` is the gradient of the output, which lives on beside that of the stream.
     """
-    peak: Num = 0
+    found: list[_Found] = []
     kept = sum((operator.saved_bytes for operator in operators), 0)
     waiting: Num = 0
     beside: Num = 0
@@ -157,7 +214,7 @@ def _backward(
         if operator.name == ATTENTION_DROPOUT:
             beside = given
         base = kept + waiting + beside + carried[0]
-        peak = elementwise_max(peak, base + operator.again)
+        peak = base + operator.again
         made = (one.remade_bytes for one in operators if one.reader == operator.name)
         kept = kept + sum(made, 0)
         base = kept + waiting + beside
@@ -170,7 +227,8 @@ def _backward(
             run = operator.early + carried[0] + carried[1]
             peak = elementwise_max(peak, base + run, base + operator.backward)
             carried = _NOTHING
+        found.append((operator.name, peak))
         if not split:
             carried = carried[0] + operator.deferred, carried[1] + operator.deferred_peak
         kept = kept - operator.saved_bytes * (operator.name != DISPATCH) - operator.remade_bytes
-    return peak, carried
+    return found, carried
