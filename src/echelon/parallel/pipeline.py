@@ -34,10 +34,14 @@ from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.schedule.action import Action, ActionKind, Schedule
 from echelon.schedule.deadlock import send_window
 from echelon.schedule.dependencies import run_action_lists
-from echelon.schedule.messages import ActionWithMessages, Channel, Message, ScheduleMessages
-
-_RECEIVES_AHEAD = 2
-"""Actions whose receives are posted before their turn, so that a transfer overlaps compute."""
+from echelon.schedule.messages import (
+    RECEIVES_AHEAD,
+    SENDS_SPARE,
+    ActionWithMessages,
+    Channel,
+    Message,
+    ScheduleMessages,
+)
 
 ActionKey = tuple[int, int]
 """A stage and a microbatch."""
@@ -136,7 +140,7 @@ class PipelineExecutor:
         state = StepState()
         posted = 0
         for position, step in enumerate(row.steps):
-            while posted < len(row.steps) and posted <= position + _RECEIVES_AHEAD:
+            while posted < len(row.steps) and posted <= position + RECEIVES_AHEAD:
                 for message in row.receives[posted]:
                     self._post_receive(state, message, batches[message.microbatch])
                 posted += 1
@@ -294,10 +298,6 @@ def _take_used(kept: dict[K, T], key: K) -> T:
     return kept.pop(key)
 
 
-_SENDS_SPARE = 2
-"""Sends per link that may be pending beyond those that the schedule needs, to keep it busy."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSchedule:
     """What one rank runs of a schedule: its actions, the receives before each, how sends wait.
@@ -328,7 +328,7 @@ class RankSchedule:
                 for place, step in enumerate(steps)
                 if step.action.kind in (ActionKind.BW, ActionKind.W)
             },
-            window=send_window(traffic) + _SENDS_SPARE,
+            window=send_window(traffic) + SENDS_SPARE,
             # Apart by two: a rank that waits for its input comes before one that has begun.
             turns=[2 * turn_of.get(step.action, len(turn_of)) for step in steps],
         )

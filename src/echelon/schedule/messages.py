@@ -13,6 +13,12 @@ from enum import StrEnum
 
 from echelon.schedule.action import Action, ActionKind, Schedule
 
+RECEIVES_AHEAD = 2
+"""Actions whose receives are posted before their turn, so that a transfer overlaps compute."""
+
+SENDS_SPARE = 2
+"""Sends per link that may be pending beyond those that the schedule needs, to keep it busy."""
+
 
 class Payload(StrEnum):
     """Name what a message carries."""

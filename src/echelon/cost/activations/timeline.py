@@ -31,7 +31,12 @@ from echelon.cost.activations.numbers import (
     elementwise_max,
     total_saved_bytes,
 )
-from echelon.cost.activations.peaks import backward_peak, forward_peak
+from echelon.cost.activations.peaks import (
+    Moment,
+    backward_moments,
+    forward_moments,
+    weight_gradient_moments,
+)
 from echelon.cost.activations.units import UnitOperators, stage_unit_operators
 from echelon.layout.expert_load import ExpertLoad
 from echelon.layout.stage import part_of
@@ -76,6 +81,21 @@ class ActionBytes:
     peak: Num
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionMoments:
+    """Say what a rank has of activations while an action runs.
+
+    `others` is what it keeps of all but the microbatch at hand on its stage, of which `own` is kept
+    when the action begins and `moments` tell the rest. `kept` is all that is kept after it.
+    """
+
+    action: Action
+    others: Num
+    own: Num
+    moments: Sequence[Moment]
+    kept: Num
+
+
 class RankActivations:
     """The activations of one rank of a plan."""
 
@@ -86,7 +106,7 @@ class RankActivations:
         self._numbers = ActivationNumbers.from_plan(plan, self._cp_rank)
         self._stages = {one.stage: one for one in part_of(plan, rank).stages}
         self._units: dict[StageMicrobatch, tuple[UnitOperators, ...]] = {}
-        self._peaks: dict[tuple[ActionKind, int, int], Num] = {}
+        self._moments: dict[tuple[ActionKind, int, int], Sequence[Moment]] = {}
 
     @property
     def row(self) -> Sequence[Action]:
@@ -114,10 +134,16 @@ class RankActivations:
 
     def actions(self) -> Iterator[ActionBytes]:
         """Yield what is kept after each action, and at most while it runs."""
+        for one in self.walk(self.row):
+            running = elementwise_max(one.own, self._running(one.action))
+            yield ActionBytes(action=one.action, kept=one.kept, peak=one.others + running)
+
+    def walk(self, row: Sequence[Action]) -> Iterator[ActionMoments]:
+        """Yield what there is of activations while each action of `row` runs."""
         living: dict[StageMicrobatch, Num] = {}
         entered: set[StageMicrobatch] = set()
         losses: Num = 0
-        for action in self.row:
+        for action in row:
             key = (action.stage, action.microbatch)
             own = living.pop(key, 0)
             others = losses + self._sum(living, entered | {key})
@@ -127,9 +153,10 @@ class RankActivations:
             if action.kind is ActionKind.F:
                 entered.add(key)
                 losses = losses + self._numbers.statistics_bytes * self._stages[action.stage].last
-            running = elementwise_max(own, self._running(action))
             kept = losses + self._sum(living, entered)
-            yield ActionBytes(action=action, kept=kept, peak=others + running)
+            yield ActionMoments(
+                action=action, others=others, own=own, moments=self.moments(action), kept=kept
+            )
 
     def _sum(self, living: Mapping[StageMicrobatch, Num], entered: set[StageMicrobatch]) -> Num:
         """Return the bytes of all pairs; an empty stage hands its input on to the next one."""
@@ -139,17 +166,21 @@ class RankActivations:
             found = found + (0 if handed_on else size)
         return found
 
-    def _running(self, action: Action) -> Num:
-        """Return the most that an action has of its own microbatch, what it keeps included."""
+    def moments(self, action: Action) -> Sequence[Moment]:
+        """Return what an action has of its own microbatch, operator by operator."""
         key = (action.kind, action.stage, action.microbatch if self._data.any else 0)
-        if key not in self._peaks:
-            self._peaks[key] = self._peak(action)
-        return self._peaks[key]
+        if key not in self._moments:
+            self._moments[key] = tuple(self._found(action))
+        return self._moments[key]
 
-    def _peak(self, action: Action) -> Num:
+    def _found(self, action: Action) -> Iterator[Moment]:
         units = self.units(action.stage, action.microbatch)
         if action.kind is ActionKind.F:
-            return forward_peak(units, self._numbers)
+            return forward_moments(units, self._numbers)
         if action.kind is ActionKind.W:
-            return total_saved_bytes(self.kept(replace(action, kind=ActionKind.B)))
-        return backward_peak(units, self._numbers, split=action.kind is ActionKind.B)
+            return weight_gradient_moments(units)
+        return backward_moments(units, self._numbers, split=action.kind is ActionKind.B)
+
+    def _running(self, action: Action) -> Num:
+        """Return the most that an action has of its own microbatch, what it keeps included."""
+        return elementwise_max(0, *(one.bytes for one in self.moments(action)))

@@ -64,7 +64,7 @@ def transient_terms(plan: Plan, pp_rank: int) -> tuple[HeldTerm, ...]:
         _copies(plan, part, buckets),
         *_muon(plan, pp_rank, buckets),
         *_blocks(plan, part),
-        *_offload_buffers(plan, pp_rank, buckets),
+        *offload_buffer_terms(plan, pp_rank),
     )
     return tuple(term for term in terms if term.bytes)
 
@@ -223,8 +223,9 @@ def _blocks(plan: Plan, part: RankPart) -> Iterator[HeldTerm]:
         yield rows_in_dispatch(plan)
 
 
-def _offload_buffers(plan: Plan, pp_rank: int, buckets: Buckets) -> Iterator[HeldTerm]:
+def offload_buffer_terms(plan: Plan, pp_rank: int) -> Iterator[HeldTerm]:
     """Bound the sets that are read ahead of their use or wait to be written, in whole pages."""
+    buckets = plan_buckets(plan, rank_part(plan, pp_rank))
     zero, precision = plan.layout.zero, plan.mathematics.precision
     master, size = DTYPE_BYTES[precision.master], DTYPE_BYTES[precision.parameters]
 

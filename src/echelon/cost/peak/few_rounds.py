@@ -1,0 +1,60 @@
+"""A step of a few rounds of its pipeline, whose ranks are as full as those of the whole step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from echelon.core.plan import Plan
+from echelon.schedule.action import ActionKind, Schedule
+from echelon.schedule.from_plan import schedule_from_plan
+
+ROUNDS = 2
+"""Rounds of a pipeline that tell of all."""
+
+
+def with_few_microbatches(plan: Plan) -> Plan:
+    """Return a plan whose steps have two rounds of its pipeline, where they have more.
+
+    Rounds are alike: each microbatch meets the same actions in the same order. A step has at least
+    twice as many as there are pipeline ranks then, so that all of them are as full as they get.
+    """
+    period = _period(plan)
+    return _with_microbatches(plan, plan.num_microbatches % period + ROUNDS * period)
+
+
+def with_as_full_ranks(plan: Plan) -> Plan:
+    """Return a plan of few rounds whose ranks hold as many microbatches at a time; or the plan.
+
+    Schedules that run all microbatches forward first hold more of them in a longer step.
+    """
+    few = with_few_microbatches(plan)
+    if few is plan:
+        return plan
+    more = _with_microbatches(plan, few.num_microbatches + _period(plan))
+    alike = [most_in_flight(schedule_from_plan(one)) for one in (few, more)]
+    return few if alike[0] == alike[1] else plan
+
+
+def most_in_flight(schedule: Schedule) -> list[int]:
+    """Return how many passes through a stage each rank has begun and not ended, at most."""
+    found: list[int] = []
+    for row in schedule.actions:
+        now = most = 0
+        for action in row:
+            now += action.kind is ActionKind.F
+            most = max(most, now)
+            now -= action.kind in (ActionKind.W, ActionKind.BW)
+        found.append(most)
+    return found
+
+
+def _period(plan: Plan) -> int:
+    return plan.mesh.pp if plan.mesh.pp % 2 == 0 else 2 * plan.mesh.pp
+
+
+def _with_microbatches(plan: Plan, count: int) -> Plan:
+    whole = plan.num_microbatches
+    if plan.layout.pipeline.rows or count >= whole:
+        return plan
+    sequences = plan.mathematics.global_sequences // whole * count
+    return replace(plan, mathematics=replace(plan.mathematics, global_sequences=sequences))

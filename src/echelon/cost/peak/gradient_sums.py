@@ -1,0 +1,180 @@
+"""Gradients of a rank that are there beside its model state, write by write (`parallel/data.py`).
+
+Where gradients add up in slices, a bucket is whole from the first gradient of a microbatch until
+its sum has left. A sum that is under way has copies beside: the bucket in the dtype of the
+reduction where that is another, and the slice that is to be added or rounded. The third sum ends
+the first, where they have any copy; later hops (replicas, tensor ranks, both ends) end when
+backward is over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from echelon.core.parameters import EMBEDDING
+from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.bytes.transient import BUCKETS_IN_FLIGHT
+from echelon.layout.buckets import (
+    BucketPlan,
+    accumulates_slices,
+    shard_degree,
+    slice_elements,
+    zero_stage,
+)
+from echelon.layout.stage import RankPart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummedBucket:
+    """Say what of a bucket is there while it fills and while it is summed, in bytes."""
+
+    plan: BucketPlan
+    """The bucket."""
+    contributions: int
+    """Gradients that a microbatch writes into it."""
+    adds: bool
+    """Whether microbatches add up in its slice."""
+    whole: int
+    """Its gradients, where they are whole only while it fills; else 0."""
+    cast: int
+    """The copy of it on the wire, in another dtype; else 0."""
+    slice: int
+    """Its slice in the dtype of the reduction; 0 where nothing is cut."""
+    others: int
+    """Slices of others that a rank adds up itself (Gloo)."""
+    casts: bool
+    """Whether it is summed in another dtype than it adds up in."""
+    hops: int
+    """Sums over other axes that follow in the last microbatch."""
+
+    @classmethod
+    def from_plan(cls, plan: Plan, part: RankPart, bucket: BucketPlan) -> SummedBucket:
+        """Return what a plan does with a bucket."""
+        precision, expert = plan.mathematics.precision, bucket.expert
+        casts = precision.reduction != precision.gradients
+        size, wire = DTYPE_BYTES[precision.gradients], DTYPE_BYTES[precision.reduction]
+        stage, adds = zero_stage(plan, expert=expert), accumulates_slices(plan, expert=expert)
+        cut = slice_elements(plan, bucket) * wire if stage else 0
+        gloo = plan.cluster.backend == "gloo" and stage > 0
+        sizes = [plan.mesh.dp_replicate if stage else 1, 2 if part.mirrored else 1]
+        sizes.append(plan.mesh.tp if bucket.kind == "partial" else 1)
+        sizes.append(2 if bucket.kind == "tied" else 1)
+        return cls(
+            plan=bucket,
+            contributions=_contributions(plan, part, bucket),
+            adds=adds,
+            whole=bucket.num_elements * size if adds else 0,
+            cast=bucket.num_elements * wire if casts else 0,
+            slice=cut,
+            others=(shard_degree(plan, expert=expert) - 1) * cut if gloo else 0,
+            casts=casts,
+            hops=sum(size > 1 for size in sizes),
+        )
+
+
+def _contributions(plan: Plan, part: RankPart, bucket: BucketPlan) -> int:
+    """Return how many gradients a microbatch of one stage writes into a bucket."""
+    both_ends = plan.model.tied and any(stage.first and stage.last for stage in part.stages)
+    uses = plan.layout.experts.chunks if bucket.expert else 1
+    return len(bucket.names) * uses + (both_ends and EMBEDDING in bucket.names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    bucket: SummedBucket
+    held: int
+    hops: int
+
+
+class GradientSums:
+    """Count the bytes of buckets that fill and are summed; the most of them since it was asked."""
+
+    def __init__(self, plan: Plan, part: RankPart, buckets: Sequence[BucketPlan]) -> None:
+        """Begin a step with nothing under way."""
+        found = [SummedBucket.from_plan(plan, part, bucket) for bucket in buckets]
+        self._of = {name: one for one in found for name in one.plan.names}
+        self._by_stage: dict[int, list[SummedBucket]] = {}
+        for one in found:
+            for stage in one.plan.stages:
+                self._by_stage.setdefault(stage, []).append(one)
+        self._copies = any(one.casts or one.adds or one.others for one in found)
+        self._present: set[str] = set()
+        self._missing: Counter[str] = Counter()
+        self._ended: set[int] = set()
+        self._finished: set[str] = set()
+        self._ends: set[str] = set()
+        self._under_way: deque[_Sum] = deque()
+        self._later = 0
+        self.bytes = self._most = 0
+
+    @property
+    def quiet(self) -> bool:
+        """Return whether no operator changes anything: gradients are kept whole, and nothing ends."""
+        return not (self._under_way or any(self._missing.values()))
+
+    def start_backward(self, stage: int, *, last: bool) -> None:
+        """Begin to take the gradients of a microbatch on a stage; `last`: of its last one."""
+        if last:
+            self._ended.add(stage)
+        for one in self._by_stage.get(stage, ()):
+            name = one.plan.name
+            ends = self._ended.issuperset(one.plan.stages)
+            if ends:
+                self._ends.add(name)
+            self._missing[name] = one.contributions if ends or one.adds else 0
+
+    def write(self, name: str) -> None:
+        """Learn that a gradient is written."""
+        one = self._of[name]
+        bucket = one.plan.name
+        if one.adds and bucket not in self._present:
+            while any(other.bucket is one for other in self._under_way):
+                self._finish(self._under_way.popleft())
+            self._present.add(bucket)
+            self._add(one.whole)
+        if self._missing[bucket] > 0:
+            self._missing[bucket] -= 1
+            if not self._missing[bucket]:
+                self._is_full(one)
+
+    def finish(self) -> None:
+        """Learn that backward is over."""
+        while self._under_way:
+            self._finish(self._under_way.popleft())
+        self._add(-self._later)
+        self._later = 0
+
+    def most(self) -> int:
+        """Return the most bytes since this was asked last."""
+        most, self._most = self._most, self.bytes
+        return most
+
+    def _add(self, count: int) -> None:
+        self.bytes += count
+        self._most = max(self._most, self.bytes)
+
+    def _is_full(self, one: SummedBucket) -> None:
+        name = one.plan.name
+        last = name in self._ends
+        added = one.adds and name in self._finished
+        self._finished.add(name)
+        held = one.cast + one.others + (one.slice if added or one.casts else 0)
+        self._add(held)
+        self._under_way.append(_Sum(one, held, one.hops if last else 0))
+        while len(self._under_way) > BUCKETS_IN_FLIGHT and (
+            self._copies or self._under_way[0].hops
+        ):
+            self._finish(self._under_way.popleft())
+
+    def _finish(self, one: _Sum) -> None:
+        bucket = one.bucket
+        if bucket.adds and bucket.plan.name in self._present:
+            self._present.discard(bucket.plan.name)
+            self._add(-bucket.whole)
+        self._add(-one.held)
+        if one.hops and bucket.casts:
+            copied = bucket.slice or bucket.cast
+            self._later += copied
+            self._add(copied)

@@ -1,0 +1,243 @@
+"""The most that a rank holds at one time, and what it is then: a walk over the actions of a step.
+
+At each operator of each action these are there together:
+
+    model state     what lives between steps (`cost/bytes/held.py`)
+    gathered        units of parameters that are whole then (`whole_units.py`)
+    activations     all that microbatches keep, and what the operator works with
+    messages        what came from other stages ahead of its use, and what is leaving
+    buffers         gradients that fill a bucket or are summed (`gradient_sums.py`), sets of
+                    offloaded tensors, the tokens of the step and tables of positions
+
+When backward is over the optimizer has what `update.py` says. The terms of the highest moment add
+up to the peak; the rehearsal meets it within 2 % (`tests/rehearsal/test_peaks.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from echelon.core.axis import Axis
+from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.activations.numbers import INDEX_BYTES, ActivationNumbers
+from echelon.cost.activations.peaks import Moment
+from echelon.cost.activations.timeline import RankActivations
+from echelon.cost.bytes.held import held_buckets, held_terms
+from echelon.cost.bytes.terms import Pool
+from echelon.cost.bytes.transient import offload_buffer_terms
+from echelon.cost.peak.few_rounds import with_as_full_ranks
+from echelon.cost.peak.gradient_sums import GradientSums
+from echelon.cost.peak.messages import MessageCounts
+from echelon.cost.peak.update import most_update_bytes
+from echelon.cost.peak.weight_order import WeightOrder
+from echelon.cost.peak.whole_units import WholeUnits
+from echelon.layout.buckets import plan_buckets
+from echelon.layout.stage import held_experts, part_of, stage_parameters
+from echelon.schedule.action import Action, ActionKind
+from echelon.schedule.from_plan import schedule_from_plan
+from echelon.schedule.messages import ScheduleMessages
+
+STATE: Mapping[str, str] = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "master parameters": "optimizer",
+    "optimizer state": "optimizer",
+}
+"""The term of each kind of model state."""
+
+TERMS = ("parameters", "gradients", "optimizer", "gathered", "activations", "messages", "buffers")
+"""The terms of a peak."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPeak:
+    """Hold the highest moment of a rank in a step."""
+
+    rank: int
+    """The rank."""
+    terms: Mapping[str, float]
+    """What is there at that moment, by term."""
+    where: str
+    """The moment: an action, a unit of its stage and an operator, or the update."""
+
+    @property
+    def bytes(self) -> float:
+        """Return all bytes."""
+        return sum(self.terms.values())
+
+
+class PeakWalk:
+    """Find the peaks of the ranks of a plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Take a plan; a few rounds of its pipeline are walked where they tell of all."""
+        self._plan, self._few = plan, with_as_full_ranks(plan)
+        self._schedule = schedule_from_plan(self._few)
+        self._messages: MessageCounts | None = None
+        if plan.mesh.pp > 1:
+            self._messages = MessageCounts(ScheduleMessages.from_schedule(self._schedule))
+
+    def peak(self, rank: int) -> RankPeak:
+        """Return the highest moment of a rank."""
+        pp = self._few.mesh.coordinates(rank)[Axis.PP]
+        row = self._schedule.actions[pp]
+        counts = [0] * len(row) if self._messages is None else [*self._messages.of_rank(pp)]
+        found = _RankWalk(self._few, rank).highest(row, counts)
+        losses = found.terms["activations"] and self._more_losses(rank)
+        terms = dict(found.terms)
+        terms["activations"] += losses
+        terms["buffers"] += self._tokens()
+        return RankPeak(rank=rank, terms=terms, where=found.where)
+
+    def _more_losses(self, rank: int) -> float:
+        """Return the losses of the microbatches that are not walked; they stay till a step ends."""
+        part = part_of(self._plan, rank)
+        passed = sum(stage.microbatches for stage in part.stages if stage.last)
+        share = 1.0 - self._few.num_microbatches / self._plan.num_microbatches
+        numbers = ActivationNumbers.from_plan(self._plan)
+        return float(numbers.statistics_bytes) * round(passed * share)
+
+    def _tokens(self) -> int:
+        """Return the bytes of the tokens and labels of a step."""
+        return 2 * INDEX_BYTES * self._plan.local_tokens * self._plan.num_microbatches
+
+
+class _RankWalk:
+    """The walk of one rank."""
+
+    def __init__(self, plan: Plan, rank: int) -> None:
+        self._plan, self._rank = plan, rank
+        self._part = part_of(plan, rank)
+        buckets = plan_buckets(plan, self._part)
+        self._buckets = buckets
+        self._activations = RankActivations(plan, rank)
+        self._sums = GradientSums(plan, self._part, buckets)
+        self._whole = WholeUnits(plan, self._part, buckets)
+        numbers = ActivationNumbers.from_plan(plan, plan.mesh.coordinates(rank)[Axis.CP])
+        self._stream = float(np.max(numbers.stream))
+        self._resting = resting_terms(plan, rank)
+        self._orders: dict[int, WeightOrder] = {}
+        self._best = -1.0
+        self._terms: dict[str, float] = {}
+        self._where = ""
+
+    def highest(self, row: Sequence[Action], counts: Sequence[int]) -> RankPeak:
+        """Return the highest moment of the actions of `row`, beside so many messages of each."""
+        last = {
+            action.stage: place
+            for place, action in enumerate(row)
+            if action.kind in (ActionKind.W, ActionKind.BW)
+        }
+        steps = self._activations.walk(row)
+        for place, (step, count) in enumerate(zip(steps, counts, strict=True)):
+            action, beside = step.action, float(np.max(step.others))
+            messages = count * self._stream
+            if action.kind in (ActionKind.W, ActionKind.BW):
+                self._sums.start_backward(action.stage, last=last[action.stage] == place)
+            if action.kind is ActionKind.F:
+                self._forward(action, step.moments, beside, messages)
+            else:
+                self._backward(action, step.moments, beside, messages)
+        self._sums.finish()
+        self._whole.end_pass()
+        update = most_update_bytes(self._plan, self._rank, self._buckets)
+        self._look(0.0, 0.0, update, "update")
+        return RankPeak(rank=self._rank, terms=self._terms, where=self._where)
+
+    def _forward(
+        self, action: Action, moments: Sequence[Moment], beside: float, messages: float
+    ) -> None:
+        unit = ""
+        for one in moments:
+            if one.unit != unit:
+                unit = one.unit
+                self._whole.enter(unit)
+            self._see(action, one, beside, messages)
+            if not one.operator:
+                self._whole.leave(unit)
+
+    def _backward(
+        self, action: Action, moments: Sequence[Moment], beside: float, messages: float
+    ) -> None:
+        writes = action.kind in (ActionKind.W, ActionKind.BW)
+        gathers = action.kind is not ActionKind.W
+        order = self._order(action.stage).whole
+        if action.kind is ActionKind.W:
+            order = self._order(action.stage).by_operator
+        unit = ""
+        for one in moments:
+            if one.unit != unit and gathers:
+                self._whole.leave_backward(unit)
+                self._whole.enter_backward(one.unit)
+            unit = one.unit
+            if writes and one.backward:
+                for name in order.get((one.unit, one.operator), ()):
+                    self._sums.write(name)
+            self._see(action, one, beside, messages)
+        if gathers:
+            self._whole.leave_backward(unit)
+
+    def _order(self, stage: int) -> WeightOrder:
+        if stage not in self._orders:
+            (part,) = (one for one in self._part.stages if one.stage == stage)
+            specs = stage_parameters(self._plan, part, held_experts(self._plan, self._part))
+            units = self._activations.units(stage, 0)
+            self._orders[stage] = WeightOrder(self._plan, units, specs)
+        return self._orders[stage]
+
+    def _see(self, action: Action, one: Moment, beside: float, messages: float) -> None:
+        words = [str(action), one.unit, one.operator]
+        self._look(
+            beside + float(np.max(one.bytes)),
+            messages,
+            self._sums.most(),
+            ", ".join(word for word in words if word),
+        )
+
+    def _look(self, activations: float, messages: float, buffers: float, where: str) -> None:
+        total = activations + messages + buffers + self._whole.bytes
+        if total > self._best:
+            self._best, self._where = total, where
+            terms = dict(self._resting)
+            for name, size in (
+                ("activations", activations),
+                ("messages", messages),
+                ("buffers", buffers),
+                ("gathered", float(self._whole.bytes)),
+            ):
+                terms[name] += size
+            self._terms = terms
+
+
+def resting_terms(plan: Plan, rank: int) -> dict[str, float]:
+    """Return what a device has of a rank at any moment of a step: model state, and buffers."""
+    pools: set[Pool] = {"device", "host"} if plan.cluster.backend == "gloo" else {"device"}
+    found = dict.fromkeys(TERMS, 0.0)
+    pp = plan.mesh.coordinates(rank)[Axis.PP]
+    for term in held_terms(plan, held_buckets(plan, pp), rank):
+        if term.pool in pools:
+            found[STATE[term.name]] += term.bytes
+    for term in offload_buffer_terms(plan, pp):
+        if term.pool in pools:
+            found["buffers"] += term.bytes
+    found["buffers"] += position_table_bytes(plan)
+    return found
+
+
+def position_table_bytes(plan: Plan) -> int:
+    """Return the cosines and sines of the positions of a context rank, made once."""
+    model = plan.model
+    if model.positions != "rope":
+        return 0
+    width = model.head_dim if model.latent is None else model.latent.rope_dim
+    positions = plan.mathematics.sequence_length // plan.mesh.cp
+    return positions * width * DTYPE_BYTES[plan.mathematics.precision.parameters]
+
+
+def rank_peak(plan: Plan, rank: int) -> RankPeak:
+    """Return the highest moment of one rank."""
+    return PeakWalk(plan).peak(rank)
+

@@ -1,0 +1,76 @@
+"""Parameters of a rank that are whole at stage 3, unit by unit (`parallel/zero.py`).
+
+A unit is gathered before its forward and before its backward, with those that the plan prefetches;
+it goes after the last unit of the pass that uses its bucket. Without `reshard_after_forward` all
+that was gathered stays until the step ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.layout.buckets import UNIT_EMBEDDING, BucketPlan, stage_units
+from echelon.layout.stage import RankPart
+
+
+class WholeUnits:
+    """Count the bytes of units that are whole."""
+
+    def __init__(self, plan: Plan, part: RankPart, buckets: Sequence[BucketPlan]) -> None:
+        """Begin with slices only."""
+        zero = plan.layout.zero
+        self._ahead, self._frees = zero.prefetch, zero.reshard_after_forward
+        self._size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+        self._order = {
+            unit: units for units in map(stage_units, part.stages) for unit in units
+        }
+        sliced = [bucket for bucket in buckets if bucket.sliced]
+        self._used = {unit: [b for b in sliced if unit in b.units] for unit in self._order}
+        self._present: dict[str, int] = {}
+        self.any = bool(sliced)
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes that are whole now."""
+        return sum(self._present.values())
+
+    def enter(self, unit: str) -> None:
+        """Learn that the forward pass of a unit begins."""
+        self._gather(unit, self._order.get(unit, ()))
+
+    def leave(self, unit: str) -> None:
+        """Learn that the forward pass of a unit is over."""
+        for bucket in self._used.get(unit, ()) if self._frees else ():
+            if self._in_stage(unit, bucket.units)[-1] == unit:
+                self._present.pop(bucket.name, None)
+
+    def enter_backward(self, unit: str) -> None:
+        """Learn that the backward pass of a unit begins."""
+        if unit != UNIT_EMBEDDING and self._frees:
+            self._gather(unit, self._order.get(unit, ())[::-1], backward=True)
+
+    def leave_backward(self, unit: str) -> None:
+        """Learn that the backward pass of a unit is over."""
+        if unit == UNIT_EMBEDDING:
+            return
+        for bucket in self._used.get(unit, ()) if self._frees else ():
+            if self._in_stage(unit, bucket.backward_units)[0] == unit:
+                self._present.pop(bucket.name, None)
+
+    def end_pass(self) -> None:
+        """Learn that a step is over."""
+        self._present.clear()
+
+    def _gather(self, unit: str, order: Sequence[str], *, backward: bool = False) -> None:
+        if unit not in order or (backward and not self._used[unit]):
+            return
+        here = order.index(unit)
+        for coming in order[here : here + 1 + self._ahead]:
+            if backward and coming == UNIT_EMBEDDING:
+                continue
+            for bucket in self._used[coming]:
+                self._present[bucket.name] = bucket.num_elements * self._size
+
+    def _in_stage(self, unit: str, units: Sequence[str]) -> list[str]:
+        return [other for other in units if other in self._order[unit]]
