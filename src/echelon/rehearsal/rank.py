@@ -137,7 +137,8 @@ def _name_state(memory: MemoryMeter, engine: TrainEngine) -> None:
     buckets = engine.model.buckets
     memory.is_for(PARAMETERS, [one.values for one in buckets])
     memory.is_for(GRADIENTS, [one.gradients for one in buckets])
-    memory.is_for(PARAMETERS, [one.value_slice for one in buckets])
+    here = [one for one in buckets if one.offload_store is None]
+    memory.is_for(PARAMETERS, [one.value_slice for one in here])
     memory.is_for(GRADIENTS, [one.gradient_slice for one in buckets])
     store = engine.optimizer.store
     if type(store) is MemoryOffloadStore:

@@ -108,6 +108,12 @@ class _Heads:
         """
         return self.out(piece) * (self.queries > self.keys or self.sizes.is_low_precision)
 
+    def repeated(self, piece: RowChunkSizes) -> int:
+        """Return the elements of keys and values that are repeated, for every query head one."""
+        if not self.sizes.efficient or self.queries == self.keys:
+            return 0
+        return 2 * piece.keys * piece.sequences * self.queries * self.width
+
     def wide_keys(self, piece: RowChunkSizes) -> int:
         """Return the bytes of the keys and values that the plain kernel widens."""
         widened = self.sizes.capped and self.sizes.is_low_precision
@@ -162,7 +168,7 @@ def _merging(heads: _Heads, blocks: list[int], steps: RowChunkSteps) -> Iterator
             scores = heads.scores(piece) * w if sizes.capped else 0
             copied, again = heads.wide_keys(piece) // 2, heads.again(piece) * w
             inside = max(again + out * w, out * w + copied + scores, _SCORES * scores)
-            inside *= int(sizes.capped)
+            inside = inside if sizes.capped else heads.repeated(piece) * s + result
             yield block + state + made + 2 * scores + copied
             yield block + state + used + copied + max(result + 2 * scores, inside)
             if not state and piece.whole:
@@ -227,7 +233,14 @@ def _call(heads: _Heads, piece: RowChunkSizes) -> int:
     sizes, (made, used) = heads.sizes, heads.mask(piece)
     gradients = heads.gradients(piece)
     if not sizes.capped:
-        return max(made, used + gradients * sizes.element_bytes)
+        s, repeated = sizes.element_bytes, heads.repeated(piece)
+        lse = piece.queries * piece.sequences * heads.queries * sizes.wide * sizes.efficient
+        if not repeated:
+            return max(made, used + gradients * s + lse)
+        # Those of repeated heads are added up in at least float32, one after the other.
+        of_heads = heads.out(piece) + repeated
+        summed = (gradients - heads.out(piece)) * sizes.wide
+        return max(made, used + (repeated + of_heads) * s + lse + summed)
     out, again = heads.out(piece), heads.again(piece)
     scores, wide = heads.scores(piece) * sizes.wide, sizes.wide
     delta = piece.queries * piece.sequences * heads.queries * (1 + (heads.queries > heads.keys))

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.activations.attention_working import AttentionRowChunks, attention_working_bytes
+from echelon.cost.bytes.context.memory import AttentionSizes
 from echelon.cost.bytes.context.sent import kv_copies
 
 Num: TypeAlias = "int | float | NDArray[Any]"
@@ -29,6 +30,9 @@ INDEX_BYTES = 8
 
 CACHE_ELEMENTS = 1 << 18
 """Elements of a tensor that are widened at a time (`kernels/low_precision.py`, on a CPU)."""
+
+GPU_CHUNK_ELEMENTS = 1 << 24
+"""The same on a GPU (`gpu_row_elements` in `models/piece_sizes.py`)."""
 
 LOSS_ROWS = 2048
 """Tokens whose logits are there at a time (`loss_rows` in `models/piece_sizes.py`)."""
@@ -165,6 +169,12 @@ class ActivationNumbers:
     copied."""
     mixed: Num = 0
     """Flag: gradients add up in another dtype than they are made in."""
+    widens: Num = 1
+    """Flag: where they do, a product widens its operands; libraries of a GPU add in float32."""
+    chunk_elements: Num = CACHE_ELEMENTS
+    """Elements of a tensor that are worked on at a time where a pass makes copies of them."""
+    fused_loss: Num = 0
+    """Flag: each pass of the loss over logits is one kernel."""
     attend_forward: Num = 0
     """The most that attention has while it runs forward."""
     attend_first: Num = 0
@@ -210,15 +220,15 @@ class ActivationNumbers:
 
     def chunk_rows(self, rows: Num, width: Num) -> Num:
         """Return how many of `rows` rows are widened at a time."""
-        return -elementwise_max(-rows, -(CACHE_ELEMENTS // elementwise_max(width, 1)))
+        return -elementwise_max(-rows, -elementwise_max(1, self.chunk_elements // elementwise_max(width, 1)))
 
     def widened_bytes(self, width: Num, rows: Num) -> Num:
-        """Return what a weight gradient has that adds up in a wider dtype, on a CPU.
+        """Return what a weight gradient has that adds up in a wider dtype and widens its operands.
 
         It widens a few of the rows of both matrices at a time, of `width` elements together.
         """
         piece = -elementwise_max(-rows, -PRODUCT_ROWS)
-        return self.mixed * piece * width * STATISTICS_BYTES
+        return self.mixed * self.widens * piece * width * STATISTICS_BYTES
 
     @property
     def scattered(self) -> Num:
@@ -235,6 +245,8 @@ class ActivationNumbers:
         size = DTYPE_BYTES[precision.parameters]
         heads, kv_heads = model.heads // tp, model.kv_heads // tp
         degree = plan.layout.context.ulysses_degree
+        on_gpu = plan.cluster.backend == "nccl"
+        adds_wider = on_gpu and size < STATISTICS_BYTES and precision.gradients == "fp32"
         forward, first, run, rest = attention_working_bytes(plan, cp_rank, pieces)
         return cls(
             tokens=tokens,
@@ -261,14 +273,30 @@ class ActivationNumbers:
             ring=int(plan.placement.ring_degree > 1),
             exchanged=int(degree > 1),
             copies=kv_copies(heads, kv_heads, degree),
-            transposed=int(model.soft_cap is not None),
+            transposed=int(_by_head(plan, cp_rank)),
             attend_forward=forward,
             attend_first=first,
             attend_run=run,
             attend_rest=rest,
             matmul_size=size,
             mixed=int(precision.gradients != precision.parameters),
+            widens=int(not adds_wider),
+            chunk_elements=GPU_CHUNK_ELEMENTS if on_gpu else CACHE_ELEMENTS,
+            fused_loss=int(on_gpu and size <= STATISTICS_BYTES),
         )
+
+
+def _by_head(plan: Plan, cp_rank: int) -> bool:
+    """Return whether attention gives its output head by head, or sequence by sequence.
+
+    Where that is merged from pieces of which the first has not all queries it is added up in the
+    order of positions.
+    """
+    sizes = AttentionSizes.from_plan(plan, cp_rank)
+    if not sizes.on_gpu:
+        return sizes.capped
+    pieces = plan.layout.context.record.gathers_keys and sizes.places > 1
+    return (sizes.capped or (sizes.efficient and sizes.sequences > 1)) and not pieces
 
 
 def saved_tensors(operator: str, *rows: tuple[str, Num, str]) -> tuple[SavedTensor, ...]:
