@@ -109,11 +109,6 @@ class GradientSums:
         self._later = 0
         self.bytes = self._most = 0
 
-    @property
-    def quiet(self) -> bool:
-        """Return whether no operator changes anything: gradients are kept whole, and nothing ends."""
-        return not (self._under_way or any(self._missing.values()))
-
     def start_backward(self, stage: int, *, last: bool) -> None:
         """Begin to take the gradients of a microbatch on a stage; `last`: of its last one."""
         if last:
@@ -129,11 +124,12 @@ class GradientSums:
         """Learn that a gradient is written."""
         one = self._of[name]
         bucket = one.plan.name
-        if one.adds and bucket not in self._present:
+        if one.adds:
             while any(other.bucket is one for other in self._under_way):
                 self._finish(self._under_way.popleft())
-            self._present.add(bucket)
-            self._add(one.whole)
+            if bucket not in self._present:
+                self._present.add(bucket)
+                self._add(one.whole)
         if self._missing[bucket] > 0:
             self._missing[bucket] -= 1
             if not self._missing[bucket]:
