@@ -158,6 +158,14 @@ def balanced_pairs(plan: Plan, num_nodes: int) -> RowCounts:
     return RowCounts(leaving=pairs, arriving=pairs)
 
 
+def even_pairs(plan: Plan, num_nodes: int) -> int:
+    """Return the pairs of a token and a node, its own too, if each choice is as likely."""
+    if num_nodes == 1:
+        return dispatched_tokens(plan)
+    others = balanced_pairs(plan, num_nodes).leaving
+    return others + -(-others // (num_nodes - 1))
+
+
 def _misses(experts: Experts, num_nodes: int) -> Fraction:
     """Return how likely none of the experts of a token is on a given node.
 

@@ -10,13 +10,20 @@ import numpy as np
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.activations.dispatch import DispatchChunk, HopRows, RowBytes
 from echelon.cost.activations.experts import ExpertNumbers
-from echelon.cost.activations.numbers import INDEX_BYTES, PRODUCT_ROWS, STATISTICS_BYTES
+from echelon.cost.activations.numbers import (
+    CACHE_ELEMENTS,
+    GPU_CHUNK_ELEMENTS,
+    INDEX_BYTES,
+    PRODUCT_ROWS,
+    STATISTICS_BYTES,
+)
 from echelon.layout.expert_load import (
     BlockPass,
     ExpertLoad,
     balanced_pairs,
     balanced_rows,
     dispatched_tokens,
+    even_pairs,
     expert_capacity,
     experts_of,
     kept_assignments,
@@ -27,6 +34,9 @@ from echelon.layout.stage import expert_index_of
 
 _PLACES = 3
 """int64 of an assignment: its slot, its token, and its place in the order of tokens."""
+
+GROUPED_MULTIPLE = 8
+"""Sides of the matrices that a grouped product takes are multiples of so many 16-bit elements."""
 
 _CHOICES = 65
 """Bytes of an assignment while it is found which ones an expert has room for: eight int64, a bool
@@ -54,11 +64,7 @@ def expert_numbers(
     else:
         parts = tuple(_recorded(plan, rank, crossing, one) for one in _cut(plan, crossing, load))
     inner = experts.ffn // layout.expert_tp
-    deferred = ep > 1 or tp > 1
-    precision = plan.mathematics.precision
-    mixed = precision.gradients != precision.parameters
-    rows = min(PRODUCT_ROWS, max((max(one.by_expert, default=0) for one in parts), default=0))
-    widened = rows * (2 * inner + plan.model.hidden) * STATISTICS_BYTES
+    deferred = ep > 1 or tp > 1 or has_grouped_products(plan)
     return ExpertNumbers(
         routed=plan.local_tokens // tp,
         experts=experts.num_experts,
@@ -76,9 +82,34 @@ def expert_numbers(
         limiting=_limiting(plan),
         chunks=tuple(_chunk(plan, one, deferred=deferred) for one in parts),
         deferred=int(deferred),
-        product=int(mixed) * widened,
+        product=_product(plan, parts),
         row_chunks=int(layout.expert_tp > 1),
     )
+
+
+def has_grouped_products(plan: Plan) -> bool:
+    """Return whether products of all experts are one launch (`expert/grouped_matmul.py`)."""
+    inner = experts_of(plan).ffn // plan.layout.experts.expert_tp
+    aligned = not (plan.model.hidden % GROUPED_MULTIPLE or inner % GROUPED_MULTIPLE)
+    on_gpu = plan.cluster.backend == "nccl"
+    return on_gpu and aligned and plan.mathematics.precision.parameters == "bf16"
+
+
+def _product(plan: Plan, parts: tuple[_Part, ...]) -> int:
+    """Return what the weight gradients of experts have beside what they keep.
+
+    On a CPU that is rows that are widened, of a grouped product all matrices in its own dtype.
+    """
+    precision, hidden = plan.mathematics.precision, plan.model.hidden
+    inner = experts_of(plan).ffn // plan.layout.experts.expert_tp
+    here = experts_of(plan).num_experts // plan.mesh.ep
+    size = DTYPE_BYTES[precision.parameters]
+    if precision.gradients == precision.parameters:
+        return here * 3 * inner * hidden * size if has_grouped_products(plan) else 0
+    if plan.cluster.backend == "nccl" and precision.gradients == "fp32":
+        return 0
+    rows = min(PRODUCT_ROWS, max((max(one.by_expert, default=0) for one in parts), default=0))
+    return rows * (2 * inner + hidden) * STATISTICS_BYTES
 
 
 def _chunk(plan: Plan, part: _Part, *, deferred: bool) -> DispatchChunk:
@@ -103,6 +134,7 @@ def _chunk(plan: Plan, part: _Part, *, deferred: bool) -> DispatchChunk:
         home = [each.collect_twice((across, within), tokens, gates) for gates in (0, 1)]
     width = experts.ffn // layout.expert_tp
     rows = sum(part.by_expert)
+    together = (rows,) if has_grouped_products(plan) else part.by_expert
     return DispatchChunk(
         dispatch=out[0],
         combine=home[0],
@@ -111,23 +143,27 @@ def _chunk(plan: Plan, part: _Part, *, deferred: bool) -> DispatchChunk:
         rows=rows * row,
         gates=rows * gate,
         inner=rows * width * size,
-        forward=_inner(size, part.by_expert, backward=False, deferred=True) * width,
-        backward=_inner(size, part.by_expert, backward=True, deferred=deferred) * width,
+        forward=_inner(plan, together, backward=False, deferred=True) * width,
+        backward=_inner(plan, together, backward=True, deferred=deferred) * width,
     )
 
 
-def _inner(size: int, by_expert: tuple[int, ...], *, backward: bool, deferred: bool) -> int:
-    """Return the most that experts have inside, one after the other, each in float32 once.
+def _inner(plan: Plan, by_expert: tuple[int, ...], *, backward: bool, deferred: bool) -> int:
+    """Return the most that experts have inside for a column, one after the other.
 
     Forward, gate and up are kept; backward, the output again and both gradients where weight
-    gradients are put off.
+    gradients are put off. A chunk of rows of each is in float32 once.
     """
+    size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+    width = experts_of(plan).ffn // plan.layout.experts.expert_tp
+    on_gpu = plan.cluster.backend == "nccl"
+    chunk = max(1, (GPU_CHUNK_ELEMENTS if on_gpu else CACHE_ELEMENTS) // (2 * width))
     wide, low_precision = max(STATISTICS_BYTES, size), size < STATISTICS_BYTES
     grown = (3 if backward else 2) * size
-    once = size + wide * ((3 + 3 * low_precision) if backward else (1 + 2 * low_precision))
+    once = wide * ((3 + 3 * low_precision) if backward else (1 + 2 * low_precision))
     most = before = 0
     for rows in by_expert:
-        most = max(most, (before + rows) * grown + rows * once)
+        most = max(most, (before + rows) * grown + rows * size + min(rows, chunk) * once)
         before += rows if deferred else 0
     return most
 
@@ -192,8 +228,9 @@ def _balanced(plan: Plan) -> tuple[_Part, ...]:
         stays = kept - balanced_rows(plan, ep).leaving
         hops = [(kept, kept, stays, ep == 1)]
     else:
-        pairs = tokens + balanced_pairs(plan, nodes).leaving
-        hops = [(pairs, pairs, tokens, nodes == 1), (kept, kept, kept * nodes // ep, ep == nodes)]
+        pairs = even_pairs(plan, nodes)
+        own = pairs - balanced_pairs(plan, nodes).leaving * (nodes > 1)
+        hops = [(pairs, pairs, own, nodes == 1), (kept, kept, kept * nodes // ep, ep == nodes)]
     chunks = plan.layout.experts.chunks
 
     def of(whole: int, place: int) -> int:

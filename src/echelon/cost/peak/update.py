@@ -26,60 +26,87 @@ Messages = tuple[int, int, int, int]
 
 
 def most_update_bytes(plan: Plan, rank: int, buckets: Sequence[BucketPlan]) -> int:
-    """Return the most bytes that an update has on a rank, matrices of Muon included."""
+    """Return the most bytes that the norm and an update have on a rank, matrices of Muon included.
+
+    Gradients in another dtype than the master copy are cast, a bounded number of them at a time.
+    """
     precision = plan.mathematics.precision
     gradients, master = (DTYPE_BYTES[one] for one in (precision.gradients, precision.master))
-    longest = min(UPDATE_ELEMENTS, max((slice_elements(plan, one) for one in buckets), default=0))
-    casts = longest * master if precision.gradients != precision.master else 0
-    squares = longest * WIDE_BYTES if gradients < WIDE_BYTES else 0
-    return max(casts + most_muon_bytes(plan, rank, buckets), squares)
-
-
-def most_muon_bytes(plan: Plan, rank: int, buckets: Sequence[BucketPlan]) -> int:
-    """Return the most bytes of matrices that a rank owns, of messages, and of Newton-Schulz."""
-    optimizer = plan.mathematics.optimizer
-    if not OPTIMIZERS[optimizer.kind].needs_whole_matrices:
-        return 0
-    exchange = muon_exchange(plan, pp_rank_of(plan, rank), expert_index_of(plan, rank))
-    sent = {bucket.name: _messages(exchange, bucket, rank) for bucket in buckets}
-    owned = {
-        bucket.name: [
-            one for one in exchange.owned(rank) if one.pieces[0].bucket == bucket.name
-        ]
-        for bucket in buckets
-    }
-    matrices = {name: sum(prod(one.shape) for one in found) for name, found in owned.items()}
-    size = DTYPE_BYTES[plan.mathematics.precision.master]
+    casts = precision.gradients != precision.master
+    longest = {one.name: min(UPDATE_ELEMENTS, slice_elements(plan, one)) for one in buckets}
+    squares = max(longest.values(), default=0) * WIDE_BYTES * (gradients < WIDE_BYTES)
+    muon = _MuonUpdate(plan, rank, buckets)
     most = now = 0
     for step, name in _jobs(buckets[::-1]):
-        pieces_out, pieces_in, results_out, results_in = sent[name]
+        inside, left = muon.of(step, name)
+        if step == "elements":
+            inside = casts * longest[name]
+        most = max(most, now + inside)
+        now += left
+    return max(most * master, squares)
+
+
+class _MuonUpdate:
+    """What each job of an update has of matrices and messages, in elements."""
+
+    def __init__(self, plan: Plan, rank: int, buckets: Sequence[BucketPlan]) -> None:
+        whole = [one for one in buckets if OPTIMIZERS[one.update].needs_whole_matrices]
+        self._of: dict[str, tuple[Messages, Sequence[MuonMatrix]]] = {}
+        if not whole:
+            return
+        exchange = muon_exchange(plan, pp_rank_of(plan, rank), expert_index_of(plan, rank))
+        for bucket in whole:
+            owned = [
+                one for one in exchange.owned(rank) if one.pieces[0].bucket == bucket.name
+            ]
+            self._of[bucket.name] = _messages(exchange, bucket, rank), owned
+        precision = plan.mathematics.precision
+        self._piece = 0
+        if precision.gradients != precision.master:
+            self._piece = max(
+                (
+                    piece.num_elements
+                    for matrix in exchange.matrices
+                    for piece in matrix.pieces
+                    if rank in piece.holders
+                ),
+                default=0,
+            )
+
+    def of(self, step: str, bucket: str) -> tuple[int, int]:
+        """Return what a job has at most beside what was there, and what more it leaves."""
+        if step == "elements":
+            return 0, 0
+        (pieces_out, pieces_in, results_out, results_in), owned = self._of[bucket]
+        matrices = sum(prod(one.shape) for one in owned)
         if step == "send":
-            now += matrices[name] + pieces_out + pieces_in
-        elif step == "orthogonalise":
-            now -= pieces_out
-            inside = max((_inside(one) for one in owned[name]), default=0)
-            most = max(most, now + inside)
-            now += results_out + results_in - pieces_in
-        else:
-            most = max(most, now)
-            now -= matrices[name] + results_out + results_in
-        most = max(most, now)
-    return most * size
+            left = matrices + pieces_out + pieces_in
+            return left + self._piece, left
+        if step == "orthogonalise":
+            inside = max((_inside(one) for one in owned), default=0) - pieces_out
+            left = results_out + results_in - pieces_in - pieces_out
+            # Rooms for results come before the pieces are let go of.
+            return max(inside, left + (pieces_in if not results_out else 0)), left
+        return 0, -matrices - results_out - results_in
 
 
 def _inside(matrix: MuonMatrix) -> int:
     """Return the elements that an iteration has: a matrix, the next one, and two squares."""
     short = min(matrix.shape)
-    return 2 * prod(matrix.shape) + 2 * short * short
+    copied = matrix.split_dim == 1
+    return (2 + copied) * prod(matrix.shape) + 2 * short * short
 
 
 def _jobs(buckets: Sequence[BucketPlan]) -> Iterator[tuple[str, str]]:
     """Yield the jobs of an update, as `training/optimizer/update_tasks.py` orders them."""
-    whole = [one for one in buckets if OPTIMIZERS[one.update].needs_whole_matrices]
-    unsent, results = deque(whole), deque[str]()
+    unsent = deque(one for one in buckets if OPTIMIZERS[one.update].needs_whole_matrices)
+    results = deque[str]()
     for _ in range(min(MUON_BUCKETS, len(unsent))):
         yield "send", unsent.popleft().name
-    for one in whole:
+    for one in buckets:
+        if not OPTIMIZERS[one.update].needs_whole_matrices:
+            yield "elements", one.name
+            continue
         yield "orthogonalise", one.name
         results.append(one.name)
         if len(results) > MUON_RESULTS:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from echelon.core.parameters import EMBEDDING, HEAD, ParameterSpec
 from echelon.core.plan import Plan
 from echelon.cost.activations.attention import ATTENTION
+from echelon.cost.activations.expert_numbers import has_grouped_products
 from echelon.cost.activations.experts import DISPATCH, EXPERTS, ROUTER, SHARED
 from echelon.cost.activations.linear import DOWN
 from echelon.cost.activations.units import UnitOperators
@@ -74,7 +75,8 @@ class WeightOrder:
         self._tensor = plan.mesh.tp > 1
         self._scattered = self._tensor and plan.layout.sequence_parallel
         self._sent = plan.mesh.cp > 1
-        self._experts_put_off = self._tensor or plan.mesh.ep > 1
+        grouped = plan.model.experts is not None and has_grouped_products(plan)
+        self._experts_put_off = self._tensor or plan.mesh.ep > 1 or grouped
         self._chunks = plan.layout.experts.chunks
         by_operator = _by_operator(plan, units, specs)
         self.whole = _listed(self._walk(units, by_operator, split=False))

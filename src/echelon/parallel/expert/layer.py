@@ -26,7 +26,7 @@ from typing import Any, Literal
 import torch
 
 from echelon.core.plan import Plan
-from echelon.layout.expert_load import slots_per_expert
+from echelon.layout.expert_load import even_pairs, kept_assignments, slots_per_expert
 from echelon.layout.stage import RankPart
 from echelon.models.batch import TokenBatch
 from echelon.models.mixture_reference import token_numbers
@@ -133,11 +133,14 @@ def make_dispatcher(
     experts, layout = plan.model.experts, plan.layout.experts
     assert experts is not None, "a dense model dispatches nothing"
     num_experts = experts.num_experts
+    rows = kept_assignments(plan) // layout.chunks
     if layout.dispatch == "two-hop":
         across, within = groups.expert_across, groups.expert_within
-        return TwoHopTokenDispatcher(routed, num_experts, across, within)
+        return TwoHopTokenDispatcher(
+            routed, num_experts, across, within, (even_pairs(plan, across.size) // layout.chunks, rows)
+        )
     if not layout.padded:
-        return FlatTokenDispatcher(routed, num_experts, groups.expert)
+        return FlatTokenDispatcher(routed, num_experts, groups.expert, rows)
     room = plan.mathematics.balance.capacity(tokens.length, num_experts, experts.top_k)
     assert room is not None, "without a capacity there is no size to pad to"
     slots = slots_per_expert(len(routed.chosen_nK), tokens.num_sequences, room)

@@ -52,9 +52,18 @@ class TwoHopTokenDispatcher:
     """Send each token once to each node that it reaches, and from there to its experts."""
 
     def __init__(
-        self, routed: TokenRouting, num_experts: int, across: Group, within: Group
+        self,
+        routed: TokenRouting,
+        num_experts: int,
+        across: Group,
+        within: Group,
+        even: tuple[int, int] | None = None,
     ) -> None:
-        """Tell the others what they get; every rank of both groups does so together."""
+        """Tell the others what they get; every rank of both groups does so together.
+
+        `even` are the pairs of a token and a node, and the assignments, where the routing has no
+        elements: by default as many as there can be.
+        """
         here = num_experts // across.size
         choices_nK = routed.chosen_nK.to(torch.int32)
         if routed.kept_nK is not None:
@@ -64,14 +73,15 @@ class TwoHopTokenDispatcher:
         every_nM = nodes_M.expand(len(choices_nK), -1)
         # At most: each choice of a token on a node of its own.
         num_pairs = len(choices_nK) * min(choices_nK.shape[1], across.size)
+        even = even or (num_pairs, routed.chosen_nK.numel())
         self._across = FlatTokenDispatcher(
-            _routing(every_nM, reached_nM), across.size, across, num_pairs
+            _routing(every_nM, reached_nM), across.size, across, even[0]
         )
         choices_QK, _ = self._across.dispatch(choices_nK, None, name="experts.choices")()
         experts_QK = choices_QK.long() - across.index * here
         mine_QK = (experts_QK >= 0) & (experts_QK < here)
         chosen = _routing(experts_QK.clamp(0, here - 1), mine_QK)
-        self._within = FlatTokenDispatcher(chosen, here, within, routed.chosen_nK.numel())
+        self._within = FlatTokenDispatcher(chosen, here, within, even[1])
         self.rows_by_expert: Sequence[int] = self._within.rows_by_expert
 
     def dispatch(

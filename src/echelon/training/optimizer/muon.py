@@ -116,8 +116,10 @@ class Muon:
         for place, message in layout.pieces_in.items():
             start = 0
             for matrix, run in message.runs:
-                piece = pending.received[place][start : start + len(run)]
-                pending.matrices[matrix.name][as_slice(run)] = piece
+                # No name for the piece: it would keep the last message until the results have left.
+                pending.matrices[matrix.name][as_slice(run)] = pending.received[place][
+                    start : start + len(run)
+                ]
                 start += len(run)
         for matrix in layout.owned:
             pending.matrices[matrix.name] = self._step(matrix, pending.matrices[matrix.name])
