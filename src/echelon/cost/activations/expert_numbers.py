@@ -222,7 +222,7 @@ def _recorded(plan: Plan, rank: int, crossing: BlockPass, load: ExpertLoad) -> _
 
 def _balanced(plan: Plan) -> tuple[_Part, ...]:
     experts, ep = experts_of(plan), plan.mesh.ep
-    kept, tokens = kept_assignments(plan), dispatched_tokens(plan)
+    kept = kept_assignments(plan)
     held, nodes = experts.num_experts // ep, num_nodes(plan)
     if plan.layout.experts.dispatch == "flat":
         stays = kept - balanced_rows(plan, ep).leaving

@@ -220,7 +220,9 @@ class ActivationNumbers:
 
     def chunk_rows(self, rows: Num, width: Num) -> Num:
         """Return how many of `rows` rows are widened at a time."""
-        return -elementwise_max(-rows, -elementwise_max(1, self.chunk_elements // elementwise_max(width, 1)))
+        return -elementwise_max(
+            -rows, -elementwise_max(1, self.chunk_elements // elementwise_max(width, 1))
+        )
 
     def widened_bytes(self, width: Num, rows: Num) -> Num:
         """Return what a weight gradient has that adds up in a wider dtype and widens its operands.

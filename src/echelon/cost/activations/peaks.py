@@ -156,9 +156,7 @@ def _output_gradient(unit: UnitOperators, x: ActivationNumbers, *, split: bool) 
     return x.stream * (elementwise_max(x.scattered, x.dropout) if split and waits else 1)
 
 
-def _forward(
-    operators: Sequence[OperatorMemory], carried: _PutOff
-) -> tuple[list[_Found], _PutOff]:
+def _forward(operators: Sequence[OperatorMemory], carried: _PutOff) -> tuple[list[_Found], _PutOff]:
     """Return the most of each operator, and what of weight gradients that were put off is left."""
     found: list[_Found] = []
     kept: Num = 0

@@ -248,11 +248,11 @@ def offload_buffer_terms(plan: Plan, pp_rank: int) -> Iterator[HeldTerm]:
         ),
     )
     for home, name, count, each in places:
-        for pool in _buffer_pools(plan, home):
+        for pool in buffer_pools(plan, home):
             yield HeldTerm(name=name, pool=pool, bytes=count * each, formula=f"{count} x {each:,}")
 
 
-def _buffer_pools(plan: Plan, home: OffloadTarget) -> Iterator[Pool]:
+def buffer_pools(plan: Plan, home: OffloadTarget) -> Iterator[Pool]:
     """Yield where the buffers are: files are read into host memory, and from there onto a GPU."""
     if home == "nvme":
         yield "host"

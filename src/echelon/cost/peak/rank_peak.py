@@ -27,10 +27,10 @@ from echelon.cost.activations.peaks import Moment
 from echelon.cost.activations.timeline import RankActivations
 from echelon.cost.bytes.held import held_buckets, held_terms
 from echelon.cost.bytes.terms import Pool
-from echelon.cost.bytes.transient import offload_buffer_terms
 from echelon.cost.peak.few_rounds import with_as_full_ranks
 from echelon.cost.peak.gradient_sums import GradientSums
 from echelon.cost.peak.messages import MessageCounts
+from echelon.cost.peak.offload_buffers import offload_buffer_bytes
 from echelon.cost.peak.update import most_update_bytes
 from echelon.cost.peak.weight_order import WeightOrder
 from echelon.cost.peak.whole_units import WholeUnits
@@ -145,7 +145,11 @@ class _RankWalk:
         self._whole.end_pass()
         update = most_update_bytes(self._plan, self._rank, self._buckets)
         self._look(0.0, 0.0, update, "update")
-        return RankPeak(rank=self._rank, terms=self._terms, where=self._where)
+        # Buffers stay once they are there, so they are there at every moment.
+        terms = dict(self._terms)
+        reads, pools = self._whole.most_reads, _pools(self._plan)
+        terms["buffers"] += offload_buffer_bytes(self._plan, self._buckets, reads, pools)
+        return RankPeak(rank=self._rank, terms=terms, where=self._where)
 
     def _forward(
         self, action: Action, moments: Sequence[Moment], beside: float, messages: float
@@ -214,17 +218,19 @@ class _RankWalk:
 
 def resting_terms(plan: Plan, rank: int) -> dict[str, float]:
     """Return what a device has of a rank at any moment of a step: model state, and buffers."""
-    pools: set[Pool] = {"device", "host"} if plan.cluster.backend == "gloo" else {"device"}
+    pools = _pools(plan)
     found = dict.fromkeys(TERMS, 0.0)
     pp = plan.mesh.coordinates(rank)[Axis.PP]
     for term in held_terms(plan, held_buckets(plan, pp), rank):
         if term.pool in pools:
             found[STATE[term.name]] += term.bytes
-    for term in offload_buffer_terms(plan, pp):
-        if term.pool in pools:
-            found["buffers"] += term.bytes
     found["buffers"] += position_table_bytes(plan)
     return found
+
+
+def _pools(plan: Plan) -> set[Pool]:
+    """Return what is in the memory of a device; a CPU's is the memory of its host."""
+    return {"device", "host"} if plan.cluster.backend == "gloo" else {"device"}
 
 
 def position_table_bytes(plan: Plan) -> int:
@@ -240,4 +246,3 @@ def position_table_bytes(plan: Plan) -> int:
 def rank_peak(plan: Plan, rank: int) -> RankPeak:
     """Return the highest moment of one rank."""
     return PeakWalk(plan).peak(rank)
-

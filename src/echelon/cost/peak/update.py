@@ -56,9 +56,7 @@ class _MuonUpdate:
             return
         exchange = muon_exchange(plan, pp_rank_of(plan, rank), expert_index_of(plan, rank))
         for bucket in whole:
-            owned = [
-                one for one in exchange.owned(rank) if one.pieces[0].bucket == bucket.name
-            ]
+            owned = [one for one in exchange.owned(rank) if one.pieces[0].bucket == bucket.name]
             self._of[bucket.name] = _messages(exchange, bucket, rank), owned
         precision = plan.mathematics.precision
         self._piece = 0

@@ -22,13 +22,14 @@ class WholeUnits:
         zero = plan.layout.zero
         self._ahead, self._frees = zero.prefetch, zero.reshard_after_forward
         self._size = DTYPE_BYTES[plan.mathematics.precision.parameters]
-        self._order = {
-            unit: units for units in map(stage_units, part.stages) for unit in units
-        }
+        self._order = {unit: units for units in map(stage_units, part.stages) for unit in units}
         sliced = [bucket for bucket in buckets if bucket.sliced]
         self._used = {unit: [b for b in sliced if unit in b.units] for unit in self._order}
         self._present: dict[str, int] = {}
-        self.any = bool(sliced)
+        self._offloaded = zero.parameter_offload != "none"
+        self._reads: set[str] = set()
+        self.most_reads = 0
+        """The most slices that are on their way from where they rest, or there, at a time."""
 
     @property
     def bytes(self) -> int:
@@ -43,7 +44,7 @@ class WholeUnits:
         """Learn that the forward pass of a unit is over."""
         for bucket in self._used.get(unit, ()) if self._frees else ():
             if self._in_stage(unit, bucket.units)[-1] == unit:
-                self._present.pop(bucket.name, None)
+                self._free(bucket)
 
     def enter_backward(self, unit: str) -> None:
         """Learn that the backward pass of a unit begins."""
@@ -56,21 +57,37 @@ class WholeUnits:
             return
         for bucket in self._used.get(unit, ()) if self._frees else ():
             if self._in_stage(unit, bucket.backward_units)[0] == unit:
-                self._present.pop(bucket.name, None)
+                self._free(bucket)
 
     def end_pass(self) -> None:
         """Learn that a step is over."""
         self._present.clear()
+        self._reads.clear()
 
     def _gather(self, unit: str, order: Sequence[str], *, backward: bool = False) -> None:
         if unit not in order or (backward and not self._used[unit]):
             return
         here = order.index(unit)
-        for coming in order[here : here + 1 + self._ahead]:
-            if backward and coming == UNIT_EMBEDDING:
-                continue
-            for bucket in self._used[coming]:
-                self._present[bucket.name] = bucket.num_elements * self._size
+        last = here + 1 + self._ahead
+        units = [one for one in order[here:] if not (backward and one == UNIT_EMBEDDING)]
+        ahead = [one for one in order[here:last] if one in units]
+        for bucket in (bucket for coming in ahead for bucket in self._used[coming]):
+            self._read(bucket)
+            self._present[bucket.name] = bucket.num_elements * self._size
+        for coming in order[last : last + 1]:
+            for bucket in self._used[coming] if coming in units else ():
+                self._read(bucket)
+        for bucket in self._used[unit]:
+            self._reads.discard(bucket.name)
+
+    def _read(self, bucket: BucketPlan) -> None:
+        if self._offloaded and bucket.name not in self._present:
+            self._reads.add(bucket.name)
+            self.most_reads = max(self.most_reads, len(self._reads))
+
+    def _free(self, bucket: BucketPlan) -> None:
+        self._reads.discard(bucket.name)
+        self._present.pop(bucket.name, None)
 
     def _in_stage(self, unit: str, units: Sequence[str]) -> list[str]:
         return [other for other in units if other in self._order[unit]]

@@ -137,7 +137,11 @@ def make_dispatcher(
     if layout.dispatch == "two-hop":
         across, within = groups.expert_across, groups.expert_within
         return TwoHopTokenDispatcher(
-            routed, num_experts, across, within, (even_pairs(plan, across.size) // layout.chunks, rows)
+            routed,
+            num_experts,
+            across,
+            within,
+            (even_pairs(plan, across.size) // layout.chunks, rows),
         )
     if not layout.padded:
         return FlatTokenDispatcher(routed, num_experts, groups.expert, rows)
