@@ -44,6 +44,8 @@ class SummedBucket:
     """Its slice in the dtype of the reduction; 0 where nothing is cut."""
     others: int
     """Slices of others that a rank adds up itself (Gloo)."""
+    alone: bool
+    """Whether nobody has other slices: the cast goes as soon as the slice is there."""
     casts: bool
     """Whether it is summed in another dtype than it adds up in."""
     hops: int
@@ -69,6 +71,7 @@ class SummedBucket:
             cast=bucket.num_elements * wire if casts else 0,
             slice=cut,
             others=(shard_degree(plan, expert=expert) - 1) * cut if gloo else 0,
+            alone=stage > 0 and shard_degree(plan, expert=expert) == 1,
             casts=casts,
             hops=sum(size > 1 for size in sizes),
         )
@@ -158,6 +161,9 @@ class GradientSums:
         self._finished.add(name)
         held = one.cast + one.others + (one.slice if added or one.casts else 0)
         self._add(held)
+        if one.alone:
+            held -= one.cast
+            self._add(-one.cast)
         self._under_way.append(_Sum(one, held, one.hops if last else 0))
         while len(self._under_way) > BUCKETS_IN_FLIGHT and (
             self._copies or self._under_way[0].hops

@@ -32,7 +32,7 @@ from echelon.cost.peak.gradient_sums import GradientSums
 from echelon.cost.peak.messages import MessageCounts
 from echelon.cost.peak.offload_buffers import offload_buffer_bytes
 from echelon.cost.peak.update import most_update_bytes
-from echelon.cost.peak.weight_order import WeightOrder
+from echelon.cost.peak.weight_order import WeightOrder, writes_at_end
 from echelon.cost.peak.whole_units import WholeUnits
 from echelon.layout.buckets import plan_buckets
 from echelon.layout.stage import held_experts, part_of, stage_parameters
@@ -177,10 +177,14 @@ class _RankWalk:
                 self._whole.leave_backward(unit)
                 self._whole.enter_backward(one.unit)
             unit = one.unit
+            at_end = writes_at_end(one.operator)
+            if at_end:
+                self._see(action, one, beside, messages)
             if writes and one.backward:
                 for name in order.get((one.unit, one.operator), ()):
                     self._sums.write(name)
-            self._see(action, one, beside, messages)
+            if not at_end:
+                self._see(action, one, beside, messages)
         if gathers:
             self._whole.leave_backward(unit)
 

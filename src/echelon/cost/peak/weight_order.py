@@ -65,6 +65,11 @@ def operator_of(plan: Plan, spec: ParameterSpec) -> str:
     return _OF_PARTS[part]
 
 
+def writes_at_end(operator: str) -> bool:
+    """Return whether an operator writes its gradient when what it works with is gone: a norm."""
+    return operator.endswith("norm")
+
+
 class WeightOrder:
     """Say which gradients backward of a stage writes at each of its operators."""
 
