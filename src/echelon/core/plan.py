@@ -36,8 +36,9 @@ RecomputePolicy = Literal["none", "selective", "full"]
 RecomputedOperator = Literal["norm", "activation", "mlp", "attention"]
 ContextKind = Annotated[str, CONTEXT_KINDS]
 Documents = Literal["joined", "separate"]
+TensorOverlapKind = Literal["none", "ring", "symmetric-memory"]
 
-PLAN_SCHEMA = 6  # of the written JSON
+PLAN_SCHEMA = 7  # of the written JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,16 +224,26 @@ class Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Hold everything that can change only speed and memory."""
+    """Hold everything that can change only speed and memory.
+
+    `tp_overlap` says how products over tensor ranks run beside the messages of their own rows,
+    where the stream is split: not, in chunks around a ring, or by fused operators on GPUs.
+    """
 
     mesh: Mesh
     microbatch_sequences: int
     pipeline: Pipeline
     sequence_parallel: bool = False
+    tp_overlap: TensorOverlapKind = "none"
     zero: Zero = field(default_factory=Zero)
     recompute: Recompute = field(default_factory=Recompute)
     context: Context = field(default_factory=Context)
     experts: ExpertLayout = field(default_factory=ExpertLayout)
+
+    @property
+    def tp_ring(self) -> bool:
+        """Return whether rows go around the tensor ranks in chunks, each beside its product."""
+        return self.tp_overlap == "ring" and self.sequence_parallel and self.mesh.tp > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
