@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan, Recompute, RecomputedOperator
 from echelon.launch.local.pool import RankPool
@@ -15,7 +14,6 @@ from tests.parallel.one_device import assemble
 from tests.parallel.tensor.test_tensor import (
     BIASED,
     FOUR_HEADS,
-    block_plan,
     close,
     reference,
     run,
