@@ -41,6 +41,7 @@ from echelon.parallel.kernels.matmul import matmul
 from echelon.parallel.tensor_overlap import RowProduct, TensorOverlap, tensor_overlap
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.parallel.transport.rows import gather_rows, scatter_sum
+from echelon.parallel.transport.symmetric_memory import require_symmetric_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +66,11 @@ class TensorSplit:
 
 
 def tensor_split(
-    layout: Layout, group: Group, store: GradientStore, pieces: PieceSizes
+    layout: Layout, group: Group, store: GradientStore, device: torch.device, pieces: PieceSizes
 ) -> TensorSplit:
-    """Return how the layers of a rank are split under a layout."""
+    """Return how the layers of a rank are split; EnvironmentProblem where its device cannot."""
+    if layout.tp_overlap == "symmetric-memory" and device.type != "meta":
+        require_symmetric_memory(device)
     return TensorSplit(
         group=group,
         sequence_parallel=layout.sequence_parallel,

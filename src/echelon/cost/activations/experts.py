@@ -256,7 +256,9 @@ def _shared(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> Oper
     column = x.whole + own - (1 - x.shared) * inner
     if_whole = (1 - x.scattered) * (late + column - flow.held)
     # Of split rows, the gradient of all outputs waits beside the inputs that come.
-    if_split = x.scattered * ((3 - x.tp_ring) * x.whole + x.stream + row - flow.held)
+    if_split = x.scattered * (
+        (3 - elementwise_max(x.tp_ring, x.tp_fused)) * x.whole + x.stream + row - flow.held
+    )
     whole = elementwise_max(first, gather + inner, late + work, if_whole, if_split)
     split = elementwise_max(gather + inner, work)
     return OperatorMemory(

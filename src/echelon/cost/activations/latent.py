@@ -158,7 +158,7 @@ def _up(
             forward=beside + own + x.gathered_bytes(whole) + out,
             backward=beside + out + x.summed_bytes(whole),
         ),
-        late=branch.row_layer_bytes(x) + elementwise_max(gathered - x.tp_ring * 2 * own, product),
+        late=branch.row_layer_bytes(x) + elementwise_max(gathered - x.left_early(whole), product),
     )
 
 

@@ -169,8 +169,7 @@ def column_parallel_operator(
         deferred=branch.column_layer_bytes(x),
         deferred_peak=x.scattered * peak,
     )
-    # A ring has ended when the input is gathered: of its three chunks the sum is left.
-    gathered = x.scattered * x.whole - x.tp_ring * 2 * x.stream
+    gathered = x.scattered * x.whole - x.left_early(x.whole)
     return branch.around(x, operator, late=branch.row_layer_bytes(x) + gathered + product)
 
 

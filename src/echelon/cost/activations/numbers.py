@@ -138,6 +138,8 @@ class ActivationNumbers:
     """Degree of tensor parallelism."""
     tp_ring: Num = 0
     """Flag: rows go around the tensor ranks in chunks, each beside its product."""
+    tp_fused: Num = 0
+    """Flag: one operator has a product and the messages of its rows."""
     low_precision: Num = 0
     """Flag: elements are narrower than statistics."""
     rope: Num = 1
@@ -245,6 +247,14 @@ class ActivationNumbers:
         taken = whole + self.scattered * chunk
         return (1 - self.tp_ring) * taken + self.tp_ring * 3 * chunk
 
+    def left_early(self, whole: Num) -> Num:
+        """Return what of `summed_bytes` goes before the next gather: all but the sum itself.
+
+        Where a sum is under way beside that gather, nothing.
+        """
+        overlaps = elementwise_max(self.tp_ring, self.tp_fused)
+        return overlaps * (self.summed_bytes(whole) - whole // self.tp)
+
     @classmethod
     def from_plan(
         cls, plan: Plan, cp_rank: int = 0, pieces: AttentionRowChunks | None = None
@@ -270,6 +280,7 @@ class ActivationNumbers:
             statistics_bytes=max(STATISTICS_BYTES, size),
             tp=tp,
             tp_ring=int(plan.layout.tp_ring),
+            tp_fused=int(plan.layout.tp_overlap == "symmetric-memory"),
             low_precision=int(size < STATISTICS_BYTES),
             rope=int(model.positions == "rope"),
             learned=int(model.positions == "learned"),
