@@ -1,9 +1,10 @@
 """Every collective and message of a run: typed, recorded, and checked at the boundary.
 
-Nothing else in Echelon (but its parts, `messages.py` and `symmetric_memory.py`) calls `torch.distributed`. A `Group` is this
-rank's group over one axis; each call records an Event with the bytes that the rank sends
-(`cost/bytes/terms.py`). Asynchrony is `Pending.wait()`; there are no hand-made streams. A tensor
-must be contiguous: Gloo reduces the raw memory of a strided view in silence.
+Nothing else in Echelon (but its parts, `messages.py` and `symmetric_memory.py`) calls
+`torch.distributed`. A `Group` is this rank's group over one axis; each call records an Event with
+the bytes that the rank sends (`cost/bytes/terms.py`). Asynchrony is `Pending.wait()`; there are no
+hand-made streams. A tensor must be contiguous: Gloo reduces the raw memory of a strided view in
+silence.
 
 Over Gloo, all-gather and reduce-scatter are direct exchanges (`messages.py`): the bytes of the
 formula, no idle link, and the same result bit for bit on every run.
