@@ -33,7 +33,7 @@ PLAIN, RING = "at once", "ring"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkResult:
-    """Hold what both ways took on one link, and what a rank of each said that it sent."""
+    """Hold what both ways took on one link, and what the ranks said that they sent."""
 
     mbit: float | None
     """Megabits per second of a rank; None: not shaped."""
@@ -83,7 +83,7 @@ def main() -> int:
         f"\n{options.size}, tp {options.ranks}, {options.rounds} rounds of {options.steps} steps,"
         f" load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n"
     )
-    print("| link of a rank | at once, s | ring, s | ratio | MB a rank sends | same bytes |")
+    print("| link of a rank | at once, s | ring, s | ratio | MB all ranks send | same bytes |")
     print("|---|---|---|---|---|---|")
     print("\n".join(one.line() for one in results))
     if options.json is not None:
