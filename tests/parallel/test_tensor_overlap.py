@@ -16,12 +16,6 @@ from echelon.core.plan import Plan, Recompute, RecomputedOperator
 from echelon.launch.local.pool import RankPool
 from tests.parallel.layouts import GPT2, NANO, QWEN, plan_of
 from tests.parallel.one_device import assemble, make_rows
-from tests.parallel.tensor.overlap_targets import (
-    matrices_apart,
-    one_fused_block,
-    summed_parts,
-    threaded_ring,
-)
 from tests.parallel.tensor.test_tensor import (
     BIASED,
     FOUR_HEADS,
@@ -30,6 +24,12 @@ from tests.parallel.tensor.test_tensor import (
     run,
     stream,
     whole,
+)
+from tests.parallel.tensor_overlap_targets import (
+    matrices_apart,
+    one_fused_block,
+    summed_parts,
+    threaded_ring,
 )
 
 THREE_HEADS = replace(NANO, name="three-heads", heads=6, kv_heads=3, head_dim=4, ffn=27)
