@@ -11,6 +11,7 @@ from echelon.config.automatic import (
     MIB,
     MODULE_BUCKET_BYTES,
     MOST_LINES,
+    default_tensor_overlap,
 )
 from echelon.config.load import load_job
 from echelon.core.plan import Plan
@@ -169,3 +170,34 @@ def test_buckets_of_processors_are_the_usual_ones(small: Path) -> None:
     job = load_job(small, ["mesh.dp_replicate=2"])
     assert job.plan.layout.zero.bucket_bytes == MODULE_BUCKET_BYTES
     assert job.source_of("zero.bucket_bytes").startswith("derived: 25.00 MiB")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "tp", "found", "why"),
+    [
+        ("laptop", 2, "none", "ranks of one machine"),
+        ("2xcpu", 4, "ring", "several machines"),
+        ("8xh100", 8, "symmetric-memory", "NVLink joins the 8"),
+        ("16xh100", 16, "ring", "not NVLink"),
+        ("8xl40s", 2, "ring", "not NVLink"),
+    ],
+)
+def test_how_products_overlap_follows_from_what_joins_the_ranks(
+    cluster: str, tp: int, found: str, why: str
+) -> None:
+    job = load_job("nano", [f"cluster.preset={cluster}"])
+    overlap, source = default_tensor_overlap(job.plan.cluster, tp)
+    assert overlap == found
+    assert source.startswith("derived: ")
+    assert why in source
+
+
+def test_an_overlap_that_is_left_to_us_is_resolved() -> None:
+    flags = ["mesh.tp=2", "mesh.sequence_parallel=true", "mesh.tp_overlap=auto"]
+    job = load_job("nano", [*flags, "cluster.preset=2xh100"])
+    assert job.plan.layout.tp_overlap == "symmetric-memory"
+    (row,) = [one for one in job.sources if one.key == "mesh.tp_overlap"]
+    assert (row.value, row.source) == (
+        '"symmetric-memory"',
+        "derived: NVLink joins the 2 tensor ranks",
+    )

@@ -21,6 +21,7 @@ from echelon.core.plan import (
     Plan,
     Precision,
     Recompute,
+    TensorOverlapKind,
     Zero,
 )
 
@@ -113,6 +114,7 @@ class Choice:
     context: Context = ONE_PIECE
     documents: Documents = "joined"
     sequence_parallel: bool = False
+    tp_overlap: TensorOverlapKind = "none"
     schedule: str = "1f1b"
     virtual_stages: int = 1
     rows: tuple[str, ...] = ()
@@ -163,6 +165,7 @@ def plan_of(choice: Choice | None = None, **changes: Any) -> Plan:
                 rows=one.rows,
             ),
             sequence_parallel=one.sequence_parallel,
+            tp_overlap=one.tp_overlap,
             zero=replace(one.zero, bucket_bytes=one.bucket_bytes),
             recompute=one.recompute,
             context=one.context,

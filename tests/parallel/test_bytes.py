@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,8 @@ from tests.parallel.targets import Trained
 
 TIED = replace(EIGHT, tied=True)
 FULL = Recompute(policy="full")
+RING: dict[str, Any] = {"sequence_parallel": True, "tp_overlap": "ring"}
+THREE_HEADS = replace(NANO, heads=6, kv_heads=3, ffn=27)
 SLICES = Zero(stage=3, accumulate="slices")
 MIXED = Precision(parameters="bf16", gradients="bf16", reduction="fp32", master="fp32")
 SGD = replace(ADAMW, kind="sgd")
@@ -63,6 +66,20 @@ PLANS = {
     "tp2 recompute": plan_of(tp=2, recompute=FULL, dtype="fp32"),
     "tp2 scattered, every other recomputed": plan_of(
         tp=2, sequence_parallel=True, recompute=Recompute(policy="full", every=2)
+    ),
+    "tp2 in chunks": plan_of(tp=2, model=QWEN, **RING, microbatches=3),
+    "tp3 in chunks": plan_of(tp=3, model=THREE_HEADS, **RING, sequence_length=12),
+    "tp4 in chunks, norms and MLPs made again": plan_of(
+        tp=4,
+        model=replace(NANO, heads=8, kv_heads=4, head_dim=2),
+        **RING,
+        recompute=Recompute(policy="selective", operators=("norm", "mlp")),
+    ),
+    "dp2 x tp2 in chunks, stage 3": plan_of(
+        dp_shard=2, tp=2, model=GPT2, **RING, zero=SLICES, recompute=FULL
+    ),
+    "pp2 x tp2 in chunks, zb-h1": plan_of(
+        pp=2, tp=2, model=QWEN, **RING, schedule="zb-h1", microbatches=3
     ),
     "pp2": plan_of(pp=2, model=QWEN),
     "pp4 gpipe": plan_of(pp=4, schedule="gpipe", microbatches=5),
@@ -178,11 +195,15 @@ def test_the_terms_count_the_messages(run: tuple[Plan, list[Trained]]) -> None:
             (("tp", "embedding"), ("embedding.",)),
             (("tp", "head"), ("head.forward", "head.backward")),
             (("tp", "loss statistics"), ("head.statistics",)),
-            (("tp", "blocks backward"), ("column.backward", "row.backward")),
             (("dp", "token count"), ("tokens",)),
             (("world", "step row"), ("step",)),
         ):
             assert sum(name.startswith(prefixes) for name in names) == counts.get(term, 0)
+        backward = ("column.backward", "row.backward")
+        assert sum(name.startswith(backward) for name in names) == (
+            counts.get(("tp", "blocks backward"), 0)
+            + counts.get(("tp", "blocks backward, inputs again"), 0)
+        )
         forward = ("column.forward", "row.forward")
         assert sum(name.startswith(forward) for name in names) == (
             counts.get(("tp", "blocks forward"), 0) + counts.get(("tp", "blocks forward again"), 0)

@@ -73,6 +73,25 @@ def test_what_is_under_way_is_watched_until_the_wait() -> None:
     assert [one.rule for one in rank.shapes.flight.misuses] == [MISSING_WAIT]
 
 
+def test_fused_products_are_a_gather_or_a_sum_and_a_product() -> None:
+    rank = Rank()
+    with rank.shapes:
+        weight = shape(6, 5)
+        product, whole = rank.group.all_gather_product(shape(2, 6), weight, name="in", keeps=True)
+        assert whole is not None
+        assert (tuple(product.shape), tuple(whole.shape)) == ((8, 5), (8, 6))
+        assert rank.group.all_gather_product(shape(2, 6), weight, name="in", keeps=False)[1] is None
+        summed = rank.group.product_reduce_scatter(shape(8, 6), weight, name="out")
+        assert tuple(summed.shape) == (2, 5)
+    assert [(one.kind, one.num_bytes) for one in rank.issues()] == [
+        ("all_gather", 8 * 6 * 4),
+        ("all_gather", 8 * 6 * 4),
+        ("reduce_scatter", 8 * 5 * 4),
+    ]
+    # Others read chunks out of memory that stays: two of the sum are more than one of the rows.
+    assert rank.shapes.memory.most["buffers"] == 2 * (2 * 5 * 4) + 2 * 6 * 4
+
+
 def test_messages_name_both_ends() -> None:
     rank = Rank()
     with rank.shapes:

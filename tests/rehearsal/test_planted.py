@@ -10,15 +10,21 @@ import torch
 
 from echelon.config.load import load_job
 from echelon.core.errors import ProofFailed
+from echelon.parallel import tensor_overlap
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.pipeline import PipelineExecutor
+from echelon.parallel.transport.collectives import Pending
 from echelon.parallel.transport.device_mesh import GroupMaker
 from echelon.parallel.zero import ParameterGathering
+from echelon.rehearsal.memory import MeteredPool
 from echelon.rehearsal.result import Rehearsal
 from echelon.rehearsal.run import rehearse
+from echelon.rehearsal.shapes import META
 
 ZERO_3 = ("mesh.dp_shard=2", "zero.stage=3")
 TIED = ("mesh.pp=2", "mesh.dp_replicate=2", "model.layers=4", "zero.bucket_bytes=65536")
+
+CHUNKS = ("mesh.tp=4", "model.kv_heads=4", "mesh.sequence_parallel=true", "mesh.tp_overlap=ring")
 
 
 def rehearsed(*flags: str) -> Rehearsal:
@@ -29,8 +35,8 @@ def rules_of(found: Rehearsal) -> set[str]:
     return {fault.rule.id for fault in found.faults}
 
 
-@pytest.mark.parametrize("flags", [ZERO_3, TIED])
-def test_without_a_mistake_both_runs_hold(flags: Sequence[str]) -> None:
+@pytest.mark.parametrize("flags", [ZERO_3, TIED, CHUNKS])
+def test_without_a_mistake_all_runs_hold(flags: Sequence[str]) -> None:
     found = rehearsed(*flags)
     found.require()
     assert found.holds
@@ -61,6 +67,49 @@ def test_a_release_in_flight_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ParameterGathering, "_make_whole", gather_and_free)
     assert "rehearse-released-in-flight" in rules_of(rehearsed(*ZERO_3))
+
+
+def test_a_chunk_that_is_multiplied_before_it_came_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    pass_on = tensor_overlap._pass_on
+
+    def never_awaited(*given: Any) -> Pending:
+        pending = pass_on(*given)
+        return Pending() if given[-1].startswith("column.forward") else pending
+
+    monkeypatch.setattr(tensor_overlap, "_pass_on", never_awaited)
+    found = rehearsed(*CHUNKS)
+    texts = [f.text for f in found.faults if f.rule.id == "rehearse-missing-wait"]
+    assert any("reads column.forward.1 before its wait" in text for text in texts), texts
+
+
+def test_a_chunk_released_in_flight_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is lent by a pool, and given back as soon as the message has begun."""
+    pass_on = tensor_overlap._pass_on
+
+    def lent(sent: torch.Tensor, received: torch.Tensor, group: Any, name: str) -> Pending:
+        shapes = group._shapes
+        pool = MeteredPool(META, shapes.memory, shapes.flight.released)
+        piece = pool.take(received.nbytes)
+        pending = pass_on(sent, piece.view(received.dtype).view(received.shape), group, name)
+        pool.give_back(piece)
+        return pending
+
+    monkeypatch.setattr(tensor_overlap, "_pass_on", lent)
+    found = rehearsed(*CHUNKS)
+    texts = [f.text for f in found.faults if f.rule.id == "rehearse-released-in-flight"]
+    assert "the memory of row.forward.1 is released in flight" in texts
+
+
+def test_a_chunk_that_one_rank_does_not_pass_on_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    pass_on = tensor_overlap._pass_on
+
+    def left_out(sent: torch.Tensor, received: torch.Tensor, group: Any, name: str) -> Pending:
+        if group.index == 2 and name == "row.forward.2":
+            return Pending()
+        return pass_on(sent, received, group, name)
+
+    monkeypatch.setattr(tensor_overlap, "_pass_on", left_out)
+    assert rules_of(rehearsed(*CHUNKS)) & {"rehearse-mismatch", "rehearse-missing"}
 
 
 def test_a_sum_that_nobody_awaits_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

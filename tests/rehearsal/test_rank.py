@@ -22,6 +22,14 @@ BF16 = ("precision.parameters=bf16", "precision.master=fp32")
 
 DENSE = {
     "tp with sequences": ("mesh.tp=2", "mesh.sequence_parallel=true"),
+    "tp in chunks": ("mesh.tp=2", "mesh.sequence_parallel=true", "mesh.tp_overlap=ring", *BF16),
+    "tp, fused": (
+        "cluster.preset=2xh100",
+        "mesh.tp=2",
+        "mesh.sequence_parallel=true",
+        "mesh.tp_overlap=symmetric-memory",
+        *BF16,
+    ),
     "pp, tied": ("mesh.pp=2", "mesh.dp_replicate=2", "model.layers=4"),
     "zero 1": ("mesh.dp_shard=2", "zero.stage=1", *BF16),
     "zero 2": ("mesh.dp_shard=2", "zero.stage=2", *BF16),
@@ -59,6 +67,7 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(name: str) -> None:
     [
         ("mesh.pp=2", "mesh.dp_shard=2", "zero.stage=1", "model.layers=4"),
         ("mesh.tp=2", "mesh.cp=2", "mesh.sequence_parallel=true"),
+        ("mesh.tp=4", "model.kv_heads=4", "mesh.sequence_parallel=true", "mesh.tp_overlap=ring"),
         ("mesh.dp_shard=4", "zero.stage=3"),
     ],
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from echelon.config.load import load_job
 from echelon.core.axis import Axis
-from echelon.core.event import ATTEND, Event
+from echelon.core.event import ATTEND, MULTIPLY, Event
 from echelon.core.plan import Plan
 from echelon.schedule.from_plan import schedule_from_plan
 from echelon.schedule.simulate import Durations, simulate
@@ -66,6 +66,12 @@ def events_of_step(plan: Plan, durations: Durations, *, begin: float) -> dict[in
                         start=start,
                         end=own,
                     ),
+                ]
+            if plan.layout.tp_ring:
+                end, name = start + BATCH_S, "row.forward.1"
+                events += [
+                    Event(kind=MULTIPLY, name=name, start=start, end=end),
+                    Event(kind="all_to_all", name=name, axis="tp", start=start, end=end),
                 ]
             if plan.mesh.dp > 1:
                 name = "gradients.bucket0"

@@ -76,6 +76,17 @@ def test_attention_of_context_ranks_has_a_track_beside_its_transfers(tmp_path: P
         assert names[process, "cp"] == {"gathered.gradients"}
 
 
+def test_products_of_chunks_have_a_track_beside_their_messages(tmp_path: Path) -> None:
+    plan = plan_of("mesh.tp=2", "mesh.sequence_parallel=true", "mesh.tp_overlap=ring")
+    run = write_run(tmp_path, plan, [{1: TIMES}])
+    _, measured = write_traces(read_schedule_report(run.path))
+    names = names_by_track(read_trace(measured))
+    for rank in range(4):
+        process = f"rank {rank} ({plan.mesh.label(rank)})"
+        assert names[process, "products"] == {"row.forward.1"}
+        assert names[process, "tp"] == {"row.forward.1"}
+
+
 def test_a_trace_is_what_viewers_read(tmp_path: Path) -> None:
     run = write_run(tmp_path, plan_of(), [{step: TIMES for step in range(1, 6)}])
     for path in write_traces(read_schedule_report(run.path)):

@@ -1,4 +1,4 @@
-"""What "auto" means, for ZeRO, recompute, step lines: a value, and the reason, its source."""
+"""What "auto" means, for ZeRO, recompute, overlap, step lines: a value, and why, its source."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from echelon.core.plan import (
     Plan,
     Recompute,
     RecomputedOperator,
+    TensorOverlapKind,
     Zero,
 )
 from echelon.core.units import binary_bytes
 from echelon.cost.bytes.held import bytes_held_by_pool
+from echelon.cost.bytes.nccl import joins_by_nvlink
 from echelon.layout.buckets import plan_buckets
 from echelon.layout.stage import rank_part
 
@@ -83,6 +85,34 @@ def default_bucket_bytes(
     most = gradient_bytes // (mesh.tp * mesh.pp * FEWEST_BUCKETS) // MIB * MIB
     found = max(usual, min(enough, most))
     return found, f"derived: over {ranks} data ranks of {link.name}, so that latency is a tenth"
+
+
+def read_tensor_overlap(
+    view: View, cluster: Cluster
+) -> tuple[TensorOverlapKind, dict[str, tuple[object, str]]]:
+    """Return how products over tensor ranks overlap, and why where it was left to us."""
+    word = view.word("mesh.tp_overlap")
+    if word != "auto":
+        return cast(TensorOverlapKind, word), {}
+    found, source = default_tensor_overlap(cluster, view.integer("mesh.tp"))
+    return found, {"mesh.tp_overlap": (found, source)}
+
+
+def default_tensor_overlap(cluster: Cluster, tp: int) -> tuple[TensorOverlapKind, str]:
+    """Return how products over `tp` neighbours overlap on a cluster, and why.
+
+    A CPU that carries messages within a machine takes the time for it from the products, so that
+    nothing would be hidden.
+    """
+    domain = fast_domain(cluster)
+    inside = domain % tp == 0
+    if cluster.backend != "nccl":
+        if inside:
+            return "none", "derived: ranks of one machine take the time of messages from products"
+        return "ring", f"derived: {tp} tensor ranks are on several machines"
+    if inside and joins_by_nvlink(cluster):
+        return "symmetric-memory", f"derived: NVLink joins the {tp} tensor ranks"
+    return "ring", f"derived: messages join the {tp} tensor ranks, not NVLink"
 
 
 def read_recompute(view: View) -> tuple[Recompute, dict[str, tuple[object, str]]]:

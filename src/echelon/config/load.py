@@ -15,6 +15,7 @@ from echelon.config.automatic import (
     default_log_every,
     default_resharding,
     read_recompute,
+    read_tensor_overlap,
     read_zero,
 )
 from echelon.config.cluster.settings import DEFAULT_CLUSTER, read_cluster
@@ -126,6 +127,8 @@ def _build_job(view: View, cluster: Cluster) -> Job:
     model = build_model(view)
     steps = view.integer("train.steps")
     zero, derived = read_zero(view, cluster)
+    overlap, how = read_tensor_overlap(view, cluster)
+    derived.update(how)
     recompute, operators = read_recompute(view)
     derived.update(operators)
     context, degree = read_context(view)
@@ -154,6 +157,7 @@ def _build_job(view: View, cluster: Cluster) -> Job:
         microbatch_sequences=view.integer("batch.microbatch_sequences"),
         pipeline=provisional_pipeline(view),
         sequence_parallel=view.flag("mesh.sequence_parallel"),
+        tp_overlap=overlap,
         zero=zero,
         recompute=recompute,
         context=context,

@@ -40,6 +40,7 @@ def plan_settings(plan: Plan) -> dict[str, object]:
         "experts.balance": numbers.balance.kind,
         "experts.capacity_factor": _or_word(numbers.balance.capacity_factor, "dropless"),
         "mesh.sequence_parallel": layout.sequence_parallel,
+        "mesh.tp_overlap": layout.tp_overlap,
         "recompute.operators": list(layout.recompute.operators) or "auto",
         "zero.reshard_after_forward": "always" if layout.zero.reshard_after_forward else "never",
         "zero.offload_dir": layout.zero.offload_dir or "none",

@@ -9,6 +9,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 ATTEND = "attend"
+MULTIPLY = "multiply"
+
+BESIDE_MESSAGES = frozenset({ATTEND, MULTIPLY})
+"""The kinds of work inside of an action that messages hide behind, step by step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +22,9 @@ class Event:
     kind: str
     """A collective (`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`,
     `send`), a pipeline action (`F`, `B`, `W`, `BW`), the attention to one block of keys inside of
-    one (`attend`, of context ranks), or what a rank does before and after them in a step (`load`
-    the batch, `update` the parameters)."""
+    one (`attend`, of context ranks), the product of one chunk of rows (`multiply`, of tensor ranks
+    that overlap), or what a rank does before and after them in a step (`load` the batch, `update`
+    the parameters)."""
     name: str
     """What it was done to: a bucket, a unit, a tensor."""
     axis: str = ""

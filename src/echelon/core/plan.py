@@ -36,8 +36,9 @@ RecomputePolicy = Literal["none", "selective", "full"]
 RecomputedOperator = Literal["norm", "activation", "mlp", "attention"]
 ContextKind = Annotated[str, CONTEXT_KINDS]
 Documents = Literal["joined", "separate"]
+TensorOverlapKind = Literal["none", "ring", "symmetric-memory"]
 
-PLAN_SCHEMA = 6  # of the written JSON
+PLAN_SCHEMA = 7  # of the written JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,13 +227,29 @@ class Layout:
     """Hold everything that can change only speed and memory."""
 
     mesh: Mesh
+    """Into how many ranks each axis splits."""
     microbatch_sequences: int
+    """Sequences of one forward pass of one rank."""
     pipeline: Pipeline
+    """The schedule, and the blocks of each stage."""
     sequence_parallel: bool = False
+    """Whether the residual stream is split over `tp`, too."""
+    tp_overlap: TensorOverlapKind = "none"
+    """How products run beside the messages of their own rows, where the stream is split: not, in
+    chunks around a ring of tensor ranks, or by fused operators on GPUs."""
     zero: Zero = field(default_factory=Zero)
+    """What data-parallel ranks share out."""
     recompute: Recompute = field(default_factory=Recompute)
+    """What runs forward again in backward."""
     context: Context = field(default_factory=Context)
+    """How queries meet the keys of other context ranks."""
     experts: ExpertLayout = field(default_factory=ExpertLayout)
+    """How experts are held, and how tokens travel to them."""
+
+    @property
+    def tp_ring(self) -> bool:
+        """Return whether rows go around the tensor ranks in chunks, each beside its product."""
+        return self.tp_overlap == "ring" and self.sequence_parallel and self.mesh.tp > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor, StreamShape
 from echelon.parallel.rank_model import RankModel, empty_stages, named_parameters
-from echelon.parallel.tensor import TensorSplit
+from echelon.parallel.tensor import tensor_split
 from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.weights import fill_initial, install, stored_values
 from echelon.parallel.zero import ParameterGathering, make_parameter_store
@@ -40,9 +40,7 @@ def apply_plan(
     specs = held_parameters(plan, part)
     reduction = GradientReduction(plan, groups)
     store = GradientStore(reduction, pieces)
-    split = TensorSplit(
-        group=groups.tensor, sequence_parallel=layout.sequence_parallel, store=store, pieces=pieces
-    )
+    split = tensor_split(layout, groups.tensor, store, device, pieces)
     context = ContextAttention(plan, groups.ring, groups.ulysses, store, tile_rows=pieces.tile_rows)
     experts = expert_parallel(plan, part, groups, split, device)
     operations = RankOperations(split, plan.model.vocab, context, experts=experts)

@@ -17,6 +17,7 @@ Must divide: tp | heads, kv_heads, ffn (the vocabulary is padded); tp | sequence
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., "Reducing Activation
        Recomputation in Large Transformer Models", 2022; DeepSeek-V2, 2024, section 2.1.
 
+With `overlap` rows travel in chunks, each beside a product of its own (`tensor_overlap.py`).
 The backward's collective is in flight while weight gradients are computed, those of the row layer
 included, which were put off until then. Biases of row layers are added once, after the sum.
 Shape suffixes: N tokens, I inputs, O outputs of a layer on this rank, D hidden.
@@ -32,12 +33,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from echelon.core.plan import Layout
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.kernels.matmul import matmul
+from echelon.parallel.tensor_overlap import RowProduct, TensorOverlap, tensor_overlap
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.parallel.transport.rows import gather_rows, scatter_sum
+from echelon.parallel.transport.symmetric_memory import require_symmetric_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +57,27 @@ class TensorSplit:
     store: GradientStore
     exchanges: bool = False
     pieces: PieceSizes = TRAINING_PIECES
+    overlap: TensorOverlap | None = None
 
     @property
     def scattered(self) -> bool:
         """Return whether this rank holds only a slice of the rows of the residual stream."""
         return self.sequence_parallel and self.group.size > 1
+
+
+def tensor_split(
+    layout: Layout, group: Group, store: GradientStore, device: torch.device, pieces: PieceSizes
+) -> TensorSplit:
+    """Return how the layers of a rank are split; EnvironmentProblem where its device cannot."""
+    if layout.tp_overlap == "symmetric-memory" and device.type != "meta":
+        require_symmetric_memory(device)
+    return TensorSplit(
+        group=group,
+        sequence_parallel=layout.sequence_parallel,
+        store=store,
+        pieces=pieces,
+        overlap=tensor_overlap(layout.tp_overlap),
+    )
 
 
 class ColumnLinear(torch.autograd.Function):
@@ -70,14 +90,14 @@ class ColumnLinear(torch.autograd.Function):
         """Return the outputs side by side, [N, O]; x is [N, I], or [N/tp, I] when scattered."""
         ctx.save_for_backward(x)
         ctx.linears, ctx.split = linears, split
-        if split.scattered:
-            x, gathered = gather_rows(x, split.group, name="column.forward")
-            gathered.wait()
-        weight = split.store.matrices([linear.weight for linear in linears])
-        if weight is None:
-            y = torch.cat([matmul(x, linear.weight) for linear in linears], dim=-1)
+        if split.scattered and split.overlap is not None:
+            product = _column_product(linears, split.store)
+            y = split.overlap.gather_product(x, product, split.group, name="column.forward")[0]
         else:
-            y = matmul(x, weight)
+            if split.scattered:
+                x, gathered = gather_rows(x, split.group, name="column.forward")
+                gathered.wait()
+            y = column_output(x, linears, split.store)
         biases: list[torch.Tensor] = [one.bias for one in linears if one.bias is not None]
         if biases:
             y += torch.cat(biases)
@@ -90,9 +110,15 @@ class ColumnLinear(torch.autograd.Function):
         split: TensorSplit = ctx.split
         dy = dy.contiguous()
         linears: Sequence[nn.Linear] = ctx.linears
-        dx = input_gradient(dy, linears, split.store)
+        pending = Pending()
+        if split.scattered and split.overlap is not None:
+            product = _column_gradient(linears, split.store)
+            dx = split.overlap.product_scatter(dy, product, split.group, name="column.backward")
+        else:
+            dx = input_gradient(dy, linears, split.store)
+            if split.scattered:
+                dx, pending = scatter_sum(dx, split.group, name="column.backward")
         if split.scattered:
-            dx, pending = scatter_sum(dx, split.group, name="column.backward")
             # Only the weight gradient needs the whole input, and nothing waits for that: the
             # gather follows the sum on the link, and the product runs in the next wait, or in W.
             work = _GatheredColumns(linears, split, dy, x.detach())
@@ -115,12 +141,17 @@ class RowLinear(torch.autograd.Function):
         """Return the sum over the tensor ranks, [N, D], or this rank's rows of it."""
         ctx.save_for_backward(x)
         ctx.linear, ctx.split = linear, split
-        y = matmul(x, linear.weight)
-        if split.scattered:
-            y, pending = scatter_sum(y, split.group, name="row.forward")
+        if split.scattered and split.overlap is not None:
+            y = split.overlap.product_scatter(
+                x, _row_product(linear.weight), split.group, name="row.forward"
+            )
         else:
-            pending = split.group.all_reduce(y, name="row.forward", async_op=True)
-        pending.wait()
+            y = matmul(x, linear.weight)
+            if split.scattered:
+                y, pending = scatter_sum(y, split.group, name="row.forward")
+            else:
+                pending = split.group.all_reduce(y, name="row.forward", async_op=True)
+            pending.wait()
         if linear.bias is not None:
             y += linear.bias
         return y
@@ -134,16 +165,41 @@ class RowLinear(torch.autograd.Function):
         dy = dy.contiguous()
         if linear.bias is not None:
             split.store.add(linear.bias, dy.sum(0, dtype=at_least_fp32(dy.dtype)))
-        if split.scattered:
-            dy, gathered = gather_rows(dy, split.group, name="row.backward")
-            split.store.run_deferred()
-            gathered.wait()
-        dx = matmul(dy, linear.weight.t())
+        if split.scattered and split.overlap is not None:
+            dx, whole = split.overlap.gather_product(
+                dy,
+                _row_product(linear.weight.t()),
+                split.group,
+                name="row.backward",
+                keeps=True,
+                meanwhile=split.store.run_deferred,
+            )
+            assert whole is not None, "the weight gradient needs it"
+            dy = whole
+        else:
+            if split.scattered:
+                dy, gathered = gather_rows(dy, split.group, name="row.backward")
+                split.store.run_deferred()
+                gathered.wait()
+            dx = matmul(dy, linear.weight.t())
         alone = x.detach()
         split.store.defer(lambda: split.store.add_matmul([linear.weight], dy, alone))
         if split.group.size == 1 and not split.exchanges:
             split.store.run_deferred()
         return dx, None, None
+
+
+def column_output(
+    x: torch.Tensor,
+    linears: Sequence[nn.Linear],
+    store: GradientStore,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the outputs of layers that read the same x, side by side (in `out`), no bias added."""
+    weight = store.matrices([linear.weight for linear in linears])
+    if weight is None:
+        return torch.cat([matmul(x, linear.weight) for linear in linears], dim=-1, out=out)
+    return matmul(x, weight, out=out)
 
 
 def input_gradient(
@@ -161,6 +217,31 @@ def input_gradient(
     for part, linear in zip(parts[1:], linears[1:], strict=True):
         dx.addmm_(part, linear.weight)
     return dx
+
+
+def _column_product(linears: Sequence[nn.Linear], store: GradientStore) -> RowProduct:
+    weight = store.matrices([linear.weight for linear in linears])
+    return RowProduct(
+        multiply=lambda rows, out: column_output(rows, linears, store, out),
+        width=sum(linear.out_features for linear in linears),
+        weight_IO=None if weight is None else weight.t(),
+    )
+
+
+def _column_gradient(linears: Sequence[nn.Linear], store: GradientStore) -> RowProduct:
+    return RowProduct(
+        multiply=lambda rows, out: input_gradient(rows, linears, store, out),
+        width=linears[0].in_features,
+        weight_IO=store.matrices([linear.weight for linear in linears]),
+    )
+
+
+def _row_product(weight_OI: torch.Tensor) -> RowProduct:
+    return RowProduct(
+        multiply=lambda rows, out: matmul(rows, weight_OI, out=out),
+        width=weight_OI.shape[0],
+        weight_IO=weight_OI.t(),
+    )
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ from echelon.parallel.transport.collectives import Group, Pending, require_conti
 from echelon.parallel.transport.communicator import Communicator
 from echelon.parallel.transport.recorder import Recorder
 from echelon.rehearsal.log import RECEIVE, SEND, Issue, RankLog
-from echelon.rehearsal.memory import MeteredPool
+from echelon.rehearsal.memory import BUFFERS, MeteredPool
 from echelon.rehearsal.offload import RehearsedCopyStreams, RehearsedOffloadStore
 from echelon.rehearsal.shapes import ShapesOnly
 
@@ -131,6 +131,7 @@ class RehearsedGroup(Group):
         super().__init__(axis, ranks, recorder.rank, None, recorder)
         self.communicator = self._logged = communicator
         self._shapes = shapes
+        self._workspace: torch.Tensor | None = None
 
     def all_reduce(self, tensor: torch.Tensor, *, name: str, async_op: bool = False) -> Pending:
         """Write down a sum of `tensor`."""
@@ -159,6 +160,32 @@ class RehearsedGroup(Group):
         sent = reduce_scatter_bytes(shard.nbytes, self.size)
         used = _Use((whole,), (shard,), whole)
         return self._issue("reduce_scatter", name, used, sent, async_op=async_op)
+
+    def all_gather_product(
+        self, x_nI: torch.Tensor, weight_IO: torch.Tensor, *, name: str, keeps: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Write down a gather, and multiply what it gave; the fused operator has both, too."""
+        self._borrow(x_nI.nbytes)
+        whole_NI = x_nI.new_empty((x_nI.shape[0] * self.size, x_nI.shape[1]))
+        self.all_gather(whole_NI, x_nI, name=name)
+        y_NO = whole_NI @ weight_IO
+        return y_NO, whole_NI if keeps else None
+
+    def product_reduce_scatter(
+        self, x_NI: torch.Tensor, weight_IO: torch.Tensor, *, name: str
+    ) -> torch.Tensor:
+        """Multiply, and write down that the parts of all ranks are summed."""
+        y_NO = x_NI @ weight_IO
+        y_nO = y_NO.new_empty((y_NO.shape[0] // self.size, y_NO.shape[1]))
+        self._borrow(2 * y_nO.nbytes)
+        self.reduce_scatter(y_nO, y_NO, name=name)
+        return y_nO
+
+    def _borrow(self, num_bytes: int) -> None:
+        """Keep the largest memory that a fused operator has needed where others read from it."""
+        if self._workspace is None or self._workspace.nbytes < num_bytes:
+            with self._shapes.memory.within(BUFFERS):
+                self._workspace = torch.empty(num_bytes, dtype=torch.uint8, device="meta")
 
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, *, name: str, async_op: bool = False

@@ -13,7 +13,7 @@ from itertools import chain, pairwise, takewhile
 from statistics import median
 
 from echelon.core.axis import Axis
-from echelon.core.event import ATTEND, Event
+from echelon.core.event import BESIDE_MESSAGES, Event
 from echelon.core.plan import Plan
 from echelon.schedule.action import ActionKind, Schedule
 from echelon.schedule.from_plan import schedule_from_plan
@@ -219,7 +219,7 @@ def _measured(pipe: RunPipeline, events: Mapping[int, Sequence[Event]]) -> Timel
                 drawn.append(replace(event, end=max(event.start, min(event.end, used[event.name]))))
             elif event.kind in GRADIENT_SUMS and event.axis not in _NOT_OF_DATA:
                 gradients_s = max(gradients_s, event.end)
-            beside = event.kind == ATTEND or event.axis not in ("", Axis.PP.value)
+            beside = event.kind in BESIDE_MESSAGES or event.axis not in ("", Axis.PP.value)
             if beside and event.end > 0:
                 others.append(replace(event, start=max(0.0, event.start)))
     drawn.sort(key=lambda event: (event.start, event.end, event.rank))

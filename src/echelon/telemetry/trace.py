@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from echelon.core.disk import disk_errors
-from echelon.core.event import ATTEND, Event
+from echelon.core.event import ATTEND, MULTIPLY, Event
 from echelon.core.mesh import Mesh
 from echelon.telemetry.timeline import Timeline, shifted
 
 COMPUTE, ATTENTION = "compute", "attention"
+_TRACKS = {ATTEND: ATTENTION, MULTIPLY: "products"}
 PLANNED, MEASURED = "planned.json.gz", "measured.json.gz"
 
 _MICROSECONDS = 1e6  # of a second
@@ -48,7 +49,7 @@ def chrome_trace(
             for event in (*timeline.events, *timeline.others):
                 later = shifted(event, begin)
                 tracks = events.setdefault(event.rank, {})
-                track = ATTENTION if event.kind == ATTEND else event.axis or COMPUTE
+                track = _TRACKS.get(event.kind) or event.axis or COMPUTE
                 tracks.setdefault(track, []).append((later, number))
         begin += max(_end_of(timeline) for timeline in timelines)
     found: list[dict[str, object]] = []

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from echelon.cost.activations.attention import attention_operators
 from echelon.cost.activations.linear import mlp_operators
 from echelon.cost.activations.numbers import ActivationNumbers
 from echelon.cost.activations.units import head_operators
-from tests.parallel.layouts import plan_of
+from tests.parallel.layouts import NANO, plan_of
 
 
 def test_one_formula_serves_numbers_and_arrays() -> None:
-    plans = [plan_of(dtype="fp32"), plan_of(tp=2, dtype="bf16"), plan_of(microbatch_sequences=2)]
+    plans = [
+        plan_of(dtype="fp32"),
+        plan_of(tp=2, dtype="bf16", sequence_parallel=True, tp_overlap="ring"),
+        plan_of(microbatch_sequences=2),
+    ]
     each = [ActivationNumbers.from_plan(plan) for plan in plans]
     names = ActivationNumbers.__dataclass_fields__
     stacked = {name: np.array([getattr(one, name) for one in each]) for name in names}
@@ -45,3 +52,28 @@ def test_so_many_rows_are_widened_as_fit_the_cache() -> None:
     x = ActivationNumbers.from_plan(plan_of())
     assert x.chunk_rows(10, 2**10) == 10
     assert x.chunk_rows(10**6, 2**10) == 2**8
+
+
+@pytest.mark.parametrize(("tp", "chunks"), [(2, 1), (4, 2)])
+def test_of_gathered_rows_a_ring_has_two_chunks_at_most(tp: int, chunks: int) -> None:
+    model = replace(NANO, heads=8, kv_heads=4, head_dim=2)
+    plans = {
+        kind: plan_of(model=model, tp=tp, sequence_parallel=True, tp_overlap=kind, dtype="fp32")
+        for kind in ("none", "ring", "symmetric-memory")
+    }
+    x = {kind: ActivationNumbers.from_plan(plan) for kind, plan in plans.items()}
+    chunk = x["none"].stream
+    assert x["none"].whole == tp * chunk
+    assert x["ring"].gathered_bytes(tp * chunk) == chunks * chunk
+    # A part is made while one leaves and one comes; the sum alone is left before the next gather.
+    assert x["ring"].summed_bytes(tp * chunk) == 3 * chunk
+    assert x["ring"].left_early(tp * chunk) == 2 * chunk
+    for kind, early in (("none", 0), ("symmetric-memory", tp * chunk)):
+        assert x[kind].gathered_bytes(tp * chunk) == tp * chunk
+        assert x[kind].summed_bytes(tp * chunk) == (tp + 1) * chunk
+        assert x[kind].left_early(tp * chunk) == early
+
+
+def test_whole_rows_are_not_gathered() -> None:
+    x = ActivationNumbers.from_plan(plan_of(tp=2))
+    assert (x.gathered_bytes(x.whole), x.summed_bytes(x.whole)) == (0, x.whole)

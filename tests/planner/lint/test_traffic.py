@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from echelon.planner.lint.checks import lint
 from echelon.planner.lint.traffic import TRAFFIC as LINTS
+from tests.handbook.guides.situations import plan_of
 from tests.planner.lint.cured import assert_found_and_cured
 
 CASES = {
@@ -28,6 +30,11 @@ CASES = {
         "llama2-7b 8xh100 mesh.tp=8 mesh.sequence_parallel=false",
         "llama2-7b 8xh100 mesh.tp=8 mesh.sequence_parallel=true",
     ),
+    "products-wait-for-rows": (
+        "llama3-8b 8xh100 mesh.tp=4 mesh.dp_replicate=2 mesh.sequence_parallel=true",
+        "llama3-8b 8xh100 mesh.tp=4 mesh.dp_replicate=2 mesh.sequence_parallel=true "
+        "mesh.tp_overlap=auto",
+    ),
     "shards-over-nodes": (
         "llama2-7b 16xh100 mesh.dp_shard=16 zero.stage=3",
         "llama2-7b 16xh100 mesh.dp_shard=8 mesh.dp_replicate=2 zero.stage=3",
@@ -42,3 +49,18 @@ def test_a_lint_finds_its_fault_and_nothing_where_it_is_cured(name: str) -> None
 
 def test_every_lint_has_a_case() -> None:
     assert sorted(CASES) == sorted(each.id for each in LINTS)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        # The host cannot start the kernels of so many small chunks in time.
+        "llama3-8b 8xh100 mesh.tp=8 mesh.sequence_parallel=true",
+        # Ranks of one machine take the time of messages from their products.
+        "nano 2xcpu mesh.tp=2 mesh.sequence_parallel=true",
+        "llama3-8b 8xh100 mesh.dp_replicate=8",
+    ],
+)
+def test_chunks_are_proposed_only_where_the_estimate_says_so(settings: str) -> None:
+    found = [one.id for one in lint(plan_of(settings))]
+    assert "products-wait-for-rows" not in found

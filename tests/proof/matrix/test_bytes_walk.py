@@ -30,6 +30,13 @@ NEAR = {
     "ring": plan_of(cp=2, model=GPT2, microbatch_sequences=2),
     "experts": plan_of(model=DEEPSEEK, dp_shard=2, ep=2, microbatch_sequences=2),
     "sequence parallel": plan_of(tp=2, sequence_parallel=True, dtype="fp32"),
+    "products in chunks": plan_of(
+        tp=4,
+        model=replace(NANO, hidden=64, heads=8, kv_heads=4, ffn=32),
+        sequence_parallel=True,
+        tp_overlap="ring",
+        dtype="fp32",
+    ),
     "split backward on tensor ranks": plan_of(tp=2, schedule="zb-h1", microbatches=2),
 }
 
@@ -84,6 +91,17 @@ def test_bytes_are_those_of_the_formulas(rank_pool: RankPool, plan: Plan) -> Non
     walked = compare_plan(plan, rank_pool.run)
     assert walked.problems == ()
     assert min(walked.sent, walked.held, walked.kept) > 0
+    assert abs(walked.peak_error) <= ALLOWED
+
+
+def test_bytes_of_a_split_backward_in_chunks_are_those_of_the_formulas(
+    rank_pool: RankPool,
+) -> None:
+    plan = plan_of(
+        tp=2, sequence_parallel=True, tp_overlap="ring", schedule="zb-h1", microbatches=2
+    )
+    walked = compare_plan(plan, rank_pool.run)
+    assert walked.problems == ()
     assert abs(walked.peak_error) <= ALLOWED
 
 

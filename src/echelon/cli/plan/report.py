@@ -175,6 +175,9 @@ def _head(plan: Plan) -> Iterator[str]:
     ranks = f"{plan.mesh.world_size}" + (f" = {degrees}" if degrees else "")
     if layout.sequence_parallel:
         ranks += ", sequence parallel"
+    if layout.tp_overlap != "none":
+        how = "a ring" if layout.tp_overlap == "ring" else "symmetric memory"
+        ranks += f", products overlap over {how}"
     yield f"plan     {plan.name}  ({plan.content_hash()})"
     count = f"{short_count(num_parameters(model))} parameters{active_text(plan)}"
     yield f"model    {model.name}: {count}, {shape}"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import gcd
 
 from echelon.config.automatic import MODULE_BUCKET_BYTES
+from echelon.config.cluster.settings import cluster_of
 from echelon.config.rules.violations import RuleViolation, setting_without_effect
 from echelon.config.settings.context import (
     CP_KEY,
@@ -26,14 +27,18 @@ from echelon.config.settings.experts import (
     tokens_of_microbatch,
 )
 from echelon.config.view import View, data_ranks, gradient_ranks, mesh_of
+from echelon.core.cluster import domain_text, fast_domain
 from echelon.core.rulebook.batch import BATCH_DIVIDES, SEQUENCE_FITS_POSITIONS
 from echelon.core.rulebook.mesh import (
     SEQUENCE_PARALLEL_DIVIDES_SEQUENCE,
+    SYMMETRIC_MEMORY_REACHES_RANKS,
     TP_DIVIDES_FFN,
     TP_DIVIDES_HEADS,
     TP_DIVIDES_KV_HEADS,
 )
 from echelon.core.rules import Rule, nearest_divisors
+
+OVERLAP_KEY = "mesh.tp_overlap"
 
 
 def _tp_divides(
@@ -175,12 +180,48 @@ def batch_divides(view: View) -> Iterator[RuleViolation]:
     )
 
 
+def symmetric_memory_reaches_ranks(view: View) -> Iterator[RuleViolation]:
+    """Check that tensor ranks which read one another's memory are GPUs that can."""
+    if view.word(OVERLAP_KEY) != "symmetric-memory":
+        return
+    cluster, tp = cluster_of(view), view.integer("mesh.tp")
+    domain = fast_domain(cluster)
+    if cluster.backend != "nccl":
+        found = f"the devices of {cluster.name} are no GPUs (they talk over {cluster.backend})"
+    elif domain % tp:
+        found = f"mesh.tp = {tp} spans {domain_text(cluster)} ({domain} % {tp} = {domain % tp})"
+    else:
+        return
+    yield RuleViolation(
+        rule=SYMMETRIC_MEMORY_REACHES_RANKS,
+        message=f'{OVERLAP_KEY} = "symmetric-memory", but {found}',
+        key=OVERLAP_KEY,
+        set_by=(OVERLAP_KEY, "mesh.tp"),
+        suggestions=({OVERLAP_KEY: "ring"}, {OVERLAP_KEY: "none"}),
+    )
+
+
+def overlap_without_effect(view: View) -> Iterator[RuleViolation]:
+    """Find an overlap of tensor ranks where no rows are gathered before a product."""
+    tp, split = view.integer("mesh.tp"), view.flag("mesh.sequence_parallel")
+    if tp == 1:
+        why = "it is about messages between tensor ranks, and mesh.tp = 1"
+        change = {"mesh.tp": 2, "mesh.sequence_parallel": True}
+        yield from setting_without_effect(view, OVERLAP_KEY, why, change)
+    elif not split:
+        why = "rows are gathered before a product, and sums of rows scattered after it, with "
+        why += "mesh.sequence_parallel only"
+        change = {"mesh.sequence_parallel": True}
+        yield from setting_without_effect(view, OVERLAP_KEY, why, change)
+
+
 def mesh_settings_without_effect(view: View) -> Iterator[RuleViolation]:
     """Yield settings that need another axis of the mesh."""
     if view.integer("mesh.tp") == 1:
         yield from setting_without_effect(
             view, "mesh.sequence_parallel", "it splits over tp, and mesh.tp = 1", "mesh.tp = 2"
         )
+    yield from overlap_without_effect(view)
     alone = gradient_ranks(view) == 1 and view.integer("zero.stage") == 0
     if alone and not (has_experts(view) and ranks_with_the_same_experts(view) > 1):
         yield from setting_without_effect(
@@ -197,5 +238,6 @@ TENSOR_FINDERS = (
     tp_divides_kv_heads,
     tp_divides_ffn,
     sequence_parallel_divides_sequence,
+    symmetric_memory_reaches_ranks,
 )
 MESH_FINDERS = (*TENSOR_FINDERS, sequence_fits_positions, batch_divides)

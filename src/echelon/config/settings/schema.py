@@ -55,6 +55,12 @@ _MESH = (
     setting("mesh.tp", DEGREE, 1, "pieces of a matrix (tensor parallel)"),
     setting("mesh.ep", DEGREE, 1, "shares of the experts, folded over dp_shard x cp (x tp)"),
     setting("mesh.sequence_parallel", Flag(), False, "split norms and residuals over tp too"),
+    setting(
+        "mesh.tp_overlap",
+        Choice(options=("none", "ring", "symmetric-memory", "auto")),
+        "none",
+        "how products over tp run beside the messages of their own rows, chunk by chunk",
+    ),
 )
 
 _ZERO = (

@@ -39,6 +39,23 @@ BACKEND_AVAILABLE = Rule(
     fixed="the torch from PyPI, which has Gloo, and NCCL in its CUDA builds",
 )
 
+SYMMETRIC_MEMORY = Rule(
+    id="symmetric-memory-available",
+    why="""
+    mesh.tp_overlap = "symmetric-memory" calls symm_mem::fused_all_gather_matmul and
+    symm_mem::fused_matmul_reduce_scatter of PyTorch, whose kernels are those of CUDA, on GPUs that
+    can read one another's memory. Each rank looks before it builds its part of the model.
+    """,
+    example="""
+    [mesh]
+    tp = 2
+    sequence_parallel = true
+    %s
+    """,
+    bad='tp_overlap = "symmetric-memory"     # GPUs without peer access',
+    fixed='tp_overlap = "ring"',
+)
+
 ENOUGH_MEMORY = Rule(
     id="enough-memory",
     why="""

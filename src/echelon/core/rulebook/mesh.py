@@ -112,6 +112,26 @@ SEQUENCE_PARALLEL_DIVIDES_SEQUENCE = Rule(
     fixed="sequence_length = 128",
 )
 
+SYMMETRIC_MEMORY_REACHES_RANKS = Rule(
+    id="symmetric-memory-reaches-ranks",
+    why="""
+    With tp_overlap = "symmetric-memory" a GPU reads the rows of the other tensor ranks out of their
+    memory while it multiplies (PyTorch's fused_all_gather_matmul and fused_matmul_reduce_scatter).
+    That takes GPUs, and links of one node or of one NVLink domain among all ranks of a group.
+    "ring" sends the same bytes as messages, over any link and between CPU ranks.
+    """,
+    example="""
+    [cluster]
+    preset = "laptop"
+    [mesh]
+    tp = 2
+    sequence_parallel = true
+    %s
+    """,
+    bad='tp_overlap = "symmetric-memory"',
+    fixed='tp_overlap = "ring"',
+)
+
 WHOLE_NODES = Rule(
     id="whole-nodes",
     why="""

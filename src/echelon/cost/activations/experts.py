@@ -244,7 +244,8 @@ def _shared(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> Oper
     inner = x.tokens * e.shared_inner * x.size
     any_shared = _any_shared(e)
     gather = x.scattered * x.whole
-    work = elementwise_max((5 - 2 * x.low_precision) * inner, 2 * inner + x.whole)
+    made = x.summed_bytes(x.whole) - x.scattered * x.stream
+    work = elementwise_max((5 - 2 * x.low_precision) * inner, 2 * inner + made)
     deferred = flow.back.deferred
     # They run when something is in flight: the gradient, or rows, or, of whole rows, the input's.
     late = x.shared * (1 - x.scattered) * deferred
@@ -255,7 +256,9 @@ def _shared(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> Oper
     column = x.whole + own - (1 - x.shared) * inner
     if_whole = (1 - x.scattered) * (late + column - flow.held)
     # Of split rows, the gradient of all outputs waits beside the inputs that come.
-    if_split = x.scattered * (3 * x.whole + x.stream + row - flow.held)
+    if_split = x.scattered * (
+        (3 - elementwise_max(x.tp_ring, x.tp_fused)) * x.whole + x.stream + row - flow.held
+    )
     whole = elementwise_max(first, gather + inner, late + work, if_whole, if_split)
     split = elementwise_max(gather + inner, work)
     return OperatorMemory(
@@ -268,7 +271,7 @@ def _shared(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> Oper
             ("gradient of the output", any_shared * x.whole, "N D s"),
         ),
         forward=any_shared
-        * (flow.local + bytes_in_flight(e.chunks) + 3 * inner + x.whole + gather),
+        * (flow.local + bytes_in_flight(e.chunks) + 3 * inner + made + x.gathered_bytes(x.whole)),
         backward=any_shared * (x.stream + flow.held + flow.back.in_flight + whole),
         backward_split=any_shared * (x.stream + flow.held + flow.split.in_flight + split),
     )

@@ -155,10 +155,10 @@ def _up(
             name=name,
             saved=kept[:1],
             kept_for_weight_gradient=kept,
-            forward=beside + own + gathered + out,
-            backward=beside + out + whole + x.scattered * own,
+            forward=beside + own + x.gathered_bytes(whole) + out,
+            backward=beside + out + x.summed_bytes(whole),
         ),
-        late=branch.row_layer_bytes(x) + elementwise_max(gathered, product),
+        late=branch.row_layer_bytes(x) + elementwise_max(gathered - x.left_early(whole), product),
     )
 
 

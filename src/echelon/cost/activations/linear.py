@@ -164,14 +164,13 @@ def column_parallel_operator(
         name=name,
         saved=(saved,),
         kept_for_weight_gradient=(saved, gradient),
-        forward=branch.local + x.stream + x.scattered * x.whole + made,
-        backward=made + x.whole + x.scattered * x.stream,
+        forward=branch.local + x.stream + x.gathered_bytes(x.whole) + made,
+        backward=made + x.summed_bytes(x.whole),
         deferred=branch.column_layer_bytes(x),
         deferred_peak=x.scattered * peak,
     )
-    return branch.around(
-        x, operator, late=branch.row_layer_bytes(x) + x.scattered * x.whole + product
-    )
+    gathered = x.scattered * x.whole - x.left_early(x.whole)
+    return branch.around(x, operator, late=branch.row_layer_bytes(x) + gathered + product)
 
 
 def row_parallel_operator(
@@ -188,7 +187,7 @@ def row_parallel_operator(
             ),
             vector_gradient_bytes(name, bias * x.hidden * x.statistics_bytes, "D w"),
         ),
-        forward=local + x.whole + x.scattered * x.stream,
+        forward=local + x.summed_bytes(x.whole),
         backward=work + x.widened_bytes(width + x.hidden, x.tokens) * (1 - x.shared),
         backward_split=work,
         early=work - inputs,

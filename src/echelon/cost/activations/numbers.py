@@ -140,6 +140,10 @@ class ActivationNumbers:
     """Bytes of an element of what a matrix product keeps (1 in fp8)."""
     tp: Num = 1
     """Degree of tensor parallelism."""
+    tp_ring: Num = 0
+    """Flag: rows go around the tensor ranks in chunks, each beside its product."""
+    tp_fused: Num = 0
+    """Flag: one operator has a product and the messages of its rows."""
     low_precision: Num = 0
     """Flag: elements are narrower than statistics."""
     rope: Num = 1
@@ -237,6 +241,32 @@ class ActivationNumbers:
         """Return whether the residual stream is split over the tensor ranks."""
         return is_positive(self.tokens - self.rows)
 
+    def gathered_bytes(self, whole: Num) -> Num:
+        """Return what a product has of rows that it gathers, `whole` together.
+
+        Around a ring two chunks come in turn, beside the one that is here.
+        """
+        in_turn = self.tp_ring * (1 + is_positive(self.tp - 2)) * (whole // self.tp)
+        return self.scattered * ((1 - self.tp_ring) * whole + in_turn)
+
+    def summed_bytes(self, whole: Num) -> Num:
+        """Return what a product has of its output, `whole` for all rows, that is summed over ranks.
+
+        Where rows are split, this rank's rows of the sum, too. Around a ring a chunk is made while
+        one leaves and one comes.
+        """
+        chunk = whole // self.tp
+        taken = whole + self.scattered * chunk
+        return (1 - self.tp_ring) * taken + self.tp_ring * 3 * chunk
+
+    def left_early(self, whole: Num) -> Num:
+        """Return what of `summed_bytes` goes before the next gather: all but the sum itself.
+
+        Where a sum is under way beside that gather, nothing.
+        """
+        overlaps = elementwise_max(self.tp_ring, self.tp_fused)
+        return overlaps * (self.summed_bytes(whole) - whole // self.tp)
+
     @classmethod
     def from_plan(
         cls, plan: Plan, cp_rank: int = 0, pieces: AttentionRowChunks | None = None
@@ -263,6 +293,8 @@ class ActivationNumbers:
             size=size,
             statistics_bytes=max(STATISTICS_BYTES, size),
             tp=tp,
+            tp_ring=int(plan.layout.tp_ring),
+            tp_fused=int(plan.layout.tp_overlap == "symmetric-memory"),
             low_precision=int(size < STATISTICS_BYTES),
             rope=int(model.positions == "rope"),
             learned=int(model.positions == "learned"),

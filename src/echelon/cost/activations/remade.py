@@ -78,7 +78,7 @@ def _attention(x: ActivationNumbers, found: dict[str, OperatorMemory]) -> None:
     )
     found["o"] = replace(
         output,
-        forward=x.queries + x.whole + x.scattered * x.stream,
+        forward=x.queries + x.summed_bytes(x.whole),
         again=(1 + x.dropout) * x.stream + work,
     )
 
@@ -102,7 +102,7 @@ def _norm(
     """Keep the input of a norm alone; what it makes is a variable of the forward pass."""
     norm, last = found[name], found[_LAST[name]]
     (first,) = (one for one in _NORMS[name] if one in found)
-    made: Num = found[first].forward - x.stream - x.scattered * x.whole - branch.local
+    made: Num = found[first].forward - x.stream - x.gathered_bytes(x.whole) - branch.local
     work = norm.forward - branch.local - x.stream
     reader = DOWN if found.get("activation", norm).remade and name == "mlp norm" else first
     if reader == first:

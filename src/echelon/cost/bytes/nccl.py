@@ -39,9 +39,14 @@ NVLINK_BANDWIDTH = 1e11
 """Bytes/s from which a link is NVLink: PCIe 5 has 64e9, the first NVLink of a server 150e9."""
 
 
+def joins_by_nvlink(cluster: Cluster) -> bool:
+    """Return whether the fastest links of a cluster are NVLink."""
+    return max((link.bandwidth for link in cluster.links), default=0.0) >= NVLINK_BANDWIDTH
+
+
 def nccl_facts(cluster: Cluster) -> dict[str, float]:
     """Return the facts of our trainer about the memory of a process and of NCCL on a cluster."""
-    fast = max((link.bandwidth for link in cluster.links), default=0.0) >= NVLINK_BANDWIDTH
+    fast = joins_by_nvlink(cluster)
     return {
         "context_bytes": CUDA_CONTEXT_BYTES,
         "connection_bytes": float(CONNECTION_BYTES * (CHANNELS if fast else SLOW_CHANNELS)),

@@ -122,30 +122,44 @@ def tensor_bytes(
     if plan.layout.sequence_parallel:
         each = all_gather_bytes(stream // degree, degree)
         forward, backward, ends = (1, 2), (1, 3), 2
-        formula = "(n-1)/n N D s"
+        formula = at_once = "(n-1)/n N D s"
         source = "Korthikanti et al., 2022, section 4.2.2"
     else:
         each = all_reduce_bytes(stream, degree)
         forward, backward, ends = (1, 1), (0, 1), 1
-        formula = "2 (n-1)/n N D s"
+        formula = at_once = "2 (n-1)/n N D s"
         source = "Shoeybi et al., 2019, section 3"
 
     more = wide_before_heads(plan)
     attention_forward, attention_backward = forward[0] + more[0], backward[0] + more[1]
+    backward_count = attention_backward * blocks + backward[1] * mlps
+    inputs_again, messages, one = 0, 1, each
+    if plan.layout.tp_ring:
+        # A gather or a sum around the ring is a message of one chunk to each but the last rank;
+        # inputs for the gradients of weights are gathered at once.
+        messages, one, formula = degree - 1, stream // degree, "n D s to the next rank"
+        inputs_again = (more[1] - more[0]) * blocks + mlps
 
-    def term(name: str, count: int, each: int, formula: str = formula) -> SentTerm:
+    def term(name: str, count: int, each: int, formula: str = at_once) -> SentTerm:
         return SentTerm(
             axis=Axis.TP.value, name=name, count=count, each=each, formula=formula, source=source
         )
 
     return (
-        term("blocks forward", attention_forward * blocks + forward[1] * mlps, each),
+        term(
+            "blocks forward",
+            messages * (attention_forward * blocks + forward[1] * mlps),
+            one,
+            formula,
+        ),
         term(
             "blocks forward again",
-            attention_forward * again + forward[1] * mlps_again + gathered_again,
-            each,
+            messages * (attention_forward * again + forward[1] * mlps_again + gathered_again),
+            one,
+            formula,
         ),
-        term("blocks backward", attention_backward * blocks + backward[1] * mlps, each),
+        term("blocks backward", messages * (backward_count - inputs_again), one, formula),
+        term("blocks backward, inputs again", inputs_again, each),
         *latent_bytes(plan, blocks, again),
         term("embedding", ends * embedded, each),
         term("head", ends * headed, each),

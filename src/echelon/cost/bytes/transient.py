@@ -13,6 +13,7 @@ computation (Newton-Schulz); but for attention over context ranks, which holds t
 - Offload: the sets of tensors (one bucket's) that are read ahead or written behind.
 - Context ranks: attention of one block at a time, beside what waits for backward
   (`cost/bytes/context/memory.py`).
+- Symmetric memory of tensor ranks, where fused products read one another's chunks.
 - Expert ranks: rows on their way to the experts of one block and back, if every expert gets as many
   (`cost/bytes/experts/memory.py`). That is no bound: the term says what it is if one rank gets
   them all.
@@ -64,6 +65,7 @@ def transient_terms(plan: Plan, pp_rank: int) -> tuple[HeldTerm, ...]:
         _copies(plan, part, buckets),
         *_muon(plan, pp_rank, buckets),
         *_blocks(plan, part),
+        *_symmetric_memory(plan, part),
         *offload_buffer_terms(plan, pp_rank),
     )
     return tuple(term for term in terms if term.bytes)
@@ -221,6 +223,16 @@ def _blocks(plan: Plan, part: RankPart) -> Iterator[HeldTerm]:
         yield HeldTerm(name=name, bytes=peak.bytes, formula=f"{peak.name}: {peak.formula}")
     if any(expert_blocks(plan, stage) for stage in part.stages):
         yield rows_in_dispatch(plan)
+
+
+def _symmetric_memory(plan: Plan, part: RankPart) -> Iterator[HeldTerm]:
+    """Return the memory that other tensor ranks read: two chunks of a sum, for one is read while
+    the next is made. It stays between steps.
+    """
+    if plan.layout.tp_overlap == "symmetric-memory" and part.blocks:
+        size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+        chunk = plan.local_tokens // plan.mesh.tp * plan.model.hidden * size
+        yield HeldTerm(name="symmetric memory", bytes=2 * chunk, formula=f"2 x {chunk:,}")
 
 
 def offload_buffer_terms(plan: Plan, pp_rank: int) -> Iterator[HeldTerm]:

@@ -26,11 +26,11 @@ from echelon.cost.seconds.exchanges import (
     context_exchange,
     expert_exchange,
     library_group_links,
-    tensor_exchange,
 )
 from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.matmul import alignment_efficiency, matmul_seconds, memory_seconds
 from echelon.cost.seconds.numbers import LayoutNumbers, Num, first_number
+from echelon.cost.seconds.tensor_overlap import LayerPair, chunk_kernels, tensor_seconds
 
 BACKWARD_KERNELS = 1.5  # times those of forward
 BACKWARD_MEMORY_PASSES = 1.5  # times those of forward
@@ -135,14 +135,15 @@ def block_seconds(work: CostInputs, *, mixture: bool) -> BlockSeconds:
     )
     attention, attention_back = attention_seconds(work)
     moves = _memory_bound_seconds(work, mixture=mixture)
-    tensor, tensor_back = tensor_exchange(work)
+    software = work.software
+    hidden = software.tensor_overlap * (weights + 0.0)
+    tensor, tensor_back = tensor_seconds(work, hidden, _layer_pairs(work, mixture=mixture))
     context = context_exchange(work, attention, attention_back)
     expert = expert_exchange(work, routed) if mixture else NOTHING
-    software = work.software
     rings = np.where(
         np.asarray(work.layout.gathered) > 0, 1.0, work.layout.cp / work.layout.ulysses
     )
-    started = software.kernels + RING_KERNELS * (rings - 1.0)
+    started = software.kernels + RING_KERNELS * (rings - 1.0) + chunk_kernels(work)
     start = started * software.host_s
     reading = _host_of_experts(work) if mixture else 0.0
     device = forward + attention + moves
@@ -158,14 +159,13 @@ def block_seconds(work: CostInputs, *, mixture: bool) -> BlockSeconds:
     )
     back = BACKWARD_MEMORY_PASSES * moves
     device = inputs + weights + attention_back + back
-    hidden = software.tensor_overlap * (weights + 0.0)
     later = BACKWARD_KERNELS * start
     second = PassSeconds(
         matmul=inputs,
         attention=attention_back,
         memory_bound=back,
         host=np.maximum(software.host_adds * later, later - device) + reading,
-        tensor=np.maximum(0.25 * tensor_back, tensor_back - hidden),
+        tensor=tensor_back,
         context=context.shown_backward,
         expert=expert.shown_backward,
         room=np.maximum(0.0, device - later),
@@ -229,13 +229,29 @@ def _host_of_experts(work: CostInputs) -> Num:
     return quick * work.software.mixture_s * part
 
 
-def _attention_matmuls(work: CostInputs) -> tuple[Num, Num, Num]:
-    model, tp, tokens = work.model, work.layout.tp, work.tokens
+def _attention_widths(work: CostInputs) -> LayerPair:
+    """Return the columns of attention that read the stream, and those that go back into it."""
+    model = work.model
     latent = np.asarray(model.kv_rank) > 0
     # Some latent models lead only keys and values down: queries come of the stream.
     direct = np.where(np.asarray(model.query_rank) > 0, 0.0, model.query_dim)
     plain = np.where(latent, direct, model.query_dim + 2.0 * model.kv_dim)
-    width = np.where(latent, model.value_dim, model.query_dim)
+    return plain, np.where(latent, model.value_dim, model.query_dim)
+
+
+def _layer_pairs(work: CostInputs, *, mixture: bool) -> tuple[LayerPair | None, ...]:
+    """Return the columns of a rank in each branch of a block; None of routed experts alone."""
+    model, tp = work.model, work.layout.tp
+    plain, width = _attention_widths(work)
+    ffn = model.shared_experts * model.expert_ffn if mixture else model.ffn
+    inner = (model.up * ffn / tp, ffn / tp) if np.all(np.asarray(ffn) > 0) else None
+    return (plain / tp, width / tp), inner
+
+
+def _attention_matmuls(work: CostInputs) -> tuple[Num, Num, Num]:
+    model, tp, tokens = work.model, work.layout.tp, work.tokens
+    latent = np.asarray(model.kv_rank) > 0
+    plain, width = _attention_widths(work)
     parts = [
         _linear(work, tokens, model.hidden, plain / tp),
         _linear(work, tokens, width / tp, model.hidden),

@@ -111,6 +111,7 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
         chunks=float(layout.experts.chunks),
         padding=_padding(plan),
         sequence_parallel=float(layout.sequence_parallel),
+        tp_overlap=float(layout.tp_overlap != "none"),
         ulysses=float(context.ulysses_degree),
         gathered=float(context.record.gathers_keys),
         microbatch=float(layout.microbatch_sequences),

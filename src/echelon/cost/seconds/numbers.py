@@ -167,6 +167,8 @@ class LayoutNumbers:
     """Rows that are sent for each that there is, where sizes do not depend on the routing."""
     sequence_parallel: Num = 0.0
     """Flag: the residual stream is cut over `tp`."""
+    tp_overlap: Num = 0.0
+    """Flag: products run beside the messages of their rows, chunk by chunk."""
     ulysses: Num = 1.0
     """Part of `cp` that exchanges heads."""
     gathered: Num = 0.0

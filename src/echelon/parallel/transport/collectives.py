@@ -1,9 +1,10 @@
 """Every collective and message of a run: typed, recorded, and checked at the boundary.
 
-Nothing else in Echelon (but its part, `messages.py`) calls `torch.distributed`. A `Group` is this
-rank's group over one axis; each call records an Event with the bytes that the rank sends
-(`cost/bytes/terms.py`). Asynchrony is `Pending.wait()`; there are no hand-made streams. A tensor
-must be contiguous: Gloo reduces the raw memory of a strided view in silence.
+Nothing else in Echelon (but its parts, `messages.py` and `symmetric_memory.py`) calls
+`torch.distributed`. A `Group` is this rank's group over one axis; each call records an Event with
+the bytes that the rank sends (`cost/bytes/terms.py`). Asynchrony is `Pending.wait()`; there are no
+hand-made streams. A tensor must be contiguous: Gloo reduces the raw memory of a strided view in
+silence.
 
 Over Gloo, all-gather and reduce-scatter are direct exchanges (`messages.py`): the bytes of the
 formula, no idle link, and the same result bit for bit on every run.
@@ -36,6 +37,10 @@ from echelon.parallel.transport.messages import (
     start_reduce_scatter,
 )
 from echelon.parallel.transport.recorder import Recorder
+from echelon.parallel.transport.symmetric_memory import (
+    fused_all_gather_product,
+    fused_product_reduce_scatter,
+)
 
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -159,6 +164,31 @@ class Group:
             record()
 
         return self._pending(works, name, add_up, async_op)
+
+    def all_gather_product(
+        self, x_nI: torch.Tensor, weight_IO: torch.Tensor, *, name: str, keeps: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the product of the rows of all members by one fused operator, and these rows.
+
+        `keeps`: the rows are asked for, too.
+        """
+        require_contiguous(name, x_nI)
+        assert self._group is not None, "there is another member"
+        start = self.recorder.now()
+        found = fused_all_gather_product(x_nI, weight_IO, self._group, keeps=keeps)
+        self._event("all_gather", name, all_gather_bytes(x_nI.nbytes, self.size), start)()
+        return found
+
+    def product_reduce_scatter(
+        self, x_NI: torch.Tensor, weight_IO: torch.Tensor, *, name: str
+    ) -> torch.Tensor:
+        """Return this member's rows of the sum of all products, by one fused operator."""
+        require_contiguous(name, x_NI)
+        assert self._group is not None, "there is another member"
+        start = self.recorder.now()
+        y_nO = fused_product_reduce_scatter(x_NI, weight_IO, self._group)
+        self._event("reduce_scatter", name, reduce_scatter_bytes(y_nO.nbytes, self.size), start)()
+        return y_nO
 
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, *, name: str, async_op: bool = False

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, log2
 
+from echelon.config.automatic import default_tensor_overlap
 from echelon.core.axis import SHARD_AXES
 from echelon.core.cluster import Link, domain_text, fast_domain
 from echelon.core.plan import Plan
+from echelon.cost.seconds.from_plan import cost_inputs_from_plan
+from echelon.cost.seconds.numbers import first_number
+from echelon.cost.seconds.step import step_seconds
 from echelon.planner.lint.finding import LintMatch, lint_of
 from echelon.planner.lint.memory import ROOM
 from echelon.planner.predict.split_memory import memory_of_plan
 
 _LATENCY_SHARE = 0.5  # of the seconds of a bucket
+_WORTH = 0.02  # of a step, that a change saves at least
 MIB = 2**20  # bytes
 
 
@@ -103,6 +109,27 @@ def _no_sequence_parallel(plan: Plan) -> LintMatch | None:
     )
 
 
+@lint_of("products-wait-for-rows", "time", "Wang et al., 2023, section 3")
+def _products_wait(plan: Plan) -> LintMatch | None:
+    """Rows that travel in chunks hide behind the product of the chunk before, where the products
+    are large enough: the estimate says whether they are.
+    """
+    layout, tp = plan.layout, plan.mesh.tp
+    if tp == 1 or not layout.sequence_parallel or layout.tp_overlap != "none":
+        return None
+    kind, _ = default_tensor_overlap(plan.cluster, tp)
+    now = cost_inputs_from_plan(plan)
+    chunked = replace(now, layout=replace(now.layout, tp_overlap=1.0))
+    takes, instead = (first_number(step_seconds(work).total) for work in (now, chunked))
+    if kind == "none" or instead > (1.0 - _WORTH) * takes:
+        return None
+    return (
+        f"products over {tp} tensor ranks wait for their rows: a step of {takes:,.3g} s would take "
+        f"{instead:,.3g} s in chunks, each beside a message",
+        f'mesh.tp_overlap = "{kind}"',
+    )
+
+
 @lint_of("shards-over-nodes", "time", "Zhao et al., PyTorch FSDP, 2023, section 3.2.2")
 def _shards_over_nodes(plan: Plan) -> LintMatch | None:
     """Parameters are gathered twice a microbatch, gradients of replicas added once a step."""
@@ -129,5 +156,6 @@ TRAFFIC = (
     _small_bucket,
     _not_ahead,
     _no_sequence_parallel,
+    _products_wait,
     _shards_over_nodes,
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 
@@ -40,6 +41,7 @@ from echelon.proof.diagnose.losses import explain_microbatch_losses
 from echelon.proof.diagnose.norm_layers import explain_norm_layer
 from echelon.proof.diagnose.places import places_of_tokens, told_by_slice, wrong_elements
 from echelon.proof.diagnose.token_ranks import token_rows
+from echelon.proof.mistakes.chunks import chunk_variants
 from echelon.proof.mistakes.row_pieces import row_piece_variants
 from echelon.proof.oracle.activations import hearing
 from echelon.proof.oracle.oracle import OracleStep, loss_of_tokens
@@ -161,11 +163,13 @@ def _findings(activation: WrongActivation) -> Iterator[ProofFinding]:
 
 
 def _in_pieces(activation: WrongActivation) -> Iterator[ProofFinding]:
-    """Find a mistake in a piece of rows that gives the wrong rows, and no others."""
-    plan, oracle, name = activation.evidence.reference_plan, activation.oracle, activation.name
-    if not activation.wrong or not name.endswith(".attention"):
+    """Find a mistake in a piece or a chunk of rows that gives the wrong rows, and no others."""
+    evidence, oracle, name = activation.evidence, activation.oracle, activation.name
+    plan = evidence.reference_plan
+    if not activation.wrong or not name.endswith((".attention", ".mlp")):
         return
-    for variant in row_piece_variants(plan):
+    pieces = row_piece_variants(plan) if name.endswith(".attention") else ()
+    for variant in chain(chunk_variants(evidence.plan), pieces):
         model = variant.build(plan, oracle)
         with torch.no_grad(), hearing(model) as heard:
             loss_of_tokens(plan, model, oracle)

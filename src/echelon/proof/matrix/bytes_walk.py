@@ -100,6 +100,7 @@ def choices(plan: Plan) -> Iterator[str]:
     yield f"schedule {layout.pipeline.schedule if mesh.pp > 1 else 'none'}"
     yield f"recompute {layout.recompute.policy}, every {layout.recompute.every}"
     yield f"sequence parallel {layout.sequence_parallel}, tied {model.tied}"
+    yield f"tensor overlap {layout.tp_overlap}"
     yield f"documents {plan.mathematics.documents}"
     yield f"norm {model.norm}, positions {model.positions}, heads normed {model.qk_norm}"
     yield f"dropout {model.dropout}, soft cap {model.soft_cap}, window {model.window is not None}"

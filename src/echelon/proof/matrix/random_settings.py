@@ -54,7 +54,10 @@ def draw_settings(
     if chosen.get("zero.offload_dir"):
         chosen["zero.offload_dir"] = offload_dir
     chosen |= _context(random, mesh) | _recompute(random) | _precision(random) | _optimizer(random)
-    return chosen | (_experts(random, mesh) if experts else {})
+    chosen |= _experts(random, mesh) if experts else {}
+    if "mesh.sequence_parallel" in chosen:
+        chosen |= _some(random, {"mesh.tp_overlap": ("ring",)}, 0.5)
+    return chosen
 
 
 def _mesh(random: Random, world_sizes: Sequence[int]) -> dict[str, int]:
