@@ -7,6 +7,7 @@ start before them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from echelon.parallel.pipeline import StepState
 from echelon.parallel.transport.recorder import Recorder
 from echelon.rehearsal.groups import RehearsedCompletion
 from echelon.rehearsal.in_flight import Misuse
-from echelon.rehearsal.log import Entry, RankLog
+from echelon.rehearsal.log import Entry, HostRead, RankLog
 from echelon.rehearsal.memory import (
     ACTIVATIONS,
     BUFFERS,
@@ -68,6 +69,9 @@ class RankRehearsal:
     """Bytes sent in a step, by axis."""
     events: tuple[Event, ...]
     """What a step recorded."""
+    reads: Mapping[tuple[str, str], int]
+    """How often a step reads from the device in the middle of its actions, by the kind of action
+    and by what is read ("" where the engine does not say so)."""
 
 
 def rehearse_rank(plan: Plan, rank: int) -> RankRehearsal:
@@ -86,6 +90,7 @@ def rehearse_rank(plan: Plan, rank: int) -> RankRehearsal:
                 held = memory.now()
                 shapes.work.by_task.clear()
                 events.events.clear()
+                before = len(log.entries)
                 engine.step(_batches(plan, engine, step), step)
                 shapes.flight.step_ended()
         found = RankRehearsal(
@@ -100,6 +105,7 @@ def rehearse_rank(plan: Plan, rank: int) -> RankRehearsal:
             work=dict(shapes.work.by_task),
             sent=events.bytes_by_axis(),
             events=tuple(events.events),
+            reads=_reads(log.entries[before:]),
         )
         engine.close()
     return found
@@ -115,6 +121,19 @@ class _TaskRecorder(Recorder):
     def at(self, task: str, turn: int | None) -> None:
         super().at(task, turn)
         self._shapes.task = task.rstrip("0123456789.")
+
+    @contextmanager
+    def reading(self, what: str) -> Iterator[None]:
+        self._shapes.reading = what
+        try:
+            yield
+        finally:
+            self._shapes.reading = ""
+
+
+def _reads(entries: Sequence[Entry]) -> Mapping[tuple[str, str], int]:
+    reads = (one for one in entries if isinstance(one, HostRead) and one.task)
+    return Counter((one.task, one.what) for one in reads)
 
 
 def _batches(plan: Plan, engine: TrainEngine, step: int) -> list[TokenBatch]:

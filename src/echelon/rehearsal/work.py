@@ -91,6 +91,8 @@ def kernel_work(func: Any, given: Sequence[torch.Tensor], args: Any, out: Any) -
         )
     if name == "_grouped_mm":
         return name, num_bytes, _grouped_flops(positional[0], positional[1], out)
+    if name == "grouped_weight_gradient_":
+        return name, num_bytes, 2 * positional[1].numel() * positional[2].shape[-1]
     formula = flop_registry.get(func._overloadpacket)
     # Where the dtype of a product is asked for, the formula would take it for a shape.
     shaped = [one for one in positional if not isinstance(one, torch.dtype)]
