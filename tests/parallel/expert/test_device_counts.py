@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -46,12 +46,12 @@ class Kernel:
 
 
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     """Let experts take what a GPU takes."""
     made = Kernel([], grouped_matmul._GROUPED_MM)  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(grouped_matmul, "has_grouped_kernel", lambda _: True)
     monkeypatch.setattr(grouped_matmul, "_GROUPED_MM", made)
-    yield made
+    return made
 
 
 def computed(plan: Plan) -> Results:

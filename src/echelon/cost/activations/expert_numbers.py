@@ -19,9 +19,9 @@ from echelon.layout.expert_load import (
     dispatched_tokens,
     expert_capacity,
     experts_of,
-    kept_assignments,
     num_nodes,
     padded_slots,
+    rows_at_experts,
 )
 from echelon.layout.stage import expert_index_of
 
@@ -186,7 +186,7 @@ def _recorded(plan: Plan, rank: int, crossing: BlockPass, load: ExpertLoad) -> _
 
 def _balanced(plan: Plan) -> tuple[_Part, ...]:
     experts, ep = experts_of(plan), plan.mesh.ep
-    kept, tokens = kept_assignments(plan), dispatched_tokens(plan)
+    kept, tokens = rows_at_experts(plan), dispatched_tokens(plan)
     held, nodes = experts.num_experts // ep, num_nodes(plan)
     if plan.layout.experts.dispatch == "flat":
         stays = kept - balanced_rows(plan, ep).leaving
