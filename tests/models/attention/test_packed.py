@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -23,7 +21,7 @@ CAUSAL = AttentionMask()
 
 
 @pytest.fixture
-def flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReferenceFlash]:
+def flash(monkeypatch: pytest.MonkeyPatch) -> ReferenceFlash:
     """Let all attention be that of flash attention's calls, and give them to the reference."""
     made = ReferenceFlash()
     monkeypatch.setattr(local, "kernel_for", lambda *_: FusedGpuKernel(made))

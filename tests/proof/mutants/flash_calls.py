@@ -5,6 +5,8 @@ Each engine here attends by those calls, on ranks of a CPU.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ from tests.models.attention.flash_reference import ReferenceFlash
 from tests.proof.mutants.context_layouts import ATTENTION, DOCUMENTS, split
 from tests.proof.mutants.planting import Told, mutant
 
-WINDOW = {"model": {"window": 5}}
+WINDOW: dict[str, Any] = {"model": {"window": 5}}
 
 
 def by_flash(patch: pytest.MonkeyPatch) -> None:

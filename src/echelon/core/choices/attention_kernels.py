@@ -78,3 +78,56 @@ ATTENTION_KERNELS: Mapping[str, AttentionKernelRecord] = {
     ),
 }
 """By the names that `context.attention` takes; "auto" is the fastest that is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttendedRun:
+    """Say of a run what decides which kernels take its attention."""
+
+    backend: str
+    dtype: str
+    head_dim: int
+    soft_cap: bool
+
+
+def misfits(kernel: str, run: AttendedRun) -> tuple[str, ...]:
+    """Return why a kernel does not take a run, each reason with its numbers; none: it does."""
+    record, head_dim = ATTENTION_KERNELS[kernel], run.head_dim
+    found: list[str] = []
+    if run.backend not in record.backends:
+        found.append(f"it runs on {_joined(record.backends)}, and the cluster is {run.backend}")
+    if run.dtype not in record.dtypes:
+        found.append(f"it takes {_joined(record.dtypes)}, and parameters are {run.dtype}")
+    if head_dim % record.head_dim_multiple:
+        left = head_dim % record.head_dim_multiple
+        found.append(
+            f"it takes heads of a multiple of {record.head_dim_multiple} elements, and head_dim is "
+            f"{head_dim} ({head_dim} % {record.head_dim_multiple} = {left})"
+        )
+    if head_dim > record.max_head_dim:
+        found.append(
+            f"it takes heads of up to {record.max_head_dim} elements, and head_dim is {head_dim}"
+        )
+    if run.soft_cap and not record.soft_cap:
+        found.append("it has no cap on scores, and the model has one")
+    return tuple(found)
+
+
+def kernel_text(kernel: AttentionKernel, run: AttendedRun) -> str:
+    """Return what attends in a run, in words; "auto" is resolved as `models.attention` does."""
+    if kernel != "auto":
+        return f"{kernel}: {ATTENTION_KERNELS[kernel].facts}"
+    plain = f"plain: {ATTENTION_KERNELS['plain'].facts}"
+    if run.soft_cap:
+        return plain
+    if run.backend != "nccl":
+        return "flash attention of PyTorch for a CPU, a call for each piece"
+    if run.dtype == "fp64" or run.head_dim % ATTENTION_KERNELS["flash"].head_dim_multiple:
+        return plain
+    if misfits("flash", run):
+        return "memory-efficient attention of PyTorch, a call for each piece"
+    return "flash, flash-3 where it is installed: any window and all documents in one call"
+
+
+def _joined(words: tuple[str, ...]) -> str:
+    return " or ".join(words)

@@ -8,7 +8,7 @@ of `starts_k` up to the next; without them each sequence of a batch is one.
 
 PyTorch has these calls in every build for CUDA (`aten/src/ATen/native/transformers`). Where the
 package of FlashAttention-3 is installed on a Hopper GPU, PyTorch runs the same calls by it
-(`use_flash_3`).
+(`flash_on`).
 
 Shape suffixes: B sequences, T queries, S keys, R rows of all segments, H query and K key heads.
 """
@@ -22,6 +22,9 @@ from typing import Any
 
 import torch
 
+from echelon.core.choices.attention_kernels import AttentionKernel
+from echelon.core.errors import EnvironmentProblem
+from echelon.core.rulebook.launch import FLASH_3_INSTALLED
 from echelon.models.attention.boxes import AttentionTile
 from echelon.models.batch import start_copy
 
@@ -114,17 +117,33 @@ def starts_of(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
     return start_copy(found, device)
 
 
+@lru_cache(maxsize=8)
+def flash_on(device: torch.device, kernel: AttentionKernel) -> FlashAttention:
+    """Return flash attention on a device, chosen once: by FlashAttention-3 where that is there.
+
+    Who asks for "flash" gets PyTorch's own. Raises EnvironmentProblem where "flash-3" is missing.
+    """
+    there = has_flash_3(device)
+    if kernel == "flash-3" and not there and device.type == "cuda":
+        raise EnvironmentProblem(
+            FLASH_3_INSTALLED.problem(
+                f"{FLASH_3_PACKAGE} is not installed for PyTorch {torch.__version__} on "
+                f"{torch.cuda.get_device_name(device)}",
+                key="context.attention",
+            )
+        )
+    if there and kernel in ("auto", "flash-3"):
+        attention: Any = torch.nn.attention
+        # PyTorch runs its calls of flash attention by it from now on, in this process.
+        attention.activate_flash_attention_impl("FA3")
+    return FlashAttention()
+
+
 def has_flash_3(device: torch.device) -> bool:
     """Return whether FlashAttention-3 is installed, and this is a GPU that it is for."""
     if device.type != "cuda" or find_spec(FLASH_3_PACKAGE) is None:
         return False
     return "FA3" in _implementations() and torch.cuda.get_device_capability(device)[0] == 9
-
-
-def use_flash_3() -> None:
-    """Let PyTorch run its calls of flash attention by FlashAttention-3, in this process."""
-    attention: Any = torch.nn.attention
-    attention.activate_flash_attention_impl("FA3")
 
 
 def _implementations() -> list[str]:

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from echelon.core.choices.attention_kernels import ATTENTION_KERNELS, AttentionKernel
 from echelon.models.attention.boxes import AttentionTile
-from echelon.models.attention.flash import FlashAttention
+from echelon.models.attention.flash import flash_on
 from echelon.models.attention.fused import HEAD_DIM_MULTIPLE, FusedCpuKernel, FusedGpuKernel
 from echelon.models.attention.interface import (
     AttentionGradients,
@@ -60,7 +60,8 @@ def kernel_for(
     cudnn = ATTENTION_KERNELS["cudnn"]
     if dtype in LOW_PRECISION and has_flash and head_dim <= ATTENTION_KERNELS["flash"].max_head_dim:
         return FusedGpuKernel(
-            FlashAttention(), cudnn=rule.kernel == "cudnn" and head_dim <= cudnn.max_head_dim
+            flash_on(device, rule.kernel),
+            cudnn=rule.kernel == "cudnn" and head_dim <= cudnn.max_head_dim,
         )
     return FusedGpuKernel(None)
 

@@ -40,9 +40,11 @@ class PackedCall:
 
     def takes(self, sequence: int, box: AttentionTile) -> bool:
         """Take a box that comes after those that are here, if it fits."""
-        if self.queries and self.queries[-1][0] == sequence:
-            if box.q.start < self.queries[-1][2] or box.k.start < self.keys[-1][2]:
-                return False
+        last = self.queries[-1][0] if self.queries else None
+        if last == sequence and (
+            box.q.start < self.queries[-1][2] or box.k.start < self.keys[-1][2]
+        ):
+            return False
         reach = (box.num_keys - 1, box.num_queries - 1)
         sides = [
             _side(*side)
@@ -85,7 +87,7 @@ def packed_calls(tiles: Sequence[AttentionTile], num_sequences: int) -> list[Pac
 
 
 class _Rows:
-    """The rows of one side of a call in a tensor [T, B, ...]: a part of it, or picked one by one."""
+    """The rows of one side of a call in a tensor [T, B, ...]: a part of it, or picked singly."""
 
     def __init__(self, spans: Sequence[Span], num_sequences: int, device: torch.device) -> None:
         self.lengths = tuple(stop - start for _, start, stop in spans)

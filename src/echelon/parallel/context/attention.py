@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from echelon.core.attention_mask import AttentionMask, DocumentStarts, Placement, PositionRun
+from echelon.core.choices.attention_kernels import AttentionKernel
 from echelon.core.choices.registry import load_reference
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan
@@ -66,7 +67,7 @@ class ContextAttention:
         `store` has work for the time of a transfer; tiles of a window have `tile_rows` or more.
         """
         self._tile_rows = tile_rows
-        self._kernel = plan.layout.context.attention
+        self._kernel: AttentionKernel = plan.layout.context.attention
         self._over_places = load_reference(plan.layout.context.record.runner)
         self.ring, self.ulysses, self.store = ring, ulysses, store
         self._placement = plan.placement
