@@ -124,13 +124,15 @@ def attention_kernel_takes(view: View) -> Iterator[RuleViolation]:
     )
     reasons = misfits(kernel, run)
     if reasons:
-        others = [name for name in ATTENTION_KERNELS if not misfits(name, run)]
+        works = ["auto", *(name for name in ATTENTION_KERNELS if not misfits(name, run))]
         yield RuleViolation(
             rule=ATTENTION_KERNEL_TAKES,
             message=f"{ATTENTION_KEY} = {toml_text(kernel)}, but {', and '.join(reasons)}",
             key=ATTENTION_KEY,
             set_by=(ATTENTION_KEY, "precision.parameters", "model.head_dim", "model.soft_cap"),
-            suggestions=(setting_changes(ATTENTION_KEY, ("auto", *others)),),
+            suggestions=(
+                lambda trial: trial.first(setting_changes(ATTENTION_KEY, works), len(works)),
+            ),
         )
 
 
