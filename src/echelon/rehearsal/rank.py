@@ -74,8 +74,11 @@ class RankRehearsal:
     and by what is read ("" where the engine does not say so)."""
 
 
-def rehearse_rank(plan: Plan, rank: int) -> RankRehearsal:
-    """Return what a rank of `plan` does on GPUs under NCCL."""
+def rehearse_rank(plan: Plan, rank: int, documents: tuple[int, ...] | None = None) -> RankRehearsal:
+    """Return what a rank of `plan` does on GPUs under NCCL.
+
+    Sequences are of one document each, or of those that start at the positions `documents`.
+    """
     log, events = RankLog(rank), EventList()
     shapes = ShapesOnly(log)
     memory = shapes.memory
@@ -91,7 +94,7 @@ def rehearse_rank(plan: Plan, rank: int) -> RankRehearsal:
                 shapes.work.by_task.clear()
                 events.events.clear()
                 before = len(log.entries)
-                engine.step(_batches(plan, engine, step), step)
+                engine.step(_batches(plan, engine, step, documents), step)
                 shapes.flight.step_ended()
         found = RankRehearsal(
             rank=rank,
@@ -136,8 +139,11 @@ def _reads(entries: Sequence[Entry]) -> Mapping[tuple[str, str], int]:
     return Counter((one.task, one.what) for one in reads)
 
 
-def _batches(plan: Plan, engine: TrainEngine, step: int) -> list[TokenBatch]:
-    """Return the microbatches of a step, whole sequences of one document each."""
+def _batches(
+    plan: Plan, engine: TrainEngine, step: int, documents: tuple[int, ...] | None
+) -> list[TokenBatch]:
+    """Return the microbatches of a step."""
+    starts = None if documents is None else (documents,) * plan.layout.microbatch_sequences
     mathematics = plan.mathematics
     length, rows = mathematics.sequence_length, plan.layout.microbatch_sequences
     runs = engine.runs_for(length)
@@ -147,7 +153,7 @@ def _batches(plan: Plan, engine: TrainEngine, step: int) -> list[TokenBatch]:
         whole = TokenBatch.from_rows(
             tokens_BT, tokens_BT, torch.arange(rows), step=step, seed=mathematics.seed
         )
-        batches.append(whole.cut(runs).to(META))
+        batches.append(whole.cut(runs, starts).to(META))
     return batches
 
 

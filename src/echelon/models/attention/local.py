@@ -82,11 +82,11 @@ def attend_tiles(
     """Return `into`, or a new merge, with the attention of q [T,B,H,hd] over k, v [S,B,K,hd]."""
     merged = OnlineSoftmax(q.shape, q.dtype, q.device) if into is None else into
     kernel = kernel_for(q.device, q.dtype, q.shape[-1], rule)
-    calls = packed_calls(tiles, q.shape[1]) if kernel.flash is not None else ()
-    for call in calls:
+    for call in packed_calls(tiles, q.shape[1]) if kernel.flash is not None else ():
         assert kernel.flash is not None
         attend_packed(q, k, v, call, kernel.flash, merged)
-    for piece in () if calls else tiles:
+        tiles = ()
+    for piece in tiles:
         scores = _scores(q, piece, rule)
         merged.add(piece, *kernel.forward(*slice_tile(piece, q, k, v), scores))
     return merged
@@ -108,12 +108,13 @@ def backward_tiles(
     kernel = kernel_for(q.device, q.dtype, q.shape[-1], rule)
     if into is None and len(tiles) == 1 and tiles[0].covers(q.shape[0], k.shape[0]):
         return kernel.backward(dout, attended, _scores(q, tiles[0], rule))
-    total = AttentionGradients.zeros(q, k, v) if into is None else into
-    calls = packed_calls(tiles, q.shape[1]) if kernel.flash is not None else ()
-    for call in calls:
+    total = into
+    for call in packed_calls(tiles, q.shape[1]) if kernel.flash is not None else ():
         assert kernel.flash is not None
-        backward_packed(dout, attended, call, kernel.flash, total)
-    for piece in () if calls else tiles:
+        total = backward_packed(dout, attended, call, kernel.flash, total)
+        tiles = ()
+    total = AttentionGradients.zeros(q, k, v) if total is None else total
+    for piece in tiles:
         rows = dout[piece.q, piece.sequences]
         total.add(piece, kernel.backward(rows, attended.tile(piece), _scores(q, piece, rule)))
     return total

@@ -107,6 +107,18 @@ class _Rows:
             return lse_BHT[0, :, self.part].contiguous()
         return lse_BHT.permute(2, 0, 1)[self.places].t().contiguous()
 
+    def covers(self, whole_TBHd: torch.Tensor) -> bool:
+        """Return whether these are all rows of a tensor."""
+        return sum(self.lengths) == whole_TBHd.shape[0] * whole_TBHd.shape[1]
+
+    def all(self, part_RHd: torch.Tensor, like_TBHd: torch.Tensor) -> torch.Tensor:
+        """Return all rows where they are from, in the dtype that they have."""
+        if self.part is not None:
+            return part_RHd[:, None]
+        whole_TBHd = part_RHd.new_empty(like_TBHd.shape)
+        whole_TBHd[self.places] = part_RHd
+        return whole_TBHd
+
     def add(self, whole_TBHd: torch.Tensor, part_RHd: torch.Tensor) -> None:
         """Add rows where they are from; each is there once, so sums have one order."""
         if self.part is not None:
@@ -177,13 +189,20 @@ def backward_packed(
     attended: SavedAttention,
     call: PackedCall,
     flash: FlashAttention,
-    total: AttentionGradients,
-) -> None:
-    """Add the gradients of all segments of a call."""
+    total: AttentionGradients | None,
+) -> AttentionGradients:
+    """Return `total`, or new gradients, with those of all segments of a call added."""
     one = _Placed.of(call, attended.q)
     q, out = one.queries.take(attended.q), one.queries.take(attended.out).to(dout.dtype)
     inputs = (q, one.keys.take(attended.k), one.keys.take(attended.v))
     lse_HR = one.queries.take_lse(attended.lse)
     found = flash.backward(one.queries.take(dout), inputs, (out, lse_HR), one.told)
-    for rows, whole, part in zip((one.queries, one.keys, one.keys), total, found, strict=True):
-        rows.add(whole, part)
+    sides = (one.queries, one.keys, one.keys)
+    whole = (attended.q, attended.k, attended.v)
+    if total is None and all(rows.covers(x) for rows, x in zip(sides, whole, strict=True)):
+        parts = zip(sides, found, whole, strict=True)
+        return AttentionGradients(*(rows.all(part, like) for rows, part, like in parts))
+    total = AttentionGradients.zeros(*whole) if total is None else total
+    for rows, sums, part in zip(sides, total, found, strict=True):
+        rows.add(sums, part)
+    return total
