@@ -92,7 +92,9 @@ def kernel_work(func: Any, given: Sequence[torch.Tensor], args: Any, out: Any) -
     if name == "_grouped_mm":
         return name, num_bytes, _grouped_flops(positional[0], positional[1], out)
     if name == "grouped_weight_gradient_":
-        return name, num_bytes, 2 * positional[1].numel() * positional[2].shape[-1]
+        sums, dy, x, _, fresh = positional
+        # What is overwritten is not read.
+        return name, num_bytes - int(fresh) * sums.nbytes, 2 * dy.numel() * x.shape[-1]
     if name in _WINDOWED:
         return name, num_bytes, _windowed_flops(name, positional, named)
     formula = flop_registry.get(func._overloadpacket)
