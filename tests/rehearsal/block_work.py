@@ -18,7 +18,13 @@ from echelon.rehearsal.run import on_nccl
 from echelon.rehearsal.work import Work
 
 RECORDED = Path(__file__).with_name("block_work.toml")
-BY_A_LIBRARY = ("mm", "addmm", "_grouped_mm", "_scaled_dot_product_flash_attention")
+BY_A_LIBRARY = (
+    "mm",
+    "addmm",
+    "_grouped_mm",
+    "grouped_weight_gradient_",
+    "_scaled_dot_product_flash_attention",
+)
 """Kernels that compute more than they move, by the beginnings of their names."""
 
 _ALONE = ("mesh.dp_shard=1", "zero.stage=0", "recompute.policy=none", "cluster.preset=1xh100")

@@ -13,6 +13,7 @@ from echelon.core.errors import CheckpointError, DataError, Problem
 from echelon.core.rulebook.data import DATA_FILLS_BATCH
 from echelon.core.rulebook.train import RESUME_WITHIN_STEPS
 from echelon.launch.environment import gpu_environment
+from echelon.layout.context_work import attention_kernel_text
 from echelon.telemetry.run_directory import RunDirectory, create_run, describe_environment, open_run
 from echelon.training.checkpoint.folder import StoredCheckpoint, find_checkpoint, list_checkpoints
 from echelon.training.checkpoint.identity import RunIdentity, data_problems, identity_problems
@@ -152,7 +153,8 @@ def _run_of(job: Job, checkpoint: StoredCheckpoint | None) -> RunDirectory:
         run_toml=run_toml,
         environment=describe_environment(
             os.environ, gpu_environment() if job.plan.cluster.backend == "nccl" else {}
-        ),
+        )
+        | {"attention": attention_kernel_text(job.plan)},
     )
     with disk_errors(f"to write into {run.path}"):
         for name, text in beside.items():

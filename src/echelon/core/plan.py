@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from echelon.core.attention_mask import Placement
+from echelon.core.choices.attention_kernels import AttentionKernel
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, PLAIN_CONTEXT_KIND, ContextKindRecord
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.choices.registry import load_installed_plugins
@@ -210,11 +211,13 @@ class Context:
 
     `ulysses_degree` neighbours exchange heads for positions; keys and values go around, or are
     gathered over, a ring of `cp / ulysses_degree` places, as the record of `kind` in
-    `core/choices/context_kinds.py` says.
+    `core/choices/context_kinds.py` says. `attention` is the kernel that computes what is on a rank
+    (`core/choices/attention_kernels.py`).
     """
 
     kind: ContextKind = PLAIN_CONTEXT_KIND
     ulysses_degree: int = 1
+    attention: AttentionKernel = "auto"
 
     @property
     def record(self) -> ContextKindRecord:

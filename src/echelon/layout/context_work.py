@@ -23,6 +23,7 @@ from echelon.core.attention_mask import (
     PositionRun,
     cut_position_runs,
 )
+from echelon.core.choices.attention_kernels import AttendedRun, kernel_text
 from echelon.core.plan import Plan
 
 ONE_DOCUMENT: DocumentStarts = ((0,),)
@@ -140,3 +141,15 @@ def chunk_pairs(
         for k, (owner, keys) in enumerate(chunks)
     ]
     return tuple(meeting for meeting in found if meeting.pairs)
+
+
+def attention_kernel_text(plan: Plan) -> str:
+    """Return which kernel computes what of attention is on a rank, in words."""
+    model = plan.model
+    run = AttendedRun(
+        backend=plan.cluster.backend,
+        dtype=plan.mathematics.precision.parameters,
+        head_dim=model.head_dim,
+        soft_cap=model.soft_cap is not None,
+    )
+    return kernel_text(plan.layout.context.attention, run)

@@ -214,6 +214,19 @@ def kept_assignments(plan: Plan) -> int:
     return min(each, -(-each * room * experts.num_experts // (length * experts.top_k)))
 
 
+def rows_at_experts(plan: Plan) -> int:
+    """Return how many assignments of a rank's rows are rows of experts, evenly spread.
+
+    They are those that are kept; but a GPU that counts them for itself alone, in bf16, has a row
+    for each, the dropped ones behind the last expert, so that no size hangs on the routing.
+    """
+    layout, precision = plan.layout.experts, plan.mathematics.precision
+    alone = plan.mesh.ep == 1 and not layout.padded and layout.dispatch == "flat"
+    if alone and plan.cluster.backend == "nccl" and precision.parameters == "bf16":
+        return dispatched_tokens(plan) * experts_of(plan).top_k
+    return kept_assignments(plan)
+
+
 def rows_per_expert(plan: Plan) -> float:
     """Return how many rows of a microbatch meet each expert of a rank, if loads are balanced.
 

@@ -190,18 +190,41 @@ class GradientStore:
             return
         slots = [self._slots[one] for one in key]
         self._open(slots[0])
-        if key not in self._gradients:
-            bucket, part = run
-            self._gradients[key] = bucket.gradients_memory.rows(
-                bucket.gradients[part], parameters[0]
-            )
+        sum_OI = self._sum_of(key, run, parameters[0])
         rows = self._pieces.product_rows
-        add_product(self._gradients[key], dy_NO, x_NI, fresh=slots[0].fresh, num_rows=rows)
+        add_product(sum_OI, dy_NO, x_NI, fresh=slots[0].fresh, num_rows=rows)
         for slot in slots:
             if more:
                 slot.fresh = False
             else:
                 self._gradient_is_there(slot)
+
+    def add_stack(
+        self,
+        groups: Sequence[Sequence[torch.Tensor]],
+        add: Callable[[Sequence[torch.Tensor], bool], None],
+    ) -> None:
+        """Let `add` write the gradients of several groups of parameters at once.
+
+        The parameters of a group lie side by side, those of all in one bucket. It is given the sums
+        of the groups, and whether they are to be overwritten.
+        """
+        if self._collected is not None:
+            self.defer(partial(self.add_stack, groups, add))
+            return
+        sums: list[torch.Tensor] = []
+        slots = [self._slots[id(parameter)] for group in groups for parameter in group]
+        fresh = slots[0].fresh
+        assert all(slot.fresh is fresh for slot in slots), "they are added to together"
+        self._open(slots[0])
+        for group in groups:
+            key = tuple(id(parameter) for parameter in group)
+            run = self._run(key)
+            assert run is not None, "the parameters of a group lie side by side"
+            sums.append(self._sum_of(key, run, group[0]))
+        add(sums, fresh)
+        for slot in slots:
+            self._gradient_is_there(slot)
 
     def add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """Add a gradient that was computed elsewhere."""
@@ -229,6 +252,15 @@ class GradientStore:
             slot.gradient.zero_()
         add_rows(slot.gradient, rows_N, gradient_ND.to(slot.gradient.dtype))
         self._gradient_is_there(slot)
+
+    def _sum_of(
+        self, key: tuple[int, ...], run: tuple[Bucket, slice], like: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the gradients of parameters that lie side by side, as one matrix."""
+        if key not in self._gradients:
+            bucket, part = run
+            self._gradients[key] = bucket.gradients_memory.rows(bucket.gradients[part], like)
+        return self._gradients[key]
 
     def _open(self, slot: Slot) -> None:
         if slot.fresh:

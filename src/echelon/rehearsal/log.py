@@ -54,6 +54,8 @@ class HostRead:
     """The place in the code."""
     task: str = ""
     """What the rank was at."""
+    what: str = ""
+    """What is read, where the engine says that it reads."""
 
 
 Entry: TypeAlias = Issue | Wait | HostRead
@@ -79,6 +81,6 @@ class RankLog:
         """Write down a wait for the operation at a place."""
         self.entries.append(Wait(issue=issue))
 
-    def host_read(self, operation: str, where: str, task: str = "") -> None:
+    def host_read(self, operation: str, where: str, task: str = "", what: str = "") -> None:
         """Write down that the host reads from the device."""
-        self.entries.append(HostRead(operation=operation, where=where, task=task))
+        self.entries.append(HostRead(operation=operation, where=where, task=task, what=what))

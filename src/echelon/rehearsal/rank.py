@@ -7,6 +7,7 @@ start before them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from echelon.parallel.pipeline import StepState
 from echelon.parallel.transport.recorder import Recorder
 from echelon.rehearsal.groups import RehearsedCompletion
 from echelon.rehearsal.in_flight import Misuse
-from echelon.rehearsal.log import Entry, RankLog
+from echelon.rehearsal.log import Entry, HostRead, RankLog
 from echelon.rehearsal.memory import (
     ACTIVATIONS,
     BUFFERS,
@@ -68,10 +69,16 @@ class RankRehearsal:
     """Bytes sent in a step, by axis."""
     events: tuple[Event, ...]
     """What a step recorded."""
+    reads: Mapping[tuple[str, str], int]
+    """How often a step reads from the device in the middle of its actions, by the kind of action
+    and by what is read ("" where the engine does not say so)."""
 
 
-def rehearse_rank(plan: Plan, rank: int) -> RankRehearsal:
-    """Return what a rank of `plan` does on GPUs under NCCL."""
+def rehearse_rank(plan: Plan, rank: int, documents: tuple[int, ...] | None = None) -> RankRehearsal:
+    """Return what a rank of `plan` does on GPUs under NCCL.
+
+    Sequences are of one document each, or of those that start at the positions `documents`.
+    """
     log, events = RankLog(rank), EventList()
     shapes = ShapesOnly(log)
     memory = shapes.memory
@@ -86,7 +93,8 @@ def rehearse_rank(plan: Plan, rank: int) -> RankRehearsal:
                 held = memory.now()
                 shapes.work.by_task.clear()
                 events.events.clear()
-                engine.step(_batches(plan, engine, step), step)
+                before = len(log.entries)
+                engine.step(_batches(plan, engine, step, documents), step)
                 shapes.flight.step_ended()
         found = RankRehearsal(
             rank=rank,
@@ -100,6 +108,7 @@ def rehearse_rank(plan: Plan, rank: int) -> RankRehearsal:
             work=dict(shapes.work.by_task),
             sent=events.bytes_by_axis(),
             events=tuple(events.events),
+            reads=_reads(log.entries[before:]),
         )
         engine.close()
     return found
@@ -116,9 +125,25 @@ class _TaskRecorder(Recorder):
         super().at(task, turn)
         self._shapes.task = task.rstrip("0123456789.")
 
+    @contextmanager
+    def reading(self, what: str) -> Iterator[None]:
+        self._shapes.reading = what
+        try:
+            yield
+        finally:
+            self._shapes.reading = ""
 
-def _batches(plan: Plan, engine: TrainEngine, step: int) -> list[TokenBatch]:
-    """Return the microbatches of a step, whole sequences of one document each."""
+
+def _reads(entries: Sequence[Entry]) -> Mapping[tuple[str, str], int]:
+    reads = (one for one in entries if isinstance(one, HostRead) and one.task)
+    return Counter((one.task, one.what) for one in reads)
+
+
+def _batches(
+    plan: Plan, engine: TrainEngine, step: int, documents: tuple[int, ...] | None
+) -> list[TokenBatch]:
+    """Return the microbatches of a step."""
+    starts = None if documents is None else (documents,) * plan.layout.microbatch_sequences
     mathematics = plan.mathematics
     length, rows = mathematics.sequence_length, plan.layout.microbatch_sequences
     runs = engine.runs_for(length)
@@ -128,7 +153,7 @@ def _batches(plan: Plan, engine: TrainEngine, step: int) -> list[TokenBatch]:
         whole = TokenBatch.from_rows(
             tokens_BT, tokens_BT, torch.arange(rows), step=step, seed=mathematics.seed
         )
-        batches.append(whole.cut(runs).to(META))
+        batches.append(whole.cut(runs, starts).to(META))
     return batches
 
 

@@ -20,6 +20,7 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook import rehearse as rules
 from echelon.core.rules import Rule
 from echelon.cost.bytes.sent import bytes_sent_by_axis
+from echelon.parallel.expert.token_dispatcher import ROWS_OF_EXPERTS
 from echelon.planner.predict.peak_bytes import peak_bytes_by_place
 from echelon.rehearsal.classes import RankClasses
 from echelon.rehearsal.in_flight import MISSING_WAIT, NEVER_AWAITED, RELEASED_IN_FLIGHT
@@ -39,6 +40,9 @@ _RULES: Mapping[str, Rule] = {
     RELEASED_IN_FLIGHT: rules.REHEARSE_RELEASED_IN_FLIGHT,
     NEVER_AWAITED: rules.REHEARSE_NEVER_AWAITED,
 }
+
+_UNAVOIDABLE = frozenset({ROWS_OF_EXPERTS})
+"""What the host has to read in an action: sizes that the routing of tokens decides."""
 
 _Found = tuple[Rule, str]
 """A rule that is broken, and how."""
@@ -137,7 +141,11 @@ def _rehearsed(plan: Plan, ranks: Sequence[int], workers: int) -> Iterator[RankR
 def _faults_of(rank: RankRehearsal) -> Iterator[_Found]:
     """Yield what is wrong with one rank, each thing once."""
     yield from ((_RULES[one.rule], one.text) for one in rank.misuses)
-    reads = (one for one in rank.entries if isinstance(one, HostRead) and one.task)
+    reads = (
+        one
+        for one in rank.entries
+        if isinstance(one, HostRead) and one.task and one.what not in _UNAVOIDABLE
+    )
     told = dict.fromkeys(
         f"the host waits for {one.operation} at {one.where}, in an action {one.task}"
         for one in reads

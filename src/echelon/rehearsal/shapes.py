@@ -42,7 +42,7 @@ class ShapesOnly(TorchDispatchMode):
         super().__init__()
         self.log = log
         self.memory, self.work, self.flight = MemoryMeter(), WorkCounter(), MemoryInFlight()
-        self.task = ""
+        self.task = self.reading = ""
         self._known = KnownResults()
         self._writes: dict[Any, tuple[tuple[int, ...], tuple[str, ...]]] = {}
 
@@ -113,7 +113,7 @@ class ShapesOnly(TorchDispatchMode):
         where = where_in_package()
         if self.flight.holds(tensor):
             self.flight.touched(tensor, write=False, by=operation, where=where)
-        self.log.host_read(operation, where, self.task)
+        self.log.host_read(operation, where, self.task, self.reading)
 
 
 def where_in_package() -> str:

@@ -7,7 +7,7 @@ all that it is given and of all that it makes: what a kernel of its own moves.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,11 +91,37 @@ def kernel_work(func: Any, given: Sequence[torch.Tensor], args: Any, out: Any) -
         )
     if name == "_grouped_mm":
         return name, num_bytes, _grouped_flops(positional[0], positional[1], out)
+    if name == "grouped_weight_gradient_":
+        sums, dy, x, _, fresh = positional
+        # What is overwritten is not read.
+        return name, num_bytes - int(fresh) * sums.nbytes, 2 * dy.numel() * x.shape[-1]
+    if name in _WINDOWED:
+        return name, num_bytes, _windowed_flops(name, positional, named)
     formula = flop_registry.get(func._overloadpacket)
     # Where the dtype of a product is asked for, the formula would take it for a shape.
     shaped = [one for one in positional if not isinstance(one, torch.dtype)]
     flops = 0 if formula is None else int(formula(*shaped, **named, out_val=out))
     return name, num_bytes, flops
+
+
+_WINDOWED = {"_flash_attention_forward": 2, "_flash_attention_backward": 5}
+"""Kernels of attention that are told a window, and how many products they make of each pair."""
+
+
+def _windowed_flops(name: str, positional: Sequence[Any], named: Mapping[str, Any]) -> int:
+    """Return the FLOPs of attention with a window, the most that its lengths allow.
+
+    PyTorch's table takes the sizes in another order, and knows no window; as it does, a causal mask
+    is counted as if all pairs were computed.
+    """
+    if name.endswith("backward"):
+        _, q, _, _, _, _, starts, _, _, most_k, *_ = positional
+    else:
+        q, _, _, starts, _, _, most_k, *_ = positional
+    rows = q.shape[0] if starts is not None else q.shape[0] * q.shape[1]
+    left, right = named["window_size_left"], named["window_size_right"]
+    met = most_k if left < 0 or right < 0 else min(most_k, left + right + 1)
+    return 2 * _WINDOWED[name] * rows * met * q.shape[-2] * q.shape[-1]
 
 
 def _grouped_flops(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> int:

@@ -250,7 +250,10 @@ def _in_use(path: Path, holder: Mapping[str, object]) -> EchelonError:
     )
 
 
-_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pyarrow", "cyclopts", "rich")
+_PACKAGES = (
+    *("torch", "numpy", "safetensors", "tokenizers", "pyarrow", "cyclopts", "rich"),
+    *("triton", "flash_attn_3"),
+)
 _RECORDED_PREFIXES = ("NCCL_", "GLOO_", "OMP_", "MKL_", "CUDA_", "TORCH_", "PYTORCH_", "ECHELON_")
 
 

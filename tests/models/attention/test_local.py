@@ -15,6 +15,7 @@ from echelon.models.attention.interface import (
     ScoreRule,
 )
 from echelon.models.attention.local import (
+    AttentionRule,
     LocalAttention,
     attend_tiles,
     backward_tiles,
@@ -38,9 +39,10 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _found(case: Case, soft_cap: float | None = None) -> tuple[torch.Tensor, ...]:
     """Return out, lse, dq, dk, dv of the pieces of a case."""
-    out, lse = attend_tiles(case.q, case.k, case.v, case.pieces, soft_cap).result()
+    rule = AttentionRule(soft_cap=soft_cap)
+    out, lse = attend_tiles(case.q, case.k, case.v, case.pieces, rule).result()
     attended = SavedAttention(case.q, case.k, case.v, out, lse)
-    return out, lse, *backward_tiles(case.dout, attended, case.pieces, soft_cap)
+    return out, lse, *backward_tiles(case.dout, attended, case.pieces, rule)
 
 
 def _assert_close(
@@ -79,7 +81,7 @@ def test_a_soft_cap_is_in_the_scores_and_their_gradients(runs: str, mask: str) -
 def test_autograd_gives_the_gradients(mask: str) -> None:
     one = case("zigzag, own", mask)
     leaves = [x.detach().requires_grad_() for x in (one.q, one.k, one.v)]
-    out = LocalAttention.apply(*leaves, one.pieces, None)
+    out = LocalAttention.apply(*leaves, one.pieces)
     gradients = torch.autograd.grad(out, leaves, one.dout)
     wanted, _, *wanted_gradients = expected(one)
     _assert_close(out, wanted)
@@ -96,7 +98,7 @@ def test_autograd_keeps_inputs_output_and_log_sum_exp_only() -> None:
 
     leaves = [x.detach().requires_grad_() for x in (one.q, one.k, one.v)]
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        out = LocalAttention.apply(*leaves, one.pieces, None)
+        out = LocalAttention.apply(*leaves, one.pieces)
     length, sequences, heads, _ = one.q.shape
     shapes = [*(x.shape for x in leaves), out.shape, (sequences, heads, length)]
     assert [x.shape for x in kept] == shapes
@@ -211,6 +213,8 @@ def test_one_piece_over_everything_is_neither_merged_nor_added_up(
     gradients = AttentionGradients(*(torch.ones_like(x) for x in (one.q, one.k, one.v)))
 
     class Fixed:
+        flash = None
+
         def forward(
             self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: ScoreRule
         ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,7 +15,9 @@ from echelon.core.axis import Axis
 from echelon.core.event import Event, EventList
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext, RankProgress
+from echelon.models.attention import fused, local
 from echelon.models.attention.boxes import AttentionTile
+from echelon.models.attention.fused import FusedGpuKernel
 from echelon.models.attention.tiles import tiles_between
 from echelon.models.batch import TokenBatch, positions_of
 from echelon.parallel.context import ContextAttention, attention
@@ -29,6 +31,7 @@ from echelon.parallel.transport.messages import (
     start_nccl_exchange,
 )
 from echelon.parallel.transport.recorder import Recorder
+from tests.models.attention.flash_reference import ReferenceFlash
 
 CPU = torch.device("cpu")
 
@@ -169,3 +172,20 @@ def given(gradient: Any) -> torch.Tensor:
     """Return a gradient that must be there."""
     assert isinstance(gradient, torch.Tensor)
     return gradient
+
+
+def attend_by_flash(context: RankContext, argument: tuple[Plan, Inputs]) -> Attention:
+    """Attend with the calls that a GPU gets, computed by the reference of its kernel."""
+    with asked_of_flash():
+        return attend(context, argument)
+
+
+@contextmanager
+def asked_of_flash() -> Iterator[ReferenceFlash]:
+    """Let all attention inside be calls of flash attention, and the reference compute them."""
+    flash = ReferenceFlash()
+    with (
+        patch.object(local, "kernel_for", lambda *_: FusedGpuKernel(flash)),
+        patch.object(fused, "_square", lambda *_: False),
+    ):
+        yield flash

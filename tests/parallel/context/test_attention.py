@@ -80,6 +80,23 @@ def test_values_bytes_and_pairs_are_those_of_the_reference(
         each_visible_pair_is_met_once(plan, inputs, ranks)
 
 
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("mask", [name for name in MASKS if name != "soft cap"])
+@pytest.mark.parametrize(("kind", "cp", "ulysses"), [("ring", 1, 1), *KINDS])
+def test_the_calls_for_a_gpu_are_right_by_what_they_are_told(
+    kind: ContextKind, cp: int, ulysses: int, mask: str, rank_pool: RankPool
+) -> None:
+    """Offsets, lengths and windows of every call, read as the kernel's documentation says."""
+    settings, documents = MASKS[mask]
+    plan = context_plan(kind, cp, ulysses, heads=list(HEADS)[len(mask) % 4], **settings)
+    inputs = inputs_of(plan, documents=documents)
+    ranks = rank_pool.run(context_targets.attend_by_flash, (plan, inputs), world_size=cp)
+    for name, value in reference(plan, inputs).items():
+        assert float((whole(ranks, name) - value).abs().max()) < 1e-12, name
+    if cp > 1:
+        each_visible_pair_is_met_once(plan, inputs, ranks)
+
+
 def stated(plan: Plan, cp_rank: int) -> tuple[int, int]:
     terms = context_bytes(plan, rank_part(plan, 0), cp_rank)
     by_name = [(term.name, term.each) for term in terms]

@@ -204,7 +204,9 @@ def note_arrivals(experts: ExpertParallel) -> list[list[int]]:
 
     def noted(*arguments: Any) -> Any:
         made = make(*arguments)
-        found.append(list(made.rows_by_expert))
+        counts = made.rows_by_expert
+        assert not isinstance(counts, torch.Tensor), "a CPU counts"
+        found.append(list(counts))
         return made
 
     experts._make_dispatcher = cast(Any, noted)

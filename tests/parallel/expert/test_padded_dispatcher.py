@@ -17,6 +17,8 @@ from echelon.parallel.expert.router import TokenRouting
 from echelon.parallel.expert.token_dispatcher import FlatTokenDispatcher
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder
+from echelon.rehearsal.log import HostRead, RankLog
+from echelon.rehearsal.shapes import ShapesOnly
 from tests.parallel.expert import targets as expert_targets
 from tests.parallel.expert.targets import EXPERTS, Mixed, mixture_plan, stream_of
 
@@ -148,5 +150,9 @@ def test_shapes_follow_from_the_plan_alone() -> None:
 
 
 def test_a_rehearsal_spreads_rows_evenly_where_sizes_follow_from_the_routing() -> None:
-    carrier = FlatTokenDispatcher(routed("meta"), 4, alone())
-    assert list(carrier.rows_by_expert) == [3, 3, 2, 2]
+    log = RankLog(0)
+    one = routed("meta")
+    with ShapesOnly(log):
+        carrier = FlatTokenDispatcher(one, 4, alone())
+        assert list(carrier.rows_by_expert) == [3, 3, 2, 2]
+    assert [type(entry) for entry in log.entries] == [HostRead]

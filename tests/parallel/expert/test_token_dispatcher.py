@@ -28,17 +28,17 @@ def routed(kept: list[list[bool]] | None = None) -> TokenRouting:
 
 def test_assignments_lie_by_expert_in_the_order_of_the_tokens() -> None:
     one = SortedAssignments(routed(), 4)
+    assert one.counts().tolist() == [2, 1, 3, 0]
     one.keep(6)
     assert one.slot_S.tolist() == [1, 4, 2, 0, 3, 5]
     assert one.token_S.tolist() == [0, 2, 1, 0, 1, 2]
-    assert one.counts_E.tolist() == [2, 1, 3, 0]
 
 
 def test_what_is_dropped_is_in_no_row() -> None:
     one = SortedAssignments(routed([[True, False], [False, False], [True, True]]), 4)
+    assert one.counts().tolist() == [1, 0, 2, 0]
     one.keep(3)
     assert one.slot_S.tolist() == [4, 0, 5]
-    assert one.counts_E.tolist() == [1, 0, 2, 0]
     rows_SD = torch.tensor([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]])
     assert one.add_up(rows_SD).tolist() == [[2.0, 20.0], [0.0, 0.0], [5.0, 50.0]]
     nothing = SortedAssignments(routed([[False, False]] * 3), 4)

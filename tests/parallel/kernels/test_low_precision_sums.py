@@ -45,7 +45,7 @@ def transposed(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Te
 
 
 def of_weights(dy: torch.Tensor, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    return grouped_matmul.weight_gradients(dy, x, ends, COUNTS)
+    return grouped_matmul.weight_gradients(dy, x, ends)
 
 
 def one_after_the_other(x: torch.Tensor, w_EOI: torch.Tensor) -> torch.Tensor:

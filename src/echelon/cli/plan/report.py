@@ -27,7 +27,11 @@ from echelon.core.plan import Plan
 from echelon.core.units import decimal_bytes, short_count
 from echelon.cost.bytes.terms import Pool
 from echelon.cost.seconds.unit_times import UnitTimes, unit_times_from_formulas
-from echelon.layout.context_work import attention_imbalance, scores_by_rank
+from echelon.layout.context_work import (
+    attention_imbalance,
+    attention_kernel_text,
+    scores_by_rank,
+)
 from echelon.layout.muon import STAGE_AXES
 from echelon.planner.answer.estimate import estimate_json, rate_lines, terms_beside
 from echelon.planner.lint.checks import lint, lint_rows
@@ -191,6 +195,8 @@ def _head(plan: Plan) -> Iterator[str]:
         yield f"zero     {_zero(plan)}"
     if plan.mesh.cp > 1:
         yield f"context  {_context(plan)}"
+    if plan.cluster.backend == "nccl":
+        yield f"attends  {attention_kernel_text(plan)}"
     yield from expert_lines(plan)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from echelon.config.cluster.settings import cluster_of
 from echelon.config.rules.suggestions import SettingChanges, Trial, by_distance, setting_changes
 from echelon.config.rules.violations import RuleViolation, setting_without_effect
 from echelon.config.settings.context import (
+    ATTENTION_KEY,
     CP_KEY,
     DEGREE_KEY,
     KIND_KEY,
@@ -21,8 +23,10 @@ from echelon.config.settings.context import (
 )
 from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
+from echelon.core.choices.attention_kernels import ATTENTION_KERNELS, AttendedRun, misfits
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, kinds_with_degree
 from echelon.core.rulebook.context import (
+    ATTENTION_KERNEL_TAKES,
     CONTEXT_DIVIDES_SEQUENCE,
     ULYSSES_DIVIDES_CP,
     ULYSSES_DIVIDES_HEADS,
@@ -106,6 +110,32 @@ def ulysses_divides_heads(view: View) -> Iterator[RuleViolation]:
     )
 
 
+def attention_kernel_takes(view: View) -> Iterator[RuleViolation]:
+    """Check that the kernel that is asked for takes the dtypes and heads, and that it is there."""
+    kernel = view.word(ATTENTION_KEY)
+    if kernel == "auto":
+        return
+    capped = view.has("model.soft_cap") and view.value("model.soft_cap") not in (None, "none")
+    run = AttendedRun(
+        backend=cluster_of(view).backend,
+        dtype=view.word("precision.parameters"),
+        head_dim=view.integer("model.head_dim"),
+        soft_cap=capped,
+    )
+    reasons = misfits(kernel, run)
+    if reasons:
+        works = ["auto", *(name for name in ATTENTION_KERNELS if not misfits(name, run))]
+        yield RuleViolation(
+            rule=ATTENTION_KERNEL_TAKES,
+            message=f"{ATTENTION_KEY} = {toml_text(kernel)}, but {', and '.join(reasons)}",
+            key=ATTENTION_KEY,
+            set_by=(ATTENTION_KEY, "precision.parameters", "model.head_dim", "model.soft_cap"),
+            suggestions=(
+                lambda trial: trial.first(setting_changes(ATTENTION_KEY, works), len(works)),
+            ),
+        )
+
+
 def context_kind_without_effect(view: View) -> Iterator[RuleViolation]:
     """Find how context ranks meet where there is one."""
     if view.integer(CP_KEY) == 1:
@@ -138,5 +168,10 @@ def _with_automatic_degree(view: View, change: SettingChanges) -> SettingChanges
     return change if view.is_default(DEGREE_KEY) else {**change, DEGREE_KEY: "auto"}
 
 
-CONTEXT_FINDERS = (context_divides_sequence, ulysses_divides_cp, ulysses_divides_heads)
+CONTEXT_FINDERS = (
+    context_divides_sequence,
+    ulysses_divides_cp,
+    ulysses_divides_heads,
+    attention_kernel_takes,
+)
 CONTEXT_EFFECT_FINDERS = (context_kind_without_effect, ulysses_degree_without_effect)

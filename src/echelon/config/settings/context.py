@@ -8,6 +8,7 @@ cp as their degree, those that exchange none have 1, the others what is set.
 from __future__ import annotations
 
 from math import lcm
+from typing import Any
 
 from echelon.config.cluster.settings import cluster_of
 from echelon.config.view import Unavailable, View
@@ -17,7 +18,7 @@ from echelon.core.plan import Context
 from echelon.core.rules import nearest_divisors
 
 CP_KEY, KIND_KEY, DEGREE_KEY = "mesh.cp", "context.kind", "context.ulysses_degree"
-LENGTH_KEY = "batch.sequence_length"
+LENGTH_KEY, ATTENTION_KEY = "batch.sequence_length", "context.attention"
 
 
 def read_context(view: View) -> tuple[Context, dict[str, tuple[object, str]]]:
@@ -26,7 +27,8 @@ def read_context(view: View) -> tuple[Context, dict[str, tuple[object, str]]]:
     derived: dict[str, tuple[object, str]] = {}
     if view.entry(DEGREE_KEY).value == "auto":
         derived[DEGREE_KEY] = degree, source
-    return Context(kind=kind, ulysses_degree=degree), derived
+    attention: Any = view.word(ATTENTION_KEY)
+    return Context(kind=kind, ulysses_degree=degree, attention=attention), derived
 
 
 def ulysses_degree(view: View) -> tuple[int, str]:

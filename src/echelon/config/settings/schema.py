@@ -35,6 +35,7 @@ from echelon.config.settings.value_types import (
     Text,
     setting,
 )
+from echelon.core.choices.attention_kernels import ATTENTION_KERNELS
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, PLAIN_CONTEXT_KIND
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 
@@ -143,6 +144,12 @@ _LAYOUT = (
         Integer(words=("auto",)),
         "auto",
         "with ulysses-ring: ranks that exchange heads, neighbours; the ring has cp / this many",
+    ),
+    setting(
+        "context.attention",
+        Choice(options=("auto", *ATTENTION_KERNELS)),
+        "auto",
+        "the kernel that computes attention; auto: the fastest that takes the run",
     ),
     *EXPERTS,
 )

@@ -61,3 +61,23 @@ ULYSSES_DIVIDES_CP = Rule(
     bad="ulysses_degree = 3",
     fixed="ulysses_degree = 2",
 )
+
+ATTENTION_KERNEL_TAKES = Rule(
+    id="attention-kernel-takes",
+    why="""
+    Each kernel of attention takes some dtypes, widths of heads and devices. FlashAttention and
+    cuDNN run on GPUs, in bf16 or fp16, with heads of a multiple of 8 elements, up to 256 for
+    FlashAttention and 128 for cuDNN, and have no cap on scores. "plain" takes everything. "auto",
+    the default, is the fastest kernel that takes the run; what it is, `echelon plan` says.
+    """,
+    example="""
+    [cluster]
+    preset = "8xh100"
+    [precision]
+    parameters = "%s"
+    [context]
+    attention = "cudnn"
+    """,
+    bad="fp32",
+    fixed="bf16",
+)

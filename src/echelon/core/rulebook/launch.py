@@ -63,6 +63,16 @@ ENOUGH_DEVICES = Rule(
     fixed='[cluster] preset = "laptop"      # CPU ranks over gloo',
 )
 
+FLASH_3_INSTALLED = Rule(
+    id="flash-3-installed",
+    why="""
+    `context.attention = "flash-3"` asks for FlashAttention-3. It runs on Hopper GPUs where its
+    package, flash_attn_interface, is installed, and PyTorch (2.12 or later) knows how to call it.
+    """,
+    bad='[context] attention = "flash-3"  # without the package, or on another GPU',
+    fixed='[context] attention = "auto"     # FlashAttention-3 where it is there, else -2',
+)
+
 RANK_RAISED = Rule(
     id="rank-raised",
     why="""

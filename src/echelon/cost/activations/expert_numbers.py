@@ -26,9 +26,9 @@ from echelon.layout.expert_load import (
     even_pairs,
     expert_capacity,
     experts_of,
-    kept_assignments,
     num_nodes,
     padded_slots,
+    rows_at_experts,
 )
 from echelon.layout.stage import expert_index_of
 
@@ -222,7 +222,7 @@ def _recorded(plan: Plan, rank: int, crossing: BlockPass, load: ExpertLoad) -> _
 
 def _balanced(plan: Plan) -> tuple[_Part, ...]:
     experts, ep = experts_of(plan), plan.mesh.ep
-    kept = kept_assignments(plan)
+    kept = rows_at_experts(plan)
     held, nodes = experts.num_experts // ep, num_nodes(plan)
     if plan.layout.experts.dispatch == "flat":
         stays = kept - balanced_rows(plan, ep).leaving

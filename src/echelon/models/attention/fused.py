@@ -4,11 +4,12 @@ On a CPU it takes any floating dtype, and fewer key heads than query heads as th
 mask begins at the top left, for rectangles too.
 
 On CUDA it is flash where it can, memory-efficient attention elsewhere. Flash takes float16 and
-bfloat16, and fewer key heads as they are; its causal mask begins at the bottom right, so it is
-asked for squares only. The memory-efficient kernel takes float32, a bias (a band), and causal
-rectangles from the top left; its key heads are repeated, and the gradients of the copies summed. It
-keeps the log-sum-exp of 32 rows at a time. Its bias has the dtype of the queries, in which float16
-has no number that hides every score: bands of those are computed plainly.
+bfloat16, fewer key heads as they are, and any band in one call (`flash.py`). cuDNN's takes full and
+causal squares of the same; its causal mask is asked for squares only, for it begins at the top
+left. The memory-efficient kernel takes float32, a bias (a band), and causal rectangles from the top
+left; its key heads are repeated, and the gradients of the copies summed. It keeps the log-sum-exp
+of 32 rows at a time. Its bias has the dtype of the queries, in which float16 has no number that
+hides every score: bands of those are computed plainly.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as fn
 
-from echelon.models.attention.boxes import KernelForm, kernel_form
+from echelon.models.attention.boxes import AttentionTile, KernelForm, kernel_form
+from echelon.models.attention.flash import FlashArguments, FlashAttention, window_of
 from echelon.models.attention.interface import (
     AttentionGradients,
     SavedAttention,
@@ -24,7 +26,7 @@ from echelon.models.attention.interface import (
     band_bias,
 )
 from echelon.models.attention.plain import PlainKernel
-from echelon.models.precision import LOW_PRECISION, at_least_fp32
+from echelon.models.precision import at_least_fp32
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -32,6 +34,9 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 class FusedCpuKernel:
     """Compute a piece without a soft cap on CPU."""
+
+    flash: FlashAttention | None = None
+    """What takes any band, and many documents, in one call."""
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: ScoreRule
@@ -65,38 +70,51 @@ def _mask(q: torch.Tensor, k: torch.Tensor, scores: ScoreRule) -> tuple[bool, to
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
+_cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
+_cudnn_backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
 _efficient = torch.ops.aten._scaled_dot_product_efficient_attention
 _efficient_backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward
 
 LSE_ROWS = 32  # rows
 BIAS_COLUMNS = 16  # columns
 HEAD_DIM_MULTIPLE = 8  # elements
-FLASH_MAX_HEAD_DIM = 256  # elements
 
 
 class FusedGpuKernel:
-    """Compute a piece without a soft cap on a CUDA GPU that has the `flash` kernel, or has not."""
+    """Compute a piece without a soft cap on a CUDA GPU, by flash attention where there is one."""
 
-    def __init__(self, *, flash: bool) -> None:
+    def __init__(self, flash: FlashAttention | None, *, cudnn: bool = False) -> None:
+        """Take `flash` for what it can; with `cudnn` its kernel for squares."""
         self.flash = flash
+        self._cudnn = cudnn
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: ScoreRule
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return out in the dtype of `q`, and lse in float32."""
         form, length = _form(q, k, scores), q.shape[0]
-        if form == "banded" and q.dtype == torch.float16:
-            return PlainKernel().forward(q, k, v, scores)
-        if self._takes(q, k, form):
-            q, k, v = _heads_first(q, k, v)
-            out, lse_BHT, *_ = _flash(q, k, v, 0.0, form == "causal", scale=scores.scale)
-        else:
+        if self.flash is None:
+            if form == "banded" and q.dtype == torch.float16:
+                return PlainKernel().forward(q, k, v, scores)
             bias = _bias(q, k, scores)
             heads = q.shape[2]
             q, k, v = _heads_first(q, _repeated(k, heads), _repeated(v, heads))
             out, lse_BHT, *_ = _efficient(
                 q, k, v, bias, True, 0.0, form == "causal", scale=scores.scale
             )
+        elif not _square(q, k, form):
+            q_BTHd, k_BSHd, v_BSHd = (x.transpose(0, 1) for x in (q, k, v))
+            out, lse_BHT = self.flash.forward(q_BTHd, k_BSHd, v_BSHd, _told(q, k, scores))
+            return out.transpose(0, 1), lse_BHT
+        elif self._cudnn:
+            q, k, v = _heads_first(q, k, v)
+            out, lse_BHT1, *_ = _cudnn(
+                q, k, v, None, True, 0.0, form == "causal", scale=scores.scale
+            )
+            lse_BHT = lse_BHT1.view(out.shape[:3])
+        else:
+            q, k, v = _heads_first(q, k, v)
+            out, lse_BHT, *_ = _flash(q, k, v, 0.0, form == "causal", scale=scores.scale)
         return out.permute(2, 0, 1, 3), lse_BHT[:, :, :length]
 
     def backward(
@@ -105,32 +123,59 @@ class FusedGpuKernel:
         """Return the gradients: of repeated key heads in float32, others in the dtype of `q`."""
         q, k = attended.q, attended.k
         form = _form(q, k, scores)
-        if form == "banded" and q.dtype == torch.float16:
-            return PlainKernel().backward(dout, attended, scores)
-        by_fused = _by_flash if self._takes(q, k, form) else _by_efficient
-        return by_fused(dout, attended, scores)
+        if self.flash is None:
+            if form == "banded" and q.dtype == torch.float16:
+                return PlainKernel().backward(dout, attended, scores)
+            return _by_efficient(dout, attended, scores)
+        if _square(q, k, form):
+            return _by_square(dout, attended, scores, cudnn=self._cudnn)
+        dout_BTHd, q_BTHd, k_BSHd, v_BSHd, out_BTHd = (
+            x.transpose(0, 1) for x in (dout, q, k, attended.v, attended.out.to(dout.dtype))
+        )
+        found = self.flash.backward(
+            dout_BTHd,
+            (q_BTHd, k_BSHd, v_BSHd),
+            (out_BTHd, attended.lse.contiguous()),
+            _told(q, k, scores),
+        )
+        return AttentionGradients(*(x.transpose(0, 1) for x in found))
 
-    def _takes(self, q: torch.Tensor, k: torch.Tensor, form: KernelForm) -> bool:
-        """Return whether flash attention is right for a piece."""
-        square = q.shape[0] == k.shape[0]
-        low_precision = q.dtype in LOW_PRECISION and q.shape[-1] <= FLASH_MAX_HEAD_DIM
-        return self.flash and low_precision and (form == "full" or (form == "causal" and square))
+
+def _square(q: torch.Tensor, k: torch.Tensor, form: KernelForm) -> bool:
+    """Return whether a piece is full, or causal in a square: no kernel needs a window for it."""
+    return form == "full" or (form == "causal" and q.shape[0] == k.shape[0])
 
 
-def _by_flash(
-    dout: torch.Tensor, attended: SavedAttention, scores: ScoreRule
+def _told(q: torch.Tensor, k: torch.Tensor, scores: ScoreRule) -> FlashArguments:
+    """Return what flash attention is told of a band."""
+    num_queries, num_keys = q.shape[0], k.shape[0]
+    left, right = window_of(AttentionTile(slice(0, num_queries), slice(0, num_keys), scores.band))
+    return FlashArguments(
+        scale=scores.scale, left=left, right=right, most_q=num_queries, most_k=num_keys
+    )
+
+
+def _by_square(
+    dout: torch.Tensor, attended: SavedAttention, scores: ScoreRule, *, cudnn: bool
 ) -> AttentionGradients:
     q, k = attended.q, attended.k
     causal = _form(q, k, scores) == "causal"
     tensors = _heads_first(dout, q, k, attended.v, attended.out.to(dout.dtype))
-    # Nothing is dropped, so the state of the random numbers is never read.
-    seed = torch.zeros(2, dtype=torch.uint64, device=q.device)
-    offset = torch.zeros((), dtype=torch.uint64, device=q.device)
     sizes = (None, None, q.shape[0], k.shape[0])
     lse_BHT = attended.lse.contiguous()
-    found = _flash_backward(
-        *(*tensors, lse_BHT, *sizes, 0.0, causal, seed, offset), scale=scores.scale
-    )
+    # Nothing is dropped, so the state of the random numbers is never read.
+    if cudnn:
+        seed = offset = torch.zeros((), dtype=torch.long, device=q.device)
+        found = _cudnn_backward(
+            *(*tensors, lse_BHT.unsqueeze(-1), seed, offset, None, *sizes, 0.0, causal),
+            scale=scores.scale,
+        )
+    else:
+        seed = torch.zeros(2, dtype=torch.uint64, device=q.device)
+        offset = torch.zeros((), dtype=torch.uint64, device=q.device)
+        found = _flash_backward(
+            *(*tensors, lse_BHT, *sizes, 0.0, causal, seed, offset), scale=scores.scale
+        )
     return AttentionGradients(*(x.permute(2, 0, 1, 3) for x in found))
 
 

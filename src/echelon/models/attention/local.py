@@ -8,12 +8,15 @@ is both.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
+from echelon.core.choices.attention_kernels import ATTENTION_KERNELS, AttentionKernel
 from echelon.models.attention.boxes import AttentionTile
+from echelon.models.attention.flash import flash_on
 from echelon.models.attention.fused import HEAD_DIM_MULTIPLE, FusedCpuKernel, FusedGpuKernel
 from echelon.models.attention.interface import (
     AttentionGradients,
@@ -22,23 +25,50 @@ from echelon.models.attention.interface import (
     slice_tile,
 )
 from echelon.models.attention.online_softmax import OnlineSoftmax
+from echelon.models.attention.packed import attend_packed, backward_packed, packed_calls
 from echelon.models.attention.plain import PlainKernel
+from echelon.models.precision import LOW_PRECISION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionRule:
+    """Say what a model and a plan ask of attention: a cap on scores, and a kernel."""
+
+    soft_cap: float | None = None
+    kernel: AttentionKernel = "auto"
+
+
+NO_CAP = AttentionRule()
 
 
 def kernel_for(
-    device: torch.device, dtype: torch.dtype, head_dim: int, soft_cap: float | None
+    device: torch.device, dtype: torch.dtype, head_dim: int, rule: AttentionRule = NO_CAP
 ) -> FusedCpuKernel | FusedGpuKernel | PlainKernel:
-    """Return the fastest kernel that is right; no fused one has a soft cap."""
-    if soft_cap is not None:
+    """Return the kernel that a rule asks for; of "auto", the fastest that is right.
+
+    No fused one has a soft cap.
+    """
+    if rule.soft_cap is not None or rule.kernel == "plain":
         return PlainKernel()
     if device.type == "cpu":
         return FusedCpuKernel()
     fused = dtype != torch.float64 and head_dim % HEAD_DIM_MULTIPLE == 0
-    if device.type == "meta" and fused:
-        return FusedGpuKernel(flash=True)  # what a rehearsal asks for
-    if device.type == "cuda" and torch.version.hip is None and fused:
-        return FusedGpuKernel(flash=torch.cuda.get_device_capability(device) >= (8, 0))
-    return PlainKernel()
+    on_meta = device.type == "meta"  # what a rehearsal asks for
+    if not fused or not (on_meta or (device.type == "cuda" and torch.version.hip is None)):
+        return PlainKernel()
+    has_flash = on_meta or torch.cuda.get_device_capability(device) >= (8, 0)
+    cudnn = ATTENTION_KERNELS["cudnn"]
+    if dtype in LOW_PRECISION and has_flash and head_dim <= ATTENTION_KERNELS["flash"].max_head_dim:
+        return FusedGpuKernel(
+            flash_on(device, rule.kernel),
+            cudnn=rule.kernel == "cudnn" and head_dim <= cudnn.max_head_dim,
+        )
+    return FusedGpuKernel(None)
+
+
+def takes_any_band(q: torch.Tensor, rule: AttentionRule) -> bool:
+    """Return whether a window over queries like q is one call, so that it needs no tiles."""
+    return kernel_for(q.device, q.dtype, q.shape[-1], rule).flash is not None
 
 
 def attend_tiles(
@@ -46,14 +76,18 @@ def attend_tiles(
     k: torch.Tensor,
     v: torch.Tensor,
     tiles: Sequence[AttentionTile],
-    soft_cap: float | None = None,
+    rule: AttentionRule = NO_CAP,
     into: OnlineSoftmax | None = None,
 ) -> OnlineSoftmax:
     """Return `into`, or a new merge, with the attention of q [T,B,H,hd] over k, v [S,B,K,hd]."""
     merged = OnlineSoftmax(q.shape, q.dtype, q.device) if into is None else into
-    kernel = kernel_for(q.device, q.dtype, q.shape[-1], soft_cap)
+    kernel = kernel_for(q.device, q.dtype, q.shape[-1], rule)
+    for call in packed_calls(tiles, q.shape[1]) if kernel.flash is not None else ():
+        assert kernel.flash is not None
+        attend_packed(q, k, v, call, kernel.flash, merged)
+        tiles = ()
     for piece in tiles:
-        scores = _scores(q, piece, soft_cap)
+        scores = _scores(q, piece, rule)
         merged.add(piece, *kernel.forward(*slice_tile(piece, q, k, v), scores))
     return merged
 
@@ -62,7 +96,7 @@ def backward_tiles(
     dout: torch.Tensor,
     attended: SavedAttention,
     tiles: Sequence[AttentionTile],
-    soft_cap: float | None = None,
+    rule: AttentionRule = NO_CAP,
     into: AttentionGradients | None = None,
 ) -> AttentionGradients:
     """Return `into`, or new gradients, with those of the pieces added.
@@ -71,13 +105,18 @@ def backward_tiles(
     pieces or others. New gradients of several pieces are in at least float32.
     """
     q, k, v = attended.q, attended.k, attended.v
-    kernel = kernel_for(q.device, q.dtype, q.shape[-1], soft_cap)
+    kernel = kernel_for(q.device, q.dtype, q.shape[-1], rule)
     if into is None and len(tiles) == 1 and tiles[0].covers(q.shape[0], k.shape[0]):
-        return kernel.backward(dout, attended, _scores(q, tiles[0], soft_cap))
-    total = AttentionGradients.zeros(q, k, v) if into is None else into
+        return kernel.backward(dout, attended, _scores(q, tiles[0], rule))
+    total = into
+    for call in packed_calls(tiles, q.shape[1]) if kernel.flash is not None else ():
+        assert kernel.flash is not None
+        total = backward_packed(dout, attended, call, kernel.flash, total)
+        tiles = ()
+    total = AttentionGradients.zeros(q, k, v) if total is None else total
     for piece in tiles:
         rows = dout[piece.q, piece.sequences]
-        total.add(piece, kernel.backward(rows, attended.tile(piece), _scores(q, piece, soft_cap)))
+        total.add(piece, kernel.backward(rows, attended.tile(piece), _scores(q, piece, rule)))
     return total
 
 
@@ -91,12 +130,12 @@ class LocalAttention(torch.autograd.Function):
         k: torch.Tensor,
         v: torch.Tensor,
         pieces: Sequence[AttentionTile],
-        soft_cap: float | None,
+        rule: AttentionRule = NO_CAP,
     ) -> torch.Tensor:
         """Return out [T, B, H, hd] in the dtype of `q`."""
-        out, lse = attend_tiles(q, k, v, pieces, soft_cap).result()
+        out, lse = attend_tiles(q, k, v, pieces, rule).result()
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.tiles, ctx.soft_cap = pieces, soft_cap
+        ctx.tiles, ctx.rule = pieces, rule
         return out
 
     @staticmethod
@@ -104,10 +143,10 @@ class LocalAttention(torch.autograd.Function):
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of q, k and v."""
         attended = SavedAttention(*ctx.saved_tensors)
-        found = backward_tiles(dout, attended, ctx.tiles, ctx.soft_cap)
+        found = backward_tiles(dout, attended, ctx.tiles, ctx.rule)
         dq, dk, dv = found.to(attended.q.dtype)
         return dq, dk, dv, None, None
 
 
-def _scores(q: torch.Tensor, piece: AttentionTile, soft_cap: float | None) -> ScoreRule:
-    return ScoreRule(band=piece.band, scale=q.shape[-1] ** -0.5, soft_cap=soft_cap)
+def _scores(q: torch.Tensor, piece: AttentionTile, rule: AttentionRule) -> ScoreRule:
+    return ScoreRule(band=piece.band, scale=q.shape[-1] ** -0.5, soft_cap=rule.soft_cap)

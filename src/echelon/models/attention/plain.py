@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import torch
 
 from echelon.models.attention.boxes import AttentionTile
+from echelon.models.attention.flash import FlashAttention
 from echelon.models.attention.interface import (
     AttentionGradients,
     SavedAttention,
@@ -32,6 +33,9 @@ MAX_SCORES = 2**22
 
 class PlainKernel:
     """Compute any piece on any device in any dtype."""
+
+    flash: FlashAttention | None = None
+    """What takes any band, and many documents, in one call."""
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: ScoreRule

@@ -2,8 +2,9 @@
 
 The rows of a tensor hold runs of positions, one run after another. Between two runs a mask is a
 band (`core.attention_mask`); here the bands become full rectangles, causal ones (row i meets the
-columns up to i), and, at the edges of a window, small ones with a band. Each visible pair is in
-one piece, what is wholly masked in none, and every row of a piece meets a key in it.
+columns up to i), and, at the edges of a window, small ones with a band; or, for a kernel that takes
+any band, one rectangle each. Each visible pair is in one piece, what is wholly masked in none, and
+every row of a piece meets a key in it.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ def tiles_between(
     keys: tuple[PositionRun, ...],
     mask: AttentionMask,
     documents: DocumentStarts | None,
-    least_rows: int = TRAINING_PIECES.tile_rows,
+    least_rows: int | None = TRAINING_PIECES.tile_rows,
 ) -> tuple[AttentionTile, ...]:
     """Return the pieces of the rows that hold the runs `queries` and the runs `keys`.
 
-    All runs have the same step. Tiles of a window have `least_rows` or more. Where `documents` is
-    given, attention stays inside of each.
+    All runs have the same step. Tiles of a window have `least_rows` or more; None: a window is not
+    cut into tiles. Where `documents` is given, attention stays inside of each.
     """
     q_rows, k_rows = _rows(queries), _rows(keys)
     if documents is None:
@@ -70,24 +71,21 @@ def _boxes(
     k_rows: Sequence[tuple[int, PositionRun]],
     mask: AttentionMask,
     starts: tuple[int, ...],
-    least_rows: int,
+    least_rows: int | None,
 ) -> list[AttentionTile]:
     """Return the boxes of one sequence whose documents start at `starts`."""
     stop = 1 + max((run.position(run.count) for _, run in (*q_rows, *k_rows)), default=0)
     boxes: list[AttentionTile] = []
     for start, end in zip(starts, (*starts[1:], stop), strict=True):
         in_q, in_k = _inside(q_rows, start, end), _inside(k_rows, start, end)
-        boxes += [
-            box
-            for q_row, q in in_q
-            for k_row, k in in_k
-            for box in tile_box(
-                AttentionTile(
-                    slice(q_row, q_row + q.count), slice(k_row, k_row + k.count), mask.band(q, k)
-                ),
-                least_rows,
-            )
-        ]
+        for q_row, q in in_q:
+            for k_row, k in in_k:
+                rows, columns = slice(q_row, q_row + q.count), slice(k_row, k_row + k.count)
+                box = AttentionTile(rows, columns, mask.band(q, k))
+                if least_rows is None:
+                    boxes += filter(None, (box.trimmed(),))
+                else:
+                    boxes += tile_box(box, least_rows)
     return join_boxes(boxes)
 
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from echelon.core.attention_mask import AttentionMask, DocumentStarts, Placement, PositionRun
+from echelon.core.choices.attention_kernels import AttentionKernel
 from echelon.core.choices.registry import load_reference
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan
 from echelon.models.attention.boxes import AttentionTile
-from echelon.models.attention.local import LocalAttention
+from echelon.models.attention.local import AttentionRule, LocalAttention, takes_any_band
 from echelon.models.attention.tiles import tiles_between
 from echelon.models.batch import TokenBatch
 from echelon.models.piece_sizes import TRAINING_PIECES
@@ -30,16 +31,17 @@ from echelon.parallel.transport.collectives import Group
 class RingContext:
     """Hold the ring of this rank, which positions its places hold, and what a query meets there.
 
-    `store` has work for the time of a transfer; tiles of a window have `tile_rows` or more.
+    `store` has work for the time of a transfer; tiles of a window have `tile_rows` or more, and
+    None: a kernel takes it whole.
     """
 
     ring: Group
     placement: Placement
     mask: AttentionMask
     documents: DocumentStarts | None
-    soft_cap: float | None
+    rule: AttentionRule
     store: GradientStore
-    tile_rows: int = TRAINING_PIECES.tile_rows
+    tile_rows: int | None = TRAINING_PIECES.tile_rows
 
     def tiles(
         self, queries: tuple[PositionRun, ...], keys: tuple[PositionRun, ...]
@@ -65,6 +67,7 @@ class ContextAttention:
         `store` has work for the time of a transfer; tiles of a window have `tile_rows` or more.
         """
         self._tile_rows = tile_rows
+        self._kernel: AttentionKernel = plan.layout.context.attention
         self._over_places = load_reference(plan.layout.context.record.runner)
         self.ring, self.ulysses, self.store = ring, ulysses, store
         self._placement = plan.placement
@@ -85,19 +88,19 @@ class ContextAttention:
     ) -> torch.Tensor:
         """Return attention of q [T,B,H,hd] over the k, v [T,B,K,hd] of all ranks, [N, H * hd]."""
         rows = q.shape[0] * q.shape[1]
+        rule = AttentionRule(soft_cap=shape.soft_cap, kernel=self._kernel)
+        tile_rows = None if takes_any_band(q, rule) else self._tile_rows
         if not self.exchanges:
-            pieces = tiles_between(
-                batch.runs, batch.runs, shape.mask, batch.documents, self._tile_rows
-            )
-            return LocalAttention.apply(q, k, v, pieces, shape.soft_cap).reshape(rows, -1)
+            pieces = tiles_between(batch.runs, batch.runs, shape.mask, batch.documents, tile_rows)
+            return LocalAttention.apply(q, k, v, pieces, rule).reshape(rows, -1)
         ring_context = RingContext(
             ring=self.ring,
             placement=self._placed(batch),
             mask=shape.mask,
             documents=batch.documents,
-            soft_cap=shape.soft_cap,
+            rule=rule,
             store=self.store,
-            tile_rows=self._tile_rows,
+            tile_rows=tile_rows,
         )
         if self.ulysses.size > 1:
             q, k, v = PositionsToHeads.apply(q, k, v, self.ulysses, self.store)
@@ -112,7 +115,7 @@ class ContextAttention:
         if self.ring.size == 1:
             runs = ring_context.placement.ring_runs(0)
             tiles = ring_context.tiles(runs, runs)
-            return LocalAttention.apply(q, k, v, tiles, ring_context.soft_cap)
+            return LocalAttention.apply(q, k, v, tiles, ring_context.rule)
         return self._over_places.apply(q, k, v, ring_context)
 
     def _placed(self, batch: TokenBatch) -> Placement:

@@ -49,7 +49,7 @@ class GatheredAttention(torch.autograd.Function):
         kv_S2BKD = gatherer.finish()
         pieces = ring_context.tiles(ring_context.placement.ring_runs(ring.index), gatherer.runs)
         with record_ring_work(ring, "gathered.forward"):
-            merged = attend_tiles(q, kv_S2BKD[:, 0], kv_S2BKD[:, 1], pieces, ring_context.soft_cap)
+            merged = attend_tiles(q, kv_S2BKD[:, 0], kv_S2BKD[:, 1], pieces, ring_context.rule)
         out, lse = merged.result()
         ctx.save_for_backward(q, kv_T2BKD, out, lse)
         ctx.gatherer, ctx.tiles, ctx.ring_context = gatherer, pieces, ring_context
@@ -70,7 +70,7 @@ class GatheredAttention(torch.autograd.Function):
         with record_ring_work(gatherer.ring, "gathered.backward"):
             attended = SavedAttention(q, kv_S2BKD[:, 0], kv_S2BKD[:, 1], out, lse)
             into = AttentionGradients(dq, dkv_S2BKD[:, 0], dkv_S2BKD[:, 1])
-            backward_tiles(dout, attended, ctx.tiles, ring_context.soft_cap, into)
+            backward_tiles(dout, attended, ctx.tiles, ring_context.rule, into)
         dkv_T2BKD = gatherer.scatter(dkv_S2BKD, name="gathered.gradients").to(q.dtype)
         return dq.to(q.dtype), dkv_T2BKD[:, 0], dkv_T2BKD[:, 1], None
 

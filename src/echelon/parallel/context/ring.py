@@ -60,7 +60,7 @@ class RingAttention(torch.autograd.Function):
                 keys, runs = block
                 pieces = ring_context.tiles(plan.own.runs, runs)
                 with record_ring_work(ring, f"ring.forward.{step}"):
-                    attend_tiles(q, keys[:, 0], keys[:, 1], pieces, ring_context.soft_cap, merged)
+                    attend_tiles(q, keys[:, 0], keys[:, 1], pieces, ring_context.rule, merged)
             passed.finish(step)
         out, lse = merged.result()
         ctx.save_for_backward(q, kv_T2BKD, out, lse)
@@ -91,7 +91,7 @@ class RingAttention(torch.autograd.Function):
                 )
                 into = AttentionGradients(dq[rows], dkv[:, 0], dkv[:, 1])
                 pieces = ring_context.tiles(mine, runs)
-                backward_tiles(dout[rows], attended, pieces, ring_context.soft_cap, into)
+                backward_tiles(dout[rows], attended, pieces, ring_context.rule, into)
 
         everything = slice(0, q.shape[0])
         early, late = slice(0, plan.halfway), slice(plan.halfway, q.shape[0])

@@ -1,6 +1,7 @@
 """What the experts of a rank compute of the rows that arrive: one expert after the other.
 
-Where one launch does it for all of them (`grouped_matmul.py`), that is used.
+Where one launch does it for all of them (`grouped_matmul.py`), that is used; how many rows each
+expert has need not be known to the host then.
 
 The gate of a row weights the inner activation, so what comes out is weighted already: nothing of
 the outputs need be kept for the gradient of the gates. Weight gradients are put off until a
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from echelon.models.moe import Expert
-from echelon.parallel.expert.grouped_matmul import GroupedExperts
+from echelon.parallel.expert.grouped_matmul import GroupedExperts, RowCounts
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.kernels.fused import weighted_swiglu, weighted_swiglu_backward
 from echelon.parallel.kernels.matmul import matmul
@@ -35,7 +36,7 @@ class ExpertFeedForward(torch.autograd.Function):
         rows_RD: torch.Tensor,
         gates_R: torch.Tensor,
         experts: Sequence[Expert],
-        counts: Sequence[int],
+        counts: RowCounts,
         split: TensorSplit,
     ) -> torch.Tensor:
         """Return y_RD for rows that lie side by side by expert, `counts` of each."""
@@ -46,6 +47,7 @@ class ExpertFeedForward(torch.autograd.Function):
             y_RD, gate_up = ctx.grouped.forward(rows_RD, gates_R)
             ctx.save_for_backward(rows_RD, gates_R, gate_up)
             return y_RD
+        assert not isinstance(counts, torch.Tensor), "one after the other takes numbers"
         y_RD = torch.empty_like(rows_RD)
         inners: list[torch.Tensor] = []
         parts = zip(experts, _split(counts, rows_RD, gates_R, y_RD), strict=True)

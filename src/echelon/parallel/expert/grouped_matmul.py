@@ -2,7 +2,11 @@
 
 What `feed_forward.py` does one expert after the other, where that is too little work at a time.
 The kernel wants bfloat16 and rows of a multiple of 16 bytes; the matrices of the experts may lie
-anywhere, as long as they are equally far apart.
+anywhere, as long as they are equally far apart. It reads on the device where the rows of each
+expert end, so the host need not know. Of rows that lie side by side, as all do here, an expert may
+have any number, none included, and what lies beyond the last end is left out: its result is no
+number that anybody may read (`prepare_grouped_gemm_data` in PyTorch's `native/cuda`, whose checks
+of alignment are of dims that grow along a row).
 
 Shape suffixes: R rows (those of an expert side by side), E experts, I inputs, O outputs, F inner
 width, D hidden.
@@ -12,25 +16,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 
+from echelon.models.batch import start_copy
 from echelon.models.moe import Expert
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.kernels.fused import weighted_swiglu, weighted_swiglu_backward
+from echelon.parallel.kernels.grouped_gradient import add_grouped_gradient, adds_grouped_gradients
+
+RowCounts = Sequence[int] | torch.Tensor
+"""How many rows each expert has; a tensor says where those of each end, which only the device knows
+(int32)."""
 
 _GROUPED_MM: Any = getattr(torch, "_grouped_mm", None)
 """A build of PyTorch without it computes one expert after the other."""
 
 _ALIGNED_BYTES = 16
+_GENERATIONS = (9, 10)
+"""Hopper and the Blackwell of servers. On others PyTorch computes one expert after the other, and
+the host waits for the ends of the rows (`_grouped_mm_cuda` in `native/cuda`)."""
 
 
 def has_grouped_kernel(x: torch.Tensor) -> bool:
     """Return whether grouped products of tensors like x are one launch, and the faster way."""
-    on_gpu = x.is_cuda or x.is_meta  # or is rehearsed
-    return _GROUPED_MM is not None and on_gpu and x.dtype == torch.bfloat16
+    if _GROUPED_MM is None or x.dtype != torch.bfloat16:
+        return False
+    if x.is_meta:
+        return True  # what a rehearsal asks for
+    return x.is_cuda and torch.cuda.get_device_capability(x.device)[0] in _GENERATIONS
 
 
 def stacked_view(matrices: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -50,9 +67,17 @@ def stacked_view(matrices: Sequence[torch.Tensor]) -> torch.Tensor | None:
     return first.as_strided((len(matrices), *first.shape), (*gaps, first.shape[1], 1), places[0])
 
 
-def row_ends(counts: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Return where the rows of each expert end."""
-    return torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+def row_ends(counts: RowCounts, device: torch.device) -> torch.Tensor:
+    """Return where the rows of each expert end, int32; no host waits for it."""
+    if isinstance(counts, torch.Tensor):
+        return counts
+    return start_copy(torch.tensor(counts).cumsum(0, dtype=torch.int32), device)
+
+
+def ends_of(sorted_S: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """Return where the rows of each expert end, of the experts of rows in their order."""
+    every_E = torch.arange(num_experts, device=sorted_S.device)
+    return torch.searchsorted(sorted_S, every_E, right=True, out_int32=True)
 
 
 def grouped_matmul(
@@ -62,15 +87,31 @@ def grouped_matmul(
     return _GROUPED_MM(x_RI, weight_EOI.transpose(1, 2), offs=ends_E)
 
 
-def weight_gradients(
-    dy_RO: torch.Tensor, x_RI: torch.Tensor, ends_E: torch.Tensor, counts: Sequence[int]
-) -> torch.Tensor:
+def weight_gradients(dy_RO: torch.Tensor, x_RI: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
     """Return dy^T x of the rows of each expert, [E, O, I]; zero where it has none."""
     made_EOI = _GROUPED_MM(dy_RO.t(), x_RI, offs=ends_E)
-    for expert, count in enumerate(counts):
-        if not count:
-            made_EOI[expert].zero_()
-    return made_EOI
+    # That a sum of no rows is zero is no promise of the kernel.
+    empty_E = ends_E.diff(prepend=ends_E.new_zeros(1)) == 0
+    return made_EOI.masked_fill_(empty_E[:, None, None], 0)
+
+
+def _stacked_weights(
+    experts: Sequence[Expert], store: GradientStore
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return gate and up side by side, and down, of all experts; None where they are no stack."""
+    pairs = [store.matrices([one.gate.weight, one.up.weight]) for one in experts]
+    gate_up = stacked_view([one for one in pairs if one is not None])
+    down = stacked_view([one.down.weight.detach() for one in experts])
+    if gate_up is None or down is None or len(gate_up) != len(experts):
+        return None
+    return gate_up, down
+
+
+def needs_no_counts(x_RD: torch.Tensor, experts: Sequence[Expert], store: GradientStore) -> bool:
+    """Return whether the host need not know how many of the rows x each expert gets."""
+    if not len(x_RD) or not has_grouped_kernel(x_RD) or not adds_grouped_gradients(x_RD):
+        return False
+    return _stacked_weights(experts, store) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +121,7 @@ class GroupedExperts:
     experts: Sequence[Expert]
     gate_up_EOI: torch.Tensor
     down_EOI: torch.Tensor
-    counts: Sequence[int]
+    counts: RowCounts
     ends_E: torch.Tensor
 
     @classmethod
@@ -88,21 +129,19 @@ class GroupedExperts:
         cls,
         x_RD: torch.Tensor,
         experts: Sequence[Expert],
-        counts: Sequence[int],
+        counts: RowCounts,
         store: GradientStore,
     ) -> GroupedExperts | None:
         """Return them where there is a kernel, rows to compute, and stacks of matrices."""
         if not len(x_RD) or not has_grouped_kernel(x_RD):
             return None
-        pairs = [store.matrices([one.gate.weight, one.up.weight]) for one in experts]
-        gate_up = stacked_view([one for one in pairs if one is not None])
-        down = stacked_view([one.down.weight.detach() for one in experts])
-        if gate_up is None or down is None or len(gate_up) != len(experts):
+        stacks = _stacked_weights(experts, store)
+        if stacks is None:
             return None
         return cls(
             experts=experts,
-            gate_up_EOI=gate_up,
-            down_EOI=down,
+            gate_up_EOI=stacks[0],
+            down_EOI=stacks[1],
             counts=counts,
             ends_E=row_ends(counts, x_RD.device),
         )
@@ -137,25 +176,43 @@ class GroupedExperts:
         down: tuple[torch.Tensor, torch.Tensor],
         gate_up: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
-        if store.widens(self.experts[0].down.weight, down[0].dtype):
-            self._add_weights_one_by_one(store, down, gate_up)
+        widens = store.widens(self.experts[0].down.weight, down[0].dtype)
+        if widens and not isinstance(self.counts, torch.Tensor):
+            self._add_weights_one_by_one(store, self.counts, down, gate_up)
             return
-        down_EOI = weight_gradients(*down, self.ends_E, self.counts)
-        gate_up_EOI = weight_gradients(*gate_up, self.ends_E, self.counts)
-        for expert, d_down, d_gate_up in zip(self.experts, down_EOI, gate_up_EOI, strict=True):
-            d_gate, d_up = d_gate_up.chunk(2)
-            store.add(expert.down.weight, d_down)
-            store.add(expert.gate.weight, d_gate)
-            store.add(expert.up.weight, d_up)
+        for groups, (dy, x) in (
+            ([[one.down.weight] for one in self.experts], down),
+            ([[one.gate.weight, one.up.weight] for one in self.experts], gate_up),
+        ):
+            store.add_stack(groups, partial(_add_to_stack, dy, x, self.ends_E))
 
     def _add_weights_one_by_one(
         self,
         store: GradientStore,
+        counts: Sequence[int],
         down: tuple[torch.Tensor, torch.Tensor],
         gate_up: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
         """Add each expert's product where it adds up: the grouped kernel gives bf16 alone."""
-        parts = (one.split(list(self.counts)) for one in (*down, *gate_up))
+        parts = (one.split(list(counts)) for one in (*down, *gate_up))
         for expert, dy, inner, dgate_up, x in zip(self.experts, *parts, strict=True):
             store.add_matmul([expert.down.weight], dy, inner)
             store.add_matmul([expert.gate.weight, expert.up.weight], dgate_up, x)
+
+
+def _add_to_stack(
+    dy_RO: torch.Tensor,
+    x_RI: torch.Tensor,
+    ends_E: torch.Tensor,
+    sums: Sequence[torch.Tensor],
+    fresh: bool,
+) -> None:
+    """Add the gradient of each expert to its sum; they lie as far apart as the matrices do."""
+    sum_EOI = stacked_view(sums)
+    assert sum_EOI is not None, "gradients lie in their buckets as the values do"
+    if sum_EOI.dtype != x_RI.dtype:
+        add_grouped_gradient(sum_EOI, dy_RO, x_RI, ends_E, fresh=fresh)
+    elif fresh:
+        sum_EOI.copy_(weight_gradients(dy_RO, x_RI, ends_E))
+    else:
+        sum_EOI.add_(weight_gradients(dy_RO, x_RI, ends_E))

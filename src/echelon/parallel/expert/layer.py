@@ -33,6 +33,7 @@ from echelon.models.mixture_reference import token_numbers
 from echelon.models.moe import MixtureOfExperts
 from echelon.parallel.expert.balance import Balancer
 from echelon.parallel.expert.feed_forward import ExpertFeedForward
+from echelon.parallel.expert.grouped_matmul import needs_no_counts
 from echelon.parallel.expert.padded_dispatcher import PaddedTokenDispatcher
 from echelon.parallel.expert.router import RoutedTokens, Router, TokenRouting
 from echelon.parallel.expert.token_dispatcher import AwaitRows, FlatTokenDispatcher
@@ -127,9 +128,16 @@ class _Finish(torch.autograd.Function):
 
 
 def make_dispatcher(
-    plan: Plan, groups: RankGroups, routed: TokenRouting, tokens: RoutedTokens
+    plan: Plan,
+    groups: RankGroups,
+    routed: TokenRouting,
+    tokens: RoutedTokens,
+    counted_by_host: bool,
 ) -> TokenDispatcher:
-    """Return what carries tokens that are routed so, some of those that `tokens` tells of."""
+    """Return what carries tokens that are routed so, some of those that `tokens` tells of.
+
+    The host learns how many rows each expert has where it must, or where experts ask for it.
+    """
     experts, layout = plan.model.experts, plan.layout.experts
     assert experts is not None, "a dense model dispatches nothing"
     num_experts = experts.num_experts
@@ -144,7 +152,9 @@ def make_dispatcher(
             (even_pairs(plan, across.size) // layout.chunks, rows),
         )
     if not layout.padded:
-        return FlatTokenDispatcher(routed, num_experts, groups.expert, rows)
+        return FlatTokenDispatcher(
+            routed, num_experts, groups.expert, even_rows=rows, counted_by_host=counted_by_host
+        )
     room = plan.mathematics.balance.capacity(tokens.length, num_experts, experts.top_k)
     assert room is not None, "without a capacity there is no size to pad to"
     slots = slots_per_expert(len(routed.chosen_nK), tokens.num_sequences, room)
@@ -207,12 +217,13 @@ class ExpertParallel:
         store, held = self._split.store, mixture.held()
         num_chunks = self._layout.chunks
         parts = _chunks(x_mD, routed, num_chunks)
+        counted_by_host = not needs_no_counts(x_mD, held, store)
         all_in_flight: list[_TokensInFlight] = []
         edges: list[torch.Tensor] = []
 
         def depart() -> None:
             x, one = parts[len(all_in_flight)]
-            dispatcher = self._make_dispatcher(one, tokens)
+            dispatcher = self._make_dispatcher(one, tokens, counted_by_host)
             all_in_flight.append(_TokensInFlight(dispatcher, store))
             edges.append(_Start.apply(x, one.gates_nK, all_in_flight[-1], "dispatch"))
 

@@ -73,7 +73,7 @@ class AttachLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy_nK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         """Return the gradient of the gates, and that of the loss: its scale."""
-        return dy_nK, torch.tensor(ctx.scale, dtype=ctx.dtype, device=ctx.device), None
+        return dy_nK, torch.full((), ctx.scale, dtype=ctx.dtype, device=ctx.device), None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

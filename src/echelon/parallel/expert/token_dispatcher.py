@@ -14,6 +14,10 @@ experts, combine, and so is backward. Assignments are sorted by expert once; wha
 arranged so that the rows of an expert lie side by side, in the order of the ranks that they come
 from.
 
+Alone (ep = 1) nothing is sent, so sizes need not be known: where experts take rows that only the
+device counts (`grouped_matmul.py`), all assignments are rows then, those that are dropped behind
+the last expert.
+
 Shape suffixes: n tokens of this rank, K experts of a token, S assignments that leave, R rows that
 arrive, D hidden, E experts.
 """
@@ -27,12 +31,16 @@ import torch
 from torch.nn import functional as fn
 
 from echelon.models.routing import counts_of
+from echelon.parallel.expert.grouped_matmul import RowCounts, ends_of
 from echelon.parallel.expert.router import TokenRouting
 from echelon.parallel.transport.collectives import Group, Pending
 
 AwaitRows = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]
 """Wait for rows, and for the number that goes with each where there is one."""
 
+
+ROWS_OF_EXPERTS = "the rows of experts"
+"""What the host reads where sizes follow from the routing."""
 
 Transfer = tuple[Callable[[], torch.Tensor], Pending]
 """What arranges the rows that come, once the other is awaited."""
@@ -65,16 +73,34 @@ class SortedAssignments:
     """
 
     def __init__(self, routed: TokenRouting, num_experts: int) -> None:
-        """Sort the assignments, what is dropped last, and count the rows of each expert."""
+        """Sort the assignments, what is dropped last."""
         self.num_tokens, self.top_k = routed.chosen_nK.shape
+        self._num_experts = num_experts
         experts_S = routed.chosen_nK.reshape(-1)
         self._kept_nK = routed.kept_nK
-        if self._kept_nK is None:
-            self.counts_E = counts_of(experts_S, num_experts)
-        else:
+        if self._kept_nK is not None:
             experts_S = experts_S.masked_fill(~self._kept_nK.reshape(-1), num_experts)
-            self.counts_E = counts_of(experts_S, num_experts + 1)[:num_experts].clone()
-        self.slot_S = experts_S.argsort(stable=True)
+        self._experts_S, self.slot_S = experts_S.sort(stable=True)
+        self.dropped_S: torch.Tensor | None = None
+
+    def counts(self) -> torch.Tensor:
+        """Return how many rows each expert gets, int64 [E]."""
+        size = self._num_experts
+        if self._kept_nK is None:
+            return counts_of(self._experts_S, size)
+        return counts_of(self._experts_S, size + 1)[:size].clone()
+
+    def keep_all(self) -> torch.Tensor:
+        """Take all assignments for rows; return where those of each expert end, int32 [E].
+
+        Behind the last end is what is dropped: `dropped_S`, if there may be any.
+        """
+        ends_E = ends_of(self._experts_S, self._num_experts)
+        if self._kept_nK is not None:
+            self.dropped_S = self._experts_S == self._num_experts
+            self._kept_nK = None
+        self.keep(len(self.slot_S))
+        return ends_E
 
     def keep(self, count: int) -> None:
         """Learn that `count` assignments are kept, and find the rows of each token once."""
@@ -89,6 +115,14 @@ class SortedAssignments:
             counts_n = self._kept_nK.sum(1)
             self._starts_n = counts_n.cumsum(0) - counts_n
         self._kept_nK = None
+        del self._experts_S
+
+    def without_dropped(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return rows, or numbers that go with them, with zeros for what is dropped."""
+        if self.dropped_S is None:
+            return rows
+        dropped = self.dropped_S if rows.dim() == 1 else self.dropped_S[:, None]
+        return rows.masked_fill(dropped, 0)
 
     def add_up(self, rows_SD: torch.Tensor) -> torch.Tensor:
         """Return x_nD, the sums of the rows of each token; one without rows gets zeros.
@@ -97,6 +131,7 @@ class SortedAssignments:
         """
         if not len(rows_SD):
             return rows_SD.new_zeros((len(self._starts_n), rows_SD.shape[1]))
+        rows_SD = self.without_dropped(rows_SD)
         return fn.embedding_bag(self._order_S, rows_SD, self._starts_n, mode="sum")
 
 
@@ -104,29 +139,37 @@ class FlatTokenDispatcher:
     """Send each assignment straight to the rank of its expert."""
 
     def __init__(
-        self, routed: TokenRouting, num_experts: int, group: Group, even_rows: int | None = None
+        self,
+        routed: TokenRouting,
+        num_experts: int,
+        group: Group,
+        *,
+        even_rows: int | None = None,
+        counted_by_host: bool = True,
     ) -> None:
         """Tell the others how many rows they get; every rank of the group does so together.
 
         `even_rows` are what this rank would keep in all, where the routing has no elements: by
-        default all assignments.
+        default all assignments. Who is alone need not count (`counted_by_host`).
         """
         self._group = group
         self._sorted = SortedAssignments(routed, num_experts)
-        leaving = self._sorted.counts_E.view(group.size, -1)
+        self.rows_by_expert: RowCounts
+        if group.size == 1 and not counted_by_host:
+            self.rows_by_expert = self._sorted.keep_all()
+            return
+        leaving = self._sorted.counts().view(group.size, -1)
         arriving = torch.empty_like(leaving)
         group.all_to_all(arriving, leaving, name="experts.counts").wait()
-        both = torch.stack([leaving, arriving])
-        if both.is_meta:
+        # The sizes of what follows: on a GPU the host waits for them here, and nowhere else.
+        with group.recorder.reading(ROWS_OF_EXPERTS):
+            both = torch.stack([leaving, arriving]).cpu()
+        if routed.chosen_nK.is_meta:
             rows = routed.chosen_nK.numel() if even_rows is None else even_rows
             both = _even_counts(rows, num_experts, group)
-        else:
-            # The sizes of what follows: on a GPU the host waits for them here, and nowhere else.
-            with group.recorder.reading("the rows of experts"):
-                both = both.cpu()
         self._num_sent: list[int] = both[0].sum(1).tolist()
         self._num_received: list[list[int]] = both[1].tolist()
-        self.rows_by_expert: Sequence[int] = both[1].sum(0).tolist()
+        self.rows_by_expert = both[1].sum(0).tolist()
         self._sorted.keep(sum(self._num_sent))
 
     def dispatch(
@@ -167,7 +210,7 @@ class FlatTokenDispatcher:
         if gates_S is not None:
             shape = (self._sorted.num_tokens, self._sorted.top_k)
             gates_nK = gates_S.new_zeros(shape)
-            gates_nK.view(-1)[self._sorted.slot_S] = gates_S
+            gates_nK.view(-1)[self._sorted.slot_S] = self._sorted.without_dropped(gates_S)
         return self._sorted.add_up(rows_SD), gates_nK
 
     def _all_to_all(
@@ -188,13 +231,11 @@ class FlatTokenDispatcher:
         pieces = [
             part.split(counts) for part, counts in zip(parts, self._num_received, strict=True)
         ]
-        return torch.cat(
-            [of_rank[e] for e in range(len(self.rows_by_expert)) for of_rank in pieces]
-        )
+        return torch.cat([rows for of_expert in zip(*pieces, strict=True) for rows in of_expert])
 
     def _by_rank(self, rows: torch.Tensor) -> torch.Tensor:
         """Return rows that are sorted by expert sorted by rank, then by expert."""
-        ranks, experts = range(len(self._num_received)), range(len(self.rows_by_expert))
+        ranks, experts = range(len(self._num_received)), range(len(self._num_received[0]))
         pieces = rows.split([self._num_received[r][e] for e in experts for r in ranks])
         return torch.cat([pieces[e * len(ranks) + r] for r in ranks for e in experts])
 

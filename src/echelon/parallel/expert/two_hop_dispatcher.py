@@ -33,11 +33,12 @@ hop, R rows at experts of this rank, D hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
+from echelon.parallel.expert.grouped_matmul import RowCounts
 from echelon.parallel.expert.router import TokenRouting
 from echelon.parallel.expert.token_dispatcher import (
     AwaitRows,
@@ -75,14 +76,14 @@ class TwoHopTokenDispatcher:
         num_pairs = len(choices_nK) * min(choices_nK.shape[1], across.size)
         even = even or (num_pairs, routed.chosen_nK.numel())
         self._across = FlatTokenDispatcher(
-            _routing(every_nM, reached_nM), across.size, across, even[0]
+            _routing(every_nM, reached_nM), across.size, across, even_rows=even[0]
         )
         choices_QK, _ = self._across.dispatch(choices_nK, None, name="experts.choices")()
         experts_QK = choices_QK.long() - across.index * here
         mine_QK = (experts_QK >= 0) & (experts_QK < here)
         chosen = _routing(experts_QK.clamp(0, here - 1), mine_QK)
-        self._within = FlatTokenDispatcher(chosen, here, within, even[1])
-        self.rows_by_expert: Sequence[int] = self._within.rows_by_expert
+        self._within = FlatTokenDispatcher(chosen, here, within, even_rows=even[1])
+        self.rows_by_expert: RowCounts = self._within.rows_by_expert
 
     def dispatch(
         self, x_nD: torch.Tensor, gates_nK: torch.Tensor | None, *, name: str

@@ -1,0 +1,133 @@
+"""The kernels of attention that a GPU may have, each as one record: what it takes.
+
+Every one of them returns the log-sum-exp of its scores, without which the results of pieces cannot
+be merged. What a kernel does not take is left to the next: flash attention where cuDNN's does not
+take a piece, the memory-efficient kernel in float32, plain products in float64 and with a cap on
+scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+AttentionKernel = Literal["auto", "flash", "flash-3", "cudnn", "plain"]
+
+ANY_HEAD_DIM = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionKernelRecord:
+    """Say what a kernel takes, and where it is from."""
+
+    dtypes: tuple[str, ...]
+    """Dtypes of parameters that it takes."""
+    max_head_dim: int
+    """The widest heads that it takes, in elements."""
+    head_dim_multiple: int
+    """What the width of heads is a multiple of."""
+    backends: tuple[str, ...]
+    """The backends of clusters whose devices have it."""
+    soft_cap: bool
+    """Whether it takes a cap on scores."""
+    facts: str
+    """What it does in one call, in words."""
+    source: str
+    """Where its conditions are from."""
+
+
+_LOW_PRECISION = ("bf16", "fp16")
+
+ATTENTION_KERNELS: Mapping[str, AttentionKernelRecord] = {
+    "flash": AttentionKernelRecord(
+        dtypes=_LOW_PRECISION,
+        max_head_dim=256,
+        head_dim_multiple=8,
+        backends=("nccl",),
+        soft_cap=False,
+        facts="any window, and all documents of a batch, in one call; from Ampere on",
+        source="PyTorch, aten/src/ATen/native/transformers/cuda/flash_attn; Dao, 2023",
+    ),
+    "flash-3": AttentionKernelRecord(
+        dtypes=_LOW_PRECISION,
+        max_head_dim=256,
+        head_dim_multiple=8,
+        backends=("nccl",),
+        soft_cap=False,
+        facts="as flash, on Hopper, where the package flash_attn_interface is installed",
+        source="PyTorch, torch/nn/attention/_fa3.py; Shah et al., FlashAttention-3, 2024",
+    ),
+    "cudnn": AttentionKernelRecord(
+        dtypes=_LOW_PRECISION,
+        max_head_dim=128,
+        head_dim_multiple=8,
+        backends=("nccl",),
+        soft_cap=False,
+        facts="full and causal squares; windows and documents are left to flash",
+        source="PyTorch, check_cudnn_tensor_shapes in transformers/cuda/sdp_utils.cpp",
+    ),
+    "plain": AttentionKernelRecord(
+        dtypes=("bf16", "fp16", "fp32", "fp64"),
+        max_head_dim=ANY_HEAD_DIM,
+        head_dim_multiple=1,
+        backends=("nccl", "gloo"),
+        soft_cap=True,
+        facts="products of PyTorch, a block of scores at a time, on every device",
+        source="models/attention/plain.py",
+    ),
+}
+"""By the names that `context.attention` takes; "auto" is the fastest that is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttendedRun:
+    """Say of a run what decides which kernels take its attention."""
+
+    backend: str
+    dtype: str
+    head_dim: int
+    soft_cap: bool
+
+
+def misfits(kernel: str, run: AttendedRun) -> tuple[str, ...]:
+    """Return why a kernel does not take a run, each reason with its numbers; none: it does."""
+    record, head_dim = ATTENTION_KERNELS[kernel], run.head_dim
+    found: list[str] = []
+    if run.backend not in record.backends:
+        found.append(f"it runs on {_joined(record.backends)}, and the cluster is {run.backend}")
+    if run.dtype not in record.dtypes:
+        found.append(f"it takes {_joined(record.dtypes)}, and parameters are {run.dtype}")
+    if head_dim % record.head_dim_multiple:
+        left = head_dim % record.head_dim_multiple
+        found.append(
+            f"it takes heads of a multiple of {record.head_dim_multiple} elements, and head_dim is "
+            f"{head_dim} ({head_dim} % {record.head_dim_multiple} = {left})"
+        )
+    if head_dim > record.max_head_dim:
+        found.append(
+            f"it takes heads of up to {record.max_head_dim} elements, and head_dim is {head_dim}"
+        )
+    if run.soft_cap and not record.soft_cap:
+        found.append("it has no cap on scores, and the model has one")
+    return tuple(found)
+
+
+def kernel_text(kernel: AttentionKernel, run: AttendedRun) -> str:
+    """Return what attends in a run, in words; "auto" is resolved as `models.attention` does."""
+    if kernel != "auto":
+        return f"{kernel}: {ATTENTION_KERNELS[kernel].facts}"
+    plain = f"plain: {ATTENTION_KERNELS['plain'].facts}"
+    if run.soft_cap:
+        return plain
+    if run.backend != "nccl":
+        return "flash attention of PyTorch for a CPU, a call for each piece"
+    if run.dtype == "fp64" or run.head_dim % ATTENTION_KERNELS["flash"].head_dim_multiple:
+        return plain
+    if misfits("flash", run):
+        return "memory-efficient attention of PyTorch, a call for each piece"
+    return "flash, flash-3 where it is installed: any window and all documents in one call"
+
+
+def _joined(words: tuple[str, ...]) -> str:
+    return " or ".join(words)
