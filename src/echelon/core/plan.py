@@ -36,8 +36,10 @@ RecomputePolicy = Literal["none", "selective", "full"]
 RecomputedOperator = Literal["norm", "activation", "mlp", "attention"]
 ContextKind = Annotated[str, CONTEXT_KINDS]
 Documents = Literal["joined", "separate"]
+KernelProvider = Literal["plain", "triton", "compiled"]
+FusedPiece = Literal["norm", "residual", "rotary", "swiglu", "loss"]
 
-PLAN_SCHEMA = 6  # of the written JSON
+PLAN_SCHEMA = 7  # of the written JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +224,23 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """Say what computes the pieces between products: PyTorch's operations, or one kernel for each.
+
+    Of the pieces in `fused`, each is one kernel of `provider`: of our own in Triton, or what
+    PyTorch's compiler makes of the formula. "residual" is the sum before a norm, and in backward
+    the sum of both ways around a branch, in the kernel of the norm.
+    """
+
+    provider: KernelProvider = "plain"
+    fused: tuple[FusedPiece, ...] = ()
+
+    def of(self, piece: FusedPiece) -> KernelProvider:
+        """Return what computes a piece."""
+        return self.provider if piece in self.fused else "plain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """Hold everything that can change only speed and memory."""
 
@@ -233,6 +252,7 @@ class Layout:
     recompute: Recompute = field(default_factory=Recompute)
     context: Context = field(default_factory=Context)
     experts: ExpertLayout = field(default_factory=ExpertLayout)
+    kernels: Kernels = field(default_factory=Kernels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,11 @@ def apply_plan(
     reduction = GradientReduction(plan, groups)
     store = GradientStore(reduction, pieces)
     split = TensorSplit(
-        group=groups.tensor, sequence_parallel=layout.sequence_parallel, store=store, pieces=pieces
+        group=groups.tensor,
+        sequence_parallel=layout.sequence_parallel,
+        store=store,
+        pieces=pieces,
+        kernels=layout.kernels,
     )
     context = ContextAttention(plan, groups.ring, groups.ulysses, store, tile_rows=pieces.tile_rows)
     experts = expert_parallel(plan, part, groups, split, device)

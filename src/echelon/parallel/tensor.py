@@ -25,13 +25,14 @@ Shape suffixes: N tokens, I inputs, O outputs of a layer on this rank, D hidden.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from echelon.core.plan import Kernels
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.gradients import GradientStore
@@ -45,7 +46,7 @@ class TensorSplit:
     """Say how layers are split: the group, whether the stream is split too, where gradients go.
 
     With `exchanges`, what comes next in backward sends something that weight gradients can hide.
-    `pieces` are the rows that kernels take at a time.
+    `pieces` are the rows that plain kernels take at a time, `kernels` says what is not plain.
     """
 
     group: Group
@@ -53,6 +54,7 @@ class TensorSplit:
     store: GradientStore
     exchanges: bool = False
     pieces: PieceSizes = TRAINING_PIECES
+    kernels: Kernels = field(default_factory=Kernels)
 
     @property
     def scattered(self) -> bool:

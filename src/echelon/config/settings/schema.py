@@ -139,6 +139,18 @@ _LAYOUT = (
         "with ulysses-ring: ranks that exchange heads, neighbours; the ring has cp / this many",
     ),
     *EXPERTS,
+    setting(
+        "kernels.provider",
+        Choice(options=("auto", "plain", "triton", "compiled")),
+        "auto",
+        "what computes norms, rotations and the like; auto: triton on GPUs, plain on CPUs",
+    ),
+    setting(
+        "kernels.fused",
+        ChoiceList(options=("norm", "residual", "rotary", "swiglu", "loss")),
+        "auto",
+        "the pieces that are one kernel each; auto: those that the model has",
+    ),
 )
 
 _MATHEMATICS = (
