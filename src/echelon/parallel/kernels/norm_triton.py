@@ -171,4 +171,4 @@ def rows_together(x_RD: torch.Tensor) -> torch.Tensor:
 def row_shape(width: int) -> tuple[int, int]:
     """Return the elements of a block that holds a row, a power of two, and warps for it."""
     block = 1 << max(0, width - 1).bit_length()
-    return block, max(1, min(16, block // (32 * _THREAD_ELEMENTS)))
+    return block, max(1, min(32, block // (32 * _THREAD_ELEMENTS)))

@@ -22,7 +22,7 @@ from echelon.parallel.kernels.piece_formulas import num_partial_sums, rows_of_pa
 triton: Any = import_module("triton")
 tl: Any = import_module("triton.language")
 
-_BLOCK_ELEMENTS = 2048
+_BLOCK_ELEMENTS = 1024
 """Elements of the halves of heads that a program has in registers at a time."""
 
 

@@ -29,6 +29,13 @@ _WIDE: Any = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 
 @triton.jit
+def _sigmoid(x):
+    # No exponential of a large number: it would be infinite.
+    small = tl.exp(-tl.abs(x))
+    return tl.where(x >= 0.0, 1.0, small) / (1.0 + small)
+
+
+@triton.jit
 def swiglu_kernel(
     gate_up, weights_R, y_RF, width, row_stride, WIDE: tl.constexpr, WEIGHTED: tl.constexpr
 ) -> None:
@@ -37,7 +44,7 @@ def swiglu_kernel(
     inside = column < width
     gate = tl.load(gate_up + row * row_stride + column, mask=inside, other=0.0).to(WIDE)
     up = tl.load(gate_up + row * row_stride + width + column, mask=inside, other=0.0).to(WIDE)
-    y = gate / (1.0 + tl.exp(-gate)) * up
+    y = gate * _sigmoid(gate) * up
     if WEIGHTED:
         y = y * tl.load(weights_R + row).to(WIDE)
     tl.store(y_RF + row * width + column, y.to(y_RF.dtype.element_ty), mask=inside)
@@ -53,7 +60,7 @@ def swiglu_backward_kernel(
     dy = tl.load(dy_RF + row * dy_stride + column, mask=inside, other=0.0).to(WIDE)
     gate = tl.load(gate_up + row * row_stride + column, mask=inside, other=0.0).to(WIDE)
     up = tl.load(gate_up + row * row_stride + width + column, mask=inside, other=0.0).to(WIDE)
-    sigmoid = 1.0 / (1.0 + tl.exp(-gate))
+    sigmoid = _sigmoid(gate)
     silu = gate * sigmoid
     # d silu / d gate = sigmoid + silu (1 - sigmoid)
     dgate = dy * (sigmoid + silu * (1.0 - sigmoid)) * up
@@ -84,7 +91,7 @@ def weighted_swiglu_backward_kernel(
         dy = tl.load(dy_RF + row * dy_stride + column, mask=inside, other=0.0).to(WIDE)
         gate = tl.load(gate_up + row * row_stride + column, mask=inside, other=0.0).to(WIDE)
         up = tl.load(gate_up + row * row_stride + width + column, mask=inside, other=0.0).to(WIDE)
-        sigmoid = 1.0 / (1.0 + tl.exp(-gate))
+        sigmoid = _sigmoid(gate)
         silu = gate * sigmoid
         y = silu * up
         total += dy * y
