@@ -1,4 +1,4 @@
-"""Compile every kernel in Triton for one GPU, without one: ``python -m`` this, TRITON_INTERPRET off.
+"""Compile every kernel in Triton for a GPU where there is none: run this with ``python -m``.
 
 The functions that launch kernels are called on a CPU, with a launcher in the place of each kernel
 that compiles it for the arguments that it is given. A line for each says its name and what a

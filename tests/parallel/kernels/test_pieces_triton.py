@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from echelon.cost.activations import numbers
 from echelon.models.rotary import rotary_tables
 from echelon.parallel.kernels import piece_formulas
 from tests.parallel.buckets import matrix
@@ -43,7 +44,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
         pytest.skip("Triton is not installed")
     if DEVICE.type == "cpu":
         monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(piece_formulas, "MOST_PARTIAL_SUMS", 4)
+    monkeypatch.setattr(numbers, "MOST_PARTIAL_SUMS", 4)
     return lambda name: import_module(f"echelon.parallel.kernels.{name}_triton")
 
 

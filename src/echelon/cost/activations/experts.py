@@ -244,7 +244,8 @@ def _shared(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> Oper
     inner = x.tokens * e.shared_inner * x.size
     any_shared = _any_shared(e)
     gather = x.scattered * x.whole
-    work = elementwise_max((5 - 2 * x.low_precision) * inner, 2 * inner + x.whole)
+    apart = 2 * (1 - x.low_precision) * (1 - x.fused_swiglu)
+    work = elementwise_max((3 + apart) * inner, 2 * inner + x.whole)
     deferred = flow.back.deferred
     # They run when something is in flight: the gradient, or rows, or, of whole rows, the input's.
     late = x.shared * (1 - x.scattered) * deferred

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.core.plan import DTYPE_BYTES, FusedPiece, Plan
 from echelon.cost.activations.attention_working import AttentionRowChunks, attention_working_bytes
 from echelon.cost.bytes.context.sent import kv_copies
 
@@ -38,6 +38,20 @@ PRODUCT_ROWS = 256
 
 STATISTICS_BYTES = 4
 """Statistics are in at least float32."""
+
+MOST_PARTIAL_SUMS = 512
+"""Programs among which a kernel shares out the rows of a sum (`kernels/norm_triton.py`): several
+for each unit of a large GPU."""
+
+
+def rows_of_partial_sum(num_rows: Num) -> Num:
+    """Return the rows that one partial sum of a kernel is of."""
+    return elementwise_max(1, -(-num_rows // MOST_PARTIAL_SUMS))
+
+
+def num_partial_sums(num_rows: Num) -> Num:
+    """Return how many partial sums a kernel gives of so many rows."""
+    return -(-num_rows // rows_of_partial_sum(num_rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +189,16 @@ class ActivationNumbers:
     """The most after that, backward."""
     projected: Num = 0
     """Flag: queries, keys and values side by side are kept, for attention to be made again."""
+    fused_norm: Num = 0
+    """Flag: a norm is one kernel, which works in registers."""
+    fused_rotary: Num = 0
+    """Flag: what norms and turns queries and keys is one kernel."""
+    fused_swiglu: Num = 0
+    """Flag: an activation with a gate is one kernel."""
+    fused_loss: Num = 0
+    """Flag: each pass over logits is one kernel."""
+    cut_sums: Num = 0
+    """Flag: kernels give partial sums of the gradients of vectors of weights."""
     scores: Num = 0
     """Bytes that attention keeps of its scores: none, but for trainers without a fused kernel."""
 
@@ -219,6 +243,10 @@ class ActivationNumbers:
         """
         piece = -elementwise_max(-rows, -PRODUCT_ROWS)
         return self.mixed * piece * width * STATISTICS_BYTES
+
+    def sum_bytes(self, rows: Num, width: Num) -> Num:
+        """Return the partial sums that a kernel gives of rows, beside their sum."""
+        return self.cut_sums * num_partial_sums(rows) * width * self.statistics_bytes
 
     @property
     def scattered(self) -> Num:
@@ -268,7 +296,17 @@ class ActivationNumbers:
             attend_rest=rest,
             matmul_size=size,
             mixed=int(precision.gradients != precision.parameters),
+            fused_norm=_fused(plan, "norm"),
+            fused_rotary=_fused(plan, "rotary") * (_fused(plan, "norm") or not model.qk_norm),
+            fused_swiglu=_fused(plan, "swiglu"),
+            # Logits of 8 bytes are for proofs, and have the way of a CPU.
+            fused_loss=_fused(plan, "loss") * (size < DTYPE_BYTES["fp64"]),
+            cut_sums=int(plan.layout.kernels.provider == "triton"),
         )
+
+
+def _fused(plan: Plan, piece: FusedPiece) -> int:
+    return int(plan.layout.kernels.of(piece) != "plain")
 
 
 def saved_tensors(operator: str, *rows: tuple[str, Num, str]) -> tuple[SavedTensor, ...]:

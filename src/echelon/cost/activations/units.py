@@ -107,10 +107,11 @@ def head_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
 
 def _loss_backward(x: ActivationNumbers, rows: Num, chunks: Num, *, split: bool) -> Num:
     """Return the most that the loss has in backward beside its input, `rows` tokens at a time."""
-    wide = 1 - x.low_precision
+    wide = (1 - x.low_precision) * (1 - x.fused_loss)
     numbers = x.tokens * (INDEX_BYTES + 2 * BOOL_BYTES + (3 + 3 * x.shared) * x.statistics_bytes)
     logits, stream = rows * x.vocab * x.size, rows * x.hidden * x.size
-    piece = x.low_precision * x.chunk_rows(rows, x.vocab) * x.vocab * STATISTICS_BYTES
+    narrow = x.low_precision * (1 - x.fused_loss)
+    piece = narrow * x.chunk_rows(rows, x.vocab) * x.vocab * STATISTICS_BYTES
     gathered = x.scattered * x.whole
     product = (1 - split) * x.widened_bytes(x.vocab + x.hidden, rows)
     # The input times what is left to multiply lives as long as the logits of its chunk.
@@ -118,7 +119,7 @@ def _loss_backward(x: ActivationNumbers, rows: Num, chunks: Num, *, split: bool)
     # A piece of the gradient, and its product with a factor before that is rounded.
     one = logits + elementwise_max(2 * piece, wide * stream)
     # The last chunk's product comes while dx is on its way; without a copy it has the whole input.
-    last = logits + elementwise_max(wide * stream, x.low_precision * gathered) + product
+    last = logits + elementwise_max(wide * stream, (1 - wide) * gathered) + product
     running = elementwise_max(gathered + elementwise_max(one, two), x.scattered * x.stream + last)
     return numbers + x.whole + running
 

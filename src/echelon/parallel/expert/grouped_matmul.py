@@ -17,9 +17,11 @@ from typing import Any
 
 import torch
 
+from echelon.core.plan import KernelProvider
 from echelon.models.moe import Expert
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.kernels.fused import weighted_swiglu, weighted_swiglu_backward
+from echelon.parallel.tensor import TensorSplit
 
 _GROUPED_MM: Any = getattr(torch, "_grouped_mm", None)
 """A build of PyTorch without it computes one expert after the other."""
@@ -82,6 +84,7 @@ class GroupedExperts:
     down_EOI: torch.Tensor
     counts: Sequence[int]
     ends_E: torch.Tensor
+    provider: KernelProvider
 
     @classmethod
     def from_rows(
@@ -89,12 +92,12 @@ class GroupedExperts:
         x_RD: torch.Tensor,
         experts: Sequence[Expert],
         counts: Sequence[int],
-        store: GradientStore,
+        split: TensorSplit,
     ) -> GroupedExperts | None:
         """Return them where there is a kernel, rows to compute, and stacks of matrices."""
         if not len(x_RD) or not has_grouped_kernel(x_RD):
             return None
-        pairs = [store.matrices([one.gate.weight, one.up.weight]) for one in experts]
+        pairs = [split.store.matrices([one.gate.weight, one.up.weight]) for one in experts]
         gate_up = stacked_view([one for one in pairs if one is not None])
         down = stacked_view([one.down.weight.detach() for one in experts])
         if gate_up is None or down is None or len(gate_up) != len(experts):
@@ -105,6 +108,7 @@ class GroupedExperts:
             down_EOI=down,
             counts=counts,
             ends_E=row_ends(counts, x_RD.device),
+            provider=split.kernels.of("swiglu"),
         )
 
     def forward(
@@ -112,9 +116,8 @@ class GroupedExperts:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return y_RD, and what backward needs of the inner activations."""
         gate_up = grouped_matmul(x_RD, self.gate_up_EOI, self.ends_E)
-        return grouped_matmul(
-            weighted_swiglu(gate_up, gates_R), self.down_EOI, self.ends_E
-        ), gate_up
+        inner = weighted_swiglu(gate_up, gates_R, provider=self.provider)
+        return grouped_matmul(inner, self.down_EOI, self.ends_E), gate_up
 
     def backward(
         self,
@@ -126,7 +129,9 @@ class GroupedExperts:
         x_RD, gates_R, gate_up = saved
         dgates_R = torch.empty_like(gates_R)
         dinner = grouped_matmul(dy_RD, self.down_EOI.transpose(1, 2), self.ends_E)
-        inner, dgate_up = weighted_swiglu_backward(dinner, gate_up, gates_R, dgates_R)
+        inner, dgate_up = weighted_swiglu_backward(
+            dinner, gate_up, gates_R, dgates_R, provider=self.provider
+        )
         dx_RD = grouped_matmul(dgate_up, self.gate_up_EOI.transpose(1, 2), self.ends_E)
         store.defer(lambda: self._add_weights(store, (dy_RD, inner), (dgate_up, x_RD)))
         return dx_RD, dgates_R

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from echelon.models.precision import at_least_fp32
-from echelon.parallel.kernels.piece_formulas import num_partial_sums, rows_of_partial_sum
+from echelon.parallel.kernels.piece_formulas import rows_and_sums
 
 triton: Any = import_module("triton")
 tl: Any = import_module("triton.language")
@@ -149,12 +149,13 @@ def norm_backward(
     dy_RD, x_RD = rows_together(dy_RD), rows_together(x_RD)
     around = dy_RD if around_RD is None else rows_together(around_RD)
     dx_RD = torch.empty((num_rows, width), dtype=x_RD.dtype, device=x_RD.device)
-    sums_PD = inverse.new_empty((num_partial_sums(num_rows), width))
+    rows_each, num_sums = rows_and_sums(num_rows)
+    sums_PD = inverse.new_empty((num_sums, width))
     strides = (dy_RD.stride(0), x_RD.stride(0), around.stride(0))
-    sizes = (num_rows, width, *strides, rows_of_partial_sum(num_rows))
+    sizes = (num_rows, width, *strides, rows_each)
     block, warps = row_shape(width)
     if num_rows:
-        norm_backward_kernel[(len(sums_PD),)](
+        norm_backward_kernel[(num_sums,)](
             *(dy_RD, x_RD, inverse, weight_D, around, dx_RD, sums_PD, *sizes),
             AROUND=around_RD is not None,
             BLOCK=block,

@@ -16,23 +16,16 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as fn
 
+from echelon.cost.activations.numbers import num_partial_sums, rows_of_partial_sum
 from echelon.models.precision import at_least_fp32
-
-MOST_PARTIAL_SUMS = 512
-"""Programs that a sum over rows is cut into: several for each unit of a large GPU."""
 
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Queries, keys, and the inverse root mean square of each head (empty without norms of heads)."""
 
 
-def rows_of_partial_sum(num_rows: int) -> int:
-    """Return the rows that one partial sum is of."""
-    return max(1, -(-num_rows // MOST_PARTIAL_SUMS))
-
-
-def num_partial_sums(num_rows: int) -> int:
-    """Return how many partial sums there are."""
-    return -(-num_rows // rows_of_partial_sum(num_rows))
+def rows_and_sums(num_rows: int) -> tuple[int, int]:
+    """Return the rows that one partial sum is of, and how many there are."""
+    return int(rows_of_partial_sum(num_rows)), int(num_partial_sums(num_rows))
 
 
 def partial_sums(values_RD: torch.Tensor, *, whole: bool) -> torch.Tensor:
@@ -40,8 +33,8 @@ def partial_sums(values_RD: torch.Tensor, *, whole: bool) -> torch.Tensor:
     if whole:
         return values_RD.sum(0, keepdim=True)
     num_rows = values_RD.shape[0]
-    rows = rows_of_partial_sum(num_rows)
-    padded = fn.pad(values_RD, (0, 0, 0, num_partial_sums(num_rows) * rows - num_rows))
+    rows, num_sums = rows_and_sums(num_rows)
+    padded = fn.pad(values_RD, (0, 0, 0, num_sums * rows - num_rows))
     return padded.view(-1, rows, values_RD.shape[1]).sum(1)
 
 

@@ -18,9 +18,8 @@ from torch import nn
 
 from echelon.core.plan import KernelProvider
 from echelon.parallel.gradients import GradientStore
+from echelon.parallel.kernels.piece_operators import PIECES
 from echelon.parallel.recompute import Remade
-
-_OPS: Any = torch.ops.echelon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,7 @@ class NormKernel:
     ) -> torch.Tensor:
         """Return dx, with the gradient that came `around` added; the weight's goes to the store."""
         rows = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
-        dx_RD, sums_PD = _OPS.piece_norm_backward(
+        dx_RD, sums_PD = PIECES.piece_norm_backward(
             *rows, inverse, self.weight, around, self.provider
         )
         self.store.add(self.weight, total(sums_PD))
@@ -59,7 +58,7 @@ class FusedNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, kernel: NormKernel) -> torch.Tensor:
         """Return x / rms(x) * weight; keep x and the inverse rms."""
-        y_RD, inverse = _OPS.piece_norm(
+        y_RD, inverse = PIECES.piece_norm(
             x.reshape(-1, x.shape[-1]), kernel.weight, kernel.eps, kernel.provider
         )
         ctx.save_for_backward(x, inverse)
@@ -89,7 +88,7 @@ class RemadeNorm(Remade):
         """Return the norm."""
         assert self._x is not None, "the layer that reads it runs backward once"
         one = self._kernel
-        y, self._inverse = _OPS.piece_norm(self._x, one.weight, one.eps, one.provider)
+        y, self._inverse = PIECES.piece_norm(self._x, one.weight, one.eps, one.provider)
         return y
 
     def take(self) -> torch.Tensor:
@@ -116,9 +115,9 @@ class Branch(torch.autograd.Function):
         """
         eps, provider = kernel.eps, kernel.provider
         if added_ND is None:
-            normed_ND, inverse = _OPS.piece_norm(x_ND, kernel.weight, eps, provider)
+            normed_ND, inverse = PIECES.piece_norm(x_ND, kernel.weight, eps, provider)
         else:
-            x_ND, normed_ND, inverse = _OPS.piece_add_norm(
+            x_ND, normed_ND, inverse = PIECES.piece_add_norm(
                 x_ND, added_ND, kernel.weight, eps, provider
             )
         ctx.kernel, ctx.remade, ctx.adds = kernel, remade, added_ND is not None
@@ -148,12 +147,12 @@ class FusedSwiGLU(torch.autograd.Function):
         """Return the product, [N, F], for gate and up side by side."""
         ctx.save_for_backward(gate_up)
         ctx.provider = provider
-        return _OPS.piece_swiglu(gate_up, None, provider)
+        return PIECES.piece_swiglu(gate_up, None, provider)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Return the gradient of gate and up, side by side."""
-        return _OPS.piece_swiglu_backward(dy, *ctx.saved_tensors, ctx.provider), None
+        return PIECES.piece_swiglu_backward(dy, *ctx.saved_tensors, ctx.provider), None
 
 
 class FusedRotate(torch.autograd.Function):
@@ -170,12 +169,12 @@ class FusedRotate(torch.autograd.Function):
         """Return x [T, B, heads, head_dim] turned."""
         ctx.save_for_backward(cos_TE, sin_TE)
         ctx.provider = provider
-        return _OPS.piece_rotate(x, cos_TE, sin_TE, 1, provider)
+        return PIECES.piece_rotate(x, cos_TE, sin_TE, 1, provider)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return dy turned back."""
-        turned = _OPS.piece_rotate(dy, *ctx.saved_tensors, -1, ctx.provider)
+        turned = PIECES.piece_rotate(dy, *ctx.saved_tensors, -1, ctx.provider)
         return turned, None, None, None
 
 
@@ -201,7 +200,7 @@ class FusedHeads(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return q, k, v of qkv [T, B, heads, head_dim]; v is a view, which keeps it."""
         both = kernel.num_queries + kernel.num_keys
-        q, k, inverse = _OPS.piece_heads(
+        q, k, inverse = PIECES.piece_heads(
             qkv[:, :, :both],
             kernel.num_queries,
             list(kernel.tables),
@@ -224,7 +223,7 @@ class FusedHeads(torch.autograd.Function):
             qkv, inverse = normed
             qk = qkv[:, :, : kernel.num_queries + kernel.num_keys]
             normed = [qk, inverse, *kernel.weights]
-        dqkv, sums = _OPS.piece_heads_backward(
+        dqkv, sums = PIECES.piece_heads_backward(
             [dq, dk, dv], [cos_TE, sin_TE], normed, kernel.provider
         )
         for place, weight in enumerate(kernel.weights):

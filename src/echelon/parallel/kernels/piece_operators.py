@@ -151,3 +151,6 @@ for _schema, _run in _OPERATORS.items():
     _LIBRARY.define(_schema)
     for _place in ("CPU", "CUDA", "Meta"):
         _LIBRARY.impl(_schema.partition("(")[0], _run, _place)
+
+PIECES: Any = torch.ops.echelon
+"""Where the operators are found, by the names above."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from echelon.parallel.kernels.piece_formulas import num_partial_sums, rows_of_partial_sum
+from echelon.parallel.kernels.piece_formulas import rows_and_sums
 
 triton: Any = import_module("triton")
 tl: Any = import_module("triton.language")
@@ -246,17 +246,17 @@ def heads_backward(
     positions, sequences, num_q, width = dq.shape
     num_k, num_tokens = dk.shape[2], positions * sequences
     out = dq.new_empty((positions, sequences, num_q + 2 * num_k, width))
-    of_sums = (0,) if normed is None else (num_partial_sums(num_tokens), 2, width)
-    sums = tables[0].new_empty(of_sums)
+    tokens_each, num_sums = rows_and_sums(num_tokens)
+    sums = tables[0].new_empty((0,) if normed is None else (num_sums, 2, width))
     x, inverse, *weights = normed or (dq, sums, dq, dq)
     x = _heads_together(x)
     block, half = _head_shape(width, num_q + 2 * num_k)
     strides = (stride for one in (dq, dk, dv, x) for stride in one.stride()[:3])
     sizes = (num_tokens, sequences, num_q, num_k, width // 2, *strides)
     if num_tokens:
-        heads_backward_kernel[(num_partial_sums(num_tokens),)](
+        heads_backward_kernel[(num_sums,)](
             *(dq, dk, dv, x, inverse, *_contiguous(tables), *weights, out, sums),
-            *(*sizes, rows_of_partial_sum(num_tokens)),
+            *(*sizes, tokens_each),
             NORMS=normed is not None,
             HEADS=block,
             HALF=half,
