@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -102,7 +103,8 @@ def _chunk(plan: Plan, part: _Part, *, deferred: bool) -> DispatchChunk:
         out = [each.scatter_twice(across, within, gates) for gates in (1, 0)]
         home = [each.collect_twice((across, within), tokens, gates) for gates in (0, 1)]
     width = experts.ffn // layout.expert_tp
-    rows = sum(part.by_expert)
+    rows, fused = sum(part.by_expert), plan.layout.kernels.of("swiglu") != "plain"
+    inside = partial(_inner, size, part.by_expert, fused=fused)
     return DispatchChunk(
         dispatch=out[0],
         combine=home[0],
@@ -111,20 +113,23 @@ def _chunk(plan: Plan, part: _Part, *, deferred: bool) -> DispatchChunk:
         rows=rows * row,
         gates=rows * gate,
         inner=rows * width * size,
-        forward=_inner(size, part.by_expert, backward=False, deferred=True) * width,
-        backward=_inner(size, part.by_expert, backward=True, deferred=deferred) * width,
+        forward=inside(backward=False, deferred=True) * width,
+        backward=inside(backward=True, deferred=deferred) * width,
     )
 
 
-def _inner(size: int, by_expert: tuple[int, ...], *, backward: bool, deferred: bool) -> int:
+def _inner(
+    size: int, by_expert: tuple[int, ...], *, fused: bool, backward: bool, deferred: bool
+) -> int:
     """Return the most that experts have inside, one after the other, each in float32 once.
 
     Forward, gate and up are kept; backward, the output again and both gradients where weight
-    gradients are put off.
+    gradients are put off. An activation that is one kernel has nothing in float32.
     """
     wide, low_precision = max(STATISTICS_BYTES, size), size < STATISTICS_BYTES
     grown = (3 if backward else 2) * size
-    once = size + wide * ((3 + 3 * low_precision) if backward else (1 + 2 * low_precision))
+    numbers = (3 + 3 * low_precision) if backward else (1 + 2 * low_precision)
+    once = size + (0 if fused else wide * numbers)
     most = before = 0
     for rows in by_expert:
         most = max(most, (before + rows) * grown + rows * once)

@@ -189,6 +189,8 @@ class ActivationNumbers:
     """The most after that, backward."""
     projected: Num = 0
     """Flag: queries, keys and values side by side are kept, for attention to be made again."""
+    adds_wider: Num = 0
+    """Flag: a product may add up in fp32 whatever it takes, as a GPU's library does."""
     fused_norm: Num = 0
     """Flag: a norm is one kernel, which works in registers."""
     fused_rotary: Num = 0
@@ -242,7 +244,7 @@ class ActivationNumbers:
         It widens a few of the rows of both matrices at a time, of `width` elements together.
         """
         piece = -elementwise_max(-rows, -PRODUCT_ROWS)
-        return self.mixed * piece * width * STATISTICS_BYTES
+        return self.mixed * (1 - self.adds_wider) * piece * width * STATISTICS_BYTES
 
     def sum_bytes(self, rows: Num, width: Num) -> Num:
         """Return the partial sums that a kernel gives of rows, beside their sum."""
@@ -296,6 +298,11 @@ class ActivationNumbers:
             attend_rest=rest,
             matmul_size=size,
             mixed=int(precision.gradients != precision.parameters),
+            adds_wider=int(
+                plan.cluster.backend == "nccl"
+                and precision.gradients == "fp32"
+                and size < STATISTICS_BYTES
+            ),
             fused_norm=_fused(plan, "norm"),
             fused_rotary=_fused(plan, "rotary") * (_fused(plan, "norm") or not model.qk_norm),
             fused_swiglu=_fused(plan, "swiglu"),
