@@ -250,7 +250,7 @@ def _in_use(path: Path, holder: Mapping[str, object]) -> EchelonError:
     )
 
 
-_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pyarrow", "cyclopts", "rich")
+_PACKAGES = ("torch", "triton", "numpy", "safetensors", "tokenizers", "pyarrow", "cyclopts", "rich")
 _RECORDED_PREFIXES = ("NCCL_", "GLOO_", "OMP_", "MKL_", "CUDA_", "TORCH_", "PYTORCH_", "ECHELON_")
 
 
