@@ -360,10 +360,12 @@ def _ranks(plan: Plan, subject: str | None) -> Iterator[RankRunner]:
     """
     require_trainable(plan)
     from echelon.config.rules.plan import require_offload_dir
+    from echelon.launch.kernels import require_kernels
     from echelon.launch.local.pool import RankPool
     from echelon.launch.root_cause import RankFailure
     from echelon.proof.shrink import shrink
 
+    require_kernels(plan.layout.kernels, "gloo")
     # What is proven is a small model; in float64 its slices are largest.
     require_offload_dir(shrink(plan, precision="fp64"), range(plan.mesh.world_size))
     try:

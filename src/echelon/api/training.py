@@ -97,7 +97,12 @@ def train_job(
     require_trainable(job.plan, job.sources)
     optional_package("torch", extra="train", purpose="training")
     from echelon.launch.environment import is_launched
+    from echelon.launch.kernels import require_kernels
 
+    plan = job.plan
+    require_kernels(
+        plan.layout.kernels, plan.cluster.backend, set_by=job.source_of("kernels.provider")
+    )
     return _train_joined(job, resume) if is_launched() else _train_here(job, resume, say)
 
 

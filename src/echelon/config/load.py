@@ -41,6 +41,7 @@ from echelon.config.rules.world_size import world_size_is_product
 from echelon.config.setting_layers import SettingLayers, gather_layers
 from echelon.config.settings.context import read_context
 from echelon.config.settings.experts import read_balance, read_expert_layout
+from echelon.config.settings.kernels import read_kernels
 from echelon.config.settings.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTINGS
 from echelon.config.settings.value_types import toml_text
 from echelon.config.stage_placement import place_stages, provisional_pipeline
@@ -135,6 +136,8 @@ def _build_job(view: View, cluster: Cluster) -> Job:
     derived.update(degree)
     experts, stage = read_expert_layout(view)
     derived.update(stage)
+    kernels, pieces = read_kernels(view, cluster)
+    derived.update(pieces)
     clip = view.entry("optimizer.clip_norm").value
     mathematics = Mathematics(
         model=model,
@@ -162,6 +165,7 @@ def _build_job(view: View, cluster: Cluster) -> Job:
         recompute=recompute,
         context=context,
         experts=experts,
+        kernels=kernels,
     )
     run_name = view.word("train.run_name")
     plan = Plan(name=run_name, mathematics=mathematics, layout=layout, cluster=cluster)

@@ -31,7 +31,7 @@ def plan_settings(plan: Plan) -> dict[str, object]:
     """Return every setting of a plan but those that name files, as it stands in a run.toml."""
     numbers, layout = plan.mathematics, plan.layout
     found = model_settings(plan.model) | {"train.run_name": plan.name}
-    for table in ("mesh", "zero", "recompute", "context", "experts"):
+    for table in ("mesh", "zero", "recompute", "context", "experts", "kernels"):
         found |= settings_under(table, getattr(layout, table))
     for table in ("precision", "optimizer"):
         found |= settings_under(table, getattr(numbers, table))
@@ -42,6 +42,7 @@ def plan_settings(plan: Plan) -> dict[str, object]:
         "mesh.sequence_parallel": layout.sequence_parallel,
         "mesh.tp_overlap": layout.tp_overlap,
         "recompute.operators": list(layout.recompute.operators) or "auto",
+        "kernels.fused": list(layout.kernels.fused) or "auto",
         "zero.reshard_after_forward": "always" if layout.zero.reshard_after_forward else "never",
         "zero.offload_dir": layout.zero.offload_dir or "none",
         "pipeline.schedule": layout.pipeline.schedule,

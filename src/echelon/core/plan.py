@@ -38,6 +38,8 @@ RecomputedOperator = Literal["norm", "activation", "mlp", "attention"]
 ContextKind = Annotated[str, CONTEXT_KINDS]
 Documents = Literal["joined", "separate"]
 TensorOverlapKind = Literal["none", "ring", "symmetric-memory"]
+KernelProvider = Literal["plain", "triton", "compiled"]
+FusedPiece = Literal["norm", "residual", "rotary", "swiglu", "loss"]
 
 PLAN_SCHEMA = 7  # of the written JSON
 
@@ -226,6 +228,23 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """Say what computes the pieces between products: PyTorch's operations, or one kernel for each.
+
+    Of the pieces in `fused`, each is one kernel of `provider`: of our own in Triton, or what
+    PyTorch's compiler makes of the formula. "residual" is the sum before a norm, and in backward
+    the sum of both ways around a branch, in the kernel of the norm.
+    """
+
+    provider: KernelProvider = "plain"
+    fused: tuple[FusedPiece, ...] = ()
+
+    def of(self, piece: FusedPiece) -> KernelProvider:
+        """Return what computes a piece."""
+        return self.provider if piece in self.fused else "plain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """Hold everything that can change only speed and memory."""
 
@@ -248,6 +267,8 @@ class Layout:
     """How queries meet the keys of other context ranks."""
     experts: ExpertLayout = field(default_factory=ExpertLayout)
     """How experts are held, and how tokens travel to them."""
+    kernels: Kernels = field(default_factory=Kernels)
+    """What of a block runs as one kernel, and by which library."""
 
     @property
     def tp_ring(self) -> bool:

@@ -39,6 +39,7 @@ ACCELERATE_FSDP = "ACCELERATE_USE_FSDP"
 ACCELERATE_FSDP_STRATEGY = "FSDP_SHARDING_STRATEGY"
 ACCELERATE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
 ACCELERATE_ZERO_STAGE = "ACCELERATE_DEEPSPEED_ZERO_STAGE"
+COMPILER = "CXX"
 
 VARIABLES: Mapping[str, str] = {
     RANK: "read: which rank this process is, set by torchrun; written for local ranks",
@@ -65,6 +66,7 @@ VARIABLES: Mapping[str, str] = {
     ACCELERATE_FSDP_STRATEGY: "read: the sharding that it was asked for",
     ACCELERATE_DEEPSPEED: "read: whether Accelerate was asked for DeepSpeed",
     ACCELERATE_ZERO_STAGE: "read: the ZeRO stage that it was asked for",
+    COMPILER: "read: the C++ compiler of PyTorch's compiler, where kernels are compiled on a CPU",
 }
 """Every variable, and what for."""
 

@@ -67,8 +67,11 @@ def _listen_to_block(block: Block, hear: Hear, now: list[TokenBatch]) -> list[Re
         now[:] = [inputs[1]]
         hear(f"{site}.{INPUT}", *inputs)
 
-    def after(part: str) -> Callable[[nn.Module, Any, torch.Tensor], None]:
-        return lambda _, _inputs, y_ND: hear(f"{site}.{part}", y_ND, now[0])
+    def after(part: str) -> Callable[[nn.Module, Any, Any], None]:
+        # A norm at the head of a branch gives the stream, too, which is heard elsewhere.
+        return lambda _, _inputs, y: hear(
+            f"{site}.{part}", y[1] if isinstance(y, tuple) else y, now[0]
+        )
 
     return [
         block.register_forward_pre_hook(before),

@@ -22,7 +22,7 @@ from echelon.models.batch import TokenBatch
 from echelon.models.latent import MultiHeadLatentAttention
 from echelon.models.modules import EmptyLinear, TensorShare, Weight
 from echelon.models.moe import MixtureOfExperts
-from echelon.models.operations import Operations
+from echelon.models.operations import AttentionHeads, Operations
 
 BlockRunner = Callable[["Block", torch.Tensor, TokenBatch], torch.Tensor]
 
@@ -38,12 +38,26 @@ class Norm(Weight):
 
     def forward(self, x_ND: torch.Tensor) -> torch.Tensor:
         """Return x normalised."""
+        return self.normed(x_ND)
+
+    def normed(self, x_ND: torch.Tensor) -> torch.Tensor:
+        """Return x normalised, made again in backward where that is asked for."""
         return (
             self.operations.operator("norm", self._make, x_ND) if self.again else self._make(x_ND)
         )
 
     def _make(self, x_ND: torch.Tensor) -> torch.Tensor:
         return self.operations.norm(x_ND, self.weight, self.bias, self.eps)
+
+
+class BranchNorm(Norm):
+    """The norm at the head of a branch, with the residual stream that goes around it."""
+
+    def forward(
+        self, x_ND: torch.Tensor, added_ND: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the stream, x with the output of the branch before added, and its norm."""
+        return self.operations.branch(x_ND, added_ND, self)
 
 
 class MLP(nn.Module):
@@ -112,13 +126,9 @@ class GroupedQueryAttention(nn.Module):
         head_dim = shape.head_dim
         qkv = qkv.view(batch.num_positions, batch.num_sequences, -1, head_dim)
         heads, kv_heads = self.q.out_features // head_dim, self.k.out_features // head_dim
-        q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=2)
-        if shape.qk_norm:
-            q = ops.head_norm(q, self.q_norm.weight, shape.norm_eps)
-            k = ops.head_norm(k, self.k_norm.weight, shape.norm_eps)
-        if shape.positions == "rope":
-            cos_TE, sin_TE = ops.rotary_tables(shape, batch, qkv)
-            q, k = ops.rotate(q, cos_TE, sin_TE), ops.rotate(k, cos_TE, sin_TE)
+        norms = (self.q_norm, self.k_norm) if shape.qk_norm else ()
+        own = AttentionHeads(shape=shape, num_queries=heads, num_keys=kv_heads, norms=norms)
+        q, k, v = ops.heads(qkv, own, batch)
         return ops.attend(q, k, v, shape, batch)
 
 
@@ -132,13 +142,13 @@ class Block(nn.Module):
         super().__init__()
         self.index, self.dropout, self.operations = index, shape.dropout, operations
         tp = share.tp
-        self.attention_norm = Norm(shape, operations, again=True)
+        self.attention_norm = BranchNorm(shape, operations, again=True)
         if shape.latent is None:
             self.attention = GroupedQueryAttention(shape, operations, tp)
         else:
             self.attention = MultiHeadLatentAttention(shape, shape.latent, operations, tp)
         experts = shape.layer_has_experts(index)
-        self.mlp_norm = Norm(shape, operations, again=not experts)
+        self.mlp_norm = BranchNorm(shape, operations, again=not experts)
         if experts:
             self.mlp = mixture_of_experts(shape, operations, index, share)
         else:
@@ -147,9 +157,11 @@ class Block(nn.Module):
     def forward(self, x_ND: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
         """Return the residual stream after this block, [N, D]."""
         ops, site = self.operations, f"layers.{self.index}"
-        y_ND = self.attention(self.attention_norm(x_ND), batch)
-        x_ND = ops.add(x_ND, ops.dropout(y_ND, self.dropout, f"{site}.attention", batch))
-        y_ND = self.mlp(self.mlp_norm(x_ND), batch)
+        x_ND, normed_ND = self.attention_norm(x_ND)
+        y_ND = self.attention(normed_ND, batch)
+        y_ND = ops.dropout(y_ND, self.dropout, f"{site}.attention", batch)
+        x_ND, normed_ND = self.mlp_norm(x_ND, y_ND)
+        y_ND = self.mlp(normed_ND, batch)
         return ops.add(x_ND, ops.dropout(y_ND, self.dropout, f"{site}.mlp", batch))
 
 

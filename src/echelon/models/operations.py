@@ -12,7 +12,9 @@ heads, K key/value heads, E = head_dim / 2, F inner width of the MLP, V vocabula
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -23,9 +25,33 @@ from echelon.models.attention.reference import attention_reference, visible
 from echelon.models.batch import IGNORED_LABEL, TokenBatch, positions_of
 from echelon.models.counter_random import make_key, uniform
 from echelon.models.mixture_reference import RoutingNotes, mixture_reference
+from echelon.models.modules import Weight
 from echelon.models.moe import MixtureOfExperts
 from echelon.models.precision import LOW_PRECISION, at_least_fp32, widened
 from echelon.models.rotary import rotary_tables
+
+
+class NormOfStream(Protocol):
+    """A norm at the head of a branch: a module of `models/decoder.py`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    eps: float
+    again: bool
+
+    def normed(self, x_ND: torch.Tensor) -> torch.Tensor:
+        """Return the norm of the stream."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionHeads:
+    """Say which heads a rank has of attention; `norms` are those of queries and keys, if any."""
+
+    shape: ModelShape
+    num_queries: int
+    num_keys: int
+    norms: tuple[Weight, ...] = ()
 
 
 class Operations:
@@ -80,6 +106,17 @@ class Operations:
             y = wide * scale * widened(weight)
         return y.to(x.dtype)
 
+    def branch(
+        self, x_ND: torch.Tensor, added_ND: torch.Tensor | None, norm: NormOfStream
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the residual stream at the head of a branch, and its norm, which the branch reads.
+
+        The stream is x, with the output of the branch before added, where there is one.
+        """
+        if added_ND is not None:
+            x_ND = self.add(x_ND, added_ND)
+        return x_ND, norm.normed(x_ND)
+
     def head_norm(self, x: torch.Tensor, weight: nn.Parameter, eps: float) -> torch.Tensor:
         """Return x of shape [..., head_dim] with each head normalised (QK-norm)."""
         return self.norm(x, weight, None, eps)
@@ -119,6 +156,25 @@ class Operations:
         cos, sin = cos_TE[:, None, None], sin_TE[:, None, None]
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
         return turned.to(x.dtype)
+
+    def heads(
+        self, qkv: torch.Tensor, heads: AttentionHeads, batch: TokenBatch
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return q, k, v of the projections side by side [T, B, H + 2 K, head_dim].
+
+        Queries and keys are normed and turned by their position where the model does so.
+        """
+        shape = heads.shape
+        q, k, v = qkv.split((heads.num_queries, heads.num_keys, heads.num_keys), dim=2)
+        if heads.norms:
+            q, k = (
+                self.head_norm(x, one.weight, shape.norm_eps)
+                for x, one in zip((q, k), heads.norms, strict=True)
+            )
+        if shape.positions == "rope":
+            cos_TE, sin_TE = self.rotary_tables(shape, batch, qkv)
+            q, k = self.rotate(q, cos_TE, sin_TE), self.rotate(k, cos_TE, sin_TE)
+        return q, k, v
 
     def attend(
         self,

@@ -15,10 +15,25 @@ from torch import nn
 from echelon.core.model_shape import ModelShape
 from echelon.models.batch import TokenBatch
 from echelon.models.moe import MixtureOfExperts
-from echelon.models.operations import Operations, apply_dropout
+from echelon.models.operations import (
+    AttentionHeads,
+    NormOfStream,
+    Operations,
+    apply_dropout,
+)
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.expert import ExpertParallel
 from echelon.parallel.kernels.fused import LayerNorm, RMSNorm, Rotate, SwiGLU
+from echelon.parallel.kernels.piece_functions import (
+    Branch,
+    FusedHeads,
+    FusedNorm,
+    FusedRotate,
+    FusedSwiGLU,
+    HeadsKernel,
+    NormKernel,
+    RemadeNorm,
+)
 from echelon.parallel.recompute import OperatorRecompute
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit, WholeLinear
 from echelon.parallel.transport.rows import GATHER_ROWS, SUM_GRADIENT, MoveRows
@@ -85,7 +100,32 @@ class RankOperations(Operations):
         """Return x normalised over its last dim."""
         if bias is not None:
             return LayerNorm.apply(x, (weight, bias), eps, self.split.store, self.split.pieces)
+        if self.split.kernels.of("norm") != "plain":
+            return FusedNorm.apply(x, self._norm_kernel(weight, eps))
         return RMSNorm.apply(x, weight, eps, self.split.store, self.split.pieces)
+
+    def branch(
+        self, x_ND: torch.Tensor, added_ND: torch.Tensor | None, norm: NormOfStream
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the stream at the head of a branch, and its norm, in one kernel where it may be.
+
+        Where the norm is made again in backward, the layer that reads it keeps how to.
+        """
+        if self.split.kernels.of("residual") == "plain" or norm.bias is not None:
+            return super().branch(x_ND, added_ND, norm)
+        kernel = self._norm_kernel(norm.weight, norm.eps)
+        again = norm.again and self.recompute.remakes("norm")
+        remade = RemadeNorm(kernel) if again else None
+        x_ND, normed_ND = Branch.apply(x_ND, added_ND, kernel, remade)
+        if remade is not None:
+            self.recompute.remember(normed_ND, remade)
+        return x_ND, normed_ND
+
+    def _norm_kernel(self, weight: nn.Parameter, eps: float) -> NormKernel:
+        split = self.split
+        return NormKernel(
+            weight=weight, eps=eps, provider=split.kernels.provider, store=split.store
+        )
 
     def project_in(self, x_ND: torch.Tensor, linears: Sequence[nn.Linear]) -> torch.Tensor:
         """Return the outputs of column-parallel layers side by side."""
@@ -129,7 +169,29 @@ class RankOperations(Operations):
 
     def rotate(self, x: torch.Tensor, cos_TE: torch.Tensor, sin_TE: torch.Tensor) -> torch.Tensor:
         """Return x [T, B, heads, head_dim] turned by position."""
+        provider = self.split.kernels.of("rotary")
+        if provider != "plain":
+            return FusedRotate.apply(x, cos_TE, sin_TE, provider)
         return Rotate.apply(x, cos_TE[:, None, None], sin_TE[:, None, None], self.split.pieces)
+
+    def heads(
+        self, qkv: torch.Tensor, heads: AttentionHeads, batch: TokenBatch
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return q, k, v of the projections side by side, in one kernel where it may be."""
+        split, shape = self.split, heads.shape
+        fused = split.kernels.fused
+        if "rotary" not in fused or (heads.norms and "norm" not in fused):
+            return super().heads(qkv, heads, batch)
+        kernel = HeadsKernel(
+            num_queries=heads.num_queries,
+            num_keys=heads.num_keys,
+            tables=self.rotary_tables(shape, batch, qkv),
+            provider=split.kernels.provider,
+            store=split.store,
+            weights=tuple(one.weight for one in heads.norms),
+            eps=shape.norm_eps,
+        )
+        return FusedHeads.apply(qkv, kernel)
 
     def attend(
         self,
@@ -151,6 +213,9 @@ class RankOperations(Operations):
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Return silu(gate) * up."""
+        provider = self.split.kernels.of("swiglu")
+        if provider != "plain":
+            return FusedSwiGLU.apply(gate_up, provider)
         return SwiGLU.apply(gate_up, self.split.pieces)
 
     def dropout(

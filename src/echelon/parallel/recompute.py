@@ -20,6 +20,7 @@ Backward of that layer makes it, and with it all that backward of the operator n
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
@@ -68,18 +69,26 @@ class _RecomputedBlock(torch.autograd.Function):
 _Make = Callable[[torch.Tensor], torch.Tensor]
 
 
-class _OperatorOutput:
+class Remade(ABC):
+    """What a linear layer keeps in place of its input: how to make it again, once."""
+
+    @abstractmethod
+    def make(self) -> torch.Tensor:
+        """Return the input of the layer; keep what backward of its maker needs till that runs."""
+
+
+class _OperatorOutput(Remade):
     """Make the output of an operator again, and keep what its backward needs till that runs."""
 
-    def __init__(self, make: _Make, x: torch.Tensor | _OperatorOutput) -> None:
+    def __init__(self, make: _Make, x: torch.Tensor | Remade) -> None:
         """Take the input, or what makes that."""
         self._make = make
-        self._x: torch.Tensor | _OperatorOutput | None = x
+        self._x: torch.Tensor | Remade | None = x
         self._again: tuple[torch.Tensor, GradientEdge] | None = None
 
     def make(self) -> torch.Tensor:
         """Return the output."""
-        x = self._x.make() if isinstance(self._x, _OperatorOutput) else self._x
+        x = self._x.make() if isinstance(self._x, Remade) else self._x
         assert x is not None, "the layer that reads it runs backward once"
         x = x.detach().requires_grad_()
         with torch.enable_grad():
@@ -129,29 +138,37 @@ class OperatorRecompute:
         finally:
             self._operators = before
 
+    def remakes(self, name: str) -> bool:
+        """Return whether an operator of the block at work is to be made again."""
+        return name in self._operators and torch.is_grad_enabled()
+
+    def remember(self, y: torch.Tensor, remade: Remade) -> None:
+        """Let the layer that reads y keep how it is made in its place."""
+        self._outputs[y] = remade
+
     def operator(self, name: str, make: _Make, x: torch.Tensor) -> torch.Tensor:
         """Return make(x)."""
-        if name not in self._operators or not torch.is_grad_enabled():
+        if not self.remakes(name):
             return make(x)
         output = _OperatorOutput(make, self._outputs.pop(x, x.detach()))
         y = _RecomputedOperator.apply(x, make, output)
-        self._outputs[y] = output
+        self.remember(y, output)
         return y
 
     @contextmanager
     def reads(self, x: torch.Tensor) -> Iterator[None]:
         """Let the layer inside, which reads x, keep how x is made in its place."""
-        output: _OperatorOutput | None = self._outputs.pop(x, None)
+        output: Remade | None = self._outputs.pop(x, None)
         if output is None:
             yield
             return
         storage = x.untyped_storage()._cdata
 
-        def pack(kept: torch.Tensor) -> torch.Tensor | _OperatorOutput:
+        def pack(kept: torch.Tensor) -> torch.Tensor | Remade:
             return output if kept.untyped_storage()._cdata == storage else kept
 
-        def unpack(kept: torch.Tensor | _OperatorOutput) -> torch.Tensor:
-            return kept.make() if isinstance(kept, _OperatorOutput) else kept
+        def unpack(kept: torch.Tensor | Remade) -> torch.Tensor:
+            return kept.make() if isinstance(kept, Remade) else kept
 
         with saved_tensors_hooks(pack, unpack):
             yield

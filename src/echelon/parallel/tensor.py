@@ -26,14 +26,14 @@ Shape suffixes: N tokens, I inputs, O outputs of a layer on this rank, D hidden.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from echelon.core.plan import Layout
+from echelon.core.plan import Kernels, Layout
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.gradients import GradientStore
@@ -49,7 +49,7 @@ class TensorSplit:
     """Say how layers are split: the group, whether the stream is split too, where gradients go.
 
     With `exchanges`, what comes next in backward sends something that weight gradients can hide.
-    `pieces` are the rows that kernels take at a time.
+    `pieces` are the rows that plain kernels take at a time, `kernels` says what is not plain.
     """
 
     group: Group
@@ -58,6 +58,7 @@ class TensorSplit:
     exchanges: bool = False
     pieces: PieceSizes = TRAINING_PIECES
     overlap: TensorOverlap | None = None
+    kernels: Kernels = field(default_factory=Kernels)
 
     @property
     def scattered(self) -> bool:
@@ -76,6 +77,7 @@ def tensor_split(
         sequence_parallel=layout.sequence_parallel,
         store=store,
         pieces=pieces,
+        kernels=layout.kernels,
         overlap=tensor_overlap(layout.tp_overlap),
     )
 

@@ -161,7 +161,10 @@ class VocabularyHead:
         (x_CD, dx_CD), split = streams, self.split
         logits_CV, statistics = self._logits(x_CD, labels)
         factor_C = labels.counted_C * factor
-        left_C = overwrite_with_gradient(logits_CV, statistics, labels, factor_C, split.pieces)
+        left_C = overwrite_with_gradient(
+            *(logits_CV, statistics, labels, factor_C, split.pieces),
+            provider=split.kernels.of("loss"),
+        )
         if left_C is None:
             matmul(logits_CV, self.weight_VD.t(), out=dx_CD)
         else:
@@ -181,7 +184,9 @@ class VocabularyHead:
         real = max(0, min(num_local, self.vocab - group.index * num_local))
         if real < num_local:
             logits_CV[:, real:] = float("-inf")
-        local = row_statistics(logits_CV, labels.local_C, self.split.pieces)
+        local = row_statistics(
+            logits_CV, labels.local_C, self.split.pieces, provider=self.split.kernels.of("loss")
+        )
         if group.size == 1:
             maximum_C, total_C, target_C = local
             return logits_CV, RowStatistics(

@@ -85,7 +85,8 @@ def _in_forward(engine: TrainEngine, batches: Sequence[TokenBatch]) -> NonFinite
 
     def watch(name: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
         def look(_module: nn.Module, _inputs: object, output: object) -> None:
-            if isinstance(output, torch.Tensor) and not output.isfinite().all():
+            made: tuple[object, ...] = output if isinstance(output, tuple) else (output,)
+            if any(isinstance(one, torch.Tensor) and not one.isfinite().all() for one in made):
                 tell(name)
 
         return module.register_forward_hook(look)

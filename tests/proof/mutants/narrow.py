@@ -120,10 +120,10 @@ def softmax_without_its_maximum(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     statistics = vocabulary.row_statistics
 
     def unshifted(
-        logits_NV: torch.Tensor, local_N: torch.Tensor, pieces: PieceSizes
+        logits_NV: torch.Tensor, local_N: torch.Tensor, pieces: PieceSizes, **rest: Any
     ) -> torch.Tensor:
         wide = logits_NV.float().exp().sum(1) if logits_NV.dtype in _NARROW else None
-        found = statistics(logits_NV, local_N, pieces)
+        found = statistics(logits_NV, local_N, pieces, **rest)
         if wide is not None:
             found[0], found[1] = 0.0, wide
         return found

@@ -40,11 +40,13 @@ def calibrate_model(
     optional_package("torch", extra="train", purpose="measuring a model")
     import torch
 
+    from echelon.launch.kernels import require_kernels
     from echelon.launch.process_group import require_devices
     from echelon.training.measure.unit_times import measure_units
 
     backend = job.plan.cluster.backend
     require_devices(backend, 1, set_by=job.source_of("cluster.preset"))
+    require_kernels(job.plan.layout.kernels, backend, set_by=job.source_of("kernels.provider"))
     device = torch.device("cuda" if backend == "nccl" else "cpu")
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, int(num_usable_cores()) // job.plan.mesh.world_size))

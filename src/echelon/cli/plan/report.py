@@ -198,6 +198,10 @@ def _head(plan: Plan) -> Iterator[str]:
     if plan.cluster.backend == "nccl":
         yield f"attends  {attention_kernel_text(plan)}"
     yield from expert_lines(plan)
+    if layout.kernels.fused:
+        yield f"kernels  {layout.kernels.provider}: {', '.join(layout.kernels.fused)}"
+    elif plan.cluster.backend == "nccl":
+        yield "kernels  plain: PyTorch's operations, one after the other"
 
 
 def _numbers(plan: Plan) -> str:

@@ -14,6 +14,7 @@ from echelon.config.rules.experts.balance import (
 )
 from echelon.config.rules.experts.dispatch import DISPATCH_FINDERS
 from echelon.config.rules.experts.mesh import EXPERT_MESH_FINDERS
+from echelon.config.rules.kernels import KERNEL_FINDERS, fused_pieces
 from echelon.config.rules.mesh import MESH_FINDERS, TENSOR_FINDERS, mesh_settings_without_effect
 from echelon.config.rules.model import MODEL_FINDERS, experts_enough, gate_is_built
 from echelon.config.rules.model_parts import PART_FINDERS
@@ -43,6 +44,7 @@ FINDERS: tuple[ViolationFinder, ...] = (
     *CONTEXT_EFFECT_FINDERS,
     pipeline_settings_without_effect,
     *RECOMPUTE_FINDERS,
+    *KERNEL_FINDERS,
     *OPTIMIZER_FINDERS,
     *PRECISION_FINDERS,
     *RUN_FINDERS,
@@ -56,6 +58,7 @@ PLAN_FINDERS: tuple[ViolationFinder, ...] = (
     gate_is_built,
     experts_enough,
     recomputed_operators,
+    fused_pieces,
     *TENSOR_FINDERS,
     *EXPERT_FINDERS,
     expert_settings_of_dense_model,

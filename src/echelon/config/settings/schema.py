@@ -152,6 +152,18 @@ _LAYOUT = (
         "the kernel that computes attention; auto: the fastest that takes the run",
     ),
     *EXPERTS,
+    setting(
+        "kernels.provider",
+        Choice(options=("auto", "plain", "triton", "compiled")),
+        "auto",
+        "what computes norms, rotations and the like; auto: triton on GPUs, plain on CPUs",
+    ),
+    setting(
+        "kernels.fused",
+        ChoiceList(options=("norm", "residual", "rotary", "swiglu", "loss")),
+        "auto",
+        "the pieces that are one kernel each; auto: those that the model has",
+    ),
 )
 
 _MATHEMATICS = (

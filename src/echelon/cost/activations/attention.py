@@ -114,7 +114,9 @@ def _heads(x: ActivationNumbers, branch: ResidualBranch) -> OperatorMemory:
     statistics = x.qk_norm * x.tokens * (x.heads + x.kv_heads) * x.statistics_bytes
     piece = x.chunk_rows(x.tokens, x.heads * x.head_dim) * x.heads * x.head_dim * x.statistics_bytes
     forward = both + statistics + (x.rope + x.qk_norm) * turned
-    forward = forward + queries_are_copied(x) * x.low_precision * piece
+    # One kernel has no pieces, and writes the gradients of all three side by side.
+    several = 1 - x.fused_rotary
+    forward = forward + several * queries_are_copied(x) * x.low_precision * piece
     # Gradients are turned back and normed one after the other, keys first, then put side by side.
     turning = both + x.queries + x.low_precision * 2 * piece
     wide = 1 - x.low_precision
@@ -126,7 +128,9 @@ def _heads(x: ActivationNumbers, branch: ResidualBranch) -> OperatorMemory:
     # What comes from attention as one piece is taken as it is.
     fewer = is_positive(x.heads - x.kv_heads)
     joined = (1 + elementwise_max(queries_are_copied(x), fewer, x.ring, x.exchanged)) * both
-    work = elementwise_max(joined, queries_are_copied(x) * turning, x.qk_norm * norming)
+    apart = elementwise_max(queries_are_copied(x) * turning, x.qk_norm * norming)
+    sums = x.fused_rotary * x.qk_norm * x.sum_bytes(x.tokens, 2 * x.head_dim)
+    work = elementwise_max(joined + sums, several * apart)
     weights = x.qk_norm * 2 * x.head_dim * x.statistics_bytes
     return branch.around(
         x,

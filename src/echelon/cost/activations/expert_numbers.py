@@ -152,7 +152,8 @@ def _inner(plan: Plan, by_expert: tuple[int, ...], *, backward: bool, deferred: 
     """Return the most that experts have inside for a column, one after the other.
 
     Forward, gate and up are kept; backward, the output again and both gradients where weight
-    gradients are put off. A chunk of rows of each is in float32 once.
+    gradients are put off. A chunk of rows of each is in float32 once; an activation that is one
+    kernel has nothing in float32.
     """
     size = DTYPE_BYTES[plan.mathematics.precision.parameters]
     width = experts_of(plan).ffn // plan.layout.experts.expert_tp
@@ -160,7 +161,9 @@ def _inner(plan: Plan, by_expert: tuple[int, ...], *, backward: bool, deferred: 
     chunk = max(1, (GPU_CHUNK_ELEMENTS if on_gpu else CACHE_ELEMENTS) // (2 * width))
     wide, low_precision = max(STATISTICS_BYTES, size), size < STATISTICS_BYTES
     grown = (3 if backward else 2) * size
-    once = wide * ((3 + 3 * low_precision) if backward else (1 + 2 * low_precision))
+    fused = plan.layout.kernels.of("swiglu") != "plain"
+    numbers = (3 + 3 * low_precision) if backward else (1 + 2 * low_precision)
+    once = 0 if fused else wide * numbers
     most = before = 0
     for rows in by_expert:
         most = max(most, (before + rows) * grown + rows * size + min(rows, chunk) * once)

@@ -245,7 +245,8 @@ def _shared(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> Oper
     any_shared = _any_shared(e)
     gather = x.scattered * x.whole
     made = x.summed_bytes(x.whole) - x.scattered * x.stream
-    work = elementwise_max((5 - 2 * x.low_precision) * inner, 2 * inner + made)
+    apart = 2 * (1 - x.low_precision) * (1 - x.fused_swiglu)
+    work = elementwise_max((3 + apart) * inner, 2 * inner + made)
     deferred = flow.back.deferred
     # They run when something is in flight: the gradient, or rows, or, of whole rows, the input's.
     late = x.shared * (1 - x.scattered) * deferred

@@ -122,11 +122,13 @@ def _narrow_norm(
     vector_bytes, statistics = x.rows * rank * x.size, x.rows * x.statistics_bytes
     piece = x.chunk_rows(x.rows, rank) * rank * x.statistics_bytes
     weights = rank * x.statistics_bytes
-    forward = vector_bytes + statistics + x.low_precision * (piece + weights)
+    pieces = 1 - x.fused_norm
+    forward = vector_bytes + statistics + pieces * x.low_precision * (piece + weights)
     work = (
-        vector_bytes * (2 + 2 * (1 - x.low_precision))
+        vector_bytes * (2 + 2 * pieces * (1 - x.low_precision))
         + weights
-        + x.low_precision * (3 * piece + weights)
+        + pieces * x.low_precision * (3 * piece + weights)
+        + x.fused_norm * x.sum_bytes(x.rows, rank)
     )
     return branch.around(
         x,

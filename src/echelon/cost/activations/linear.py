@@ -125,11 +125,12 @@ def norm_operator(
     times = 1 + x.layer_norm
     statistics, vectors = times * x.rows * x.statistics_bytes, times * x.hidden * x.statistics_bytes
     piece = x.chunk_rows(x.rows, x.hidden) * x.hidden * x.statistics_bytes
-    wide, plain = 1 - x.low_precision, 1 - x.layer_norm
-    forward = 2 * x.stream + statistics + x.low_precision * (piece * times + vectors)
-    work = x.stream * (2 + 2 * wide * plain) + vectors
-    work = work + x.rows * x.statistics_bytes * plain
-    work = work + x.low_precision * (3 * piece + times * vectors)
+    wide, plain, pieces = 1 - x.low_precision, 1 - x.layer_norm, 1 - x.fused_norm
+    forward = 2 * x.stream + statistics + pieces * x.low_precision * (piece * times + vectors)
+    work = x.stream * (2 + 2 * pieces * wide * plain) + vectors
+    work = work + pieces * x.rows * x.statistics_bytes * plain
+    work = work + pieces * x.low_precision * (3 * piece + times * vectors)
+    work = work + x.fused_norm * x.sum_bytes(x.rows, x.hidden)
     operator = OperatorMemory(
         name=name,
         saved=norm_saved(x, name),
@@ -221,7 +222,7 @@ def mlp_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
     """Return the operators of a dense MLP, from the norm before to the output."""
     inner = x.tokens * x.inner * x.size
     branch = mlp_branch(x)
-    gated = x.up - 1
+    gated = (x.up - 1) * (1 - x.fused_swiglu)
     piece = x.chunk_rows(x.tokens, x.up * x.inner) * x.inner * x.size
     work = (
         inner + x.up * inner + gated * (x.low_precision * inner + (1 - x.low_precision) * 2 * piece)

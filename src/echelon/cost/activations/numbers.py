@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.core.plan import DTYPE_BYTES, FusedPiece, Plan
 from echelon.cost.activations.attention_working import AttentionRowChunks, attention_working_bytes
 from echelon.cost.bytes.context.memory import AttentionSizes
 from echelon.cost.bytes.context.sent import kv_copies
@@ -42,6 +42,20 @@ PRODUCT_ROWS = 256
 
 STATISTICS_BYTES = 4
 """Statistics are in at least float32."""
+
+MOST_PARTIAL_SUMS = 512
+"""Programs among which a kernel shares out the rows of a sum (`kernels/norm_triton.py`): several
+for each unit of a large GPU."""
+
+
+def rows_of_partial_sum(num_rows: Num) -> Num:
+    """Return the rows that one partial sum of a kernel is of."""
+    return elementwise_max(1, -(-num_rows // MOST_PARTIAL_SUMS))
+
+
+def num_partial_sums(num_rows: Num) -> Num:
+    """Return how many partial sums a kernel gives of so many rows."""
+    return -(-num_rows // rows_of_partial_sum(num_rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +191,6 @@ class ActivationNumbers:
     """Flag: where they do, a product widens its operands; libraries of a GPU add in float32."""
     chunk_elements: Num = CACHE_ELEMENTS
     """Elements of a tensor that are worked on at a time where a pass makes copies of them."""
-    fused_loss: Num = 0
-    """Flag: each pass of the loss over logits is one kernel."""
     attend_forward: Num = 0
     """The most that attention has while it runs forward."""
     attend_first: Num = 0
@@ -189,6 +201,16 @@ class ActivationNumbers:
     """The most after that, backward."""
     projected: Num = 0
     """Flag: queries, keys and values side by side are kept, for attention to be made again."""
+    fused_norm: Num = 0
+    """Flag: a norm is one kernel, which works in registers."""
+    fused_rotary: Num = 0
+    """Flag: what norms and turns queries and keys is one kernel."""
+    fused_swiglu: Num = 0
+    """Flag: an activation with a gate is one kernel."""
+    fused_loss: Num = 0
+    """Flag: each pass over logits is one kernel."""
+    cut_sums: Num = 0
+    """Flag: kernels give partial sums of the gradients of vectors of weights."""
     scores: Num = 0
     """Bytes that attention keeps of its scores: none, but for trainers without a fused kernel."""
 
@@ -235,6 +257,10 @@ class ActivationNumbers:
         """
         piece = -elementwise_max(-rows, -PRODUCT_ROWS)
         return self.mixed * self.widens * piece * width * STATISTICS_BYTES
+
+    def sum_bytes(self, rows: Num, width: Num) -> Num:
+        """Return the partial sums that a kernel gives of rows, beside their sum."""
+        return self.cut_sums * num_partial_sums(rows) * width * self.statistics_bytes
 
     @property
     def scattered(self) -> Num:
@@ -316,7 +342,12 @@ class ActivationNumbers:
             mixed=int(precision.gradients != precision.parameters),
             widens=int(not adds_wider),
             chunk_elements=GPU_CHUNK_ELEMENTS if on_gpu else CACHE_ELEMENTS,
-            fused_loss=int(on_gpu and size <= STATISTICS_BYTES),
+            fused_norm=_fused(plan, "norm"),
+            fused_rotary=_fused(plan, "rotary") * (_fused(plan, "norm") or not model.qk_norm),
+            fused_swiglu=_fused(plan, "swiglu"),
+            # Logits of 8 bytes are for proofs, and have the way of a CPU.
+            fused_loss=_fused(plan, "loss") * (size < DTYPE_BYTES["fp64"]),
+            cut_sums=int(plan.layout.kernels.provider == "triton"),
         )
 
 
@@ -331,6 +362,10 @@ def _by_head(plan: Plan, cp_rank: int) -> bool:
         return sizes.capped
     pieces = plan.layout.context.record.gathers_keys and sizes.places > 1
     return (sizes.capped or (sizes.efficient and sizes.sequences > 1)) and not pieces
+
+
+def _fused(plan: Plan, piece: FusedPiece) -> int:
+    return int(plan.layout.kernels.of(piece) != "plain")
 
 
 def saved_tensors(operator: str, *rows: tuple[str, Num, str]) -> tuple[SavedTensor, ...]:

@@ -40,9 +40,9 @@ class ExpertFeedForward(torch.autograd.Function):
         split: TensorSplit,
     ) -> torch.Tensor:
         """Return y_RD for rows that lie side by side by expert, `counts` of each."""
-        store = split.store
+        store, provider = split.store, split.kernels.of("swiglu")
         ctx.experts, ctx.counts, ctx.split = experts, counts, split
-        ctx.grouped = GroupedExperts.from_rows(rows_RD, experts, counts, store)
+        ctx.grouped = GroupedExperts.from_rows(rows_RD, experts, counts, split)
         if ctx.grouped is not None:
             y_RD, gate_up = ctx.grouped.forward(rows_RD, gates_R)
             ctx.save_for_backward(rows_RD, gates_R, gate_up)
@@ -54,7 +54,8 @@ class ExpertFeedForward(torch.autograd.Function):
         for expert, (x, gates, y) in parts:
             gate_up = _project(x, expert, store)
             inners.append(gate_up)
-            matmul(weighted_swiglu(gate_up, gates, split.pieces), expert.down.weight, out=y)
+            inner = weighted_swiglu(gate_up, gates, split.pieces, provider=provider)
+            matmul(inner, expert.down.weight, out=y)
         ctx.save_for_backward(rows_RD, gates_R, *inners)
         return y_RD
 
@@ -73,7 +74,10 @@ class ExpertFeedForward(torch.autograd.Function):
         for expert, gate_up, parts in zip(ctx.experts, inners, pieces, strict=True):
             x, gates, dy, dx, dgates = parts
             dinner = matmul(dy, expert.down.weight.t())
-            inner, dgate_up = weighted_swiglu_backward(dinner, gate_up, gates, dgates, split.pieces)
+            inner, dgate_up = weighted_swiglu_backward(
+                *(dinner, gate_up, gates, dgates, split.pieces),
+                provider=split.kernels.of("swiglu"),
+            )
             input_gradient(dgate_up, [expert.gate, expert.up], store, out=dx)
             store.defer(partial(store.add_matmul, [expert.down.weight], dy, inner))
             pair = [expert.gate.weight, expert.up.weight]

@@ -22,11 +22,13 @@ from typing import Any
 
 import torch
 
+from echelon.core.plan import KernelProvider
 from echelon.models.batch import start_copy
 from echelon.models.moe import Expert
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.kernels.fused import weighted_swiglu, weighted_swiglu_backward
 from echelon.parallel.kernels.grouped_gradient import add_grouped_gradient, adds_grouped_gradients
+from echelon.parallel.tensor import TensorSplit
 
 RowCounts = Sequence[int] | torch.Tensor
 """How many rows each expert has; a tensor says where those of each end, which only the device knows
@@ -123,6 +125,7 @@ class GroupedExperts:
     down_EOI: torch.Tensor
     counts: RowCounts
     ends_E: torch.Tensor
+    provider: KernelProvider
 
     @classmethod
     def from_rows(
@@ -130,12 +133,12 @@ class GroupedExperts:
         x_RD: torch.Tensor,
         experts: Sequence[Expert],
         counts: RowCounts,
-        store: GradientStore,
+        split: TensorSplit,
     ) -> GroupedExperts | None:
         """Return them where there is a kernel, rows to compute, and stacks of matrices."""
         if not len(x_RD) or not has_grouped_kernel(x_RD):
             return None
-        stacks = _stacked_weights(experts, store)
+        stacks = _stacked_weights(experts, split.store)
         if stacks is None:
             return None
         return cls(
@@ -144,6 +147,7 @@ class GroupedExperts:
             down_EOI=stacks[1],
             counts=counts,
             ends_E=row_ends(counts, x_RD.device),
+            provider=split.kernels.of("swiglu"),
         )
 
     def forward(
@@ -151,9 +155,8 @@ class GroupedExperts:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return y_RD, and what backward needs of the inner activations."""
         gate_up = grouped_matmul(x_RD, self.gate_up_EOI, self.ends_E)
-        return grouped_matmul(
-            weighted_swiglu(gate_up, gates_R), self.down_EOI, self.ends_E
-        ), gate_up
+        inner = weighted_swiglu(gate_up, gates_R, provider=self.provider)
+        return grouped_matmul(inner, self.down_EOI, self.ends_E), gate_up
 
     def backward(
         self,
@@ -165,7 +168,9 @@ class GroupedExperts:
         x_RD, gates_R, gate_up = saved
         dgates_R = torch.empty_like(gates_R)
         dinner = grouped_matmul(dy_RD, self.down_EOI.transpose(1, 2), self.ends_E)
-        inner, dgate_up = weighted_swiglu_backward(dinner, gate_up, gates_R, dgates_R)
+        inner, dgate_up = weighted_swiglu_backward(
+            dinner, gate_up, gates_R, dgates_R, provider=self.provider
+        )
         dx_RD = grouped_matmul(dgate_up, self.gate_up_EOI.transpose(1, 2), self.ends_E)
         store.defer(lambda: self._add_weights(store, (dy_RD, inner), (dgate_up, x_RD)))
         return dx_RD, dgates_R

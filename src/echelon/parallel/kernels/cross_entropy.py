@@ -7,7 +7,8 @@ multiply, which is one number for each row, is multiplied where it is smaller: a
 with them. bf16 and fp16 logits are left alone by the first pass; the second takes each exponential
 in float32 and rounds factor x (softmax - one-hot) once.
 
-On a GPU each pass is one kernel (`cross_entropy_triton.py`), which takes float32 like bf16.
+Where the plan has kernels, each pass is one, which takes float32 like bf16: in Triton on a GPU
+(`cross_entropy_triton.py`), or what PyTorch's compiler makes of the formula.
 
 Shape suffixes: C tokens, V local vocabulary with padding, D hidden.
 """
@@ -15,22 +16,23 @@ Shape suffixes: C tokens, V local vocabulary with padding, D hidden.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
+from echelon.core.plan import KernelProvider
 from echelon.models.piece_sizes import PieceSizes
 from echelon.models.precision import LOW_PRECISION, at_least_fp32
+from echelon.parallel.kernels import piece_formulas
 from echelon.parallel.kernels.low_precision import row_chunks
+from echelon.parallel.kernels.piece_operators import compiled
 
 _LIBRARY = torch.library.Library("echelon", "FRAGMENT")
-_LIBRARY.define("loss_statistics(Tensor logits, Tensor local) -> Tensor")
+_LIBRARY.define("loss_statistics(Tensor logits, Tensor local, str provider) -> Tensor")
 _LIBRARY.define(
-    "loss_gradient_(Tensor(a!) logits, Tensor log_sum, Tensor local, Tensor mine, Tensor factor)"
-    " -> ()"
+    "loss_gradient_(Tensor(a!) logits, Tensor log_sum, Tensor local, Tensor mine, Tensor factor,"
+    " str provider) -> ()"
 )
 
 
@@ -71,14 +73,19 @@ class RowStatistics:
 
 
 def row_statistics(
-    logits_CV: torch.Tensor, local_C: torch.Tensor, pieces: PieceSizes
+    logits_CV: torch.Tensor,
+    local_C: torch.Tensor,
+    pieces: PieceSizes,
+    *,
+    provider: KernelProvider = "plain",
 ) -> torch.Tensor:
     """Return maximum, sum of exp(logit - maximum) and logit `local_C` of each row [3, C].
 
-    On a CPU logits of at least float32 become exp(logit - maximum) in place; others are left alone.
+    Without a kernel for it logits of at least float32 become exp(logit - maximum) in place; others
+    are left alone.
     """
-    if has_fused_kernels(logits_CV):
-        return torch.ops.echelon.loss_statistics(logits_CV, local_C)
+    if has_kernels(logits_CV, provider):
+        return torch.ops.echelon.loss_statistics(logits_CV, local_C, provider)
     wide = at_least_fp32(logits_CV.dtype)
     statistics = logits_CV.new_empty((3, logits_CV.shape[0]), dtype=wide)
     for rows in row_chunks(logits_CV, pieces):
@@ -103,14 +110,16 @@ def overwrite_with_gradient(
     labels: LabelRows,
     factor_C: torch.Tensor,
     pieces: PieceSizes,
+    *,
+    provider: KernelProvider = "plain",
 ) -> torch.Tensor | None:
     """Turn logits, as `row_statistics` left them, into factor x (softmax - one-hot) in place.
 
     Where they are of at least float32 a number for each row is left to multiply them by: returned.
     """
-    if has_fused_kernels(logits_CV):
+    if has_kernels(logits_CV, provider):
         torch.ops.echelon.loss_gradient_(
-            logits_CV, statistics.log_sum_C, labels.local_C, labels.mine_C, factor_C
+            logits_CV, statistics.log_sum_C, labels.local_C, labels.mine_C, factor_C, provider
         )
         return None
     if logits_CV.dtype in LOW_PRECISION:
@@ -128,39 +137,48 @@ def overwrite_with_gradient(
     return torch.where(labels.counted_C, factor_C / statistics.total_C, 0.0)
 
 
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
-
-
-def has_fused_kernels(logits_CV: torch.Tensor) -> bool:
-    """Return whether each pass is one kernel: on a GPU, with what PyTorch's builds for it bring."""
-    if logits_CV.dtype == torch.float64:
+def has_kernels(logits_CV: torch.Tensor, provider: KernelProvider) -> bool:
+    """Return whether each pass is one kernel: those in Triton are for GPUs."""
+    if provider == "plain" or logits_CV.dtype == torch.float64:
         return False
-    return logits_CV.is_meta or (logits_CV.is_cuda and _has_triton())  # or is rehearsed
+    return provider == "compiled" or logits_CV.is_cuda or logits_CV.is_meta  # or is rehearsed
 
 
-def _on_shapes(logits_CV: torch.Tensor, local_C: torch.Tensor) -> torch.Tensor:
-    return logits_CV.new_empty((3, logits_CV.shape[0]), dtype=torch.float32)
+def _statistics(logits_CV: torch.Tensor, local_C: torch.Tensor, provider: str) -> torch.Tensor:
+    if provider == "triton":
+        return _in_triton().row_statistics(logits_CV, local_C)
+    return compiled("loss_statistics")(logits_CV, local_C)
 
 
-def _fused_statistics(logits_CV: torch.Tensor, local_C: torch.Tensor) -> torch.Tensor:
-    return _kernels().row_statistics(logits_CV, local_C)
+def _gradient(
+    logits_CV: torch.Tensor,
+    log_sum_C: torch.Tensor,
+    local_C: torch.Tensor,
+    mine_C: torch.Tensor,
+    factor_C: torch.Tensor,
+    provider: str,
+) -> None:
+    args = (logits_CV, log_sum_C, local_C, mine_C, factor_C)
+    if provider == "triton":
+        _in_triton().overwrite_with_gradient(*args)
+    else:
+        compiled("loss_gradient")(*args)
 
 
-def _fused_gradient(*tensors: torch.Tensor) -> None:
-    _kernels().overwrite_with_gradient(*tensors)
-
-
-def _kernels() -> Any:
+def _in_triton() -> Any:
     return import_module("echelon.parallel.kernels.cross_entropy_triton")
 
 
-def _nothing(*tensors: torch.Tensor) -> None:
+def _statistics_of_shapes(logits_CV: torch.Tensor, local_C: torch.Tensor, _: str) -> torch.Tensor:
+    return piece_formulas.loss_statistics(logits_CV, local_C)
+
+
+def _nothing(*args: object) -> None:
     """Make nothing: the gradient takes the place of the logits."""
 
 
-_LIBRARY.impl("loss_statistics", _fused_statistics, "CUDA")
-_LIBRARY.impl("loss_gradient_", _fused_gradient, "CUDA")
-_LIBRARY.impl("loss_statistics", _on_shapes, "Meta")
+for _place in ("CPU", "CUDA"):
+    _LIBRARY.impl("loss_statistics", _statistics, _place)
+    _LIBRARY.impl("loss_gradient_", _gradient, _place)
+_LIBRARY.impl("loss_statistics", _statistics_of_shapes, "Meta")
 _LIBRARY.impl("loss_gradient_", _nothing, "Meta")

@@ -17,11 +17,13 @@ import torch
 from torch import nn
 from torch.nn import functional as fn
 
+from echelon.core.plan import KernelProvider
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import LOW_PRECISION, at_least_fp32
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.kernels import low_precision
 from echelon.parallel.kernels.low_precision import row_chunks
+from echelon.parallel.kernels.piece_operators import PIECES
 
 
 class RMSNorm(torch.autograd.Function):
@@ -191,9 +193,15 @@ _SILU_BACKWARD: Any = torch.ops.aten.silu_backward.grad_input
 
 
 def weighted_swiglu(
-    gate_up: torch.Tensor, gates_R: torch.Tensor, pieces: PieceSizes = TRAINING_PIECES
+    gate_up: torch.Tensor,
+    gates_R: torch.Tensor,
+    pieces: PieceSizes = TRAINING_PIECES,
+    *,
+    provider: KernelProvider = "plain",
 ) -> torch.Tensor:
     """Return silu(gate) x up x the row's weight, [R, F], for gate and up side by side."""
+    if provider != "plain":
+        return PIECES.piece_swiglu(gate_up, gates_R, provider)
     y = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
     wide = at_least_fp32(gate_up.dtype)
     for rows in row_chunks(gate_up, pieces):
@@ -208,8 +216,16 @@ def weighted_swiglu_backward(
     gates_R: torch.Tensor,
     dgates_R: torch.Tensor,
     pieces: PieceSizes = TRAINING_PIECES,
+    *,
+    provider: KernelProvider = "plain",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output again and the gradient of gate and up; write that of the weights."""
+    if provider != "plain":
+        y, dgate_up, dweights_R = PIECES.piece_weighted_swiglu_backward(
+            dy, gate_up, gates_R, provider
+        )
+        dgates_R.copy_(dweights_R)
+        return y, dgate_up
     y, dgate_up = torch.empty_like(dy), torch.empty_like(gate_up)
     wide = at_least_fp32(gate_up.dtype)
     for rows in row_chunks(gate_up, pieces):

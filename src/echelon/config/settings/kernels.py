@@ -1,0 +1,57 @@
+"""Settings of kernels: what "auto" means, and which pieces a model has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from echelon.config.view import View
+from echelon.core.cluster import Cluster
+from echelon.core.plan import FusedPiece, KernelProvider, Kernels
+
+PROVIDER_KEY, FUSED_KEY = "kernels.provider", "kernels.fused"
+
+
+def kernel_provider(view: View, cluster: Cluster) -> tuple[KernelProvider, str]:
+    """Return what computes the pieces, and why."""
+    chosen = view.word(PROVIDER_KEY)
+    if chosen != "auto":
+        return cast(KernelProvider, chosen), view.entry(PROVIDER_KEY).source
+    if cluster.backend == "nccl":
+        return "triton", "derived: the devices are GPUs"
+    return "plain", "derived: the devices are processors"
+
+
+def missing_pieces(view: View) -> dict[FusedPiece, str]:
+    """Return the pieces that a model does not have, and why."""
+    found: dict[FusedPiece, str] = {}
+    if view.word("model.norm") != "rmsnorm":
+        found["norm"] = 'model.norm = "layernorm", which PyTorch has a kernel of'
+        found["residual"] = found["norm"]
+    if view.word("model.positions") != "rope":
+        found["rotary"] = "the model has no rotary positions"
+    if not view.flag("model.gated"):
+        found["swiglu"] = "the model's MLP has no gate"
+    return found
+
+
+def pieces_of_model(view: View) -> tuple[FusedPiece, ...]:
+    """Return the pieces that a model has."""
+    every: tuple[FusedPiece, ...] = ("norm", "residual", "rotary", "swiglu", "loss")
+    missing = missing_pieces(view)
+    return tuple(one for one in every if one not in missing)
+
+
+def read_kernels(view: View, cluster: Cluster) -> tuple[Kernels, dict[str, tuple[object, str]]]:
+    """Return the kernels of a run, and value and source of what was left to us."""
+    provider, source = kernel_provider(view, cluster)
+    derived: dict[str, tuple[object, str]] = {}
+    if view.word(PROVIDER_KEY) == "auto":
+        derived[PROVIDER_KEY] = provider, source
+    if provider == "plain":
+        return Kernels(), derived
+    fused = view.value(FUSED_KEY)
+    if fused == "auto":
+        fused = pieces_of_model(view)
+        derived[FUSED_KEY] = list(fused), "derived: the pieces that the model has"
+    return Kernels(provider=provider, fused=tuple(cast("Sequence[FusedPiece]", fused))), derived

@@ -1,0 +1,175 @@
+"""RMSNorm as one kernel each way, in Triton, with the sum of the residual stream in it.
+
+Forward reads x (and what is added to it) and writes the sum and its norm; backward reads the
+gradient of the norm, the sum, and the gradient that came around the branch, and writes the
+gradient of the stream. A program of backward takes several rows and gives one partial sum of the
+gradient of the weight: no atomic addition, so that results are reproducible.
+
+Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; Hsu et al., "Liger
+Kernel", 2024, section 3.2 (the inverse rms kept, the input read once more in backward).
+Shape suffixes: R rows, D width, P programs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from echelon.models.precision import at_least_fp32
+from echelon.parallel.kernels.piece_formulas import rows_and_sums
+
+triton: Any = import_module("triton")
+tl: Any = import_module("triton.language")
+
+_THREAD_ELEMENTS = 16
+"""Elements of a row that a thread has in registers."""
+
+
+@triton.jit
+def norm_kernel(
+    x_RD,
+    added_RD,
+    weight_D,
+    sum_RD,
+    y_RD,
+    inverse_R,
+    width,
+    x_stride,
+    added_stride,
+    eps,
+    ADDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    x = tl.load(x_RD + row * x_stride + column, mask=inside, other=0.0)
+    wide: tl.constexpr = inverse_R.dtype.element_ty
+    if ADDS:
+        added = tl.load(added_RD + row * added_stride + column, mask=inside, other=0.0)
+        x = (x.to(wide) + added.to(wide)).to(sum_RD.dtype.element_ty)
+        tl.store(sum_RD + row * width + column, x, mask=inside)
+    x = x.to(wide)
+    inverse = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / width + eps)
+    tl.store(inverse_R + row, inverse)
+    weight = tl.load(weight_D + column, mask=inside, other=0.0).to(wide)
+    y = x * inverse * weight
+    tl.store(y_RD + row * width + column, y.to(y_RD.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def norm_backward_kernel(
+    dy_RD,
+    x_RD,
+    inverse_R,
+    weight_D,
+    around_RD,
+    dx_RD,
+    sums_PD,
+    num_rows,
+    width,
+    dy_stride,
+    x_stride,
+    around_stride,
+    rows_each,
+    AROUND: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    program = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    wide: tl.constexpr = inverse_R.dtype.element_ty
+    weight = tl.load(weight_D + column, mask=inside, other=0.0).to(wide)
+    total = tl.zeros([BLOCK], dtype=wide)
+    first = program * rows_each
+    for row in range(first, tl.minimum(first + rows_each, num_rows)):
+        dy = tl.load(dy_RD + row * dy_stride + column, mask=inside, other=0.0).to(wide)
+        x = tl.load(x_RD + row * x_stride + column, mask=inside, other=0.0).to(wide)
+        inverse = tl.load(inverse_R + row)
+        x_hat = x * inverse
+        total += dy * x_hat
+        scaled = dy * weight
+        pull = tl.sum(scaled * x_hat, axis=0) / width
+        dx = inverse * (scaled - x_hat * pull)
+        if AROUND:
+            around = around_RD + row * around_stride + column
+            dx += tl.load(around, mask=inside, other=0.0).to(wide)
+        tl.store(dx_RD + row * width + column, dx.to(dx_RD.dtype.element_ty), mask=inside)
+    tl.store(sums_PD + program * width + column, total, mask=inside)
+
+
+def norm(
+    x_RD: torch.Tensor, weight_D: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the norm of x, and the inverse rms [R, 1]."""
+    _, y_RD, inverse = _forward(x_RD, None, weight_D, eps)
+    return y_RD, inverse
+
+
+def add_norm(
+    x_RD: torch.Tensor, y_RD: torch.Tensor, weight_D: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return x + y, its norm, and the inverse rms [R, 1]."""
+    return _forward(x_RD, y_RD, weight_D, eps)
+
+
+def _forward(
+    x_RD: torch.Tensor, added_RD: torch.Tensor | None, weight_D: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    num_rows, width = x_RD.shape
+    x_RD = rows_together(x_RD)
+    added = x_RD if added_RD is None else rows_together(added_RD)
+    made = {"dtype": x_RD.dtype, "device": x_RD.device}
+    y_RD = torch.empty((num_rows, width), **made)
+    sum_RD = y_RD if added_RD is None else torch.empty((num_rows, width), **made)
+    inverse = torch.empty((num_rows, 1), dtype=at_least_fp32(x_RD.dtype), device=x_RD.device)
+    sizes = (width, x_RD.stride(0), added.stride(0), eps)
+    block, warps = row_shape(width)
+    if num_rows:
+        norm_kernel[(num_rows,)](
+            *(x_RD, added, weight_D, sum_RD, y_RD, inverse, *sizes),
+            ADDS=added_RD is not None,
+            BLOCK=block,
+            num_warps=warps,
+        )
+    return sum_RD, y_RD, inverse
+
+
+def norm_backward(
+    dy_RD: torch.Tensor,
+    x_RD: torch.Tensor,
+    inverse: torch.Tensor,
+    weight_D: torch.Tensor,
+    around_RD: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return dx, with what came around the norm added, and partial sums [P, D] of dweight."""
+    num_rows, width = x_RD.shape
+    dy_RD, x_RD = rows_together(dy_RD), rows_together(x_RD)
+    around = dy_RD if around_RD is None else rows_together(around_RD)
+    dx_RD = torch.empty((num_rows, width), dtype=x_RD.dtype, device=x_RD.device)
+    rows_each, num_sums = rows_and_sums(num_rows)
+    sums_PD = inverse.new_empty((num_sums, width))
+    strides = (dy_RD.stride(0), x_RD.stride(0), around.stride(0))
+    sizes = (num_rows, width, *strides, rows_each)
+    block, warps = row_shape(width)
+    if num_rows:
+        norm_backward_kernel[(num_sums,)](
+            *(dy_RD, x_RD, inverse, weight_D, around, dx_RD, sums_PD, *sizes),
+            AROUND=around_RD is not None,
+            BLOCK=block,
+            num_warps=warps,
+        )
+    return dx_RD, sums_PD
+
+
+def rows_together(x_RD: torch.Tensor) -> torch.Tensor:
+    """Return x with the elements of each row side by side; rows may lie apart."""
+    return x_RD if x_RD.stride(-1) == 1 else x_RD.contiguous()
+
+
+def row_shape(width: int) -> tuple[int, int]:
+    """Return the elements of a block that holds a row, a power of two, and warps for it."""
+    block = 1 << max(0, width - 1).bit_length()
+    return block, max(1, min(32, block // (32 * _THREAD_ELEMENTS)))
