@@ -146,7 +146,8 @@ def test_the_cheapest_change_of_the_run_is_offered() -> None:
         "llama3-8b", cluster="1xmi250x", settings=[changes[0][len("--set ") :], short]
     )
     assert search(changed).best is not None
-    error = _why(make_request("llama3-8b", cluster="5xrtx4090"))
+    long = ["batch.sequence_length=32768"]
+    error = _why(make_request("qwen3-4b", cluster="1xa100-40gb", settings=long))
     (change,) = [text for text in error.problems[0].suggestions if "--cluster" not in text]
     assert change.startswith("--set batch.sequence_length=")
 
