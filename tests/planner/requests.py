@@ -13,12 +13,11 @@ from echelon.planner.predict.formulas import VectorizedFormulas, broadcast_to_ar
 from echelon.planner.search.legal_meshes import Legality, expert_fold_degrees, legal_meshes
 from echelon.planner.search.options import (
     MOST_VIRTUAL,
-    RecomputeOption,
     ScheduleOption,
     ZeroOption,
-    recompute_options,
     zero_options,
 )
+from echelon.planner.search.recompute_options import RecomputeOption, recompute_options
 from echelon.planner.search.request import Objective, SearchAim, SearchRequest, make_request
 from echelon.schedule.build import SCHEDULES
 
@@ -117,5 +116,5 @@ def _plans_of(
         and (one["pp"] > 1 or name == "1f1b")
     ]
     for share, order in product(shares, orders):
-        for again in recompute_options(request.pins, request.model):
+        for again in recompute_options(request):
             yield row, share, order, again

@@ -19,11 +19,14 @@ from echelon.planner.view.text_layout import fit_page, table
 if TYPE_CHECKING:
     from echelon.rehearsal.rank import RankRehearsal
     from echelon.rehearsal.result import Rehearsal
+    from echelon.rehearsal.roofline import Roofline
 
 MOST_RANKS = 8
 """Ranks whose memory is a row of the page: those with the highest peaks."""
 MOST_KERNELS = 6
 """Kernels that are named: those that move most bytes."""
+MOST_SECONDS = 5
+"""Kernels that are named: those that take longest."""
 
 
 def rehearse(
@@ -97,6 +100,8 @@ def _parts(found: Rehearsal, columns: int) -> Iterator[str]:
     yield _memory(found, columns)
     yield f"The fullest rank, {found.fullest.rank}, in a step:\n\n{_work(found.fullest, columns)}"
     yield f"What moves most bytes on it:\n\n{_kernels(found.fullest, columns)}"
+    if found.roofline is not None:
+        yield _roofline(found.roofline, columns)
     if found.holds:
         yield (
             f"holds: {found.num_operations:,} operations have one order, are equal on all members "
@@ -136,6 +141,32 @@ def _work(rank: RankRehearsal, columns: int) -> str:
     sent = ", ".join(f"{axis} {decimal_bytes(count)}" for axis, count in rank.sent.items())
     shown = table(("action", "kernels", "bytes moved", "FLOPs"), rows, columns)
     return f"{shown}\n\nbytes sent by axis: {sent or 'none'}"
+
+
+def _roofline(found: Roofline, columns: int) -> str:
+    """Return the seconds of the counted work, what binds, and the kernels that take longest."""
+    shares = ", ".join(
+        f"{name} {100 * found.share(name):.0f} %"
+        for name, seconds in sorted(found.seconds.items(), key=lambda one: -one[1])
+        if seconds > 0.0
+    )
+    rows = [
+        (
+            one.name,
+            f"{one.times:,}",
+            f"{one.seconds:.4g}",
+            f"{100 * one.seconds / found.step_s:.1f} %",
+            one.binds,
+        )
+        for one in found.kernels[:MOST_SECONDS]
+    ]
+    longest = table(("kernel", "times", "seconds", "of the step", "bound by"), rows, columns)
+    return (
+        f"The counted work at the rates of {found.device}, with nothing lost between kernels, "
+        f"takes {found.step_s:.4g} s a step: MFU {100 * found.mfu:.1f}. The plan predicts "
+        f"{found.planned_s:.4g} s, {found.planned_ratio:.2f} times as long: MFU "
+        f"{100 * found.planned_mfu:.1f}.\n\nbound by: {shares}\n\n{longest}"
+    )
 
 
 def _kernels(rank: RankRehearsal, columns: int) -> str:

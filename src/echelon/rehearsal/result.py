@@ -10,6 +10,7 @@ from echelon.core.plan import Plan
 from echelon.core.rules import Rule
 from echelon.rehearsal.memory import MESSAGES, OTHER
 from echelon.rehearsal.rank import RankRehearsal
+from echelon.rehearsal.roofline import Roofline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,8 @@ class Rehearsal:
     """Bytes that the plan says each of the ranks sends in a step, by axis."""
     seconds: float
     """How long the rehearsal took."""
+    roofline: Roofline | None = None
+    """Seconds of the counted work; None where the devices of the plan are processors."""
 
     @property
     def holds(self) -> bool:
@@ -86,6 +89,7 @@ class Rehearsal:
             "num_operations": self.num_operations,
             "checked_ranks": list(self.checked),
             "seconds": self.seconds,
+            "roofline": None if self.roofline is None else self.roofline.to_json(),
             "ranks": [self._rank_json(one) for one in self.ranks],
         }
 

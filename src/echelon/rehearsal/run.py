@@ -28,6 +28,7 @@ from echelon.rehearsal.log import RECEIVE, Entry, HostRead, Issue
 from echelon.rehearsal.order import DEADLOCK, MISMATCH, MISSING, RankClass, prove_order
 from echelon.rehearsal.rank import RankRehearsal, rehearse_rank
 from echelon.rehearsal.result import Rehearsal, RehearsalFault
+from echelon.rehearsal.roofline import roofline_of_plan
 
 ROUNDS = 2
 """Rounds of a pipeline that are rehearsed."""
@@ -74,7 +75,7 @@ def rehearse(plan: Plan, *, workers: int | None = None, whole: bool = False) -> 
     Steps have few microbatches (`with_few_microbatches`), or with `whole` all of them.
     """
     started = time.perf_counter()
-    num_microbatches = plan.num_microbatches
+    asked, num_microbatches = plan, plan.num_microbatches
     plan = on_nccl(plan) if whole else with_few_microbatches(on_nccl(plan))
     logs: dict[RankClass, Sequence[Entry]] = {}
     ranks: list[RankRehearsal] = []
@@ -105,6 +106,7 @@ def rehearse(plan: Plan, *, workers: int | None = None, whole: bool = False) -> 
         planned={one.rank: places[plan.mesh.coordinates(one.rank)[Axis.PP]] for one in ranks},
         sent={one.rank: bytes_sent_by_axis(plan, one.rank) for one in ranks},
         seconds=time.perf_counter() - started,
+        roofline=None if asked.cluster.backend == "gloo" else roofline_of_plan(asked, plan, ranks),
     )
 
 

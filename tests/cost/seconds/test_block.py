@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from echelon.cost.seconds.block import (
-    MOST_FUSED,
     attention_seconds,
     block_seconds,
     end_seconds,
     routed_matmuls,
 )
+from echelon.cost.seconds.matmul import MOST_FUSED
 from tests.cost.seconds.small_work import MACHINE, MIXTURE, MODEL, small_work, with_trainer
 
 ATTENTION = 64 * (64 + 2 * 32) + 64 * 64

@@ -65,8 +65,8 @@ def test_more_devices_and_the_host_are_told_too() -> None:
 
 
 def test_more_devices_under_pins_are_as_few_as_do() -> None:
-    """Not the next doubling: llama3-8b without hosts takes six of these, and two were tried."""
-    request = make_request("llama3-8b", cluster="2xa100-40gb", pins=["offload=none"])
+    """Not the next doubling: llama2-7b without hosts takes six of these, and two were tried."""
+    request = make_request("llama2-7b", cluster="2xrtx4090", pins=["offload=none"])
     fixes = {fix.changes: fix for fix in cheapest_pin_fixes(request)}
     found = smallest_that_fits(request)
     assert found is not None

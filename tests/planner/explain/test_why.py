@@ -41,7 +41,7 @@ def test_why_adds_up() -> None:
 def test_memory_binds_where_it_is_short_and_not_where_there_is_plenty() -> None:
     roomy = search(replace(small(memory_gb=80.0), top=1))
     assert not [one for one in explain_best(roomy).binding if one.kind == "memory"]
-    tight = search(replace(small(memory_gb=3.0), top=1))
+    tight = search(replace(small(memory_gb=2.0), top=1))
     assert tight.best is not None
     (bound,) = [one for one in explain_best(tight).binding if one.kind == "memory"]
     assert bound.gain is not None

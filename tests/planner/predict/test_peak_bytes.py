@@ -113,7 +113,7 @@ def test_another_trainer_has_its_own_bytes_for_the_same_elements() -> None:
 
 @pytest.mark.parametrize("model", ["mixtral-8x7b", "llama3-70b"])
 def test_closed_forms_know_the_state_that_travels_from_the_host(model: str) -> None:
-    request = make_request(model, cluster="8xh100", pins=["offload=host", "pp=1"])
+    request = make_request(model, cluster="8xh100", pins=["offload=host", "pp=1", "zero=1"])
     sweep = SearchSweep(request, offload=True)
     sweep.walk(8)
     choice = sweep.best.ranked()[0].candidate()

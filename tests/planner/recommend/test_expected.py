@@ -23,7 +23,7 @@ def found(request: SearchRequest, objective: Objective) -> Recommendation:
 
 
 def test_on_a_node_with_memory_to_spare_the_plan_is_the_plain_one() -> None:
-    request = make_request("llama3-8b", cluster="8xh100")
+    request = make_request("gpt2-xl", cluster="8xh100")
     plain, expected = (found(request, objective) for objective in ("time", "expected"))
     assert plain.first.ranked.candidate == expected.first.ranked.candidate
     assert plain.first.fits > 0.99

@@ -30,17 +30,19 @@ def of(model: str, cluster: str, trainer: str = "echelon") -> Recommendation:
 
 
 def test_eight_billion_on_a_node_needs_no_context_ranks() -> None:
-    """The fastest is split the same way, and fills a device until it is less sure that it fits."""
+    """Nothing is made again, so it is the fastest, too: it fills a device, and surely fits."""
     one = of("llama3-8b", "8xh100")
     choice = one.first.ranked.candidate
     assert splitting_axes(choice) == ()
     assert choice.zero >= 2
     assert one.answer.first is one.first.ranked
-    fastest = next(other for other in one.others if "fastest" in other.preferred_for)
-    assert fastest.ranked.candidate.mesh == choice.mesh
-    assert SURE <= fastest.fits < one.first.fits
-    assert one.faster_share > 0.0
-    assert fastest.ranked.estimate.step_s < one.first.ranked.estimate.step_s
+    assert not choice.recompute
+    assert choice.operators == ()
+    assert SURE <= one.first.fits < 1.0
+    assert one.faster_share == 0.0
+    assert all(
+        other.ranked.estimate.step_s > one.first.ranked.estimate.step_s for other in one.others
+    )
 
 
 def test_what_is_recommended_surely_fits() -> None:

@@ -14,7 +14,8 @@ from echelon.planner.search.candidate import (
     ScoredCandidate,
     best_of_groups,
 )
-from echelon.planner.search.options import RecomputeOption, ScheduleOption, ZeroOption
+from echelon.planner.search.options import ScheduleOption, ZeroOption
+from echelon.planner.search.recompute_options import RecomputeOption
 
 CHOICE = CandidatePlan(
     mesh=Mesh(dp_shard=4, tp=2),

@@ -19,8 +19,9 @@ from echelon.planner.search.legal_meshes import (
     legal_meshes,
     take_columns,
 )
-from echelon.planner.search.options import pinned_zero_options, recompute_options, schedule_options
+from echelon.planner.search.options import pinned_zero_options, schedule_options
 from echelon.planner.search.pins import read_pins
+from echelon.planner.search.recompute_options import recompute_options
 from echelon.planner.search.request import SearchRequest
 from tests.planner.requests import MIXTURE, SMALL, small
 
@@ -53,7 +54,7 @@ def test_what_is_searched_is_legal_and_the_same_numbers(data: st.DataObject) -> 
         row=row,
         zero_option=data.draw(st.sampled_from(shares)),
         schedule_option=data.draw(st.sampled_from(orders)),
-        recompute=data.draw(st.sampled_from(recompute_options(request.pins, request.model))),
+        recompute=data.draw(st.sampled_from(recompute_options(request))),
     ).candidate()
     plan = request.job(choice.settings(has_experts=request.model.experts is not None)).plan
     assert layout_numbers_from_plan(plan) == choice.numbers()

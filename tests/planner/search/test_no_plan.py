@@ -85,7 +85,7 @@ def test_every_degree_that_is_offered_in_place_of_a_pin_works() -> None:
     ("model", "cluster", "wanted"),
     [
         ("llama3-8b", "1xa100-40gb", {"2xa100-40gb", "1xa100-80gb", "1xh100"}),
-        ("llama3-8b", "3xa100-40gb", {"2xa100-40gb"}),
+        ("llama3-8b", "5xrtx4090", {"4xrtx4090"}),
         ("llama2-70b", "16xrtx4090", {"24xrtx4090", "8xh100"}),
         pytest.param("llama3-405b", "16xh100", {"40xh100"}, marks=pytest.mark.slow),
     ],
@@ -122,9 +122,9 @@ def test_hosts_are_told_of_and_the_smallest_cluster_that_needs_none_is_beside() 
     error = _why(make_request("llama3-8b", cluster="1xa100-40gb"))
     (problem,) = error.problems
     assert "with optimizer state on the host: 2xa100-40gb" in problem.message
-    assert "--cluster 6xa100-40gb" in problem.suggestions
+    assert "--cluster 4xa100-40gb" in problem.suggestions
     pinned = _why(make_request("llama3-8b", cluster="1xa100-40gb", pins=["offload=none"]))
-    assert pinned.problems[0].suggestions[0] == "--cluster 6xa100-40gb"
+    assert pinned.problems[0].suggestions[0] == "--cluster 4xa100-40gb"
 
 
 def test_common_devices_come_first_and_rare_ones_only_where_those_are_too_small() -> None:
@@ -137,14 +137,17 @@ def test_common_devices_come_first_and_rare_ones_only_where_those_are_too_small(
 
 
 def test_the_cheapest_change_of_the_run_is_offered() -> None:
-    whole = make_request("llama3-8b", cluster="1xa100-80gb", settings=["precision.parameters=fp32"])
+    short = "batch.sequence_length=2048"
+    wide = ["precision.parameters=fp32", short]
+    whole = make_request("llama3-8b", cluster="1xmi250x", settings=wide)
     changes = [text for text in _why(whole).problems[0].suggestions if "--cluster" not in text]
     assert changes == ["--set precision.parameters=bf16"]
     changed = make_request(
-        "llama3-8b", cluster="1xa100-80gb", settings=[changes[0][len("--set ") :]]
+        "llama3-8b", cluster="1xmi250x", settings=[changes[0][len("--set ") :], short]
     )
     assert search(changed).best is not None
-    error = _why(make_request("llama3-8b", cluster="3xa100-40gb"))
+    long = ["batch.sequence_length=32768"]
+    error = _why(make_request("qwen3-4b", cluster="1xa100-40gb", settings=long))
     (change,) = [text for text in error.problems[0].suggestions if "--cluster" not in text]
     assert change.startswith("--set batch.sequence_length=")
 

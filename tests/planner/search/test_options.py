@@ -1,16 +1,14 @@
-"""What a mesh leaves open: ways to share out, schedules and recompute."""
+"""What a mesh leaves open: ways to share out, and schedules."""
 
 from __future__ import annotations
 
 from echelon.planner.search.options import (
     ZeroOption,
     pinned_zero_options,
-    recompute_options,
     schedule_options,
     zero_options,
 )
 from echelon.planner.search.pins import Pins
-from tests.parallel.layouts import MIXTRAL, NANO
 
 
 def test_two_data_ranks_are_replicas_or_share_out() -> None:
@@ -51,21 +49,3 @@ def test_one_rank_needs_no_schedule_that_a_trainer_has() -> None:
     (alone,) = schedule_options(Pins(limits={"schedule": ("gpipe",)}), 1, 8)
     assert alone.name == "1f1b"
     assert schedule_options(Pins().having("schedule", "gpipe"), 1, 8) == ()
-
-
-def test_recompute_comes_with_the_least_work_first() -> None:
-    cheap, most = ("norm", "activation"), ("norm", "mlp")
-    assert recompute_options(Pins(), NANO) == (
-        (0, 0.0, ()),
-        (0, 0.0, cheap),
-        (4, 0.25, cheap),
-        (0, 0.0, most),
-        (3, 0.5, most),
-        (2, 0.5, most),
-        (1, 1.0, ()),
-    )
-    assert recompute_options(Pins().having("recompute", 2), NANO) == ((2, 0.5, ()),)
-    pinned = Pins().having("recompute", "selective", 0)
-    assert recompute_options(pinned, NANO) == ((0, 0.0, ()), (0, 0.0, cheap), (0, 0.0, most))
-    without = [one.operators for one in recompute_options(Pins(), MIXTRAL)]
-    assert without == [(), ("norm",), ("norm",), ()]

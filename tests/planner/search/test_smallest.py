@@ -54,19 +54,20 @@ def test_nothing_fits_on_fewer_devices_than_the_weights_need(model: str) -> None
 
 
 def test_fewer_devices_may_do_what_more_cannot() -> None:
-    requests = [make_request("llama3-8b", cluster=f"{count}xa100-40gb") for count in (2, 3)]
+    """Five pipeline ranks have the whole vocabulary on one of them, two times two have half."""
+    requests = [make_request("llama3-8b", cluster=f"{count}xrtx4090") for count in (4, 5)]
     assert [search(replace(one, top=1)).best is not None for one in requests] == [True, False]
     found = smallest_that_fits(requests[1])
     assert found is not None
-    assert (found.name, found.num_devices, found.offload) == ("2xa100-40gb", 2, True)
+    assert (found.name, found.num_devices, found.offload) == ("4xrtx4090", 4, True)
 
 
 def test_optimizer_state_stays_on_devices_where_that_is_asked_for() -> None:
     request = make_request("llama3-8b", cluster="1xa100-40gb")
     found = smallest_that_fits(without_host(request))
     assert found is not None
-    assert (found.name, found.offload) == ("6xa100-40gb", False)
-    assert smallest_that_fits(without_host(request), most=5) is None
+    assert (found.name, found.offload) == ("4xa100-40gb", False)
+    assert smallest_that_fits(without_host(request), most=3) is None
 
 
 def test_what_fits_only_just_is_left_out_where_room_is_asked_for() -> None:

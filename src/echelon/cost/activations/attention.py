@@ -78,6 +78,12 @@ def attention_saved(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
     return (*norm, column, *_heads_saved(x), *_core_saved(x))
 
 
+def attention_remade_bytes(x: ActivationNumbers) -> Num:
+    """Return how much less is kept where attention is made again from its projections."""
+    projections = (1 - _projections_kept(x)) * (x.queries + 2 * x.keys)
+    return total_saved_bytes((*_heads_saved(x)[1:], *_core_saved(x))) - projections
+
+
 def _heads_saved(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
     """Return what is kept of the projections, and of the norms of heads."""
     both = x.queries + 2 * x.keys

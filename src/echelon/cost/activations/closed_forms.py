@@ -1,13 +1,17 @@
 """What a block keeps for backward under any trainer, for numbers or arrays of plans.
 
-It is the formulas of our operators (`attention.py`, `linear.py`, `experts.py`) with other numbers:
-rotary positions are put in place, statistics of norms are left out, and what a trainer keeps beside
-is told by its facts. In bytes, with elements of 2 (Korthikanti et al., 2022, section 4.1):
+It is the formulas of our operators (`attention.py`, `linear.py`, `experts.py`). Of other trainers
+it has other numbers: rotary positions are put in place, statistics of norms are left out, and what
+a trainer keeps beside is told by its facts. In bytes, with elements of 2 (Korthikanti et al., 2022,
+section 4.1):
 
     of the residual stream  N h (8 + 2 dropout) / (t under sequence parallelism)
     of attention            N (4 query_dim + 4 kv_dim) / t, and N heads length (4 + dropout) / t
                             where no fused kernel spares the scores
     of the MLP              N ffn (2 + 2 up) / t; of experts: of each row that a token sends
+
+What the loss has is that of our own operators, too, where it runs in backward (`units.py`); of
+another trainer it is so many bytes for each logit.
 
 Of latent attention a trainer keeps its queries, what keys and values are led up to, and the output;
 what our own operators keep of it, `latent.py` says.
@@ -17,12 +21,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from echelon.cost.activations.attention import attention_saved
+from echelon.cost.activations.attention import attention_remade_bytes, attention_saved
 from echelon.cost.activations.experts import ExpertNumbers, mixture_saved
 from echelon.cost.activations.linear import ATTENTION_DROPOUT, dropout_saved, mlp_saved
-from echelon.cost.activations.numbers import ActivationNumbers, total_saved_bytes
+from echelon.cost.activations.numbers import (
+    STATISTICS_BYTES,
+    ActivationNumbers,
+    total_saved_bytes,
+)
+from echelon.cost.activations.units import loss_backward_bytes, loss_waiting_bytes
 from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.numbers import Num
+from echelon.cost.seconds.pipeline import microbatches_that_wait
 
 SIZE = 2
 """Bytes of a 16-bit value."""
@@ -38,14 +48,65 @@ def saved_bytes_of_block(work: CostInputs, *, mixture: bool) -> Num:
 
 
 def redone_bytes_of_block(work: CostInputs, *, mixture: bool) -> Num:
-    """Return what of that operators that run again leave out (`remade.py`), attention's aside."""
+    """Return what of that operators that run again leave out (`remade.py`).
+
+    Attention of another trainer than ours leaves out its scores: `saved_bytes_of_block` knows.
+    """
     layout, x = work.layout, _numbers(work)
+    attention: Num = 0.0
+    if np.any(np.asarray(layout.selective) > 0.0):
+        latent = np.asarray(work.model.kv_rank) > 0
+        own = layout.selective * np.where(latent, 0.0, work.software.own_operators)
+        attention = own * attention_remade_bytes(x)
     if mixture:
-        return layout.redone_norm * x.matmul_stream
+        return layout.redone_norm * x.matmul_stream + attention
     columns = x.up * x.tokens * x.inner * x.size
     inner = np.maximum(layout.redone_activation, layout.redone_mlp)
     inner = inner * x.tokens * x.inner * x.matmul_size
-    return 2.0 * layout.redone_norm * x.matmul_stream + inner + layout.redone_mlp * columns
+    norms = 2.0 * layout.redone_norm * x.matmul_stream
+    return norms + inner + layout.redone_mlp * columns + attention
+
+
+def loss_bytes(work: CostInputs) -> Num:
+    """Return the most that a rank with the head has of logits, and of what goes with them.
+
+    Where backward is split, one microbatch has logits, and the others that wait for W have their
+    gradients.
+    """
+    software = work.software
+    if not np.any(np.asarray(software.loss_backward) > 0.0):
+        return work.tokens * (work.model.vocab / work.layout.tp) * software.logit_held
+    x = _loss_numbers(work)
+    waiting = microbatches_that_wait(work.layout)
+    whole: Num = loss_backward_bytes(x, split=False)
+    if not np.any(np.asarray(waiting) > 0.0):
+        return whole
+    others = np.maximum(0.0, np.asarray(waiting) - 1.0)
+    split = loss_backward_bytes(x, split=True) + others * loss_waiting_bytes(x)
+    return np.where(np.asarray(waiting) > 0.0, split, whole)
+
+
+def _loss_numbers(work: CostInputs) -> ActivationNumbers:
+    """Return the sizes that the loss of our trainer has."""
+    tp, element = work.layout.tp, np.asarray(work.element)
+    stream = np.where(np.asarray(work.layout.sequence_parallel) > 0, tp, 1.0)
+    return ActivationNumbers(
+        tokens=work.tokens,
+        rows=work.tokens / stream,
+        hidden=work.model.hidden,
+        heads=0,
+        kv_heads=0,
+        head_dim=0,
+        inner=0,
+        up=0,
+        vocab=work.model.vocab / tp,
+        size=work.element,
+        statistics_bytes=np.maximum(STATISTICS_BYTES, element),
+        matmul_size=work.element,
+        tp=tp,
+        low_precision=1.0 * (element < STATISTICS_BYTES),
+        mixed=1.0 * (np.asarray(work.software.gradient_bytes) != element),
+    )
 
 
 def _beside(work: CostInputs, mixture: bool) -> Num:
@@ -108,7 +169,11 @@ def _numbers(work: CostInputs) -> ActivationNumbers:
     plain = (1.0 - software.fused_attention) * (1.0 - layout.selective)
     scores = plain * tokens * (model.heads * model.length / tp)
     # The widths of keys and values together, as if both were heads of the width of a query.
-    keys = np.where(np.asarray(model.kv_rank) > 0, model.kv_up_dim, 2.0 * model.kv_dim)
+    latent = np.asarray(model.kv_rank) > 0
+    keys = np.where(latent, model.kv_up_dim, 2.0 * model.kv_dim)
+    # What latent attention keeps is told by widths alone.
+    own = np.where(latent, 0.0, software.own_operators)
+    ulysses = layout.ulysses
     return ActivationNumbers(
         tokens=tokens,
         rows=tokens / stream,
@@ -123,8 +188,11 @@ def _numbers(work: CostInputs) -> ActivationNumbers:
         statistics_bytes=0.0,
         matmul_size=np.where(narrow, 1.0, work.element),
         low_precision=1,
-        rope=0,
-        qk_norm=np.where(np.asarray(model.head_norms) > 0, software.saved_normed, 0.0),
+        rope=own * (np.asarray(model.positions) == 0),
+        qk_norm=np.where(np.asarray(model.head_norms) > 0, software.saved_normed + own, 0.0),
+        ring=own * (np.asarray(layout.cp / ulysses) > 1),
+        exchanged=own * (np.asarray(ulysses) > 1),
+        copies=np.maximum(1.0, ulysses * tp * model.query_dim / (model.kv_dim * model.heads)),
         dropout=software.dropout,
         scores=scores * (2.0 * work.element + software.dropout),
     )

@@ -83,25 +83,40 @@ def head_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
     before wait for the collective of the next one. Where weight gradients wait for W, or add up in
     few digits, the chunk is all tokens.
     """
-    narrow = x.low_precision * (1 - x.mixed)
-    chunk = narrow * x.tokens + (1 - narrow) * -elementwise_max(-x.tokens, -LOSS_ROWS)
-    chunks = 1 + x.shared * is_positive(x.tokens - chunk)
     saved = saved_tensors("loss", ("input", x.stream, "n D s"))
-    waiting = saved_tensors(
-        "loss",
-        ("gradients of logits", x.tokens * x.vocab * x.size, "N V s"),
-        ("input, weighted", x.whole, "N D s"),
-    )
     return (
         norm_operator(x, "last norm"),
         OperatorMemory(
             name="loss",
             saved=saved,
-            kept_for_weight_gradient=waiting,
+            kept_for_weight_gradient=_loss_waiting(x),
             forward=total_saved_bytes(saved) + x.statistics_bytes,
-            backward=_loss_backward(x, chunk, chunks, split=False),
-            backward_split=_loss_backward(x, x.tokens, 1, split=True),
+            backward=loss_backward_bytes(x, split=False),
+            backward_split=loss_backward_bytes(x, split=True),
         ),
+    )
+
+
+def loss_backward_bytes(x: ActivationNumbers, *, split: bool) -> Num:
+    """Return the most that the loss has in backward beside its input; `split`: W waits."""
+    if split:
+        return _loss_backward(x, x.tokens, 1, split=True)
+    narrow = x.low_precision * (1 - x.mixed)
+    chunk = narrow * x.tokens + (1 - narrow) * -elementwise_max(-x.tokens, -LOSS_ROWS)
+    chunks = 1 + x.shared * is_positive(x.tokens - chunk)
+    return _loss_backward(x, chunk, chunks, split=False)
+
+
+def loss_waiting_bytes(x: ActivationNumbers) -> Num:
+    """Return what of the loss waits for W, where backward is split."""
+    return total_saved_bytes(_loss_waiting(x))
+
+
+def _loss_waiting(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
+    return saved_tensors(
+        "loss",
+        ("gradients of logits", x.tokens * x.vocab * x.size, "N V s"),
+        ("input, weighted", x.whole, "N D s"),
     )
 
 

@@ -8,8 +8,7 @@ Two ranks can be the fullest: the first of a pipeline, which has most microbatch
 the last, which has the logits. Both are computed, and the larger is told. What a block keeps for
 backward, `cost/activations/closed_forms.py` says; with "full" recompute it is only N h 2 bytes, and
 what one block keeps, once. A block that runs backward has gradients of what it kept, and buffers of
-a trainer: so many bytes for each token and width. The head keeps logits of the last microbatch,
-widened, and their gradient.
+a trainer: so many bytes for each token and width. The head has logits of one microbatch.
 
 Where backward is split, a linear layer keeps its input and the gradient of its output from B until
 W uses both (Qi et al., "Zero Bubble Pipeline Parallelism", 2023, section 3), whether its block was
@@ -32,6 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from echelon.cost.activations.closed_forms import (
+    loss_bytes,
     redone_bytes_of_block,
     saved_bytes_of_block,
 )
@@ -270,9 +270,9 @@ def _activation_terms(work: CostInputs, held: HeldOfRank, *, last: bool) -> dict
     running = running + software.working_width * work.tokens * model.hidden
     running = running + software.working_inner * work.tokens * model.ffn / layout.tp
     running = running + np.where(np.asarray(mixtures) > 0, _row_gradients(work), 0.0)
-    logits = work.tokens * model.vocab / layout.tp * software.logit_held
-    logits = np.where((np.asarray(held.both) > 0) | last, logits, 0.0)
-    apart = np.asarray(software.loss_apart) > 0
+    logits = np.where((np.asarray(held.both) > 0) | last, loss_bytes(work), 0.0)
+    # Either way the loss has let go of its logits when the last block runs backward.
+    apart = (np.asarray(software.loss_apart) > 0) | (np.asarray(software.loss_backward) > 0)
     return {
         "activations": kept,
         "working": np.where(apart, np.maximum(0.0, running - logits), running),

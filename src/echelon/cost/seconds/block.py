@@ -28,7 +28,12 @@ from echelon.cost.seconds.exchanges import (
     library_group_links,
 )
 from echelon.cost.seconds.inputs import CostInputs
-from echelon.cost.seconds.matmul import alignment_efficiency, matmul_seconds, memory_seconds
+from echelon.cost.seconds.matmul import (
+    alignment_efficiency,
+    attention_rates,
+    matmul_seconds,
+    memory_seconds,
+)
 from echelon.cost.seconds.numbers import LayoutNumbers, Num, first_number
 from echelon.cost.seconds.tensor_overlap import LayerPair, chunk_kernels, tensor_seconds
 
@@ -44,10 +49,6 @@ MERGED_BYTES = 10.0
 """Bytes of traffic to add the output of a step of a ring in fp32, for each of its numbers."""
 KERNEL_START_S = 4e-6
 """What a host takes to start a kernel where it is no graph of many that is started."""
-MOST_FUSED = 0.85
-"""The share of a device's peak that the best fused kernels of attention reach forward."""
-MOST_FUSED_BACK = 0.65
-"""The same backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,18 +305,13 @@ def attention_seconds(work: CostInputs) -> tuple[Num, Num]:
     ranks = work.layout.tp * work.layout.cp
     queries = work.layout.microbatch * model.length / ranks
     flops = 4.0 * queries * model.keys_per_query * model.attention_dim
-    peak = machine.attention_flops * software.fused_share
-    most = machine.attention_flops
     # A ring meets the keys piece by piece, each in a call of its own.
     ring = work.layout.cp / work.layout.ulysses
     calls = np.where(np.asarray(work.layout.gathered) > 0, 1.0, ring)
-    reach = model.keys_per_query / calls
-    peak = peak * reach / (reach + machine.half_reach)
+    fast, fast_back = attention_rates(machine, software.fused_share, model.keys_per_query / calls)
     more = (calls - 1.0) * MERGED_BYTES * work.tokens / work.layout.tp
-    fused = flops / np.minimum(peak * machine.attention, MOST_FUSED * most)
-    fused = fused + memory_seconds(machine, more * model.query_dim)
-    rate_back = np.minimum(peak * machine.attention_backward, MOST_FUSED_BACK * most)
-    fused_back = 2.5 * flops / rate_back
+    fused = flops / fast + memory_seconds(machine, more * model.query_dim)
+    fused_back = 2.5 * flops / fast_back
     fused_back = fused_back + memory_seconds(
         machine, more * (model.query_dim + 2.0 * np.maximum(model.kv_dim, model.kv_up_dim / 2.0))
     )

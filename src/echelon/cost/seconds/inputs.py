@@ -132,6 +132,9 @@ class TrainerConstants:
     attention's output in the order in which the next product reads it."""
     saved_whole: Num = 0.0
     """Flag: what sequence parallelism gathers for a product waits whole for backward."""
+    own_operators: Num = 0.0
+    """Flag: attention keeps what that of `parallel/` keeps: queries and keys that were turned are
+    in memory of their own, and context ranks have what they were given."""
     saved_away: Num = 0.0
     """Flag: what blocks keep for backward waits in the host's memory."""
     saved_normed: Num = 0.0

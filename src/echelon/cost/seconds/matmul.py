@@ -21,6 +21,10 @@ LOADED = 8
 """Elements of 2 bytes in the 16 bytes that one instruction loads."""
 UNLOADED = 0.4
 """Share of the rate that is left where rows do not begin at 16 bytes."""
+MOST_FUSED = 0.85
+"""The share of a device's peak that the best fused kernels of attention reach forward."""
+MOST_FUSED_BACK = 0.65
+"""The same backward."""
 
 
 def matmul_seconds(
@@ -37,6 +41,19 @@ def matmul_seconds(
 def memory_seconds(machine: MachineNumbers, num_bytes: Num) -> Num:
     """Return the seconds in which the memory of a device reads or writes `num_bytes`."""
     return num_bytes / (machine.memory_bandwidth * machine.memory)
+
+
+def attention_rates(machine: MachineNumbers, share: Num, reach: Num) -> tuple[Num, Num]:
+    """Return the FLOP/s of fused attention, forward and backward.
+
+    `share` is what a trainer's kernels reach of the best of the device, `reach` the keys that a
+    query meets in one call.
+    """
+    peak = machine.attention_flops * share * reach / (reach + machine.half_reach)
+    return (
+        np.minimum(peak * machine.attention, MOST_FUSED * machine.attention_flops),
+        np.minimum(peak * machine.attention_backward, MOST_FUSED_BACK * machine.attention_flops),
+    )
 
 
 def alignment_efficiency(machine: MachineNumbers, size: Num) -> Num:

@@ -59,7 +59,9 @@ UNFITTED_FRAMEWORKS: Mapping[str, TrainerConstants] = {
     # Of those that nobody tuned for a table, blocks are more kernels.
     "generic": replace(GENERIC, width_bytes=70.0, inner_bytes=13.0, kernels=60.0),
     # Its loss runs in backward (`parallel/vocabulary.py`).
-    "echelon": replace(GENERIC, reduce_overlap=0.8, scattered_messages=0.0, loss_backward=1.0),
+    "echelon": replace(
+        GENERIC, reduce_overlap=0.8, scattered_messages=0.0, loss_backward=1.0, own_operators=1.0
+    ),
     # Up to 2023: gradients in fp32, nothing sent behind compute, masks of dropout kept.
     "megatron": replace(GENERIC, dropout=1.0),
     # DeepSpeed's engine: gradients in fp16, of which an update makes a copy in fp32.

@@ -25,9 +25,9 @@ from echelon.planner.search.options import (
     ScheduleOption,
     ZeroOption,
     pinned_zero_options,
-    recompute_options,
     schedule_options,
 )
+from echelon.planner.search.recompute_options import recompute_options
 from echelon.planner.search.request import SearchRequest
 
 Record = TypeVar("Record")
@@ -146,7 +146,7 @@ class OptionTables:
         pins = request.pins
         self._request = request
         self._offload = offload or pins.values_of("offload") == (1,)
-        self.recomputes = recompute_options(pins, request.model)
+        self.recomputes = recompute_options(request)
         self.columns: Columns = {}
         self.world = 0
 

@@ -19,12 +19,11 @@ from echelon.cost.seconds.numbers import Array, LayoutNumbers
 from echelon.planner.search.legal_meshes import Columns
 from echelon.planner.search.options import (
     MOST_STAGE,
-    RecomputeOption,
     ScheduleOption,
     ZeroOption,
-    redone_numbers,
 )
 from echelon.planner.search.pins import NO_RECOMPUTE, SELECTIVE, pin_word
+from echelon.planner.search.recompute_options import RecomputeOption, redone_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

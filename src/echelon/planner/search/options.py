@@ -1,8 +1,9 @@
-"""What a mesh leaves open: how ZeRO shares out, the order of a pipeline, what is recomputed.
+"""What a mesh leaves open: how ZeRO shares out, and the order of a pipeline.
 
-Each list is small and the same for many rows, so it is made once for what it depends on.
-Optimizer state rests on the device: what offload costs is known for an assumed link of the host
-(`cost/seconds/data.py`). It is tried where it is pinned, and where nothing fits without it.
+What is recomputed, `recompute_options.py` says. Each list is small and the same for many rows, so
+it is made once for what it depends on. Optimizer state rests on the device: what offload costs is
+known for an assumed link of the host (`cost/seconds/data.py`). It is tried where it is pinned, and
+where nothing fits without it.
 
 Left out, because it cannot be better in either time or memory than another choice with the same
 rest (`tests/planner/search/test_sweep.py` compares with a search that leaves nothing out):
@@ -16,23 +17,16 @@ too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil
-from typing import NamedTuple
 
-from echelon.core.model_shape import ModelShape
-from echelon.core.plan import RecomputedOperator
 from echelon.cost.seconds.pipeline import schedule_index
 from echelon.planner.search.legal_meshes import divisors
-from echelon.planner.search.pins import MOST_RECOMPUTE_INTERVAL, SELECTIVE, Pins
+from echelon.planner.search.pins import Pins
 from echelon.schedule.build import PLAIN_SCHEDULE, SCHEDULES
 
 MOST_VIRTUAL = 12  # stages of a rank
 MOST_STAGE = 3  # of ZeRO
-MLP_SHARE = 0.3
-"""Share of blocks that are as much work as a gated MLP of every block up to its last layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,53 +126,3 @@ def schedule_options(pins: Pins, pp: int, layers: int) -> tuple[ScheduleOption, 
                 least, multiple = builder.minimum_microbatches(pp), builder.microbatch_multiple
                 found.append(ScheduleOption(name, virtual, least, multiple, most))
     return tuple(found)
-
-
-class RecomputeOption(NamedTuple):
-    """Say every how many blocks one runs again, their share, and which operators of the others."""
-
-    every: int
-    share: float
-    operators: tuple[RecomputedOperator, ...] = ()
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        """Return the fields of `LayoutNumbers` that say it."""
-        return {"recompute": self.share, **redone_numbers(self.operators)}
-
-
-def redone_numbers(operators: Sequence[RecomputedOperator]) -> dict[str, float]:
-    """Return which operators run again as fields of `LayoutNumbers`."""
-    names: tuple[RecomputedOperator, ...] = ("norm", "activation", "mlp")
-    return {f"redone_{name}": float(name in operators) for name in names}
-
-
-def recompute_options(pins: Pins, shape: ModelShape) -> tuple[RecomputeOption, ...]:
-    """Return what may run again, least work first.
-
-    Of what is not pinned, operators that take next to no time come first, then with them every so
-    many blocks; where a dense MLP is about as much work as a half of all blocks, it is in their
-    place. Each keeps less than the one before.
-    """
-    layers, wanted = shape.layers, pins.values_of("recompute")
-    cheap: tuple[RecomputedOperator, ...] = ("norm",)
-    most: tuple[RecomputedOperator, ...] = ("norm",)
-    if shape.has_dense_blocks:
-        cheap, most = ("norm", "activation"), ("norm", "mlp")
-
-    def option(every: int, operators: tuple[RecomputedOperator, ...] = ()) -> RecomputeOption:
-        share = ceil(layers / every) / layers if every else 0.0
-        return RecomputeOption(every, share, operators if every != 1 else ())
-
-    if wanted is None:
-        every = [option(one) for one in range(min(MOST_RECOMPUTE_INTERVAL, layers), 0, -1)]
-        few = [one.every for one in every if one.share < MLP_SHARE]
-        found = [option(0), option(0, cheap), *(option(one, cheap) for one in few)]
-        found += [] if most == cheap else [option(0, most)]
-        found += [option(one.every, most) for one in every[len(few) :]]
-        return tuple(found)
-    plain = {option(int(one)) for one in wanted if one != SELECTIVE and int(one) <= layers}
-    chosen = [option(0, one) for one in dict.fromkeys((cheap, most)) if SELECTIVE in wanted]
-    ordered = sorted(plain, key=lambda one: one.share)
-    first = [one for one in ordered if not one.every]
-    return (*first, *chosen, *ordered[len(first) :])

@@ -32,8 +32,8 @@ from echelon.planner.predict.estimate import (
     with_simulated_terms,
 )
 from echelon.planner.search.candidate import CandidatePlan, ScoredCandidate
-from echelon.planner.search.options import RecomputeOption, recompute_options
 from echelon.planner.search.pins import NO_RECOMPUTE
+from echelon.planner.search.recompute_options import RecomputeOption, recompute_options
 from echelon.planner.search.request import SearchRequest
 
 
@@ -227,7 +227,7 @@ def _timed(request: SearchRequest, choice: CandidatePlan, *, events: bool) -> Ra
 
 def _with_more_recompute(request: SearchRequest, choice: CandidatePlan) -> CandidatePlan | None:
     """Return the same plan with the next more of it recomputed; None where all is."""
-    levels = recompute_options(request.pins, request.model)
+    levels = recompute_options(request)
     now = RecomputeOption(choice.recompute, choice.recomputed_share, choice.operators)
     if now not in levels or now == levels[-1]:
         return None
