@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
 from math import prod
 
 from echelon.core.axis import MESH_AXES, SHARD_AXES, Axis
@@ -76,21 +75,25 @@ class Mesh:
     def group(self, rank: int, *axes: Axis) -> tuple[int, ...]:
         """Return the ranks that differ from `rank` along `axes` only, itself included, in order."""
         here = self.coordinates(rank)
-        ordered = [axis for axis in MESH_AXES if axis in axes]
-        return tuple(
-            self.rank({**here, **dict(zip(ordered, point, strict=True))})
-            for point in product(*(range(self.degree(axis)) for axis in ordered))
-        )
+        first = self.rank({axis: here[axis] for axis in MESH_AXES if axis not in axes})
+        return tuple(first + place for place in self._places(*axes))
 
     def groups(self, *axes: Axis) -> tuple[tuple[int, ...], ...]:
         """Return every group over `axes`; together they hold each rank exactly once."""
-        groups: list[tuple[int, ...]] = []
-        placed: set[int] = set()
-        for rank in range(self.world_size):
-            if rank not in placed:
-                groups.append(self.group(rank, *axes))
-                placed.update(groups[-1])
-        return tuple(groups)
+        places = self._places(*axes)
+        others = (axis for axis in MESH_AXES if axis not in axes)
+        return tuple(tuple(first + place for place in places) for first in self._places(*others))
+
+    def _places(self, *axes: Axis) -> list[int]:
+        """Return the ranks that sit anywhere on `axes` and at 0 of all others, in order."""
+        found, stride = [0], 1
+        for axis in reversed(MESH_AXES):
+            degree = self.degree(axis)
+            if axis in axes:
+                steps = range(0, degree * stride, stride)
+                found = [step + place for step in steps for place in found]
+            stride *= degree
+        return found
 
     def label(self, rank: int) -> str:
         """Return the coordinates that tell `rank` from others, such as ``pp1 tp0``."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol, TypeVar
 
 import torch
@@ -298,6 +299,17 @@ def _take_used(kept: dict[K, T], key: K) -> T:
     return kept.pop(key)
 
 
+@lru_cache(maxsize=2)
+def _of_all_ranks(schedule: Schedule) -> tuple[ScheduleMessages, Mapping[Action, int], int]:
+    """Return the messages of a schedule, an order in which it can run, and its send window.
+
+    They are the same for all ranks, of which a process may be several, one after the other.
+    """
+    traffic = ScheduleMessages.from_schedule(schedule)
+    turns = {action: turn for turn, action in enumerate(run_action_lists(schedule)[0])}
+    return traffic, turns, send_window(traffic)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSchedule:
     """What one rank runs of a schedule: its actions, the receives before each, how sends wait.
@@ -316,9 +328,8 @@ class RankSchedule:
     @classmethod
     def from_schedule(cls, schedule: Schedule, pp_rank: int) -> RankSchedule:
         """Return the row of pipeline rank `pp_rank`."""
-        traffic = ScheduleMessages.from_schedule(schedule)
+        traffic, turn_of, window = _of_all_ranks(schedule)
         steps = traffic.steps[pp_rank]
-        turn_of = {action: turn for turn, action in enumerate(run_action_lists(schedule)[0])}
         return cls(
             schedule=schedule,
             steps=steps,
@@ -328,7 +339,7 @@ class RankSchedule:
                 for place, step in enumerate(steps)
                 if step.action.kind in (ActionKind.BW, ActionKind.W)
             },
-            window=send_window(traffic) + SENDS_SPARE,
+            window=window + SENDS_SPARE,
             # Apart by two: a rank that waits for its input comes before one that has begun.
             turns=[2 * turn_of.get(step.action, len(turn_of)) for step in steps],
         )

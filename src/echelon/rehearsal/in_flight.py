@@ -7,7 +7,7 @@ memory of it may be given back. Where a part of a tensor is given to it, only th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -75,9 +75,12 @@ class MemoryInFlight:
             else:
                 self._regions.pop(key, None)
 
-    def anything(self) -> bool:
-        """Return whether anything is under way."""
-        return bool(self._regions)
+    def held_of(self, tensors: Iterable[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Return those tensors of whose storage something is under way."""
+        regions = self._regions
+        if not regions:
+            return ()
+        return [one for one in tensors if one.untyped_storage()._cdata in regions]
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether something of the storage of a tensor is under way."""

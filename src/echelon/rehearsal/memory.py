@@ -60,9 +60,10 @@ class MemoryMeter:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._living:
+            num_bytes, term = storage.nbytes(), self.term
             end = weakref.ref(storage, lambda _: self._end(key))
-            self._living[key] = (storage.nbytes(), self.term, end)
-            self._add(self.term, storage.nbytes())
+            self._living[key] = (num_bytes, term, end)
+            self._add(term, num_bytes)
 
     def is_for(self, term: str, tensors: Sequence[torch.Tensor]) -> None:
         """Say what the storages of tensors are for."""
@@ -109,13 +110,15 @@ class MemoryMeter:
     def _add(self, term: str, num_bytes: int) -> None:
         if term == HOST:
             return
-        self._by_term[term] += num_bytes
-        self._bytes += num_bytes
-        if self._by_term[term] > self.most.get(term, 0):
-            self.most[term] = self._by_term[term]
-        self._action_peak = max(self._action_peak, self._bytes)
-        if self._bytes > self._peak:
-            self._peak = self._bytes
+        now = self._by_term[term] = self._by_term[term] + num_bytes
+        self._bytes = total = self._bytes + num_bytes
+        if num_bytes <= 0:
+            return
+        if now > self.most.get(term, 0):
+            self.most[term] = now
+        self._action_peak = max(self._action_peak, total)
+        if total > self._peak:
+            self._peak = total
             self.at_peak = dict(self._by_term)
 
     def _end(self, key: int) -> None:

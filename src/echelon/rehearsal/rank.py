@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from echelon.parallel.pipeline import StepState
 from echelon.parallel.transport.recorder import Recorder
 from echelon.rehearsal.groups import RehearsedCompletion
 from echelon.rehearsal.in_flight import Misuse
+from echelon.rehearsal.known_results import KnownResults
 from echelon.rehearsal.log import Entry, HostRead, RankLog
 from echelon.rehearsal.memory import (
     ACTIVATIONS,
@@ -74,13 +75,25 @@ class RankRehearsal:
     and by what is read ("" where the engine does not say so)."""
 
 
-def rehearse_rank(plan: Plan, rank: int, documents: tuple[int, ...] | None = None) -> RankRehearsal:
-    """Return what a rank of `plan` does on GPUs under NCCL.
+def rehearse_ranks(plan: Plan, ranks: Sequence[int]) -> list[RankRehearsal]:
+    """Return what ranks of `plan` do, one after the other: results of operations are shared."""
+    known = KnownResults()
+    return [rehearse_rank(plan, rank, known=known) for rank in ranks]
+
+
+def rehearse_rank(
+    plan: Plan,
+    rank: int,
+    documents: tuple[int, ...] | None = None,
+    *,
+    known: KnownResults | None = None,
+) -> RankRehearsal:
+    """Return what a rank of `plan` does on GPUs under NCCL; `known` may be what others have.
 
     Sequences are of one document each, or of those that start at the positions `documents`.
     """
     log, events = RankLog(rank), EventList()
-    shapes = ShapesOnly(log)
+    shapes = ShapesOnly(log, known)
     memory = shapes.memory
     with shapes:
         engine = TrainEngine(
@@ -146,15 +159,13 @@ def _batches(
     starts = None if documents is None else (documents,) * plan.layout.microbatch_sequences
     mathematics = plan.mathematics
     length, rows = mathematics.sequence_length, plan.layout.microbatch_sequences
-    runs = engine.runs_for(length)
-    batches: list[TokenBatch] = []
-    for _ in range(plan.num_microbatches):
-        tokens_BT = torch.zeros((rows, length), dtype=torch.int64)
-        whole = TokenBatch.from_rows(
-            tokens_BT, tokens_BT, torch.arange(rows), step=step, seed=mathematics.seed
-        )
-        batches.append(whole.cut(runs, starts).to(META))
-    return batches
+    tokens_BT = torch.zeros((rows, length), dtype=torch.int64)
+    whole = TokenBatch.from_rows(
+        tokens_BT, tokens_BT, torch.arange(rows), step=step, seed=mathematics.seed
+    )
+    here = whole.cut(engine.runs_for(length), starts)
+    here = replace(here, counted=here.num_valid())
+    return [here.to(META) for _ in range(plan.num_microbatches)]
 
 
 def _name_state(memory: MemoryMeter, engine: TrainEngine) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import chain
+from math import lcm
+from typing import Self
 
 import torch
 
@@ -26,12 +28,19 @@ from echelon.rehearsal.classes import RankClasses
 from echelon.rehearsal.in_flight import MISSING_WAIT, NEVER_AWAITED, RELEASED_IN_FLIGHT
 from echelon.rehearsal.log import RECEIVE, Entry, HostRead, Issue
 from echelon.rehearsal.order import DEADLOCK, MISMATCH, MISSING, RankClass, prove_order
-from echelon.rehearsal.rank import RankRehearsal, rehearse_rank
+from echelon.rehearsal.rank import RankRehearsal, rehearse_ranks
 from echelon.rehearsal.result import Rehearsal, RehearsalFault
 from echelon.rehearsal.roofline import roofline_of_plan
+from echelon.schedule.build import SCHEDULES
 
 ROUNDS = 2
 """Rounds of a pipeline that are rehearsed."""
+
+LEAST_MICROBATCHES = 3
+"""Microbatches of a step that are rehearsed where it has as many."""
+
+_PARTS_PER_PROCESS = 3
+"""A process rehearses its ranks in so many parts; those of one share what is known of shapes."""
 
 _RULES: Mapping[str, Rule] = {
     DEADLOCK: rules.REHEARSE_DEADLOCK,
@@ -58,12 +67,15 @@ def with_few_microbatches(plan: Plan) -> Plan:
     """Return a plan whose steps have two rounds of its pipeline, where they have more.
 
     Rounds are alike: each microbatch meets the same actions in the same order. A step has at least
-    twice as many as there are pipeline ranks then, so that all of them are as full as they get.
+    twice as many as there are pipeline ranks then, so that all of them are as full as they get, and
+    at least three: the first, one like all between, and the last.
     """
-    pp, whole = plan.mesh.pp, plan.num_microbatches
-    period = pp if pp % 2 == 0 else 2 * pp
-    few = whole % period + ROUNDS * period
-    if plan.layout.pipeline.rows or few >= whole:
+    pipeline, whole = plan.layout.pipeline, plan.num_microbatches
+    if pipeline.rows:
+        return plan
+    period = lcm(plan.mesh.pp, SCHEDULES[pipeline.schedule].microbatch_multiple)
+    few = whole % period + max(ROUNDS * period, LEAST_MICROBATCHES)
+    if few >= whole:
         return plan
     sequences = plan.mathematics.global_sequences // whole * few
     return replace(plan, mathematics=replace(plan.mathematics, global_sequences=sequences))
@@ -80,16 +92,17 @@ def rehearse(plan: Plan, *, workers: int | None = None, whole: bool = False) -> 
     logs: dict[RankClass, Sequence[Entry]] = {}
     ranks: list[RankRehearsal] = []
     found: dict[_Found, list[int]] = {}
-    classes, checked, rehearsed = _in_classes(plan, workers or os.cpu_count() or 1)
-    for one in rehearsed:
-        log = logs.setdefault(classes.of(one.rank), one.entries)
-        if one.rank not in checked:
-            ranks.append(replace(one, entries=()))
-            for fault in _faults_of(one):
-                found.setdefault(fault, []).append(one.rank)
-        if not _alike(log, one.entries):
-            text = f"this rank does other things than its class {classes.of(one.rank)}"
-            found.setdefault((rules.REHEARSE_CLASS, text), []).append(one.rank)
+    with _Processes(workers or os.cpu_count() or 1) as processes:
+        classes, checked, rehearsed = _in_classes(plan, processes)
+        for one in rehearsed:
+            log = logs.setdefault(classes.of(one.rank), one.entries)
+            if one.rank not in checked:
+                ranks.append(replace(one, entries=()))
+                for fault in _faults_of(one):
+                    found.setdefault(fault, []).append(one.rank)
+            if not _alike(log, one.entries):
+                text = f"this rank does other things than its class {classes.of(one.rank)}"
+                found.setdefault((rules.REHEARSE_CLASS, text), []).append(one.rank)
     proof = prove_order(logs, classes.of)
     found |= {(_RULES[fault.rule], fault.text): [] for fault in proof.faults}
     places = peak_bytes_by_place(plan)
@@ -111,13 +124,13 @@ def rehearse(plan: Plan, *, workers: int | None = None, whole: bool = False) -> 
 
 
 def _in_classes(
-    plan: Plan, workers: int
+    plan: Plan, processes: _Processes
 ) -> tuple[RankClasses, Sequence[int], Iterable[RankRehearsal]]:
     """Return the classes, the ranks that are compared with theirs, and all that are rehearsed.
 
     Context ranks are classes of their own where those of the first stage differ.
     """
-    contexts = list(_rehearsed(plan, RankClasses(plan).context_ranks(), workers))
+    contexts = list(processes.rehearse(plan, RankClasses(plan).context_ranks()))
     apart = any(not _alike(contexts[0].entries, one.entries) for one in contexts)
     classes = RankClasses(plan, by_context=apart)
     checked, known = classes.checked(), {one.rank for one in contexts}
@@ -125,19 +138,41 @@ def _in_classes(
     return (
         classes,
         [one for one in checked if one not in known],
-        chain(contexts, _rehearsed(plan, rest, workers)),
+        chain(contexts, processes.rehearse(plan, rest)),
     )
 
 
-def _rehearsed(plan: Plan, ranks: Sequence[int], workers: int) -> Iterator[RankRehearsal]:
-    """Yield what each rank did, in their order."""
-    if len(ranks) < 2 or workers == 1:
-        yield from (rehearse_rank(plan, rank) for rank in ranks)
-        return
-    fork = multiprocessing.get_context("fork")
-    one_thread = {"initializer": torch.set_num_threads, "initargs": (1,)}
-    with ProcessPoolExecutor(min(workers, len(ranks)), fork, **one_thread) as processes:
-        yield from processes.map(rehearse_rank, [plan] * len(ranks), ranks)
+class _Processes:
+    """Processes that rehearse ranks, or this one where one is enough."""
+
+    def __init__(self, count: int) -> None:
+        """Start none before they are needed."""
+        self._count = count
+        self._executor: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
+        """Return these processes."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the processes."""
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+
+    def rehearse(self, plan: Plan, ranks: Sequence[int]) -> Iterator[RankRehearsal]:
+        """Yield what each rank did, in their order."""
+        if len(ranks) < 2 or self._count == 1:
+            yield from rehearse_ranks(plan, ranks)
+            return
+        if self._executor is None:
+            fork = multiprocessing.get_context("fork")
+            one_thread = {"initializer": torch.set_num_threads, "initargs": (1,)}
+            self._executor = ProcessPoolExecutor(self._count, fork, **one_thread)
+        size = -(-len(ranks) // (self._count * _PARTS_PER_PROCESS))
+        parts = [ranks[start : start + size] for start in range(0, len(ranks), size)]
+        yield from chain.from_iterable(
+            self._executor.map(rehearse_ranks, [plan] * len(parts), parts)
+        )
 
 
 def _faults_of(rank: RankRehearsal) -> Iterator[_Found]:

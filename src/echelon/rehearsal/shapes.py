@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from echelon.rehearsal.in_flight import MemoryInFlight
-from echelon.rehearsal.known_results import KnownResults
+from echelon.rehearsal.known_results import Call, KnownResults
 from echelon.rehearsal.log import RankLog
 from echelon.rehearsal.memory import MemoryMeter
 from echelon.rehearsal.work import WorkCounter, kernel_work, tensors_in
@@ -29,6 +29,25 @@ _NOTHING_TO_RUN = frozenset({"_fused_sgd_"})
 """Operations in place that PyTorch cannot run on shapes."""
 
 
+class _Operation:
+    """What does not change from call to call of an operation of PyTorch; it keeps that alive."""
+
+    __slots__ = ("func", "is_copy", "is_read", "is_view", "name", "names", "places")
+
+    def __init__(self, func: Any) -> None:
+        self.func = func
+        self.name: str = func._schema.name.rpartition("::")[2]
+        self.is_view: bool = func.is_view
+        self.is_read, self.is_copy = self.name in _READS, self.name in _COPIES
+        written = [
+            (place, one)
+            for place, one in enumerate(func._schema.arguments)
+            if one.alias_info is not None and one.alias_info.is_write
+        ]
+        self.places = [place for place, one in written if not one.kwarg_only]
+        self.names: list[str] = [one.name for _, one in written]
+
+
 class ShapesOnly(TorchDispatchMode):
     """Run what a rank runs on the meta device, and write down what it asks of its device."""
 
@@ -37,14 +56,14 @@ class ShapesOnly(TorchDispatchMode):
         """Return False: nothing here is compiled, and torch would import its compiler to say so."""
         return False
 
-    def __init__(self, log: RankLog) -> None:
-        """Write host reads into `log`."""
+    def __init__(self, log: RankLog, known: KnownResults | None = None) -> None:
+        """Write host reads into `log`; `known` is what operations make, as far as it is known."""
         super().__init__()
         self.log = log
         self.memory, self.work, self.flight = MemoryMeter(), WorkCounter(), MemoryInFlight()
         self.task = self.reading = ""
-        self._known = KnownResults()
-        self._writes: dict[Any, tuple[tuple[int, ...], tuple[str, ...]]] = {}
+        self._known = known or KnownResults()
+        self._operations: dict[int, _Operation] = {}
 
     def __torch_dispatch__(
         self,
@@ -54,15 +73,18 @@ class ShapesOnly(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run an operation, or make up what the host reads of it."""
+        operation = self._operations.get(id(func))
+        if operation is None:
+            operation = self._operations[id(func)] = _Operation(func)
         kwargs = kwargs or {}
-        if func.is_view:
+        if operation.is_view:
             return func(*args, **kwargs)
-        name = func._schema.name.rpartition("::")[2]
-        given = [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
-        if name in _READS and given[0].device.type == "meta":
+        call, name = Call(func, args, kwargs), operation.name
+        given = call.given
+        if operation.is_read and given[0].device.type == "meta":
             self._read(name, given[0])
             return torch.ones((), dtype=given[0].dtype).item()
-        if name in _COPIES:
+        if operation.is_copy:
             source = args[1] if name == "copy_" else args[0]
             target = args[0].device if name == "copy_" else kwargs.get("device") or source.device
             if source.device.type == "meta" and torch.device(target).type == "cpu":
@@ -70,44 +92,33 @@ class ShapesOnly(TorchDispatchMode):
                 if name == "copy_":
                     return args[0].fill_(1)
                 return torch.ones(source.shape, dtype=kwargs.get("dtype") or source.dtype)
-        self._check(func, name, args, kwargs, given)
+        held = self.flight.held_of(given)
+        if held:
+            self._touch(operation, args, kwargs, held)
         if name in _NOTHING_TO_RUN:
             self.work.ran(self.task, kernel_work(func, given, (args, kwargs), None))
             return None
-        out, kernel = self._known.run(func, args, kwargs, given)
-        on_device = False
-        for tensor in tensors_in(out):
-            if tensor.device.type == "meta":
-                self.memory.made(tensor)
-                on_device = True
-        if on_device or any(one.device.type == "meta" for one in given):
+        out, kernel, new = self._known.run(func, call, args, kwargs)
+        for tensor in new:
+            self.memory.made(tensor)
+        if kernel is not None and (new or any(one.is_meta for one in given)):
             self.work.ran(self.task, kernel)
         return out
 
-    def _check(
-        self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], given: list[Any]
+    def _touch(
+        self,
+        operation: _Operation,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        held: Sequence[torch.Tensor],
     ) -> None:
-        """Look whether an operation touches what is in flight."""
-        if not self.flight.anything():
-            return
-        if func not in self._writes:
-            written = [
-                (place, one.name, one.kwarg_only)
-                for place, one in enumerate(func._schema.arguments)
-                if one.alias_info is not None and one.alias_info.is_write
-            ]
-            self._writes[func] = (
-                tuple(place for place, _, only in written if not only),
-                tuple(named for _, named, _ in written),
-            )
-        places, names = self._writes[func]
-        writes = [args[place] for place in places if place < len(args)]
-        writes += [kwargs[named] for named in names if named in kwargs]
+        """Tell what an operation does to tensors that are in flight."""
+        writes = [args[place] for place in operation.places if place < len(args)]
+        writes += [kwargs[named] for named in operation.names if named in kwargs]
         targets = {id(one) for one in tensors_in(writes)}
-        for tensor in given:
-            if self.flight.holds(tensor):
-                write = id(tensor) in targets
-                self.flight.touched(tensor, write=write, by=name, where=where_in_package())
+        for tensor in held:
+            write = id(tensor) in targets
+            self.flight.touched(tensor, write=write, by=operation.name, where=where_in_package())
 
     def _read(self, operation: str, tensor: torch.Tensor) -> None:
         where = where_in_package()

@@ -220,7 +220,10 @@ class WorkCounter:
     def ran(self, task: str, kernel: KernelWork | None) -> None:
         """Count a kernel."""
         if kernel is not None:
-            self.by_task.setdefault(task, Work()).add(kernel)
+            work = self.by_task.get(task)
+            if work is None:
+                work = self.by_task[task] = Work()
+            work.add(kernel)
 
 
 def tensors_in(tree: Any) -> Iterable[torch.Tensor]:
