@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from echelon.core.plan import Plan
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.gradients import GradientStore
@@ -45,7 +46,8 @@ class TensorSplit:
     """Say how layers are split: the group, whether the stream is split too, where gradients go.
 
     With `exchanges`, what comes next in backward sends something that weight gradients can hide.
-    `pieces` are the rows that kernels take at a time.
+    `pieces` are the rows that kernels take at a time. `fp8_block` numbers of a row share a scale
+    where products are of 8-bit numbers (`parallel/fp8_linear.py`); 0: they are not.
     """
 
     group: Group
@@ -53,6 +55,21 @@ class TensorSplit:
     store: GradientStore
     exchanges: bool = False
     pieces: PieceSizes = TRAINING_PIECES
+    fp8_block: int = 0
+
+    @classmethod
+    def from_plan(
+        cls, plan: Plan, group: Group, store: GradientStore, pieces: PieceSizes
+    ) -> TensorSplit:
+        """Return how a plan splits layers over `group`."""
+        precision = plan.mathematics.precision
+        return cls(
+            group=group,
+            sequence_parallel=plan.layout.sequence_parallel,
+            store=store,
+            pieces=pieces,
+            fp8_block=precision.fp8_block if precision.is_fp8 else 0,
+        )
 
     @property
     def scattered(self) -> bool:
