@@ -16,6 +16,9 @@ nothing of width D is sent before the heads, and per block and microbatch
                                              rows gathered again for the gradients of weights
 
 What stays at width D is one sum after the heads, and the two of a dense MLP.
+
+Where products are of 8-bit numbers, what sequence parallelism gathers for them are codes of 1 byte
+in place of s, and a scale of 4 bytes for each `precision.fp8_block` of them, in a second collective.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from echelon.cost.bytes.data import (
     tied_bytes,
 )
 from echelon.cost.bytes.experts.sent import expert_bytes
+from echelon.cost.bytes.fp8 import fp8_scale_bytes
 from echelon.cost.bytes.terms import (
     SentTerm,
     all_gather_bytes,
@@ -132,6 +136,13 @@ def tensor_bytes(
 
     more = wide_before_heads(plan)
     attention_forward, attention_backward = forward[0] + more[0], backward[0] + more[1]
+    in_fp8 = plan.layout.sequence_parallel and plan.mathematics.precision.is_fp8
+    gathers = (
+        more[0] * blocks + mlps,
+        more[0] * again + mlps_again + gathered_again,
+        (backward[0] + more[0]) * blocks + 2 * mlps,
+    )
+    narrow = gathers if in_fp8 else (0, 0, 0)
 
     def term(name: str, count: int, each: int, formula: str = formula) -> SentTerm:
         return SentTerm(
@@ -139,13 +150,14 @@ def tensor_bytes(
         )
 
     return (
-        term("blocks forward", attention_forward * blocks + forward[1] * mlps, each),
+        term("blocks forward", attention_forward * blocks + forward[1] * mlps - narrow[0], each),
         term(
             "blocks forward again",
-            attention_forward * again + forward[1] * mlps_again + gathered_again,
+            attention_forward * again + forward[1] * mlps_again + gathered_again - narrow[1],
             each,
         ),
-        term("blocks backward", attention_backward * blocks + backward[1] * mlps, each),
+        term("blocks backward", attention_backward * blocks + backward[1] * mlps - narrow[2], each),
+        *_fp8_terms(plan, narrow),
         *latent_bytes(plan, blocks, again),
         term("embedding", ends * embedded, each),
         term("head", ends * headed, each),
@@ -157,6 +169,25 @@ def tensor_bytes(
         ),
         partial_bytes(plan, buckets),
     )
+
+
+def _fp8_terms(plan: Plan, counts: tuple[int, int, int]) -> Iterator[SentTerm]:
+    """Yield the terms of rows that are gathered in 8 bits: forward, again, and backward."""
+    degree, precision = plan.mesh.tp, plan.mathematics.precision
+    numbers = plan.local_tokens * plan.model.hidden // degree
+    for name, count in zip(("forward", "forward again", "backward"), counts, strict=True):
+        for part, size, formula in (
+            ("codes", numbers, "(n-1)/n N D"),
+            ("scales", fp8_scale_bytes(numbers, precision), "(n-1)/n N D 4 / block"),
+        ):
+            yield SentTerm(
+                axis=Axis.TP.value,
+                name=f"blocks {name}, {part}",
+                count=count,
+                each=all_gather_bytes(size, degree),
+                formula=formula,
+                source="DeepSeek-V3, 2024, section 3.3",
+            )
 
 
 def _gathers_again(plan: Plan, blocks: Sequence[int]) -> int:
@@ -240,8 +271,10 @@ def latent_bytes(plan: Plan, blocks: int, again: int) -> Iterator[SentTerm]:
         return
     widths, degree = narrow_widths(latent), plan.mesh.tp
     if scattered:
-        forward = _gathered(plan, widths)
-        backward = forward + _gathered(plan, widths[:2])
+        scattered_back = _gathered(plan, widths)
+        again_for_weights = _gathered_for_products(plan, widths[:2])
+        forward = again_for_weights + _gathered(plan, widths[2:])
+        backward = scattered_back + again_for_weights
         formulas = "(n-1)/n N r s", "(n-1)/n N (r + u) s"
     else:
         forward = 0
@@ -266,6 +299,19 @@ def _gathered(plan: Plan, widths: tuple[int, ...]) -> int:
     """Return the bytes of gathering rows of these widths, or of scattering their gradients."""
     degree = plan.mesh.tp
     return sum(all_gather_bytes(_rows_bytes(plan, width) // degree, degree) for width in widths)
+
+
+def _gathered_for_products(plan: Plan, widths: tuple[int, ...]) -> int:
+    """Return the bytes of gathering rows of these widths that a product reads."""
+    degree, precision = plan.mesh.tp, plan.mathematics.precision
+    if not precision.is_fp8:
+        return _gathered(plan, widths)
+    rows = plan.local_tokens // degree
+    return sum(
+        all_gather_bytes(rows * width, degree)
+        + all_gather_bytes(fp8_scale_bytes(rows * width, precision), degree)
+        for width in widths
+    )
 
 
 def _rows_bytes(plan: Plan, width: int) -> int:
