@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from echelon.models.modules import EmptyLinear
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.kernels.fp8 import Fp8Matrix, multiply, quantised_rows, quantised_weight
 from echelon.parallel.tensor import TensorSplit
@@ -123,6 +124,23 @@ class Fp8RowLinear(torch.autograd.Function):
         if split.group.size == 1 and not split.exchanges:
             split.store.run_deferred()
         return dx, None, None, None
+
+
+_NARROW = ("q_down", "kv_down")
+"""Layers that lead down to the narrow vectors of latent attention: `WholeLinear`'s."""
+
+
+def multiply_in_fp8(decoder: nn.Module, block: int) -> None:
+    """Let the layers of a whole decoder give what ranks make of their input; no gradients."""
+    for name, module in decoder.named_modules():
+        if isinstance(module, EmptyLinear) and name.rpartition(".")[2] not in _NARROW:
+            module.forward = partial(_forward, module, block)
+
+
+def _forward(linear: EmptyLinear, block: int, x: torch.Tensor) -> torch.Tensor:
+    weight = quantised_weight(linear.weight, block)
+    y = multiply(quantised_rows(x, block), weight, x.dtype)
+    return y if linear.bias is None else y + linear.bias
 
 
 def weights_in_fp8(linears: Sequence[nn.Linear], split: TensorSplit) -> Fp8Matrix:
