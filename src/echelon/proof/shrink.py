@@ -93,6 +93,12 @@ def same_dtypes(one: Precision, other: Precision) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in _DTYPES)
 
 
+def without_fp8(plan: Plan) -> Plan:
+    """Return a plan whose products are of the dtype of its parameters."""
+    precision = replace(plan.mathematics.precision, matmul="parameters")
+    return replace(plan, mathematics=replace(plan.mathematics, precision=precision))
+
+
 def _precision(precision: Precision, dtype: DType | None) -> Precision:
     """Return the precision of a proof: few steps must be enough for the loss scale to change."""
     small = precision
