@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.activations.attention_working import AttentionRowChunks, attention_working_bytes
 from echelon.cost.bytes.context.sent import kv_copies
+from echelon.cost.bytes.fp8 import CODE_BYTES, SCALE_BYTES
 
 Num: TypeAlias = "int | float | NDArray[Any]"
 
@@ -134,6 +135,8 @@ class ActivationNumbers:
     """Bytes w of a statistic."""
     matmul_size: Num
     """Bytes of an element of what a matrix product keeps (1 in fp8)."""
+    fp8_block: int = 0
+    """Numbers that share a scale where our own layers keep 8-bit numbers; 0 where they do not."""
     tp: Num = 1
     """Degree of tensor parallelism."""
     low_precision: Num = 0
@@ -186,7 +189,17 @@ class ActivationNumbers:
     @property
     def matmul_stream(self) -> Num:
         """Return the bytes of the residual stream as a matrix product keeps it."""
-        return self.rows * self.hidden * self.matmul_size
+        return self.product_bytes(self.rows * self.hidden)
+
+    def product_bytes(self, numbers: Num) -> Num:
+        """Return the bytes of so many numbers as one of our layers of a block keeps them."""
+        if self.fp8_block:
+            return numbers * CODE_BYTES + numbers // self.fp8_block * SCALE_BYTES
+        return numbers * self.matmul_size
+
+    def copied_bytes(self, numbers: Num) -> Num:
+        """Return what a layer keeps beside an input of so many numbers that another keeps, too."""
+        return self.product_bytes(numbers) if self.fp8_block else 0 * numbers
 
     @property
     def whole(self) -> Num:
@@ -267,6 +280,7 @@ class ActivationNumbers:
             attend_run=run,
             attend_rest=rest,
             matmul_size=size,
+            fp8_block=precision.fp8_block if precision.is_fp8 else 0,
             mixed=int(precision.gradients != precision.parameters),
         )
 
