@@ -86,7 +86,7 @@ def _degrees(view: View, axis: str, widths: list[CutWidth], block: int) -> list[
     common = gcd(*(width for _, width, cut in widths if cut == axis))
     if common % block:
         return []
-    return [f"{axis} = {n}" for n in nearest_divisors(common // block, view.integer(axis))]
+    return [str(n) for n in nearest_divisors(common // block, view.integer(axis))]
 
 
 def _blocks(view: View, widths: list[CutWidth]) -> list[str]:
