@@ -30,6 +30,7 @@ OptimizerKind = Annotated[str, OPTIMIZERS]
 DecayRule = Literal["matrices", "blocks", "all"]
 LearningRateSchedule = Literal["constant", "linear", "cosine", "wsd"]
 LossScaling = Literal["none", "dynamic", "fixed"]
+MatmulDType = Literal["parameters", "fp8"]
 ZeroStage = Literal[0, 1, 2, 3]
 Accumulation = Literal["whole", "slices"]
 OffloadTarget = Literal["none", "host", "nvme"]
@@ -67,11 +68,21 @@ class Precision:
     """The least that a dynamic scale becomes."""
     loss_scale_hysteresis: int = 1
     """Overflows after which a dynamic scale halves."""
+    matmul: MatmulDType = "parameters"
+    """What the linear layers of blocks multiply: numbers of the dtype of `parameters`, or these
+    rounded to 8 bits (`parallel/kernels/fp8.py`)."""
+    fp8_block: int = 128
+    """Numbers of a row that share a scale in 8 bits, and rows and columns of a weight that do."""
 
     @property
     def has_master(self) -> bool:
         """Return whether the optimizer updates a copy, not the parameters themselves."""
         return self.master != self.parameters
+
+    @property
+    def is_fp8(self) -> bool:
+        """Return whether the linear layers of blocks multiply 8-bit numbers."""
+        return self.matmul == "fp8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ def apply_plan(
     specs = held_parameters(plan, part)
     reduction = GradientReduction(plan, groups)
     store = GradientStore(reduction, pieces)
-    split = tensor_split(layout, groups.tensor, store, device, pieces)
+    split = tensor_split(plan, groups.tensor, store, device, pieces)
     context = ContextAttention(plan, groups.ring, groups.ulysses, store, tile_rows=pieces.tile_rows)
     experts = expert_parallel(plan, part, groups, split, device)
     operations = RankOperations(split, plan.model.vocab, context, experts=experts)

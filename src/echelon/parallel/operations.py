@@ -23,6 +23,7 @@ from echelon.models.operations import (
 )
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.expert import ExpertParallel
+from echelon.parallel.fp8_linear import Fp8ColumnLinear, Fp8RowLinear
 from echelon.parallel.kernels.fused import LayerNorm, RMSNorm, Rotate, SwiGLU
 from echelon.parallel.kernels.piece_functions import (
     Branch,
@@ -129,6 +130,10 @@ class RankOperations(Operations):
 
     def project_in(self, x_ND: torch.Tensor, linears: Sequence[nn.Linear]) -> torch.Tensor:
         """Return the outputs of column-parallel layers side by side."""
+        if self.split.fp8_block:
+            again = self.recompute.makes_again(x_ND)
+            with self.recompute.reads(x_ND):
+                return Fp8ColumnLinear.apply(x_ND, linears, self.split, again)
         with self.recompute.reads(x_ND):
             return ColumnLinear.apply(x_ND, linears, self.split)
 
@@ -146,8 +151,7 @@ class RankOperations(Operations):
 
     def project_out(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
         """Return the output of a row-parallel layer."""
-        with self.recompute.reads(x):
-            return RowLinear.apply(x, linear, self.split)
+        return self._row_linear(x, linear, self.split)
 
     def project_attended(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
         """Return the output of attention through a row-parallel layer.
@@ -155,7 +159,13 @@ class RankOperations(Operations):
         Where attention sends something in its backward, the weight gradient waits for that time.
         """
         split = replace(self.split, exchanges=self.context.exchanges)
+        return self._row_linear(x, linear, split)
+
+    def _row_linear(self, x: torch.Tensor, linear: nn.Linear, split: TensorSplit) -> torch.Tensor:
+        again = self.recompute.makes_again(x)
         with self.recompute.reads(x):
+            if split.fp8_block:
+                return Fp8RowLinear.apply(x, linear, split, again)
             return RowLinear.apply(x, linear, split)
 
     def rotary_tables(

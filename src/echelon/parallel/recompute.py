@@ -155,6 +155,10 @@ class OperatorRecompute:
         self.remember(y, output)
         return y
 
+    def makes_again(self, x: torch.Tensor) -> bool:
+        """Return whether x is the output of an operator that backward makes again."""
+        return x in self._outputs
+
     @contextmanager
     def reads(self, x: torch.Tensor) -> Iterator[None]:
         """Let the layer inside, which reads x, keep how x is made in its place."""

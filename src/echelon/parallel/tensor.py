@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from echelon.core.plan import Kernels, Layout
+from echelon.core.plan import Kernels, Plan
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.gradients import GradientStore
@@ -50,6 +50,8 @@ class TensorSplit:
 
     With `exchanges`, what comes next in backward sends something that weight gradients can hide.
     `pieces` are the rows that plain kernels take at a time, `kernels` says what is not plain.
+    `fp8_block` numbers of a row share a scale where products are of 8-bit numbers
+    (`parallel/fp8_linear.py`); 0: they are not.
     """
 
     group: Group
@@ -59,6 +61,7 @@ class TensorSplit:
     pieces: PieceSizes = TRAINING_PIECES
     overlap: TensorOverlap | None = None
     kernels: Kernels = field(default_factory=Kernels)
+    fp8_block: int = 0
 
     @property
     def scattered(self) -> bool:
@@ -67,9 +70,10 @@ class TensorSplit:
 
 
 def tensor_split(
-    layout: Layout, group: Group, store: GradientStore, device: torch.device, pieces: PieceSizes
+    plan: Plan, group: Group, store: GradientStore, device: torch.device, pieces: PieceSizes
 ) -> TensorSplit:
     """Return how the layers of a rank are split; EnvironmentProblem where its device cannot."""
+    layout, precision = plan.layout, plan.mathematics.precision
     if layout.tp_overlap == "symmetric-memory" and device.type != "meta":
         require_symmetric_memory(device)
     return TensorSplit(
@@ -78,6 +82,7 @@ def tensor_split(
         store=store,
         pieces=pieces,
         kernels=layout.kernels,
+        fp8_block=precision.fp8_block if precision.is_fp8 else 0,
         overlap=tensor_overlap(layout.tp_overlap),
     )
 

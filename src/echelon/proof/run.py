@@ -19,7 +19,12 @@ from echelon.proof.claims.choice_errors import with_ties_of_ranks
 from echelon.proof.claims.claims import ClaimResult, judge, judge_races
 from echelon.proof.claims.conditioning import conditioned_tolerance, may_be_rounding
 from echelon.proof.claims.proof import Proof, ProofPass
-from echelon.proof.claims.tolerance import float64_tolerance, own_tolerance, rounded_oracle_runs
+from echelon.proof.claims.tolerance import (
+    float64_tolerance,
+    is_low,
+    own_tolerance,
+    rounded_oracle_runs,
+)
 from echelon.proof.diagnose.diagnose import diagnose
 from echelon.proof.diagnose.races import diagnose_races
 from echelon.proof.late import LateRun, require_late_subject, run_late
@@ -32,7 +37,7 @@ from echelon.proof.oracle.loss_scale import (
 )
 from echelon.proof.oracle.oracle import OracleStep, run_oracle
 from echelon.proof.ranks import find_factory, read_results
-from echelon.proof.shrink import same_dtypes, shrink
+from echelon.proof.shrink import same_dtypes, shrink, without_fp8
 from echelon.proof.shrink_schedule import num_rounded_steps, num_steps
 
 OUR_ENGINE = "echelon.training.subject:build"
@@ -75,7 +80,7 @@ def prove(
     if late:
         require_late_subject(subject, factory)
     variants = _variants(plan, own_precision=own_precision)
-    ranges = range_cases(variants[1].plan) if len(variants) > 1 else []
+    ranges = range_cases(variants[-1].plan) if len(variants) > 1 else []
     shrunk = [one.plan for one in (*variants, *ranges)]
     with tempfile.TemporaryDirectory(prefix="echelon-prove-") as directory:
         argument = {
@@ -125,7 +130,13 @@ class _Variant:
 
 
 def _variants(plan: Plan, *, own_precision: bool) -> list[_Variant]:
-    """Return what is run, in float64 first."""
+    """Return what is run, in float64 first.
+
+    A number that lies next to the middle of two 8-bit numbers may be rounded to either, and the
+    difference is 2^15 times that of float64 and float32: nothing else could be seen beside it. So
+    the plan's own precision is proven with products of that precision. That of 16 bits is run with
+    8-bit products, too: what these make of its rounding the one device's own errors say.
+    """
     exact, own = shrink(plan, precision="fp64", names_apart=True), shrink(plan)
     steps, rounded_steps = num_steps(exact), num_rounded_steps(own)
     own_reference = shrink(plan, precision="fp64")
@@ -138,8 +149,17 @@ def _variants(plan: Plan, *, own_precision: bool) -> list[_Variant]:
     variants = [_Variant(plan=exact, reference=exact, num_steps=steps)]
     precision = own.mathematics.precision
     if own_precision and not same_dtypes(precision, exact.mathematics.precision):
-        variants.append(_Variant(plan=own, reference=own_reference, num_steps=rounded_steps))
+        plain, plain_reference = without_fp8(own), without_fp8(own_reference)
+        variants.append(_Variant(plan=plain, reference=plain_reference, num_steps=rounded_steps))
+        if precision.is_fp8 and is_low(own):
+            variants.append(_Variant(plan=own, reference=own_reference, num_steps=rounded_steps))
     return variants
+
+
+def _name_of(plan: Plan, *, exact: bool) -> str:
+    """Return what a pass is called: by its dtype, and by its products where there are two."""
+    precision = plan.mathematics.precision
+    return precision.parameters + ", fp8" * (precision.is_fp8 and not exact)
 
 
 def offloaded_to(plan: Plan, directory: str) -> Plan:
@@ -201,7 +221,7 @@ def _judge(
         broken = any(not earlier.holds for earlier in passes)
         passes.append(
             ProofPass(
-                precision=plan.mathematics.precision.parameters,
+                precision=_name_of(plan, exact=not number),
                 claims=results,
                 # A wrong factor is the same in both precisions: it is told once, where it is clear.
                 diagnosis=None

@@ -42,6 +42,8 @@ _LEAST_MICROBATCHES = 4
 _LEAST_WIDTH = 3  # elements of a tensor rank
 _ROOM = 3  # elements of a tensor rank
 _CHUNK = 4  # tokens
+_FP8_BLOCK = 4
+"""Numbers that share a scale; every width of a small model is a multiple of it."""
 _SGD_RATE = 1.0  # learning rate
 _UNCLIPPED_SGD_RATE = 5e-3  # learning rate
 _SGD_DECAY = 2e-3  # weight decay
@@ -91,12 +93,20 @@ def same_dtypes(one: Precision, other: Precision) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in _DTYPES)
 
 
+def without_fp8(plan: Plan) -> Plan:
+    """Return a plan whose products are of the dtype of its parameters."""
+    precision = replace(plan.mathematics.precision, matmul="parameters")
+    return replace(plan, mathematics=replace(plan.mathematics, precision=precision))
+
+
 def _precision(precision: Precision, dtype: DType | None) -> Precision:
     """Return the precision of a proof: few steps must be enough for the loss scale to change."""
     small = precision
+    if precision.is_fp8:
+        small = replace(small, fp8_block=_FP8_BLOCK)
     if precision.loss_scaling == "dynamic":
         small = replace(
-            precision,
+            small,
             loss_scale_window=min(precision.loss_scale_window, 2),
             loss_scale_hysteresis=min(precision.loss_scale_hysteresis, 2),
         )
@@ -105,13 +115,15 @@ def _precision(precision: Precision, dtype: DType | None) -> Precision:
 
 def _model(plan: Plan, layers: int, sequence_length: int) -> ModelShape:
     shape, tp = plan.model, plan.mesh.tp
-    latent = small_latent(shape)
+    tile = _FP8_BLOCK if plan.mathematics.precision.is_fp8 else 1
+    latent = small_latent(shape, tile)
     head_dim = 4 if latent is None else latent.nope_dim + latent.rope_dim
     kv_heads = tp * _kv_heads(plan)
     heads = kv_heads * (shape.heads // shape.kv_heads)
     hidden = _hidden(shape, heads * head_dim, tp)
+    cut = tile * tp
     beside = [(shape.hidden, hidden)]
-    ffn = _width(shape.ffn, beside, 12, tp=tp)
+    ffn = _width(shape.ffn, beside, 12, tp=cut)
     vocab = _width(shape.vocab, [*beside, (shape.ffn, ffn)], 24, tp=tp, rest=shape.vocab % tp)
     spare_positions = 3 if shape.max_positions > plan.mathematics.sequence_length else 0
     return replace(
@@ -127,7 +139,7 @@ def _model(plan: Plan, layers: int, sequence_length: int) -> ModelShape:
         max_positions=sequence_length + spare_positions,
         window=_window(plan, sequence_length),
         latent=latent,
-        experts=small_experts(plan, layers, lambda size: _width(size, beside, 12, tp=tp)),
+        experts=small_experts(plan, layers, lambda size: _width(size, beside, 12, tp=cut)),
         # A narrow model needs wide weights: with the std of a wide one its blocks would add next
         # to nothing to the residual stream, and a wrong one would hardly show.
         initial_std=max(shape.initial_std, hidden**-0.5),

@@ -62,8 +62,11 @@ def _num_experts(experts: Experts, ep: int) -> int:
     raise AssertionError("numbers end")
 
 
-def small_latent(shape: ModelShape) -> LatentAttention | None:
-    """Return narrow latent attention; its values stay narrower than keys, or as wide."""
+def small_latent(shape: ModelShape, tile: int = 1) -> LatentAttention | None:
+    """Return narrow latent attention; its values stay narrower than keys, or as wide.
+
+    Its widths are multiples of `tile`.
+    """
     latent = shape.latent
     if latent is None:
         return None
@@ -71,11 +74,11 @@ def small_latent(shape: ModelShape) -> LatentAttention | None:
     widths = {latent.nope_dim: nope, latent.nope_dim + latent.rope_dim: nope + rope}
     between = nope - 1 if latent.value_dim < latent.nope_dim else nope + 1
     return LatentAttention(
-        query_rank=10,
-        kv_rank=7,
-        nope_dim=nope,
-        rope_dim=rope,
-        value_dim=widths.get(latent.value_dim, between),
+        query_rank=10 * tile,
+        kv_rank=7 * tile,
+        nope_dim=nope * tile,
+        rope_dim=rope * tile,
+        value_dim=widths.get(latent.value_dim, between) * tile,
     )
 
 

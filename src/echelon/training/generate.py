@@ -13,6 +13,7 @@ from echelon.core.plan import Plan
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.models.precision import TORCH_DTYPES, at_least_fp32
+from echelon.parallel.fp8_linear import multiply_in_fp8
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.checkpoint.identity import RunIdentity
 from echelon.training.checkpoint.index import PARAMETERS
@@ -61,13 +62,16 @@ def continue_tokens(
 def load_decoder(plan: Plan, checkpoint: Path, tokenizer_hash: str) -> Decoder:
     """Return the whole model on one device with the weights of a checkpoint of `plan`.
 
-    They are the master copies, in their dtype.
+    They are the master copies, in their dtype. Where linear layers were trained to multiply 8-bit
+    numbers, they do.
 
     Of experts, the biases of their routers too: tokens are routed as they were trained to be. But
     nothing is dropped: the room of an expert is counted by sequence, and a text that has just begun
     would have hardly any.
     """
     decoder = Decoder(plan.model).to(TORCH_DTYPES[plan.mathematics.precision.master])
+    if plan.mathematics.precision.is_fp8:
+        multiply_in_fp8(decoder, plan.mathematics.precision.fp8_block)
     wide = at_least_fp32(TORCH_DTYPES[plan.mathematics.precision.parameters])
     biases = {spec.name: torch.zeros(spec.shape, dtype=wide) for spec in router_biases(plan.model)}
     with torch.no_grad():

@@ -213,9 +213,11 @@ def _numbers(plan: Plan) -> str:
         "optimizer": precision.master,
     }
     optimizer = OPTIMIZERS[plan.mathematics.optimizer.kind].title
+    products = f", products of blocks fp8 in tiles of {precision.fp8_block}" * precision.is_fp8
     if len(set(kinds.values())) == 1:
-        return f"{optimizer}, all in {precision.master}"
-    return f"{optimizer}, {', '.join(f'{name} {dtype}' for name, dtype in kinds.items())}"
+        return f"{optimizer}, all in {precision.master}{products}"
+    listed = ", ".join(f"{name} {dtype}" for name, dtype in kinds.items())
+    return f"{optimizer}, {listed}{products}"
 
 
 def _zero(plan: Plan) -> str:

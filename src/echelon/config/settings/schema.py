@@ -190,6 +190,13 @@ _MATHEMATICS = (
     setting("precision.loss_scale_window", COUNT, 1000, "dynamic: steps until it doubles"),
     setting("precision.loss_scale_min", LOSS_SCALE, 1.0, "dynamic: it never falls below"),
     setting("precision.loss_scale_hysteresis", COUNT, 1, "dynamic: overflows until it halves"),
+    setting(
+        "precision.matmul",
+        Choice(options=("parameters", "fp8")),
+        "parameters",
+        "what linear layers of blocks multiply",
+    ),
+    setting("precision.fp8_block", COUNT, 128, "fp8: numbers of a row that share a scale"),
     setting("optimizer.kind", Choice(options=OPTIMIZERS), PLAIN_OPTIMIZER, "the update"),
     setting("optimizer.learning_rate", POSITIVE, 3e-4, "at its peak"),
     setting("optimizer.beta1", FRACTION, 0.9, "decay of the first moment"),

@@ -12,6 +12,8 @@ section 3.1); Ainslie et al., "GQA", 2023.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from echelon.cost.activations.linear import (
     ResidualBranch,
     column_input,
@@ -75,7 +77,7 @@ def _projections_kept(x: ActivationNumbers) -> Num:
 def attention_saved(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
     """Return what grouped-query attention keeps, from the norm before to its output."""
     norm, column = norm_saved(x, "attention norm"), column_input(x, "q, k, v", "attention input")
-    return (*norm, column, *_heads_saved(x), *_core_saved(x))
+    return (*norm, column, *_heads_saved(x), *_core_saved(x), *_output_saved(x))
 
 
 def attention_remade_bytes(x: ActivationNumbers) -> Num:
@@ -99,7 +101,8 @@ def _core_saved(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
     """Return what attention itself keeps, locally or over context ranks."""
     local, kept = 1 - elementwise_max(x.ring, x.exchanged), queries_are_copied(x)
     copied = x.keys * x.copies
-    by_position = elementwise_max(x.exchanged, x.transposed) * x.queries
+    # A copy for the next layer, which keeps that, or 8-bit numbers in its place.
+    by_position = elementwise_max(x.exchanged, x.transposed) * x.queries * (not x.fp8_block)
     exchanged = x.exchanged * (x.queries + 2 * copied)
     return saved_tensors(
         ATTENTION,
@@ -185,4 +188,12 @@ def attention_core_operator(
 def _output(x: ActivationNumbers, branch: ResidualBranch, lost: Num) -> OperatorMemory:
     local, kept = 1 - elementwise_max(x.ring, x.exchanged), queries_are_copied(x)
     again = kept * ((1 - x.exchanged) * x.queries + local * x.keys)
-    return row_parallel_operator(x, "o", x.queries, x.output_bias, elementwise_max(0, lost - again))
+    lost = elementwise_max(0, lost - again)
+    operator = row_parallel_operator(x, "o", x.queries, x.output_bias, lost)
+    return replace(operator, saved=_output_saved(x))
+
+
+def _output_saved(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
+    """Return what the output layer keeps beside attention: its input in 8 bits."""
+    numbers = x.tokens * x.heads * x.head_dim
+    return saved_tensors("o", ("input", x.copied_bytes(numbers), "N H h"))

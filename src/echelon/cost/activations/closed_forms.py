@@ -122,6 +122,11 @@ def _beside(work: CostInputs, mixture: bool) -> Num:
     heads = software.saved_joint * np.where(alike, model.kv_dim, 0.0)
     several = np.asarray(work.layout.microbatch) > 1.0
     heads = heads + software.saved_turned * np.where(several, model.query_dim, 0.0)
+    # Our output layer keeps 8-bit numbers beside what attention keeps.
+    narrow = np.asarray(work.machine.peak_flops) > work.machine.attention_flops
+    heads = heads + software.wide_weight_gradients * narrow * np.where(
+        np.asarray(model.kv_rank) > 0, model.value_dim, model.query_dim
+    )
     # Inputs of attention and, of an MLP that tensor ranks share, of its first product.
     inputs = work.element * model.hidden * (1.0 - 1.0 / stream) * (1.0 if mixture else 2.0)
     widths = widths + heads / tp + software.saved_whole * inputs

@@ -166,7 +166,7 @@ def _router_saved(x: ActivationNumbers, e: ExpertNumbers) -> tuple[SavedTensor, 
     one = e.routed * x.statistics_bytes
     return saved_tensors(
         ROUTER,
-        ("mlp input", x.matmul_stream, "n D s"),
+        ("mlp input", x.stream if x.fp8_block else x.matmul_stream, "n D s"),
         ("scores", scores, "r E w"),
         ("choices", e.routed * e.top_k * INDEX_BYTES, "r k 8"),
         ("gates and their sum", e.renormalised * (e.top_k + 1) * one, "r (k + 1) w"),
@@ -180,7 +180,7 @@ def _experts_saved(x: ActivationNumbers, e: ExpertNumbers) -> tuple[SavedTensor,
     rows, inner = (e.here + e.spare) * x.hidden * x.size, e.here * e.inner
     return saved_tensors(
         EXPERTS,
-        ("rows", rows, "A D s"),
+        ("rows", _rows_kept(x, e), "A D s"),
         ("gates", (e.here + e.spare) * x.statistics_bytes, "A w"),
         ("gate and up", e.up * inner * x.size, "2 A G s"),
         ("rows of outputs", e.unfused * rows, "A D s"),
@@ -188,12 +188,21 @@ def _experts_saved(x: ActivationNumbers, e: ExpertNumbers) -> tuple[SavedTensor,
     )
 
 
+def _rows_kept(x: ActivationNumbers, e: ExpertNumbers) -> Num:
+    """Return the bytes of rows that arrived, as experts keep them."""
+    if x.fp8_block:
+        return x.product_bytes(e.here * x.hidden)
+    return (e.here + e.spare) * x.hidden * x.size
+
+
 def _shared_saved(x: ActivationNumbers, e: ExpertNumbers) -> tuple[SavedTensor, ...]:
     inner = x.tokens * e.shared_inner
+    own = _any_shared(e) * x.copied_bytes(x.rows * x.hidden)
     return saved_tensors(
         SHARED,
+        ("input in 8 bits", own, "n D"),
         ("gate and up", e.up * inner * x.size, "2 N F' s"),
-        ("inner activation", inner * x.matmul_size, "N F' s"),
+        ("inner activation", x.product_bytes(inner), "N F' s"),
     )
 
 
@@ -213,17 +222,17 @@ def _router(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> Oper
 
 
 def _experts(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> OperatorMemory:
-    rows = (e.here + e.spare) * x.hidden * x.size
-    inner = e.here * e.inner * x.size
+    inner = e.here * e.inner
+    gradients = _rows_kept(x, e)
     beside = flow.local + _any_shared(e) * x.stream
     return OperatorMemory(
         name=EXPERTS,
         saved=_experts_saved(x, e),
         kept_for_weight_gradient=saved_tensors(
             EXPERTS,
-            ("rows", rows, "A D s"),
-            ("gradients of the outputs", rows, "A D s"),
-            ("inner activations and gradients", 3 * inner, "3 A G s"),
+            ("rows", _rows_kept(x, e), "A D s"),
+            ("gradients of the outputs", gradients, "A D s"),
+            ("inner activations and gradients", x.product_bytes(3 * inner), "3 A G s"),
         ),
         forward=beside + forward_bytes(e.chunks, graph=True),
         forward_without_graph=beside + forward_bytes(e.chunks, graph=False),
@@ -241,8 +250,10 @@ def _any_shared(e: ExpertNumbers) -> Num:
 
 
 def _shared(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> OperatorMemory:
-    inner = x.tokens * e.shared_inner * x.size
+    numbers = x.tokens * e.shared_inner
+    inner = numbers * x.size
     any_shared = _any_shared(e)
+    gradient = any_shared * x.product_bytes(x.tokens * x.hidden)
     gather = x.scattered * x.whole
     made = x.summed_bytes(x.whole) - x.scattered * x.stream
     apart = 2 * (1 - x.low_precision) * (1 - x.fused_swiglu)
@@ -267,9 +278,10 @@ def _shared(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> Oper
         saved=_shared_saved(x, e),
         kept_for_weight_gradient=saved_tensors(
             SHARED,
-            ("gradient of gate and up", 2 * inner, "2 N F' s"),
-            ("inner activation", inner, "N F' s"),
-            ("gradient of the output", any_shared * x.whole, "N D s"),
+            ("input in 8 bits", any_shared * x.copied_bytes(x.rows * x.hidden), "n D"),
+            ("gradient of gate and up", x.product_bytes(2 * numbers), "2 N F' s"),
+            ("inner activation", x.product_bytes(numbers), "N F' s"),
+            ("gradient of the output", gradient, "N D s"),
         ),
         forward=any_shared
         * (flow.local + bytes_in_flight(e.chunks) + 3 * inner + made + x.gathered_bytes(x.whole)),

@@ -70,7 +70,9 @@ def latent_operators(x: ActivationNumbers, latent: LatentAttention) -> tuple[Ope
     own, vector_made = cut * sizes.values, sizes.query_vector
     attention = attention_core_operator(replace(x, rope=1), branch, raw + 3 * x.queries, own)
     padded = saved_tensors(ATTENTION, ("values", (1 - sent) * x.queries, "N H h s"))
-    cut_out = saved_tensors("o", ("output without padding", own, "N H v s"))
+    values = x.tokens * x.heads * latent.value_dim
+    kept = x.product_bytes(values) if x.fp8_block else own
+    cut_out = saved_tensors("o", ("output without padding", kept, "N H v s"))
     # Keys are of the width of queries, and values are in memory of their own.
     by_position = tuple(
         one for one in attention.saved if not (cut and one.name == "output, position by position")
@@ -150,7 +152,11 @@ def _up(
     whole, own = x.tokens * rank * x.size, x.rows * rank * x.size
     product = x.widened_bytes(out // elementwise_max(x.tokens * x.size, 1) + rank, x.tokens)
     gathered = x.scattered * whole
-    kept = saved_tensors(name, ("latent vector", own, "n r s"), ("its gradient", out, "N O s"))
+    kept = saved_tensors(
+        name,
+        ("latent vector", x.product_bytes(x.rows * rank), "n r s"),
+        ("its gradient", x.product_bytes(out // x.size), "N O s"),
+    )
     return branch.around(
         x,
         OperatorMemory(

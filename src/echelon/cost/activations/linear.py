@@ -59,10 +59,15 @@ class ResidualBranch:
     def row_layer_bytes(self, x: ActivationNumbers) -> Num:
         """Return what the weight gradient of the row layer keeps, where that is put off."""
         kept = self.inner + elementwise_max(x.scattered, x.dropout) * x.whole
+        if x.fp8_block:
+            kept = _kept_bytes(x, self.inner) + x.product_bytes(x.tokens * x.hidden)
         return (1 - self.flushed) * x.shared * kept
 
     def column_layer_bytes(self, x: ActivationNumbers) -> Num:
         """Return what the weight gradients of the column layer keep after it."""
+        if x.fp8_block:
+            rows = x.product_bytes((x.tokens + x.rows) * x.hidden)
+            return x.scattered * (_kept_bytes(x, self.column) + rows)
         return x.scattered * (self.column + x.whole + x.stream)
 
     def around(
@@ -78,6 +83,11 @@ class ResidualBranch:
             backward=x.stream + late + operator.backward,
             backward_split=self.split_stream_gradient(x) + operator.backward,
         )
+
+
+def _kept_bytes(x: ActivationNumbers, size: Num) -> Num:
+    """Return what a layer keeps of numbers that take so many bytes in the dtype of parameters."""
+    return x.product_bytes(size // x.size) if x.fp8_block else size
 
 
 def norm_saved(x: ActivationNumbers, name: str) -> tuple[SavedTensor, ...]:
@@ -112,7 +122,7 @@ def _gate_and_up(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
 
 
 def _down_input(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
-    return saved_tensors(DOWN, ("input", x.tokens * x.inner * x.matmul_size, "N F s"))
+    return saved_tensors(DOWN, ("input", x.product_bytes(x.tokens * x.inner), "N F s"))
 
 
 def norm_operator(
@@ -153,7 +163,8 @@ def column_parallel_operator(
     """Return column-parallel layers that read the same normed stream; `out` columns together."""
     saved = column_input(x, name, what)
     made = x.tokens * out * x.size
-    (gradient,) = saved_tensors(name, ("gradient of the output", made, "N O s"))
+    kept = _kept_bytes(x, made)
+    (gradient,) = saved_tensors(name, ("gradient of the output", kept, "N O s"))
     # Under sequence parallelism the product of these layers comes later, that of the row layer now.
     width = out * (1 - x.scattered) + x.scattered * (
         branch.inner // elementwise_max(x.tokens * x.size, 1)
@@ -184,7 +195,9 @@ def row_parallel_operator(
         name=name,
         kept_for_weight_gradient=(
             *saved_tensors(
-                name, ("input", inputs, "N I s"), ("gradient of the output", x.whole, "N D s")
+                name,
+                ("input", _kept_bytes(x, inputs), "N I s"),
+                ("gradient of the output", _kept_bytes(x, x.whole), "N D s"),
             ),
             vector_gradient_bytes(name, bias * x.hidden * x.statistics_bytes, "D w"),
         ),

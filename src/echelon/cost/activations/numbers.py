@@ -22,6 +22,7 @@ from echelon.core.plan import DTYPE_BYTES, FusedPiece, Plan
 from echelon.cost.activations.attention_working import AttentionRowChunks, attention_working_bytes
 from echelon.cost.bytes.context.memory import AttentionSizes
 from echelon.cost.bytes.context.sent import kv_copies
+from echelon.cost.bytes.fp8 import CODE_BYTES, SCALE_BYTES
 
 Num: TypeAlias = "int | float | NDArray[Any]"
 
@@ -152,6 +153,8 @@ class ActivationNumbers:
     """Bytes w of a statistic."""
     matmul_size: Num
     """Bytes of an element of what a matrix product keeps (1 in fp8)."""
+    fp8_block: int = 0
+    """Numbers that share a scale where our own layers keep 8-bit numbers; 0 where they do not."""
     tp: Num = 1
     """Degree of tensor parallelism."""
     tp_ring: Num = 0
@@ -222,7 +225,17 @@ class ActivationNumbers:
     @property
     def matmul_stream(self) -> Num:
         """Return the bytes of the residual stream as a matrix product keeps it."""
-        return self.rows * self.hidden * self.matmul_size
+        return self.product_bytes(self.rows * self.hidden)
+
+    def product_bytes(self, numbers: Num) -> Num:
+        """Return the bytes of so many numbers as one of our layers of a block keeps them."""
+        if self.fp8_block:
+            return numbers * CODE_BYTES + numbers // self.fp8_block * SCALE_BYTES
+        return numbers * self.matmul_size
+
+    def copied_bytes(self, numbers: Num) -> Num:
+        """Return what a layer keeps beside an input of so many numbers that another keeps, too."""
+        return self.product_bytes(numbers) if self.fp8_block else 0 * numbers
 
     @property
     def whole(self) -> Num:
@@ -339,6 +352,7 @@ class ActivationNumbers:
             attend_run=run,
             attend_rest=rest,
             matmul_size=size,
+            fp8_block=precision.fp8_block if precision.is_fp8 else 0,
             mixed=int(precision.gradients != precision.parameters),
             widens=int(not adds_wider),
             chunk_elements=GPU_CHUNK_ELEMENTS if on_gpu else CACHE_ELEMENTS,

@@ -69,6 +69,7 @@ def _attention(x: ActivationNumbers, found: dict[str, OperatorMemory]) -> None:
     """Keep the projections of attention alone; the gradient of its output lives as it does."""
     _drop(found, "heads", found["heads"].saved[1:], "o")
     _drop(found, ATTENTION, found[ATTENTION].saved, "o")
+    _drop(found, "o", found["o"].saved, "o")
     heads, core, output = found["heads"], found[ATTENTION], found["o"]
     work = elementwise_max(
         heads.forward - heads.saved_bytes, total_saved_bytes(heads.remade) + core.forward

@@ -16,6 +16,9 @@ nothing of width D is sent before the heads, and per block and microbatch
                                              rows gathered again for the gradients of weights
 
 What stays at width D is one sum after the heads, and the two of a dense MLP.
+
+Where products are of 8-bit numbers, what sequence parallelism gathers for them are codes of 1 byte
+in place of s, and a scale of 4 bytes for each `precision.fp8_block` of them, in a second collective.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from echelon.cost.bytes.data import (
     tied_bytes,
 )
 from echelon.cost.bytes.experts.sent import expert_bytes
+from echelon.cost.bytes.fp8 import fp8_scale_bytes
 from echelon.cost.bytes.terms import (
     SentTerm,
     all_gather_bytes,
@@ -139,6 +143,13 @@ def tensor_bytes(
         # inputs for the gradients of weights are gathered at once.
         messages, one, formula = degree - 1, stream // degree, "n D s to the next rank"
         inputs_again = (more[1] - more[0]) * blocks + mlps
+    narrow = (0, 0, 0)
+    if plan.layout.sequence_parallel and plan.mathematics.precision.is_fp8:
+        narrow = (
+            more[0] * blocks + mlps,
+            more[0] * again + mlps_again + gathered_again,
+            (backward[0] + more[0]) * blocks + 2 * mlps,
+        )
 
     def term(name: str, count: int, each: int, formula: str = at_once) -> SentTerm:
         return SentTerm(
@@ -148,18 +159,22 @@ def tensor_bytes(
     return (
         term(
             "blocks forward",
-            messages * (attention_forward * blocks + forward[1] * mlps),
+            messages * (attention_forward * blocks + forward[1] * mlps - narrow[0]),
             one,
             formula,
         ),
         term(
             "blocks forward again",
-            messages * (attention_forward * again + forward[1] * mlps_again + gathered_again),
+            messages
+            * (attention_forward * again + forward[1] * mlps_again + gathered_again - narrow[1]),
             one,
             formula,
         ),
-        term("blocks backward", messages * (backward_count - inputs_again), one, formula),
+        term(
+            "blocks backward", messages * (backward_count - inputs_again - narrow[2]), one, formula
+        ),
         term("blocks backward, inputs again", inputs_again, each),
+        *_fp8_terms(plan, narrow),
         *latent_bytes(plan, blocks, again),
         term("embedding", ends * embedded, each),
         term("head", ends * headed, each),
@@ -171,6 +186,25 @@ def tensor_bytes(
         ),
         partial_bytes(plan, buckets),
     )
+
+
+def _fp8_terms(plan: Plan, counts: tuple[int, int, int]) -> Iterator[SentTerm]:
+    """Yield the terms of rows that are gathered in 8 bits: forward, again, and backward."""
+    degree, precision = plan.mesh.tp, plan.mathematics.precision
+    numbers = plan.local_tokens * plan.model.hidden // degree
+    for name, count in zip(("forward", "forward again", "backward"), counts, strict=True):
+        for part, size, formula in (
+            ("codes", numbers, "(n-1)/n N D"),
+            ("scales", fp8_scale_bytes(numbers, precision), "(n-1)/n N D 4 / block"),
+        ):
+            yield SentTerm(
+                axis=Axis.TP.value,
+                name=f"blocks {name}, {part}",
+                count=count,
+                each=all_gather_bytes(size, degree),
+                formula=formula,
+                source="DeepSeek-V3, 2024, section 3.3",
+            )
 
 
 def _gathers_again(plan: Plan, blocks: Sequence[int]) -> int:
@@ -254,8 +288,10 @@ def latent_bytes(plan: Plan, blocks: int, again: int) -> Iterator[SentTerm]:
         return
     widths, degree = narrow_widths(latent), plan.mesh.tp
     if scattered:
-        forward = _gathered(plan, widths)
-        backward = forward + _gathered(plan, widths[:2])
+        scattered_back = _gathered(plan, widths)
+        again_for_weights = _gathered_for_products(plan, widths[:2])
+        forward = again_for_weights + _gathered(plan, widths[2:])
+        backward = scattered_back + again_for_weights
         formulas = "(n-1)/n N r s", "(n-1)/n N (r + u) s"
     else:
         forward = 0
@@ -280,6 +316,19 @@ def _gathered(plan: Plan, widths: tuple[int, ...]) -> int:
     """Return the bytes of gathering rows of these widths, or of scattering their gradients."""
     degree = plan.mesh.tp
     return sum(all_gather_bytes(_rows_bytes(plan, width) // degree, degree) for width in widths)
+
+
+def _gathered_for_products(plan: Plan, widths: tuple[int, ...]) -> int:
+    """Return the bytes of gathering rows of these widths that a product reads."""
+    degree, precision = plan.mesh.tp, plan.mathematics.precision
+    if not precision.is_fp8:
+        return _gathered(plan, widths)
+    rows = plan.local_tokens // degree
+    return sum(
+        all_gather_bytes(rows * width, degree)
+        + all_gather_bytes(fp8_scale_bytes(rows * width, precision), degree)
+        for width in widths
+    )
 
 
 def _rows_bytes(plan: Plan, width: int) -> int:

@@ -207,11 +207,14 @@ def _operator_seconds(
 
 def _linear(work: CostInputs, rows: Num, depth: Num, columns: Num) -> tuple[Num, Num, Num]:
     machine, element = work.machine, work.element
+    wide = work.software.wide_weight_gradients
+    rate = wide * machine.attention_flops + (1.0 - wide) * machine.peak_flops
+    late = replace(machine, peak_flops=rate)
     used = np.asarray(depth * columns) > 0
     return (
         np.where(used, matmul_seconds(machine, rows, depth, columns, element), 0.0),
         np.where(used, matmul_seconds(machine, rows, columns, depth, element), 0.0),
-        np.where(used, matmul_seconds(machine, depth, rows, columns, element), 0.0),
+        np.where(used, matmul_seconds(late, depth, rows, columns, element), 0.0),
     )
 
 

@@ -13,6 +13,7 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.plan import DTYPE_BYTES, OptimizerKind, Plan, Precision
 from echelon.cost.bytes.experts.memory import balanced_memory
 from echelon.cost.seconds.flops import attention_width
+from echelon.cost.seconds.fp8 import product_dtype
 from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
 from echelon.cost.seconds.numbers import (
     LayoutNumbers,
@@ -40,7 +41,10 @@ def cost_inputs_from_plan(plan: Plan, software: TrainerConstants | None = None) 
             plan.model, mathematics.sequence_length, tp=float(plan.mesh.tp)
         ),
         machine=machine_numbers_from_cluster(
-            plan.cluster, mathematics.precision.parameters, ranks=plan.mesh.world_size
+            plan.cluster,
+            product_dtype(plan.cluster, mathematics.precision),
+            attention_dtype=mathematics.precision.parameters,
+            ranks=plan.mesh.world_size,
         ),
         software=constants_for_precision(facts, mathematics.precision, mathematics.optimizer.kind),
         layout=layout_numbers_from_plan(plan),
@@ -155,6 +159,7 @@ def constants_for_precision(
         reduced_bytes=float(DTYPE_BYTES[precision.reduction]),
         state_bytes=float(states + beside),
         parameter_bytes=float(master * rests),
+        wide_weight_gradients=float(precision.is_fp8),
     )
 
 

@@ -59,6 +59,9 @@ class TrainerConstants:
     """Latency of one more rank that is spoken to at the same time, over that of the first."""
     fp8_bytes: Num = 4.0
     """Bytes of traffic to cast an element that a product in fp8 takes, with its scale."""
+    wide_weight_gradients: Num = 0.0
+    """Flag: where other products are in fp8, those of weight gradients are in the dtype of
+    parameters."""
     host_updates: Num = 0.0
     """Flag: processors of the host update what is offloaded."""
     mixture_s: Num = 1e-3

@@ -33,6 +33,7 @@ from echelon.models.mixture_reference import token_numbers
 from echelon.models.moe import MixtureOfExperts
 from echelon.parallel.expert.balance import Balancer
 from echelon.parallel.expert.feed_forward import ExpertFeedForward
+from echelon.parallel.expert.fp8_feed_forward import Fp8ExpertFeedForward
 from echelon.parallel.expert.grouped_matmul import needs_no_counts
 from echelon.parallel.expert.padded_dispatcher import PaddedTokenDispatcher
 from echelon.parallel.expert.router import RoutedTokens, Router, TokenRouting
@@ -238,7 +239,8 @@ class ExpertParallel:
             in_flight = all_in_flight[index]
             rows_RD, gates_R = _Finish.apply(edges[index], in_flight, "dispatch")
             counts = in_flight.dispatcher.rows_by_expert
-            y_RD = ExpertFeedForward.apply(rows_RD, gates_R, held, counts, self._at_experts)
+            compute = Fp8ExpertFeedForward if self._split.fp8_block else ExpertFeedForward
+            y_RD = compute.apply(rows_RD, gates_R, held, counts, self._at_experts)
             returns.append(_Start.apply(y_RD, None, in_flight, "combine"))
         outputs = [
             _Finish.apply(edge, one, "combine")[0]

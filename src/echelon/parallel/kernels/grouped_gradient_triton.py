@@ -36,7 +36,7 @@ _STAGES = 3
 
 
 @triton.jit
-def _gradient_kernel(  # noqa: PLR0913, PLR0917 - pointers and sizes, no records
+def _gradient_kernel(
     sum_EOI, dy_RO, x_RI, ends_E, num_outputs, num_inputs, gap, sum_row, dy_row, x_row, fresh
 ) -> None:
     expert = tl.program_id(1).to(tl.int64)

@@ -61,6 +61,12 @@ def _foreign_settings(plan: Plan) -> Iterator[tuple[str, str, Sequence[str]]]:
             f'recompute.policy = "{policy}" is about the blocks of Echelon\'s models',
             ['recompute.policy = "none", and torch.utils.checkpoint in your forward'],
         )
+    if plan.mathematics.precision.is_fp8:
+        yield (
+            "precision.matmul",
+            'precision.matmul = "fp8" is about the linear layers of Echelon\'s models',
+            ['precision.matmul = "parameters"'],
+        )
     if plan.model.experts is not None:
         yield (
             "model.experts.num_experts",

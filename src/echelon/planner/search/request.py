@@ -35,6 +35,7 @@ from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.rulebook.config import UNKNOWN_PRESET
 from echelon.core.rulebook.planner import OBJECTIVE_NEEDS_PRICE, TRAINER_RUNS_PIN, UNKNOWN_TRAINER
 from echelon.core.rules import did_you_mean
+from echelon.cost.seconds.fp8 import product_dtype
 from echelon.cost.seconds.from_plan import constants_for_precision, machine_numbers_from_cluster
 from echelon.cost.seconds.inputs import TrainerConstants
 from echelon.cost.seconds.numbers import MachineNumbers
@@ -117,7 +118,7 @@ class SearchRequest(SearchAim):
     def machine_numbers(self, ranks: int) -> MachineNumbers:
         """Return the numbers of the devices with so many ranks, in the dtypes of the run."""
         half = self.mathematics.precision.parameters
-        dtype = self.matmul_dtype or half
+        dtype = self.matmul_dtype or product_dtype(self.cluster, self.mathematics.precision)
         return machine_numbers_from_cluster(self.cluster, dtype, attention_dtype=half, ranks=ranks)
 
     def with_memory(self, memory_bytes: float) -> SearchRequest:

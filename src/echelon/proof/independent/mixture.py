@@ -71,15 +71,26 @@ def mix(run: SequenceRun, x_TD: torch.Tensor, routes: SequenceRoutes) -> torch.T
         ]
         rows, places = [t for t, _ in slots], [k for _, k in slots]
         gates = routes.gates_TK[rows, places]
-        out = swiglu(run, x_TD[rows], f"mlp.experts.{expert}") * gates[:, None]
+        name, x = f"mlp.experts.{expert}", x_TD[rows]
+        if run.fp8_block:
+            # What is rounded for the last product is weighted already.
+            out = swiglu(run, x, name, gates)
+        else:
+            out = swiglu(run, x, name) * gates[:, None]
         y_TD = y_TD.index_add(0, torch.tensor(rows, dtype=torch.int64), out)
     return y_TD
 
 
-def swiglu(run: SequenceRun, x: torch.Tensor, name: str) -> torch.Tensor:
-    """Return down(silu(gate(x)) x up(x)) (Shazeer, "GLU Variants Improve Transformer", 2020)."""
+def swiglu(
+    run: SequenceRun, x: torch.Tensor, name: str, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return down(silu(gate(x)) x up(x)) (Shazeer, "GLU Variants Improve Transformer", 2020).
+
+    What `down` reads is multiplied by `weights`, one for each row, where there are any.
+    """
     gate = run.linear(x, f"{name}.gate")
-    return run.linear(gate * torch.sigmoid(gate) * run.linear(x, f"{name}.up"), f"{name}.down")
+    inner = gate * torch.sigmoid(gate) * run.linear(x, f"{name}.up")
+    return run.linear(inner if weights is None else inner * weights[:, None], f"{name}.down")
 
 
 def _choice(run: SequenceRun, wanted: list[float], position: int, experts: Experts) -> list[int]:

@@ -16,6 +16,7 @@ import torch
 
 from echelon.core.experts import Balance
 from echelon.core.model_shape import ModelShape
+from echelon.proof.independent.fp8 import UNROUNDED, fp8_product
 from echelon.proof.independent.random_numbers import key_of, uniforms
 
 EMBEDDING_UNIT = "embedding"
@@ -58,6 +59,8 @@ class SequenceRun:
     """The optimizer step."""
     seed: int
     """The seed of the run."""
+    fp8_block: int = 0
+    """Numbers that share a scale in products of 8-bit numbers; 0 where there are none."""
     unit: str = EMBEDDING_UNIT
     """The unit that it is in."""
     parts: dict[PartKey, torch.Tensor] = field(default_factory=dict[PartKey, torch.Tensor])
@@ -77,7 +80,11 @@ class SequenceRun:
 
     def linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
         """Return x W^T + b, for a linear layer of the block; b where there is one."""
-        y = x @ self.weight(f"{name}.weight").T
+        weight = self.weight(f"{name}.weight")
+        if self.fp8_block and name not in UNROUNDED:
+            y = fp8_product(x, weight, self.fp8_block)
+        else:
+            y = x @ weight.T
         bias = self.weights.get(f"{self.unit}.{name}.bias")
         return y if bias is None else y + bias
 

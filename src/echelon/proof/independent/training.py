@@ -17,6 +17,7 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.proof.independent.decoder import token_losses
+from echelon.proof.independent.fp8 import fp8_block_of
 from echelon.proof.independent.mixture import (
     RouterState,
     first_state,
@@ -129,6 +130,7 @@ def forward(
             sample=sample,
             step=step,
             seed=mathematics.seed,
+            fp8_block=fp8_block_of(mathematics.precision),
         )
         losses.append(token_losses(run, batch.labels_BT[row].tolist()))
         runs.append(run)

@@ -28,6 +28,7 @@ from echelon.models.operations import Operations
 from echelon.models.precision import widened
 from echelon.proof.oracle.activations import Activations, hearing, with_routers
 from echelon.proof.oracle.batches import global_batch
+from echelon.proof.oracle.fp8 import multiply_in_fp8
 from echelon.proof.oracle.operations import ForcedRouting, OracleOperations
 from echelon.proof.oracle.optimizers import (
     OptimizerState,
@@ -141,11 +142,12 @@ def build_decoder(
     *,
     routing: RoutingState | None = None,
     forced: ForcedRouting | None = None,
+    factor: float = 1.0,
 ) -> Decoder:
     """Return the whole model on one device, holding `values`, in the plan's parameter dtype.
 
     Its routers know of the steps before what `routing` says: nothing, before the first. They send
-    tokens where they are `forced` to go, if they are.
+    tokens where they are `forced` to go, if they are. `factor` is what its loss is multiplied by.
     """
     dtype = TORCH_DTYPES[plan.mathematics.precision.parameters]
     operations = operations or OracleOperations(rounds=dtype != torch.float64)
@@ -153,6 +155,7 @@ def build_decoder(
     model.operations.routing = (routing or RoutingState.start(plan, dtype)).routing_notes(
         plan, forced
     )
+    multiply_in_fp8(model, plan.mathematics.precision, factor)
     own = dict(model.named_parameters())
     assert own.keys() == values.keys(), "the decoder and the table of parameters differ"
     with torch.no_grad():
@@ -252,7 +255,7 @@ def _microbatch_losses(
 def _step(plan: Plan, before: _StepStart, factor: float) -> OracleStep:
     step, values, states = before.step, before.values, before.states
     optimizer, precision = plan.mathematics.optimizer, plan.mathematics.precision
-    model = build_decoder(plan, values, routing=before.routing, forced=before.forced)
+    model = build_decoder(plan, values, routing=before.routing, forced=before.forced, factor=factor)
     with hearing(model) as heard:
         sums, beside, routed = _microbatch_losses(plan, model, step, before.routing)
         count, scale = sum(number for _, number in sums.values()), before.loss_scale * factor

@@ -13,6 +13,7 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.proof.independent.decoder import HEAD, token_losses
+from echelon.proof.independent.fp8 import fp8_block_of
 from echelon.proof.independent.mixture import RouterState, first_state
 from echelon.proof.independent.samples import read_row, samples_of_step
 from echelon.proof.independent.sequence import HEAD_UNIT, SequenceRun
@@ -122,6 +123,7 @@ def continuation(plan: Plan, run: OneDeviceRun, prompt: Sequence[int], count: in
             sample=0,
             step=0,
             seed=plan.mathematics.seed,
+            fp8_block=fp8_block_of(plan.mathematics.precision),
         )
         token_losses(sequence, [_NO_LABEL] * len(recent))
         written.append(int(sequence.parts[HEAD_UNIT, HEAD, 0][-1].argmax()))

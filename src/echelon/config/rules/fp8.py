@@ -1,0 +1,158 @@
+"""When linear layers can multiply 8-bit numbers: which widths, which dtypes, which devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import gcd
+
+from echelon.config.cluster.settings import cluster_of
+from echelon.config.rules.violations import RuleViolation, setting_without_effect
+from echelon.config.settings.experts import (
+    EXPERT_TP_KEY,
+    FFN_KEY,
+    has_dense_layers,
+    has_experts,
+    shared_width,
+)
+from echelon.config.view import View
+from echelon.core.rulebook.fp8 import (
+    FP8_BLOCK_DIVIDES,
+    FP8_BLOCK_OF_KERNELS,
+    FP8_DEVICE,
+    FP8_PARAMETERS,
+)
+from echelon.core.rules import nearest_divisors
+
+MATMUL_KEY, BLOCK_KEY, DTYPE_KEY = "precision.matmul", "precision.fp8_block", "precision.parameters"
+KERNEL_BLOCK = 128
+"""Numbers that share a scale in kernels of GPUs."""
+OFF = f'{MATMUL_KEY} = "parameters"'
+
+CutWidth = tuple[str, int, str]
+"""What a width is, the width of the model, and the axis that cuts it ("" for none)."""
+
+
+def fp8_block_divides(view: View) -> Iterator[RuleViolation]:
+    """Check that no tile is cut by a layout, or short."""
+    if view.word(MATMUL_KEY) != "fp8":
+        return
+    block, degrees = view.integer(BLOCK_KEY), {"": 1, "mesh.tp": view.integer("mesh.tp")}
+    degrees[EXPERT_TP_KEY] = view.integer(EXPERT_TP_KEY)
+    widths = list(_widths(view))
+    for what, width, axis in widths:
+        degree = degrees[axis]
+        if width % (degree * block) == 0:
+            continue
+        cut = f" / {axis} = {width} / {degree}" if axis else f" = {width}"
+        yield RuleViolation(
+            rule=FP8_BLOCK_DIVIDES,
+            key=axis or BLOCK_KEY,
+            message=f"{what}{cut} is no multiple of {BLOCK_KEY} = {block}",
+            set_by=tuple(key for key in (axis, BLOCK_KEY, MATMUL_KEY) if key),
+            suggestions=(*_degrees(view, axis, widths, block), *_blocks(view, widths), OFF),
+        )
+        return
+
+
+def _widths(view: View) -> Iterator[CutWidth]:
+    """Yield all widths of the layers of blocks that multiply 8-bit numbers."""
+    heads, head_dim = view.integer("model.heads"), view.integer("model.head_dim")
+    yield "hidden", view.integer("model.hidden"), ""
+    if view.has_table("model.latent"):
+        nope, rope, value = (view.integer(f"model.latent.{name}_dim") for name in _PARTS_OF_HEAD)
+        for name in ("query_rank", "kv_rank"):
+            yield f"latent.{name}", view.integer(f"model.latent.{name}"), ""
+        yield "heads x (nope_dim + rope_dim)", heads * (nope + rope), "mesh.tp"
+        yield "heads x (nope_dim + value_dim)", heads * (nope + value), "mesh.tp"
+        yield "heads x value_dim", heads * value, "mesh.tp"
+    else:
+        yield "heads x head_dim", heads * head_dim, "mesh.tp"
+        yield "kv_heads x head_dim", view.integer("model.kv_heads") * head_dim, "mesh.tp"
+    if has_dense_layers(view):
+        yield "ffn", view.integer("model.ffn"), "mesh.tp"
+    if shared := shared_width(view):
+        yield "shared_experts x experts.ffn", shared, "mesh.tp"
+    if has_experts(view):
+        yield "experts.ffn", view.integer(FFN_KEY), EXPERT_TP_KEY
+
+
+_PARTS_OF_HEAD = ("nope", "rope", "value")
+
+
+def _degrees(view: View, axis: str, widths: list[CutWidth], block: int) -> list[str]:
+    """Return degrees of the axis with which its widths are whole blocks."""
+    if not axis:
+        return []
+    common = gcd(*(width for _, width, cut in widths if cut == axis))
+    if common % block:
+        return []
+    return [str(n) for n in nearest_divisors(common // block, view.integer(axis))]
+
+
+def _blocks(view: View, widths: list[CutWidth]) -> list[str]:
+    """Return the largest power of two that divides every width, where kernels do not say it."""
+    if cluster_of(view).backend == "nccl":
+        return []
+    degrees = {"": 1, **{key: view.integer(key) for key in ("mesh.tp", EXPERT_TP_KEY)}}
+    common = gcd(*(width // degrees[axis] for _, width, axis in widths))
+    largest = common & -common
+    return [f"{BLOCK_KEY} = {min(largest, KERNEL_BLOCK)}"] if largest > 1 else []
+
+
+def fp8_parameters(view: View) -> Iterator[RuleViolation]:
+    """Check that what codes stand for is exact in the dtype of parameters."""
+    if view.word(MATMUL_KEY) == "fp8" and view.word(DTYPE_KEY) == "fp16":
+        yield RuleViolation(
+            rule=FP8_PARAMETERS,
+            key=MATMUL_KEY,
+            message=f'{MATMUL_KEY} = "fp8" with {DTYPE_KEY} = "fp16": the least scale is 2^-126, '
+            "the least number of fp16 2^-24",
+            set_by=(MATMUL_KEY, DTYPE_KEY),
+            suggestions=(
+                f'{DTYPE_KEY} = "bf16" with precision.loss_scaling = "none"',
+                f'{DTYPE_KEY} = "bf16"',
+                OFF,
+            ),
+        )
+
+
+def fp8_device(view: View) -> Iterator[RuleViolation]:
+    """Check that devices multiply 8-bit numbers, in tiles that their kernels know."""
+    if view.word(MATMUL_KEY) != "fp8":
+        return
+    cluster, block = cluster_of(view), view.integer(BLOCK_KEY)
+    if cluster.backend != "nccl":
+        return
+    device = cluster.device
+    if device.flops("fp8") is None:
+        peaks = ", ".join(name for name, _ in device.peak_flops) or "none"
+        yield RuleViolation(
+            rule=FP8_DEVICE,
+            key=MATMUL_KEY,
+            message=f'{MATMUL_KEY} = "fp8", but {device.name} has no peak of fp8 '
+            f"(it has those of {peaks})",
+            set_by=(MATMUL_KEY, "cluster.preset"),
+            suggestions=(OFF,),
+        )
+    elif block != KERNEL_BLOCK:
+        yield RuleViolation(
+            rule=FP8_BLOCK_OF_KERNELS,
+            key=BLOCK_KEY,
+            message=f"{BLOCK_KEY} = {block}, but kernels of {device.name} multiply numbers of "
+            f"which {KERNEL_BLOCK} share a scale",
+            suggestions=(f"{BLOCK_KEY} = {KERNEL_BLOCK}", OFF),
+        )
+
+
+def fp8_block_without_effect(view: View) -> Iterator[RuleViolation]:
+    """Find a block where nothing is in 8 bits."""
+    if view.word(MATMUL_KEY) != "fp8":
+        why = f"{OFF}, and nothing is in 8 bits"
+        yield from setting_without_effect(view, BLOCK_KEY, why)
+
+
+FP8_FINDERS = (fp8_block_divides, fp8_parameters)
+"""Rules without which ranks could not multiply 8-bit numbers, or would not know which."""
+
+FP8_RUN_FINDERS = (fp8_device, fp8_block_without_effect)
+"""Rules about where a run computes, and about settings without effect."""

@@ -1,0 +1,80 @@
+"""Rules about products of 8-bit numbers."""
+
+from echelon.core.rules import Rule
+
+FP8_BLOCK_DIVIDES = Rule(
+    id="fp8-block-divides",
+    why="""
+    In 8 bits, precision.fp8_block neighbours of a row share a scale, and so do a square of that
+    side of a weight. A tile that lay on two ranks, or were cut short on one, would be another tile
+    under another layout, and numbers would be rounded otherwise. So every width of a layer on a
+    rank is a multiple of it: hidden, heads x head_dim / tp, kv_heads x head_dim / tp, ffn / tp;
+    of experts ffn / expert_tp; of latent attention the widths that heads come out of, too.
+    """,
+    example="""
+    [model]
+    hidden = 512
+    heads = 4
+    kv_heads = 4
+    head_dim = 128
+    ffn = 1024
+    [mesh]
+    %s
+    [precision]
+    matmul = "fp8"
+    """,
+    bad="tp = 16                  # 512 / 16 = 32 is no multiple of 128",
+    fixed="tp = 4",
+)
+
+FP8_PARAMETERS = Rule(
+    id="fp8-parameters",
+    why="""
+    What a code and its scale stand for is exact in bf16, fp32 and fp64, which have the range of
+    scales: weight gradients are products of such numbers. In fp16, the smallest of them would be
+    zero.
+    """,
+    example="""
+    [precision]
+    %s
+    matmul = "fp8"
+    """,
+    bad='parameters = "fp16"',
+    fixed='parameters = "bf16"',
+)
+
+FP8_DEVICE = Rule(
+    id="fp8-device",
+    why="""
+    Devices before Hopper and Ada of NVIDIA, and MI300 of AMD, multiply no 8-bit floats: the run
+    would be slower than in bf16, and no more exact. A CPU multiplies none either, but computes what
+    such a device would: that is how a plan is proven.
+    """,
+    example="""
+    [cluster]
+    %s
+    [precision]
+    parameters = "bf16"
+    matmul = "fp8"
+    """,
+    bad='preset = "8xa100"',
+    fixed='preset = "8xh100"',
+)
+
+FP8_BLOCK_OF_KERNELS = Rule(
+    id="fp8-block-of-kernels",
+    why="""
+    Kernels of GPUs multiply 8-bit numbers of which 128 share a scale (DeepSeek-V3, 2024, section
+    3.3). On a CPU any block can be computed with, so that small models can be tried.
+    """,
+    example="""
+    [cluster]
+    preset = "8xh100"
+    [precision]
+    parameters = "bf16"
+    matmul = "fp8"
+    %s
+    """,
+    bad="fp8_block = 64",
+    fixed="fp8_block = 128",
+)

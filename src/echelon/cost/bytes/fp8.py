@@ -1,0 +1,21 @@
+"""Bytes of matrices of 8-bit numbers: a code for each number, a scale for each tile.
+
+A code takes 1 byte. A scale takes 4, of the `block` numbers of a row that share it; of a weight
+block x block numbers do.
+"""
+
+from __future__ import annotations
+
+from echelon.core.plan import Precision
+
+CODE_BYTES, SCALE_BYTES = 1, 4
+
+
+def fp8_scale_bytes(numbers: int, precision: Precision) -> int:
+    """Return the bytes of the scales of so many numbers of rows."""
+    return numbers // precision.fp8_block * SCALE_BYTES
+
+
+def fp8_row_bytes(numbers: int, precision: Precision) -> int:
+    """Return the bytes of so many numbers of rows: codes and scales."""
+    return numbers * CODE_BYTES + fp8_scale_bytes(numbers, precision)

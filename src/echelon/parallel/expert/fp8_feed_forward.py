@@ -1,0 +1,85 @@
+"""What the experts of a rank compute of the rows that arrive, in products of 8-bit numbers.
+
+As in `feed_forward.py`, one expert after the other, with the products of `parallel/fp8_linear.py`.
+Rows are rounded when they have arrived, inner activations when they are weighted. Kept for backward
+are the rows in 8 bits, and gate and up.
+
+Shape suffixes: R rows of all experts here, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+
+from echelon.models.moe import Expert
+from echelon.parallel.fp8_linear import add_weight_gradients, weights_in_fp8
+from echelon.parallel.kernels.fp8 import Fp8Matrix, multiply, quantised_rows
+from echelon.parallel.kernels.fused import weighted_swiglu, weighted_swiglu_backward
+from echelon.parallel.tensor import TensorSplit
+
+
+class Fp8ExpertFeedForward(torch.autograd.Function):
+    """The SwiGLU of each expert for its rows, weighted."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows_RD: torch.Tensor,
+        gates_R: torch.Tensor,
+        experts: Sequence[Expert],
+        counts: Sequence[int],
+        split: TensorSplit,
+    ) -> torch.Tensor:
+        """Return y_RD for rows that lie side by side by expert, `counts` of each."""
+        ctx.experts, ctx.counts, ctx.split = experts, counts, split
+        rows = quantised_rows(rows_RD, split.fp8_block, split.pieces)
+        y_RD, dtype = torch.empty_like(rows_RD), rows_RD.dtype
+        inners: list[torch.Tensor] = []
+        for expert, part in zip(experts, _parts(counts), strict=True):
+            pair = weights_in_fp8([expert.gate, expert.up], split)
+            gate_up = multiply(rows.rows(part), pair, dtype)
+            inners.append(gate_up)
+            inner = quantised_rows(
+                weighted_swiglu(gate_up, gates_R[part], split.pieces), split.fp8_block, split.pieces
+            )
+            multiply(inner, weights_in_fp8([expert.down], split), dtype, out=y_RD[part])
+        ctx.save_for_backward(rows.codes, rows.scales, gates_R, *inners)
+        return y_RD
+
+    @staticmethod
+    def backward(ctx: Any, dy_RD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of rows and gates; those of the weights are put off."""
+        codes, scales, gates_R, *inners = (one.detach() for one in ctx.saved_tensors)
+        split: TensorSplit = ctx.split
+        store, block, dtype = split.store, split.fp8_block, dy_RD.dtype
+        alone = split.group.size == 1 and not split.exchanges
+        rows = Fp8Matrix(codes=codes, scales=scales, block=block)
+        dy = quantised_rows(dy_RD, block, split.pieces)
+        dx_RD, dgates_R = torch.empty_like(dy_RD), torch.empty_like(gates_R)
+        for expert, gate_up, part in zip(ctx.experts, inners, _parts(ctx.counts), strict=True):
+            down, pair = [expert.down], [expert.gate, expert.up]
+            dinner = multiply(dy.rows(part), weights_in_fp8(down, split), dtype, transposed=True)
+            inner, dgate_up = weighted_swiglu_backward(
+                dinner, gate_up, gates_R[part], dgates_R[part], split.pieces
+            )
+            inner = quantised_rows(inner, block, split.pieces)
+            dgate_up = quantised_rows(dgate_up, block, split.pieces)
+            made = weights_in_fp8(pair, split)
+            multiply(dgate_up, made, dtype, transposed=True, out=dx_RD[part])
+            add = partial(add_weight_gradients, split=split, dtype=dtype)
+            store.defer(partial(add, down, dy_NO=dy.rows(part), x_NI=inner))
+            store.defer(partial(add, pair, dy_NO=dgate_up, x_NI=rows.rows(part)))
+            if alone:
+                store.run_deferred()
+        return dx_RD, dgates_R, None, None, None
+
+
+def _parts(counts: Sequence[int]) -> Iterator[slice]:
+    """Yield the rows of each expert."""
+    for start, end in pairwise(accumulate(counts, initial=0)):
+        yield slice(start, end)
