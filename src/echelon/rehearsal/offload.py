@@ -97,18 +97,21 @@ class RehearsedOffloadStore(MemoryOffloadStore):
         kinds = [(self._tensors[key].numel(), self._tensors[key].dtype) for key in found.keys]
         size = sum(round_up_to_pages(numel * dtype.itemsize) for numel, dtype in kinds)
         self._largest = max(self._largest, size)
-        buffer = self._free.pop() if self._free else None
-        if buffer is None or buffer.nbytes < self._largest:
-            with self._meter.within(BUFFERS):
-                buffer = torch.empty(self._largest, dtype=torch.uint8, device=self._device)
-        found.hold(buffer, kinds)
+        found.hold(self._grown(self._free.pop() if self._free else None), kinds)
 
     def leave(self, found: RehearsedFetch) -> None:
         """Take the buffer of a set; twice is fine."""
         if found in self._fetched:
             self._fetched.remove(found)
             if found.buffer is not None:
-                self._free.append(found.buffer)
+                self._free.append(self._grown(found.buffer))
+
+    def _grown(self, buffer: torch.Tensor | None) -> torch.Tensor:
+        """Return a buffer that takes the largest set: in later steps all of them do."""
+        if buffer is not None and buffer.nbytes >= self._largest:
+            return buffer
+        with self._meter.within(BUFFERS):
+            return torch.empty(self._largest, dtype=torch.uint8, device=self._device)
 
     def _room(self, num_bytes: int) -> torch.Tensor:
         with self._meter.within(HOST):

@@ -178,13 +178,19 @@ def stage_unit_operators(
     elif _input_alone(plan, stage):
         # The executor has the input of a stage whatever becomes of it inside.
         found.append(UnitOperators(name="input", operators=(), stored=_stream(x, "stage")))
+    # Blocks of a kind are alike, unless routing is data.
+    alike: dict[tuple[object, ...], tuple[OperatorMemory, ...]] = {}
     for layer in stage.blocks:
         name = f"layers.{layer}"
+        routed = layer if place[2] is not None else -1
+        kind = (plan.model.layer_has_experts(layer), plan.layout.recompute.operators_of(layer))
+        if (*kind, routed) not in alike:
+            alike[(*kind, routed)] = block_operators(plan, x, layer, place)
         recomputed = plan.layout.recompute.recomputes(layer)
         found.append(
             UnitOperators(
                 name=name,
-                operators=block_operators(plan, x, layer, place),
+                operators=alike[(*kind, routed)],
                 stored=_stream(x, name) if recomputed else None,
                 on_host=recomputed and plan.layout.recompute.offload == "host",
             )

@@ -112,6 +112,11 @@ class GradientSums:
         self._later = 0
         self.bytes = self._most = 0
 
+    @property
+    def takes_part(self) -> bool:
+        """Return whether writing gradients changes anything: a bucket fills, or will be summed."""
+        return any(self._missing.values())
+
     def start_backward(self, stage: int, *, last: bool) -> None:
         """Begin to take the gradients of a microbatch on a stage; `last`: of its last one."""
         if last:

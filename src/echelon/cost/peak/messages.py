@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 
-from echelon.schedule.action import ActionKind
+from echelon.core.plan import Plan
+from echelon.schedule.action import ActionKind, Schedule
+from echelon.schedule.build import build_schedule
 from echelon.schedule.deadlock import send_window
+from echelon.schedule.from_plan import schedule_from_plan
 from echelon.schedule.messages import (
     RECEIVES_AHEAD,
     SENDS_SPARE,
@@ -20,30 +24,44 @@ from echelon.schedule.messages import (
 )
 
 
-class MessageCounts:
-    """Count the messages that the ranks of a schedule hold."""
+def message_counts(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """Return how many messages each pipeline rank holds beside each of its actions."""
+    pipeline = plan.layout.pipeline
+    if pipeline.rows:
+        return _counts(schedule_from_plan(plan))
+    return _built(pipeline.schedule, plan.num_stages, plan.mesh.pp, plan.num_microbatches)
 
-    def __init__(self, traffic: ScheduleMessages) -> None:
-        """Take what the ranks of a schedule send."""
-        self._traffic = traffic
-        self._window = send_window(traffic) + SENDS_SPARE
 
-    def of_rank(self, pp_rank: int) -> Iterator[int]:
-        """Yield how many messages a rank holds beside each of its actions."""
-        steps, receives = self._traffic.steps[pp_rank], self._traffic.receives[pp_rank]
-        posted = arriving = local = 0
-        leaving: Counter[Channel] = Counter()
-        for position, step in enumerate(steps):
-            while posted < len(steps) and posted <= position + RECEIVES_AHEAD:
-                arriving += len(receives[posted])
-                posted += 1
-            if step.receive is not None:
-                arriving -= 1
-            elif step.local_input and step.action.kind is not ActionKind.W:
-                local -= 1
-            yield arriving + local + sum(leaving.values())
-            if step.send is not None:
-                channel = step.send.channel
-                leaving[channel] = min(leaving[channel] + 1, self._window)
-            elif step.local_output:
-                local += 1
+@lru_cache(maxsize=64)
+def _built(name: str, stages: int, ranks: int, microbatches: int) -> tuple[tuple[int, ...], ...]:
+    """Return those of a schedule that a builder makes: many plans of a search have the same."""
+    schedule = build_schedule(
+        name, num_stages=stages, num_ranks=ranks, num_microbatches=microbatches
+    )
+    return _counts(schedule)
+
+
+def _counts(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
+    traffic = ScheduleMessages.from_schedule(schedule)
+    window = send_window(traffic) + SENDS_SPARE
+    return tuple(tuple(_of_rank(traffic, window, rank)) for rank in range(schedule.num_ranks))
+
+
+def _of_rank(traffic: ScheduleMessages, window: int, pp_rank: int) -> Iterator[int]:
+    steps, receives = traffic.steps[pp_rank], traffic.receives[pp_rank]
+    posted = arriving = local = 0
+    leaving: Counter[Channel] = Counter()
+    for position, step in enumerate(steps):
+        while posted < len(steps) and posted <= position + RECEIVES_AHEAD:
+            arriving += len(receives[posted])
+            posted += 1
+        if step.receive is not None:
+            arriving -= 1
+        elif step.local_input and step.action.kind is not ActionKind.W:
+            local -= 1
+        yield arriving + local + sum(leaving.values())
+        if step.send is not None:
+            channel = step.send.channel
+            leaving[channel] = min(leaving[channel] + 1, window)
+        elif step.local_output:
+            local += 1

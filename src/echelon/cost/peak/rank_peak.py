@@ -18,8 +18,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from echelon.core.axis import Axis
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.activations.numbers import INDEX_BYTES, ActivationNumbers
@@ -29,7 +27,7 @@ from echelon.cost.bytes.held import held_buckets, held_terms
 from echelon.cost.bytes.terms import Pool
 from echelon.cost.peak.few_rounds import with_as_full_ranks
 from echelon.cost.peak.gradient_sums import GradientSums
-from echelon.cost.peak.messages import MessageCounts
+from echelon.cost.peak.messages import message_counts
 from echelon.cost.peak.offload_buffers import offload_buffer_bytes
 from echelon.cost.peak.update import most_update_bytes
 from echelon.cost.peak.weight_order import WeightOrder, writes_at_end
@@ -38,7 +36,6 @@ from echelon.layout.buckets import plan_buckets
 from echelon.layout.stage import held_experts, part_of, stage_parameters
 from echelon.schedule.action import Action, ActionKind
 from echelon.schedule.from_plan import schedule_from_plan
-from echelon.schedule.messages import ScheduleMessages
 
 STATE: Mapping[str, str] = {
     "parameters": "parameters",
@@ -76,21 +73,21 @@ class PeakWalk:
         """Take a plan; a few rounds of its pipeline are walked where they tell of all."""
         self._plan, self._few = plan, with_as_full_ranks(plan)
         self._schedule = schedule_from_plan(self._few)
-        self._messages: MessageCounts | None = None
-        if plan.mesh.pp > 1:
-            self._messages = MessageCounts(ScheduleMessages.from_schedule(self._schedule))
 
     def peak(self, rank: int) -> RankPeak:
         """Return the highest moment of a rank."""
         pp = self._few.mesh.coordinates(rank)[Axis.PP]
         row = self._schedule.actions[pp]
-        counts = [0] * len(row) if self._messages is None else [*self._messages.of_rank(pp)]
+        counts = message_counts(self._few)[pp] if self._few.mesh.pp > 1 else (0,) * len(row)
         found = _RankWalk(self._few, rank).highest(row, counts)
-        losses = found.terms["activations"] and self._more_losses(rank)
         terms = dict(found.terms)
-        terms["activations"] += losses
+        terms["activations"] += terms["activations"] and self._more_losses(rank)
         terms["buffers"] += self._tokens()
         return RankPeak(rank=rank, terms=terms, where=found.where)
+
+    def by_place(self) -> list[RankPeak]:
+        """Return the highest moments of the first rank at each place of the pipeline."""
+        return [self.peak(self._plan.mesh.rank({Axis.PP: pp})) for pp in range(self._plan.mesh.pp)]
 
     def _more_losses(self, rank: int) -> float:
         """Return the losses of the microbatches that are not walked; they stay till a step ends."""
@@ -105,6 +102,15 @@ class PeakWalk:
         return 2 * INDEX_BYTES * self._plan.local_tokens * self._plan.num_microbatches
 
 
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """Say what there is beside an action, in bytes."""
+
+    action: str
+    activations: float
+    messages: float
+
+
 class _RankWalk:
     """The walk of one rank."""
 
@@ -117,12 +123,12 @@ class _RankWalk:
         self._sums = GradientSums(plan, self._part, buckets)
         self._whole = WholeUnits(plan, self._part, buckets)
         numbers = ActivationNumbers.from_plan(plan, plan.mesh.coordinates(rank)[Axis.CP])
-        self._stream = float(np.max(numbers.stream))
-        self._resting = resting_terms(plan, rank)
+        self._stream = float(numbers.stream)
         self._orders: dict[int, WeightOrder] = {}
         self._best = -1.0
-        self._terms: dict[str, float] = {}
+        self._highest: dict[str, float] = {}
         self._where = ""
+        self._beside = _Beside("", 0.0, 0.0)
 
     def highest(self, row: Sequence[Action], counts: Sequence[int]) -> RankPeak:
         """Return the highest moment of the actions of `row`, beside so many messages of each."""
@@ -133,44 +139,53 @@ class _RankWalk:
         }
         steps = self._activations.walk(row)
         for place, (step, count) in enumerate(zip(steps, counts, strict=True)):
-            action, beside = step.action, float(np.max(step.others))
-            messages = count * self._stream
+            action = step.action
+            self._beside = _Beside(str(action), float(step.others), count * self._stream)
+            self._see("", "", float(step.own))
             if action.kind in (ActionKind.W, ActionKind.BW):
                 self._sums.start_backward(action.stage, last=last[action.stage] == place)
-            if action.kind is ActionKind.F:
-                self._forward(action, step.moments, beside, messages)
+            if not (self._whole.any or self._sums.takes_part):
+                self._see_highest(step.moments)
+            elif action.kind is ActionKind.F:
+                self._forward(step.moments)
             else:
-                self._backward(action, step.moments, beside, messages)
+                self._backward(action, step.moments)
+        self._beside = _Beside("the end of backward", 0.0, 0.0)
         self._sums.finish()
+        self._see("", "", 0.0)
         self._whole.end_pass()
+        self._beside = _Beside("update", 0.0, 0.0)
         update = most_update_bytes(self._plan, self._rank, self._buckets)
-        self._look(0.0, 0.0, update, "update")
+        self._see("", "", 0.0, update)
+        terms = resting_terms(self._plan, self._rank)
+        for name, size in self._highest.items():
+            terms[name] += size
         # Buffers stay once they are there, so they are there at every moment.
-        terms = dict(self._terms)
         reads, pools = self._whole.most_reads, _pools(self._plan)
         terms["buffers"] += offload_buffer_bytes(self._plan, self._buckets, reads, pools)
         return RankPeak(rank=self._rank, terms=terms, where=self._where)
 
-    def _forward(
-        self, action: Action, moments: Sequence[Moment], beside: float, messages: float
-    ) -> None:
+    def _see_highest(self, moments: Sequence[Moment]) -> None:
+        """Look at the highest moment alone, where nothing but activations changes."""
+        highest = max(moments, key=lambda one: float(one.bytes), default=None)
+        if highest is not None:
+            self._see(highest.unit, highest.operator, float(highest.bytes))
+
+    def _forward(self, moments: Sequence[Moment]) -> None:
         unit = ""
         for one in moments:
             if one.unit != unit:
                 unit = one.unit
                 self._whole.enter(unit)
-            self._see(action, one, beside, messages)
+            self._see(one.unit, one.operator, float(one.bytes))
             if not one.operator:
                 self._whole.leave(unit)
 
-    def _backward(
-        self, action: Action, moments: Sequence[Moment], beside: float, messages: float
-    ) -> None:
+    def _backward(self, action: Action, moments: Sequence[Moment]) -> None:
         writes = action.kind in (ActionKind.W, ActionKind.BW)
         gathers = action.kind is not ActionKind.W
-        order = self._order(action.stage).whole
-        if action.kind is ActionKind.W:
-            order = self._order(action.stage).by_operator
+        order = self._order(action.stage)
+        written = order.by_operator if action.kind is ActionKind.W else order.whole
         unit = ""
         for one in moments:
             if one.unit != unit and gathers:
@@ -179,12 +194,12 @@ class _RankWalk:
             unit = one.unit
             at_end = writes_at_end(one.operator)
             if at_end:
-                self._see(action, one, beside, messages)
+                self._see(unit, one.operator, float(one.bytes))
             if writes and one.backward:
-                for name in order.get((one.unit, one.operator), ()):
+                for name in written.get((unit, one.operator), ()):
                     self._sums.write(name)
             if not at_end:
-                self._see(action, one, beside, messages)
+                self._see(unit, one.operator, float(one.bytes))
         if gathers:
             self._whole.leave_backward(unit)
 
@@ -196,28 +211,20 @@ class _RankWalk:
             self._orders[stage] = WeightOrder(self._plan, units, specs)
         return self._orders[stage]
 
-    def _see(self, action: Action, one: Moment, beside: float, messages: float) -> None:
-        words = [str(action), one.unit, one.operator]
-        self._look(
-            beside + float(np.max(one.bytes)),
-            messages,
-            self._sums.most(),
-            ", ".join(word for word in words if word),
-        )
-
-    def _look(self, activations: float, messages: float, buffers: float, where: str) -> None:
-        total = activations + messages + buffers + self._whole.bytes
+    def _see(self, unit: str, operator: str, activations: float, buffers: float = 0.0) -> None:
+        """Look at a moment: what an operator has of its microbatch, and all that is beside it."""
+        beside, whole = self._beside, self._whole.bytes
+        activations, buffers = beside.activations + activations, buffers + self._sums.most()
+        total = activations + beside.messages + buffers + whole
         if total > self._best:
-            self._best, self._where = total, where
-            terms = dict(self._resting)
-            for name, size in (
-                ("activations", activations),
-                ("messages", messages),
-                ("buffers", buffers),
-                ("gathered", float(self._whole.bytes)),
-            ):
-                terms[name] += size
-            self._terms = terms
+            self._best = total
+            self._where = ", ".join(word for word in (beside.action, unit, operator) if word)
+            self._highest = {
+                "activations": activations,
+                "messages": beside.messages,
+                "buffers": buffers,
+                "gathered": float(whole),
+            }
 
 
 def resting_terms(plan: Plan, rank: int) -> dict[str, float]:

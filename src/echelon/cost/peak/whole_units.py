@@ -28,6 +28,8 @@ class WholeUnits:
         self._present: dict[str, int] = {}
         self._offloaded = zero.parameter_offload != "none"
         self._reads: set[str] = set()
+        self.any = bool(sliced)
+        """Whether anything is gathered."""
         self.most_reads = 0
         """The most slices that are on their way from where they rest, or there, at a time."""
 
