@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -23,7 +22,6 @@ from echelon.parallel.kernels import piece_formulas
 from tests.parallel.buckets import matrix
 from tests.parallel.layouts import NANO
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EPS = 1e-5
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROUNDED = {torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
@@ -31,19 +29,18 @@ ROUNDED = {torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 SUMS = 2.0**-18
 """What sums of up to 64 products in float32 are off, in units of the largest of them."""
 
+
 Load = Callable[[str], ModuleType]
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Return what imports kernels; where there is no GPU, as the interpreter runs them.
+    """Return what imports kernels; where there is no GPU they are interpreted (`conftest.py`).
 
     A sum over rows is cut into few partial sums, so that each is of several rows.
     """
-    if find_spec("triton") is None:
-        pytest.skip("Triton is not installed")
-    if DEVICE.type == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    pytest.importorskip("triton")
     monkeypatch.setattr(numbers, "MOST_PARTIAL_SUMS", 4)
     return lambda name: import_module(f"echelon.parallel.kernels.{name}_triton")
 
