@@ -7,6 +7,7 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from zlib import crc32
 
 import pytest
@@ -25,6 +26,9 @@ def pytest_configure() -> None:
     # Where readline is loaded, as in what starts parallel workers, children inherit its 80 columns.
     for name in ("COLUMNS", "LINES"):
         os.environ.pop(name, None)
+    # Triton decides when it is imported whether it interprets kernels, and PyTorch may import it.
+    if not Path("/dev/nvidiactl").exists():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
     settings.register_profile("house", deadline=None)
     settings.load_profile("house")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -7,7 +7,6 @@ a number is rounded once.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 
 import pytest
@@ -27,12 +26,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return the kernels; where there is no GPU, as the interpreter runs them."""
-    if find_spec("triton") is None:
-        pytest.skip("Triton is not installed")
-    if DEVICE.type == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
+def kernels() -> ModuleType:
+    """Return the kernels; where there is no GPU, as the interpreter runs them (`conftest.py`)."""
+    pytest.importorskip("triton")
     return import_module("echelon.parallel.kernels.cross_entropy_triton")
 
 

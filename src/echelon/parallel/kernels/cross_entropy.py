@@ -147,7 +147,7 @@ def has_kernels(logits_CV: torch.Tensor, provider: KernelProvider) -> bool:
 def _statistics(logits_CV: torch.Tensor, local_C: torch.Tensor, provider: str) -> torch.Tensor:
     if provider == "triton":
         return _in_triton().row_statistics(logits_CV, local_C)
-    return compiled("loss_statistics")(logits_CV, local_C)
+    return compiled("loss_statistics", logits_CV.dtype)(logits_CV, local_C)
 
 
 def _gradient(
@@ -162,7 +162,7 @@ def _gradient(
     if provider == "triton":
         _in_triton().overwrite_with_gradient(*args)
     else:
-        compiled("loss_gradient")(*args)
+        compiled("loss_gradient", logits_CV.dtype)(*args)
 
 
 def _in_triton() -> Any:

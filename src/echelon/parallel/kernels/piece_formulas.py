@@ -147,13 +147,16 @@ def heads_backward(
     return torch.cat((dqk.to(dv.dtype), dv), dim=2), sums
 
 
-def swiglu(gate_up: torch.Tensor, weights_R: torch.Tensor | None) -> torch.Tensor:
-    """Return silu(gate) * up of gate and up side by side, times the weight of the row, if any."""
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """Return silu(gate) * up of gate and up side by side."""
     gate, up = gate_up.to(at_least_fp32(gate_up.dtype)).chunk(2, dim=-1)
-    y = fn.silu(gate) * up
-    if weights_R is not None:
-        y = y * weights_R.to(y.dtype).unsqueeze(-1)
-    return y.to(gate_up.dtype)
+    return (fn.silu(gate) * up).to(gate_up.dtype)
+
+
+def weighted_swiglu(gate_up: torch.Tensor, weights_R: torch.Tensor) -> torch.Tensor:
+    """Return silu(gate) * up of gate and up side by side, times the weight of the row."""
+    gate, up = gate_up.to(at_least_fp32(gate_up.dtype)).chunk(2, dim=-1)
+    return (fn.silu(gate) * up * weights_R.to(gate.dtype).unsqueeze(-1)).to(gate_up.dtype)
 
 
 def swiglu_backward(dy: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ _IN_TRITON = {
     "heads": f"{_ROOM}.rotary_triton",
     "heads_backward": f"{_ROOM}.rotary_triton",
     "swiglu": f"{_ROOM}.swiglu_triton",
+    "weighted_swiglu": f"{_ROOM}.swiglu_triton",
     "swiglu_backward": f"{_ROOM}.swiglu_triton",
     "weighted_swiglu_backward": f"{_ROOM}.swiglu_triton",
 }
@@ -45,24 +47,27 @@ Optional = torch.Tensor | None
 
 
 @cache
-def compiled(name: str) -> Callable[..., Any]:
-    """Return a formula as PyTorch's compiler makes it; casts round as they do uncompiled."""
+def compiled(name: str, dtype: torch.dtype) -> Callable[..., Any]:
+    """Return a formula as PyTorch's compiler makes it; casts round as they do uncompiled.
+
+    The compiler keeps a few versions of a function, for kinds of shapes: each dtype is a function
+    of its own, so that there are enough of them.
+    """
     formula = getattr(piece_formulas, name)
-    return torch.compile(formula, fullgraph=True, options={"emulate_precision_casts": True})
+    code = formula.__code__.replace(co_name=f"{name}_{str(dtype).rpartition('.')[2]}")
+    own = FunctionType(code, formula.__globals__)
+    return torch.compile(own, fullgraph=True, options={"emulate_precision_casts": True})
 
 
 def _computed(name: str, provider: str, on_gpu: bool, *args: Any) -> Any:
     if provider == "triton" and on_gpu:
         return getattr(import_module(_IN_TRITON[name]), name)(*args)
     whole = {"whole": provider == "compiled"} if name in _SUMS else {}
-    if provider == "compiled" and not _is_meta(args):
-        return compiled(name)(*args, **whole)
+    first: torch.Tensor = args[0][0] if isinstance(args[0], tuple) else args[0]
+    # A compiler makes other kernels for one row, or none; experts may have as few.
+    if provider == "compiled" and not first.is_meta and first.shape[0] > 1:
+        return compiled(name, first.dtype)(*args, **whole)
     return getattr(piece_formulas, name)(*args, **whole)
-
-
-def _is_meta(args: tuple[Any, ...]) -> bool:
-    first = args[0][0] if isinstance(args[0], tuple) else args[0]
-    return first.is_meta
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float, provider: str) -> Any:
@@ -115,7 +120,9 @@ def _heads_backward(
 
 
 def _swiglu(gate_up: torch.Tensor, weights: Optional, provider: str) -> Any:
-    return _computed("swiglu", provider, gate_up.is_cuda, gate_up, weights)
+    if weights is None:
+        return _computed("swiglu", provider, gate_up.is_cuda, gate_up)
+    return _computed("weighted_swiglu", provider, gate_up.is_cuda, gate_up, weights)
 
 
 def _swiglu_backward(dy: torch.Tensor, gate_up: torch.Tensor, provider: str) -> Any:

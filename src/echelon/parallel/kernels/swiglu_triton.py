@@ -104,8 +104,17 @@ def weighted_swiglu_backward_kernel(
     tl.store(dweights_R + row, tl.sum(total, axis=0).to(dweights_R.dtype.element_ty))
 
 
-def swiglu(gate_up: torch.Tensor, weights_R: torch.Tensor | None) -> torch.Tensor:
-    """Return silu(gate) * up, times the weight of the row where there are weights."""
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """Return silu(gate) * up."""
+    return _forward(gate_up, None)
+
+
+def weighted_swiglu(gate_up: torch.Tensor, weights_R: torch.Tensor) -> torch.Tensor:
+    """Return silu(gate) * up times the weight of the row."""
+    return _forward(gate_up, weights_R)
+
+
+def _forward(gate_up: torch.Tensor, weights_R: torch.Tensor | None) -> torch.Tensor:
     gate_up = rows_together(gate_up)
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     y_RF = torch.empty((num_rows, width), dtype=gate_up.dtype, device=gate_up.device)
