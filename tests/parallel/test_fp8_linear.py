@@ -130,9 +130,7 @@ BYTES: dict[str, Changes] = {
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", BYTES)
-def test_bytes_sent_held_and_kept_are_those_of_the_formulas(
-    name: str, rank_pool: RankPool
-) -> None:
+def test_bytes_sent_held_and_kept_are_those_of_the_formulas(name: str, rank_pool: RankPool) -> None:
     found = compare_plan(fp8_plan(BYTES[name]), rank_pool.run)
     assert found.problems == ()
     assert found.kept > 0

@@ -213,9 +213,7 @@ class _Gathering:
             self.rows.codes.view(torch.uint8), self.group, name=f"{self.name}.codes"
         )
         scales_Nc, scales = gather_rows(self.rows.scales, self.group, name=f"{self.name}.scales")
-        self.rows = replace(
-            self.rows, codes=bytes_Nc.view(self.rows.codes.dtype), scales=scales_Nc
-        )
+        self.rows = replace(self.rows, codes=bytes_Nc.view(self.rows.codes.dtype), scales=scales_Nc)
         self.pending = codes, scales
 
     def wait(self) -> Fp8Matrix:

@@ -41,9 +41,7 @@ class _Product(torch.autograd.Function):
     """A product of rounded numbers."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x_NI: torch.Tensor, weight_OI: torch.Tensor, block: int
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x_NI: torch.Tensor, weight_OI: torch.Tensor, block: int) -> torch.Tensor:
         """Return the product."""
         rounded = nearest_rows(x_NI, block), nearest_squares(weight_OI, block)
         ctx.save_for_backward(*rounded)

@@ -88,7 +88,7 @@ def _scale(largest: torch.Tensor) -> torch.Tensor:
 
 
 class _Fp8Product(torch.autograd.Function):
-    """x W^T of rounded numbers; backward rounds the gradient, and goes by as if x and W were not."""
+    """x W^T of rounded numbers; backward rounds the gradient, as if x and W were not rounded."""
 
     @staticmethod
     def forward(
