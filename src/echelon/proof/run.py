@@ -19,6 +19,7 @@ from echelon.proof.claims.choice_errors import with_ties_of_ranks
 from echelon.proof.claims.claims import ClaimResult, judge, judge_races
 from echelon.proof.claims.conditioning import conditioned_tolerance, may_be_rounding
 from echelon.proof.claims.proof import Proof, ProofPass
+from echelon.proof.claims.ties import may_be_ties, tie_tolerance
 from echelon.proof.claims.tolerance import (
     float64_tolerance,
     is_low,
@@ -213,7 +214,10 @@ def _judge(
             rounded=rounded,
         )
         results = judge(evidence)
-        if not number and may_be_rounding(results):
+        if not number and may_be_ties(reference, results):
+            evidence = replace(evidence, tolerance=tie_tolerance(reference, oracle))
+            results = judge(evidence)
+        elif not number and may_be_rounding(results):
             evidence = replace(evidence, tolerance=conditioned_tolerance(reference, oracle))
             results = judge(evidence)
         if number and ranges:

@@ -18,7 +18,7 @@ nothing of width D is sent before the heads, and per block and microbatch
 What stays at width D is one sum after the heads, and the two of a dense MLP.
 
 Where products are of 8-bit numbers, what sequence parallelism gathers for them are codes of 1 byte
-in place of s, and a scale of 4 bytes for each `precision.fp8_block` of them, in a second collective.
+in place of s, and in a second collective a scale of 4 bytes for `precision.fp8_block` of them.
 """
 
 from __future__ import annotations

@@ -10,12 +10,18 @@ compute with (`parallel/kernels/fp8.py`). In the precision of a plan the loss is
 factor in each run (`proof/claims/tolerance.py`); the gradient is rounded as if it were not, so that
 what runs differ by is the rounding of the precision, as a plan's is.
 
+Products of 8-bit numbers have few digits, so that a number may lie in the very middle between two
+8-bit numbers, or at the limit of a scale, but for the order in which a sum was added up. Whoever
+adds otherwise may round to the other side. Ties can be rounded up, or down, to see what that is
+worth (`proof/claims/ties.py`).
+
 Shape suffixes: R rows, C columns, N tokens, I inputs, O outputs.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 
@@ -32,21 +38,45 @@ WHOLE = ("q_down", "kv_down")
 """Layers that lead down to the narrow vectors of latent attention multiply as ever."""
 
 
-def rounded_to_fp8(x_RC: torch.Tensor, block: int, *, square: bool = False) -> torch.Tensor:
+NEAR = 1e-10
+"""How near to a tie, relative to itself, a number may be one but for the order of float64 sums."""
+
+Ties = Literal["even", "up", "down"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Rounding:
+    """Say what the loss is multiplied by, and whither ties are rounded, and what is next to one."""
+
+    factor: float = 1.0
+    ties: Ties = "even"
+
+
+def rounded_to_fp8(
+    x_RC: torch.Tensor, block: int, *, square: bool = False, ties: Ties = "even"
+) -> torch.Tensor:
     """Return what a matrix is in 8 bits, in at least float32."""
     x_RC = widened(x_RC)
     height = block if square else 1
     tiles = x_RC.unflatten(1, (-1, block)).unflatten(0, (-1, height))
     largest = tiles.abs().amax((1, 3), keepdim=True)
-    scale = _scale(largest)
+    scale = _scale(largest * _MOVED[ties])
     fitted = tiles / scale
     # The exponent of a number, no less than the least that e4m3 has.
     exponent = torch.floor(torch.log2(fitted.abs().clamp(min=2.0**_LEAST_EXPONENT)))
     # The logarithm of a number just below a power of two may come out as that power's.
     exponent = torch.where(torch.exp2(exponent) > fitted.abs(), exponent - 1, exponent)
     step = torch.exp2(exponent.clamp(min=_LEAST_EXPONENT) - _DIGITS)
-    rounded = torch.round(fitted / step) * step * scale
+    # A number that is nearly a tie gets away from it: up or down.
+    steps = fitted / step
+    is_tie = (steps.abs() % 1 - 0.5).abs() <= NEAR * steps.abs()
+    moved = torch.where(is_tie, steps + torch.sign(steps) * _AWAY[ties], steps)
+    rounded = torch.round(moved).clamp(-LARGEST / step, LARGEST / step) * step * scale
     return rounded.flatten(2, 3).flatten(0, 1)
+
+
+_MOVED: dict[Ties, float] = {"even": 1.0, "up": 1.0 + NEAR, "down": 1.0 - NEAR}
+_AWAY: dict[Ties, float] = {"even": 0.0, "up": 0.25, "down": -0.25}
 
 
 def _scale(largest: torch.Tensor) -> torch.Tensor:
@@ -58,48 +88,46 @@ def _scale(largest: torch.Tensor) -> torch.Tensor:
 
 
 class _Fp8Product(torch.autograd.Function):
-    """x W^T of rounded numbers; backward rounds the gradient, and goes by as if x and W were not."""
+    """x W^T of rounded numbers; backward rounds the gradient, as if x and W were not rounded."""
 
     @staticmethod
     def forward(
-        ctx: Any, x_NI: torch.Tensor, weight_OI: torch.Tensor, block: int, factor: float
+        ctx: Any, x_NI: torch.Tensor, weight_OI: torch.Tensor, block: int, rounding: Fp8Rounding
     ) -> torch.Tensor:
         """Return the product, in the dtype of x."""
-        rounded_NI = rounded_to_fp8(x_NI, block)
-        rounded_OI = rounded_to_fp8(weight_OI, block, square=True)
+        rounded_NI = rounded_to_fp8(x_NI, block, ties=rounding.ties)
+        rounded_OI = rounded_to_fp8(weight_OI, block, square=True, ties=rounding.ties)
         ctx.save_for_backward(rounded_NI, rounded_OI)
-        ctx.block, ctx.factor, ctx.dtype = block, factor, x_NI.dtype
+        ctx.block, ctx.rounding, ctx.dtype = block, rounding, x_NI.dtype
         return (rounded_NI @ rounded_OI.t()).to(x_NI.dtype)
 
     @staticmethod
     def backward(ctx: Any, dy_NO: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x and of the weight."""
         rounded_NI, rounded_OI = ctx.saved_tensors
-        factor = ctx.factor
-        rounded_NO = rounded_to_fp8(widened(dy_NO) / factor, ctx.block) * factor
+        rounding: Fp8Rounding = ctx.rounding
+        unscaled_NO = widened(dy_NO) / rounding.factor
+        rounded_NO = rounded_to_fp8(unscaled_NO, ctx.block, ties=rounding.ties) * rounding.factor
         dx_NI, dw_OI = rounded_NO @ rounded_OI, rounded_NO.t() @ rounded_NI
         return dx_NI.to(ctx.dtype), dw_OI.to(ctx.dtype), None, None
 
 
-def multiply_in_fp8(model: Decoder, precision: Precision, factor: float = 1.0) -> None:
-    """Let the linear layers of a model multiply 8-bit numbers, where its plan says so.
-
-    `factor` is what the loss is multiplied by.
-    """
+def multiply_in_fp8(model: Decoder, precision: Precision, rounding: Fp8Rounding) -> None:
+    """Let the linear layers of a model multiply 8-bit numbers, where its plan says so."""
     if not precision.is_fp8:
         return
     for name, module in model.named_modules():
         if isinstance(module, EmptyLinear) and name.rpartition(".")[2] not in WHOLE:
-            module.forward = _Layer(module, precision.fp8_block, factor)
+            module.forward = _Layer(module, precision.fp8_block, rounding)
 
 
 class _Layer:
     """The forward pass of one layer."""
 
-    def __init__(self, linear: EmptyLinear, block: int, factor: float) -> None:
-        self._linear, self._block, self._factor = linear, block, factor
+    def __init__(self, linear: EmptyLinear, block: int, rounding: Fp8Rounding) -> None:
+        self._linear, self._block, self._rounding = linear, block, rounding
 
     def __call__(self, x_NI: torch.Tensor) -> torch.Tensor:
         weight, bias = self._linear.weight, self._linear.bias
-        y_NO: torch.Tensor = _Fp8Product.apply(x_NI, weight, self._block, self._factor)
+        y_NO: torch.Tensor = _Fp8Product.apply(x_NI, weight, self._block, self._rounding)
         return y_NO if bias is None else y_NO + bias

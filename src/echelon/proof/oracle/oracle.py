@@ -28,7 +28,7 @@ from echelon.models.operations import Operations
 from echelon.models.precision import widened
 from echelon.proof.oracle.activations import Activations, hearing, with_routers
 from echelon.proof.oracle.batches import global_batch
-from echelon.proof.oracle.fp8 import multiply_in_fp8
+from echelon.proof.oracle.fp8 import Fp8Rounding, Ties, multiply_in_fp8
 from echelon.proof.oracle.operations import ForcedRouting, OracleOperations
 from echelon.proof.oracle.optimizers import (
     OptimizerState,
@@ -105,12 +105,14 @@ def run_oracle(
     factor: float = 1.0,
     forced: Sequence[ForcedRouting] | None = None,
     initial: Mapping[str, torch.Tensor] | None = None,
+    ties: Ties = "even",
 ) -> tuple[OracleStep, ...]:
     """Return the steps of `plan` on one device, in the plan's own precision.
 
     The loss is multiplied by `factor` before backward, and gradients are divided by it: the same
     numbers, but for how they are rounded. Tokens go to the experts that are `forced`, by step, if
-    they are. It begins with other values than the plan's where `initial` has them.
+    they are. It begins with other values than the plan's where `initial` has them. `ties` says
+    whither numbers are rounded that lie between two 8-bit numbers.
     """
     master = TORCH_DTYPES[plan.mathematics.precision.master]
     first = initial_parameters(plan) if initial is None else initial
@@ -121,7 +123,7 @@ def run_oracle(
     steps: list[OracleStep] = []
     for step in range(num_steps):
         given = forced[step] if forced else None
-        before = _StepStart(step, values, states, scale.scale, routing, given)
+        before = _StepStart(step, values, states, scale.scale, routing, given, ties)
         steps.append(_step(plan, before, factor))
         routing = steps[-1].routing_after
         scale.follow(plan.mathematics.precision, overflow=steps[-1].skipped)
@@ -142,12 +144,12 @@ def build_decoder(
     *,
     routing: RoutingState | None = None,
     forced: ForcedRouting | None = None,
-    factor: float = 1.0,
+    rounding: Fp8Rounding | None = None,
 ) -> Decoder:
     """Return the whole model on one device, holding `values`, in the plan's parameter dtype.
 
     Its routers know of the steps before what `routing` says: nothing, before the first. They send
-    tokens where they are `forced` to go, if they are. `factor` is what its loss is multiplied by.
+    tokens where they are `forced` to go, if they are. `rounding` is that of 8-bit numbers.
     """
     dtype = TORCH_DTYPES[plan.mathematics.precision.parameters]
     operations = operations or OracleOperations(rounds=dtype != torch.float64)
@@ -155,7 +157,7 @@ def build_decoder(
     model.operations.routing = (routing or RoutingState.start(plan, dtype)).routing_notes(
         plan, forced
     )
-    multiply_in_fp8(model, plan.mathematics.precision, factor)
+    multiply_in_fp8(model, plan.mathematics.precision, rounding or Fp8Rounding())
     own = dict(model.named_parameters())
     assert own.keys() == values.keys(), "the decoder and the table of parameters differ"
     with torch.no_grad():
@@ -233,6 +235,7 @@ class _StepStart:
     loss_scale: float
     routing: RoutingState
     forced: ForcedRouting | None
+    ties: Ties = "even"
 
 
 def _microbatch_losses(
@@ -255,7 +258,10 @@ def _microbatch_losses(
 def _step(plan: Plan, before: _StepStart, factor: float) -> OracleStep:
     step, values, states = before.step, before.values, before.states
     optimizer, precision = plan.mathematics.optimizer, plan.mathematics.precision
-    model = build_decoder(plan, values, routing=before.routing, forced=before.forced, factor=factor)
+    rounding = Fp8Rounding(factor=factor, ties=before.ties)
+    model = build_decoder(
+        plan, values, routing=before.routing, forced=before.forced, rounding=rounding
+    )
     with hearing(model) as heard:
         sums, beside, routed = _microbatch_losses(plan, model, step, before.routing)
         count, scale = sum(number for _, number in sums.values()), before.loss_scale * factor

@@ -1,0 +1,88 @@
+"""Products of 8-bit numbers: which widths, dtypes and devices, and advice that can be taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from echelon.config.load import load_job
+from tests.config.problems import SPARSE, problems_of, write
+from tests.config.suggestions import taken
+
+FP8 = ["precision.matmul=fp8"]
+H100 = ["cluster.preset=8xh100", "precision.parameters=bf16"]
+
+
+def said(run: str, sets: list[str], rule: str) -> str:
+    """Return what the one broken rule says; every change that it names must mend it."""
+    found = problems_of(run, sets)
+    assert list(found) == [rule]
+    for advice in found[rule].suggestions:
+        text = advice if "=" in advice else f"{found[rule].key} = {advice}"
+        assert rule not in problems_of(run, taken(text, sets)), text
+    assert found[rule].suggestions
+    return found[rule].message
+
+
+def test_whole_tiles_are_accepted() -> None:
+    plan = load_job("llama3-8b", [*FP8, *H100, "mesh.tp=8"]).plan
+    assert plan.mathematics.precision.is_fp8
+    assert plan.mathematics.precision.fp8_block == 128
+
+
+@pytest.mark.parametrize(
+    ("sets", "says"),
+    [
+        ([], "kv_heads x head_dim / mesh.tp = 64 / 1 is no multiple of precision.fp8_block = 128"),
+        (["precision.fp8_block=64"], "ffn / mesh.tp = 352 / 1 is no multiple"),
+        (["precision.fp8_block=32", "mesh.tp=2"], "ffn / mesh.tp = 352 / 2 is no multiple"),
+        (["precision.fp8_block=48"], "hidden = 128 is no multiple of precision.fp8_block = 48"),
+    ],
+)
+def test_a_tile_that_is_cut_is_refused(sets: list[str], says: str) -> None:
+    assert says in said("nano", [*FP8, *sets], "fp8-block-divides")
+
+
+def test_a_degree_that_cuts_tiles_names_those_that_do_not() -> None:
+    sets = [*FP8, *H100, "mesh.tp=4", "model.kv_heads=4", "model.head_dim=96"]
+    found = problems_of("llama3-8b", sets)["fp8-block-divides"]
+    assert found.message.startswith("kv_heads x head_dim / mesh.tp = 384 / 4 is no multiple")
+    assert "1" in found.suggestions
+
+
+def test_widths_of_experts_count(tmp_path: Path) -> None:
+    sparse = write(tmp_path, SPARSE)
+    sets = [*FP8, "precision.fp8_block=24"]
+    assert problems_of(str(sparse), sets) == {}
+    cut = [*sets, "mesh.tp=2", "experts.expert_tp=2", "model.head_dim=8"]
+    message = problems_of(str(sparse), cut)["fp8-block-divides"].message
+    assert "experts.ffn / experts.expert_tp = 24 / 2" in message
+
+
+def test_widths_of_latent_attention_count() -> None:
+    assert "fp8-block-divides" not in problems_of("deepseek-v3", [*FP8, *H100])
+    found = problems_of("deepseek-v3", [*FP8, *H100, "model.latent.kv_rank=500"])
+    assert "latent.kv_rank = 500" in found["fp8-block-divides"].message
+
+
+def test_fp16_is_refused() -> None:
+    sets = [*FP8, "precision.fp8_block=32", "precision.parameters=fp16"]
+    found = problems_of("nano", [*sets, "precision.loss_scaling=dynamic"])
+    assert "2^-126" in found["fp8-parameters"].message
+
+
+@pytest.mark.parametrize("device", ["8xa100-80gb", "8xv100-32gb", "8xt4"])
+def test_a_device_without_8_bit_floats_is_refused(device: str) -> None:
+    sets = [*FP8, f"cluster.preset={device}", "precision.parameters=bf16"]
+    found = problems_of("llama3-8b", sets)
+    assert "has no peak of fp8" in found["fp8-device"].message
+
+
+def test_other_tiles_are_for_a_cpu() -> None:
+    message = said("llama3-8b", [*FP8, *H100, "precision.fp8_block=64"], "fp8-block-of-kernels")
+    assert "128 share a scale" in message
+
+
+def test_a_block_without_8_bit_numbers_has_no_effect() -> None:
+    assert "nothing is in 8 bits" in said("nano", ["precision.fp8_block=32"], "no-effect")
