@@ -69,3 +69,12 @@ def test_a_ring_changes_the_order_of_sums_and_nothing_else(rank_pool: RankPool) 
     for plan in (ring, plain):
         proof = prove(plan, run_ranks=rank_pool.run, own_precision=False)
         proof.require()
+
+
+def test_fused_products_are_proven_as_a_ring_and_it_says_so(rank_pool: RankPool) -> None:
+    ring = PLANS["tied"]
+    fused = replace(ring, layout=replace(ring.layout, tp_overlap="symmetric-memory"))
+    proof = prove(fused, run_ranks=rank_pool.run, own_precision=False)
+    proof.require()
+    assert proof.shrunk_plan.layout.tp_overlap == "ring"
+    assert proof.mesh == "tp2, fused products as a ring,"

@@ -5,7 +5,8 @@ the optimizer and its rules, loss scaling, sequence parallelism, recompute, tied
 of query to key heads, where a window ends, norms, biases, the order of the widths (hidden, queries,
 MLP, vocabulary) and every remainder (of the vocabulary over `tp`, of the microbatches over `pp`, of
 the blocks over the stages) stay; the sizes go. What of experts stays, `proof/shrink_experts.py`
-says; what of a schedule of learning rates, `proof/shrink_schedule.py`.
+says; what of a schedule of learning rates, `proof/shrink_schedule.py`. Ranks of a proof are on CPUs,
+where fused products over symmetric memory go around a ring.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ def shrink(plan: Plan, *, precision: DType | None = None, names_apart: bool = Fa
         pipeline=replace(layout.pipeline, stages=stages),
         recompute=replace(layout.recompute, every=min(layout.recompute.every, 2)),
         zero=_zero(plan, mathematics, _BUCKETS_NAMED_APART if names_apart else _BUCKETS),
+        tp_overlap="none" if layout.tp_overlap == "none" else "ring",
         # Two chunks at most: any small batch can be cut in them. Nodes stay, for the mesh does.
         experts=replace(layout.experts, chunks=min(layout.experts.chunks, 2)),
     )

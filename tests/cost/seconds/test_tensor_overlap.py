@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +23,7 @@ from tests.cost.seconds.small_work import MACHINE, small_work, with_trainer
 
 HIDDEN = 64.0
 """Width of the stream of the small model, of which a microbatch has 128 tokens."""
-CHUNKED = {"sequence_parallel": 1.0, "tp_overlap": 1.0}
+CHUNKED: dict[str, Any] = {"sequence_parallel": 1.0, "tp_overlap": 1.0}
 
 
 def message(tp: float) -> float:

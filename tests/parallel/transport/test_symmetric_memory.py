@@ -15,7 +15,7 @@ from echelon.parallel.transport.symmetric_memory import (
     missing_of_symmetric_memory,
     require_symmetric_memory,
 )
-from tests.parallel.tensor_overlap_targets import fused_products
+from tests.parallel.tensor_overlap.overlap_targets import fused_products
 
 SCHEMAS = (
     "symm_mem::fused_all_gather_matmul(Tensor A, Tensor[] Bs, int gather_dim, str group_name, *, "

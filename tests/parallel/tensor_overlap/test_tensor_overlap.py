@@ -25,7 +25,7 @@ from tests.parallel.tensor.test_tensor import (
     stream,
     whole,
 )
-from tests.parallel.tensor_overlap_targets import (
+from tests.parallel.tensor_overlap.overlap_targets import (
     matrices_apart,
     one_fused_block,
     summed_parts,

@@ -145,12 +145,16 @@ class _ThreadedGroup:
             self._queues[place].put(sent.clone())
         (received,) = receives.values()
         received.fill_(float("nan"))  # until it is awaited
-        return Pending(finish=lambda: received.copy_(self._queues[self.index].get(timeout=20)))
+
+        def take() -> None:
+            received.copy_(self._queues[self.index].get(timeout=20))
+
+        return Pending(finish=take)
 
 
 def threaded_ring(
     size: int, own: torch.Tensor, parts: torch.Tensor, weight: torch.Tensor
-) -> tuple[list[tuple[torch.Tensor, torch.Tensor | None]], list[torch.Tensor]]:
+) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], list[torch.Tensor]]:
     """Return what each of `size` ranks makes of its rows of `own`, and of its `parts`."""
     product = RowProduct(
         multiply=lambda rows, out: torch.mm(rows, weight.t(), out=out),
@@ -162,8 +166,9 @@ def threaded_ring(
     def run(rank: int) -> tuple[Any, torch.Tensor]:
         group = cast(Group, _ThreadedGroup(rank, queues))
         ring = RingOverlap()
-        gathered = ring.gather_product(own[rank], product, group, name="gather", keeps=True)
-        return gathered, ring.product_scatter(parts[rank], product, group, name="sum")
+        y, whole = ring.gather_product(own[rank], product, group, name="gather", keeps=True)
+        assert whole is not None
+        return (y, whole), ring.product_scatter(parts[rank], product, group, name="sum")
 
     with ThreadPoolExecutor(size) as threads:
         found = list(threads.map(run, range(size)))
