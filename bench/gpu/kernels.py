@@ -22,6 +22,7 @@ import torch
 from torch.nn import functional as fn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bench.gpu.engine_kernels import attention_variants, expert_gradients
 from bench.gpu.loads import LOADS, Load, memory_bandwidth, peak_flops
 from echelon.parallel.expert import grouped_matmul
 from echelon.parallel.kernels import low_precision
@@ -142,6 +143,12 @@ def groups(load: Load, device: torch.device) -> Iterator[Group]:
     yield Group(title=attention, unit="TFLOP/s", timings=list(_attention(load, device)))
     grouped = f"{title}: products of {EXPERTS} experts, {tokens} rows, forward"
     yield Group(title=grouped, unit="TFLOP/s", timings=list(_grouped(load, device)))
+    title_of_ours = f"{title}: the engine's attention, visible pairs, forward and backward"
+    ours = [Timing(name=n, work=w, make=m) for n, w, m in attention_variants(load, device)]
+    yield Group(title=title_of_ours, unit="TFLOP/s", timings=ours)
+    weights = f"{title}: gradients of one matrix of {EXPERTS} experts, in float32"
+    adding = [Timing(name=n, work=w, make=m) for n, w, m in expert_gradients(load, device, EXPERTS)]
+    yield Group(title=weights, unit="TFLOP/s", timings=adding)
     memory = f"{title}: bound by memory, forward and backward (fewest bytes that must move)"
     yield Group(title=memory, unit="GB/s", timings=list(_memory_bound(load, device)))
 

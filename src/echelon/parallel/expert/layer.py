@@ -133,7 +133,7 @@ def make_dispatcher(
     groups: RankGroups,
     routed: TokenRouting,
     tokens: RoutedTokens,
-    counted_by_host: bool,
+    counted_by_host: bool = True,
 ) -> TokenDispatcher:
     """Return what carries tokens that are routed so, some of those that `tokens` tells of.
 
