@@ -57,6 +57,8 @@ ModelName = Literal[
     "llama3-70b",
     "llama3-8b",
     "llama3.1-405b",
+    "llama3.2-1b",
+    "llama3.2-3b",
     "mistral-7b",
     "mixtral-8x7b",
     "qwen3-0.6b",

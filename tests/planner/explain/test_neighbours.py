@@ -16,6 +16,7 @@ from echelon.planner.explain.neighbours import (
 )
 from echelon.planner.predict.peak_bytes import peak_bytes_by_place
 from echelon.planner.search.no_plan import best_fitting_plan
+from echelon.planner.search.pins import pin_word
 from echelon.planner.search.ranked import estimate_candidate
 from echelon.planner.search.search import SearchResult, search
 from tests.planner.requests import small
@@ -82,8 +83,7 @@ def test_a_neighbour_is_the_best_that_has_the_change() -> None:
             continue
         mesh = plan.candidate.mesh
         for name, value in one.pins.items():
-            holder = mesh if hasattr(mesh, name) else plan.candidate
-            assert getattr(holder, name) == value
+            assert plan.candidate.pin_value(name) == pin_word(name, value)
         assert mesh.world_size == answer.best.candidate.devices
         pins = answer.request.pins
         for name, value in one.pins.items():

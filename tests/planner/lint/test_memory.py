@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from echelon.planner.lint.checks import lint
 from echelon.planner.lint.memory import MEMORY as LINTS
+from tests.handbook.guides.situations import plan_of
 from tests.planner.lint.cured import assert_found_and_cured
 
 LONG = "batch.sequence_length=131072 model.max_positions=131072 recompute.policy=full"
@@ -49,6 +51,33 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_lint_finds_its_fault_and_nothing_where_it_is_cured(name: str) -> None:
     assert_found_and_cured(name, *CASES[name])
+
+
+TIGHT = "llama2-13b 8xa100-80gb mesh.dp_shard=8 zero.stage=3"
+SHORT = f"{TIGHT} batch.sequence_length=2048"
+
+
+@pytest.mark.parametrize(
+    ("sequences", "wanted"),
+    [(3, '["norm", "activation"]'), (4, '["norm", "mlp"]'), (8, "recompute.policy = full")],
+)
+def test_as_few_operators_as_do_are_advised_before_whole_blocks(
+    sequences: int, wanted: str
+) -> None:
+    plan = f"{SHORT} batch.microbatch_sequences={sequences} batch.global_sequences=192"
+    (found,) = [one for one in lint(plan_of(plan)) if one.id == "no-recompute-when-full"]
+    assert wanted in found.do
+    if "operators" in found.do:
+        operators = wanted.replace(" ", "")
+        cured = f"{plan} recompute.policy=selective recompute.operators={operators}"
+        assert found.id not in {one.id for one in lint(plan_of(cured))}
+
+
+def test_whole_blocks_are_not_made_again_where_operators_do() -> None:
+    plan = f"{TIGHT} batch.microbatch_sequences=2 recompute.policy=full"
+    (found,) = [one for one in lint(plan_of(plan)) if one.id == "recompute-without-need"]
+    assert "recompute.operators" in found.do
+    assert "GB of" in found.message
 
 
 def test_every_lint_has_a_case() -> None:

@@ -15,6 +15,7 @@ from echelon.proof.matrix.cases import MatrixCase, cases
 from echelon.proof.matrix.context_cases import context_cases
 from echelon.proof.matrix.expert_cases import expert_cases
 from echelon.proof.matrix.pipeline_cases import pipeline_cases
+from echelon.proof.matrix.recompute_cases import recompute_cases
 from echelon.proof.matrix.walk import (
     every_case,
     families,
@@ -27,17 +28,18 @@ from echelon.proof.matrix.walk import (
 from echelon.proof.matrix.zero_cases import zero_cases
 from tests.walks import shortened
 
-COUNT = 30
+COUNT = 36
 SEED = random.SystemRandom().randrange(10**6)
 
 
-def test_the_whole_matrix_is_all_five() -> None:
+def test_the_whole_matrix_is_all_six() -> None:
     parts = (
         list(cases()),
         list(zero_cases()),
         list(pipeline_cases()),
         list(context_cases()),
         list(expert_cases()),
+        list(recompute_cases()),
     )
     names = [case.name for part in parts for case in part]
     assert [case.name for case in every_case()] == names

@@ -35,6 +35,7 @@ from echelon.planner.search.candidate import CandidatePlan
 from echelon.planner.search.options import MOST_STAGE
 from echelon.planner.search.pins import MOST_RECOMPUTE_INTERVAL, NO_RECOMPUTE
 from echelon.planner.search.ranked import RankedPlan, estimate_candidate, settings_from_ranked
+from echelon.planner.search.recompute_options import operator_options
 from echelon.planner.search.request import SearchRequest
 from echelon.planner.search.smallest import smallest_that_fits, without_host
 from echelon.planner.search.sweep import SearchSweep
@@ -47,6 +48,10 @@ _MemorySaving: TypeAlias = tuple[str, CandidatePlan]
 def memory_savings(request: SearchRequest, choice: CandidatePlan) -> Iterator[_MemorySaving]:
     """Yield every change of a plan that may make it hold less; some may not be legal."""
     mesh = choice.mesh
+    for option in operator_options(request):
+        if not choice.recompute and set(option.operators) != set(choice.operators):
+            name = f"recompute {' and '.join(option.operators)}"
+            yield name, replace(choice, operators=option.operators)
     for every in range(MOST_RECOMPUTE_INTERVAL, 0, -1):
         if not choice.recompute or every < choice.recompute:
             name = "recompute every block" if every == 1 else f"recompute every {every} blocks"

@@ -17,7 +17,8 @@ from typing import TypeAlias
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, PLAIN_CONTEXT_KIND
 from echelon.planner.search.candidate import CandidatePlan
 from echelon.planner.search.options import MOST_STAGE
-from echelon.planner.search.pins import NO_RECOMPUTE
+from echelon.planner.search.pins import NO_RECOMPUTE, SELECTIVE
+from echelon.planner.search.recompute_options import operator_options
 from echelon.planner.search.request import SearchRequest
 from echelon.schedule.build import PLAIN_SCHEDULE, SCHEDULES
 
@@ -110,6 +111,11 @@ def _all_changes(request: SearchRequest, choice: CandidatePlan) -> Iterator[Plan
         if choice.recompute != every or choice.operators:
             exact = with_recompute(request, choice, every)
             yield PlanChange(name=f"recompute {word}", pins={"recompute": every}, candidate=exact)
+    for option in operator_options(request)[:1]:
+        if choice.recompute or choice.operators != option.operators:
+            exact = replace(with_recompute(request, choice, 0), operators=option.operators)
+            name = f"recompute {' and '.join(option.operators)}"
+            yield PlanChange(name=name, pins={"recompute": SELECTIVE}, candidate=exact)
     if mesh.tp > 1:
         on = not choice.sequence_parallel
         yield PlanChange(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from echelon.core.plan import Plan, ZeroStage
+import json
+
+from echelon.core.plan import Plan, RecomputedOperator, ZeroStage
 from echelon.core.units import GB
 from echelon.cost.bytes.model_states import communication_volume
 from echelon.planner.lint.finding import LintMatch, lint_of
 from echelon.planner.predict.split_memory import RankMemory, memory_of_plan, state_precision
+from echelon.planner.search.recompute_options import redone_numbers
 
 DOES_NOT_FIT = "does-not-fit"
 _NEARLY_FULL = 0.9  # of the memory
@@ -21,6 +24,23 @@ def _memory(plan: Plan) -> int:
 
 def _against(plan: Plan, held: RankMemory) -> str:
     return f"{held.total / GB:,.1f} GB of {_memory(plan) / GB:,.0f} GB"
+
+
+def _more_operators(plan: Plan) -> tuple[tuple[RecomputedOperator, ...], ...]:
+    """Return sets of operators that leave out more than those of a plan, least work first."""
+    if not plan.model.has_dense_blocks:
+        return ()
+    sets: tuple[tuple[RecomputedOperator, ...], ...] = (("norm", "activation"), ("norm", "mlp"))
+    mine = plan.layout.recompute.operators
+    return tuple(one for one in sets if "mlp" not in mine and not {*one} <= {*mine})
+
+
+def _with_operators(plan: Plan, operators: tuple[RecomputedOperator, ...]) -> RankMemory:
+    return memory_of_plan(plan, recompute=0.0, **redone_numbers(operators))
+
+
+def _toml(operators: tuple[RecomputedOperator, ...]) -> str:
+    return json.dumps([*operators])
 
 
 @lint_of(
@@ -42,27 +62,44 @@ def _full(plan: Plan) -> LintMatch | None:
 
 @lint_of("no-recompute-when-full", "memory", "distributed, best practices; Chen et al., 2016")
 def _recompute_missing(plan: Plan) -> LintMatch | None:
-    """Recomputing keeps the input of each block only, for one forward pass more."""
+    """Operators that take next to no time leave out a third of what a block keeps; full recompute
+    keeps its input only, for one forward pass more."""
     held, recomputed = memory_of_plan(plan), memory_of_plan(plan, recompute=1.0)
     full = held.total > _NEARLY_FULL * _memory(plan)
     if plan.layout.recompute.policy == "full" or not full:
         return None
     if recomputed.total > _NEARLY_FULL * held.total:
         return None
+    kept = "what other blocks keep" if plan.layout.recompute.operators else "every activation kept"
+    for operators in _more_operators(plan):
+        some = _with_operators(plan, operators)
+        if some.total <= _NEARLY_FULL * _memory(plan):
+            return (
+                f"{_against(plan, held)} with {kept}, {some.total / GB:,.1f} GB where "
+                f"{' and '.join(operators)} of each block are computed again",
+                f"recompute.policy = selective, recompute.operators = {_toml(operators)}",
+            )
     return (
-        f"{_against(plan, held)} with every activation kept, "
-        f"{recomputed.total / GB:,.1f} GB with full recompute",
+        f"{_against(plan, held)} with {kept}, {recomputed.total / GB:,.1f} GB with full recompute",
         "recompute.policy = full: a forward pass more, or smaller microbatches",
     )
 
 
 @lint_of("recompute-without-need", "time", "Korthikanti et al., 2022, section 5")
 def _recompute_needless(plan: Plan) -> LintMatch | None:
-    """What fits need not be computed twice."""
+    """What fits need not be computed twice: not whole blocks where a few operators do."""
     if plan.layout.recompute.policy != "full":
         return None
     kept = memory_of_plan(plan, recompute=0.0)
     if kept.total > ROOM * _memory(plan):
+        for operators in _more_operators(plan):
+            some = _with_operators(plan, operators)
+            if some.total <= ROOM * _memory(plan):
+                return (
+                    f"full recompute computes a third more, and with {' and '.join(operators)} "
+                    f"alone computed again a rank would hold {_against(plan, some)}",
+                    f"recompute.policy = selective, recompute.operators = {_toml(operators)}",
+                )
         return None
     return (
         f"full recompute computes a third more, and without it a rank would hold "

@@ -3,8 +3,9 @@
 The fastest plan of a search is the first of hundreds that are within a percent, and the prediction
 of a step is off by more: of two plans of one run that are predicted to be near each other, four in
 five ratios of seconds lie within `PAIRS["near"]`. So a simpler plan is recommended where a faster
-one is really faster with a probability below CONVINCED. And a plan is recommended only if it fits
-with a probability of SURE, by how far off predictions of what is not counted in memory were.
+one is really faster with a probability below CONVINCED, and of equally simple ones a surer one. And
+a plan is recommended only if it fits with a probability of SURE, by how far off predictions of what
+is not counted in memory were.
 
 Devices may stay idle: where fewer of them take a shorter step, that is the answer.
 """
@@ -172,7 +173,7 @@ def _simplest(
     recommended there may be it, with devices left idle.
     """
     least, limit = min((one.worth for one in fewer), default=inf), inf
-    first = min(near, key=lambda one: _order(request, one))
+    first = min(near, key=lambda one: _preferred(request, one))
     if objective_value(request, first.estimate) <= least:
         return first
     there: list[RankedPlan] = []
@@ -186,7 +187,7 @@ def _simplest(
 def _simplest_below(request: SearchRequest, near: Sequence[RankedPlan], limit: float) -> RankedPlan:
     """Return the simplest plan that is worth no more than `limit`."""
     allowed = [one for one in near if objective_value(request, one.estimate) <= limit]
-    return min(allowed, key=lambda one: _order(request, one))
+    return min(allowed, key=lambda one: _preferred(request, one))
 
 
 def _surer(request: SearchRequest, best: RankedPlan, *, offload: bool) -> list[RankedPlan]:
@@ -210,6 +211,16 @@ def _order(request: SearchRequest, one: RankedPlan) -> tuple[Complexity, float, 
     """Return where a plan stands: the simplest first, then the best, then the leanest."""
     value = objective_value(request, one.estimate)
     return complexity(one.candidate), value, one.estimate.bytes_held
+
+
+def _preferred(request: SearchRequest, one: RankedPlan) -> tuple[Complexity, bool, float, float]:
+    """Return where a plan stands whose seconds are as good as those of others.
+
+    Of equally simple ones those that fit for sure come first: the last gigabytes of a device are
+    not worth what nobody can measure.
+    """
+    kind, value, held = _order(request, one)
+    return kind, _fits(request, one) < _SUREST, value, held
 
 
 def _fits(request: SearchRequest, one: RankedPlan) -> float:

@@ -66,6 +66,14 @@ def recompute_options(request: SearchRequest) -> tuple[RecomputeOption, ...]:
     return (*first, *(chosen if SELECTIVE in wanted else []), *ordered[len(first) :])
 
 
+def operator_options(request: SearchRequest) -> tuple[RecomputeOption, ...]:
+    """Return the operators alone that may run again, least work first; none for other trainers."""
+    wanted = request.pins.values_of("recompute")
+    if wanted is not None and SELECTIVE not in wanted:
+        return ()
+    return tuple(one for one in recompute_options(request) if one.operators and not one.every)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
     """Give what decides the bytes and seconds of a block on one device."""

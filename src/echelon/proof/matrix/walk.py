@@ -3,7 +3,8 @@
 `proof/matrix/cases.py` has those of data, tensor and pipeline parallelism,
 `proof/matrix/zero_cases.py` those of ZeRO, its optimizers and offload,
 `proof/matrix/pipeline_cases.py` those of every pipeline schedule, `proof/matrix/context_cases.py`
-those of long sequences, `proof/matrix/expert_cases.py` those of experts.
+those of long sequences, `proof/matrix/expert_cases.py` those of experts,
+`proof/matrix/recompute_cases.py` those of operators that are made again.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from echelon.proof.matrix.cases import MAX_WORLD, MatrixCase, cases
 from echelon.proof.matrix.context_cases import context_cases
 from echelon.proof.matrix.expert_cases import expert_cases
 from echelon.proof.matrix.pipeline_cases import pipeline_cases
+from echelon.proof.matrix.recompute_cases import recompute_cases
 from echelon.proof.matrix.zero_cases import zero_cases
 from echelon.proof.run import OUR_ENGINE, RankRunner, prove
 
 
 def families() -> list[list[MatrixCase]]:
     """Return the whole matrix, family by family."""
-    every = (cases, zero_cases, pipeline_cases, context_cases, expert_cases)
+    every = (cases, zero_cases, pipeline_cases, context_cases, expert_cases, recompute_cases)
     return [list(family()) for family in every]
 
 
