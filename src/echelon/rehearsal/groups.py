@@ -230,6 +230,7 @@ class RehearsedGroup(Group):
                 dtype=_dtype(tensor),
                 name=name,
                 task=self.recorder.task,
+                sent_bytes=tensor.nbytes if kind == SEND else 0,
             )
         )
         reads, writes = ([tensor], []) if kind == SEND else ([], [tensor])
@@ -250,6 +251,7 @@ class RehearsedGroup(Group):
                 dtype=NOT_COUNTED if whole is None else _dtype(whole),
                 name=name,
                 task=self.recorder.task,
+                sent_bytes=sent,
             )
         )
         told = "all_to_all" if kind == "exchange" else kind
