@@ -16,7 +16,12 @@ from echelon.planner.predict.peak_bytes import peak_bytes_by_place
 from echelon.rehearsal.memory import GATHERED, GRADIENTS, OPTIMIZER, PARAMETERS
 from echelon.rehearsal.rank import RankRehearsal, rehearse_rank
 from echelon.rehearsal.run import on_nccl
-from tests.rehearsal.engine_targets import call_of, recorded_calls
+from tests.rehearsal.engine_targets import (
+    call_of,
+    issued_in_rehearsal,
+    issued_on_gloo,
+    recorded_calls,
+)
 
 BF16 = ("precision.parameters=bf16", "precision.master=fp32")
 
@@ -78,6 +83,34 @@ def test_a_rank_calls_what_the_engine_calls(flags: tuple[str, ...], rank_pool: R
     for rank, calls in enumerate(on_gloo):
         ours = [call_of(event) for event in rehearsed(plan, rank).events]
         assert Counter(ours) == Counter(tuple(one) for one in calls), rank
+
+
+EXECUTED = {
+    "zero 3": ("mesh.dp_shard=2", "mesh.tp=2", "zero.stage=3"),
+    "zero bubble, tied": (
+        "mesh.pp=2",
+        "mesh.dp_replicate=2",
+        "model.layers=4",
+        "pipeline.schedule=zb-v",
+        "zero.bucket_bytes=65536",
+    ),
+    "ring": ("mesh.cp=4", "context.kind=ring"),
+    "experts": ("mesh.dp_shard=2", "mesh.ep=2", "mesh.pp=2"),
+    "eight ranks": ("mesh.pp=2", "mesh.dp_shard=2", "mesh.tp=2", "zero.stage=2", "model.layers=4"),
+}
+
+
+@pytest.mark.parametrize("name", EXECUTED)
+def test_communicators_are_given_what_they_are_given_on_gloo(
+    name: str, rank_pool: RankPool
+) -> None:
+    """The same operations in the same order, from the start of the run to the end of two steps."""
+    plan = load_job("toy-experts" if name == "experts" else "nano", EXECUTED[name]).plan
+    argument = {"plan": plan.to_json()}
+    on_gloo = rank_pool.run(issued_on_gloo, argument, plan.mesh.world_size)
+    for rank, issued in enumerate(on_gloo):
+        ours = issued_in_rehearsal(rehearsed(plan, rank))
+        assert ours == [tuple(one) for one in issued], rank
 
 
 def test_a_step_in_bf16_peaks_where_its_plan_says() -> None:

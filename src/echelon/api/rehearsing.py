@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 
 def rehearse(
-    plan: str | Path | GivenPlan, *, whole: bool = False, workers: int | None = None
+    plan: str | Path | GivenPlan,
+    *,
+    whole: bool = False,
+    workers: int | None = None,
+    traces: str | Path | None = None,
 ) -> Rehearsal:
     """Return what every distinct rank of `plan` does in a step on GPUs under NCCL.
 
@@ -26,11 +30,13 @@ def rehearse(
 
     `plan` may also be a run.toml or preset, a plan.json or the folder of a run. A step has two
     rounds of its pipeline, or with `whole` all of its microbatches. `workers` are the processes
-    that are used, one for each core by default.
+    that are used, one for each core by default. `traces` is a folder that is made, and gets a trace
+    of each distinct rank, for chrome://tracing and ui.perfetto.dev.
     """
     optional_package("torch", extra="train", purpose="rehearsing a plan")
     from echelon.api.converting import read_plan
     from echelon.rehearsal.run import rehearse as rehearse_plan
 
     found = read_plan(plan)[0] if isinstance(plan, str | Path) else plan_from_given(plan)
-    return rehearse_plan(found, workers=workers, whole=whole)
+    folder = None if traces is None else Path(traces)
+    return rehearse_plan(found, workers=workers, whole=whole, traces=folder)

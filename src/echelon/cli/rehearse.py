@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from echelon.rehearsal.result import Rehearsal
     from echelon.rehearsal.roofline import Roofline
 
+REHEARSAL_FILE = "rehearsal.json"
+
 MOST_RANKS = 8
 """Ranks whose memory is a row of the page: those with the highest peaks."""
 MOST_KERNELS = 6
@@ -49,12 +51,17 @@ def rehearse(
         Path | None,
         Parameter(help="The file to write all of it to, with the memory curves (JSON)."),
     ] = None,
+    traces: Annotated[
+        Path | None,
+        Parameter(help="The folder to make, for a trace of each distinct rank (Perfetto, Chrome)."),
+    ] = None,
     json: Json = False,
 ) -> int:
     """Rehearse a step of every distinct rank on GPUs under NCCL, without a GPU; exit 1 on a fault.
 
     It looks for calls that would hang, mix up or race and for reads that hold the host, and counts
-    memory, kernels and bytes. Nothing has elements, so any size is rehearsed here.
+    memory, kernels and bytes. Nothing has elements, so any size is rehearsed here. Of a run folder,
+    the plan in it is rehearsed, and rehearsal.json is written beside it.
     """
     from echelon.api.converting import read_plan
     from echelon.api.planning import plan as planned
@@ -62,16 +69,19 @@ def rehearse(
 
     if workers is not None and workers < 1:
         raise bad_argument(f"--workers {workers} is no number of processes", "--workers 1")
-    require_new_files({"--out": out})
+    require_new_files({"--out": out, "--traces": traces})
     if cluster is None:
         plan = read_plan(run, settings=settings)[0]
     else:
         plan = planned(run, cluster, settings=settings).plan
     note(f"rehearsing {plan.name} on {plan.mesh.world_size:,} ranks ...")
-    found = rehearse_plan(plan, whole=whole, workers=workers)
+    found = rehearse_plan(plan, whole=whole, workers=workers, traces=traces)
     values = {"rehearsal": found.to_json()}
-    if out is not None:
-        out.write_text(json_module.dumps(values["rehearsal"], indent=2) + "\n", encoding="utf-8")
+    beside = None if cluster is not None or settings else _in_run_folder(run)
+    for file in (beside, out):
+        if file is not None:
+            text = json_module.dumps(values["rehearsal"], indent=2) + "\n"
+            file.write_text(text, encoding="utf-8")
     columns = page_columns()
     print_result(
         "rehearse", lambda: values, lambda: rehearsal_text(found, columns=columns), as_json=json
@@ -79,6 +89,14 @@ def rehearse(
     if not json:
         found.require()
     return 0 if found.holds else 1
+
+
+def _in_run_folder(run: str) -> Path | None:
+    """Return where the rehearsal of a run stands in its folder; None where it is no folder."""
+    from echelon.telemetry.run_directory import RunDirectory
+
+    folder = RunDirectory(Path(run).expanduser())
+    return folder.path / REHEARSAL_FILE if folder.plan_file.is_file() else None
 
 
 def rehearsal_text(found: Rehearsal, *, columns: int) -> str:

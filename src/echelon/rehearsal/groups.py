@@ -257,6 +257,7 @@ class RehearsedGroup(Group):
                 dtype=_dtype(tensor),
                 name=name,
                 task=self.recorder.task,
+                sent_bytes=tensor.nbytes if kind == SEND else 0,
             )
         )
         reads, writes = ([tensor], []) if kind == SEND else ([], [tensor])
@@ -277,6 +278,7 @@ class RehearsedGroup(Group):
                 dtype=NOT_COUNTED if whole is None else _dtype(whole),
                 name=name,
                 task=self.recorder.task,
+                sent_bytes=sent,
             )
         )
         told = "all_to_all" if kind == "exchange" else kind

@@ -9,7 +9,7 @@ it reads a number from the device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 SEND, RECEIVE = "send", "receive"
@@ -35,6 +35,8 @@ class Issue:
     """What the rank was at: an action of its schedule."""
     opens: bool = False
     """Whether it is the first of its members, in which the host waits for all of them."""
+    sent_bytes: int = field(default=0, compare=False)
+    """Bytes that this rank sends for it over the links of its group, for its trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,15 @@ from echelon.rehearsal.memory import (
     MemoryPoint,
 )
 from echelon.rehearsal.shapes import META, ShapesOnly
+from echelon.rehearsal.step_log import (
+    ActionBegan,
+    ActionEnded,
+    StepLog,
+    SteppedLog,
+    SteppedMemory,
+    SteppedWork,
+)
+from echelon.rehearsal.traces import TraceFolder
 from echelon.rehearsal.work import Work
 from echelon.schedule.action import Action
 from echelon.training.engine import TrainEngine
@@ -75,10 +84,15 @@ class RankRehearsal:
     and by what is read ("" where the engine does not say so)."""
 
 
-def rehearse_ranks(plan: Plan, ranks: Sequence[int]) -> list[RankRehearsal]:
-    """Return what ranks of `plan` do, one after the other: results of operations are shared."""
+def rehearse_ranks(
+    plan: Plan, ranks: Sequence[int], traces: TraceFolder | None = None
+) -> list[RankRehearsal]:
+    """Return what ranks of `plan` do, one after the other: results of operations are shared.
+
+    A trace of each is written into `traces`.
+    """
     known = KnownResults()
-    return [rehearse_rank(plan, rank, known=known) for rank in ranks]
+    return [rehearse_rank(plan, rank, known=known, traces=traces) for rank in ranks]
 
 
 def rehearse_rank(
@@ -87,26 +101,31 @@ def rehearse_rank(
     documents: tuple[int, ...] | None = None,
     *,
     known: KnownResults | None = None,
+    traces: TraceFolder | None = None,
 ) -> RankRehearsal:
     """Return what a rank of `plan` does on GPUs under NCCL; `known` may be what others have.
 
     Sequences are of one document each, or of those that start at the positions `documents`.
     """
-    log, events = RankLog(rank), EventList()
-    shapes = ShapesOnly(log, known)
+    traced = traces is not None and rank not in traces.left_out
+    step_log, events = StepLog() if traced else None, EventList()
+    shapes = _shapes(rank, known, step_log)
+    log = shapes.log
     memory = shapes.memory
     with shapes:
         engine = TrainEngine(
             plan, _TaskRecorder(rank, events, shapes), META, RehearsedCompletion(shapes)
         )
         _name_state(memory, engine)
-        with _terms(shapes, engine):
+        with _terms(shapes, engine, step_log):
             for step in range(NUM_STEPS):
                 memory.forget_peak()
                 held = memory.now()
                 shapes.work.by_task.clear()
                 events.events.clear()
                 before = len(log.entries)
+                if step_log is not None:
+                    step_log.step_began(held)
                 engine.step(_batches(plan, engine, step, documents), step)
                 shapes.flight.step_ended()
         found = RankRehearsal(
@@ -123,8 +142,22 @@ def rehearse_rank(
             events=tuple(events.events),
             reads=_reads(log.entries[before:]),
         )
+        if traces is not None and step_log is not None:
+            traces.write(rank, step_log.items)
         engine.close()
     return found
+
+
+def _shapes(rank: int, known: KnownResults | None, step_log: StepLog | None) -> ShapesOnly:
+    """Return where a rank runs; what it does there is also written into `step_log`."""
+    if step_log is None:
+        return ShapesOnly(RankLog(rank), known)
+    return ShapesOnly(
+        SteppedLog(rank, step_log),
+        known,
+        memory=SteppedMemory(step_log),
+        work=SteppedWork(step_log),
+    )
 
 
 class _TaskRecorder(Recorder):
@@ -183,7 +216,7 @@ def _name_state(memory: MemoryMeter, engine: TrainEngine) -> None:
 
 
 @contextmanager
-def _terms(shapes: ShapesOnly, engine: TrainEngine) -> Iterator[None]:
+def _terms(shapes: ShapesOnly, engine: TrainEngine, step_log: StepLog | None) -> Iterator[None]:
     """Count what is made in a step as what it is for."""
     memory, model = shapes.memory, engine.model
     names: list[tuple[Any, tuple[str, ...], str]] = [
@@ -196,7 +229,7 @@ def _terms(shapes: ShapesOnly, engine: TrainEngine) -> Iterator[None]:
     for owner, methods, term in names:
         for name in methods:
             setattr(owner, name, _within(memory, term, getattr(owner, name)))
-    model.executor.observer = _Observer(memory)
+    model.executor.observer = _Observer(memory, step_log)
     try:
         yield
     finally:
@@ -217,12 +250,13 @@ def _within(memory: MemoryMeter, term: str, method: Callable[..., Any]) -> Calla
 class _Observer:
     """Whoever writes down what each action leaves."""
 
-    def __init__(self, memory: MemoryMeter) -> None:
-        self._memory = memory
+    def __init__(self, memory: MemoryMeter, step_log: StepLog | None) -> None:
+        self._memory, self._step_log = memory, step_log
 
     def action_began(self, action: Action, state: StepState) -> None:
         """Count what came as a message as the input that it is now."""
-        del action
+        if self._step_log is not None:
+            self._step_log.items.append(ActionBegan(str(action)))
         self._memory.is_for(ACTIVATIONS, _tensors(state.inputs.values()))
 
     def action_ended(self, action: Action, state: StepState) -> None:
@@ -231,6 +265,8 @@ class _Observer:
         self._memory.is_for(MESSAGES, [*leaving, *state.handed_over.values()])
         self._memory.is_for(ACTIVATIONS, _tensors(state.inputs.values()))
         self._memory.action_ended(str(action))
+        if self._step_log is not None:
+            self._step_log.items.append(ActionEnded())
 
 
 def _tensors(values: Any) -> Sequence[torch.Tensor]:

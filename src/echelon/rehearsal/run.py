@@ -11,8 +11,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from math import lcm
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -31,6 +33,7 @@ from echelon.rehearsal.order import DEADLOCK, MISMATCH, MISSING, RankClass, prov
 from echelon.rehearsal.rank import RankRehearsal, rehearse_ranks
 from echelon.rehearsal.result import Rehearsal, RehearsalFault
 from echelon.rehearsal.roofline import roofline_of_plan
+from echelon.rehearsal.traces import TraceFolder
 from echelon.schedule.build import SCHEDULES
 
 ROUNDS = 2
@@ -81,10 +84,13 @@ def with_few_microbatches(plan: Plan) -> Plan:
     return replace(plan, mathematics=replace(plan.mathematics, global_sequences=sequences))
 
 
-def rehearse(plan: Plan, *, workers: int | None = None, whole: bool = False) -> Rehearsal:
+def rehearse(
+    plan: Plan, *, workers: int | None = None, whole: bool = False, traces: Path | None = None
+) -> Rehearsal:
     """Rehearse every distinct rank of `plan`, in `workers` processes (default: one per core).
 
-    Steps have few microbatches (`with_few_microbatches`), or with `whole` all of them.
+    Steps have few microbatches (`with_few_microbatches`), or with `whole` all of them. A trace of
+    each distinct rank is written into the folder `traces`, which must not be there yet.
     """
     started = time.perf_counter()
     asked, num_microbatches = plan, plan.num_microbatches
@@ -92,8 +98,9 @@ def rehearse(plan: Plan, *, workers: int | None = None, whole: bool = False) -> 
     logs: dict[RankClass, Sequence[Entry]] = {}
     ranks: list[RankRehearsal] = []
     found: dict[_Found, list[int]] = {}
+    folder = None if traces is None else TraceFolder.new(traces, plan)
     with _Processes(workers or os.cpu_count() or 1) as processes:
-        classes, checked, rehearsed = _in_classes(plan, processes)
+        classes, checked, rehearsed = _in_classes(plan, processes, folder)
         for one in rehearsed:
             log = logs.setdefault(classes.of(one.rank), one.entries)
             if one.rank not in checked:
@@ -124,22 +131,22 @@ def rehearse(plan: Plan, *, workers: int | None = None, whole: bool = False) -> 
 
 
 def _in_classes(
-    plan: Plan, processes: _Processes
+    plan: Plan, processes: _Processes, folder: TraceFolder | None
 ) -> tuple[RankClasses, Sequence[int], Iterable[RankRehearsal]]:
     """Return the classes, the ranks that are compared with theirs, and all that are rehearsed.
 
     Context ranks are classes of their own where those of the first stage differ.
     """
-    contexts = list(processes.rehearse(plan, RankClasses(plan).context_ranks()))
+    contexts = list(processes.rehearse(plan, RankClasses(plan).context_ranks(), folder))
     apart = any(not _alike(contexts[0].entries, one.entries) for one in contexts)
     classes = RankClasses(plan, by_context=apart)
     checked, known = classes.checked(), {one.rank for one in contexts}
-    rest = [one for one in (*classes.first_ranks(), *checked) if one not in known]
-    return (
-        classes,
-        [one for one in checked if one not in known],
-        chain(contexts, processes.rehearse(plan, rest)),
-    )
+    first = [one for one in classes.first_ranks() if one not in known]
+    checked = [one for one in checked if one not in known]
+    if folder is not None:
+        folder = replace(folder, left_out=frozenset(checked))
+    rest = processes.rehearse(plan, [*first, *checked], folder)
+    return classes, checked, chain(contexts, rest)
 
 
 class _Processes:
@@ -159,10 +166,12 @@ class _Processes:
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)
 
-    def rehearse(self, plan: Plan, ranks: Sequence[int]) -> Iterator[RankRehearsal]:
+    def rehearse(
+        self, plan: Plan, ranks: Sequence[int], traces: TraceFolder | None
+    ) -> Iterator[RankRehearsal]:
         """Yield what each rank did, in their order."""
         if len(ranks) < 2 or self._count == 1:
-            yield from rehearse_ranks(plan, ranks)
+            yield from rehearse_ranks(plan, ranks, traces)
             return
         if self._executor is None:
             fork = multiprocessing.get_context("fork")
@@ -171,7 +180,7 @@ class _Processes:
         size = -(-len(ranks) // (self._count * _PARTS_PER_PROCESS))
         parts = [ranks[start : start + size] for start in range(0, len(ranks), size)]
         yield from chain.from_iterable(
-            self._executor.map(rehearse_ranks, [plan] * len(parts), parts)
+            self._executor.map(partial(rehearse_ranks, plan, traces=traces), parts)
         )
 
 
@@ -192,14 +201,19 @@ def _faults_of(rank: RankRehearsal) -> Iterator[_Found]:
 
 def _alike(one: Sequence[Entry], other: Sequence[Entry]) -> bool:
     """Return whether two ranks of a class do the same, each with members of its own."""
-    return len(one) == len(other) and all(
-        _without_members(a) == _without_members(b) for a, b in zip(one, other, strict=True)
-    )
+    if one is other:
+        return True
+    return len(one) == len(other) and all(_is_same(a, b) for a, b in zip(one, other, strict=True))
 
 
-def _without_members(entry: Entry) -> Entry:
-    """Return an entry as it is for all ranks of a class: messages name their other end."""
-    if not isinstance(entry, Issue):
-        return entry
-    name = "" if entry.kind == RECEIVE else entry.name
-    return replace(entry, members=(len(entry.members),), name=name)
+def _is_same(one: Entry, other: Entry) -> bool:
+    """Return whether two entries are of one call of a class: messages name their other end."""
+    if not isinstance(one, Issue) or not isinstance(other, Issue):
+        return one == other
+    return _of_class(one) == _of_class(other)
+
+
+def _of_class(one: Issue) -> tuple[object, ...]:
+    name = "" if one.kind == RECEIVE else one.name
+    what = (one.communicator, len(one.members), one.kind, name)
+    return (*what, one.num_bytes, one.dtype, one.task, one.opens)

@@ -56,11 +56,22 @@ class ShapesOnly(TorchDispatchMode):
         """Return False: nothing here is compiled, and torch would import its compiler to say so."""
         return False
 
-    def __init__(self, log: RankLog, known: KnownResults | None = None) -> None:
-        """Write host reads into `log`; `known` is what operations make, as far as it is known."""
+    def __init__(
+        self,
+        log: RankLog,
+        known: KnownResults | None = None,
+        *,
+        memory: MemoryMeter | None = None,
+        work: WorkCounter | None = None,
+    ) -> None:
+        """Write host reads into `log`; `known` is what operations make, as far as it is known.
+
+        Memory and work are counted by `memory` and `work`, or by some of its own.
+        """
         super().__init__()
         self.log = log
-        self.memory, self.work, self.flight = MemoryMeter(), WorkCounter(), MemoryInFlight()
+        self.memory, self.work = memory or MemoryMeter(), work or WorkCounter()
+        self.flight = MemoryInFlight()
         self.task = self.reading = ""
         self._known = known or KnownResults()
         self._operations: dict[int, _Operation] = {}

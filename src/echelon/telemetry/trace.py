@@ -14,9 +14,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from echelon.core.disk import disk_errors
 from echelon.core.event import ATTEND, MULTIPLY, Event
@@ -28,6 +28,8 @@ _TRACKS = {ATTEND: ATTENTION, MULTIPLY: "products"}
 PLANNED, MEASURED = "planned.json.gz", "measured.json.gz"
 
 _MICROSECONDS = 1e6  # of a second
+
+T = TypeVar("T")
 
 
 def trace_path(run_dir: Path, name: str) -> Path:
@@ -54,11 +56,11 @@ def chrome_trace(
         begin += max(_end_of(timeline) for timeline in timelines)
     found: list[dict[str, object]] = []
     for rank, tracks in sorted(events.items()):
-        found.append(_name("process_name", rank, 0, f"rank {rank} ({mesh.label(rank)})"))
+        found.append(track_name("process_name", rank, 0, f"rank {rank} ({mesh.label(rank)})"))
         thread = 0
         for track in sorted(tracks, key=lambda name: (name != COMPUTE, name)):
-            for lane_events in _lanes(tracks[track]):
-                found.append(_name("thread_name", rank, thread, track))
+            for lane_events in lanes(tracks[track], _span):
+                found.append(track_name("thread_name", rank, thread, track))
                 found.extend(_complete(event, step, thread) for event, step in lane_events)
                 thread += 1
     return {"traceEvents": found, "displayTimeUnit": "ms", "otherData": dict(about)}
@@ -85,21 +87,27 @@ def _end_of(timeline: Timeline) -> float:
     return max(timeline.gradients_s, *(event.end for event in every))
 
 
-def _lanes(events: Iterable[tuple[Event, int]]) -> list[list[tuple[Event, int]]]:
-    """Return the events of a track in as few lines as show each one beside those of its time.
+def lanes(things: Iterable[T], span: Callable[[T], tuple[float, float]]) -> list[list[T]]:
+    """Return the things of a track in as few lines as show each one beside those of its time.
 
-    Messages and collectives overlap; on one line, a trace may only nest.
+    Messages and collectives overlap; on one line, a trace may only nest. `span` is a start and end.
     """
-    threads: list[list[tuple[Event, int]]] = []
-    for event, step in sorted(events, key=lambda pair: (pair[0].start, pair[0].end)):
-        free = next((one for one in threads if one[-1][0].end <= event.start), None)
+    threads: list[list[T]] = []
+    for one in sorted(things, key=span):
+        start = span(one)[0]
+        free = next((thread for thread in threads if span(thread[-1])[1] <= start), None)
         if free is None:
             threads.append(free := [])
-        free.append((event, step))
+        free.append(one)
     return threads
 
 
-def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, object]:
+def _span(event: tuple[Event, int]) -> tuple[float, float]:
+    return event[0].start, event[0].end
+
+
+def track_name(kind: str, pid: int, tid: int, name: str) -> dict[str, object]:
+    """Return the event that names a process (`process_name`) or a track (`thread_name`)."""
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
 
 

@@ -1,4 +1,4 @@
-"""Write a file that is not there yet: what a command makes for its user, who keeps it."""
+"""Write a file or a folder that is not there yet: what a command makes for its user to keep."""
 
 from __future__ import annotations
 
@@ -35,6 +35,12 @@ def require_writable(file: Path, *, key: str = "FILE") -> None:
         part = _beside(file)
         part.open("xb").close()
         part.unlink()
+
+
+def make_folder(folder: Path, *, key: str = "FOLDER") -> None:
+    """Make a folder; ConfigError, with a free name, where something is there."""
+    with _refused(folder, key):
+        folder.mkdir(parents=True)
 
 
 def _require_free(file: Path) -> None:

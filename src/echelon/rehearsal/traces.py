@@ -1,0 +1,254 @@
+"""The trace of a rehearsed rank: its step on a time axis, for chrome://tracing and ui.perfetto.dev.
+
+    {"traceEvents": [...], "displayTimeUnit": "ms", "otherData": {...}}      compressed with gzip
+
+A file is a rank, with the tracks
+
+compute              the actions of its schedule, when the simulator says that they run
+kernels (estimated)  what it gives its device, inside of the actions
+COMMUNICATOR         its operations on each, from issue to wait, with the bytes that it sends
+waits                where it waits for one of them, and where its host reads from the device
+memory               what lives on the device, by term, as a counter
+
+A rehearsal computes nothing, so no time is measured. Actions have the seconds of `cost/seconds/`.
+A kernel has its share of its action: by the time that its bytes take the memory of the device, or
+its FLOPs the peak of the device, where these are more. What is outside of actions has just that
+time, and no more than there is between two actions. Waits take none: what a rank waits for is in
+the time of its actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from echelon.config.files.new_file import make_folder
+from echelon.core.axis import Axis
+from echelon.core.plan import Plan
+from echelon.cost.seconds.unit_times import stage_durations, unit_times_from_formulas
+from echelon.rehearsal.step_log import (
+    ActionBegan,
+    ActionEnded,
+    Awaited,
+    Held,
+    HostWaited,
+    Issued,
+    Kernel,
+    StepItem,
+)
+from echelon.schedule.from_plan import schedule_from_plan
+from echelon.schedule.simulate import simulate
+from echelon.telemetry.trace import COMPUTE, lanes, track_name, write_trace
+
+KERNELS, WAITS, MEMORY = "kernels (estimated)", "waits", "memory"
+TIMES = (
+    "actions: simulated by cost/seconds/; kernels: estimated, by bytes and FLOPs at the device's "
+    "peaks; operations of communicators: from issue to wait. Nothing is measured."
+)
+_MICROSECONDS = 1e6  # of a second
+
+Spans: TypeAlias = Mapping[str, tuple[float, float]]
+"""When each action of a rank begins and ends, in seconds."""
+_Timed: TypeAlias = tuple[float, float, StepItem]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFolder:
+    """Say where traces go, and when the actions of each pipeline rank run."""
+
+    path: Path
+    plan: Plan
+    spans: Sequence[Spans]
+    left_out: frozenset[int] = frozenset()
+    """Ranks that leave none."""
+
+    @classmethod
+    def new(cls, path: Path, plan: Plan) -> TraceFolder:
+        """Make the folder for a plan, with the times of a step by the simulator.
+
+        ConfigError where it is there.
+        """
+        make_folder(path)
+        schedule = schedule_from_plan(plan)
+        durations = stage_durations(plan, unit_times_from_formulas(plan))
+        spans: list[dict[str, tuple[float, float]]] = [{} for _ in range(plan.mesh.pp)]
+        for event in simulate(schedule, durations).events:
+            if not event.axis:
+                spans[event.rank][event.name] = (event.start, event.end)
+        return cls(path=path, plan=plan, spans=spans)
+
+    def file(self, rank: int) -> Path:
+        """Return where the trace of a rank is."""
+        return self.path / f"rank-{rank:04}.json.gz"
+
+    def write(self, rank: int, items: Sequence[StepItem]) -> None:
+        """Write the trace of a rank."""
+        write_trace(self.file(rank), rank_trace(self.plan, rank, items, self._spans_of(rank)))
+
+    def _spans_of(self, rank: int) -> Spans:
+        return self.spans[self.plan.mesh.coordinates(rank)[Axis.PP]]
+
+
+def rank_trace(plan: Plan, rank: int, items: Sequence[StepItem], spans: Spans) -> dict[str, Any]:
+    """Return the trace of what a rank does in a step."""
+    timed = list(_timed(items, spans, _Roofline.of(plan)))
+    end = timed[-1][1] if timed else 0.0
+    tracks: dict[str, list[_Slice]] = {}
+    counters: list[dict[str, object]] = []
+    for one in _slices(timed, end):
+        tracks.setdefault(one.track, []).append(one)
+    for start, _, item in timed:
+        if isinstance(item, Held):
+            counters.append(_counter(rank, start, item))
+    label = f"rank {rank} ({plan.mesh.label(rank)})"
+    found: list[dict[str, object]] = [track_name("process_name", rank, 0, label)]
+    thread = 0
+    order = {COMPUTE: 0, KERNELS: 1, WAITS: 2}
+    for track in sorted(tracks, key=lambda name: (order.get(name, len(order)), name)):
+        for lane in lanes(tracks[track], lambda one: (one.start, one.end)):
+            found.append(track_name("thread_name", rank, thread, track))
+            found.extend(one.complete(rank, thread) for one in lane)
+            thread += 1
+    about = {
+        "plan": plan.name,
+        "plan_hash": plan.content_hash(),
+        "schedule": plan.layout.pipeline.schedule,
+        "rank": rank,
+        "world_size": plan.mesh.world_size,
+        "microbatches": plan.num_microbatches,
+        "times": TIMES,
+    }
+    return {"traceEvents": found + counters, "displayTimeUnit": "ms", "otherData": about}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Slice:
+    """A stretch of time on a track."""
+
+    track: str
+    name: str
+    kind: str
+    start: float
+    end: float
+    args: Mapping[str, object] = field(default_factory=dict[str, object])
+
+    def complete(self, pid: int, tid: int) -> dict[str, object]:
+        """Return the slice as an event of a trace; both ends are rounded alike."""
+        start, end = round(self.start * _MICROSECONDS, 3), round(self.end * _MICROSECONDS, 3)
+        return {
+            "name": self.name,
+            "cat": self.kind,
+            "ph": "X",
+            "ts": start,
+            "dur": round(end - start, 3),
+            "pid": pid,
+            "tid": tid,
+            "args": dict(self.args),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Roofline:
+    """Say how long a kernel takes at the least."""
+
+    memory_bandwidth: float
+    flops: float
+
+    @classmethod
+    def of(cls, plan: Plan) -> _Roofline:
+        """Return the peaks of the plan's device, for products in the dtype of the parameters."""
+        device = plan.cluster.device
+        known = device.flops(plan.mathematics.precision.parameters)
+        flops = known or max((count for _, count in device.peak_flops), default=float("inf"))
+        return cls(memory_bandwidth=device.memory_bandwidth, flops=flops)
+
+    def seconds(self, item: StepItem) -> float:
+        """Return the seconds of a kernel; what is none takes none."""
+        if not isinstance(item, Kernel):
+            return 0.0
+        return max(item.num_bytes / self.memory_bandwidth, item.flops / self.flops)
+
+
+def _timed(items: Sequence[StepItem], spans: Spans, roofline: _Roofline) -> Iterator[_Timed]:
+    """Yield each item with its start and end; the step starts at 0, before the first action."""
+    parts = _parts(items)
+    sums = [sum(map(roofline.seconds, part)) for _, part in parts]
+    before = sums[0] if parts and not parts[0][0] else 0.0
+    now = 0.0
+    for place, ((action, part), total) in enumerate(zip(parts, sums, strict=True)):
+        following = parts[place + 1][0] if place + 1 < len(parts) else ""
+        if action:
+            now, end = (before + one for one in spans[action])
+            scale = (end - now) / total if total else 0.0
+        else:
+            free = before + spans[following][0] - now if following else total
+            scale = min(1.0, free / total) if total else 0.0
+            end = now + scale * total
+        for item in part:
+            start, now = now, min(end, now + scale * roofline.seconds(item))
+            yield (start, end if isinstance(item, ActionBegan) else now, item)
+        now = end
+
+
+def _parts(items: Iterable[StepItem]) -> list[tuple[str, list[StepItem]]]:
+    """Return the items of each action, and of what is before, between and after ("")."""
+    parts: list[tuple[str, list[StepItem]]] = [("", [])]
+    for item in items:
+        if isinstance(item, ActionBegan):
+            parts.append((item.name, []))
+        parts[-1][1].append(item)
+        if isinstance(item, ActionEnded):
+            parts.append(("", []))
+    return parts
+
+
+def _slices(timed: Sequence[_Timed], end_of_step: float) -> Iterator[_Slice]:
+    """Yield what is drawn of a step; what nobody awaits in it is in flight to its end."""
+    under_way: dict[int, tuple[float, Issued]] = {}
+    for start, end, item in timed:
+        if isinstance(item, ActionBegan):
+            kind = item.name.rstrip("0123456789.")
+            yield _Slice(track=COMPUTE, name=item.name, kind=kind, start=start, end=end)
+        elif isinstance(item, Kernel):
+            args = {"bytes_moved": item.num_bytes, "flops": item.flops}
+            yield _Slice(
+                track=KERNELS, name=item.name, kind="estimated", start=start, end=end, args=args
+            )
+        elif isinstance(item, Issued):
+            under_way[item.number] = (start, item)
+        elif isinstance(item, Awaited) and item.number in under_way:
+            began, issued = under_way.pop(item.number)
+            yield _operation(issued, began, start)
+            name = f"wait for {issued.issue.name}"
+            yield _Slice(track=WAITS, name=name, kind="wait", start=start, end=start)
+        elif isinstance(item, HostWaited):
+            name, args = f"host reads {item.operation}", {"where": item.where}
+            yield _Slice(track=WAITS, name=name, kind="host", start=start, end=start, args=args)
+    for began, issued in under_way.values():
+        yield _operation(issued, began, end_of_step)
+
+
+def _operation(issued: Issued, start: float, end: float) -> _Slice:
+    issue = issued.issue
+    args: dict[str, object] = {
+        "kind": issue.kind,
+        "dtype": issue.dtype,
+        "members": len(issue.members),
+        "payload_bytes": issue.num_bytes,
+        "bytes": issue.sent_bytes,
+        "at": issue.task,
+    }
+    track = issue.communicator
+    return _Slice(track=track, name=issue.name, kind=issue.kind, start=start, end=end, args=args)
+
+
+def _counter(pid: int, at: float, held: Held) -> dict[str, object]:
+    return {
+        "name": MEMORY,
+        "ph": "C",
+        "ts": round(at * _MICROSECONDS, 3),
+        "pid": pid,
+        "args": dict(held.by_term),
+    }
