@@ -86,3 +86,10 @@ def test_other_tiles_are_for_a_cpu() -> None:
 
 def test_a_block_without_8_bit_numbers_has_no_effect() -> None:
     assert "nothing is in 8 bits" in said("nano", ["precision.fp8_block=32"], "no-effect")
+
+
+@pytest.mark.parametrize("overlap", ["ring", "symmetric-memory"])
+def test_rows_in_8_bits_travel_at_once(overlap: str) -> None:
+    sets = [*FP8, *H100, "mesh.tp=2", "mesh.sequence_parallel=true", f"mesh.tp_overlap={overlap}"]
+    message = said("llama3-8b", sets, "fp8-gathers-at-once")
+    assert "in no chunks" in message

@@ -19,11 +19,13 @@ from echelon.core.rulebook.fp8 import (
     FP8_BLOCK_DIVIDES,
     FP8_BLOCK_OF_KERNELS,
     FP8_DEVICE,
+    FP8_GATHERS_AT_ONCE,
     FP8_PARAMETERS,
 )
 from echelon.core.rules import nearest_divisors
 
 MATMUL_KEY, BLOCK_KEY, DTYPE_KEY = "precision.matmul", "precision.fp8_block", "precision.parameters"
+OVERLAP_KEY = "mesh.tp_overlap"
 KERNEL_BLOCK = 128
 """Numbers that share a scale in kernels of GPUs."""
 OFF = f'{MATMUL_KEY} = "parameters"'
@@ -116,6 +118,20 @@ def fp8_parameters(view: View) -> Iterator[RuleViolation]:
         )
 
 
+def fp8_gathers_at_once(view: View) -> Iterator[RuleViolation]:
+    """Check that rows of 8-bit numbers are not asked to travel in chunks beside products."""
+    overlap = view.word(OVERLAP_KEY)
+    if view.word(MATMUL_KEY) == "fp8" and overlap != "none":
+        yield RuleViolation(
+            rule=FP8_GATHERS_AT_ONCE,
+            key=OVERLAP_KEY,
+            message=f'{OVERLAP_KEY} = "{overlap}" with {MATMUL_KEY} = "fp8": codes and scales are '
+            "gathered at once, in no chunks",
+            set_by=(OVERLAP_KEY, MATMUL_KEY),
+            suggestions=({OVERLAP_KEY: "none"}, OFF),
+        )
+
+
 def fp8_device(view: View) -> Iterator[RuleViolation]:
     """Check that devices multiply 8-bit numbers, in tiles that their kernels know."""
     if view.word(MATMUL_KEY) != "fp8":
@@ -151,7 +167,7 @@ def fp8_block_without_effect(view: View) -> Iterator[RuleViolation]:
         yield from setting_without_effect(view, BLOCK_KEY, why)
 
 
-FP8_FINDERS = (fp8_block_divides, fp8_parameters)
+FP8_FINDERS = (fp8_block_divides, fp8_parameters, fp8_gathers_at_once)
 """Rules without which ranks could not multiply 8-bit numbers, or would not know which."""
 
 FP8_RUN_FINDERS = (fp8_device, fp8_block_without_effect)

@@ -78,3 +78,28 @@ FP8_BLOCK_OF_KERNELS = Rule(
     bad="fp8_block = 64",
     fixed="fp8_block = 128",
 )
+
+FP8_GATHERS_AT_ONCE = Rule(
+    id="fp8-gathers-at-once",
+    why="""
+    With sequence parallelism, layers that multiply 8-bit numbers gather codes and their scales,
+    each in one collective: half the bytes of bf16. In chunks around a ring of tensor ranks, or through
+    symmetric memory, rows travel in the dtype of the parameters. No kernel does both.
+    """,
+    example="""
+    [model]
+    hidden = 512
+    heads = 4
+    kv_heads = 4
+    head_dim = 128
+    ffn = 1024
+    [mesh]
+    tp = 2
+    sequence_parallel = true
+    %s
+    [precision]
+    matmul = "fp8"
+    """,
+    bad='tp_overlap = "ring"',
+    fixed='tp_overlap = "none"',
+)
