@@ -15,21 +15,18 @@ from itertools import chain
 
 import torch
 
-from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.core.rulebook import rehearse as rules
 from echelon.core.rules import Rule
 from echelon.cost.bytes.sent import bytes_sent_by_axis
-from echelon.planner.predict.peak_bytes import peak_bytes_by_place
+from echelon.cost.peak.few_rounds import with_few_microbatches
+from echelon.cost.peak.rank_peak import PeakWalk
 from echelon.rehearsal.classes import RankClasses
 from echelon.rehearsal.in_flight import MISSING_WAIT, NEVER_AWAITED, RELEASED_IN_FLIGHT
 from echelon.rehearsal.log import RECEIVE, Entry, HostRead, Issue
 from echelon.rehearsal.order import DEADLOCK, MISMATCH, MISSING, RankClass, prove_order
 from echelon.rehearsal.rank import RankRehearsal, rehearse_rank
 from echelon.rehearsal.result import Rehearsal, RehearsalFault
-
-ROUNDS = 2
-"""Rounds of a pipeline that are rehearsed."""
 
 _RULES: Mapping[str, Rule] = {
     DEADLOCK: rules.REHEARSE_DEADLOCK,
@@ -47,21 +44,6 @@ _Found = tuple[Rule, str]
 def on_nccl(plan: Plan) -> Plan:
     """Return a plan as it is on GPUs: one for a CPU adds up its sums itself, and offloads apart."""
     return replace(plan, cluster=replace(plan.cluster, backend="nccl"))
-
-
-def with_few_microbatches(plan: Plan) -> Plan:
-    """Return a plan whose steps have two rounds of its pipeline, where they have more.
-
-    Rounds are alike: each microbatch meets the same actions in the same order. A step has at least
-    twice as many as there are pipeline ranks then, so that all of them are as full as they get.
-    """
-    pp, whole = plan.mesh.pp, plan.num_microbatches
-    period = pp if pp % 2 == 0 else 2 * pp
-    few = whole % period + ROUNDS * period
-    if plan.layout.pipeline.rows or few >= whole:
-        return plan
-    sequences = plan.mathematics.global_sequences // whole * few
-    return replace(plan, mathematics=replace(plan.mathematics, global_sequences=sequences))
 
 
 def rehearse(plan: Plan, *, workers: int | None = None, whole: bool = False) -> Rehearsal:
@@ -87,7 +69,7 @@ def rehearse(plan: Plan, *, workers: int | None = None, whole: bool = False) -> 
             found.setdefault((rules.REHEARSE_CLASS, text), []).append(one.rank)
     proof = prove_order(logs, classes.of)
     found |= {(_RULES[fault.rule], fault.text): [] for fault in proof.faults}
-    places = peak_bytes_by_place(plan)
+    walk = PeakWalk(plan)
     return Rehearsal(
         plan=plan,
         num_microbatches=num_microbatches,
@@ -98,7 +80,7 @@ def rehearse(plan: Plan, *, workers: int | None = None, whole: bool = False) -> 
             for (rule, text), where in found.items()
         ),
         num_operations=proof.num_operations,
-        planned={one.rank: places[plan.mesh.coordinates(one.rank)[Axis.PP]] for one in ranks},
+        planned={one.rank: walk.peak(one.rank).terms for one in ranks},
         sent={one.rank: bytes_sent_by_axis(plan, one.rank) for one in ranks},
         seconds=time.perf_counter() - started,
     )
