@@ -9,6 +9,7 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.core.plan import Plan
+from echelon.cost.peak.few_rounds import with_few_microbatches
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
 from echelon.cost.seconds.kernels import kernel_seconds
 from echelon.planner.predict.estimate import estimate_plan
@@ -21,7 +22,7 @@ from echelon.rehearsal.roofline import (
     Roofline,
     roofline_of_plan,
 )
-from echelon.rehearsal.run import on_nccl, rehearse, with_few_microbatches
+from echelon.rehearsal.run import on_nccl, rehearse
 from echelon.rehearsal.work import KernelWork, Product, Work
 
 BASE = ("model.layers=2", "batch.sequence_length=4096", "recompute.policy=none")

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from echelon.core.errors import Problem, ProofFailed
 from echelon.core.plan import Plan
 from echelon.core.rules import Rule
-from echelon.rehearsal.memory import MESSAGES, OTHER
 from echelon.rehearsal.rank import RankRehearsal
 from echelon.rehearsal.roofline import Roofline
 
@@ -117,8 +116,3 @@ class Rehearsal:
                 for one in rank.points
             ],
         }
-
-
-NOT_PLANNED = (MESSAGES, OTHER)
-"""What a rehearsal counts that the memory of a plan does not: messages between stages, and what a
-step reads."""

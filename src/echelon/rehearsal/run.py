@@ -13,19 +13,18 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from math import lcm
 from pathlib import Path
 from typing import Self
 
 import torch
 
-from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.core.rulebook import rehearse as rules
 from echelon.core.rules import Rule
 from echelon.cost.bytes.sent import bytes_sent_by_axis
+from echelon.cost.peak.few_rounds import with_few_microbatches
+from echelon.cost.peak.rank_peak import PeakWalk
 from echelon.parallel.expert.token_dispatcher import ROWS_OF_EXPERTS
-from echelon.planner.predict.peak_bytes import peak_bytes_by_place
 from echelon.rehearsal.classes import RankClasses
 from echelon.rehearsal.in_flight import MISSING_WAIT, NEVER_AWAITED, RELEASED_IN_FLIGHT
 from echelon.rehearsal.log import RECEIVE, Entry, HostRead, Issue
@@ -34,13 +33,6 @@ from echelon.rehearsal.rank import RankRehearsal, rehearse_ranks
 from echelon.rehearsal.result import Rehearsal, RehearsalFault
 from echelon.rehearsal.roofline import roofline_of_plan
 from echelon.rehearsal.traces import TraceFolder
-from echelon.schedule.build import SCHEDULES
-
-ROUNDS = 2
-"""Rounds of a pipeline that are rehearsed."""
-
-LEAST_MICROBATCHES = 3
-"""Microbatches of a step that are rehearsed where it has as many."""
 
 _PARTS_PER_PROCESS = 3
 """A process rehearses its ranks in so many parts; those of one share what is known of shapes."""
@@ -64,24 +56,6 @@ _Found = tuple[Rule, str]
 def on_nccl(plan: Plan) -> Plan:
     """Return a plan as it is on GPUs: one for a CPU adds up its sums itself, and offloads apart."""
     return replace(plan, cluster=replace(plan.cluster, backend="nccl"))
-
-
-def with_few_microbatches(plan: Plan) -> Plan:
-    """Return a plan whose steps have two rounds of its pipeline, where they have more.
-
-    Rounds are alike: each microbatch meets the same actions in the same order. A step has at least
-    twice as many as there are pipeline ranks then, so that all of them are as full as they get, and
-    at least three: the first, one like all between, and the last.
-    """
-    pipeline, whole = plan.layout.pipeline, plan.num_microbatches
-    if pipeline.rows:
-        return plan
-    period = lcm(plan.mesh.pp, SCHEDULES[pipeline.schedule].microbatch_multiple)
-    few = whole % period + max(ROUNDS * period, LEAST_MICROBATCHES)
-    if few >= whole:
-        return plan
-    sequences = plan.mathematics.global_sequences // whole * few
-    return replace(plan, mathematics=replace(plan.mathematics, global_sequences=sequences))
 
 
 def rehearse(
@@ -112,7 +86,7 @@ def rehearse(
                 found.setdefault((rules.REHEARSE_CLASS, text), []).append(one.rank)
     proof = prove_order(logs, classes.of)
     found |= {(_RULES[fault.rule], fault.text): [] for fault in proof.faults}
-    places = peak_bytes_by_place(plan)
+    walk = PeakWalk(plan)
     return Rehearsal(
         plan=plan,
         num_microbatches=num_microbatches,
@@ -123,7 +97,7 @@ def rehearse(
             for (rule, text), where in found.items()
         ),
         num_operations=proof.num_operations,
-        planned={one.rank: places[plan.mesh.coordinates(one.rank)[Axis.PP]] for one in ranks},
+        planned={one.rank: walk.peak(one.rank).terms for one in ranks},
         sent={one.rank: bytes_sent_by_axis(plan, one.rank) for one in ranks},
         seconds=time.perf_counter() - started,
         roofline=None if asked.cluster.backend == "gloo" else roofline_of_plan(asked, plan, ranks),

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import lcm
 
 from echelon.core.plan import Plan
 from echelon.schedule.action import ActionKind, Schedule
+from echelon.schedule.build import SCHEDULES
 from echelon.schedule.from_plan import schedule_from_plan
 
 ROUNDS = 2
 """Rounds of a pipeline that tell of all."""
+
+LEAST_MICROBATCHES = 3
+"""Microbatches of a step of few rounds, where the whole step has as many."""
 
 
 def with_few_microbatches(plan: Plan) -> Plan:
     """Return a plan whose steps have two rounds of its pipeline, where they have more.
 
     Rounds are alike: each microbatch meets the same actions in the same order. A step has at least
-    twice as many as there are pipeline ranks then, so that all of them are as full as they get.
+    twice as many as there are pipeline ranks then, so that all of them are as full as they get, and
+    at least three: the first, one like all between, and the last.
     """
+    if plan.layout.pipeline.rows:
+        return plan
     period = _period(plan)
-    return _with_microbatches(plan, plan.num_microbatches % period + ROUNDS * period)
+    few = plan.num_microbatches % period + max(ROUNDS * period, LEAST_MICROBATCHES)
+    return _with_microbatches(plan, few)
 
 
 def with_as_full_ranks(plan: Plan) -> Plan:
@@ -49,12 +58,12 @@ def most_in_flight(schedule: Schedule) -> list[int]:
 
 
 def _period(plan: Plan) -> int:
-    return plan.mesh.pp if plan.mesh.pp % 2 == 0 else 2 * plan.mesh.pp
+    return lcm(plan.mesh.pp, SCHEDULES[plan.layout.pipeline.schedule].microbatch_multiple)
 
 
 def _with_microbatches(plan: Plan, count: int) -> Plan:
     whole = plan.num_microbatches
-    if plan.layout.pipeline.rows or count >= whole:
+    if count >= whole:
         return plan
     sequences = plan.mathematics.global_sequences // whole * count
     return replace(plan, mathematics=replace(plan.mathematics, global_sequences=sequences))

@@ -21,6 +21,7 @@ from rich.cells import cell_len
 
 from echelon.core.plan import Plan
 from echelon.core.units import binary_bytes
+from echelon.cost.peak.rank_peak import TERMS
 from echelon.layout.stage import rank_part
 from echelon.planner.predict.peak_bytes import peak_bytes_by_place
 from echelon.planner.view.lines import (
@@ -215,16 +216,12 @@ def _legend_lines(bars: MemoryBars) -> Iterator[TextLine]:
     yield from table_lines(rows, right=(False, False, True, True))
 
 
-_ORDER = ("parameters", "gradients", "optimizer", "gathered", "activations", "buffers")
-"""The terms as bars show them."""
-
-
 def memory_rows_from_plan(plan: Plan) -> list[tuple[str, dict[str, float]]]:
     """Return (label, bytes by term) of each pipeline rank; those alike that follow are one row."""
     places = range(plan.mesh.pp)
     stages = [[part.stage for part in rank_part(plan, pp).stages] for pp in places]
     word = "stage" if stages == [[pp] for pp in places] else "pp rank"
-    found = [{name: held[name] for name in _ORDER} for held in peak_bytes_by_place(plan)]
+    found = [{name: held[name] for name in TERMS} for held in peak_bytes_by_place(plan)]
     rows: list[tuple[str, dict[str, float]]] = []
     for _, run in groupby(places, key=lambda pp: [*found[pp].values()]):
         alike = [*run]

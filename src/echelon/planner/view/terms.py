@@ -111,6 +111,7 @@ _LOOKS: Mapping[str, tuple[str, int]] = MappingProxyType(
         "activations": ("A", 145),
         "working": ("W", 165),
         "logits": ("L", 265),
+        "messages": ("T", 225),
         "buffers": ("B", 55),
         "slack": ("S", 310),
         "context": ("C", 85),
