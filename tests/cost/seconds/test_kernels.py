@@ -64,3 +64,13 @@ def test_what_was_measured_on_a_cluster_stands() -> None:
     one = plan()
     measured = replace(one, cluster=replace(one.cluster, trainer=(("width_bytes", 77.0),)))
     assert float(cost_inputs_from_plan(measured).software.width_bytes) == 77.0
+
+
+def test_a_logit_costs_what_is_counted() -> None:
+    fused, plain = (recorded()[case]["ends.BW"] for case in ("llama3-8b", "llama3-8b, plain"))
+    less = plain["bytes_of_memory_bound"] - fused["bytes_of_memory_bound"]
+    # The last norm is plain, too: half of what both norms of a block move.
+    norm = TOKENS * HIDDEN * 0.5 * (80.3 - 13.0)
+    each = (less - norm) / (TOKENS * 128256)
+    facts = kernel_facts(Kernels())["logit_bytes"] - kernel_facts(EVERY)["logit_bytes"]
+    assert each == pytest.approx(facts, rel=0.01)

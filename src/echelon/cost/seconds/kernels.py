@@ -28,7 +28,7 @@ PLAIN: Mapping[FusedPiece, PieceTraffic] = {
     "residual": PieceTraffic(forward=12.0, backward=12.0, kernels=2.0),
     "rotary": PieceTraffic(forward=18.2, backward=24.2, kernels=28.0),
     "swiglu": PieceTraffic(forward=10.0, backward=24.0, kernels=2.0),
-    "loss": PieceTraffic(forward=20.0, backward=40.0, kernels=0.0),
+    "loss": PieceTraffic(forward=30.5, backward=40.0, kernels=0.0),
 }
 """Both norms, both sums, and so on; "swiglu" for each width of `ffn`, "loss" for each logit."""
 
