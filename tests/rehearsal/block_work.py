@@ -34,7 +34,8 @@ CASES = {
     "qwen3-8b": ("model.preset=qwen3-8b",),
     "mixtral-8x7b": ("model.preset=mixtral-8x7b",),
 }
-"""Models in bf16 with 8,192 tokens of one sequence, on one GPU."""
+CASES |= {f"{name}, plain": (*flags, "kernels.provider=plain") for name, flags in CASES.items()}
+"""Models in bf16 with 8,192 tokens of one sequence, on one GPU: with its kernels, and without."""
 
 Counts = dict[str, int]
 """Kernels, bytes that they move, bytes of those that only move them, FLOPs."""

@@ -29,3 +29,22 @@ def test_the_flops_of_a_block_are_those_of_its_formula() -> None:
     dense = 2 * hidden * hidden + 2 * hidden * keys
     both = 2 * tokens * (dense + 2 * 3 * hidden * ffn) + attention
     assert mixture["flops"] == pytest.approx(both, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "most_bytes"), [("llama3-8b", 3.84e9), ("qwen3-8b", 3.84e9), ("mixtral-8x7b", 9.0e9)]
+)
+def test_kernels_move_much_less_than_plain_operations(name: str, most_bytes: float) -> None:
+    """Of a block forward and backward, beside its products and attention."""
+    moved = {
+        case: sum(
+            recorded()[case][f"block.{task}"]["bytes_of_memory_bound"] for task in ("F", "BW")
+        )
+        for case in (name, f"{name}, plain")
+    }
+    assert moved[name] <= most_bytes
+    assert 2.5 * moved[name] <= moved[f"{name}, plain"]
+    for task in ("F", "BW"):
+        fused, plain = (recorded()[case][f"block.{task}"] for case in moved)
+        assert 2 * fused["kernels"] < plain["kernels"]
+        assert fused["flops"] == plain["flops"]

@@ -83,8 +83,8 @@ FP8_GATHERS_AT_ONCE = Rule(
     id="fp8-gathers-at-once",
     why="""
     With sequence parallelism, layers that multiply 8-bit numbers gather codes and their scales,
-    each in one collective: half the bytes of bf16. In chunks around a ring of tensor ranks, or through
-    symmetric memory, rows travel in the dtype of the parameters. No kernel does both.
+    each in one collective: half the bytes of bf16. In chunks around a ring of tensor ranks, or
+    through symmetric memory, rows travel in the dtype of the parameters. No kernel does both.
     """,
     example="""
     [model]

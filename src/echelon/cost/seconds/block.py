@@ -158,7 +158,7 @@ def block_seconds(work: CostInputs, *, mixture: bool) -> BlockSeconds:
         expert=expert.shown_forward,
         room=np.maximum(0.0, device - start),
     )
-    back = BACKWARD_MEMORY_PASSES * moves
+    back = _memory_bound_seconds(work, mixture=mixture, backward=True)
     device = inputs + weights + attention_back + back
     later = BACKWARD_KERNELS * start
     second = PassSeconds(
@@ -332,8 +332,8 @@ def attention_seconds(work: CostInputs) -> tuple[Num, Num]:
     return one * fused + (1.0 - one) * plain, one * fused_back + (1.0 - one) * plain_back
 
 
-def _memory_bound_seconds(work: CostInputs, *, mixture: bool) -> Num:
-    """Return the seconds of norms, activations, residuals and the like, forward."""
+def _memory_bound_seconds(work: CostInputs, *, mixture: bool, backward: bool = False) -> Num:
+    """Return the seconds of norms, activations, residuals and the like, forward or backward."""
     model, layout, software = work.model, work.layout, work.software
     shared_out = np.where(np.asarray(layout.sequence_parallel) > 0, layout.tp, 1.0)
     ffn: Num = model.ffn / layout.tp
@@ -343,12 +343,15 @@ def _memory_bound_seconds(work: CostInputs, *, mixture: bool) -> Num:
         copied = 8.0 * model.top_k * model.hidden / layout.tp
     else:
         copied = 0.0
-    bytes_each = software.width_bytes * model.hidden / shared_out + copied
-    bytes_each = bytes_each + software.inner_bytes * 0.5 * (1.0 + model.up) * ffn
+    passes = BACKWARD_MEMORY_PASSES if backward else 1.0
+    widths, inner = software.width_bytes, software.inner_bytes * 0.5 * (1.0 + model.up)
+    if backward:
+        widths, inner = widths * software.width_passes, inner * software.inner_passes
+    bytes_each = widths * model.hidden / shared_out + passes * copied + inner * ffn
     # Products in fp8 read what was cast before.
     narrow = np.asarray(work.machine.peak_flops) > work.machine.attention_flops
     low_precision = np.where(narrow, software.fp8_bytes, 0.0)
-    bytes_each = bytes_each + low_precision * (3.0 * model.hidden / shared_out + ffn)
+    bytes_each = bytes_each + passes * low_precision * (3.0 * model.hidden / shared_out + ffn)
     # The bytes of a trainer are those of 2-byte elements.
     return memory_seconds(work.machine, 0.5 * work.element * bytes_each * work.tokens)
 

@@ -35,7 +35,7 @@ def cost_inputs_from_plan(plan: Plan, software: TrainerConstants | None = None) 
     those of the plan.
     """
     mathematics = plan.mathematics
-    facts = software or our_constants(plan.cluster)
+    facts = software or our_constants(plan.cluster, plan.layout.kernels)
     return CostInputs(
         model=model_numbers_from_shape(
             plan.model, mathematics.sequence_length, tp=float(plan.mesh.tp)

@@ -41,6 +41,10 @@ class TrainerConstants:
     inner_bytes: Num = 8.0
     """Bytes of traffic of a block forward beside its products, for each token and width of
     `ffn`."""
+    width_passes: Num = 1.5
+    """`width_bytes` backward over those forward."""
+    inner_passes: Num = 1.5
+    """`inner_bytes` backward over those forward."""
     kernels: Num = 40.0
     """Kernels of a block forward; backward 1.5 times as many."""
     host_s: Num = 6e-6

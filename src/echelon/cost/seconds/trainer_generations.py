@@ -14,7 +14,9 @@ from dataclasses import replace
 from importlib.resources import files
 
 from echelon.core.cluster import Cluster
+from echelon.core.plan import Kernels
 from echelon.cost.bytes.nccl import nccl_facts
+from echelon.cost.bytes.piece_traffic import kernel_facts
 from echelon.cost.seconds.inputs import TrainerConstants
 from echelon.cost.seconds.trainer_memory import MEMORY
 
@@ -112,9 +114,9 @@ FRAMEWORKS: Mapping[str, TrainerConstants] = {
 """Each generation of trainers, with the constants that published runs tell."""
 
 
-def our_constants(cluster: Cluster) -> TrainerConstants:
-    """Return the facts of our own engine on the devices of a cluster."""
-    return constants_on_devices(constants_of_trainer(OURS, cluster), cluster)
+def our_constants(cluster: Cluster, kernels: Kernels | None = None) -> TrainerConstants:
+    """Return the facts of our own engine on the devices of a cluster, with `kernels`, if known."""
+    return constants_on_devices(constants_of_trainer(OURS, cluster), cluster, kernels=kernels)
 
 
 def constants_of_trainer(trainer: str, cluster: Cluster) -> TrainerConstants:
@@ -127,9 +129,13 @@ def constants_of_trainer(trainer: str, cluster: Cluster) -> TrainerConstants:
 
 
 def constants_on_devices(
-    software: TrainerConstants, cluster: Cluster, *, trainer: str = OURS
+    software: TrainerConstants,
+    cluster: Cluster,
+    *,
+    trainer: str = OURS,
+    kernels: Kernels | None = None,
 ) -> TrainerConstants:
-    """Return the facts of a trainer on the devices of a cluster.
+    """Return the facts of a trainer on the devices of a cluster, of ours with its `kernels`.
 
     The context that a device driver takes, and the buffers of NCCL, are there on GPUs only. On
     processors the host is the device, and what is sent is work of the cores that compute: nothing
@@ -144,4 +150,6 @@ def constants_on_devices(
         software = replace(software, **dict.fromkeys(OVERLAPS, 0.0), **dict.fromkeys(_WHOLE, 1.0))
     elif trainer == OURS:
         software = replace(software, **nccl_facts(cluster))
+        if kernels is not None:
+            software = replace(software, **kernel_facts(kernels))
     return replace(software, **dict(cluster.trainer)) if trainer == OURS else software

@@ -228,7 +228,7 @@ def _trainer_software(trainer: str, run: Plan) -> TrainerConstants:
     found = constants_for_precision(software, numbers.precision, numbers.optimizer.kind)
     if trainer != OURS:
         found = replace(software, element_bytes=found.element_bytes)
-    return constants_on_devices(found, run.cluster, trainer=trainer)
+    return constants_on_devices(found, run.cluster, trainer=trainer, kernels=run.layout.kernels)
 
 
 def request_on_cluster(request: SearchRequest, cluster: Cluster) -> SearchRequest:
@@ -236,6 +236,10 @@ def request_on_cluster(request: SearchRequest, cluster: Cluster) -> SearchReques
     layer = {"cluster.preset": Entry(value=cluster.name, source=f"--cluster {cluster.name}")}
     kept = tuple(_without(one, CLUSTER_SOURCES) for one in request.layers)
     alone = replace(request.one_rank_run, cluster=cluster)
+    if cluster.backend != request.cluster.backend:
+        # Devices of another kind may have other kernels.
+        there = replace(request, layers=(*kept, layer)).job({}).plan.layout.kernels
+        alone = replace(alone, layout=replace(alone.layout, kernels=there))
     software = _trainer_software(request.trainer, alone)
     return replace(
         request, cluster=cluster, one_rank_run=alone, layers=(*kept, layer), software=software

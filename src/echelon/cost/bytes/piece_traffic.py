@@ -1,0 +1,64 @@
+"""What the pieces between products of a block move on a GPU, plain and as one kernel each.
+
+Bytes are for each token, and width of `hidden` or of `ffn`, of 2-byte elements, as a rehearsal
+counts them of a block of Llama 3 8B (`tests/rehearsal/block_work.toml`; a test compares). A plain
+piece is PyTorch's operations one after the other, with what they write in fp32 in between; a kernel
+reads and writes each tensor once. With norms of heads plain ones move more, a kernel the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from echelon.core.plan import FusedPiece, Kernels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceTraffic:
+    """Give what a piece of a block moves for each token and width, and its kernels forward."""
+
+    forward: float
+    backward: float
+    kernels: float
+
+
+PLAIN: Mapping[FusedPiece, PieceTraffic] = {
+    "norm": PieceTraffic(forward=28.3, backward=80.3, kernels=12.0),
+    "residual": PieceTraffic(forward=12.0, backward=12.0, kernels=2.0),
+    "rotary": PieceTraffic(forward=18.2, backward=24.2, kernels=28.0),
+    "swiglu": PieceTraffic(forward=10.0, backward=24.0, kernels=2.0),
+    "loss": PieceTraffic(forward=30.5, backward=40.0, kernels=0.0),
+}
+"""Both norms, both sums, and so on; "swiglu" for each width of `ffn`, "loss" for each logit."""
+
+FUSED: Mapping[FusedPiece, PieceTraffic] = {
+    "norm": PieceTraffic(forward=8.0, backward=13.0, kernels=2.0),
+    # Of four reads of the stream and its norms in two kernels one less, and of backward's sums all.
+    "residual": PieceTraffic(forward=10.0, backward=4.0, kernels=1.0),
+    "rotary": PieceTraffic(forward=5.1, backward=6.1, kernels=1.0),
+    "swiglu": PieceTraffic(forward=6.0, backward=10.0, kernels=1.0),
+    "loss": PieceTraffic(forward=2.0, backward=4.0, kernels=0.0),
+}
+
+_PRODUCTS = 5.0
+"""Kernels of a block forward that are products or attention."""
+
+_GATED = 1.5
+"""`inner_bytes` counts half of gate, up and their product: 0.5 (1 + 2) widths of `ffn`."""
+
+
+def kernel_facts(kernels: Kernels) -> Mapping[str, float]:
+    """Return the constants of our trainer on GPUs that its kernels decide, by their names."""
+    found = {piece: (FUSED if piece in kernels.fused else PLAIN)[piece] for piece in PLAIN}
+    loss, swiglu = found.pop("loss"), found.pop("swiglu")
+    widths = found.values()
+    width, width_back = sum(one.forward for one in widths), sum(one.backward for one in widths)
+    return {
+        "width_bytes": width,
+        "width_passes": width_back / width,
+        "inner_bytes": swiglu.forward / _GATED,
+        "inner_passes": swiglu.backward / swiglu.forward,
+        "logit_bytes": loss.forward + loss.backward,
+        "kernels": _PRODUCTS + swiglu.kernels + sum(one.kernels for one in widths),
+    }
