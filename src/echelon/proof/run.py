@@ -19,7 +19,7 @@ from echelon.proof.claims.choice_errors import with_ties_of_ranks
 from echelon.proof.claims.claims import ClaimResult, judge, judge_races
 from echelon.proof.claims.conditioning import conditioned_tolerance, may_be_rounding
 from echelon.proof.claims.proof import Proof, ProofPass
-from echelon.proof.claims.ties import may_be_ties, tie_tolerance
+from echelon.proof.claims.ties import with_fp8_ties_of_ranks
 from echelon.proof.claims.tolerance import (
     float64_tolerance,
     is_low,
@@ -214,11 +214,12 @@ def _judge(
             rounded=rounded,
         )
         results = judge(evidence)
-        if not number and may_be_ties(reference, results):
-            evidence = replace(evidence, tolerance=tie_tolerance(reference, oracle))
-            results = judge(evidence)
-        elif not number and may_be_rounding(results):
-            evidence = replace(evidence, tolerance=conditioned_tolerance(reference, oracle))
+        if not number and plan.mathematics.precision.is_fp8:
+            evidence, results = with_fp8_ties_of_ranks(evidence, results)
+        if not number and may_be_rounding(results):
+            evidence = replace(
+                evidence, tolerance=conditioned_tolerance(reference, evidence.oracle)
+            )
             results = judge(evidence)
         if number and ranges:
             results += (_judge_ranges(ranges, directory, first=len(variants)),)

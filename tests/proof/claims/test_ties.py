@@ -1,50 +1,75 @@
-"""What ties between 8-bit numbers are worth: nothing where there are none."""
+"""Ties between 8-bit numbers are decided as ranks did, and nothing else is explained by them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
+import pytest
+
+from echelon.core.mesh import Mesh
 from echelon.core.plan import Plan
-from echelon.core.rulebook import prove as rules
-from echelon.proof.claims.checks import Check
-from echelon.proof.claims.claims import judged
-from echelon.proof.claims.ties import may_be_ties, tie_tolerance
-from echelon.proof.claims.tolerance import FLOAT64_TOLERANCE
+from echelon.proof.claims.checks import Evidence
+from echelon.proof.claims.claims import judge
+from echelon.proof.claims.ties import with_fp8_ties_of_ranks
+from echelon.proof.oracle.fp8 import Tie, TieNotes
 from echelon.proof.oracle.oracle import run_oracle
 from echelon.proof.shrink import shrink
 from tests.parallel.test_fp8_linear import FP8, SCATTERED, latent
+from tests.proof import evidence
 from tests.proof.layouts import layout
 
-PLAIN = shrink(layout(precision=FP8), precision="fp64")
-NARROW = shrink(latent(layout(**SCATTERED, precision=FP8)), precision="fp64")
+STEPS = 2
 
 
-def largest(plan: Plan) -> float:
-    """Return the largest error of a gradient that is allowed in two steps."""
-    oracle = run_oracle(plan, 2)
-    tolerance = tie_tolerance(plan, oracle)
-    assert not tolerance.own_precision
-    names = [(step.step, name) for step in oracle for name in step.gradients]
-    return max(tolerance.allowed("gradients", step, name) for step, name in names)
+def narrow() -> Plan:
+    """Return a plan on one rank some of whose numbers are ties."""
+    plan = shrink(latent(layout(**SCATTERED, precision=FP8)), precision="fp64")
+    return replace(plan, layout=replace(plan.layout, mesh=Mesh(), sequence_parallel=False))
 
 
-def test_without_ties_nothing_is_added() -> None:
-    assert largest(PLAIN) == FLOAT64_TOLERANCE
+def ties_of(plan: Plan) -> list[Tie]:
+    notes = TieNotes()
+    run_oracle(plan, STEPS, ties=notes)
+    return notes.found
 
 
-def test_ties_are_worth_what_they_change() -> None:
-    assert FLOAT64_TOLERANCE < largest(NARROW) < 1e-2
+def ranks_that_flip(plan: Plan, ties: set[Tie], patch: pytest.MonkeyPatch) -> Evidence:
+    """Return the evidence of ranks that rounded these ties to the other side."""
+    flipping = partial(run_oracle, ties=TieNotes(frozenset(ties)))
+    with patch.context() as changed:
+        changed.setattr(evidence, "run_oracle", flipping)
+        found = evidence.replicas(plan, STEPS)
+    return replace(found, oracle=run_oracle(plan, STEPS))
 
 
-def test_only_what_is_a_little_off_in_8_bits_is_looked_at_again() -> None:
-    def results(check: Check) -> list[object]:
-        return [judged(rules.PROVE_GRADIENTS, "gradients", [check])]
+def test_ties_are_decided_as_the_ranks_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = narrow()
+    (first, *_), last = ties_of(plan), ties_of(plan)[-1]
+    for ties in ({first}, {last}):
+        found = ranks_that_flip(plan, ties, monkeypatch)
+        results = judge(found)
+        assert any(not result.holds for result in results)
+        after, results = with_fp8_ties_of_ranks(found, results)
+        assert all(result.holds for result in results)
+        # As sharp as without ties.
+        assert after.tolerance == found.tolerance
 
-    off = Check(0, "head.weight", 1e-6, allowed=1e-10)
-    assert may_be_ties(PLAIN, results(off))  # type: ignore[arg-type]
-    assert not may_be_ties(PLAIN, results(replace(off, error=1e-12)))  # type: ignore[arg-type]
-    assert not may_be_ties(PLAIN, results(Check(0, "a count", 1.0)))  # type: ignore[arg-type]
-    wide = replace(
-        PLAIN, mathematics=replace(PLAIN.mathematics, precision=layout().mathematics.precision)
+
+def test_what_no_tie_explains_stays() -> None:
+    plan = narrow()
+    wrong = evidence.replicas(
+        plan, STEPS, shard=lambda piece: piece.tensor * (1 + 1e-6 * (piece.kind == "gradients"))
     )
-    assert not may_be_ties(wide, results(off))  # type: ignore[arg-type]
+    before = judge(wrong)
+    after, results = with_fp8_ties_of_ranks(wrong, before)
+    assert [one.holds for one in results] == [one.holds for one in before]
+    assert not all(one.holds for one in results)
+    assert after.oracle is wrong.oracle
+
+
+def test_what_is_right_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = evidence.replicas(narrow(), STEPS)
+    results = judge(right)
+    monkeypatch.setattr("echelon.proof.claims.ties.run_oracle", None)
+    assert with_fp8_ties_of_ranks(right, results) == (right, results)

@@ -1,12 +1,12 @@
-"""What ties between 8-bit numbers are worth, where a plan in float64 is off by more than is usual.
+"""Ties between 8-bit numbers, decided as the ranks did, where a plan in float64 is off.
 
 A product of 8-bit numbers has few digits, so that another number may lie in the very middle between
-two 8-bit numbers, or at the limit of a scale. Which of them it becomes is then a matter of the
-order in which sums were added up, and layouts differ in that. So where a comparison fails, the
-oracle is run again twice, with all that is a tie but for 1e-10 rounded up, and down. How far these
-runs are from the first is what ties are worth: nothing, where there are none. Of a plan, some of
-whose ties fall to one side and some to the other, as much is allowed as of draws of rounding errors
-(`tolerance.py`): 4 times the larger of both, or of the means over tensors that are alike.
+two 8-bit numbers. Which of them it becomes is then a matter of the order in which sums were added
+up, and layouts differ in that. So where a comparison fails, the oracle is run again with one of its
+ties, within 1e-10, rounded to the other side, one after the other; a tie with which the first
+difference goes, or is less than half as large, stays so. What is compared in the end is as sharp as
+ever: the plan must be what one device computes, with these ties decided so. A difference that no
+tie explains stays.
 """
 
 from __future__ import annotations
@@ -14,29 +14,62 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from echelon.core.plan import Plan
-from echelon.proof.claims.claims import ClaimResult
-from echelon.proof.claims.tolerance import FLOAT64_TOLERANCE, Tolerance, measured, run_errors
-from echelon.proof.oracle.fp8 import Ties
+from echelon.proof.claims.checks import Evidence
+from echelon.proof.claims.claims import ClaimResult, first_failure, judge
+from echelon.proof.oracle.fp8 import Tie, TieNotes
 from echelon.proof.oracle.oracle import OracleStep, run_oracle
 
-SIDES: tuple[Ties, Ties] = ("up", "down")
-"""Whither ties are rounded."""
+MOST_TIES = 16
+"""Ties that are decided at most, and four times as many are tried for each: a plan with more is
+judged by what has been found."""
+
+Judged = tuple[Evidence, Sequence[ClaimResult]]
 
 
-def may_be_ties(plan: Plan, results: Sequence[ClaimResult]) -> bool:
-    """Return whether something is off of a plan in which numbers are rounded to 8 bits."""
-    failures = [check for result in results for check in result.failures]
-    numbers = all(check.allowed > 0.0 for check in failures)
-    return plan.mathematics.precision.is_fp8 and bool(failures) and numbers
+def with_fp8_ties_of_ranks(evidence: Evidence, results: Sequence[ClaimResult]) -> Judged:
+    """Return the evidence of a plan in float64 with ties decided as its ranks did, and claims."""
+    flipped: frozenset[Tie] = frozenset()
+    for _ in range(MOST_TIES):
+        failed = first_failure(results)
+        if failed is None or failed[1].allowed == 0.0:
+            break
+        notes = TieNotes(flipped)
+        _oracle(evidence, notes)
+        # The last ones before the difference are the likeliest to have made it.
+        near = [tie for tie in notes.found if tie[0] <= failed[1].step and tie not in flipped]
+        for tie in near[: -4 * MOST_TIES - 1 : -1]:
+            tried = replace(evidence, oracle=_oracle(evidence, TieNotes(flipped | {tie})))
+            judged = judge(tried)
+            if _is_better(judged, results):
+                evidence, results, flipped = tried, judged, flipped | {tie}
+                break
+        else:
+            break
+    return evidence, results
 
 
-def tie_tolerance(plan: Plan, oracle: Sequence[OracleStep]) -> Tolerance:
-    """Return the tolerance of a float64 plan whose oracle took these steps."""
+def _oracle(evidence: Evidence, notes: TieNotes) -> tuple[OracleStep, ...]:
     forced = [
         {layer: (one.picked_BTK, one.kept_BTK) for layer, one in step.routed.items()}
-        for step in oracle
+        for step in evidence.oracle
     ]
-    runs = [run_oracle(plan, len(oracle), forced=forced, ties=side) for side in SIDES]
-    errors = [run_errors(plan, oracle, run, has_masters=False) for run in runs]
-    return replace(measured(errors, FLOAT64_TOLERANCE, {}), own_precision=False)
+    return run_oracle(evidence.reference_plan, len(evidence.oracle), forced=forced, ties=notes)
+
+
+def _is_better(now: Sequence[ClaimResult], before: Sequence[ClaimResult]) -> bool:
+    """Return whether the first difference has gone, or is less than half as large."""
+    first, other = first_failure(before), first_failure(now)
+    assert first is not None, "something is off"
+    if other is None:
+        return True
+    was, found = _place(before), _place(now)
+    return found > was or (found == was and other[1].error < first[1].error / 2)
+
+
+def _place(results: Sequence[ClaimResult]) -> tuple[int, int, int]:
+    """Return where the first difference is: its step, its claim, and its place in the model."""
+    return min(
+        (failure.step, order, failure.position)
+        for order, result in enumerate(results)
+        for failure in result.failures
+    )

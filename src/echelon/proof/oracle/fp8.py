@@ -11,17 +11,18 @@ factor in each run (`proof/claims/tolerance.py`); the gradient is rounded as if 
 what runs differ by is the rounding of the precision, as a plan's is.
 
 Products of 8-bit numbers have few digits, so that a number may lie in the very middle between two
-8-bit numbers, or at the limit of a scale, but for the order in which a sum was added up. Whoever
-adds otherwise may round to the other side. Ties can be rounded up, or down, to see what that is
-worth (`proof/claims/ties.py`).
+8-bit numbers, but for the order in which a sum was added up. Whoever
+adds otherwise may round to the other side. Ties are noted, and any of them can be rounded to its
+other side, as ranks may have done (`proof/claims/ties.py`).
 
 Shape suffixes: R rows, C columns, N tokens, I inputs, O outputs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Set
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -41,42 +42,65 @@ WHOLE = ("q_down", "kv_down")
 NEAR = 1e-10
 """How near to a tie, relative to itself, a number may be one but for the order of float64 sums."""
 
-Ties = Literal["even", "up", "down"]
+Tie = tuple[int, int, int]
+"""A step, which of its roundings of a matrix, and which number of that."""
+
+
+@dataclass(slots=True)
+class TieNotes:
+    """Say which ties are rounded to the other side than the even one; note all that there are."""
+
+    flipped: Set[Tie] = frozenset()
+    found: list[Tie] = field(default_factory=list[Tie])
+    step: int = 0
+    _matrices: int = 0
+
+    def start_step(self, step: int) -> None:
+        """Count the roundings of a step."""
+        self.step, self._matrices = step, 0
+
+    def flips(self, is_tie: torch.Tensor) -> torch.Tensor:
+        """Note the ties of the next matrix; return which of its numbers are flipped."""
+        number, self._matrices = self._matrices, self._matrices + 1
+        flips = torch.zeros(is_tie.numel(), dtype=torch.bool)
+        for place in is_tie.reshape(-1).nonzero().flatten().tolist():
+            tie = self.step, number, place
+            self.found.append(tie)
+            flips[place] = tie in self.flipped
+        return flips.view(is_tie.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Rounding:
-    """Say what the loss is multiplied by, and whither ties are rounded, and what is next to one."""
+    """Say what the loss is multiplied by, and what becomes of ties."""
 
     factor: float = 1.0
-    ties: Ties = "even"
+    ties: TieNotes | None = None
 
 
 def rounded_to_fp8(
-    x_RC: torch.Tensor, block: int, *, square: bool = False, ties: Ties = "even"
+    x_RC: torch.Tensor, block: int, *, square: bool = False, ties: TieNotes | None = None
 ) -> torch.Tensor:
     """Return what a matrix is in 8 bits, in at least float32."""
     x_RC = widened(x_RC)
     height = block if square else 1
     tiles = x_RC.unflatten(1, (-1, block)).unflatten(0, (-1, height))
     largest = tiles.abs().amax((1, 3), keepdim=True)
-    scale = _scale(largest * _MOVED[ties])
+    scale = _scale(largest)
     fitted = tiles / scale
     # The exponent of a number, no less than the least that e4m3 has.
     exponent = torch.floor(torch.log2(fitted.abs().clamp(min=2.0**_LEAST_EXPONENT)))
     # The logarithm of a number just below a power of two may come out as that power's.
     exponent = torch.where(torch.exp2(exponent) > fitted.abs(), exponent - 1, exponent)
     step = torch.exp2(exponent.clamp(min=_LEAST_EXPONENT) - _DIGITS)
-    # A number that is nearly a tie gets away from it: up or down.
     steps = fitted / step
-    is_tie = (steps.abs() % 1 - 0.5).abs() <= NEAR * steps.abs()
-    moved = torch.where(is_tie, steps + torch.sign(steps) * _AWAY[ties], steps)
-    rounded = torch.round(moved).clamp(-LARGEST / step, LARGEST / step) * step * scale
+    nearest = torch.round(steps)
+    if ties is not None:
+        is_tie = (steps.abs() % 1 - 0.5).abs() <= NEAR * steps.abs()
+        other = torch.floor(steps) + torch.ceil(steps) - nearest
+        nearest = torch.where(ties.flips(is_tie), other, nearest)
+    rounded = nearest * step * scale
     return rounded.flatten(2, 3).flatten(0, 1)
-
-
-_MOVED: dict[Ties, float] = {"even": 1.0, "up": 1.0 + NEAR, "down": 1.0 - NEAR}
-_AWAY: dict[Ties, float] = {"even": 0.0, "up": 0.25, "down": -0.25}
 
 
 def _scale(largest: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ from echelon.models.operations import Operations
 from echelon.models.precision import widened
 from echelon.proof.oracle.activations import Activations, hearing, with_routers
 from echelon.proof.oracle.batches import global_batch
-from echelon.proof.oracle.fp8 import Fp8Rounding, Ties, multiply_in_fp8
+from echelon.proof.oracle.fp8 import Fp8Rounding, TieNotes, multiply_in_fp8
 from echelon.proof.oracle.operations import ForcedRouting, OracleOperations
 from echelon.proof.oracle.optimizers import (
     OptimizerState,
@@ -105,14 +105,14 @@ def run_oracle(
     factor: float = 1.0,
     forced: Sequence[ForcedRouting] | None = None,
     initial: Mapping[str, torch.Tensor] | None = None,
-    ties: Ties = "even",
+    ties: TieNotes | None = None,
 ) -> tuple[OracleStep, ...]:
     """Return the steps of `plan` on one device, in the plan's own precision.
 
     The loss is multiplied by `factor` before backward, and gradients are divided by it: the same
     numbers, but for how they are rounded. Tokens go to the experts that are `forced`, by step, if
     they are. It begins with other values than the plan's where `initial` has them. `ties` says
-    whither numbers are rounded that lie between two 8-bit numbers.
+    whither numbers are rounded that lie in the middle of two 8-bit numbers.
     """
     master = TORCH_DTYPES[plan.mathematics.precision.master]
     first = initial_parameters(plan) if initial is None else initial
@@ -123,6 +123,8 @@ def run_oracle(
     steps: list[OracleStep] = []
     for step in range(num_steps):
         given = forced[step] if forced else None
+        if ties is not None:
+            ties.start_step(step)
         before = _StepStart(step, values, states, scale.scale, routing, given, ties)
         steps.append(_step(plan, before, factor))
         routing = steps[-1].routing_after
@@ -235,7 +237,7 @@ class _StepStart:
     loss_scale: float
     routing: RoutingState
     forced: ForcedRouting | None
-    ties: Ties = "even"
+    ties: TieNotes | None = None
 
 
 def _microbatch_losses(
