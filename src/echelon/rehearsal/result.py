@@ -103,6 +103,10 @@ class Rehearsal:
             "planned_by_term": dict(self.planned[rank.rank]),
             "sent_bytes": dict(rank.sent),
             "planned_sent_bytes": dict(self.sent[rank.rank]),
+            "host_reads": [
+                {"action": action, "what": what, "count": count}
+                for (action, what), count in rank.reads.items()
+            ],
             "work": {
                 task or "outside of actions": {
                     "kernels": work.kernels,

@@ -14,7 +14,7 @@ from typing import Literal
 
 AttentionKernel = Literal["auto", "flash", "flash-3", "cudnn", "plain"]
 
-ANY_HEAD_DIM = 1 << 20
+ANY_HEAD_DIM = 1 << 20  # elements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ ATTENTION_KERNELS: Mapping[str, AttentionKernelRecord] = {
         backends=("nccl",),
         soft_cap=False,
         facts="any window, and all documents of a batch, in one call; from Ampere on",
-        source="PyTorch, aten/src/ATen/native/transformers/cuda/flash_attn; Dao, 2023",
+        source="PyTorch, native/transformers/cuda/flash_attn; Dao, 2023",
     ),
     "flash-3": AttentionKernelRecord(
         dtypes=_LOW_PRECISION,
@@ -56,7 +56,7 @@ ATTENTION_KERNELS: Mapping[str, AttentionKernelRecord] = {
         backends=("nccl",),
         soft_cap=False,
         facts="as flash, on Hopper, where the package flash_attn_interface is installed",
-        source="PyTorch, torch/nn/attention/_fa3.py; Shah et al., FlashAttention-3, 2024",
+        source="PyTorch, torch.nn.attention._fa3; Shah et al., FlashAttention-3, 2024",
     ),
     "cudnn": AttentionKernelRecord(
         dtypes=_LOW_PRECISION,

@@ -4,5 +4,6 @@ local           pieces through kernels: forward, backward, on one device
 tiles, boxes    which pieces: masks over runs of positions as full, causal and banded boxes
 online_softmax  how their results merge
 interface       what a kernel takes and gives
-fused, plain    the kernels; reference: attention to be read
+fused, plain    the kernels; flash: what flash attention is told of bands and documents
+packed          many boxes in one call of it; reference: attention to be read
 """

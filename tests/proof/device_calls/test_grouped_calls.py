@@ -11,7 +11,7 @@ from echelon.core.plan import Recompute, Zero
 from echelon.launch.local.pool import RankPool
 from echelon.proof.run import prove
 from tests.parallel.layouts import DEEPSEEK, MIXTRAL, plan_of
-from tests.proof.mutants import grouped_calls
+from tests.proof.device_calls import grouped_calls
 from tests.proof.mutants.expert_layouts import AUX, BIAS
 from tests.proof.mutants.planting import Told, mutants_of
 from tests.proof.planted import assert_caught

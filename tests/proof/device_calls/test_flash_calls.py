@@ -8,10 +8,10 @@ import pytest
 
 from echelon.launch.local.pool import RankPool
 from echelon.proof.run import prove
+from tests.proof.device_calls import flash_calls
+from tests.proof.device_calls.flash_calls import WINDOW
 from tests.proof.layouts import layout
-from tests.proof.mutants import flash_calls
 from tests.proof.mutants.context_layouts import DOCUMENTS, split
-from tests.proof.mutants.flash_calls import WINDOW
 from tests.proof.mutants.planting import Told, mutants_of
 from tests.proof.planted import assert_caught
 
