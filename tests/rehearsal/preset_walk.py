@@ -87,7 +87,7 @@ TITLES = (
 def names() -> list[str]:
     """Return all presets of runs and of models, those of published runs last."""
     every = [*preset_names("runs"), *(one for one in preset_names("models") if one != "nano")]
-    return [one for one in every if one not in PUBLISHED] + list(reversed(PUBLISHED))
+    return [one for one in every if one not in PUBLISHED] + list(PUBLISHED)[::-1]
 
 
 def plan_of(name: str) -> tuple[Plan, str]:

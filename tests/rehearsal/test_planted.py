@@ -12,6 +12,7 @@ from echelon.config.load import load_job
 from echelon.core.errors import ProofFailed
 from echelon.parallel import tensor_overlap
 from echelon.parallel.data import GradientReduction
+from echelon.parallel.gradients import GradientStore
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.transport.collectives import Pending
 from echelon.parallel.transport.device_mesh import GroupMaker
@@ -172,6 +173,43 @@ def test_a_read_of_the_host_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fault.rule.id == "rehearse-host-read"
     assert fault.ranks == (0,)
     assert "in an action F" in fault.text
+
+
+def test_a_copy_to_the_host_among_weight_gradients_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """W of a zero-bubble schedule: the read is told with the rank, the place and the action."""
+    run_collected = GradientStore.run_collected
+
+    def copies(self: GradientStore, work: Any) -> None:
+        run_collected(self, work)
+        torch.zeros(1, device=META).cpu()
+
+    monkeypatch.setattr(GradientStore, "run_collected", copies)
+    found = rehearsed("mesh.pp=2", "model.layers=4", "pipeline.schedule=zb-h1")
+    assert rules_of(found) == {"rehearse-host-read"}
+    assert {fault.ranks for fault in found.faults} == {(0, 1)}
+    assert all("_to_copy" in fault.text for fault in found.faults)
+    assert all("in an action W" in fault.text for fault in found.faults)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_shape_that_follows_from_numbers_ends_a_rehearsal_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    forward = PipelineExecutor._forward
+
+    def selects(self: Any, *args: Any) -> torch.Tensor | None:
+        out = forward(self, *args)
+        if out is not None:
+            out[out > 0].sum()
+        return out
+
+    monkeypatch.setattr(PipelineExecutor, "_forward", selects)
+    plan = load_job("nano", ("mesh.pp=2", "model.layers=4")).plan
+    with pytest.raises(ProofFailed, match=r"in an action F.*rank 0") as told:
+        rehearse(plan, workers=workers)
+    assert told.value.rules == ("rehearse-host-read",)
 
 
 def test_a_rank_that_is_unlike_its_class_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

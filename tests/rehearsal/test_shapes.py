@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from echelon.core.errors import ProofFailed
 from echelon.rehearsal.log import HostRead, RankLog
 from echelon.rehearsal.shapes import META, ShapesOnly
 
@@ -37,9 +38,24 @@ def test_reads_of_the_host_are_written_down(
     assert (found.operation.replace("is_nonzero", operation), found.task) == (operation, "BW")
 
 
-def test_where_elements_decide_a_shape_nothing_is_made_up() -> None:
-    with ShapesOnly(RankLog(0)), pytest.raises(NotImplementedError):
-        x(4).nonzero()
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [
+        (lambda t: t.nonzero(), "nonzero"),
+        (lambda t: t[t > 0], "nonzero|index"),
+        (lambda t: t.masked_select(t > 0), "masked_select"),
+        (lambda t: t.to(torch.int64).bincount(), "bincount"),
+    ],
+)
+def test_where_elements_decide_a_shape_nothing_is_made_up(
+    operation: Callable[[torch.Tensor], object], name: str
+) -> None:
+    said = f"what ({name}) makes .* in an action F.*rank 3"
+    with ShapesOnly(RankLog(3)) as shapes:
+        shapes.task, one = "F", x(4)
+        with pytest.raises(ProofFailed, match=said) as told:
+            operation(one)
+    assert told.value.rules == ("rehearse-host-read",)
 
 
 def test_what_is_in_flight_is_watched() -> None:

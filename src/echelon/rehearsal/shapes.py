@@ -1,7 +1,8 @@
 """Operations on tensors that have no elements: what a device would run, with nothing computed.
 
 What the host reads from the device is written down, and made up: a number is one, a copy holds
-ones. Where elements decide a shape there is nothing to make up: an error names the operation.
+ones. Where elements decide a shape there is nothing to make up: the rehearsal ends with an error
+that names the operation.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from echelon.core.errors import ProofFailed
+from echelon.core.rulebook.rehearse import REHEARSE_HOST_READ
 from echelon.rehearsal.in_flight import MemoryInFlight
 from echelon.rehearsal.known_results import Call, KnownResults
 from echelon.rehearsal.log import RankLog
@@ -109,12 +112,26 @@ class ShapesOnly(TorchDispatchMode):
         if name in _NOTHING_TO_RUN:
             self.work.ran(self.task, kernel_work(func, given, (args, kwargs), None))
             return None
-        out, kernel, new = self._known.run(func, call, args, kwargs)
+        try:
+            out, kernel, new = self._known.run(func, call, args, kwargs)
+        except NotImplementedError as error:
+            raise self._unknown(name) from error
         for tensor in new:
             self.memory.made(tensor)
         if kernel is not None and (new or any(one.is_meta for one in given)):
             self.work.ran(self.task, kernel)
         return out
+
+    def _unknown(self, operation: str) -> ProofFailed:
+        """Return the error of an operation whose shape follows from elements: a host reads it."""
+        at = f", in an action {self.task}" if self.task else ""
+        return ProofFailed(
+            REHEARSE_HOST_READ.problem(
+                f"what {operation} makes at {where_in_package()} follows from numbers on the "
+                f"device: the host waits for its shape{at}, and nothing after it can be rehearsed "
+                f"(rank {self.log.rank})"
+            )
+        )
 
     def _touch(
         self,
