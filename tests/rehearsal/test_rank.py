@@ -62,7 +62,8 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(name: str) -> None:
         planned = peak_bytes_by_place(plan)[plan.mesh.coordinates(rank)[Axis.PP]]
         for term in (PARAMETERS, GRADIENTS, OPTIMIZER):
             assert found.held.get(term, 0) == planned[term], term
-        assert found.most.get(GATHERED, 0) == planned["gathered"]
+        # At its peak a rank may have fewer units than at another time.
+        assert found.at_peak.get(GATHERED, 0) == planned["gathered"] <= found.most.get(GATHERED, 0)
         assert dict(found.sent) == bytes_sent_by_axis(plan, rank)
         assert not found.misuses
 

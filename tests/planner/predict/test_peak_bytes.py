@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from echelon.config.load import load_job
 from echelon.core.axis import Axis
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
-from echelon.cost.activations.timeline import RankActivations
 from echelon.cost.bytes.held import bytes_held_by_pool
 from echelon.cost.bytes.nccl import nccl_bytes
-from echelon.cost.bytes.terms import HeldTerm
-from echelon.cost.bytes.transient import transient_terms
-from echelon.cost.seconds.events import PipelineOrder
-from echelon.planner.predict.peak_bytes import IN_ACTIVATIONS, peak_bytes_by_place
+from echelon.cost.peak import few_rounds
+from echelon.cost.peak.rank_peak import rank_peak
+from echelon.planner.predict.peak_bytes import peak_bytes_by_place
 from echelon.planner.search.ranked import (
     RankedPlan,
     estimate_candidate,
@@ -58,18 +55,12 @@ def test_a_search_says_what_the_lists_of_its_plans_say(
 def _require_the_lists(one: RankedPlan, plan: Plan) -> None:
     held = one.estimate.bytes
     state = held["parameters"] + held["gradients"] + held["optimizer"]
-    resting, peaks = [], []
-    for pp in range(plan.mesh.pp):
-        rank = plan.mesh.rank({Axis.PP: pp})
-        resting.append(bytes_held_by_pool(plan, rank)["device"])
-        walked = RankActivations(plan, rank).actions()
-        peaks.append(max(float(np.max(action.peak)) for action in walked))
-    assert state in resting
-    assert held["activations"] == peaks[resting.index(state)] or held["activations"] in peaks
-    lists = [
-        rests + peak + sum(term.bytes for term in transient_terms(plan, pp) if _is_beside(term))
-        for pp, (rests, peak) in enumerate(zip(resting, peaks, strict=True))
+    resting = [
+        bytes_held_by_pool(plan, plan.mesh.rank({Axis.PP: pp}))["device"]
+        for pp in range(plan.mesh.pp)
     ]
+    assert state in resting
+    lists = [rank_peak(plan, plan.mesh.rank({Axis.PP: pp})).bytes for pp in range(plan.mesh.pp)]
     drawn = [sum(terms.values()) for _, terms in memory_rows_from_plan(plan)]
     assert max(drawn) == max(lists)
     software = one.estimate.inputs.software
@@ -79,10 +70,6 @@ def _require_the_lists(one: RankedPlan, plan: Plan) -> None:
         + float(nccl_bytes(one.estimate.inputs))
     )
     assert [sum(terms.values()) for terms in peak_bytes_by_place(plan)] == lists
-
-
-def _is_beside(term: HeldTerm) -> bool:
-    return term.pool == "device" and term.name not in IN_ACTIVATIONS
 
 
 def test_what_holds_more_than_closed_forms_say_is_recomputed_or_dropped() -> None:
@@ -152,9 +139,8 @@ def test_a_few_rounds_of_a_pipeline_have_the_peak_of_many(
         plan = load_job("nano", settings).plan
     except ConfigError:
         pytest.skip("the schedule has no step of so many microbatches")
-    assert PipelineOrder.from_plan(plan).lengths
     few = peak_bytes_by_place(plan)
-    monkeypatch.setattr(PipelineOrder, "lengths", ())
+    monkeypatch.setattr(few_rounds, "ROUNDS", microbatches)
     assert few == peak_bytes_by_place(plan)
 
 

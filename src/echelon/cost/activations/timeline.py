@@ -99,13 +99,25 @@ class ActionMoments:
 class RankActivations:
     """The activations of one rank of a plan."""
 
-    def __init__(self, plan: Plan, rank: int, data: StepData | None = None) -> None:
-        """Take the routing and the tokens of `data`; without it, balanced ones."""
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        data: StepData | None = None,
+        *,
+        numbers: ActivationNumbers | None = None,
+    ) -> None:
+        """Take the routing and the tokens of `data`; without it, balanced ones.
+
+        `numbers` are those of the rank's place among context ranks, where they are known.
+        """
         self.plan, self.rank, self._data = plan, rank, data or StepData()
         self._cp_rank = plan.mesh.coordinates(rank)[Axis.CP]
-        self._numbers = ActivationNumbers.from_plan(plan, self._cp_rank)
+        self._numbers = numbers or ActivationNumbers.from_plan(plan, self._cp_rank)
         self._stages = {one.stage: one for one in part_of(plan, rank).stages}
+        self._empty = [stage for stage, part in self._stages.items() if not part.blocks]
         self._units: dict[StageMicrobatch, tuple[UnitOperators, ...]] = {}
+        self._left: dict[tuple[ActionKind, int, int], Num] = {}
         self._moments: dict[tuple[ActionKind, int, int], Sequence[Moment]] = {}
 
     @property
@@ -143,27 +155,40 @@ class RankActivations:
         living: dict[StageMicrobatch, Num] = {}
         entered: set[StageMicrobatch] = set()
         losses: Num = 0
+        total: Num = 0
         for action in row:
             key = (action.stage, action.microbatch)
             own = living.pop(key, 0)
-            others = losses + self._sum(living, entered | {key})
+            total = total - own
+            others = losses + total - self._handed_on(living, entered | {key})
             entered.discard(key)
             if action.kind in (ActionKind.F, ActionKind.B):
-                living[key] = total_saved_bytes(self.kept(action))
+                living[key] = left = self._left_by(action)
+                total = total + left
             if action.kind is ActionKind.F:
                 entered.add(key)
                 losses = losses + self._numbers.statistics_bytes * self._stages[action.stage].last
-            kept = losses + self._sum(living, entered)
+            kept = losses + total - self._handed_on(living, entered)
             yield ActionMoments(
                 action=action, others=others, own=own, moments=self.moments(action), kept=kept
             )
 
-    def _sum(self, living: Mapping[StageMicrobatch, Num], entered: set[StageMicrobatch]) -> Num:
-        """Return the bytes of all pairs; an empty stage hands its input on to the next one."""
+    def _left_by(self, action: Action) -> Num:
+        """Return the bytes of what an action leaves of its microbatch."""
+        key = (action.kind, action.stage, action.microbatch if self._data.any else 0)
+        if key not in self._left:
+            self._left[key] = total_saved_bytes(self.kept(action))
+        return self._left[key]
+
+    def _handed_on(
+        self, living: Mapping[StageMicrobatch, Num], entered: set[StageMicrobatch]
+    ) -> Num:
+        """Return what counts twice: an empty stage hands its input on to the next one here."""
         found: Num = 0
-        for (stage, microbatch), size in living.items():
-            handed_on = not self._stages[stage].blocks and (stage + 1, microbatch) in entered
-            found = found + (0 if handed_on else size)
+        for stage in self._empty:
+            for (other, microbatch), size in living.items():
+                if other == stage and (stage + 1, microbatch) in entered:
+                    found = found + size
         return found
 
     def moments(self, action: Action) -> Sequence[Moment]:

@@ -33,7 +33,7 @@ from echelon.cost.peak.update import most_update_bytes
 from echelon.cost.peak.weight_order import WeightOrder, writes_at_end
 from echelon.cost.peak.whole_units import WholeUnits
 from echelon.layout.buckets import plan_buckets
-from echelon.layout.stage import held_experts, part_of, stage_parameters
+from echelon.layout.stage import held_experts, part_of, rank_part, stage_parameters
 from echelon.schedule.action import Action, ActionKind
 from echelon.schedule.from_plan import schedule_from_plan
 
@@ -73,15 +73,18 @@ class PeakWalk:
         """Take a plan; a few rounds of its pipeline are walked where they tell of all."""
         self._plan, self._few = plan, with_as_full_ranks(plan)
         self._schedule = schedule_from_plan(self._few)
+        self._numbers: dict[int, ActivationNumbers] = {}
 
     def peak(self, rank: int) -> RankPeak:
         """Return the highest moment of a rank."""
         pp = self._few.mesh.coordinates(rank)[Axis.PP]
         row = self._schedule.actions[pp]
         counts = message_counts(self._few)[pp] if self._few.mesh.pp > 1 else (0,) * len(row)
-        found = _RankWalk(self._few, rank).highest(row, counts)
+        numbers = self._numbers_at(self._few.mesh.coordinates(rank)[Axis.CP])
+        found = _RankWalk(self._few, rank, numbers).highest(row, counts)
         terms = dict(found.terms)
-        terms["activations"] += terms["activations"] and self._more_losses(rank)
+        if terms["activations"]:
+            terms["activations"] += float(numbers.statistics_bytes) * self._more_losses(pp)
         terms["buffers"] += self._tokens()
         return RankPeak(rank=rank, terms=terms, where=found.where)
 
@@ -89,13 +92,18 @@ class PeakWalk:
         """Return the highest moments of the first rank at each place of the pipeline."""
         return [self.peak(self._plan.mesh.rank({Axis.PP: pp})) for pp in range(self._plan.mesh.pp)]
 
-    def _more_losses(self, rank: int) -> float:
-        """Return the losses of the microbatches that are not walked; they stay till a step ends."""
-        part = part_of(self._plan, rank)
-        passed = sum(stage.microbatches for stage in part.stages if stage.last)
-        share = 1.0 - self._few.num_microbatches / self._plan.num_microbatches
-        numbers = ActivationNumbers.from_plan(self._plan)
-        return float(numbers.statistics_bytes) * round(passed * share)
+    def _numbers_at(self, cp_rank: int) -> ActivationNumbers:
+        if cp_rank not in self._numbers:
+            self._numbers[cp_rank] = ActivationNumbers.from_plan(self._few, cp_rank)
+        return self._numbers[cp_rank]
+
+    def _more_losses(self, pp_rank: int) -> int:
+        """Return how many losses are not walked; all of them stay until a step ends."""
+        whole, few = (
+            sum(stage.microbatches for stage in rank_part(plan, pp_rank).stages if stage.last)
+            for plan in (self._plan, self._few)
+        )
+        return whole - few
 
     def _tokens(self) -> int:
         """Return the bytes of the tokens and labels of a step."""
@@ -114,17 +122,17 @@ class _Beside:
 class _RankWalk:
     """The walk of one rank."""
 
-    def __init__(self, plan: Plan, rank: int) -> None:
+    def __init__(self, plan: Plan, rank: int, numbers: ActivationNumbers) -> None:
         self._plan, self._rank = plan, rank
         self._part = part_of(plan, rank)
         buckets = plan_buckets(plan, self._part)
         self._buckets = buckets
-        self._activations = RankActivations(plan, rank)
+        self._activations = RankActivations(plan, rank, numbers=numbers)
         self._sums = GradientSums(plan, self._part, buckets)
         self._whole = WholeUnits(plan, self._part, buckets)
-        numbers = ActivationNumbers.from_plan(plan, plan.mesh.coordinates(rank)[Axis.CP])
         self._stream = float(numbers.stream)
         self._orders: dict[int, WeightOrder] = {}
+        self._highest_of: dict[tuple[ActionKind, int], Moment] = {}
         self._best = -1.0
         self._highest: dict[str, float] = {}
         self._where = ""
@@ -145,7 +153,7 @@ class _RankWalk:
             if action.kind in (ActionKind.W, ActionKind.BW):
                 self._sums.start_backward(action.stage, last=last[action.stage] == place)
             if not (self._whole.any or self._sums.takes_part):
-                self._see_highest(step.moments)
+                self._see_highest(action, step.moments)
             elif action.kind is ActionKind.F:
                 self._forward(step.moments)
             else:
@@ -165,10 +173,13 @@ class _RankWalk:
         terms["buffers"] += offload_buffer_bytes(self._plan, self._buckets, reads, pools)
         return RankPeak(rank=self._rank, terms=terms, where=self._where)
 
-    def _see_highest(self, moments: Sequence[Moment]) -> None:
+    def _see_highest(self, action: Action, moments: Sequence[Moment]) -> None:
         """Look at the highest moment alone, where nothing but activations changes."""
-        highest = max(moments, key=lambda one: float(one.bytes), default=None)
-        if highest is not None:
+        key = (action.kind, action.stage)
+        if key not in self._highest_of and moments:
+            self._highest_of[key] = max(moments, key=lambda one: float(one.bytes))
+        if key in self._highest_of:
+            highest = self._highest_of[key]
             self._see(highest.unit, highest.operator, float(highest.bytes))
 
     def _forward(self, moments: Sequence[Moment]) -> None:

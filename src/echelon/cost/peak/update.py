@@ -91,7 +91,7 @@ class _MuonUpdate:
 def _inside(matrix: MuonMatrix) -> int:
     """Return the elements that an iteration has: a matrix, the next one, and two squares."""
     short = min(matrix.shape)
-    copied = matrix.split_dim == 1
+    copied = matrix.split_dim == 1 and matrix.local_shape != matrix.shape
     return (2 + copied) * prod(matrix.shape) + 2 * short * short
 
 

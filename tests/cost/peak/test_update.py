@@ -1,0 +1,48 @@
+"""What an update has beside the model state."""
+
+from __future__ import annotations
+
+from math import prod
+
+from echelon.config.load import load_job
+from echelon.core.plan import Plan
+from echelon.cost.peak.update import UPDATE_ELEMENTS, most_update_bytes
+from echelon.layout.buckets import plan_buckets, slice_elements
+from echelon.layout.muon import muon_exchange
+from echelon.layout.stage import part_of
+from echelon.models.piece_sizes import TRAINING_PIECES
+
+MUON = "optimizer.kind=muon"
+
+
+def plan_of(*flags: str) -> Plan:
+    return load_job("nano", flags).plan
+
+
+def most(plan: Plan) -> int:
+    return most_update_bytes(plan, 0, plan_buckets(plan, part_of(plan, 0)))
+
+
+def test_an_update_in_place_has_nothing() -> None:
+    assert most(plan_of()) == 0
+
+
+def test_gradients_in_few_digits_are_cast_piece_by_piece() -> None:
+    low = ("precision.parameters=bf16", "precision.gradients=bf16")
+    plan = plan_of(*low, "mesh.dp_shard=2", "zero.stage=1")
+    buckets = plan_buckets(plan, part_of(plan, 0))
+    assert most(plan) == 4 * max(slice_elements(plan, one) for one in buckets)
+    assert TRAINING_PIECES.gpu_update_elements == UPDATE_ELEMENTS
+
+
+def test_muon_alone_has_its_matrices_and_one_iteration() -> None:
+    plan = plan_of(MUON)
+    matrices = muon_exchange(plan, 0).owned(0)
+    every = sum(prod(one.shape) for one in matrices)
+    iteration = max(2 * prod(one.shape) + 2 * min(one.shape) ** 2 for one in matrices)
+    assert most(plan) == 4 * (every + iteration)
+
+
+def test_over_data_ranks_pieces_and_results_travel_beside() -> None:
+    alone, shared = plan_of(MUON), plan_of(MUON, "mesh.dp_shard=2", "zero.stage=1")
+    assert 0 < most(shared) != most(alone)
