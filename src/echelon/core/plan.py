@@ -245,14 +245,23 @@ class Layout:
     """Hold everything that can change only speed and memory."""
 
     mesh: Mesh
+    """How many ranks each axis has."""
     microbatch_sequences: int
+    """Sequences of one forward pass of one rank."""
     pipeline: Pipeline
+    """The stages, and the order of their passes."""
     sequence_parallel: bool = False
+    """Whether tensor ranks share out the rows of the residual stream, too."""
     zero: Zero = field(default_factory=Zero)
+    """What data ranks share out."""
     recompute: Recompute = field(default_factory=Recompute)
+    """What runs forward again in backward."""
     context: Context = field(default_factory=Context)
+    """How queries meet the keys of other context ranks."""
     experts: ExpertLayout = field(default_factory=ExpertLayout)
+    """How experts are shared out, and rows sent to them."""
     kernels: Kernels = field(default_factory=Kernels)
+    """What computes the pieces between products."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

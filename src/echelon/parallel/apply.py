@@ -40,13 +40,7 @@ def apply_plan(
     specs = held_parameters(plan, part)
     reduction = GradientReduction(plan, groups)
     store = GradientStore(reduction, pieces)
-    split = TensorSplit(
-        group=groups.tensor,
-        sequence_parallel=layout.sequence_parallel,
-        store=store,
-        pieces=pieces,
-        kernels=layout.kernels,
-    )
+    split = TensorSplit.from_plan(plan, groups.tensor, store, pieces)
     context = ContextAttention(plan, groups.ring, groups.ulysses, store, tile_rows=pieces.tile_rows)
     experts = expert_parallel(plan, part, groups, split, device)
     operations = RankOperations(split, plan.model.vocab, context, experts=experts)

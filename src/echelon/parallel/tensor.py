@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from echelon.core.plan import Kernels
+from echelon.core.plan import Kernels, Plan
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.gradients import GradientStore
@@ -55,6 +55,20 @@ class TensorSplit:
     exchanges: bool = False
     pieces: PieceSizes = TRAINING_PIECES
     kernels: Kernels = field(default_factory=Kernels)
+
+    @classmethod
+    def from_plan(
+        cls, plan: Plan, group: Group, store: GradientStore, pieces: PieceSizes
+    ) -> TensorSplit:
+        """Return how a plan splits layers over `group`."""
+        layout = plan.layout
+        return cls(
+            group=group,
+            sequence_parallel=layout.sequence_parallel,
+            store=store,
+            pieces=pieces,
+            kernels=layout.kernels,
+        )
 
     @property
     def scattered(self) -> bool:
