@@ -14,8 +14,7 @@ import importlib
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,11 +23,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.gpu.engine_kernels import attention_variants, expert_gradients
 from bench.gpu.loads import LOADS, Load, memory_bandwidth, peak_flops
+from bench.gpu.memory_bound import memory_bound
+from bench.gpu.timings import Absent, Call, Group, Timing, normal
 from echelon.parallel.expert import grouped_matmul
-from echelon.parallel.kernels import low_precision
-from echelon.parallel.kernels.fused import Rotate, SwiGLU
 
-Call = Callable[[], object]
 SIZES = ("1b", "8b", "tiny")
 EXPERTS = 8
 BACKENDS = {
@@ -43,28 +41,6 @@ FA3_MODULES = ("flash_attn_interface", "flash_attn_3.flash_attn_interface")
 
 NO_KERNEL = ("No available kernel", "No viable backend")
 """What torch 2.13 says where SDPA has no such kernel: on CUDA (from memory), and on a CPU."""
-
-
-class Absent(Exception):
-    """A variant is not there for this device or torch; the message says which or why."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """Name a variant, the work of one call (FLOP or bytes), and how to make the call."""
-
-    name: str
-    work: float
-    make: Callable[[], Call]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Hold variants that are compared; `unit` says what their work counts."""
-
-    title: str
-    unit: str
-    timings: Sequence[Timing]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -150,12 +126,7 @@ def groups(load: Load, device: torch.device) -> Iterator[Group]:
     adding = [Timing(name=n, work=w, make=m) for n, w, m in expert_gradients(load, device, EXPERTS)]
     yield Group(title=weights, unit="TFLOP/s", timings=adding)
     memory = f"{title}: bound by memory, forward and backward (fewest bytes that must move)"
-    yield Group(title=memory, unit="GB/s", timings=list(_memory_bound(load, device)))
-
-
-def _normal(device: torch.device, *size: int, grad: bool = False) -> torch.Tensor:
-    """Return bf16 values drawn on the device."""
-    return torch.randn(size, device=device, dtype=torch.bfloat16).requires_grad_(grad)
+    yield Group(title=memory, unit="GB/s", timings=list(memory_bound(load, device)))
 
 
 def _products(load: Load, device: torch.device) -> Iterator[Timing]:
@@ -170,7 +141,7 @@ def _products(load: Load, device: torch.device) -> Iterator[Timing]:
     for name, (out, inner) in matrices.items():
 
         def make(out: int = out, inner: int = inner) -> Call:
-            x_NI, weight_OI = _normal(device, rows, inner), _normal(device, out, inner)
+            x_NI, weight_OI = normal(device, rows, inner), normal(device, out, inner)
             return lambda: torch.mm(x_NI, weight_OI.t())
 
         yield Timing(
@@ -196,13 +167,13 @@ def _attention(load: Load, device: torch.device) -> Iterator[Timing]:
 
 def _heads(load: Load, device: torch.device, heads: int) -> torch.Tensor:
     """Return [B, T, H, E]."""
-    return _normal(device, load.sequences, load.length, heads, load.shape.head_dim, grad=True)
+    return normal(device, load.sequences, load.length, heads, load.shape.head_dim, grad=True)
 
 
 def _sdpa(load: Load, device: torch.device, backend: SDPBackend) -> Call:
     shape = load.shape
     q, k, v = (_heads(load, device, n) for n in (shape.heads, shape.kv_heads, shape.kv_heads))
-    dy = _normal(device, load.sequences, shape.heads, load.length, shape.head_dim)
+    dy = normal(device, load.sequences, shape.heads, load.length, shape.head_dim)
     # The efficient kernel has no grouped heads: keys and values are repeated for it alone.
     repeats = shape.heads // shape.kv_heads if backend is SDPBackend.EFFICIENT_ATTENTION else 1
 
@@ -236,7 +207,7 @@ def _flash3(load: Load, device: torch.device) -> Call:
         raise Absent("no flash_attn_interface or flash_attn_3 is installed")
     shape = load.shape
     q, k, v = (_heads(load, device, n) for n in (shape.heads, shape.kv_heads, shape.kv_heads))
-    dy = _normal(device, load.sequences, load.length, shape.heads, shape.head_dim)
+    dy = normal(device, load.sequences, load.length, shape.heads, shape.head_dim)
 
     def call() -> None:
         out = found.flash_attn_func(q, k, v, causal=True)
@@ -251,9 +222,7 @@ def _grouped(load: Load, device: torch.device) -> Iterator[Timing]:
     counts = [rows // EXPERTS] * EXPERTS
 
     def tensors() -> tuple[torch.Tensor, torch.Tensor]:
-        return _normal(device, rows, shape.hidden), _normal(
-            device, EXPERTS, shape.ffn, shape.hidden
-        )
+        return normal(device, rows, shape.hidden), normal(device, EXPERTS, shape.ffn, shape.hidden)
 
     def one_launch() -> Call:
         x_RI, weight_EOI = tensors()
@@ -270,76 +239,6 @@ def _grouped(load: Load, device: torch.device) -> Iterator[Timing]:
 
     yield Timing(name="one launch", work=work, make=one_launch)
     yield Timing(name="one after the other", work=work, make=one_by_one)
-
-
-def _memory_bound(load: Load, device: torch.device) -> Iterator[Timing]:
-    """Yield our kernels and torch's; bytes: every input read and output written once, bf16."""
-    shape, rows, two = load.shape, load.tokens, 2.0
-    x = (rows, shape.hidden)
-    norm = two * rows * shape.hidden * 5  # x, y; dy, x, dx
-    yield _timing("RMSNorm, Echelon", norm, lambda: _ours_norm(load, device))
-    yield _timing("RMSNorm, torch", norm, lambda: _torch_norm(x, device))
-    swiglu = two * rows * shape.ffn * 8  # gate, up, y; dy, gate, up, both gradients
-    pair = (rows, 2 * shape.ffn)
-    yield _timing("SwiGLU, Echelon", swiglu, lambda: _both(SwiGLU.apply, pair, device))
-    yield _timing("SwiGLU, torch", swiglu, lambda: _both(_torch_swiglu, pair, device))
-    rotary = two * rows * shape.query_dim * 4  # x, y; dy, dx
-    yield _timing("rotary of queries, Echelon", rotary, lambda: _ours_rotary(load, device))
-    loss = two * rows * shape.vocab * 3  # logits; logits, gradient
-    yield _timing("cross-entropy, torch", loss, lambda: _torch_loss(load, device))
-
-
-def _timing(name: str, work: float, make: Callable[[], Call]) -> Timing:
-    return Timing(name=name, work=work, make=make)
-
-
-def _both(function: Callable[..., Any], size: tuple[int, ...], device: torch.device) -> Call:
-    """Return forward and backward of a function of one tensor."""
-    x = _normal(device, *size, grad=True)
-    dy = torch.ones_like(function(x))
-    return lambda: torch.autograd.grad(function(x), x, dy)
-
-
-def _torch_swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return fn.silu(gate) * up
-
-
-def _torch_norm(size: tuple[int, int], device: torch.device) -> Call:
-    weight_D = _normal(device, size[1], grad=True)
-    x_ND, dy_ND = _normal(device, *size, grad=True), _normal(device, *size)
-    return lambda: torch.autograd.grad(
-        fn.rms_norm(x_ND, (size[1],), weight_D), (x_ND, weight_D), dy_ND
-    )
-
-
-def _ours_norm(load: Load, device: torch.device) -> Call:
-    shape = load.shape
-    weight_D = _normal(device, shape.hidden)
-    x_ND, dy_ND = (_normal(device, load.tokens, shape.hidden) for _ in range(2))
-
-    def call() -> None:
-        _, inverse = low_precision.rms_norm(x_ND, weight_D, shape.norm_eps)
-        low_precision.rms_norm_backward(dy_ND, x_ND, inverse, weight_D)
-
-    return call
-
-
-def _ours_rotary(load: Load, device: torch.device) -> Call:
-    shape = load.shape
-    half = shape.head_dim // 2
-    angle = torch.rand((load.length, 1, 1, half), device=device)
-    cos, sin = angle.cos(), angle.sin()
-    size = (load.length, load.sequences, shape.heads, shape.head_dim)
-
-    return _both(lambda x: Rotate.apply(x, cos, sin), size, device)
-
-
-def _torch_loss(load: Load, device: torch.device) -> Call:
-    rows, vocab = load.tokens, load.shape.vocab
-    labels_N = torch.randint(0, vocab, (rows,), device=device)
-    logits_NV = _normal(device, rows, vocab, grad=True)
-    return lambda: torch.autograd.grad(fn.cross_entropy(logits_NV.float(), labels_N), logits_NV)
 
 
 def _timed(call: Call, count: int, device: torch.device) -> float:

@@ -11,7 +11,7 @@ from echelon.config.presets import read_preset
 from echelon.core.cluster import Device, Efficiency
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import num_parameters
-from echelon.core.plan import OffloadTarget
+from echelon.core.plan import KernelProvider, OffloadTarget
 
 Framework = Literal["plain", "transformers", "echelon"]
 
@@ -56,10 +56,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Name one way to train: a framework, eager or compiled, and for Echelon what ZeRO does."""
+    """Name one way to train: a framework, eager or compiled; of Echelon its kernels, and ZeRO."""
 
     framework: Framework
     compiled: bool = False
+    kernels: KernelProvider = "triton"
     autocast: bool = False
     zero_stage: Literal[0, 3] = 0
     optimizer_home: OffloadTarget = "none"
@@ -76,8 +77,15 @@ class Case:
             parts.append(f"optimizer in {homes[self.optimizer_home]}")
         if self.parameter_home != "none":
             parts.append(f"parameters in {homes[self.parameter_home]}")
-        compiled = "compiled kernels" if self.framework == "echelon" else "compiled"
-        return ", ".join([*parts, compiled if self.compiled else "eager"])
+        how = "compiled" if self.compiled else "eager"
+        if self.framework == "echelon":
+            how = f"{self.kernels} kernels"
+        return ", ".join([*parts, how])
+
+    @property
+    def compiles(self) -> bool:
+        """Return whether PyTorch's compiler makes any of it."""
+        return self.compiled or (self.framework == "echelon" and self.kernels == "compiled")
 
     @property
     def state_bytes(self) -> int:
@@ -198,14 +206,15 @@ optimizer in host memory; half of its blocks fit, and show what its shapes reach
 """
 
 TRAINING = (
-    Case(framework="echelon", compiled=True),
-    Case(framework="plain", compiled=True),
     Case(framework="echelon"),
+    Case(framework="plain", compiled=True),
+    Case(framework="echelon", kernels="plain"),
     Case(framework="plain"),
+    Case(framework="echelon", kernels="compiled"),
     Case(framework="transformers", compiled=True),
     Case(framework="transformers"),
-    Case(framework="echelon", zero_stage=3, compiled=True),
     Case(framework="echelon", zero_stage=3),
+    Case(framework="echelon", zero_stage=3, kernels="compiled"),
     Case(framework="plain", compiled=True, autocast=True),
     Case(framework="plain", autocast=True),
 )

@@ -67,7 +67,7 @@ class Outcome:
             f"{one['first_loss']:.3f} -> {one['last_loss']:.3f}",
             _beside(self.predicted_s, one["step_s"], 1e3, 1),
             _beside(self.predicted_bytes, one["peak_bytes"], 1e-9, 2),
-            f"{one['graphs']} ({one['graph_breaks']})" if self.case.compiled else "-",
+            f"{one['graphs']} ({one['graph_breaks']})" if self.case.compiles else "-",
         )
         return f"| {' | '.join(cells)} |"
 

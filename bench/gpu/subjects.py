@@ -8,17 +8,24 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as fn
 
 from bench.gpu.loads import LOADS, Load, Settings
 from bench.gpu.plain import HuggingFaceLoss, PlainLlama
 from echelon.core.cluster import Cluster, Device
 from echelon.core.event import NoEvents
 from echelon.core.mesh import Mesh
-from echelon.core.plan import Layout, Mathematics, Optimizer, Pipeline, Plan, Precision, Zero
+from echelon.core.plan import (
+    FusedPiece,
+    Kernels,
+    Layout,
+    Mathematics,
+    Optimizer,
+    Pipeline,
+    Plan,
+    Precision,
+    Zero,
+)
 from echelon.models.batch import TokenBatch
-from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
-from echelon.parallel.kernels import fused, low_precision
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.engine import TrainEngine
 
@@ -29,14 +36,8 @@ Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 NUM_BATCHES = 4
 _torch: Any = torch  # its stubs hide the foreach functions
-COMPILED_KERNELS: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    (low_precision, ("rms_norm", "rms_norm_backward", "swiglu_backward")),
-    (fused, ("rotate_half_pairs",)),
-)
-"""Echelon's kernels that touch memory more than they compute; matrix products are left alone.
-
-Those of the loss are Triton kernels of their own on a GPU (`kernels/cross_entropy_triton.py`).
-"""
+FUSED: tuple[FusedPiece, ...] = ("norm", "residual", "rotary", "swiglu", "loss")
+"""The pieces of a Llama that are kernels of Echelon's, but in its plain case."""
 
 
 class MissingPackage(Exception):
@@ -194,6 +195,7 @@ def gpu_plan(settings: Settings, known: Device | None = None) -> Plan:
                 parameter_offload=case.parameter_home,
                 offload_dir=settings.offload_dir,
             ),
+            kernels=Kernels(provider=case.kernels, fused=() if case.kernels == "plain" else FUSED),
         ),
         cluster=Cluster(
             name="one-device",
@@ -206,8 +208,6 @@ def gpu_plan(settings: Settings, known: Device | None = None) -> Plan:
 
 
 def _echelon(settings: Settings, load: Load, batches: Batches) -> tuple[Step, Callable[[], None]]:
-    if settings.case.compiled:
-        compile_kernels(settings.compile_backend)
     device = torch.device(settings.device)
     engine = TrainEngine(gpu_plan(settings), Recorder(0, NoEvents()), device)
     ids = torch.arange(settings.sequences, device=device)
@@ -219,46 +219,3 @@ def _echelon(settings: Settings, load: Load, batches: Batches) -> tuple[Step, Ca
         return engine.step([next(order)], next(numbers)).loss
 
     return step, engine.close
-
-
-def compile_kernels(backend: str) -> None:
-    """Put what torch.compile makes of Echelon's pointwise kernels in their place, each whole."""
-    for module, names in COMPILED_KERNELS:
-        for name in names:
-            form = COMPILED_FORMS.get(name, getattr(module, name))
-            compiled = torch.compile(form, backend=backend, dynamic=False, fullgraph=True)
-            setattr(module, name, compiled)
-
-
-def swiglu_backward(dy: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
-    """Return what Echelon's kernel of this name does, without writing to halves of a tensor.
-
-    Dynamo refuses `out=` that is not contiguous (graph break gb0242), and leaves all of it eager.
-    """
-    gate, up = gate_up.chunk(2, dim=-1)
-    dgate = torch.ops.aten.silu_backward(dy, gate) * up
-    return torch.cat((dgate, dy * fn.silu(gate)), dim=-1)
-
-
-def rotate_half_pairs(
-    x: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    pieces: PieceSizes = TRAINING_PIECES,
-    *,
-    direction: int,
-) -> torch.Tensor:
-    """Return what Echelon's kernel of this name does, in one piece and without such writes."""
-    first, second = x.chunk(2, dim=-1)
-    turned = (
-        torch.addcmul(first * cos, second, sin, value=-direction),
-        torch.addcmul(second * cos, first, sin, value=direction),
-    )
-    return torch.cat(turned, dim=-1).to(x.dtype)
-
-
-COMPILED_FORMS: dict[str, Callable[..., torch.Tensor]] = {
-    "swiglu_backward": swiglu_backward,
-    "rotate_half_pairs": rotate_half_pairs,
-}
-"""What is compiled instead of a kernel that cannot be compiled as it stands."""

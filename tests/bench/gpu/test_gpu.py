@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch._dynamo.exc import Unsupported
 
-from bench.gpu import subjects
 from bench.gpu.budget import Budget, run_limited
 from bench.gpu.loads import (
     LOADS,
@@ -31,11 +30,10 @@ from bench.gpu.loads import (
 from bench.gpu.measure import measure
 from bench.gpu.report import Findings, Machine, Outcome, not_run, page
 from bench.gpu.run import PARTS, ROOT, main, predicted
-from bench.gpu.subjects import COMPILED_KERNELS, build, gpu_plan, swiglu_backward
+from bench.gpu.subjects import build, gpu_plan
 from echelon.config.presets import read_preset
 from echelon.core.parameters import num_parameters
 from echelon.cost.bytes.held import bytes_held
-from echelon.parallel.kernels import fused, low_precision
 
 MACHINE = Machine(
     date="2026-01-02", device="NVIDIA X", torch="2.11.0", driver="580", peak_flops=100e12
@@ -74,7 +72,7 @@ def test_models_have_the_size_of_their_name(name: str, billions: float) -> None:
 
 def test_every_case_has_a_label_of_its_own_and_crosses_as_json() -> None:
     cases = {*TRAINING, *OFFLOAD}
-    assert len({case.label for case in cases}) == len(cases) == 14
+    assert len({case.label for case in cases}) == len(cases) == 15
     for case in cases:
         settings = Settings(load="1b", sequences=8, case=case, offload_dir="somewhere")
         assert Settings.from_json(settings.to_json()) == settings
@@ -136,7 +134,7 @@ def test_the_page_has_date_device_figures_reasons_and_kernels() -> None:
     assert "# One GPU, 2026-01-02" in text
     assert "NVIDIA X; peak 100 TFLOP/s" in text
     assert "`tests/cuda`: 41 passed" in text
-    row = "| 1b, 8 x 2048 | Echelon ZeRO-3, eager | 250.0 | 2% | 65,536 |"
+    row = "| 1b, 8 x 2048 | Echelon ZeRO-3, triton kernels | 250.0 | 2% | 65,536 |"
     assert row in text
     assert "| 2.50 | 1234 | 10.400 -> 9.800 |" in text
     assert "transformers Llama, eager | not run: transformers is not installed |" in text
@@ -264,44 +262,31 @@ def test_plain_pytorch_compiles_to_one_graph_or_fails(monkeypatch: pytest.Monkey
         step()
 
 
-def test_the_compiled_form_of_swiglu_is_that_of_the_kernel() -> None:
-    generator = torch.Generator().manual_seed(3)
-    dy, gate_up = (
-        torch.randn(7, width, generator=generator).to(torch.bfloat16) for width in (5, 10)
-    )
-    assert torch.equal(swiglu_backward(dy, gate_up), low_precision.swiglu_backward(dy, gate_up))
-
-
-@pytest.mark.parametrize("direction", [1, -1])
-def test_the_compiled_form_of_the_rotation_is_that_of_the_kernel(direction: int) -> None:
-    generator = torch.Generator().manual_seed(4)
-    x = torch.randn(6, 2, 3, 8, generator=generator).to(torch.bfloat16)
-    angle = torch.rand(6, 1, 1, 4, generator=generator)
-    tables = angle.cos(), angle.sin()
-    ours = fused.rotate_half_pairs(x, *tables, direction=direction)
-    form = subjects.rotate_half_pairs(x, *tables, direction=direction)
-    assert form.dtype == ours.dtype
-    torch.testing.assert_close(form, ours, rtol=2**-8, atol=0.0)
-
-
-# Dynamo looks at the gradient of what an autograd.Function was given, of which it warns.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_every_kernel_of_echelon_compiles_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, names in COMPILED_KERNELS:
-        for name in names:
-            monkeypatch.setattr(module, name, getattr(module, name))
-    case = Case(framework="echelon", compiled=True)
-    settings = Settings(load="tiny", sequences=1, case=case, device="cpu", compile_backend="eager")
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_every_piece_of_echelon_compiles_whole() -> None:
+    case = Case(framework="echelon", kernels="compiled")
+    settings = Settings(load="tiny", sequences=2, case=case, device="cpu")
     torch.compiler.reset()
     figures = measure(replace(settings, steps=1, repeats=1, warmup=1))
-    assert figures["graphs"] >= len([name for _, names in COMPILED_KERNELS for name in names])
+    # Norm, norm with a sum, heads, SwiGLU, and the way back of three; the loss's two passes.
+    assert figures["graphs"] >= 9
     assert figures["graph_breaks"] == 0
+
+
+def test_a_case_has_the_kernels_of_its_plan() -> None:
+    for provider, loss in (("triton", "triton"), ("compiled", "compiled"), ("plain", "plain")):
+        case = Case(framework="echelon", kernels=provider)
+        kernels = gpu_plan(Settings(load="1b", sequences=8, case=case)).layout.kernels
+        assert (kernels.provider, kernels.of("loss")) == (provider, loss)
+        assert case.label == f"Echelon ZeRO-0, {provider} kernels"
+        assert case.compiles == (provider == "compiled")
 
 
 def test_a_rehearsal_on_the_cpu_runs_every_part_and_names_what_failed(tmp_path: Path) -> None:
     results, files = tmp_path / "results", tmp_path / "files"
     files.mkdir()
-    chosen = "^(plain PyTorch, (eager|compiled)|Echelon ZeRO-3, .*in files, eager)$"
+    chosen = "^(plain PyTorch, (eager|compiled)|Echelon ZeRO-3, .*in files, triton kernels)$"
     arguments = ["--device", "cpu", "--models", "tiny", "--compile-backend", "no-such-backend"]
     arguments += ["--cases", chosen, "--steps", "1", "--repeats", "1"]
     ended = main([*arguments, "--results", str(results), "--offload-dir", str(files)])

@@ -24,7 +24,9 @@ def _over(share: float, pins: list[str]) -> tuple[SearchRequest, RankedPlan]:
 
 
 def test_a_fix_of_a_plan_fits_and_is_legal() -> None:
-    request, best = _over(0.97, ["tp=2", "pp=2", "zero=1", "recompute=none", "microbatch=2"])
+    request, best = _over(
+        0.97, ["tp=2", "pp=2", "zero=1", "recompute=none", "microbatch=2", "schedule=1f1b"]
+    )
     fixes = find_fixes(request, best.candidate)
     assert fixes
     assert len(fixes[0].changes) == 1

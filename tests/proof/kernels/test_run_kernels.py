@@ -13,7 +13,10 @@ from echelon.proof.matrix.bytes_walk import compare_plan
 from echelon.proof.run import prove
 from tests.parallel.layouts import DEEPSEEK, MIXTRAL, QWEN, plan_of
 from tests.parallel.pipeline.pipelines import pipeline_plan
+from tests.proof.kernels import planted
 from tests.proof.layouts import BF16, FP16, layout
+from tests.proof.mutants.planting import Told, mutants_of
+from tests.proof.planted import assert_caught
 
 EVERY = ("norm", "residual", "rotary", "swiglu", "loss")
 SELECTIVE = Recompute(policy="selective", operators=("norm", "activation"))
@@ -62,6 +65,13 @@ def test_a_plan_with_kernels_is_proven(name: str, rank_pool: RankPool) -> None:
 )
 def test_in_few_digits_too(plan: Plan, rank_pool: RankPool) -> None:
     prove(with_kernels(plan), run_ranks=rank_pool.run, own_precision=True).require()
+
+
+@pytest.mark.parametrize(("mutant", "told"), mutants_of(planted))
+def test_a_bug_in_a_kernel_is_caught_and_named(
+    mutant: str, told: Told, rank_pool: RankPool
+) -> None:
+    assert_caught(mutant, told, rank_pool)
 
 
 COMPILED = {
