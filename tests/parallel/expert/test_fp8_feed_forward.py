@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from echelon.core.experts import Balance, ExpertLayout
+from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan, Precision
 from echelon.launch.local.pool import RankPool
 from echelon.proof.matrix.bytes_walk import compare_plan
@@ -20,18 +21,25 @@ PADDED = {
     "balance": Balance(capacity_factor=1.5),
 }
 
+
+def wider(model: ModelShape) -> ModelShape:
+    """Return a model whose experts two tensor ranks can share in whole tiles."""
+    assert model.experts is not None
+    return replace(model, experts=replace(model.experts, ffn=16))
+
+
 CASES: dict[str, Changes] = {
     "one": {"model": MIXTRAL},
     "ep2": {"model": MIXTRAL, "dp_shard": 2, "ep": 2},
     "shared, ep2, tp2 scattered": {
-        "model": DEEPSEEK,
+        "model": wider(DEEPSEEK),
         "dp_shard": 2,
         "ep": 2,
         "tp": 2,
         "sequence_parallel": True,
     },
     "pieces of experts": {
-        "model": replace(MIXTRAL, experts=replace(MIXTRAL.experts, ffn=16)),
+        "model": wider(MIXTRAL),
         "tp": 2,
         "experts": ExpertLayout(expert_tp=2),
     },
