@@ -129,8 +129,9 @@ def test_every_choice_of_a_plan_can_be_made_and_is_shown(tmp_path: Path) -> None
         }
         assert changed == {key.partition(".")[2] for key in made if key.startswith(f"{table}.")}
         untouched = {field.name for field in fields(record)} - changed
-        # A bucket is a unit at stage 3, and half precision is updated through an fp32 master.
-        assert untouched <= {"bucket_bytes", "master"}
+        # A bucket is a unit at stage 3, and half precision is updated through an fp32 master; what
+        # 8-bit numbers stand for would not be exact in it.
+        assert untouched <= {"bucket_bytes", "master", "matmul", "fp8_block"}
     shown = {row.key: row for row in job.sources}
     assert all(shown[key].source.startswith("--set ") for key in made)
     again = load_job(write(tmp_path, resolved_toml(job)))

@@ -16,6 +16,7 @@ Shape suffixes: R rows, C columns, N tokens, I inputs, O outputs of a layer on t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -121,12 +122,14 @@ def _quantised(x_RC: torch.Tensor, block: int, height: int, pieces: PieceSizes) 
     step = max(1, limit // max(1, num_columns * height))
     for start in range(0, num_rows // height, step):
         end = min(start + step, num_rows // height)
-        wide = x_RC[start * height : end * height].to(at_least_fp32(x_RC.dtype))
-        tiles = wide.unflatten(1, (-1, block)).unflatten(0, (-1, height))
-        scale = power_of_two_scales(tiles.abs().amax((1, 3)))
+        part = slice(start * height, end * height)
+        tiles = x_RC[part].unflatten(1, (-1, block)).unflatten(0, (-1, height))
+        largest = torch.linalg.vector_norm(tiles, math.inf, dim=(1, 3))
+        scale = power_of_two_scales(largest.to(at_least_fp32(x_RC.dtype)))
         scales[start:end] = scale
-        fitted = (tiles / scale[:, None, :, None].to(tiles.dtype)).flatten(0, 1).flatten(1)
-        codes[start * height : end * height] = rounded_to_e4m3(fitted)
+        # The inverse of a power of two is exact, and so is the product.
+        fitted = (tiles * scale.reciprocal()[:, None, :, None]).flatten(0, 1).flatten(1)
+        codes[part] = rounded_to_e4m3(fitted)
     return Fp8Matrix(codes=codes, scales=scales, block=block, square=height > 1)
 
 
