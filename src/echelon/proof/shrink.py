@@ -5,8 +5,8 @@ the optimizer and its rules, loss scaling, sequence parallelism, recompute, tied
 of query to key heads, where a window ends, norms, biases, the order of the widths (hidden, queries,
 MLP, vocabulary) and every remainder (of the vocabulary over `tp`, of the microbatches over `pp`, of
 the blocks over the stages) stay; the sizes go. What of experts stays, `proof/shrink_experts.py`
-says; what of a schedule of learning rates, `proof/shrink_schedule.py`. Ranks of a proof are on CPUs,
-where fused products over symmetric memory go around a ring.
+says; what of a schedule of learning rates, `proof/shrink_schedule.py`. Ranks of a proof are on
+CPUs, where fused products over symmetric memory go around a ring.
 """
 
 from __future__ import annotations
