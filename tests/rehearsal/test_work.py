@@ -62,7 +62,7 @@ def test_products_have_their_sizes() -> None:
     rows, matrices = x(12, 8, dtype=half), x(3, 8, 16, dtype=half)
     ends = torch.empty(3, dtype=torch.int32, device=META)
     with ShapesOnly(RankLog(0)) as shapes:
-        x(3, 4) @ x(4, 5)
+        torch.mm(x(3, 4), x(4, 5))
         torch.addmm(x(3, 5), x(3, 4), x(4, 5))
         torch.bmm(x(7, 3, 4), x(7, 4, 5))
         out = torch.ops.aten._grouped_mm(rows, matrices, offs=ends)

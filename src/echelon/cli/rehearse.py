@@ -166,7 +166,7 @@ def _roofline(found: Roofline, columns: int) -> str:
     shares = ", ".join(
         f"{name} {100 * found.share(name):.0f} %"
         for name, seconds in sorted(found.seconds.items(), key=lambda one: -one[1])
-        if seconds > 0.0
+        if seconds > 0.005 * found.step_s
     )
     rows = [
         (

@@ -8,7 +8,7 @@ whose pace, stragglers and fixed seconds are those of runs.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -170,7 +170,7 @@ class _RankSeconds:
             for element, dtype in DTYPES.items()
             if element != own
         }
-        self.by_bound: Counter[str] = Counter()
+        self.by_bound: dict[str, float] = defaultdict(float)
         for task, done in tasks.items():
             device = 0.0
             for seconds, binds, _, times in self._each(task, done):
@@ -216,7 +216,7 @@ class _RankSeconds:
 def _kernels_of_name(
     name: str, rows: Sequence[tuple[float, str, KernelWork, float]]
 ) -> KernelSeconds:
-    bound: Counter[str] = Counter()
+    bound: dict[str, float] = defaultdict(float)
     for seconds, binds, _, times in rows:
         bound[binds] += seconds * times
     return KernelSeconds(
@@ -225,5 +225,5 @@ def _kernels_of_name(
         seconds=sum(bound.values()),
         bytes=round(sum(one.num_bytes * times for _, _, one, times in rows)),
         flops=round(sum(one.flops * one.done * times for _, _, one, times in rows)),
-        binds=bound.most_common(1)[0][0],
+        binds=max(bound, key=lambda name: bound[name]),
     )

@@ -38,13 +38,15 @@ SIZE = 2
 """Bytes of a 16-bit value."""
 
 
+def bytes_of_block(work: CostInputs, *, mixture: bool) -> tuple[Num, Num]:
+    """Return what a block keeps of one microbatch, and what of it operators that run again drop."""
+    x = _numbers(work)
+    return _saved(work, x, mixture=mixture), _redone(work, x, mixture=mixture)
+
+
 def saved_bytes_of_block(work: CostInputs, *, mixture: bool) -> Num:
     """Return the bytes that a block keeps of one microbatch for its backward pass."""
-    x = _numbers(work)
-    inner = mixture_saved(x, _expert_numbers(work)) if mixture else mlp_saved(x)
-    # After attention and after the MLP.
-    masks = 2.0 * dropout_saved(x, ATTENTION_DROPOUT).bytes
-    return total_saved_bytes((*attention_saved(x), *inner)) + masks + _beside(work, mixture)
+    return _saved(work, _numbers(work), mixture=mixture)
 
 
 def redone_bytes_of_block(work: CostInputs, *, mixture: bool) -> Num:
@@ -52,7 +54,18 @@ def redone_bytes_of_block(work: CostInputs, *, mixture: bool) -> Num:
 
     Attention of another trainer than ours leaves out its scores: `saved_bytes_of_block` knows.
     """
-    layout, x = work.layout, _numbers(work)
+    return _redone(work, _numbers(work), mixture=mixture)
+
+
+def _saved(work: CostInputs, x: ActivationNumbers, *, mixture: bool) -> Num:
+    inner = mixture_saved(x, _expert_numbers(work)) if mixture else mlp_saved(x)
+    # After attention and after the MLP.
+    masks = 2.0 * dropout_saved(x, ATTENTION_DROPOUT).bytes
+    return total_saved_bytes((*attention_saved(x), *inner)) + masks + _beside(work, mixture)
+
+
+def _redone(work: CostInputs, x: ActivationNumbers, *, mixture: bool) -> Num:
+    layout = work.layout
     attention: Num = 0.0
     if np.any(np.asarray(layout.selective) > 0.0):
         latent = np.asarray(work.model.kv_rank) > 0

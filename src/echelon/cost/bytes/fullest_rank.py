@@ -30,11 +30,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echelon.cost.activations.closed_forms import (
-    loss_bytes,
-    redone_bytes_of_block,
-    saved_bytes_of_block,
-)
+from echelon.cost.activations.closed_forms import bytes_of_block, loss_bytes
 from echelon.cost.bytes.nccl import nccl_bytes
 from echelon.cost.seconds.inputs import CostInputs, Terms
 from echelon.cost.seconds.numbers import LayoutNumbers, ModelNumbers, Num, ceil_div
@@ -91,16 +87,53 @@ def embedding_and_head_weights(model: ModelNumbers, layout: LayoutNumbers) -> Nu
 
 def fullest_rank_bytes(work: CostInputs) -> Terms:
     """Return what the fullest rank holds at its peak."""
-    first = _terms(work, last=False)
-    alone = np.asarray(work.layout.pp) == 1.0
-    last = _terms(work, last=True)
+    sizes, alone = _Microbatch.of(work), np.asarray(work.layout.pp) == 1.0
+    last = _terms(work, sizes, last=True)
+    if np.all(alone):
+        return Terms(terms=last)
+    first = _terms(work, sizes, last=False)
     fuller = (sum(last.values()) > sum(first.values())) | alone
     return Terms(terms={name: np.where(fuller, last[name], first[name]) for name in first})
 
 
 def rank_bytes(work: CostInputs, *, last: bool) -> Terms:
     """Return what the first or the last rank of a pipeline holds at its peak."""
-    return Terms(terms=_terms(work, last=last))
+    return Terms(terms=_terms(work, _Microbatch.of(work), last=last))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Microbatch:
+    """Hold what the first and the last rank both need of a microbatch, computed once."""
+
+    whole: Num
+    """Bytes that a dense block keeps."""
+    with_experts: Num
+    """Bytes that a mixture keeps."""
+    redone: Num
+    """Bytes of the former that operators which run again leave out."""
+    redone_of_mixture: Num
+    """The same of the latter."""
+    loss: Num
+    """Bytes that the loss has."""
+    in_flight: Num
+    """Microbatches of the fullest rank."""
+
+    @classmethod
+    def of(cls, work: CostInputs) -> _Microbatch:
+        """Return that of `work`; a model without experts has no mixture."""
+        whole, redone = bytes_of_block(work, mixture=False)
+        with_experts: Num = whole
+        redone_of_mixture: Num = redone
+        if np.any(np.asarray(work.model.experts) > 0.0):
+            with_experts, redone_of_mixture = bytes_of_block(work, mixture=True)
+        return cls(
+            whole=whole,
+            with_experts=with_experts,
+            redone=redone,
+            redone_of_mixture=redone_of_mixture,
+            loss=loss_bytes(work),
+            in_flight=microbatches_in_flight(work.layout),
+        )
 
 
 def _routed(work: CostInputs) -> Num:
@@ -116,11 +149,11 @@ def _row_gradients(work: CostInputs) -> Num:
     return work.element * work.tokens * (2.0 * _routed(work) + inner)
 
 
-def _terms(work: CostInputs, *, last: bool) -> dict[str, Num]:
+def _terms(work: CostInputs, sizes: _Microbatch, *, last: bool) -> dict[str, Num]:
     """Return what the first or the last rank of a pipeline holds at its peak."""
     software = work.software
     held = _held_weights(work, last=last)
-    terms = _weight_terms(work, held) | _activation_terms(work, held, last=last)
+    terms = _weight_terms(work, held) | _activation_terms(work, held, sizes, last=last)
     running = terms.pop("running")
     terms = _with_step(work, held, terms, running)
     used = sum(terms.values(), 0.0)
@@ -233,12 +266,14 @@ def _weight_terms(work: CostInputs, held: HeldOfRank) -> dict[str, Num]:
     }
 
 
-def _activation_terms(work: CostInputs, held: HeldOfRank, *, last: bool) -> dict[str, Num]:
+def _activation_terms(
+    work: CostInputs, held: HeldOfRank, sizes: _Microbatch, *, last: bool
+) -> dict[str, Num]:
     """Return what microbatches in flight keep, and what a block and the loss work with."""
     model, layout, software = work.model, work.layout, work.software
     alone = np.asarray(layout.pp) == 1.0
     stream = np.where(np.asarray(layout.sequence_parallel) > 0, layout.tp, 1.0)
-    in_flight = microbatches_in_flight(layout)
+    in_flight = sizes.in_flight
     if last:
         # The last rank of a straight pipeline has one microbatch at a time in it.
         one = np.minimum(in_flight, np.maximum(1.0, in_flight - layout.pp + 1.0))
@@ -250,12 +285,10 @@ def _activation_terms(work: CostInputs, held: HeldOfRank, *, last: bool) -> dict
         one = np.where(interleaved, begun, one)
         in_flight = np.where(alone, np.minimum(1.0, in_flight), one)
     plain, mixtures = held.plain, held.mixtures
-    whole = saved_bytes_of_block(work, mixture=False)
-    with_experts = saved_bytes_of_block(work, mixture=True)
+    whole, with_experts = sizes.whole, sizes.with_experts
     inputs = work.element * work.tokens * model.hidden / stream
     again, by_op = np.asarray(layout.recompute), np.asarray(layout.per_op) > 0
-    redone = redone_bytes_of_block(work, mixture=False)
-    redone_of_mixture = redone_bytes_of_block(work, mixture=True)
+    redone, redone_of_mixture = sizes.redone, sizes.redone_of_mixture
     every = plain * (whole - redone) + mixtures * (with_experts - redone_of_mixture)
     working = np.where(np.asarray(mixtures) > 0, np.maximum(whole, with_experts), whole)
     kept = in_flight * ((1.0 - again) * every + again * held.layers * inputs)
@@ -270,7 +303,7 @@ def _activation_terms(work: CostInputs, held: HeldOfRank, *, last: bool) -> dict
     running = running + software.working_width * work.tokens * model.hidden
     running = running + software.working_inner * work.tokens * model.ffn / layout.tp
     running = running + np.where(np.asarray(mixtures) > 0, _row_gradients(work), 0.0)
-    logits = np.where((np.asarray(held.both) > 0) | last, loss_bytes(work), 0.0)
+    logits = np.where((np.asarray(held.both) > 0) | last, sizes.loss, 0.0)
     # Either way the loss has let go of its logits when the last block runs backward.
     apart = (np.asarray(software.loss_apart) > 0) | (np.asarray(software.loss_backward) > 0)
     return {

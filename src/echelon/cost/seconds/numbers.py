@@ -7,6 +7,7 @@ one direction and per device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -221,6 +222,16 @@ class LayoutNumbers:
     def expert_shard(self) -> Num:
         """Return over how many ranks ZeRO cuts routed experts."""
         return np.maximum(1.0, self.tp * self.shard / (self.ep * self.expert_tp))
+
+
+def stacked_layouts(layouts: Sequence[LayoutNumbers]) -> LayoutNumbers:
+    """Return the layouts of several plans as arrays; what is the same in all is a number."""
+    changed: dict[str, Any] = {}
+    for item in fields(LayoutNumbers):
+        values = [getattr(one, item.name) for one in layouts]
+        same = all(value == values[0] for value in values)
+        changed[item.name] = values[0] if same else np.array(values, dtype=float)
+    return LayoutNumbers(**changed)
 
 
 def take_entries(record: Record, index: Any) -> Record:

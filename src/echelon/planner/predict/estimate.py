@@ -183,17 +183,44 @@ def estimate_from_inputs(
     work: CostInputs, mathematics: Mathematics, cluster: Cluster, *, trainer: str = OURS
 ) -> Estimate:
     """Return what one plan takes whose numbers are those of `work`."""
+    return estimates_from_inputs(work, [work], mathematics, cluster, trainer=trainer)[0]
+
+
+def estimates_from_inputs(
+    work: CostInputs,
+    parts: Sequence[CostInputs],
+    mathematics: Mathematics,
+    cluster: Cluster,
+    *,
+    trainer: str = OURS,
+) -> list[Estimate]:
+    """Return what several plans take, one of each of `parts`, of which `work` has the arrays."""
     tokens = mathematics.global_sequences * mathematics.sequence_length
     flops = model_flops_per_token(mathematics.model, mathematics.sequence_length)
-    return Estimate(
-        inputs=work,
-        seconds=_single(step_seconds(work).terms),
-        bytes=_single(closed_form_bytes(work, trainer).terms),
-        devices=round(float(work.layout.devices)),
-        tokens=tokens,
-        model_flops=flops * tokens,
-        peak_flops=peak_flops(cluster, mathematics.precision.parameters),
-    )
+    count = len(parts)
+    seconds = _each(step_seconds(work).terms, count)
+    held = _each(closed_form_bytes(work, trainer).terms, count)
+    return [
+        Estimate(
+            inputs=part,
+            seconds=seconds[place],
+            bytes=held[place],
+            devices=round(float(part.layout.devices)),
+            tokens=tokens,
+            model_flops=flops * tokens,
+            peak_flops=peak_flops(cluster, mathematics.precision.parameters),
+        )
+        for place, part in enumerate(parts)
+    ]
+
+
+def _each(terms: Mapping[str, Num], count: int) -> list[dict[str, float]]:
+    """Return terms of so many plans as plain numbers of each."""
+    columns = {
+        name: np.broadcast_to(np.asarray(value, dtype=float), (count,)).tolist()
+        for name, value in terms.items()
+    }
+    return [{name: column[place] for name, column in columns.items()} for place in range(count)]
 
 
 def _with_bytes_by_place(estimate: Estimate, places: Sequence[Mapping[str, float]]) -> Estimate:

@@ -33,9 +33,10 @@ from echelon.planner.search.request import SearchRequest
 Record = TypeVar("Record")
 RowIndex = NDArray[np.int64]
 
-_OF_BLOCKS = (
+OF_BLOCKS = (
     *("tp", "cp", "ep", "expert_tp", "sequence_parallel", "ulysses", "gathered", "microbatch"),
 )
+"""Fields of `LayoutNumbers` on which the seconds of a block depend, of those that are searched."""
 
 
 class VectorizedFormulas:
@@ -45,7 +46,7 @@ class VectorizedFormulas:
         """Keep the rows as the numbers that the formulas read."""
         self._request = request
         found = rows.columns
-        names = (*_OF_BLOCKS[:-2], "pp", "microbatch", "microbatches")
+        names = (*OF_BLOCKS[:-2], "pp", "microbatch", "microbatches")
         self.columns: dict[str, Array] = {name: found[name].astype(float) for name in names}
         at_once = [i for i, one in enumerate(CONTEXT_KINDS.values()) if one.gathers_keys]
         gathered = np.isin(found["kind"], at_once)
@@ -60,7 +61,7 @@ class VectorizedFormulas:
     def prepare(self, index: RowIndex) -> None:
         """Compute the blocks of these rows, once for all that share them."""
         _, first, which = np.unique(self._shard[index], return_index=True, return_inverse=True)
-        alike = {name: self.columns[name][index[first]] for name in _OF_BLOCKS}
+        alike = {name: self.columns[name][index[first]] for name in OF_BLOCKS}
         self._blocks = block_kind_seconds(self._work(LayoutNumbers(**alike)))
         self._known[index] = which
 

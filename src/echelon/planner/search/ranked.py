@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Any, TypeAlias
 
@@ -21,16 +22,19 @@ from echelon.cost.seconds.balance import Stages, split_layers
 from echelon.cost.seconds.events import PipelineOrder, balanced_stages
 from echelon.cost.seconds.from_plan import model_numbers_from_shape
 from echelon.cost.seconds.inputs import CostInputs
-from echelon.cost.seconds.step import block_kind_seconds
+from echelon.cost.seconds.numbers import LayoutNumbers, stacked_layouts
+from echelon.cost.seconds.step import BlockKindSeconds, block_kind_seconds
 from echelon.cost.seconds.trainer_generations import OURS
 from echelon.cost.seconds.unit_times import Again, UnitTimes, unit_times_from_blocks
 from echelon.planner.explain.expected import ExpectedStep, expected_step
 from echelon.planner.predict.estimate import (
     Estimate,
     estimate_from_inputs,
+    estimates_from_inputs,
     with_exact_bytes,
     with_simulated_terms,
 )
+from echelon.planner.predict.formulas import OF_BLOCKS
 from echelon.planner.search.candidate import CandidatePlan, ScoredCandidate
 from echelon.planner.search.pins import NO_RECOMPUTE
 from echelon.planner.search.recompute_options import RecomputeOption, recompute_options
@@ -69,6 +73,29 @@ def estimate_candidate(request: SearchRequest, choice: CandidatePlan) -> Estimat
     return estimate_from_inputs(work, request.mathematics, request.cluster, trainer=request.trainer)
 
 
+def closed_form_plans(request: SearchRequest, choices: Sequence[CandidatePlan]) -> list[RankedPlan]:
+    """Return plans of a search with what they take by closed forms, computed all at once."""
+    found: dict[int, Estimate] = {}
+    for devices in {choice.devices for choice in choices}:
+        places = [place for place, one in enumerate(choices) if one.devices == devices]
+        works = [cost_inputs_from_candidate(request, choices[place]) for place in places]
+        layout = stacked_layouts([one.layout for one in works])
+        length = request.mathematics.sequence_length
+        together = replace(
+            works[0],
+            layout=layout,
+            model=model_numbers_from_shape(request.model, length, tp=layout.tp),
+        )
+        estimates = estimates_from_inputs(
+            together, works, request.mathematics, request.cluster, trainer=request.trainer
+        )
+        found |= dict(zip(places, estimates, strict=True))
+    return [
+        RankedPlan(candidate=one, estimate=found[place], simulated=False)
+        for place, one in enumerate(choices)
+    ]
+
+
 def closed_form_plan(request: SearchRequest, choice: CandidatePlan) -> RankedPlan:
     """Return one plan of a search with what it takes by closed forms."""
     estimate = estimate_candidate(request, choice)
@@ -95,7 +122,14 @@ def candidate_unit_times(
         (model.layer_has_experts(layer), again[every != NO_RECOMPUTE and layer % every == 0])
         for layer in range(model.layers)
     ]
-    return unit_times_from_blocks(block_kind_seconds(work), kinds)
+    layout = LayoutNumbers(**{name: getattr(work.layout, name) for name in OF_BLOCKS})
+    return unit_times_from_blocks(_known_blocks(replace(work, layout=layout)), kinds)
+
+
+@lru_cache(maxsize=256)
+def _known_blocks(work: CostInputs) -> BlockKindSeconds:
+    """Return the seconds of the blocks of one plan: finalists share few kinds of them."""
+    return block_kind_seconds(work)
 
 
 def time_by_events(request: SearchRequest, one: RankedPlan) -> RankedPlan:
@@ -192,7 +226,8 @@ def pick_finalists(
     The best plan is the first one, where `key` says nothing else.
     """
     picked = PickedPlans()
-    timed = [_timed(request, one.candidate(), events=events) for one in scored]
+    closed = closed_form_plans(request, [one.candidate() for one in scored])
+    timed = [_by_events(request, one, events=events) for one in closed]
     line = [(key(request, one), number, one) for number, one in enumerate(timed)]
     heapify(line)
     while line and len(picked.ranked) < top and picked.too_large < most:
@@ -221,8 +256,11 @@ def bytes_to_fit(request: SearchRequest, estimate: Estimate) -> float:
 
 
 def _timed(request: SearchRequest, choice: CandidatePlan, *, events: bool) -> RankedPlan:
-    one = closed_form_plan(request, choice)
-    return time_by_events(request, one) if events and choice.mesh.pp > 1 else one
+    return _by_events(request, closed_form_plan(request, choice), events=events)
+
+
+def _by_events(request: SearchRequest, one: RankedPlan, *, events: bool) -> RankedPlan:
+    return time_by_events(request, one) if events and one.candidate.mesh.pp > 1 else one
 
 
 def _with_more_recompute(request: SearchRequest, choice: CandidatePlan) -> CandidatePlan | None:

@@ -14,13 +14,20 @@ from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
+import numpy as np
+
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import RecomputedOperator
-from echelon.cost.activations.closed_forms import redone_bytes_of_block, saved_bytes_of_block
+from echelon.cost.activations.closed_forms import bytes_of_block
 from echelon.cost.seconds.block import block_seconds
 from echelon.cost.seconds.from_plan import model_numbers_from_shape
 from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
-from echelon.cost.seconds.numbers import LayoutNumbers, MachineNumbers, first_number
+from echelon.cost.seconds.numbers import (
+    LayoutNumbers,
+    MachineNumbers,
+    first_number,
+    stacked_layouts,
+)
 from echelon.planner.search.pins import MOST_RECOMPUTE_INTERVAL, SELECTIVE
 from echelon.planner.search.request import SearchRequest
 
@@ -54,7 +61,8 @@ def recompute_options(request: SearchRequest) -> tuple[RecomputeOption, ...]:
     block = _Block(
         model=request.model,
         length=request.mathematics.sequence_length,
-        machine=request.machine_numbers(1),
+        # How much memory there is changes nothing here.
+        machine=replace(request.machine_numbers(1), memory_bytes=0.0),
         software=request.software,
     )
     if wanted is None:
@@ -101,37 +109,35 @@ def _worth_trying(block: _Block) -> tuple[RecomputeOption, ...]:
         for operators in _operator_sets(block.model)
         for every in intervals
     }
-    whole, _ = _kept_and_seconds(block, _option(layers, 0))
+    kept, seconds = _kept_and_seconds(block, [*found])
     chosen: list[RecomputeOption] = []
     least = float("inf")
-    by_work = [(*_kept_and_seconds(block, one), one) for one in found]
-    for kept, _, one in sorted(by_work, key=lambda row: (row[1], row[0])):
-        if kept < least - LESS * whole:
-            least = kept
+    for _, held, one in sorted(zip(seconds, kept, found, strict=True)):
+        if held < least - LESS * max(kept):
+            least = held
             chosen.append(one)
     return tuple(chosen)
 
 
-def _kept_and_seconds(block: _Block, option: RecomputeOption) -> tuple[float, float]:
+def _kept_and_seconds(
+    block: _Block, options: Sequence[RecomputeOption]
+) -> tuple[list[float], list[float]]:
     """Return the bytes that a mean block keeps, and the seconds that it takes once more."""
+    layout = stacked_layouts([LayoutNumbers(**one.numbers) for one in options])
     work = CostInputs(
         model=model_numbers_from_shape(block.model, block.length),
         machine=block.machine,
         software=block.software,
-        layout=LayoutNumbers(**option.numbers),
+        layout=layout,
     )
     mixture = block.model.experts is not None and first_number(work.model.mixture_layers) > 0
-    kept = saved_bytes_of_block(work, mixture=mixture) - redone_bytes_of_block(
-        work, mixture=mixture
-    )
+    whole, redone = bytes_of_block(work, mixture=mixture)
     stream = work.element * work.tokens * work.model.hidden
     seconds = block_seconds(replace(work, layout=LayoutNumbers()), mixture=mixture)
-    again = seconds.again.of_layout(work.layout)
-    share = option.share
-    return (
-        first_number(share * stream + (1.0 - share) * kept),
-        first_number(share * seconds.forward.total + (1.0 - share) * again),
-    )
+    share = np.array([one.share for one in options])
+    kept = share * stream + (1.0 - share) * (whole - redone)
+    again = share * seconds.forward.total + (1.0 - share) * seconds.again.of_layout(layout)
+    return kept.tolist(), again.tolist()
 
 
 def _operator_sets(shape: ModelShape) -> tuple[tuple[RecomputedOperator, ...], ...]:

@@ -22,6 +22,7 @@ from echelon.core.plan import (
     Recompute,
     RecomputedOperator,
     RecomputePolicy,
+    ZeroStage,
 )
 from echelon.proof.matrix.cases import (
     OPTIMIZERS,
@@ -43,7 +44,7 @@ class Split:
     """Say how a model is cut in these cases."""
 
     mesh: Mesh
-    stage: int = 0
+    stage: ZeroStage = 0
     sequence_parallel: bool = False
     schedule: str = "1f1b"
     kind: ContextKind = "ring"
@@ -90,7 +91,6 @@ class RecomputeCase(MatrixCase):
         full = self.policy == "full"
         # A stage has a block that is made again whole, and one that is not.
         counts = [2] * self.mesh.pp
-        zero = varied_zero(split.stage, seed // 4) if split.stage else None  # type: ignore[arg-type]
         layout = Layout(
             mesh=self.mesh,
             microbatch_sequences=1 + seed % 2,
@@ -100,7 +100,7 @@ class RecomputeCase(MatrixCase):
             recompute=Recompute(
                 policy=self.policy, every=2 if full else 1, operators=self.operators
             ),
-            **({} if zero is None else {"zero": zero}),
+            zero=varied_zero(split.stage, seed // 4),
         )
         model = varied_model(
             seed // 8, tp=self.mesh.tp, layers=sum(counts), tied=seed // 32 % 2 > 0
