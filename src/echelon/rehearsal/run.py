@@ -31,7 +31,7 @@ from echelon.rehearsal.log import RECEIVE, Entry, HostRead, Issue
 from echelon.rehearsal.order import DEADLOCK, MISMATCH, MISSING, RankClass, prove_order
 from echelon.rehearsal.rank import RankRehearsal, rehearse_ranks
 from echelon.rehearsal.result import Rehearsal, RehearsalFault
-from echelon.rehearsal.traces import TraceFolder
+from echelon.rehearsal.tracing.traces import TraceFolder
 from echelon.schedule.build import SCHEDULES
 
 ROUNDS = 2
