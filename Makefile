@@ -75,7 +75,8 @@ walk-clusters: $(VENV)/installed-dev ## compare the smallest cluster that fits w
 walk-devices: $(VENV)/installed-dev ## plan 100 random runs on fewer and on more devices: more are never slower (minutes)
 	$(BIN)/python -m tests.planner.recommend.monotone_walk 100
 
-walk-rehearsals: $(VENV)/installed-dev ## rehearse 300 random plans of up to 16 ranks, and 200 of up to 1,024, under NCCL's rules (hours)
+walk-rehearsals: $(VENV)/installed-dev ## rehearse every preset, 300 random plans of up to 16 ranks, and 200 of up to 1,024, under NCCL's rules (hours)
+	$(BIN)/python -m tests.rehearsal.presets.preset_walk --results runs/preset-rehearsals.jsonl
 	$(BIN)/python -m echelon.rehearsal.random_walk --plans 300 --ranks 16 --results runs/rehearsals.jsonl
 	$(BIN)/python -m echelon.rehearsal.random_walk --plans 200 --ranks 1024 --results runs/rehearsals.jsonl
 

@@ -11,6 +11,7 @@ from bench.harness.plans import bench_plan
 from bench.harness.spec import Settings, StepFunction
 from bench.peers.llama import join
 from echelon.core.event import EventList
+from echelon.launch.host import keep_freed_memory
 from echelon.models.batch import TokenBatch
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.engine import TrainEngine
@@ -50,7 +51,8 @@ class EchelonStep:
 
 
 def build(settings: Settings) -> StepFunction:
-    """Return the step of one rank."""
+    """Return the step of one rank, whose process keeps freed memory as those of our launcher do."""
+    keep_freed_memory()
     return EchelonStep(settings)
 
 

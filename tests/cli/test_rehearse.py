@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from echelon.cli.main import main
-from echelon.cli.rehearse import MOST_RANKS, rehearsal_text
+from echelon.cli.rehearse import MOST_RANKS, REHEARSAL_FILE, rehearsal_text
 from echelon.core.rulebook.rehearse import REHEARSE_MISSING
 from echelon.parallel.zero import ParameterGathering
 from echelon.rehearsal.result import Rehearsal, RehearsalFault
-from echelon.rehearsal.run import rehearse
+from echelon.rehearsal.run import on_nccl, rehearse, with_few_microbatches
 from tests.rehearsal.test_run import plan_of
 
 
@@ -118,3 +119,32 @@ def test_faults_are_counted(found: Rehearsal) -> None:
     page = rehearsal_text(replace(found, faults=(fault,)), columns=100)
     assert "DOES NOT HOLD: 1 fault" in page
     assert "holds:" not in page
+
+
+def test_a_trace_of_each_distinct_rank_is_written_into_a_new_folder(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--set", "mesh.pp=2", "--workers", "1", "--traces", "traces"]
+    assert main(["rehearse", "nano", *flags]) == 0
+    files = sorted(Path("traces").iterdir())
+    assert [file.name for file in files] == ["rank-0000.json.gz", "rank-0001.json.gz"]
+    for rank, file in enumerate(files):
+        trace = json.loads(gzip.decompress(file.read_bytes()))
+        assert trace["otherData"]["rank"] == rank
+    kept = [file.read_bytes() for file in files]
+    capsys.readouterr()
+    assert main(["rehearse", "nano", *flags]) == 2
+    assert "error[never-overwrite]" in capsys.readouterr().err
+    assert [file.read_bytes() for file in files] == kept
+
+
+def test_of_a_run_folder_the_rehearsal_stands_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path("runs/one")
+    folder.mkdir(parents=True)
+    plan = plan_of("mesh.tp=2")
+    (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
+    assert main(["rehearse", "runs/one", "--workers", "1", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)["rehearsal"]
+    assert json.loads((folder / REHEARSAL_FILE).read_text(encoding="utf-8")) == printed
+    assert printed["plan_hash"] == with_few_microbatches(on_nccl(plan)).content_hash()
+    assert sorted(file.name for file in folder.iterdir()) == ["plan.json", REHEARSAL_FILE]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from echelon.rehearsal.known_results import KnownResults
 from echelon.rehearsal.log import RankLog
 from echelon.rehearsal.shapes import META, ShapesOnly
 from echelon.rehearsal.work import tensors_in
@@ -65,3 +66,15 @@ def test_results_are_tensors_of_their_own() -> None:
         for _ in range(2):
             assert a.mul_(2) is a
             assert torch.add(a, 1, out=first) is first
+
+
+def test_what_one_rank_knows_another_may_use() -> None:
+    known = KnownResults()
+    with ShapesOnly(RankLog(0), known):
+        x(3, 4).mul_(2)
+    with ShapesOnly(RankLog(1), known) as shapes:
+        a = x(3, 4)
+        made = a.mul_(2)
+    assert made is a
+    assert shapes.work.by_task[""].kernels == 1
+    assert shapes.memory.peak_bytes == 48

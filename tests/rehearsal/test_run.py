@@ -75,6 +75,47 @@ def test_two_rounds_stand_for_many() -> None:
     assert 0 <= extra <= 16 * 1024 * (plan.num_microbatches - few.num_microbatches)
 
 
+@pytest.mark.parametrize(
+    ("flags", "microbatches"),
+    [
+        (("batch.global_sequences=40",), 3),
+        (("mesh.pp=3", "batch.global_sequences=40", "model.layers=6"), 6 + 20 % 3),
+        (
+            (
+                "mesh.pp=3",
+                "batch.global_sequences=40",
+                "model.layers=6",
+                "pipeline.schedule=dualpipe-v",
+            ),
+            6 + 20 % 3,
+        ),
+        (
+            (
+                "mesh.pp=2",
+                "batch.global_sequences=40",
+                "model.layers=4",
+                "pipeline.schedule=interleaved-1f1b",
+                "pipeline.virtual_stages=2",
+            ),
+            4,
+        ),
+    ],
+)
+def test_as_few_microbatches_are_rehearsed_as_the_schedule_takes(
+    flags: tuple[str, ...], microbatches: int
+) -> None:
+    plan = plan_of(*flags)
+    few = with_few_microbatches(plan)
+    assert (plan.num_microbatches, few.num_microbatches) == (20, microbatches)
+    found = rehearse(plan, workers=1)
+    found.require()
+    whole = rehearse(plan, workers=1, whole=True)
+    for short, long in zip(found.ranks, whole.ranks, strict=True):
+        # A loss is kept until its step ends; but for that, the peaks are the same.
+        extra = long.peak_bytes - short.peak_bytes
+        assert 0 <= extra <= 16 * 1024 * (plan.num_microbatches - microbatches)
+
+
 def test_short_steps_are_rehearsed_whole() -> None:
     plan = plan_of("mesh.pp=2", "model.layers=4", "batch.global_sequences=8")
     assert with_few_microbatches(plan) == plan

@@ -8,6 +8,7 @@ log            what it gives its communicators, and when it waits
 groups         groups and communicators that write such a log, and send nothing
 offload        what rests off the device, as shapes
 in_flight      memory that a collective may still read or write
+tracing        what it does in a step, on a time axis
 memory, work   what lives on the device; kernels, bytes and FLOPs
 order          the proof that the logs of all ranks fit together: no mismatch, no deadlock
 """

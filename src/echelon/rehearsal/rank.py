@@ -37,7 +37,7 @@ from echelon.rehearsal.memory import (
     MemoryPoint,
 )
 from echelon.rehearsal.shapes import META, ShapesOnly
-from echelon.rehearsal.step_log import (
+from echelon.rehearsal.tracing.step_log import (
     ActionBegan,
     ActionEnded,
     StepLog,
@@ -45,7 +45,7 @@ from echelon.rehearsal.step_log import (
     SteppedMemory,
     SteppedWork,
 )
-from echelon.rehearsal.traces import TraceFolder
+from echelon.rehearsal.tracing.traces import TraceFolder
 from echelon.rehearsal.work import Work
 from echelon.schedule.action import Action
 from echelon.training.engine import TrainEngine

@@ -32,7 +32,7 @@ from echelon.rehearsal.order import DEADLOCK, MISMATCH, MISSING, RankClass, prov
 from echelon.rehearsal.rank import RankRehearsal, rehearse_ranks
 from echelon.rehearsal.result import Rehearsal, RehearsalFault
 from echelon.rehearsal.roofline import roofline_of_plan
-from echelon.rehearsal.traces import TraceFolder
+from echelon.rehearsal.tracing.traces import TraceFolder
 
 _PARTS_PER_PROCESS = 3
 """A process rehearses its ranks in so many parts; those of one share what is known of shapes."""

@@ -28,7 +28,7 @@ from echelon.config.files.new_file import make_folder
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.seconds.unit_times import stage_durations, unit_times_from_formulas
-from echelon.rehearsal.step_log import (
+from echelon.rehearsal.tracing.step_log import (
     ActionBegan,
     ActionEnded,
     Awaited,

@@ -7,7 +7,7 @@ import torch
 from echelon.rehearsal.log import Issue, RankLog
 from echelon.rehearsal.memory import HOST
 from echelon.rehearsal.shapes import META, ShapesOnly
-from echelon.rehearsal.step_log import (
+from echelon.rehearsal.tracing.step_log import (
     Awaited,
     Held,
     HostWaited,
