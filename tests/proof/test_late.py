@@ -15,7 +15,7 @@ from echelon.proof.late import LateRun, require_late_subject, run_late
 from echelon.proof.ranks import find_factory, race_file
 from echelon.proof.run import prove
 from tests.proof.layouts import layout
-from tests.proof.test_run import no_ranks
+from tests.proof.run.test_run import no_ranks
 
 RACE = Race(
     kind=RaceKind.USED,

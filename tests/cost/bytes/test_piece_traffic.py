@@ -10,7 +10,7 @@ from echelon.config.load import load_job
 from echelon.core.plan import Kernels, Plan
 from echelon.cost.bytes.piece_traffic import kernel_facts
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
-from tests.rehearsal.block_work import recorded
+from tests.rehearsal.work.block_work import recorded
 
 EVERY = Kernels(provider="triton", fused=("norm", "residual", "rotary", "swiglu", "loss"))
 TOKENS, HIDDEN, FFN = 8192, 4096, 14336

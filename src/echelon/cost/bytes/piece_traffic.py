@@ -1,7 +1,7 @@
 """What the pieces between products of a block move on a GPU, plain and as one kernel each.
 
 Bytes are for each token, and width of `hidden` or of `ffn`, of 2-byte elements, as a rehearsal
-counts them of a block of Llama 3 8B (`tests/rehearsal/block_work.toml`; a test compares). A plain
+counts them of a block of Llama 3 8B (`tests/rehearsal/work/block_work.toml`; a test compares). A plain
 piece is PyTorch's operations one after the other, with what they write in fp32 in between; a kernel
 reads and writes each tensor once. With norms of heads plain ones move more, a kernel the same.
 """

@@ -13,8 +13,8 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.plan import DTYPE_BYTES, OptimizerKind, Plan, Precision
 from echelon.cost.bytes.experts.memory import balanced_memory
 from echelon.cost.seconds.flops import attention_width
-from echelon.cost.seconds.fp8 import product_dtype
 from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
+from echelon.cost.seconds.matmul import product_dtype
 from echelon.cost.seconds.numbers import (
     LayoutNumbers,
     MachineNumbers,

@@ -5,12 +5,21 @@ at a time. What is lost: rows and columns of the last tiles (tile quantisation),
 in the last wave (wave quantisation; kernels that split the depth hide half of it), and the time to
 fill a tile, which a deep product amortises: k / (k + half_depth). Below that lies the memory's
 bandwidth. Source: NVIDIA, Matrix Multiplication Background User's Guide (2023), sections 2 to 4.
+
+Where a plan multiplies 8-bit numbers, forward products and those for gradients of inputs reach the
+device's peak of fp8 if there is a kernel for tiles of 128: PyTorch has one for Hopper. Elsewhere
+what codes stand for is multiplied in the dtype of the parameters, at its rate. So are weight
+gradients everywhere.
 """
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
+from echelon.core.cluster import Cluster
+from echelon.core.plan import Precision
 from echelon.cost.seconds.numbers import MachineNumbers, Num, ceil_div
 
 HIDDEN_OF_WAVE = 0.5
@@ -25,6 +34,8 @@ MOST_FUSED = 0.85
 """The share of a device's peak that the best fused kernels of attention reach forward."""
 MOST_FUSED_BACK = 0.65
 """The same backward."""
+
+_HOPPER = re.compile(r"\bG?H(100|200|800|20)\b", re.IGNORECASE)
 
 
 def matmul_seconds(
@@ -80,3 +91,14 @@ def _shape_efficiency(machine: MachineNumbers, rows: Num, depth: Num, columns: N
     busy = busy + HIDDEN_OF_WAVE * (1.0 - busy)
     deep = depth / (depth + machine.half_depth)
     return np.maximum(filled * busy * deep, 1e-6)
+
+
+def has_fp8_kernel(cluster: Cluster) -> bool:
+    """Return whether a device multiplies 8-bit numbers in tiles: Hopper, told by its name."""
+    device = cluster.device
+    return bool(_HOPPER.search(device.name)) and device.flops("fp8") is not None
+
+
+def product_dtype(cluster: Cluster, precision: Precision) -> str:
+    """Return the dtype at whose peak the products of blocks run, weight gradients aside."""
+    return "fp8" if precision.is_fp8 and has_fp8_kernel(cluster) else precision.parameters

@@ -35,9 +35,9 @@ from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.rulebook.config import UNKNOWN_PRESET
 from echelon.core.rulebook.planner import OBJECTIVE_NEEDS_PRICE, TRAINER_RUNS_PIN, UNKNOWN_TRAINER
 from echelon.core.rules import did_you_mean
-from echelon.cost.seconds.fp8 import product_dtype
 from echelon.cost.seconds.from_plan import constants_for_precision, machine_numbers_from_cluster
 from echelon.cost.seconds.inputs import TrainerConstants
+from echelon.cost.seconds.matmul import product_dtype
 from echelon.cost.seconds.numbers import MachineNumbers
 from echelon.cost.seconds.trainer_generations import (
     FRAMEWORKS,

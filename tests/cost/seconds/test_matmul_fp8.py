@@ -9,8 +9,8 @@ import pytest
 from echelon.config.load import load_job
 from echelon.core.plan import Precision
 from echelon.cost.seconds.block import block_seconds
-from echelon.cost.seconds.fp8 import has_fp8_kernel, product_dtype
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
+from echelon.cost.seconds.matmul import has_fp8_kernel, product_dtype
 
 FP8 = Precision(parameters="bf16", matmul="fp8")
 SETS = ["precision.parameters=bf16", "batch.sequence_length=8192", "batch.global_sequences=8"]

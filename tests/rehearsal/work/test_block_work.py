@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rehearsal.block_work import CASES, counted, recorded
+from tests.rehearsal.work.block_work import CASES, counted, recorded
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_work_of_a_block_is_what_is_recorded(name: str) -> None:
-    """`python -m tests.rehearsal.block_work` records it anew."""
+    """`python -m tests.rehearsal.work.block_work` records it anew."""
     found, before = counted(name), recorded()[name]
     assert found.keys() == before.keys()
     for part, counts in found.items():

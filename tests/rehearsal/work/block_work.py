@@ -1,6 +1,6 @@
 """The work of one block, and of both ends of a model, on a GPU.
 
-``python -m tests.rehearsal.block_work`` counts it anew and writes `block_work.toml`.
+``python -m tests.rehearsal.work.block_work`` counts it anew and writes `block_work.toml`.
 
 A block is what a model of two blocks does beyond a model of one; the ends are what is left of the
 latter. Numbers are of one microbatch that is not the last to add to a gradient.
@@ -76,7 +76,7 @@ def _counts(work: Work) -> Counts:
 
 def write() -> None:
     """Count all cases and write them down."""
-    lines = ["# Work of a GPU: python -m tests.rehearsal.block_work writes this."]
+    lines = ["# Work of a GPU: python -m tests.rehearsal.work.block_work writes this."]
     for name in CASES:
         for part, counts in counted(name).items():
             lines += ["", f'["{name}"."{part}"]', *(f"{k} = {v}" for k, v in counts.items())]
