@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from echelon.cost.activations import numbers
+from echelon.cost.bytes import piece_traffic
 from echelon.parallel.kernels import piece_formulas
 from tests.parallel.buckets import matrix
 
@@ -37,7 +37,7 @@ def load_kernels(patch: pytest.MonkeyPatch, name: str) -> ModuleType:
     A sum over rows is cut into few partial sums, so that each is of several rows.
     """
     pytest.importorskip("triton")
-    patch.setattr(numbers, "MOST_PARTIAL_SUMS", 4)
+    patch.setattr(piece_traffic, "MOST_PARTIAL_SUMS", 4)
     return import_module(f"echelon.parallel.kernels.{name}_triton")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from echelon.cost.activations.numbers import MOST_PARTIAL_SUMS
+from echelon.cost.bytes.piece_traffic import MOST_PARTIAL_SUMS
 from echelon.parallel.kernels import piece_formulas
 from tests.parallel.buckets import matrix
 

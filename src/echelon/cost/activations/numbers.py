@@ -23,6 +23,7 @@ from echelon.cost.activations.attention_working import AttentionRowChunks, atten
 from echelon.cost.bytes.context.memory import AttentionSizes
 from echelon.cost.bytes.context.sent import kv_copies
 from echelon.cost.bytes.fp8 import CODE_BYTES, SCALE_BYTES
+from echelon.cost.bytes.piece_traffic import num_partial_sums
 
 Num: TypeAlias = "int | float | NDArray[Any]"
 
@@ -43,20 +44,6 @@ PRODUCT_ROWS = 256
 
 STATISTICS_BYTES = 4
 """Statistics are in at least float32."""
-
-MOST_PARTIAL_SUMS = 512
-"""Programs among which a kernel shares out the rows of a sum (`kernels/norm_triton.py`): several
-for each unit of a large GPU."""
-
-
-def rows_of_partial_sum(num_rows: Num) -> Num:
-    """Return the rows that one partial sum of a kernel is of."""
-    return elementwise_max(1, -(-num_rows // MOST_PARTIAL_SUMS))
-
-
-def num_partial_sums(num_rows: Num) -> Num:
-    """Return how many partial sums a kernel gives of so many rows."""
-    return -(-num_rows // rows_of_partial_sum(num_rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

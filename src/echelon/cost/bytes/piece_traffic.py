@@ -1,17 +1,23 @@
 """What the pieces between products of a block move on a GPU, plain and as one kernel each.
 
 Bytes are for each token, and width of `hidden` or of `ffn`, of 2-byte elements, as a rehearsal
-counts them of a block of Llama 3 8B (`tests/rehearsal/work/block_work.toml`; a test compares). A plain
-piece is PyTorch's operations one after the other, with what they write in fp32 in between; a kernel
-reads and writes each tensor once. With norms of heads plain ones move more, a kernel the same.
+counts them of a block of Llama 3 8B (`tests/rehearsal/work/block_work.toml`; a test compares). A
+plain piece is PyTorch's operations one after the other, with what they write in fp32 in between; a
+kernel reads and writes each tensor once. With norms of heads plain ones move more, a kernel the
+same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
 
 from echelon.core.plan import FusedPiece, Kernels
+
+Num: TypeAlias = "int | float | NDArray[Any]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +52,21 @@ _PRODUCTS = 5.0
 
 _GATED = 1.5
 """`inner_bytes` counts half of gate, up and their product: 0.5 (1 + 2) widths of `ffn`."""
+
+
+MOST_PARTIAL_SUMS = 512
+"""Programs among which a kernel shares out the rows of a sum (`kernels/norm_triton.py`): several
+for each unit of a large GPU."""
+
+
+def rows_of_partial_sum(num_rows: Num) -> Num:
+    """Return the rows that one partial sum of a kernel is of, one at least."""
+    return -(-num_rows // MOST_PARTIAL_SUMS) + 1 * (num_rows == 0)
+
+
+def num_partial_sums(num_rows: Num) -> Num:
+    """Return how many partial sums a kernel gives of so many rows."""
+    return -(-num_rows // rows_of_partial_sum(num_rows))
 
 
 def kernel_facts(kernels: Kernels) -> Mapping[str, float]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as fn
 
-from echelon.cost.activations.numbers import num_partial_sums, rows_of_partial_sum
+from echelon.cost.bytes.piece_traffic import num_partial_sums, rows_of_partial_sum
 from echelon.models.precision import at_least_fp32
 
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

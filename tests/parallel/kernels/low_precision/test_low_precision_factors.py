@@ -11,6 +11,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+
+from echelon.models.operations import Operations
+from echelon.parallel.expert.feed_forward import weighted_swiglu
+from echelon.parallel.kernels.matmul import matmul
+from echelon.proof.claims.factor_fit import fit_part
+from echelon.training.optimizer.adamw import AdamW
+from echelon.training.optimizer.trained_ranges import FusedOperands
 from tests.parallel.kernels.low_precision.test_low_precision import (
     CASES,
     NARROW,
@@ -20,13 +27,6 @@ from tests.parallel.kernels.low_precision.test_low_precision import (
     outcome,
     values,
 )
-
-from echelon.models.operations import Operations
-from echelon.parallel.expert.feed_forward import weighted_swiglu
-from echelon.parallel.kernels.matmul import matmul
-from echelon.proof.claims.factor_fit import fit_part
-from echelon.training.optimizer.adamw import AdamW
-from echelon.training.optimizer.trained_ranges import FusedOperands
 from tests.parallel.layouts import ADAMW
 
 DTYPES = pytest.mark.parametrize("dtype", NARROW.values(), ids=NARROW)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.parallel.kernels.low_precision.test_low_precision import NARROW, ROUNDOFF, values
 from torch import nn
 
 from echelon.models.moe import Expert
@@ -23,6 +22,7 @@ from echelon.parallel.tensor import TensorSplit
 from echelon.proof.claims.factor_fit import fit_part
 from echelon.training.optimizer.muon import newton_schulz
 from tests.parallel.buckets import alone, store_of
+from tests.parallel.kernels.low_precision.test_low_precision import NARROW, ROUNDOFF, values
 from tests.parallel.recorded_gradients import RecordedGradients
 
 DTYPES = pytest.mark.parametrize("dtype", NARROW.values(), ids=NARROW)
