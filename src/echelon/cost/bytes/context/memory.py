@@ -153,10 +153,13 @@ class AttentionSizes:
     def capped(self) -> bool:
         """Return whether the plain kernel runs, which holds scores: fused ones cap none.
 
-        Those of a GPU take no float64, and heads of certain widths only.
+        Those of a GPU take no float64, no window in float16, and heads of certain widths only.
         """
-        odd = self.element_bytes > LEAST_WIDE_BYTES or self.plan.model.head_dim % HEAD_DIM_MULTIPLE
-        return self.plan.model.soft_cap is not None or (self.on_gpu and bool(odd))
+        model = self.plan.model
+        odd = self.element_bytes > LEAST_WIDE_BYTES or model.head_dim % HEAD_DIM_MULTIPLE
+        half = self.plan.mathematics.precision.parameters == "fp16"
+        window = half and model.window is not None
+        return model.soft_cap is not None or (self.on_gpu and (bool(odd) or window))
 
     @property
     def on_gpu(self) -> bool:
