@@ -20,7 +20,11 @@ from numpy.typing import NDArray
 
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.activations.attention_working import AttentionRowChunks, attention_working_bytes
-from echelon.cost.bytes.context.memory import AttentionSizes
+from echelon.cost.bytes.context.kernels import (
+    efficient_kernel_runs,
+    on_gpu,
+    plain_kernel_runs,
+)
 from echelon.cost.bytes.context.sent import kv_copies
 
 Num: TypeAlias = "int | float | NDArray[Any]"
@@ -247,8 +251,8 @@ class ActivationNumbers:
         size = DTYPE_BYTES[precision.parameters]
         heads, kv_heads = model.heads // tp, model.kv_heads // tp
         degree = plan.layout.context.ulysses_degree
-        on_gpu = plan.cluster.backend == "nccl"
-        adds_wider = on_gpu and size < STATISTICS_BYTES and precision.gradients == "fp32"
+        gpu = on_gpu(plan)
+        adds_wider = gpu and size < STATISTICS_BYTES and precision.gradients == "fp32"
         forward, first, run, rest = attention_working_bytes(plan, cp_rank, pieces)
         return cls(
             tokens=tokens,
@@ -275,7 +279,7 @@ class ActivationNumbers:
             ring=int(plan.placement.ring_degree > 1),
             exchanged=int(degree > 1),
             copies=kv_copies(heads, kv_heads, degree),
-            transposed=int(_by_head(plan, cp_rank)),
+            transposed=int(_by_head(plan)),
             attend_forward=forward,
             attend_first=first,
             attend_run=run,
@@ -283,22 +287,23 @@ class ActivationNumbers:
             matmul_size=size,
             mixed=int(precision.gradients != precision.parameters),
             widens=int(not adds_wider),
-            chunk_elements=GPU_CHUNK_ELEMENTS if on_gpu else CACHE_ELEMENTS,
-            fused_loss=int(on_gpu and size <= STATISTICS_BYTES),
+            chunk_elements=GPU_CHUNK_ELEMENTS if gpu else CACHE_ELEMENTS,
+            fused_loss=int(gpu and size <= STATISTICS_BYTES),
         )
 
 
-def _by_head(plan: Plan, cp_rank: int) -> bool:
+def _by_head(plan: Plan) -> bool:
     """Return whether attention gives its output head by head, or sequence by sequence.
 
     Where that is merged from pieces of which the first has not all queries it is added up in the
     order of positions.
     """
-    sizes = AttentionSizes.from_plan(plan, cp_rank)
-    if not sizes.on_gpu:
-        return sizes.capped
-    pieces = plan.layout.context.record.gathers_keys and sizes.places > 1
-    return (sizes.capped or (sizes.efficient and sizes.sequences > 1)) and not pieces
+    capped = plain_kernel_runs(plan)
+    if not on_gpu(plan):
+        return capped
+    pieces = plan.layout.context.record.gathers_keys and plan.placement.ring_degree > 1
+    several = plan.layout.microbatch_sequences > 1
+    return (capped or (efficient_kernel_runs(plan) and several)) and not pieces
 
 
 def saved_tensors(operator: str, *rows: tuple[str, Num, str]) -> tuple[SavedTensor, ...]:
