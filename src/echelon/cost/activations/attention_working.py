@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from echelon.core.plan import Plan
+from echelon.cost.bytes.context.kernels import efficient_kernel_runs
 from echelon.cost.bytes.context.memory import (
     EDGE_BYTES,
     MAX_SCORES,
@@ -110,7 +111,7 @@ class _Heads:
 
     def repeated(self, piece: RowChunkSizes) -> int:
         """Return the elements of keys and values that are repeated, for every query head one."""
-        if not self.sizes.efficient or self.queries == self.keys:
+        if not efficient_kernel_runs(self.sizes.plan) or self.queries == self.keys:
             return 0
         return 2 * piece.keys * piece.sequences * self.queries * self.width
 
@@ -234,7 +235,13 @@ def _call(heads: _Heads, piece: RowChunkSizes) -> int:
     gradients = heads.gradients(piece)
     if not sizes.capped:
         s, repeated = sizes.element_bytes, heads.repeated(piece)
-        lse = piece.queries * piece.sequences * heads.queries * sizes.wide * sizes.efficient
+        lse = (
+            piece.queries
+            * piece.sequences
+            * heads.queries
+            * sizes.wide
+            * efficient_kernel_runs(sizes.plan)
+        )
         if not repeated:
             return max(made, used + gradients * s + lse)
         # Those of repeated heads are added up in at least float32, one after the other.

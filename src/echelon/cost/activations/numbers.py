@@ -20,7 +20,11 @@ from numpy.typing import NDArray
 
 from echelon.core.plan import DTYPE_BYTES, FusedPiece, Plan
 from echelon.cost.activations.attention_working import AttentionRowChunks, attention_working_bytes
-from echelon.cost.bytes.context.memory import AttentionSizes
+from echelon.cost.bytes.context.kernels import (
+    efficient_kernel_runs,
+    on_gpu,
+    plain_kernel_runs,
+)
 from echelon.cost.bytes.context.sent import kv_copies
 from echelon.cost.bytes.fp8 import CODE_BYTES, SCALE_BYTES
 from echelon.cost.bytes.piece_traffic import num_partial_sums
@@ -303,8 +307,8 @@ class ActivationNumbers:
         size = DTYPE_BYTES[precision.parameters]
         heads, kv_heads = model.heads // tp, model.kv_heads // tp
         degree = plan.layout.context.ulysses_degree
-        on_gpu = plan.cluster.backend == "nccl"
-        adds_wider = on_gpu and size < STATISTICS_BYTES and precision.gradients == "fp32"
+        gpu = on_gpu(plan)
+        adds_wider = gpu and size < STATISTICS_BYTES and precision.gradients == "fp32"
         forward, first, run, rest = attention_working_bytes(plan, cp_rank, pieces)
         return cls(
             tokens=tokens,
@@ -333,7 +337,7 @@ class ActivationNumbers:
             ring=int(plan.placement.ring_degree > 1),
             exchanged=int(degree > 1),
             copies=kv_copies(heads, kv_heads, degree),
-            transposed=int(_by_head(plan, cp_rank)),
+            transposed=int(_by_head(plan)),
             attend_forward=forward,
             attend_first=first,
             attend_run=run,
@@ -342,7 +346,7 @@ class ActivationNumbers:
             fp8_block=precision.fp8_block if precision.is_fp8 else 0,
             mixed=int(precision.gradients != precision.parameters),
             widens=int(not adds_wider),
-            chunk_elements=GPU_CHUNK_ELEMENTS if on_gpu else CACHE_ELEMENTS,
+            chunk_elements=GPU_CHUNK_ELEMENTS if gpu else CACHE_ELEMENTS,
             fused_norm=_fused(plan, "norm"),
             fused_rotary=_fused(plan, "rotary") * (_fused(plan, "norm") or not model.qk_norm),
             fused_swiglu=_fused(plan, "swiglu"),
@@ -352,17 +356,18 @@ class ActivationNumbers:
         )
 
 
-def _by_head(plan: Plan, cp_rank: int) -> bool:
+def _by_head(plan: Plan) -> bool:
     """Return whether attention gives its output head by head, or sequence by sequence.
 
     Where that is merged from pieces of which the first has not all queries it is added up in the
     order of positions.
     """
-    sizes = AttentionSizes.from_plan(plan, cp_rank)
-    if not sizes.on_gpu:
-        return sizes.capped
-    pieces = plan.layout.context.record.gathers_keys and sizes.places > 1
-    return (sizes.capped or (sizes.efficient and sizes.sequences > 1)) and not pieces
+    capped = plain_kernel_runs(plan)
+    if not on_gpu(plan):
+        return capped
+    pieces = plan.layout.context.record.gathers_keys and plan.placement.ring_degree > 1
+    several = plan.layout.microbatch_sequences > 1
+    return (capped or (efficient_kernel_runs(plan) and several)) and not pieces
 
 
 def _fused(plan: Plan, piece: FusedPiece) -> int:

@@ -16,6 +16,10 @@ ROUNDS = 2
 LEAST_MICROBATCHES = 3
 """Microbatches of a step of few rounds, where the whole step has as many."""
 
+LEAST_WALKED = 8
+"""Microbatches that are walked of a pipeline at least: of two ranks two rounds are too few for the
+messages that are there together."""
+
 
 def with_few_microbatches(plan: Plan) -> Plan:
     """Return a plan whose steps have two rounds of its pipeline, where they have more.
@@ -36,10 +40,14 @@ def with_as_full_ranks(plan: Plan) -> Plan:
 
     Schedules that run all microbatches forward first hold more of them in a longer step.
     """
-    few = with_few_microbatches(plan)
+    if plan.layout.pipeline.rows:
+        return plan
+    period = _period(plan)
+    rounds = ROUNDS if plan.mesh.pp == 1 else max(ROUNDS, -(-LEAST_WALKED // period))
+    few = _with_microbatches(plan, plan.num_microbatches % period + rounds * period)
     if few is plan:
         return plan
-    more = _with_microbatches(plan, few.num_microbatches + _period(plan))
+    more = _with_microbatches(plan, few.num_microbatches + period)
     alike = [most_in_flight(schedule_from_plan(one)) for one in (few, more)]
     return few if alike[0] == alike[1] else plan
 

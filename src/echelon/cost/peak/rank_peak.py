@@ -45,7 +45,15 @@ STATE: Mapping[str, str] = {
 }
 """The term of each kind of model state."""
 
-TERMS = ("parameters", "gradients", "optimizer", "gathered", "activations", "messages", "buffers")
+TERMS: tuple[str, ...] = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "gathered",
+    "activations",
+    "messages",
+    "buffers",
+)
 """The terms of a peak."""
 
 

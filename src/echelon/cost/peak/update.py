@@ -18,8 +18,11 @@ UPDATE_ELEMENTS = 1 << 24
 WIDE_BYTES = 4
 """Squares of a norm are added in at least float32."""
 
-MUON_BUCKETS, MUON_RESULTS = 4, 2
-"""Buckets of Muon whose pieces travel, and whose results do (`models/piece_sizes.py`)."""
+MUON_BUCKETS = 4
+"""Buckets of Muon whose pieces travel at a time (`models/piece_sizes.py`)."""
+
+MUON_RESULTS = 2
+"""Buckets of Muon whose results travel at a time (the same file)."""
 
 Messages = tuple[int, int, int, int]
 """Elements of pieces that leave and come, and of results that leave and come."""

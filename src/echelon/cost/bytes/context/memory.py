@@ -32,6 +32,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.bytes.context.kernels import plain_kernel_runs
 from echelon.cost.bytes.context.sent import (
     gathers_whole,
     kv_copies,
@@ -49,10 +50,6 @@ LSE_COPIES = 4
 """Log-sum-exps that a merge holds at a time: of the piece, their sum, and two on the way to it."""
 
 POSITION_BYTES = 8
-
-HEAD_DIM_MULTIPLE = 8
-FLASH_MAX_HEAD_DIM = 256
-"""What fused kernels of a GPU take (`models/attention/fused.py`)."""
 
 SCORE_COLUMNS = 1024  # keys
 MAX_SCORES = 2**22  # elements
@@ -151,26 +148,8 @@ class AttentionSizes:
 
     @property
     def capped(self) -> bool:
-        """Return whether the plain kernel runs, which holds scores: fused ones cap none.
-
-        Those of a GPU take no float64, and heads of certain widths only.
-        """
-        odd = self.element_bytes > LEAST_WIDE_BYTES or self.plan.model.head_dim % HEAD_DIM_MULTIPLE
-        return self.plan.model.soft_cap is not None or (self.on_gpu and bool(odd))
-
-    @property
-    def on_gpu(self) -> bool:
-        """Return whether kernels are those of a GPU."""
-        return self.plan.cluster.backend == "nccl"
-
-    @property
-    def efficient(self) -> bool:
-        """Return whether a GPU's memory-efficient kernel runs, which repeats key heads.
-
-        The other one, flash attention, takes 16-bit elements and heads that are not too wide.
-        """
-        flash = self.is_low_precision and self.plan.model.head_dim <= FLASH_MAX_HEAD_DIM
-        return self.on_gpu and not self.capped and not flash
+        """Return whether the plain kernel runs, which holds scores."""
+        return plain_kernel_runs(self.plan)
 
     def narrow_term(self, name: str, elements: int, formula: str) -> HeldTerm:
         """Return a term of elements; `formula` is that of their number."""
