@@ -44,7 +44,7 @@ def test_norm_with_and_without_a_sum(
     else:
         assert torch.equal(total, x + y)
     for got, right in zip(
-        (normed, inverse), piece_formulas.norm(*exact((total, weight)), EPS), strict=True
+        (normed, inverse), piece_formulas.norm(exact(total), exact(weight), EPS), strict=True
     ):
         assert_rounded_once(got, right)
 

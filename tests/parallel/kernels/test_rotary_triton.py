@@ -39,6 +39,11 @@ def tables(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tens
     return cos.to(DEVICE), sin.to(DEVICE)
 
 
+def pair(width: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weights of norms of queries and keys."""
+    return given(width, dtype=dtype, seed=6), given(width, dtype=dtype, seed=7)
+
+
 HEADS = [(4, 2), (3, 1), (5, 5)]
 
 
@@ -48,7 +53,7 @@ HEADS = [(4, 2), (3, 1), (5, 5)]
 def test_heads(
     kernels: ModuleType, dtype: torch.dtype, heads: tuple[int, int], normed: bool
 ) -> None:
-    weights = tuple(given(NANO.head_dim, dtype=dtype, seed=seed) for seed in (5, 6))
+    weights = pair(NANO.head_dim, dtype)
     # Values lie behind queries and keys, so that tokens are further apart.
     qk = projections(heads, dtype, heads[1])[:, :, : sum(heads)]
     rest = (heads[0], tables(), weights if normed else None, EPS)
@@ -74,7 +79,7 @@ def test_heads_backward(
     dq = given(2, num_q, 3, width, dtype=dtype, seed=2).permute(2, 0, 1, 3)
     dk, dv = (given(3, 2, num_k, width, dtype=dtype, seed=seed) for seed in (3, 4))
     x = projections(heads, dtype, num_k)[:, :, : num_q + num_k]
-    weights = tuple(given(width, dtype=dtype, seed=seed) for seed in (5, 6))
+    weights = pair(width, dtype)
     inverse = piece_formulas.heads(x, num_q, tables(), weights, EPS)[2]
     compare(
         kernels.heads_backward,
@@ -91,10 +96,10 @@ def test_partial_sums_of_heads_are_of_several_tokens(kernels: ModuleType) -> Non
     dq, dk, dv = (given(num_tokens, 1, 1, width, dtype=torch.float32, seed=s) for s in (1, 2, 3))
     x = given(num_tokens, 1, 2, width, dtype=torch.float32, seed=4)
     angles = given(num_tokens, 1, dtype=torch.float32, seed=5)
-    pair = (angles.cos(), angles.sin())
-    weights = tuple(given(width, dtype=torch.float32, seed=seed) for seed in (6, 7))
-    inverse = piece_formulas.heads(x, 1, pair, weights, EPS)[2]
-    args = ((dq, dk, dv), pair, (x, inverse, *weights))
+    turns = (angles.cos(), angles.sin())
+    weights = pair(width, torch.float32)
+    inverse = piece_formulas.heads(x, 1, turns, weights, EPS)[2]
+    args = ((dq, dk, dv), turns, (x, inverse, *weights))
     got, sums = kernels.heads_backward(*args)
     right, right_sums = piece_formulas.heads_backward(*exact(args), whole=False)
     assert len(sums) == 3

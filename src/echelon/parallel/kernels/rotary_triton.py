@@ -10,6 +10,9 @@ Transformers", 2020 (norms of heads); Hsu et al., "Liger Kernel", 2024.
 Shape suffixes: T positions, B sequences, H query and K key/value heads, h = 2 E their width.
 """
 
+# Triton reads what a parameter is annotated with, in a module that no type checker sees.
+# pyright: reportInvalidTypeForm=false
+
 from __future__ import annotations
 
 from importlib import import_module
@@ -75,7 +78,7 @@ def heads_kernel(
     is_q = head < num_q
     of_pair = pair < half
     inside = (head < num_q + num_k)[:, None] & of_pair[None, :]
-    wide: tl.constexpr = cos_TE.dtype.element_ty
+    wide = cos_TE.dtype.element_ty
     cos = tl.load(cos_TE + position * half + pair, mask=of_pair, other=0.0)[None, :]
     sin = tl.load(sin_TE + position * half + pair, mask=of_pair, other=0.0)[None, :] * direction
     source = qk + position * stride_t + sequence * stride_b
@@ -141,7 +144,7 @@ def heads_backward_kernel(
 ) -> None:
     program, pair = tl.program_id(0).to(tl.int64), tl.arange(0, HALF)
     of_pair = pair < half
-    wide: tl.constexpr = cos_TE.dtype.element_ty
+    wide = cos_TE.dtype.element_ty
     both, all_heads = num_q + num_k, num_q + 2 * num_k
     q_first, q_second = tl.zeros([HALF], dtype=wide), tl.zeros([HALF], dtype=wide)
     k_first, k_second = tl.zeros([HALF], dtype=wide), tl.zeros([HALF], dtype=wide)

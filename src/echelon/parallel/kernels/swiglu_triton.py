@@ -8,6 +8,9 @@ Source: Shazeer, "GLU Variants Improve Transformer", 2020; Hsu et al., "Liger Ke
 Shape suffixes: R rows, F inner width; gate and up lie side by side, [R, 2 F].
 """
 
+# Triton reads what a parameter is annotated with, in a module that no type checker sees.
+# pyright: reportInvalidTypeForm=false
+
 from __future__ import annotations
 
 from importlib import import_module
