@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -30,6 +31,7 @@ _LARGEST_EXPONENT = 9
 """448, the largest e4m3 number, is 0.875 x 2^9."""
 _LEAST_POWER, _MOST_POWER = -126, 127
 """Powers of two that float32 has with all their digits, and so have their inverses."""
+_SCALED_MM: Any = getattr(torch, "_scaled_mm", None)
 _KERNEL_BLOCK = 128
 _HOPPER = (9, 0)
 
@@ -166,6 +168,6 @@ def _scaled_product(
         codes, scales = codes.t().contiguous(), scales.t().contiguous()
     x_scales = x_NI.scales.t().contiguous().t()
     made = torch.bfloat16 if dtype != torch.float32 else dtype
-    return torch._scaled_mm(
+    return _SCALED_MM(
         x_NI.codes, codes.t(), x_scales, scales.t(), out_dtype=made, use_fast_accum=False
     ).to(dtype)

@@ -142,7 +142,8 @@ def multiply_in_fp8(model: Decoder, precision: Precision, rounding: Fp8Rounding)
         return
     for name, module in model.named_modules():
         if isinstance(module, EmptyLinear) and name.rpartition(".")[2] not in WHOLE:
-            module.forward = _Layer(module, precision.fp8_block, rounding)
+            forward: Any = _Layer(module, precision.fp8_block, rounding)
+            module.forward = forward
 
 
 class _Layer:
