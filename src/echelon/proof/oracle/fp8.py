@@ -31,10 +31,11 @@ from echelon.models.decoder import Decoder
 from echelon.models.modules import EmptyLinear
 from echelon.models.precision import widened
 
-LARGEST = 448.0
-_LEAST_EXPONENT = -6
+LARGEST = 448.0  # number of e4m3
+_LEAST_EXPONENT = -6  # of two
 _DIGITS = 3  # bits after the first
-_LEAST_SCALE, _MOST_SCALE = 2.0**-126, 2.0**127
+_LEAST_SCALE = 2.0**-126  # of a tile
+_MOST_SCALE = 2.0**127  # of a tile
 WHOLE = ("q_down", "kv_down")
 """Layers that lead down to the narrow vectors of latent attention multiply as ever."""
 
