@@ -134,7 +134,8 @@ def multiply_in_fp8(decoder: nn.Module, block: int) -> None:
     """Let the layers of a whole decoder give what ranks make of their input; no gradients."""
     for name, module in decoder.named_modules():
         if isinstance(module, EmptyLinear) and name.rpartition(".")[2] not in _NARROW:
-            module.forward = partial(_forward, module, block)
+            forward: Any = partial(_forward, module, block)
+            module.forward = forward
 
 
 def _forward(linear: EmptyLinear, block: int, x: torch.Tensor) -> torch.Tensor:

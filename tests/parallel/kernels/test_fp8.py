@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,10 +171,11 @@ def test_a_product_is_that_of_what_codes_stand_for(dtype: torch.dtype, transpose
 
 @pytest.mark.skipif(not hasattr(torch, "_scaled_mm"), reason="PyTorch has no product of codes")
 def test_pytorch_multiplies_codes_alike() -> None:
+    scaled_mm: Any = getattr(torch, "_scaled_mm")  # noqa: B009
     x, weight = quantised_rows(torch.randn(16, 32), 32), quantised_weight(torch.randn(32, 32), 32)
     for row in range(16):
         alone = x.rows(slice(row, row + 1))
-        made = torch._scaled_mm(
+        made = scaled_mm(
             alone.codes.expand(16, -1).contiguous(),
             weight.codes.t(),
             alone.scales[0, 0],

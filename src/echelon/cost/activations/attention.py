@@ -102,7 +102,7 @@ def _core_saved(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
     local, kept = 1 - elementwise_max(x.ring, x.exchanged), queries_are_copied(x)
     copied = x.keys * x.copies
     # A copy for the next layer, which keeps that, or 8-bit numbers in its place.
-    by_position = elementwise_max(x.exchanged, x.transposed) * x.queries * (not x.fp8_block)
+    by_position = elementwise_max(x.exchanged, x.transposed) * x.queries * (1 - x.in_fp8)
     exchanged = x.exchanged * (x.queries + 2 * copied)
     return saved_tensors(
         ATTENTION,

@@ -166,7 +166,7 @@ def _router_saved(x: ActivationNumbers, e: ExpertNumbers) -> tuple[SavedTensor, 
     one = e.routed * x.statistics_bytes
     return saved_tensors(
         ROUTER,
-        ("mlp input", x.stream if x.fp8_block else x.matmul_stream, "n D s"),
+        ("mlp input", x.in_fp8 * x.stream + (1 - x.in_fp8) * x.matmul_stream, "n D s"),
         ("scores", scores, "r E w"),
         ("choices", e.routed * e.top_k * INDEX_BYTES, "r k 8"),
         ("gates and their sum", e.renormalised * (e.top_k + 1) * one, "r (k + 1) w"),
@@ -190,9 +190,8 @@ def _experts_saved(x: ActivationNumbers, e: ExpertNumbers) -> tuple[SavedTensor,
 
 def _rows_kept(x: ActivationNumbers, e: ExpertNumbers) -> Num:
     """Return the bytes of rows that arrived, as experts keep them."""
-    if x.fp8_block:
-        return x.product_bytes(e.here * x.hidden)
-    return (e.here + e.spare) * x.hidden * x.size
+    whole = (e.here + e.spare) * x.hidden * x.size
+    return x.copied_bytes(e.here * x.hidden) + (1 - x.in_fp8) * whole
 
 
 def _shared_saved(x: ActivationNumbers, e: ExpertNumbers) -> tuple[SavedTensor, ...]:

@@ -71,7 +71,7 @@ def latent_operators(x: ActivationNumbers, latent: LatentAttention) -> tuple[Ope
     attention = attention_core_operator(replace(x, rope=1), branch, raw + 3 * x.queries, own)
     padded = saved_tensors(ATTENTION, ("values", (1 - sent) * x.queries, "N H h s"))
     values = x.tokens * x.heads * latent.value_dim
-    kept = x.product_bytes(values) if x.fp8_block else own
+    kept = x.copied_bytes(values) + (1 - x.in_fp8) * own
     cut_out = saved_tensors("o", ("output without padding", kept, "N H v s"))
     # Keys are of the width of queries, and values are in memory of their own.
     by_position = tuple(

@@ -59,16 +59,15 @@ class ResidualBranch:
     def row_layer_bytes(self, x: ActivationNumbers) -> Num:
         """Return what the weight gradient of the row layer keeps, where that is put off."""
         kept = self.inner + elementwise_max(x.scattered, x.dropout) * x.whole
-        if x.fp8_block:
-            kept = _kept_bytes(x, self.inner) + x.product_bytes(x.tokens * x.hidden)
+        narrow = _kept_bytes(x, self.inner) + x.product_bytes(x.tokens * x.hidden)
+        kept = (1 - x.in_fp8) * kept + x.in_fp8 * narrow
         return (1 - self.flushed) * x.shared * kept
 
     def column_layer_bytes(self, x: ActivationNumbers) -> Num:
         """Return what the weight gradients of the column layer keep after it."""
-        if x.fp8_block:
-            rows = x.product_bytes((x.tokens + x.rows) * x.hidden)
-            return x.scattered * (_kept_bytes(x, self.column) + rows)
-        return x.scattered * (self.column + x.whole + x.stream)
+        narrow = _kept_bytes(x, self.column) + x.product_bytes((x.tokens + x.rows) * x.hidden)
+        wide = self.column + x.whole + x.stream
+        return x.scattered * (x.in_fp8 * narrow + (1 - x.in_fp8) * wide)
 
     def around(
         self, x: ActivationNumbers, operator: OperatorMemory, late: Num | None = None
@@ -87,7 +86,8 @@ class ResidualBranch:
 
 def _kept_bytes(x: ActivationNumbers, size: Num) -> Num:
     """Return what a layer keeps of numbers that take so many bytes in the dtype of parameters."""
-    return x.product_bytes(size // x.size) if x.fp8_block else size
+    narrow = x.product_bytes(size // elementwise_max(x.size, 1))
+    return x.in_fp8 * narrow + (1 - x.in_fp8) * size
 
 
 def norm_saved(x: ActivationNumbers, name: str) -> tuple[SavedTensor, ...]:

@@ -144,7 +144,7 @@ class ActivationNumbers:
     """Bytes w of a statistic."""
     matmul_size: Num
     """Bytes of an element of what a matrix product keeps (1 in fp8)."""
-    fp8_block: int = 0
+    fp8_block: Num = 0
     """Numbers that share a scale where our own layers keep 8-bit numbers; 0 where they do not."""
     tp: Num = 1
     """Degree of tensor parallelism."""
@@ -220,13 +220,18 @@ class ActivationNumbers:
 
     def product_bytes(self, numbers: Num) -> Num:
         """Return the bytes of so many numbers as one of our layers of a block keeps them."""
-        if self.fp8_block:
-            return numbers * CODE_BYTES + numbers // self.fp8_block * SCALE_BYTES
-        return numbers * self.matmul_size
+        scales = numbers // elementwise_max(self.fp8_block, 1) * SCALE_BYTES
+        narrow, wide = numbers * CODE_BYTES + scales, numbers * self.matmul_size
+        return self.in_fp8 * narrow + (1 - self.in_fp8) * wide
 
     def copied_bytes(self, numbers: Num) -> Num:
         """Return what a layer keeps beside an input of so many numbers that another keeps, too."""
-        return self.product_bytes(numbers) if self.fp8_block else 0 * numbers
+        return self.in_fp8 * self.product_bytes(numbers)
+
+    @property
+    def in_fp8(self) -> Num:
+        """Return whether our layers keep 8-bit numbers."""
+        return is_positive(self.fp8_block)
 
     @property
     def whole(self) -> Num:

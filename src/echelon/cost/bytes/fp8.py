@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from echelon.core.plan import Precision
 
-CODE_BYTES, SCALE_BYTES = 1, 4
+CODE_BYTES = 1
+SCALE_BYTES = 4
 
 
 def fp8_scale_bytes(numbers: int, precision: Precision) -> int:

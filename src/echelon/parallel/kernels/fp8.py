@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -25,13 +26,13 @@ from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import at_least_fp32
 
 E4M3 = torch.float8_e4m3fn
-_LARGEST_MANTISSA = 0.875
-_LARGEST_EXPONENT = 9
-"""448, the largest e4m3 number, is 0.875 x 2^9."""
-_LEAST_POWER, _MOST_POWER = -126, 127
-"""Powers of two that float32 has with all their digits, and so have their inverses."""
-_KERNEL_BLOCK = 128
-_HOPPER = (9, 0)
+_LARGEST_MANTISSA = 0.875  # of 448, the largest e4m3 number
+_LARGEST_EXPONENT = 9  # of the same: it is 0.875 x 2^9
+_LEAST_POWER = -126  # of two that float32 has with all its digits, as it has the inverse
+_MOST_POWER = 127  # of two in float32
+_SCALED_MM: Any = getattr(torch, "_scaled_mm", None)
+_KERNEL_BLOCK = 128  # numbers that share a scale
+_HOPPER = (9, 0)  # compute capability
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +167,6 @@ def _scaled_product(
         codes, scales = codes.t().contiguous(), scales.t().contiguous()
     x_scales = x_NI.scales.t().contiguous().t()
     made = torch.bfloat16 if dtype != torch.float32 else dtype
-    return torch._scaled_mm(
+    return _SCALED_MM(
         x_NI.codes, codes.t(), x_scales, scales.t(), out_dtype=made, use_fast_accum=False
     ).to(dtype)

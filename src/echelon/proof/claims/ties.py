@@ -11,7 +11,6 @@ tie explains stays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from echelon.proof.claims.checks import Evidence
@@ -23,10 +22,10 @@ MOST_TIES = 16
 """Ties that are decided at most, and four times as many are tried for each: a plan with more is
 judged by what has been found."""
 
-Judged = tuple[Evidence, Sequence[ClaimResult]]
+Claims = tuple[ClaimResult, ...]
 
 
-def with_fp8_ties_of_ranks(evidence: Evidence, results: Sequence[ClaimResult]) -> Judged:
+def with_fp8_ties_of_ranks(evidence: Evidence, results: Claims) -> tuple[Evidence, Claims]:
     """Return the evidence of a plan in float64 with ties decided as its ranks did, and claims."""
     flipped: frozenset[Tie] = frozenset()
     for _ in range(MOST_TIES):
@@ -56,7 +55,7 @@ def _oracle(evidence: Evidence, notes: TieNotes) -> tuple[OracleStep, ...]:
     return run_oracle(evidence.reference_plan, len(evidence.oracle), forced=forced, ties=notes)
 
 
-def _is_better(now: Sequence[ClaimResult], before: Sequence[ClaimResult]) -> bool:
+def _is_better(now: Claims, before: Claims) -> bool:
     """Return whether the first difference has gone, or is less than half as large."""
     first, other = first_failure(before), first_failure(now)
     assert first is not None, "something is off"
@@ -66,7 +65,7 @@ def _is_better(now: Sequence[ClaimResult], before: Sequence[ClaimResult]) -> boo
     return found > was or (found == was and other[1].error < first[1].error / 2)
 
 
-def _place(results: Sequence[ClaimResult]) -> tuple[int, int, int]:
+def _place(results: Claims) -> tuple[int, int, int]:
     """Return where the first difference is: its step, its claim, and its place in the model."""
     return min(
         (failure.step, order, failure.position)

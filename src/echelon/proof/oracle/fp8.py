@@ -31,10 +31,11 @@ from echelon.models.decoder import Decoder
 from echelon.models.modules import EmptyLinear
 from echelon.models.precision import widened
 
-LARGEST = 448.0
-_LEAST_EXPONENT = -6
+LARGEST = 448.0  # number of e4m3
+_LEAST_EXPONENT = -6  # of two
 _DIGITS = 3  # bits after the first
-_LEAST_SCALE, _MOST_SCALE = 2.0**-126, 2.0**127
+_LEAST_SCALE = 2.0**-126  # of a tile
+_MOST_SCALE = 2.0**127  # of a tile
 WHOLE = ("q_down", "kv_down")
 """Layers that lead down to the narrow vectors of latent attention multiply as ever."""
 
@@ -142,7 +143,8 @@ def multiply_in_fp8(model: Decoder, precision: Precision, rounding: Fp8Rounding)
         return
     for name, module in model.named_modules():
         if isinstance(module, EmptyLinear) and name.rpartition(".")[2] not in WHOLE:
-            module.forward = _Layer(module, precision.fp8_block, rounding)
+            forward: Any = _Layer(module, precision.fp8_block, rounding)
+            module.forward = forward
 
 
 class _Layer:
