@@ -75,8 +75,9 @@ walk-clusters: $(VENV)/installed-dev ## compare the smallest cluster that fits w
 walk-devices: $(VENV)/installed-dev ## plan 100 random runs on fewer and on more devices: more are never slower (minutes)
 	$(BIN)/python -m tests.planner.recommend.monotone_walk 100
 
-walk-rehearsals: $(VENV)/installed-dev ## rehearse every preset, 300 random plans of up to 16 ranks, and 200 of up to 1,024, under NCCL's rules (hours)
-	$(BIN)/python -m tests.rehearsal.presets.preset_walk --results runs/preset-rehearsals.jsonl
+walk-rehearsals: $(VENV)/installed-dev ## rehearse every preset and 500 random plans under NCCL's rules, and execute 300 small ones beside (hours)
+	$(BIN)/python -m tests.rehearsal.walks.preset_walk --results runs/preset-rehearsals.jsonl
+	$(BIN)/python -m tests.rehearsal.walks.executed_walk --plans 300 --results runs/executed-rehearsals.jsonl
 	$(BIN)/python -m echelon.rehearsal.random_walk --plans 300 --ranks 16 --results runs/rehearsals.jsonl
 	$(BIN)/python -m echelon.rehearsal.random_walk --plans 200 --ranks 1024 --results runs/rehearsals.jsonl
 

@@ -1,4 +1,4 @@
-"""Every preset, rehearsed: `python -m tests.rehearsal.presets.preset_walk [NAME ...]`.
+"""Every preset, rehearsed: `python -m tests.rehearsal.walks.preset_walk [NAME ...]`.
 
 A run preset is rehearsed as it is. Of a model preset it is what `echelon plan` recommends on the
 first of some clusters of H100 that it fits, or on the one of a published run (`PUBLISHED`). Each

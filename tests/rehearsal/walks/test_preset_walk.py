@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from echelon.config.presets import preset_names
-from tests.rehearsal.presets.preset_walk import PUBLISHED, main, names, plan_of, rehearse_preset
+from tests.rehearsal.walks.preset_walk import PUBLISHED, main, names, plan_of, rehearse_preset
 
 
 def test_all_presets_are_walked_and_those_of_published_runs_come_last() -> None:
@@ -35,6 +35,6 @@ def test_what_the_results_have_is_not_done_again(
     assert main(arguments) == 0
     first = capsys.readouterr().out.splitlines()[1]
     assert first.startswith("nano ")
-    monkeypatch.setattr("tests.rehearsal.presets.preset_walk.rehearse_preset", None)
+    monkeypatch.setattr("tests.rehearsal.walks.preset_walk.rehearse_preset", None)
     assert main(arguments) == 0
     assert capsys.readouterr().out.splitlines()[1] == first

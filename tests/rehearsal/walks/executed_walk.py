@@ -1,0 +1,119 @@
+"""Random plans, rehearsed and executed: `python -m tests.rehearsal.walks.executed_walk`.
+
+Each is drawn as `echelon.proof.matrix.random_plans` draws it, shrunk as a proof shrinks it, and run
+for two steps on Gloo ranks. What each communicator of each rank is given there, from the start of
+the run, must be what a rehearsal says: the same operations, of the same kind, members, bytes and
+dtype, in the same order. With `--results` (JSON lines) the walk goes on where it stopped. Exit 1
+where a plan differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from echelon.config.load import load_job
+from echelon.config.rules.plan import require_trainable
+from echelon.core.errors import ConfigError
+from echelon.core.plan import Plan
+from echelon.core.version import source_hash
+from echelon.launch.local.pool import RankPool
+from echelon.proof.matrix.cases import MAX_WORLD
+from echelon.proof.matrix.random_plans import flags_of, settings_of
+from echelon.proof.matrix.random_settings import PRESET
+from echelon.proof.matrix.walk import append_line, lines_of
+from echelon.proof.shrink import shrink
+from echelon.rehearsal.rank import rehearse_ranks
+from echelon.rehearsal.run import on_nccl
+from tests.rehearsal.engine_targets import Issued, issued_in_rehearsal, issued_on_gloo
+
+Outcome = Literal["equal", "refused", "differs"]
+
+
+def execute_random(seed: int, number: int, pool: RankPool, offload_dir: str) -> dict[str, Any]:
+    """Draw plan `number` of a walk, rehearse and execute it, and return how that went."""
+    flags = flags_of(settings_of(seed, number, offload_dir))
+    found: dict[str, Any] = {"seed": seed, "number": number, "flags": flags}
+    outcome: Outcome = "equal"
+    ranks, operations, problem = 0, 0, ""
+    try:
+        job = load_job(PRESET, flags)
+        require_trainable(job.plan, job.sources)
+    except ConfigError as error:
+        return found | {"outcome": "refused", "ranks": 0, "operations": 0, "problem": error.rules}
+    try:
+        plan = shrink(job.plan)
+        ranks = plan.mesh.world_size
+        operations, problem = compare(plan, pool)
+    except Exception:
+        # Whatever it is, it is a finding, and the walk goes on.
+        problem = "\n".join(traceback.format_exc().splitlines()[-12:])
+    outcome = "differs" if problem else "equal"
+    return found | {
+        "outcome": outcome,
+        "ranks": ranks,
+        "operations": operations,
+        "problem": problem,
+    }
+
+
+def compare(plan: Plan, pool: RankPool) -> tuple[int, str]:
+    """Return how many operations were compared, and the first difference, "" without any."""
+    ranks = range(plan.mesh.world_size)
+    executed = pool.run(issued_on_gloo, {"plan": plan.to_json()}, len(ranks))
+    rehearsed = rehearse_ranks(on_nccl(plan), ranks)
+    count = 0
+    for rank, (theirs, found) in enumerate(zip(executed, rehearsed, strict=True)):
+        ours = issued_in_rehearsal(found)
+        count += len(ours)
+        told = difference(ours, [tuple(one) for one in theirs])
+        if told:
+            return count, f"rank {rank}: {told}"
+    return count, ""
+
+
+def difference(ours: Sequence[Issued], theirs: Sequence[Any]) -> str:
+    """Return the first difference between two lists of operations."""
+    for place, (one, other) in enumerate(zip(ours, theirs, strict=False)):
+        if one != other:
+            return f"operation {place} is {one} in the rehearsal, and {other} on Gloo"
+    if len(ours) != len(theirs):
+        return f"{len(ours)} operations in the rehearsal, and {len(theirs)} on Gloo"
+    return ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Walk random plans; return 1 where one differs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--plans", type=int, default=20, help="how many plans to draw (20)")
+    parser.add_argument("--seed", type=int, default=1, help="of the draws (1)")
+    parser.add_argument("--results", type=Path, help="JSON lines; what is there is not done again")
+    options = parser.parse_args(arguments)
+    code = source_hash()[:16]
+    known = {(one["seed"], one["number"]): one for one in lines_of(options.results, code)}
+    walked: list[dict[str, Any]] = []
+    with RankPool(MAX_WORLD) as pool, tempfile.TemporaryDirectory() as offload_dir:
+        for number in range(options.plans):
+            one = known.get((options.seed, number))
+            if one is None:
+                one = execute_random(options.seed, number, pool, offload_dir) | {"code": code}
+                append_line(options.results, one)
+            walked.append(one)
+            print(f"{number:4} {one['outcome']:8} {one['ranks']} ranks, {one['operations']} calls")
+            if one["outcome"] == "differs":
+                print(f"{' '.join(one['flags'])}\n{one['problem']}")
+            sys.stdout.flush()
+    counts = {name: sum(one["outcome"] == name for one in walked) for name in _OUTCOMES}
+    print(", ".join(f"{count} {name}" for name, count in counts.items()))
+    return int(counts["differs"] > 0)
+
+
+_OUTCOMES: tuple[Outcome, ...] = ("equal", "refused", "differs")
+
+if __name__ == "__main__":
+    sys.exit(main())

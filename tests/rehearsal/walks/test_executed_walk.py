@@ -1,0 +1,56 @@
+"""The walk that executes what it rehearses tells plans that are equal, refused, or differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from echelon.launch.local.pool import RankPool
+from echelon.rehearsal.log import RankLog
+from tests.rehearsal.engine_targets import Issued
+from tests.rehearsal.walks import executed_walk
+from tests.rehearsal.walks.executed_walk import difference, execute_random
+
+ONE: Issued = ("dp", [0, 1], "all_reduce", 8, "float32", "gradients.bucket0")
+
+
+def _draws(monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
+    named = {key.replace("_", ".", 1): value for key, value in settings.items()}
+    monkeypatch.setattr(executed_walk, "settings_of", lambda *_: named)
+
+
+def test_the_first_difference_is_told() -> None:
+    assert difference([ONE], [ONE]) == ""
+    assert difference([ONE], []) == "1 operations in the rehearsal, and 0 on Gloo"
+    other = (*ONE[:3], 16, *ONE[4:])
+    assert difference([ONE, ONE], [ONE, other]).startswith("operation 1 is ('dp', [0, 1]")
+
+
+def test_a_plan_that_is_refused_is_not_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+    _draws(monkeypatch, mesh_tp=3)
+    pool: Any = None
+    found = execute_random(1, 0, pool, "/nowhere")
+    assert (found["outcome"], found["ranks"]) == ("refused", 0)
+    assert found["problem"]
+
+
+def test_a_plan_is_executed_and_one_call_more_is_a_difference(
+    monkeypatch: pytest.MonkeyPatch, rank_pool: RankPool
+) -> None:
+    _draws(monkeypatch, mesh_pp=2, model_layers=4)
+    found = execute_random(1, 0, rank_pool, "/nowhere")
+    assert (found["outcome"], found["ranks"], found["problem"]) == ("equal", 2, "")
+    assert found["operations"] > 10
+
+    issue = RankLog.issue
+
+    def twice(self: RankLog, one: Any) -> int:
+        if one.kind == "send":
+            issue(self, one)
+        return issue(self, one)
+
+    monkeypatch.setattr(RankLog, "issue", twice)
+    found = execute_random(1, 0, rank_pool, "/nowhere")
+    assert found["outcome"] == "differs"
+    assert "in the rehearsal" in found["problem"]
