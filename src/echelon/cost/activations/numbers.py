@@ -20,11 +20,7 @@ from numpy.typing import NDArray
 
 from echelon.core.plan import DTYPE_BYTES, FusedPiece, Plan
 from echelon.cost.activations.attention_working import AttentionRowChunks, attention_working_bytes
-from echelon.cost.bytes.context.kernels import (
-    efficient_kernel_runs,
-    on_gpu,
-    plain_kernel_runs,
-)
+from echelon.cost.bytes.context.kernels import on_gpu, output_is_by_head
 from echelon.cost.bytes.context.sent import kv_copies
 from echelon.cost.bytes.fp8 import CODE_BYTES, SCALE_BYTES
 from echelon.cost.bytes.piece_traffic import num_partial_sums
@@ -342,7 +338,7 @@ class ActivationNumbers:
             ring=int(plan.placement.ring_degree > 1),
             exchanged=int(degree > 1),
             copies=kv_copies(heads, kv_heads, degree),
-            transposed=int(_by_head(plan)),
+            transposed=int(output_is_by_head(plan)),
             attend_forward=forward,
             attend_first=first,
             attend_run=run,
@@ -359,20 +355,6 @@ class ActivationNumbers:
             fused_loss=_fused(plan, "loss") * (size < DTYPE_BYTES["fp64"]),
             cut_sums=int(plan.layout.kernels.provider == "triton"),
         )
-
-
-def _by_head(plan: Plan) -> bool:
-    """Return whether attention gives its output head by head, or sequence by sequence.
-
-    Where that is merged from pieces of which the first has not all queries it is added up in the
-    order of positions.
-    """
-    capped = plain_kernel_runs(plan)
-    if not on_gpu(plan):
-        return capped
-    pieces = plan.layout.context.record.gathers_keys and plan.placement.ring_degree > 1
-    several = plan.layout.microbatch_sequences > 1
-    return (capped or (efficient_kernel_runs(plan) and several)) and not pieces
 
 
 def _fused(plan: Plan, piece: FusedPiece) -> int:

@@ -16,6 +16,9 @@ ROUNDS = 2
 LEAST_MICROBATCHES = 3
 """Microbatches of a step of few rounds, where the whole step has as many."""
 
+LEAST_ALONE = 4
+"""Microbatches that are walked where there is no pipeline: a sum may still be pending two later."""
+
 LEAST_WALKED = 8
 """Microbatches that are walked of a pipeline at least: of two ranks two rounds are too few for the
 messages that are there together."""
@@ -43,7 +46,8 @@ def with_as_full_ranks(plan: Plan) -> Plan:
     if plan.layout.pipeline.rows:
         return plan
     period = _period(plan)
-    rounds = ROUNDS if plan.mesh.pp == 1 else max(ROUNDS, -(-LEAST_WALKED // period))
+    least = LEAST_ALONE if plan.mesh.pp == 1 else LEAST_WALKED
+    rounds = max(ROUNDS, -(-least // period))
     few = _with_microbatches(plan, plan.num_microbatches % period + rounds * period)
     if few is plan:
         return plan

@@ -42,3 +42,17 @@ def efficient_kernel_runs(plan: Plan) -> bool:
     narrow = DTYPE_BYTES[plan.mathematics.precision.parameters] < WIDEST_FUSED_BYTES
     flash = narrow and plan.model.head_dim <= FLASH_MAX_HEAD_DIM
     return on_gpu(plan) and not plain_kernel_runs(plan) and not flash
+
+
+def output_is_by_head(plan: Plan) -> bool:
+    """Return whether attention gives its output head by head, or sequence by sequence.
+
+    Where that is merged from pieces of which the first has not all queries it is added up in the
+    order of positions.
+    """
+    capped = plain_kernel_runs(plan)
+    if not on_gpu(plan):
+        return capped
+    pieces = plan.layout.context.record.gathers_keys and plan.placement.ring_degree > 1
+    several = plan.layout.microbatch_sequences > 1
+    return (capped or (efficient_kernel_runs(plan) and several)) and not pieces
