@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from echelon.cost.seconds.numbers import LayoutNumbers, ceil_div, take_entries
+from echelon.cost.seconds.numbers import LayoutNumbers, ceil_div, stacked_layouts, take_entries
 from tests.cost.seconds.small_work import INSIDE, MACHINE, MIXTURE, MODEL
 
 
@@ -36,3 +36,10 @@ def test_a_dense_model_has_no_mixtures() -> None:
 def test_division_rounds_up() -> None:
     found = ceil_div(np.array([8.0, 9.0, 0.0]), 4.0)
     assert np.asarray(found).tolist() == [2.0, 3.0, 0.0]
+
+
+def test_layouts_are_stacked_where_they_differ() -> None:
+    both = stacked_layouts([LayoutNumbers(tp=2.0, pp=4.0), LayoutNumbers(tp=2.0, pp=8.0)])
+    assert (both.tp, both.cp) == (2.0, 1.0)
+    assert np.array_equal(np.asarray(both.pp), [4.0, 8.0])
+    assert take_entries(both, 1) == LayoutNumbers(tp=2.0, pp=8.0)

@@ -8,6 +8,8 @@ import pytest
 
 from echelon.planner.search.ranked import (
     RankedPlan,
+    closed_form_plan,
+    closed_form_plans,
     estimate_candidate,
     objective_value,
     pick_finalists,
@@ -62,3 +64,17 @@ def test_an_even_cut_of_blocks_is_said_so() -> None:
     assert settings_from_ranked(request, one)["pipeline.stages"] == "even"
     other = replace(one, stages=((0, 1), (2, 3, 4, 5)))
     assert settings_from_ranked(request, other)["pipeline.stages"] == [[0, 1], [2, 3, 4, 5]]
+
+
+def test_finalists_that_are_computed_together_take_what_each_takes_alone() -> None:
+    request = small(memory_gb=4.0)
+    sweep = SearchSweep(request)
+    sweep.walk(8)
+    choices = [one.candidate() for one in sweep.best.ranked()]
+    assert len({choice.mesh.pp for choice in choices}) > 1
+    for one in closed_form_plans(request, choices):
+        alone = closed_form_plan(request, one.candidate).estimate
+        assert one.estimate.inputs == alone.inputs
+        assert one.estimate.seconds == pytest.approx(alone.seconds, rel=1e-12)
+        assert one.estimate.bytes == pytest.approx(alone.bytes, rel=1e-12)
+    assert closed_form_plans(request, []) == []
