@@ -1,17 +1,14 @@
 """Which kernel computes attention, as `models/attention/local.py` chooses: their bytes differ.
 
 The plain kernel holds blocks of scores; a GPU's memory-efficient kernel repeats key heads, and
-gives its output sequence by sequence; flash attention, and the kernel of a CPU, do neither.
+gives its output sequence by sequence; flash attention, and the kernel of a CPU, do neither. Flash
+attention takes a window, or all documents of a batch, in one call.
 """
 
 from __future__ import annotations
 
-from echelon.core.plan import DTYPE_BYTES, Plan
-
-HEAD_DIM_MULTIPLE = 8  # elements
-FLASH_MAX_HEAD_DIM = 256  # elements
-WIDEST_FUSED_BYTES = 4
-"""Bytes of an element of the widest dtype that fused kernels of a GPU take."""
+from echelon.core.choices.attention_kernels import ATTENTION_KERNELS
+from echelon.core.plan import Plan
 
 
 def on_gpu(plan: Plan) -> bool:
@@ -22,26 +19,31 @@ def on_gpu(plan: Plan) -> bool:
 def plain_kernel_runs(plan: Plan) -> bool:
     """Return whether the plain kernel runs, on the most that a plan knows of its masks.
 
-    Fused ones cap no scores; those of a GPU take no float64, heads of certain widths only, and in
-    float16 no bands, of which a window has some.
+    It is asked for, or fused ones cannot: they cap no scores; those of a GPU take no float64, heads
+    of certain widths only, and where flash attention takes none, in float16 no bands, of which a
+    window has some.
     """
-    model = plan.model
-    if model.soft_cap is not None or not on_gpu(plan):
-        return model.soft_cap is not None
-    parameters = plan.mathematics.precision.parameters
-    wide = DTYPE_BYTES[parameters] > WIDEST_FUSED_BYTES
+    model, parameters = plan.model, plan.mathematics.precision.parameters
+    if model.soft_cap is not None or plan.layout.context.attention == "plain":
+        return True
+    if not on_gpu(plan):
+        return False
+    flash = ATTENTION_KERNELS["flash"]
     bands = parameters == "fp16" and model.window is not None
-    return wide or bands or model.head_dim % HEAD_DIM_MULTIPLE > 0
+    wide = model.head_dim > flash.max_head_dim
+    return parameters == "fp64" or (bands and wide) or model.head_dim % flash.head_dim_multiple > 0
+
+
+def flash_kernel_runs(plan: Plan) -> bool:
+    """Return whether flash attention of a GPU runs: on 16-bit elements, heads not too wide."""
+    flash, parameters = ATTENTION_KERNELS["flash"], plan.mathematics.precision.parameters
+    fits = parameters in flash.dtypes and plan.model.head_dim <= flash.max_head_dim
+    return on_gpu(plan) and fits and not plain_kernel_runs(plan)
 
 
 def efficient_kernel_runs(plan: Plan) -> bool:
-    """Return whether a GPU's memory-efficient kernel runs.
-
-    Flash attention takes 16-bit elements and heads that are not too wide.
-    """
-    narrow = DTYPE_BYTES[plan.mathematics.precision.parameters] < WIDEST_FUSED_BYTES
-    flash = narrow and plan.model.head_dim <= FLASH_MAX_HEAD_DIM
-    return on_gpu(plan) and not plain_kernel_runs(plan) and not flash
+    """Return whether a GPU's memory-efficient kernel runs."""
+    return on_gpu(plan) and not plain_kernel_runs(plan) and not flash_kernel_runs(plan)
 
 
 def output_is_by_head(plan: Plan) -> bool:

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.cost.bytes.context.kernels import plain_kernel_runs
+from echelon.cost.bytes.context.kernels import flash_kernel_runs, plain_kernel_runs
 from echelon.cost.bytes.context.sent import (
     gathers_whole,
     kv_copies,
@@ -365,7 +365,8 @@ def _kernel(x: AttentionSizes, copies: int) -> Iterator[HeldTerm]:
         rows = min(queries, max(SCORE_ROWS, MAX_SCORES // (columns * per_pair)))
         size = rows * columns * (copies * per_pair * x.wide + EDGE_BYTES)
         yield HeldTerm(name="scores of a block", bytes=size, formula=f"{copies} scores w")
-    elif model.window is not None and _hides_keys(x.plan):
+    elif _hides_keys(x.plan) and not flash_kernel_runs(x.plan):
+        assert model.window is not None
         width = model.window if model.causal else 2 * model.window - 1
         rows = max(EDGE_ROWS, width // TILES_PER_WINDOW)
         columns = rows if width >= TILES_PER_WINDOW * EDGE_ROWS else rows + width
@@ -375,6 +376,8 @@ def _kernel(x: AttentionSizes, copies: int) -> Iterator[HeldTerm]:
 
 def _several_pieces(x: AttentionSizes) -> bool:
     """Return whether attention of a rank may be more than one call of a kernel."""
+    if flash_kernel_runs(x.plan):
+        return x.places > 1
     documents = x.plan.mathematics.documents == "separate"
     return x.places > 1 or documents or _hides_keys(x.plan)
 
