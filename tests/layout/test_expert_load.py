@@ -15,6 +15,7 @@ from echelon.layout.expert_load import (
     ExpertLoad,
     RowCounts,
     balanced_pairs,
+    even_pairs,
     most_nodes,
     slots_per_expert,
 )
@@ -65,6 +66,9 @@ def test_the_nodes_that_a_token_reaches() -> None:
     # It may choose from four of eight groups of 32; in half of the cases one is on a given node.
     reached = 0.5 * (1 - comb(96, 8) / comb(128, 8))
     assert balanced_pairs(plan, 8).leaving == ceil(8 * 7 * reached) == 26
+    # Its own node is as likely as each of the seven others.
+    assert even_pairs(plan, 8) == 26 + 4
+    assert even_pairs(plan, 1) == 8
 
 
 def test_likely_pairs_of_two_experts_by_hand() -> None:

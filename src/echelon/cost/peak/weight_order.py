@@ -82,6 +82,8 @@ class WeightOrder:
         self._sent = plan.mesh.cp > 1
         grouped = plan.model.experts is not None and has_grouped_products(plan)
         self._experts_put_off = self._tensor or plan.mesh.ep > 1 or grouped
+        experts = plan.model.experts
+        self._shared = experts is not None and experts.shared_experts > 0
         self._chunks = plan.layout.experts.chunks
         by_operator = _by_operator(plan, units, specs)
         self.whole = _listed(self._walk(units, by_operator, split=False))
@@ -124,7 +126,8 @@ class WeightOrder:
         if operator in _ROWS or operator in _COLUMNS:
             return self._scattered
         sends = operator == ATTENTION and self._sent
-        return sends or operator in (DISPATCH, SHARED, "loss") or operator == UNIT_EMBEDDING
+        shared = operator == SHARED and self._shared
+        return sends or shared or operator in (DISPATCH, "loss", UNIT_EMBEDDING)
 
     def _puts_off(self, operator: str) -> bool:
         if operator in _ROWS:
