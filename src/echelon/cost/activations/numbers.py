@@ -30,6 +30,9 @@ INDEX_BYTES = 8
 CACHE_ELEMENTS = 1 << 18
 """Elements of a tensor that are widened at a time (`kernels/low_precision.py`, on a CPU)."""
 
+GPU_PIECE_ELEMENTS = 1 << 24
+"""The same on a GPU (`gpu_row_elements` in `models/piece_sizes.py`)."""
+
 LOSS_ROWS = 2048
 """Tokens whose logits are there at a time (`loss_rows` in `models/piece_sizes.py`)."""
 
@@ -189,6 +192,8 @@ class ActivationNumbers:
     """The most after that, backward."""
     projected: Num = 0
     """Flag: queries, keys and values side by side are kept, for attention to be made again."""
+    piece_elements: Num = CACHE_ELEMENTS
+    """Elements of a tensor that plain kernels widen at a time."""
     adds_wider: Num = 0
     """Flag: a product may add up in fp32 whatever it takes, as a GPU's library does."""
     fused_norm: Num = 0
@@ -236,7 +241,7 @@ class ActivationNumbers:
 
     def chunk_rows(self, rows: Num, width: Num) -> Num:
         """Return how many of `rows` rows are widened at a time."""
-        return -elementwise_max(-rows, -(CACHE_ELEMENTS // elementwise_max(width, 1)))
+        return -elementwise_max(-rows, -(self.piece_elements // elementwise_max(width, 1)))
 
     def widened_bytes(self, width: Num, rows: Num) -> Num:
         """Return what a weight gradient has that adds up in a wider dtype, on a CPU.
@@ -298,6 +303,7 @@ class ActivationNumbers:
             attend_rest=rest,
             matmul_size=size,
             mixed=int(precision.gradients != precision.parameters),
+            piece_elements=GPU_PIECE_ELEMENTS if plan.cluster.backend == "nccl" else CACHE_ELEMENTS,
             adds_wider=int(
                 plan.cluster.backend == "nccl"
                 and precision.gradients == "fp32"
