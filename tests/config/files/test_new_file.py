@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.config.files.new_file import require_writable, write_new
+from echelon.config.files.new_file import make_folder, require_writable, write_new
 from echelon.core.errors import ConfigError
 
 
@@ -79,3 +79,16 @@ def test_no_half_file_is_left_where_the_disk_is_full(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "('cannot-write',)\n", done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_is_made_with_its_parents_and_never_twice(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    make_folder(folder)
+    assert folder.is_dir()
+    with pytest.raises(ConfigError) as refused:
+        make_folder(folder, key="--traces")
+    assert refused.value.rules == ("never-overwrite",)
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(ConfigError) as refused:
+        make_folder(tmp_path / "file" / "in")
+    assert refused.value.rules == ("cannot-write",)
