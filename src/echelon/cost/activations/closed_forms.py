@@ -25,6 +25,8 @@ from echelon.cost.activations.attention import attention_remade_bytes, attention
 from echelon.cost.activations.experts import ExpertNumbers, mixture_saved
 from echelon.cost.activations.linear import ATTENTION_DROPOUT, dropout_saved, mlp_saved
 from echelon.cost.activations.numbers import (
+    CACHE_ELEMENTS,
+    GPU_CHUNK_ELEMENTS,
     STATISTICS_BYTES,
     ActivationNumbers,
     total_saved_bytes,
@@ -101,7 +103,10 @@ def loss_bytes(work: CostInputs) -> Num:
 
 def _loss_numbers(work: CostInputs) -> ActivationNumbers:
     """Return the sizes that the loss of our trainer has."""
-    tp, element = work.layout.tp, np.asarray(work.element)
+    tp, element, software = work.layout.tp, np.asarray(work.element), work.software
+    gpu = np.asarray(software.gpu_kernels)
+    gradient_bytes = np.asarray(software.gradient_bytes)
+    adds_wider = (element < STATISTICS_BYTES) & (gradient_bytes == STATISTICS_BYTES)
     stream = np.where(np.asarray(work.layout.sequence_parallel) > 0, tp, 1.0)
     return ActivationNumbers(
         tokens=work.tokens,
@@ -118,7 +123,11 @@ def _loss_numbers(work: CostInputs) -> ActivationNumbers:
         matmul_size=work.element,
         tp=tp,
         low_precision=1.0 * (element < STATISTICS_BYTES),
-        mixed=1.0 * (np.asarray(work.software.gradient_bytes) != element),
+        mixed=1.0 * (gradient_bytes != element),
+        widens=1.0 - gpu * adds_wider,
+        chunk_elements=np.where(gpu > 0.0, GPU_CHUNK_ELEMENTS, CACHE_ELEMENTS),
+        # Logits of 8 bytes are for proofs, and have the way of a CPU.
+        fused_loss=software.fused_loss * (element <= STATISTICS_BYTES),
     )
 
 
@@ -209,11 +218,24 @@ def _numbers(work: CostInputs) -> ActivationNumbers:
         rope=own * (np.asarray(model.positions) == 0),
         qk_norm=np.where(np.asarray(model.head_norms) > 0, software.saved_normed + own, 0.0),
         ring=own * (np.asarray(layout.cp / ulysses) > 1),
+        transposed=own * software.gpu_kernels * _by_head(work),
         exchanged=own * (np.asarray(ulysses) > 1),
         copies=np.maximum(1.0, ulysses * tp * model.query_dim / (model.kv_dim * model.heads)),
         dropout=software.dropout,
         scores=scores * (2.0 * work.element + software.dropout),
     )
+
+
+def _by_head(work: CostInputs) -> Num:
+    """Return 1 where no flash attention runs, and what does gives its output head by head.
+
+    `output_is_by_head` in `cost/bytes/context/kernels.py` says so of one plan.
+    """
+    layout, element = work.layout, np.asarray(work.element)
+    several = np.asarray(layout.microbatch) > 1
+    found = (element > STATISTICS_BYTES) | ((element == STATISTICS_BYTES) & several)
+    pieces = np.asarray(layout.gathered) * (np.asarray(layout.cp / layout.ulysses) > 1)
+    return found * (1.0 - pieces)
 
 
 def _expert_numbers(work: CostInputs) -> ExpertNumbers:

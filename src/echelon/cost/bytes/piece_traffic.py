@@ -82,4 +82,5 @@ def kernel_facts(kernels: Kernels) -> Mapping[str, float]:
         "inner_passes": swiglu.backward / swiglu.forward,
         "logit_bytes": loss.forward + loss.backward,
         "kernels": _PRODUCTS + swiglu.kernels + sum(one.kernels for one in widths),
+        "fused_loss": float("loss" in kernels.fused),
     }

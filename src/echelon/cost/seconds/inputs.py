@@ -160,6 +160,11 @@ class TrainerConstants:
     """Bytes that the loss holds for each logit."""
     loss_backward: Num = 0.0
     """Flag: the loss is computed in backward, beside its gradients."""
+    fused_loss: Num = 0.0
+    """Flag: each pass of such a loss over logits is one kernel."""
+    gpu_kernels: Num = 0.0
+    """Flag: kernels of ours are those of a GPU: products of 16-bit elements add up in fp32 by
+    themselves, more rows are widened at a time, and fp32 has a kernel of attention of its own."""
     loss_apart: Num = 0.0
     """Flag: the loss has let go of its logits when the last block runs backward."""
     workspace_bytes: Num = 0.0

@@ -149,7 +149,7 @@ def constants_on_devices(
         software = replace(software, adding_bytes=8.0, pair_hops=0.25)
         software = replace(software, **dict.fromkeys(OVERLAPS, 0.0), **dict.fromkeys(_WHOLE, 1.0))
     elif trainer == OURS:
-        software = replace(software, **nccl_facts(cluster))
+        software = replace(software, gpu_kernels=1.0, **nccl_facts(cluster))
         if kernels is not None:
             software = replace(software, **kernel_facts(kernels))
     return replace(software, **dict(cluster.trainer)) if trainer == OURS else software
