@@ -40,6 +40,8 @@ LEFT_TO_US = (
     "pipeline.stages",
     "context.ulysses_degree",
     "experts.zero_stage",
+    "kernels.provider",
+    "kernels.fused",
 )
 """Settings whose value mostly follows from others: written only where it would not."""
 
