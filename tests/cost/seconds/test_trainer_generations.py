@@ -29,10 +29,11 @@ def test_what_runs_tell_changes_no_dtype() -> None:
 
 def test_on_processors_nothing_hides_and_no_context_is_taken() -> None:
     there, here = our_constants(GPUS), our_constants(LAPTOP)
-    assert there == replace(FRAMEWORKS["echelon"], **nccl_facts(GPUS))
+    assert there == replace(FRAMEWORKS["echelon"], gpu_kernels=1.0, **nccl_facts(GPUS))
     assert there.context_bytes > 0.0
     assert [getattr(here, name) for name in OVERLAPS] == [0.0] * 4
     assert (here.context_bytes, here.host_adds, here.by_pairs) == (0.0, 1.0, 1.0)
+    assert here.gpu_kernels == 0.0
     assert (here.fused_share, here.reduce_share, here.gather_share) == (1.0, 1.0, 1.0)
 
 
