@@ -42,11 +42,11 @@ class PartlyTurned(Operations):
 
     def __init__(self, heads: int, plain_of_all_T: torch.Tensor, plain_T: torch.Tensor) -> None:
         """Say which rows of tensors with all `heads` are not turned, and of those with fewer."""
-        self.heads, self.plain_of_all_T, self.plain_T = heads, plain_of_all_T, plain_T
+        self.num_heads, self.plain_of_all_T, self.plain_T = heads, plain_of_all_T, plain_T
 
     def rotate(self, x: torch.Tensor, cos_TE: torch.Tensor, sin_TE: torch.Tensor) -> torch.Tensor:
         """Return x with the other rows turned."""
-        plain_T = self.plain_of_all_T if x.shape[2] == self.heads else self.plain_T
+        plain_T = self.plain_of_all_T if x.shape[2] == self.num_heads else self.plain_T
         return torch.where(plain_T[:, None, None, None], x, super().rotate(x, cos_TE, sin_TE))
 
 

@@ -100,9 +100,9 @@ class SteppedLog(RankLog):
         super().wait(issue)
         self._step.items.append(Awaited(issue))
 
-    def host_read(self, operation: str, where: str, task: str = "") -> None:
+    def host_read(self, operation: str, where: str, task: str = "", what: str = "") -> None:
         """Write down that the host reads from the device."""
-        super().host_read(operation, where, task)
+        super().host_read(operation, where, task, what)
         self._step.items.append(HostWaited(operation, where))
 
 
@@ -132,4 +132,4 @@ class SteppedWork(WorkCounter):
         """Count a kernel."""
         super().ran(task, kernel)
         if kernel is not None:
-            self._step.items.append(Kernel(*kernel))
+            self._step.items.append(Kernel(kernel.name, kernel.num_bytes, kernel.flops))
