@@ -55,14 +55,14 @@ def _work(**kernels: tuple[KernelWork, int]) -> Work:
 
 @lru_cache
 def _rank() -> tuple[Plan, Plan, RankRehearsal]:
-    plan = _plan(*ALONE, "batch.global_sequences=8", "batch.microbatch_sequences=1")
+    plan = _plan(*ALONE, "batch.global_sequences=6", "batch.microbatch_sequences=1")
     few = with_few_microbatches(on_nccl(plan))
     return plan, few, rehearse_rank(few, 0)
 
 
 def test_kernels_take_their_seconds_as_often_as_a_step_has_them() -> None:
     plan, few, rank = _rank()
-    assert (plan.num_microbatches, few.num_microbatches) == (8, 4)
+    assert (plan.num_microbatches, few.num_microbatches) == (6, 3)
     product = KernelWork("mm", 10, 5, Product(4096, 4096, 4096, 2))
     moves = KernelWork("mul", 10**9, 0)
     update = KernelWork("_fused_adamw_", 10**9, 0)
@@ -119,7 +119,7 @@ def test_products_of_wide_elements_reach_their_own_peak() -> None:
 
 
 def test_a_step_is_the_sum_of_what_binds_and_is_shown_beside_the_plan() -> None:
-    plan, found = _found(*ALONE, "batch.global_sequences=8", "batch.microbatch_sequences=1")
+    plan, found = _found(*ALONE, "batch.global_sequences=6", "batch.microbatch_sequences=1")
     assert tuple(found.seconds) == BINDS
     assert found.step_s == pytest.approx(sum(found.seconds.values()))
     assert sum(map(found.share, BINDS)) == pytest.approx(1.0)
@@ -127,14 +127,14 @@ def test_a_step_is_the_sum_of_what_binds_and_is_shown_beside_the_plan() -> None:
     assert found.planned_s == estimate.step_s
     assert found.mfu == pytest.approx(estimate.mfu * estimate.step_s / found.step_s)
     assert 0.0 < found.mfu < 1.0
-    assert (found.seconds[COMMUNICATION], found.seconds[PIPELINE]) == (0.0, 0.0)
+    assert (found.seconds[COMMUNICATION], found.seconds[PIPELINE]) == pytest.approx((0.0, 0.0))
     kernels = sum(one.seconds for one in found.kernels)
     assert kernels + found.seconds[LAUNCHES] == pytest.approx(found.step_s)
 
 
 def test_counted_products_and_attention_take_what_the_formulas_of_a_block_say() -> None:
     """The planner's own products of a step, without its pace: counted shapes are those it has."""
-    plan, found = _found(*ALONE, "batch.global_sequences=8", "batch.microbatch_sequences=1")
+    plan, found = _found(*ALONE, "batch.global_sequences=6", "batch.microbatch_sequences=1")
     estimate = estimate_plan(plan)
     pace = float(estimate.inputs.software.pace)
     assert found.seconds["attention"] == pytest.approx(
@@ -161,10 +161,10 @@ def test_ranks_that_send_and_wait_have_what_the_plan_says_shows_of_it() -> None:
 
 
 def test_what_rests_on_the_host_travels() -> None:
-    _, here = _found(*ALONE, "batch.global_sequences=8", "batch.microbatch_sequences=1")
+    _, here = _found(*ALONE, "batch.global_sequences=6", "batch.microbatch_sequences=1")
     flags = (*BASE, "cluster.preset=1xh200", "mesh.dp_shard=1", "zero.stage=1")
     offloaded = (*flags, "zero.optimizer_offload=host")
-    _, there = _found(*offloaded, "batch.global_sequences=8", "batch.microbatch_sequences=1")
+    _, there = _found(*offloaded, "batch.global_sequences=6", "batch.microbatch_sequences=1")
     assert here.seconds[COMMUNICATION] == 0.0
     assert there.seconds[COMMUNICATION] > 0.0
 
@@ -176,7 +176,7 @@ def test_processors_have_no_roofline() -> None:
 
 
 def test_the_json_has_the_shares_and_the_kernels() -> None:
-    _, found = _found(*ALONE, "batch.global_sequences=8", "batch.microbatch_sequences=1")
+    _, found = _found(*ALONE, "batch.global_sequences=6", "batch.microbatch_sequences=1")
     told = found.to_json()
     assert told["step_s"] == found.step_s
     assert told["planned_over_roofline"] == found.planned_s / found.step_s

@@ -214,15 +214,23 @@ def kept_assignments(plan: Plan) -> int:
     return min(each, -(-each * room * experts.num_experts // (length * experts.top_k)))
 
 
-def rows_at_experts(plan: Plan) -> int:
-    """Return how many assignments of a rank's rows are rows of experts, evenly spread.
+def counted_on_device(plan: Plan) -> bool:
+    """Return whether a rank's device alone knows how many rows each expert has.
 
-    They are those that are kept; but a GPU that counts them for itself alone, in bf16, has a row
-    for each, the dropped ones behind the last expert, so that no size hangs on the routing.
+    So it is on GPUs, in bf16, for who has all experts.
     """
     layout, precision = plan.layout.experts, plan.mathematics.precision
     alone = plan.mesh.ep == 1 and not layout.padded and layout.dispatch == "flat"
-    if alone and plan.cluster.backend == "nccl" and precision.parameters == "bf16":
+    return alone and plan.cluster.backend == "nccl" and precision.parameters == "bf16"
+
+
+def rows_at_experts(plan: Plan) -> int:
+    """Return how many assignments of a rank's rows are rows of experts, evenly spread.
+
+    They are those that are kept; but where the device counts them, there is a row for each, the
+    dropped ones behind the last expert, so that no size hangs on the routing.
+    """
+    if counted_on_device(plan):
         return dispatched_tokens(plan) * experts_of(plan).top_k
     return kept_assignments(plan)
 

@@ -39,7 +39,7 @@ def test_both_note_the_same_parts(experts: bool) -> None:
 def test_a_part_that_is_left_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = shrink(layout(accumulation=1, model={"norm": "layernorm"}), precision="fp64")
     (step,), batch = run_oracle(plan, 1), global_batch(plan, 0)
-    monkeypatch.setattr(Norm, "forward", lambda self, x: x)
+    monkeypatch.setattr(Norm, "normed", lambda self, x: x)
     found = first_different_part(plan, step, batch)
     assert found is not None
     assert (found.part, found.unit) == ("norm", "layers.0")

@@ -42,8 +42,10 @@ def gates_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Weigh by the gates where experts compute, and once more what they give."""
     gated = feed_forward.weighted_swiglu
 
-    def twice(gate_up: torch.Tensor, gates_R: torch.Tensor, *rest: Any) -> torch.Tensor:
-        return gated(gate_up, gates_R, *rest) * gates_R[:, None]
+    def twice(
+        gate_up: torch.Tensor, gates_R: torch.Tensor, *rest: Any, **more: Any
+    ) -> torch.Tensor:
+        return gated(gate_up, gates_R, *rest, **more) * gates_R[:, None]
 
     patch.setattr(feed_forward, "weighted_swiglu", twice)
 

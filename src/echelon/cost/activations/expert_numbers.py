@@ -22,6 +22,7 @@ from echelon.layout.expert_load import (
     ExpertLoad,
     balanced_pairs,
     balanced_rows,
+    counted_on_device,
     dispatched_tokens,
     even_pairs,
     expert_capacity,
@@ -34,6 +35,9 @@ from echelon.layout.stage import expert_index_of
 
 _PLACES = 3
 """int64 of an assignment: its slot, its token, and its place in the order of tokens."""
+
+END_BYTES = 4
+"""Where the rows of an expert end is told a device in an int32."""
 
 GROUPED_MULTIPLE = 8
 """Sides of the matrices that a grouped product takes are multiples of so many 16-bit elements."""
@@ -265,12 +269,14 @@ def _places(plan: Plan, parts: tuple[_Part, ...]) -> int:
     if plan.layout.experts.padded:
         rows = sum(sum(one.by_expert) for one in parts)
         return tokens * experts.top_k * INDEX_BYTES + rows * (INDEX_BYTES + 1)
-    found = 0
+    found = told = 0
     for part in parts:
-        groups, rows = experts.num_experts, tokens // len(parts)
-        if len(part.hops) == 2:
-            groups = num_nodes(plan)
+        rows = tokens // len(parts)
         for hop in part.hops:
-            found += _PLACES * hop.leaving + rows + groups
-            groups, rows = experts.num_experts // num_nodes(plan), hop.arriving
-    return found * INDEX_BYTES
+            found += _PLACES * hop.leaving + rows
+            rows = hop.arriving
+    if counted_on_device(plan):
+        drops = plan.mathematics.balance.capacity_factor is not None
+        told = len(parts) * experts.num_experts * END_BYTES
+        told += drops * tokens * experts.top_k  # bytes: a bool of each assignment
+    return found * INDEX_BYTES + told
