@@ -8,6 +8,7 @@ from echelon.core.plan import Plan, RecomputedOperator, ZeroStage
 from echelon.core.units import GB
 from echelon.cost.bytes.model_states import communication_volume
 from echelon.planner.lint.finding import LintMatch, lint_of
+from echelon.planner.predict.estimate import estimate_plan
 from echelon.planner.predict.split_memory import RankMemory, memory_of_plan, state_precision
 from echelon.planner.search.recompute_options import redone_numbers
 
@@ -49,9 +50,12 @@ def _toml(operators: tuple[RecomputedOperator, ...]) -> str:
     "Rajbhandari et al., 2020, section 3; Korthikanti et al., 2022, section 4",
 )
 def _full(plan: Plan) -> LintMatch | None:
-    """By the formulas of cost/bytes the fullest rank holds more than its device has."""
+    """By the formulas of cost/bytes the fullest rank holds more than its device has.
+
+    What round figures say is too much is computed moment by moment (`cost/peak`).
+    """
     held = memory_of_plan(plan)
-    if held.total <= _memory(plan):
+    if held.total <= _memory(plan) or estimate_plan(plan).bytes_held <= _memory(plan):
         return None
     return (
         f"{held.states / GB:,.1f} GB of states + {held.gathered / GB:,.1f} gathered + "
