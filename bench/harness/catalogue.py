@@ -16,13 +16,17 @@ DEFAULT_PEERS = ROOT / ".peers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Name one framework in one mode: the module that builds its step, and its interpreter."""
+    """Name one framework in one mode: the module that builds its step, and its interpreter.
+
+    `root` is the tree whose `bench` and `src` its ranks import.
+    """
 
     label: str
     module: str
     variant: str
     mode: Mode
     python: Path
+    root: Path = ROOT
 
     @property
     def slug(self) -> str:

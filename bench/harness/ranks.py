@@ -19,7 +19,6 @@ from bench.harness.catalogue import Case
 from bench.harness.hosts import Host
 from bench.harness.spec import Settings
 
-ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 300.0
 STEP_TIMEOUT_S = 180.0
 SETTLE_TIMEOUT_S = 20.0
@@ -144,7 +143,7 @@ class RankGroup:
         log = self._logs / f"{self.case.slug}-{self._settings.mode.name}-rank{rank}.log"
         environment = {
             **os.environ,
-            **_rank_environment(host, self._settings.threads),
+            **_rank_environment(host, self._settings.threads, self.case.root),
             "RANK": str(rank),
             "LOCAL_RANK": str(rank % per_host),
             "WORLD_SIZE": str(world),
@@ -157,7 +156,7 @@ class RankGroup:
             process = subprocess.Popen(
                 host.command(*python, self._settings.to_json(), *pipes),
                 env=environment,
-                cwd=ROOT,
+                cwd=self.case.root,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -221,10 +220,10 @@ class RankGroup:
         return [host.sent_bytes() for host in self._hosts]
 
 
-def _rank_environment(host: Host, threads: int) -> dict[str, str]:
+def _rank_environment(host: Host, threads: int, root: Path) -> dict[str, str]:
     """Return what every framework must be told alike: interface, threads, no network, no GPU."""
     return {
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
+        "PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}",
         "GLOO_SOCKET_IFNAME": host.interface,
         "TP_SOCKET_IFNAME": host.interface,
         "OMP_NUM_THREADS": str(threads),

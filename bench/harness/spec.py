@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
 ContextKind = Literal["ring", "striped", "gathered", "ulysses", "ulysses-ring"]
@@ -143,8 +143,17 @@ class Settings:
     timeout_s: int = 600
 
     def to_json(self) -> str:
-        """Return the settings as one line of JSON."""
-        return json.dumps(asdict(self))
+        """Return the settings as one line of JSON.
+
+        What a mode leaves as it is by default is not written: ranks of an earlier tree
+        (`bench.before`) do not know every field.
+        """
+        mode = {
+            field.name: value
+            for field in fields(self.mode)
+            if (value := getattr(self.mode, field.name)) != field.default
+        }
+        return json.dumps({**asdict(self), "mode": mode})
 
     @classmethod
     def from_json(cls, text: str) -> Settings:
