@@ -24,7 +24,8 @@ RECORDS = (
     *("SizesAnswer", "TrainResult", "VerifyCase"),
 )
 VERBS = (
-    *("bisect", "calibrate_machine", "calibrate_model", "calibrate_run", "compare", "export"),
+    *("bisect", "calibrate_machine", "calibrate_model", "calibrate_run", "compare"),
+    *("compare_strategies", "export"),
     *("generate", "import_run", "merge_calibrations", "observe", "observe_experts"),
     *("observe_schedule", "parallelize", "plan", "prove", "rehearse", "train"),
     "verify",
@@ -49,6 +50,7 @@ from echelon.planner.answer.estimated import EstimatedPlan
 from echelon.planner.explain.compare import PlanComparison
 from echelon.proof.bisect.verdict import Bisection
 from echelon.proof.claims.proof import Proof
+from echelon.proof.deviations import StrategyDeviation
 from echelon.proof.verify.verdict import SubjectProof
 from echelon.rehearsal.result import Rehearsal
 from echelon.telemetry.routing import ExpertHotspots
@@ -75,6 +77,7 @@ if isinstance(alone, ec.SizesAnswer):
 assert_type(ec.prove(answer), Proof)
 assert_type(ec.prove(answer.alternatives[0]), Proof)
 assert_type(ec.compare(answer, plan), PlanComparison)
+assert_type(ec.compare_strategies("nano", ["tp"]), tuple[StrategyDeviation, ...])
 assert_type(ec.export(answer, "megatron"), ExportedRun)
 assert_type(ec.train(answer), ec.TrainResult)
 assert_type(ec.bisect(answer), Bisection | None)

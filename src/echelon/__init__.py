@@ -50,6 +50,7 @@ __all__ = [
     "calibrate_model",
     "calibrate_run",
     "compare",
+    "compare_strategies",
     "export",
     "generate",
     "import_run",
@@ -70,10 +71,11 @@ if TYPE_CHECKING:
     from echelon.api.calibrating.merge import merge_calibrations
     from echelon.api.calibrating.model import calibrate_model
     from echelon.api.calibrating.run import calibrate_run
+    from echelon.api.comparing import compare, compare_strategies
     from echelon.api.converting import export, import_run
     from echelon.api.observing import observe, observe_experts, observe_schedule
     from echelon.api.parallelizing import parallelize
-    from echelon.api.planning import bisect, compare, plan, prove
+    from echelon.api.planning import bisect, plan, prove
     from echelon.api.rehearsing import rehearse
     from echelon.api.training import TrainResult, generate, train
     from echelon.api.verifying import verify
@@ -119,7 +121,8 @@ else:
         "calibrate_machine": "echelon.api.calibrating.machine",
         "calibrate_model": "echelon.api.calibrating.model",
         "calibrate_run": "echelon.api.calibrating.run",
-        "compare": "echelon.api.planning",
+        "compare": "echelon.api.comparing",
+        "compare_strategies": "echelon.api.comparing",
         "export": "echelon.api.converting",
         "generate": "echelon.api.training",
         "import_run": "echelon.api.converting",

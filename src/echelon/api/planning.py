@@ -29,7 +29,6 @@ from echelon.planner.search.request import SearchAim, asks_what_exists, make_req
 if TYPE_CHECKING:
     from echelon.planner.answer.answer import PlanAnswer
     from echelon.planner.answer.sizes import SizesAnswer
-    from echelon.planner.explain.compare import PlanComparison
     from echelon.planner.search.request import Objective
     from echelon.proof.bisect.verdict import Bisection
     from echelon.proof.claims.proof import Proof
@@ -271,21 +270,6 @@ def _require_search(aim: SearchAim, pins: Sequence[str]) -> None:
         raise ConfigError(problem)
 
 
-def compare(a: str | Path | GivenPlan, b: str | Path | GivenPlan) -> PlanComparison:
-    """Return what differs between two plans, and what their ranks hold and send.
-
-    Each is a plan, the answer of `ec.plan`, a run.toml or preset, a plan.json, or the folder of a
-    run. Raises ConfigError where one cannot be read.
-    """
-    from echelon.api.converting import read_plan
-    from echelon.planner.explain.compare import compare_plans
-
-    first, second = (
-        read_plan(one)[0] if isinstance(one, str | Path) else plan_from_given(one) for one in (a, b)
-    )
-    return compare_plans(first, second)
-
-
 def prove(
     plan: GivenPlan, *, subject: str | None = None, independent: bool = False, late: bool = False
 ) -> Proof:
@@ -310,8 +294,8 @@ def prove(
         proof = prove(plan, subject=subject, late=late)
         beside = independent_pass(proof.shrunk_plan, proof.num_steps)
         return replace(proof, independent=beside)
-    with _ranks(plan, subject) as run_ranks:
-        return _prove(plan, run_ranks=run_ranks, subject=subject, late=late)
+    with ranks_of(plan, subject) as run_ranks:
+        return prove_on_ranks(plan, run_ranks=run_ranks, subject=subject, late=late)
 
 
 def bisect(plan: GivenPlan, *, subject: str | None = None, late: bool = False) -> Bisection | None:
@@ -322,13 +306,15 @@ def bisect(plan: GivenPlan, *, subject: str | None = None, late: bool = False) -
     here.
     """
     plan = plan_from_given(plan)
-    with _ranks(plan, subject) as run_ranks:
+    with ranks_of(plan, subject) as run_ranks:
         from echelon.proof.bisect.bisect import bisect as bisect_with
 
-        return bisect_with(plan, partial(_prove, run_ranks=run_ranks, subject=subject, late=late))
+        return bisect_with(
+            plan, partial(prove_on_ranks, run_ranks=run_ranks, subject=subject, late=late)
+        )
 
 
-def _prove(
+def prove_on_ranks(
     plan: Plan,
     *,
     run_ranks: RankRunner,
@@ -355,7 +341,7 @@ def _prove(
 
 
 @contextmanager
-def _ranks(plan: Plan, subject: str | None) -> Iterator[RankRunner]:
+def ranks_of(plan: Plan, subject: str | None) -> Iterator[RankRunner]:
     """Start the ranks of `plan`, which prove it, and smaller ones.
 
     Those of our own engine begin at once. What another is called may be wrong: that is told first.

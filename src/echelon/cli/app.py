@@ -39,7 +39,7 @@ COMMANDS = {
         "echelon.cli.other_tools:export",
         "Write a plan for another tool, or as a run.toml.",
     ),
-    "compare": ("echelon.cli.compare:compare", "Show what differs between two plans."),
+    "compare": ("echelon.cli.compare.command:compare", "Show what differs between two plans."),
     "plan": ("echelon.cli.plan.command:plan", "Check a run; show what its ranks hold and send."),
     "prove": ("echelon.cli.prove:prove", "Prove that a plan computes what one device computes."),
     "rehearse": (

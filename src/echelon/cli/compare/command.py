@@ -1,14 +1,20 @@
-"""`echelon compare`: what differs between two plans, and what their ranks hold and send.
+"""`echelon compare`: two plans side by side, or with --strategies each way to split one run beside
+one process.
 
-The exit code is 0 whatever differs: the answer is on stdout, and in `--json`.
+Of two plans the exit code is 0 whatever differs; of strategies it is 1 where one is not equal to
+one process. The answer is on stdout, and in `--json`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated
 
-from echelon.api.planning import compare as compare_runs
-from echelon.cli.flags import Json
+from cyclopts import Parameter
+
+from echelon.api.comparing import compare as compare_runs
+from echelon.cli.compare.strategies import compare_with_one_process
+from echelon.cli.flags import Json, Settings, bad_argument
 from echelon.cli.other_tools import AnyRun
 from echelon.cli.output import page_columns, print_result
 from echelon.config.settings.value_types import toml_text
@@ -20,8 +26,35 @@ WIDEST_VALUE = 22  # columns of a value on a page of 80
 LARGE = 1000  # a ratio
 
 
-def compare(a: AnyRun, b: AnyRun, /, *, json: Json = False) -> int:
-    """Compare two plans: settings that differ, whether the mathematics do, bytes held and sent."""
+def compare(
+    a: AnyRun,
+    b: AnyRun | None = None,
+    /,
+    *,
+    strategies: Annotated[
+        str | None,
+        Parameter(help="Instead of B: dp,zero3,tp,pp,cp,... or all, each beside one process."),
+    ] = None,
+    ranks: Annotated[int | None, Parameter(help="Ranks of each strategy, 2 by default.")] = None,
+    settings: Settings = (),
+    json: Json = False,
+) -> int:
+    """Compare two plans: settings that differ, whether the mathematics do, bytes held and sent.
+
+    With --strategies, split the run in each of these ways, prove it, and show how far loss,
+    gradients and parameters are from one process, and which sums are taken in another order.
+    """
+    if strategies is not None:
+        if b is not None:
+            example = f"echelon compare {a} --strategies {strategies}"
+            raise bad_argument("--strategies compares with one process, not with a plan B", example)
+        return compare_with_one_process(a, strategies, ranks or 2, settings, as_json=json)
+    if b is None:
+        examples = (f"echelon compare {a} nano-zero3", f"echelon compare {a} --strategies all")
+        raise bad_argument("what is to be compared with it: a plan B, or --strategies", *examples)
+    if ranks is not None or settings:
+        example = f"echelon compare {a} --strategies all --ranks 2"
+        raise bad_argument("--ranks and --set are about --strategies", example)
     found = compare_runs(a, b)
     columns = page_columns()
     print_result(
