@@ -23,6 +23,7 @@ from echelon.config.settings.schema import SETTINGS, tables
 from echelon.config.settings.value_types import Setting, toml_text
 from echelon.core.rulebook import areas
 from echelon.core.rules import Rule
+from tests.docs.glossary import glossary_page
 
 HERE = Path(__file__).parent
 REFERENCE = HERE.parents[1] / "docs" / "reference"
@@ -140,6 +141,7 @@ PAGES = {
     REFERENCE / "settings.md": settings_page,
     REFERENCE / "cluster-file.md": cluster_page,
     REFERENCE / "commands.md": commands_page,
+    REFERENCE / "glossary.md": glossary_page,
 }
 
 
