@@ -175,7 +175,9 @@ def forward_from(
 def first_different_part(plan: Plan, oracle: OracleStep, batch: ProofBatch) -> DifferentPart | None:
     """Return the first part of the forward pass of a step that differs; None where none does."""
     noting = NotingOperations()
-    model = build_decoder(plan, oracle.before, noting, routing=oracle.routing)
+    model = build_decoder(
+        plan, oracle.before, noting, routing=oracle.routing, rounding=oracle.rounding
+    )
     with torch.no_grad():
         token_losses(plan, model, batch, oracle.step)
         runs = forward_from(plan, oracle, batch).runs
