@@ -42,7 +42,6 @@ from echelon.training.observer import StepFacts
 from echelon.training.optimizer import MASTER, SliceOptimizer, sum_of_squares
 from echelon.training.routing import RoutingSummary, routing_row
 
-
 FP8_SCALES = "fp8_scales"
 """Key of the largest numbers of steps before, in what a checkpoint says of a position."""
 

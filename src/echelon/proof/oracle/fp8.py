@@ -255,7 +255,7 @@ def multiply_in_fp8(
     }
     weights: dict[str, float] = {}
     for name in layers:
-        most = float(values[f"{name}.weight"].to(dtype).abs().max())
+        most = float(values[f"{name}.weight"].detach().to(dtype).abs().max())
         weights[_group(name)] = max(weights.get(_group(name), 0.0), most)
     for name, module in layers.items():
         casts = _Casts(precision=precision, rounding=rounding, group=_group(name), weights=weights)
