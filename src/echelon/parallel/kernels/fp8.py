@@ -9,8 +9,8 @@ largest number, and what is not finite no number. Products add up in float32: wh
 4 significant bits, so that each single product is exact, and only the order of sums is left open.
 
 On a Hopper GPU the product is PyTorch's `_scaled_mm`, where the block is 128 and both are e4m3;
-of whole matrices on Ada and all later GPUs, that of a weight gradient too. Elsewhere, on a CPU above
-all, it is that of the numbers that the codes stand for, as wide as is exact.
+of whole matrices on Ada and all later GPUs, that of a weight gradient too. Elsewhere, on a CPU
+above all, it is that of the numbers that the codes stand for, as wide as is exact.
 
 Source: DeepSeek-V3, 2024, section 3.3 (tiles of 1 x 128, squares of 128 x 128, e4m3 throughout);
 Micikevicius et al., "FP8 Formats for Deep Learning", 2022 (the format, rounding, saturation).

@@ -4,7 +4,8 @@ A number x becomes the nearest multiple of its step, of two the even multiple. I
 scale s, x / s lies in [2^e, 2^(e+1)): the step is 2^(e-3) s, and 2^-9 s below 2^-6 s, where e4m3
 has no smaller exponents. s is the least power of two with which no number of the tile is above
 448 s. Tiles are `block` numbers of a row of the input and of the gradient, squares of the weight.
-A gradient may be rounded to e5m2: the step is 2^(e-2) s, 2^-16 s below 2^-14 s, the largest 57344 s.
+A gradient may be rounded to e5m2: there the step is 2^(e-2) s, and 2^-16 s below 2^-14 s; the
+largest is 57344 s.
 
 Where a whole tensor has a scale, it is the least power of two with which no number of that tensor
 was out of range in the last steps; that of a weight, with which none of it is. Layers that read the

@@ -91,7 +91,7 @@ class OracleStep:
     routed: Mapping[int, RoutedLayer]
     """How each layer with experts routed the tokens."""
     fp8_maxima: TensorMaxima = field(default_factory=TensorMaxima)
-    """The largest numbers of the steps before, which scales of whole tensors in 8 bits come from."""
+    """The largest numbers of the steps before, which scales of whole tensors come from."""
     fp8_maxima_after: TensorMaxima = field(default_factory=TensorMaxima)
     """Those that the next step looks back on."""
     forced_routing: ForcedRouting | None = None
