@@ -55,3 +55,15 @@ def test_a_bug_of_the_trainer_is_named(
     assert found is not None
     assert (found.rule, found.step) == (rule, step), found.sentence()
     assert found.tensor.startswith(tensor)
+
+
+def test_a_history_that_is_lost_at_resume_is_named(rank_pool: RankPool) -> None:
+    trainer = TrainerTargets(
+        train=f"{WRONG}:resumed_scales_look_back_on_nothing", read_back=OUR_TRAINER.read_back
+    )
+    shrunk = shrink(layout(tp=2, precision={**FP8, "fp8_scales": "tensor"}), precision="fp64")
+    found = whole_run_pass(shrunk, run_ranks=rank_pool.run, trainer=trainer).diagnosis
+    assert found is not None
+    # Before the first step of the run that goes on, its validation says so.
+    assert (found.rule, found.step) == ("prove-trainer-resume", 0), found.sentence()
+    assert found.tensor.startswith("validation loss")
