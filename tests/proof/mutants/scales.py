@@ -26,23 +26,27 @@ TENSOR: Changes = {
 DP: Changes = {**TENSOR, "dp": 2}
 
 
-@mutant(Told("prove-activations", "layers.0.mlp", "none", step=1, plan=TENSOR))
+@mutant(Told("prove-activations", "layers.0.mlp", "slice", step=2, plan=TENSOR))
 def history_of_a_step_before(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Look back on the step before the last one."""
-    find = TensorScales._find_scales
+    find, begin = TensorScales._find_scales, TensorScales.__init__
+
+    def longer(self: TensorScales, *made_of: Any) -> None:
+        begin(self, *made_of)
+        self._num_steps += 1
 
     def late(self: TensorScales) -> None:
         history, self._history = self._history, self._history[:-1]
         find(self)
         self._history = history
 
+    patch.setattr(TensorScales, "__init__", longer)
     patch.setattr(TensorScales, "_find_scales", late)
 
 
-@mutant(Told("prove-activations", "layers.1.mlp", "none", "dp", step=1, plan=DP))
+@mutant(Told("prove-activations", "layers.1.mlp", "slice", "dp", step=1, plan=DP))
 def largest_number_of_one_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Let each rank look back on its own numbers."""
-
     shared = Group.all_reduce_max
 
     def alone(self: Group, tensor: torch.Tensor, *, name: str) -> None:
