@@ -16,6 +16,7 @@ from echelon.parallel.buckets import Bucket
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.expert import Balancer
+from echelon.parallel.fp8_scales import TensorScales
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.offload import OffloadStore
 from echelon.parallel.operations import RankOperations
@@ -36,6 +37,7 @@ class RankModel:
     parameter_store: OffloadStore | None
     executor: PipelineExecutor
     balancer: Balancer | None
+    scales: TensorScales | None
 
 
 def empty_stages(

@@ -36,7 +36,9 @@ from torch import nn
 from echelon.core.plan import Kernels, Plan
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import at_least_fp32
+from echelon.parallel.fp8_scales import TensorScales, tensor_scales
 from echelon.parallel.gradients import GradientStore
+from echelon.parallel.kernels.fp8 import E4M3, E5M2
 from echelon.parallel.kernels.matmul import matmul
 from echelon.parallel.tensor_overlap import RowProduct, TensorOverlap, tensor_overlap
 from echelon.parallel.transport.collectives import Group, Pending
@@ -51,7 +53,8 @@ class TensorSplit:
     With `exchanges`, what comes next in backward sends something that weight gradients can hide.
     `pieces` are the rows that plain kernels take at a time, `kernels` says what is not plain.
     `fp8_block` numbers of a row share a scale where products are of 8-bit numbers
-    (`parallel/fp8_linear.py`); 0: they are not.
+    (`parallel/fp8_linear.py`); 0: they are not. `scales` are those of whole tensors, where there
+    are such; gradients of outputs are of the format `fp8_gradients`.
     """
 
     group: Group
@@ -62,6 +65,8 @@ class TensorSplit:
     overlap: TensorOverlap | None = None
     kernels: Kernels = field(default_factory=Kernels)
     fp8_block: int = 0
+    fp8_gradients: torch.dtype = E4M3
+    scales: TensorScales | None = None
 
     @property
     def scattered(self) -> bool:
@@ -83,6 +88,8 @@ def tensor_split(
         pieces=pieces,
         kernels=layout.kernels,
         fp8_block=precision.fp8_block if precision.is_fp8 else 0,
+        fp8_gradients=E5M2 if precision.fp8_gradients == "e5m2" else E4M3,
+        scales=tensor_scales(plan, device),
         overlap=tensor_overlap(layout.tp_overlap),
     )
 

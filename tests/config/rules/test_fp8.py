@@ -88,6 +88,32 @@ def test_a_block_without_8_bit_numbers_has_no_effect() -> None:
     assert "nothing is in 8 bits" in said("nano", ["precision.fp8_block=32"], "no-effect")
 
 
+@pytest.mark.parametrize(
+    "setting", ["fp8_scales=tensor", "fp8_history=8", "fp8_gradients=e5m2", "fp8_block=32"]
+)
+def test_settings_of_8_bit_numbers_need_such_numbers(setting: str) -> None:
+    assert "nothing is in 8 bits" in said("nano", [f"precision.{setting}"], "no-effect")
+
+
+def test_a_history_without_scales_of_tensors_has_no_effect() -> None:
+    sets = [*FP8, *H100, "precision.fp8_history=8"]
+    assert "its own largest number" in said("llama3-8b", sets, "no-effect")
+
+
+def test_scales_of_tensors_need_a_device_with_8_bit_floats() -> None:
+    sets = [*FP8, "precision.fp8_scales=tensor", "precision.parameters=bf16"]
+    found = problems_of("llama3-8b", [*sets, "cluster.preset=8xa100-80gb"])
+    assert "has no peak of fp8" in found["fp8-device"].message
+
+
+def test_gradients_of_whole_tensors_are_e5m2_where_nothing_is_said() -> None:
+    for scales, kind in (("block", "e4m3"), ("tensor", "e5m2")):
+        job = load_job("llama3-8b", [*FP8, *H100, f"precision.fp8_scales={scales}"])
+        assert job.plan.mathematics.precision.fp8_gradients == kind
+    sets = [*FP8, *H100, "precision.fp8_gradients=e5m2"]
+    assert load_job("llama3-8b", sets).plan.mathematics.precision.fp8_gradients == "e5m2"
+
+
 @pytest.mark.parametrize("overlap", ["ring", "symmetric-memory"])
 def test_rows_in_8_bits_travel_at_once(overlap: str) -> None:
     sets = [*FP8, *H100, "mesh.tp=2", "mesh.sequence_parallel=true", f"mesh.tp_overlap={overlap}"]

@@ -17,7 +17,7 @@ from echelon.parallel.kernels.fp8 import (
     power_of_two_scales,
     quantised_rows,
     quantised_weight,
-    rounded_to_e4m3,
+    rounded_to_fp8,
 )
 
 WIDE = (torch.float32, torch.float64)
@@ -58,7 +58,7 @@ def nearest_code(x: float) -> int:
 
 
 def codes(x: torch.Tensor) -> list[int]:
-    return rounded_to_e4m3(x).view(torch.uint8).tolist()
+    return rounded_to_fp8(x, E4M3).view(torch.uint8).tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, *WIDE])
@@ -96,7 +96,7 @@ def test_float64_is_not_rounded_twice() -> None:
     # By way of float32 all of these would be the tie between 1 and 1.125.
     tie = 1 + 1 / 16
     x = torch.tensor([tie - 1e-12, tie, tie + 1e-12, -tie - 1e-12], dtype=torch.float64)
-    assert rounded_to_e4m3(x).float().tolist() == [1.0, 1.0, 1.125, -1.125]
+    assert rounded_to_fp8(x, E4M3).float().tolist() == [1.0, 1.0, 1.125, -1.125]
     assert x.to(E4M3).float().tolist() != [1.0, 1.0, 1.125, -1.125]
 
 

@@ -15,6 +15,7 @@ from tests.proof.mutants import (
     narrow,
     pipelines,
     reductions,
+    scales,
     slices,
 )
 from tests.proof.mutants.planting import Told, mutants_of
@@ -24,14 +25,17 @@ from tests.proof.planted import assert_caught
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("mutant", "told"),
-    mutants_of(constants, counts, forward, narrow, pipelines, reductions, slices),
+    mutants_of(constants, counts, forward, narrow, pipelines, reductions, scales, slices),
 )
 def test_a_planted_bug_is_caught_and_named(mutant: str, told: Told, rank_pool: RankPool) -> None:
     assert_caught(mutant, told, rank_pool)
 
 
 def test_at_least_forty_bugs_are_planted() -> None:
-    assert len(mutants_of(constants, counts, forward, narrow, pipelines, reductions, slices)) >= 40
+    assert (
+        len(mutants_of(constants, counts, forward, narrow, pipelines, reductions, scales, slices))
+        >= 40
+    )
 
 
 def test_every_module_of_mutants_is_proven() -> None:

@@ -25,6 +25,8 @@ from echelon.core.rulebook.fp8 import (
 from echelon.core.rules import nearest_divisors
 
 MATMUL_KEY, BLOCK_KEY, DTYPE_KEY = "precision.matmul", "precision.fp8_block", "precision.parameters"
+SCALES_KEY, HISTORY_KEY = "precision.fp8_scales", "precision.fp8_history"
+GRADIENTS_KEY = "precision.fp8_gradients"
 OVERLAP_KEY = "mesh.tp_overlap"
 KERNEL_BLOCK = 128
 """Numbers that share a scale in kernels of GPUs."""
@@ -160,15 +162,19 @@ def fp8_device(view: View) -> Iterator[RuleViolation]:
         )
 
 
-def fp8_block_without_effect(view: View) -> Iterator[RuleViolation]:
-    """Find a block where nothing is in 8 bits."""
+def fp8_settings_without_effect(view: View) -> Iterator[RuleViolation]:
+    """Find settings of 8-bit numbers where there are none, and a history that nothing looks at."""
     if view.word(MATMUL_KEY) != "fp8":
         why = f"{OFF}, and nothing is in 8 bits"
-        yield from setting_without_effect(view, BLOCK_KEY, why)
+        for key in (BLOCK_KEY, SCALES_KEY, HISTORY_KEY, GRADIENTS_KEY):
+            yield from setting_without_effect(view, key, why)
+    elif view.word(SCALES_KEY) != "tensor":
+        why = f'{SCALES_KEY} = "block": a tile has the scale of its own largest number'
+        yield from setting_without_effect(view, HISTORY_KEY, why)
 
 
 FP8_FINDERS = (fp8_block_divides, fp8_parameters, fp8_gathers_at_once)
 """Rules without which ranks could not multiply 8-bit numbers, or would not know which."""
 
-FP8_RUN_FINDERS = (fp8_device, fp8_block_without_effect)
+FP8_RUN_FINDERS = (fp8_device, fp8_settings_without_effect)
 """Rules about where a run computes, and about settings without effect."""

@@ -121,6 +121,16 @@ class Group:
         record = self._event("all_reduce", name, all_reduce_bytes(tensor.nbytes, self.size), start)
         return self._pending(work, name, record, async_op)
 
+    def all_reduce_max(self, tensor: torch.Tensor, *, name: str) -> None:
+        """Put the largest of the group into each element of `tensor`, in place."""
+        if self.size == 1:
+            return
+        require_contiguous(name, tensor)
+        start = self.recorder.now()
+        work = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        record = self._event("all_reduce", name, all_reduce_bytes(tensor.nbytes, self.size), start)
+        self._pending(work, name, record, async_op=False)
+
     def all_gather(
         self, whole: torch.Tensor, shard: torch.Tensor, *, name: str, async_op: bool = False
     ) -> Pending:
