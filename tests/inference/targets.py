@@ -7,9 +7,9 @@ from typing import Any
 
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
+from echelon.core.sampling import Sampling
 from echelon.cost.bytes.cache import cache_size
 from echelon.inference.cache import PagedCache
-from echelon.inference.choice import Sampling
 from echelon.inference.generator import Generator, Writing
 from echelon.inference.operations import CacheOperations
 from echelon.inference.weights import empty_decoder, put_off_biases, weight_shards

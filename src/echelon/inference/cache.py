@@ -37,6 +37,8 @@ class CachedSequence:
     """How many blocks before them have been given back."""
     cached: int = 0
     """Positions whose keys have been written."""
+    ended: bool = False
+    """Whether the token that ends a text has been chosen."""
 
     @property
     def written(self) -> list[int]:

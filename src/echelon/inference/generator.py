@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 import torch
 
 from echelon.core.plan import Plan
+from echelon.core.sampling import Sampling
 from echelon.inference.batch import CacheBatch, next_batch, prompt_batch
 from echelon.inference.cache import CachedSequence
-from echelon.inference.choice import Sampling, choose_tokens
+from echelon.inference.choice import choose_tokens
 from echelon.inference.operations import CacheOperations
 from echelon.models.decoder import Decoder
 from echelon.parallel.transport.collectives import Pending
@@ -69,8 +70,11 @@ class Generator:
         self._messages = 0
 
     @torch.inference_mode()
-    def write(self, sequences: Sequence[CachedSequence], writing: Writing) -> None:
-        """Add tokens to every sequence, in place; every rank of a replica calls it with the same."""
+    def write(self, sequences: Sequence[CachedSequence], writing: Writing) -> bool:
+        """Add tokens to every sequence, in place; every rank of a replica calls it with the same.
+
+        Return whether it was asked to stop before their end.
+        """
         count = min(self._stages, len(sequences))
         groups = [_Group(live=list(sequences[place::count])) for place in range(count)]
         stopping = False
@@ -83,12 +87,13 @@ class Generator:
             if stopping or not any(group.live for group in groups):
                 break
         for group in groups:
-            self._settle(group, writing)
+            stopping = self._settle(group, writing) or stopping
             for sequence in group.live:
                 self._operations.cache.release(sequence)
         for pending in self._sent:
             pending.wait()
         self._sent.clear()
+        return stopping
 
     def _advance(self, group: _Group, sampling: Sampling, *, first: bool) -> None:
         """Run this stage for a group, and choose its next tokens or begin to hear of them."""
@@ -131,6 +136,7 @@ class Generator:
                 sequence.tokens.append(token)
                 live.append(sequence)
             else:
+                sequence.ended = True
                 self._operations.cache.release(sequence)
         group.live = live
         return bool(stop)
