@@ -110,5 +110,3 @@ def first_difference(found: Sequence[Sequence[int]], wanted: Sequence[Sequence[i
             if pair[0] != pair[1]:
                 return f"prompt {prompt}, token {place}: {pair[0]} instead of {pair[1]}"
     return ""
-
-

@@ -77,5 +77,3 @@ def write(context: RankContext, argument: Any) -> Written:
         num_blocks=size.num_blocks,
         sent=dict(events.bytes_by_axis()),
     )
-
-

@@ -30,7 +30,9 @@ class CachedAttention:
     mask: AttentionMask
     soft_cap: float | None = None
 
-    def of_prompt(self, q_THE: torch.Tensor, k_TKE: torch.Tensor, v_TKU: torch.Tensor) -> torch.Tensor:
+    def of_prompt(
+        self, q_THE: torch.Tensor, k_TKE: torch.Tensor, v_TKU: torch.Tensor
+    ) -> torch.Tensor:
         """Return what the queries of a prompt find in its own keys, [T, H, U]."""
         num_heads, length = k_TKE.shape[1], len(q_THE)
         q_KRTE = q_THE.unflatten(1, (num_heads, -1)).permute(1, 2, 0, 3)
