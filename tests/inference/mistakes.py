@@ -96,7 +96,8 @@ def forgets_the_cap(patch: pytest.MonkeyPatch) -> None:
     init = CachedAttention.__init__
 
     def uncapped(self: CachedAttention, **changes: Any) -> None:
-        init(self, **changes | {"soft_cap": None})
+        changes["soft_cap"] = None
+        init(self, **changes)
 
     patch.setattr(CachedAttention, "__init__", uncapped)
 

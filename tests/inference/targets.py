@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from echelon.config.generation import Sampling
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
-from echelon.core.sampling import Sampling
 from echelon.cost.bytes.cache import cache_size
 from echelon.inference.cache import PagedCache
 from echelon.inference.generator import Generator, Writing
@@ -52,13 +52,11 @@ def write(context: RankContext, argument: Any) -> Written:
     operations.router_biases = router_biases_of(plan.model, dtype)
     prompts = argument["prompts"]
     size = cache_size(
-        plan.model,
+        plan,
+        len(part.blocks),
         [len(one) for one in prompts],
         max_tokens=argument["max_tokens"],
         block_tokens=argument.get("block_tokens", 4),
-        tp=plan.mesh.tp,
-        layers=len(part.blocks),
-        dtype=precision,
     )
     operations.cache = PagedCache(size, part.blocks, plan.model.window, dtype, context.device)
     sequences = sequences_of(prompts)

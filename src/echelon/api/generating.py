@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echelon.api.training import TrainResult
+from echelon.config.generation import Request, Sampling, generation_plan, require_request
+from echelon.core.cluster import Backend
 from echelon.core.optional import optional_package
 from echelon.core.plan import Plan
-from echelon.core.sampling import Sampling
 from echelon.core.units import binary_bytes
 
 if TYPE_CHECKING:
-    from echelon.config.generation import Request
     from echelon.cost.bytes.cache import CacheSize
     from echelon.training.inference import GenerateTask, RankWriting
 
@@ -87,8 +87,6 @@ def generate(  # noqa: PLR0913 - each is one choice of the caller, by its name
     Raises ConfigError, InfeasiblePlan, CheckpointError, DataError, EnvironmentProblem, and
     RunFailed where a rank did not come to its end.
     """
-    from echelon.config.generation import Request
-
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     request = Request(max_tokens=max_tokens, sampling=sampling, block_tokens=block_tokens)
     prompts = (prompt,) if isinstance(prompt, str) else tuple(prompt)
@@ -105,7 +103,6 @@ def generate_texts(
 ) -> Generated:
     """Return what is written after prompts; `say` is told of the cache before the first rank."""
     optional_package("torch", extra="train", purpose="generating text")
-    from echelon.config.generation import generation_plan, require_request
     from echelon.telemetry.run_directory import open_run
     from echelon.training.checkpoint.folder import find_checkpoint
     from echelon.training.checkpoint.index import INDEX_FILE
@@ -189,7 +186,7 @@ def _run(task: GenerateTask) -> tuple[int, tuple[RankWriting, ...]]:
 
 
 def _run_here(task: GenerateTask) -> RankWriting:
-    import torch
+    from torch.distributed.distributed_c10d import HashStore
 
     from echelon.core.serialize import to_json
     from echelon.launch.context import RankContext, RankProgress
@@ -200,13 +197,13 @@ def _run_here(task: GenerateTask) -> RankWriting:
         rank=0,
         world_size=1,
         device=device_of(_backend(task.plan), 0),
-        store=torch.distributed.HashStore(),
+        store=HashStore(),
         progress=RankProgress(),
     )
     return generate_rank(context, to_json(task))
 
 
-def _backend(plan: Plan) -> str:
+def _backend(plan: Plan) -> Backend:
     """Return how ranks talk: a run of GPUs may be asked to write where there are none."""
     import torch
 

@@ -11,8 +11,7 @@ from cyclopts import Parameter
 from echelon.api.generating import Generated, generate_texts
 from echelon.cli.flags import Json, Settings, bad_argument
 from echelon.cli.output import note, print_result
-from echelon.config.generation import Request
-from echelon.core.sampling import Sampling
+from echelon.config.generation import Request, Sampling
 
 
 def generate(

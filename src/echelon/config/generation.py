@@ -26,7 +26,6 @@ from echelon.core.rulebook.generate import (
     GENERATE_SHARES_PROMPTS,
 )
 from echelon.core.rules import nearest_divisors
-from echelon.core.sampling import Sampling
 
 GENERATION_KEYS = (
     "mesh.tp",
@@ -36,6 +35,20 @@ GENERATION_KEYS = (
     "experts.expert_tp",
 )
 """The settings that generation has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Say how a token is chosen; a temperature of 0 takes the likeliest.
+
+    `top_k` leaves so many of the likeliest ids, `top_p` the fewest likeliest whose probabilities
+    add up to it (Holtzman et al., "The Curious Case of Neural Text Degeneration", 2019).
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +165,7 @@ def _prompt_problems(plan: Plan, request: Request, prompts: Sequence[int]) -> It
         yield GENERATE_HAS_PROMPT.problem(what, suggestions=("--prompt TEXT", "--prompt-file FILE"))
     elif len(prompts) < dp:
         yield GENERATE_SHARES_PROMPTS.problem(
-            f"mesh.dp_replicate = {dp}, but there are {len(prompts)} prompts ({len(prompts)} < {dp})",
+            f"mesh.dp_replicate = {dp}, but prompts are {len(prompts)} ({len(prompts)} < {dp})",
             key="mesh.dp_replicate",
             suggestions=nearest_divisors(len(prompts), dp),
         )

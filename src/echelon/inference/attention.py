@@ -4,8 +4,8 @@ Fused attention of PyTorch where nothing stands against it; scores one by one wh
 or where values are not as wide as keys (latent attention). Weights are computed in at least
 float32. Of a prompt a few queries are taken at a time, so that scores stay small.
 
-Shape suffixes: T queries of a prompt, B sequences, S keys, H query heads, K key/value heads, R query
-heads of a key, E width of a key, U width of a value.
+Shape suffixes: T queries of a prompt, B sequences, S keys, H query heads, K key/value heads, R
+query heads of a key, E width of a key, U width of a value.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -94,7 +95,7 @@ def next_batch(cache: PagedCache, sequences: Sequence[CachedSequence]) -> CacheB
     )
 
 
-def _rows(tokens: list[int], positions_N: torch.Tensor, device: torch.device) -> dict[str, object]:
+def _rows(tokens: list[int], positions_N: torch.Tensor, device: torch.device) -> dict[str, Any]:
     tokens_N = torch.tensor(tokens, dtype=torch.int64, device=device)
     return {
         "tokens_N": tokens_N,

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import torch
 
-from echelon.core.sampling import Sampling
+from echelon.config.generation import Sampling
 from echelon.models.counter_random import make_key, uniform
 from echelon.parallel.transport.collectives import Group
 

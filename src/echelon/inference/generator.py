@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from echelon.config.generation import Sampling
 from echelon.core.plan import Plan
-from echelon.core.sampling import Sampling
 from echelon.inference.batch import CacheBatch, next_batch, prompt_batch
 from echelon.inference.cache import CachedSequence
 from echelon.inference.choice import choose_tokens

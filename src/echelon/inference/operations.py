@@ -157,8 +157,8 @@ class CacheOperations(Operations):
         """Write the narrow vectors to the cache, and return attention over them, [N, H * U].
 
         A query's own part goes through the layer that would make keys of the vectors, and what it
-        finds through the part of it that would make values: no head's key is ever made (DeepSeek-V2,
-        2024, section 2.1.2).
+        finds through the part of it that would make values: no head's key is ever made
+        (DeepSeek-V2, 2024, section 2.1.2).
         """
         shape, sizes = latent.shape, latent.latent
         q_NHE = self.project_in(q_NR, (latent.q_up,)).unflatten(-1, (latent.heads, -1))

@@ -25,7 +25,7 @@ from echelon.models.attention.reference import attention_reference, visible
 from echelon.models.batch import IGNORED_LABEL, TokenBatch, positions_of
 from echelon.models.counter_random import make_key, uniform
 from echelon.models.mixture_reference import RoutingNotes, mixture_reference
-from echelon.models.modules import Weight
+from echelon.models.modules import EmptyLinear, Weight
 from echelon.models.moe import MixtureOfExperts
 from echelon.models.precision import LOW_PRECISION, at_least_fp32, widened
 from echelon.models.rotary import rotary_tables
@@ -50,8 +50,8 @@ class LatentProjections(Protocol):
     shape: ModelShape
     latent: LatentAttention
     heads: int
-    q_up: nn.Linear
-    kv_up: nn.Linear
+    q_up: EmptyLinear
+    kv_up: EmptyLinear
 
     def attended(
         self, q_NR: torch.Tensor, kv_NR: torch.Tensor, shared_NP: torch.Tensor, batch: TokenBatch

@@ -86,13 +86,11 @@ def rank_cache_size(plan: Plan, rank: int, request: Request, lengths: Sequence[i
     part = part_of(plan, rank)
     replica = rank // plan.mesh.tp % plan.mesh.dp_replicate
     return cache_size(
-        plan.model,
+        plan,
+        len(part.blocks),
         [lengths[number] for number in replica_prompts(plan, replica, lengths)],
         max_tokens=request.max_tokens,
         block_tokens=request.block_tokens,
-        tp=plan.mesh.tp,
-        layers=len(part.blocks),
-        dtype=plan.mathematics.precision.master,
     )
 
 

@@ -29,7 +29,7 @@ GENERATE_SETTINGS = Rule(
     A checkpoint says which model it is. Generation chooses only how ranks split it: mesh.tp,
     mesh.pp, mesh.ep, experts.expert_tp, and mesh.dp_replicate, whose ranks share out the prompts.
     Nothing is sharded over dp_shard, for there are no gradients and no optimizer; cp would cut
-    prompts, whose keys are split by heads and by blocks already. All other settings are of training.
+    prompts, whose keys are split by heads and by blocks already. All others are of training.
     """,
     bad="echelon generate runs/nano --prompt 'def ' --set mesh.cp=2",
     fixed="echelon generate runs/nano --prompt 'def ' --set mesh.tp=2",

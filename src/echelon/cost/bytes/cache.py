@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from echelon.core.model_shape import ModelShape
-from echelon.core.plan import DTYPE_BYTES, DType
+from echelon.core.plan import DTYPE_BYTES, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,22 +70,16 @@ def first_kept(position: int, window: int | None) -> int:
 
 
 def cache_size(
-    model: ModelShape,
-    prompts: Iterable[int],
-    *,
-    max_tokens: int,
-    block_tokens: int,
-    tp: int,
-    layers: int,
-    dtype: DType,
+    plan: Plan, layers: int, prompts: Iterable[int], *, max_tokens: int, block_tokens: int
 ) -> CacheSize:
     """Return the pool of a rank with `layers` blocks, for prompts of so many tokens each."""
+    window = plan.model.window
     return CacheSize(
         num_blocks=sum(
-            cached_blocks(tokens, max_tokens, block_tokens, model.window) for tokens in prompts
+            cached_blocks(tokens, max_tokens, block_tokens, window) for tokens in prompts
         ),
         block_tokens=block_tokens,
         layers=layers,
-        width=cache_width(model, tp),
-        element_bytes=DTYPE_BYTES[dtype],
+        width=cache_width(plan.model, plan.mesh.tp),
+        element_bytes=DTYPE_BYTES[plan.mathematics.precision.master],
     )

@@ -18,27 +18,27 @@ _NUMBER_BYTES = 8  # of a token id, and of the largest logit beside it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardPass:
+class GenerationPass:
     """Say how many tokens of how many sequences cross the stages together."""
 
     tokens: int
     sequences: int
 
 
-def greedy_passes(prompts: Sequence[int], max_tokens: int, pp: int) -> list[ForwardPass]:
+def greedy_passes(prompts: Sequence[int], max_tokens: int, pp: int) -> list[GenerationPass]:
     """Return the passes that write `max_tokens` after prompts of so many tokens, none ending.
 
     There are as many groups of prompts as stages, where there are so many prompts.
     """
     count = min(pp, len(prompts))
     groups = [prompts[place::count] for place in range(count)]
-    first = [ForwardPass(tokens=sum(one), sequences=len(one)) for one in groups]
-    later = [ForwardPass(tokens=len(one), sequences=len(one)) for one in groups]
+    first = [GenerationPass(tokens=sum(one), sequences=len(one)) for one in groups]
+    later = [GenerationPass(tokens=len(one), sequences=len(one)) for one in groups]
     return first + later * (max_tokens - 1)
 
 
 def generated_bytes(
-    plan: Plan, rank: int, passes: Iterable[ForwardPass], *, greedy: bool
+    plan: Plan, rank: int, passes: Iterable[GenerationPass], *, greedy: bool
 ) -> dict[str, int]:
     """Return the bytes that `rank` sends in the given passes, by axis; none where it has no peer.
 
@@ -52,7 +52,7 @@ def generated_bytes(
     return {axis: num_bytes for axis, num_bytes in found.items() if num_bytes}
 
 
-def _over_tensor(plan: Plan, stage: StagePart, one: ForwardPass, *, greedy: bool) -> int:
+def _over_tensor(plan: Plan, stage: StagePart, one: GenerationPass, *, greedy: bool) -> int:
     model, tp = plan.model, plan.mesh.tp
     size = DTYPE_BYTES[plan.mathematics.precision.master]
     sums = stage.first + len(stage.blocks)
@@ -72,7 +72,7 @@ def _over_tensor(plan: Plan, stage: StagePart, one: ForwardPass, *, greedy: bool
     return sent
 
 
-def _over_pipeline(plan: Plan, stage: StagePart, one: ForwardPass) -> int:
+def _over_pipeline(plan: Plan, stage: StagePart, one: GenerationPass) -> int:
     if stage.last:
         return (plan.mesh.pp - 1) * (one.sequences + 1) * _NUMBER_BYTES
     return one.tokens * plan.model.hidden * DTYPE_BYTES[plan.mathematics.precision.master]
