@@ -25,6 +25,7 @@ from echelon.core.rulebook.generate import (
     GENERATE_SETTINGS,
     GENERATE_SHARES_PROMPTS,
 )
+from echelon.core.rulebook.pipeline import LAYERS_FILL_STAGES
 from echelon.core.rules import nearest_divisors
 
 GENERATION_KEYS = (
@@ -95,7 +96,7 @@ def generation_plan(trained: Plan, sets: Sequence[str]) -> Plan:
         ),
         cluster=replace(cluster, nodes=nodes),
     )
-    found = [*_expert_problems(plan), *plan_problems(plan)]
+    found = [*_layout_problems(plan), *plan_problems(plan)]
     if found:
         raise InfeasiblePlan(
             replace(one, set_by=_source(entries, one.key) or one.set_by) for one in found
@@ -145,8 +146,15 @@ def _stages(layers: int, pp: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(starts[s], starts[s + 1])) for s in range(pp))
 
 
-def _expert_problems(plan: Plan) -> Iterator[Problem]:
-    mesh, expert_tp = plan.mesh, plan.layout.experts.expert_tp
+def _layout_problems(plan: Plan) -> Iterator[Problem]:
+    """Yield what only generation asks of a layout."""
+    mesh, expert_tp, layers = plan.mesh, plan.layout.experts.expert_tp, plan.model.layers
+    if mesh.pp > layers:
+        yield LAYERS_FILL_STAGES.problem(
+            f"mesh.pp = {mesh.pp}, but {plan.model.name} has {layers} layers ({layers} < {mesh.pp})",
+            key="mesh.pp",
+            suggestions=range(1, layers + 1)[-4:],
+        )
     if not plan.model.causal:
         yield GENERATE_CAUSAL.problem(f"{plan.model.name} has causal = false", key="model.causal")
     if plan.model.experts is not None and mesh.ep not in (1, mesh.tp):
