@@ -186,7 +186,7 @@ def _run(task: GenerateTask) -> tuple[int, tuple[RankWriting, ...]]:
 
 
 def _run_here(task: GenerateTask) -> RankWriting:
-    from torch.distributed.distributed_c10d import HashStore
+    from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
     from echelon.core.serialize import to_json
     from echelon.launch.context import RankContext, RankProgress
