@@ -24,7 +24,11 @@ def generate(
     ] = (),
     prompt_file: Annotated[
         tuple[str, ...],
-        Parameter(show_default=False, help="A file that is a prompt, - for standard input."),
+        Parameter(
+            show_default=False,
+            allow_leading_hyphen=True,
+            help="A file that is a prompt, - for standard input.",
+        ),
     ] = (),
     max_tokens: Annotated[int, Parameter(help="The most tokens after each prompt.")] = 100,
     temperature: Annotated[
