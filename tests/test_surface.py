@@ -20,7 +20,7 @@ ERRORS = (
     *("InfeasiblePlan", "ProofFailed", "RunFailed"),
 )
 RECORDS = (
-    *("Fused", "Logical", "OnRank", "OneDevice", "Plan", "PlanAnswer"),
+    *("Fused", "Generated", "Logical", "OnRank", "OneDevice", "Plan", "PlanAnswer"),
     *("SizesAnswer", "TrainResult", "VerifyCase"),
 )
 VERBS = (
@@ -100,7 +100,10 @@ rank = ec.OnRank(model=nn.Linear(2, 2), step=lambda number: number, names=names)
 run = ec.train(plan, data="stdlib")
 assert_type(run, ec.TrainResult)
 assert_type(run.run, Path)
-assert_type(ec.generate(run, "def ", tokens=20), str)
+text = ec.generate(run, "def ", max_tokens=20, settings=["mesh.tp=2"])
+assert_type(text, ec.Generated)
+assert_type(text.text, str)
+assert_type(ec.generate(run, ["a", "b"]).texts, tuple[str, ...])
 assert_type(ec.observe(run.run), RunSummary)
 assert_type(ec.observe(run.run).last_loss, float | None)
 assert_type(ec.observe_schedule(run.run, step=3), TimelineReport)

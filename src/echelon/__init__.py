@@ -33,6 +33,7 @@ __all__ = [
     "EchelonError",
     "EnvironmentProblem",
     "Fused",
+    "Generated",
     "InfeasiblePlan",
     "Logical",
     "OnRank",
@@ -73,11 +74,12 @@ if TYPE_CHECKING:
     from echelon.api.calibrating.run import calibrate_run
     from echelon.api.comparing import compare, compare_strategies
     from echelon.api.converting import export, import_run
+    from echelon.api.generating import Generated, generate
     from echelon.api.observing import observe, observe_experts, observe_schedule
     from echelon.api.parallelizing import parallelize
     from echelon.api.planning import bisect, plan, prove
     from echelon.api.rehearsing import rehearse
-    from echelon.api.training import TrainResult, generate, train
+    from echelon.api.training import TrainResult, train
     from echelon.api.verifying import verify
     from echelon.core.errors import (
         CheckpointError,
@@ -106,6 +108,7 @@ else:
         "EchelonError": _ERRORS,
         "EnvironmentProblem": _ERRORS,
         "Fused": _CASE,
+        "Generated": "echelon.api.generating",
         "InfeasiblePlan": _ERRORS,
         "Logical": _CASE,
         "OnRank": _CASE,
@@ -124,7 +127,7 @@ else:
         "compare": "echelon.api.comparing",
         "compare_strategies": "echelon.api.comparing",
         "export": "echelon.api.converting",
-        "generate": "echelon.api.training",
+        "generate": "echelon.api.generating",
         "import_run": "echelon.api.converting",
         "merge_calibrations": "echelon.api.calibrating.merge",
         "observe": "echelon.api.observing",

@@ -43,6 +43,14 @@ TAKES = {
     "--format": "read",
     "--field": "field",
     "--split": "part",
+    "--prompt": "text",
+    "--prompt-file": "file",
+    "--max-tokens": "tokens",
+    "--temperature": "token",
+    "--top-k": "tokens",
+    "--top-p": "tokens",
+    "--seed": "draw",
+    "--block-tokens": "Positions",
 }
 """What each flag with a value takes: a word that its help has in every command."""
 

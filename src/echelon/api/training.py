@@ -1,4 +1,4 @@
-"""`ec.train`: a job becomes a run: its folder, its data, its ranks; `ec.generate`: what it writes.
+"""`ec.train`: a job becomes a run: its folder, its data, its ranks.
 
 All that can be known is checked before the first process starts. Started by us, one process
 prepares the run and then starts the ranks; under torchrun the ranks are there already, rank 0
@@ -217,48 +217,3 @@ def _train_rank(context: RankContext, task: RankTask) -> TrainResult:
     keep_log(run.logs, context.rank, "nccl" if context.device.type == "cuda" else "gloo")
     summary = train_rank(context, to_json(task))
     return TrainResult(run=run.path, data=Path(task.data), summary=summary, rank=context.rank)
-
-
-def generate(
-    run: TrainResult | str | Path,
-    prompt: str,
-    *,
-    tokens: int = 100,
-    temperature: float = 0.6,
-    seed: int = 0,
-) -> str:
-    """Return `prompt` and what the newest checkpoint of a run writes after it, `tokens` tokens.
-
-    `run` is what `ec.train` returned, or the folder of a run. Raises ConfigError where there is no
-    such run, CheckpointError where it has no checkpoint that can be read.
-    """
-    optional_package("torch", extra="train", purpose="generating text")
-    from echelon.telemetry.run_directory import open_run
-    from echelon.training.checkpoint.folder import find_latest
-    from echelon.training.data.dataset import TokenDataset
-    from echelon.training.generate import continue_tokens, load_decoder
-
-    directory = open_run(run.run if isinstance(run, TrainResult) else Path(run))
-    plan = directory.plan()
-    checkpoint = find_latest(directory.path).path
-    data = run.data if isinstance(run, TrainResult) else _data_of(directory.run_file)
-    tokenizer = TokenDataset.open(data).tokenizer()
-    separate = plan.mathematics.documents == "separate"
-    ids = continue_tokens(
-        load_decoder(plan, checkpoint, tokenizer.description.hash),
-        tokenizer.encode(prompt),
-        tokens,
-        temperature=temperature,
-        seed=seed,
-        separator=tokenizer.description.end_of_document if separate else None,
-    )
-    return prompt + tokenizer.decode(ids)
-
-
-def _data_of(run_file: Path) -> Path:
-    """Return the folder of the data that a run read; it is prepared again where it is gone."""
-    from echelon.config.load import load_job
-    from echelon.training.data.corpus import prepared_data
-
-    job = load_job(run_file)
-    return prepared_data(job.data.source, job.data.tokenizer, job.train.runs_dir)

@@ -47,6 +47,7 @@ COMMANDS = {
         "Find out what ranks would do on GPUs, without one.",
     ),
     "train": ("echelon.cli.train:train", "Train a run; --resume goes on with one."),
+    "generate": ("echelon.cli.generate:generate", "Write text with a trained model."),
     "observe": ("echelon.cli.observe:observe", "Say what a run did; draw its pipeline."),
     "calibrate": (
         "echelon.cli.calibrate.command:CALIBRATE",

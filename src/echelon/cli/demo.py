@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from echelon.api.generating import generate
 from echelon.api.planning import prove
-from echelon.api.training import TrainResult, generate, train_job
+from echelon.api.training import TrainResult, train_job
 from echelon.cli.flags import Settings
 from echelon.cli.output import note
 from echelon.cli.plan.report import plan_text
@@ -55,7 +56,7 @@ def demo(*, settings: Settings = ()) -> int:
         return EXIT_STOPPED_WITH_CHECKPOINT
     print()
     _title("4. What it writes after its first line")
-    print(generate(result, PROMPT, tokens=SAMPLE_TOKENS), end="\n\n")
+    print(generate(result, PROMPT, max_tokens=SAMPLE_TOKENS).text, end="\n\n")
     return _conclude(job, result)
 
 

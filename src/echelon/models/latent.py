@@ -54,19 +54,30 @@ class MultiHeadLatentAttention(nn.Module):
         kv_NR, shared_NP = kv.split((latent.kv_rank, latent.rope_dim), dim=-1)
         q_NR = ops.norm(q_NR, self.q_norm.weight, None, shape.norm_eps)
         kv_NR = ops.norm(kv_NR, self.kv_norm.weight, None, shape.norm_eps)
+        attended = ops.attend_latent(self, q_NR, kv_NR, shared_NP, batch)
+        return ops.project_attended(attended, self.o)
+
+    def attended(
+        self, q_NR: torch.Tensor, kv_NR: torch.Tensor, shared_NP: torch.Tensor, batch: TokenBatch
+    ) -> torch.Tensor:
+        """Return attention over the heads that are made of the narrow vectors, [N, H * value_dim].
+
+        `shared_NP` is the part of keys that all heads share, not yet turned by its position.
+        """
+        ops, shape, latent = self.operations, self.shape, self.latent
         q = self._heads(ops.project_in(q_NR, (self.q_up,)), batch)
         kv = self._heads(ops.project_in(kv_NR, (self.kv_up,)), batch)
         shared = ops.share_among_heads(shared_NP)
         shared = shared.view(batch.num_positions, batch.num_sequences, 1, latent.rope_dim)
         q_own, q_turned = q.split((latent.nope_dim, latent.rope_dim), dim=-1)
         k_own, v = kv.split((latent.nope_dim, latent.value_dim), dim=-1)
-        cos_TE, sin_TE = ops.rotary_tables(shape, batch, x_ND)
+        cos_TE, sin_TE = ops.rotary_tables(shape, batch, q_NR)
         shared = ops.rotate(shared, cos_TE, sin_TE)
         q = torch.cat((q_own, ops.rotate(q_turned, cos_TE, sin_TE)), dim=-1)
         k = torch.cat((k_own, shared.expand(-1, -1, self.heads, -1)), dim=-1)
         v = fn.pad(v, (0, shape.head_dim - latent.value_dim))
         out = ops.attend(q, k, v, shape, batch).view(-1, self.heads, shape.head_dim)
-        return ops.project_attended(out[..., : latent.value_dim].flatten(1), self.o)
+        return out[..., : latent.value_dim].flatten(1)
 
     def _heads(self, x: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
         """Return x as [T, B, H, width of a head]."""

@@ -20,12 +20,12 @@ import torch
 from torch import nn
 from torch.nn import functional as fn
 
-from echelon.core.model_shape import ModelShape
+from echelon.core.model_shape import LatentAttention, ModelShape
 from echelon.models.attention.reference import attention_reference, visible
 from echelon.models.batch import IGNORED_LABEL, TokenBatch, positions_of
 from echelon.models.counter_random import make_key, uniform
 from echelon.models.mixture_reference import RoutingNotes, mixture_reference
-from echelon.models.modules import Weight
+from echelon.models.modules import EmptyLinear, Weight
 from echelon.models.moe import MixtureOfExperts
 from echelon.models.precision import LOW_PRECISION, at_least_fp32, widened
 from echelon.models.rotary import rotary_tables
@@ -41,6 +41,22 @@ class NormOfStream(Protocol):
 
     def normed(self, x_ND: torch.Tensor) -> torch.Tensor:
         """Return the norm of the stream."""
+        ...
+
+
+class LatentProjections(Protocol):
+    """Multi-head latent attention: a module of `models/latent.py`."""
+
+    shape: ModelShape
+    latent: LatentAttention
+    heads: int
+    q_up: EmptyLinear
+    kv_up: EmptyLinear
+
+    def attended(
+        self, q_NR: torch.Tensor, kv_NR: torch.Tensor, shared_NP: torch.Tensor, batch: TokenBatch
+    ) -> torch.Tensor:
+        """Return attention over the heads that are made of the narrow vectors."""
         ...
 
 
@@ -192,6 +208,17 @@ class Operations:
         seen = visible(positions_T, positions_T, shape.mask, batch.documents)
         out = attention_reference(q, k, v, seen, shape.soft_cap)[0]
         return out.reshape(q.shape[0] * q.shape[1], -1)
+
+    def attend_latent(
+        self,
+        latent: LatentProjections,
+        q_NR: torch.Tensor,
+        kv_NR: torch.Tensor,
+        shared_NP: torch.Tensor,
+        batch: TokenBatch,
+    ) -> torch.Tensor:
+        """Return latent attention of the narrow vectors and the shared key part, [N, H * U]."""
+        return latent.attended(q_NR, kv_NR, shared_NP, batch)
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Return SwiGLU's silu(gate) * up for gate and up side by side, [N, F]."""

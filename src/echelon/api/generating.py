@@ -1,0 +1,220 @@
+"""`ec.generate`: what a trained model writes after prompts, on one rank or on several.
+
+All that can be known is checked before the first rank starts. One rank is this process; more are
+started here, or are there already under torchrun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from echelon.api.training import TrainResult
+from echelon.config.generation import Request, Sampling, generation_plan, require_request
+from echelon.core.cluster import Backend
+from echelon.core.optional import optional_package
+from echelon.core.plan import Plan
+from echelon.core.units import binary_bytes
+
+if TYPE_CHECKING:
+    from echelon.cost.bytes.cache import CacheSize
+    from echelon.training.inference import GenerateTask, RankWriting
+
+GENERATE_RANK = "echelon.training.inference:generate_rank"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """Say what was written, and what it took; `rank` is 0 but under torchrun."""
+
+    prompts: tuple[str, ...]
+    """The prompts, in the order in which they were given."""
+    written: tuple[str, ...]
+    """What was written after each."""
+    tokens: tuple[tuple[int, ...], ...]
+    """The ids of that."""
+    ended: tuple[bool, ...]
+    """Whether each text came to its end, rather than to the most tokens."""
+    stopped: bool
+    """Whether someone asked to stop before."""
+    checkpoint: Path
+    """What was read."""
+    cache_bytes: tuple[int, ...]
+    """Bytes of keys and values that each rank held; under torchrun those of this rank."""
+    seconds_s: float
+    """How long the slowest rank wrote, from its first prompt on."""
+    rank: int = 0
+    """This rank."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Return each prompt with what was written after it."""
+        return tuple(map("".join, zip(self.prompts, self.written, strict=True)))
+
+    @property
+    def text(self) -> str:
+        """Return the first of the texts."""
+        return self.texts[0]
+
+
+def generate(  # noqa: PLR0913 - each is one choice of the caller, by its name
+    run: TrainResult | str | Path,
+    prompt: str | Sequence[str],
+    *,
+    max_tokens: int = 100,
+    temperature: float = 0.6,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    block_tokens: int = 16,
+    settings: Sequence[str] = (),
+) -> Generated:
+    """Return what a trained model writes after a prompt, or after each of several.
+
+        ec.generate("runs/nano", "def ", temperature=0, settings=["mesh.tp=2"]).text
+
+    `run` is what `ec.train` returned, the folder of a run (its newest checkpoint is taken) or of a
+    checkpoint in one. `settings` split the model over ranks: mesh.tp, mesh.pp, mesh.ep,
+    experts.expert_tp, and mesh.dp_replicate, whose ranks share out the prompts; how the run was
+    split in training does not matter. At a temperature of 0 the likeliest token is taken; else one
+    is drawn from `top_k` ids, or from the likeliest ones that have `top_p` together. What is drawn
+    hangs on the seed, the prompt and its number, and not on the layout. A text ends at the token
+    that ends documents, or after `max_tokens`. Keys and values are kept in blocks of `block_tokens`
+    positions.
+
+    Raises ConfigError, InfeasiblePlan, CheckpointError, DataError, EnvironmentProblem, and
+    RunFailed where a rank did not come to its end.
+    """
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    request = Request(max_tokens=max_tokens, sampling=sampling, block_tokens=block_tokens)
+    prompts = (prompt,) if isinstance(prompt, str) else tuple(prompt)
+    return generate_texts(run, prompts, request, settings=settings)
+
+
+def generate_texts(
+    run: TrainResult | str | Path,
+    prompts: tuple[str, ...],
+    request: Request,
+    *,
+    settings: Sequence[str] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> Generated:
+    """Return what is written after prompts; `say` is told of the cache before the first rank."""
+    optional_package("torch", extra="train", purpose="generating text")
+    from echelon.telemetry.run_directory import open_run
+    from echelon.training.checkpoint.folder import find_checkpoint
+    from echelon.training.checkpoint.index import INDEX_FILE
+    from echelon.training.data.dataset import TokenDataset
+    from echelon.training.inference import GenerateTask, rank_cache_size
+
+    path = run.run if isinstance(run, TrainResult) else Path(run)
+    is_checkpoint = (path / INDEX_FILE).is_file() or path.parent.name == "checkpoints"
+    folder = path.resolve().parent.parent if is_checkpoint else path
+    directory = open_run(folder)
+    trained = directory.plan()
+    plan = generation_plan(trained, settings)
+    checkpoint = find_checkpoint(path).path
+    data = run.data if isinstance(run, TrainResult) else _data_of(directory.run_file)
+    tokenizer = TokenDataset.open(data).tokenizer()
+    ids = tuple(tuple(tokenizer.encode(text)) for text in prompts)
+    require_request(plan, request, [len(one) for one in ids])
+    say(cache_text(plan, rank_cache_size(plan, 0, request, [len(one) for one in ids])))
+    task = GenerateTask(
+        plan=plan,
+        trained=trained,
+        checkpoint=str(checkpoint),
+        tokenizer_hash=tokenizer.description.hash,
+        prompts=ids,
+        request=request,
+        end=tokenizer.description.end_of_document,
+    )
+    rank, results = _run(task)
+    first = results[0]
+    return Generated(
+        prompts=prompts,
+        written=tuple(tokenizer.decode(one) for one in first.written),
+        tokens=first.written,
+        ended=first.ended,
+        stopped=first.stopped,
+        checkpoint=checkpoint,
+        cache_bytes=tuple(one.cache_bytes for one in results),
+        seconds_s=max(one.seconds_s for one in results),
+        rank=rank,
+    )
+
+
+def cache_text(plan: Plan, size: CacheSize) -> str:
+    """Return how large the cache of a rank is, and why, in one line."""
+    model, tp = plan.model, plan.mesh.tp
+    if model.latent is not None:
+        width = f"({model.latent.kv_rank} + {model.latent.rope_dim})"
+    else:
+        heads = f"{model.kv_heads}" if tp == 1 else f"{model.kv_heads}/{tp}"
+        width = f"2 x {heads} x {model.head_dim}"
+    return (
+        f"cache: {binary_bytes(size.num_bytes)} a rank = {size.num_blocks} blocks x "
+        f"{size.block_tokens} positions x {size.layers} layers x {width} numbers x "
+        f"{size.element_bytes} bytes"
+    )
+
+
+def _run(task: GenerateTask) -> tuple[int, tuple[RankWriting, ...]]:
+    """Return this rank, and what each rank that is known here found."""
+    from echelon.core.serialize import to_json
+    from echelon.launch.environment import is_launched
+    from echelon.launch.launched_rank import run_launched_rank
+    from echelon.launch.local.supervisor import LaunchOptions, run_ranks
+
+    mesh = task.plan.mesh
+    labels = tuple(map(mesh.label, range(mesh.world_size)))
+    options = LaunchOptions(backend=_backend(task.plan))
+    if is_launched():
+        outcome = run_launched_rank(GENERATE_RANK, to_json(task), labels=labels, options=options)
+    elif mesh.world_size == 1:
+        return 0, (_run_here(task),)
+    else:
+        outcome = run_ranks(
+            GENERATE_RANK,
+            to_json(task),
+            world_size=mesh.world_size,
+            labels=labels,
+            options=options,
+        )
+    return outcome.rank, outcome.require()
+
+
+def _run_here(task: GenerateTask) -> RankWriting:
+    from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
+
+    from echelon.core.serialize import to_json
+    from echelon.launch.context import RankContext, RankProgress
+    from echelon.launch.process_group import device_of
+    from echelon.training.inference import generate_rank
+
+    context = RankContext(
+        rank=0,
+        world_size=1,
+        device=device_of(_backend(task.plan), 0),
+        store=HashStore(),
+        progress=RankProgress(),
+    )
+    return generate_rank(context, to_json(task))
+
+
+def _backend(plan: Plan) -> Backend:
+    """Return how ranks talk: a run of GPUs may be asked to write where there are none."""
+    import torch
+
+    enough = torch.cuda.device_count() >= plan.mesh.world_size
+    return "nccl" if plan.cluster.backend == "nccl" and enough else "gloo"
+
+
+def _data_of(run_file: Path) -> Path:
+    """Return the folder of the data that a run read; it is prepared again where it is gone."""
+    from echelon.config.load import load_job
+    from echelon.training.data.corpus import prepared_data
+
+    job = load_job(run_file)
+    return prepared_data(job.data.source, job.data.tokenizer, job.train.runs_dir)

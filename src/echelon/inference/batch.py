@@ -1,0 +1,117 @@
+"""The tokens of a step: whole prompts of any lengths, or the next token of each sequence.
+
+Both are rows side by side, without padding, each with its own position. The decoder sees one
+sequence of N positions; which rows meet which keys only attention knows.
+
+Shape suffixes: N tokens, B sequences, S positions that are read of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from echelon.cost.bytes.cache import first_kept
+from echelon.inference.cache import CachedSequence, PagedCache
+from echelon.models.batch import TokenBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheBatch(TokenBatch):
+    """Hold the tokens of a step, and which rows of the cache they write and read."""
+
+    positions_N: torch.Tensor
+    """The position of each token in its own sequence, int64, on the host."""
+    spans: tuple[slice, ...]
+    """The rows of each prompt; none where each row is the next token of a sequence."""
+    last_B: torch.Tensor
+    """The row of each sequence whose output says what comes next, int64."""
+    kept_M: torch.Tensor | None
+    """The rows that write to the cache; None: all."""
+    write_M: torch.Tensor
+    """Where they write."""
+    read_BS: torch.Tensor | slice | None = None
+    """Where the keys of a next token are, B x S side by side; a slice where they are in order."""
+    seen_BS: torch.Tensor | None = None
+    """Which of them a token meets; None: all."""
+
+    @property
+    def positions_T(self) -> torch.Tensor:
+        """Return the position of each token."""
+        return self.positions_N.to(self.tokens_N.device)
+
+
+def prompt_batch(cache: PagedCache, sequences: Sequence[CachedSequence]) -> CacheBatch:
+    """Return the batch that reads prompts, each from its beginning to its end."""
+    tokens: list[int] = []
+    spans: list[slice] = []
+    positions: list[torch.Tensor] = []
+    kept: list[torch.Tensor] = []
+    writes: list[torch.Tensor] = []
+    for sequence in sequences:
+        start, length = len(tokens), len(sequence.tokens)
+        tokens += sequence.tokens
+        spans.append(slice(start, start + length))
+        positions.append(torch.arange(length))
+        held = cache.extend(sequence, length)
+        kept.append(torch.arange(start + held.start, start + held.stop))
+        writes.append(cache.slots(sequence, held))
+    kept_M = torch.cat(kept)
+    return CacheBatch(
+        **_rows(tokens, torch.cat(positions), cache.device),
+        spans=tuple(spans),
+        last_B=torch.tensor([span.stop - 1 for span in spans], device=cache.device),
+        kept_M=None if len(kept_M) == len(tokens) else kept_M.to(cache.device),
+        write_M=torch.cat(writes).to(cache.device),
+    )
+
+
+def next_batch(cache: PagedCache, sequences: Sequence[CachedSequence]) -> CacheBatch:
+    """Return the batch of the last token of each sequence, which meets what is cached of it."""
+    writes: list[torch.Tensor] = []
+    reads: list[torch.Tensor] = []
+    for sequence in sequences:
+        at = len(sequence.tokens) - 1
+        writes.append(cache.slots(sequence, cache.extend(sequence, at + 1)))
+        reads.append(cache.slots(sequence, range(first_kept(at, cache.window), at + 1)))
+    longest = max(len(one) for one in reads)
+    seen: torch.Tensor | None = None
+    if any(len(one) < longest for one in reads):
+        lengths_B = torch.tensor([len(one) for one in reads])
+        seen = (torch.arange(longest) < lengths_B[:, None]).to(cache.device)
+        reads = [torch.nn.functional.pad(one, (0, longest - len(one))) for one in reads]
+    positions_N = torch.tensor([len(sequence.tokens) - 1 for sequence in sequences])
+    return CacheBatch(
+        **_rows([sequence.tokens[-1] for sequence in sequences], positions_N, cache.device),
+        spans=(),
+        last_B=torch.arange(len(sequences), device=cache.device),
+        kept_M=None,
+        write_M=torch.cat(writes).to(cache.device),
+        read_BS=_in_order(reads, cache.device),
+        seen_BS=seen,
+    )
+
+
+def _rows(tokens: list[int], positions_N: torch.Tensor, device: torch.device) -> dict[str, Any]:
+    tokens_N = torch.tensor(tokens, dtype=torch.int64, device=device)
+    return {
+        "tokens_N": tokens_N,
+        "labels_N": tokens_N,
+        "sample_ids_B": torch.zeros(1, dtype=torch.int64),
+        "runs": (),
+        "whole_length": len(tokens),
+        "train": False,
+        "positions_N": positions_N,
+    }
+
+
+def _in_order(reads: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor | slice:
+    """Return the rows of a pool that are read: of one sequence a slice, where they follow."""
+    if len(reads) > 1:
+        return torch.cat(list(reads)).to(device)
+    first, last = int(reads[0][0]), int(reads[0][-1])
+    in_order = last - first + 1 == len(reads[0]) and bool((reads[0].diff() == 1).all())
+    return slice(first, last + 1) if in_order else reads[0].to(device)

@@ -1,0 +1,117 @@
+"""The cache of keys and values: blocks of positions in one pool, taken when they are needed.
+
+Each block of the model has a tensor of `num_blocks x block_tokens` rows; the same rows of all of
+them belong to the same positions. A sequence names its blocks in order, wherever they lie. Blocks
+that are out of a window, and those of a sequence that has ended, go back to the pool.
+Bytes: `cache_size` in `cost/bytes/cache.py`, exactly.
+Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+PagedAttention", 2023, section 4.
+
+Shape suffixes: S slots (rows of a pool), W numbers of a token.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from echelon.cost.bytes.cache import CacheSize, first_kept
+
+
+@dataclass(slots=True, kw_only=True)
+class CachedSequence:
+    """Hold what is known of one prompt: its tokens, and the blocks that hold its keys."""
+
+    number: int
+    """The number of the prompt among all prompts of all ranks."""
+    tokens: list[int]
+    """The prompt, and what was written after it."""
+    prompt_tokens: int
+    """Tokens of the prompt."""
+    blocks: list[int] = field(default_factory=list)
+    """The blocks of the pool that hold its positions, in their order."""
+    first_block: int = 0
+    """How many blocks before them have been given back."""
+    cached: int = 0
+    """Positions whose keys have been written."""
+    ended: bool = False
+    """Whether the token that ends a text has been chosen."""
+
+    @property
+    def written(self) -> list[int]:
+        """Return the tokens after the prompt."""
+        return self.tokens[self.prompt_tokens :]
+
+
+class PagedCache:
+    """Hold the keys and values of all sequences of a rank."""
+
+    def __init__(
+        self,
+        size: CacheSize,
+        layers: Sequence[int],
+        window: int | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Make the pools of the given blocks of the model."""
+        assert len(layers) == size.layers
+        self.size, self.window, self.device = size, window, device
+        rows = size.num_blocks * size.block_tokens
+        # Zeros: what is masked is multiplied by 0, and must be a number.
+        self.pools = {
+            layer: torch.zeros(rows, size.width, dtype=dtype, device=device) for layer in layers
+        }
+        self._free = deque(range(size.num_blocks))
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes that are held."""
+        return sum(pool.nbytes for pool in self.pools.values())
+
+    @property
+    def num_free(self) -> int:
+        """Return the blocks that nobody holds."""
+        return len(self._free)
+
+    def extend(self, sequence: CachedSequence, until: int) -> range:
+        """Make room for the positions up to but without `until`; return those that are kept.
+
+        What no later query meets gets no room, and what no query meets any more loses it.
+        """
+        tokens = self.size.block_tokens
+        start = first_kept(until - 1, self.window)
+        while sequence.blocks and (sequence.first_block + 1) * tokens <= start:
+            self._free.append(sequence.blocks.pop(0))
+            sequence.first_block += 1
+        if not sequence.blocks:
+            sequence.first_block = start // tokens
+        while (sequence.first_block + len(sequence.blocks)) * tokens < until:
+            sequence.blocks.append(self._free.popleft())
+        kept = range(max(start, sequence.cached), until)
+        sequence.cached = until
+        return kept
+
+    def release(self, sequence: CachedSequence) -> None:
+        """Give back the blocks of a sequence that has ended, those that were taken last first."""
+        self._free.extendleft(reversed(sequence.blocks))
+        sequence.blocks.clear()
+
+    def slots(self, sequence: CachedSequence, positions: range) -> torch.Tensor:
+        """Return the rows of the pools that hold `positions` of a sequence, int64."""
+        tokens = self.size.block_tokens
+        starts = torch.tensor(sequence.blocks, dtype=torch.int64) * tokens
+        at = torch.arange(positions.start, positions.stop) - sequence.first_block * tokens
+        return starts[at // tokens] + at % tokens
+
+    def write(self, layer: int, slots_S: torch.Tensor, rows_SW: torch.Tensor) -> None:
+        """Write what tokens keep."""
+        self.pools[layer].index_copy_(0, slots_S, rows_SW)
+
+    def read(self, layer: int, slots_S: torch.Tensor | slice) -> torch.Tensor:
+        """Return rows of a pool: a view where they lie side by side."""
+        pool = self.pools[layer]
+        return pool[slots_S] if isinstance(slots_S, slice) else pool.index_select(0, slots_S)

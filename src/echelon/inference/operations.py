@@ -1,0 +1,233 @@
+"""The steps of a decoder over a cache of keys, on one of the ranks of a tensor-parallel group.
+
+Split: the weights as in training (`parallel/tensor.py`); the cache by key/value heads, each rank
+       keeps those of its own. Of latent attention every rank keeps the narrow vector of a token,
+       which all heads read. Of experts each rank has a share, or a piece of each; every rank has
+       all tokens, so none travels to an expert.
+Sent:  an all-reduce of [N, D] after the embedding, after attention and after the MLP, and after
+       the experts of a rank.
+Bytes: `generated_bytes` in `cost/bytes/generate.py`.
+Must divide: tp | heads, kv_heads, ffn (the vocabulary is padded); ep is 1 or tp.
+Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Pope et al., "Efficiently Scaling
+       Transformer Inference", 2022, section 3.
+
+Shape suffixes: see `models/operations.py`; also R kv_rank, U width of a value, W numbers of a token
+in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional as fn
+
+from echelon.core.experts import Balance
+from echelon.core.model_shape import ModelShape
+from echelon.inference.attention import CachedAttention
+from echelon.inference.batch import CacheBatch
+from echelon.inference.cache import PagedCache
+from echelon.models.batch import TokenBatch
+from echelon.models.moe import Expert, MixtureOfExperts
+from echelon.models.operations import LatentProjections, Operations
+from echelon.models.precision import at_least_fp32, widened
+from echelon.models.rotary import rotary_tables
+from echelon.models.routing import choose_experts, gates_of, scores_of
+from echelon.parallel.transport.collectives import Group
+
+JoinedLinear = tuple[torch.Tensor, torch.Tensor | None]
+"""The weights, and the biases, of layers that read the same input, one below the other."""
+
+RowParts = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""What makes keys and values of what tokens keep."""
+
+
+class CacheOperations(Operations):
+    """Compute the steps of a decoder whose earlier keys are in a cache."""
+
+    def __init__(self, group: Group, *, splits_experts: bool) -> None:
+        """Split layers over `group`; `splits_experts`: what its ranks make of experts is summed.
+
+        `joined` and `biases` are set by who makes the weights (`weights.py`), `cache` by who knows
+        how many positions there will be; `balance` and `router_biases` say how tokens are routed.
+        """
+        self.group, self._splits_experts = group, splits_experts
+        self.joined: dict[int, JoinedLinear] = {}
+        self.biases: dict[int, torch.Tensor] = {}
+        self.balance = Balance()
+        self.router_biases: dict[int, torch.Tensor] = {}
+        self._cache: PagedCache | None = None
+        self._layer = 0
+        self._tables: tuple[TokenBatch, tuple[torch.Tensor, torch.Tensor]] | None = None
+
+    @property
+    def cache(self) -> PagedCache:
+        """Return the cache of this rank."""
+        assert self._cache is not None, "a cache is made before the first token is read"
+        return self._cache
+
+    @cache.setter
+    def cache(self, cache: PagedCache) -> None:
+        self._cache = cache
+
+    def enter(self, unit: str, x: torch.Tensor | None) -> torch.Tensor | None:
+        """Note which block begins: its keys have a pool of their own."""
+        _, _, layer = unit.partition("layers.")
+        if layer:
+            self._layer = int(layer)
+        return x
+
+    def embed(
+        self, weight_VD: nn.Parameter, positions: nn.Parameter | None, batch: TokenBatch
+    ) -> torch.Tensor:
+        """Return x_ND: each rank looks up the rows that it has."""
+        group = self.group
+        if group.size == 1:
+            return super().embed(weight_VD, positions, batch)
+        local_N = batch.tokens_N - group.index * len(weight_VD)
+        elsewhere_N = (local_N < 0) | (local_N >= len(weight_VD))
+        x_ND = fn.embedding(local_N.masked_fill(elsewhere_N, 0), weight_VD)
+        x_ND.masked_fill_(elsewhere_N[:, None], 0.0)
+        group.all_reduce(x_ND, name="embedding.forward").wait()
+        return x_ND if positions is None else x_ND + positions[batch.positions_T]
+
+    def norm(
+        self, x: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter | None, eps: float
+    ) -> torch.Tensor:
+        """Return x normalised over its last dim, by one operator where there is no bias."""
+        if bias is not None:
+            return super().norm(x, weight, bias, eps)
+        wide = widened(x)
+        return fn.rms_norm(wide, (x.shape[-1],), widened(weight), eps).to(x.dtype)
+
+    def project_in(self, x_ND: torch.Tensor, linears: Sequence[nn.Linear]) -> torch.Tensor:
+        """Return the outputs of layers that read the same x, by one product."""
+        joined = self.joined.get(id(linears[0]))
+        return super().project_in(x_ND, linears) if joined is None else fn.linear(x_ND, *joined)
+
+    def project_out(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
+        """Return the sum of what all ranks make of their part of x, [N, D]."""
+        y_ND = linear(x)
+        if self.group.size == 1:
+            return y_ND
+        self.group.all_reduce(y_ND, name="row.forward").wait()
+        bias = self.biases.get(id(linear))
+        return y_ND if bias is None else y_ND + bias
+
+    def rotary_tables(
+        self, shape: ModelShape, batch: TokenBatch, like: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cos and sin of each token's own position, made once for all blocks."""
+        assert isinstance(batch, CacheBatch)
+        if self._tables is None or self._tables[0] is not batch:
+            wide = at_least_fp32(like.dtype)
+            tables = rotary_tables(shape, batch.positions_N, wide, like.device)
+            self._tables = batch, tables
+        return self._tables[1]
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        shape: ModelShape,
+        batch: TokenBatch,
+    ) -> torch.Tensor:
+        """Write keys and values to the cache, and return attention over it, [N, H * hd]."""
+        q_NHE, k_NKE, v_NKE = q[:, 0], k[:, 0], v[:, 0]
+        num_heads, head_dim = k_NKE.shape[1:]
+        rows_NW = torch.cat((k_NKE.flatten(1), v_NKE.flatten(1)), dim=1)
+        attention = _attention(shape)
+
+        def parts(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            k_and_v = rows.unflatten(-1, (2, num_heads, head_dim))
+            return k_and_v.select(-3, 0), k_and_v.select(-3, 1)
+
+        return self._over_cache(q_NHE, rows_NW, parts, attention, batch).flatten(1)
+
+    def attend_latent(
+        self,
+        latent: LatentProjections,
+        q_NR: torch.Tensor,
+        kv_NR: torch.Tensor,
+        shared_NP: torch.Tensor,
+        batch: TokenBatch,
+    ) -> torch.Tensor:
+        """Write the narrow vectors to the cache, and return attention over them, [N, H * U].
+
+        A query's own part goes through the layer that would make keys of the vectors, and what it
+        finds through the part of it that would make values: no head's key is ever made
+        (DeepSeek-V2, 2024, section 2.1.2).
+        """
+        shape, sizes = latent.shape, latent.latent
+        q_NHE = self.project_in(q_NR, (latent.q_up,)).unflatten(-1, (latent.heads, -1))
+        q_own, q_turned = q_NHE.split((sizes.nope_dim, sizes.rope_dim), dim=-1)
+        tables = self.rotary_tables(shape, batch, q_NR)
+        q_turned = self.rotate(q_turned[:, None], *tables)[:, 0]
+        shared_NP = self.rotate(shared_NP[:, None, None], *tables)[:, 0, 0]
+        up_HUR = latent.kv_up.weight.unflatten(0, (latent.heads, -1))
+        to_keys, to_values = up_HUR.split((sizes.nope_dim, sizes.value_dim), dim=1)
+        q_NHW = torch.cat((torch.einsum("nhe,her->nhr", q_own, to_keys), q_turned), dim=-1)
+
+        def parts(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            keys = rows.unsqueeze(-2)
+            return keys, keys[..., : sizes.kv_rank]
+
+        rows_NW = torch.cat((kv_NR, shared_NP), dim=1)
+        found_NHR = self._over_cache(q_NHW, rows_NW, parts, _attention(shape), batch)
+        return torch.einsum("nhr,hur->nhu", found_NHR, to_values).flatten(1)
+
+    def _over_cache(
+        self,
+        q_NHW: torch.Tensor,
+        rows_NW: torch.Tensor,
+        parts: RowParts,
+        attention: CachedAttention,
+        batch: TokenBatch,
+    ) -> torch.Tensor:
+        """Write the rows of the batch; return what its queries find, [N, H, width of a value]."""
+        assert isinstance(batch, CacheBatch)
+        kept = rows_NW if batch.kept_M is None else rows_NW[batch.kept_M]
+        self.cache.write(self._layer, batch.write_M, kept)
+        if batch.read_BS is None:
+            k, v = parts(rows_NW)
+            found = [attention.of_prompt(q_NHW[one], k[one], v[one]) for one in batch.spans]
+            return torch.cat(found)
+        rows = self.cache.read(self._layer, batch.read_BS)
+        k, v = parts(rows.view(len(q_NHW), -1, rows.shape[-1]))
+        return attention.of_next(q_NHW, k, v, batch.seen_BS)
+
+    def mixture(
+        self, x_ND: torch.Tensor, mixture: MixtureOfExperts, batch: TokenBatch
+    ) -> torch.Tensor:
+        """Return what its experts make of each token; none has too little room for any.
+
+        Room is counted by sequence, and a text that has just begun would have hardly any.
+        """
+        experts, wide = mixture.routing, at_least_fp32(x_ND.dtype)
+        logits_NE = fn.linear(x_ND.to(wide), mixture.router.weight.to(wide))
+        scores_NE = scores_of(logits_NE, experts)
+        bias_E = self.router_biases.get(mixture.layer)
+        at_N = batch.positions_T
+        chosen_NK = choose_experts(scores_NE, bias_E, at_N, experts, self.balance)
+        gates_NK = gates_of(scores_NE, chosen_NK, experts)
+        y_ND = torch.zeros_like(x_ND)
+        for number in chosen_NK.unique().tolist():
+            if str(number) in mixture.experts:
+                rows, places = (chosen_NK == number).nonzero(as_tuple=True)
+                expert = mixture.experts[str(number)]
+                assert isinstance(expert, Expert)
+                y_ND.index_add_(0, rows, _expert(expert, x_ND[rows], gates_NK[rows, places]))
+        if self._splits_experts:
+            self.group.all_reduce(y_ND, name="experts.forward").wait()
+        return y_ND + mixture.shared(x_ND) if experts.shared_experts else y_ND
+
+
+def _attention(shape: ModelShape) -> CachedAttention:
+    return CachedAttention(scale=shape.head_dim**-0.5, mask=shape.mask, soft_cap=shape.soft_cap)
+
+
+def _expert(expert: Expert, x_RD: torch.Tensor, gates_R: torch.Tensor) -> torch.Tensor:
+    inner_RF = fn.silu(expert.gate(x_RD)) * expert.up(x_RD)
+    return expert.down((inner_RF * gates_R[:, None]).to(x_RD.dtype))

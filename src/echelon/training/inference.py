@@ -1,0 +1,172 @@
+"""The ranks that generate: each reads its part of a checkpoint, and writes after its prompts.
+
+A checkpoint holds whole tensors by name, so ranks of any layout read their rectangles from it. They
+take the parameters (the master copies, in their dtype) and the biases of routers; the state of the
+optimizer is not loaded, though the checksums of the files that it shares with them are compared.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from echelon.config.generation import Request
+from echelon.core.event import EventList
+from echelon.core.parameters import router_bias_name, router_biases
+from echelon.core.plan import Plan
+from echelon.core.serialize import from_json
+from echelon.cost.bytes.cache import CacheSize, cache_size
+from echelon.inference.cache import CachedSequence, PagedCache
+from echelon.inference.generator import Generator, Writing
+from echelon.inference.operations import CacheOperations
+from echelon.inference.weights import empty_decoder, put_off_biases, weight_shards
+from echelon.launch.context import RankContext
+from echelon.layout.stage import RankPart, part_of
+from echelon.models.decoder import Decoder
+from echelon.models.precision import TORCH_DTYPES, at_least_fp32
+from echelon.parallel.fp8_linear import multiply_in_fp8
+from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
+from echelon.parallel.transport.recorder import Recorder, clock_of
+from echelon.training.checkpoint.identity import RunIdentity
+from echelon.training.checkpoint.index import PARAMETERS
+from echelon.training.checkpoint.load import load_checkpoint
+from echelon.training.expert_state import ROUTER_BIAS, whole_shards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateTask:
+    """Say what the ranks of a generation do."""
+
+    plan: Plan
+    """How they split the model (`config/generation.py`)."""
+    trained: Plan
+    """The plan that wrote the checkpoint."""
+    checkpoint: str
+    """The folder of the checkpoint."""
+    tokenizer_hash: str
+    """The tokenizer that it was trained with."""
+    prompts: tuple[tuple[int, ...], ...]
+    """The tokens of each prompt."""
+    request: Request
+    """What is written after them."""
+    end: int
+    """The token that ends a text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWriting:
+    """Say what all ranks wrote, and what this one held and sent for it."""
+
+    written: tuple[tuple[int, ...], ...]
+    """The tokens after each prompt, of all replicas."""
+    ended: tuple[bool, ...]
+    """Whether each text came to its end, rather than to the most tokens."""
+    stopped: bool
+    """Whether someone asked to stop before."""
+    cache_bytes: int
+    """Bytes of the cache of this rank."""
+    bytes_sent: Mapping[str, int]
+    """Bytes that this rank sent while it wrote, by axis."""
+    seconds_s: float
+    """How long it wrote, from the first prompt on; loading is not in it."""
+
+
+def replica_prompts(plan: Plan, replica: int, prompts: Sequence[Any]) -> range:
+    """Return the numbers of the prompts of one replica: those are dealt out in turn."""
+    return range(replica, len(prompts), plan.mesh.dp_replicate)
+
+
+def rank_cache_size(plan: Plan, rank: int, request: Request, lengths: Sequence[int]) -> CacheSize:
+    """Return the cache that a rank makes for prompts of so many tokens, of all replicas."""
+    part = part_of(plan, rank)
+    replica = rank // plan.mesh.tp % plan.mesh.dp_replicate
+    return cache_size(
+        plan,
+        len(part.blocks),
+        [lengths[number] for number in replica_prompts(plan, replica, lengths)],
+        max_tokens=request.max_tokens,
+        block_tokens=request.block_tokens,
+    )
+
+
+def generate_rank(context: RankContext, argument: Mapping[str, Any]) -> RankWriting:
+    """Write after the prompts of this rank's replica; the target of every rank."""
+    task = from_json(GenerateTask, argument, where="task")
+    plan, request, device = task.plan, task.request, context.device
+    events = EventList()
+    recorder = Recorder(context.rank, events, context.progress, clock_of(device))
+    groups = rank_groups(plan, recorder)
+    part = part_of(plan, context.rank)
+    recorder.mark(f"reading {task.checkpoint}")
+    decoder = load_part(task, part, groups, device)
+    operations = decoder.operations
+    assert isinstance(operations, CacheOperations)
+    size = rank_cache_size(plan, context.rank, request, [len(one) for one in task.prompts])
+    dtype = TORCH_DTYPES[plan.mathematics.precision.master]
+    operations.cache = PagedCache(size, part.blocks, plan.model.window, dtype, device)
+    sequences = [
+        CachedSequence(
+            number=number,
+            tokens=list(task.prompts[number]),
+            prompt_tokens=len(task.prompts[number]),
+        )
+        for number in replica_prompts(plan, groups.data.index, task.prompts)
+    ]
+    writing = Writing(max_tokens=request.max_tokens, sampling=request.sampling, end=task.end)
+    generator = Generator(plan, decoder, groups, stop_requested=context.stop_requested)
+    events.events.clear()
+    start = time.perf_counter()
+    stopped = generator.write(sequences, writing)
+    seconds_s, sent = time.perf_counter() - start, dict(events.bytes_by_axis())
+    told = {one.number: (tuple(one.written), one.ended, stopped) for one in sequences}
+    everything: dict[int, tuple[tuple[int, ...], bool, bool]] = {}
+    for one in groups.world.gather_objects(told):
+        everything |= one
+    return RankWriting(
+        written=tuple(everything[number][0] for number in range(len(task.prompts))),
+        ended=tuple(everything[number][1] for number in range(len(task.prompts))),
+        stopped=any(one[2] for one in everything.values()),
+        cache_bytes=operations.cache.num_bytes,
+        bytes_sent=sent,
+        seconds_s=seconds_s,
+    )
+
+
+def load_part(
+    task: GenerateTask, part: RankPart, groups: RankGroups, device: torch.device
+) -> Decoder:
+    """Return a rank's part of the model with the weights of the checkpoint.
+
+    Where linear layers were trained to multiply 8-bit numbers, they do.
+    """
+    plan, precision = task.plan, task.plan.mathematics.precision
+    decoder = empty_decoder(plan, part, groups, TORCH_DTYPES[precision.master], device)
+    wide = at_least_fp32(TORCH_DTYPES[precision.parameters])
+    biases = {
+        spec.layer: torch.zeros(spec.shape, dtype=wide, device=device)
+        for spec in router_biases(plan.model)
+        if spec.layer is not None and spec.layer in part.blocks
+    }
+    load_checkpoint(
+        Path(task.checkpoint),
+        wanted={
+            PARAMETERS: weight_shards(plan, part, decoder, groups),
+            ROUTER_BIAS: whole_shards(
+                {router_bias_name(layer): bias for layer, bias in biases.items()}
+            ),
+        },
+        identity=RunIdentity.from_plan(task.trained, task.tokenizer_hash),
+        exchange=groups.world,
+    )
+    put_off_biases(decoder)
+    if precision.is_fp8:
+        multiply_in_fp8(decoder, precision.fp8_block)
+    operations = decoder.operations
+    assert isinstance(operations, CacheOperations)
+    operations.balance, operations.router_biases = plan.mathematics.balance, biases
+    return decoder
