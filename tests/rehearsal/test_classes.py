@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from math import prod
+
+import pytest
+
 from echelon.core.axis import Axis
-from echelon.rehearsal.classes import CHECKED_RANKS, RankClasses
+from echelon.layout.muon import muon_exchange
+from echelon.rehearsal import classes
+from echelon.rehearsal.classes import CHECKED_RANKS, RankClasses, owned_elements
+from echelon.rehearsal.run import rehearse
 from tests.rehearsal.test_run import LARGE, plan_of
+
+OF_32 = ("cluster.preset=32xcpu", "batch.global_sequences=64")
+EXPERTS = (
+    "mesh.ep=2",
+    "model.experts.num_experts=4",
+    "model.experts.top_k=2",
+    "model.experts.ffn=96",
+)
 
 
 def test_small_worlds_are_rehearsed_rank_by_rank_and_large_ones_by_class() -> None:
@@ -29,10 +44,30 @@ def test_small_worlds_are_rehearsed_rank_by_rank_and_large_ones_by_class() -> No
     assert len(RankClasses(plan, by_context=False).first_ranks()) == 2
 
 
-def test_ranks_that_own_other_matrices_are_classes_of_their_own() -> None:
+def test_of_ranks_that_own_matrices_the_one_with_most_stands_for_its_class() -> None:
     plan = plan_of("mesh.dp_shard=32", "zero.stage=1", "optimizer.kind=muon", *OF_32)
-    assert RankClasses(plan).first_ranks() == list(range(32))
+    found, owned = RankClasses(plan), owned_elements(plan)
+    assert len({owned[rank] for rank in range(32)}) > 1
+    (first,) = found.first_ranks()
+    assert owned[first] == max(owned[rank] for rank in range(32))
+    checked = found.checked()
+    assert len(checked) == CHECKED_RANKS
+    assert min(owned[rank] for rank in checked) == min(owned[rank] for rank in range(32))
+    matrices = sum(prod(one.shape) for one in muon_exchange(plan, 0).matrices)
+    assert sum(owned.values()) == matrices
+    assert not owned_elements(plan_of("mesh.dp_shard=32", "zero.stage=1", *OF_32))
     assert RankClasses(plan_of("mesh.dp_shard=32", "zero.stage=1", *OF_32)).first_ranks() == [0]
 
 
-OF_32 = ("cluster.preset=32xcpu", "batch.global_sequences=64")
+@pytest.mark.parametrize("more", [("model.layers=3",), ("mesh.tp=2",), EXPERTS])
+def test_ranks_that_own_other_matrices_give_their_communicators_the_same(
+    more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(classes, "EVERY_RANK", 0)
+    monkeypatch.setattr(classes, "CHECKED_RANKS", 8)
+    plan = plan_of("mesh.dp_shard=4", "zero.stage=2", "optimizer.kind=muon", *more)
+    assert len(owned_elements(plan)) == plan.mesh.world_size
+    found = rehearse(plan, workers=1)
+    found.require()
+    assert len(found.ranks) == 1
+    assert len(found.checked) == plan.mesh.world_size - 1

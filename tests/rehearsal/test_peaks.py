@@ -28,6 +28,17 @@ PIPE = ("mesh.pp=2",)
 MIXED = ("model.experts.num_experts=4", "model.experts.top_k=2", "model.experts.ffn=96")
 EXPERTS = (*MIXED, "mesh.dp_shard=2", "mesh.ep=2")
 
+GROUPED = (
+    *(*ZERO3, *BF16, "precision.gradients=bf16", "model.layers=2"),
+    *("model.experts.num_experts=8", "model.experts.top_k=2", "model.experts.ffn=192"),
+)
+LAST_SUMS = (
+    *("mesh.cp=8", "mesh.tp=2", "zero.stage=3", "zero.prefetch=5", "context.kind=ulysses-ring"),
+    *("model.heads=12", "model.kv_heads=6", "model.hidden=192", "recompute.policy=full"),
+    *("model.experts.num_experts=8", "model.experts.top_k=2", "model.experts.ffn=96"),
+    *("experts.expert_tp=2", "cluster.preset=32xh100", "mesh.sequence_parallel=true"),
+)
+
 CASES: dict[str, tuple[str, ...]] = {
     "one rank": (),
     "bf16": BF16,
@@ -86,6 +97,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "experts, capacity": (*EXPERTS, "experts.capacity_factor=0.7"),
     "experts, zero 3": (*EXPERTS, "zero.stage=3", *BF16),
     "experts, sequence": (*EXPERTS, "mesh.tp=2", "zero.stage=1", *BF16),
+    "experts, grouped, sums in bf16": GROUPED,
+    "sums after the embedding": LAST_SUMS,
 }
 """Settings on `nano`: every stage of ZeRO, schedule, context kind, policy and dispatch."""
 

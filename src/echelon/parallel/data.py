@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 
@@ -179,7 +180,11 @@ class GradientReduction(Reduction):
         self._pending.append(
             self._start_first_sum(bucket, self._later_groups(bucket) if last else [])
         )
-        while len(self._pending) > MAX_IN_FLIGHT and (self._copies or self._pending[0].next_groups):
+        # A sum that has a next hop is not left waiting behind one that has none: its hop comes at
+        # the same place on every transport, whether sums have copies there or not.
+        while (beyond := len(self._pending) - MAX_IN_FLIGHT) > 0 and (
+            self._copies or any(one.next_groups for one in islice(self._pending, beyond))
+        ):
             self._finish_sum(self._pending.popleft())
 
     def finish(self) -> None:

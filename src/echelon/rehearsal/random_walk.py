@@ -4,9 +4,14 @@
 Each is drawn as settings on a preset (`proof/matrix/random_settings.py`), for up to so many ranks,
 and read as a run file is. It is refused by a rule, or every class of its ranks is rehearsed: no
 fault may be found, and each rank must send the bytes that the formulas say. How far its planned
-peak is from the rehearsed one is told, and counted where it is more than `ALLOWED`. Each plan
-leaves one JSON line with the command that does it again; with the same results the walk goes on
-where it stopped. Exit 1 where a plan has a fault, or sends other bytes.
+peak is from the rehearsed one is told, and counted where it is more than `ALLOWED`.
+
+A plan whose rehearsal is more work than `MOST_WORK` is drawn again. That leaves out no setting and
+no model: only long pipelines of many context ranks, and hundreds of experts whose matrices Muon
+shares out. The walk over presets (`make walk-rehearsals`) has the large models whole.
+
+Each plan leaves one JSON line with the command that does it again; with the same results the walk
+goes on where it stopped. Exit 1 where a plan has a fault, or sends other bytes.
 """
 
 from __future__ import annotations
@@ -27,11 +32,15 @@ from typing import Any, Literal
 from echelon.config.load import load_job
 from echelon.config.rules.plan import require_trainable
 from echelon.core.errors import EchelonError
+from echelon.core.parameters import parameters
+from echelon.core.plan import Plan
 from echelon.core.version import source_hash
+from echelon.cost.peak.few_rounds import with_few_microbatches
 from echelon.proof.matrix.random_plans import flags_of
 from echelon.proof.matrix.random_settings import PRESET, draw_settings
 from echelon.proof.matrix.walk import append_line, lines_of
-from echelon.rehearsal.run import rehearse
+from echelon.rehearsal.classes import RankClasses
+from echelon.rehearsal.run import on_nccl, rehearse
 
 RehearsalOutcome = Literal["holds", "refused", "failed"]
 
@@ -43,6 +52,16 @@ FEW_RANKS = (1, 2, 2, 3, 4, 4, 6, 8, 8, 16, 16)
 
 MANY_RANKS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Ranks of a plan where more are allowed."""
+
+MOST_WORK = 6_000
+"""Passes of a microbatch through a layer, over all ranks that are rehearsed, of a plan that is not
+drawn again: about a minute of one core."""
+
+TENSORS_AS_A_PASS = 8
+"""Parameters of a rank whose making and update take as long as one such pass."""
+
+DRAWS = 50
+"""How often a plan is drawn at most."""
 
 _TOLD_LINES = 12  # of a traceback
 
@@ -83,16 +102,31 @@ def world_sizes(ranks: int) -> Sequence[int]:
     return [one for one in choices if one <= ranks]
 
 
+def work_of(plan: Plan) -> float:
+    """Return about how many passes of a microbatch through a layer its rehearsal takes.
+
+    Context ranks go piece by piece through what the others have.
+    """
+    few = with_few_microbatches(on_nccl(plan))
+    kinds, pp = len(RankClasses(few).first_ranks()), few.mesh.pp
+    passes = few.num_microbatches * few.model.layers * few.mesh.cp / pp
+    tensors = len(parameters(few.model)) / (pp * few.mesh.ep)
+    return kinds * (passes + tensors / TENSORS_AS_A_PASS)
+
+
 def rehearse_random(seed: int, number: int, ranks: int, offload_dir: str) -> dict[str, Any]:
     """Draw plan `number` of a walk, rehearse it, and return how that went."""
-    settings = draw_settings(Random(f"{seed}/{number}"), offload_dir, world_sizes(ranks))
-    flags = flags_of(settings)
     found: dict[str, Any] = {"outcome": "holds", "rules": (), "problem": ""}
     found |= {"world_size": 0, "rehearsed": 0, "memory_error": 0.0}
     started = time.monotonic()
+    random, flags = Random(f"{seed}/{number}"), list[str]()
     try:
-        job = load_job(PRESET, flags)
-        require_trainable(job.plan, job.sources)
+        for _ in range(DRAWS):
+            flags = flags_of(draw_settings(random, offload_dir, world_sizes(ranks)))
+            job = load_job(PRESET, flags)
+            require_trainable(job.plan, job.sources)
+            if work_of(job.plan) <= MOST_WORK:
+                break
         found["world_size"] = job.plan.mesh.world_size
         rehearsal = rehearse(job.plan)
         found["rehearsed"] = len(rehearsal.ranks)

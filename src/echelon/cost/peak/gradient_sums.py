@@ -3,8 +3,8 @@
 Where gradients add up in slices, a bucket is whole from the first gradient of a microbatch until
 its sum has left. A sum that is under way has copies beside: the bucket in the dtype of the
 reduction where that is another, and the slice that is to be added or rounded. The third sum ends
-the first, where they have any copy; later hops (replicas, tensor ranks, both ends) end when
-backward is over.
+the first, where they have any copy or a hop to come; later hops (replicas, tensor ranks, both
+ends) end when backward is over.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from echelon.core.parameters import EMBEDDING
 from echelon.core.plan import DTYPE_BYTES, Plan
@@ -110,7 +111,7 @@ class GradientSums:
         self._ends: set[str] = set()
         self._under_way: deque[_Sum] = deque()
         self._later = 0
-        self.bytes = self._most = 0
+        self.bytes = self._most = self._written = 0
 
     @property
     def takes_part(self) -> bool:
@@ -138,6 +139,7 @@ class GradientSums:
             if bucket not in self._present:
                 self._present.add(bucket)
                 self._add(one.whole)
+        self._written = max(self._written, self.bytes)
         if self._missing[bucket] > 0:
             self._missing[bucket] -= 1
             if not self._missing[bucket]:
@@ -153,7 +155,12 @@ class GradientSums:
     def most(self) -> int:
         """Return the most bytes since this was asked last."""
         most, self._most = self._most, self.bytes
+        self._written = 0
         return most
+
+    def most_written(self) -> int:
+        """Return the most bytes beside a gradient that was being written since then."""
+        return self._written
 
     def _add(self, count: int) -> None:
         self.bytes += count
@@ -170,8 +177,8 @@ class GradientSums:
             held -= one.cast
             self._add(-one.cast)
         self._under_way.append(_Sum(one, held, one.hops if last else 0))
-        while len(self._under_way) > BUCKETS_IN_FLIGHT and (
-            self._copies or self._under_way[0].hops
+        while (beyond := len(self._under_way) - BUCKETS_IN_FLIGHT) > 0 and (
+            self._copies or any(one.hops for one in islice(self._under_way, beyond))
         ):
             self._finish(self._under_way.popleft())
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from echelon.core.axis import Axis
 from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.activations.expert_numbers import grouped_product_bytes
 from echelon.cost.activations.numbers import INDEX_BYTES, ActivationNumbers
 from echelon.cost.activations.peaks import Moment
 from echelon.cost.activations.timeline import RankActivations
@@ -55,6 +56,10 @@ TERMS: tuple[str, ...] = (
     "buffers",
 )
 """The terms of a peak."""
+
+
+EXPERTS_PART = ".experts."
+"""What names of matrices of routed experts have in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +144,7 @@ class _RankWalk:
         self._sums = GradientSums(plan, self._part, buckets)
         self._whole = WholeUnits(plan, self._part, buckets)
         self._stream = float(numbers.stream)
+        self._product = grouped_product_bytes(plan) if plan.model.experts is not None else 0
         self._orders: dict[int, WeightOrder] = {}
         self._highest_of: dict[tuple[ActionKind, int], Moment] = {}
         self._best = -1.0
@@ -214,11 +220,16 @@ class _RankWalk:
             at_end = writes_at_end(one.operator)
             if at_end:
                 self._see(unit, one.operator, float(one.bytes))
+            product = 0
             if writes and one.backward:
                 for name in written.get((unit, one.operator), ()):
                     self._sums.write(name)
+                    product = max(product, self._product * (EXPERTS_PART in name))
+            if product and gathers:
+                # It is gone before its bucket is full: what a sum needs is not beside it.
+                self._see(unit, one.operator, float(one.bytes), written=True)
             if not at_end:
-                self._see(unit, one.operator, float(one.bytes))
+                self._see(unit, one.operator, float(one.bytes) - product * gathers)
         if gathers:
             self._whole.leave_backward(unit)
 
@@ -230,10 +241,22 @@ class _RankWalk:
             self._orders[stage] = WeightOrder(self._plan, units, specs)
         return self._orders[stage]
 
-    def _see(self, unit: str, operator: str, activations: float, buffers: float = 0.0) -> None:
-        """Look at a moment: what an operator has of its microbatch, and all that is beside it."""
+    def _see(
+        self,
+        unit: str,
+        operator: str,
+        activations: float,
+        buffers: float = 0.0,
+        *,
+        written: bool = False,
+    ) -> None:
+        """Look at a moment: what an operator has of its microbatch, and all that is beside it.
+
+        `written`: while its gradients are written, before any sum of them begins.
+        """
         beside, whole = self._beside, self._whole.bytes
-        activations, buffers = beside.activations + activations, buffers + self._sums.most()
+        sums = self._sums.most_written() if written else self._sums.most()
+        activations, buffers = beside.activations + activations, buffers + sums
         total = activations + beside.messages + buffers + whole
         if total > self._best:
             self._best = total

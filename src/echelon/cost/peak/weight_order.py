@@ -127,7 +127,7 @@ class WeightOrder:
             return self._scattered
         sends = operator == ATTENTION and self._sent
         shared = operator == SHARED and self._shared
-        return sends or shared or operator in (DISPATCH, "loss", UNIT_EMBEDDING)
+        return sends or shared or operator in (DISPATCH, "loss")
 
     def _puts_off(self, operator: str) -> bool:
         if operator in _ROWS:
