@@ -41,8 +41,10 @@ from echelon.parallel.weights import slot_rectangles, stored_values
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-INPUTS, GRADIENTS, WEIGHTS = 0, 1, 2
-"""Rows of the table of largest numbers; a column is a group of layers."""
+INPUTS = 0  # row of the table of largest numbers, in which a column is a group of layers
+GRADIENTS = 1  # row of the same, of the gradients of outputs
+WEIGHTS = 2  # row of the same, the last one
+_NUM_ROWS = 3  # of the same
 
 
 class TensorScales:
@@ -56,7 +58,7 @@ class TensorScales:
         self._num_steps = precision.fp8_history
         self._kinds = E4M3, E5M2 if precision.fp8_gradients == "e5m2" else E4M3, E4M3
         dtype = at_least_fp32(TORCH_DTYPES[precision.parameters])
-        self._largest = torch.zeros((3, len(self.groups)), dtype=dtype, device=device)
+        self._largest = torch.zeros((_NUM_ROWS, len(self.groups)), dtype=dtype, device=device)
         self._history: list[torch.Tensor] = []
         self._weights = self._largest[WEIGHTS].clone()
         self._scales: torch.Tensor | None = None
