@@ -45,8 +45,7 @@ def apply_plan(
     experts = expert_parallel(plan, part, groups, split, device)
     operations = RankOperations(split, plan.model.vocab, context, experts=experts)
     stages = empty_stages(plan, part, operations, groups.completion)
-    if split.scales is not None:
-        split.scales.learn(stages.values())
+    operations.learn(stages.values())
     count = parameter_buffers(plan, part.pp_rank)
     zero = layout.zero
     offload_store = make_parameter_store(zero, groups, device, num_buffers=count, pieces=pieces)

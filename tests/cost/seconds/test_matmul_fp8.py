@@ -47,7 +47,8 @@ def test_forward_is_faster_and_weight_gradients_are_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "has"), [("8xh100", True), ("8xb200", True), ("8xmi300x", False), ("8xa100-80gb", False)]
+    ("devices", "has"),
+    [("8xh100", True), ("8xb200", True), ("8xmi300x", False), ("8xa100-80gb", False)],
 )
 def test_whole_tensors_have_a_kernel_on_more_devices(devices: str, has: bool) -> None:
     cluster = load_job("llama3-8b", [*SETS, f"cluster.preset={devices}"]).plan.cluster
