@@ -9,7 +9,7 @@ import pytest
 
 import echelon as ec
 from echelon.core.errors import CheckpointError, ConfigError, InfeasiblePlan
-from tests.training.trained import trained_run
+from tests.training.small_runs import trained_run
 
 PROMPTS = ["line 7 of ", "more"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+import echelon as ec
 from echelon.config.job import Job
 from echelon.config.load import load_job
 from echelon.core.event import EventSink, NoEvents
@@ -130,3 +131,13 @@ def whole_state(path: Path) -> State:
                 place = zip(piece.offset, piece.shape, strict=True)
                 whole[tuple(slice(start, start + size) for start, size in place)] = data
     return found
+
+
+def trained_run(folder: Path, settings: Sequence[str] = ()) -> ec.TrainResult:
+    """Train a tiny model of bytes on a few lines, and return its run."""
+    words = folder / "words.txt"
+    words.write_text("".join(f"line {i} of {i * i % 97} words, more or less\n" for i in range(400)))
+    places = [f'train.runs_dir="{folder}/runs"', f'data.source="{words}"']
+    keys = {setting.split("=")[0] for setting in settings}
+    tiny = [one for one in TINY if one.split("=")[0] not in keys]
+    return ec.train("nano", settings=[*tiny, *places, "train.run_name=tiny", *settings])

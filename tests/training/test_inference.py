@@ -24,7 +24,7 @@ from echelon.training.checkpoint.folder import find_latest
 from echelon.training.checkpoint.index import read_index
 from echelon.training.generate import continue_tokens, load_decoder
 from echelon.training.inference import GenerateTask, RankWriting, generate_rank, rank_cache_size
-from tests.training.trained import trained_run
+from tests.training.small_runs import trained_run
 
 EXPERTS = (
     "model.experts.num_experts=4",

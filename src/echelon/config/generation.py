@@ -151,7 +151,7 @@ def _layout_problems(plan: Plan) -> Iterator[Problem]:
     mesh, expert_tp, layers = plan.mesh, plan.layout.experts.expert_tp, plan.model.layers
     if mesh.pp > layers:
         yield LAYERS_FILL_STAGES.problem(
-            f"mesh.pp = {mesh.pp}, but {plan.model.name} has {layers} layers ({layers} < {mesh.pp})",
+            f"mesh.pp = {mesh.pp}, but there are {layers} blocks ({layers} < {mesh.pp})",
             key="mesh.pp",
             suggestions=range(1, layers + 1)[-4:],
         )

@@ -32,8 +32,11 @@ def empty_decoder(
     Its operations have no cache yet.
     """
     mesh, layout = plan.mesh, plan.layout.experts
+    fp8 = plan.mathematics.precision.is_fp8
     operations = CacheOperations(
-        groups.tensor, splits_experts=mesh.tp > 1 and (mesh.ep > 1 or layout.expert_tp > 1)
+        groups.tensor,
+        splits_experts=mesh.tp > 1 and (mesh.ep > 1 or layout.expert_tp > 1),
+        fp8=fp8,
     )
     (stage,) = part.stages
     with torch.device("meta"):
@@ -48,7 +51,7 @@ def empty_decoder(
             ),
         )
     like = torch.empty(0, dtype=dtype, device=device)
-    if not plan.mathematics.precision.is_fp8:
+    if not fp8:
         for module in decoder.modules():
             for linears in _joined_layers(module):
                 operations.joined[id(linears[0])] = _join(linears, like)

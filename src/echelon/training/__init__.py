@@ -10,7 +10,8 @@ observer.py          what training tells whoever watches it
 diagnosis.py         where a NaN came from; router_diagnosis.py looks at routers
 subject.py           the engine as the thing under proof; routing_recorder.py writes down its
                      routes, activation_recorder.py what passes between its blocks
-generate.py          text from a trained model, on one device
+generate.py          text from a trained model, on one device and without a cache
+inference.py         the ranks that generate: their part of a checkpoint
 
 data/                text to token shards, and the samples of each rank
 optimizer/           AdamW, SGD and Muon on slices

@@ -1,4 +1,8 @@
-"""Write text with a trained model, on one device, from a checkpoint of any split."""
+"""Write with a trained model on one device and without a cache, from a checkpoint of any split.
+
+What the prover reads a run back with (`whole_run.py`): the ranks that generate (`inference.py`) have
+another path through the model, and tests compare the two.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 
 import echelon as ec
 from echelon.cli.main import main
-from tests.training.trained import trained_run
+from tests.training.small_runs import trained_run
 
 GREEDY = ["--max-tokens", "6", "--temperature", "0"]
 
