@@ -87,5 +87,6 @@ def test_chunks_of_experts_write_as_often() -> None:
 
 
 def test_norms_write_when_their_work_is_done() -> None:
-    assert writes_at_end("mlp norm")
-    assert not writes_at_end("down")
+    assert writes_at_end("mlp norm", fused_norm=False)
+    assert not writes_at_end("mlp norm", fused_norm=True)
+    assert not writes_at_end("down", fused_norm=False)

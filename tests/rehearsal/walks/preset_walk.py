@@ -2,7 +2,7 @@
 
 A run preset is rehearsed as it is. Of a model preset it is what `echelon plan` recommends on the
 first of some clusters of H100 that it fits, or on the one of a published run (`PUBLISHED`). Each
-leaves a line: ranks, classes, seconds of wall and of CPU, how far the planned peak is from the
+leaves a line: ranks, classes, seconds of wall and of CPU, memory of the walk so far, how far the planned peak is from the
 rehearsed one, and what is wrong. Exit 1 where a preset has a fault, or sends other bytes than the
 formulas say. With the same results (JSON lines) the walk goes on where it stopped.
 """
@@ -65,6 +65,8 @@ class PresetRehearsal:
     """What the rehearsal took."""
     cpu_seconds: float
     """What the rehearsal took on all processors."""
+    memory_gb: float
+    """The most that this process and the largest that it started had in the walk so far, in GB."""
     problems: tuple[str, ...]
     """What is wrong."""
 
@@ -74,13 +76,14 @@ class PresetRehearsal:
         told = "; ".join(self.problems) or "holds"
         return (
             f"{self.name:20} {self.cluster or '-':15} {self.world_size:6} {self.rehearsed:5} "
-            f"{self.operations:8} {self.seconds:8.1f} {self.cpu_seconds:8.1f} {off:+8.2%}  {told}"
+            f"{self.operations:8} {self.seconds:8.1f} {self.cpu_seconds:8.1f} "
+            f"{self.memory_gb:6.2f} {off:+8.2%}  {told}"
         )
 
 
 TITLES = (
     f"{'preset':20} {'cluster':15} {'ranks':>6} {'kinds':>5} {'calls':>8} {'wall s':>8} "
-    f"{'cpu s':>8} {'peak off':>8}"
+    f"{'cpu s':>8} {'GB':>6} {'peak off':>8}"
 )
 
 
@@ -125,6 +128,7 @@ def rehearse_preset(name: str, code: str, *, workers: int | None = None) -> Pres
         memory_errors=tuple(round(found.memory_error(one), 5) for one in found.ranks),
         seconds=round(found.seconds, 1),
         cpu_seconds=round(_cpu_seconds() - before, 1),
+        memory_gb=round(_memory_gb(), 2),
         problems=tuple(problems),
     )
 
@@ -146,6 +150,13 @@ def walk(chosen: Sequence[str], results: Path | None) -> Iterator[PresetRehearsa
 def _cpu_seconds() -> float:
     both = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, both))
+
+
+def _memory_gb() -> float:
+    """Return the peaks of this process and of the largest of those that it started; they are of the
+    whole walk so far."""
+    both = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(used.ru_maxrss for used in map(resource.getrusage, both)) * 1024 / 1e9
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -144,6 +144,7 @@ class _RankWalk:
         self._sums = GradientSums(plan, self._part, buckets)
         self._whole = WholeUnits(plan, self._part, buckets)
         self._stream = float(numbers.stream)
+        self._fused_norm = bool(numbers.fused_norm)
         self._product = grouped_product_bytes(plan) if plan.model.experts is not None else 0
         self._orders: dict[int, WeightOrder] = {}
         self._highest_of: dict[tuple[ActionKind, int], Moment] = {}
@@ -217,7 +218,7 @@ class _RankWalk:
                 self._whole.leave_backward(unit)
                 self._whole.enter_backward(one.unit)
             unit = one.unit
-            at_end = writes_at_end(one.operator)
+            at_end = writes_at_end(one.operator, fused_norm=self._fused_norm)
             if at_end:
                 self._see(unit, one.operator, float(one.bytes))
             product = 0

@@ -65,9 +65,12 @@ def operator_of(plan: Plan, spec: ParameterSpec) -> str:
     return _OF_PARTS[part]
 
 
-def writes_at_end(operator: str) -> bool:
-    """Return whether an operator writes its gradient when what it works with is gone: a norm."""
-    return operator.endswith("norm")
+def writes_at_end(operator: str, *, fused_norm: bool) -> bool:
+    """Return whether an operator writes its gradient when what it works with is gone: a norm.
+
+    One that is a kernel has its partial sums until their sum is written.
+    """
+    return operator.endswith("norm") and not fused_norm
 
 
 class WeightOrder:

@@ -152,7 +152,8 @@ class Muon:
 
     def _step(self, matrix: MuonMatrix, flat: torch.Tensor) -> torch.Tensor:
         x_MK = newton_schulz(_rows(matrix, flat), self._settings.newton_schulz_steps)
-        return _flat(matrix, (x_MK * step_size(matrix.shape)).to(flat.dtype))
+        # In place: of a tall matrix what is made flat next is a copy, too.
+        return _flat(matrix, x_MK.mul_(step_size(matrix.shape)).to(flat.dtype))
 
 
 def _rows(matrix: MuonMatrix, flat: torch.Tensor) -> torch.Tensor:
