@@ -146,10 +146,13 @@ def _forward(linear: EmptyLinear, block: int, x: torch.Tensor) -> torch.Tensor:
 
 def weights_in_fp8(linears: Sequence[nn.Linear], split: TensorSplit) -> Fp8Matrix:
     """Return the weights of layers that read the same input, side by side by output."""
-    weight = split.store.matrices([linear.weight for linear in linears])
+    weights = [linear.weight for linear in linears]
+    weight, scales = split.store.matrices(weights), split.store.scales(weights)
+    if weight is not None and scales is not None:  # codes of it were gathered
+        return Fp8Matrix(codes=weight, scales=scales, block=split.fp8_block, square=True)
     if weight is not None:
         return quantised_weight(weight, split.fp8_block, split.pieces)
-    parts = [quantised_weight(one.weight, split.fp8_block, split.pieces) for one in linears]
+    parts = [weights_in_fp8([one], split) for one in linears]
     return replace(
         parts[0],
         codes=torch.cat([part.codes for part in parts]),

@@ -16,6 +16,7 @@ from echelon.parallel.buckets import Bucket
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.expert import Balancer
+from echelon.parallel.fp8_gather import SliceCodes
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.offload import OffloadStore
 from echelon.parallel.operations import RankOperations
@@ -33,6 +34,7 @@ class RankModel:
     store: GradientStore
     reduction: GradientReduction
     gathering: ParameterGathering
+    codes: SliceCodes
     parameter_store: OffloadStore | None
     executor: PipelineExecutor
     balancer: Balancer | None

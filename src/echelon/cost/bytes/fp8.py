@@ -6,7 +6,8 @@ block x block numbers do.
 
 from __future__ import annotations
 
-from echelon.core.plan import Precision
+from echelon.core.plan import DTYPE_BYTES, Plan, Precision
+from echelon.layout.buckets import BucketPlan
 
 CODE_BYTES = 1
 SCALE_BYTES = 4
@@ -20,3 +21,13 @@ def fp8_scale_bytes(numbers: int, precision: Precision) -> int:
 def fp8_row_bytes(numbers: int, precision: Precision) -> int:
     """Return the bytes of so many numbers of rows: codes and scales."""
     return numbers * CODE_BYTES + fp8_scale_bytes(numbers, precision)
+
+
+def gathered_element_bytes(plan: Plan, bucket: BucketPlan) -> int:
+    """Return the bytes of a number of a bucket as it is gathered, and held while it is whole."""
+    return CODE_BYTES if bucket.fp8_squares else DTYPE_BYTES[plan.mathematics.precision.parameters]
+
+
+def largest_number_bytes(precision: Precision) -> int:
+    """Return the bytes of the largest number of a square, as ranks tell each other of it."""
+    return max(SCALE_BYTES, DTYPE_BYTES[precision.parameters])
