@@ -154,13 +154,13 @@ def _gathered(plan: Plan, part: RankPart, buckets: Buckets) -> Iterator[SentTerm
     sliced = [bucket for bucket in buckets if again and bucket.sliced]
     forward = {b.name: part.passes(b.stages) for b in sliced}
     backward = {b.name: part.passes(b.backward_stages) for b in sliced}
-    for fp8, bits in ((False, ""), (True, ", 8 bits")):
+    for fp8, what in ((False, "parameters"), (True, "codes")):
         alike = [bucket for bucket in buckets if bool(bucket.fp8_squares) is fp8]
         size = gathered_element_bytes(plan, alike[0]) if alike else 0
         once = {b.name: 1 for b in alike if b in whole}
-        yield from _sliced(plan, f"parameters{bits}", alike, once, size)
-        yield from _sliced(plan, f"parameters forward{bits}", alike, forward, size)
-        yield from _sliced(plan, f"parameters backward{bits}", alike, backward, size)
+        yield from _sliced(plan, what, alike, once, size)
+        yield from _sliced(plan, f"{what} forward", alike, forward, size)
+        yield from _sliced(plan, f"{what} backward", alike, backward, size)
 
 
 def _largest_of_squares(plan: Plan, buckets: Buckets, expert: bool) -> SentTerm:
