@@ -25,7 +25,14 @@ from tests.rehearsal.engine_targets import (
 
 BF16 = ("precision.parameters=bf16", "precision.master=fp32")
 
+FP8 = ("precision.matmul=fp8", "precision.fp8_block=16", "precision.fp8_scales=tensor")
+
 DENSE = {
+    "scales of tensors": ("mesh.tp=2", "mesh.sequence_parallel=true", *BF16, *FP8),
+    "scales of tensors, zero bubble": (
+        *("mesh.pp=2", "pipeline.schedule=zb-h1", "model.layers=4", *BF16),
+        *FP8,
+    ),
     "tp with sequences": ("mesh.tp=2", "mesh.sequence_parallel=true"),
     "tp in chunks": ("mesh.tp=2", "mesh.sequence_parallel=true", "mesh.tp_overlap=ring", *BF16),
     "tp, fused": (

@@ -17,6 +17,7 @@ from echelon.core.plan import (
     DTYPE_BYTES,
     Accumulation,
     DType,
+    Fp8Format,
     Plan,
     Recompute,
     RecomputedOperator,
@@ -135,6 +136,19 @@ def read_recompute(view: View) -> tuple[Recompute, dict[str, tuple[object, str]]
 def cheap_operators(view: View) -> tuple[RecomputedOperator, ...]:
     """Return the operators that take next to no time, of a model with or without a dense MLP."""
     return ("norm", "activation") if build_model(view).has_dense_blocks else ("norm",)
+
+
+def read_fp8_gradients(view: View) -> tuple[Fp8Format, dict[str, tuple[object, str]]]:
+    """Return the format of gradients in 8 bits, and its source where it was left to us."""
+    word = view.word("precision.fp8_gradients")
+    if word != "auto":
+        return cast(Fp8Format, word), {}
+    found: Fp8Format = "e4m3"
+    source = "derived: a tile has few numbers, and needs few bits of exponent"
+    if view.word("precision.fp8_scales") == "tensor":
+        found = "e5m2"
+        source = "derived: gradients of a whole tensor differ by more than e4m3 has room for"
+    return found, {"precision.fp8_gradients": (found, source)}
 
 
 def read_zero(view: View, cluster: Cluster) -> tuple[Zero, dict[str, tuple[object, str]]]:

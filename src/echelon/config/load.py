@@ -14,6 +14,7 @@ from typing import cast
 from echelon.config.automatic import (
     default_log_every,
     default_resharding,
+    read_fp8_gradients,
     read_recompute,
     read_tensor_overlap,
     read_zero,
@@ -138,6 +139,8 @@ def _build_job(view: View, cluster: Cluster) -> Job:
     derived.update(stage)
     kernels, pieces = read_kernels(view, cluster)
     derived.update(pieces)
+    gradients, how = read_fp8_gradients(view)
+    derived.update(how)
     clip = view.entry("optimizer.clip_norm").value
     mathematics = Mathematics(
         model=model,
@@ -145,7 +148,7 @@ def _build_job(view: View, cluster: Cluster) -> Job:
         sequence_length=view.integer("batch.sequence_length"),
         documents=cast(Documents, view.word("batch.documents")),
         seed=view.integer("train.seed"),
-        precision=record(view, Precision, "precision"),
+        precision=record(view, Precision, "precision", fp8_gradients=gradients),
         optimizer=record(
             view,
             Optimizer,

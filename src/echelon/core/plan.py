@@ -32,6 +32,8 @@ LearningRateSchedule = Literal["constant", "linear", "cosine", "wsd"]
 LossScaling = Literal["none", "dynamic", "fixed"]
 MatmulDType = Literal["parameters", "fp8"]
 GatherDType = Literal["parameters", "fp8"]
+Fp8Scales = Literal["block", "tensor"]
+Fp8Format = Literal["e4m3", "e5m2"]
 ZeroStage = Literal[0, 1, 2, 3]
 Accumulation = Literal["whole", "slices"]
 OffloadTarget = Literal["none", "host", "nvme"]
@@ -74,6 +76,13 @@ class Precision:
     rounded to 8 bits (`parallel/kernels/fp8.py`)."""
     fp8_block: int = 128
     """Numbers of a row that share a scale in 8 bits, and rows and columns of a weight that do."""
+    fp8_scales: Fp8Scales = "block"
+    """What shares a scale in 8 bits: such a block, or a whole tensor of the global batch, whose
+    scale comes from the steps before (`parallel/fp8_scales.py`)."""
+    fp8_history: int = 16
+    """Steps before whose largest numbers the scales of whole tensors come from."""
+    fp8_gradients: Fp8Format = "e4m3"
+    """Format of the gradients of outputs in 8 bits; all else is e4m3."""
 
     @property
     def has_master(self) -> bool:
@@ -84,6 +93,11 @@ class Precision:
     def is_fp8(self) -> bool:
         """Return whether the linear layers of blocks multiply 8-bit numbers."""
         return self.matmul == "fp8"
+
+    @property
+    def has_tensor_scales(self) -> bool:
+        """Return whether whole tensors share a scale, but in the first step."""
+        return self.is_fp8 and self.fp8_scales == "tensor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

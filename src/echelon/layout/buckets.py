@@ -16,6 +16,7 @@ from echelon.core.axis import LOSS_AXES, SHARD_AXES
 from echelon.core.choices.optimizers import PLAIN_OPTIMIZER
 from echelon.core.parameters import EMBEDDING, ParameterSpec
 from echelon.core.plan import DTYPE_BYTES, Optimizer, OptimizerKind, Plan, ZeroStage
+from echelon.layout.fp8_groups import fp8_group_of
 from echelon.layout.stage import (
     RankPart,
     StagePart,
@@ -31,10 +32,6 @@ from echelon.layout.stage import (
 
 FIRST_BUCKET_BYTES = 2**20
 """The first bucket is small, so that the link has work as soon as backward begins."""
-
-FP8_LAYERS = frozenset(("q", "k", "v", "o", "q_up", "kv_up", "gate", "up", "down"))
-"""Layers of blocks that multiply 8-bit numbers where a plan says so: all but routers, and those
-that lead down to the narrow vectors of latent attention."""
 
 BucketKind = Literal["whole", "partial", "tied"]
 """whole: summed over data ranks; partial: over tensor ranks too; tied: over both ends too."""
@@ -292,7 +289,7 @@ def gathered_in_fp8(plan: Plan, spec: ParameterSpec) -> bool:
     """Return whether stage 3 gathers codes of a parameter: of a weight multiplied in 8 bits."""
     if not plan.mathematics.precision.is_fp8 or plan.layout.zero.gather != "fp8":
         return False
-    return len(spec.shape) == 2 and spec.layer is not None and spec.name.split(".")[-2] in FP8_LAYERS
+    return fp8_group_of(spec.name) is not None
 
 
 def _squares(plan: Plan, specs: Sequence[ParameterSpec]) -> int:

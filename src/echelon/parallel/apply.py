@@ -46,6 +46,7 @@ def apply_plan(
     experts = expert_parallel(plan, part, groups, split, device)
     operations = RankOperations(split, plan.model.vocab, context, experts=experts)
     stages = empty_stages(plan, part, operations, groups.completion)
+    operations.learn(stages.values())
     count = parameter_buffers(plan, part.pp_rank)
     zero = layout.zero
     offload_store = make_parameter_store(zero, groups, device, num_buffers=count, pieces=pieces)
@@ -76,4 +77,5 @@ def apply_plan(
         parameter_store=offload_store,
         executor=executor,
         balancer=None if experts is None else experts.router.balancer,
+        scales=split.scales,
     )

@@ -25,7 +25,7 @@ import torch
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.buckets import Bucket
-from echelon.parallel.kernels.fp8 import power_of_two_scales, rounded_to_e4m3
+from echelon.parallel.kernels.fp8 import E4M3, power_of_two_scales, rounded_to_fp8
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.weights import range_as_rectangles
 
@@ -122,7 +122,7 @@ class SliceCodes:
         for box in self._boxes(bucket):
             tiles = bucket.value_slice[box.numbers].view(box.shape)
             inverse = box.squares(scales).reciprocal()
-            codes = rounded_to_e4m3(tiles * inverse[:, None, :, None])
+            codes = rounded_to_fp8(tiles * inverse[:, None, :, None], E4M3)
             bucket.fp8.codes[box.numbers] = codes.flatten()
 
     def _boxes(self, bucket: Bucket) -> Iterator[_Box]:

@@ -6,7 +6,7 @@ single device, so data and pipeline parallel runs use it too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -69,6 +69,11 @@ class RankOperations(Operations):
         self.gatherer: ParameterGathering | Operations = Operations()
         self.recompute = OperatorRecompute()
         self._tables: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def learn(self, stages: Iterable[nn.Module]) -> None:
+        """Learn of the stages of a rank which layers share scales, where tensors have such."""
+        if self.split.scales is not None:
+            self.split.scales.learn(stages)
 
     def enter(self, unit: str, x: torch.Tensor | None) -> torch.Tensor | None:
         """Return x once the weights of `unit` are there."""

@@ -17,6 +17,7 @@ from echelon.parallel.completion.completion import Completion
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.expert import Balancer
 from echelon.parallel.fp8_gather import SliceCodes
+from echelon.parallel.fp8_scales import TensorScales
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.offload import OffloadStore
 from echelon.parallel.operations import RankOperations
@@ -30,14 +31,25 @@ class RankModel:
     """Hold the stages of the model that one rank trains, and what runs and reduces them."""
 
     stages: Mapping[int, Decoder]
+    """The stages, by number."""
     buckets: list[Bucket]
+    """The flat runs of their parameters and gradients."""
     store: GradientStore
+    """What takes gradients, microbatch by microbatch."""
     reduction: GradientReduction
+    """What sums them over ranks."""
     gathering: ParameterGathering
+    """What brings parameters together before they are used."""
     codes: SliceCodes
+    """What makes codes of slices, where those are gathered."""
     parameter_store: OffloadStore | None
+    """Where parameters rest that are not on the device."""
     executor: PipelineExecutor
+    """What runs microbatches forward and backward, in the order of a schedule."""
     balancer: Balancer | None
+    """What keeps experts busy; None in a dense model."""
+    scales: TensorScales | None
+    """The scales of whole tensors in 8 bits, if there are any."""
 
 
 def empty_stages(

@@ -36,7 +36,9 @@ from torch import nn
 from echelon.core.plan import Kernels, Plan
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import at_least_fp32
+from echelon.parallel.fp8_scales import TensorScales, tensor_scales
 from echelon.parallel.gradients import GradientStore
+from echelon.parallel.kernels.fp8 import E4M3, E5M2
 from echelon.parallel.kernels.matmul import matmul
 from echelon.parallel.tensor_overlap import RowProduct, TensorOverlap, tensor_overlap
 from echelon.parallel.transport.collectives import Group, Pending
@@ -46,22 +48,29 @@ from echelon.parallel.transport.symmetric_memory import require_symmetric_memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSplit:
-    """Say how layers are split: the group, whether the stream is split too, where gradients go.
-
-    With `exchanges`, what comes next in backward sends something that weight gradients can hide.
-    `pieces` are the rows that plain kernels take at a time, `kernels` says what is not plain.
-    `fp8_block` numbers of a row share a scale where products are of 8-bit numbers
-    (`parallel/fp8_linear.py`); 0: they are not.
-    """
+    """Say how layers are split, how they compute, and where gradients go."""
 
     group: Group
+    """The tensor ranks."""
     sequence_parallel: bool
+    """Whether the residual stream is split, too."""
     store: GradientStore
+    """What takes gradients."""
     exchanges: bool = False
+    """Whether what comes next in backward sends something that weight gradients can hide."""
     pieces: PieceSizes = TRAINING_PIECES
+    """The rows that plain kernels take at a time."""
     overlap: TensorOverlap | None = None
+    """How rows travel in chunks beside products, if they do."""
     kernels: Kernels = field(default_factory=Kernels)
+    """What is not plain."""
     fp8_block: int = 0
+    """Numbers of a row that share a scale where products are of 8-bit numbers
+    (`parallel/fp8_linear.py`); 0: they are not."""
+    fp8_gradients: torch.dtype = E4M3
+    """Format of the gradients of outputs in 8 bits."""
+    scales: TensorScales | None = None
+    """The scales of whole tensors in 8 bits, where there are such."""
 
     @property
     def scattered(self) -> bool:
@@ -83,6 +92,8 @@ def tensor_split(
         pieces=pieces,
         kernels=layout.kernels,
         fp8_block=precision.fp8_block if precision.is_fp8 else 0,
+        fp8_gradients=E5M2 if precision.fp8_gradients == "e5m2" else E4M3,
+        scales=tensor_scales(plan, device),
         overlap=tensor_overlap(layout.tp_overlap),
     )
 

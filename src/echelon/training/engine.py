@@ -42,6 +42,9 @@ from echelon.training.observer import StepFacts
 from echelon.training.optimizer import MASTER, SliceOptimizer, sum_of_squares
 from echelon.training.routing import RoutingSummary, routing_row
 
+FP8_SCALES = "fp8_scales"
+"""Key of the largest numbers of steps before, in what a checkpoint says of a position."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult(StepFacts):
@@ -135,7 +138,7 @@ class TrainEngine:
         model.reduction.start_step()
         if model.balancer is not None:
             model.balancer.start_step(loss_scale)
-        losses = model.executor.run(self.schedule, batches, scale)
+        losses = self._run(batches, scale)
         model.reduction.finish()
         model.gathering.end_pass()
         if self.on_launched is not None:
@@ -180,7 +183,16 @@ class TrainEngine:
             if not report.skipped:
                 self._update(report)
             self.loss_scale.after(overflowed=report.skipped)
+            if model.scales is not None:
+                model.scales.end_step(model.buckets, self.groups)
         return report
+
+    def _run(self, batches: Sequence[TokenBatch], scale: float) -> Mapping[int, torch.Tensor]:
+        """Run forward and backward of all microbatches; return losses by microbatch."""
+        if self.model.scales is None:
+            return self.model.executor.run(self.schedule, batches, scale)
+        with self.model.scales.training():
+            return self.model.executor.run(self.schedule, batches, scale)
 
     def _update(self, report: StepResult) -> None:
         recorder, clip = self.groups.recorder, self.plan.mathematics.optimizer.clip_norm
@@ -256,12 +268,17 @@ class TrainEngine:
 
     def position(self) -> dict[str, Any]:
         """Return what, beside tensors and the step, the next step depends on, as JSON."""
-        return {"num_updates": self.num_updates, "loss_scale": self.loss_scale.state()}
+        found = {"num_updates": self.num_updates, "loss_scale": self.loss_scale.state()}
+        if self.model.scales is not None:
+            found[FP8_SCALES] = self.model.scales.state()
+        return found
 
     def resume(self, position: Mapping[str, Any]) -> None:
         """Go on from `position`, the tensors of this engine having been read from a checkpoint."""
         self.num_updates = int(position["num_updates"])
         self.loss_scale.load(position["loss_scale"])
+        if self.model.scales is not None and FP8_SCALES in position:
+            self.model.scales.load(position[FP8_SCALES])
         self.optimizer.set_num_steps(self.num_updates)
         self.refresh()
 

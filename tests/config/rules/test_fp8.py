@@ -88,8 +88,62 @@ def test_a_block_without_8_bit_numbers_has_no_effect() -> None:
     assert "nothing is in 8 bits" in said("nano", ["precision.fp8_block=32"], "no-effect")
 
 
+@pytest.mark.parametrize(
+    "setting", ["fp8_scales=tensor", "fp8_history=8", "fp8_gradients=e5m2", "fp8_block=32"]
+)
+def test_settings_of_8_bit_numbers_need_such_numbers(setting: str) -> None:
+    assert "nothing is in 8 bits" in said("nano", [f"precision.{setting}"], "no-effect")
+
+
+def test_a_history_without_scales_of_tensors_has_no_effect() -> None:
+    sets = [*FP8, *H100, "precision.fp8_history=8"]
+    assert "its own largest number" in said("llama3-8b", sets, "no-effect")
+
+
+def test_scales_of_tensors_need_a_device_with_8_bit_floats() -> None:
+    sets = [*FP8, "precision.fp8_scales=tensor", "precision.parameters=bf16"]
+    found = problems_of("llama3-8b", [*sets, "cluster.preset=8xa100-80gb"])
+    assert "has no peak of fp8" in found["fp8-device"].message
+
+
+def test_gradients_of_whole_tensors_are_e5m2_where_nothing_is_said() -> None:
+    for scales, kind in (("block", "e4m3"), ("tensor", "e5m2")):
+        job = load_job("llama3-8b", [*FP8, *H100, f"precision.fp8_scales={scales}"])
+        assert job.plan.mathematics.precision.fp8_gradients == kind
+    sets = [*FP8, *H100, "precision.fp8_gradients=e5m2"]
+    assert load_job("llama3-8b", sets).plan.mathematics.precision.fp8_gradients == "e5m2"
+
+
 @pytest.mark.parametrize("overlap", ["ring", "symmetric-memory"])
 def test_rows_in_8_bits_travel_at_once(overlap: str) -> None:
     sets = [*FP8, *H100, "mesh.tp=2", "mesh.sequence_parallel=true", f"mesh.tp_overlap={overlap}"]
     message = said("llama3-8b", sets, "fp8-gathers-at-once")
     assert "in no chunks" in message
+
+
+CODES = ["zero.gather=fp8", "mesh.dp_shard=2", "zero.stage=3", "precision.fp8_block=32"]
+
+
+def test_codes_are_gathered_of_what_is_cut_and_multiplied_in_8_bits() -> None:
+    assert load_job("nano", [*FP8, *CODES]).plan.layout.zero.gather == "fp8"
+    said_of = said("nano", CODES[:-1], "fp8-gather-needs-codes")
+    assert said_of.endswith('precision.matmul = "parameters" multiplies no weight in 8 bits')
+    low = [*FP8, *CODES, "zero.stage=2"]
+    assert said("nano", low, "fp8-gather-needs-codes").endswith(
+        "zero.stage = 2 keeps weights whole: 2 < 3"
+    )
+
+
+def test_codes_are_gathered_of_experts_alone(tmp_path: Path) -> None:
+    sparse = str(write(tmp_path, SPARSE))
+    sets = [*FP8, *CODES, "precision.fp8_block=8", "zero.stage=1", "experts.zero_stage=3"]
+    assert problems_of(sparse, sets) == {}
+    low = said(sparse, [*sets, "experts.zero_stage=2"], "fp8-gather-needs-codes")
+    assert "zero.stage = 1 and experts.zero_stage = 2 keeps weights whole" in low
+
+
+def test_codes_are_made_on_the_device_and_of_squares() -> None:
+    away = [*FP8, *CODES, "zero.parameter_offload=host", "zero.optimizer_offload=host"]
+    assert "slices that are on the device" in said("nano", away, "fp8-gather-on-device")
+    whole = [*FP8, *CODES, "precision.fp8_scales=tensor"]
+    assert "the scales of squares" in said("nano", whole, "fp8-gather-of-squares")

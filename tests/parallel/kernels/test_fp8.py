@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 import torch
 
+from echelon.parallel.kernels import fp8
 from echelon.parallel.kernels.fp8 import (
     E4M3,
+    E5M2,
     Fp8Matrix,
     multiply,
     power_of_two_scales,
     quantised_rows,
     quantised_weight,
-    rounded_to_e4m3,
+    quantised_whole,
+    rounded_to_fp8,
+    weight_gradient,
 )
 
 WIDE = (torch.float32, torch.float64)
@@ -58,7 +62,7 @@ def nearest_code(x: float) -> int:
 
 
 def codes(x: torch.Tensor) -> list[int]:
-    return rounded_to_e4m3(x).view(torch.uint8).tolist()
+    return rounded_to_fp8(x, E4M3).view(torch.uint8).tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, *WIDE])
@@ -96,7 +100,7 @@ def test_float64_is_not_rounded_twice() -> None:
     # By way of float32 all of these would be the tie between 1 and 1.125.
     tie = 1 + 1 / 16
     x = torch.tensor([tie - 1e-12, tie, tie + 1e-12, -tie - 1e-12], dtype=torch.float64)
-    assert rounded_to_e4m3(x).float().tolist() == [1.0, 1.0, 1.125, -1.125]
+    assert rounded_to_fp8(x, E4M3).float().tolist() == [1.0, 1.0, 1.125, -1.125]
     assert x.to(E4M3).float().tolist() != [1.0, 1.0, 1.125, -1.125]
 
 
@@ -204,3 +208,52 @@ def test_no_rows_make_no_rows() -> None:
     assert none.scales.shape == (0, 2)
     weight = quantised_weight(torch.randn(4, 8), 4)
     assert multiply(none, weight, torch.float32).shape == (0, 4)
+
+
+def test_a_scale_that_is_given_cuts_off_what_is_larger_and_hides_nothing() -> None:
+    x = torch.tensor([[1.0, 448.0, 449.0, -1e9, float("inf"), float("nan")]])
+    made = quantised_whole(x, torch.tensor(1.0))
+    assert made.is_whole
+    assert made.numbers(torch.float32)[0, :4].tolist() == [1.0, 448.0, 448.0, -448.0]
+    assert made.numbers(torch.float32)[0, 4:].isnan().all()
+    coarse = quantised_whole(x, torch.tensor(2.0**-7), kind=E5M2)
+    assert coarse.codes.dtype == E5M2
+    assert coarse.numbers(torch.float64)[0, :4].tolist() == [1.0, 448.0, 448.0, -448.0]
+
+
+@pytest.mark.parametrize("kind", [E4M3, E5M2])
+def test_a_scale_is_the_least_that_fits(kind: torch.dtype) -> None:
+    most = fp8.LARGEST[kind]
+    largest = torch.tensor([most, most * 1.01, most / 2, most / 1.99, 0.0])
+    assert power_of_two_scales(largest, kind).tolist() == [1.0, 2.0, 0.5, 1.0, 1.0]
+
+
+def test_products_of_whole_matrices_are_exact() -> None:
+    x, weight = torch.randn(5, 32, dtype=torch.float64), torch.randn(16, 32, dtype=torch.float64)
+    codes = quantised_whole(x, torch.tensor(0.25)), quantised_whole(weight, torch.tensor(0.5))
+    wanted = codes[0].numbers(torch.float64) @ codes[1].numbers(torch.float64).t()
+    assert torch.equal(multiply(*codes, torch.float64), wanted)
+    assert torch.equal(
+        codes[0].rows(slice(1, 3)).numbers(torch.float64), codes[0].numbers(torch.float64)[1:3]
+    )
+    # On a CPU it is the product of the numbers, which the store takes.
+    assert weight_gradient(codes[0], codes[0]) is None
+
+
+@pytest.mark.parametrize("kind", [E4M3, E5M2])
+@pytest.mark.parametrize("num_tokens", [5, 32])
+def test_all_three_products_have_a_kernel_where_a_device_is_rehearsed(
+    kind: torch.dtype, num_tokens: int
+) -> None:
+    with torch.device("meta"):
+        scale = torch.empty(())
+        x = quantised_whole(torch.empty(num_tokens, 64, dtype=torch.bfloat16), scale)
+        weight = quantised_whole(torch.empty(32, 64, dtype=torch.bfloat16), scale)
+        dy = torch.empty(num_tokens, 32, dtype=torch.bfloat16)
+        dy_codes = quantised_whole(dy, scale, kind=kind)
+    assert multiply(x, weight, torch.bfloat16).shape == (num_tokens, 32)
+    assert multiply(dy_codes, weight, torch.bfloat16, transposed=True).shape == (num_tokens, 64)
+    made = weight_gradient(dy_codes, x)
+    assert made is not None
+    assert made.shape == (32, 64)
+    assert made.dtype == torch.float32

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 
 from echelon.core.plan import Precision
-from echelon.proof.independent.fp8 import TABLE, fp8_block_of, fp8_product, nearest_rows
+from echelon.proof.independent.fp8 import TABLE, TABLE_E5M2, Fp8Rules, fp8_product, nearest_rows
 
 
 def test_the_table_is_pytorchs() -> None:
     codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn)
     assert torch.equal(TABLE, codes.double())
+    codes = torch.arange(124, dtype=torch.uint8).view(torch.float8_e5m2)
+    assert torch.equal(TABLE_E5M2, codes.double())
 
 
 def test_a_scale_is_a_power_of_two() -> None:
@@ -22,7 +24,7 @@ def test_a_scale_is_a_power_of_two() -> None:
 def test_gradients_are_those_of_rounded_numbers() -> None:
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
-    y = fp8_product(x, weight, 2)
+    y = fp8_product(x, weight, Fp8Rules(block=2), "a", 1.0)
     dy = torch.randn_like(y)
     y.backward(dy)
     assert x.grad is not None
@@ -34,6 +36,21 @@ def test_gradients_are_those_of_rounded_numbers() -> None:
     )
 
 
-def test_a_block_is_told_only_where_there_are_8_bit_numbers() -> None:
-    assert fp8_block_of(Precision(fp8_block=16)) == 0
-    assert fp8_block_of(Precision(matmul="fp8", fp8_block=16)) == 16
+def test_rules_are_told_only_where_there_are_8_bit_numbers() -> None:
+    assert Fp8Rules.first(Precision(fp8_block=16)) is None
+    rules = Fp8Rules.first(Precision(matmul="fp8", fp8_block=16))
+    assert rules is not None
+    assert rules.block == 16
+
+
+def test_a_step_rounds_by_the_largest_number_of_the_steps_before() -> None:
+    rules = Fp8Rules(block=2, whole=True, history=2)
+    x = torch.tensor([[448.0, 17.0]], dtype=torch.float64)
+    assert rules.rows(x, "a").tolist() == [[448.0, 16.0]]
+    rules = rules.next()
+    # What is larger is cut off; what is infinite is no number, and no news.
+    assert rules.rows(2 * x, "a").tolist() == [[448.0, 34.0 - 2.0]]
+    assert rules.rows(x / 0, "a").isnan().all()
+    rules = rules.next()
+    assert rules.past == ({"a": 448.0}, {})
+    assert rules.rows(x, "b").tolist() == [[448.0, 16.0]]

@@ -238,7 +238,12 @@ def scale_inverted(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 @mutant(Told("prove-activations", "layers.0.attention", "none", plan=FP8))
 def five_bits_of_exponent_forward(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Round to e5m2, which has two bits after the first."""
-    patch.setattr(fp8, "E4M3", torch.float8_e5m2)
+    rounded = fp8.rounded_to_fp8
+
+    def coarse(x: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+        return rounded(rounded(x, torch.float8_e5m2).to(x.dtype), kind)
+
+    patch.setattr(fp8, "rounded_to_fp8", coarse)
 
 
 @mutant(Told("prove-activations", "layers.1.mlp", "slice", "tp", plan=TP))
@@ -270,12 +275,12 @@ def weight_scales_upside_down_in_backward(patch: pytest.MonkeyPatch, plan: Plan)
 @mutant(Told("prove-activations", "layers.0.attention", "none", plan=FP8))
 def rounded_towards_zero(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Round to the number nearer to zero, not to the nearest."""
-    rounded = fp8.rounded_to_e4m3
+    rounded = fp8.rounded_to_fp8
 
-    def truncated(x: torch.Tensor) -> torch.Tensor:
-        near = rounded(x)
+    def truncated(x: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+        near = rounded(x, kind)
         back = near.to(x.dtype)
         down = (back.abs() > x.abs()) & (back != 0)
         return (near.view(torch.uint8) - down.to(torch.uint8)).view(near.dtype)
 
-    patch.setattr(fp8, "rounded_to_e4m3", truncated)
+    patch.setattr(fp8, "rounded_to_fp8", truncated)

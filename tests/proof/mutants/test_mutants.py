@@ -16,6 +16,7 @@ from tests.proof.mutants import (
     narrow,
     pipelines,
     reductions,
+    scales,
     slices,
 )
 from tests.proof.mutants.planting import Told, mutants_of
@@ -26,7 +27,7 @@ from tests.proof.planted import assert_caught
 @pytest.mark.parametrize(
     ("mutant", "told"),
     mutants_of(
-        constants, counts, forward, fp8_gather, narrow, pipelines, reductions, slices
+        constants, counts, forward, fp8_gather, narrow, pipelines, reductions, scales, slices
     ),
 )
 def test_a_planted_bug_is_caught_and_named(mutant: str, told: Told, rank_pool: RankPool) -> None:
@@ -34,7 +35,10 @@ def test_a_planted_bug_is_caught_and_named(mutant: str, told: Told, rank_pool: R
 
 
 def test_at_least_forty_bugs_are_planted() -> None:
-    assert len(mutants_of(constants, counts, forward, narrow, pipelines, reductions, slices)) >= 40
+    assert (
+        len(mutants_of(constants, counts, forward, narrow, pipelines, reductions, scales, slices))
+        >= 40
+    )
 
 
 def test_every_module_of_mutants_is_proven() -> None:

@@ -64,7 +64,7 @@ def test_backward_rounds_the_gradient_as_if_the_loss_were_not_multiplied() -> No
     assert isinstance(up, EmptyLinear)
     x, dy = (torch.randn(3, n, dtype=torch.float64) for n in (16, 24))
     for factor in (1.0, 2 ** (3 / 8)):
-        multiply_in_fp8(model, FP8, Fp8Rounding(factor=factor))
+        multiply_in_fp8(model, dict(model.named_parameters()), FP8, Fp8Rounding(factor=factor))
         x.requires_grad_().grad, up.weight.grad = None, None
         up(x).backward(factor * dy)
         rounded = factor * rounded_to_fp8(dy, 4)
@@ -78,5 +78,5 @@ def test_backward_rounds_the_gradient_as_if_the_loss_were_not_multiplied() -> No
 
 def test_without_8_bit_numbers_layers_are_as_they_were() -> None:
     model = Decoder(replace(NANO, layers=1))
-    multiply_in_fp8(model, Precision(), Fp8Rounding())
+    multiply_in_fp8(model, {}, Precision(), Fp8Rounding())
     assert not any("forward" in vars(one) for one in model.modules())

@@ -8,8 +8,9 @@ from echelon.core.plan import Plan
 from echelon.launch.local.pool import RankPool
 from echelon.proof.shrink import shrink
 from echelon.proof.whole_run.whole_run import OUR_TRAINER, TrainerTargets, whole_run_pass
-from tests.proof.layouts import FP16, layout
+from tests.proof.layouts import FP16, Changes, layout
 
+FP8: Changes = {"matmul": "fp8", "fp8_block": 8, "fp8_gradients": "e5m2"}
 WRONG = "tests.proof.whole_run.wrong_trainers"
 
 
@@ -18,8 +19,9 @@ WRONG = "tests.proof.whole_run.wrong_trainers"
     [
         layout(dp=2, zero={"stage": 3}, model={"dropout": 0.1}, documents="separate"),
         layout(tp=2, sequence_parallel=True, precision=FP16),
+        layout(tp=2, precision={**FP8, "fp8_scales": "tensor", "fp8_history": 2}),
     ],
-    ids=["zero", "tensor"],
+    ids=["zero", "tensor", "scales of whole tensors"],
 )
 def test_a_whole_run_holds(rank_pool: RankPool, plan: Plan) -> None:
     shrunk = shrink(plan, precision="fp64")
@@ -53,3 +55,15 @@ def test_a_bug_of_the_trainer_is_named(
     assert found is not None
     assert (found.rule, found.step) == (rule, step), found.sentence()
     assert found.tensor.startswith(tensor)
+
+
+def test_a_history_that_is_lost_at_resume_is_named(rank_pool: RankPool) -> None:
+    trainer = TrainerTargets(
+        train=f"{WRONG}:resumed_scales_look_back_on_nothing", read_back=OUR_TRAINER.read_back
+    )
+    shrunk = shrink(layout(tp=2, precision={**FP8, "fp8_scales": "tensor"}), precision="fp64")
+    found = whole_run_pass(shrunk, run_ranks=rank_pool.run, trainer=trainer).diagnosis
+    assert found is not None
+    # Before the first step of the run that goes on, its validation says so.
+    assert (found.rule, found.step) == ("prove-trainer-resume", 0), found.sentence()
+    assert found.tensor.startswith("validation loss")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from echelon.launch.context import RankContext
+from echelon.parallel.fp8_scales import TensorScales
 from echelon.training import loop, whole_run
 from echelon.training.data.batches import GlobalBatch, sample_ids
 from echelon.training.loop import TrainLoop
@@ -70,6 +71,12 @@ def validation_drops_out(patch: pytest.MonkeyPatch) -> None:
 def resumed_optimizer_counts_from_zero(patch: pytest.MonkeyPatch) -> None:
     """Resume without the number of updates that bias correction needs."""
     patch.setattr(SliceOptimizer, "set_num_steps", lambda self, count: None)
+
+
+@planted(whole_run.train)
+def resumed_scales_look_back_on_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Resume without the largest numbers that scales of whole tensors come from."""
+    patch.setattr(TensorScales, "load", lambda self, state: None)
 
 
 @planted(whole_run.train)

@@ -22,6 +22,7 @@ from echelon.core.rulebook.fp8 import (
     FP8_BLOCK_OF_KERNELS,
     FP8_DEVICE,
     FP8_GATHER_NEEDS_CODES,
+    FP8_GATHER_OF_SQUARES,
     FP8_GATHER_ON_DEVICE,
     FP8_GATHERS_AT_ONCE,
     FP8_PARAMETERS,
@@ -29,6 +30,8 @@ from echelon.core.rulebook.fp8 import (
 from echelon.core.rules import nearest_divisors
 
 MATMUL_KEY, BLOCK_KEY, DTYPE_KEY = "precision.matmul", "precision.fp8_block", "precision.parameters"
+SCALES_KEY, HISTORY_KEY = "precision.fp8_scales", "precision.fp8_history"
+GRADIENTS_KEY = "precision.fp8_gradients"
 OVERLAP_KEY = "mesh.tp_overlap"
 GATHER_KEY, OFFLOAD_KEY = "zero.gather", "zero.parameter_offload"
 PLAIN_GATHER = f'{GATHER_KEY} = "parameters"'
@@ -167,6 +170,15 @@ def fp8_gather(view: View) -> Iterator[RuleViolation]:
             set_by=(GATHER_KEY, *stages),
             suggestions=({"zero.stage": WHOLE_STAGE}, PLAIN_GATHER),
         )
+    if matmul == "fp8" and view.word(SCALES_KEY) == "tensor":
+        yield RuleViolation(
+            rule=FP8_GATHER_OF_SQUARES,
+            key=GATHER_KEY,
+            message=f'{GATHER_KEY} = "fp8" with {SCALES_KEY} = "tensor": codes are made with the '
+            "scales of squares",
+            set_by=(GATHER_KEY, SCALES_KEY),
+            suggestions=({SCALES_KEY: "block"}, PLAIN_GATHER),
+        )
     if home != "none":
         yield RuleViolation(
             rule=FP8_GATHER_ON_DEVICE,
@@ -206,15 +218,19 @@ def fp8_device(view: View) -> Iterator[RuleViolation]:
         )
 
 
-def fp8_block_without_effect(view: View) -> Iterator[RuleViolation]:
-    """Find a block where nothing is in 8 bits."""
+def fp8_settings_without_effect(view: View) -> Iterator[RuleViolation]:
+    """Find settings of 8-bit numbers where there are none, and a history that nothing looks at."""
     if view.word(MATMUL_KEY) != "fp8":
         why = f"{OFF}, and nothing is in 8 bits"
-        yield from setting_without_effect(view, BLOCK_KEY, why)
+        for key in (BLOCK_KEY, SCALES_KEY, HISTORY_KEY, GRADIENTS_KEY):
+            yield from setting_without_effect(view, key, why)
+    elif view.word(SCALES_KEY) != "tensor":
+        why = f'{SCALES_KEY} = "block": a tile has the scale of its own largest number'
+        yield from setting_without_effect(view, HISTORY_KEY, why)
 
 
 FP8_FINDERS = (fp8_block_divides, fp8_parameters, fp8_gathers_at_once, fp8_gather)
 """Rules without which ranks could not multiply 8-bit numbers, or would not know which."""
 
-FP8_RUN_FINDERS = (fp8_device, fp8_block_without_effect)
+FP8_RUN_FINDERS = (fp8_device, fp8_settings_without_effect)
 """Rules about where a run computes, and about settings without effect."""

@@ -147,3 +147,25 @@ FP8_GATHER_ON_DEVICE = Rule(
     bad='parameter_offload = "host"',
     fixed='optimizer_offload = "host"',
 )
+
+FP8_GATHER_OF_SQUARES = Rule(
+    id="fp8-gather-of-squares",
+    why="""
+    Codes that ranks gather are made with the scale of each square of a weight. With
+    precision.fp8_scales = "tensor" a weight has one scale, in all steps but the first, which has
+    squares: what is gathered would be of two kinds. That is not built.
+    """,
+    example="""
+    [mesh]
+    dp_shard = 2
+    [zero]
+    stage = 3
+    gather = "fp8"
+    [precision]
+    matmul = "fp8"
+    fp8_block = 32
+    %s
+    """,
+    bad='fp8_scales = "tensor"',
+    fixed='fp8_scales = "block"',
+)

@@ -146,7 +146,7 @@ def _beside(work: CostInputs, mixture: bool) -> Num:
     heads = heads + software.saved_turned * np.where(several, model.query_dim, 0.0)
     # Our output layer keeps 8-bit numbers beside what attention keeps.
     narrow = np.asarray(work.machine.peak_flops) > work.machine.attention_flops
-    heads = heads + software.wide_weight_gradients * narrow * np.where(
+    heads = heads + software.copies_in_fp8 * narrow * np.where(
         np.asarray(model.kv_rank) > 0, model.value_dim, model.query_dim
     )
     # Inputs of attention and, of an MLP that tensor ranks share, of its first product.

@@ -142,6 +142,8 @@ class ActivationNumbers:
     """Bytes of an element of what a matrix product keeps (1 in fp8)."""
     fp8_block: Num = 0
     """Numbers that share a scale where our own layers keep 8-bit numbers; 0 where they do not."""
+    fp8_whole: Num = 0
+    """Flag: whether a whole tensor has one scale, which is not kept, in all steps but the first."""
     tp: Num = 1
     """Degree of tensor parallelism."""
     tp_ring: Num = 0
@@ -216,7 +218,8 @@ class ActivationNumbers:
 
     def product_bytes(self, numbers: Num) -> Num:
         """Return the bytes of so many numbers as one of our layers of a block keeps them."""
-        scales = numbers // elementwise_max(self.fp8_block, 1) * SCALE_BYTES
+        tiles = numbers // elementwise_max(self.fp8_block, 1)
+        scales = (1 - self.fp8_whole) * tiles * SCALE_BYTES
         narrow, wide = numbers * CODE_BYTES + scales, numbers * self.matmul_size
         return self.in_fp8 * narrow + (1 - self.in_fp8) * wide
 
@@ -345,6 +348,7 @@ class ActivationNumbers:
             attend_rest=rest,
             matmul_size=size,
             fp8_block=precision.fp8_block if precision.is_fp8 else 0,
+            fp8_whole=int(precision.has_tensor_scales),
             mixed=int(precision.gradients != precision.parameters),
             widens=int(not adds_wider),
             chunk_elements=GPU_CHUNK_ELEMENTS if gpu else CACHE_ELEMENTS,

@@ -1,13 +1,18 @@
 """Bytes of matrices of 8-bit numbers: a code for each number, a scale for each tile.
 
 A code takes 1 byte. A scale takes 4, of the `block` numbers of a row that share it; of a weight
-block x block numbers do.
+block x block numbers do. A scale of a whole tensor is known on every rank: it is not kept beside
+codes, nor sent with them. In their place, at the end of a step, all ranks find the largest numbers
+of the model in one all-reduce: three of each group of layers.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from echelon.core.plan import DTYPE_BYTES, Plan, Precision
 from echelon.layout.buckets import BucketPlan
+from echelon.layout.fp8_groups import fp8_groups
 
 CODE_BYTES = 1
 SCALE_BYTES = 4
@@ -15,12 +20,21 @@ SCALE_BYTES = 4
 
 def fp8_scale_bytes(numbers: int, precision: Precision) -> int:
     """Return the bytes of the scales of so many numbers of rows."""
+    if precision.has_tensor_scales:
+        return 0
     return numbers // precision.fp8_block * SCALE_BYTES
 
 
 def fp8_row_bytes(numbers: int, precision: Precision) -> int:
     """Return the bytes of so many numbers of rows: codes and scales."""
     return numbers * CODE_BYTES + fp8_scale_bytes(numbers, precision)
+
+
+MAXIMA_OF_A_GROUP = 3
+"""Largest numbers of a group of layers: of inputs, of gradients of outputs, of weights."""
+
+_LEAST_MAXIMUM_BYTES = 4
+"""The largest number is told in at least fp32."""
 
 
 def gathered_element_bytes(plan: Plan, bucket: BucketPlan) -> int:
@@ -30,4 +44,24 @@ def gathered_element_bytes(plan: Plan, bucket: BucketPlan) -> int:
 
 def largest_number_bytes(precision: Precision) -> int:
     """Return the bytes of the largest number of a square, as ranks tell each other of it."""
-    return max(SCALE_BYTES, DTYPE_BYTES[precision.parameters])
+    return max(_LEAST_MAXIMUM_BYTES, DTYPE_BYTES[precision.parameters])
+
+
+def fp8_maxima_bytes(plan: Plan) -> int:
+    """Return the bytes of the largest numbers of a step, which scales of whole tensors come from.
+
+    0 where there are no such scales.
+    """
+    precision = plan.mathematics.precision
+    if not precision.has_tensor_scales:
+        return 0
+    size = largest_number_bytes(precision)
+    return MAXIMA_OF_A_GROUP * len(fp8_groups(plan.model)) * size
+
+
+def first_step(plan: Plan) -> Plan:
+    """Return the plan whose products are those of a run's first step, before there is a history."""
+    if not plan.mathematics.precision.has_tensor_scales:
+        return plan
+    precision = replace(plan.mathematics.precision, fp8_scales="block")
+    return replace(plan, mathematics=replace(plan.mathematics, precision=precision))

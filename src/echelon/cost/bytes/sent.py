@@ -19,6 +19,8 @@ What stays at width D is one sum after the heads, and the two of a dense MLP.
 
 Where products are of 8-bit numbers, what sequence parallelism gathers for them are codes of 1 byte
 in place of s, and in a second collective a scale of 4 bytes for `precision.fp8_block` of them.
+Where whole tensors have scales, those travel in the first step alone; in each step one all-reduce
+brings together the largest numbers of the model.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from echelon.cost.bytes.data import (
     tied_bytes,
 )
 from echelon.cost.bytes.experts.sent import expert_bytes
-from echelon.cost.bytes.fp8 import fp8_scale_bytes
+from echelon.cost.bytes.fp8 import first_step, fp8_maxima_bytes, fp8_scale_bytes
 from echelon.cost.bytes.terms import (
     SentTerm,
     all_gather_bytes,
@@ -58,6 +60,9 @@ seconds that it waited, the bytes that it uses."""
 ROUTING_ROW_BYTES = 5 * 8
 """What it tells of its experts: assignments, drops, two losses, the worst imbalance."""
 
+MAXIMA_TERM = "fp8 maxima"
+"""Name of the term of the largest numbers that scales of whole tensors in 8 bits come from."""
+
 STATISTICS_LEAST_BYTES = 4
 """The loss is computed in at least fp32, and so are the numbers that it needs of each token."""
 
@@ -74,6 +79,15 @@ def bytes_sent(plan: Plan, rank: int, load: ExpertLoad | None = None) -> tuple[S
         muon = muon_bytes(plan, muon_exchange(plan, part.pp_rank, part.expert_index), rank)
         terms += tuple(term for term in muon if term.bytes)
     return terms
+
+
+def bytes_sent_first(plan: Plan, rank: int, load: ExpertLoad | None = None) -> tuple[SentTerm, ...]:
+    """Return the terms of the first step of a run.
+
+    Scales of whole tensors have no history then, and rows travel with those of tiles.
+    """
+    maxima = [term for term in world_bytes(plan) if term.name == MAXIMA_TERM and term.bytes]
+    return *bytes_sent(first_step(plan), rank, load), *maxima
 
 
 def bytes_sent_without_muon(plan: Plan, pp_rank: int, cp_rank: int) -> tuple[SentTerm, ...]:
@@ -250,7 +264,7 @@ def pipeline_bytes(
 
 
 def world_bytes(plan: Plan) -> tuple[SentTerm, ...]:
-    """Return the term of what all ranks tell one another at the end of a step."""
+    """Return the terms of what all ranks tell one another at the end of a step."""
     row = STEP_ROW_BYTES + (ROUTING_ROW_BYTES if plan.model.experts is not None else 0)
     return (
         SentTerm(
@@ -259,6 +273,13 @@ def world_bytes(plan: Plan) -> tuple[SentTerm, ...]:
             each=all_gather_bytes(row, plan.mesh.world_size),
             formula=f"(world - 1) x {row}",
             source="what every rank must know of a step, in one row",
+        ),
+        SentTerm(
+            axis="world",
+            name=MAXIMA_TERM,
+            each=all_reduce_bytes(fp8_maxima_bytes(plan), plan.mesh.world_size),
+            formula="2 (world-1)/world x 3 groups x max(4, s)",
+            source="Transformer Engine, delayed scaling",
         ),
     )
 

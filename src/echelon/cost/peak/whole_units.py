@@ -76,7 +76,9 @@ class WholeUnits:
         ahead = [one for one in order[here:last] if one in units]
         for bucket in (bucket for coming in ahead for bucket in self._used[coming]):
             self._read(bucket)
-            self._present[bucket.name] = bucket.num_elements * gathered_element_bytes(self._plan, bucket)
+            self._present[bucket.name] = bucket.num_elements * gathered_element_bytes(
+                self._plan, bucket
+            )
         for coming in order[last : last + 1]:
             for bucket in self._used[coming] if coming in units else ():
                 self._read(bucket)

@@ -207,13 +207,15 @@ def _operator_seconds(
 
 def _linear(work: CostInputs, rows: Num, depth: Num, columns: Num) -> tuple[Num, Num, Num]:
     machine, element = work.machine, work.element
-    wide = work.software.wide_weight_gradients
-    rate = wide * machine.attention_flops + (1.0 - wide) * machine.peak_flops
-    late = replace(machine, peak_flops=rate)
+    fast, slow = machine.peak_flops, machine.attention_flops
+    late, back = (
+        replace(machine, peak_flops=wide * slow + (1.0 - wide) * fast)
+        for wide in (work.software.wide_weight_gradients, work.software.wide_input_gradients)
+    )
     used = np.asarray(depth * columns) > 0
     return (
         np.where(used, matmul_seconds(machine, rows, depth, columns, element), 0.0),
-        np.where(used, matmul_seconds(machine, rows, columns, depth, element), 0.0),
+        np.where(used, matmul_seconds(back, rows, columns, depth, element), 0.0),
         np.where(used, matmul_seconds(late, depth, rows, columns, element), 0.0),
     )
 

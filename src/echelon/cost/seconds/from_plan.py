@@ -161,7 +161,14 @@ def constants_for_precision(
         reduced_bytes=float(DTYPE_BYTES[precision.reduction]),
         state_bytes=float(states + beside),
         parameter_bytes=float(master * rests),
-        wide_weight_gradients=float(precision.is_fp8),
+        copies_in_fp8=float(precision.is_fp8),
+        wide_weight_gradients=float(precision.is_fp8 and not precision.has_tensor_scales),
+        # The kernel of tiles multiplies e4m3 by e4m3.
+        wide_input_gradients=float(
+            precision.is_fp8
+            and not precision.has_tensor_scales
+            and precision.fp8_gradients != "e4m3"
+        ),
     )
 
 

@@ -66,6 +66,10 @@ class TrainerConstants:
     wide_weight_gradients: Num = 0.0
     """Flag: where other products are in fp8, those of weight gradients are in the dtype of
     parameters."""
+    wide_input_gradients: Num = 0.0
+    """Flag: the same of the products for the gradients of inputs."""
+    copies_in_fp8: Num = 0.0
+    """Flag: our output layer keeps 8-bit numbers beside what attention keeps, in fp8."""
     host_updates: Num = 0.0
     """Flag: processors of the host update what is offloaded."""
     mixture_s: Num = 1e-3

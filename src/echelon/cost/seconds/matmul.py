@@ -35,6 +35,8 @@ MOST_FUSED = 0.85
 MOST_FUSED_BACK = 0.65
 """The same backward."""
 
+_NVIDIA_FP8 = re.compile(r"\b(G?H\d+|G?B\d+|L4|L40S?|RTX)\b", re.IGNORECASE)
+"""Names of NVIDIA's devices from Ada on, and of older cards, which have no peak of fp8."""
 _HOPPER = re.compile(r"\bG?H(100|200|800|20)\b", re.IGNORECASE)
 
 
@@ -93,12 +95,18 @@ def _shape_efficiency(machine: MachineNumbers, rows: Num, depth: Num, columns: N
     return np.maximum(filled * busy * deep, 1e-6)
 
 
-def has_fp8_kernel(cluster: Cluster) -> bool:
-    """Return whether a device multiplies 8-bit numbers in tiles: Hopper, told by its name."""
+def has_fp8_kernel(cluster: Cluster, precision: Precision) -> bool:
+    """Return whether a device has a kernel for 8-bit numbers of these scales, told by its name.
+
+    PyTorch multiplies tiles of e4m3 on Hopper, and whole tensors on NVIDIA's devices from Ada on.
+    """
     device = cluster.device
-    return bool(_HOPPER.search(device.name)) and device.flops("fp8") is not None
+    names = _NVIDIA_FP8 if precision.has_tensor_scales else _HOPPER
+    return bool(names.search(device.name)) and device.flops("fp8") is not None
 
 
 def product_dtype(cluster: Cluster, precision: Precision) -> str:
-    """Return the dtype at whose peak the products of blocks run, weight gradients aside."""
-    return "fp8" if precision.is_fp8 and has_fp8_kernel(cluster) else precision.parameters
+    """Return the dtype at whose peak the forward products of blocks run."""
+    return (
+        "fp8" if precision.is_fp8 and has_fp8_kernel(cluster, precision) else precision.parameters
+    )

@@ -17,8 +17,15 @@ from typing import Any
 import torch
 
 from echelon.models.moe import Expert
-from echelon.parallel.fp8_linear import add_weight_gradients, weights_in_fp8
-from echelon.parallel.kernels.fp8 import Fp8Matrix, multiply, quantised_rows
+from echelon.parallel.fp8_linear import (
+    add_weight_gradients,
+    gradients_in_fp8,
+    inputs_in_fp8,
+    keep_fp8,
+    kept_fp8,
+    weights_in_fp8,
+)
+from echelon.parallel.kernels.fp8 import multiply
 from echelon.parallel.kernels.fused import weighted_swiglu, weighted_swiglu_backward
 from echelon.parallel.tensor import TensorSplit
 
@@ -37,29 +44,29 @@ class Fp8ExpertFeedForward(torch.autograd.Function):
     ) -> torch.Tensor:
         """Return y_RD for rows that lie side by side by expert, `counts` of each."""
         ctx.experts, ctx.counts, ctx.split = experts, counts, split
-        rows = quantised_rows(rows_RD, split.fp8_block, split.pieces)
+        rows = inputs_in_fp8(rows_RD, [experts[0].gate], split)
         y_RD, dtype = torch.empty_like(rows_RD), rows_RD.dtype
         inners: list[torch.Tensor] = []
         for expert, part in zip(experts, _parts(counts), strict=True):
             pair = weights_in_fp8([expert.gate, expert.up], split)
             gate_up = multiply(rows.rows(part), pair, dtype)
             inners.append(gate_up)
-            inner = quantised_rows(
-                weighted_swiglu(gate_up, gates_R[part], split.pieces), split.fp8_block, split.pieces
-            )
+            weighted = weighted_swiglu(gate_up, gates_R[part], split.pieces)
+            inner = inputs_in_fp8(weighted, [expert.down], split)
             multiply(inner, weights_in_fp8([expert.down], split), dtype, out=y_RD[part])
-        ctx.save_for_backward(rows.codes, rows.scales, gates_R, *inners)
+        keep_fp8(ctx, rows, gates_R, *inners)
         return y_RD
 
     @staticmethod
     def backward(ctx: Any, dy_RD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of rows and gates; those of the weights are put off."""
-        codes, scales, gates_R, *inners = (one.detach() for one in ctx.saved_tensors)
+        saved: Sequence[torch.Tensor] = ctx.saved_tensors
+        gates_R, *inners = (one.detach() for one in saved[: 1 + len(ctx.counts)])
         split: TensorSplit = ctx.split
-        store, block, dtype = split.store, split.fp8_block, dy_RD.dtype
+        store, dtype = split.store, dy_RD.dtype
         alone = split.group.size == 1 and not split.exchanges
-        rows = Fp8Matrix(codes=codes, scales=scales, block=block)
-        dy = quantised_rows(dy_RD, block, split.pieces)
+        rows = kept_fp8(ctx, saved)
+        dy = gradients_in_fp8(dy_RD, [ctx.experts[0].down], split)
         dx_RD, dgates_R = torch.empty_like(dy_RD), torch.empty_like(gates_R)
         for expert, gate_up, part in zip(ctx.experts, inners, _parts(ctx.counts), strict=True):
             down, pair = [expert.down], [expert.gate, expert.up]
@@ -67,8 +74,8 @@ class Fp8ExpertFeedForward(torch.autograd.Function):
             inner, dgate_up = weighted_swiglu_backward(
                 dinner, gate_up, gates_R[part], dgates_R[part], split.pieces
             )
-            inner = quantised_rows(inner, block, split.pieces)
-            dgate_up = quantised_rows(dgate_up, block, split.pieces)
+            inner = inputs_in_fp8(inner, down, split, again=True)
+            dgate_up = gradients_in_fp8(dgate_up, pair, split)
             made = weights_in_fp8(pair, split)
             multiply(dgate_up, made, dtype, transposed=True, out=dx_RD[part])
             add = partial(add_weight_gradients, split=split, dtype=dtype)

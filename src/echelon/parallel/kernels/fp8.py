@@ -1,12 +1,15 @@
 """Numbers of 8 bits with scales: how a matrix becomes such, and products of two of them.
 
 A number is a code of e4m3 (4 significant bits, at most 448) times the scale of its tile. A tile is
-`block` neighbours of one row of an activation or of a gradient, or a square of a weight. A scale is
-a power of two, the least with which the largest number of its tile is in range; so what a code
-stands for is exact in bf16. Products add up in float32: what they multiply has 4 significant bits,
-so that each single product is exact, and only the order of sums is left open.
+`block` neighbours of one row of an activation or of a gradient, or a square of a weight, or the
+whole matrix. Gradients may be codes of e5m2 (3 significant bits, at most 57344). A scale is a power
+of two, the least with which the largest number of its tile is in range; so what a code stands for
+is exact in bf16. The scale of a whole matrix is given: what is then out of range becomes the
+largest number, and what is not finite no number. Products add up in float32: what they multiply has
+4 significant bits, so that each single product is exact, and only the order of sums is left open.
 
-On a Hopper GPU the product is PyTorch's `_scaled_mm`, where the block is 128. Elsewhere, on a CPU
+On a Hopper GPU the product is PyTorch's `_scaled_mm`, where the block is 128 and both are e4m3;
+of whole matrices on Ada and all later GPUs, that of a weight gradient too. Elsewhere, on a CPU
 above all, it is that of the numbers that the codes stand for, as wide as is exact.
 
 Source: DeepSeek-V3, 2024, section 3.3 (tiles of 1 x 128, squares of 128 x 128, e4m3 throughout);
@@ -17,6 +20,7 @@ Shape suffixes: R rows, C columns, N tokens, I inputs, O outputs of a layer on t
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,20 +30,25 @@ from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import at_least_fp32
 
 E4M3 = torch.float8_e4m3fn
-_LARGEST_MANTISSA = 0.875  # of 448, the largest e4m3 number
-_LARGEST_EXPONENT = 9  # of the same: it is 0.875 x 2^9
+E5M2 = torch.float8_e5m2
+LARGEST = {E4M3: 448.0, E5M2: 57344.0}  # number of a format
+_LARGEST_MANTISSA = 0.875  # of the largest number of either format
+_LARGEST_EXPONENT = {E4M3: 9, E5M2: 16}  # of the same: 448 is 0.875 x 2^9
 _LEAST_POWER = -126  # of two that float32 has with all its digits, as it has the inverse
 _MOST_POWER = 127  # of two in float32
 _SCALED_MM: Any = getattr(torch, "_scaled_mm", None)
 _KERNEL_BLOCK = 128  # numbers that share a scale
 _HOPPER = (9, 0)  # compute capability
+_ADA = (8, 9)  # compute capability, the first that multiplies 8-bit numbers
+_KERNEL_STEP = 16  # numbers of which the sum and the output of a product are whole multiples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Matrix:
     """Hold the codes of a matrix [R, C], and a scale for each tile of it, float32.
 
-    `scales` is [R, C / block], or [R / block, C / block] where tiles are `square`.
+    `scales` is [R, C / block], or [R / block, C / block] where tiles are `square`, or the one scale
+    of the whole matrix, without a dim, where `block` is 0.
     """
 
     codes: torch.Tensor
@@ -47,12 +56,20 @@ class Fp8Matrix:
     block: int
     square: bool = False
 
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the whole matrix has one scale."""
+        return not self.block
+
     def rows(self, part: slice) -> Fp8Matrix:
         """Return some rows of a matrix whose tiles lie in one row each."""
-        return replace(self, codes=self.codes[part], scales=self.scales[part])
+        scales = self.scales if self.is_whole else self.scales[part]
+        return replace(self, codes=self.codes[part], scales=scales)
 
     def numbers(self, dtype: torch.dtype) -> torch.Tensor:
         """Return what the codes stand for, exact in every dtype but fp16."""
+        if self.is_whole:
+            return self.codes.to(dtype).mul_(self.scales.to(dtype))
         tiles = self.codes.to(dtype).unflatten(1, (-1, self.block))
         scales = self.scales.to(dtype)
         if not self.square:
@@ -62,17 +79,40 @@ class Fp8Matrix:
 
 
 def quantised_rows(
-    x_RC: torch.Tensor, block: int, pieces: PieceSizes = TRAINING_PIECES
+    x_RC: torch.Tensor,
+    block: int,
+    pieces: PieceSizes = TRAINING_PIECES,
+    kind: torch.dtype = E4M3,
 ) -> Fp8Matrix:
     """Return a matrix in 8 bits, a scale for each `block` numbers of a row."""
-    return _quantised(x_RC, block, 1, pieces)
+    return _quantised(x_RC, (1, block), pieces, kind)
 
 
 def quantised_weight(
     weight_OI: torch.Tensor, block: int, pieces: PieceSizes = TRAINING_PIECES
 ) -> Fp8Matrix:
     """Return a weight in 8 bits, a scale for each square of `block` rows and columns."""
-    return _quantised(weight_OI, block, block, pieces)
+    return _quantised(weight_OI, (block, block), pieces, E4M3)
+
+
+def quantised_whole(
+    x_RC: torch.Tensor,
+    scale: torch.Tensor,
+    pieces: PieceSizes = TRAINING_PIECES,
+    kind: torch.dtype = E4M3,
+) -> Fp8Matrix:
+    """Return a matrix in 8 bits by a scale that is given, float32 without a dim.
+
+    A number beyond the largest of the format becomes that; one that is not finite, no number.
+    """
+    codes = torch.empty(x_RC.shape, dtype=kind, device=x_RC.device)
+    inverse, most = scale.reciprocal().to(x_RC.dtype), LARGEST[kind]
+    for part in _row_parts(x_RC, 1, pieces):
+        fitted = (x_RC[part] * inverse).clamp_(-most, most)
+        # What is infinite is not to be told from what is large once it is clamped.
+        fitted = torch.where(torch.isfinite(x_RC[part]), fitted, math.nan)
+        codes[part] = rounded_to_fp8(fitted, kind)
+    return Fp8Matrix(codes=codes, scales=scale, block=0)
 
 
 def multiply(
@@ -84,7 +124,7 @@ def multiply(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return x @ weight^T in `dtype`, or x @ weight where it is `transposed`; in `out` if given."""
-    if _has_kernel(x_NI):
+    if _has_kernel(x_NI, weight_OI):
         made = _scaled_product(x_NI, weight_OI, dtype, transposed=transposed)
         return made if out is None else out.copy_(made)
     on_cpu = x_NI.codes.device.type == "cpu"
@@ -94,13 +134,33 @@ def multiply(
     return made.to(dtype) if out is None else out.copy_(made)
 
 
-def power_of_two_scales(largest: torch.Tensor) -> torch.Tensor:
+def weight_gradient(dy_NO: Fp8Matrix, x_NI: Fp8Matrix) -> torch.Tensor | None:
+    """Return dy^T x in float32 by PyTorch's kernel; None where there is none for such tiles.
+
+    The sum goes over tokens, of which zeros make a multiple of 16.
+    """
+    widths = dy_NO.codes.shape[1], x_NI.codes.shape[1]
+    if not dy_NO.is_whole or any(width % _KERNEL_STEP for width in widths):
+        return None
+    if not dy_NO.codes.shape[0] or not _device_multiplies(dy_NO.codes):
+        return None
+    return _SCALED_MM(
+        _tokens_last(dy_NO.codes),
+        _tokens_last(x_NI.codes).t(),
+        dy_NO.scales,
+        x_NI.scales,
+        out_dtype=torch.float32,
+        use_fast_accum=False,
+    )
+
+
+def power_of_two_scales(largest: torch.Tensor, kind: torch.dtype = E4M3) -> torch.Tensor:
     """Return the scale of tiles whose largest numbers are these, float32.
 
     A tile that has a number which is not finite gets one that is no number: nothing is hidden.
     """
     mantissa, exponent = torch.frexp(largest)
-    power = exponent - _LARGEST_EXPONENT + (mantissa > _LARGEST_MANTISSA).to(exponent.dtype)
+    power = exponent - _LARGEST_EXPONENT[kind] + (mantissa > _LARGEST_MANTISSA).to(exponent.dtype)
     power = power.clamp(_LEAST_POWER, _MOST_POWER)
     # Bits of float32: a power of two by `pow` is not exact on every device.
     scale = ((power + 127).to(torch.int32) << 23).view(torch.float32)
@@ -108,30 +168,38 @@ def power_of_two_scales(largest: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.isfinite(largest), scale, torch.full_like(scale, torch.nan))
 
 
-def rounded_to_e4m3(x: torch.Tensor) -> torch.Tensor:
+def rounded_to_fp8(x: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
     """Return codes of numbers in range: the nearest each, of two the even one."""
-    return (_odd_float32(x) if x.dtype == torch.float64 else x).to(E4M3)
+    return (_odd_float32(x) if x.dtype == torch.float64 else x).to(kind)
 
 
-def _quantised(x_RC: torch.Tensor, block: int, height: int, pieces: PieceSizes) -> Fp8Matrix:
+def _quantised(
+    x_RC: torch.Tensor, tile: tuple[int, int], pieces: PieceSizes, kind: torch.dtype
+) -> Fp8Matrix:
     num_rows, num_columns = x_RC.shape
-    codes = torch.empty((num_rows, num_columns), dtype=E4M3, device=x_RC.device)
+    height, block = tile
+    codes = torch.empty((num_rows, num_columns), dtype=kind, device=x_RC.device)
     scales = torch.empty(
         (num_rows // height, num_columns // block), dtype=torch.float32, device=x_RC.device
     )
-    limit = pieces.row_elements if x_RC.device.type == "cpu" else pieces.gpu_row_elements
-    step = max(1, limit // max(1, num_columns * height))
-    for start in range(0, num_rows // height, step):
-        end = min(start + step, num_rows // height)
-        part = slice(start * height, end * height)
+    for part in _row_parts(x_RC, height, pieces):
         tiles = x_RC[part].unflatten(1, (-1, block)).unflatten(0, (-1, height))
         largest = torch.linalg.vector_norm(tiles, math.inf, dim=(1, 3))
-        scale = power_of_two_scales(largest.to(at_least_fp32(x_RC.dtype)))
-        scales[start:end] = scale
+        scale = power_of_two_scales(largest.to(at_least_fp32(x_RC.dtype)), kind)
+        scales[part.start // height : part.stop // height] = scale
         # The inverse of a power of two is exact, and so is the product.
         fitted = (tiles * scale.reciprocal()[:, None, :, None]).flatten(0, 1).flatten(1)
-        codes[part] = rounded_to_e4m3(fitted)
+        codes[part] = rounded_to_fp8(fitted, kind)
     return Fp8Matrix(codes=codes, scales=scales, block=block, square=height > 1)
+
+
+def _row_parts(x_RC: torch.Tensor, height: int, pieces: PieceSizes) -> Iterator[slice]:
+    """Yield the rows that are cast at a time, multiples of `height`."""
+    num_rows, num_columns = x_RC.shape
+    limit = pieces.row_elements if x_RC.device.type == "cpu" else pieces.gpu_row_elements
+    step = max(1, limit // max(1, num_columns * height)) * height
+    for start in range(0, num_rows, step):
+        yield slice(start, min(start + step, num_rows))
 
 
 def _odd_float32(x: torch.Tensor) -> torch.Tensor:
@@ -146,13 +214,25 @@ def _odd_float32(x: torch.Tensor) -> torch.Tensor:
     return (bits | ((back != x) & ~torch.isnan(x)).to(torch.int32)).view(torch.float32)
 
 
-def _has_kernel(x: Fp8Matrix) -> bool:
-    """Return whether PyTorch multiplies such tiles in one launch: on a Hopper GPU."""
-    if x.block != _KERNEL_BLOCK or not x.codes.shape[0]:
+def _has_kernel(x: Fp8Matrix, weight: Fp8Matrix) -> bool:
+    """Return whether PyTorch multiplies such tiles in one launch, on this device."""
+    if not x.codes.shape[0]:
+        return False
+    if x.is_whole:
+        whole = all(width % _KERNEL_STEP == 0 for width in weight.codes.shape)
+        return whole and _device_multiplies(x.codes)
+    if x.block != _KERNEL_BLOCK or x.codes.dtype != E4M3:
         return False
     if x.codes.is_meta:  # is rehearsed
         return True
     return x.codes.is_cuda and torch.cuda.get_device_capability(x.codes.device) == _HOPPER
+
+
+def _device_multiplies(codes: torch.Tensor) -> bool:
+    """Return whether a device multiplies matrices of one scale; one that is rehearsed does."""
+    if codes.is_meta:
+        return True
+    return codes.is_cuda and torch.cuda.get_device_capability(codes.device) >= _ADA
 
 
 def _scaled_product(
@@ -162,11 +242,23 @@ def _scaled_product(
 
     Scales of rows lie column by column.
     """
-    codes, scales = weight_OI.codes, weight_OI.scales
+    codes, scales, x_scales = weight_OI.codes, weight_OI.scales, x_NI.scales
     if transposed:
-        codes, scales = codes.t().contiguous(), scales.t().contiguous()
-    x_scales = x_NI.scales.t().contiguous().t()
+        codes = codes.t().contiguous()
+    if not x_NI.is_whole:
+        scales = (scales.t().contiguous() if transposed else scales).t()
+        x_scales = x_scales.t().contiguous().t()
     made = torch.bfloat16 if dtype != torch.float32 else dtype
     return _SCALED_MM(
-        x_NI.codes, codes.t(), x_scales, scales.t(), out_dtype=made, use_fast_accum=False
+        x_NI.codes, codes.t(), x_scales, scales, out_dtype=made, use_fast_accum=False
     ).to(dtype)
+
+
+def _tokens_last(codes_NC: torch.Tensor) -> torch.Tensor:
+    """Return codes with tokens side by side, [C, N], zeros after them up to a multiple of 16."""
+    num_tokens, width = codes_NC.shape
+    padded = -(-num_tokens // _KERNEL_STEP) * _KERNEL_STEP
+    # Of zeros the code is 0 in both formats.
+    turned = torch.zeros((width, padded), dtype=torch.uint8, device=codes_NC.device)
+    turned[:, :num_tokens] = codes_NC.view(torch.uint8).t()
+    return turned.view(codes_NC.dtype)

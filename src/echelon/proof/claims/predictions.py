@@ -11,6 +11,7 @@ from echelon.cost.bytes.data import EXPERT_SHARD_AXIS, STAGE_AXIS
 from echelon.cost.bytes.experts.sent import ROUTING_TERM
 from echelon.cost.bytes.held import bytes_held as planned_bytes_held
 from echelon.cost.bytes.sent import bytes_sent as planned_bytes_sent
+from echelon.cost.bytes.sent import bytes_sent_first
 from echelon.cost.bytes.terms import all_gather_bytes
 from echelon.layout.buckets import plan_buckets, shard_degree, slice_elements, zero_stage
 from echelon.layout.expert_load import ExpertLoad, expert_load_from_routing
@@ -30,7 +31,8 @@ def bytes_sent(evidence: Evidence) -> Iterator[Check]:
         if report.bytes_sent is None:
             continue
         load = _load(plan, rank, oracle)
-        wanted = bytes_by_axis(plan, rank, skipped=oracle.skipped, load=load)
+        first = not oracle.fp8_maxima.steps
+        wanted = bytes_by_axis(plan, rank, skipped=oracle.skipped, load=load, first=first)
         for axis in sorted({*wanted, *report.bytes_sent}):
             numbers = report.bytes_sent.get(axis, 0), wanted[axis]
             subject = f"bytes of rank {rank} over {axis}"
@@ -47,15 +49,22 @@ def _bytes_check(
 
 
 def bytes_by_axis(
-    plan: Plan, rank: int, *, skipped: bool, load: ExpertLoad | None = None
+    plan: Plan,
+    rank: int,
+    *,
+    skipped: bool,
+    load: ExpertLoad | None = None,
+    first: bool = False,
 ) -> Counter[str]:
     """Return the bytes that `rank` is to send over each axis in a step.
 
     A step that is skipped updates nothing: Muon sends no matrices, and parameters that are kept
-    whole are not gathered. `load` is how the rank's expert group was routed.
+    whole are not gathered. `load` is how the rank's expert group was routed, `first` whether it is
+    the first step of a run.
     """
     total: Counter[str] = Counter()
-    for term in planned_bytes_sent(plan, rank, load):
+    terms = bytes_sent_first(plan, rank, load) if first else planned_bytes_sent(plan, rank, load)
+    for term in terms:
         of_update = term.axis == STAGE_AXIS and term.name != ROUTING_TERM
         if not (skipped and of_update):
             total[term.axis] += term.bytes

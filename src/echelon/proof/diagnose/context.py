@@ -62,7 +62,9 @@ def gradients_of_keys(gradient: WrongGradient) -> Iterator[ProofFinding]:
     names = [one for one in every if one in oracle.gradients]
     for way in gradient_misroutings(plan):
         operations = misrouted_attention(plan, way)
-        model = build_decoder(plan, oracle.before, operations, routing=oracle.routing)
+        model = build_decoder(
+            plan, oracle.before, operations, routing=oracle.routing, rounding=oracle.rounding
+        )
         parameters = [model.get_parameter(one) for one in names]
         found = torch.autograd.grad(whole_loss(plan, model, oracle), parameters)
         residual = _difference(gradient, dict(zip(names, found, strict=True)))

@@ -98,7 +98,7 @@ def tokens_by_context_rank(plan: Plan, step: int) -> dict[DataContextRank, int]:
 
 def means_by_context_rank(plan: Plan, oracle: OracleStep) -> dict[DataContextRank, float]:
     """Return the mean loss of the positions of each context rank that has valid ones."""
-    model = build_decoder(plan, oracle.before, routing=oracle.routing)
+    model = build_decoder(plan, oracle.before, routing=oracle.routing, rounding=oracle.rounding)
     with torch.no_grad():
         losses_BT = token_losses(plan, model, global_batch(plan, oracle.step), oracle.step)
     tokens = tokens_by_context_rank(plan, oracle.step)
@@ -108,7 +108,7 @@ def means_by_context_rank(plan: Plan, oracle: OracleStep) -> dict[DataContextRan
 
 def loss_gradients_by_rank(plan: Plan, oracle: OracleStep, name: str) -> GradientParts:
     """Return the gradient of `name` that the losses of each rank's positions give."""
-    model = build_decoder(plan, oracle.before, routing=oracle.routing)
+    model = build_decoder(plan, oracle.before, routing=oracle.routing, rounding=oracle.rounding)
     losses_BT = token_losses(plan, model, global_batch(plan, oracle.step), oracle.step)
     parameter = model.get_parameter(name)
     return {
@@ -120,7 +120,9 @@ def loss_gradients_by_rank(plan: Plan, oracle: OracleStep, name: str) -> Gradien
 def row_gradients_by_rank(plan: Plan, oracle: OracleStep, name: str) -> GradientParts:
     """Return the gradient of `name` that the rows of each rank give."""
     split = WeightsByContextRank(context_positions(plan.placement).rank_T, plan.mesh.cp)
-    model = build_decoder(plan, oracle.before, split, routing=oracle.routing)
+    model = build_decoder(
+        plan, oracle.before, split, routing=oracle.routing, rounding=oracle.rounding
+    )
     loss_B = loss_of_sequences(plan, model, oracle)
     parameter = model.get_parameter(name)
     copies = [split.copy(parameter, cp) for cp in range(plan.mesh.cp)]

@@ -99,7 +99,7 @@ def _losses_weighted(gradient: WrongGradient) -> Iterator[ProofFinding]:
 
 def _parts(plan: Plan, oracle: OracleStep, name: str) -> Mapping[str, torch.Tensor]:
     """Return the gradients that the losses of tokens and of routers give, where they give any."""
-    model = build_decoder(plan, oracle.before, routing=oracle.routing)
+    model = build_decoder(plan, oracle.before, routing=oracle.routing, rounding=oracle.rounding)
     losses = {"tokens": loss_of_tokens(plan, model, oracle)}
     mathematics, balance = plan.mathematics, plan.mathematics.balance
     alone = {"aux": replace(balance, z_coefficient=0.0), "z": replace(balance, kind="none")}
@@ -126,7 +126,7 @@ def _shares(gradient: WrongGradient) -> Iterator[ProofFinding]:
     if "aux" not in parts:
         return
     others = sum_of([part for kind, part in parts.items() if kind != "aux"])
-    model = build_decoder(plan, oracle.before, routing=oracle.routing)
+    model = build_decoder(plan, oracle.before, routing=oracle.routing, rounding=oracle.rounding)
     loss_of_tokens(plan, model, oracle)
     parameter = model.get_parameter(gradient.name)
     for finding, loss in wrong_shares(evidence, oracle, model):

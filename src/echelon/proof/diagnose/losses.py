@@ -101,7 +101,7 @@ def _mixed_up(evidence: Evidence, oracle: OracleStep, observed: Losses) -> Proof
     plan = evidence.reference_plan
     count = plan.num_microbatches
     batch = global_batch(plan, oracle.step)
-    model = build_decoder(plan, oracle.before, routing=oracle.routing)
+    model = build_decoder(plan, oracle.before, routing=oracle.routing, rounding=oracle.rounding)
     with torch.no_grad():
         sums = [
             sums_by_microbatch(plan, one, token_losses(plan, model, one, oracle.step))

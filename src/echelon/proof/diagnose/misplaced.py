@@ -62,7 +62,7 @@ def _exchanged(
     plan: Plan, oracle: OracleStep, name: str, layer: int
 ) -> Iterator[tuple[tuple[int, int], torch.Tensor]]:
     """Yield the gradient of `name` for each pair that changes places after block `layer`."""
-    model = build_decoder(plan, oracle.before, routing=oracle.routing)
+    model = build_decoder(plan, oracle.before, routing=oracle.routing, rounding=oracle.rounding)
     kept: list[torch.Tensor] = []
     model.layers[str(layer)].register_forward_hook(lambda *found: kept.append(found[-1]))
     batch = global_batch(plan, oracle.step)

@@ -86,7 +86,7 @@ def explain_router_losses(evidence: Evidence, failure: Check) -> ProofFinding:
 def _wrong_shares(evidence: Evidence, oracle: OracleStep, reported: float) -> ProofFinding | None:
     """Find an auxiliary loss of shares of other tokens."""
     plan = evidence.reference_plan
-    model = build_decoder(plan, oracle.before, routing=oracle.routing)
+    model = build_decoder(plan, oracle.before, routing=oracle.routing, rounding=oracle.rounding)
     with torch.no_grad():
         loss_of_tokens(plan, model, oracle)
         for finding, loss in wrong_shares(evidence, oracle, model):

@@ -72,7 +72,7 @@ def mix(run: SequenceRun, x_TD: torch.Tensor, routes: SequenceRoutes) -> torch.T
         rows, places = [t for t, _ in slots], [k for _, k in slots]
         gates = routes.gates_TK[rows, places]
         name, x = f"mlp.experts.{expert}", x_TD[rows]
-        if run.fp8_block:
+        if run.fp8 is not None:
             # What is rounded for the last product is weighted already.
             out = swiglu(run, x, name, gates)
         else:

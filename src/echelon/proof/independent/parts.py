@@ -20,6 +20,7 @@ from echelon.models.batch import TokenBatch
 from echelon.models.moe import MixtureOfExperts
 from echelon.proof.independent import attention, decoder, mixture
 from echelon.proof.independent.attention import ScoreSettings, attend
+from echelon.proof.independent.fp8 import Fp8Rules
 from echelon.proof.independent.mixture import RouterState
 from echelon.proof.independent.sequence import (
     EMBEDDING_UNIT,
@@ -169,13 +170,18 @@ def forward_from(
         biases=oracle.routing.biases,
         shares={block: share.tolist() for block, share in oracle.routing.shares.items()},
     )
-    return forward(plan, weights or oracle.before, batch, oracle.step, state)
+    fp8 = Fp8Rules.first(plan.mathematics.precision)
+    if fp8 is not None:
+        fp8 = replace(fp8, past=oracle.fp8_maxima.steps)
+    return forward(plan, weights or oracle.before, batch, oracle.step, state, fp8)
 
 
 def first_different_part(plan: Plan, oracle: OracleStep, batch: ProofBatch) -> DifferentPart | None:
     """Return the first part of the forward pass of a step that differs; None where none does."""
     noting = NotingOperations()
-    model = build_decoder(plan, oracle.before, noting, routing=oracle.routing)
+    model = build_decoder(
+        plan, oracle.before, noting, routing=oracle.routing, rounding=oracle.rounding
+    )
     with torch.no_grad():
         token_losses(plan, model, batch, oracle.step)
         runs = forward_from(plan, oracle, batch).runs

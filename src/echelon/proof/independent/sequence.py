@@ -9,6 +9,7 @@ Shape suffixes: T positions, V vocabulary, K experts of a token, E experts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ import torch
 
 from echelon.core.experts import Balance
 from echelon.core.model_shape import ModelShape
-from echelon.proof.independent.fp8 import UNROUNDED, fp8_product
+from echelon.proof.independent.fp8 import UNROUNDED, Fp8Rules, fp8_product, layers_that_share
 from echelon.proof.independent.random_numbers import key_of, uniforms
 
 EMBEDDING_UNIT = "embedding"
@@ -59,8 +60,8 @@ class SequenceRun:
     """The optimizer step."""
     seed: int
     """The seed of the run."""
-    fp8_block: int = 0
-    """Numbers that share a scale in products of 8-bit numbers; 0 where there are none."""
+    fp8: Fp8Rules | None = None
+    """How products of 8-bit numbers round; None where there are none."""
     unit: str = EMBEDDING_UNIT
     """The unit that it is in."""
     parts: dict[PartKey, torch.Tensor] = field(default_factory=dict[PartKey, torch.Tensor])
@@ -81,12 +82,18 @@ class SequenceRun:
     def linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
         """Return x W^T + b, for a linear layer of the block; b where there is one."""
         weight = self.weight(f"{name}.weight")
-        if self.fp8_block and name not in UNROUNDED:
-            y = fp8_product(x, weight, self.fp8_block)
+        if self.fp8 is not None and name not in UNROUNDED:
+            group, pattern = layers_that_share(f"{self.unit}.{name}")
+            y = fp8_product(x, weight, self.fp8, group, self._largest(pattern))
         else:
             y = x @ weight.T
         bias = self.weights.get(f"{self.unit}.{name}.bias")
         return y if bias is None else y + bias
+
+    def _largest(self, pattern: str) -> float:
+        """Return the largest of all numbers of weights whose names are as a pattern says."""
+        found = [one for name, one in self.weights.items() if re.fullmatch(pattern, name)]
+        return max(float(one.detach().abs().max()) for one in found)
 
     def dropped_out(self, x_TD: torch.Tensor, site: str) -> torch.Tensor:
         """Return x with elements dropped: those whose uniform value is below the probability.

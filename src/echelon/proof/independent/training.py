@@ -17,7 +17,7 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.proof.independent.decoder import token_losses
-from echelon.proof.independent.fp8 import fp8_block_of
+from echelon.proof.independent.fp8 import Fp8Rules
 from echelon.proof.independent.mixture import (
     RouterState,
     first_state,
@@ -88,6 +88,8 @@ class IndependentStep:
     """Auxiliary and z-loss of each block with experts."""
     state_after: RouterState
     """What routers know for the next step."""
+    fp8_after: Fp8Rules | None
+    """How the next step rounds to 8 bits, if it does."""
 
 
 def run_independent(
@@ -102,20 +104,26 @@ def run_independent(
     rules = UpdateRules(mathematics.optimizer, weights_of(model), values)
     scale = ScaleOfLoss.first(mathematics.precision)
     state = first_state(model, [b for b in range(model.layers) if has_experts(model, b)])
+    fp8 = Fp8Rules.first(mathematics.precision)
     steps: list[IndependentStep] = []
     for step, batch in enumerate(batches):
         if begin:
             rules.begin_with(begin[step])
-        steps.append(_step(plan, batch, step, rules, scale, state))
+        steps.append(_step(plan, batch, step, rules, scale, (state, fp8)))
         scale.after(overflow=steps[-1].skipped)
-        state = steps[-1].state_after
+        state, fp8 = steps[-1].state_after, steps[-1].fp8_after
     return tuple(steps)
 
 
 def forward(
-    plan: Plan, values: Values, batch: ProofBatch, step: int, state: RouterState
+    plan: Plan,
+    values: Values,
+    batch: ProofBatch,
+    step: int,
+    state: RouterState,
+    fp8: Fp8Rules | None = None,
 ) -> ForwardPass:
-    """Run every sequence of a global batch through the model."""
+    """Run every sequence of a global batch through the model; `fp8` says how it rounds."""
     mathematics = plan.mathematics
     runs: list[SequenceRun] = []
     losses: list[torch.Tensor] = []
@@ -130,7 +138,7 @@ def forward(
             sample=sample,
             step=step,
             seed=mathematics.seed,
-            fp8_block=fp8_block_of(mathematics.precision),
+            fp8=fp8,
         )
         losses.append(token_losses(run, batch.labels_BT[row].tolist()))
         runs.append(run)
@@ -161,12 +169,12 @@ def _step(
     step: int,
     rules: UpdateRules,
     scale: ScaleOfLoss,
-    state: RouterState,
+    known: tuple[RouterState, Fp8Rules | None],
 ) -> IndependentStep:
-    mathematics = plan.mathematics
+    mathematics, (state, fp8) = plan.mathematics, known
     settings, factor = mathematics.optimizer, scale.scale
     before = {name: value.detach().clone() for name, value in rules.values.items()}
-    passed = forward(plan, rules.values, batch, step, state)
+    passed = forward(plan, rules.values, batch, step, state, fp8)
     count = sum(number for _, number in passed.sums.values())
     loss = torch.stack([total for total, _ in passed.sums.values()]).sum() / count
     for value in rules.values.values():
@@ -196,5 +204,6 @@ def _step(
         after={name: value.detach().clone() for name, value in rules.values.items()},
         routes=passed.routes(),
         router_losses=passed.router_losses,
+        fp8_after=None if fp8 is None else fp8.next(),
         state_after=state if skipped else next_state(state, passed.routes(), mathematics.balance),
     )

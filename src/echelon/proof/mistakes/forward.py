@@ -49,6 +49,7 @@ class Variant:
             self.values or oracle.before,
             self.operations,
             routing=self.routing or oracle.routing,
+            rounding=oracle.rounding,
         )
 
 

@@ -28,7 +28,7 @@ from echelon.models.operations import Operations
 from echelon.models.precision import widened
 from echelon.proof.oracle.activations import Activations, hearing, with_routers
 from echelon.proof.oracle.batches import global_batch
-from echelon.proof.oracle.fp8 import Fp8Rounding, TieNotes, multiply_in_fp8
+from echelon.proof.oracle.fp8 import Fp8Rounding, TensorMaxima, TieNotes, multiply_in_fp8
 from echelon.proof.oracle.operations import ForcedRouting, OracleOperations
 from echelon.proof.oracle.optimizers import (
     OptimizerState,
@@ -90,12 +90,21 @@ class OracleStep:
     """What they know for the next step."""
     routed: Mapping[int, RoutedLayer]
     """How each layer with experts routed the tokens."""
+    fp8_maxima: TensorMaxima = field(default_factory=TensorMaxima)
+    """The largest numbers of the steps before, which scales of whole tensors come from."""
+    fp8_maxima_after: TensorMaxima = field(default_factory=TensorMaxima)
+    """Those that the next step looks back on."""
     forced_routing: ForcedRouting | None = None
     """Where it was made to send tokens, if it was."""
     activations: Activations = field(default_factory=dict[str, torch.Tensor])
     """What passed the boundaries between the parts of the model."""
     activation_gradients: Activations = field(default_factory=dict[str, torch.Tensor])
     """Gradients of the mean loss there, in the order of the backward pass."""
+
+    @property
+    def rounding(self) -> Fp8Rounding:
+        """Return how the step rounds to 8 bits."""
+        return Fp8Rounding(maxima=self.fp8_maxima)
 
 
 def run_oracle(
@@ -120,14 +129,15 @@ def run_oracle(
     states = {name: OptimizerState() for name in values}
     scale = OracleLossScale.start(plan.mathematics.precision)
     routing = RoutingState.start(plan, TORCH_DTYPES[plan.mathematics.precision.parameters])
+    maxima = TensorMaxima()
     steps: list[OracleStep] = []
     for step in range(num_steps):
         given = forced[step] if forced else None
         if ties is not None:
             ties.start_step(step)
-        before = _StepStart(step, values, states, scale.scale, routing, given, ties)
+        before = _StepStart(step, values, states, scale.scale, routing, maxima, given, ties)
         steps.append(_step(plan, before, factor))
-        routing = steps[-1].routing_after
+        routing, maxima = steps[-1].routing_after, steps[-1].fp8_maxima_after
         scale.follow(plan.mathematics.precision, overflow=steps[-1].skipped)
         values = dict(steps[-1].after)
     return tuple(steps)
@@ -159,7 +169,7 @@ def build_decoder(
     model.operations.routing = (routing or RoutingState.start(plan, dtype)).routing_notes(
         plan, forced
     )
-    multiply_in_fp8(model, plan.mathematics.precision, rounding or Fp8Rounding())
+    multiply_in_fp8(model, values, plan.mathematics.precision, rounding or Fp8Rounding())
     own = dict(model.named_parameters())
     assert own.keys() == values.keys(), "the decoder and the table of parameters differ"
     with torch.no_grad():
@@ -205,7 +215,13 @@ def sums_by_microbatch(
 
 def contributions(plan: Plan, oracle: OracleStep) -> dict[MicrobatchKey, dict[str, torch.Tensor]]:
     """Return each microbatch's part of the gradient; all parts add up to the whole."""
-    model = build_decoder(plan, oracle.before, routing=oracle.routing, forced=oracle.forced_routing)
+    model = build_decoder(
+        plan,
+        oracle.before,
+        routing=oracle.routing,
+        forced=oracle.forced_routing,
+        rounding=oracle.rounding,
+    )
     sums, beside, _ = _microbatch_losses(plan, model, oracle.step, oracle.routing)
     parts: dict[MicrobatchKey, dict[str, torch.Tensor]] = {}
     for slot, (total, _) in sums.items():
@@ -223,7 +239,7 @@ def step_from_values(
     begun = {name: value.to(master) for name, value in values.items()}
     states = {name: OptimizerState() for name in begun}
     scale, forced = oracle.loss_scale, oracle.forced_routing
-    start = _StepStart(oracle.step, begun, states, scale, oracle.routing, forced)
+    start = _StepStart(oracle.step, begun, states, scale, oracle.routing, oracle.fp8_maxima, forced)
     return _step(plan, start, factor)
 
 
@@ -236,6 +252,7 @@ class _StepStart:
     states: Mapping[str, OptimizerState]
     loss_scale: float
     routing: RoutingState
+    maxima: TensorMaxima
     forced: ForcedRouting | None
     ties: TieNotes | None = None
 
@@ -260,7 +277,8 @@ def _microbatch_losses(
 def _step(plan: Plan, before: _StepStart, factor: float) -> OracleStep:
     step, values, states = before.step, before.values, before.states
     optimizer, precision = plan.mathematics.optimizer, plan.mathematics.precision
-    rounding = Fp8Rounding(factor=factor, ties=before.ties)
+    # Gradients are multiplied by the loss scale on ranks, too, before they are rounded.
+    rounding = Fp8Rounding(factor=factor, ties=before.ties, maxima=before.maxima)
     model = build_decoder(
         plan, values, routing=before.routing, forced=before.forced, rounding=rounding
     )
@@ -296,6 +314,8 @@ def _step(plan: Plan, before: _StepStart, factor: float) -> OracleStep:
         routing=before.routing,
         routing_after=before.routing if skipped else before.routing.after(plan, routed),
         routed=routed,
+        fp8_maxima=before.maxima,
+        fp8_maxima_after=before.maxima.after(rounding.found, precision.fp8_history),
         forced_routing=before.forced,
         updates=updates,
         after={name: value + updates[name].total for name, value in values.items()},
@@ -361,7 +381,7 @@ def whole_loss(plan: Plan, model: Decoder, oracle: OracleStep) -> torch.Tensor:
 
 def router_loss_gradient(plan: Plan, oracle: OracleStep, name: str) -> torch.Tensor | None:
     """Return the part of a gradient that routers add; None where they add nothing."""
-    model = build_decoder(plan, oracle.before, routing=oracle.routing)
+    model = build_decoder(plan, oracle.before, routing=oracle.routing, rounding=oracle.rounding)
     loss_of_tokens(plan, model, oracle)
     beside_B, _ = routing_losses(plan, model.operations.routing, oracle.routing)
     if beside_B is None:

@@ -13,7 +13,7 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.proof.independent.decoder import HEAD, token_losses
-from echelon.proof.independent.fp8 import fp8_block_of
+from echelon.proof.independent.fp8 import Fp8Rules
 from echelon.proof.independent.mixture import RouterState, first_state
 from echelon.proof.independent.samples import read_row, samples_of_step
 from echelon.proof.independent.sequence import HEAD_UNIT, SequenceRun
@@ -61,11 +61,14 @@ def run_on_one_device(
     steps = run_independent(plan, batches)
     layers = [block for block in range(plan.model.layers) if has_experts(plan.model, block)]
     states = [first_state(plan.model, layers), *(step.state_after for step in steps)]
+    rules = [Fp8Rules.first(plan.mathematics.precision), *(step.fp8_after for step in steps)]
     values = [steps[0].before, *(step.after for step in steps)]
     return OneDeviceRun(
         steps=steps,
         validations={
-            count: _validation(plan, texts.validation_tokens, values[count], states[count])
+            count: _validation(
+                plan, texts.validation_tokens, values[count], (states[count], rules[count])
+            )
             for count in validated_after
         },
     )
@@ -89,7 +92,12 @@ def _batch(plan: Plan, tokens: Sequence[int], samples: Sequence[int]) -> ProofBa
 
 
 @torch.no_grad()
-def _validation(plan: Plan, tokens: Sequence[int], values: Values, state: RouterState) -> float:
+def _validation(
+    plan: Plan,
+    tokens: Sequence[int],
+    values: Values,
+    known: tuple[RouterState, Fp8Rules | None],
+) -> float:
     """Return the mean loss over all held-out tokens, with nothing dropped out."""
     plan = _without_dropout(plan)
     size = plan.mathematics.global_sequences
@@ -97,7 +105,7 @@ def _validation(plan: Plan, tokens: Sequence[int], values: Values, state: Router
     total, counted = 0.0, 0
     for number in range(num_batches):
         batch = _batch(plan, tokens, range(number * size, (number + 1) * size))
-        passed = forward(plan, values, batch, 0, state)
+        passed = forward(plan, values, batch, 0, *known)
         total += sum(float(part) for part, _ in passed.sums.values())
         counted += sum(count for _, count in passed.sums.values())
     return total / counted
@@ -123,7 +131,8 @@ def continuation(plan: Plan, run: OneDeviceRun, prompt: Sequence[int], count: in
             sample=0,
             step=0,
             seed=plan.mathematics.seed,
-            fp8_block=fp8_block_of(plan.mathematics.precision),
+            # What is written has no step before it.
+            fp8=Fp8Rules.first(plan.mathematics.precision),
         )
         token_losses(sequence, [_NO_LABEL] * len(recent))
         written.append(int(sequence.parts[HEAD_UNIT, HEAD, 0][-1].argmax()))

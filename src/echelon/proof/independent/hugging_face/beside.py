@@ -74,7 +74,7 @@ def transformers_checks(
 def _step_checks(
     plan: Plan, step: OracleStep, batch: ProofBatch, theirs: LossAndGradients
 ) -> Iterator[Check]:
-    model = build_decoder(plan, step.before, routing=step.routing)
+    model = build_decoder(plan, step.before, routing=step.routing, rounding=step.rounding)
     losses_BT = token_losses(plan, model, batch, step.step)
     for row, sample in enumerate(batch.sample_ids):
         error = relative_error(losses_BT[row].detach(), theirs.losses_BT[row], 0.0)
@@ -95,7 +95,7 @@ def first_part_unlike_transformers(
     """Return the first part of a forward pass that the shared code computes otherwise."""
     theirs = _theirs(_built(plan), plan, step, batch)
     noting = NotingOperations()
-    model = build_decoder(plan, step.before, noting, routing=step.routing)
+    model = build_decoder(plan, step.before, noting, routing=step.routing, rounding=step.rounding)
     with torch.no_grad():
         losses_BT = token_losses(plan, model, batch, step.step)
     num_sequences = len(batch.sample_ids)
