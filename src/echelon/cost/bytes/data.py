@@ -15,13 +15,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.bytes.fp8 import gathered_element_bytes, largest_number_bytes
 from echelon.cost.bytes.terms import (
     SentTerm,
     all_gather_bytes,
     all_reduce_bytes,
     reduce_scatter_bytes,
 )
-from echelon.cost.bytes.fp8 import gathered_element_bytes, largest_number_bytes
 from echelon.layout.buckets import (
     BucketPlan,
     accumulates_slices,

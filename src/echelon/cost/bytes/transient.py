@@ -29,8 +29,8 @@ from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.offload_file import round_up_to_pages
 from echelon.core.plan import DTYPE_BYTES, OffloadTarget, Plan
 from echelon.cost.bytes.context.memory import most_attention_memory
-from echelon.cost.bytes.fp8 import gathered_element_bytes
 from echelon.cost.bytes.experts.memory import rows_in_dispatch
+from echelon.cost.bytes.fp8 import gathered_element_bytes
 from echelon.cost.bytes.terms import HeldTerm, Pool
 from echelon.layout.buckets import (
     UNIT_EMBEDDING,

@@ -11,8 +11,8 @@ from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.cluster import Cluster, Efficiency, Link, cluster_under_load, shared_bandwidth
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import DTYPE_BYTES, OptimizerKind, Plan, Precision
-from echelon.cost.bytes.fp8 import CODE_BYTES
 from echelon.cost.bytes.experts.memory import balanced_memory
+from echelon.cost.bytes.fp8 import CODE_BYTES
 from echelon.cost.seconds.flops import attention_width
 from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
 from echelon.cost.seconds.matmul import product_dtype
