@@ -26,6 +26,12 @@ ZERO2 = ("mesh.dp_shard=2", "zero.stage=2")
 ZERO3 = ("mesh.dp_shard=2", "zero.stage=3")
 PIPE = ("mesh.pp=2",)
 MIXED = ("model.experts.num_experts=4", "model.experts.top_k=2", "model.experts.ffn=96")
+FP8 = (
+    *(*BF16, "precision.matmul=fp8", "model.hidden=256", "model.ffn=512"),
+    *("model.heads=4", "model.kv_heads=2", "model.head_dim=64"),
+)
+FP8_EXPERTS = (*FP8, *MIXED[:2], "model.experts.ffn=128", "mesh.dp_shard=2", "mesh.ep=2")
+"""Widths of whole tiles of 128, as kernels take them."""
 EXPERTS = (*MIXED, "mesh.dp_shard=2", "mesh.ep=2")
 
 GROUPED = (
@@ -99,6 +105,12 @@ CASES: dict[str, tuple[str, ...]] = {
     "experts, sequence": (*EXPERTS, "mesh.tp=2", "zero.stage=1", *BF16),
     "experts, grouped, sums in bf16": GROUPED,
     "sums after the embedding": LAST_SUMS,
+    "zero 3, fp8": (*FP8, *ZERO3, "zero.gather=fp8"),
+    "zero 3, fp8, never freed": (
+        *(*FP8, *ZERO3, "zero.gather=fp8"),
+        "zero.reshard_after_forward=never",
+    ),
+    "experts, zero 3, fp8": (*FP8_EXPERTS, "zero.stage=3", "zero.gather=fp8"),
 }
 """Settings on `nano`: every stage of ZeRO, schedule, context kind, policy and dispatch."""
 

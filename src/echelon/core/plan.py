@@ -31,6 +31,7 @@ DecayRule = Literal["matrices", "blocks", "all"]
 LearningRateSchedule = Literal["constant", "linear", "cosine", "wsd"]
 LossScaling = Literal["none", "dynamic", "fixed"]
 MatmulDType = Literal["parameters", "fp8"]
+GatherDType = Literal["parameters", "fp8"]
 Fp8Scales = Literal["block", "tensor"]
 Fp8Format = Literal["e4m3", "e5m2"]
 ZeroStage = Literal[0, 1, 2, 3]
@@ -178,6 +179,9 @@ class Zero:
     """At stage 3, blocks that are gathered together; the embedding and the head are units too."""
     keep_whole_below: int = 0
     """Elements below which a parameter is never cut."""
+    gather: GatherDType = "parameters"
+    """At stage 3, what is gathered of weights that are multiplied in 8 bits: themselves, or their
+    codes, which each rank makes of its slice once a step (`parallel/fp8_gather.py`)."""
     optimizer_offload: OffloadTarget = "none"
     """Where slices of optimizer state are between uses."""
     parameter_offload: OffloadTarget = "none"

@@ -16,6 +16,7 @@ from echelon.core.axis import LOSS_AXES, SHARD_AXES
 from echelon.core.choices.optimizers import PLAIN_OPTIMIZER
 from echelon.core.parameters import EMBEDDING, ParameterSpec
 from echelon.core.plan import DTYPE_BYTES, Optimizer, OptimizerKind, Plan, ZeroStage
+from echelon.layout.fp8_groups import fp8_group_of
 from echelon.layout.stage import (
     RankPart,
     StagePart,
@@ -61,6 +62,9 @@ class BucketPlan:
     """The pipeline stages of this rank that these are in."""
     expert: bool = False
     """Whether it is summed over, and cut for, the ranks that hold the same experts."""
+    fp8_squares: int = 0
+    """Squares of its weights that have a scale each, where it is gathered as codes of 8 bits; 0
+    where it is gathered in the dtype of parameters."""
 
     @property
     def backward_units(self) -> tuple[str, ...]:
@@ -142,6 +146,7 @@ def plan_buckets(plan: Plan, part: RankPart) -> tuple[BucketPlan, ...]:
             sliced=run.sliced and zero_stage(plan, expert=run.expert) == 3,
             stages=run.stages,
             expert=run.expert,
+            fp8_squares=_squares(plan, [by_name[name] for name in run.names]) * run.fp8,
         )
         for index, run in enumerate(_runs(plan, part))
     )
@@ -176,6 +181,7 @@ class _Run:
     sliced: bool
     stages: tuple[int, ...]
     expert: bool = False
+    fp8: bool = False
 
 
 def _runs(plan: Plan, part: RankPart) -> Iterator[_Run]:
@@ -211,7 +217,7 @@ def _stage_runs(
     zero, optimizer = plan.layout.zero, plan.mathematics.optimizer
     size = DTYPE_BYTES[plan.mathematics.precision.gradients]
     limit, first = zero.bucket_bytes // size, FIRST_BUCKET_BYTES // size
-    filling: dict[tuple[OptimizerKind, bool], list[ParameterSpec]] = {}
+    filling: dict[tuple[OptimizerKind, bool, bool], list[ParameterSpec]] = {}
     aside: dict[tuple[BucketKind, OptimizerKind, bool, bool], list[str]] = {}
     stages = (stage.stage,)
 
@@ -228,17 +234,18 @@ def _stage_runs(
             elif cut(expert) and _local_numel(plan, spec) < zero.keep_whole_below:
                 aside.setdefault(("whole", update, False, expert), []).append(spec.name)
             else:
-                filling.setdefault((update, expert), []).append(spec)
-        for (update, expert), run in list(filling.items()):
+                fp8 = cut(expert) and gathered_in_fp8(plan, spec)
+                filling.setdefault((update, expert, fp8), []).append(spec)
+        for (update, expert, fp8), run in list(filling.items()):
             full = cut(expert) or sum(_local_numel(plan, spec) for spec in run) >= (
                 min(limit, first) if small else limit
             )
             if full:
                 small = False
-                names = [spec.name for spec in filling.pop((update, expert))]
-                yield _Run("whole", update, names, True, stages, expert)
-    for (update, expert), run in filling.items():
-        yield _Run("whole", update, [spec.name for spec in run], True, stages, expert)
+                names = [spec.name for spec in filling.pop((update, expert, fp8))]
+                yield _Run("whole", update, names, True, stages, expert, fp8)
+    for (update, expert, fp8), run in filling.items():
+        yield _Run("whole", update, [spec.name for spec in run], True, stages, expert, fp8)
     for kind in ("whole", "partial", "tied"):
         for (other, update, sliced, expert), names in aside.items():
             if other == kind:
@@ -276,6 +283,19 @@ def _units(plan: Plan, part: RankPart, names: Iterable[str]) -> tuple[str, ...]:
         else:
             used.add(unit_of(name))
     return tuple(unit for unit in stage_units(part) if unit in used)
+
+
+def gathered_in_fp8(plan: Plan, spec: ParameterSpec) -> bool:
+    """Return whether stage 3 gathers codes of a parameter: of a weight multiplied in 8 bits."""
+    if not plan.mathematics.precision.is_fp8 or plan.layout.zero.gather != "fp8":
+        return False
+    return fp8_group_of(spec.name) is not None
+
+
+def _squares(plan: Plan, specs: Sequence[ParameterSpec]) -> int:
+    """Return how many squares of `fp8_block` x `fp8_block` a rank has of these weights."""
+    size = sum(_local_numel(plan, spec) for spec in specs)
+    return size // plan.mathematics.precision.fp8_block**2
 
 
 def _padded(plan: Plan, specs: Sequence[ParameterSpec], expert: bool) -> int:

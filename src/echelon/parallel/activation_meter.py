@@ -166,9 +166,11 @@ def _lend_tensors_to_threads() -> Iterator[None]:
     methods = {name: getattr(Group, name) for name in ("all_reduce", "all_to_all")}
 
     def lending(method: Callable[..., Pending]) -> Callable[..., Pending]:
-        def run(self: Group, *tensors: Any, name: str, async_op: bool = False) -> Pending:
+        def run(
+            self: Group, *tensors: Any, name: str, async_op: bool = False, **how: Any
+        ) -> Pending:
             lent = [tensor.detach() for tensor in tensors]
-            pending = method(self, *lent, name=name, async_op=True)
+            pending = method(self, *lent, name=name, async_op=True, **how)
             pending = _ReleasingPending(pending, [weakref.ref(tensor) for tensor in lent])
             del lent
             if not async_op:

@@ -17,6 +17,7 @@ from echelon.parallel.buckets import make_buckets
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.data import GradientReduction, bucket_rule
 from echelon.parallel.expert import expert_parallel
+from echelon.parallel.fp8_gather import SliceCodes
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor, StreamShape
@@ -57,9 +58,8 @@ def apply_plan(
         fill_initial(buckets, [stored_values(one) for one in buckets], plan, groups, device)
     store.hold(buckets)
     units = [stage_units(one) for one in part.stages]
-    operations.gatherer = ParameterGathering(
-        buckets, units, (groups.shard, groups.expert_shard), layout.zero
-    )
+    shards = groups.shard, groups.expert_shard
+    operations.gatherer = ParameterGathering(buckets, units, shards, layout.zero)
     executor = PipelineExecutor(
         stages,
         pp_rank=part.pp_rank,
@@ -73,6 +73,7 @@ def apply_plan(
         store=store,
         reduction=reduction,
         gathering=operations.gatherer,
+        codes=SliceCodes(buckets, shards, pieces),
         parameter_store=offload_store,
         executor=executor,
         balancer=None if experts is None else experts.router.balancer,

@@ -23,6 +23,7 @@ from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Optimizer
 from echelon.layout.buckets import BucketPlan, segment_order
 from echelon.layout.stage import decays
+from echelon.parallel.kernels.fp8 import E4M3
 from echelon.parallel.offload import OffloadStore
 from echelon.parallel.tensor_memory import (
     BufferPool,
@@ -51,6 +52,26 @@ class Slot:
         return self.start + self.parameter.numel()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Slice:
+    """Hold what a bucket that is gathered in 8 bits is between uses (`parallel/fp8_gather.py`).
+
+    `codes` are those of the own slice, e4m3; `scales` those of all squares of `block` x `block` of
+    its weights, float32, weight by weight and each row by row.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    block: int
+
+    def scales_of(self, part: slice, num_columns: int) -> torch.Tensor:
+        """Return the scales of weights of so many columns that are `part` of the bucket."""
+        area = self.block**2
+        return self.scales[part.start // area : part.stop // area].view(
+            -1, num_columns // self.block
+        )
+
+
 @dataclass(slots=True, kw_only=True)
 class Bucket:
     """Hold one flat run of parameters and of their gradients."""
@@ -58,7 +79,7 @@ class Bucket:
     plan: BucketPlan
     """Which parameters are in it."""
     values: torch.Tensor
-    """All its parameters [num_elements]; the memory may be away."""
+    """All its parameters [num_elements], or their codes of 8 bits; the memory may be away."""
     gradients: torch.Tensor
     """All their gradients [num_elements]; the memory may be away."""
     values_memory: TensorMemory
@@ -79,6 +100,8 @@ class Bucket:
     offload_store: OffloadStore | None = None
     """Where a slice of parameters is that is not on the device, under `values_key`; `value_slice`
     is then a view of it, for reading and writing between steps."""
+    fp8: Fp8Slice | None = None
+    """What is gathered, where that is not `value_slice`: codes of it."""
     slots: list[Slot] = field(default_factory=list)
     """Where each parameter is."""
     missing: int = 0
@@ -158,6 +181,8 @@ class BucketRule:
     """How those of routed experts are cut."""
     offload_store: OffloadStore | None = None
     """What takes the slices of parameters that are not on the device."""
+    fp8_block: int = 0
+    """The side of a square of a weight that has one scale, where products are in 8 bits."""
     buffer_pool: BufferPool | None = None
     """What lends memory to what is not always whole."""
 
@@ -187,8 +212,9 @@ def _make_bucket(
     cut = rule.expert_slicing if plan.expert else rule.slicing
     size = plan.num_elements // cut.num_slices
     own = slice(cut.index * size, (cut.index + 1) * size)
+    kept_in = E4M3 if plan.fp8_squares else like.dtype
     values, values_memory = _zeros(
-        plan, like.dtype, like.device, rule.buffer_pool if plan.sliced else None
+        plan, kept_in, like.device, rule.buffer_pool if plan.sliced else None
     )
     gradients, gradients_memory = _zeros(
         plan, rule.gradients, like.device, rule.buffer_pool if cut.adds_slices else None
@@ -223,7 +249,10 @@ def _make_bucket(
         start = end
         if decays(rule.optimizer, specs[name]):
             bucket.decay_end = end
-    _keep_slices(bucket, rule)
+    if plan.fp8_squares:
+        _keep_codes(bucket, rule, like.dtype)
+    else:
+        _keep_slices(bucket, rule)
     return bucket
 
 
@@ -246,6 +275,17 @@ def _moved_to_view(parameter: nn.Parameter, view: torch.Tensor) -> nn.Parameter:
     return parameter
 
 
+def _keep_codes(bucket: Bucket, rule: BucketRule, dtype: torch.dtype) -> None:
+    """Give the slice of a bucket that is gathered in 8 bits memory, and its codes and scales."""
+    codes = bucket.value_slice.clone()
+    squares = (bucket.plan.fp8_squares,)
+    scales = torch.ones(squares, dtype=torch.float32, device=codes.device)
+    bucket.fp8 = Fp8Slice(codes=codes, scales=scales, block=rule.fp8_block)
+    bucket.value_slice = torch.zeros_like(codes, dtype=dtype)
+    bucket.values_memory.release()
+    _keep_gradient_slice(bucket)
+
+
 def _keep_slices(bucket: Bucket, rule: BucketRule) -> None:
     """Give slices a memory of their own where the whole is not kept, and take its memory away."""
     if bucket.plan.sliced:
@@ -258,6 +298,10 @@ def _keep_slices(bucket: Bucket, rule: BucketRule) -> None:
             bucket.value_slice = bucket.offload_store.view(bucket.values_key)
             bucket.value_slice.copy_(kept)
         bucket.values_memory.release()
+    _keep_gradient_slice(bucket)
+
+
+def _keep_gradient_slice(bucket: Bucket) -> None:
     if bucket.adds_slices:
         bucket.gradient_slice = bucket.gradient_slice.clone()
         bucket.gradients_memory.release()

@@ -84,6 +84,7 @@ def bucket_rule(
         slicing=_bucket_slicing(plan, groups, expert=False),
         expert_slicing=_bucket_slicing(plan, groups, expert=True),
         offload_store=offload_store,
+        fp8_block=plan.mathematics.precision.fp8_block,
         buffer_pool=groups.completion.buffer_pool(device),
     )
 

@@ -180,19 +180,18 @@ def gradients_in_fp8(
 
 def weights_in_fp8(linears: Sequence[nn.Linear], split: TensorSplit) -> Fp8Matrix:
     """Return the weights of layers that read the same input, side by side by output."""
+    weights = [linear.weight for linear in linears]
+    weight, scales = split.store.matrices(weights), split.store.scales(weights)
+    if weight is not None and scales is not None:  # codes of it were gathered
+        return Fp8Matrix(codes=weight, scales=scales, block=split.fp8_block, square=True)
     scale = None if split.scales is None else split.scales.scale(WEIGHTS, linears)
-
-    def quantised(weight_OI: torch.Tensor) -> Fp8Matrix:
-        if scale is not None:
-            return quantised_whole(weight_OI, scale, split.pieces)
-        return quantised_weight(weight_OI, split.fp8_block, split.pieces)
-
-    weight = split.store.matrices([linear.weight for linear in linears])
+    if weight is not None and scale is not None:
+        return quantised_whole(weight, scale, split.pieces)
     if weight is not None:
-        return quantised(weight)
-    parts = [quantised(one.weight) for one in linears]
-    scales = parts[0].scales if scale is not None else torch.cat([one.scales for one in parts])
-    return replace(parts[0], codes=torch.cat([part.codes for part in parts]), scales=scales)
+        return quantised_weight(weight, split.fp8_block, split.pieces)
+    parts = [weights_in_fp8([one], split) for one in linears]
+    made = parts[0].scales if scale is not None else torch.cat([one.scales for one in parts])
+    return replace(parts[0], codes=torch.cat([part.codes for part in parts]), scales=made)
 
 
 def add_weight_gradients(

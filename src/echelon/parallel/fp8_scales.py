@@ -120,7 +120,7 @@ class TensorScales:
         self._noted.clear()
         # No number is larger than any: what is not finite anywhere is infinite everywhere.
         self._largest.nan_to_num_(nan=torch.inf, posinf=torch.inf)
-        groups.world.all_reduce_max(self._largest, name="fp8.maxima")
+        groups.world.all_reduce(self._largest, name="fp8.maxima", op="max")
         found = self._largest[:WEIGHTS]
         found = torch.where(found.isfinite(), found, 0.0)
         self._history = [*self._history, found][-self._num_steps :]

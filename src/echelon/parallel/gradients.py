@@ -154,6 +154,13 @@ class GradientStore:
             self._values[key] = bucket.values_memory.rows(bucket.values[part], parameters[0])
         return self._values[key]
 
+    def scales(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """Return the scales of matrices that lie side by side, where codes of them are gathered."""
+        run = self._run(tuple(id(parameter) for parameter in parameters))
+        if run is None or run[0].fp8 is None:
+            return None
+        return run[0].fp8.scales_of(run[1], parameters[0].shape[1])
+
     def widens(self, parameter: torch.Tensor, made: torch.dtype) -> bool:
         """Return whether a gradient adds up in another dtype than its products would be made in."""
         return self._slots[id(parameter)].gradient.dtype != made

@@ -16,6 +16,7 @@ from echelon.parallel.buckets import Bucket
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.expert import Balancer
+from echelon.parallel.fp8_gather import SliceCodes
 from echelon.parallel.fp8_scales import TensorScales
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.offload import OffloadStore
@@ -39,6 +40,8 @@ class RankModel:
     """What sums them over ranks."""
     gathering: ParameterGathering
     """What brings parameters together before they are used."""
+    codes: SliceCodes
+    """What makes codes of slices, where those are gathered."""
     parameter_store: OffloadStore | None
     """Where parameters rest that are not on the device."""
     executor: PipelineExecutor

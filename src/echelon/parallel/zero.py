@@ -4,7 +4,8 @@ Split: every bucket into N equal slices over `dp_shard` (x `cp`): optimizer stat
        gradients too at stage 2, parameters too at stage 3. `dp_replicate` ranks hold copies.
 Sent:  gradients: `data.py`. Parameters, stages 1 and 2: one all-gather per bucket and step, under
        way since the update, awaited by the first forward that uses it. Stage 3: one all-gather per
-       unit before its forward and one before its backward (or one per step), a unit ahead.
+       unit before its forward and one before its backward (or one per step), a unit ahead; of
+       weights multiplied in 8 bits their codes, with `zero.gather` (`fp8_gather.py`).
 Bytes: `data_bytes` in `cost/bytes/data.py`.
 Must divide: nothing; buckets are padded.
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
@@ -147,14 +148,17 @@ class ParameterGathering:
             self._await(bucket)
 
     def _gather(self, bucket: Bucket) -> None:
-        piece = bucket.value_slice
+        whole, piece = bucket.values, bucket.value_slice
         if bucket.plan.sliced:
             self._read(bucket)
             bucket.values_memory.allocate()
             if bucket.name in self._reads:
                 piece = self._reads[bucket.name].wait()[0].to(bucket.values.device)
+        if bucket.fp8 is not None:
+            # Gloo sends no floats of 8 bits, but bytes.
+            whole, piece = whole.view(torch.uint8), bucket.fp8.codes.view(torch.uint8)
         self._gathers[bucket.name] = self._shard(bucket).all_gather(
-            bucket.values, piece, name=f"parameters.{bucket.name}", async_op=True
+            whole, piece, name=f"parameters.{bucket.name}", async_op=True
         )
 
     def _shard(self, bucket: Bucket) -> Group:

@@ -98,7 +98,9 @@ def same_dtypes(one: Precision, other: Precision) -> bool:
 def without_fp8(plan: Plan) -> Plan:
     """Return a plan whose products are of the dtype of its parameters."""
     precision = replace(plan.mathematics.precision, matmul="parameters")
-    return replace(plan, mathematics=replace(plan.mathematics, precision=precision))
+    layout = replace(plan.layout, zero=replace(plan.layout.zero, gather="parameters"))
+    mathematics = replace(plan.mathematics, precision=precision)
+    return replace(plan, mathematics=mathematics, layout=layout)
 
 
 def _precision(precision: Precision, dtype: DType | None) -> Precision:

@@ -27,7 +27,7 @@ from echelon.parallel.offload import OffloadStore
 from echelon.parallel.offload.copy_streams import CopyStreams
 from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.tensor_memory import BufferPool
-from echelon.parallel.transport.collectives import Group, Pending, require_contiguous
+from echelon.parallel.transport.collectives import Group, Pending, ReduceOp, require_contiguous
 from echelon.parallel.transport.communicator import Communicator
 from echelon.parallel.transport.recorder import Recorder
 from echelon.rehearsal.log import RECEIVE, SEND, Issue, RankLog
@@ -133,10 +133,12 @@ class RehearsedGroup(Group):
         self._shapes = shapes
         self._workspace: torch.Tensor | None = None
 
-    def all_reduce(self, tensor: torch.Tensor, *, name: str, async_op: bool = False) -> Pending:
-        """Write down a sum of `tensor`."""
+    def all_reduce(
+        self, tensor: torch.Tensor, *, name: str, async_op: bool = False, op: ReduceOp = "sum"
+    ) -> Pending:
+        """Write down a sum of `tensor`, or the search for its largest elements."""
         if self._logged is None:
-            return super().all_reduce(tensor, name=name, async_op=async_op)
+            return super().all_reduce(tensor, name=name, async_op=async_op, op=op)
         sent = all_reduce_bytes(tensor.nbytes, self.size)
         used = _Use((), (tensor,), tensor)
         return self._issue("all_reduce", name, used, sent, async_op=async_op)

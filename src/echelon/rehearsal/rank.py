@@ -209,6 +209,8 @@ def _name_state(memory: MemoryMeter, engine: TrainEngine) -> None:
     here = [one for one in buckets if one.offload_store is None]
     memory.is_for(PARAMETERS, [one.value_slice for one in here])
     memory.is_for(GRADIENTS, [one.gradient_slice for one in buckets])
+    for fp8 in (one.fp8 for one in buckets if one.fp8 is not None):
+        memory.is_for(PARAMETERS, [fp8.codes, fp8.scales])
     store = engine.optimizer.store
     if type(store) is MemoryOffloadStore:
         state = engine.optimizer.state().values()
@@ -225,6 +227,7 @@ def _terms(shapes: ShapesOnly, engine: TrainEngine, step_log: StepLog | None) ->
         (model.executor, ("run",), ACTIVATIONS),
         (model.executor, ("_post_receive",), MESSAGES),
         (engine.optimizer, ("update",), BUFFERS),
+        (model.codes, ("refresh",), BUFFERS),
     ]
     for owner, methods, term in names:
         for name in methods:

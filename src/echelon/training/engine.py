@@ -95,8 +95,8 @@ class TrainEngine:
             masters = self._masters()
             flats = [masters[bucket.name] for bucket in self.model.buckets]
             fill_initial(self.model.buckets, flats, plan, self.groups, device)
-            self.refresh()
-            self.model.gathering.settle()
+        self.refresh()
+        self.model.gathering.settle()
         self.loss_scale = LossScale(plan.mathematics.precision)
         self.num_updates = 0
         self.schedule = schedule_from_plan(plan)
@@ -202,6 +202,7 @@ class TrainEngine:
         if clip is not None and report.grad_norm > clip:
             factor *= clip / report.grad_norm
         self.optimizer.update(report.learning_rate, factor, self._updated)
+        self.model.codes.refresh()
         if self.model.balancer is not None:
             self.model.balancer.update()
         self.num_updates += 1
@@ -289,13 +290,13 @@ class TrainEngine:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take over the master copies, whose values were written from outside."""
-        if not self.plan.mathematics.precision.has_master:
-            return
-        masters = self._masters()
-        for bucket in self.model.buckets:
-            bucket.value_slice.copy_(masters[bucket.name])
-            self.model.gathering.updated(bucket)
+        """Take over values that were written from outside: master copies, and codes of slices."""
+        if self.plan.mathematics.precision.has_master:
+            masters = self._masters()
+            for bucket in self.model.buckets:
+                bucket.value_slice.copy_(masters[bucket.name])
+                self.model.gathering.updated(bucket)
+        self.model.codes.refresh()
 
     def close(self) -> None:
         """Give back what rests outside of the device; waits for no other rank."""

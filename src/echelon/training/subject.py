@@ -222,6 +222,7 @@ def build_as_trained(place: RankContext, plan: Plan) -> EngineSubject:
     return EngineSubject(plan, place, tells_activations=False)
 
 
+CODES_TERM = "codes of parameters"
 MASTER_PARAMETERS_TERM, OPTIMIZER_STATE_TERM = "master parameters", "optimizer state"
 
 
@@ -242,6 +243,8 @@ def held_bytes(engine: TrainEngine) -> dict[str, int]:
         )
         for name, places in (("parameters", values), ("gradients", gradients))
     }
+    fp8 = [one.fp8 for one in buckets if one.fp8 is not None]
+    found[CODES_TERM] = storage_bytes(part for one in fp8 for part in (one.codes, one.scales))
     found |= {MASTER_PARAMETERS_TERM: 0, OPTIMIZER_STATE_TERM: 0}
     for kind, flats in engine.optimizer.state().items():
         found[MASTER_PARAMETERS_TERM if kind == "master" else OPTIMIZER_STATE_TERM] += (

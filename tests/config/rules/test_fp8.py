@@ -119,3 +119,31 @@ def test_rows_in_8_bits_travel_at_once(overlap: str) -> None:
     sets = [*FP8, *H100, "mesh.tp=2", "mesh.sequence_parallel=true", f"mesh.tp_overlap={overlap}"]
     message = said("llama3-8b", sets, "fp8-gathers-at-once")
     assert "in no chunks" in message
+
+
+GATHER = ["zero.gather=fp8", "mesh.dp_shard=2"]
+CODES = [*GATHER, "zero.stage=3", "precision.fp8_block=32"]
+
+
+def test_codes_are_gathered_of_what_is_cut_and_multiplied_in_8_bits() -> None:
+    assert load_job("nano", [*FP8, *CODES]).plan.layout.zero.gather == "fp8"
+    bf16 = said("nano", CODES[:-1], "fp8-gather-needs-codes")
+    assert bf16.endswith('precision.matmul = "parameters" multiplies no weight in 8 bits')
+    low = [*FP8, *GATHER, "zero.stage=2", "precision.fp8_block=32"]
+    whole = said("nano", low, "fp8-gather-needs-codes")
+    assert whole.endswith("zero.stage = 2 keeps weights whole: 2 < 3")
+
+
+def test_codes_are_gathered_of_experts_alone(tmp_path: Path) -> None:
+    sparse = str(write(tmp_path, SPARSE))
+    sets = [*FP8, *GATHER, "precision.fp8_block=8", "zero.stage=1"]
+    assert problems_of(sparse, [*sets, "experts.zero_stage=3"]) == {}
+    low = said(sparse, [*sets, "experts.zero_stage=2"], "fp8-gather-needs-codes")
+    assert "zero.stage = 1 and experts.zero_stage = 2 keeps weights whole" in low
+
+
+def test_codes_are_made_on_the_device_and_of_squares() -> None:
+    away = [*FP8, *CODES, "zero.parameter_offload=host", "zero.optimizer_offload=host"]
+    assert "slices that are on the device" in said("nano", away, "fp8-gather-on-device")
+    whole = [*FP8, *CODES, "precision.fp8_scales=tensor"]
+    assert "the scales of squares" in said("nano", whole, "fp8-gather-of-squares")

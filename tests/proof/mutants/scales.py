@@ -10,7 +10,7 @@ import torch
 from echelon.core.plan import Plan
 from echelon.parallel import tensor
 from echelon.parallel.fp8_scales import GRADIENTS, INPUTS, TensorScales
-from echelon.parallel.transport.collectives import Group
+from echelon.parallel.transport.collectives import Group, Pending
 from tests.proof.layouts import Changes
 from tests.proof.mutants.planting import Told, mutant
 
@@ -47,12 +47,12 @@ def history_of_a_step_before(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 @mutant(Told("prove-activations", "layers.1.mlp", "slice", "dp", step=1, plan=DP))
 def largest_number_of_one_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Let each rank look back on its own numbers."""
-    shared = Group.all_reduce_max
+    shared = Group.all_reduce
 
-    def alone(self: Group, tensor: torch.Tensor, *, name: str) -> None:
-        shared(self, tensor.clone(), name=name)
+    def alone(self: Group, tensor: torch.Tensor, **how: Any) -> Pending:
+        return shared(self, tensor.clone() if how.get("op") == "max" else tensor, **how)
 
-    patch.setattr(Group, "all_reduce_max", alone)
+    patch.setattr(Group, "all_reduce", alone)
 
 
 @mutant(Told("prove-activations", "layers.0.attention", "none", step=1, plan=TENSOR))

@@ -12,6 +12,7 @@ from tests.proof.mutants import (
     constants,
     counts,
     forward,
+    fp8_gather,
     narrow,
     pipelines,
     reductions,
@@ -25,7 +26,9 @@ from tests.proof.planted import assert_caught
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("mutant", "told"),
-    mutants_of(constants, counts, forward, narrow, pipelines, reductions, scales, slices),
+    mutants_of(
+        constants, counts, forward, fp8_gather, narrow, pipelines, reductions, scales, slices
+    ),
 )
 def test_a_planted_bug_is_caught_and_named(mutant: str, told: Told, rank_pool: RankPool) -> None:
     assert_caught(mutant, told, rank_pool)

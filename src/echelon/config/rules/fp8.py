@@ -10,6 +10,8 @@ from echelon.config.rules.violations import RuleViolation, setting_without_effec
 from echelon.config.settings.experts import (
     EXPERT_TP_KEY,
     FFN_KEY,
+    STAGE_KEY,
+    expert_stage,
     has_dense_layers,
     has_experts,
     shared_width,
@@ -19,6 +21,9 @@ from echelon.core.rulebook.fp8 import (
     FP8_BLOCK_DIVIDES,
     FP8_BLOCK_OF_KERNELS,
     FP8_DEVICE,
+    FP8_GATHER_NEEDS_CODES,
+    FP8_GATHER_OF_SQUARES,
+    FP8_GATHER_ON_DEVICE,
     FP8_GATHERS_AT_ONCE,
     FP8_PARAMETERS,
 )
@@ -28,6 +33,10 @@ MATMUL_KEY, BLOCK_KEY, DTYPE_KEY = "precision.matmul", "precision.fp8_block", "p
 SCALES_KEY, HISTORY_KEY = "precision.fp8_scales", "precision.fp8_history"
 GRADIENTS_KEY = "precision.fp8_gradients"
 OVERLAP_KEY = "mesh.tp_overlap"
+GATHER_KEY, OFFLOAD_KEY = "zero.gather", "zero.parameter_offload"
+PLAIN_GATHER = f'{GATHER_KEY} = "parameters"'
+WHOLE_STAGE = 3
+"""The stage of ZeRO that gathers weights before each use."""
 KERNEL_BLOCK = 128
 """Numbers that share a scale in kernels of GPUs."""
 OFF = f'{MATMUL_KEY} = "parameters"'
@@ -134,6 +143,53 @@ def fp8_gathers_at_once(view: View) -> Iterator[RuleViolation]:
         )
 
 
+def fp8_gather(view: View) -> Iterator[RuleViolation]:
+    """Check that what is gathered in 8 bits is multiplied so, cut, and on the device."""
+    if view.word(GATHER_KEY) != "fp8":
+        return
+    stages = {"zero.stage": view.integer("zero.stage")}
+    if has_experts(view):
+        stages[STAGE_KEY] = expert_stage(view)[0]
+    matmul, home = view.word(MATMUL_KEY), view.word(OFFLOAD_KEY)
+    if matmul != "fp8":
+        yield RuleViolation(
+            rule=FP8_GATHER_NEEDS_CODES,
+            key=GATHER_KEY,
+            message=f'{GATHER_KEY} = "fp8", but {MATMUL_KEY} = "{matmul}" multiplies no weight in '
+            "8 bits",
+            set_by=(GATHER_KEY, MATMUL_KEY),
+            suggestions=({MATMUL_KEY: "fp8"}, PLAIN_GATHER),
+        )
+    if WHOLE_STAGE not in stages.values():
+        found = " and ".join(f"{key} = {stage}" for key, stage in stages.items())
+        yield RuleViolation(
+            rule=FP8_GATHER_NEEDS_CODES,
+            key=GATHER_KEY,
+            message=f'{GATHER_KEY} = "fp8", but {found} keeps weights whole: '
+            f"{max(stages.values())} < {WHOLE_STAGE}",
+            set_by=(GATHER_KEY, *stages),
+            suggestions=({"zero.stage": WHOLE_STAGE}, PLAIN_GATHER),
+        )
+    if matmul == "fp8" and view.word(SCALES_KEY) == "tensor":
+        yield RuleViolation(
+            rule=FP8_GATHER_OF_SQUARES,
+            key=GATHER_KEY,
+            message=f'{GATHER_KEY} = "fp8" with {SCALES_KEY} = "tensor": codes are made with the '
+            "scales of squares",
+            set_by=(GATHER_KEY, SCALES_KEY),
+            suggestions=({SCALES_KEY: "block"}, PLAIN_GATHER),
+        )
+    if home != "none":
+        yield RuleViolation(
+            rule=FP8_GATHER_ON_DEVICE,
+            key=GATHER_KEY,
+            message=f'{GATHER_KEY} = "fp8" with {OFFLOAD_KEY} = "{home}": codes are made of slices '
+            "that are on the device",
+            set_by=(GATHER_KEY, OFFLOAD_KEY),
+            suggestions=({OFFLOAD_KEY: "none"}, PLAIN_GATHER),
+        )
+
+
 def fp8_device(view: View) -> Iterator[RuleViolation]:
     """Check that devices multiply 8-bit numbers, in tiles that their kernels know."""
     if view.word(MATMUL_KEY) != "fp8":
@@ -173,7 +229,7 @@ def fp8_settings_without_effect(view: View) -> Iterator[RuleViolation]:
         yield from setting_without_effect(view, HISTORY_KEY, why)
 
 
-FP8_FINDERS = (fp8_block_divides, fp8_parameters, fp8_gathers_at_once)
+FP8_FINDERS = (fp8_block_divides, fp8_parameters, fp8_gathers_at_once, fp8_gather)
 """Rules without which ranks could not multiply 8-bit numbers, or would not know which."""
 
 FP8_RUN_FINDERS = (fp8_device, fp8_settings_without_effect)

@@ -91,6 +91,12 @@ _ZERO = (
     setting(
         "zero.keep_whole_below", NUMBERS_OR_ZERO, 0, "elements: smaller parameters are not cut"
     ),
+    setting(
+        "zero.gather",
+        Choice(options=("parameters", "fp8")),
+        "parameters",
+        "at stage 3, of weights multiplied in 8 bits: gather them, or their codes of 1 byte",
+    ),
     setting("zero.optimizer_offload", OFFLOAD, "none", "where optimizer state rests"),
     setting("zero.parameter_offload", OFFLOAD, "none", "where slices of parameters rest"),
     setting("zero.offload_dir", Text(), "none", "folder of the files of nvme", path=True),

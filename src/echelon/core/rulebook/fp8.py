@@ -103,3 +103,69 @@ FP8_GATHERS_AT_ONCE = Rule(
     bad='tp_overlap = "ring"',
     fixed='tp_overlap = "none"',
 )
+
+FP8_GATHER_NEEDS_CODES = Rule(
+    id="fp8-gather-needs-codes",
+    why="""
+    With zero.gather = "fp8" ranks gather codes of 1 byte for the weights that are multiplied in 8
+    bits, which they make of their slices once a step. So there must be such weights
+    (precision.matmul = "fp8"), and they must be cut: at ZeRO stage 3. At the stages below, a rank
+    has its weights whole, in the dtype of parameters.
+    """,
+    example="""
+    [mesh]
+    dp_shard = 2
+    [zero]
+    %s
+    gather = "fp8"
+    [precision]
+    matmul = "fp8"
+    fp8_block = 32
+    """,
+    bad="stage = 2",
+    fixed="stage = 3",
+)
+
+FP8_GATHER_ON_DEVICE = Rule(
+    id="fp8-gather-on-device",
+    why="""
+    Codes are made of slices once a step and stay on the device until the next. Slices of parameters
+    that rest with the host or in files would have to come and be cast, and their codes would take
+    the half of the memory that this saved: there would be less of a gain than of a loss.
+    """,
+    example="""
+    [mesh]
+    dp_shard = 2
+    [zero]
+    stage = 3
+    gather = "fp8"
+    %s
+    [precision]
+    matmul = "fp8"
+    fp8_block = 32
+    """,
+    bad='parameter_offload = "host"',
+    fixed='optimizer_offload = "host"',
+)
+
+FP8_GATHER_OF_SQUARES = Rule(
+    id="fp8-gather-of-squares",
+    why="""
+    Codes that ranks gather are made with the scale of each square of a weight. With
+    precision.fp8_scales = "tensor" a weight has one scale, in all steps but the first, which has
+    squares: what is gathered would be of two kinds. That is not built.
+    """,
+    example="""
+    [mesh]
+    dp_shard = 2
+    [zero]
+    stage = 3
+    gather = "fp8"
+    [precision]
+    matmul = "fp8"
+    fp8_block = 32
+    %s
+    """,
+    bad='fp8_scales = "tensor"',
+    fixed='fp8_scales = "block"',
+)

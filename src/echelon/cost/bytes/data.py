@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.bytes.fp8 import gathered_element_bytes, largest_number_bytes
 from echelon.cost.bytes.terms import (
     SentTerm,
     all_gather_bytes,
@@ -70,6 +71,7 @@ def data_bytes(plan: Plan, part: RankPart, buckets: Buckets) -> tuple[SentTerm, 
         else:
             terms += _scattered(plan, part, alike, expert)
             terms += _gathered(plan, part, alike)
+            terms.append(_largest_of_squares(plan, alike, expert))
             terms.append(_replicas(plan, alike))
     return (*terms, count)
 
@@ -147,15 +149,31 @@ def _scattered(plan: Plan, part: RankPart, buckets: Buckets, expert: bool) -> It
 
 def _gathered(plan: Plan, part: RankPart, buckets: Buckets) -> Iterator[SentTerm]:
     """Yield the gathers of parameters: once per step what stays whole, else before each use."""
-    size = DTYPE_BYTES[plan.mathematics.precision.parameters]
     again = plan.layout.zero.reshard_after_forward
     whole = [bucket for bucket in buckets if not (again and bucket.sliced)]
     sliced = [bucket for bucket in buckets if again and bucket.sliced]
     forward = {b.name: part.passes(b.stages) for b in sliced}
     backward = {b.name: part.passes(b.backward_stages) for b in sliced}
-    yield from _sliced(plan, "parameters", whole, {b.name: 1 for b in whole}, size)
-    yield from _sliced(plan, "parameters forward", sliced, forward, size)
-    yield from _sliced(plan, "parameters backward", sliced, backward, size)
+    for fp8, what in ((False, "parameters"), (True, "codes")):
+        alike = [bucket for bucket in buckets if bool(bucket.fp8_squares) is fp8]
+        size = gathered_element_bytes(plan, alike[0]) if alike else 0
+        once = {b.name: 1 for b in alike if b in whole}
+        yield from _sliced(plan, what, alike, once, size)
+        yield from _sliced(plan, f"{what} forward", alike, forward, size)
+        yield from _sliced(plan, f"{what} backward", alike, backward, size)
+
+
+def _largest_of_squares(plan: Plan, buckets: Buckets, expert: bool) -> SentTerm:
+    """Return the exchange of the largest numbers of squares, of which scales are made."""
+    size = largest_number_bytes(plan.mathematics.precision)
+    squares = sum(bucket.fp8_squares for bucket in buckets)
+    return SentTerm(
+        axis=EXPERT_SHARD_AXIS if expert else Axis.DP_SHARD.value,
+        name="largest numbers of squares",
+        each=all_reduce_bytes(squares * size, shard_degree(plan, expert=expert)),
+        formula="2 (n-1)/n x squares x s",
+        source="Patarasuk and Yuan, 2009; PyTorch's torchao makes scales of FSDP2's slices so",
+    )
 
 
 def _sliced(
@@ -165,8 +183,8 @@ def _sliced(
 
     All are as often but an embedding at both ends.
     """
-    for count in sorted({*rounds.values()}):
-        alike = [bucket for bucket in buckets if rounds[bucket.name] == count]
+    for count in sorted({rounds[b.name] for b in buckets if b.name in rounds}):
+        alike = [bucket for bucket in buckets if rounds.get(bucket.name) == count]
         expert = alike[0].expert
         degree = shard_degree(plan, expert=expert)
         yield SentTerm(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from echelon.core.plan import DTYPE_BYTES, Plan, Precision
+from echelon.layout.buckets import BucketPlan
 from echelon.layout.fp8_groups import fp8_groups
 
 CODE_BYTES = 1
@@ -36,6 +37,16 @@ _LEAST_MAXIMUM_BYTES = 4
 """The largest number is told in at least fp32."""
 
 
+def gathered_element_bytes(plan: Plan, bucket: BucketPlan) -> int:
+    """Return the bytes of a number of a bucket as it is gathered, and held while it is whole."""
+    return CODE_BYTES if bucket.fp8_squares else DTYPE_BYTES[plan.mathematics.precision.parameters]
+
+
+def largest_number_bytes(precision: Precision) -> int:
+    """Return the bytes of the largest number of a square, as ranks tell each other of it."""
+    return max(_LEAST_MAXIMUM_BYTES, DTYPE_BYTES[precision.parameters])
+
+
 def fp8_maxima_bytes(plan: Plan) -> int:
     """Return the bytes of the largest numbers of a step, which scales of whole tensors come from.
 
@@ -44,7 +55,7 @@ def fp8_maxima_bytes(plan: Plan) -> int:
     precision = plan.mathematics.precision
     if not precision.has_tensor_scales:
         return 0
-    size = max(_LEAST_MAXIMUM_BYTES, DTYPE_BYTES[precision.parameters])
+    size = largest_number_bytes(precision)
     return MAXIMA_OF_A_GROUP * len(fp8_groups(plan.model)) * size
 
 

@@ -16,13 +16,14 @@ bytes held.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.plan import DTYPE_BYTES, Accumulation, DType, OffloadTarget, Plan, Zero
 from echelon.cost.bytes.data import data_bytes
+from echelon.cost.bytes.fp8 import CODE_BYTES, SCALE_BYTES
 from echelon.cost.bytes.terms import HeldTerm, Pool
 from echelon.cost.bytes.transient import transient_terms
 from echelon.layout.buckets import (
@@ -106,10 +107,24 @@ def held_terms(plan: Plan, buckets: Sequence[HeldBucket], rank: int) -> tuple[He
     if precision.has_master:
         add("master parameters", precision.master, buckets, pool)
     add("optimizer state", precision.master, buckets, pool)
-    return tuple(
+    terms = tuple(
         _held_term(plan, rank, name, pool, DTYPE_BYTES[dtype], pieces)
         for (name, pool), (dtype, pieces) in found.items()
     )
+    return (*terms, *_codes(plan, buckets))
+
+
+def _codes(plan: Plan, buckets: Sequence[HeldBucket]) -> Iterator[HeldTerm]:
+    """Yield the codes of the slices that are gathered in 8 bits, and the scales of the whole."""
+    coded = [bucket.plan for bucket in buckets if bucket.plan.fp8_squares]
+    codes = sum(slice_elements(plan, bucket) for bucket in coded)
+    squares = sum(bucket.fp8_squares for bucket in coded)
+    if coded:
+        yield HeldTerm(
+            name="codes of parameters",
+            bytes=codes * CODE_BYTES + squares * SCALE_BYTES,
+            formula=f"{codes:,} x {CODE_BYTES} + {squares:,} x {SCALE_BYTES}",
+        )
 
 
 _Piece = tuple[HeldBucket, range]

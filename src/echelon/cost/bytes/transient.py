@@ -30,6 +30,7 @@ from echelon.core.offload_file import round_up_to_pages
 from echelon.core.plan import DTYPE_BYTES, OffloadTarget, Plan
 from echelon.cost.bytes.context.memory import most_attention_memory
 from echelon.cost.bytes.experts.memory import rows_in_dispatch
+from echelon.cost.bytes.fp8 import gathered_element_bytes
 from echelon.cost.bytes.terms import HeldTerm, Pool
 from echelon.layout.buckets import (
     UNIT_EMBEDDING,
@@ -71,19 +72,23 @@ def transient_terms(plan: Plan, pp_rank: int) -> tuple[HeldTerm, ...]:
     return tuple(term for term in terms if term.bytes)
 
 
-def most_whole_elements(plan: Plan, part: RankPart, buckets: Buckets) -> int:
-    """Return the most elements of sliced buckets that are whole at one time (stage 3)."""
+def most_whole_bytes(plan: Plan, part: RankPart, buckets: Buckets) -> int:
+    """Return the most bytes of sliced buckets that are whole at one time (stage 3)."""
     sliced = [bucket for bucket in buckets if bucket.sliced]
     if not plan.layout.zero.reshard_after_forward:
-        return sum(bucket.num_elements for bucket in sliced)
+        return sum(_whole_bytes(plan, bucket) for bucket in sliced)
     most = 0
     for stage in part.stages:
         order = stage_units(stage)
-        forward = [(_within(b.units, order), b.num_elements) for b in sliced]
-        backward = [(_within(b.backward_units, order), b.num_elements) for b in sliced]
+        forward = [(_within(b.units, order), _whole_bytes(plan, b)) for b in sliced]
+        backward = [(_within(b.backward_units, order), _whole_bytes(plan, b)) for b in sliced]
         for there, used in ((order, forward), (order[::-1], backward)):
             most = max(most, _most_whole(plan, there, [(u, n) for u, n in used if u]))
     return most
+
+
+def _whole_bytes(plan: Plan, bucket: BucketPlan) -> int:
+    return bucket.num_elements * gathered_element_bytes(plan, bucket)
 
 
 def _within(units: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
@@ -114,7 +119,7 @@ def parameter_buffers(plan: Plan, pp_rank: int) -> int:
 def _most_whole(
     plan: Plan, order: Sequence[str], used: Sequence[tuple[tuple[str, ...], int]]
 ) -> int:
-    """Return the most elements that are whole while the units of `order` run one by one."""
+    """Return the most bytes that are whole while the units of `order` run one by one."""
     ahead = plan.layout.zero.prefetch
     most = 0
     for here in range(len(order)):
@@ -129,13 +134,16 @@ def _most_whole(
 
 def _gathered(plan: Plan, part: RankPart, buckets: Buckets) -> HeldTerm:
     size = DTYPE_BYTES[plan.mathematics.precision.parameters]
-    elements = most_whole_elements(plan, part, buckets)
+    most = most_whole_bytes(plan, part, buckets)
+    numbers = f"{most // size:,} x {size}"
+    if any(bucket.fp8_squares for bucket in buckets):
+        numbers = f"{most:,} bytes of codes, and of what is not multiplied in 8 bits x {size}"
     kept = f"{1 + plan.layout.zero.prefetch} units"
     which = kept if plan.layout.zero.reshard_after_forward else "all units"
     return HeldTerm(
         name="whole units of parameters",
-        bytes=elements * size,
-        formula=f"{which}: {elements:,} x {size}",
+        bytes=most,
+        formula=f"{which}: {numbers}",
     )
 
 
@@ -150,7 +158,7 @@ def _filling(plan: Plan, buckets: Buckets) -> HeldTerm:
     added = [b for b in buckets if accumulates_slices(plan, expert=b.expert)]
     aside = [bucket for bucket in added if _fills_long(plan, bucket)]
     rest = [bucket for bucket in added if bucket not in aside]
-    num_rules = len({(bucket.update, bucket.expert) for bucket in rest})
+    num_rules = len({(one.update, one.expert, one.fp8_squares > 0) for one in rest})
     elements = sum(bucket.num_elements for bucket in aside)
     largest = sorted((bucket.num_elements for bucket in rest), reverse=True)
     elements += sum(largest[: BUCKETS_IN_FLIGHT + num_rules])

@@ -8,6 +8,7 @@ from math import prod
 
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.bytes.fp8 import CODE_BYTES
 from echelon.layout.buckets import BucketPlan, slice_elements
 from echelon.layout.muon import MuonExchange, MuonMatrix, muon_exchange
 from echelon.layout.stage import expert_index_of, pp_rank_of
@@ -38,6 +39,8 @@ def most_update_bytes(plan: Plan, rank: int, buckets: Sequence[BucketPlan]) -> i
     casts = precision.gradients != precision.master
     longest = {one.name: min(UPDATE_ELEMENTS, slice_elements(plan, one)) for one in buckets}
     squares = max(longest.values(), default=0) * WIDE_BYTES * (gradients < WIDE_BYTES)
+    coded = max((longest[one.name] for one in buckets if one.fp8_squares), default=0)
+    codes = coded * (max(WIDE_BYTES, DTYPE_BYTES[precision.parameters]) + CODE_BYTES)
     muon = _MuonUpdate(plan, rank, buckets)
     most = now = 0
     for step, name in _jobs(buckets[::-1]):
@@ -46,7 +49,7 @@ def most_update_bytes(plan: Plan, rank: int, buckets: Sequence[BucketPlan]) -> i
             inside = casts * longest[name]
         most = max(most, now + inside)
         now += left
-    return max(most * master, squares)
+    return max(most * master, squares, codes)
 
 
 class _MuonUpdate:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.core.plan import Plan
+from echelon.cost.bytes.fp8 import gathered_element_bytes
 from echelon.layout.buckets import UNIT_EMBEDDING, BucketPlan, stage_units
 from echelon.layout.stage import RankPart
 
@@ -21,7 +22,7 @@ class WholeUnits:
         """Begin with slices only."""
         zero = plan.layout.zero
         self._ahead, self._frees = zero.prefetch, zero.reshard_after_forward
-        self._size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+        self._plan = plan
         self._order = {unit: units for units in map(stage_units, part.stages) for unit in units}
         sliced = [bucket for bucket in buckets if bucket.sliced]
         self._used = {unit: [b for b in sliced if unit in b.units] for unit in self._order}
@@ -75,7 +76,9 @@ class WholeUnits:
         ahead = [one for one in order[here:last] if one in units]
         for bucket in (bucket for coming in ahead for bucket in self._used[coming]):
             self._read(bucket)
-            self._present[bucket.name] = bucket.num_elements * self._size
+            self._present[bucket.name] = bucket.num_elements * gathered_element_bytes(
+                self._plan, bucket
+            )
         for coming in order[last : last + 1]:
             for bucket in self._used[coming] if coming in units else ():
                 self._read(bucket)

@@ -103,11 +103,18 @@ def step_collective_seconds(work: CostInputs, held: HeldWeights) -> tuple[Num, N
     return reduce, gather
 
 
-def unit_gather_seconds(work: CostInputs, shared: Num, routed: Num) -> tuple[Num, Num]:
-    """Return the seconds of one gather, and of one reduce-scatter, of a block at stage 3."""
+def unit_gather_seconds(
+    work: CostInputs, shared: Num, routed: Num, *, is_block: bool = True
+) -> tuple[Num, Num]:
+    """Return the seconds of one gather, and of one reduce-scatter, of a block at stage 3.
+
+    What is no block, embedding and head, is never gathered as codes. Norms, biases and routers,
+    which are not either, are too small to count.
+    """
     software, ways = work.software, data_group_links(work)
     size = software.reduced_bytes / software.gather_share
-    element = work.element / software.gather_share
+    coded = is_block * np.asarray(work.layout.gathered_bytes)
+    element = np.where(coded > 0.0, coded, work.element) / software.gather_share
     gather = all_gather_seconds(ways.shared, element * shared)
     scatter = all_gather_seconds(ways.shared, size * shared)
     scatter = scatter + all_reduce_seconds(ways.replicate, size * shared / ways.shared.degree)

@@ -12,6 +12,7 @@ from echelon.core.cluster import Cluster, Efficiency, Link, cluster_under_load, 
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import DTYPE_BYTES, OptimizerKind, Plan, Precision
 from echelon.cost.bytes.experts.memory import balanced_memory
+from echelon.cost.bytes.fp8 import CODE_BYTES
 from echelon.cost.seconds.flops import attention_width
 from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
 from echelon.cost.seconds.matmul import product_dtype
@@ -131,6 +132,7 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
             for name in ("norm", "activation", "mlp")
         },
         offload=float(zero.optimizer_offload != "none"),
+        gathered_bytes=float(CODE_BYTES) if zero.gather == "fp8" else 0.0,
         parameter_offload=float(zero.parameter_offload != "none"),
     )
 

@@ -202,6 +202,8 @@ class LayoutNumbers:
     """Share of the optimizer state that is in the memory of the host."""
     parameter_offload: Num = 0.0
     """Flag: parameters that ZeRO cuts wait in the memory of the host, too."""
+    gathered_bytes: Num = 0.0
+    """Bytes of a weight of a block as ZeRO 3 gathers it; 0: those of an element."""
 
     @property
     def dp(self) -> Num:

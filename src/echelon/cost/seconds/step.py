@@ -208,7 +208,8 @@ def _stage_three(
         waits = waits + count * (once + back + slowed + _hooks(work, seconds))
         last = np.maximum(last, np.where(np.asarray(count) > 0, gather + scatter, 0.0))
     ends = embedding_and_head_weights(work.model, layout)
-    gather, scatter = (software.pace * one for one in unit_gather_seconds(work, ends, 0.0))
+    end = unit_gather_seconds(work, ends, 0.0, is_block=False)
+    gather, scatter = (software.pace * one for one in end)
     return m * (waits + 0.5 * (gather + last)), m * 0.5 * scatter
 
 

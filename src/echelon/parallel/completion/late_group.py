@@ -18,7 +18,7 @@ from echelon.parallel.completion.in_flight import (
 )
 from echelon.parallel.completion.late_memory import LateBufferPool
 from echelon.parallel.completion.memory import private_copy, without
-from echelon.parallel.transport.collectives import Group, Pending, require_contiguous
+from echelon.parallel.transport.collectives import Group, Pending, ReduceOp, require_contiguous
 from echelon.parallel.transport.communicator import Communicator
 from echelon.parallel.transport.recorder import Recorder
 
@@ -58,13 +58,15 @@ class LateGroup(Group):
         self._flight = flight
         self._buffer_pool = LateBufferPool(torch.device("cpu"), flight)
 
-    def all_reduce(self, tensor: torch.Tensor, *, name: str, async_op: bool = False) -> Pending:
-        """Sum `tensor` over the group, in place."""
+    def all_reduce(
+        self, tensor: torch.Tensor, *, name: str, async_op: bool = False, op: ReduceOp = "sum"
+    ) -> Pending:
+        """Sum `tensor` over the group, or find the largest of each element, in place."""
         if self.size == 1:
             return Pending()
         require_contiguous(name, tensor)
         private = private_copy(tensor)
-        real = super().all_reduce(private, name=name, async_op=True)
+        real = super().all_reduce(private, name=name, async_op=True, op=op)
         return self._late("all_reduce", name, real, [], [(tensor, private)], async_op)
 
     def all_gather(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -41,6 +41,8 @@ from echelon.parallel.transport.symmetric_memory import (
     fused_all_gather_product,
     fused_product_reduce_scatter,
 )
+
+ReduceOp = Literal["sum", "max"]
 
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -111,25 +113,18 @@ class Group:
         """Return whether a reduce-scatter holds the others' parts in memory until `wait`."""
         return self.communicator is not None and self.communicator.is_gloo
 
-    def all_reduce(self, tensor: torch.Tensor, *, name: str, async_op: bool = False) -> Pending:
-        """Sum `tensor` over the group, in place."""
+    def all_reduce(
+        self, tensor: torch.Tensor, *, name: str, async_op: bool = False, op: ReduceOp = "sum"
+    ) -> Pending:
+        """Sum `tensor` over the group, or find the largest of each element, in place."""
         if self.size == 1:
             return Pending()
         require_contiguous(name, tensor)
         start = self.recorder.now()
-        work = dist.all_reduce(tensor, group=self._group, async_op=True)
+        how = dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM
+        work = dist.all_reduce(tensor, op=how, group=self._group, async_op=True)
         record = self._event("all_reduce", name, all_reduce_bytes(tensor.nbytes, self.size), start)
         return self._pending(work, name, record, async_op)
-
-    def all_reduce_max(self, tensor: torch.Tensor, *, name: str) -> None:
-        """Put the largest of the group into each element of `tensor`, in place."""
-        if self.size == 1:
-            return
-        require_contiguous(name, tensor)
-        start = self.recorder.now()
-        work = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group, async_op=True)
-        record = self._event("all_reduce", name, all_reduce_bytes(tensor.nbytes, self.size), start)
-        self._pending(work, name, record, async_op=False)
 
     def all_gather(
         self, whole: torch.Tensor, shard: torch.Tensor, *, name: str, async_op: bool = False
