@@ -2,8 +2,8 @@
 
 `write_data` prepares documents as a user's data are (on one rank); `train` runs the real loop on
 every rank: the first plan to its end, validating and saving on the way, then the second plan, which
-resumes where the first one stood in the middle; `read_back` (on one rank) reads the last checkpoint,
-and writes on from a prompt without a cache.
+resumes where the first one stood in the middle; `read_back` (on one rank) reads the last
+checkpoint, and writes on from a prompt without a cache.
 
 What is observed goes into files of the folder that the prover owns: `run-N-rank-RRRR.json` of each
 run, `read-back.safetensors` and `written.json`.
