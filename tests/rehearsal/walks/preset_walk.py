@@ -2,9 +2,10 @@
 
 A run preset is rehearsed as it is. Of a model preset it is what `echelon plan` recommends on the
 first of some clusters of H100 that it fits, or on the one of a published run (`PUBLISHED`). Each
-leaves a line: ranks, classes, seconds of wall and of CPU, memory of the walk so far, how far the planned peak is from the
-rehearsed one, and what is wrong. Exit 1 where a preset has a fault, or sends other bytes than the
-formulas say. With the same results (JSON lines) the walk goes on where it stopped.
+leaves a line: ranks, classes, seconds of wall and of CPU, memory of the walk so far, how far the
+planned peak is from the rehearsed one, and what is wrong. Exit 1 where a preset has a fault, or
+sends other bytes than the formulas say. With the same results (JSON lines) the walk goes on where
+it stopped.
 """
 
 from __future__ import annotations
