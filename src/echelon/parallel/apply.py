@@ -37,7 +37,7 @@ def apply_plan(
     initial: bool = True,
 ) -> RankModel:
     """Build this rank's part of the plan's model, with `initial` weights or with zeros."""
-    layout, part = plan.layout, part_of(plan, groups.rank)
+    zero, part = plan.layout.zero, part_of(plan, groups.rank)
     specs = held_parameters(plan, part)
     reduction = GradientReduction(plan, groups)
     store = GradientStore(reduction, pieces)
@@ -48,7 +48,6 @@ def apply_plan(
     stages = empty_stages(plan, part, operations, groups.completion)
     operations.learn(stages.values())
     count = parameter_buffers(plan, part.pp_rank)
-    zero = layout.zero
     offload_store = make_parameter_store(zero, groups, device, num_buffers=count, pieces=pieces)
     rule = bucket_rule(plan, part, specs, groups, offload_store, device)
     like = torch.empty(0, dtype=TORCH_DTYPES[plan.mathematics.precision.parameters], device=device)
@@ -59,7 +58,7 @@ def apply_plan(
     store.hold(buckets)
     units = [stage_units(one) for one in part.stages]
     shards = groups.shard, groups.expert_shard
-    operations.gatherer = ParameterGathering(buckets, units, shards, layout.zero)
+    operations.gatherer = ParameterGathering(buckets, units, shards, zero)
     executor = PipelineExecutor(
         stages,
         pp_rank=part.pp_rank,

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 
 from echelon.core.offload_file import PAGE_BYTES
-from echelon.core.plan import Plan, Zero, ZeroStage
+from echelon.core.plan import DTYPE_BYTES, Plan, Zero, ZeroStage
 from echelon.cost.bytes.transient import (
     BUCKETS_IN_FLIGHT,
     MUON_IN_FLIGHT,
-    most_whole_elements,
+    most_whole_bytes,
     parameter_buffers,
     transient_terms,
 )
@@ -36,7 +36,7 @@ def bounds(plan: Plan, stage: int = 0) -> dict[tuple[str, str], int]:
 def whole(plan: Plan) -> int:
     """Return the most elements of parameters that are whole at a time on the one stage."""
     part = rank_part(plan, 0)
-    return most_whole_elements(plan, part, plan_buckets(plan, part))
+    return most_whole_bytes(plan, part, plan_buckets(plan, part)) // 8
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,13 @@ def test_the_bound_on_units_is_what_running_them_one_by_one_needs(plan: Plan) ->
     for stage in range(plan.num_stages):
         part = rank_part(plan, stage)
         buckets = plan_buckets(plan, part)
-        most = most_whole_elements(plan, part, buckets)
+        most = most_whole_bytes(plan, part, buckets)
         sliced = [bucket for bucket in buckets if bucket.sliced]
         if plan.layout.zero.stage < 3:
             assert most == 0
         if plan.layout.zero.reshard_after_forward:
-            assert most == _run(plan, stage_units(part), sliced)
+            size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+            assert most == size * _run(plan, stage_units(part), sliced)
 
 
 def _run(plan: Plan, order: tuple[str, ...], sliced: list) -> int:

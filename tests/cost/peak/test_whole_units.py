@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from echelon.config.load import load_job
 from echelon.core.plan import Plan
-from echelon.cost.bytes.transient import most_whole_elements
+from echelon.cost.bytes.transient import most_whole_bytes
 from echelon.cost.peak.whole_units import WholeUnits
 from echelon.layout.buckets import plan_buckets, stage_units
 from echelon.layout.stage import rank_part
@@ -38,7 +38,7 @@ def test_the_most_is_what_the_bound_says() -> None:
         plan = plan_of(*flags)
         part = rank_part(plan, 0)
         whole, found = run(plan)
-        assert max(found) == 4 * most_whole_elements(plan, part, plan_buckets(plan, part)), flags
+        assert max(found) == most_whole_bytes(plan, part, plan_buckets(plan, part)), flags
         assert whole.bytes == 0
 
 
@@ -62,3 +62,18 @@ def test_stages_without_slices_gather_nothing() -> None:
     whole, found = run(plan)
     assert not whole.any
     assert set(found) == {0}
+
+
+def test_codes_are_one_byte_of_a_number_and_all_else_four() -> None:
+    flags = ("precision.matmul=fp8", "precision.fp8_block=32", "zero.prefetch=0")
+    plain, coded = plan_of(*flags), plan_of(*flags, "zero.gather=fp8")
+    part = rank_part(plain, 0)
+    weights = [one for one in plan_buckets(coded, part) if one.fp8_squares and part.blocks]
+    assert len(weights) == len(part.blocks)
+    most = [max(run(plan)[1][: len(part.blocks)]) for plan in (plain, coded)]
+    assert most[0] > most[1]
+    small = {one.units: one for one in plan_buckets(coded, part) if not one.fp8_squares}
+    block = weights[0]
+    assert small[block.units].num_elements < block.num_elements // 32
+    found = most_whole_bytes(coded, part, [block, small[block.units]])
+    assert found == block.num_elements + 4 * small[block.units].num_elements
