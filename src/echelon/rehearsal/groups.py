@@ -17,7 +17,6 @@ import torch
 from echelon.core.plan import OffloadTarget
 from echelon.cost.bytes.terms import (
     all_gather_bytes,
-    all_reduce_bytes,
     all_to_all_bytes,
     reduce_scatter_bytes,
 )
@@ -137,7 +136,7 @@ class RehearsedGroup(Group):
         """Write down a sum of `tensor`."""
         if self._logged is None:
             return super().all_reduce(tensor, name=name, async_op=async_op)
-        sent = all_reduce_bytes(tensor.nbytes, self.size)
+        sent = self._sum_bytes(tensor)
         used = _Use((), (tensor,), tensor)
         return self._issue("all_reduce", name, used, sent, async_op=async_op)
 
