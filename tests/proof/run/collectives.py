@@ -30,13 +30,18 @@ def summed(*, each: int, algorithm: str = "hierarchical", **chosen: Any) -> Plan
     Told(
         "prove-gradients",
         "head.weight",
-        "missing sum",
+        "replicas lost",
         "dp",
         plan={"dp": 4, "each": 4, "algorithm": "ring"},
         of=summed,
     ),
     Told(
-        "prove-gradients", "head.weight", "missing sum", "dp", plan={"dp": 4, "each": 2}, of=summed
+        "prove-gradients",
+        "head.weight",
+        "missing sum",
+        "dp_replicate",
+        plan={"dp": 4, "each": 2},
+        of=summed,
     ),
 )
 def last_chunk_not_passed_on(patch: pytest.MonkeyPatch, plan: Plan) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from echelon.config.settings.experts import read_expert_layout
 from echelon.config.view import View, mesh_of
 from echelon.core.axis import LOSS_AXES, Axis
-from echelon.core.choices.collective_algorithms import BACKEND, HIERARCHICAL, fits_group
+from echelon.core.choices.collective_algorithms import BACKEND, automatic_algorithm, fits_group
 from echelon.core.cluster import Cluster
 from echelon.core.plan import Collectives
 
@@ -37,22 +37,12 @@ def summing_groups(view: View) -> dict[str, Ranks]:
 def read_collectives(
     view: View, cluster: Cluster
 ) -> tuple[Collectives, dict[str, tuple[object, str]]]:
-    """Return how gradients are summed, and value and source where it was left to us.
-
-    A hierarchy sends a node 2 (k-1)/k M over the network where Gloo's ring sends 2 (n-1)/n M, in
-    fewer steps, and the rest over links inside of nodes: it is faster wherever these are no slower.
-    NCCL lays its rings and trees over the machine by itself.
-    """
+    """Return how gradients are summed, and value and source where it was left to us."""
     chosen = view.word(ALGORITHM_KEY)
     if chosen != "auto":
         return Collectives(algorithm=chosen), {}
-    algorithm, why = BACKEND, "derived: no group that sums gradients has several ranks on each node"
-    groups = summing_groups(view).values()
-    if cluster.backend == "nccl":
-        why = "derived: NCCL lays its rings and trees over the machine"
-    elif any(fits_group(HIERARCHICAL, ranks, cluster.devices_per_node) for ranks in groups):
-        near, far = cluster.links[0], cluster.links[-1]
-        why = f"derived: inside of nodes ({near.name}) links are slower than between them"
-        if near.bandwidth >= far.bandwidth:
-            algorithm, why = HIERARCHICAL, "derived: groups cross nodes, whose own links are faster"
-    return Collectives(algorithm=algorithm), {ALGORITHM_KEY: (algorithm, why)}
+    algorithm, why = automatic_algorithm(cluster)
+    groups, node = summing_groups(view).values(), cluster.devices_per_node
+    if algorithm != BACKEND and not any(fits_group(algorithm, ranks, node) for ranks in groups):
+        algorithm, why = BACKEND, "no group that sums gradients has several ranks on several nodes"
+    return Collectives(algorithm=algorithm), {ALGORITHM_KEY: (algorithm, f"derived: {why}")}

@@ -59,3 +59,15 @@ HIERARCHY_NEEDS_EVEN_NODES = Rule(
     bad='algorithm = "hierarchical"',
     fixed='algorithm = "ring"',
 )
+
+COLLECTIVE_ARGUMENT = Rule(
+    id="collective-argument",
+    why="""
+    A function of `echelon.collectives` was given what its group cannot do: rows that the ranks do
+    not divide, counts of rows that do not add up to those of the tensor, a place that no rank has,
+    an algorithm that does not fit. It is refused before anything is sent, for the other ranks would
+    wait for it.
+    """,
+    bad="ec.collectives.reduce_scatter(torch.ones(6, 2))           # over 4 ranks: 6 % 4 = 2",
+    fixed="ec.collectives.reduce_scatter(torch.ones(8, 2))           # over 4 ranks: 2 rows each",
+)

@@ -202,6 +202,8 @@ class LayoutNumbers:
     """Share of the optimizer state that is in the memory of the host."""
     parameter_offload: Num = 0.0
     """Flag: parameters that ZeRO cuts wait in the memory of the host, too."""
+    sums: Num = 0.0
+    """Index of how gradients are summed in `COLLECTIVE_ALGORITHMS`."""
 
     @property
     def dp(self) -> Num:
