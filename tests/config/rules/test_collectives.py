@@ -12,7 +12,7 @@ from tests.config.problems import SMALL, problems_of, write
 
 SUMS = "collectives.algorithm"
 TWO_NODES = BOXES.replace("= 4", "= 2").replace("[device]", 'backend = "gloo"\n[device]')
-TWO_NODES += LINKS.replace("degree = 4", "degree = 2")
+TWO_NODES += LINKS.replace("degree = 4", "degree = 2") + "bandwidth = 1e9\n"
 
 
 @pytest.fixture

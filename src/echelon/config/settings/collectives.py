@@ -5,9 +5,10 @@ from __future__ import annotations
 from echelon.config.settings.experts import read_expert_layout
 from echelon.config.view import View, mesh_of
 from echelon.core.axis import LOSS_AXES, Axis
-from echelon.core.choices.collective_algorithms import BACKEND, automatic_algorithm, fits_group
+from echelon.core.choices.collective_algorithms import BACKEND, fits_group
 from echelon.core.cluster import Cluster
 from echelon.core.plan import Collectives
+from echelon.cost.seconds.algorithms import automatic_algorithm
 
 ALGORITHM_KEY = "collectives.algorithm"
 Ranks = tuple[int, ...]

@@ -169,7 +169,7 @@ _LAYOUT = (
         "collectives.algorithm",
         Choice(options=("auto", *COLLECTIVE_ALGORITHMS)),
         "auto",
-        "how gradients are summed; auto: hierarchical over Gloo between nodes, else the backend",
+        "how gradients are summed; auto: hierarchical over Gloo where that is faster, else backend",
     ),
 )
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from echelon.core.choices.registry import Registry
-from echelon.core.cluster import Cluster
 
 AlgorithmNeed = Literal["nothing", "power of two", "even nodes"]
 """What a group must be: any, of a power of two ranks, or as many ranks on each of several nodes."""
@@ -106,22 +105,6 @@ COLLECTIVE_ALGORITHMS = Registry(
 def algorithm_index(name: str) -> int:
     """Return the number of an algorithm: its place in the registry."""
     return list(COLLECTIVE_ALGORITHMS).index(name)
-
-
-def automatic_algorithm(cluster: Cluster) -> tuple[str, str]:
-    """Return what "auto" means on a cluster, for the groups that fit it, and why.
-
-    A hierarchy sends 2 (k-1)/k M of a node over the network where Gloo's ring sends 2 (n-1)/n M, in
-    fewer steps, and the rest over links inside of nodes: it is faster wherever these are no slower.
-    """
-    if cluster.backend == "nccl":
-        return BACKEND, "NCCL lays its rings and trees over the machine"
-    if cluster.nodes == 1 or cluster.devices_per_node == 1:
-        return BACKEND, "there are no several nodes of several devices"
-    near, far = cluster.links[0], cluster.links[-1]
-    if near.bandwidth < far.bandwidth:
-        return BACKEND, f"links inside of nodes ({near.name}) are slower than between them"
-    return HIERARCHICAL, "groups cross nodes, whose own links are no slower"
 
 
 def members_per_node(ranks: Sequence[int], devices_per_node: int) -> int:
