@@ -3,7 +3,7 @@
     planning.py       ec.plan, compare, prove     observing.py      ec.observe, observe_schedule, ..
     given_plan.py     a plan, or what has one     keywords.py       errors of ec.plan name keywords
     training.py       ec.train, generate          converting.py     ec.export, import_run
-    parallelizing.py  ec.parallelize
+    parallelizing.py  ec.parallelize              collectives.py    ec.collectives.all_reduce, ..
     run_setup.py      what a run needs before its ranks
     calibrating/      ec.calibrate_machine, calibrate_model, calibrate_run, merge_calibrations
 

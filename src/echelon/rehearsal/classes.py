@@ -2,7 +2,7 @@
 
 What a rank gives its communicators follows from its stages, from its place among context ranks
 where its positions need other blocks of keys than theirs, and, where matrices have owners (Muon),
-from what it owns. Ranks that differ in their other coordinates only do the same with other samples,
+from what it owns; of sums that are made of messages, from its place among data ranks. Ranks that differ in their other coordinates only do the same with other samples,
 other columns or other slices of as many elements. `checked` names some of those, whose logs are
 compared.
 """
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from random import Random
 
 from echelon.core.axis import Axis
+from echelon.core.choices.collective_algorithms import BACKEND
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.plan import Plan
 from echelon.rehearsal.order import RankClass
@@ -31,7 +32,9 @@ class RankClasses:
         """Look at what tells the ranks of `plan` apart; `by_context`: context ranks, too."""
         self._mesh, self._by_context = plan.mesh, by_context
         owners = OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices
-        self._each = owners or plan.mesh.world_size <= EVERY_RANK
+        # What a rank sends of a sum that is made of messages depends on its place.
+        messages = plan.layout.collectives.algorithm != BACKEND
+        self._each = owners or messages or plan.mesh.world_size <= EVERY_RANK
 
     def of(self, rank: int) -> RankClass:
         """Return the class of a rank."""
