@@ -1,10 +1,10 @@
 """Which ranks of a plan do the same, so that one of each class is rehearsed.
 
 What a rank gives its communicators follows from its stages, from its place among context ranks
-where its positions need other blocks of keys than theirs, and, where matrices have owners (Muon),
-from what it owns; of sums that are made of messages, from its place among data ranks. Ranks that differ in their other coordinates only do the same with other samples,
-other columns or other slices of as many elements. `checked` names some of those, whose logs are
-compared.
+where its positions need other blocks of keys than theirs, where matrices have owners (Muon) from
+what it owns, and where sums are made of messages from its place among data ranks. Ranks that differ
+in their other coordinates only do the same with other samples, other columns or other slices of as
+many elements. `checked` names some of those, whose logs are compared.
 """
 
 from __future__ import annotations
