@@ -36,7 +36,7 @@ USED = """
 from pathlib import Path
 from typing import Literal, assert_type
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD
 
 import echelon as ec
@@ -115,6 +115,7 @@ assert_type(ec.calibrate_machine(out="cluster.toml"), MachineCalibration)
 assert_type(ec.merge_calibrations(["a.toml", "b.toml"], out="c.toml"), MergedCalibration)
 assert_type(ec.calibrate_model("nano", out="times.json"), TimesFile)
 assert_type(ec.calibrate_run(run.run, out="cluster.toml"), RunCalibration)
+assert_type(ec.collectives.all_reduce(nn.Linear(2, 2).weight), Tensor)
 assert_type(ec.parallelize(nn.Linear(2, 2), plan), tuple[nn.Linear, ModuleOptimizer])
 try:
     proof.require()
@@ -171,9 +172,16 @@ def diagnostics(file: Path) -> list[tuple[int, str]]:
 
 
 def test_the_exported_names_are_these() -> None:
-    assert sorted(ec.__all__) == sorted([*ERRORS, *RECORDS, "__version__", *VERBS])
+    assert sorted(ec.__all__) == sorted([*ERRORS, *RECORDS, "__version__", *VERBS, "collectives"])
     assert dir(ec) == sorted(ec.__all__)
     assert all(getattr(ec, name) is not None for name in ec.__all__)
+
+
+def test_the_functions_of_collectives_are_these() -> None:
+    names = ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce", "reduce_scatter")
+    assert tuple(ec.collectives.__all__) == names
+    for name in names:
+        assert "Backward is" in str(getattr(ec.collectives, name).__doc__)
 
 
 def test_every_error_of_the_tree_is_exported() -> None:

@@ -50,6 +50,7 @@ __all__ = [
     "calibrate_machine",
     "calibrate_model",
     "calibrate_run",
+    "collectives",
     "compare",
     "compare_strategies",
     "export",
@@ -68,6 +69,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from echelon.api import collectives
     from echelon.api.calibrating.machine import calibrate_machine
     from echelon.api.calibrating.merge import merge_calibrations
     from echelon.api.calibrating.model import calibrate_model
@@ -143,8 +145,10 @@ else:
     }
 
     def __getattr__(name: str) -> object:
-        if name not in _HOMES:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "collectives":
+            return import_module("echelon.api.collectives")
         return getattr(import_module(_HOMES[name]), name)
 
     def __dir__() -> list[str]:

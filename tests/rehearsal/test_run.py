@@ -9,6 +9,7 @@ from echelon.core.plan import Plan
 from echelon.cost.bytes.sent import bytes_sent_by_axis
 from echelon.cost.peak.few_rounds import with_few_microbatches
 from echelon.rehearsal.run import on_nccl, rehearse
+from tests.proof.run.collectives import summed
 
 RUNS = (
     "nano-zero3",
@@ -44,6 +45,17 @@ def test_the_runs_of_the_presets_hold(run: str) -> None:
     if found.plan.model.experts is None:
         for rank in found.ranks:
             assert dict(rank.sent) == dict(found.sent[rank.rank])
+
+
+@pytest.mark.parametrize(("each", "algorithm"), [(2, "hierarchical"), (4, "tree"), (4, "ring")])
+def test_sums_that_are_made_of_messages_hold_and_send_what_each_rank_does(
+    each: int, algorithm: str
+) -> None:
+    found = rehearse(summed(dp=4, each=each, algorithm=algorithm), workers=1)
+    found.require()
+    for rank in found.ranks:
+        assert dict(rank.sent) == dict(found.sent[rank.rank])
+    assert len({dict(rank.sent)["dp"] for rank in found.ranks}) == (2 if algorithm == "tree" else 1)
 
 
 def test_processes_find_what_one_finds() -> None:

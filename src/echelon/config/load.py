@@ -40,6 +40,7 @@ from echelon.config.rules.finders import FINDERS
 from echelon.config.rules.violations import find_problems
 from echelon.config.rules.world_size import world_size_is_product
 from echelon.config.setting_layers import SettingLayers, gather_layers
+from echelon.config.settings.collectives import read_collectives
 from echelon.config.settings.context import read_context
 from echelon.config.settings.experts import read_balance, read_expert_layout
 from echelon.config.settings.kernels import read_kernels
@@ -141,6 +142,8 @@ def _build_job(view: View, cluster: Cluster) -> Job:
     derived.update(pieces)
     gradients, how = read_fp8_gradients(view)
     derived.update(how)
+    collectives, chosen = read_collectives(view, cluster)
+    derived.update(chosen)
     clip = view.entry("optimizer.clip_norm").value
     mathematics = Mathematics(
         model=model,
@@ -169,6 +172,7 @@ def _build_job(view: View, cluster: Cluster) -> Job:
         context=context,
         experts=experts,
         kernels=kernels,
+        collectives=collectives,
     )
     run_name = view.word("train.run_name")
     plan = Plan(name=run_name, mathematics=mathematics, layout=layout, cluster=cluster)

@@ -31,7 +31,7 @@ def plan_settings(plan: Plan) -> dict[str, object]:
     """Return every setting of a plan but those that name files, as it stands in a run.toml."""
     numbers, layout = plan.mathematics, plan.layout
     found = model_settings(plan.model) | {"train.run_name": plan.name}
-    for table in ("mesh", "zero", "recompute", "context", "experts", "kernels"):
+    for table in ("mesh", "zero", "recompute", "context", "experts", "kernels", "collectives"):
         found |= settings_under(table, getattr(layout, table))
     for table in ("precision", "optimizer"):
         found |= settings_under(table, getattr(numbers, table))

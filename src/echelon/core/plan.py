@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, cast
 
 from echelon.core.attention_mask import Placement
 from echelon.core.choices.attention_kernels import AttentionKernel
+from echelon.core.choices.collective_algorithms import BACKEND, COLLECTIVE_ALGORITHMS
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, PLAIN_CONTEXT_KIND, ContextKindRecord
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.choices.registry import load_installed_plugins
@@ -42,10 +43,11 @@ RecomputedOperator = Literal["norm", "activation", "mlp", "attention"]
 ContextKind = Annotated[str, CONTEXT_KINDS]
 Documents = Literal["joined", "separate"]
 TensorOverlapKind = Literal["none", "ring", "symmetric-memory"]
+CollectiveAlgorithm = Annotated[str, COLLECTIVE_ALGORITHMS]
 KernelProvider = Literal["plain", "triton", "compiled"]
 FusedPiece = Literal["norm", "residual", "rotary", "swiglu", "loss"]
 
-PLAN_SCHEMA = 7  # of the written JSON
+PLAN_SCHEMA = 8  # of the written JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +276,17 @@ class Kernels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """Say how data-parallel ranks sum their gradients (`core/choices/collective_algorithms.py`).
+
+    "hierarchical" is for the groups that have as many ranks on each of several nodes; the backend
+    sums over the others.
+    """
+
+    algorithm: CollectiveAlgorithm = BACKEND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """Hold everything that can change only speed and memory."""
 
@@ -298,6 +311,8 @@ class Layout:
     """How experts are held, and how tokens travel to them."""
     kernels: Kernels = field(default_factory=Kernels)
     """What of a block runs as one kernel, and by which library."""
+    collectives: Collectives = field(default_factory=Collectives)
+    """How gradients are summed over data-parallel ranks."""
 
     @property
     def tp_ring(self) -> bool:

@@ -42,6 +42,7 @@ LEFT_TO_US = (
     "experts.zero_stage",
     "kernels.provider",
     "kernels.fused",
+    "collectives.algorithm",
 )
 """Settings whose value mostly follows from others: written only where it would not."""
 

@@ -8,6 +8,9 @@ coordinates only do the same with other samples, other columns or other slices o
 Where matrices have owners (Muon), a rank has the memory and the kernels of what it owns. Its log is
 that of the others: one exchange for each bucket and direction, of any sizes, whoever owns what. So
 the rank that owns most stands for its class, and the one that owns least is among those compared.
+
+Where sums are made of messages, what a rank sends depends on its place among data ranks: each is
+rehearsed.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from math import prod
 from random import Random
 
 from echelon.core.axis import Axis
+from echelon.core.choices.collective_algorithms import BACKEND
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.plan import Plan
 from echelon.layout.muon import muon_exchange
@@ -37,7 +41,9 @@ class RankClasses:
     def __init__(self, plan: Plan, *, by_context: bool = True) -> None:
         """Look at what tells the ranks of `plan` apart; `by_context`: context ranks, too."""
         self._mesh, self._by_context = plan.mesh, by_context
-        self._each = plan.mesh.world_size <= EVERY_RANK
+        # What a rank sends of a sum that is made of messages depends on its place.
+        messages = plan.layout.collectives.algorithm != BACKEND
+        self._each = messages or plan.mesh.world_size <= EVERY_RANK
         self._owned = Counter[int]() if self._each else owned_elements(plan)
 
     def of(self, rank: int) -> RankClass:

@@ -139,7 +139,8 @@ class RehearsedGroup(Group):
         """Write down a sum of `tensor`, or the search for its largest elements."""
         if self._logged is None:
             return super().all_reduce(tensor, name=name, async_op=async_op, op=op)
-        sent = all_reduce_bytes(tensor.nbytes, self.size)
+        largest = all_reduce_bytes(tensor.nbytes, self.size)
+        sent = largest if op == "max" else self._sum_bytes(tensor)
         used = _Use((), (tensor,), tensor)
         return self._issue("all_reduce", name, used, sent, async_op=async_op)
 

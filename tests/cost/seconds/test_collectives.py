@@ -8,6 +8,7 @@ from math import sqrt
 import numpy as np
 import pytest
 
+from echelon.core.choices.collective_algorithms import algorithm_index
 from echelon.cost.seconds.collectives import (
     GroupLinkNumbers,
     all_gather_seconds,
@@ -15,6 +16,7 @@ from echelon.cost.seconds.collectives import (
     all_to_all_seconds,
     group_link_numbers,
     point_to_point_seconds,
+    sum_seconds,
 )
 from echelon.cost.seconds.numbers import Num
 from tests.cost.seconds.small_work import MACHINE
@@ -64,3 +66,36 @@ def test_one_rank_sends_nothing_and_arrays_are_groups_one_by_one(
     assert np.asarray(many).tolist() == alone
     assert alone[0] == 0.0
     assert min(alone[1:]) > 0.0
+
+
+def sums_of_two_nodes(name: str, local: float = 2.0, nodes: float = 2.0) -> float:
+    """Return the seconds of summing 8 GB, 4 GB/s inside of nodes and 1 GB/s between them."""
+    way = GroupLinkNumbers(
+        degree=local * nodes,
+        ranks_per_node=local,
+        node_bandwidth=4e9,
+        network_bandwidth=1e9,
+        bus_bandwidth=min(4e9, local * 1e9),
+        node_latency_s=0.0,
+        latency_s=0.0,
+        half_bytes=0.0,
+    )
+    return float(sum_seconds(way, 8e9, float(algorithm_index(name))))
+
+
+def test_seconds_of_each_algorithm_by_hand() -> None:
+    # A ring: 2 x 3/4 x 8 GB at the 2 GB/s of both ranks of a node.
+    assert sums_of_two_nodes("backend") == sums_of_two_nodes("ring") == pytest.approx(6.0)
+    # A tree: 8 GB up and down, once inside at 4 GB/s, once between nodes at 2 GB/s.
+    assert sums_of_two_nodes("tree") == pytest.approx(2 * (2.0 + 4.0))
+    # Halves: 4 GB between nodes at 1 GB/s, 2 GB inside at 4 GB/s, and back.
+    assert sums_of_two_nodes("halving-doubling") == pytest.approx(2 * (4.0 + 0.5))
+    # A hierarchy: 4 GB inside at 4 GB/s, 2 GB between nodes at 1 GB/s, and back.
+    assert sums_of_two_nodes("hierarchical") == pytest.approx(2 * (1.0 + 2.0))
+
+
+def test_a_hierarchy_that_does_not_fit_takes_what_the_backend_takes() -> None:
+    for local, nodes in ((1.0, 4.0), (4.0, 1.0)):
+        assert sums_of_two_nodes("hierarchical", local, nodes) == sums_of_two_nodes(
+            "backend", local, nodes
+        )

@@ -20,6 +20,7 @@ from echelon.cli.plan.experts import (
 from echelon.cli.plan.memory import memory_parts, run_places
 from echelon.cli.plan.pipeline import pipeline_json, pipeline_parts
 from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
+from echelon.core.choices.collective_algorithms import BACKEND, COLLECTIVE_ALGORITHMS
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.cluster import fast_domain
 from echelon.core.parameters import num_parameters
@@ -202,6 +203,9 @@ def _head(plan: Plan) -> Iterator[str]:
         yield f"kernels  {layout.kernels.provider}: {', '.join(layout.kernels.fused)}"
     elif plan.cluster.backend == "nccl":
         yield "kernels  plain: PyTorch's operations, one after the other"
+    if layout.collectives.algorithm != BACKEND:
+        record = COLLECTIVE_ALGORITHMS[layout.collectives.algorithm]
+        yield f"sums     {record.name}: {record.sent}"
 
 
 def _numbers(plan: Plan) -> str:

@@ -6,6 +6,7 @@ not run it (`config/rules/plan.py`), and a suggestion is kept where they find no
 
 from __future__ import annotations
 
+from echelon.config.rules.collectives import COLLECTIVE_FINDERS, COLLECTIVE_PLAN_FINDERS
 from echelon.config.rules.context import CONTEXT_EFFECT_FINDERS, CONTEXT_FINDERS
 from echelon.config.rules.experts.balance import (
     BALANCE_EFFECT_FINDERS,
@@ -46,6 +47,7 @@ FINDERS: tuple[ViolationFinder, ...] = (
     pipeline_settings_without_effect,
     *RECOMPUTE_FINDERS,
     *KERNEL_FINDERS,
+    *COLLECTIVE_FINDERS,
     *OPTIMIZER_FINDERS,
     *PRECISION_FINDERS,
     *FP8_FINDERS,
@@ -62,6 +64,7 @@ PLAN_FINDERS: tuple[ViolationFinder, ...] = (
     experts_enough,
     recomputed_operators,
     fused_pieces,
+    *COLLECTIVE_PLAN_FINDERS,
     *TENSOR_FINDERS,
     *EXPERT_FINDERS,
     expert_settings_of_dense_model,

@@ -36,6 +36,7 @@ from echelon.config.settings.value_types import (
     setting,
 )
 from echelon.core.choices.attention_kernels import ATTENTION_KERNELS
+from echelon.core.choices.collective_algorithms import COLLECTIVE_ALGORITHMS
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, PLAIN_CONTEXT_KIND
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 
@@ -169,6 +170,12 @@ _LAYOUT = (
         ChoiceList(options=("norm", "residual", "rotary", "swiglu", "loss")),
         "auto",
         "the pieces that are one kernel each; auto: those that the model has",
+    ),
+    setting(
+        "collectives.algorithm",
+        Choice(options=("auto", *COLLECTIVE_ALGORITHMS)),
+        "auto",
+        "how gradients are summed; auto: hierarchical over Gloo where that is faster, else backend",
     ),
 )
 

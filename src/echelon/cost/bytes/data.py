@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from echelon.core.axis import LOSS_AXES, Axis
+from echelon.core.choices.collective_algorithms import COLLECTIVE_ALGORITHMS
 from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.bytes.all_reduce import sum_group
 from echelon.cost.bytes.fp8 import gathered_element_bytes, largest_number_bytes
 from echelon.cost.bytes.terms import (
     SentTerm,
@@ -25,7 +27,6 @@ from echelon.cost.bytes.terms import (
 from echelon.layout.buckets import (
     BucketPlan,
     accumulates_slices,
-    data_degree,
     shard_degree,
     slice_elements,
     zero_stage,
@@ -49,13 +50,22 @@ EXPERT_SHARD_AXIS = "edp_shard"
 STAGE_AXIS = "stage"
 """All ranks of one pipeline stage: data ranks x tensor ranks."""
 
+_TREE_FORMULA = "what is summed, to the parent and to each child"
 _ZERO = "Rajbhandari et al., ZeRO, 2020, section 7"
 
 Buckets = Sequence[BucketPlan]
 
 
-def data_bytes(plan: Plan, part: RankPart, buckets: Buckets) -> tuple[SentTerm, ...]:
-    """Return the terms of the axes "dp", "dp_shard" and "dp_replicate", and those of experts."""
+def data_bytes(
+    plan: Plan, part: RankPart, buckets: Buckets, rank: int | None = None
+) -> tuple[SentTerm, ...]:
+    """Return the terms of the axes "dp", "dp_shard" and "dp_replicate", and those of experts.
+
+    What a member of an all-reduce sends may depend on its place, where sizes are odd or the
+    algorithm is a tree: without `rank` these are the first rank's, which no other exceeds by more
+    than a chunk's odd element.
+    """
+    rank = plan.mesh.rank({Axis.PP: part.pp_rank}) if rank is None else rank
     count = SentTerm(
         axis=DATA_AXIS,
         name="token count",
@@ -67,12 +77,12 @@ def data_bytes(plan: Plan, part: RankPart, buckets: Buckets) -> tuple[SentTerm, 
     for expert in (False, True):
         alike = [bucket for bucket in buckets if bucket.expert is expert]
         if zero_stage(plan, expert=expert) == 0:
-            terms.append(_all_reduced(plan, alike, expert))
+            terms.append(_all_reduced(plan, alike, rank, expert=expert))
         else:
             terms += _scattered(plan, part, alike, expert)
             terms += _gathered(plan, part, alike)
             terms.append(_largest_of_squares(plan, alike, expert))
-            terms.append(_replicas(plan, alike))
+            terms.append(_replicas(plan, alike, rank))
     return (*terms, count)
 
 
@@ -130,15 +140,24 @@ def muon_bytes(plan: Plan, exchange: MuonExchange, rank: int) -> tuple[SentTerm,
     )
 
 
-def _all_reduced(plan: Plan, buckets: Buckets, expert: bool) -> SentTerm:
-    size, degree = _reduction_size(plan), data_degree(plan, expert=expert)
+def _all_reduced(plan: Plan, buckets: Buckets, rank: int, *, expert: bool) -> SentTerm:
+    size, group = _reduction_size(plan), _data_ranks(plan, rank, expert=expert)
+    sums = sum_group(plan, group, rank)
     return SentTerm(
         axis=EXPERT_DATA_AXIS if expert else DATA_AXIS,
         name="gradients",
-        each=sum(all_reduce_bytes(bucket.num_elements * size, degree) for bucket in buckets),
-        formula="2 (n-1)/n G s",
-        source="Patarasuk and Yuan, 2009",
+        each=sum(sums.bytes(bucket.num_elements, size) for bucket in buckets),
+        formula=_TREE_FORMULA if sums.algorithm == "tree" else "2 (n-1)/n G s",
+        source=COLLECTIVE_ALGORITHMS[sums.algorithm].source,
     )
+
+
+def _data_ranks(plan: Plan, rank: int, *, expert: bool) -> tuple[int, ...]:
+    """Return the ranks that sum the gradients of `rank`."""
+    if not expert:
+        return plan.mesh.group(rank, *LOSS_AXES)
+    groups = plan.mesh.expert_data_groups(expert_tp=plan.layout.experts.expert_tp)
+    return next(ranks for ranks in groups if rank in ranks)
 
 
 def _scattered(plan: Plan, part: RankPart, buckets: Buckets, expert: bool) -> Iterator[SentTerm]:
@@ -197,12 +216,14 @@ def _sliced(
         )
 
 
-def _replicas(plan: Plan, buckets: Buckets) -> SentTerm:
+def _replicas(plan: Plan, buckets: Buckets, rank: int) -> SentTerm:
+    sums = sum_group(plan, plan.mesh.group(rank, Axis.DP_REPLICATE), rank)
+    size = _reduction_size(plan)
     return SentTerm(
         axis=Axis.DP_REPLICATE.value,
         name="gradients",
-        each=_replica_sum_bytes(plan, buckets, plan.mesh.dp_replicate),
-        formula="2 (n-1)/n x slices x s",
+        each=sum(sums.bytes(slice_elements(plan, one), size) for one in buckets),
+        formula=_TREE_FORMULA if sums.algorithm == "tree" else "2 (n-1)/n x slices x s",
         source="Zhao et al., PyTorch FSDP, 2023, section 3.2.2 (hybrid sharding)",
     )
 
@@ -222,16 +243,16 @@ def _reduction_size(plan: Plan) -> int:
 
 
 def module_bytes(
-    plan: Plan, buckets: ModuleBuckets, *, passes: int, kept: Collection[str]
+    plan: Plan, buckets: ModuleBuckets, *, rank: int = 0, passes: int, kept: Collection[str]
 ) -> dict[str, int]:
-    """Return the bytes that a rank sends for data parallelism in a step of `passes` backwards.
+    """Return the bytes that `rank` sends for data parallelism in a step of `passes` backwards.
 
     A sliced bucket in `kept` is whole from forward to the end of backward, so it is gathered once
     for both; without resharding each is gathered once per step.
     """
     zero, trained = plan.layout.zero, buckets.trained
     if zero.stage == 0:
-        sent = {DATA_AXIS: _all_reduced(plan, trained, expert=False).bytes}
+        sent = {DATA_AXIS: _all_reduced(plan, trained, rank, expert=False).bytes}
     else:
         size = DTYPE_BYTES[plan.mathematics.precision.parameters]
         wide, degree = _reduction_size(plan), shard_degree(plan)
@@ -249,6 +270,6 @@ def module_bytes(
         )
         sent = {
             Axis.DP_SHARD.value: rounds * sum(scattered) + sum(gathered),
-            Axis.DP_REPLICATE.value: _replica_sum_bytes(plan, trained, plan.mesh.dp_replicate),
+            Axis.DP_REPLICATE.value: _replicas(plan, trained, rank).bytes,
         }
     return {axis: count for axis, count in sent.items() if count}

@@ -74,7 +74,7 @@ def bytes_sent(plan: Plan, rank: int, load: ExpertLoad | None = None) -> tuple[S
     rank's expert group), and without one that of a balanced load.
     """
     part, cp_rank = part_of(plan, rank), plan.mesh.coordinates(rank)[Axis.CP]
-    terms = _terms(plan, part, cp_rank, load)
+    terms = _terms(plan, part, rank, cp_rank, load)
     if OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices:
         muon = muon_bytes(plan, muon_exchange(plan, part.pp_rank, part.expert_index), rank)
         terms += tuple(term for term in muon if term.bytes)
@@ -95,15 +95,16 @@ def bytes_sent_without_muon(plan: Plan, pp_rank: int, cp_rank: int) -> tuple[Sen
 
     The load of experts is balanced.
     """
-    return _terms(plan, rank_part(plan, pp_rank), cp_rank, None)
+    rank = plan.mesh.rank({Axis.PP: pp_rank})
+    return _terms(plan, rank_part(plan, pp_rank), rank, cp_rank, None)
 
 
 def _terms(
-    plan: Plan, part: RankPart, cp_rank: int, load: ExpertLoad | None
+    plan: Plan, part: RankPart, rank: int, cp_rank: int, load: ExpertLoad | None
 ) -> tuple[SentTerm, ...]:
     buckets = plan_buckets(plan, part)
     terms = (
-        *data_bytes(plan, part, buckets),
+        *data_bytes(plan, part, buckets, rank),
         *tensor_bytes(plan, part, buckets),
         *expert_bytes(plan, part, load),
         *context_bytes(plan, part, cp_rank),

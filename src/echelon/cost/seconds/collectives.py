@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from echelon.core.choices.collective_algorithms import HIERARCHICAL, algorithm_index
 from echelon.cost.seconds.numbers import MachineNumbers, Num
 
 
@@ -93,6 +94,41 @@ def all_reduce_seconds(way: GroupLinkNumbers, num_bytes: Num) -> Num:
     latency = np.minimum(2.0 * ring_latency(way), tree + way.latency_s)
     seconds = latency + share * (num_bytes + way.half_bytes) / way.bus_bandwidth
     return np.where(np.asarray(way.degree) > 1.0, seconds, 0.0)
+
+
+def sum_seconds(way: GroupLinkNumbers, num_bytes: Num, algorithm: Num) -> Num:
+    """Return the seconds of an all-reduce by an algorithm, named by its index.
+
+    With l ranks on each of k nodes, M bytes, N and F of one rank inside of nodes and between them,
+    B of a ring, and a, b the latencies of hops inside and between:
+
+        ring              twice an all-gather
+        tree              2 (log2 l (a + M/N) + log2 k (b + M/B))
+        halving-doubling  2 (log2 l a + log2 k b + (k-1)/k M/F + (l-1)/l M/(k N))
+        hierarchical      2 (a + (l-1)/l M/N) + 2 (k-1) (b + M/(k l F))
+    """
+    chosen, local = np.asarray(algorithm), way.ranks_per_node
+    default = all_reduce_seconds(way, num_bytes)
+    if not np.any(chosen > 0):
+        return default
+    nodes = way.degree / local
+    inside, across = np.log2(local), np.log2(nodes)
+    size = num_bytes + way.half_bytes
+    hops = 2.0 * (inside * way.node_latency_s + across * way.latency_s)
+    near, far = size / way.node_bandwidth, size / way.network_bandwidth
+    rest, ends = (local - 1.0) / local, (nodes - 1.0) / nodes
+    seconds = {
+        "ring": 2.0 * all_gather_seconds(way, num_bytes),
+        "tree": hops + 2.0 * (inside * near + across * size / way.bus_bandwidth),
+        "halving-doubling": hops + 2.0 * (ends * far + rest * near / nodes),
+        HIERARCHICAL: 2.0 * (way.node_latency_s + rest * near)
+        + 2.0 * ((nodes - 1.0) * way.latency_s + ends * far / local),
+    }
+    found = default
+    for name, each in seconds.items():
+        fits = (local > 1.0) & (nodes > 1.0) if name == HIERARCHICAL else np.asarray(True)
+        found = np.where((chosen == algorithm_index(name)) & fits, each, found)
+    return np.where(np.asarray(way.degree) > 1.0, found, 0.0)
 
 
 def all_to_all_seconds(way: GroupLinkNumbers, num_bytes: Num) -> Num:

@@ -29,7 +29,7 @@ import numpy as np
 from echelon.cost.seconds.collectives import (
     GroupLinkNumbers,
     all_gather_seconds,
-    all_reduce_seconds,
+    sum_seconds,
 )
 from echelon.cost.seconds.exchanges import library_group_links, pairwise_group_links
 from echelon.cost.seconds.inputs import CostInputs
@@ -88,9 +88,10 @@ def step_collective_seconds(work: CostInputs, held: HeldWeights) -> tuple[Num, N
 
     def reduced(way: GroupLinkNumbers, whole: GroupLinkNumbers, weights: Num) -> Num:
         size = software.reduced_bytes * weights / software.reduce_share
-        across = all_reduce_seconds(ways.replicate, np.where(cut, size / way.degree, size))
+        across = sum_seconds(ways.replicate, np.where(cut, size / way.degree, size), layout.sums)
         return (
-            np.where(cut, all_gather_seconds(way, size), all_reduce_seconds(whole, size)) + across
+            np.where(cut, all_gather_seconds(way, size), sum_seconds(whole, size, layout.sums))
+            + across
         )
 
     def gathered(way: GroupLinkNumbers, weights: Num) -> Num:
@@ -117,7 +118,8 @@ def unit_gather_seconds(
     element = np.where(coded > 0.0, coded, work.element) / software.gather_share
     gather = all_gather_seconds(ways.shared, element * shared)
     scatter = all_gather_seconds(ways.shared, size * shared)
-    scatter = scatter + all_reduce_seconds(ways.replicate, size * shared / ways.shared.degree)
+    slices = size * shared / ways.shared.degree
+    scatter = scatter + sum_seconds(ways.replicate, slices, work.layout.sums)
     some = np.asarray(routed) > 0.0
     gather = gather + np.where(some, all_gather_seconds(ways.routed, element * routed), 0.0)
     scatter = scatter + np.where(some, all_gather_seconds(ways.routed, size * routed), 0.0)

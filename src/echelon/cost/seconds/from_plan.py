@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from echelon.core.choices.collective_algorithms import algorithm_index
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.cluster import Cluster, Efficiency, Link, cluster_under_load, shared_bandwidth
 from echelon.core.model_shape import ModelShape
@@ -134,6 +135,7 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
         offload=float(zero.optimizer_offload != "none"),
         gathered_bytes=float(CODE_BYTES) if zero.gather == "fp8" else 0.0,
         parameter_offload=float(zero.parameter_offload != "none"),
+        sums=float(algorithm_index(layout.collectives.algorithm)),
     )
 
 

@@ -19,6 +19,8 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from echelon.core.choices.collective_algorithms import BACKEND
+from echelon.cost.bytes.all_reduce import SumGroup
 from echelon.cost.bytes.terms import (
     all_gather_bytes,
     all_reduce_bytes,
@@ -26,6 +28,8 @@ from echelon.cost.bytes.terms import (
     reduce_scatter_bytes,
 )
 from echelon.parallel.tensor_memory import BufferPool
+from echelon.parallel.transport.algorithms.run import BackgroundWork, run_steps
+from echelon.parallel.transport.algorithms.steps import steps_of
 from echelon.parallel.transport.communicator import Communicator
 from echelon.parallel.transport.messages import (
     GlooPeers,
@@ -55,7 +59,7 @@ class Pending:
 
     def __init__(
         self,
-        work: dist.Work | PendingWorks | None = None,
+        work: dist.Work | PendingWorks | BackgroundWork | None = None,
         finish: Callable[[], None] | None = None,
         *,
         name: str = "",
@@ -107,6 +111,17 @@ class Group:
         self.communicator = communicator
         self._group = None if communicator is None else communicator.process_group
         self._buffer_pool = BufferPool(torch.device("cpu"))
+        self._sums: SumGroup | None = None
+
+    def sum_by(self, sums: SumGroup) -> None:
+        """Sum by the algorithm that `sums` names from now on; all members call it alike."""
+        self._sums = sums
+
+    def _sum_bytes(self, tensor: torch.Tensor) -> int:
+        """Return the bytes that this member sends to sum `tensor`."""
+        if self._sums is None:
+            return all_reduce_bytes(tensor.nbytes, self.size)
+        return self._sums.bytes(tensor.numel(), tensor.element_size())
 
     @property
     def receives_to_sum(self) -> bool:
@@ -121,9 +136,13 @@ class Group:
             return Pending()
         require_contiguous(name, tensor)
         start = self.recorder.now()
-        how = dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM
-        work = dist.all_reduce(tensor, op=how, group=self._group, async_op=True)
-        record = self._event("all_reduce", name, all_reduce_bytes(tensor.nbytes, self.size), start)
+        if op == "max":
+            largest = dist.ReduceOp.MAX
+            work = dist.all_reduce(tensor, op=largest, group=self._group, async_op=True)
+            sent = all_reduce_bytes(tensor.nbytes, self.size)
+        else:
+            work, sent = self._start_sum(tensor), self._sum_bytes(tensor)
+        record = self._event("all_reduce", name, sent, start)
         return self._pending(work, name, record, async_op)
 
     def all_gather(
@@ -260,6 +279,15 @@ class Group:
         work = dist.irecv(tensor, self.ranks[index], group=self._group, tag=tag)
         return Pending(work, name=name, recorder=self.recorder)
 
+    def _start_sum(self, tensor: torch.Tensor) -> dist.Work | BackgroundWork | None:
+        sums, communicator = self._sums, self.communicator
+        if sums is None or sums.algorithm == BACKEND or communicator is None:
+            return dist.all_reduce(tensor, group=self._group, async_op=True)
+        peers = self._peers()
+        assert peers is not None, "a rule keeps algorithms made of messages to Gloo"
+        steps = steps_of(sums, tensor.numel())
+        return communicator.thread.start(partial(run_steps, tensor, steps, peers))
+
     def _peers(self) -> GlooPeers | None:
         """Return the members of this group for the next direct exchange; None where not Gloo."""
         communicator = self.communicator
@@ -284,7 +312,7 @@ class Group:
 
     def _pending(
         self,
-        work: dist.Work | PendingWorks | None,
+        work: dist.Work | PendingWorks | BackgroundWork | None,
         name: str,
         finish: Callable[[], None],
         async_op: bool,

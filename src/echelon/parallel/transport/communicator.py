@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 
+from echelon.parallel.transport.algorithms.run import BackgroundThread
 from echelon.parallel.transport.recorder import Recorder
 
 
@@ -22,6 +23,7 @@ class Communicator:
         """Hold the process group of `ranks`, global and in order."""
         self.ranks, self.process_group = tuple(ranks), process_group
         self.is_gloo = dist.get_backend(process_group) == "gloo"
+        self.thread = BackgroundThread()
         self._exchanges = 0
 
     def next_exchange(self) -> int:

@@ -10,6 +10,7 @@ from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
+from echelon.cost.bytes.all_reduce import sum_group
 from echelon.cost.bytes.data import EXPERT_DATA_AXIS, EXPERT_SHARD_AXIS
 from echelon.layout.muon import STAGE_AXES
 from echelon.parallel.completion.completion import Completion
@@ -98,7 +99,7 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
     mesh, rank = plan.mesh, recorder.rank
     completion = completion or Completion()
 
-    maker = GroupMaker(recorder, completion)
+    maker = GroupMaker(plan, recorder, completion)
     over = maker.over
     experts, has_experts = plan.layout.experts, plan.model.experts is not None
     u, contexts = plan.layout.context.ulysses_degree, mesh.groups(Axis.CP)
@@ -113,9 +114,11 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
         recorder=recorder,
         completion=completion,
         world=over("world", mesh.groups(*MESH_AXES)),
-        data=over("dp", mesh.groups(*LOSS_AXES)),
+        data=over("dp", mesh.groups(*LOSS_AXES), gradients=True),
         shard=over(Axis.DP_SHARD.value, mesh.groups(*SHARD_AXES), needed=slices),
-        replicate=over(Axis.DP_REPLICATE.value, replicas, needed=slices or expert_slices),
+        replicate=over(
+            Axis.DP_REPLICATE.value, replicas, needed=slices or expert_slices, gradients=True
+        ),
         stage=over("stage", mesh.groups(*STAGE_AXES), needed=whole or has_experts),
         tensor=tensor,
         ring=over(Axis.CP.value, [ranks[place::u] for ranks in contexts for place in range(u)]),
@@ -140,14 +143,19 @@ class GroupMaker:
     where these ranks run the same calls in the same order, which stages of a pipeline do not.
     """
 
-    def __init__(self, recorder: Recorder, completion: Completion) -> None:
-        self._recorder, self._completion = recorder, completion
+    def __init__(self, plan: Plan, recorder: Recorder, completion: Completion) -> None:
+        self._plan, self._recorder, self._completion = plan, recorder, completion
         self._shared: dict[tuple[int, ...], Communicator | None] = {}
         self._collective: list[tuple[str, Communicator]] = []
         self._count = 0
 
-    def over(self, axis: str, groups: _Ranks, *, needed: bool = True) -> Group:
-        """Return the group of this rank; one of its own where it is in none, or none is needed."""
+    def over(
+        self, axis: str, groups: _Ranks, *, needed: bool = True, gradients: bool = False
+    ) -> Group:
+        """Return the group of this rank; one of its own where it is in none, or none is needed.
+
+        One that sums `gradients` does so by the algorithm of the plan.
+        """
         self._count += 1
         mine: tuple[int, ...] = (self._recorder.rank,)
         found: Communicator | None = None
@@ -156,7 +164,10 @@ class GroupMaker:
                 self._shared[ranks] = self._made(f"{axis}.{self._count}", ranks)
             if self._recorder.rank in ranks:
                 mine, found = ranks, self._shared.get(ranks)
-        return self._completion.group(axis, mine, found, self._recorder)
+        group = self._completion.group(axis, mine, found, self._recorder)
+        if gradients:
+            group.sum_by(sum_group(self._plan, mine, self._recorder.rank))
+        return group
 
     def between_stages(
         self, name: str, groups: _Ranks, *, needed: bool = True, messages: bool = False
@@ -242,6 +253,6 @@ def _expert_groups(plan: Plan, maker: GroupMaker) -> dict[str, Group]:
             "ep_across", [ranks for one in nodes for ranks in zip(*one, strict=True)]
         ),
         "expert_within": maker.over("ep_within", [ranks for one in nodes for ranks in one]),
-        "expert_data": maker.over(EXPERT_DATA_AXIS, copies),
+        "expert_data": maker.over(EXPERT_DATA_AXIS, copies, gradients=True),
         "expert_shard": maker.over(EXPERT_SHARD_AXIS, slices),
     }

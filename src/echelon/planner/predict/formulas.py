@@ -13,11 +13,14 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from echelon.core.choices.collective_algorithms import algorithm_index
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
+from echelon.cost.seconds.algorithms import automatic_algorithm
 from echelon.cost.seconds.from_plan import model_numbers_from_shape
 from echelon.cost.seconds.inputs import CostInputs, Terms
 from echelon.cost.seconds.numbers import Array, LayoutNumbers, Num
 from echelon.cost.seconds.step import BlockKindSeconds, block_kind_seconds, step_seconds
+from echelon.cost.seconds.trainer_generations import OURS
 from echelon.interop.tools import abilities_of_trainer
 from echelon.planner.predict.estimate import closed_form_bytes
 from echelon.planner.search.legal_meshes import Columns, LegalMeshes, expert_fold_degrees
@@ -37,6 +40,13 @@ OF_BLOCKS = (
     *("tp", "cp", "ep", "expert_tp", "sequence_parallel", "ulysses", "gathered", "microbatch"),
 )
 """Fields of `LayoutNumbers` on which the seconds of a block depend, of those that are searched."""
+
+
+def searched_sums(request: SearchRequest) -> float:
+    """Return the index of how plans of a search sum gradients, where their groups fit it."""
+    if request.trainer != OURS:
+        return 0.0
+    return float(algorithm_index(automatic_algorithm(request.cluster)[0]))
 
 
 class VectorizedFormulas:
@@ -77,6 +87,7 @@ class VectorizedFormulas:
 
     def _at(self, index: RowIndex, rest: dict[str, Num]) -> CostInputs:
         layout: dict[str, Any] = {name: column[index] for name, column in self.columns.items()}
+        layout["sums"] = searched_sums(self._request)
         return self._work(LayoutNumbers(**layout | rest))
 
     def _work(self, layout: LayoutNumbers) -> CostInputs:

@@ -34,7 +34,7 @@ from echelon.planner.predict.estimate import (
     with_exact_bytes,
     with_simulated_terms,
 )
-from echelon.planner.predict.formulas import OF_BLOCKS
+from echelon.planner.predict.formulas import OF_BLOCKS, searched_sums
 from echelon.planner.search.candidate import CandidatePlan, ScoredCandidate
 from echelon.planner.search.pins import NO_RECOMPUTE
 from echelon.planner.search.recompute_options import RecomputeOption, recompute_options
@@ -63,7 +63,7 @@ def cost_inputs_from_candidate(request: SearchRequest, choice: CandidatePlan) ->
         model=model_numbers_from_shape(request.model, length, tp=float(choice.mesh.tp)),
         machine=request.machine_numbers(choice.devices),
         software=request.software,
-        layout=choice.numbers(),
+        layout=replace(choice.numbers(), sums=searched_sums(request)),
     )
 
 

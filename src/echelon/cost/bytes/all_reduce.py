@@ -1,0 +1,124 @@
+"""Bytes that one member sends to sum a tensor, by algorithm, exact for any size and any member.
+
+n is the size of the group, l how many of its members each node holds, k = n / l, E the elements,
+and chunk(i, m, E) how many of them chunk i of m has: floor((i+1) E / m) - floor(i E / m).
+
+    backend           2 (n-1)/n E, as it is told of a ring
+    ring              2 E - chunk(i+1, n) - chunk(i+2, n)
+    tree              E (but place 0), and E to each child
+    halving-doubling  E - chunk(i, n), and the blocks of 1, 2, ..., n/2 chunks that i is in
+    hierarchical      E - c + (l-1) c inside of nodes, c = chunk(i mod l, l); across them a ring of
+                      k over these c
+
+Source: Patarasuk and Yuan, 2009; Thakur et al., 2005; Rabenseifner, 2004.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from echelon.core.choices.collective_algorithms import (
+    BACKEND,
+    HIERARCHICAL,
+    algorithm_of_group,
+    members_per_node,
+)
+from echelon.core.plan import Plan
+from echelon.cost.bytes.terms import all_reduce_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumGroup:
+    """Say by what algorithm a group sums, on which nodes its members are, and which this is."""
+
+    algorithm: str
+    place: int
+    nodes: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Return how many members the group has."""
+        return len(self.nodes)
+
+    @property
+    def per_node(self) -> int:
+        """Return how many members each node holds; 0 where nodes hold different numbers."""
+        return members_per_node(self.nodes, 1)
+
+    def bytes(self, num_elements: int, element_bytes: int) -> int:
+        """Return the bytes that this member sends to sum so many elements."""
+        return sum(self.bytes_by_tier(num_elements, element_bytes))
+
+    def bytes_by_tier(self, num_elements: int, element_bytes: int) -> tuple[int, int]:
+        """Return what it sends inside of its node, and to other nodes.
+
+        The backend is told of as a ring in the order of ranks, which is what Gloo does.
+        """
+        count, place, size = num_elements, self.place, self.size
+        if self.algorithm == BACKEND:
+            sent = all_reduce_bytes(count * element_bytes, size)
+            return (0, sent) if self._leaves_node(place + 1) else (sent, 0)
+        if self.algorithm == "ring":
+            sent = _ring(count, place, size) * element_bytes
+            return (0, sent) if self._leaves_node(place + 1) else (sent, 0)
+        if self.algorithm == HIERARCHICAL:
+            local = self.per_node
+            node, index = divmod(place, local)
+            own = _chunk(count, index, local)
+            near = count - own + (local - 1) * own
+            return near * element_bytes, _ring(own, node, size // local) * element_bytes
+        near = far = 0
+        sends = _tree if self.algorithm == "tree" else _halving
+        for other, sent in sends(count, place, size):
+            if self._leaves_node(other):
+                far += sent
+            else:
+                near += sent
+        return near * element_bytes, far * element_bytes
+
+    def _leaves_node(self, other: int) -> bool:
+        """Return whether member `other` is on another node."""
+        return self.nodes[other % self.size] != self.nodes[self.place]
+
+
+def sum_group(plan: Plan, ranks: tuple[int, ...], rank: int) -> SumGroup:
+    """Return how the group of `ranks` sums under a plan, and which member `rank` is."""
+    node, chosen = plan.cluster.devices_per_node, plan.layout.collectives.algorithm
+    return SumGroup(
+        algorithm=algorithm_of_group(chosen, ranks, node),
+        place=ranks.index(rank),
+        nodes=tuple(one // node for one in ranks),
+    )
+
+
+def _chunk(count: int, index: int, chunks: int) -> int:
+    index %= chunks
+    return (index + 1) * count // chunks - index * count // chunks
+
+
+def _ring(count: int, place: int, size: int) -> int:
+    if size == 1:
+        return 0
+    return 2 * count - _chunk(count, place + 1, size) - _chunk(count, place + 2, size)
+
+
+def _tree(count: int, place: int, size: int) -> list[tuple[int, int]]:
+    """Return to whom a member of a binomial tree sends, and how much."""
+    lowest = place & -place if place else size
+    bits = (1 << power for power in range(size.bit_length()))
+    children = [place + bit for bit in bits if bit < lowest and place + bit < size]
+    parents = [place - lowest] if place else []
+    return [(other, count) for other in (*parents, *children)]
+
+
+def _halving(count: int, place: int, size: int) -> list[tuple[int, int]]:
+    """Return to whom a member sends halves, and how much: both ways together."""
+    sent: list[tuple[int, int]] = []
+    distance = size // 2
+    while distance:
+        for half in (place ^ distance, place):
+            first = half // distance * distance
+            block = (first + distance) * count // size - first * count // size
+            sent.append((place ^ distance, block))
+        distance //= 2
+    return sent

@@ -1,0 +1,108 @@
+"""What ranks run in the tests of algorithms that sum, and how steps run without ranks."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+
+from echelon.core.event import Event
+from echelon.cost.bytes.all_reduce import SumGroup
+from echelon.launch.context import RankContext
+from echelon.parallel.transport.algorithms.steps import Step, steps_of
+from tests.parallel.targets import tensor_group
+
+OWN = ("ring", "tree", "halving-doubling", "hierarchical")
+SIZES = (0, 1, 3, 12, 37)
+"""Elements, some fewer than ranks and some that no group divides."""
+
+
+def groups_of(size: int) -> list[tuple[str, int]]:
+    """Return the algorithms that a group of `size` can have, with members per node."""
+    found = [("ring", size), ("tree", size)]
+    if size & (size - 1) == 0:
+        found.append(("halving-doubling", size))
+    nodes = [each for each in range(2, size) if size % each == 0]
+    return [*found, *(("hierarchical", each) for each in nodes)]
+
+
+def sums_of(algorithm: str, place: int, size: int, each: int) -> SumGroup:
+    """Return a member of a group of `size`, `each` of them on every node."""
+    nodes = tuple(one // each for one in range(size))
+    return SumGroup(algorithm=algorithm, place=place, nodes=nodes)
+
+
+def summed_here(parts: list[list[int]], plans: list[tuple[Step, ...]]) -> list[list[int]]:
+    """Run the steps of all members in one process, as far as each can go; raise where none can."""
+    values = [list(part) for part in parts]
+    queues: dict[tuple[int, int], deque[list[int]]] = {}
+    at, posted = [0] * len(plans), [False] * len(plans)
+    while any(at[one] < len(plans[one]) for one in range(len(plans))):
+        moved = False
+        for one, steps in enumerate(plans):
+            if at[one] == len(steps):
+                continue
+            step = steps[at[one]]
+            if not posted[one]:
+                for other, part in step.sends:
+                    queue = queues.setdefault((one, other), deque())
+                    queue.append(values[one][part.start : part.stop])
+                posted[one] = moved = True
+            if all(queues.get((other, one)) for other, _ in step.receives):
+                for other, part in step.receives:
+                    come = queues[other, one].popleft()
+                    old = values[one][part.start : part.stop] if step.adds else [0] * len(come)
+                    assert len(come) == part.length
+                    values[one][part.start : part.stop] = [
+                        x + y for x, y in zip(old, come, strict=True)
+                    ]
+                at[one], posted[one], moved = at[one] + 1, False, True
+        assert moved, "each member waits for what no other sends"
+    assert not any(queues.values()), "what was sent was received"
+    return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summed:
+    """What one rank gave, got, and recorded, and what was there before it waited."""
+
+    given: torch.Tensor
+    got: torch.Tensor
+    event: Event
+    told: int
+    two: bool
+
+
+def sum_each(context: RankContext, _: None) -> dict[str, Summed]:
+    """Sum tensors of odd sizes by every algorithm, two of them under way at once."""
+    group, events = tensor_group(context)
+    found: dict[str, Summed] = {}
+    for algorithm, each in groups_of(group.size):
+        sums = sums_of(algorithm, group.index, group.size, each)
+        group.sum_by(sums)
+        for dtype in (torch.float64, torch.bfloat16):
+            for count in SIZES:
+                generator = torch.Generator().manual_seed(group.index)
+                given = torch.randint(-8, 8, (count,), generator=generator).to(dtype)
+                got, other = given.clone(), 2 * given
+                events.events.clear()
+                pending = group.all_reduce(got, name="sum", async_op=True)
+                behind = group.all_reduce(other, name="behind", async_op=True)
+                behind.wait()
+                pending.wait()
+                event = next(one for one in events.events if one.name == "sum")
+                found[f"{algorithm} {each} {dtype} {count}"] = Summed(
+                    given=given,
+                    got=got,
+                    event=event,
+                    told=sums.bytes(count, given.element_size()),
+                    two=torch.equal(other, 2 * got) and pending.done(),
+                )
+    return found
+
+
+def num_steps(algorithm: str, size: int, each: int) -> int:
+    """Return how many steps the busiest member of a group has for a long tensor."""
+    made = (steps_of(sums_of(algorithm, one, size, each), 64 * size) for one in range(size))
+    return max(map(len, made))

@@ -1,0 +1,52 @@
+"""All-reduces by messages on ranks: the sum, the bytes, several under way, and what goes wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from echelon.launch.local.pool import RankPool
+from echelon.parallel.transport.algorithms.run import BackgroundThread
+from tests.parallel.transport.algorithms import targets
+from tests.parallel.transport.algorithms.targets import Summed
+
+Ranks = list[dict[str, Summed]]
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4])
+def ranks(request: pytest.FixtureRequest, rank_pool: RankPool) -> Ranks:
+    """Sum by every algorithm on two, three and four ranks."""
+    return rank_pool.run(targets.sum_each, None, world_size=request.param)
+
+
+def test_every_algorithm_sums_as_the_backend_does(ranks: Ranks) -> None:
+    for case in ranks[0]:
+        every = [rank[case] for rank in ranks]
+        total = torch.stack([one.given for one in every]).sum(0)
+        for one in every:
+            assert torch.equal(one.got, total), case
+            assert one.two, case
+
+
+def test_the_bytes_of_each_member_are_recorded(ranks: Ranks) -> None:
+    for rank, cases in enumerate(ranks):
+        for one in cases.values():
+            assert one.event.kind == "all_reduce"
+            assert one.event.rank == rank
+            assert one.event.bytes == one.told
+
+
+def test_a_thread_runs_tasks_in_order_and_gives_errors_to_who_waits() -> None:
+    seen: list[int] = []
+
+    def fail() -> None:
+        raise RuntimeError("a peer has gone")
+
+    thread = BackgroundThread()
+    works = [thread.start(lambda number=number: seen.append(number)) for number in range(3)]
+    failing, last = thread.start(fail), thread.start(lambda: seen.append(3))
+    last.wait()
+    assert seen == [0, 1, 2, 3]
+    assert all(work.is_completed() for work in (*works, failing))
+    with pytest.raises(RuntimeError, match="a peer has gone"):
+        failing.wait()

@@ -1,0 +1,60 @@
+"""Gradients summed by messages are proven alone and beside every other split, to the byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from echelon.core.plan import Plan
+from echelon.launch.local.pool import RankPool
+from echelon.proof.matrix.bytes_walk import compare_plan
+from echelon.proof.run import prove
+from tests.parallel.layouts import MIXTRAL, plan_of
+from tests.proof.mutants.planting import Told, mutants_of
+from tests.proof.planted import assert_caught
+from tests.proof.run import collectives
+from tests.proof.run.collectives import on_nodes, summed
+
+REPLICAS: dict[str, Any] = {"mesh": {"dp_replicate": 4, "dp_shard": 2}, "each": 4, "dp": 8}
+
+PLANS: dict[str, Plan] = {
+    "2x2": summed(dp=4, each=2),
+    "2x4": summed(dp=8, each=4),
+    "zero 1": summed(zero={"stage": 1}, **REPLICAS),
+    "zero 2": summed(zero={"stage": 2}, **REPLICAS),
+    "zero 3": summed(zero={"stage": 3}, **REPLICAS),
+    "tensor": summed(tp=2, dp=4, each=4),
+    "sequence": summed(tp=2, dp=4, each=4, sequence_parallel=True),
+    "pipeline": summed(pp=2, dp=4, each=2),
+    "context": summed(dp=2, mesh={"cp": 2}, each=2),
+    "experts": on_nodes(plan_of(model=MIXTRAL, dp_shard=8, ep=2), 4),
+    "ring": summed(dp=3, each=3, algorithm="ring"),
+    "tree": summed(dp=3, each=3, algorithm="tree"),
+    "halving": summed(dp=4, each=4, algorithm="halving-doubling"),
+}
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_is_proven(name: str, rank_pool: RankPool) -> None:
+    proof = prove(PLANS[name], run_ranks=rank_pool.run, own_precision=False)
+    proof.require()
+    assert all(claim.compared > 0 for one in proof.passes for claim in one.claims)
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", PLANS)
+def test_bytes_sent_and_held_are_those_of_the_formulas(name: str, rank_pool: RankPool) -> None:
+    assert not compare_plan(PLANS[name], rank_pool.run).problems
+
+
+def test_sums_that_complete_late_are_the_same_bits(rank_pool: RankPool) -> None:
+    prove(PLANS["2x2"], run_ranks=rank_pool.run, own_precision=False, late=True).require()
+
+
+@pytest.mark.parametrize(("mutant", "told"), mutants_of(collectives))
+def test_a_last_chunk_that_is_not_passed_on_is_caught_and_named(
+    mutant: str, told: Told, rank_pool: RankPool
+) -> None:
+    assert_caught(mutant, told, rank_pool)
