@@ -17,7 +17,7 @@ from echelon.proof.run import prove
 from tests.parallel.layouts import ADAMW, DEEPSEEK, MIXTRAL, NANO, plan_of
 from tests.parallel.one_device import assemble
 from tests.parallel.targets import train
-from tests.proof.layouts import Changes, layout
+from tests.proof.layouts import BF16, Changes, layout
 
 FP8: Changes = {"matmul": "fp8", "fp8_block": 8}
 GATHER: Changes = {"stage": 3, "gather": "fp8"}
@@ -52,6 +52,14 @@ def require_proven(plan: Plan, rank_pool: RankPool) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_float64_is_proven(name: str, rank_pool: RankPool) -> None:
     require_proven(layout(**{"zero": GATHER, **CASES[name]}, precision=FP8), rank_pool)
+
+
+def test_bfloat16_is_proven_though_all_completes_late(rank_pool: RankPool) -> None:
+    pipe: Changes = {"dp": 2, "pp": 2, "schedule": "zb-h1", "zero": GATHER}
+    plan = layout(**pipe, precision={**BF16, **FP8})
+    proof = prove(plan, run_ranks=rank_pool.run, late=True)
+    proof.require()
+    assert [one.precision for one in proof.passes] == ["fp64", "bf16", "bf16, fp8"]
 
 
 WIDE = replace(NANO, hidden=32, heads=8, kv_heads=4, ffn=48)
