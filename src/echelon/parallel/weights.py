@@ -102,8 +102,8 @@ def fill_initial(
 ) -> None:
     """Write initial values, made on `device`, into `flats`: one per bucket, whole or its own slice.
 
-    Padding is left as it is. Tensors without elements get none: to draw them is half of the time
-    of a rehearsal of many small matrices.
+    Padding is left as it is. Tensors without elements get none: to draw them is a third of the
+    time of a rehearsal of many matrices.
     """
     if device.type == "meta":
         return
