@@ -102,7 +102,7 @@ def test_a_master_copy_is_there_where_it_has_another_dtype() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 1}, "plan schema 1; this version reads schema 7"),
+        ({"schema": 1}, "plan schema 1; this version reads schema 8"),
         ({"schema": None}, "plan schema None"),
         ({"nmae": 1}, r"plan: unknown entries \['nmae'\]"),
         ({"layout": []}, "plan.layout: expected a table"),

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from echelon.config.settings.experts import read_expert_layout
+from echelon.config.settings.experts import (
+    expert_stage,
+    expert_tp,
+    has_experts,
+    ranks_with_the_same_experts,
+)
 from echelon.config.view import View, mesh_of
 from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.choices.collective_algorithms import BACKEND, fits_group
@@ -19,16 +24,17 @@ def summing_groups(view: View) -> dict[str, Ranks]:
 
     ZeRO sums slices among replicas alone; without it all who see different tokens sum everything.
     """
-    mesh, (experts, _) = mesh_of(view), read_expert_layout(view)
+    mesh = mesh_of(view)
     stages = {"parameters": view.integer("zero.stage")}
-    if mesh.ep > 1:
-        stages["experts"] = experts.zero_stage
+    if has_experts(view) and mesh.ep > 1:
+        ranks_with_the_same_experts(view)  # Unavailable where it is not known which ones they are.
+        stages["experts"] = expert_stage(view)[0]
     found: dict[str, Ranks] = {}
     for what, stage in stages.items():
         if stage > 0:
             found["copies of a slice"] = mesh.group(0, Axis.DP_REPLICATE)
         elif what == "experts":
-            groups = mesh.expert_data_groups(expert_tp=experts.expert_tp)
+            groups = mesh.expert_data_groups(expert_tp=expert_tp(view))
             found["the same experts"] = groups[0]
         else:
             found["the same parameters"] = mesh.group(0, *LOSS_AXES)
