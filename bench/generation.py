@@ -153,7 +153,6 @@ def transformers_model(shape: ModelShape) -> Any:
         vocab_size=shape.vocab,
         max_position_embeddings=shape.max_positions,
         rms_norm_eps=shape.norm_eps,
-        rope_theta=shape.rope_theta,
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=None,

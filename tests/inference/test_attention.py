@@ -29,8 +29,8 @@ def test_prompts_and_next_tokens_find_what_the_reference_finds(
     rule = CachedAttention(scale=WIDTH**-0.5, mask=mask, soft_cap=soft_cap)
     at = torch.arange(LENGTH)
     seen = visible(at, at, mask, None)
-    batch = (x[:, None] for x in (q, k, v))
-    expected = attention_reference(*batch, seen, soft_cap)[0][:, 0]
+    found = attention_reference(q[:, None], k[:, None], v[:, None], seen, soft_cap)
+    expected = found[0][:, 0]
     assert torch.allclose(rule.of_prompt(q, k, v), expected, atol=1e-12)
     # Each position as one of a batch: what is beyond it is masked.
     keys, values = (x.expand(LENGTH, *x.shape) for x in (k, v))
