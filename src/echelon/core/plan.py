@@ -63,8 +63,7 @@ class Precision:
     master: DType = "fp32"
     """Dtype of the copy that the optimizer updates; no copy where it is that of `parameters`."""
     loss_scaling: LossScaling = "none"
-    """Whether the loss is multiplied before backward: never, by a fixed scale, or by one that
-    changes."""
+    """Whether the loss is multiplied before backward: never, by a fixed or by a changing scale."""
     loss_scale: float = 65536.0
     """The fixed scale, or the one that "dynamic" starts with."""
     loss_scale_window: int = 1000
@@ -277,11 +276,7 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """Say how data-parallel ranks sum their gradients (`core/choices/collective_algorithms.py`).
-
-    "hierarchical" is for the groups that have as many ranks on each of several nodes; the backend
-    sums over the others.
-    """
+    """Say how data-parallel ranks sum their gradients (`core/choices/collective_algorithms.py`)."""
 
     algorithm: CollectiveAlgorithm = BACKEND
 

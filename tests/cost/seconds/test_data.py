@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.cost.seconds.collectives import all_reduce_seconds
 from echelon.cost.seconds.data import (
     HOST_LINK_BYTES_PER_S,
     REACHED,
@@ -18,6 +17,7 @@ from echelon.cost.seconds.data import (
     unit_gather_seconds,
     update_seconds,
 )
+from echelon.cost.seconds.links.collectives import all_reduce_seconds
 from echelon.planner.search.ranked import cost_inputs_from_candidate, estimate_candidate
 from echelon.planner.search.search import search
 from tests.cost.seconds.small_work import small_work, with_trainer

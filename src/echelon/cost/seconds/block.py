@@ -20,14 +20,14 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from echelon.cost.seconds.collectives import all_reduce_seconds
-from echelon.cost.seconds.exchanges import (
+from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.seconds.links.collectives import all_reduce_seconds
+from echelon.cost.seconds.links.exchanges import (
     NOTHING,
     context_exchange,
     expert_exchange,
     library_group_links,
 )
-from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.matmul import (
     alignment_efficiency,
     attention_rates,

@@ -26,13 +26,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echelon.cost.seconds.collectives import (
+from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.seconds.links.collectives import (
     GroupLinkNumbers,
     all_gather_seconds,
     sum_seconds,
 )
-from echelon.cost.seconds.exchanges import library_group_links, pairwise_group_links
-from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.seconds.links.exchanges import library_group_links, pairwise_group_links
 from echelon.cost.seconds.matmul import memory_seconds
 from echelon.cost.seconds.numbers import Num
 

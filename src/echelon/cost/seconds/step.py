@@ -20,11 +20,6 @@ from echelon.cost.bytes.fullest_rank import (
     head_weights,
 )
 from echelon.cost.seconds.block import BlockSeconds, EndSeconds, block_seconds, end_seconds
-from echelon.cost.seconds.collectives import (
-    all_gather_seconds,
-    group_link_numbers,
-    point_to_point_seconds,
-)
 from echelon.cost.seconds.data import (
     HeldWeights,
     accumulation_seconds,
@@ -33,6 +28,11 @@ from echelon.cost.seconds.data import (
     update_seconds,
 )
 from echelon.cost.seconds.inputs import CostInputs, Terms
+from echelon.cost.seconds.links.collectives import (
+    all_gather_seconds,
+    group_link_numbers,
+    point_to_point_seconds,
+)
 from echelon.cost.seconds.numbers import Num, ceil_div
 from echelon.cost.seconds.pipeline import bubble_seconds, crosses_itself, has_both_ends
 

@@ -16,9 +16,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from echelon.cost.seconds.collectives import point_to_point_seconds
-from echelon.cost.seconds.exchanges import pairwise_group_links, tensor_exchange
 from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.seconds.links.collectives import point_to_point_seconds
+from echelon.cost.seconds.links.exchanges import pairwise_group_links, tensor_exchange
 from echelon.cost.seconds.matmul import matmul_seconds
 from echelon.cost.seconds.numbers import Num
 

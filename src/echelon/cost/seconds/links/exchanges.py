@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from echelon.cost.seconds.collectives import (
+from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.seconds.links.collectives import (
     GroupLinkNumbers,
     all_gather_seconds,
     all_reduce_seconds,
@@ -24,7 +25,6 @@ from echelon.cost.seconds.collectives import (
     group_link_numbers,
     point_to_point_seconds,
 )
-from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.numbers import Num
 
 

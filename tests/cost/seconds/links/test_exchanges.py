@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.cost.seconds.collectives import (
+from echelon.cost.seconds.links.collectives import (
     all_gather_seconds,
     all_reduce_seconds,
     group_link_numbers,
 )
-from echelon.cost.seconds.exchanges import (
+from echelon.cost.seconds.links.exchanges import (
     context_exchange,
     expert_exchange,
     library_group_links,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from echelon.core.choices.collective_algorithms import algorithm_index
-from echelon.cost.seconds.collectives import (
+from echelon.cost.seconds.links.collectives import (
     GroupLinkNumbers,
     all_gather_seconds,
     all_reduce_seconds,
