@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import prod
 
 import pytest
@@ -57,6 +58,15 @@ def test_of_ranks_that_own_matrices_the_one_with_most_stands_for_its_class() -> 
     assert sum(owned.values()) == matrices
     assert not owned_elements(plan_of("mesh.dp_shard=32", "zero.stage=1", *OF_32))
     assert RankClasses(plan_of("mesh.dp_shard=32", "zero.stage=1", *OF_32)).first_ranks() == [0]
+
+
+def test_the_rank_that_owns_least_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    owned = Counter({rank: 5 for rank in range(32)} | {3: 9, 7: 1})
+    monkeypatch.setattr(classes, "owned_elements", lambda plan: owned)
+    found = RankClasses(plan_of("mesh.dp_shard=32", "zero.stage=1", *OF_32))
+    assert found.first_ranks() == [3]
+    for seed in range(3):
+        assert {7, 31} <= set(found.checked(seed))
 
 
 @pytest.mark.parametrize("more", [("model.layers=3",), ("mesh.tp=2",), EXPERTS])

@@ -44,6 +44,18 @@ LAST_SUMS = (
     *("model.experts.num_experts=8", "model.experts.top_k=2", "model.experts.ffn=96"),
     *("experts.expert_tp=2", "cluster.preset=32xh100", "mesh.sequence_parallel=true"),
 )
+NORM_SUMS = (
+    *("mesh.dp_replicate=2", "mesh.cp=2", "mesh.tp=24", "zero.stage=2", "optimizer.kind=sgd"),
+    *("model.layers=6", "model.heads=24", "model.kv_heads=24", "model.head_dim=32"),
+    *("model.hidden=384", "model.ffn=96", "model.vocab=258", "cluster.preset=96xh100"),
+    *("batch.microbatch_sequences=3", "batch.global_sequences=12", "batch.sequence_length=96"),
+    *("recompute.policy=full", "recompute.every=3"),
+)
+TALL = (
+    *("mesh.tp=8", "mesh.dp_shard=4", "zero.stage=2", "optimizer.kind=muon"),
+    *("model.heads=48", "model.kv_heads=24", "model.head_dim=16", "model.hidden=96"),
+    *("model.ffn=96", "batch.sequence_length=16", "cluster.preset=32xh100"),
+)
 
 CASES: dict[str, tuple[str, ...]] = {
     "one rank": (),
@@ -111,6 +123,8 @@ CASES: dict[str, tuple[str, ...]] = {
         "zero.reshard_after_forward=never",
     ),
     "experts, zero 3, fp8": (*FP8_EXPERTS, "zero.stage=3", "zero.gather=fp8"),
+    "partial sums of a norm": NORM_SUMS,
+    "muon, tall matrices": TALL,
 }
 """Settings on `nano`: every stage of ZeRO, schedule, context kind, policy and dispatch."""
 
