@@ -143,6 +143,8 @@ def read_fp8_gradients(view: View) -> tuple[Fp8Format, dict[str, tuple[object, s
     word = view.word("precision.fp8_gradients")
     if word != "auto":
         return cast(Fp8Format, word), {}
+    if view.word("precision.matmul") != "fp8":
+        return "e4m3", {}  # Nothing has it, and nothing is said of it.
     found: Fp8Format = "e4m3"
     source = "derived: a tile has few numbers, and needs few bits of exponent"
     if view.word("precision.fp8_scales") == "tensor":

@@ -41,6 +41,9 @@ def plan_settings(plan: Plan) -> dict[str, object]:
         "experts.capacity_factor": _or_word(numbers.balance.capacity_factor, "dropless"),
         "mesh.sequence_parallel": layout.sequence_parallel,
         "mesh.tp_overlap": layout.tp_overlap,
+        "precision.fp8_gradients": numbers.precision.fp8_gradients
+        if numbers.precision.is_fp8
+        else "auto",
         "recompute.operators": list(layout.recompute.operators) or "auto",
         "kernels.fused": list(layout.kernels.fused) or "auto",
         "zero.reshard_after_forward": "always" if layout.zero.reshard_after_forward else "never",

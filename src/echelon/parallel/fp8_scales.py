@@ -63,6 +63,7 @@ class TensorScales:
         self._weights = self._largest[WEIGHTS].clone()
         self._scales: torch.Tensor | None = None
         self._linears: dict[int, int] = {}
+        self._noted: set[str] = set()
         self._notes = False
 
     def learn(self, stages: Iterable[nn.Module]) -> None:
@@ -99,18 +100,24 @@ class TensorScales:
         torch.maximum(entry, torch.maximum(-low, high).to(entry.dtype), out=entry)
 
     @torch.no_grad()
+    def note_weights(self, bucket: Bucket, groups: RankGroups) -> None:
+        """Note the weights that this rank has updated, before they are gathered.
+
+        What rests elsewhere than on the device is on its way there: the end of the step looks.
+        """
+        if bucket.offload_store is None:
+            self._note_bucket(bucket, bucket.value_slice, groups)
+
+    @torch.no_grad()
     def end_step(self, buckets: Sequence[Bucket], groups: RankGroups) -> None:
         """Share the largest numbers of a step, and of weights after its update, with all ranks."""
         for bucket in buckets:
-            # Elsewhere than in its own slice, a bucket may still be gathered.
-            away = bucket.offload_store is not None
-            flat = stored_values(bucket) if away else bucket.value_slice
-            for slot in bucket.slots:
-                group = fp8_group_of(slot.spec.name)
-                if group is not None:
-                    tensor = groups.tensor_group_for(slot.spec)
-                    parts = [part for _, part in slot_rectangles(slot, flat, tensor)]
-                    self._note_weights(self._places[group], parts)
+            if bucket.name not in self._noted:
+                # It rests elsewhere, or was not updated, and is not gathered then.
+                away = bucket.offload_store is not None
+                flat = stored_values(bucket) if away else bucket.value_slice
+                self._note_bucket(bucket, flat, groups)
+        self._noted.clear()
         # No number is larger than any: what is not finite anywhere is infinite everywhere.
         self._largest.nan_to_num_(nan=torch.inf, posinf=torch.inf)
         groups.world.all_reduce(self._largest, name="fp8.maxima", op="max")
@@ -136,7 +143,16 @@ class TensorScales:
         self._weights = like.new_tensor(state["weights"])
         self._find_scales()
 
-    def _note_weights(self, place: int, parts: Sequence[torch.Tensor]) -> None:
+    def _note_bucket(self, bucket: Bucket, flat: torch.Tensor, groups: RankGroups) -> None:
+        self._noted.add(bucket.name)
+        for slot in bucket.slots:
+            group = fp8_group_of(slot.spec.name)
+            if group is not None:
+                tensor = groups.tensor_group_for(slot.spec)
+                parts = [part for _, part in slot_rectangles(slot, flat, tensor)]
+                self._note_parts(self._places[group], parts)
+
+    def _note_parts(self, place: int, parts: Sequence[torch.Tensor]) -> None:
         entry = self._largest[WEIGHTS, place]
         for part in parts:
             low, high = torch.aminmax(part)

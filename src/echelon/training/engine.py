@@ -20,6 +20,7 @@ from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch, start_copy
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.apply import apply_plan
+from echelon.parallel.buckets import Bucket
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.expert import LayerLoad
 from echelon.parallel.rank_model import RankModel
@@ -200,12 +201,18 @@ class TrainEngine:
         factor = 1.0 / report.loss_scale
         if clip is not None and report.grad_norm > clip:
             factor *= clip / report.grad_norm
-        self.optimizer.update(report.learning_rate, factor, self.model.gathering.updated)
+        self.optimizer.update(report.learning_rate, factor, self._updated)
         self.model.codes.refresh()
         if self.model.balancer is not None:
             self.model.balancer.update()
         self.num_updates += 1
         recorder.record("update", "optimizer", start=start)
+
+    def _updated(self, bucket: Bucket) -> None:
+        """Learn that a slice of parameters has its new values."""
+        if self.model.scales is not None:
+            self.model.scales.note_weights(bucket, self.groups)
+        self.model.gathering.updated(bucket)
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[TokenBatch]) -> float:
