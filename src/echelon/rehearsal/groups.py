@@ -144,10 +144,6 @@ class RehearsedGroup(Group):
         used = _Use((), (tensor,), tensor)
         return self._issue("all_reduce", name, used, sent, async_op=async_op)
 
-    def all_reduce_max(self, tensor: torch.Tensor, *, name: str) -> None:
-        """Write down a maximum, which travels as a sum does."""
-        self.all_reduce(tensor, name=name)
-
     def all_gather(
         self, whole: torch.Tensor, shard: torch.Tensor, *, name: str, async_op: bool = False
     ) -> Pending:
