@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from echelon.core.choices.collective_algorithms import algorithm_index
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
-from echelon.cost.seconds.algorithms import automatic_algorithm
+from echelon.cost.automatic_sums import automatic_algorithm
 from echelon.cost.seconds.from_plan import model_numbers_from_shape
 from echelon.cost.seconds.inputs import CostInputs, Terms
 from echelon.cost.seconds.numbers import Array, LayoutNumbers, Num
