@@ -13,7 +13,7 @@ from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.choices.collective_algorithms import BACKEND, fits_group
 from echelon.core.cluster import Cluster
 from echelon.core.plan import Collectives
-from echelon.cost.seconds.links.algorithms import automatic_algorithm
+from echelon.cost.automatic_sums import automatic_algorithm
 
 ALGORITHM_KEY = "collectives.algorithm"
 Ranks = tuple[int, ...]

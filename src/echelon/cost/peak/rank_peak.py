@@ -24,6 +24,7 @@ from echelon.cost.activations.expert_numbers import grouped_product_bytes
 from echelon.cost.activations.numbers import INDEX_BYTES, ActivationNumbers
 from echelon.cost.activations.peaks import Moment
 from echelon.cost.activations.timeline import RankActivations
+from echelon.cost.bytes.fp8 import first_step
 from echelon.cost.bytes.held import held_buckets, held_terms
 from echelon.cost.bytes.terms import Pool
 from echelon.cost.peak.few_rounds import with_as_full_ranks
@@ -84,7 +85,12 @@ class PeakWalk:
     """Find the peaks of the ranks of a plan."""
 
     def __init__(self, plan: Plan) -> None:
-        """Take a plan; a few rounds of its pipeline are walked where they tell of all."""
+        """Take a plan; a few rounds of its pipeline are walked where they tell of all.
+
+        Where whole tensors share a scale in 8 bits, the first step is the fullest: it keeps scales
+        of tiles.
+        """
+        plan = first_step(plan)
         self._plan, self._few = plan, with_as_full_ranks(plan)
         self._schedule = schedule_from_plan(self._few)
         self._numbers: dict[int, ActivationNumbers] = {}

@@ -8,7 +8,7 @@ plan, a search of millions of plans of one model, and a table of runs of differe
     trainer_generations constants of trainers by generation (fitted_trainers.toml)
     trainer_memory      what trainers hold, by facts of their code
     matmul              one product
-    links/              one collective, sums by algorithm, what a block sends and what of it shows
+    links/              one collective; what a block sends, and what of it shows
     block               a block and the ends of a model
     data, pipeline      gradients, gathers and updates; waiting in a pipeline, by closed forms
     step                a step, by term

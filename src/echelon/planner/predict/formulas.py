@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from echelon.core.choices.collective_algorithms import algorithm_index
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
+from echelon.cost.automatic_sums import automatic_algorithm
 from echelon.cost.seconds.from_plan import model_numbers_from_shape
 from echelon.cost.seconds.inputs import CostInputs, Terms
-from echelon.cost.seconds.links.algorithms import automatic_algorithm
 from echelon.cost.seconds.numbers import Array, LayoutNumbers, Num
 from echelon.cost.seconds.step import BlockKindSeconds, block_kind_seconds, step_seconds
 from echelon.cost.seconds.trainer_generations import OURS

@@ -1,6 +1,5 @@
 """Seconds of what goes over links.
 
-collectives  one collective over the tiers of a cluster
-algorithms   sums of gradients, by the algorithm that makes them
+collectives  one collective over the tiers of a cluster, sums by algorithm
 exchanges    what a block sends, and what of it shows
 """
