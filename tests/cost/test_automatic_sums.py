@@ -8,11 +8,7 @@ import pytest
 
 from echelon.core.choices.collective_algorithms import BACKEND, HIERARCHICAL
 from echelon.core.cluster import Cluster, Device, Link
-<<<<<<<< HEAD:tests/cost/seconds/links/test_algorithms.py
-from echelon.cost.seconds.links.algorithms import automatic_algorithm
-========
 from echelon.cost.automatic_sums import automatic_algorithm
->>>>>>>> collectives:tests/cost/test_automatic_sums.py
 
 TWO_BOXES = Cluster(
     name="boxes",
