@@ -108,10 +108,9 @@ def quantised_whole(
     codes = torch.empty(x_RC.shape, dtype=kind, device=x_RC.device)
     inverse, most = scale.reciprocal().to(x_RC.dtype), LARGEST[kind]
     for part in _row_parts(x_RC, 1, pieces):
-        fitted = (x_RC[part] * inverse).clamp_(-most, most)
         # What is infinite is not to be told from what is large once it is clamped.
-        fitted = torch.where(torch.isfinite(x_RC[part]), fitted, math.nan)
-        codes[part] = rounded_to_fp8(fitted, kind)
+        fitted = x_RC[part].nan_to_num(math.nan, math.nan, math.nan)
+        codes[part] = rounded_to_fp8(fitted.mul_(inverse).clamp_(-most, most), kind)
     return Fp8Matrix(codes=codes, scales=scale, block=0)
 
 
