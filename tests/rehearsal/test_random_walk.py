@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from echelon.config.load import load_job
+from echelon.proof.matrix.random_plans import flags_of
 from echelon.proof.matrix.random_settings import Settings
 from echelon.rehearsal import random_walk
 from echelon.rehearsal.random_walk import (
@@ -17,10 +18,13 @@ from echelon.rehearsal.random_walk import (
     MANY_RANKS,
     main,
     rehearse_random,
+    work_of,
     world_sizes,
 )
 
 SMALL: Settings = {"mesh.tp": 2, "train.seed": 3, "optimizer.kind": "sgd"}
+
+EXPERTS = ("model.experts.num_experts=8", "model.experts.top_k=2", "model.experts.ffn=96")
 
 
 def _draws(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
@@ -43,6 +47,24 @@ def test_a_plan_is_rehearsed_and_done_again_by_its_command(monkeypatch: pytest.M
     words = shlex.split(found["command"])
     assert words[:3] == ["echelon", "rehearse", "nano"]
     assert load_job("nano", words[4::2]).plan.mesh.tp == 2
+
+
+def test_a_plan_that_is_too_much_work_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = iter([SMALL | {"mesh.dp_replicate": 2}, SMALL])
+    monkeypatch.setattr(random_walk, "draw_settings", lambda *_: next(drawn))
+    monkeypatch.setattr(random_walk, "MOST_WORK", work_of(load_job("nano", flags_of(SMALL)).plan))
+    found = rehearse_random(1, 0, 16, "/nowhere")
+    assert (found["outcome"], found["world_size"]) == ("holds", 2)
+    assert "mesh.tp=2" in found["command"]
+
+
+def test_work_grows_with_ranks_of_a_kind_of_their_own_and_with_matrices() -> None:
+    nano, deep, pipeline, experts = (
+        work_of(load_job("nano", flags).plan)
+        for flags in ((), ("model.layers=8",), ("mesh.pp=2", "model.layers=8"), EXPERTS)
+    )
+    assert nano < deep < pipeline
+    assert nano < experts
 
 
 def test_a_rule_that_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
