@@ -123,6 +123,10 @@ CASES: dict[str, tuple[str, ...]] = {
         "zero.reshard_after_forward=never",
     ),
     "experts, zero 3, fp8": (*FP8_EXPERTS, "zero.stage=3", "zero.gather=fp8"),
+    "fp8, pipeline": (*FP8, *PIPE),
+    "fp8, context": (*FP8, "mesh.cp=2"),
+    "fp8, whole tensors, zero 3": (*FP8, *ZERO3, "precision.fp8_scales=tensor"),
+    "fp8, whole tensors, pipeline": (*FP8, *PIPE, "precision.fp8_scales=tensor"),
     "partial sums of a norm": NORM_SUMS,
     "muon, tall matrices": TALL,
 }

@@ -22,6 +22,7 @@ from echelon.cost.activations.linear import (
     norm_saved,
     row_parallel_operator,
     vector_gradient_bytes,
+    weight_gradient_bytes,
 )
 from echelon.cost.activations.numbers import (
     ActivationNumbers,
@@ -166,7 +167,7 @@ def attention_core_operator(
     last = (1 - x.exchanged) * (total_saved_bytes(table) - table[0].bytes - table[1].bytes)
     # Where attention sends something, the weight gradient of the output layer is made meanwhile.
     sent = elementwise_max(x.ring, x.exchanged)
-    product = x.widened_bytes(x.heads * x.head_dim + x.hidden, x.tokens)
+    product = weight_gradient_bytes(x, x.hidden, x.heads * x.head_dim, x.tokens)
     # Until then it keeps its gradient, and its input where that is in memory of its own.
     deferred = elementwise_max(x.scattered, x.dropout) * x.whole + own
     alone = (1 - x.exchanged) * x.transposed * x.queries

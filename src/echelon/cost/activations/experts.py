@@ -33,6 +33,7 @@ from echelon.cost.activations.linear import (
     ResidualBranch,
     norm_operator,
     norm_saved,
+    weight_gradient_bytes,
 )
 from echelon.cost.activations.numbers import (
     INDEX_BYTES,
@@ -140,7 +141,7 @@ class _MixtureState:
 def _dispatch(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> OperatorMemory:
     shared = _any_shared(e)
     # Those of column layers, which gather their input, wait until here.
-    made = x.widened_bytes(2 * e.shared_inner + x.hidden, x.tokens)
+    made = weight_gradient_bytes(x, 2 * e.shared_inner, x.hidden, x.tokens)
     late = shared * x.scattered * (2 * x.tokens * e.shared_inner * x.size + x.whole + made)
     back = replace(flow.back, deferred=0) if shared else flow.back
     landing = arrival_bytes(e.chunks, back, e.product)
@@ -260,8 +261,8 @@ def _shared(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> Oper
     deferred = flow.back.deferred
     # They run when something is in flight: the gradient, or rows, or, of whole rows, the input's.
     late = x.shared * (1 - x.scattered) * deferred
-    own = x.widened_bytes(2 * e.shared_inner + x.hidden, x.tokens)
-    row = x.widened_bytes(e.shared_inner + x.hidden, x.tokens)
+    own = weight_gradient_bytes(x, 2 * e.shared_inner, x.hidden, x.tokens)
+    row = weight_gradient_bytes(x, x.hidden, e.shared_inner, x.tokens)
     first = deferred + elementwise_max(gather, (1 - x.scattered) * inner) + e.product
     # By the time of the input's all is gone that is kept here, but what row layers put off.
     column = x.whole + own - (1 - x.shared) * inner

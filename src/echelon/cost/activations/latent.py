@@ -17,6 +17,7 @@ from echelon.cost.activations.linear import (
     norm_operator,
     row_parallel_operator,
     vector_gradient_bytes,
+    weight_gradient_bytes,
 )
 from echelon.cost.activations.numbers import (
     ActivationNumbers,
@@ -150,7 +151,8 @@ def _up(
     """Return a projection up, from a vector of `widths[0]` to `widths[1]` bytes."""
     rank, out = widths
     whole, own = x.tokens * rank * x.size, x.rows * rank * x.size
-    product = x.widened_bytes(out // elementwise_max(x.tokens * x.size, 1) + rank, x.tokens)
+    columns = out // elementwise_max(x.tokens * x.size, 1)
+    product = weight_gradient_bytes(x, columns, rank, x.tokens)
     gathered = x.scattered * whole
     kept = saved_tensors(
         name,

@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from echelon.cost.activations.numbers import (
+    STATISTICS_BYTES,
     ActivationNumbers,
     Num,
     OperatorMemory,
@@ -26,6 +27,7 @@ from echelon.cost.activations.numbers import (
     elementwise_max,
     saved_tensors,
 )
+from echelon.cost.bytes.fp8 import CODE_BYTES
 
 ATTENTION_DROPOUT, MLP_DROPOUT, DOWN = "attention dropout", "mlp dropout", "down"
 
@@ -88,6 +90,19 @@ def _kept_bytes(x: ActivationNumbers, size: Num) -> Num:
     """Return what a layer keeps of numbers that take so many bytes in the dtype of parameters."""
     narrow = x.product_bytes(size // elementwise_max(x.size, 1))
     return x.in_fp8 * narrow + (1 - x.in_fp8) * size
+
+
+def weight_gradient_bytes(x: ActivationNumbers, outputs: Num, inputs: Num, rows: Num) -> Num:
+    """Return what the weight gradient of a layer of a block has beside its operands and its sum.
+
+    Of 8-bit numbers it multiplies what they stand for, in the dtype of parameters. Where a whole
+    matrix has one scale a GPU multiplies the codes, turned, and adds its product up after that.
+    """
+    width = outputs + inputs
+    turned = x.fp8_whole * (1 - x.widens)
+    numbers = (1 - turned) * rows * width * x.size
+    codes = turned * (rows * width * CODE_BYTES + outputs * inputs * STATISTICS_BYTES)
+    return x.widened_bytes(width, rows) + x.in_fp8 * (numbers + codes)
 
 
 def norm_saved(x: ActivationNumbers, name: str) -> tuple[SavedTensor, ...]:
@@ -169,9 +184,10 @@ def column_parallel_operator(
     width = out * (1 - x.scattered) + x.scattered * (
         branch.inner // elementwise_max(x.tokens * x.size, 1)
     )
-    product = x.widened_bytes(width + x.hidden, x.tokens)
+    product = weight_gradient_bytes(x, width, x.hidden, x.tokens)
     # The rows of its input that are here go when all of them have come.
-    peak = elementwise_max(0, x.widened_bytes(out + x.hidden, x.tokens) - x.stream)
+    product_now = weight_gradient_bytes(x, out, x.hidden, x.tokens)
+    peak = elementwise_max(0, product_now - x.stream)
     operator = OperatorMemory(
         name=name,
         saved=(saved,),
@@ -202,7 +218,7 @@ def row_parallel_operator(
             vector_gradient_bytes(name, bias * x.hidden * x.statistics_bytes, "D w"),
         ),
         forward=local + x.summed_bytes(x.whole),
-        backward=work + x.widened_bytes(width + x.hidden, x.tokens) * (1 - x.shared),
+        backward=work + weight_gradient_bytes(x, x.hidden, width, x.tokens) * (1 - x.shared),
         backward_split=work,
         early=work - inputs,
     )

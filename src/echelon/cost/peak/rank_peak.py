@@ -87,16 +87,22 @@ class PeakWalk:
     def __init__(self, plan: Plan) -> None:
         """Take a plan; a few rounds of its pipeline are walked where they tell of all.
 
-        Where whole tensors share a scale in 8 bits, the first step is the fullest: it keeps scales
-        of tiles.
+        Where whole tensors share a scale in 8 bits, the first step has other products.
         """
-        plan = first_step(plan)
+        first = first_step(plan)
+        self._first_step = None if first is plan else PeakWalk(first)
         self._plan, self._few = plan, with_as_full_ranks(plan)
         self._schedule = schedule_from_plan(self._few)
         self._numbers: dict[int, ActivationNumbers] = {}
 
     def peak(self, rank: int) -> RankPeak:
-        """Return the highest moment of a rank."""
+        """Return the highest moment of a rank, in the first step or in those after it."""
+        found = self._peak(rank)
+        if self._first_step is None:
+            return found
+        return max(self._first_step.peak(rank), found, key=lambda one: one.bytes)
+
+    def _peak(self, rank: int) -> RankPeak:
         pp = self._few.mesh.coordinates(rank)[Axis.PP]
         row = self._schedule.actions[pp]
         counts = message_counts(self._few)[pp] if self._few.mesh.pp > 1 else (0,) * len(row)

@@ -186,8 +186,10 @@ def _quantised(
         largest = torch.linalg.vector_norm(tiles, math.inf, dim=(1, 3))
         scale = power_of_two_scales(largest.to(at_least_fp32(x_RC.dtype)), kind)
         scales[part.start // height : part.stop // height] = scale
-        # The inverse of a power of two is exact, and so is the product.
-        fitted = (tiles * scale.reciprocal()[:, None, :, None]).flatten(0, 1).flatten(1)
+        # The inverse of a power of two is exact in the dtype of x, and so is the product: what
+        # becomes too small for that dtype is 0 in 8 bits.
+        inverse = scale.reciprocal().to(x_RC.dtype)
+        fitted = (tiles * inverse[:, None, :, None]).flatten(0, 1).flatten(1)
         codes[part] = rounded_to_fp8(fitted, kind)
     return Fp8Matrix(codes=codes, scales=scales, block=block, square=height > 1)
 
