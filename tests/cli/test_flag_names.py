@@ -23,6 +23,7 @@ TAKES = {
     "--from": "FILE",
     "--to": "read it",
     "--ranks": "anks",
+    "--strategies": "beside one process",
     "--dp": "data ranks",
     "--pp": "ranks",
     "--microbatches": "step",
