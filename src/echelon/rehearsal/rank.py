@@ -138,7 +138,8 @@ def rehearse_rank(
             most=dict(memory.most),
             points=tuple(memory.points),
             work=dict(shapes.work.by_task),
-            sent=events.bytes_by_axis(),
+            # An exchange of matrices may have nothing from this rank.
+            sent={axis: size for axis, size in events.bytes_by_axis().items() if size},
             events=tuple(events.events),
             reads=_reads(log.entries[before:]),
         )
