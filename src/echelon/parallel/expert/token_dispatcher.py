@@ -241,9 +241,18 @@ class FlatTokenDispatcher:
 
 
 def _even_counts(num_rows: int, num_experts: int, group: Group) -> torch.Tensor:
-    """Return what leaves and what arrives, [2, ranks, experts of one], if all get as many rows."""
-    each, more = divmod(num_rows, num_experts)
-    leaving = torch.full((num_experts,), each, device="cpu")
-    leaving[:more] += 1
-    leaving = leaving.view(group.size, -1)
-    return torch.stack([leaving, leaving[group.index].expand_as(leaving)])
+    """Return what leaves and what arrives, [2, ranks, experts of one], if all get as many rows.
+
+    Rows that are left over go to the next ranks of the group, one each, so that what a rank sends
+    and gets is the same for all: that of `balanced_rows` in `layout/expert_load.py`.
+    """
+    each, more = divmod(num_rows, group.size)
+    here = num_experts // group.size
+    found = torch.zeros((2, group.size, here), dtype=torch.int64, device="cpu")
+    for place in range(group.size):
+        steps = (place - group.index) % group.size, (group.index - place) % group.size
+        for way, step in enumerate(steps):
+            rows, beyond = divmod(each + (1 <= step <= more), here)
+            found[way, place] = rows
+            found[way, place, :beyond] += 1
+    return found
