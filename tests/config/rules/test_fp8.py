@@ -147,3 +147,11 @@ def test_codes_are_made_on_the_device_and_of_squares() -> None:
     assert "slices that are on the device" in said("nano", away, "fp8-gather-on-device")
     whole = [*FP8, *CODES, "precision.fp8_scales=tensor"]
     assert "the scales of squares" in said("nano", whole, "fp8-gather-of-squares")
+
+
+def test_scales_of_whole_tensors_want_gradients_of_one_scale() -> None:
+    whole = [*FP8, "precision.fp8_block=32", "precision.fp8_scales=tensor"]
+    assert load_job("nano", whole).plan.mathematics.precision.has_tensor_scales
+    scaled = [*whole, "precision.reduction=fp16", "precision.loss_scaling=dynamic"]
+    message = said("nano", scaled, "fp8-history-of-gradients")
+    assert "a loss scale that doubles doubles gradients" in message

@@ -25,6 +25,7 @@ from echelon.core.rulebook.fp8 import (
     FP8_GATHER_OF_SQUARES,
     FP8_GATHER_ON_DEVICE,
     FP8_GATHERS_AT_ONCE,
+    FP8_HISTORY_OF_GRADIENTS,
     FP8_PARAMETERS,
 )
 from echelon.core.rules import nearest_divisors
@@ -33,6 +34,7 @@ MATMUL_KEY, BLOCK_KEY, DTYPE_KEY = "precision.matmul", "precision.fp8_block", "p
 SCALES_KEY, HISTORY_KEY = "precision.fp8_scales", "precision.fp8_history"
 GRADIENTS_KEY = "precision.fp8_gradients"
 OVERLAP_KEY = "mesh.tp_overlap"
+SCALING_KEY = "precision.loss_scaling"
 GATHER_KEY, OFFLOAD_KEY = "zero.gather", "zero.parameter_offload"
 PLAIN_GATHER = f'{GATHER_KEY} = "parameters"'
 WHOLE_STAGE = 3
@@ -229,7 +231,28 @@ def fp8_settings_without_effect(view: View) -> Iterator[RuleViolation]:
         yield from setting_without_effect(view, HISTORY_KEY, why)
 
 
-FP8_FINDERS = (fp8_block_divides, fp8_parameters, fp8_gathers_at_once, fp8_gather)
+def fp8_history_of_gradients(view: View) -> Iterator[RuleViolation]:
+    """Check that gradients of one step are as those of the steps before."""
+    scaling = view.word(SCALING_KEY)
+    tensors = view.word(MATMUL_KEY) == "fp8" and view.word(SCALES_KEY) == "tensor"
+    if tensors and scaling != "none":
+        yield RuleViolation(
+            rule=FP8_HISTORY_OF_GRADIENTS,
+            key=SCALES_KEY,
+            message=f'{SCALES_KEY} = "tensor" with {SCALING_KEY} = "{scaling}": scales come from '
+            "gradients of the steps before, and a loss scale that doubles doubles gradients",
+            set_by=(SCALES_KEY, SCALING_KEY),
+            suggestions=({SCALES_KEY: "block"}, f'{SCALING_KEY} = "none"', OFF),
+        )
+
+
+FP8_FINDERS = (
+    fp8_block_divides,
+    fp8_parameters,
+    fp8_gathers_at_once,
+    fp8_gather,
+    fp8_history_of_gradients,
+)
 """Rules without which ranks could not multiply 8-bit numbers, or would not know which."""
 
 FP8_RUN_FINDERS = (fp8_device, fp8_settings_without_effect)

@@ -104,6 +104,27 @@ FP8_GATHERS_AT_ONCE = Rule(
     fixed='tp_overlap = "none"',
 )
 
+FP8_HISTORY_OF_GRADIENTS = Rule(
+    id="fp8-history-of-gradients",
+    why="""
+    Scales of whole tensors come from the largest gradients of the steps before. A loss that is
+    multiplied by a scale that changes makes gradients twice as large from one step to the next:
+    those that were largest would be cut off, and nothing would show it. Tiles find their scales in
+    the step itself.
+    """,
+    example="""
+    [precision]
+    parameters = "fp32"
+    reduction = "fp16"
+    loss_scaling = "dynamic"
+    matmul = "fp8"
+    fp8_block = 32
+    %s
+    """,
+    bad='fp8_scales = "tensor"',
+    fixed='fp8_scales = "block"',
+)
+
 FP8_GATHER_NEEDS_CODES = Rule(
     id="fp8-gather-needs-codes",
     why="""

@@ -226,14 +226,19 @@ def _has_kernel(x: Fp8Matrix, weight: Fp8Matrix) -> bool:
         return False
     if x.codes.is_meta:  # is rehearsed
         return True
-    return x.codes.is_cuda and torch.cuda.get_device_capability(x.codes.device) == _HOPPER
+    return _is_nvidia(x.codes) and torch.cuda.get_device_capability(x.codes.device) == _HOPPER
 
 
 def _device_multiplies(codes: torch.Tensor) -> bool:
     """Return whether a device multiplies matrices of one scale; one that is rehearsed does."""
     if codes.is_meta:
         return True
-    return codes.is_cuda and torch.cuda.get_device_capability(codes.device) >= _ADA
+    return _is_nvidia(codes) and torch.cuda.get_device_capability(codes.device) >= _ADA
+
+
+def _is_nvidia(codes: torch.Tensor) -> bool:
+    """Return whether a GPU has these formats: AMD's MI300 has others, under the same names."""
+    return codes.is_cuda and torch.version.hip is None
 
 
 def _scaled_product(
