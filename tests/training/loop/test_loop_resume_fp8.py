@@ -12,7 +12,7 @@ import torch
 from echelon.launch.local.pool import RankPool
 from echelon.launch.root_cause import RankFailure
 from echelon.training.checkpoint.index import STATE_FILE
-from tests.training.loop.test_loop_resume_zero import DP2_TP2, HYBRID, SHARD2_PP2, SHARD4, offloaded
+from tests.training.loop.test_loop_resume_zero import DP2_TP2, go_on_under_four_layouts
 from tests.training.small_runs import (
     FP64,
     checkpoint_of,
@@ -52,19 +52,7 @@ def test_a_run_goes_on_bit_for_bit(rank_pool: RankPool, tmp_path: Path, data: Pa
 
 
 def test_a_run_goes_on_under_other_layouts(rank_pool: RankPool, tmp_path: Path, data: Path) -> None:
-    mathematics = (*FP64, *LAST_THREE)
-    train(rank_pool, tmp_path / "alone", data, mathematics)
-    unbroken = read_steps(tmp_path / "alone")
-    resume, done = None, 0
-    for number, layout in enumerate([SHARD4, DP2_TP2, HYBRID, SHARD2_PP2]):
-        run, files = tmp_path / str(number), tmp_path / "files"
-        train(rank_pool, run, data, (*mathematics, *offloaded(layout, files)), resume=resume)
-        found = read_steps(run)
-        assert sorted(found) == list(range(done + 1, 9))
-        for step, values in found.items():
-            assert values == pytest.approx(unbroken[step], rel=1e-12, abs=0)
-        done = 2 * (number + 1)
-        resume = checkpoint_of(run, done)
+    go_on_under_four_layouts(rank_pool, tmp_path, data, (*FP64, *LAST_THREE))
 
 
 def test_a_checkpoint_of_tiles_has_no_history_to_go_on_from(

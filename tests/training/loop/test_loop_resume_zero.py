@@ -63,19 +63,10 @@ def offloaded(settings: Sequence[str], folder: Path) -> tuple[str, ...]:
     return (*settings, f"zero.offload_dir={folder}") if in_files else tuple(settings)
 
 
-def assert_same_steps(found: Steps, unbroken: Steps, steps: Sequence[int]) -> None:
-    """Check that steps are those of the unbroken run, bit for bit (the norm may be NaN)."""
-    assert sorted(found) == list(steps)
-    for step in steps:
-        assert found[step] == pytest.approx(unbroken[step], rel=0, abs=0, nan_ok=True)
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_run_goes_on_under_four_layouts_one_after_the_other(
-    kind: str, rank_pool: RankPool, tmp_path: Path, data: Path
+def go_on_under_four_layouts(
+    rank_pool: RankPool, tmp_path: Path, data: Path, mathematics: Sequence[str]
 ) -> None:
-    mathematics = (*FP64, f"optimizer.kind={kind}")
+    """Train a run in `alone`, and again in `0` to `3`, each going on where the one before was."""
     train(rank_pool, tmp_path / "alone", data, mathematics)
     unbroken = read_steps(tmp_path / "alone")
     resume, done = None, 0
@@ -89,6 +80,22 @@ def test_a_run_goes_on_under_four_layouts_one_after_the_other(
         done = 2 * (number + 1)
         resume = checkpoint_of(run, done)
         assert list(files.iterdir()) == []
+
+
+def assert_same_steps(found: Steps, unbroken: Steps, steps: Sequence[int]) -> None:
+    """Check that steps are those of the unbroken run, bit for bit (the norm may be NaN)."""
+    assert sorted(found) == list(steps)
+    for step in steps:
+        assert found[step] == pytest.approx(unbroken[step], rel=0, abs=0, nan_ok=True)
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_run_goes_on_under_four_layouts_one_after_the_other(
+    kind: str, rank_pool: RankPool, tmp_path: Path, data: Path
+) -> None:
+    mathematics = (*FP64, f"optimizer.kind={kind}")
+    go_on_under_four_layouts(rank_pool, tmp_path, data, mathematics)
     expected = whole_state(checkpoint_of(tmp_path / "alone", 8))
     got = whole_state(checkpoint_of(tmp_path / "3", 8))
     kinds = {name.split("/")[0] for name in got}
